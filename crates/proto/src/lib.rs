@@ -1,0 +1,46 @@
+//! What crosses a process boundary in Sublet: control messages, packages, tickets, error codes.
+//!
+//! The schema in `proto/sublet/v1` is the documentation of the messages; [`v1`] is generated from it. Beside it
+//! stand the things that a schema cannot say: what makes a package valid ([`package`]), how a ticket is signed
+//! and checked ([`ticket`]), what usage costs ([`price`]), and which errors there are ([`Code`]).
+//!
+//! Nothing here opens a file or a socket, and every decoder takes bytes from a stranger: it must answer any input
+//! with a value or an error, never with a panic. They are fuzzed (`fuzz/`).
+
+mod code;
+pub mod package;
+pub mod price;
+pub mod ticket;
+
+pub use code::{Code, Error};
+
+/// The generated messages and gRPC stubs.
+#[allow(missing_docs, clippy::all)]
+pub mod v1 {
+    tonic::include_proto!("sublet.v1");
+}
+
+/// Largest packet on a Unix socket inside a node, in bytes.
+pub const MAX_PACKET_BYTES: usize = 64 * 1024;
+
+/// `hot_timeout_ns` of a worker that polls for ever.
+pub const ALWAYS_HOT_NS: u64 = u64::MAX;
+/// `hot_timeout_ns` of a worker that sleeps after every call.
+pub const ALWAYS_WARM_NS: u64 = 0;
+
+/// Limits of what a lease may ask for, apart from what nodes have.
+pub mod limits {
+    /// Worker threads of one lease on one node.
+    pub const MAX_CORES: u32 = 1024;
+    /// Inbox slots of one worker.
+    pub const MAX_SLOTS: u32 = 256;
+    /// Bytes of one inbox slot: what a call's 32-bit size can say.
+    pub const MAX_SLOT_BYTES: u64 = u32::MAX as u64;
+    /// Lease time, in milliseconds: a day.
+    pub const MAX_TIMEOUT_MS: u64 = 24 * 60 * 60 * 1000;
+}
+
+/// Decodes one protobuf message from a peer, naming the message in the error.
+pub fn decode<M: prost::Message + Default>(what: &'static str, bytes: &[u8]) -> Result<M, Error> {
+    M::decode(bytes).map_err(|error| Error::new(Code::Protocol, format!("{what} cannot be decoded: {error}")))
+}

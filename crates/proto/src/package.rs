@@ -1,0 +1,461 @@
+//! Packages: what is deployed, how it is addressed, and what makes it valid.
+//!
+//! A package is a manifest (`sublet.toml`) and files, one of which is a shared object with the functions. It is
+//! stored and sent as the canonical encoding of [`v1::Package`] and is known by the SHA-256 of those bytes, so
+//! that the same content is the same package wherever it is deployed.
+//!
+//! Building one ([`from_library`], [`from_files`], [`encode`]) checks only what it needs to; [`validate`] is the
+//! gate that every encoded package passes before it is stored or unpacked, and it trusts nothing:
+//!
+//! - every path is relative and stays inside of the package's folder, none stands twice or inside of another file;
+//! - the shared object is complete, for a known processor, and exports every function that the package offers;
+//! - everything is bounded by the constants here.
+//!
+//! A function is addressed as `package/function`, where the package is a name or a digest.
+
+mod elf;
+
+use std::collections::BTreeSet;
+
+use prost::Message;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+
+use crate::v1::{self, FunctionInfo, PackageFile};
+use crate::{Code, Error};
+
+/// The manifest's name in a package's folder; no file of the package may have it.
+pub const MANIFEST_FILE: &str = "sublet.toml";
+/// Largest encoded package, in bytes.
+pub const MAX_PACKAGE_BYTES: u64 = 256 << 20;
+/// Most files in a package, without the manifest.
+pub const MAX_FILES: usize = 4096;
+/// Most functions that a package offers.
+pub const MAX_FUNCTIONS: usize = 1024;
+/// Largest manifest, in bytes.
+pub const MAX_MANIFEST_BYTES: usize = 1 << 20;
+/// Longest name of a package or a function, in bytes.
+pub const MAX_NAME_BYTES: usize = 64;
+/// Longest symbol that a manifest may name, in bytes.
+pub const MAX_SYMBOL_BYTES: usize = 255;
+/// Longest path of a file, in bytes.
+pub const MAX_PATH_BYTES: usize = 1024;
+/// Longest component of a path, in bytes: what Linux file systems take.
+pub const MAX_COMPONENT_BYTES: usize = 255;
+
+const DIGEST_PREFIX: &str = "sha256:";
+const DIGEST_HEX_DIGITS: usize = 64;
+
+/// What `sublet.toml` says.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// The package's name.
+    pub name: String,
+    /// The path of the shared object in the package.
+    pub library: String,
+    /// The functions that the package offers, in the order of their indexes. None: every exported C function.
+    #[serde(default, rename = "function")]
+    pub functions: Vec<ManifestFunction>,
+}
+
+/// One `[[function]]` of a manifest.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ManifestFunction {
+    /// What callers say.
+    pub name: String,
+    /// What the shared object exports; the same as the name if it is left out.
+    pub symbol: Option<String>,
+}
+
+impl Manifest {
+    /// From the text of a `sublet.toml`; names and paths are checked, the shared object is not.
+    pub fn parse(text: &str) -> Result<Manifest, Error> {
+        if text.len() > MAX_MANIFEST_BYTES {
+            return Err(invalid(format!(
+                "{MANIFEST_FILE} has {} bytes, at most {MAX_MANIFEST_BYTES} are taken",
+                text.len()
+            )));
+        }
+        let manifest: Manifest =
+            toml::from_str(text).map_err(|error| invalid(format!("{MANIFEST_FILE}: {}", error.message())))?;
+        check_name("package", &manifest.name)?;
+        check_path(&manifest.library)?;
+        manifest.check_functions()?;
+        Ok(manifest)
+    }
+
+    fn check_functions(&self) -> Result<(), Error> {
+        check_function_count(self.functions.len())?;
+        let mut seen = BTreeSet::new();
+        for function in &self.functions {
+            check_name("function", &function.name)?;
+            if !seen.insert(&function.name) {
+                return Err(invalid(format!("{MANIFEST_FILE} names the function {} twice", function.name)));
+            }
+            if !(1..=MAX_SYMBOL_BYTES).contains(&function.symbol().len()) {
+                return Err(invalid(format!(
+                    "the symbol of function {} has {} bytes, not 1 to {MAX_SYMBOL_BYTES}",
+                    function.name,
+                    function.symbol().len()
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ManifestFunction {
+    fn symbol(&self) -> &str {
+        self.symbol.as_deref().unwrap_or(&self.name)
+    }
+}
+
+/// A package that has passed [`validate`].
+#[derive(Clone, Debug)]
+pub struct Checked {
+    /// The package's name.
+    pub name: String,
+    /// "sha256:" and 64 hexadecimal digits.
+    pub digest: String,
+    /// The processor of its shared object, as Rust names it.
+    pub architecture: &'static str,
+    /// The path of the shared object in the package.
+    pub library: String,
+    /// Its functions, in the order of their indexes.
+    pub functions: Vec<FunctionInfo>,
+    /// Size of the encoded package.
+    pub size_bytes: u64,
+    /// The decoded package: its files may be unpacked into an empty folder.
+    pub package: v1::Package,
+}
+
+impl Checked {
+    /// What a manager says about the package; it adds the time of deployment.
+    pub fn info(&self) -> v1::PackageInfo {
+        v1::PackageInfo {
+            name: self.name.clone(),
+            digest: self.digest.clone(),
+            architecture: self.architecture.to_owned(),
+            size_bytes: self.size_bytes,
+            functions: self.functions.clone(),
+            deployed_unix_ms: 0,
+            library: self.library.clone(),
+        }
+    }
+}
+
+/// A package of one shared object. Its name is the file's name without `.so` and what follows: `libx` of
+/// `libx.so`, `libx.so.1` or `libx`. Every exported C function becomes callable: `f` as `libx/f`.
+pub fn from_library(file_name: &str, bytes: Vec<u8>) -> Result<v1::Package, Error> {
+    let name = library_stem(file_name);
+    check_name("package", name)?;
+    let library = format!("{name}.so");
+    let manifest = format!("name = \"{name}\"\nlibrary = \"{library}\"\n");
+    from_files(&manifest, vec![PackageFile { path: library, data: bytes, executable: true }])
+}
+
+/// A package of a manifest and files; the manifest is not among the files.
+pub fn from_files(manifest: &str, files: Vec<PackageFile>) -> Result<v1::Package, Error> {
+    let library = Manifest::parse(manifest)?.library;
+    let mut package = v1::Package { manifest: manifest.to_owned(), files };
+    package.files.sort_by(|a, b| a.path.cmp(&b.path));
+    check_files(&package.files)?;
+    find_file(&package.files, &library)?;
+    Ok(package)
+}
+
+/// The canonical encoding: files in the order of their paths.
+pub fn encode(package: &v1::Package) -> Vec<u8> {
+    if package.files.is_sorted_by(|a, b| a.path <= b.path) {
+        return package.encode_to_vec();
+    }
+    let mut sorted = package.clone();
+    sorted.files.sort_by(|a, b| a.path.cmp(&b.path));
+    sorted.encode_to_vec()
+}
+
+/// What an encoded package is known by: "sha256:" and 64 hexadecimal digits.
+pub fn digest(encoded: &[u8]) -> String {
+    let hash = Sha256::digest(encoded);
+    let mut text = String::with_capacity(DIGEST_PREFIX.len() + DIGEST_HEX_DIGITS);
+    text.push_str(DIGEST_PREFIX);
+    for byte in hash {
+        for nibble in [byte >> 4, byte & 0xf] {
+            text.push(char::from(b"0123456789abcdef"[usize::from(nibble)]));
+        }
+    }
+    text
+}
+
+/// Whether this is a digest as [`digest`] writes it, which also makes it safe as the name of a file.
+pub fn is_digest(text: &str) -> bool {
+    text.strip_prefix(DIGEST_PREFIX).is_some_and(|hex| {
+        hex.len() == DIGEST_HEX_DIGITS && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+    })
+}
+
+/// Splits `package/function`; without a slash there is no function.
+pub fn split_address(address: &str) -> (&str, Option<&str>) {
+    match address.split_once('/') {
+        Some((package, function)) => (package, Some(function)),
+        None => (address, None),
+    }
+}
+
+/// Decodes a package and checks all of it.
+pub fn validate(encoded: &[u8]) -> Result<Checked, Error> {
+    let size_bytes = encoded.len() as u64;
+    check_size(size_bytes)?;
+    let package = v1::Package::decode(encoded)
+        .map_err(|error| invalid(format!("the package cannot be decoded: {error}")))?;
+    // The canonical encoding is the shortest: unknown fields, repeated fields and long integers all add bytes.
+    if package.encoded_len() != encoded.len() {
+        return Err(invalid("the package is not in its canonical encoding"));
+    }
+    check_files(&package.files)?;
+    let manifest = Manifest::parse(&package.manifest)?;
+    let file = find_file(&package.files, &manifest.library)?;
+    let library = elf::read(&file.data).map_err(|reason| invalid(format!("{}: {reason}", file.path)))?;
+    let functions = functions(&manifest, &library)?;
+    Ok(Checked {
+        name: manifest.name,
+        digest: digest(encoded),
+        architecture: library.architecture,
+        library: manifest.library,
+        functions,
+        size_bytes,
+        package,
+    })
+}
+
+/// Refuses a package of more than [`MAX_PACKAGE_BYTES`], for those who gather one piece by piece.
+pub fn check_size(size_bytes: u64) -> Result<(), Error> {
+    if size_bytes <= MAX_PACKAGE_BYTES {
+        return Ok(());
+    }
+    Err(invalid(format!("the package has {size_bytes} bytes or more, at most {MAX_PACKAGE_BYTES} are taken")))
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(Code::InvalidPackage, message)
+}
+
+fn library_stem(file_name: &str) -> &str {
+    match file_name.find(".so.") {
+        Some(end) => &file_name[..end],
+        None => file_name.strip_suffix(".so").unwrap_or(file_name),
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    name.len() <= MAX_NAME_BYTES
+        && name.bytes().next().is_some_and(word)
+        && name.bytes().all(|byte| word(byte) || matches!(byte, b'.' | b'-'))
+}
+
+fn check_name(what: &str, name: &str) -> Result<(), Error> {
+    if is_name(name) {
+        return Ok(());
+    }
+    Err(invalid(format!(
+        "{name:?} is no {what} name: 1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _ . - and no . or - in front"
+    )))
+}
+
+fn check_function_count(count: usize) -> Result<(), Error> {
+    if count <= MAX_FUNCTIONS {
+        return Ok(());
+    }
+    Err(invalid(format!(
+        "the package has {count} functions, at most {MAX_FUNCTIONS} are taken; name some in {MANIFEST_FILE}"
+    )))
+}
+
+fn check_path(path: &str) -> Result<(), Error> {
+    let bad = |why: &str| Err(invalid(format!("the path {path:?} in the package {why}")));
+    if path.len() > MAX_PATH_BYTES {
+        return bad(&format!("has {} bytes, at most {MAX_PATH_BYTES} are taken", path.len()));
+    }
+    if path.starts_with('/') {
+        return bad("is absolute");
+    }
+    if path.contains(|c: char| c == '\\' || c.is_control()) {
+        return bad("has a backslash or a control character");
+    }
+    for component in path.split('/') {
+        match component {
+            "" => return bad("has an empty component"),
+            "." | ".." => return bad("leaves the package or is not in its shortest form"),
+            long if long.len() > MAX_COMPONENT_BYTES => return bad("has a component that is too long"),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Checks paths one by one and against each other; the files must be sorted.
+fn check_files(files: &[PackageFile]) -> Result<(), Error> {
+    if files.len() > MAX_FILES {
+        return Err(invalid(format!("the package has {} files, at most {MAX_FILES} are taken", files.len())));
+    }
+    let mut seen = BTreeSet::new();
+    for file in files {
+        check_path(&file.path)?;
+        if file.path == MANIFEST_FILE {
+            return Err(invalid(format!("{MANIFEST_FILE} stands among the package's files")));
+        }
+        if seen.last().is_some_and(|last: &&str| *last > file.path.as_str()) {
+            return Err(invalid(format!("the package's files are not sorted: {:?}", file.path)));
+        }
+        if !seen.insert(file.path.as_str()) {
+            return Err(invalid(format!("the package has the file {:?} twice", file.path)));
+        }
+    }
+    seen.iter().try_for_each(|path| check_ancestors(path, &seen))
+}
+
+/// A file cannot stand inside of another file.
+fn check_ancestors(path: &str, files: &BTreeSet<&str>) -> Result<(), Error> {
+    let inside = path.match_indices('/').map(|(end, _)| &path[..end]);
+    match inside.into_iter().find(|folder| *folder == MANIFEST_FILE || files.contains(folder)) {
+        Some(file) => Err(invalid(format!("the package has {file:?} both as a file and as a folder"))),
+        None => Ok(()),
+    }
+}
+
+fn find_file<'a>(files: &'a [PackageFile], path: &str) -> Result<&'a PackageFile, Error> {
+    files.iter().find(|file| file.path == path).ok_or_else(|| {
+        invalid(format!("{MANIFEST_FILE} names the library {path:?}, which is not among the package's files"))
+    })
+}
+
+fn functions(manifest: &Manifest, library: &elf::Library<'_>) -> Result<Vec<FunctionInfo>, Error> {
+    if manifest.functions.is_empty() {
+        return exported_functions(library);
+    }
+    manifest.functions.iter().map(|function| named_function(function, library)).collect()
+}
+
+/// Every exported function that C code would call by its name: none of the compiler's or of C++.
+fn exported_functions(library: &elf::Library<'_>) -> Result<Vec<FunctionInfo>, Error> {
+    let callable: Vec<_> =
+        library.functions.iter().filter(|symbol| !symbol.starts_with('_') && is_name(symbol)).collect();
+    if callable.is_empty() {
+        return Err(invalid("the library exports no C function"));
+    }
+    check_function_count(callable.len())?;
+    let info = |symbol: &&&str| FunctionInfo { name: symbol.to_string(), symbol: symbol.to_string() };
+    Ok(callable.iter().map(info).collect())
+}
+
+fn named_function(function: &ManifestFunction, library: &elf::Library<'_>) -> Result<FunctionInfo, Error> {
+    let symbol = function.symbol();
+    if library.functions.contains(symbol) {
+        return Ok(FunctionInfo { name: function.name.clone(), symbol: symbol.to_owned() });
+    }
+    Err(Error::new(
+        Code::MissingSymbol,
+        format!("the library does not export the function {symbol:?}; it exports {}", some_of(library)),
+    ))
+}
+
+fn some_of(library: &elf::Library<'_>) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<_> = library.functions.iter().take(SHOWN).copied().collect();
+    match library.functions.len() {
+        0 => "none".to_owned(),
+        n if n > SHOWN => format!("{} and {} more", shown.join(", "), n - SHOWN),
+        _ => shown.join(", "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str) -> PackageFile {
+        PackageFile { path: path.into(), data: vec![1], executable: false }
+    }
+
+    fn refused(path: &str) -> bool {
+        check_path(path).is_err_and(|error| error.code == Code::InvalidPackage)
+    }
+
+    #[test]
+    fn paths_that_could_leave_the_package_are_refused() {
+        let long = "a/".repeat(600) + "a";
+        let component = "a".repeat(256);
+        for path in [
+            "",
+            "/etc/passwd",
+            "..",
+            "a/../b",
+            "./a",
+            "a//b",
+            "a/",
+            "a\\b",
+            "a\0b",
+            "a\nb",
+            &long,
+            &component,
+        ] {
+            assert!(refused(path), "{path:?} was accepted");
+        }
+        for path in ["a", "a/b.so", "..a", "a..", "ä/ß"] {
+            assert!(!refused(path), "{path:?} was refused");
+        }
+    }
+
+    #[test]
+    fn files_may_not_collide() {
+        assert!(check_files(&[file("a"), file("a")]).unwrap_err().message.contains("twice"));
+        assert!(check_files(&[file("a"), file("a.b"), file("a/b")]).unwrap_err().message.contains("both"));
+        assert!(check_files(&[file("b"), file("a")]).unwrap_err().message.contains("sorted"));
+        assert!(check_files(&[file(MANIFEST_FILE)]).is_err());
+        assert!(check_files(&[file("sublet.toml/a")]).is_err());
+        assert!(check_files(&[file("a.b"), file("a/b"), file("b")]).is_ok());
+        let many: Vec<_> = (0..=MAX_FILES).map(|i| file(&format!("{i:05}"))).collect();
+        assert!(check_files(&many).unwrap_err().message.contains("4097 files"));
+    }
+
+    #[test]
+    fn a_manifest_says_what_is_wrong_with_it() {
+        let message = |text: &str| Manifest::parse(text).unwrap_err().message;
+        assert!(message("library = 'a'").contains("name"));
+        assert!(message("name = 'a/b'\nlibrary = 'a'").contains("a/b"));
+        assert!(message("name = 'a'\nlibrary = '../a'").contains("../a"));
+        assert!(message("name = 'a'\nlibrary = 'a'\ncolour = 'red'").contains("colour"));
+        let twice = "name='a'\nlibrary='a'\n[[function]]\nname='f'\n[[function]]\nname='f'\nsymbol='g'";
+        assert!(message(twice).contains("f twice"));
+        assert!(message("name='a'\nlibrary='a'\n[[function]]\nname='f'\nsymbol=''").contains("symbol"));
+    }
+
+    #[test]
+    fn a_bare_library_is_named_after_its_file() {
+        for name in ["libx.so", "libx", "libx.so.1.2"] {
+            let package = from_library(name, vec![1]).unwrap();
+            assert_eq!(package.files[0].path, "libx.so");
+            assert_eq!(Manifest::parse(&package.manifest).unwrap().name, "libx");
+        }
+        assert_eq!(from_library(".so", vec![]).unwrap_err().code, Code::InvalidPackage);
+    }
+
+    #[test]
+    fn the_order_of_files_does_not_change_the_digest() {
+        let manifest = "name = 'a'\nlibrary = 'a'";
+        let one = from_files(manifest, vec![file("a"), file("b")]).unwrap();
+        let other = v1::Package { manifest: manifest.into(), files: vec![file("b"), file("a")] };
+        assert_eq!(digest(&encode(&one)), digest(&encode(&other)));
+        assert!(is_digest(&digest(&encode(&one))));
+        assert!(!is_digest("sha256:../../etc"));
+    }
+
+    #[test]
+    fn addresses_split_at_the_first_slash() {
+        assert_eq!(split_address("libx/f"), ("libx", Some("f")));
+        assert_eq!(split_address("libx"), ("libx", None));
+    }
+}

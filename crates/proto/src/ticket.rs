@@ -1,0 +1,119 @@
+//! Lease tickets: signed by a manager, verified by an agent without asking anyone (R11).
+//!
+//! The ticket is the whole authority to attach to an agent: whoever holds it may use the lease, so it travels only
+//! where the connection keeps it secret. Its signature covers the encoded bytes as they travel; nothing is encoded
+//! anew to be verified.
+
+use ed25519_dalek::{Signature, Signer, SigningKey, Verifier, VerifyingKey};
+use prost::Message;
+
+use crate::v1::{SignedTicket, Ticket};
+use crate::{Code, Error, decode};
+
+/// How long after its issue a ticket may still be shown to an agent for the first time, in milliseconds.
+/// The manager takes back what nobody has attached to after this time.
+pub const ATTACH_GRACE_MS: u64 = 5_000;
+
+/// Signs tickets. Its seed is the manager's secret.
+pub struct Signing(SigningKey);
+
+impl Signing {
+    /// From the 32 secret bytes that the manager keeps.
+    pub fn from_seed(seed: &[u8; 32]) -> Signing {
+        Signing(SigningKey::from_bytes(seed))
+    }
+
+    /// What agents need to verify.
+    pub fn verifying_key(&self) -> [u8; 32] {
+        self.0.verifying_key().to_bytes()
+    }
+
+    /// The encoded [`SignedTicket`].
+    pub fn sign(&self, ticket: &Ticket) -> Vec<u8> {
+        let ticket = ticket.encode_to_vec();
+        let signature = self.0.sign(&ticket).to_bytes().to_vec();
+        SignedTicket { ticket, signature }.encode_to_vec()
+    }
+}
+
+/// Verifies tickets against one manager's key.
+#[derive(Clone)]
+pub struct Verifying(VerifyingKey);
+
+impl Verifying {
+    /// From the public key that the manager gave.
+    pub fn from_bytes(key: &[u8]) -> Result<Verifying, Error> {
+        let key: [u8; 32] = key.try_into().map_err(|_| {
+            Error::new(Code::Protocol, format!("a verifying key has 32 bytes, not {}", key.len()))
+        })?;
+        VerifyingKey::from_bytes(&key)
+            .map(Verifying)
+            .map_err(|_| Error::new(Code::Protocol, "the verifying key is not a point of the curve"))
+    }
+
+    /// The ticket, if it is this manager's, names a lease, and is neither expired nor shown too late.
+    pub fn verify(&self, encoded: &[u8], now_unix_ms: u64) -> Result<Ticket, Error> {
+        let denied = |message: &str| Error::new(Code::PermissionDenied, message);
+        let signed: SignedTicket = decode("a ticket", encoded)?;
+        let signature = Signature::from_slice(&signed.signature)
+            .map_err(|_| denied("the ticket's signature does not have 64 bytes"))?;
+        self.0
+            .verify(&signed.ticket, &signature)
+            .map_err(|_| denied("the ticket was not signed by this node's manager"))?;
+        let ticket: Ticket = decode("a ticket", &signed.ticket)?;
+        let lease = ticket.lease.as_ref().ok_or_else(|| denied("the ticket names no lease"))?;
+        if lease.expires_unix_ms <= now_unix_ms {
+            return Err(Error::new(Code::LeaseExpired, format!("lease {} has expired", lease.id)));
+        }
+        if ticket.issued_unix_ms.saturating_add(ATTACH_GRACE_MS) < now_unix_ms {
+            return Err(denied("the ticket was shown too late after it was issued"));
+        }
+        Ok(ticket)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::v1::Lease;
+    use proptest::prelude::*;
+
+    fn ticket() -> Ticket {
+        let lease = Lease { id: "l".into(), expires_unix_ms: 10_000, ..Lease::default() };
+        Ticket { lease: Some(lease), epoch: 1, issued_unix_ms: 1_000 }
+    }
+
+    fn pair() -> (Signing, Verifying) {
+        let signing = Signing::from_seed(&[7; 32]);
+        let verifying = Verifying::from_bytes(&signing.verifying_key()).unwrap();
+        (signing, verifying)
+    }
+
+    #[test]
+    fn a_signed_ticket_is_accepted_until_it_is_shown_too_late() {
+        let (signing, verifying) = pair();
+        let signed = signing.sign(&ticket());
+        assert_eq!(verifying.verify(&signed, 1_000).unwrap(), ticket());
+        assert_eq!(verifying.verify(&signed, 6_001).unwrap_err().code, Code::PermissionDenied);
+        assert_eq!(verifying.verify(&signed, 10_000).unwrap_err().code, Code::LeaseExpired);
+    }
+
+    #[test]
+    fn another_managers_ticket_is_refused() {
+        let (_, verifying) = pair();
+        let signed = Signing::from_seed(&[8; 32]).sign(&ticket());
+        assert_eq!(verifying.verify(&signed, 1_000).unwrap_err().code, Code::PermissionDenied);
+    }
+
+    proptest! {
+        #[test]
+        fn no_changed_bit_is_accepted(bit in 0usize..8 * 80) {
+            let (signing, verifying) = pair();
+            let mut signed = signing.sign(&ticket());
+            let bit = bit % (signed.len() * 8);
+            signed[bit / 8] ^= 1 << (bit % 8);
+            let accepted = verifying.verify(&signed, 1_000);
+            prop_assert!(accepted.is_err() || accepted.unwrap() == ticket());
+        }
+    }
+}
