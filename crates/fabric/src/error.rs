@@ -1,0 +1,73 @@
+//! What can go wrong in the data plane's set-up and operations.
+
+use sublet_proto::{Code, Error};
+
+/// An error of a fabric operation.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FabricError {
+    /// A system call failed.
+    #[error("{operation}: {source}")]
+    System {
+        /// What was being done, with its values.
+        operation: String,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// An access outside of a region, or to a region that is not there.
+    #[error("{len_bytes} bytes at offset {offset} are outside of region {region}")]
+    OutOfBounds {
+        /// The region's number in its connection.
+        region: u32,
+        /// Where the access begins.
+        offset: u64,
+        /// How long it is.
+        len_bytes: u64,
+    },
+    /// An atomic or a line at an address that is not aligned for it.
+    #[error("offset {offset} of region {region} is not a multiple of {alignment}")]
+    Unaligned {
+        /// The region's number in its connection.
+        region: u32,
+        /// The offset.
+        offset: u64,
+        /// What it must be a multiple of.
+        alignment: u64,
+    },
+    /// A descriptor that a peer passed is not a sealed memory file of the announced size.
+    #[error("the descriptor of a region of {expected_bytes} bytes is not one: {reason}")]
+    NotARegion {
+        /// What the peer announced.
+        expected_bytes: u64,
+        /// What it is instead.
+        reason: String,
+    },
+    /// A region number or size that a window cannot hold.
+    #[error("region {region} of {len_bytes} bytes does not fit: a window holds {regions} regions of less than 4 GiB")]
+    DoesNotFit {
+        /// The region's number.
+        region: u32,
+        /// Its size.
+        len_bytes: u64,
+        /// How many the window holds.
+        regions: u32,
+    },
+}
+
+impl FabricError {
+    /// A failed system call.
+    pub fn system(operation: impl Into<String>, source: impl Into<std::io::Error>) -> FabricError {
+        FabricError::System { operation: operation.into(), source: source.into() }
+    }
+}
+
+impl From<FabricError> for Error {
+    fn from(error: FabricError) -> Error {
+        let code = match &error {
+            FabricError::System { .. } => Code::System,
+            FabricError::DoesNotFit { .. } => Code::InvalidArgument,
+            _ => Code::Protocol,
+        };
+        Error::new(code, error.to_string())
+    }
+}

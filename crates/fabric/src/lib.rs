@@ -1,0 +1,32 @@
+//! Registered regions, one-sided operations and their completions: the data plane's unsafe wall.
+//!
+//! Everything that two processes share is a [`Region`](region::Region). What one process tells another about it
+//! is a [`Line`](line::Line): one cache line that its writer fills and then publishes with a single atomic swap,
+//! and on whose first word its reader polls or sleeps. Requests travel in a [`ring`] of lines, results in lines of
+//! their own. An [`Endpoint`] is one end of a connection: it writes into the peer's regions and lines.
+//!
+//! Invariants:
+//! - Memory that a peer can write is never behind `&` or `&mut`, except as atomics. Bulk bytes move by raw copy.
+//! - Nothing read from a peer is an address: peers say (region, offset, length), and every access is checked
+//!   against what this side mapped.
+//! - Nothing here allocates, locks or enters the kernel when a line is published to a peer that is awake, or
+//!   polled.
+//!
+//! The providers are an enum, not plug-ins ([`Provider`]); one conformance suite runs over all of them.
+
+#![allow(unsafe_code)]
+
+pub mod clock;
+pub mod endpoint;
+mod error;
+pub mod line;
+#[cfg(not(loom))]
+pub mod packet;
+pub mod region;
+pub mod ring;
+pub mod shm;
+pub mod sync;
+pub mod window;
+
+pub use endpoint::{Endpoint, Provider};
+pub use error::FabricError;

@@ -1,0 +1,218 @@
+//! Registered memory: a sealed memory file that several processes map.
+//!
+//! A region lives as long as somebody holds it open or mapped, and has no name in any file system: when the last
+//! process of a connection dies, however it dies, the kernel frees it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::FabricError;
+use crate::line::Line;
+use crate::sync::AtomicU64;
+
+/// The page size that regions and buffers are multiples of, in bytes.
+pub const PAGE_BYTES: u64 = 4096;
+
+/// `len_bytes` rounded up to whole pages, if that can be said in 64 bits.
+pub fn page_align(len_bytes: u64) -> Option<u64> {
+    Some(len_bytes.checked_add(PAGE_BYTES - 1)? & !(PAGE_BYTES - 1))
+}
+
+/// Makes the memory file of a region: of fixed size, so that no peer can take pages away under a reader.
+pub fn create_file(name: &str, len_bytes: u64) -> Result<OwnedFd, FabricError> {
+    let failed = |what: &str, error| FabricError::system(format!("{what} for region {name} of {len_bytes} bytes"), error);
+    let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .map_err(|error| failed("memfd_create", error))?;
+    rustix::fs::ftruncate(&file, len_bytes).map_err(|error| failed("ftruncate", error))?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+        .map_err(|error| failed("fcntl(F_ADD_SEALS)", error))?;
+    Ok(file)
+}
+
+/// Checks that what a peer passed is a memory file of this size which nobody can shrink.
+pub fn check_file(file: BorrowedFd<'_>, expected_bytes: u64) -> Result<(), FabricError> {
+    let not = |reason: String| FabricError::NotARegion { expected_bytes, reason };
+    let seals = rustix::fs::fcntl_get_seals(file).map_err(|_| not("it cannot be sealed".into()))?;
+    if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) {
+        return Err(not("its size is not sealed".into()));
+    }
+    let stat = rustix::fs::fstat(file).map_err(|error| FabricError::system("fstat of a region", error))?;
+    let actual = u64::try_from(stat.st_size).unwrap_or(0);
+    if actual != expected_bytes {
+        return Err(not(format!("it has {actual} bytes")));
+    }
+    Ok(())
+}
+
+/// A region mapped into this process. Unmapped and closed when dropped.
+pub struct Region {
+    base: NonNull<u8>,
+    len_bytes: u64,
+    file: OwnedFd,
+}
+
+// SAFETY: a mapping belongs to the process, not to a thread; every access through `Region` is atomic or a raw copy.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Makes and maps a region, zeroed. Pages are taken from the machine when they are first written.
+    pub fn create(name: &str, len_bytes: u64) -> Result<Region, FabricError> {
+        Region::map(create_file(name, len_bytes)?, len_bytes)
+    }
+
+    /// Maps a region that a peer passed, after [`check_file`].
+    pub fn attach(file: OwnedFd, expected_bytes: u64) -> Result<Region, FabricError> {
+        check_file(file.as_fd(), expected_bytes)?;
+        Region::map(file, expected_bytes)
+    }
+
+    fn map(file: OwnedFd, len_bytes: u64) -> Result<Region, FabricError> {
+        let failed = |error| FabricError::system(format!("mmap of a region of {len_bytes} bytes"), error);
+        let len = usize::try_from(len_bytes).map_err(|_| failed(rustix::io::Errno::NOMEM))?;
+        // SAFETY: a fresh shared mapping at an address of the kernel's choice aliases nothing; the file's size is
+        // sealed, so that no access within `len_bytes` can fault for want of a file.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )
+        }
+        .map_err(failed)?;
+        let base = NonNull::new(base.cast()).ok_or_else(|| failed(rustix::io::Errno::NOMEM))?;
+        Ok(Region { base, len_bytes, file })
+    }
+
+    /// The region's size.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// The descriptor, to be passed to a peer.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// A second descriptor of the same memory, for an owner of its own.
+    pub fn duplicate_fd(&self) -> Result<OwnedFd, FabricError> {
+        self.file.try_clone().map_err(|error| FabricError::system("dup of a region", error))
+    }
+
+    /// Where `len_bytes` bytes at `offset` lie in this process, if they are inside.
+    pub fn pointer(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
+        let end = offset.checked_add(len_bytes)?;
+        if end > self.len_bytes {
+            return None;
+        }
+        // SAFETY: offset <= len_bytes, so the result stays within the mapping or one past its end.
+        Some(unsafe { self.base.add(offset as usize) })
+    }
+
+    /// The line at `offset`, if it is inside and aligned.
+    pub fn line(&self, offset: u64) -> Option<&Line> {
+        let pointer = self.pointer(offset, size_of::<Line>() as u64)?.cast::<Line>();
+        if !pointer.is_aligned() {
+            return None;
+        }
+        // SAFETY: inside of the mapping, which lives as long as `self`; every field of a line is atomic, so a peer
+        // that writes at the same time causes no data race; any bit pattern is a valid line.
+        Some(unsafe { pointer.as_ref() })
+    }
+
+    /// The 64-bit word at `offset`, if it is inside and aligned.
+    pub fn word(&self, offset: u64) -> Option<&AtomicU64> {
+        let pointer = self.pointer(offset, size_of::<AtomicU64>() as u64)?.cast::<AtomicU64>();
+        if !pointer.is_aligned() {
+            return None;
+        }
+        // SAFETY: as for `line`.
+        Some(unsafe { pointer.as_ref() })
+    }
+
+    /// Copies bytes out of the region. A peer that writes them at the same time makes them any bytes, no worse.
+    pub fn read(&self, offset: u64, into: &mut [u8]) -> Option<()> {
+        let from = self.pointer(offset, into.len() as u64)?;
+        // SAFETY: `from` has `into.len()` bytes inside of the mapping; `into` is private memory elsewhere.
+        unsafe { copy_bytes(from.as_ptr(), into.as_mut_ptr(), into.len()) };
+        Some(())
+    }
+
+    /// Copies bytes into the region.
+    pub fn write(&self, offset: u64, from: &[u8]) -> Option<()> {
+        let into = self.pointer(offset, from.len() as u64)?;
+        // SAFETY: `into` has `from.len()` bytes inside of the mapping; the caller's `from` may itself lie in the
+        // same region, hence the copy that allows overlap.
+        unsafe { copy_bytes(from.as_ptr(), into.as_ptr(), from.len()) };
+        Some(())
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: this is the mapping made in `map`; nothing borrowed from `self` can outlive it.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len_bytes as usize) };
+    }
+}
+
+/// memmove between private and shared memory.
+///
+/// # Safety
+/// `from` must be readable and `into` writable for `len_bytes` bytes.
+pub(crate) unsafe fn copy_bytes(from: *const u8, into: *mut u8, len_bytes: usize) {
+    // SAFETY: the caller's duty.
+    unsafe { std::ptr::copy(from, into, len_bytes) };
+}
+
+/// Gives the pages of a range of a region back to the machine; they read as zero afterwards.
+pub fn punch_hole(file: BorrowedFd<'_>, offset: u64, len_bytes: u64) -> Result<(), FabricError> {
+    use rustix::fs::FallocateFlags;
+    rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len_bytes)
+        .map_err(|error| FabricError::system(format!("fallocate(PUNCH_HOLE) of {len_bytes} bytes"), error))
+}
+
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_mappings_of_a_region_are_the_same_memory() {
+        let ours = Region::create("test", 8192).unwrap();
+        let theirs = Region::attach(ours.duplicate_fd().unwrap(), 8192).unwrap();
+        ours.write(4090, b"sublet").unwrap();
+        let mut bytes = [0; 6];
+        theirs.read(4090, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"sublet");
+    }
+
+    #[test]
+    fn accesses_outside_are_refused() {
+        let region = Region::create("test", 4096).unwrap();
+        assert!(region.pointer(4096, 0).is_some());
+        assert!(region.pointer(4096, 1).is_none());
+        assert!(region.pointer(u64::MAX, 2).is_none());
+        assert!(region.line(4096 - 32).is_none());
+        assert!(region.line(32).is_none(), "unaligned");
+        assert!(region.word(4).is_none(), "unaligned");
+    }
+
+    #[test]
+    fn a_descriptor_that_could_shrink_or_has_another_size_is_not_a_region() {
+        let plain = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&plain, 4096).unwrap();
+        assert!(matches!(Region::attach(plain, 4096), Err(FabricError::NotARegion { .. })));
+        let sealed = create_file("x", 4096).unwrap();
+        assert!(matches!(Region::attach(sealed, 8192), Err(FabricError::NotARegion { .. })));
+        let file: OwnedFd = std::fs::File::open("/dev/zero").unwrap().into();
+        assert!(matches!(Region::attach(file, 4096), Err(FabricError::NotARegion { .. })));
+    }
+}

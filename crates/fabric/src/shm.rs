@@ -1,0 +1,130 @@
+//! The shared-memory provider: both ends of a connection map the same regions.
+//!
+//! A put is a copy, an atomic is an atomic, and a line is published where its reader polls it; an idle target takes
+//! part in nothing. What a function reads and writes in place needs no operation at all ([`Endpoint::mapped`]).
+//!
+//! The peer's memory is what the peer passed as descriptors when the connection was made. A peer that scribbles over
+//! it changes values, never addresses: every access is checked against the sizes that this side mapped.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::time::Instant;
+
+use crate::FabricError;
+use crate::line::{Body, LINE_BYTES, Line, Turn};
+use crate::region::copy_bytes;
+use crate::sync::{AtomicU64, Ordering};
+use crate::window::{Address, Window};
+
+/// One end of a connection within a node.
+pub struct Endpoint {
+    window: Window,
+    bell: Option<OwnedFd>,
+}
+
+impl Endpoint {
+    /// An end that reaches what is mapped into `window`, and rings `bell` (an eventfd) where a line asks for it.
+    pub fn new(window: Window, bell: Option<OwnedFd>) -> Endpoint {
+        Endpoint { window, bell }
+    }
+
+    /// See [`crate::Endpoint::put_imm`].
+    #[inline(always)]
+    pub fn put_imm(&self, to: Address, turn: Turn, immediate: u32, body: &Body) -> Result<(), FabricError> {
+        let line = self.line(to)?;
+        if line.publish(turn, immediate, body).bell() {
+            self.ring_bell();
+        }
+        Ok(())
+    }
+
+    /// See [`crate::Endpoint::put`].
+    #[inline(always)]
+    pub fn put(&self, to: Address, bytes: &[u8]) -> Result<(), FabricError> {
+        let into = self.inside(to, bytes.len() as u64)?;
+        // SAFETY: `into` has as many bytes inside of the peer's region, and `bytes` is readable.
+        unsafe { copy_bytes(bytes.as_ptr(), into.as_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// See [`crate::Endpoint::get`].
+    #[inline(always)]
+    pub fn get(&self, from: Address, into: &mut [u8]) -> Result<(), FabricError> {
+        let source = self.inside(from, into.len() as u64)?;
+        // SAFETY: `source` has as many bytes inside of the peer's region, and `into` is writable.
+        unsafe { copy_bytes(source.as_ptr(), into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// See [`crate::Endpoint::fetch_add`].
+    pub fn fetch_add(&self, at: Address, value: u64) -> Result<u64, FabricError> {
+        Ok(self.word(at)?.fetch_add(value, Ordering::AcqRel))
+    }
+
+    /// See [`crate::Endpoint::compare_swap`].
+    pub fn compare_swap(&self, at: Address, expected: u64, new: u64) -> Result<u64, FabricError> {
+        let swapped = self.word(at)?.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire);
+        Ok(swapped.unwrap_or_else(|before| before))
+    }
+
+    /// See [`crate::Endpoint::mapped`].
+    #[inline(always)]
+    pub fn mapped(&self, at: Address, len_bytes: u64) -> Option<NonNull<u8>> {
+        self.window.pointer(at, len_bytes)
+    }
+
+    /// See [`crate::Endpoint::wait`].
+    pub fn wait(&self, line: &Line, turn: Turn, deadline: Option<Instant>, give_up: impl FnMut() -> bool) -> bool {
+        line.wait(turn, deadline, give_up)
+    }
+
+    /// See [`crate::Endpoint::register`].
+    pub fn register(&self, region: u32, file: BorrowedFd<'_>, len_bytes: u64) -> Result<(), FabricError> {
+        self.window.map(region, file, len_bytes)
+    }
+
+    #[inline(always)]
+    fn line(&self, at: Address) -> Result<&Line, FabricError> {
+        let pointer = self.inside(at, LINE_BYTES)?.cast::<Line>();
+        if !pointer.is_aligned() {
+            return Err(unaligned(at, LINE_BYTES));
+        }
+        // SAFETY: aligned and inside of a mapping that lives as long as the window; every field is atomic.
+        Ok(unsafe { pointer.as_ref() })
+    }
+
+    fn word(&self, at: Address) -> Result<&AtomicU64, FabricError> {
+        let pointer = self.inside(at, 8)?.cast::<AtomicU64>();
+        if !pointer.is_aligned() {
+            return Err(unaligned(at, 8));
+        }
+        // SAFETY: as for `line`.
+        Ok(unsafe { pointer.as_ref() })
+    }
+
+    #[inline(always)]
+    fn inside(&self, at: Address, len_bytes: u64) -> Result<NonNull<u8>, FabricError> {
+        match self.window.pointer(at, len_bytes) {
+            Some(pointer) => Ok(pointer),
+            None => Err(out_of_bounds(at, len_bytes)),
+        }
+    }
+
+    #[cold]
+    fn ring_bell(&self) {
+        if let Some(bell) = &self.bell {
+            // A full counter means that the bell is ringing already.
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+#[cold]
+fn out_of_bounds(at: Address, len_bytes: u64) -> FabricError {
+    FabricError::OutOfBounds { region: at.region, offset: at.offset, len_bytes }
+}
+
+#[cold]
+fn unaligned(at: Address, alignment: u64) -> FabricError {
+    FabricError::Unaligned { region: at.region, offset: at.offset, alignment }
+}
