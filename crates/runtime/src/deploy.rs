@@ -1,0 +1,242 @@
+//! Reads what a user deploys, a folder or a bare shared object, into an encoded package.
+//!
+//! Only what lies in the folder gets into the package: symbolic links are refused rather than followed, and
+//! nothing but regular files and folders is opened. Everything else about the package is for
+//! [`package::validate`], which the manager asks.
+
+use std::fs::{self, DirEntry, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+use rustix::fs::OFlags;
+use sublet_proto::package::{self, MANIFEST_FILE, MAX_FILES, MAX_PACKAGE_BYTES};
+use sublet_proto::v1::PackageFile;
+use sublet_proto::{Code, Error};
+
+/// How deep folders may stand in each other.
+const MAX_DEPTH: usize = 32;
+const ANY_EXECUTE: u32 = 0o111;
+
+/// The encoded package of a folder with a `sublet.toml`, or of a bare shared object.
+///
+/// The path itself may be a symbolic link, as installed libraries often are; nothing inside of a folder may.
+///
+/// # Errors
+///
+/// [`Code::InvalidArgument`] if there is nothing at the path, [`Code::InvalidPackage`] if it is no package,
+/// [`Code::System`] if it cannot be read.
+pub fn read_package(path: &Path) -> Result<Vec<u8>, Error> {
+    let metadata = fs::metadata(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => {
+            Error::new(Code::InvalidArgument, format!("there is no file or folder {}", path.display()))
+        }
+        _ => unreadable(path, &error),
+    })?;
+    let package = if metadata.is_dir() {
+        read_folder(path)?
+    } else if metadata.is_file() {
+        read_library(path)?
+    } else {
+        return Err(invalid(path, "is neither a folder nor a regular file"));
+    };
+    let encoded = package::encode(&package);
+    package::check_size(encoded.len() as u64)?;
+    Ok(encoded)
+}
+
+fn read_library(path: &Path) -> Result<sublet_proto::v1::Package, Error> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let name = name.ok_or_else(|| invalid(path, "has a name that is not UTF-8"))?;
+    let file = File::open(path).map_err(|error| unreadable(path, &error))?;
+    package::from_library(name, Budget::whole().read(path, file)?)
+}
+
+fn read_folder(path: &Path) -> Result<sublet_proto::v1::Package, Error> {
+    let mut folder = Folder { files: Vec::new(), manifest: None, budget: Budget::whole() };
+    folder.add_entries(path, "", 0)?;
+    let manifest = folder.manifest.ok_or_else(|| invalid(path, &format!("has no {MANIFEST_FILE}")))?;
+    let manifest =
+        String::from_utf8(manifest).map_err(|_| invalid(&path.join(MANIFEST_FILE), "is not UTF-8"))?;
+    package::from_files(&manifest, folder.files)
+}
+
+/// A folder while it is read.
+struct Folder {
+    files: Vec<PackageFile>,
+    manifest: Option<Vec<u8>>,
+    budget: Budget,
+}
+
+impl Folder {
+    /// Adds what is in the folder at `path`, whose place in the package is `prefix`.
+    fn add_entries(&mut self, path: &Path, prefix: &str, depth: usize) -> Result<(), Error> {
+        if depth > MAX_DEPTH {
+            return Err(invalid(path, &format!("stands more than {MAX_DEPTH} folders deep")));
+        }
+        for entry in fs::read_dir(path).map_err(|error| unreadable(path, &error))? {
+            self.add_entry(&entry.map_err(|error| unreadable(path, &error))?, prefix, depth)?;
+        }
+        Ok(())
+    }
+
+    fn add_entry(&mut self, entry: &DirEntry, prefix: &str, depth: usize) -> Result<(), Error> {
+        let path = entry.path();
+        let name = entry.file_name();
+        let name = name.to_str().ok_or_else(|| invalid(&path, "has a name that is not UTF-8"))?;
+        let kind = entry.file_type().map_err(|error| unreadable(&path, &error))?;
+        if kind.is_dir() {
+            self.add_entries(&path, &format!("{prefix}{name}/"), depth + 1)
+        } else if kind.is_file() {
+            self.add_file(&path, format!("{prefix}{name}"))
+        } else if kind.is_symlink() {
+            Err(invalid(&path, "is a symbolic link; a package holds only files and folders"))
+        } else {
+            Err(invalid(&path, "is a special file; a package holds only files and folders"))
+        }
+    }
+
+    fn add_file(&mut self, path: &Path, name: String) -> Result<(), Error> {
+        let file = open(path)?;
+        let metadata = file.metadata().map_err(|error| unreadable(path, &error))?;
+        let executable = metadata.permissions().mode() & ANY_EXECUTE != 0;
+        let data = self.budget.read(path, file)?;
+        if name == MANIFEST_FILE {
+            self.manifest = Some(data);
+            return Ok(());
+        }
+        if self.files.len() == MAX_FILES {
+            return Err(invalid(path, &format!("is one file too many: a package has at most {MAX_FILES}")));
+        }
+        self.files.push(PackageFile { path: name, data, executable });
+        Ok(())
+    }
+}
+
+/// Opens a file that was regular a moment ago; one that was exchanged since is neither followed nor waited for.
+fn open(path: &Path) -> Result<File, Error> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits().cast_signed())
+        .open(path)
+        .map_err(|error| unreadable(path, &error))
+}
+
+/// How many bytes may still be read.
+struct Budget {
+    left_bytes: u64,
+}
+
+impl Budget {
+    fn whole() -> Budget {
+        Budget { left_bytes: MAX_PACKAGE_BYTES }
+    }
+
+    fn read(&mut self, path: &Path, file: File) -> Result<Vec<u8>, Error> {
+        let mut data = Vec::new();
+        let read = file.take(self.left_bytes + 1).read_to_end(&mut data);
+        let read = read.map_err(|error| unreadable(path, &error))? as u64;
+        self.left_bytes = self.left_bytes.checked_sub(read).ok_or_else(|| {
+            invalid(path, &format!("makes the package larger than {MAX_PACKAGE_BYTES} bytes"))
+        })?;
+        Ok(data)
+    }
+}
+
+fn invalid(path: &Path, why: &str) -> Error {
+    Error::new(Code::InvalidPackage, format!("{} {why}", path.display()))
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Error {
+    Error::new(Code::System, format!("cannot read {}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+    use sublet_proto::v1::Package;
+
+    const MANIFEST: &str = "name = 'p'\nlibrary = 'lib/p.so'\n";
+
+    fn folder() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("lib")).unwrap();
+        fs::write(folder.path().join(MANIFEST_FILE), MANIFEST).unwrap();
+        fs::write(folder.path().join("lib/p.so"), b"code").unwrap();
+        folder
+    }
+
+    fn message(path: &Path) -> String {
+        let error = read_package(path).unwrap_err();
+        assert_eq!(error.code, Code::InvalidPackage, "{error}");
+        error.message
+    }
+
+    #[test]
+    fn a_folder_becomes_a_package() {
+        let folder = folder();
+        fs::write(folder.path().join("a.txt"), b"data").unwrap();
+        let package: Package =
+            sublet_proto::decode("package", &read_package(folder.path()).unwrap()).unwrap();
+        assert_eq!(package.manifest, MANIFEST);
+        let paths: Vec<_> = package.files.iter().map(|file| file.path.as_str()).collect();
+        assert_eq!(paths, ["a.txt", "lib/p.so"]);
+    }
+
+    #[test]
+    fn a_bare_library_may_be_reached_through_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("libx.so.1"), b"code").unwrap();
+        symlink("libx.so.1", folder.path().join("libx.so")).unwrap();
+        let through_link = read_package(&folder.path().join("libx.so")).unwrap();
+        assert_eq!(through_link, read_package(&folder.path().join("libx.so.1")).unwrap());
+    }
+
+    #[test]
+    fn links_inside_of_a_folder_are_refused_by_name() {
+        for target in ["/etc/passwd", "p.so", "../..", "nowhere"] {
+            let folder = folder();
+            symlink(target, folder.path().join("lib/link")).unwrap();
+            let message = message(folder.path());
+            assert!(message.contains("lib/link") && message.contains("symbolic link"), "{message}");
+        }
+    }
+
+    #[test]
+    fn special_files_are_refused() {
+        let folder = folder();
+        let _listener = UnixListener::bind(folder.path().join("socket")).unwrap();
+        assert!(message(folder.path()).contains("special file"));
+        assert!(message(Path::new("/dev/null")).contains("neither"));
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let empty = tempfile::tempdir().unwrap();
+        assert!(message(empty.path()).contains(MANIFEST_FILE));
+        let error = read_package(&empty.path().join("nothing")).unwrap_err();
+        assert!(error.code == Code::InvalidArgument && error.message.contains("nothing"), "{error}");
+        let folder = folder();
+        fs::remove_file(folder.path().join("lib/p.so")).unwrap();
+        assert!(message(folder.path()).contains("lib/p.so"));
+    }
+
+    #[test]
+    fn a_file_that_is_too_large_is_refused_without_reading_on() {
+        let folder = folder();
+        let large = File::create(folder.path().join("large")).unwrap();
+        large.set_len(MAX_PACKAGE_BYTES + (1 << 40)).unwrap();
+        assert!(message(folder.path()).contains("large"));
+    }
+
+    #[test]
+    fn folders_that_are_too_deep_are_refused() {
+        let folder = folder();
+        let deep = "d/".repeat(MAX_DEPTH + 2);
+        fs::create_dir_all(folder.path().join(deep)).unwrap();
+        assert!(message(folder.path()).contains("folders deep"));
+    }
+}

@@ -1,0 +1,243 @@
+//! A call that has been submitted: a future of its result (rFaaS IV-B).
+//!
+//! The worker writes the result straight into the invocation's line. Whoever waits polls that line first and then
+//! sleeps on it; nobody stands between.
+
+use std::future::Future;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use sublet_proto::{Code, Error};
+
+use crate::lease::{Call, Lease, Sent};
+use crate::wire::Outcome;
+
+/// How long the end of a worker that was told to stop may take to be announced.
+const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a call came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// Bytes that the function wrote to its output.
+    pub output_bytes: usize,
+    /// Time that the worker spent in the function.
+    pub executing: Duration,
+}
+
+/// A submitted call. Input and output stay borrowed until it has ended.
+///
+/// Dropped before its end, it waits for the end: the worker still writes to the output.
+#[must_use = "the result of a call is in its invocation: wait for it"]
+pub struct Invocation<'call> {
+    lease: Arc<Lease>,
+    sent: Sent,
+    call: Call,
+    deadline: Option<Instant>,
+    ended: bool,
+    _memory: PhantomData<&'call mut [u8]>,
+}
+
+// SAFETY: the pointers in `call` are those of the slices that `'call` borrows, which are Send and Sync themselves
+// because their elements are plain data; everything else is.
+unsafe impl Send for Invocation<'_> {}
+// SAFETY: as above; through `&self` nothing is written.
+unsafe impl Sync for Invocation<'_> {}
+
+impl<'call> Invocation<'call> {
+    pub(crate) fn new(lease: &Arc<Lease>, sent: Sent, call: Call, deadline: Option<Instant>) -> Invocation<'call> {
+        Invocation { lease: lease.clone(), sent, call, deadline, ended: false, _memory: PhantomData }
+    }
+
+    /// Whether the call has ended, one way or another. Never blocks.
+    #[inline(always)]
+    pub fn is_ready(&self) -> bool {
+        self.ended || self.answered() || self.lost()
+    }
+
+    /// Waits for the end: polls for as long as the invoker spins, then sleeps.
+    #[inline(always)]
+    pub fn wait(mut self) -> Result<Completion, Error> {
+        self.finish()
+    }
+
+    /// Waits at most this long; says whether the call has ended. It goes on otherwise.
+    pub fn wait_timeout(&mut self, timeout: Duration) -> bool {
+        let deadline = Instant::now().checked_add(timeout);
+        self.is_ready() || self.await_end(deadline).is_ok()
+    }
+
+    /// Waits until the deadline. If that passes, the call is ended: since nothing else can stop a function, its
+    /// worker process is, with all calls that it was executing, and the next submission starts another.
+    pub fn wait_deadline(mut self, deadline: Instant) -> Result<Completion, Error> {
+        self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
+        self.finish()
+    }
+
+    /// As [`Invocation::wait`], for callers that keep the invocation in memory of their own (the C interface). A
+    /// second call returns an error.
+    #[inline(always)]
+    pub fn finish(&mut self) -> Result<Completion, Error> {
+        if self.ended {
+            return Err(Error::new(Code::InvalidArgument, "the result of this call has been collected already"));
+        }
+        let line = self.lease.result_line(self.sent.worker, self.sent.record);
+        if !self.lease.spin(line, &self.sent)
+            && let Err(error) = self.await_end(self.deadline)
+        {
+            return self.give_up(error);
+        }
+        self.collect()
+    }
+
+    #[inline(always)]
+    fn answered(&self) -> bool {
+        self.lease.result_line(self.sent.worker, self.sent.record).is(self.sent.turn)
+    }
+
+    fn lost(&self) -> bool {
+        self.lease.lost(self.sent.worker, self.sent.position)
+    }
+
+    /// Sleeps until there is something to collect. The error says that the deadline passed first, or that the call
+    /// cannot be executed any more.
+    #[cold]
+    fn await_end(&self, deadline: Option<Instant>) -> Result<(), Error> {
+        let line = self.lease.result_line(self.sent.worker, self.sent.record);
+        loop {
+            if self.lease.sleep(line, &self.sent, deadline) || self.lost() {
+                return Ok(());
+            }
+            if !self.lease.running() {
+                // Submitted after the last worker process ended, and not lost with it: for the next one.
+                self.lease.revive()?;
+                continue;
+            }
+            if deadline.is_some_and(|at| at <= Instant::now()) {
+                return Err(Error::new(Code::DeadlineExceeded, self.describe("did not return before its deadline")));
+            }
+        }
+    }
+
+    /// Stops the worker of a call whose deadline has passed, so that it writes nothing any more.
+    #[cold]
+    fn give_up(&mut self, error: Error) -> Result<Completion, Error> {
+        if error.code == Code::DeadlineExceeded {
+            self.lease.stop_worker(format!("the worker was stopped: a call of {}", error.message));
+            let stopped = Instant::now() + STOP_TIMEOUT;
+            let line = self.lease.result_line(self.sent.worker, self.sent.record);
+            while !self.lost() && Instant::now() < stopped {
+                if self.lease.sleep(line, &self.sent, Some(stopped)) {
+                    return self.collect();
+                }
+            }
+        }
+        self.close();
+        Err(error)
+    }
+
+    /// Takes the result out of its line.
+    #[inline(always)]
+    fn collect(&mut self) -> Result<Completion, Error> {
+        let line = self.lease.result_line(self.sent.worker, self.sent.record);
+        if !line.is(self.sent.turn) {
+            let error = self.lease.why_lost(self.sent.worker, self.sent.position);
+            self.close();
+            return Err(error);
+        }
+        let outcome = Outcome::decode(&line.read().1);
+        let result = match outcome.status {
+            0 => Ok(self.complete(&outcome)),
+            _ => Err(self.failure(&outcome)),
+        };
+        self.close();
+        result
+    }
+
+    #[inline(always)]
+    fn complete(&self, outcome: &Outcome) -> Completion {
+        // What a worker says is held to what its caller allowed.
+        let output_bytes = outcome.output_len.min(self.call.output_capacity) as usize;
+        if let Some(staging) = &self.sent.staging {
+            self.copy_output(staging, output_bytes);
+        }
+        let ns = outcome.executing_ticks as f64 / self.lease.ticks_per_ns;
+        Completion { output_bytes, executing: Duration::from_nanos(ns as u64) }
+    }
+
+    /// The one copy of an output that is not in the arena.
+    #[cold]
+    fn copy_output(&self, staging: &crate::arena::Block, output_bytes: usize) {
+        if let Some(from) = self.lease.arena.pointer(staging) {
+            // SAFETY: the staging block has at least the output's capacity; the caller's output is borrowed for the
+            // call and has it too; the two lie in different memory.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.call.output, output_bytes) };
+        }
+    }
+
+    #[cold]
+    fn failure(&self, outcome: &Outcome) -> Error {
+        let code = Code::from_number(outcome.status);
+        let said = self.lease.message(self.sent.worker, self.sent.record, outcome.message_len);
+        let message = match code {
+            Code::FunctionFailed => self.describe(&format!("failed: {said}")),
+            Code::MemoryExceeded => {
+                let memory_bytes = self.lease.description.memory_bytes;
+                self.describe(&format!("ran out of the lease's memory of {memory_bytes} bytes: {said}"))
+            }
+            Code::OutputTooLarge => self.describe(&format!(
+                "returned {} bytes, and its output has {}",
+                outcome.output_len, self.call.output_capacity
+            )),
+            Code::UnknownFunction => format!("package {} has no function {}", self.lease.package.name, self.call.function),
+            _ => self.describe(&format!("was refused by its worker: {code}")),
+        };
+        Error::new(code, message)
+    }
+
+    fn describe(&self, what: &str) -> String {
+        format!("{} {what}", self.lease.function_name(self.call.function))
+    }
+
+    #[inline(always)]
+    fn close(&mut self) {
+        self.ended = true;
+        self.lease.release(&mut self.sent);
+    }
+}
+
+impl Drop for Invocation<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        if !self.ended {
+            self.lease.records(self.sent.worker).unwatch(self.sent.record);
+            // Its result, or its error, was not asked for.
+            let _ = self.finish();
+        }
+    }
+}
+
+impl Future for Invocation<'_> {
+    type Output = Result<Completion, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.is_ready() {
+            return Poll::Ready(self.finish());
+        }
+        if !self.lease.running()
+            && let Err(error) = self.lease.revive()
+        {
+            return Poll::Ready(self.give_up(error));
+        }
+        let records = self.lease.records(self.sent.worker);
+        records.watch(self.sent.record, context.waker());
+        let line = self.lease.result_line(self.sent.worker, self.sent.record);
+        if line.ask_bell(self.sent.turn) && !self.lost() {
+            return Poll::Pending;
+        }
+        records.unwatch(self.sent.record);
+        Poll::Ready(self.finish())
+    }
+}

@@ -1,0 +1,384 @@
+//! A lease in the client: the inboxes of its workers, the results of its calls, and how a call is sent.
+//!
+//! The path of a call is [`Lease::dispatch`]. It takes a record and a ring position, both lock-free, and publishes
+//! one line. Everything slow is in [`link`]: attaching, starting the worker process, learning of its death.
+//!
+//! A worker process may die at any moment. The link then raises each worker's `dead_before` to the ring position up
+//! to which calls are lost; their owners see that and report why. The ring itself goes on: the next worker process
+//! of the lease begins at that position. So whether a call is lost, answered or still to come is decided by two
+//! words, its result's turn and `dead_before`, and nothing is ever reset under a running submission.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use sublet_fabric::Endpoint;
+use sublet_fabric::clock::ticks;
+use sublet_fabric::line::{Line, Turn};
+use sublet_fabric::region::Region;
+use sublet_fabric::ring::{Occupant, Position, Sender};
+use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
+use sublet_fabric::window::Address;
+use sublet_proto::v1::{self, PackageInfo, WorkerOptions};
+use sublet_proto::{Code, Error};
+
+use crate::arena::{Arena, Block};
+use crate::wire::{Immediate, InboxLayout, OWN_REGION, Request, ResultsLayout};
+use records::{Claim, Records};
+
+pub(crate) mod link;
+pub(crate) mod records;
+
+/// How long a submission spins on a full ring before it starts to sleep between looks.
+const FULL_RING_SPINS: u32 = 2_000;
+const FULL_RING_NAP: Duration = Duration::from_micros(50);
+/// Of how many deaths of its worker process a lease remembers the reason.
+const REMEMBERED_DEATHS: usize = 64;
+
+/// No worker process: not yet, or not any more. The next submission starts one.
+const IDLE: u32 = 0;
+const RUNNING: u32 = 1;
+/// Over, for good.
+const ENDED: u32 = 2;
+
+/// See the [module](self).
+pub(crate) struct Lease {
+    pub(crate) description: v1::Lease,
+    pub(crate) package: PackageInfo,
+    /// Function names with their index, sorted by name.
+    names: Vec<(String, u16)>,
+    pub(crate) options: WorkerOptions,
+    pub(crate) arena: Arc<Arena>,
+    inbox: InboxLayout,
+    results_layout: ResultsLayout,
+    results: Region,
+    /// The end that reaches the workers: region 0 is their inbox.
+    endpoint: Endpoint,
+    workers: Box<[WorkerLink]>,
+    /// Written by the link alone.
+    status: AtomicU32,
+    deaths: Mutex<VecDeque<Death>>,
+    pub(crate) ticks_per_ns: f64,
+    /// How long a waiter spins before it sleeps.
+    pub(crate) spin_ticks: u64,
+    next_worker: AtomicU32,
+    link: link::Link,
+}
+
+/// The client's side of one worker.
+struct WorkerLink {
+    ring: Sender,
+    records: Records,
+    /// Calls at ring positions below this that have no result will never have one. Raised by the link, Release,
+    /// before it pokes sleepers; pairs with the Acquire load of every waiter.
+    dead_before: AtomicU64,
+}
+
+/// Why calls below these positions, one for each worker, were lost.
+struct Death {
+    before: Vec<u64>,
+    error: Error,
+}
+
+/// What to call, with what. The memory is the caller's to keep until the call has ended.
+#[derive(Clone, Copy)]
+pub(crate) struct Call {
+    pub(crate) function: u16,
+    pub(crate) worker: Option<u32>,
+    pub(crate) input: *const u8,
+    pub(crate) input_len: u32,
+    pub(crate) output: *mut u8,
+    pub(crate) output_capacity: u32,
+}
+
+/// A call on its way.
+pub(crate) struct Sent {
+    pub(crate) worker: u32,
+    pub(crate) record: u16,
+    pub(crate) position: u64,
+    pub(crate) turn: Turn,
+    /// Where the output goes first if the caller's memory is not in the arena.
+    pub(crate) staging: Option<Block>,
+}
+
+impl Lease {
+    /// Sends a call. Neither locks, allocates nor enters the kernel if the worker runs hot, its ring has room, and
+    /// the memory is the arena's.
+    #[inline(always)]
+    pub(crate) fn dispatch(&self, call: &Call) -> Result<Sent, Error> {
+        if self.status.load(Ordering::Acquire) != RUNNING {
+            self.revive()?;
+        }
+        let worker = self.choose(call.worker)?;
+        let Some(claim) = self.workers[worker as usize].records.claim() else {
+            return Err(self.too_many(worker));
+        };
+        let sent = self.send(worker, claim, call);
+        if sent.is_err() {
+            self.workers[worker as usize].records.release(claim.record);
+        }
+        sent
+    }
+
+    #[inline(always)]
+    fn send(&self, worker: u32, claim: Claim, call: &Call) -> Result<Sent, Error> {
+        let input = self.arena.locate(call.input, u64::from(call.input_len));
+        if input.is_none() && u64::from(call.input_len) > self.options.slot_bytes {
+            return Err(self.input_too_large(call));
+        }
+        let (output, staging) = self.place_output(call)?;
+        let occupant = Occupant { record: claim.record, turn: claim.turn() };
+        let position = match self.claim_position(worker, occupant) {
+            Ok(position) => position,
+            Err(error) => {
+                staging.into_iter().for_each(|block| self.arena.free(block));
+                return Err(error);
+            }
+        };
+        let request = Request {
+            input: input.unwrap_or(Address { region: OWN_REGION, offset: 0 }),
+            input_len: call.input_len,
+            output,
+            output_capacity: call.output_capacity,
+            result_turn: claim.turn(),
+        };
+        if input.is_none() && call.input_len > 0 {
+            self.put_payload(worker, position, call)?;
+        }
+        let immediate = Immediate::new(claim.record, claim.uses, call.function);
+        let to = Address { region: OWN_REGION, offset: self.inbox.line(worker, position.line) };
+        self.endpoint.put_imm(to, position.turn, immediate.to_bits(), &request.encode())?;
+        self.workers[worker as usize].ring.sent(position, occupant);
+        Ok(Sent { worker, record: claim.record, position: position.count, turn: claim.turn(), staging })
+    }
+
+    /// The place of the caller's output, or of a stand-in.
+    #[inline(always)]
+    fn place_output(&self, call: &Call) -> Result<(Address, Option<Block>), Error> {
+        let capacity = u64::from(call.output_capacity);
+        if let Some(address) = self.arena.locate(call.output, capacity) {
+            return Ok((address, None));
+        }
+        if call.output_capacity == 0 {
+            return Ok((Address { region: OWN_REGION, offset: 0 }, None));
+        }
+        let block = self.arena.allocate(capacity, || self.publish_regions())?;
+        Ok((block.at, Some(block)))
+    }
+
+    /// The one copy of an input that is not in the arena.
+    fn put_payload(&self, worker: u32, position: Position, call: &Call) -> Result<(), Error> {
+        // SAFETY: the caller of `dispatch` vouches for `input_len` readable bytes at `input`.
+        let bytes = unsafe { std::slice::from_raw_parts(call.input, call.input_len as usize) };
+        let to = Address { region: OWN_REGION, offset: self.inbox.payload(worker, position.line) };
+        Ok(self.endpoint.put(to, bytes)?)
+    }
+
+    /// The worker that the caller names, or one that is idle if a few looks find one, in turn.
+    #[inline(always)]
+    fn choose(&self, named: Option<u32>) -> Result<u32, Error> {
+        const LOOKS: u32 = 4;
+        let workers = self.workers.len() as u32;
+        match named {
+            Some(worker) if worker < workers => return Ok(worker),
+            Some(worker) => return Err(no_such_worker(worker, workers)),
+            None if workers == 1 => return Ok(0),
+            None => {}
+        }
+        let first = self.next_worker.fetch_add(1, Ordering::Relaxed) % workers;
+        let (mut best, mut least) = (first, u32::MAX);
+        for look in 0..LOOKS.min(workers) {
+            let worker = (first + look) % workers;
+            let in_use = self.workers[worker as usize].records.in_use();
+            if in_use < least {
+                (best, least) = (worker, in_use);
+            }
+        }
+        Ok(best)
+    }
+
+    #[inline(always)]
+    fn claim_position(&self, worker: u32, by: Occupant) -> Result<Position, Error> {
+        match self.try_claim(worker, by) {
+            Some(position) => Ok(position),
+            None => self.await_room(worker, by),
+        }
+    }
+
+    #[inline(always)]
+    fn try_claim(&self, worker: u32, by: Occupant) -> Option<Position> {
+        let link = &self.workers[worker as usize];
+        link.ring.claim(by, |position, last| {
+            // A record that has been used again had its answer, or lost it, before it was released.
+            link.records.latest_turn(last.record) != last.turn
+                || self.result_line(worker, last.record).is(last.turn)
+                || position < link.dead_before.load(Ordering::Acquire)
+        })
+    }
+
+    /// Back-pressure: the worker has as many calls before it as it has slots.
+    #[cold]
+    fn await_room(&self, worker: u32, by: Occupant) -> Result<Position, Error> {
+        let mut looks = 0;
+        loop {
+            if let Some(position) = self.try_claim(worker, by) {
+                return Ok(position);
+            }
+            if self.status.load(Ordering::Acquire) != RUNNING {
+                self.revive()?;
+            }
+            looks += 1;
+            if looks < FULL_RING_SPINS { std::hint::spin_loop() } else { std::thread::sleep(FULL_RING_NAP) }
+        }
+    }
+
+    /// The line on which a record's result is published.
+    #[inline(always)]
+    pub(crate) fn result_line(&self, worker: u32, record: u16) -> &Line {
+        match self.results.line(self.results_layout.line(worker, record)) {
+            Some(line) => line,
+            None => outside_of_layout(),
+        }
+    }
+
+    /// Whether the call at this position was lost, if it has no result.
+    #[inline(always)]
+    pub(crate) fn lost(&self, worker: u32, position: u64) -> bool {
+        position < self.workers[worker as usize].dead_before.load(Ordering::Acquire)
+    }
+
+    /// Whether a worker process is running.
+    pub(crate) fn running(&self) -> bool {
+        self.status.load(Ordering::Acquire) == RUNNING
+    }
+
+    /// Spins for the result as long as the lease spins. False: it did not come in that time.
+    #[inline(always)]
+    pub(crate) fn spin(&self, line: &Line, sent: &Sent) -> bool {
+        // Most hot calls end within these looks; the clock is read only after them.
+        const FIRST_LOOKS: u32 = 512;
+        const LOOKS: u32 = 64;
+        for _ in 0..FIRST_LOOKS {
+            if line.is(sent.turn) {
+                return true;
+            }
+        }
+        let since = ticks();
+        while ticks().saturating_sub(since) < self.spin_ticks && !self.lost(sent.worker, sent.position) {
+            if line.spin(sent.turn, LOOKS) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Sleeps until the result comes, the call is lost, the worker process ends, or the deadline passes. Says
+    /// whether the result came.
+    pub(crate) fn sleep(&self, line: &Line, sent: &Sent, deadline: Option<std::time::Instant>) -> bool {
+        self.endpoint.wait(line, sent.turn, deadline, || self.lost(sent.worker, sent.position) || !self.running())
+    }
+
+    /// The error message of a record's result.
+    pub(crate) fn message(&self, worker: u32, record: u16, len: u32) -> String {
+        let mut bytes = vec![0; (len as usize).min(crate::wire::MAX_MESSAGE_BYTES as usize)];
+        match self.results.read(self.results_layout.message(worker, record), &mut bytes) {
+            Some(()) => String::from_utf8_lossy(&bytes).into_owned(),
+            None => String::new(),
+        }
+    }
+
+    /// The call is over: its record is free, and so is the stand-in of its output.
+    #[inline(always)]
+    pub(crate) fn release(&self, sent: &mut Sent) {
+        if let Some(block) = sent.staging.take() {
+            self.arena.free(block);
+        }
+        self.workers[sent.worker as usize].records.release(sent.record);
+    }
+
+    /// The records of a worker.
+    pub(crate) fn records(&self, worker: u32) -> &Records {
+        &self.workers[worker as usize].records
+    }
+
+    /// How many workers the lease has.
+    pub(crate) fn workers(&self) -> u32 {
+        self.workers.len() as u32
+    }
+
+    /// The index of a function, by its own name or with the package's before it.
+    #[inline(always)]
+    pub(crate) fn function(&self, name: &str) -> Result<u16, Error> {
+        match self.find(name) {
+            Some(index) => Ok(index),
+            None => self.function_of_package(name),
+        }
+    }
+
+    #[inline(always)]
+    fn find(&self, name: &str) -> Option<u16> {
+        let found = self.names.binary_search_by(|(known, _)| known.as_str().cmp(name)).ok()?;
+        Some(self.names[found].1)
+    }
+
+    #[cold]
+    fn function_of_package(&self, name: &str) -> Result<u16, Error> {
+        let package = &self.package.name;
+        let own = name.strip_prefix(package.as_str()).and_then(|rest| rest.strip_prefix('/'));
+        own.and_then(|own| self.find(own)).ok_or_else(|| {
+            const SHOWN: usize = 8;
+            let known: Vec<_> = self.names.iter().take(SHOWN).map(|(name, _)| name.as_str()).collect();
+            let more = if self.names.len() > SHOWN { ", ..." } else { "" };
+            let message = format!("package {package} has no function {name}; it has {}{more}", known.join(", "));
+            Error::new(Code::UnknownFunction, message)
+        })
+    }
+
+    /// The name of a function as `package/function`.
+    pub(crate) fn function_name(&self, index: u16) -> String {
+        let own = self.package.functions.get(usize::from(index)).map_or("?", |info| info.name.as_str());
+        format!("{}/{own}", self.package.name)
+    }
+
+    /// Why the call at a position was lost.
+    pub(crate) fn why_lost(&self, worker: u32, position: u64) -> Error {
+        let deaths = self.deaths.lock().unwrap_or_else(PoisonError::into_inner);
+        let death = deaths.iter().find(|death| death.before.get(worker as usize).is_some_and(|&end| position < end));
+        death.or(deaths.back()).map_or_else(
+            || Error::new(Code::WorkerDied, "the worker ended before the call did"),
+            |death| death.error.clone(),
+        )
+    }
+
+    #[cold]
+    fn too_many(&self, worker: u32) -> Error {
+        let message = format!(
+            "{} calls to worker {worker} are unfinished or their results uncollected: collect some first",
+            crate::wire::RECORDS,
+        );
+        Error::new(Code::TooManyInFlight, message)
+    }
+
+    #[cold]
+    fn input_too_large(&self, call: &Call) -> Error {
+        let message = format!(
+            "{} got {} bytes of input, and an inbox slot of this lease holds {}: allocate the input from the invoker, \
+             or the lease with larger slots",
+            self.function_name(call.function),
+            call.input_len,
+            self.options.slot_bytes,
+        );
+        Error::new(Code::InputTooLarge, message)
+    }
+}
+
+#[cold]
+fn no_such_worker(worker: u32, workers: u32) -> Error {
+    Error::new(Code::InvalidArgument, format!("there is no worker {worker}: the lease has {workers}"))
+}
+
+/// Records and workers are numbered by this crate alone, so the layout holds all of them.
+#[cold]
+fn outside_of_layout() -> ! {
+    unreachable!("a result line outside of the results region")
+}

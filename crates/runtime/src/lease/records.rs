@@ -1,0 +1,191 @@
+//! Invocation records: which result lines are in use, and who is to be told when they are published.
+//!
+//! A record is claimed by a submission and released by whoever collects the result. The lowest free one is taken, so
+//! that calls that follow each other use the same line, which both ends have in their caches.
+
+use std::sync::{Mutex, PoisonError};
+use std::task::Waker;
+
+use sublet_fabric::line::Turn;
+use sublet_fabric::sync::{AtomicU64, Ordering};
+
+use crate::wire::RECORDS;
+
+const WORDS: usize = RECORDS as usize / 64;
+
+/// The records of one worker.
+pub(crate) struct Records {
+    /// One bit for each record, 1 if free. Claimed and released by compare-and-swap.
+    free: [AtomicU64; WORDS],
+    /// How often each record has been used; written by its owner alone.
+    uses: Box<[AtomicU64]>,
+    /// Whom to tell, for records whose bit in `watched` is set.
+    wakers: Box<[Mutex<Option<Waker>>]>,
+    watched: [AtomicU64; WORDS],
+}
+
+/// A claimed record.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claim {
+    pub(crate) record: u16,
+    /// How often it was used before.
+    pub(crate) uses: u64,
+}
+
+impl Claim {
+    /// The turn in which the result is published.
+    #[inline(always)]
+    pub(crate) fn turn(self) -> Turn {
+        Turn::of_use(self.uses)
+    }
+}
+
+impl Records {
+    pub(crate) fn new() -> Records {
+        Records {
+            free: std::array::from_fn(|_| AtomicU64::new(u64::MAX)),
+            uses: (0..RECORDS).map(|_| AtomicU64::new(0)).collect(),
+            wakers: (0..RECORDS).map(|_| Mutex::new(None)).collect(),
+            watched: std::array::from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+
+    /// Takes a free record, or none if all are unfinished or uncollected.
+    #[inline(always)]
+    pub(crate) fn claim(&self) -> Option<Claim> {
+        for (index, word) in self.free.iter().enumerate() {
+            let mut bits = word.load(Ordering::Relaxed);
+            while bits != 0 {
+                let lowest = bits & bits.wrapping_neg();
+                match word.compare_exchange(bits, bits & !lowest, Ordering::AcqRel, Ordering::Relaxed) {
+                    Ok(_) => return Some(self.begin(index * 64 + lowest.trailing_zeros() as usize)),
+                    Err(now) => bits = now,
+                }
+            }
+        }
+        None
+    }
+
+    #[inline(always)]
+    fn begin(&self, record: usize) -> Claim {
+        let uses = self.uses[record].load(Ordering::Relaxed);
+        self.uses[record].store(uses + 1, Ordering::Relaxed);
+        Claim { record: record as u16, uses }
+    }
+
+    /// Gives a record back.
+    #[inline(always)]
+    pub(crate) fn release(&self, record: u16) {
+        self.free[usize::from(record) / 64].fetch_or(1 << (record % 64), Ordering::AcqRel);
+    }
+
+    /// About how many are in use: exact for the first 64, which is what choosing a worker needs.
+    #[inline(always)]
+    pub(crate) fn in_use(&self) -> u32 {
+        self.free[0].load(Ordering::Relaxed).count_zeros()
+    }
+
+    /// Every record in use, one by one.
+    pub(crate) fn each_in_use(&self, mut tell: impl FnMut(u16)) {
+        each_bit(self.free.iter().map(|word| !word.load(Ordering::Acquire)), &mut tell);
+    }
+
+    /// Has the waker called once when the record's result is published.
+    pub(crate) fn watch(&self, record: u16, waker: &Waker) {
+        let mut slot = self.wakers[usize::from(record)].lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *slot {
+            Some(known) => known.clone_from(waker),
+            none => *none = Some(waker.clone()),
+        }
+        self.watched[usize::from(record) / 64].fetch_or(1 << (record % 64), Ordering::AcqRel);
+    }
+
+    /// Calls and forgets the wakers of those watched records for which `ready` says so.
+    pub(crate) fn wake(&self, mut ready: impl FnMut(u16) -> bool) {
+        each_bit(self.watched.iter().map(|word| word.load(Ordering::Acquire)), &mut |record| {
+            if ready(record) {
+                self.unwatch(record).into_iter().for_each(Waker::wake);
+            }
+        });
+    }
+
+    /// Forgets the record's waker.
+    pub(crate) fn unwatch(&self, record: u16) -> Option<Waker> {
+        let watched = &self.watched[usize::from(record) / 64];
+        if watched.load(Ordering::Acquire) & 1 << (record % 64) == 0 {
+            return None;
+        }
+        watched.fetch_and(!(1 << (record % 64)), Ordering::AcqRel);
+        self.wakers[usize::from(record)].lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// The turn of the record's latest use.
+    pub(crate) fn latest_turn(&self, record: u16) -> Turn {
+        Turn::of_use(self.uses[usize::from(record)].load(Ordering::Acquire).wrapping_sub(1))
+    }
+}
+
+fn each_bit(words: impl Iterator<Item = u64>, tell: &mut impl FnMut(u16)) {
+    for (index, mut bits) in words.enumerate() {
+        while bits != 0 {
+            tell((index * 64) as u16 + bits.trailing_zeros() as u16);
+            bits &= bits - 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn all_records_can_be_claimed_once_and_again_after_release() {
+        let records = Records::new();
+        let claimed: HashSet<_> = (0..RECORDS).map(|_| records.claim().unwrap().record).collect();
+        assert_eq!(claimed.len(), RECORDS as usize);
+        assert!(records.claim().is_none());
+        records.release(77);
+        let again = records.claim().unwrap();
+        assert_eq!((again.record, again.uses), (77, 1));
+    }
+
+    #[test]
+    fn threads_never_share_a_record() {
+        let records = Records::new();
+        let owners: Vec<AtomicU64> = (0..RECORDS).map(|_| AtomicU64::new(0)).collect();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..20_000 {
+                        let record = records.claim().unwrap().record;
+                        assert_eq!(owners[usize::from(record)].fetch_add(1, Ordering::AcqRel), 0);
+                        owners[usize::from(record)].fetch_sub(1, Ordering::AcqRel);
+                        records.release(record);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_watcher_is_woken_when_its_own_record_is_ready() {
+        let records = Records::new();
+        let record = records.claim().unwrap().record;
+        let woken = std::sync::Arc::new(Flag::default());
+        records.watch(record, &woken.clone().into());
+        records.wake(|_| false);
+        assert!(!woken.0.load(std::sync::atomic::Ordering::SeqCst));
+        records.wake(|ready| ready == record);
+        assert!(woken.0.load(std::sync::atomic::Ordering::SeqCst));
+        assert!(records.unwatch(record).is_none());
+    }
+
+    #[derive(Default)]
+    struct Flag(std::sync::atomic::AtomicBool);
+    impl std::task::Wake for Flag {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.store(true, std::sync::atomic::Ordering::SeqCst);
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Both ends of a call: the invoker and its buffers, the worker's loop, and the wire layout between them.
+//!
+//! A reader's path: [`invoker`] `submit` -> [`wire`] -> `sublet_fabric::shm` `put_imm` -> [`worker`] `run` -> back.
+//!
+//! - [`Invoker`] is the client's side: it takes a lease, and submits calls into the inboxes of the lease's workers.
+//! - [`worker`] is the other side, run by the `sublet-worker` program.
+//! - [`wire`] is what the two say to each other; [`manager`] and [`deploy`] set things up and are never on the path
+//!   of a call.
+
+#![allow(unsafe_code)]
+
+mod arena;
+pub mod deploy;
+mod invocation;
+pub mod invoker;
+mod lease;
+pub mod manager;
+pub mod wire;
+pub mod worker;
+
+pub use arena::Buffer;
+pub use invocation::{Completion, Invocation};
+pub use invoker::{Allocation, CallOptions, Function, Invoker, Policy};
+pub use lease::link::ColdStart;

@@ -1,0 +1,299 @@
+//! The wire layout: what a client and a worker write into each other's memory, byte by byte.
+//!
+//! A **request** is a line in the worker's inbox, one ring for each worker. Its immediate value names the invocation
+//! and the function (rFaaS IV-A); its body says where the input lies and where the output goes, in regions that both
+//! ends have mapped. Input that lies in none is copied once, into the payload slot that belongs to the line.
+//!
+//! A **result** is a line in the client's results region, one for each invocation record. By the time its turn is
+//! published, the output is in its place.
+//!
+//! | body word | request | result |
+//! |---|---|---|
+//! | 0 | input region (low 32 bits), input length | status (low 32 bits; 0 or an error code), output length |
+//! | 1 | input offset | ticks spent executing |
+//! | 2 | output region (low 32 bits), output capacity | length of the error message |
+//! | 3 | output offset | 0 |
+//! | 4 | turn of the result line (low 32 bits), 0 | 0 |
+//! | 5, 6 | 0 | 0 |
+//!
+//! Both sides of the protocol live in this crate; nobody else writes or reads these lines. A worker decodes requests
+//! of a client that may be broken: [`Request::decode`] takes any seven words, and every place in them is checked
+//! against the mapped regions before it is used.
+
+use sublet_fabric::line::{Body, LINE_BYTES, Turn};
+use sublet_fabric::region::page_align;
+use sublet_fabric::window::Address;
+use sublet_proto::{Code, Error, limits};
+
+pub mod usage;
+
+/// Invocation records of one worker: calls of one client that may be unfinished or uncollected at a time.
+pub const RECORDS: u32 = 1024;
+/// Longest error message of a function that reaches the client, in bytes.
+pub const MAX_MESSAGE_BYTES: u64 = 256;
+/// The client's regions of one connection, the results region included.
+pub const MAX_REGIONS: u32 = 256;
+/// The region number of the results region, and in a request's input: the payload slot of the request's own line.
+pub const OWN_REGION: u32 = 0;
+
+/// The immediate value of a request: which invocation, which function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Immediate {
+    /// The record in the low 10 bits, the low bits of its use count above: it wraps after 65,536 calls.
+    pub invocation: u16,
+    /// The function's index in its package.
+    pub function: u16,
+}
+
+impl Immediate {
+    /// For the `uses`-th use of a record.
+    #[inline(always)]
+    pub fn new(record: u16, uses: u64, function: u16) -> Immediate {
+        Immediate { invocation: (uses as u16) << 10 | record & (RECORDS as u16 - 1), function }
+    }
+
+    /// The record whose result line awaits the result.
+    #[inline(always)]
+    pub fn record(self) -> u16 {
+        self.invocation & (RECORDS as u16 - 1)
+    }
+
+    /// As it travels.
+    #[inline(always)]
+    pub fn to_bits(self) -> u32 {
+        u32::from(self.invocation) << 16 | u32::from(self.function)
+    }
+
+    /// As it arrives.
+    #[inline(always)]
+    pub fn from_bits(bits: u32) -> Immediate {
+        Immediate { invocation: (bits >> 16) as u16, function: bits as u16 }
+    }
+}
+
+const _: () = assert!(RECORDS == 1 << 10);
+
+/// Where a call's input lies and where its result goes. Lengths are 32 bits, as a function takes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Region [`OWN_REGION`]: the payload slot of the request's line; the offset is ignored.
+    pub input: Address,
+    /// Bytes of input.
+    pub input_len: u32,
+    /// Where the function writes.
+    pub output: Address,
+    /// Bytes that it may write.
+    pub output_capacity: u32,
+    /// The turn in which the result line is published.
+    pub result_turn: Turn,
+}
+
+impl Request {
+    /// As a line's body.
+    #[inline(always)]
+    pub fn encode(&self) -> Body {
+        [
+            low_high(self.input.region, self.input_len),
+            self.input.offset,
+            low_high(self.output.region, self.output_capacity),
+            self.output.offset,
+            u64::from(self.result_turn.to_bits()),
+            0,
+            0,
+        ]
+    }
+
+    /// From a line's body: any words make some request.
+    #[inline(always)]
+    pub fn decode(body: &Body) -> Request {
+        Request {
+            input: Address { region: body[0] as u32, offset: body[1] },
+            input_len: high(body[0]),
+            output: Address { region: body[2] as u32, offset: body[3] },
+            output_capacity: high(body[2]),
+            result_turn: Turn::from_bits(body[4] as u32),
+        }
+    }
+}
+
+/// How a call ended, as its worker says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// 0, or the number of a [`Code`].
+    pub status: u32,
+    /// Bytes that the function wrote; with [`Code::OutputTooLarge`], the bytes that it had to write.
+    pub output_len: u32,
+    /// Time in the function, in ticks of the node's counter.
+    pub executing_ticks: u64,
+    /// Bytes of the error message, in the message slot of the record.
+    pub message_len: u32,
+}
+
+impl Outcome {
+    /// As a line's body.
+    #[inline(always)]
+    pub fn encode(&self) -> Body {
+        [low_high(self.status, self.output_len), self.executing_ticks, u64::from(self.message_len), 0, 0, 0, 0]
+    }
+
+    /// From a line's body.
+    #[inline(always)]
+    pub fn decode(body: &Body) -> Outcome {
+        Outcome {
+            status: body[0] as u32,
+            output_len: high(body[0]),
+            executing_ticks: body[1],
+            message_len: body[2] as u32,
+        }
+    }
+}
+
+#[inline(always)]
+fn low_high(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+#[inline(always)]
+fn high(word: u64) -> u32 {
+    (word >> 32) as u32
+}
+
+/// Where everything lies in an inbox region: for each worker its ring of lines, then its payload slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InboxLayout {
+    slots: u32,
+    ring_bytes: u64,
+    slot_stride: u64,
+    worker_stride: u64,
+    len_bytes: u64,
+}
+
+impl InboxLayout {
+    /// For so many workers with so many slots, each for inputs of `slot_bytes`.
+    pub fn new(workers: u32, slots: u32, slot_bytes: u64) -> Result<InboxLayout, Error> {
+        check("cores", u64::from(workers), 1, u64::from(limits::MAX_CORES))?;
+        check("slots", u64::from(slots), 1, u64::from(limits::MAX_SLOTS))?;
+        check("slot bytes", slot_bytes, 0, limits::MAX_SLOT_BYTES)?;
+        let layout = || {
+            let ring_bytes = page_align(u64::from(slots) * LINE_BYTES)?;
+            let slot_stride = page_align(slot_bytes)?;
+            let worker_stride = slot_stride.checked_mul(u64::from(slots))?.checked_add(ring_bytes)?;
+            let len_bytes = worker_stride.checked_mul(u64::from(workers))?;
+            Some(InboxLayout { slots, ring_bytes, slot_stride, worker_stride, len_bytes })
+        };
+        layout().ok_or_else(|| Error::new(Code::InvalidArgument, "the inbox would not fit into 64 bits"))
+    }
+
+    /// Size of the region.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// Lines of each worker's ring.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// Where a request's line lies.
+    #[inline(always)]
+    pub fn line(&self, worker: u32, slot: u32) -> u64 {
+        u64::from(worker) * self.worker_stride + u64::from(slot) * LINE_BYTES
+    }
+
+    /// Where a request's payload slot lies.
+    #[inline(always)]
+    pub fn payload(&self, worker: u32, slot: u32) -> u64 {
+        u64::from(worker) * self.worker_stride + self.ring_bytes + u64::from(slot) * self.slot_stride
+    }
+}
+
+fn check(what: &str, value: u64, least: u64, most: u64) -> Result<(), Error> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(Error::new(Code::InvalidArgument, format!("{what}: {value} is not between {least} and {most}")))
+}
+
+/// Where everything lies in a results region: for each worker its records' lines, then its records' messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResultsLayout {
+    workers: u32,
+}
+
+const RECORD_LINES_BYTES: u64 = RECORDS as u64 * LINE_BYTES;
+const WORKER_RESULTS_BYTES: u64 = RECORD_LINES_BYTES + RECORDS as u64 * MAX_MESSAGE_BYTES;
+
+impl ResultsLayout {
+    /// For so many workers.
+    pub fn new(workers: u32) -> ResultsLayout {
+        ResultsLayout { workers }
+    }
+
+    /// Size of the region.
+    pub fn len_bytes(&self) -> u64 {
+        u64::from(self.workers) * WORKER_RESULTS_BYTES
+    }
+
+    /// Where a record's line lies.
+    #[inline(always)]
+    pub fn line(&self, worker: u32, record: u16) -> u64 {
+        u64::from(worker) * WORKER_RESULTS_BYTES + u64::from(record) * LINE_BYTES
+    }
+
+    /// Where a record's error message lies.
+    pub fn message(&self, worker: u32, record: u16) -> u64 {
+        u64::from(worker) * WORKER_RESULTS_BYTES + RECORD_LINES_BYTES + u64::from(record) * MAX_MESSAGE_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_is_decoded(words in prop::array::uniform7(any::<u64>()), bits: u32) {
+            let request = Request::decode(&words);
+            prop_assert_eq!(Request::decode(&request.encode()), request);
+            let outcome = Outcome::decode(&words);
+            prop_assert_eq!(Outcome::decode(&outcome.encode()), outcome);
+            prop_assert_eq!(Immediate::from_bits(bits).to_bits(), bits);
+        }
+
+        #[test]
+        fn lines_and_slots_of_an_inbox_do_not_overlap(workers in 1u32..5, slots in 1u32..20, slot_bytes in 0u64..9000) {
+            let layout = InboxLayout::new(workers, slots, slot_bytes).unwrap();
+            let mut places = Vec::new();
+            for worker in 0..workers {
+                for slot in 0..slots {
+                    places.push((layout.line(worker, slot), LINE_BYTES));
+                    places.push((layout.payload(worker, slot), slot_bytes));
+                }
+            }
+            places.sort_unstable();
+            for pair in places.windows(2) {
+                prop_assert!(pair[0].0 + pair[0].1 <= pair[1].0);
+            }
+            let last = places[places.len() - 1];
+            prop_assert!(last.0 + last.1 <= layout.len_bytes());
+        }
+    }
+
+    #[test]
+    fn an_invocation_id_wraps_and_keeps_its_record() {
+        for uses in [0, 63, 64, u64::MAX] {
+            assert_eq!(Immediate::new(1023, uses, 9).record(), 1023);
+        }
+        assert_eq!(Immediate::new(5, 0, 9), Immediate::new(5, 64, 9));
+    }
+
+    #[test]
+    fn an_impossible_inbox_is_refused_with_the_value() {
+        let error = InboxLayout::new(0, 8, 64).unwrap_err();
+        assert_eq!((error.code, error.message.contains("cores: 0")), (Code::InvalidArgument, true));
+        assert!(InboxLayout::new(1, 1 << 20, 64).unwrap_err().message.contains("slots"));
+        assert!(InboxLayout::new(1, 8, u64::MAX).is_err());
+        assert!(InboxLayout::new(1024, 256, limits::MAX_SLOT_BYTES).is_ok());
+    }
+}

@@ -1,0 +1,200 @@
+//! The worker: a thread that executes what is written into its inbox.
+//!
+//! [`run`](Worker::run) takes the requests of one ring in order. For each it finds input and output in mapped
+//! memory, calls the function in place, and publishes the result in the client's memory. While nothing comes it
+//! polls (hot) for as long as its lease says, then sleeps (warm); it switches by itself, call by call (rFaaS III-C,
+//! III-D).
+//!
+//! Between taking a request and publishing its result there is no system call, allocation, lock or log; only a
+//! sleeping client costs a wake-up. A request that makes no sense is answered with an error; a function that breaks
+//! its process is the agent's business ([`process`] says what a worker process is).
+
+use sublet_fabric::Endpoint;
+use sublet_fabric::clock::ticks;
+use sublet_fabric::line::Line;
+use sublet_fabric::region::Region;
+use sublet_fabric::ring::Position;
+use sublet_fabric::window::Address;
+use sublet_proto::{ALWAYS_HOT_NS, Code};
+
+use crate::wire::usage::Meter;
+use crate::wire::{Immediate, InboxLayout, MAX_MESSAGE_BYTES, OWN_REGION, Outcome, Request, ResultsLayout};
+use library::{Context, Library, Returned};
+
+mod library;
+pub mod process;
+
+/// How often a polling worker looks at its line between two looks at the clock.
+const LOOKS_PER_CLOCK: u32 = 128;
+
+/// One worker of a lease.
+pub(crate) struct Worker<'lease> {
+    /// Which of the lease's workers this is.
+    pub(crate) number: u32,
+    pub(crate) inbox: &'lease Region,
+    pub(crate) layout: InboxLayout,
+    pub(crate) slot_bytes: u64,
+    pub(crate) results: ResultsLayout,
+    /// The end that reaches the client: region 0 is its results region, the others are its buffers.
+    pub(crate) client: &'lease Endpoint,
+    pub(crate) library: &'lease Library,
+    pub(crate) meter: Meter<'lease>,
+    pub(crate) hot_timeout_ticks: u64,
+    /// The ring position that is executed first.
+    pub(crate) start: u64,
+}
+
+/// Where a call's bytes lie in this process.
+struct Places {
+    input: *mut u8,
+    output: *mut u8,
+}
+
+impl Worker<'_> {
+    /// Executes requests for ever.
+    pub(crate) fn run(&self) -> ! {
+        let mut context = Context::new();
+        if self.hot_timeout_ticks > 0 {
+            self.meter.poll();
+        }
+        let mut polling = self.hot_timeout_ticks > 0;
+        for count in self.start.. {
+            let position = Position::new(count, self.layout.slots());
+            let Some(line) = self.inbox.line(self.layout.line(self.number, position.line)) else {
+                fatal("the inbox is smaller than its layout");
+            };
+            polling = self.await_turn(line, position, polling);
+            let (bits, body) = line.read();
+            self.serve(position, Immediate::from_bits(bits), &Request::decode(&body), &mut context, polling);
+            polling = true;
+        }
+        fatal("the ring's positions have run out");
+    }
+
+    /// Polls, then sleeps, until the position's line is published. Says whether it was polling at that moment.
+    #[inline(always)]
+    fn await_turn(&self, line: &Line, position: Position, polling: bool) -> bool {
+        if polling {
+            let since = ticks();
+            loop {
+                if line.spin(position.turn, LOOKS_PER_CLOCK) {
+                    return true;
+                }
+                if ticks().saturating_sub(since) >= self.hot_timeout_ticks {
+                    break;
+                }
+            }
+            self.meter.sleep();
+        }
+        self.client.wait(line, position.turn, None, || false);
+        false
+    }
+
+    /// Executes one request and publishes its result.
+    #[inline(always)]
+    fn serve(&self, at: Position, immediate: Immediate, request: &Request, context: &mut Context, polling: bool) {
+        let entered = self.meter.enter(immediate.function, polling);
+        let ended = match self.places(at, request) {
+            Ok(places) => self.call(immediate.function, request, &places, context),
+            Err(refusal) => refusal,
+        };
+        let executing_ticks = self.meter.leave(entered);
+        let failed = ended.code.is_some();
+        let outcome = self.outcome(&ended, executing_ticks, immediate, context);
+        let to = Address { region: OWN_REGION, offset: self.results.line(self.number, immediate.record()) };
+        let sent = self.client.put_imm(to, request.result_turn, immediate.to_bits(), &outcome.encode());
+        if sent.is_err() {
+            fatal("the results region is smaller than its layout");
+        }
+        self.meter.count(failed);
+    }
+
+    /// Finds the bytes of a call, all of which must lie inside of mapped regions.
+    #[inline(always)]
+    fn places(&self, at: Position, request: &Request) -> Result<Places, Ended> {
+        let input_len = u64::from(request.input_len);
+        let input = if request.input.region == OWN_REGION {
+            if input_len > self.slot_bytes {
+                return Err(Ended::of(Code::InputTooLarge));
+            }
+            self.inbox.pointer(self.layout.payload(self.number, at.line), input_len)
+        } else {
+            self.client.mapped(request.input, input_len)
+        };
+        let output = if request.output_capacity == 0 {
+            Some(std::ptr::NonNull::<u128>::dangling().cast())
+        } else if request.output.region == OWN_REGION {
+            None
+        } else {
+            self.client.mapped(request.output, u64::from(request.output_capacity))
+        };
+        match (input, output) {
+            (Some(input), Some(output)) => Ok(Places { input: input.as_ptr(), output: output.as_ptr() }),
+            _ => Err(Ended::of(Code::InvalidArgument)),
+        }
+    }
+
+    #[inline(always)]
+    fn call(&self, function: u16, request: &Request, places: &Places, context: &mut Context) -> Ended {
+        let Some(function) = self.library.function(function) else {
+            return Ended::of(Code::UnknownFunction);
+        };
+        context.begin(request.output_capacity);
+        match self.library.call(function, places.input, request.input_len, places.output, context) {
+            Returned::Failed(code) => Ended { code: Some(code), written: 0 },
+            Returned::Written(written) if written > request.output_capacity => {
+                Ended { code: Some(Code::OutputTooLarge), written }
+            }
+            Returned::Written(written) => Ended { code: None, written },
+        }
+    }
+
+    /// The result line's contents; a function's own message goes ahead of it.
+    #[inline(always)]
+    fn outcome(&self, ended: &Ended, executing_ticks: u64, immediate: Immediate, context: &Context) -> Outcome {
+        let message_len = match ended.code {
+            Some(Code::FunctionFailed | Code::MemoryExceeded) => self.put_message(immediate, context.message()),
+            _ => 0,
+        };
+        let status = ended.code.map_or(0, Code::number);
+        Outcome { status, output_len: ended.written, executing_ticks, message_len }
+    }
+
+    #[cold]
+    fn put_message(&self, immediate: Immediate, message: &[u8]) -> u32 {
+        let message = &message[..message.len().min(MAX_MESSAGE_BYTES as usize)];
+        let offset = self.results.message(self.number, immediate.record());
+        match self.client.put(Address { region: OWN_REGION, offset }, message) {
+            Ok(()) => message.len() as u32,
+            Err(_) => 0,
+        }
+    }
+}
+
+/// How a call ended: well, or with a code.
+struct Ended {
+    code: Option<Code>,
+    written: u32,
+}
+
+impl Ended {
+    #[cold]
+    fn of(code: Code) -> Ended {
+        Ended { code: Some(code), written: 0 }
+    }
+}
+
+/// The ticks of a lease's hot timeout.
+pub(crate) fn hot_timeout_ticks(hot_timeout_ns: u64, ticks_per_ns: f64) -> u64 {
+    match hot_timeout_ns {
+        ALWAYS_HOT_NS => u64::MAX,
+        ns => (ns as f64 * ticks_per_ns) as u64,
+    }
+}
+
+/// Ends the process: a worker that cannot trust its own set-up must not answer calls.
+#[cold]
+fn fatal(message: &str) -> ! {
+    eprintln!("sublet-worker: {message}");
+    std::process::abort();
+}

@@ -1,0 +1,201 @@
+//! A package's shared object in a worker: its functions, and how they are called.
+//!
+//! A function is called with four arguments: input, size, output, context. The short form of the interface
+//! (`uint32_t f(void*, uint32_t, void*)`, rFaaS Listing 1) declares three and leaves the fourth alone: on x86-64 and
+//! aarch64 all four travel in registers that belong to the caller, so one way of calling serves both forms, and a
+//! shared object need not say which of the two each function has.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+
+use libloading::os::unix::{Library as Object, RTLD_LAZY, RTLD_LOCAL, RTLD_NOW};
+use sublet_proto::v1::PackageInfo;
+use sublet_proto::{Code, Error};
+
+use crate::wire::MAX_MESSAGE_BYTES;
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+compile_error!("calling both forms of a function alike relies on the register calling conventions of x86-64 and aarch64");
+
+/// A function of a package.
+pub(crate) type Function = unsafe extern "C" fn(*mut c_void, u32, *mut c_void, *mut Context) -> u32;
+
+type GuardedCall = unsafe extern "C" fn(
+    Function,
+    *mut c_void,
+    u32,
+    *mut c_void,
+    *mut Context,
+    *mut u32,
+    *mut c_char,
+    usize,
+) -> c_int;
+
+/// What the long form of a function gets as its fourth argument: `struct sublet_context` of `sublet_function.h`.
+#[repr(C)]
+pub(crate) struct Context {
+    size_bytes: u32,
+    capacity: u32,
+    fail: unsafe extern "C" fn(*mut Context, *const c_char),
+    failed: bool,
+    message: [u8; MAX_MESSAGE_BYTES as usize],
+}
+
+impl Context {
+    pub(crate) fn new() -> Context {
+        Context {
+            size_bytes: size_of::<Context>() as u32,
+            capacity: 0,
+            fail: sublet_context_fail,
+            failed: false,
+            message: [0; MAX_MESSAGE_BYTES as usize],
+        }
+    }
+
+    /// Makes it ready for a call with an output of so many bytes.
+    #[inline(always)]
+    pub(crate) fn begin(&mut self, capacity: u32) {
+        self.capacity = capacity;
+        self.failed = false;
+    }
+
+    /// What the function said when it failed.
+    pub(crate) fn message(&self) -> &[u8] {
+        let len = self.message.iter().position(|&byte| byte == 0).unwrap_or(self.message.len());
+        &self.message[..len]
+    }
+}
+
+/// The function reports an error; the first report of a call counts.
+///
+/// # Safety
+/// As `sublet_fail` in `sublet_function.h` says: the function's own context, and a string that ends with 0 or null.
+unsafe extern "C" fn sublet_context_fail(context: *mut Context, message: *const c_char) {
+    // SAFETY: the caller passes the context that it was given, which no other thread uses during the call.
+    let Some(context) = (unsafe { context.as_mut() }) else { return };
+    if context.failed {
+        return;
+    }
+    context.failed = true;
+    context.message.fill(0);
+    if message.is_null() {
+        return;
+    }
+    // SAFETY: not null, so it is a string that ends with 0.
+    let bytes = unsafe { CStr::from_ptr(message) }.to_bytes();
+    let len = bytes.len().min(context.message.len());
+    context.message[..len].copy_from_slice(&bytes[..len]);
+}
+
+/// How a function came back.
+pub(crate) enum Returned {
+    /// With so many bytes of output.
+    Written(u32),
+    /// With an error; the context holds its message.
+    Failed(Code),
+}
+
+/// A loaded package.
+pub(crate) struct Library {
+    functions: Vec<Function>,
+    guard: Option<GuardedCall>,
+    // Functions and guard point into these; they stay loaded as long as the process.
+    _objects: Vec<Object>,
+}
+
+impl Library {
+    /// Loads a package's shared object from its folder and finds its functions.
+    pub(crate) fn load(folder: &Path, package: &PackageInfo) -> Result<Library, Error> {
+        let path = folder.join(&package.library);
+        // SAFETY: loading runs the object's constructors. That is what the tenant leased this process for: it holds
+        // nothing of anybody else.
+        let object = unsafe { Object::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
+            Error::new(Code::InvalidPackage, format!("{} cannot be loaded: {error}", package.library))
+        })?;
+        let functions = package.functions.iter().map(|info| find(&object, package, &info.symbol)).collect::<Result<_, _>>()?;
+        let mut objects = vec![object];
+        let guard = load_guard(&mut objects)?;
+        Ok(Library { functions, guard, _objects: objects })
+    }
+
+    #[inline(always)]
+    pub(crate) fn function(&self, index: u16) -> Option<Function> {
+        self.functions.get(usize::from(index)).copied()
+    }
+
+    /// Calls a function in place. What it may break, it breaks in this process only.
+    #[inline(always)]
+    pub(crate) fn call(&self, function: Function, input: *mut u8, size: u32, output: *mut u8, context: &mut Context) -> Returned {
+        let (input, output) = (input.cast(), output.cast());
+        let written = match self.guard {
+            // SAFETY: the symbol is an exported function of the package, whose interface is the tenant's promise;
+            // input and output are mapped for `size` and the context's capacity; the context is this thread's own.
+            None => unsafe { function(input, size, output, context) },
+            Some(guard) => match self.call_guarded(guard, function, (input, size, output), context) {
+                Ok(written) => written,
+                Err(code) => return Returned::Failed(code),
+            },
+        };
+        if context.failed { Returned::Failed(Code::FunctionFailed) } else { Returned::Written(written) }
+    }
+
+    #[inline(always)]
+    fn call_guarded(
+        &self,
+        guard: GuardedCall,
+        function: Function,
+        (input, size, output): (*mut c_void, u32, *mut c_void),
+        context: &mut Context,
+    ) -> Result<u32, Code> {
+        let mut written = 0;
+        let message = context.message.as_mut_ptr().cast::<c_char>();
+        let message_bytes = context.message.len();
+        // SAFETY: as for a plain call; `message` has `message_bytes` bytes, which the guard ends with a 0.
+        let outcome = unsafe { guard(function, input, size, output, context, &mut written, message, message_bytes) };
+        match outcome {
+            0 => Ok(written),
+            1 => Err(Code::MemoryExceeded),
+            _ => Err(Code::FunctionFailed),
+        }
+    }
+}
+
+fn find(object: &Object, package: &PackageInfo, symbol: &str) -> Result<Function, Error> {
+    // SAFETY: the symbol is used as a function of the interface; that it is one is the tenant's promise.
+    let found = unsafe { object.get::<Function>(symbol.as_bytes()) };
+    found.map(|symbol| *symbol).map_err(|error| {
+        Error::new(Code::MissingSymbol, format!("{} of package {} has no symbol {symbol}: {error}", package.library, package.name))
+    })
+}
+
+const GUARD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guard.so"));
+
+/// Loads the C++ guard if the package has brought libstdc++ into the process.
+fn load_guard(objects: &mut Vec<Object>) -> Result<Option<GuardedCall>, Error> {
+    const RTLD_NOLOAD: c_int = 4;
+    // SAFETY: with RTLD_NOLOAD nothing is loaded and nothing runs.
+    let Ok(standard) = (unsafe { Object::open(Some("libstdc++.so.6"), RTLD_LAZY | RTLD_NOLOAD) }) else {
+        return Ok(None);
+    };
+    let failed = |what: &str, error: &dyn std::fmt::Display| {
+        Error::new(Code::System, format!("{what} for the C++ guard: {error}"))
+    };
+    let file = guard_file().map_err(|error| failed("memfd_create", &error))?;
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    // SAFETY: the guard is our own and has no constructors.
+    let guard = unsafe { Object::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| failed("dlopen", &error))?;
+    // SAFETY: the type is the one that guard.cpp defines.
+    let call = *unsafe { guard.get::<GuardedCall>(b"sublet_guarded_call") }.map_err(|error| failed("dlsym", &error))?;
+    objects.extend([standard, guard]);
+    Ok(Some(call))
+}
+
+fn guard_file() -> std::io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create("sublet-guard", rustix::fs::MemfdFlags::CLOEXEC)?;
+    let mut written = 0;
+    while written < GUARD.len() {
+        written += rustix::io::write(&file, &GUARD[written..])?;
+    }
+    Ok(file)
+}
