@@ -1,0 +1,272 @@
+//! The node's packages: fetched from the manager once, checked, and unpacked where workers load them from.
+//!
+//! `STATE/packages/DIGEST/` holds a package's files, its `sublet.toml`, and the encoded `PackageInfo` from which a
+//! worker reads the table of functions. A folder of that name is complete: it is filled under another name, written through to
+//! the disk, and renamed. Nothing in it is ever changed.
+//!
+//! What the manager sends is not trusted to be what was asked for: its digest is computed and its content validated
+//! before a file is made.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use prost::Message;
+use sublet_proto::package::{Checked, MANIFEST_FILE, digest as digest_of, is_digest, validate};
+use sublet_proto::v1::{PackageFile, PackageInfo};
+use sublet_proto::{Code, Error, decode};
+use sublet_runtime::worker::process::MANIFEST_FILE as INFO_FILE;
+
+use crate::lock;
+use crate::manager::Manager;
+
+/// How the folder of a package begins while it is not complete.
+const UNFINISHED: &str = ".unfinished-";
+/// Packages whose information is kept in memory; all are forgotten when there are more.
+const MAX_KNOWN: usize = 1024;
+
+/// A package that workers can load.
+#[derive(Debug)]
+pub(crate) struct Unpacked {
+    /// Absolute.
+    pub(crate) folder: PathBuf,
+    pub(crate) info: PackageInfo,
+}
+
+/// The packages of one node.
+pub(crate) struct Packages {
+    folder: PathBuf,
+    manager: String,
+    known: Mutex<BTreeMap<String, Arc<Unpacked>>>,
+    /// Held while a package is fetched, so that none is fetched twice at once.
+    fetching: Mutex<()>,
+}
+
+impl Packages {
+    /// Those in `STATE/packages`; what an agent that died has left unfinished is removed.
+    pub(crate) fn open(state: &Path, manager: &str) -> Result<Packages, Error> {
+        let folder = state.join("packages");
+        make_folder(&folder)?;
+        let failed = |error| failed("reading", &folder, error);
+        for entry in fs::read_dir(&folder).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            if entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
+                fs::remove_dir_all(entry.path()).map_err(failed)?;
+            }
+        }
+        let manager = manager.to_owned();
+        Ok(Packages { folder, manager, known: Mutex::default(), fetching: Mutex::default() })
+    }
+
+    /// The package of a digest, fetched if it is not here.
+    pub(crate) fn ensure(&self, digest: &str) -> Result<Arc<Unpacked>, Error> {
+        if !is_digest(digest) {
+            return Err(Error::new(Code::UnknownPackage, format!("{digest:?} is not a package's digest")));
+        }
+        if let Some(unpacked) = self.find(digest)? {
+            return Ok(unpacked);
+        }
+        let _fetching = lock(&self.fetching);
+        if let Some(unpacked) = self.find(digest)? {
+            return Ok(unpacked);
+        }
+        let encoded = Manager::at(&self.manager)?.fetch_package(digest)?;
+        self.store(digest, &encoded)
+    }
+
+    fn find(&self, digest: &str) -> Result<Option<Arc<Unpacked>>, Error> {
+        let folder = self.folder.join(digest);
+        let info = folder.join(INFO_FILE);
+        let known = lock(&self.known).get(digest).cloned();
+        if let Some(unpacked) = known.filter(|_| info.exists()) {
+            return Ok(Some(unpacked));
+        }
+        match fs::read(&info) {
+            Ok(bytes) => {
+                let info = decode("a package's information", &bytes)?;
+                Ok(Some(self.remember(digest, Unpacked { folder, info })))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed("reading", &info, error)),
+        }
+    }
+
+    fn store(&self, digest: &str, encoded: &[u8]) -> Result<Arc<Unpacked>, Error> {
+        let checked = check(digest, encoded)?;
+        let unfinished = Unfinished(self.folder.join(format!("{UNFINISHED}{digest}")));
+        unpack(&checked, &unfinished.0)?;
+        let folder = self.folder.join(digest);
+        // Without its information a folder of that name was not made here.
+        remove(&folder)?;
+        fs::rename(&unfinished.0, &folder).map_err(|error| failed("renaming to", &folder, error))?;
+        sync(&self.folder)?;
+        Ok(self.remember(digest, Unpacked { folder, info: checked.info() }))
+    }
+
+    fn remember(&self, digest: &str, unpacked: Unpacked) -> Arc<Unpacked> {
+        let unpacked = Arc::new(unpacked);
+        let mut known = lock(&self.known);
+        if known.len() >= MAX_KNOWN {
+            known.clear();
+        }
+        known.insert(digest.to_owned(), unpacked.clone());
+        unpacked
+    }
+}
+
+/// Removes what it names when it is dropped, if it is still there.
+struct Unfinished(PathBuf);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        // What cannot be removed now is removed by the next agent.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn check(digest: &str, encoded: &[u8]) -> Result<Checked, Error> {
+    let actual = digest_of(encoded);
+    if actual != digest {
+        let message = format!("the manager sent package {actual} instead of {digest}");
+        return Err(Error::new(Code::InvalidPackage, message));
+    }
+    let checked = validate(encoded)?;
+    let here = std::env::consts::ARCH;
+    if checked.architecture != here {
+        let message =
+            format!("package {} is for {}, and this node is {here}", checked.name, checked.architecture);
+        return Err(Error::new(Code::WrongArchitecture, message));
+    }
+    Ok(checked)
+}
+
+/// Writes all of a package into a folder that is not there yet.
+fn unpack(checked: &Checked, folder: &Path) -> Result<(), Error> {
+    remove(folder)?;
+    make_folder(folder)?;
+    write(&folder.join(INFO_FILE), &checked.info().encode_to_vec(), false)?;
+    write(&folder.join(MANIFEST_FILE), checked.package.manifest.as_bytes(), false)?;
+    checked.package.files.iter().try_for_each(|file| unpack_file(file, folder))?;
+    sync(folder)
+}
+
+/// The path was checked to stay in the folder, in which there are no links.
+fn unpack_file(file: &PackageFile, folder: &Path) -> Result<(), Error> {
+    if file.path.split('/').next() == Some(INFO_FILE) {
+        let message = format!("the package has a file {:?}, a name that is taken", file.path);
+        return Err(Error::new(Code::InvalidPackage, message));
+    }
+    let path = folder.join(&file.path);
+    path.parent().map_or(Ok(()), make_folder)?;
+    write(&path, &file.data, file.executable)
+}
+
+/// Makes a file that is not there yet and that nobody shall change, and writes it through to the disk.
+fn write(path: &Path, bytes: &[u8], executable: bool) -> Result<(), Error> {
+    let mode = if executable { 0o500 } else { 0o400 };
+    let written = || {
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    written().map_err(|error| failed("writing", path, error))
+}
+
+fn make_folder(path: &Path) -> Result<(), Error> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(|error| failed("making the folder", path, error))
+}
+
+fn remove(folder: &Path) -> Result<(), Error> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("removing", folder, error)),
+        _ => Ok(()),
+    }
+}
+
+fn sync(folder: &Path) -> Result<(), Error> {
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(|error| failed("writing", folder, error))
+}
+
+fn failed(operation: &str, path: &Path, error: io::Error) -> Error {
+    let code = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Code::StoreFull,
+        _ => Code::System,
+    };
+    Error::new(code, format!("{operation} {} failed: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sublet_proto::v1::Package;
+
+    fn checked(files: &[(&str, &[u8])]) -> Checked {
+        let files = files
+            .iter()
+            .map(|(path, data)| PackageFile {
+                path: path.to_string(),
+                data: data.to_vec(),
+                executable: false,
+            })
+            .collect();
+        Checked {
+            name: "p".into(),
+            digest: String::new(),
+            architecture: std::env::consts::ARCH,
+            library: "lib/p.so".into(),
+            functions: Vec::new(),
+            size_bytes: 0,
+            package: Package { manifest: "name = 'p'".into(), files },
+        }
+    }
+
+    #[test]
+    fn a_package_is_unpacked_with_its_manifest_and_information() {
+        let state = tempfile::tempdir().unwrap();
+        let folder = state.path().join("p");
+        unpack(&checked(&[("data/a", b"x"), ("lib/p.so", b"elf")]), &folder).unwrap();
+        assert_eq!(fs::read(folder.join("lib/p.so")).unwrap(), b"elf");
+        assert_eq!(fs::read(folder.join("data/a")).unwrap(), b"x");
+        assert_eq!(fs::read(folder.join(MANIFEST_FILE)).unwrap(), b"name = 'p'");
+        let info: PackageInfo = decode("info", &fs::read(folder.join(INFO_FILE)).unwrap()).unwrap();
+        assert_eq!(info.name, "p");
+    }
+
+    #[test]
+    fn a_package_cannot_bring_its_own_information() {
+        let state = tempfile::tempdir().unwrap();
+        for path in ["manifest.pb", "manifest.pb/x"] {
+            let error = unpack(&checked(&[(path, b"")]), &state.path().join("p")).unwrap_err();
+            assert_eq!(error.code, Code::InvalidPackage);
+        }
+    }
+
+    #[test]
+    fn what_the_manager_sends_is_checked_before_anything_is_written() {
+        let state = tempfile::tempdir().unwrap();
+        let packages = Packages::open(state.path(), "unix:/nowhere").unwrap();
+        let asked = digest_of(b"something else");
+        assert_eq!(packages.store(&asked, b"junk").unwrap_err().code, Code::InvalidPackage);
+        assert_eq!(packages.store(&digest_of(b"junk"), b"junk").unwrap_err().code, Code::InvalidPackage);
+        assert_eq!(fs::read_dir(state.path().join("packages")).unwrap().count(), 0);
+        assert_eq!(packages.ensure("sha256:../../etc").unwrap_err().code, Code::UnknownPackage);
+        assert_eq!(packages.ensure(&asked).unwrap_err().code, Code::ManagerUnreachable);
+    }
+
+    #[test]
+    fn what_a_dead_agent_left_unfinished_is_removed() {
+        let state = tempfile::tempdir().unwrap();
+        let left = state.path().join("packages").join(format!("{UNFINISHED}x"));
+        fs::create_dir_all(&left).unwrap();
+        fs::write(left.join("part"), "x").unwrap();
+        Packages::open(state.path(), "unix:/nowhere").unwrap();
+        assert!(!left.exists());
+    }
+}

@@ -1,0 +1,167 @@
+//! One lease's worker process: how it is started, ended, and what its end is called.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use sublet_fabric::clock::monotonic_ns;
+use sublet_fabric::packet::PacketSocket;
+use sublet_proto::v1::{PackageInfo, Started, WorkerSetup};
+use sublet_proto::{Code, Error};
+use sublet_sandbox::{Exit, Id, Kind, SandboxError, Sandboxes, Signal, Spec};
+
+use crate::attach::Attached;
+use crate::node::Node;
+use crate::packages::Unpacked;
+use crate::signal::wait_readable;
+
+/// How long a killed process may take to end.
+const LONGEST_END: Duration = Duration::from_secs(10);
+const MIB: u64 = 1 << 20;
+
+/// The worker process of a lease, started and ended by the lease's supervisor. That thread must outlive it, since
+/// the process asks to be killed when the thread that started it ends.
+pub(crate) struct WorkerProcess {
+    sandboxes: Sandboxes,
+    id: Id,
+    package: Arc<Unpacked>,
+}
+
+impl WorkerProcess {
+    /// Starts it. The socket is the client's end of its control connection, on which the set-up is already under way.
+    pub(crate) fn start(
+        node: &Node,
+        held: &Attached,
+    ) -> Result<(WorkerProcess, Started, PacketSocket), Error> {
+        let requested_ns = monotonic_ns();
+        let package = node.packages.ensure(&held.lease.package)?;
+        let package_ready_ns = monotonic_ns();
+        let (outside, inside) = PacketSocket::pair()?;
+        let setup = setup(node, held, &package)?.encode_to_vec();
+        outside.send(&setup, &[held.inbox.fd(), held.meter.region().fd()])?;
+        let mut sandboxes = Sandboxes::new();
+        let (id, pid) = launch(&mut sandboxes, node, inside.into())?;
+        let started = Started { pid, requested_ns, package_ready_ns, spawned_ns: monotonic_ns() };
+        Ok((WorkerProcess { sandboxes, id, package }, started, outside))
+    }
+
+    /// Readable once it has ended.
+    pub(crate) fn exit_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.sandboxes.exit_fd(self.id)
+    }
+
+    /// Kills it and waits for its end. An error says that it may still run.
+    pub(crate) fn kill(&mut self) -> Result<(), Error> {
+        one(self.sandboxes.kill(&[self.id], Signal::KILL))?;
+        if let Some(fd) = self.sandboxes.exit_fd(self.id) {
+            wait_readable([Some(fd.as_fd())], Some(Instant::now() + LONGEST_END))?;
+        }
+        match self.exit()? {
+            Some(_) => Ok(()),
+            None => {
+                let message =
+                    format!("the worker did not end {} s after it was killed", LONGEST_END.as_secs());
+                Err(Error::new(Code::System, message))
+            }
+        }
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn exit(&mut self) -> Result<Option<Exit>, Error> {
+        Ok(one(self.sandboxes.state(&[self.id]))?.exit)
+    }
+
+    /// What a client is told about an end that nobody asked for.
+    pub(crate) fn describe(&self, exit: Exit, executing: &[u32], memory_bytes: u64) -> String {
+        describe(&self.package.info, exit, executing, memory_bytes)
+    }
+}
+
+fn launch(sandboxes: &mut Sandboxes, node: &Node, control: OwnedFd) -> Result<(Id, u32), Error> {
+    let spec = Spec {
+        kind: Kind::Process,
+        program: node.worker.clone(),
+        args: Vec::new(),
+        env: Vec::new(),
+        control,
+    };
+    let id = one(sandboxes.create(vec![spec]))?;
+    one(sandboxes.start(&[id]))?;
+    let pid = one(sandboxes.state(&[id]))?.pid;
+    Ok((id, pid.unwrap_or_default()))
+}
+
+fn setup(node: &Node, held: &Attached, package: &Unpacked) -> Result<WorkerSetup, Error> {
+    let folder = package.folder.to_str().ok_or_else(|| {
+        Error::new(Code::InvalidArgument, format!("the path {} is not UTF-8", package.folder.display()))
+    })?;
+    Ok(WorkerSetup {
+        lease: held.lease.id.clone(),
+        package_folder: folder.to_owned(),
+        cores: held.reservation.cores.clone(),
+        options: Some(held.options),
+        // The inbox is part of what the lease pays for; `attach` has checked that it fits.
+        memory_bytes: held.lease.memory_bytes.saturating_sub(held.inbox.len_bytes()),
+        ticks_per_ns: node.calibration.ticks_per_ns(),
+    })
+}
+
+/// The answer about the only one that was asked about.
+fn one<T>(mut answers: Vec<Result<T, SandboxError>>) -> Result<T, Error> {
+    match answers.pop() {
+        Some(answer) => answer.map_err(Error::from),
+        None => Err(Error::new(Code::Internal, "a sandbox verb gave no answer")),
+    }
+}
+
+fn describe(package: &PackageInfo, exit: Exit, executing: &[u32], memory_bytes: u64) -> String {
+    let mut names: Vec<String> = executing.iter().map(|&index| function_name(package, index)).collect();
+    names.sort_unstable();
+    names.dedup();
+    let doing = match names.as_slice() {
+        [] => "between calls".to_owned(),
+        names => format!("while executing {}", names.join(", ")),
+    };
+    let memory = if memory_bytes.is_multiple_of(MIB) {
+        format!("{} MiB", memory_bytes / MIB)
+    } else {
+        format!("{memory_bytes} bytes")
+    };
+    format!("worker {exit} {doing}; the lease's memory is {memory}")
+}
+
+/// The index comes from memory that a function could have written to.
+fn function_name(package: &PackageInfo, index: u32) -> String {
+    match package.functions.get(index as usize) {
+        Some(function) => format!("{}/{}", package.name, function.name),
+        None => format!("function {index} of {}", package.name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sublet_proto::v1::FunctionInfo;
+
+    #[test]
+    fn an_end_is_told_with_what_was_executed_and_the_memory() {
+        let function = |name: &str| FunctionInfo { name: name.into(), symbol: name.into() };
+        let package = PackageInfo {
+            name: "libx".into(),
+            functions: vec![function("f"), function("g")],
+            ..PackageInfo::default()
+        };
+        let told = |exit, executing: &[u32], bytes| describe(&package, exit, executing, bytes);
+        assert_eq!(
+            told(Exit::Signal(11), &[0], 64 * MIB),
+            "worker killed by SIGSEGV while executing libx/f; the lease's memory is 64 MiB"
+        );
+        assert_eq!(
+            told(Exit::Status(3), &[1, 0, 1], 4097),
+            "worker exited with status 3 while executing libx/f, libx/g; the lease's memory is 4097 bytes"
+        );
+        assert!(told(Exit::Status(0), &[], MIB).contains("exited with status 0 between calls"));
+        assert!(told(Exit::Status(0), &[9], MIB).contains("function 9 of libx"));
+    }
+}
