@@ -1,0 +1,179 @@
+//! The state folder: made private, locked for one process, and the socket in it.
+//!
+//! The lock is the kernel's (`flock`), so it is gone with its process however that ends; what a killed process
+//! leaves behind, its socket, is then cleared away by the next one.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use rustix::process::geteuid;
+use sublet_proto::{Code, Error};
+use tokio::net::UnixListener;
+
+const FOLDER_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+/// Longest path of a Unix socket, in bytes, without the final zero.
+const MAX_SOCKET_PATH_BYTES: usize = 107;
+/// More than any process identifier has digits.
+const MAX_PID_DIGITS: u64 = 20;
+
+/// A state folder that is this process's until it is dropped.
+#[derive(Debug)]
+pub(crate) struct StateFolder {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl StateFolder {
+    /// Makes the folder if it is not there, and locks it.
+    pub(crate) fn open(path: &Path) -> Result<StateFolder, Error> {
+        let made = DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(path);
+        made.map_err(|error| failure(path, "make", &error))?;
+        let metadata = fs::metadata(path).map_err(|error| failure(path, "read", &error))?;
+        check_owner(path, metadata.uid())?;
+        fs::set_permissions(path, Permissions::from_mode(FOLDER_MODE))
+            .map_err(|error| failure(path, "change the mode of", &error))?;
+        Ok(StateFolder { path: path.to_owned(), _lock: lock(path)? })
+    }
+
+    /// Where a file of the folder is.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+}
+
+fn check_owner(path: &Path, owner: u32) -> Result<(), Error> {
+    let user = geteuid().as_raw();
+    if owner == user {
+        return Ok(());
+    }
+    Err(Error::new(
+        Code::PermissionDenied,
+        format!("the state folder {} belongs to user {owner}, not to {user}", path.display()),
+    ))
+}
+
+fn lock(folder: &Path) -> Result<File, Error> {
+    let path = folder.join("lock");
+    let open =
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(FILE_MODE).open(&path);
+    let mut file = open.map_err(|error| failure(&path, "open", &error))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => return Err(already_running(folder, &mut file)),
+        Err(error) => return Err(failure(&path, "lock", &error.into())),
+    }
+    write_pid(&mut file).map_err(|error| failure(&path, "write", &error))?;
+    Ok(file)
+}
+
+fn write_pid(file: &mut File) -> io::Result<()> {
+    file.set_len(0)?;
+    file.rewind()?;
+    write!(file, "{}", std::process::id())
+}
+
+fn already_running(folder: &Path, lock: &mut File) -> Error {
+    let mut pid = String::new();
+    let read = lock.take(MAX_PID_DIGITS).read_to_string(&mut pid);
+    let holder = match (read, pid.trim()) {
+        (Ok(_), pid) if !pid.is_empty() => format!("process {pid}"),
+        _ => "another process".to_owned(),
+    };
+    Error::new(Code::AlreadyRunning, format!("{holder} already uses the state folder {}", folder.display()))
+}
+
+/// Listens on a Unix socket that only this user can open, after clearing away what a killed process left.
+pub(crate) fn listen(socket: &Path) -> Result<UnixListener, Error> {
+    if socket.as_os_str().len() > MAX_SOCKET_PATH_BYTES {
+        return Err(Error::new(
+            Code::InvalidArgument,
+            format!(
+                "the socket's path {} has {} bytes, at most {MAX_SOCKET_PATH_BYTES} are possible; choose another \
+                 state folder",
+                socket.display(),
+                socket.as_os_str().len()
+            ),
+        ));
+    }
+    remove_stale(socket)?;
+    let listener = UnixListener::bind(socket).map_err(|error| failure(socket, "listen on", &error))?;
+    fs::set_permissions(socket, Permissions::from_mode(FILE_MODE))
+        .map_err(|error| failure(socket, "change the mode of", &error))?;
+    Ok(listener)
+}
+
+fn remove_stale(socket: &Path) -> Result<(), Error> {
+    let metadata = match fs::symlink_metadata(socket) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failure(socket, "read", &error)),
+    };
+    if !metadata.file_type().is_socket() {
+        return Err(Error::new(
+            Code::InvalidArgument,
+            format!("{} is in the way: it is no socket", socket.display()),
+        ));
+    }
+    if UnixStream::connect(socket).is_ok() {
+        return Err(Error::new(
+            Code::AlreadyRunning,
+            format!("another process already listens on {}", socket.display()),
+        ));
+    }
+    fs::remove_file(socket).map_err(|error| failure(socket, "remove", &error))
+}
+
+fn failure(path: &Path, doing: &str, error: &io::Error) -> Error {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            Error::new(Code::StoreFull, format!("cannot {doing} {}: its disk is full", path.display()))
+        }
+        _ => Error::new(Code::System, format!("cannot {doing} {}: {error}", path.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_private_and_belongs_to_one() {
+        let outer = tempfile::tempdir().unwrap();
+        let path = outer.path().join("a/state");
+        let folder = StateFolder::open(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, FOLDER_MODE);
+        let error = StateFolder::open(&path).unwrap_err();
+        assert_eq!(error.code, Code::AlreadyRunning);
+        assert!(error.message.contains(&std::process::id().to_string()), "{error}");
+        assert!(error.message.contains(&path.display().to_string()), "{error}");
+        drop(folder);
+        StateFolder::open(&path).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_stale_socket_is_cleared_away_and_a_live_one_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("manager.sock");
+        drop(listen(&socket).unwrap());
+        let _live = listen(&socket).unwrap();
+        assert_eq!(fs::metadata(&socket).unwrap().mode() & 0o777, FILE_MODE);
+        assert_eq!(listen(&socket).unwrap_err().code, Code::AlreadyRunning);
+    }
+
+    #[tokio::test]
+    async fn a_file_that_is_no_socket_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("manager.sock");
+        fs::write(&file, b"precious").unwrap();
+        assert_eq!(listen(&file).unwrap_err().code, Code::InvalidArgument);
+        assert_eq!(fs::read(&file).unwrap(), b"precious");
+        let long = folder.path().join("a".repeat(100));
+        assert_eq!(listen(&long).unwrap_err().code, Code::InvalidArgument);
+    }
+}

@@ -1,0 +1,280 @@
+//! The embedded store: one SQLite file in the manager's state folder.
+//!
+//! The manager alone has the file open, so it is locked exclusively; the index of the write-ahead log then lives
+//! on the heap, and a full disk is an error of a write, never a fault of a mapping. Commits reach the disk with
+//! the next checkpoint: a crash of the machine may lose the last ones, but never half of one.
+
+use std::path::{Path, PathBuf};
+
+use rusqlite::{Connection, ErrorCode, OptionalExtension, Params, Row, ffi, params};
+use sublet_proto::{Code, Error};
+
+use super::{Batch, BlobPart, Record, Store, Versioned};
+
+const FORMAT: i64 = 1;
+
+const OPEN: &str = "
+PRAGMA locking_mode = EXCLUSIVE;
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;
+PRAGMA temp_store = MEMORY;
+PRAGMA journal_size_limit = 67108864;
+";
+
+const SCHEMA: &str = "
+BEGIN;
+CREATE TABLE IF NOT EXISTS entries (
+    key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS logs (
+    log TEXT NOT NULL, sequence INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (log, sequence)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS blobs (
+    digest TEXT NOT NULL, part INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (digest, part)
+);
+PRAGMA user_version = 1;
+COMMIT;
+";
+
+/// A [`Store`] in one file.
+pub struct SqliteStore {
+    connection: Connection,
+    folder: PathBuf,
+}
+
+impl SqliteStore {
+    /// Opens the store in this file, which is made if it is not there.
+    pub fn open(file: &Path) -> Result<SqliteStore, Error> {
+        let folder = file.parent().unwrap_or(file).to_owned();
+        let failed = |error: rusqlite::Error| failure(&folder, "open", &error);
+        let connection = Connection::open(file).map_err(failed)?;
+        connection.execute_batch(OPEN).map_err(failed)?;
+        let format: i64 =
+            connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(failed)?;
+        if !(0..=FORMAT).contains(&format) {
+            return Err(Error::new(
+                Code::System,
+                format!("{} has format {format}, this version reads up to {FORMAT}", file.display()),
+            ));
+        }
+        connection.execute_batch(SCHEMA).map_err(failed)?;
+        Ok(SqliteStore { connection, folder })
+    }
+
+    fn failure(&self, doing: &str, error: &rusqlite::Error) -> Error {
+        failure(&self.folder, doing, error)
+    }
+
+    fn write(&self, doing: &str, sql: &str, values: impl Params) -> Result<usize, Error> {
+        let run = || self.connection.prepare_cached(sql)?.execute(values);
+        run().map_err(|error| self.failure(doing, &error))
+    }
+
+    fn read_all<T>(
+        &self,
+        sql: &str,
+        values: impl Params,
+        read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> Result<Vec<T>, Error> {
+        let run = || -> rusqlite::Result<Vec<T>> {
+            self.connection.prepare_cached(sql)?.query_map(values, read)?.collect()
+        };
+        run().map_err(|error| self.failure("read", &error))
+    }
+
+    fn read_one<T>(
+        &self,
+        sql: &str,
+        values: impl Params,
+        read: impl FnOnce(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> Result<Option<T>, Error> {
+        let run = || self.connection.prepare_cached(sql)?.query_row(values, read).optional();
+        run().map_err(|error| self.failure("read", &error))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn limit_to_current_size(&self) {
+        let pages: i64 = self.connection.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
+        self.connection.pragma_update(None, "max_page_count", pages).unwrap();
+    }
+}
+
+impl Store for SqliteStore {
+    fn get(&self, key: &str) -> Result<Option<Versioned>, Error> {
+        self.read_one("SELECT value, version FROM entries WHERE key = ?1", params![key], |row| {
+            Ok(Versioned { value: row.get(0)?, version: row.get(1)? })
+        })
+    }
+
+    fn compare_and_swap(&mut self, key: &str, version: u64, value: &[u8]) -> Result<bool, Error> {
+        let changed = if version == 0 {
+            const INSERT: &str = "INSERT INTO entries VALUES (?1, ?2, 1) ON CONFLICT DO NOTHING";
+            self.write("write to", INSERT, params![key, value])?
+        } else {
+            const UPDATE: &str =
+                "UPDATE entries SET value = ?2, version = version + 1 WHERE key = ?1 AND version = ?3";
+            self.write("write to", UPDATE, params![key, value, version])?
+        };
+        Ok(changed == 1)
+    }
+
+    fn commit(&mut self, batch: &Batch) -> Result<(), Error> {
+        commit(&mut self.connection, batch).map_err(|error| failure(&self.folder, "write to", &error))
+    }
+
+    fn scan_back(&self, prefix: &str, before: Option<&str>, limit: usize) -> Result<Vec<Record>, Error> {
+        const SCAN: &str =
+            "SELECT key, value FROM entries WHERE key >= ?1 AND key < ?2 ORDER BY key DESC LIMIT ?3";
+        // No key has a byte above those of ASCII behind its prefix.
+        let end = before.map_or_else(|| format!("{prefix}\u{7f}"), str::to_owned);
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        self.read_all(SCAN, params![prefix, end, limit], |row| {
+            Ok(Record { key: row.get(0)?, value: row.get(1)? })
+        })
+    }
+
+    fn read_log(&self, log: &str, after: u64, limit: usize) -> Result<Vec<(u64, Vec<u8>)>, Error> {
+        const READ: &str =
+            "SELECT sequence, record FROM logs WHERE log = ?1 AND sequence > ?2 ORDER BY sequence LIMIT ?3";
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        self.read_all(READ, params![log, after, limit], |row| Ok((row.get(0)?, row.get(1)?)))
+    }
+
+    fn put_blob_part(&mut self, part: BlobPart<'_>, data: &[u8]) -> Result<(), Error> {
+        const PUT: &str = "INSERT OR REPLACE INTO blobs VALUES (?1, ?2, ?3)";
+        self.write("write to", PUT, params![part.digest, part.index, data]).map(drop)
+    }
+
+    fn blob_part(&self, part: BlobPart<'_>) -> Result<Option<Vec<u8>>, Error> {
+        const GET: &str = "SELECT data FROM blobs WHERE digest = ?1 AND part = ?2";
+        self.read_one(GET, params![part.digest, part.index], |row| row.get(0))
+    }
+
+    fn remove_blob(&mut self, digest: &str) -> Result<(), Error> {
+        self.write("write to", "DELETE FROM blobs WHERE digest = ?1", params![digest]).map(drop)
+    }
+}
+
+fn commit(connection: &mut Connection, batch: &Batch) -> rusqlite::Result<()> {
+    const PUT: &str = "INSERT INTO entries VALUES (?1, ?2, 1)
+        ON CONFLICT DO UPDATE SET value = excluded.value, version = version + 1";
+    const APPEND: &str = "INSERT INTO logs
+        SELECT ?1, coalesce(max(sequence), 0) + 1, ?2 FROM logs WHERE log = ?1";
+    let transaction = connection.transaction()?;
+    for record in &batch.puts {
+        transaction.prepare_cached(PUT)?.execute(params![record.key, record.value])?;
+    }
+    for record in &batch.appends {
+        transaction.prepare_cached(APPEND)?.execute(params![record.key, record.value])?;
+    }
+    transaction.commit()
+}
+
+fn failure(folder: &Path, doing: &str, error: &rusqlite::Error) -> Error {
+    let folder = folder.display();
+    if is_full(error) {
+        return Error::new(Code::StoreFull, format!("the disk of the state folder {folder} is full"));
+    }
+    Error::new(Code::System, format!("cannot {doing} the store in {folder}: {error}"))
+}
+
+fn is_full(error: &rusqlite::Error) -> bool {
+    let rusqlite::Error::SqliteFailure(error, _) = error else { return false };
+    error.code == ErrorCode::DiskFull || error.extended_code == ffi::SQLITE_IOERR_SHMSIZE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store() -> (tempfile::TempDir, SqliteStore) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
+        (folder, store)
+    }
+
+    fn put(store: &mut SqliteStore, key: &str, value: &[u8]) -> Result<(), Error> {
+        let mut batch = Batch::default();
+        batch.put(key.into(), value.into());
+        store.commit(&batch)
+    }
+
+    #[test]
+    fn a_key_changes_only_if_its_version_is_known() {
+        let (_folder, mut store) = store();
+        assert!(store.compare_and_swap("a", 0, b"1").unwrap());
+        assert!(!store.compare_and_swap("a", 0, b"2").unwrap());
+        assert!(store.compare_and_swap("a", 1, b"2").unwrap());
+        assert!(!store.compare_and_swap("a", 1, b"3").unwrap());
+        put(&mut store, "a", b"4").unwrap();
+        assert_eq!(store.get("a").unwrap().unwrap(), Versioned { value: b"4".into(), version: 3 });
+        assert_eq!(store.get("b").unwrap(), None);
+    }
+
+    #[test]
+    fn a_scan_gives_the_last_keys_of_a_prefix_page_by_page() {
+        let (_folder, mut store) = store();
+        for key in ["a/1", "a/2", "a/3", "b/1"] {
+            put(&mut store, key, b"").unwrap();
+        }
+        let keys = |before, limit| {
+            let records = store.scan_back("a/", before, limit).unwrap();
+            records.into_iter().map(|record| record.key).collect::<Vec<_>>()
+        };
+        assert_eq!(keys(None, 2), ["a/3", "a/2"]);
+        assert_eq!(keys(Some("a/2"), 2), ["a/1"]);
+    }
+
+    #[test]
+    fn logs_grow_at_their_end() {
+        let (_folder, mut store) = store();
+        let mut batch = Batch::default();
+        batch.append("one", b"a".into());
+        batch.append("other", b"b".into());
+        batch.append("one", b"c".into());
+        store.commit(&batch).unwrap();
+        assert_eq!(store.read_log("one", 0, 9).unwrap(), [(1, b"a".to_vec()), (2, b"c".to_vec())]);
+        assert_eq!(store.read_log("one", 1, 9).unwrap(), [(2, b"c".to_vec())]);
+    }
+
+    #[test]
+    fn blobs_come_back_in_parts_until_they_are_removed() {
+        let (_folder, mut store) = store();
+        let part = |index| BlobPart { digest: "d", index };
+        store.put_blob_part(part(0), b"ab").unwrap();
+        store.put_blob_part(part(1), b"c").unwrap();
+        store.put_blob_part(part(1), b"d").unwrap();
+        assert_eq!(store.blob_part(part(1)).unwrap(), Some(b"d".to_vec()));
+        assert_eq!(store.blob_part(part(2)).unwrap(), None);
+        store.remove_blob("d").unwrap();
+        assert_eq!(store.blob_part(part(0)).unwrap(), None);
+    }
+
+    #[test]
+    fn what_was_committed_is_there_after_opening_again() {
+        let (folder, mut store) = store();
+        put(&mut store, "a", b"1").unwrap();
+        drop(store);
+        let store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
+        assert_eq!(store.get("a").unwrap().unwrap().value, b"1");
+    }
+
+    #[test]
+    fn a_full_disk_is_named_and_leaves_what_was_there() {
+        let (folder, mut store) = store();
+        put(&mut store, "a", b"1").unwrap();
+        store.limit_to_current_size();
+        let error = put(&mut store, "a", &vec![0; 1 << 20]).unwrap_err();
+        assert_eq!(error.code, Code::StoreFull);
+        assert!(error.message.contains(&folder.path().display().to_string()), "{error}");
+        assert_eq!(store.get("a").unwrap().unwrap().value, b"1");
+    }
+
+    #[test]
+    fn a_file_that_is_no_store_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("store.sqlite");
+        std::fs::write(&file, vec![b'x'; 8192]).unwrap();
+        assert_eq!(SqliteStore::open(&file).err().unwrap().code, Code::System);
+    }
+}
