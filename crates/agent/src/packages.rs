@@ -15,10 +15,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use prost::Message;
-use sublet_proto::package::{Checked, MANIFEST_FILE, digest as digest_of, is_digest, validate};
+use sublet_proto::package::{Checked, INFO_FILE, MANIFEST_FILE, digest as digest_of, is_digest, validate};
 use sublet_proto::v1::{PackageFile, PackageInfo};
 use sublet_proto::{Code, Error, decode};
-use sublet_runtime::worker::process::MANIFEST_FILE as INFO_FILE;
 
 use crate::lock;
 use crate::manager::Manager;
@@ -155,10 +154,6 @@ fn unpack(checked: &Checked, folder: &Path) -> Result<(), Error> {
 
 /// The path was checked to stay in the folder, in which there are no links.
 fn unpack_file(file: &PackageFile, folder: &Path) -> Result<(), Error> {
-    if file.path.split('/').next() == Some(INFO_FILE) {
-        let message = format!("the package has a file {:?}, a name that is taken", file.path);
-        return Err(Error::new(Code::InvalidPackage, message));
-    }
     let path = folder.join(&file.path);
     path.parent().map_or(Ok(()), make_folder)?;
     write(&path, &file.data, file.executable)
@@ -237,15 +232,6 @@ mod tests {
         assert_eq!(fs::read(folder.join(MANIFEST_FILE)).unwrap(), b"name = 'p'");
         let info: PackageInfo = decode("info", &fs::read(folder.join(INFO_FILE)).unwrap()).unwrap();
         assert_eq!(info.name, "p");
-    }
-
-    #[test]
-    fn a_package_cannot_bring_its_own_information() {
-        let state = tempfile::tempdir().unwrap();
-        for path in ["manifest.pb", "manifest.pb/x"] {
-            let error = unpack(&checked(&[(path, b"")]), &state.path().join("p")).unwrap_err();
-            assert_eq!(error.code, Code::InvalidPackage);
-        }
     }
 
     #[test]

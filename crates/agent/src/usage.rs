@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn a_call_is_counted_while_it_runs_and_when_its_worker_dies() {
         let meter = Meter::open(2, Calibration::start()).unwrap();
-        usage::Meter::new(meter.region(), 1).unwrap().enter(7, false);
+        usage::Meter::new(meter.region(), 1).unwrap().enter(7, sublet_fabric::clock::ticks(), false);
         std::thread::sleep(Duration::from_millis(5));
         let running = meter.read();
         assert!(running.executing_ns >= 1_000_000 && running.calls == 0, "{running:?}");

@@ -123,12 +123,17 @@ fn describe(package: &PackageInfo, exit: Exit, executing: &[u32], memory_bytes: 
         [] => "between calls".to_owned(),
         names => format!("while executing {}", names.join(", ")),
     };
-    let memory = if memory_bytes.is_multiple_of(MIB) {
-        format!("{} MiB", memory_bytes / MIB)
-    } else {
-        format!("{memory_bytes} bytes")
-    };
-    format!("worker {exit} {doing}; the lease's memory is {memory}")
+    format!("worker {exit} {doing}; the lease's memory is {}", memory(memory_bytes))
+}
+
+/// Rounded to a tenth of a MiB.
+fn memory(bytes: u64) -> String {
+    let tenths = (u128::from(bytes) * 10 + u128::from(MIB) / 2) / u128::from(MIB);
+    match (tenths / 10, tenths % 10) {
+        (0, _) => format!("{bytes} bytes"),
+        (whole, 0) => format!("{whole} MiB"),
+        (whole, tenth) => format!("{whole}.{tenth} MiB"),
+    }
 }
 
 /// The index comes from memory that a function could have written to.
@@ -161,6 +166,7 @@ mod tests {
             told(Exit::Status(3), &[1, 0, 1], 4097),
             "worker exited with status 3 while executing libx/f, libx/g; the lease's memory is 4097 bytes"
         );
+        assert!(told(Exit::Status(0), &[], 134_742_016).ends_with("is 128.5 MiB"));
         assert!(told(Exit::Status(0), &[], MIB).contains("exited with status 0 between calls"));
         assert!(told(Exit::Status(0), &[9], MIB).contains("function 9 of libx"));
     }

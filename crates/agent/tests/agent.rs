@@ -225,7 +225,10 @@ fn connections_are_bounded() {
     // Their supervisors notice at once, but not before this thread goes on.
     let start = std::time::Instant::now();
     loop {
-        let client = node.show(node.lease(&format!("{:?}", start.elapsed())));
+        let client = connect();
+        let attach = ToAgent::Attach(Attach { ticket: node.ticket(node.lease("a")) });
+        // Refused before it has said anything, it cannot send.
+        let _ = client.0.send(&ClientToAgent { body: Some(attach) }.encode_to_vec(), &[]);
         if let (agent_to_client::Body::Attached(_), _) = client.hear() {
             break;
         }

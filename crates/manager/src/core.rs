@@ -28,7 +28,7 @@ use sublet_proto::{Code, Error};
 pub use nodes::MAX_NODES;
 use nodes::{Amount, Nodes};
 use terms::Terms;
-pub use terms::{DEFAULT_OPTIONS, DEFAULT_TIMEOUT_MS, MEMORY_PER_CORE_BYTES, inbox_bytes};
+pub use terms::{DEFAULT_OPTIONS, DEFAULT_TIMEOUT_MS, MEMORY_PER_CORE_BYTES};
 
 /// How often the shell sends [`Event::Tick`], in milliseconds.
 pub const TICK_MS: u64 = 500;

@@ -8,6 +8,7 @@
 //! with a value or an error, never with a panic. They are fuzzed (`fuzz/`).
 
 mod code;
+pub mod inbox;
 pub mod package;
 pub mod price;
 pub mod ticket;

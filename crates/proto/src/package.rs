@@ -26,6 +26,8 @@ use crate::{Code, Error};
 
 /// The manifest's name in a package's folder; no file of the package may have it.
 pub const MANIFEST_FILE: &str = "sublet.toml";
+/// The name under which a node keeps what it knows of an unpacked package: an encoded `PackageInfo`.
+pub const INFO_FILE: &str = "manifest.pb";
 /// Largest encoded package, in bytes.
 pub const MAX_PACKAGE_BYTES: u64 = 256 << 20;
 /// Most files in a package, without the manifest.
@@ -210,8 +212,8 @@ pub fn validate(encoded: &[u8]) -> Result<Checked, Error> {
     check_size(size_bytes)?;
     let package = v1::Package::decode(encoded)
         .map_err(|error| invalid(format!("the package cannot be decoded: {error}")))?;
-    // The canonical encoding is the shortest: unknown fields, repeated fields and long integers all add bytes.
-    if package.encoded_len() != encoded.len() {
+    // One content has one encoding, or it would have several digests.
+    if package.encode_to_vec() != encoded {
         return Err(invalid("the package is not in its canonical encoding"));
     }
     check_files(&package.files)?;
@@ -304,8 +306,9 @@ fn check_files(files: &[PackageFile]) -> Result<(), Error> {
     let mut seen = BTreeSet::new();
     for file in files {
         check_path(&file.path)?;
-        if file.path == MANIFEST_FILE {
-            return Err(invalid(format!("{MANIFEST_FILE} stands among the package's files")));
+        let first = file.path.split('/').next();
+        if let Some(taken) = [MANIFEST_FILE, INFO_FILE].into_iter().find(|&taken| first == Some(taken)) {
+            return Err(invalid(format!("{taken} stands among the package's files, a name that is taken")));
         }
         if seen.last().is_some_and(|last: &&str| *last > file.path.as_str()) {
             return Err(invalid(format!("the package's files are not sorted: {:?}", file.path)));

@@ -119,12 +119,26 @@ fn only_the_canonical_encoding_is_a_package() {
     let mut encoded = package::encode(&package);
     encoded.extend([0x78, 1]);
     assert!(package::validate(&encoded).unwrap_err().message.contains("canonical"));
+    let part = |manifest: &str, files: &[PackageFile]| {
+        prost::Message::encode_to_vec(&v1::Package { manifest: manifest.into(), files: files.to_vec() })
+    };
+    let reordered = [part("", &package.files), part(&package.manifest, &[])].concat();
+    assert!(package::validate(&reordered).unwrap_err().message.contains("canonical"), "as long, in another order");
     let unsorted = v1::Package {
         files: ["b", "a"].map(|path| PackageFile { path: path.into(), ..PackageFile::default() }).to_vec(),
         ..package
     };
     let encoded = prost::Message::encode_to_vec(&unsorted);
     assert!(package::validate(&encoded).unwrap_err().message.contains("sorted"));
+}
+
+#[test]
+fn names_that_a_node_needs_for_itself_are_refused() {
+    for path in ["sublet.toml", "manifest.pb", "manifest.pb/x"] {
+        let files = ["p.so", path].map(|path| PackageFile { path: path.into(), ..PackageFile::default() });
+        let error = package::from_files("name='p'\nlibrary='p.so'", files.to_vec()).unwrap_err();
+        assert!(error.message.contains("taken"), "{error}");
+    }
 }
 
 #[test]

@@ -4,6 +4,8 @@
 //! on the heap, and a full disk is an error of a write, never a fault of a mapping. Commits reach the disk with
 //! the next checkpoint: a crash of the machine may lose the last ones, but never half of one.
 
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Params, Row, ffi, params};
@@ -46,6 +48,7 @@ impl SqliteStore {
     /// Opens the store in this file, which is made if it is not there.
     pub fn open(file: &Path) -> Result<SqliteStore, Error> {
         let folder = file.parent().unwrap_or(file).to_owned();
+        make_private(file)?;
         let failed = |error: rusqlite::Error| failure(&folder, "open", &error);
         let connection = Connection::open(file).map_err(failed)?;
         connection.execute_batch(OPEN).map_err(failed)?;
@@ -153,6 +156,14 @@ impl Store for SqliteStore {
     fn remove_blob(&mut self, digest: &str) -> Result<(), Error> {
         self.write("write to", "DELETE FROM blobs WHERE digest = ?1", params![digest]).map(drop)
     }
+}
+
+/// The file holds the key of tickets, so it is for this user alone from its first byte on.
+fn make_private(file: &Path) -> Result<(), Error> {
+    let made = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(file);
+    made.map(drop).map_err(|error| {
+        Error::new(Code::System, format!("cannot open the store {}: {error}", file.display()))
+    })
 }
 
 fn commit(connection: &mut Connection, batch: &Batch) -> rusqlite::Result<()> {
