@@ -26,6 +26,23 @@ pub fn ticks() -> u64 {
     monotonic_ns()
 }
 
+/// As [`ticks`], but read only after everything before it in the program has happened. Without this a processor may
+/// read the counter while it still waits for a flag, and measure a round trip that it has not made.
+#[inline(always)]
+pub fn ticks_ordered() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: LFENCE exists on every x86-64 and has no precondition.
+    unsafe {
+        std::arch::x86_64::_mm_lfence();
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: ISB is a barrier and touches nothing.
+    unsafe {
+        std::arch::asm!("isb", options(nostack));
+    }
+    ticks()
+}
+
 /// CLOCK_MONOTONIC in nanoseconds: the same clock in every process of a node.
 pub fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
@@ -80,6 +97,9 @@ mod tests {
         std::thread::sleep(Duration::from_millis(30));
         let (passed_ticks, passed_ns) = (ticks() - ticks0, monotonic_ns() - ns0);
         let by_ticks = passed_ticks as f64 / rate;
-        assert!((by_ticks / passed_ns as f64 - 1.0).abs() < 0.2, "{by_ticks} ns by ticks, {passed_ns} ns by clock");
+        assert!(
+            (by_ticks / passed_ns as f64 - 1.0).abs() < 0.2,
+            "{by_ticks} ns by ticks, {passed_ns} ns by clock"
+        );
     }
 }

@@ -4,8 +4,8 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::time::Instant;
 
-use crate::line::{Body, Line, Turn};
-use crate::window::Address;
+use crate::line::{Body, Line, Turn, Watch};
+use crate::window::{Address, LineAddress};
 use crate::{FabricError, shm};
 
 /// What carries a connection.
@@ -48,7 +48,13 @@ impl Endpoint {
     /// Fills and publishes a line of the peer, and wakes whoever sleeps on it. Everything put before is visible to
     /// whoever sees the line's turn.
     #[inline(always)]
-    pub fn put_imm(&self, to: Address, turn: Turn, immediate: u32, body: &Body) -> Result<(), FabricError> {
+    pub fn put_imm(
+        &self,
+        to: LineAddress,
+        turn: Turn,
+        immediate: u32,
+        body: &Body,
+    ) -> Result<(), FabricError> {
         forward!(self.put_imm(to, turn, immediate, body))
     }
 
@@ -81,7 +87,13 @@ impl Endpoint {
     }
 
     /// Sleeps until the peer publishes this turn of a line of ours; see [`Line::wait`].
-    pub fn wait(&self, line: &Line, turn: Turn, deadline: Option<Instant>, give_up: impl FnMut() -> bool) -> bool {
+    pub fn wait(
+        &self,
+        line: (&Line, &Watch),
+        turn: Turn,
+        deadline: Option<Instant>,
+        give_up: impl FnMut() -> bool,
+    ) -> bool {
         forward!(self.wait(line, turn, deadline, give_up))
     }
 

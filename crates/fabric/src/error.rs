@@ -43,7 +43,9 @@ pub enum FabricError {
         reason: String,
     },
     /// A region number or size that a window cannot hold.
-    #[error("region {region} of {len_bytes} bytes does not fit: a window holds {regions} regions of less than 4 GiB")]
+    #[error(
+        "region {region} of {len_bytes} bytes does not fit: a window holds {regions} regions of less than 4 GiB"
+    )]
     DoesNotFit {
         /// The region's number.
         region: u32,

@@ -10,7 +10,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::FabricError;
-use crate::line::Line;
+use crate::line::{Line, Watch};
 use crate::sync::AtomicU64;
 
 /// The page size that regions and buffers are multiples of, in bytes.
@@ -23,7 +23,9 @@ pub fn page_align(len_bytes: u64) -> Option<u64> {
 
 /// Makes the memory file of a region: of fixed size, so that no peer can take pages away under a reader.
 pub fn create_file(name: &str, len_bytes: u64) -> Result<OwnedFd, FabricError> {
-    let failed = |what: &str, error| FabricError::system(format!("{what} for region {name} of {len_bytes} bytes"), error);
+    let failed = |what: &str, error| {
+        FabricError::system(format!("{what} for region {name} of {len_bytes} bytes"), error)
+    };
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(|error| failed("memfd_create", error))?;
     rustix::fs::ftruncate(&file, len_bytes).map_err(|error| failed("ftruncate", error))?;
@@ -127,6 +129,16 @@ impl Region {
         Some(unsafe { pointer.as_ref() })
     }
 
+    /// The watch at `offset`, if it is inside and aligned.
+    pub fn watch(&self, offset: u64) -> Option<&Watch> {
+        let pointer = self.pointer(offset, size_of::<Watch>() as u64)?.cast::<Watch>();
+        if !pointer.is_aligned() {
+            return None;
+        }
+        // SAFETY: as for `line`.
+        Some(unsafe { pointer.as_ref() })
+    }
+
     /// The 64-bit word at `offset`, if it is inside and aligned.
     pub fn word(&self, offset: u64) -> Option<&AtomicU64> {
         let pointer = self.pointer(offset, size_of::<AtomicU64>() as u64)?.cast::<AtomicU64>();
@@ -177,7 +189,6 @@ pub fn punch_hole(file: BorrowedFd<'_>, offset: u64, len_bytes: u64) -> Result<(
     rustix::fs::fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, len_bytes)
         .map_err(|error| FabricError::system(format!("fallocate(PUNCH_HOLE) of {len_bytes} bytes"), error))
 }
-
 
 #[cfg(test)]
 #[cfg(not(loom))]

@@ -48,21 +48,27 @@ pub struct Position {
 }
 
 impl Position {
-    /// The position with this count in a ring of so many lines.
+    /// The position with this count in a ring of so many lines, a power of two.
     #[inline(always)]
     pub fn new(count: u64, lines: u32) -> Position {
-        let lines = u64::from(lines);
-        Position { count, line: (count % lines) as u32, turn: Turn::of_use(count / lines) }
+        let line = count as u32 & (lines - 1);
+        Position { count, line, turn: Turn::of_use(lap(count, lines)) }
     }
+}
+
+/// How often the line of a position was used before.
+#[inline(always)]
+fn lap(count: u64, lines: u32) -> u64 {
+    count >> lines.trailing_zeros()
 }
 
 impl Sender {
     /// For a ring of so many lines.
     ///
     /// # Panics
-    /// If `lines` is 0.
+    /// If `lines` is not a power of two.
     pub fn new(lines: u32) -> Sender {
-        assert!(lines > 0, "a ring has at least one line");
+        assert!(lines.is_power_of_two(), "a ring has a power of two of lines, not {lines}");
         let occupants = (0..lines).map(|_| AtomicU64::new(NEVER_CLAIMED)).collect();
         Sender { tail: Apart(AtomicU64::new(0)), occupants }
     }
@@ -77,15 +83,15 @@ impl Sender {
     /// to the message that last used the line, or that its sender is still writing it.
     #[inline(always)]
     pub fn claim(&self, by: Occupant, answered: impl Fn(u64, Occupant) -> bool) -> Option<Position> {
-        let lines = self.occupants.len() as u64;
+        let lines = self.occupants.len() as u32;
         loop {
             let count = self.tail.0.load(Ordering::Acquire);
-            let position = Position::new(count, lines as u32);
+            let position = Position::new(count, lines);
             let slot = &self.occupants[position.line as usize];
-            let lap = count / lines;
+            let lap = lap(count, lines);
             if lap > 0 {
                 let (last_lap, sent, last) = unpack(slot.load(Ordering::Acquire));
-                if last_lap != (lap - 1) as u16 || !sent || !answered(count - lines, last) {
+                if last_lap != (lap - 1) as u16 || !sent || !answered(count - u64::from(lines), last) {
                     // Full, unless somebody else has claimed this position meanwhile: then look at the next one.
                     if self.tail.0.load(Ordering::Acquire) == count {
                         return None;
@@ -103,7 +109,7 @@ impl Sender {
     /// The claimant has published the line of this position.
     #[inline(always)]
     pub fn sent(&self, position: Position, by: Occupant) {
-        let lap = position.count / self.occupants.len() as u64;
+        let lap = lap(position.count, self.occupants.len() as u32);
         self.occupants[position.line as usize].store(pack(lap as u16, true, by), Ordering::Release);
     }
 }
@@ -171,7 +177,7 @@ mod tests {
 #[cfg(loom)]
 mod tests {
     use super::*;
-    use crate::line::Line;
+    use crate::line::{Line, Watch};
     use loom::sync::Arc;
     use loom::thread;
 
@@ -184,7 +190,7 @@ mod tests {
         model.preemption_bound = Some(3);
         model.check(|| {
             let sender = Arc::new(Sender::new(1));
-            let request = Arc::new(Line::default());
+            let request = Arc::new((Line::default(), Watch::default()));
             let answers: Arc<Vec<Line>> = Arc::new((0..MESSAGES).map(|_| Line::default()).collect());
             let senders: Vec<_> = (0..MESSAGES as u16)
                 .map(|record| {
@@ -198,7 +204,12 @@ mod tests {
                                 None => loom::thread::yield_now(),
                             }
                         };
-                        request.publish(position.turn, u32::from(record), &[u64::from(record); 7]);
+                        request.0.publish(
+                            &request.1,
+                            position.turn,
+                            u32::from(record),
+                            &[u64::from(record); 7],
+                        );
                         sender.sent(position, by);
                     })
                 })
@@ -206,11 +217,11 @@ mod tests {
             let mut taken = Vec::new();
             for count in 0..MESSAGES {
                 let position = Position::new(count, 1);
-                assert!(request.wait(position.turn, None, || false));
-                let (immediate, body) = request.read();
+                assert!(request.0.wait(&request.1, position.turn, None, || false));
+                let (immediate, body) = request.0.read();
                 assert_eq!(body, [u64::from(immediate); 7]);
                 taken.push(immediate);
-                answers[immediate as usize].publish(Turn::of_use(0), 0, &[0; 7]);
+                answers[immediate as usize].publish(&Watch::default(), Turn::of_use(0), 0, &[0; 7]);
             }
             taken.sort_unstable();
             assert_eq!(taken, [0, 1]);

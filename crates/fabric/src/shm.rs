@@ -11,10 +11,10 @@ use std::ptr::NonNull;
 use std::time::Instant;
 
 use crate::FabricError;
-use crate::line::{Body, LINE_BYTES, Line, Turn};
+use crate::line::{Body, LINE_BYTES, Line, Turn, WATCH_BYTES, Watch};
 use crate::region::copy_bytes;
 use crate::sync::{AtomicU64, Ordering};
-use crate::window::{Address, Window};
+use crate::window::{Address, LineAddress, Window};
 
 /// One end of a connection within a node.
 pub struct Endpoint {
@@ -30,9 +30,16 @@ impl Endpoint {
 
     /// See [`crate::Endpoint::put_imm`].
     #[inline(always)]
-    pub fn put_imm(&self, to: Address, turn: Turn, immediate: u32, body: &Body) -> Result<(), FabricError> {
-        let line = self.line(to)?;
-        if line.publish(turn, immediate, body).bell() {
+    pub fn put_imm(
+        &self,
+        to: LineAddress,
+        turn: Turn,
+        immediate: u32,
+        body: &Body,
+    ) -> Result<(), FabricError> {
+        let line = self.line(Address { region: to.region, offset: to.line })?;
+        let watch = self.watch(Address { region: to.region, offset: to.watch })?;
+        if line.publish(watch, turn, immediate, body) {
             self.ring_bell();
         }
         Ok(())
@@ -74,8 +81,14 @@ impl Endpoint {
     }
 
     /// See [`crate::Endpoint::wait`].
-    pub fn wait(&self, line: &Line, turn: Turn, deadline: Option<Instant>, give_up: impl FnMut() -> bool) -> bool {
-        line.wait(turn, deadline, give_up)
+    pub fn wait(
+        &self,
+        (line, watch): (&Line, &Watch),
+        turn: Turn,
+        deadline: Option<Instant>,
+        give_up: impl FnMut() -> bool,
+    ) -> bool {
+        line.wait(watch, turn, deadline, give_up)
     }
 
     /// See [`crate::Endpoint::register`].
@@ -90,6 +103,16 @@ impl Endpoint {
             return Err(unaligned(at, LINE_BYTES));
         }
         // SAFETY: aligned and inside of a mapping that lives as long as the window; every field is atomic.
+        Ok(unsafe { pointer.as_ref() })
+    }
+
+    #[inline(always)]
+    fn watch(&self, at: Address) -> Result<&Watch, FabricError> {
+        let pointer = self.inside(at, WATCH_BYTES)?.cast::<Watch>();
+        if !pointer.is_aligned() {
+            return Err(unaligned(at, WATCH_BYTES));
+        }
+        // SAFETY: as for `line`.
         Ok(unsafe { pointer.as_ref() })
     }
 

@@ -56,12 +56,3 @@ pub mod futex {
         QUEUE.1.notify_all();
     }
 }
-
-/// Says that this is a spin loop. Under loom it lets the others run.
-#[inline(always)]
-pub fn spin_hint() {
-    #[cfg(not(loom))]
-    std::hint::spin_loop();
-    #[cfg(loom)]
-    loom::thread::yield_now();
-}

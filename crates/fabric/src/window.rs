@@ -22,6 +22,17 @@ pub struct Address {
     pub offset: u64,
 }
 
+/// A line and its watch in a region of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LineAddress {
+    /// The region's number in its connection.
+    pub region: u32,
+    /// Where the line begins.
+    pub line: u64,
+    /// Where its watch is.
+    pub watch: u64,
+}
+
 /// See the [module](self).
 pub struct Window {
     base: NonNull<u8>,
@@ -91,7 +102,9 @@ impl Window {
                 0,
             )
         }
-        .map_err(|error| FabricError::system(format!("mmap of region {region} of {len_bytes} bytes"), error))?;
+        .map_err(|error| {
+            FabricError::system(format!("mmap of region {region} of {len_bytes} bytes"), error)
+        })?;
         slot.store(len_bytes, Ordering::Release);
         Ok(())
     }
@@ -123,7 +136,6 @@ impl Window {
         let at = Address { region, offset };
         self.pointer(at, len_bytes).map(|_| at)
     }
-
 
     #[inline(always)]
     fn place(&self, region: u32) -> NonNull<u8> {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 use sublet_fabric::line::{LINE_BYTES, Turn};
 use sublet_fabric::region::Region;
-use sublet_fabric::window::{Address, Window};
+use sublet_fabric::window::{Address, LineAddress, Window};
 use sublet_fabric::{Endpoint, FabricError, Provider, shm};
 
 const REGION: u32 = 3;
@@ -36,6 +36,13 @@ fn pair(provider: Provider) -> Pair {
 fn at(offset: u64) -> Address {
     Address { region: REGION, offset }
 }
+
+/// The line at an offset; its watch lies in the region's last page.
+fn line_at(offset: u64) -> LineAddress {
+    LineAddress { region: REGION, line: offset, watch: WATCH }
+}
+
+const WATCH: u64 = LEN - 4096;
 
 fn over_all(test: impl Fn(Pair)) {
     for &provider in Provider::ALL {
@@ -78,12 +85,12 @@ fn atomics_return_what_was_and_lose_nothing() {
 #[test]
 fn whoever_sees_a_line_sees_what_was_put_before_it() {
     over_all(|pair| {
-        let line = pair.target.line(0).unwrap();
+        let (line, watch) = (pair.target.line(0).unwrap(), pair.target.watch(WATCH).unwrap());
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for n in 0..2_000u64 {
                     pair.end.put(at(4096), &n.to_ne_bytes()).unwrap();
-                    pair.end.put_imm(at(0), Turn::of_use(n), n as u32, &[n; 7]).unwrap();
+                    pair.end.put_imm(line_at(0), Turn::of_use(n), n as u32, &[n; 7]).unwrap();
                     // The reader answers in a word of its own region.
                     while pair.target.word(128).unwrap().load(std::sync::atomic::Ordering::Acquire) != n + 1 {
                         std::hint::spin_loop();
@@ -91,7 +98,7 @@ fn whoever_sees_a_line_sees_what_was_put_before_it() {
                 }
             });
             for n in 0..2_000u64 {
-                assert!(pair.end.wait(line, Turn::of_use(n), None, || false));
+                assert!(pair.end.wait((line, watch), Turn::of_use(n), None, || false));
                 let mut bytes = [0; 8];
                 pair.target.read(4096, &mut bytes).unwrap();
                 assert_eq!((line.read(), u64::from_ne_bytes(bytes)), ((n as u32, [n; 7]), n));
@@ -104,13 +111,13 @@ fn whoever_sees_a_line_sees_what_was_put_before_it() {
 #[test]
 fn a_sleeping_reader_is_woken_and_an_early_deadline_ends_its_sleep() {
     over_all(|pair| {
-        let line = pair.target.line(LINE_BYTES).unwrap();
+        let (line, watch) = (pair.target.line(LINE_BYTES).unwrap(), pair.target.watch(WATCH).unwrap());
         let soon = Instant::now() + Duration::from_millis(5);
-        assert!(!pair.end.wait(line, Turn::of_use(0), Some(soon), || false));
+        assert!(!pair.end.wait((line, watch), Turn::of_use(0), Some(soon), || false));
         std::thread::scope(|scope| {
-            let sleeper = scope.spawn(|| pair.end.wait(line, Turn::of_use(0), None, || false));
+            let sleeper = scope.spawn(|| pair.end.wait((line, watch), Turn::of_use(0), None, || false));
             std::thread::sleep(Duration::from_millis(10));
-            pair.end.put_imm(at(LINE_BYTES), Turn::of_use(0), 0, &[0; 7]).unwrap();
+            pair.end.put_imm(line_at(LINE_BYTES), Turn::of_use(0), 0, &[0; 7]).unwrap();
             assert!(sleeper.join().unwrap());
         });
     });
@@ -120,11 +127,11 @@ fn a_sleeping_reader_is_woken_and_an_early_deadline_ends_its_sleep() {
 fn the_bell_rings_for_lines_that_ask_for_it_and_for_no_others() {
     over_all(|pair| {
         let rung = || rustix::io::read(&pair.bell, &mut [0; 8]).is_ok();
-        let line = pair.target.line(0).unwrap();
-        pair.end.put_imm(at(0), Turn::of_use(0), 0, &[0; 7]).unwrap();
+        let (line, watch) = (pair.target.line(0).unwrap(), pair.target.watch(WATCH).unwrap());
+        pair.end.put_imm(line_at(0), Turn::of_use(0), 0, &[0; 7]).unwrap();
         assert!(!rung());
-        assert!(line.ask_bell(Turn::of_use(1)));
-        pair.end.put_imm(at(0), Turn::of_use(1), 0, &[0; 7]).unwrap();
+        assert!(line.ask_bell(watch, Turn::of_use(1)));
+        pair.end.put_imm(line_at(0), Turn::of_use(1), 0, &[0; 7]).unwrap();
         assert!(rung());
     });
 }
@@ -132,18 +139,29 @@ fn the_bell_rings_for_lines_that_ask_for_it_and_for_no_others() {
 #[test]
 fn nothing_outside_of_a_region_is_touched_and_the_error_says_where() {
     over_all(|pair| {
-        let outside = [at(LEN), at(LEN - 7), at(u64::MAX), Address { region: 2, offset: 0 }, Address { region: 99, offset: 0 }];
+        let outside = [
+            at(LEN),
+            at(LEN - 3),
+            at(u64::MAX),
+            Address { region: 2, offset: 0 },
+            Address { region: 99, offset: 0 },
+        ];
         for address in outside {
-            let named = |error: FabricError| assert!(error.to_string().contains(&address.region.to_string()), "{error}");
+            let named = |error: FabricError| {
+                assert!(error.to_string().contains(&address.region.to_string()), "{error}")
+            };
             named(pair.end.put(address, &[1; 8]).unwrap_err());
             named(pair.end.get(address, &mut [1; 8]).unwrap_err());
             named(pair.end.fetch_add(address, 1).unwrap_err());
             named(pair.end.compare_swap(address, 0, 1).unwrap_err());
-            named(pair.end.put_imm(address, Turn::of_use(0), 0, &[0; 7]).unwrap_err());
+            let line = LineAddress { region: address.region, line: address.offset, watch: WATCH };
+            named(pair.end.put_imm(line, Turn::of_use(0), 0, &[0; 7]).unwrap_err());
+            let watch = LineAddress { region: address.region, line: 0, watch: address.offset };
+            named(pair.end.put_imm(watch, Turn::of_use(0), 0, &[0; 7]).unwrap_err());
             assert!(pair.end.mapped(address, 8).is_none());
         }
         assert!(matches!(pair.end.fetch_add(at(4), 1), Err(FabricError::Unaligned { .. })));
-        let line = pair.end.put_imm(at(8), Turn::of_use(0), 0, &[0; 7]);
+        let line = pair.end.put_imm(line_at(8), Turn::of_use(0), 0, &[0; 7]);
         assert!(matches!(line, Err(FabricError::Unaligned { .. })));
     });
 }

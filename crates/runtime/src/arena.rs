@@ -61,10 +61,11 @@ impl Arena {
         len_bytes: u64,
         publish: impl FnOnce() -> Result<(), Error>,
     ) -> Result<Block, Error> {
-        let wanted = page_align(len_bytes.max(1)).filter(|&wanted| wanted <= MAX_REGION_BYTES).ok_or_else(|| {
-            let message = format!("a buffer of {len_bytes} bytes: the largest has {} bytes", u32::MAX);
-            Error::new(Code::InvalidArgument, message)
-        })?;
+        let wanted =
+            page_align(len_bytes.max(1)).filter(|&wanted| wanted <= MAX_REGION_BYTES).ok_or_else(|| {
+                let message = format!("a buffer of {len_bytes} bytes: the largest has {} bytes", u32::MAX);
+                Error::new(Code::InvalidArgument, message)
+            })?;
         if let Some(block) = self.take(wanted) {
             return Ok(block);
         }
@@ -72,7 +73,8 @@ impl Arena {
         let published = publish();
         self.open(region);
         published?;
-        self.take(wanted).ok_or_else(|| Error::new(Code::Internal, "a new region was taken before its first buffer"))
+        self.take(wanted)
+            .ok_or_else(|| Error::new(Code::Internal, "a new region was taken before its first buffer"))
     }
 
     pub(crate) fn free(&self, block: Block) {
@@ -193,12 +195,21 @@ impl<T: Pod> Buffer<T> {
         publish: impl FnOnce() -> Result<(), Error>,
     ) -> Result<Buffer<T>, Error> {
         let too_large = || {
-            let message = format!("a buffer of {len} values of {} bytes: the largest has {} bytes", size_of::<T>(), u32::MAX);
+            let message = format!(
+                "a buffer of {len} values of {} bytes: the largest has {} bytes",
+                size_of::<T>(),
+                u32::MAX
+            );
             Error::new(Code::InvalidArgument, message)
         };
-        let len_bytes = len.checked_mul(size_of::<T>()).and_then(|bytes| u32::try_from(bytes).ok()).ok_or_else(too_large)?;
+        let len_bytes = len
+            .checked_mul(size_of::<T>())
+            .and_then(|bytes| u32::try_from(bytes).ok())
+            .ok_or_else(too_large)?;
         let block = arena.allocate(u64::from(len_bytes), publish)?;
-        let start = arena.pointer(&block).ok_or_else(|| Error::new(Code::Internal, "a block outside of its arena"))?;
+        let start = arena
+            .pointer(&block)
+            .ok_or_else(|| Error::new(Code::Internal, "a block outside of its arena"))?;
         Ok(Buffer { arena: arena.clone(), block, start: start.cast(), len })
     }
 }
@@ -274,8 +285,16 @@ mod tests {
     fn a_region_is_published_before_its_first_buffer_and_only_once() {
         let arena = Arena::new().unwrap();
         let mut published = 0;
-        let first = Buffer::<u8>::new(&arena, 1, || { published += 1; Ok(()) }).unwrap();
-        let second = Buffer::<u8>::new(&arena, 1, || { published += 1; Ok(()) }).unwrap();
+        let first = Buffer::<u8>::new(&arena, 1, || {
+            published += 1;
+            Ok(())
+        })
+        .unwrap();
+        let second = Buffer::<u8>::new(&arena, 1, || {
+            published += 1;
+            Ok(())
+        })
+        .unwrap();
         assert_eq!((published, first.len() + second.len()), (1, 2));
     }
 

@@ -23,7 +23,7 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Completion {
     /// Bytes that the function wrote to its output.
     pub output_bytes: usize,
-    /// Time that the worker spent in the function.
+    /// Time that the worker spent in the function; zero unless the call was [timed](crate::CallOptions::timed).
     pub executing: Duration,
 }
 
@@ -47,7 +47,12 @@ unsafe impl Send for Invocation<'_> {}
 unsafe impl Sync for Invocation<'_> {}
 
 impl<'call> Invocation<'call> {
-    pub(crate) fn new(lease: &Arc<Lease>, sent: Sent, call: Call, deadline: Option<Instant>) -> Invocation<'call> {
+    pub(crate) fn new(
+        lease: &Arc<Lease>,
+        sent: Sent,
+        call: Call,
+        deadline: Option<Instant>,
+    ) -> Invocation<'call> {
         Invocation { lease: lease.clone(), sent, call, deadline, ended: false, _memory: PhantomData }
     }
 
@@ -81,7 +86,10 @@ impl<'call> Invocation<'call> {
     #[inline(always)]
     pub fn finish(&mut self) -> Result<Completion, Error> {
         if self.ended {
-            return Err(Error::new(Code::InvalidArgument, "the result of this call has been collected already"));
+            return Err(Error::new(
+                Code::InvalidArgument,
+                "the result of this call has been collected already",
+            ));
         }
         let line = self.lease.result_line(self.sent.worker, self.sent.record);
         if !self.lease.spin(line, &self.sent)
@@ -116,7 +124,10 @@ impl<'call> Invocation<'call> {
                 continue;
             }
             if deadline.is_some_and(|at| at <= Instant::now()) {
-                return Err(Error::new(Code::DeadlineExceeded, self.describe("did not return before its deadline")));
+                return Err(Error::new(
+                    Code::DeadlineExceeded,
+                    self.describe("did not return before its deadline"),
+                ));
             }
         }
     }
@@ -191,7 +202,9 @@ impl<'call> Invocation<'call> {
                 "returned {} bytes, and its output has {}",
                 outcome.output_len, self.call.output_capacity
             )),
-            Code::UnknownFunction => format!("package {} has no function {}", self.lease.package.name, self.call.function),
+            Code::UnknownFunction => {
+                format!("package {} has no function {}", self.lease.package.name, self.call.function)
+            }
             _ => self.describe(&format!("was refused by its worker: {code}")),
         };
         Error::new(code, message)
@@ -234,7 +247,8 @@ impl Future for Invocation<'_> {
         let records = self.lease.records(self.sent.worker);
         records.watch(self.sent.record, context.waker());
         let line = self.lease.result_line(self.sent.worker, self.sent.record);
-        if line.ask_bell(self.sent.turn) && !self.lost() {
+        let watch = self.lease.result_watch(self.sent.worker, self.sent.record);
+        if line.ask_bell(watch, self.sent.turn) && !self.lost() {
             return Poll::Pending;
         }
         records.unwatch(self.sent.record);

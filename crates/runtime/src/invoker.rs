@@ -89,9 +89,10 @@ impl Allocation {
         self
     }
 
-    /// So many inbox slots for each worker: calls that may travel or wait while one executes.
+    /// So many inbox slots for each worker, rounded up to a power of two: calls that may travel or wait while one
+    /// executes.
     pub fn slots(mut self, slots: u32) -> Allocation {
-        self.slots = slots;
+        self.slots = slots.checked_next_power_of_two().unwrap_or(u32::MAX);
         self
     }
 
@@ -139,6 +140,8 @@ pub struct CallOptions {
     pub worker: Option<u32>,
     /// By when it must have ended; see [`Invocation::wait_deadline`].
     pub deadline: Option<Instant>,
+    /// Whether the completion is to tell the time that the worker spent in the function. Costs some nanoseconds.
+    pub timed: bool,
 }
 
 /// A client of one manager: allocates memory, holds at most one lease, and submits calls to its workers.
@@ -193,11 +196,21 @@ impl Invoker {
         output: &'call mut [O],
         options: CallOptions,
     ) -> Result<Invocation<'call>, Error> {
-        let (input, output): (&[u8], &mut [u8]) = (bytemuck::cast_slice(input), bytemuck::cast_slice_mut(output));
+        let (input, output): (&[u8], &mut [u8]) =
+            (bytemuck::cast_slice(input), bytemuck::cast_slice_mut(output));
         let input_len = call_size("input", input.len())?;
         let output_capacity = call_size("output", output.len())?;
         // SAFETY: both slices are borrowed for `'call`, which the invocation carries.
-        unsafe { self.submit_raw(function, input.as_ptr(), input_len, output.as_mut_ptr(), output_capacity, options) }
+        unsafe {
+            self.submit_raw(
+                function,
+                input.as_ptr(),
+                input_len,
+                output.as_mut_ptr(),
+                output_capacity,
+                options,
+            )
+        }
     }
 
     /// As [`Invoker::submit_with`], for callers whose memory the compiler does not watch over.
@@ -216,9 +229,10 @@ impl Invoker {
         options: CallOptions,
     ) -> Result<Invocation<'call>, Error> {
         let lease = self.held_lease()?;
-        let call = Call { function: function.0, worker: options.worker, input, input_len, output, output_capacity };
+        let CallOptions { worker, deadline, timed } = options;
+        let call = Call { function: function.0, worker, input, input_len, output, output_capacity, timed };
         let sent = lease.dispatch(&call)?;
-        Ok(Invocation::new(lease, sent, call, options.deadline))
+        Ok(Invocation::new(lease, sent, call, deadline))
     }
 
     /// Finds a function of the leased package, by its own name or as `package/function`.

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use sublet_fabric::Endpoint;
 use sublet_fabric::clock::ticks;
-use sublet_fabric::line::{Line, Turn};
+use sublet_fabric::line::{Line, Turn, Watch};
 use sublet_fabric::region::Region;
 use sublet_fabric::ring::{Occupant, Position, Sender};
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
@@ -89,6 +89,7 @@ pub(crate) struct Call {
     pub(crate) input_len: u32,
     pub(crate) output: *mut u8,
     pub(crate) output_capacity: u32,
+    pub(crate) timed: bool,
 }
 
 /// A call on its way.
@@ -141,12 +142,13 @@ impl Lease {
             output,
             output_capacity: call.output_capacity,
             result_turn: claim.turn(),
+            timed: call.timed,
         };
         if input.is_none() && call.input_len > 0 {
             self.put_payload(worker, position, call)?;
         }
         let immediate = Immediate::new(claim.record, claim.uses, call.function);
-        let to = Address { region: OWN_REGION, offset: self.inbox.line(worker, position.line) };
+        let to = self.inbox.line(worker, position.line);
         self.endpoint.put_imm(to, position.turn, immediate.to_bits(), &request.encode())?;
         self.workers[worker as usize].ring.sent(position, occupant);
         Ok(Sent { worker, record: claim.record, position: position.count, turn: claim.turn(), staging })
@@ -235,8 +237,16 @@ impl Lease {
     /// The line on which a record's result is published.
     #[inline(always)]
     pub(crate) fn result_line(&self, worker: u32, record: u16) -> &Line {
-        match self.results.line(self.results_layout.line(worker, record)) {
+        match self.results.line(self.results_layout.line(worker, record).line) {
             Some(line) => line,
+            None => outside_of_layout(),
+        }
+    }
+
+    /// Where whoever waits for a record's result sleeps.
+    pub(crate) fn result_watch(&self, worker: u32, record: u16) -> &Watch {
+        match self.results.watch(self.results_layout.line(worker, record).watch) {
+            Some(watch) => watch,
             None => outside_of_layout(),
         }
     }
@@ -275,7 +285,9 @@ impl Lease {
     /// Sleeps until the result comes, the call is lost, the worker process ends, or the deadline passes. Says
     /// whether the result came.
     pub(crate) fn sleep(&self, line: &Line, sent: &Sent, deadline: Option<std::time::Instant>) -> bool {
-        self.endpoint.wait(line, sent.turn, deadline, || self.lost(sent.worker, sent.position) || !self.running())
+        let line = (line, self.result_watch(sent.worker, sent.record));
+        self.endpoint
+            .wait(line, sent.turn, deadline, || self.lost(sent.worker, sent.position) || !self.running())
     }
 
     /// The error message of a record's result.
@@ -329,7 +341,8 @@ impl Lease {
             const SHOWN: usize = 8;
             let known: Vec<_> = self.names.iter().take(SHOWN).map(|(name, _)| name.as_str()).collect();
             let more = if self.names.len() > SHOWN { ", ..." } else { "" };
-            let message = format!("package {package} has no function {name}; it has {}{more}", known.join(", "));
+            let message =
+                format!("package {package} has no function {name}; it has {}{more}", known.join(", "));
             Error::new(Code::UnknownFunction, message)
         })
     }
@@ -343,7 +356,8 @@ impl Lease {
     /// Why the call at a position was lost.
     pub(crate) fn why_lost(&self, worker: u32, position: u64) -> Error {
         let deaths = self.deaths.lock().unwrap_or_else(PoisonError::into_inner);
-        let death = deaths.iter().find(|death| death.before.get(worker as usize).is_some_and(|&end| position < end));
+        let death =
+            deaths.iter().find(|death| death.before.get(worker as usize).is_some_and(|&end| position < end));
         death.or(deaths.back()).map_or_else(
             || Error::new(Code::WorkerDied, "the worker ended before the call did"),
             |death| death.error.clone(),

@@ -10,20 +10,20 @@
 //! | body word | request | result |
 //! |---|---|---|
 //! | 0 | input region (low 32 bits), input length | status (low 32 bits; 0 or an error code), output length |
-//! | 1 | input offset | ticks spent executing |
+//! | 1 | input offset | ticks spent executing, if asked for |
 //! | 2 | output region (low 32 bits), output capacity | length of the error message |
 //! | 3 | output offset | 0 |
-//! | 4 | turn of the result line (low 32 bits), 0 | 0 |
+//! | 4 | turn of the result line (low 32 bits), flags | 0 |
 //! | 5, 6 | 0 | 0 |
 //!
 //! Both sides of the protocol live in this crate; nobody else writes or reads these lines. A worker decodes requests
 //! of a client that may be broken: [`Request::decode`] takes any seven words, and every place in them is checked
 //! against the mapped regions before it is used.
 
-use sublet_fabric::line::{Body, LINE_BYTES, Turn};
-use sublet_fabric::region::page_align;
-use sublet_fabric::window::Address;
-use sublet_proto::{Code, Error, limits};
+use sublet_fabric::line::{Body, LINE_BYTES, Turn, WATCH_BYTES};
+use sublet_fabric::window::{Address, LineAddress};
+use sublet_proto::Error;
+use sublet_proto::inbox::InboxShape;
 
 pub mod usage;
 
@@ -86,7 +86,12 @@ pub struct Request {
     pub output_capacity: u32,
     /// The turn in which the result line is published.
     pub result_turn: Turn,
+    /// Whether the result is to tell the time spent executing: reading the clock delays the result.
+    pub timed: bool,
 }
+
+/// The flag of a timed request.
+const TIMED: u32 = 1;
 
 impl Request {
     /// As a line's body.
@@ -97,7 +102,7 @@ impl Request {
             self.input.offset,
             low_high(self.output.region, self.output_capacity),
             self.output.offset,
-            u64::from(self.result_turn.to_bits()),
+            low_high(self.result_turn.to_bits(), if self.timed { TIMED } else { 0 }),
             0,
             0,
         ]
@@ -112,6 +117,7 @@ impl Request {
             output: Address { region: body[2] as u32, offset: body[3] },
             output_capacity: high(body[2]),
             result_turn: Turn::from_bits(body[4] as u32),
+            timed: high(body[4]) & TIMED != 0,
         }
     }
 }
@@ -123,7 +129,7 @@ pub struct Outcome {
     pub status: u32,
     /// Bytes that the function wrote; with [`Code::OutputTooLarge`], the bytes that it had to write.
     pub output_len: u32,
-    /// Time in the function, in ticks of the node's counter.
+    /// Time in the function, in ticks of the node's counter; 0 if the request was not timed.
     pub executing_ticks: u64,
     /// Bytes of the error message, in the message slot of the record.
     pub message_len: u32,
@@ -133,7 +139,15 @@ impl Outcome {
     /// As a line's body.
     #[inline(always)]
     pub fn encode(&self) -> Body {
-        [low_high(self.status, self.output_len), self.executing_ticks, u64::from(self.message_len), 0, 0, 0, 0]
+        [
+            low_high(self.status, self.output_len),
+            self.executing_ticks,
+            u64::from(self.message_len),
+            0,
+            0,
+            0,
+            0,
+        ]
     }
 
     /// From a line's body.
@@ -158,35 +172,23 @@ fn high(word: u64) -> u32 {
     (word >> 32) as u32
 }
 
-/// Where everything lies in an inbox region: for each worker its ring of lines, then its payload slots.
+/// Where everything lies in an inbox region: for each worker its ring of lines, their one watch (a worker waits for
+/// one line at a time), then its payload slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InboxLayout {
     slots: u32,
-    ring_bytes: u64,
-    slot_stride: u64,
-    worker_stride: u64,
-    len_bytes: u64,
+    shape: InboxShape,
 }
 
 impl InboxLayout {
-    /// For so many workers with so many slots, each for inputs of `slot_bytes`.
+    /// For so many workers with so many slots, each for inputs of `slot_bytes`; see [`InboxShape::new`].
     pub fn new(workers: u32, slots: u32, slot_bytes: u64) -> Result<InboxLayout, Error> {
-        check("cores", u64::from(workers), 1, u64::from(limits::MAX_CORES))?;
-        check("slots", u64::from(slots), 1, u64::from(limits::MAX_SLOTS))?;
-        check("slot bytes", slot_bytes, 0, limits::MAX_SLOT_BYTES)?;
-        let layout = || {
-            let ring_bytes = page_align(u64::from(slots) * LINE_BYTES)?;
-            let slot_stride = page_align(slot_bytes)?;
-            let worker_stride = slot_stride.checked_mul(u64::from(slots))?.checked_add(ring_bytes)?;
-            let len_bytes = worker_stride.checked_mul(u64::from(workers))?;
-            Some(InboxLayout { slots, ring_bytes, slot_stride, worker_stride, len_bytes })
-        };
-        layout().ok_or_else(|| Error::new(Code::InvalidArgument, "the inbox would not fit into 64 bits"))
+        Ok(InboxLayout { slots, shape: InboxShape::new(workers, slots, slot_bytes)? })
     }
 
     /// Size of the region.
     pub fn len_bytes(&self) -> u64 {
-        self.len_bytes
+        self.shape.len_bytes
     }
 
     /// Lines of each worker's ring.
@@ -196,32 +198,31 @@ impl InboxLayout {
 
     /// Where a request's line lies.
     #[inline(always)]
-    pub fn line(&self, worker: u32, slot: u32) -> u64 {
-        u64::from(worker) * self.worker_stride + u64::from(slot) * LINE_BYTES
+    pub fn line(&self, worker: u32, slot: u32) -> LineAddress {
+        let ring = u64::from(worker) * self.shape.worker_stride;
+        LineAddress {
+            region: OWN_REGION,
+            line: ring + u64::from(slot) * LINE_BYTES,
+            watch: ring + u64::from(self.slots) * LINE_BYTES,
+        }
     }
 
     /// Where a request's payload slot lies.
     #[inline(always)]
     pub fn payload(&self, worker: u32, slot: u32) -> u64 {
-        u64::from(worker) * self.worker_stride + self.ring_bytes + u64::from(slot) * self.slot_stride
+        u64::from(worker) * self.shape.worker_stride + self.shape.ring_bytes + u64::from(slot) * self.shape.slot_stride
     }
 }
 
-fn check(what: &str, value: u64, least: u64, most: u64) -> Result<(), Error> {
-    if (least..=most).contains(&value) {
-        return Ok(());
-    }
-    Err(Error::new(Code::InvalidArgument, format!("{what}: {value} is not between {least} and {most}")))
-}
-
-/// Where everything lies in a results region: for each worker its records' lines, then its records' messages.
+/// Where everything lies in a results region: for each worker its records' lines, their watches, and their messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResultsLayout {
     workers: u32,
 }
 
 const RECORD_LINES_BYTES: u64 = RECORDS as u64 * LINE_BYTES;
-const WORKER_RESULTS_BYTES: u64 = RECORD_LINES_BYTES + RECORDS as u64 * MAX_MESSAGE_BYTES;
+const WATCHES_BYTES: u64 = RECORDS as u64 * WATCH_BYTES;
+const WORKER_RESULTS_BYTES: u64 = RECORD_LINES_BYTES + WATCHES_BYTES + RECORDS as u64 * MAX_MESSAGE_BYTES;
 
 impl ResultsLayout {
     /// For so many workers.
@@ -236,13 +237,19 @@ impl ResultsLayout {
 
     /// Where a record's line lies.
     #[inline(always)]
-    pub fn line(&self, worker: u32, record: u16) -> u64 {
-        u64::from(worker) * WORKER_RESULTS_BYTES + u64::from(record) * LINE_BYTES
+    pub fn line(&self, worker: u32, record: u16) -> LineAddress {
+        let results = u64::from(worker) * WORKER_RESULTS_BYTES;
+        LineAddress {
+            region: OWN_REGION,
+            line: results + u64::from(record) * LINE_BYTES,
+            watch: results + RECORD_LINES_BYTES + u64::from(record) * WATCH_BYTES,
+        }
     }
 
     /// Where a record's error message lies.
     pub fn message(&self, worker: u32, record: u16) -> u64 {
-        u64::from(worker) * WORKER_RESULTS_BYTES + RECORD_LINES_BYTES + u64::from(record) * MAX_MESSAGE_BYTES
+        let messages = u64::from(worker) * WORKER_RESULTS_BYTES + RECORD_LINES_BYTES + WATCHES_BYTES;
+        messages + u64::from(record) * MAX_MESSAGE_BYTES
     }
 }
 
@@ -262,12 +269,17 @@ mod tests {
         }
 
         #[test]
-        fn lines_and_slots_of_an_inbox_do_not_overlap(workers in 1u32..5, slots in 1u32..20, slot_bytes in 0u64..9000) {
+        fn lines_and_slots_of_an_inbox_do_not_overlap(workers in 1u32..5, log_slots in 0u32..5, slot_bytes in 0u64..9000) {
+            let slots = 1 << log_slots;
             let layout = InboxLayout::new(workers, slots, slot_bytes).unwrap();
             let mut places = Vec::new();
             for worker in 0..workers {
                 for slot in 0..slots {
-                    places.push((layout.line(worker, slot), LINE_BYTES));
+                    let address = layout.line(worker, slot);
+                    places.push((address.line, LINE_BYTES));
+                    if slot == 0 {
+                        places.push((address.watch, WATCH_BYTES));
+                    }
                     places.push((layout.payload(worker, slot), slot_bytes));
                 }
             }
@@ -286,14 +298,5 @@ mod tests {
             assert_eq!(Immediate::new(1023, uses, 9).record(), 1023);
         }
         assert_eq!(Immediate::new(5, 0, 9), Immediate::new(5, 64, 9));
-    }
-
-    #[test]
-    fn an_impossible_inbox_is_refused_with_the_value() {
-        let error = InboxLayout::new(0, 8, 64).unwrap_err();
-        assert_eq!((error.code, error.message.contains("cores: 0")), (Code::InvalidArgument, true));
-        assert!(InboxLayout::new(1, 1 << 20, 64).unwrap_err().message.contains("slots"));
-        assert!(InboxLayout::new(1, 8, u64::MAX).is_err());
-        assert!(InboxLayout::new(1024, 256, limits::MAX_SLOT_BYTES).is_ok());
     }
 }

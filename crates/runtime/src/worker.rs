@@ -11,7 +11,7 @@
 
 use sublet_fabric::Endpoint;
 use sublet_fabric::clock::ticks;
-use sublet_fabric::line::Line;
+use sublet_fabric::line::{Line, Watch};
 use sublet_fabric::region::Region;
 use sublet_fabric::ring::Position;
 use sublet_fabric::window::Address;
@@ -24,8 +24,9 @@ use library::{Context, Library, Returned};
 mod library;
 pub mod process;
 
-/// How often a polling worker looks at its line between two looks at the clock.
-const LOOKS_PER_CLOCK: u32 = 128;
+/// How often a polling worker looks at its line between two looks at the clock: seldom enough that a call does not
+/// often have to wait for the clock, often enough that the latest reading tells when the call came.
+const LOOKS_PER_CLOCK: u32 = 32;
 
 /// One worker of a lease.
 pub(crate) struct Worker<'lease> {
@@ -44,6 +45,15 @@ pub(crate) struct Worker<'lease> {
     pub(crate) start: u64,
 }
 
+/// How a worker waited for a request.
+#[derive(Clone, Copy)]
+enum Waiting {
+    /// It looked, from this time on; when the request has come, the time of its latest look at the clock.
+    Polling { since: u64 },
+    /// It slept.
+    Slept,
+}
+
 /// Where a call's bytes lie in this process.
 struct Places {
     input: *mut u8,
@@ -54,59 +64,77 @@ impl Worker<'_> {
     /// Executes requests for ever.
     pub(crate) fn run(&self) -> ! {
         let mut context = Context::new();
-        if self.hot_timeout_ticks > 0 {
-            self.meter.poll();
-        }
-        let mut polling = self.hot_timeout_ticks > 0;
+        let mut waiting = match self.hot_timeout_ticks {
+            0 => Waiting::Slept,
+            _ => Waiting::Polling { since: self.meter.poll() },
+        };
         for count in self.start.. {
             let position = Position::new(count, self.layout.slots());
-            let Some(line) = self.inbox.line(self.layout.line(self.number, position.line)) else {
+            let address = self.layout.line(self.number, position.line);
+            let (Some(line), Some(watch)) = (self.inbox.line(address.line), self.inbox.watch(address.watch))
+            else {
                 fatal("the inbox is smaller than its layout");
             };
-            polling = self.await_turn(line, position, polling);
+            waiting = self.await_turn((line, watch), position, waiting);
             let (bits, body) = line.read();
-            self.serve(position, Immediate::from_bits(bits), &Request::decode(&body), &mut context, polling);
-            polling = true;
+            let request = Request::decode(&body);
+            let since = self.serve(position, Immediate::from_bits(bits), &request, &mut context, waiting);
+            waiting = Waiting::Polling { since };
         }
         fatal("the ring's positions have run out");
     }
 
-    /// Polls, then sleeps, until the position's line is published. Says whether it was polling at that moment.
+    /// Polls, then sleeps, until the position's line is published.
     #[inline(always)]
-    fn await_turn(&self, line: &Line, position: Position, polling: bool) -> bool {
-        if polling {
-            let since = ticks();
+    fn await_turn(&self, (line, watch): (&Line, &Watch), position: Position, state: Waiting) -> Waiting {
+        if let Waiting::Polling { since } = state {
+            let mut now = since;
             loop {
                 if line.spin(position.turn, LOOKS_PER_CLOCK) {
-                    return true;
+                    return Waiting::Polling { since: now };
                 }
-                if ticks().saturating_sub(since) >= self.hot_timeout_ticks {
+                now = ticks();
+                if now.saturating_sub(since) >= self.hot_timeout_ticks {
                     break;
                 }
             }
             self.meter.sleep();
         }
-        self.client.wait(line, position.turn, None, || false);
-        false
+        self.client.wait((line, watch), position.turn, None, || false);
+        Waiting::Slept
     }
 
-    /// Executes one request and publishes its result.
+    /// Executes one request and publishes its result. Returns the time at which the function returned.
     #[inline(always)]
-    fn serve(&self, at: Position, immediate: Immediate, request: &Request, context: &mut Context, polling: bool) {
-        let entered = self.meter.enter(immediate.function, polling);
+    fn serve(
+        &self,
+        at: Position,
+        immediate: Immediate,
+        request: &Request,
+        context: &mut Context,
+        waiting: Waiting,
+    ) -> u64 {
+        let entered = match waiting {
+            Waiting::Polling { since: latest } => latest,
+            Waiting::Slept => ticks(),
+        };
+        self.meter.enter(immediate.function, entered, matches!(waiting, Waiting::Polling { .. }));
         let ended = match self.places(at, request) {
             Ok(places) => self.call(immediate.function, request, &places, context),
             Err(refusal) => refusal,
         };
-        let executing_ticks = self.meter.leave(entered);
+        let executing_ticks = if request.timed { ticks().saturating_sub(entered) } else { 0 };
         let failed = ended.code.is_some();
         let outcome = self.outcome(&ended, executing_ticks, immediate, context);
-        let to = Address { region: OWN_REGION, offset: self.results.line(self.number, immediate.record()) };
+        let to = self.results.line(self.number, immediate.record());
         let sent = self.client.put_imm(to, request.result_turn, immediate.to_bits(), &outcome.encode());
         if sent.is_err() {
             fatal("the results region is smaller than its layout");
         }
-        self.meter.count(failed);
+        // The clock is read when the client has its result already.
+        let left = ticks();
+        self.meter.leave(left, left.saturating_sub(entered), failed);
+        left
     }
 
     /// Finds the bytes of a call, all of which must lie inside of mapped regions.
@@ -151,9 +179,17 @@ impl Worker<'_> {
 
     /// The result line's contents; a function's own message goes ahead of it.
     #[inline(always)]
-    fn outcome(&self, ended: &Ended, executing_ticks: u64, immediate: Immediate, context: &Context) -> Outcome {
+    fn outcome(
+        &self,
+        ended: &Ended,
+        executing_ticks: u64,
+        immediate: Immediate,
+        context: &Context,
+    ) -> Outcome {
         let message_len = match ended.code {
-            Some(Code::FunctionFailed | Code::MemoryExceeded) => self.put_message(immediate, context.message()),
+            Some(Code::FunctionFailed | Code::MemoryExceeded) => {
+                self.put_message(immediate, context.message())
+            }
             _ => 0,
         };
         let status = ended.code.map_or(0, Code::number);

@@ -92,7 +92,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Lease {
     /// Shows the ticket to the agent and makes the lease ready to start workers.
-    pub(crate) fn attach(grant: v1::LeaseGrant, arena: Arc<Arena>, spin: Duration) -> Result<Arc<Lease>, Error> {
+    pub(crate) fn attach(
+        grant: v1::LeaseGrant,
+        arena: Arc<Arena>,
+        spin: Duration,
+    ) -> Result<Arc<Lease>, Error> {
         let description = grant.lease.ok_or_else(|| protocol("the grant names no lease"))?;
         let package = grant.package.ok_or_else(|| protocol("the grant names no package"))?;
         let options = description.options.ok_or_else(|| protocol("the lease has no options"))?;
@@ -100,7 +104,11 @@ impl Lease {
         let agent = connect(&grant.agent)?;
         let (attached, inbox_file) = introduce(&agent, grant.ticket)?;
         if attached.inbox_bytes != inbox.len_bytes() {
-            return Err(protocol(format!("an inbox of {} bytes instead of {}", attached.inbox_bytes, inbox.len_bytes())));
+            return Err(protocol(format!(
+                "an inbox of {} bytes instead of {}",
+                attached.inbox_bytes,
+                inbox.len_bytes()
+            )));
         }
         let window = Window::reserve(1, inbox.len_bytes())?;
         window.map(OWN_REGION, inbox_file.as_fd(), inbox.len_bytes())?;
@@ -183,7 +191,10 @@ impl Lease {
             told.clone()?;
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Error::new(Code::AgentUnreachable, "the agent did not confirm the lease's end within 10 s"));
+                return Err(Error::new(
+                    Code::AgentUnreachable,
+                    "the agent did not confirm the lease's end within 10 s",
+                ));
             }
             let waited = self.link.changed.wait_timeout(endings, left);
             endings = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -219,7 +230,10 @@ impl Lease {
         let (started, socket) = match control.answers.recv_timeout(AGENT_TIMEOUT) {
             Ok(answer) => answer?,
             Err(RecvTimeoutError::Timeout) => {
-                return Err(Error::new(Code::AgentUnreachable, "the agent did not start a worker within 10 s"));
+                return Err(Error::new(
+                    Code::AgentUnreachable,
+                    "the agent did not start a worker within 10 s",
+                ));
             }
             Err(RecvTimeoutError::Disconnected) => return Err(self.why_lost(0, u64::MAX)),
         };
@@ -253,8 +267,10 @@ impl Lease {
     }
 
     fn connect_worker(&self, control: &Control) -> Result<v1::Ready, Error> {
-        let worker = control.worker.as_ref().ok_or_else(|| Error::new(Code::WorkerDied, "there is no worker"))?;
-        let start_positions = self.workers.iter().map(|link| link.dead_before.load(Ordering::Acquire)).collect();
+        let worker =
+            control.worker.as_ref().ok_or_else(|| Error::new(Code::WorkerDied, "there is no worker"))?;
+        let start_positions =
+            self.workers.iter().map(|link| link.dead_before.load(Ordering::Acquire)).collect();
         let connect = v1::Connect { results_bytes: self.results.len_bytes(), start_positions };
         let fds = [self.results.fd(), self.link.bell.as_fd()];
         match ask_worker(worker, client_to_worker::Body::Connect(connect), &fds)? {
@@ -296,10 +312,13 @@ impl Lease {
     }
 
     fn hear_agent(&self, answer: &SyncSender<Answer>) {
-        let gone = |why: String| Error::new(Code::AgentUnreachable, format!("the lease's agent is gone: {why}"));
+        let gone =
+            |why: String| Error::new(Code::AgentUnreachable, format!("the lease's agent is gone: {why}"));
         let packet = match self.link.agent.receive(Some(Duration::ZERO)) {
             Ok(Some(packet)) => packet,
-            Ok(None) => return self.lease_ended(gone("it closed the connection".into()), v1::Usage::default()),
+            Ok(None) => {
+                return self.lease_ended(gone("it closed the connection".into()), v1::Usage::default());
+            }
             Err(sublet_fabric::packet::PacketError::TimedOut(_)) => return,
             Err(error) => return self.lease_ended(gone(error.to_string()), v1::Usage::default()),
         };
@@ -345,7 +364,7 @@ impl Lease {
     /// Makes everybody who waits for a result look at what has become of it.
     fn poke_all(&self) {
         for (worker, link) in self.workers.iter().enumerate() {
-            link.records.each_in_use(|record| self.result_line(worker as u32, record).poke());
+            link.records.each_in_use(|record| self.result_watch(worker as u32, record).poke());
             link.records.wake(|_| true);
         }
     }
@@ -374,15 +393,17 @@ fn names(package: &v1::PackageInfo) -> Vec<(String, u16)> {
 }
 
 fn connect(address: &str) -> Result<PacketSocket, Error> {
-    PacketSocket::connect(socket_path(address)?)
-        .map_err(|error| Error::new(Code::AgentUnreachable, format!("the lease's agent at {address}: {error}")))
+    PacketSocket::connect(socket_path(address)?).map_err(|error| {
+        Error::new(Code::AgentUnreachable, format!("the lease's agent at {address}: {error}"))
+    })
 }
 
 fn introduce(agent: &PacketSocket, ticket: Vec<u8>) -> Result<(v1::Attached, OwnedFd), Error> {
     let attach = client_to_agent::Body::Attach(v1::Attach { ticket });
     agent.send(&v1::ClientToAgent { body: Some(attach) }.encode_to_vec(), &[])?;
     let packet = agent.receive(Some(AGENT_TIMEOUT))?;
-    let mut packet = packet.ok_or_else(|| Error::new(Code::AgentUnreachable, "the agent closed the connection"))?;
+    let mut packet =
+        packet.ok_or_else(|| Error::new(Code::AgentUnreachable, "the agent closed the connection"))?;
     let message: v1::AgentToClient = decode("an agent's message", &packet.bytes)?;
     match (message.body, packet.fds.pop()) {
         (Some(agent_to_client::Body::Attached(attached)), Some(inbox)) => Ok((attached, inbox)),

@@ -136,10 +136,12 @@ impl<'region> Meter<'region> {
         })
     }
 
-    /// The worker begins to poll.
-    pub fn poll(&self) {
-        self.since.store(ticks(), Ordering::Release);
+    /// The worker begins to poll. Returns the time.
+    pub fn poll(&self) -> u64 {
+        let now = ticks();
+        self.since.store(now, Ordering::Release);
         self.state.store(WorkerState::Polling as u64, Ordering::Release);
+        now
     }
 
     /// The worker stops polling and sleeps.
@@ -148,32 +150,22 @@ impl<'region> Meter<'region> {
         self.state.store(WorkerState::Sleeping as u64, Ordering::Release);
     }
 
-    /// A call begins, after polling or (`was_polling` false) after sleep. Returns the time.
+    /// A call begins at this time, after polling or (`was_polling` false) after sleep.
     #[inline(always)]
-    pub fn enter(&self, function: u16, was_polling: bool) -> u64 {
-        let now = ticks();
+    pub fn enter(&self, function: u16, now_ticks: u64, was_polling: bool) {
         if was_polling {
-            add(self.polling, now.saturating_sub(self.since.load(Ordering::Relaxed)));
+            add(self.polling, now_ticks.saturating_sub(self.since.load(Ordering::Relaxed)));
         }
-        self.since.store(now, Ordering::Release);
+        self.since.store(now_ticks, Ordering::Release);
         self.state.store(u64::from(function) << 32 | WorkerState::Executing as u64, Ordering::Release);
-        now
     }
 
-    /// The function has returned; the worker polls. Returns the ticks spent in it.
+    /// The call has ended at this time, after so many ticks; the worker polls.
     #[inline(always)]
-    pub fn leave(&self, entered_ticks: u64) -> u64 {
-        let now = ticks();
-        let spent = now.saturating_sub(entered_ticks);
-        add(self.executing, spent);
-        self.since.store(now, Ordering::Release);
+    pub fn leave(&self, now_ticks: u64, spent_ticks: u64, failed: bool) {
+        add(self.executing, spent_ticks);
+        self.since.store(now_ticks, Ordering::Release);
         self.state.store(WorkerState::Polling as u64, Ordering::Release);
-        spent
-    }
-
-    /// Counts the call that has ended.
-    #[inline(always)]
-    pub fn count(&self, failed: bool) {
         add(self.calls, 1);
         if failed {
             add(self.failed, 1);
@@ -190,15 +182,15 @@ mod tests {
         let region = Region::create("usage", region_bytes(2)).unwrap();
         let meter = Meter::new(&region, 1).unwrap();
         meter.poll();
-        let entered = meter.enter(7, true);
+        let entered = ticks();
+        meter.enter(7, entered, true);
         let usage = read(&region, 1);
         assert_eq!((usage.state, usage.function, usage.calls), (WorkerState::Executing, 7, 0));
         assert!(usage.polling_ticks > 0);
-        let spent = meter.leave(entered);
-        meter.count(true);
+        meter.leave(entered + 500, 500, true);
         meter.sleep();
         let usage = read(&region, 1);
-        assert_eq!((usage.state, usage.executing_ticks), (WorkerState::Sleeping, spent));
+        assert_eq!((usage.state, usage.executing_ticks), (WorkerState::Sleeping, 500));
         assert_eq!((usage.calls, usage.failed_calls), (1, 1));
         assert_eq!(usage.at(u64::MAX), (usage.executing_ticks, usage.polling_ticks), "sleep is free");
         assert_eq!(read(&region, 0).calls, 0, "the other worker's line is untouched");
@@ -207,9 +199,13 @@ mod tests {
     #[test]
     fn a_call_cut_short_by_death_is_settled() {
         let region = Region::create("usage", region_bytes(1)).unwrap();
-        let entered = Meter::new(&region, 0).unwrap().enter(3, false);
+        let entered = ticks();
+        Meter::new(&region, 0).unwrap().enter(3, entered, false);
         settle(&region, 0, entered + 1000).unwrap();
         let usage = read(&region, 0);
-        assert_eq!((usage.state, usage.executing_ticks, usage.failed_calls), (WorkerState::Sleeping, 1000, 1));
+        assert_eq!(
+            (usage.state, usage.executing_ticks, usage.failed_calls),
+            (WorkerState::Sleeping, 1000, 1)
+        );
     }
 }

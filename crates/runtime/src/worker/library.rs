@@ -16,7 +16,9 @@ use sublet_proto::{Code, Error};
 use crate::wire::MAX_MESSAGE_BYTES;
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-compile_error!("calling both forms of a function alike relies on the register calling conventions of x86-64 and aarch64");
+compile_error!(
+    "calling both forms of a function alike relies on the register calling conventions of x86-64 and aarch64"
+);
 
 /// A function of a package.
 pub(crate) type Function = unsafe extern "C" fn(*mut c_void, u32, *mut c_void, *mut Context) -> u32;
@@ -113,7 +115,11 @@ impl Library {
         let object = unsafe { Object::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
             Error::new(Code::InvalidPackage, format!("{} cannot be loaded: {error}", package.library))
         })?;
-        let functions = package.functions.iter().map(|info| find(&object, package, &info.symbol)).collect::<Result<_, _>>()?;
+        let functions = package
+            .functions
+            .iter()
+            .map(|info| find(&object, package, &info.symbol))
+            .collect::<Result<_, _>>()?;
         let mut objects = vec![object];
         let guard = load_guard(&mut objects)?;
         Ok(Library { functions, guard, _objects: objects })
@@ -126,7 +132,14 @@ impl Library {
 
     /// Calls a function in place. What it may break, it breaks in this process only.
     #[inline(always)]
-    pub(crate) fn call(&self, function: Function, input: *mut u8, size: u32, output: *mut u8, context: &mut Context) -> Returned {
+    pub(crate) fn call(
+        &self,
+        function: Function,
+        input: *mut u8,
+        size: u32,
+        output: *mut u8,
+        context: &mut Context,
+    ) -> Returned {
         let (input, output) = (input.cast(), output.cast());
         let written = match self.guard {
             // SAFETY: the symbol is an exported function of the package, whose interface is the tenant's promise;
@@ -152,7 +165,8 @@ impl Library {
         let message = context.message.as_mut_ptr().cast::<c_char>();
         let message_bytes = context.message.len();
         // SAFETY: as for a plain call; `message` has `message_bytes` bytes, which the guard ends with a 0.
-        let outcome = unsafe { guard(function, input, size, output, context, &mut written, message, message_bytes) };
+        let outcome =
+            unsafe { guard(function, input, size, output, context, &mut written, message, message_bytes) };
         match outcome {
             0 => Ok(written),
             1 => Err(Code::MemoryExceeded),
@@ -165,7 +179,10 @@ fn find(object: &Object, package: &PackageInfo, symbol: &str) -> Result<Function
     // SAFETY: the symbol is used as a function of the interface; that it is one is the tenant's promise.
     let found = unsafe { object.get::<Function>(symbol.as_bytes()) };
     found.map(|symbol| *symbol).map_err(|error| {
-        Error::new(Code::MissingSymbol, format!("{} of package {} has no symbol {symbol}: {error}", package.library, package.name))
+        Error::new(
+            Code::MissingSymbol,
+            format!("{} of package {} has no symbol {symbol}: {error}", package.library, package.name),
+        )
     })
 }
 
@@ -184,9 +201,11 @@ fn load_guard(objects: &mut Vec<Object>) -> Result<Option<GuardedCall>, Error> {
     let file = guard_file().map_err(|error| failed("memfd_create", &error))?;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     // SAFETY: the guard is our own and has no constructors.
-    let guard = unsafe { Object::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| failed("dlopen", &error))?;
+    let guard = unsafe { Object::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
+        .map_err(|error| failed("dlopen", &error))?;
     // SAFETY: the type is the one that guard.cpp defines.
-    let call = *unsafe { guard.get::<GuardedCall>(b"sublet_guarded_call") }.map_err(|error| failed("dlsym", &error))?;
+    let call = *unsafe { guard.get::<GuardedCall>(b"sublet_guarded_call") }
+        .map_err(|error| failed("dlsym", &error))?;
     objects.extend([standard, guard]);
     Ok(Some(call))
 }

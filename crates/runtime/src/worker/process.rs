@@ -20,6 +20,7 @@ use sublet_fabric::packet::{Packet, PacketSocket};
 use sublet_fabric::region::Region;
 use sublet_fabric::window::Window;
 use sublet_fabric::{Endpoint, shm};
+use sublet_proto::package::INFO_FILE;
 use sublet_proto::v1::{self, client_to_worker, worker_to_client};
 use sublet_proto::{Code, Error, decode};
 
@@ -27,9 +28,6 @@ use super::library::Library;
 use super::{Worker, hot_timeout_ticks};
 use crate::wire::usage::{self, Meter};
 use crate::wire::{InboxLayout, MAX_REGIONS, OWN_REGION, ResultsLayout};
-
-/// The file in a package's folder that says what the package holds: an encoded `PackageInfo`.
-pub const MANIFEST_FILE: &str = "manifest.pb";
 
 /// What a worker process needs for itself beside the lease's memory: its stacks and the dynamic loader's tables.
 const OWN_MEMORY_BYTES: u64 = 16 << 20;
@@ -114,7 +112,9 @@ impl Process {
                 .map_err(|error| Error::new(Code::System, format!("starting worker {number}: {error}")))?;
         }
         for _ in starts {
-            all_ready.recv().map_err(|_| Error::new(Code::Internal, "a worker ended before it was ready"))??;
+            all_ready
+                .recv()
+                .map_err(|_| Error::new(Code::Internal, "a worker ended before it was ready"))??;
         }
         Ok(())
     }
@@ -177,7 +177,9 @@ impl Client {
         }
         match self {
             Client::Connecting(window) => window.map(region.region, file.as_fd(), region.len_bytes)?,
-            Client::Connected(endpoint) => endpoint.register(region.region, file.as_fd(), region.len_bytes)?,
+            Client::Connected(endpoint) => {
+                endpoint.register(region.region, file.as_fd(), region.len_bytes)?
+            }
             Client::Broken => return Err(Error::new(Code::Protocol, "a region after a failed connection")),
         }
         Ok(worker_to_client::Body::RegionMapped(v1::RegionMapped { region: region.region }))
@@ -195,11 +197,13 @@ impl Client {
         let [results, bell] = one_descriptor("a connection", fds)?;
         let expected = ResultsLayout::new(process.setup.cores.len() as u32).len_bytes();
         if connect.results_bytes != expected {
-            let message = format!("a results region of {} bytes instead of {expected}", connect.results_bytes);
+            let message =
+                format!("a results region of {} bytes instead of {expected}", connect.results_bytes);
             return Err(Error::new(Code::Protocol, message));
         }
         window.map(OWN_REGION, results.as_fd(), expected)?;
-        let endpoint: &'static Endpoint = Box::leak(Box::new(Endpoint::Shm(shm::Endpoint::new(window, Some(bell)))));
+        let endpoint: &'static Endpoint =
+            Box::leak(Box::new(Endpoint::Shm(shm::Endpoint::new(window, Some(bell)))));
         process.start(endpoint, &connect.start_positions)?;
         *self = Client::Connected(endpoint);
         let (entered_ns, loaded_ns) = (process.entered_ns, process.loaded_ns);
@@ -208,19 +212,22 @@ impl Client {
 }
 
 fn one_descriptor<const N: usize>(what: &str, fds: Vec<OwnedFd>) -> Result<[OwnedFd; N], Error> {
-    <[OwnedFd; N]>::try_from(fds)
-        .map_err(|fds| Error::new(Code::Protocol, format!("{what} with {} descriptors instead of {N}", fds.len())))
+    <[OwnedFd; N]>::try_from(fds).map_err(|fds| {
+        Error::new(Code::Protocol, format!("{what} with {} descriptors instead of {N}", fds.len()))
+    })
 }
 
 fn read_manifest(folder: &Path) -> Result<v1::PackageInfo, Error> {
-    let path = folder.join(MANIFEST_FILE);
+    let path = folder.join(INFO_FILE);
     let bytes = std::fs::read(&path)
         .map_err(|error| Error::new(Code::System, format!("reading {}: {error}", path.display())))?;
     decode("a package's manifest", &bytes)
 }
 
 fn receive(socket: &PacketSocket) -> Result<Option<Packet>, Error> {
-    socket.receive(None::<Duration>).map_err(|error| Error::new(Code::System, format!("the control socket: {error}")))
+    socket
+        .receive(None::<Duration>)
+        .map_err(|error| Error::new(Code::System, format!("the control socket: {error}")))
 }
 
 fn send(socket: &PacketSocket, body: worker_to_client::Body) -> Result<(), Error> {
@@ -236,7 +243,8 @@ fn fail(socket: &PacketSocket, error: &Error) {
 
 fn confine(setup: &v1::WorkerSetup) -> Result<(), Error> {
     let failed = |what: &str, error: rustix::io::Errno| Error::new(Code::System, format!("{what}: {error}"));
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| failed("PR_SET_PDEATHSIG", error))?;
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|error| failed("PR_SET_PDEATHSIG", error))?;
     rustix::thread::set_no_new_privs(true).map_err(|error| failed("PR_SET_NO_NEW_PRIVS", error))?;
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     rustix::process::setrlimit(Resource::Core, none).map_err(|error| failed("RLIMIT_CORE", error))?;
