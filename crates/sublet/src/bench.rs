@@ -1,0 +1,93 @@
+//! `sublet bench`: what calls cost, beside what the machine itself costs, in one run.
+//!
+//! Absolute times drift with the machine; ratios within one interleaved run hold. So every latency is measured in
+//! short blocks, a block of calls after a block of raw round trips, between the same two pinned threads in the same
+//! two processes: the raw side is a function as well (`raw` in `functions/bench.c`) that answers a flag in shared
+//! memory with a flag.
+
+use serde::Serialize;
+use sublet_fabric::clock::ticks_ordered;
+use sublet_proto::{Code, Error};
+use sublet_runtime::{Allocation, Invoker};
+
+pub mod cold;
+pub mod latency;
+pub mod throughput;
+
+const FUNCTIONS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bench.so"));
+
+/// The package of the functions that are measured.
+pub(crate) const PACKAGE: &str = "sublet-bench";
+
+/// Deploys the functions that are measured.
+pub(crate) fn deploy(invoker: &Invoker) -> Result<(), Error> {
+    let package = sublet_proto::package::from_library(&format!("{PACKAGE}.so"), FUNCTIONS.to_vec())?;
+    invoker.manager().deploy(sublet_proto::package::encode(&package)).map(drop)
+}
+
+/// A lease of the measured functions.
+pub(crate) fn lease(invoker: &mut Invoker, allocation: &Allocation) -> Result<(), Error> {
+    deploy(invoker)?;
+    invoker.allocate(allocation)
+}
+
+/// Times in ticks, to be summed up in nanoseconds.
+pub(crate) struct Samples {
+    ticks: Vec<u64>,
+}
+
+/// Median and 99th percentile, in nanoseconds.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Summary {
+    /// Half of the samples are not above it.
+    pub median_ns: f64,
+    /// 99 of 100 samples are not above it.
+    pub p99_ns: f64,
+}
+
+impl Samples {
+    pub(crate) fn with_capacity(samples: usize) -> Samples {
+        Samples { ticks: Vec::with_capacity(samples) }
+    }
+
+    /// Measures from `since_ticks` to now.
+    #[inline(always)]
+    pub(crate) fn since(&mut self, since_ticks: u64) {
+        self.ticks.push(ticks_ordered().saturating_sub(since_ticks));
+    }
+
+    pub(crate) fn push(&mut self, sample: u64) {
+        self.ticks.push(sample);
+    }
+
+    /// `per_ns` is 1 where the samples are nanoseconds.
+    pub(crate) fn summary(&mut self, per_ns: f64) -> Summary {
+        self.ticks.sort_unstable();
+        let at = |share: f64| {
+            let index = (self.ticks.len() as f64 * share) as usize;
+            self.ticks.get(index.min(self.ticks.len().saturating_sub(1))).map_or(0.0, |&t| t as f64 / per_ns)
+        };
+        Summary { median_ns: at(0.5), p99_ns: at(0.99) }
+    }
+}
+
+/// Pins the calling thread to the first core that it may use: workers are given cores from the last one down.
+pub(crate) fn pin_client() -> Result<(), Error> {
+    let failed = |error| Error::new(Code::System, format!("pinning the client to a core: {error}"));
+    let allowed = rustix::thread::sched_getaffinity(None).map_err(failed)?;
+    let Some(first) = (0..rustix::thread::CpuSet::MAX_CPU).find(|&core| allowed.is_set(core)) else {
+        return Ok(());
+    };
+    let mut one = rustix::thread::CpuSet::new();
+    one.set(first);
+    rustix::thread::sched_setaffinity(None, &one).map_err(failed)
+}
+
+/// Nanoseconds as a person reads them.
+pub(crate) fn human_ns(ns: f64) -> String {
+    match ns {
+        ns if ns < 10_000.0 => format!("{ns:.0} ns"),
+        ns if ns < 10_000_000.0 => format!("{:.1} us", ns / 1e3),
+        ns => format!("{:.1} ms", ns / 1e6),
+    }
+}

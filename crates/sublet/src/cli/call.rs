@@ -1,0 +1,189 @@
+//! `sublet call`: calls one function once.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+use sublet_proto::{Code, Error};
+use sublet_runtime::{Allocation, Buffer, CallOptions, Invoker, Policy};
+
+use super::Connection;
+use super::output::Output;
+use super::parse::{duration, show_bytes, show_ns, size};
+
+const EXAMPLES: &str = "\
+Examples:
+  sublet call libx/f --input in.bin --output out.bin
+  echo hello | sublet call libx/f                         standard input to standard output
+  sublet call libx/f --input in.bin --capacity 64MiB --deadline 10s
+  sublet call ./libx.so/f < in.bin                        deploys the shared object on the way
+
+Takes a lease, calls, and gives the lease back: a cold start each time. Programs that call often keep a lease.";
+
+/// Call a function once
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// package/function; the package is a name, a digest, or the path of a shared object or folder
+    name: String,
+
+    /// File with the input, or - for standard input
+    #[arg(long, short, value_name = "FILE", default_value = "-")]
+    input: PathBuf,
+
+    /// File for the output, or - for standard output
+    #[arg(long, short, value_name = "FILE", default_value = "-")]
+    output: PathBuf,
+
+    /// Room for the output [default: the input's size, and at least 1 MiB]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    capacity: Option<u64>,
+
+    /// End the call if it has not returned by then
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    deadline: Option<Duration>,
+
+    /// Memory of the lease [default: the manager's]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    memory: Option<u64>,
+
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// What is told beside the output.
+#[derive(Debug, Serialize)]
+struct Called {
+    function: String,
+    lease: String,
+    input_bytes: usize,
+    output_bytes: usize,
+    executing_ns: u64,
+    /// From the request for the lease to the result.
+    total_ns: u64,
+}
+
+/// Calls.
+pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+    let (package, function) = split(&arguments.name)?;
+    let to_stdout = is_dash(&arguments.output);
+    if to_stdout && !output.is_for_people() {
+        let message =
+            "--json and the function's output cannot share standard output: name a file with --output";
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    let mut invoker = Invoker::connect_to(&arguments.connection.address())?;
+    let input = read_input(&invoker, &arguments.input)?;
+    let capacity = arguments.capacity.unwrap_or_else(|| (input.len() as u64).max(1 << 20));
+    let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
+    let mut result = invoker.buffer::<u8>(capacity)?;
+    let begun = Instant::now();
+    let allocation =
+        Allocation::new(package).policy(Policy::AlwaysWarm).memory_bytes(arguments.memory.unwrap_or(0));
+    invoker.allocate(&allocation)?;
+    let deadline = arguments.deadline.map(|limit| Instant::now() + limit);
+    let options = CallOptions { worker: None, deadline, timed: true };
+    let done = invoker.submit_with(invoker.function(function)?, &input, &mut result, options)?.wait();
+    let done = done.map_err(|error| suggest_capacity(error, arguments.capacity))?;
+    let called = Called {
+        function: arguments.name.clone(),
+        lease: invoker.lease().map(|lease| lease.id.clone()).unwrap_or_default(),
+        input_bytes: input.len(),
+        output_bytes: done.output_bytes,
+        executing_ns: u64::try_from(done.executing.as_nanos()).unwrap_or(u64::MAX),
+        total_ns: u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX),
+    };
+    invoker.deallocate()?;
+    write_output(&arguments.output, &result[..done.output_bytes])?;
+    if to_stdout {
+        return Ok(());
+    }
+    output.show(&called, text)
+}
+
+fn text(called: &Called) -> String {
+    format!(
+        "{}: {} in, {} out, {} in the function, {} in all",
+        called.function,
+        show_bytes(called.input_bytes as u64),
+        show_bytes(called.output_bytes as u64),
+        show_ns(called.executing_ns),
+        show_ns(called.total_ns),
+    )
+}
+
+/// The package and the function of a name.
+fn split(name: &str) -> Result<(&str, &str), Error> {
+    match name.rsplit_once('/') {
+        Some((package, function)) if !package.is_empty() && !function.is_empty() => Ok((package, function)),
+        _ => Err(Error::new(
+            Code::InvalidArgument,
+            format!("{name} does not name a function as package/function"),
+        )),
+    }
+}
+
+fn is_dash(path: &Path) -> bool {
+    path.as_os_str() == "-"
+}
+
+fn suggest_capacity(mut error: Error, capacity: Option<u64>) -> Error {
+    if error.code == Code::OutputTooLarge && capacity.is_none() {
+        error.message += "; give it more with --capacity";
+    }
+    error
+}
+
+/// Reads the input into memory that the worker reads in place.
+fn read_input(invoker: &Invoker, path: &Path) -> Result<Buffer<u8>, Error> {
+    let failed = |error| Error::new(Code::System, format!("reading the input {}: {error}", path.display()));
+    let mut bytes = Vec::new();
+    // One byte more than a call can take says that there is too much.
+    let limit = u64::from(u32::MAX) + 1;
+    if is_dash(path) {
+        std::io::stdin().lock().take(limit).read_to_end(&mut bytes).map_err(failed)?;
+    } else {
+        File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes)).map_err(failed)?;
+    }
+    if bytes.len() as u64 >= limit {
+        let message = format!(
+            "the input {} has 4 GiB or more: a call takes at most {} bytes",
+            path.display(),
+            u32::MAX
+        );
+        return Err(Error::new(Code::InputTooLarge, message));
+    }
+    let mut input = invoker.buffer::<u8>(bytes.len())?;
+    input.copy_from_slice(&bytes);
+    Ok(input)
+}
+
+fn write_output(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let failed = |error: std::io::Error| {
+        let code =
+            if error.kind() == std::io::ErrorKind::StorageFull { Code::StoreFull } else { Code::System };
+        Error::new(code, format!("writing the output {}: {error}", path.display()))
+    };
+    if is_dash(path) {
+        let mut stdout = std::io::stdout().lock();
+        return stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(failed);
+    }
+    std::fs::write(path, bytes).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_split_at_its_last_slash() {
+        assert_eq!(split("libx/f").unwrap(), ("libx", "f"));
+        assert_eq!(split("./libx.so/f").unwrap(), ("./libx.so", "f"));
+        for name in ["f", "/f", "libx/", ""] {
+            assert_eq!(split(name).unwrap_err().code, Code::InvalidArgument);
+        }
+    }
+}

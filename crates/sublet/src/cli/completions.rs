@@ -1,0 +1,32 @@
+//! `sublet completions`: lets a shell complete the command line.
+
+use clap::{Args, CommandFactory};
+use clap_complete::Shell;
+use serde_json::json;
+use sublet_proto::{Code, Error};
+
+use super::output::Output;
+
+const EXAMPLES: &str = "\
+Examples:
+  source <(sublet completions bash)
+  sublet completions zsh > ~/.zfunc/_sublet
+  sublet completions fish > ~/.config/fish/completions/sublet.fish";
+
+/// Print what a shell needs to complete the command line
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// Which shell
+    shell: Shell,
+}
+
+/// Prints the script.
+pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+    let mut script = Vec::new();
+    clap_complete::generate(arguments.shell, &mut super::Arguments::command(), "sublet", &mut script);
+    let script = String::from_utf8(script)
+        .map_err(|_| Error::new(Code::Internal, "the completion script is not UTF-8"))?;
+    let shell = arguments.shell.to_string();
+    output.show(&json!({ "shell": shell, "script": script }), |_| script.clone())
+}

@@ -1,0 +1,119 @@
+//! Sizes and durations as people write them, and the other way round.
+
+use std::time::Duration;
+
+const SIZE_UNITS: [(&str, u64); 16] = [
+    ("", 1),
+    ("B", 1),
+    ("K", 1 << 10),
+    ("M", 1 << 20),
+    ("G", 1 << 30),
+    ("T", 1 << 40),
+    ("KiB", 1 << 10),
+    ("MiB", 1 << 20),
+    ("GiB", 1 << 30),
+    ("TiB", 1 << 40),
+    ("kB", 1_000),
+    ("KB", 1_000),
+    ("MB", 1_000_000),
+    ("GB", 1_000_000_000),
+    ("TB", 1_000_000_000_000),
+    ("k", 1 << 10),
+];
+
+const DURATION_UNITS_NS: [(&str, u64); 6] = [
+    ("ns", 1),
+    ("us", 1_000),
+    ("ms", 1_000_000),
+    ("s", 1_000_000_000),
+    ("m", 60_000_000_000),
+    ("h", 3_600_000_000_000),
+];
+
+/// A number of bytes: `4096`, `64MiB`, `1G`; K, M, G and T alone are powers of 1024, kB and MB of 1000.
+pub(crate) fn size(text: &str) -> Result<u64, String> {
+    scaled(text, &SIZE_UNITS).ok_or_else(|| format!("{text:?} is no size; write it as 4096, 64MiB or 1G"))
+}
+
+/// A time: `10s`, `500ms`, `2m`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    scaled(text, &DURATION_UNITS_NS)
+        .map(Duration::from_nanos)
+        .ok_or_else(|| format!("{text:?} is no duration; write it as 10s, 500ms or 2m"))
+}
+
+fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let (_, scale) = units.iter().find(|(name, _)| *name == unit.trim())?;
+    number.parse::<u64>().ok()?.checked_mul(*scale)
+}
+
+/// A number of bytes for people: three digits and a binary unit.
+pub(crate) fn show_bytes(bytes: u64) -> String {
+    let unit = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let mut value = bytes as f64;
+    let mut power = 0;
+    while value >= 1024.0 && power + 1 < unit.len() {
+        value /= 1024.0;
+        power += 1;
+    }
+    if power == 0 || value.fract() == 0.0 {
+        return format!("{value} {}", unit[power]);
+    }
+    let decimals = if value < 10.0 { 2 } else { 1 };
+    format!("{value:.decimals$} {}", unit[power])
+}
+
+/// A time for people.
+pub(crate) fn show_ns(ns: u64) -> String {
+    match ns {
+        0 => "0".to_owned(),
+        1..1_000 => format!("{ns} ns"),
+        1_000..1_000_000 => format!("{:.1} us", ns as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} ms", ns as f64 / 1e6),
+        _ => format!("{:.2} s", ns as f64 / 1e9),
+    }
+}
+
+/// An amount of money in nano-units, exactly.
+pub(crate) fn show_nano(nano: u64) -> String {
+    const NANO: u64 = 1_000_000_000;
+    format!("{}.{:09}", nano / NANO, nano % NANO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        for (text, bytes) in
+            [("0", 0), ("4096", 4096), ("64MiB", 64 << 20), ("1G", 1 << 30), ("5 MB", 5_000_000)]
+        {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "G", "-1", "1.5G", "1X", "20000000T", "1 2"] {
+            assert!(size(text).is_err_and(|why| why.contains(text)), "{text}");
+        }
+    }
+
+    #[test]
+    fn durations_need_a_unit() {
+        assert_eq!(duration("10s"), Ok(Duration::from_secs(10)));
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
+        for text in ["", "10", "s", "1d", "-1s"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn figures_are_shown_with_units() {
+        assert_eq!(show_bytes(1536 << 20), "1.50 GiB");
+        assert_eq!(show_bytes(512), "512 B");
+        assert_eq!(show_bytes(64 << 20), "64 MiB");
+        assert_eq!((show_ns(1_500), show_ns(2_000_000_000)), ("1.5 us".into(), "2.00 s".into()));
+        assert_eq!(show_nano(1_500_000_001), "1.500000001");
+    }
+}

@@ -1,0 +1,115 @@
+//! `sublet ps`: nodes, leases and packages.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use serde::Serialize;
+use sublet_proto::Error;
+
+use super::Connection;
+use super::output::{Output, table};
+use super::parse::{show_bytes, show_ns};
+use super::view::{LeaseView, NodeView, PackageView};
+
+const EXAMPLES: &str = "\
+Examples:
+  sublet ps           nodes, leases and packages
+  sublet ps --all     also leases that have ended
+  sublet ps --json    {\"nodes\": [...], \"leases\": [...], \"packages\": [...]}";
+
+/// Functions of a package that are named in its row.
+const FUNCTIONS_SHOWN: usize = 3;
+/// Digits of a digest that tell packages apart.
+const DIGEST_SHOWN: usize = "sha256:".len() + 12;
+
+/// Show nodes, leases and packages
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// Show leases that have ended, too
+    #[arg(long)]
+    all: bool,
+
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// The result.
+#[derive(Debug, Serialize)]
+struct Everything {
+    nodes: Vec<NodeView>,
+    leases: Vec<LeaseView>,
+    packages: Vec<PackageView>,
+}
+
+/// Shows what there is.
+pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+    let manager = arguments.connection.open()?;
+    let leases = if arguments.all { manager.leases_with_ended()? } else { manager.leases()? };
+    let everything = Everything {
+        nodes: manager.nodes()?.into_iter().map(NodeView::from).collect(),
+        leases: leases.into_iter().map(LeaseView::from).collect(),
+        packages: manager.packages()?.into_iter().map(PackageView::from).collect(),
+    };
+    let now_ms = now_ms();
+    output.show(&everything, |everything| text(everything, now_ms))
+}
+
+fn text(everything: &Everything, now_ms: u64) -> String {
+    let Everything { nodes, leases, packages } = everything;
+    let nodes: Vec<_> = nodes.iter().map(|node| node_row(node, now_ms)).collect();
+    let leases: Vec<_> = leases.iter().map(|lease| lease_row(lease, now_ms)).collect();
+    let packages: Vec<_> = packages.iter().map(package_row).collect();
+    [
+        table(["NODE", "ARCHITECTURE", "CORES LEASED", "MEMORY LEASED", "LAST REPORT"], &nodes),
+        table(["LEASE", "PACKAGE", "NODE", "CORES", "MEMORY", "STATE", "ENDS", "CALLS"], &leases),
+        table(["PACKAGE", "SIZE", "DIGEST", "FUNCTIONS"], &packages),
+    ]
+    .join("\n")
+}
+
+fn node_row(node: &NodeView, now_ms: u64) -> [String; 5] {
+    [
+        node.name.clone(),
+        node.architecture.clone(),
+        format!("{} of {}", node.cores_leased, node.cores),
+        format!("{} of {}", show_bytes(node.memory_leased_bytes), show_bytes(node.memory_bytes)),
+        format!("{} ago", seconds(now_ms.saturating_sub(node.last_report_unix_ms))),
+    ]
+}
+
+fn lease_row(lease: &LeaseView, now_ms: u64) -> [String; 8] {
+    let ends = if lease.end_reason.is_empty() {
+        format!("in {}", seconds(lease.expires_unix_ms.saturating_sub(now_ms)))
+    } else {
+        lease.end_reason.clone()
+    };
+    [
+        lease.id.clone(),
+        lease.package.clone(),
+        lease.node.clone(),
+        lease.cores.to_string(),
+        show_bytes(lease.memory_bytes),
+        lease.state.to_owned(),
+        ends,
+        lease.usage.calls.to_string(),
+    ]
+}
+
+fn package_row(package: &PackageView) -> [String; 4] {
+    let mut functions = package.functions.iter().take(FUNCTIONS_SHOWN).cloned().collect::<Vec<_>>().join(" ");
+    if package.functions.len() > FUNCTIONS_SHOWN {
+        functions += &format!(" and {} more", package.functions.len() - FUNCTIONS_SHOWN);
+    }
+    let digest = package.digest.chars().take(DIGEST_SHOWN).collect();
+    [package.name.clone(), show_bytes(package.size_bytes), digest, functions]
+}
+
+fn seconds(ms: u64) -> String {
+    show_ns(ms.saturating_mul(1_000_000))
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,30 @@
+//! Sublet: run functions on leased cores at the speed of memory. What a user of the library imports.
+//!
+//! An [`Invoker`] takes a lease, hands out [`Buffer`]s that the leased workers reach without copying, and submits
+//! calls; an [`Invocation`] is the future of one call's result. `sublet up` starts what it needs.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), sublet::Error> {
+//! use sublet::{Allocation, Invoker, Policy};
+//!
+//! let mut invoker = Invoker::connect()?;
+//! invoker.allocate(&Allocation::new("./libpricing.so").cores(2).policy(Policy::AlwaysWarm))?;
+//! let mut options = invoker.buffer::<f64>(1000)?;
+//! let mut prices = invoker.buffer::<f64>(1000)?;
+//! options.fill(100.0);
+//! let call = invoker.submit("price", &options, &mut prices)?;
+//! let done = call.wait()?;
+//! println!("{} bytes in {:?}", done.output_bytes, done.executing);
+//! invoker.deallocate()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Everything else of the workspace is the library's own; only what is named here stays as it is.
+
+pub use sublet_proto::price::bill;
+pub use sublet_proto::v1::{BillLine, Lease, PackageInfo, Usage};
+pub use sublet_proto::{ALWAYS_HOT_NS, ALWAYS_WARM_NS, Code, Error};
+pub use sublet_runtime::{
+    Allocation, Buffer, CallOptions, ColdStart, Completion, Function, Invocation, Invoker, Policy,
+};

@@ -1,0 +1,13 @@
+//! The `sublet` command: one program that runs Sublet and uses it.
+//!
+//! This file only joins the parts: [`cli`] reads the command line and runs one of its commands; the exit status is
+//! 0, or the number of the error's stable code.
+
+mod bench;
+mod cli;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::main()
+}

@@ -1,0 +1,156 @@
+//! The real `sublet` command, as users and scripts see it. No function is called here.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use sublet_proto::Code;
+use tempfile::TempDir;
+
+fn sublet(state: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sublet"));
+    // Workers are not started by any of these tests.
+    command.env("SUBLET_STATE", state).env("SUBLET_WORKER", "/bin/true").env_remove("SUBLET_MANAGER");
+    command
+}
+
+/// A running `sublet up`, killed at the end.
+struct Up {
+    process: Child,
+    said: Value,
+}
+
+impl Up {
+    fn start(state: &Path) -> Up {
+        let mut process = sublet(state)
+            .args(["up", "--json", "--cores", "1", "--memory", "512MiB", "--name", "here"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        Up { process, said: serde_json::from_str(&line).unwrap_or_else(|_| panic!("it said {line:?}")) }
+    }
+
+    fn signal(&mut self, signal: Signal) -> Option<i32> {
+        kill_process(Pid::from_child(&self.process), signal).unwrap();
+        self.process.wait().unwrap().code()
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn run(state: &Path, arguments: &[&str]) -> Output {
+    sublet(state).args(arguments).output().unwrap()
+}
+
+fn json(state: &Path, arguments: &[&str]) -> Value {
+    let output = run(state, &[arguments, &["--json"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn fails(state: &Path, arguments: &[&str], code: Code) -> String {
+    let output = run(state, arguments);
+    assert_eq!(output.status.code(), Some(code.number() as i32), "{arguments:?}");
+    assert!(output.stdout.is_empty());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+fn library(folder: &TempDir) -> String {
+    let (source, object) = (folder.path().join("x.c"), folder.path().join("libx.so"));
+    std::fs::write(&source, "unsigned f(void* in, unsigned size, void* out) { return size; }").unwrap();
+    let made =
+        Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&object).arg(&source).status().unwrap();
+    assert!(made.success(), "cc failed");
+    object.display().to_string()
+}
+
+#[test]
+fn a_second_terminal_sees_what_is_up_and_deploys_to_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state");
+    let mut up = Up::start(&state);
+    assert_eq!(up.said["manager"], format!("unix:{}/manager.sock", state.display()));
+    assert_eq!((&up.said["node"]["name"], &up.said["node"]["cores"]), (&"here".into(), &1.into()));
+
+    let deployed = json(&state, &["deploy", &library(&folder)]);
+    assert_eq!((&deployed["known"], &deployed["functions"][0]), (&false.into(), &"libx/f".into()));
+    assert_eq!(json(&state, &["deploy", &library(&folder)])["known"], true);
+
+    let ps = json(&state, &["ps"]);
+    assert_eq!((&ps["packages"][0]["name"], &ps["nodes"][0]["cores_leased"]), (&"libx".into(), &0.into()));
+    assert_eq!(json(&state, &["bill"])["total"]["total_nano"], 0);
+    let text = String::from_utf8(run(&state, &["ps"]).stdout).unwrap();
+    assert!(text.contains("libx/f") && text.contains("0 of 1"), "{text}");
+
+    assert!(fails(&state, &["bill", "nothing"], Code::UnknownLease).contains("nothing"));
+    assert_eq!(up.signal(Signal::TERM), Some(0));
+    assert!(!state.join("manager.sock").exists());
+}
+
+#[test]
+fn a_second_up_on_the_same_folder_is_told_who_has_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut up = Up::start(folder.path());
+    let error = fails(folder.path(), &["up"], Code::AlreadyRunning);
+    assert!(error.contains(&up.process.id().to_string()), "{error}");
+    assert_eq!(up.signal(Signal::INT), Some(0));
+}
+
+#[test]
+fn what_a_killed_up_leaves_behind_is_cleared_away() {
+    let folder = tempfile::tempdir().unwrap();
+    Up::start(folder.path()).signal(Signal::KILL);
+    assert!(folder.path().join("manager.sock").exists());
+    let mut up = Up::start(folder.path());
+    assert_eq!(json(folder.path(), &["ps"])["nodes"][0]["name"], "here");
+    assert_eq!(up.signal(Signal::TERM), Some(0));
+}
+
+#[test]
+fn errors_have_a_code_for_people_scripts_and_the_exit_status() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = fails(folder.path(), &["ps"], Code::ManagerUnreachable);
+    assert!(error.starts_with("error[manager_unreachable]: ") && error.contains("sublet up"), "{error}");
+    let error = fails(folder.path(), &["deploy", "/nonexistent", "--json"], Code::InvalidArgument);
+    let error: Value = serde_json::from_str(&error).unwrap();
+    assert_eq!(
+        (&error["error"]["code"], &error["error"]["number"]),
+        (&"invalid_argument".into(), &10.into())
+    );
+    let error = fails(folder.path(), &["ps", "--manager", "tcp://host", "--json"], Code::InvalidArgument);
+    assert!(error.contains("unix:/path"), "{error}");
+    let error = fails(folder.path(), &["up", "--memory", "much", "--json"], Code::InvalidArgument);
+    assert!(error.contains("64MiB"), "{error}");
+    fails(folder.path(), &["nonsense"], Code::InvalidArgument);
+}
+
+#[test]
+fn more_than_the_machine_has_cannot_be_lent() {
+    let folder = tempfile::tempdir().unwrap();
+    fails(folder.path(), &["up", "--cores", "100000"], Code::InsufficientResources);
+}
+
+#[test]
+fn every_command_explains_itself_with_an_example() {
+    let folder = tempfile::tempdir().unwrap();
+    for command in ["up", "deploy", "ps", "bill", "completions"] {
+        let help = run(folder.path(), &[command, "--help"]);
+        assert!(
+            help.status.success() && String::from_utf8_lossy(&help.stdout).contains("Examples:"),
+            "{command}"
+        );
+    }
+    let script = run(folder.path(), &["completions", "bash"]).stdout;
+    assert!(String::from_utf8_lossy(&script).contains("complete"));
+}
