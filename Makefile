@@ -1,0 +1,35 @@
+# `make demo` and `make test` are all that a newcomer needs; each first installs what is missing.
+# Everything else is a chore of its own, also to be had as `cargo xtask CHORE`.
+
+export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
+PREFIX ?= /usr/local
+SECONDS_EACH ?= 60
+
+.PHONY: help demo test install bench fuzz loom
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 18
+
+demo: ## run Black-Scholes on leased cores: the lease, the times, the bill
+	@scripts/setup.sh build
+	@scripts/demo.sh
+
+test: ## check everything: format, lints, licences, tests, loom, fuzzing, C and C++
+	@scripts/setup.sh test
+	@cargo xtask test
+
+install: ## install the command, the C library and its headers under PREFIX (/usr/local)
+	@scripts/setup.sh build
+	@cargo xtask install --prefix "$(PREFIX)"
+
+bench: ## measure the promises of SPECIFICATION.md on this machine
+	@scripts/setup.sh build
+	@cargo xtask bench
+
+fuzz: ## fuzz every decoder, SECONDS_EACH (60) each
+	@scripts/setup.sh test
+	@cargo xtask fuzz --seconds $(SECONDS_EACH)
+
+loom: ## model-check the rings
+	@scripts/setup.sh build
+	@cargo xtask loom

@@ -1,0 +1,45 @@
+//! Control messages, as managers, agents and clients decode them, and what is computed from them: a bill.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use prost::Message;
+use sublet_proto::{decode, price, v1};
+
+fuzz_target!(|input: (u8, &[u8])| {
+    let (kind, bytes) = input;
+    match kind % 16 {
+        0 => round_trip::<v1::PackageChunk>(bytes),
+        1 => round_trip::<v1::DeployReply>(bytes),
+        2 => round_trip::<v1::ResolveRequest>(bytes),
+        3 => round_trip::<v1::PackageInfo>(bytes),
+        4 => round_trip::<v1::PackageList>(bytes),
+        5 => round_trip::<v1::LeaseRequest>(bytes),
+        6 => round_trip::<v1::LeaseGrant>(bytes),
+        7 => round_trip::<v1::ListLeasesRequest>(bytes),
+        8 => leases(bytes),
+        9 => round_trip::<v1::NodeList>(bytes),
+        10 => round_trip::<v1::BillRequest>(bytes),
+        11 => round_trip::<v1::BillReply>(bytes),
+        12 => round_trip::<v1::NodeDescription>(bytes),
+        13 => round_trip::<v1::NodeRegistration>(bytes),
+        14 => round_trip::<v1::NodeReport>(bytes),
+        _ => round_trip::<v1::NodeReportReply>(bytes),
+    }
+});
+
+fn round_trip<M: Message + Default + PartialEq>(bytes: &[u8]) {
+    if let Ok(message) = decode::<M>("a message", bytes) {
+        // Bytes, not messages: a decoded NaN is not equal to itself.
+        let encoded = message.encode_to_vec();
+        let again = decode::<M>("a message", &encoded).expect("what was encoded can be decoded");
+        assert_eq!(again.encode_to_vec(), encoded);
+    }
+}
+
+/// A bill neither overflows nor depends on how often it is drawn.
+fn leases(bytes: &[u8]) {
+    let Ok(list) = decode::<v1::LeaseList>("leases", bytes) else { return };
+    let lines: Vec<_> = list.leases.iter().map(price::bill).collect();
+    let total = price::total(&lines);
+    assert!(lines.iter().all(|line| line.total_nano <= total.total_nano));
+}

@@ -1,0 +1,36 @@
+//! Packets between a client, its agent and its worker: each of the messages that travel on a node's sockets.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use prost::Message;
+use sublet_proto::{Code, decode, v1};
+
+fuzz_target!(|input: (u8, &[u8])| {
+    let (kind, bytes) = input;
+    match kind % 6 {
+        0 => round_trip::<v1::ClientToAgent>(bytes),
+        1 => agent_to_client(bytes),
+        2 => round_trip::<v1::WorkerSetup>(bytes),
+        3 => round_trip::<v1::ClientToWorker>(bytes),
+        4 => round_trip::<v1::WorkerToClient>(bytes),
+        _ => round_trip::<v1::Package>(bytes),
+    }
+});
+
+fn round_trip<M: Message + Default>(bytes: &[u8]) {
+    if let Ok(message) = decode::<M>("a packet", bytes) {
+        // Bytes, not messages: a decoded NaN is not equal to itself.
+        let encoded = message.encode_to_vec();
+        let again = decode::<M>("a packet", &encoded).expect("what was encoded can be decoded");
+        assert_eq!(again.encode_to_vec(), encoded);
+    }
+}
+
+/// Codes come as numbers: one that nobody knows has a meaning too.
+fn agent_to_client(bytes: &[u8]) {
+    round_trip::<v1::AgentToClient>(bytes);
+    let Ok(packet) = decode::<v1::AgentToClient>("a packet", bytes) else { return };
+    if let Some(v1::agent_to_client::Body::Failure(failure)) = packet.body {
+        assert!(Code::ALL.contains(&Code::from_number(failure.code)));
+    }
+}

@@ -1,0 +1,21 @@
+//! What a worker reads out of its inbox and a client out of its results: any words are some request and some outcome,
+//! and no lease's options make a layout whose places lie outside of its region.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use sublet_runtime::wire::{Immediate, InboxLayout, Outcome, Request};
+
+const LINE_BYTES: u64 = 64;
+
+fuzz_target!(|input: ([u64; 7], u32, (u32, u32, u64))| {
+    let (words, immediate, (workers, slots, slot_bytes)) = input;
+    let request = Request::decode(&words);
+    assert_eq!(Request::decode(&request.encode()), request);
+    let outcome = Outcome::decode(&words);
+    assert_eq!(Outcome::decode(&outcome.encode()), outcome);
+    assert_eq!(Immediate::from_bits(immediate).to_bits(), immediate);
+    if let Ok(layout) = InboxLayout::new(workers, slots, slot_bytes) {
+        assert!(layout.line(workers - 1, slots - 1) + LINE_BYTES <= layout.len_bytes());
+        assert!(layout.payload(workers - 1, slots - 1) + slot_bytes <= layout.len_bytes());
+    }
+});

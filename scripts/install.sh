@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Installs what `cargo build --release` has built: scripts/install.sh PREFIX. Packagers put $DESTDIR before it.
+#
+#   bin/sublet                   the command
+#   libexec/sublet/              the worker program, which only agents start
+#   lib/libsublet.{so,a}         the C library; lib/pkgconfig and lib/cmake tell how to use it
+#   include/                     sublet.h, sublet.hpp, sublet_function.h
+#   share/                       completions for bash, zsh and fish
+#
+# Nothing in it names the prefix: the tree may be moved.
+set -euo pipefail
+
+if [[ $# -ne 1 || -z $1 || $1 == -* ]]; then
+    echo 'usage: scripts/install.sh PREFIX' >&2
+    exit 2
+fi
+# A relative prefix is meant from where the command was given.
+prefix=${DESTDIR-}$(realpath --canonicalize-missing --no-symlinks "$1")
+cd "$(dirname "$0")/.."
+
+readonly BUILT=target/release CAPI=crates/capi
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml)
+interface=$(sed -n 's/^const INTERFACE: u32 = \([0-9]*\);$/\1/p' $CAPI/build.rs)
+
+# put MODE FROM TO: leaves an equal file alone, and otherwise replaces it: a program may have mapped the old one.
+put() {
+    cmp --quiet "$2" "$prefix/$3" && return
+    install -D --mode="$1" "$2" "$prefix/$3.new"
+    mv --force "$prefix/$3.new" "$prefix/$3"
+}
+
+fill() {
+    local filled
+    filled=$(mktemp)
+    sed -e "s/@VERSION@/$version/g" -e "s/@INTERFACE@/$interface/g" "$1" >"$filled"
+    put 644 "$filled" "$2"
+    rm "$filled"
+}
+
+completions() {
+    local shell=$1 to=$2 script
+    script=$(mktemp)
+    if "$BUILT/sublet" completions "$shell" >"$script" 2>/dev/null; then
+        put 644 "$script" "$to"
+    fi
+    rm "$script"
+}
+
+put 755 $BUILT/sublet bin/sublet
+put 755 $BUILT/sublet-worker libexec/sublet/sublet-worker
+
+put 755 $BUILT/libsublet_c.so "lib/libsublet.so.$interface"
+ln --symbolic --force --no-dereference "libsublet.so.$interface" "$prefix/lib/libsublet.so"
+put 644 $BUILT/libsublet_c.a lib/libsublet.a
+
+for header in sublet.h sublet.hpp sublet_function.h; do
+    put 644 "$CAPI/include/$header" "include/$header"
+done
+fill $CAPI/pkgconfig/sublet.pc.in lib/pkgconfig/sublet.pc
+fill $CAPI/cmake/sublet-config.cmake.in lib/cmake/sublet/sublet-config.cmake
+fill $CAPI/cmake/sublet-config-version.cmake.in lib/cmake/sublet/sublet-config-version.cmake
+
+completions bash share/bash-completion/completions/sublet
+completions zsh share/zsh/site-functions/_sublet
+completions fish share/fish/vendor_completions.d/sublet.fish
+
+echo "installed Sublet $version under $prefix"

@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Installs what `make demo` (setup.sh build) or `make test` (setup.sh test) needs and this machine lacks.
+# Silent and quick where nothing is missing. Changes nothing but packages and Rust components.
+set -euo pipefail
+
+readonly RUST_NEEDED=1.89
+readonly CARGO_DENY=0.20.2
+
+# command:package pairs
+readonly BUILD_TOOLS=(gcc:gcc g++:g++ make:make protoc:protobuf-compiler)
+readonly TEST_TOOLS=(cmake:cmake pkg-config:pkg-config strace:strace)
+
+stop() {
+    printf '%s\n' '' "$@" >&2
+    exit 1
+}
+
+# Whether version $1 is at least version $2.
+at_least() {
+    [[ "$(printf '%s\n%s\n' "$2" "$1" | sort -V | head -n 1)" == "$2" ]]
+}
+
+# The packages whose commands are missing.
+missing_packages() {
+    local pair
+    for pair in "$@"; do
+        command -v "${pair%%:*}" >/dev/null || printf '%s ' "${pair##*:}"
+    done
+}
+
+may_become_root() {
+    command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [[ -t 0 && -t 2 ]]; }
+}
+
+install_packages() {
+    local packages=$1 root=
+    local line="apt-get update && apt-get install --yes --no-install-recommends ${packages% }"
+    command -v apt-get >/dev/null ||
+        stop "These are missing: ${packages% } (Debian's names)." "Install them with this system's package manager, then run make again."
+    if [[ $(id -u) -ne 0 ]]; then
+        may_become_root ||
+            stop "These packages are missing: ${packages% }. As root, run this line, then make again:" "  $line"
+        root='sudo '
+    fi
+    echo "installing ${packages% }"
+    ${root}env DEBIAN_FRONTEND=noninteractive sh -c "$line" ||
+        stop "The packages could not be installed. As root, run this line, then make again:" "  $line"
+}
+
+check_rust() {
+    command -v cargo >/dev/null ||
+        stop "A Rust toolchain (cargo, $RUST_NEEDED or later) is needed. Install it by https://rustup.rs, then run make again:" \
+            "  curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh"
+    local version
+    version=$(cargo --version | cut -d ' ' -f 2)
+    at_least "${version%%-*}" "$RUST_NEEDED" ||
+        stop "Rust $RUST_NEEDED or later is needed; this is $version ($(command -v cargo)). With rustup:" "  rustup update stable"
+}
+
+# A Rust component: its name and a command that answers only where it is there.
+install_component() {
+    local component=$1
+    shift
+    "$@" >/dev/null 2>&1 && return
+    command -v rustup >/dev/null ||
+        stop "The Rust component $component is missing, and there is no rustup to add it. Install $component, then run make again."
+    echo "installing the Rust component $component"
+    rustup component add "$component"
+}
+
+install_cargo_deny() {
+    local version
+    if version=$(cargo-deny --version 2>/dev/null) && at_least "${version#cargo-deny }" "$CARGO_DENY"; then
+        return
+    fi
+    echo "installing cargo-deny $CARGO_DENY (a few minutes, once)"
+    cargo install cargo-deny --quiet --locked --version "$CARGO_DENY"
+}
+
+main() {
+    local tools=("${BUILD_TOOLS[@]}") packages
+    [[ $1 == test ]] && tools+=("${TEST_TOOLS[@]}")
+    packages=$(missing_packages "${tools[@]}")
+    [[ -z $packages ]] || install_packages "$packages"
+    check_rust
+    if [[ $1 == test ]]; then
+        install_component rustfmt rustfmt --version
+        install_component clippy cargo-clippy --version
+        install_cargo_deny
+    fi
+}
+
+case ${1-} in
+build | test) main "$1" ;;
+*) stop "usage: scripts/setup.sh build|test" ;;
+esac

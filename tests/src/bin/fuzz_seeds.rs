@@ -1,0 +1,209 @@
+//! `fuzz-seeds FOLDER`: writes the first inputs of the fuzz targets, made by the real encoders.
+//!
+//! They are made and not kept, so they follow every change of the schema by themselves. An input's first bytes are
+//! what the target of that name reads first: which message follows.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::{fs, io};
+
+use prost::Message;
+use sublet_proto::ticket::Signing;
+use sublet_proto::v1::{self, agent_to_client, client_to_agent, client_to_worker, worker_to_client};
+use sublet_proto::{Code, Error, package};
+
+fn main() -> ExitCode {
+    let Some(folder) = std::env::args_os().nth(1) else {
+        eprintln!("usage: fuzz-seeds FOLDER");
+        return ExitCode::from(2);
+    };
+    match write_all(Path::new(&folder)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("fuzz-seeds: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn write_all(folder: &Path) -> io::Result<()> {
+    write(folder, "package_validate", packages(folder)?)?;
+    write(folder, "ticket_verify", tickets())?;
+    write(folder, "control_messages", control_messages())?;
+    write(folder, "node_messages", node_messages())?;
+    write(folder, "wire_request", vec![vec![0; 76], vec![1; 76]])?;
+    write(folder, "error_status", statuses())
+}
+
+fn write(folder: &Path, target: &str, seeds: Vec<Vec<u8>>) -> io::Result<()> {
+    let folder = folder.join(target);
+    fs::create_dir_all(&folder)?;
+    for (index, seed) in seeds.iter().enumerate() {
+        fs::write(folder.join(index.to_string()), seed)?;
+    }
+    Ok(())
+}
+
+/// The bytes after the number that says what they are.
+fn tagged(kind: u8, bytes: &[u8]) -> Vec<u8> {
+    [&[kind], bytes].concat()
+}
+
+fn packages(folder: &Path) -> io::Result<Vec<Vec<u8>>> {
+    const MANIFEST: &str = "name = \"seed\"\nlibrary = \"lib/seed.so\"\n\n[[function]]\nname = \"noop\"\n";
+    let library = fs::read(shared_object(folder)?)?;
+    let file = v1::PackageFile { path: "lib/seed.so".into(), data: library.clone(), executable: true };
+    let made = package::from_files(MANIFEST, vec![file]).map_err(io::Error::other)?;
+    // The same package with its fields the other way round: it must not pass as a second package.
+    let manifest = v1::Package { manifest: MANIFEST.into(), files: Vec::new() }.encode_to_vec();
+    let files = v1::Package { manifest: String::new(), files: made.files.clone() }.encode_to_vec();
+    Ok(vec![
+        tagged(0, &package::encode(&made)),
+        tagged(0, &[files, manifest].concat()),
+        tagged(1, &library),
+        tagged(2, MANIFEST.as_bytes()),
+    ])
+}
+
+/// A shared object of a kilobyte or two, with one function.
+fn shared_object(folder: &Path) -> io::Result<PathBuf> {
+    const SOURCE: &str = "unsigned noop(void *in, unsigned size, void *out) { return 0; }\n";
+    const SMALL: &[&str] =
+        &["-shared", "-fPIC", "-nostdlib", "-s", "-Wl,--build-id=none", "-Wl,-z,noseparate-code"];
+    fs::create_dir_all(folder)?;
+    let (source, library) = (folder.join("seed.c"), folder.join("seed.so"));
+    fs::write(&source, SOURCE)?;
+    let status = Command::new("cc").args(SMALL).arg("-o").arg(&library).arg(&source).status()?;
+    if status.success() { Ok(library) } else { Err(io::Error::other(format!("cc: {status}"))) }
+}
+
+fn lease() -> v1::Lease {
+    v1::Lease {
+        id: "0123456789abcdef0123456789abcdef".into(),
+        tenant: "tenant".into(),
+        node: "node".into(),
+        cores: 2,
+        memory_bytes: 1 << 30,
+        granted_unix_ms: 999_000,
+        expires_unix_ms: 2_000_000,
+        options: Some(options()),
+        state: v1::LeaseState::Attached.into(),
+        price: Some(sublet_proto::price::DEFAULT_PRICE),
+        usage: Some(usage()),
+        ..v1::Lease::default()
+    }
+}
+
+fn options() -> v1::WorkerOptions {
+    v1::WorkerOptions { slots: 8, slot_bytes: 4096, hot_timeout_ns: 1_000_000 }
+}
+
+fn usage() -> v1::Usage {
+    v1::Usage { allocated_ns: 3, executing_ns: 2, polling_ns: 1, calls: 7, failed_calls: 1 }
+}
+
+fn tickets() -> Vec<Vec<u8>> {
+    let ticket = v1::Ticket { lease: Some(lease()), epoch: 1, issued_unix_ms: 999_500 };
+    let signed = Signing::from_seed(&[7; 32]).sign(&ticket);
+    vec![tagged(0, &signed), tagged(1, &ticket.encode_to_vec())]
+}
+
+fn package_info() -> v1::PackageInfo {
+    let function = v1::FunctionInfo { name: "noop".into(), symbol: "noop".into() };
+    v1::PackageInfo { name: "seed".into(), functions: vec![function], ..v1::PackageInfo::default() }
+}
+
+fn node() -> v1::NodeDescription {
+    v1::NodeDescription {
+        name: "node".into(),
+        agent: "unix:/agent.sock".into(),
+        cores: 2,
+        ..Default::default()
+    }
+}
+
+/// In the order in which the target numbers them.
+fn control_messages() -> Vec<Vec<u8>> {
+    let bill = sublet_proto::price::bill(&lease());
+    let grant = v1::LeaseGrant {
+        ticket: vec![1; 80],
+        agent: "unix:/agent.sock".into(),
+        lease: Some(lease()),
+        package: Some(package_info()),
+    };
+    let request =
+        v1::LeaseRequest { package: "seed".into(), cores: 1, options: Some(options()), ..Default::default() };
+    let report = v1::LeaseReport { lease: lease().id, usage: Some(usage()), ..Default::default() };
+    let info = v1::NodeInfo { description: Some(node()), cores_leased: 1, ..Default::default() };
+    let messages = [
+        v1::PackageChunk { data: vec![1, 2, 3] }.encode_to_vec(),
+        v1::DeployReply { package: Some(package_info()), known: true }.encode_to_vec(),
+        v1::ResolveRequest { name: "seed/noop".into() }.encode_to_vec(),
+        package_info().encode_to_vec(),
+        v1::PackageList { packages: vec![package_info()] }.encode_to_vec(),
+        request.encode_to_vec(),
+        grant.encode_to_vec(),
+        v1::ListLeasesRequest { include_ended: true }.encode_to_vec(),
+        v1::LeaseList { leases: vec![lease(), lease()] }.encode_to_vec(),
+        v1::NodeList { nodes: vec![info] }.encode_to_vec(),
+        v1::BillRequest { lease: lease().id }.encode_to_vec(),
+        v1::BillReply { lines: vec![bill.clone()], total: Some(bill) }.encode_to_vec(),
+        node().encode_to_vec(),
+        v1::NodeRegistration { verifying_key: vec![7; 32], epoch: 1 }.encode_to_vec(),
+        v1::NodeReport { node: "node".into(), leases: vec![report] }.encode_to_vec(),
+        v1::NodeReportReply { end: vec![lease().id] }.encode_to_vec(),
+    ];
+    (0..).zip(&messages).map(|(kind, message)| tagged(kind, message)).collect()
+}
+
+/// Each arm of each packet's `oneof`, and the setup of a worker.
+fn node_messages() -> Vec<Vec<u8>> {
+    use agent_to_client::Body as FromAgent;
+    use client_to_agent::Body as ToAgent;
+    use client_to_worker::Body as ToWorker;
+    use worker_to_client::Body as FromWorker;
+    let failure = || v1::Failure { code: Code::NoCapacity.number(), message: "2 cores asked".into() };
+    let to_agent = [
+        ToAgent::Attach(v1::Attach { ticket: vec![1; 80] }),
+        ToAgent::Start(v1::Start {}),
+        ToAgent::Stop(v1::Stop { reason: "deadline".into() }),
+        ToAgent::Release(v1::Release {}),
+    ];
+    let from_agent = [
+        FromAgent::Attached(v1::Attached { inbox_bytes: 1 << 20, ticks_per_ns: 2.5 }),
+        FromAgent::Started(v1::Started { pid: 7, requested_ns: 1, package_ready_ns: 2, spawned_ns: 3 }),
+        FromAgent::WorkerExited(v1::WorkerExited {
+            code: Code::WorkerDied.number(),
+            reason: "signal 11".into(),
+        }),
+        FromAgent::LeaseEnded(v1::LeaseEnded { code: 0, reason: "released".into(), usage: Some(usage()) }),
+        FromAgent::Failure(failure()),
+    ];
+    let to_worker = [
+        ToWorker::Connect(v1::Connect { results_bytes: 4096, start_positions: vec![0, 1 << 40] }),
+        ToWorker::MapRegion(v1::MapRegion { region: 2, len_bytes: 1 << 20 }),
+    ];
+    let from_worker = [
+        FromWorker::Ready(v1::Ready { entered_ns: 1, loaded_ns: 2, ready_ns: 3 }),
+        FromWorker::RegionMapped(v1::RegionMapped { region: 2 }),
+        FromWorker::Failure(failure()),
+    ];
+    let setup = v1::WorkerSetup {
+        lease: lease().id,
+        cores: vec![0, 1],
+        options: Some(options()),
+        ..Default::default()
+    };
+    let mut seeds = vec![tagged(2, &setup.encode_to_vec())];
+    seeds.extend(to_agent.map(|body| tagged(0, &v1::ClientToAgent { body: Some(body) }.encode_to_vec())));
+    seeds.extend(from_agent.map(|body| tagged(1, &v1::AgentToClient { body: Some(body) }.encode_to_vec())));
+    seeds.extend(to_worker.map(|body| tagged(3, &v1::ClientToWorker { body: Some(body) }.encode_to_vec())));
+    seeds.extend(from_worker.map(|body| tagged(4, &v1::WorkerToClient { body: Some(body) }.encode_to_vec())));
+    seeds
+}
+
+/// A gRPC code, then the details that a peer of ours sends.
+fn statuses() -> Vec<Vec<u8>> {
+    let errors = Code::ALL.iter().map(|&code| Error::new(code, "message").into_status());
+    errors.map(|status| [&(status.code() as i32).to_le_bytes(), status.details()].concat()).collect()
+}

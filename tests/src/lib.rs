@@ -1,0 +1,45 @@
+//! What the tests of the repository as a whole share: where its files are and how to read them.
+//!
+//! `tests/walls.rs` holds the import rules and the wall around unsafe code, `tests/map.rs` keeps the documents in
+//! step with the tree, and the program `fuzz-seeds` writes the first inputs of the fuzz targets.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Folders that hold what is built, not what is written.
+const BUILT: &[&str] = &["target", ".git", "corpus", "artifacts", "seeds", "node_modules"];
+
+/// The repository's top folder.
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ stands inside the repository")
+}
+
+/// A text file's content, by its path from the top folder.
+///
+/// # Panics
+/// If there is no such file: for a test, that is the finding.
+pub fn read(path: impl AsRef<Path>) -> String {
+    let path = root().join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The files below a folder whose names end in one of these, as sorted paths from the top folder.
+/// A folder that is not there has none.
+pub fn files(folder: &str, endings: &[&str]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    collect(&root().join(folder), endings, &mut found);
+    found.sort();
+    found
+}
+
+fn collect(folder: &Path, endings: &[&str], found: &mut Vec<PathBuf>) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for path in entries.flatten().map(|entry| entry.path()) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() && !path.is_symlink() && !BUILT.contains(&name.as_str()) {
+            collect(&path, endings, found);
+        } else if endings.iter().any(|ending| name.ends_with(ending)) {
+            found.push(path.strip_prefix(root()).unwrap_or(&path).to_path_buf());
+        }
+    }
+}

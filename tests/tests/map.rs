@@ -1,0 +1,142 @@
+//! The documents agree with the tree: maps rot unless something fails when they do.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use sublet_proto::Code;
+use sublet_tests::{files, read, root};
+
+/// A call, in the order in which a reader follows it: the file, and what to look for in it.
+const READERS_PATH: &[(&str, &str)] = &[
+    ("examples/rust/hello.rs", "fn main"),
+    ("crates/runtime/src/invoker.rs", "fn submit"),
+    ("crates/runtime/src/wire.rs", "struct"),
+    ("crates/fabric/src/shm.rs", "fn put_imm"),
+    ("crates/runtime/src/worker.rs", "fn run"),
+];
+
+/// Longest file on that path, in lines: one sitting.
+const ONE_SITTING: usize = 600;
+
+const DOCUMENTS: &[&str] =
+    &["README.md", "ARCHITECTURE.md", "SPECIFICATION.md", "STYLE.md", "CHANGELOG.md", "docs/security.md"];
+
+/// The targets of a document's relative links, without their anchors.
+fn links(markdown: &str) -> BTreeSet<String> {
+    let targets = markdown.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let local = targets.filter(|target| !target.contains("://") && !target.starts_with('#'));
+    local.map(|target| target.split('#').next().unwrap_or_default().to_owned()).collect()
+}
+
+#[test]
+fn the_code_map_lists_every_source_file_and_no_other() {
+    let architecture = read("ARCHITECTURE.md");
+    let (_, map) = architecture.split_once("\n## Code map\n").expect("ARCHITECTURE.md has a code map");
+    let map = map.split("\n## ").next().unwrap_or_default();
+    let entries: String = map.lines().filter(|line| line.starts_with("- [")).collect();
+    let mapped = links(&entries);
+    let sources = files("crates", &[".rs"]).into_iter().chain(files("xtask", &[".rs"]));
+    // A module of unit tests, `tests.rs`, belongs to the file that it tests.
+    let is_source = |path: &Path| path.iter().any(|part| part == "src") && !path.ends_with("tests.rs");
+    let present: BTreeSet<String> =
+        sources.filter(|path| is_source(path)).map(|path| path.to_string_lossy().into_owned()).collect();
+    let missing: Vec<_> = present.difference(&mapped).collect();
+    let gone: Vec<_> = mapped.difference(&present).collect();
+    assert!(missing.is_empty(), "the code map of ARCHITECTURE.md lacks {missing:#?}");
+    assert!(gone.is_empty(), "the code map of ARCHITECTURE.md lists files that are not there: {gone:#?}");
+}
+
+#[test]
+fn the_code_map_names_every_crate() {
+    let architecture = read("ARCHITECTURE.md");
+    for manifest in files("crates", &["Cargo.toml"]) {
+        let folder = manifest.parent().expect("a manifest stands in a folder").display().to_string();
+        assert!(
+            architecture.contains(&format!("\n### `{folder}`")),
+            "the code map has no section for {folder}"
+        );
+    }
+}
+
+#[test]
+fn the_readers_path_is_there_and_each_file_is_read_in_one_sitting() {
+    let architecture = read("ARCHITECTURE.md");
+    for (path, mark) in READERS_PATH {
+        let source = read(path);
+        let lines = source.lines().count();
+        assert!(source.contains(mark), "{path} has no {mark:?}");
+        assert!(lines <= ONE_SITTING, "{path} has {lines} lines: one sitting is {ONE_SITTING}");
+        assert!(links(&architecture).contains(*path), "ARCHITECTURE.md does not lead the reader to {path}");
+    }
+}
+
+#[test]
+fn every_link_of_a_document_leads_somewhere() {
+    for document in DOCUMENTS {
+        let folder = Path::new(document).parent().unwrap_or(Path::new(""));
+        for target in links(&read(document)) {
+            assert!(
+                root().join(folder).join(&target).exists(),
+                "{document} links to {target}, which is not there"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_error_code_is_specified() {
+    let specification = read("SPECIFICATION.md");
+    for code in Code::ALL {
+        let row = format!("| {} | `{}` |", code.number(), code.name());
+        assert!(specification.contains(&row), "SPECIFICATION.md has no row {row:?}");
+    }
+    let rows = specification.lines().filter(|line| is_code_row(line)).count();
+    assert_eq!(rows, Code::ALL.len(), "SPECIFICATION.md has rows for codes that do not exist");
+}
+
+/// Whether a line is a table row of a number and a name in lower case, as `| 10 | `invalid_argument` | ...`.
+fn is_code_row(line: &str) -> bool {
+    let mut cells = line.split('|').skip(1).map(str::trim);
+    let (number, name) = (cells.next().unwrap_or_default(), cells.next().unwrap_or_default());
+    let name = name.trim_matches('`');
+    number.parse::<u32>().is_ok()
+        && !name.is_empty()
+        && name.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+}
+
+#[test]
+fn every_chore_that_a_document_names_exists() {
+    let (makefile, chores) = (read("Makefile"), read("xtask/src/main.rs"));
+    for document in DOCUMENTS {
+        let text = read(document);
+        for target in words_after(&text, "make ") {
+            assert!(makefile.contains(&format!("\n{target}:")), "{document} names `make {target}`");
+        }
+        for chore in words_after(&text, "cargo xtask ") {
+            let listed = ["\"", " "].iter().any(|end| chores.contains(&format!("usage: \"{chore}{end}")));
+            assert!(listed, "{document} names `cargo xtask {chore}`");
+        }
+    }
+}
+
+/// The words that follow a command's start at the start of a line of code. Splitting at each back-tick leaves spans
+/// and fenced blocks alike at the odd places.
+fn words_after<'a>(markdown: &'a str, start: &'a str) -> impl Iterator<Item = &'a str> {
+    let code = markdown.split('`').skip(1).step_by(2).flat_map(str::lines);
+    let commands = code.filter_map(move |line| line.trim_start().strip_prefix(start));
+    let words = commands.filter_map(|rest| rest.split(|c: char| !c.is_ascii_alphanumeric()).next());
+    words.filter(|word| !word.is_empty() && word.chars().all(|c| c.is_ascii_lowercase()))
+}
+
+#[test]
+fn no_file_names_a_developers_own_folders() {
+    let homes = ["home", "root", "Users"].map(|folder| format!("/{folder}/"));
+    let endings =
+        [".rs", ".md", ".toml", ".sh", ".h", ".hpp", ".c", ".cpp", ".proto", ".in", ".yml", "Makefile"];
+    for path in files("", &endings) {
+        let text = read(&path);
+        for home in &homes {
+            assert!(!text.contains(home), "{} names {home}", path.display());
+        }
+    }
+}

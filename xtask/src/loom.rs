@@ -1,0 +1,29 @@
+//! `cargo xtask loom`: every interleaving of the rings' atomics, within loom's bounds.
+//!
+//! The flag that turns the facade of atomics into loom's changes every crate's hash, so these builds have a folder
+//! of their own.
+
+use std::io;
+use std::process::ExitCode;
+
+use crate::cargo;
+use crate::options::Options;
+use crate::step::{Outcome, Show, Step};
+
+/// The check, with all of its output.
+pub fn chore(options: Options) -> io::Result<ExitCode> {
+    options.end()?;
+    let mut step = Step::start("loom", Show::Everything)?;
+    let outcome = check(&mut step)?;
+    let tally = step.finish(outcome)?;
+    Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The fabric's tests under loom; its other tests are not compiled then. That there are none is a failure: a check of
+/// nothing would pass for ever.
+pub fn check(step: &mut Step) -> io::Result<Outcome> {
+    let mut command = cargo();
+    command.env("RUSTFLAGS", "--cfg loom");
+    command.args(["test", "--release", "--package", "sublet-fabric", "--lib", "--target-dir", "target/loom"]);
+    Ok(Outcome::from(step.run(command)? && step.has_counted()))
+}

@@ -1,0 +1,77 @@
+//! The one door for chores: `cargo xtask CHORE`. The Makefile and CI come through it too.
+//!
+//! Each chore is a module with one public function. They start other programs and read their output; they link
+//! nothing of Sublet and depend on no crate, so that this compiles in a second on a fresh clone.
+
+mod bench;
+mod deny;
+mod fuzz;
+mod install;
+mod loom;
+mod options;
+mod step;
+mod test;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use options::Options;
+
+struct Chore {
+    usage: &'static str,
+    help: &'static str,
+    run: fn(Options) -> io::Result<ExitCode>,
+}
+
+const CHORES: &[Chore] = &[
+    Chore { usage: "test", help: "everything that `make test` checks", run: test::chore },
+    Chore { usage: "deny", help: "licences, sources, bans and advisories of dependencies", run: deny::chore },
+    Chore { usage: "loom", help: "model-check the rings", run: loom::chore },
+    Chore { usage: "fuzz [--seconds N]", help: "fuzz every decoder, N seconds each (60)", run: fuzz::chore },
+    Chore { usage: "bench", help: "measure the promises of SPECIFICATION.md", run: bench::chore },
+    Chore {
+        usage: "install --prefix DIR",
+        help: "install command, library and headers",
+        run: install::chore,
+    },
+];
+
+fn main() -> ExitCode {
+    let mut arguments = std::env::args().skip(1);
+    let name = arguments.next().unwrap_or_default();
+    let Some(chore) = CHORES.iter().find(|chore| chore.usage.split(' ').next() == Some(name.as_str())) else {
+        return usage(&name);
+    };
+    match Options::parse(arguments).and_then(chore.run) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("xtask {name}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn usage(name: &str) -> ExitCode {
+    if !name.is_empty() && name != "--help" && name != "help" {
+        eprintln!("xtask: there is no chore {name:?}");
+    }
+    eprintln!("usage: cargo xtask CHORE");
+    for chore in CHORES {
+        eprintln!("  {:<22} {}", chore.usage, chore.help);
+    }
+    ExitCode::from(2)
+}
+
+/// The repository's top folder.
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().expect("xtask/ stands inside the repository").to_path_buf()
+}
+
+/// The cargo that runs this, in the repository's top folder, without colours: its output goes to logs.
+fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root()).env("CARGO_TERM_COLOR", "never").env("CARGO_TERM_PROGRESS_WHEN", "never");
+    command
+}

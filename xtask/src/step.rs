@@ -1,0 +1,236 @@
+//! One step of a chore: runs commands, keeps their output in a log, counts the tests that it reports.
+//!
+//! Standard output and error share one pipe, so the log has the lines in the order in which they were written.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, IsTerminal, PipeReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::root;
+
+/// Lines of a failed step's log that are shown: enough for the failures, bounded for a runaway test.
+const SHOWN_LINES: usize = 400;
+/// Lines read and not yet logged.
+const QUEUED_LINES: usize = 1024;
+/// Longest run of one command of a test run: none takes so long unless it hangs.
+const LIMIT: Duration = Duration::from_secs(30 * 60);
+/// How long no line comes before it is looked whether any can come.
+const TICK: Duration = Duration::from_millis(200);
+
+/// Where a step's output goes beside its log.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Show {
+    /// One line for the step; on a terminal, meanwhile, the latest line of output.
+    Summary,
+    /// Every line, as it comes.
+    Everything,
+}
+
+/// How many checks went well and how many did not.
+#[derive(Clone, Copy, Default)]
+pub struct Tally {
+    pub passed: u64,
+    pub failed: u64,
+}
+
+/// How a step ended.
+pub enum Outcome {
+    Passed,
+    Failed,
+    /// Not done, and why.
+    Skipped(String),
+}
+
+impl From<bool> for Outcome {
+    fn from(passed: bool) -> Outcome {
+        if passed { Outcome::Passed } else { Outcome::Failed }
+    }
+}
+
+/// A step in progress.
+pub struct Step {
+    name: &'static str,
+    show: Show,
+    log: File,
+    log_path: PathBuf,
+    tally: Tally,
+    started: Instant,
+}
+
+impl Step {
+    /// Starts the step's log, `target/xtask/NAME.log`, and its clock.
+    pub fn start(name: &'static str, show: Show) -> io::Result<Step> {
+        let folder = root().join("target/xtask");
+        std::fs::create_dir_all(&folder)?;
+        let log_path = folder.join(name.replace(' ', "-")).with_extension("log");
+        let log = File::create(&log_path)?;
+        let step = Step { name, show, log, log_path, tally: Tally::default(), started: Instant::now() };
+        step.progress("");
+        Ok(step)
+    }
+
+    /// Runs a command to its end, or, where nobody watches its output, to [`LIMIT`]; says whether it succeeded.
+    pub fn run(&mut self, mut command: Command) -> io::Result<bool> {
+        let (output, input) = io::pipe()?;
+        command.stdin(Stdio::null()).stdout(input.try_clone()?).stderr(input);
+        self.line(&format!("$ {command:?}"))?;
+        let program = command.get_program().display().to_string();
+        let child = command
+            .spawn()
+            .map_err(|error| io::Error::new(error.kind(), format!("{program} does not start: {error}")))?;
+        // The command holds the pipe's writing end: while it lives, the output has no end.
+        drop(command);
+        self.follow(child, lines_of(output))
+    }
+
+    /// Takes lines until there are no more. A process that outlives the command and holds its output open does not
+    /// keep the step waiting.
+    fn follow(&mut self, mut child: Child, lines: Receiver<String>) -> io::Result<bool> {
+        let end = (self.show == Show::Summary).then(|| Instant::now() + LIMIT);
+        loop {
+            match lines.recv_timeout(TICK) {
+                Ok(line) => self.line(&line)?,
+                Err(RecvTimeoutError::Disconnected) => return Ok(child.wait()?.success()),
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Some(status) = child.try_wait()? {
+                        return Ok(status.success());
+                    }
+                }
+            }
+            if end.is_some_and(|end| Instant::now() > end) {
+                child.kill()?;
+                child.wait()?;
+                self.line(&format!("stopped after {} s", LIMIT.as_secs()))?;
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Counts one check that is not a test of cargo's.
+    pub fn count(&mut self, passed: bool) {
+        self.tally.passed += u64::from(passed);
+        self.tally.failed += u64::from(!passed);
+    }
+
+    /// Whether any test or check has been counted.
+    pub fn has_counted(&self) -> bool {
+        self.tally.passed + self.tally.failed > 0
+    }
+
+    /// Writes the step's line, and after a failure its log. A step that counted nothing is itself one check.
+    pub fn finish(mut self, outcome: Outcome) -> io::Result<Tally> {
+        let seconds = self.started.elapsed();
+        match &outcome {
+            Outcome::Passed if self.tally.passed == 0 => self.count(true),
+            Outcome::Failed if self.tally.failed == 0 => self.count(false),
+            _ => {}
+        }
+        self.clear_progress();
+        let Tally { passed, failed } = self.tally;
+        match &outcome {
+            Outcome::Passed => println!("{}", summary(self.name, "ok", seconds, &format!("{passed} passed"))),
+            Outcome::Skipped(why) => println!("{}", summary(self.name, "SKIPPED", seconds, why)),
+            Outcome::Failed => {
+                println!(
+                    "{}",
+                    summary(self.name, "FAILED", seconds, &format!("{passed} passed, {failed} failed"))
+                );
+                self.show_log()?;
+            }
+        }
+        Ok(self.tally)
+    }
+
+    /// The last line of output that says something, for the reason of a skipped step.
+    pub fn last_line(&self) -> io::Result<String> {
+        let log = std::fs::read_to_string(&self.log_path)?;
+        Ok(log.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned())
+    }
+
+    fn line(&mut self, line: &str) -> io::Result<()> {
+        writeln!(self.log, "{line}")?;
+        if let Some(Tally { passed, failed }) = test_result(line) {
+            self.tally.passed += passed;
+            self.tally.failed += failed;
+        }
+        match self.show {
+            Show::Everything => println!("{line}"),
+            Show::Summary => self.progress(line),
+        }
+        Ok(())
+    }
+
+    fn progress(&self, line: &str) {
+        if self.show == Show::Summary && io::stdout().is_terminal() {
+            let line: String = line.trim().chars().filter(|c| !c.is_control()).take(60).collect();
+            print!("\r\x1b[K{:<12} {:>6.1} s  {line}", self.name, self.started.elapsed().as_secs_f32());
+            // Progress that is not shown is no reason to stop.
+            let _ = io::stdout().flush();
+        }
+    }
+
+    fn clear_progress(&self) {
+        if self.show == Show::Summary && io::stdout().is_terminal() {
+            print!("\r\x1b[K");
+        }
+    }
+
+    fn show_log(&self) -> io::Result<()> {
+        if self.show == Show::Everything {
+            return Ok(());
+        }
+        let log = std::fs::read(&self.log_path)?;
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<&str> = log.lines().collect();
+        for line in &lines[lines.len().saturating_sub(SHOWN_LINES)..] {
+            println!("    {line}");
+        }
+        println!("    (the whole log: {})", self.log_path.display());
+        Ok(())
+    }
+}
+
+/// Reads lines on a thread of its own, so that waiting for one can have an end.
+fn lines_of(output: PipeReader) -> Receiver<String> {
+    let (sender, lines) = mpsc::sync_channel(QUEUED_LINES);
+    thread::spawn(move || {
+        for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+            if sender.send(String::from_utf8_lossy(&line).into_owned()).is_err() {
+                return;
+            }
+        }
+    });
+    lines
+}
+
+fn summary(name: &str, verdict: &str, took: Duration, detail: &str) -> String {
+    format!("{name:<12} {verdict:<8} {:>6.1} s  {detail}", took.as_secs_f32())
+}
+
+/// The numbers of a line such as `test result: ok. 12 passed; 0 failed; 1 ignored; ...`.
+fn test_result(line: &str) -> Option<Tally> {
+    let (_, counts) = line.trim_start().strip_prefix("test result: ")?.split_once(". ")?;
+    let count = |what: &str| {
+        let part = counts.split("; ").find_map(|part| part.strip_suffix(what))?;
+        part.trim().parse().ok()
+    };
+    Some(Tally { passed: count("passed")?, failed: count("failed")? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cargos_results_are_counted() {
+        let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 2 filtered out; finished in 0.02s";
+        let Tally { passed, failed } = test_result(line).unwrap();
+        assert_eq!((passed, failed), (12, 3));
+        assert!(test_result("test wire::header_has_64_bytes ... ok").is_none());
+        assert!(test_result("test result: what?").is_none());
+    }
+}
