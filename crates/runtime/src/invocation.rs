@@ -29,7 +29,9 @@ pub struct Completion {
 
 /// A submitted call. Input and output stay borrowed until it has ended.
 ///
-/// Dropped before its end, it waits for the end: the worker still writes to the output.
+/// Dropped before its end, it waits for the end, at the latest the lease's: the worker still writes to the output.
+/// Forgotten ([`std::mem::forget`]) it cannot, and values of a [`Buffer`](crate::Buffer) may still change after the
+/// borrow has ended; nothing worse, for they are plain data, and the memory stays mapped.
 #[must_use = "the result of a call is in its invocation: wait for it"]
 pub struct Invocation<'call> {
     lease: Arc<Lease>,
