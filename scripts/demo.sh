@@ -48,7 +48,7 @@ server=$!
 wait_until_up
 
 heading "Black-Scholes, $OPTIONS options: on this process's threads, on leased cores, half and half"
-cargo run --quiet --release -p sublet-examples --bin blackscholes -- --options "$OPTIONS"
+examples/blackscholes/run.sh --options "$OPTIONS"
 
 heading 'sublet ps'
 "$SUBLET" ps

@@ -1,0 +1,331 @@
+/* sublet.h: run functions on leased cores from C.
+ *
+ *     sublet_invoker *invoker;
+ *     sublet_allocation allocation = sublet_allocation_default("./libhello.so");
+ *     sublet_status status = sublet_invoker_connect(NULL, &invoker);
+ *     if (status == SUBLET_OK) status = sublet_invoker_allocate(invoker, &allocation);
+ *     ...
+ *     if (status != SUBLET_OK)
+ *         fprintf(stderr, "%s: %s\n", sublet_status_name(status), sublet_error_message());
+ *
+ * A complete program is examples/c/hello.c. Functions to be called are written with sublet_function.h; C++ programs
+ * include sublet.hpp.
+ *
+ * Rules that hold everywhere:
+ *
+ * - A function that can fail returns a sublet_status. It writes its outputs, which come last, only if that is
+ *   SUBLET_OK; sublet_error_message() then says what failed, on the thread where it did.
+ * - Pointers must not be null unless it is said that they may. A null pointer, a string that is not UTF-8, and a
+ *   structure of another version of this header are answered by SUBLET_INVALID_ARGUMENT.
+ * - A number's unit is the end of its name: _bytes, _ns, _unix_ms (milliseconds since 1970), _nano (1e-9).
+ * - Strings that are returned belong to the library and stay valid for as long as is said with them.
+ * - One invoker may be used by any number of threads at once to allocate buffers, find functions and submit calls.
+ *   Leasing (allocate, deallocate) and sublet_invoker_free must not overlap with anything else on the same invoker.
+ * - A submitted call may be waited for on any thread, by one at a time, while its invoker does something else.
+ */
+#ifndef SUBLET_H
+#define SUBLET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SUBLET_VERSION "0.1.0"
+
+#if defined(__GNUC__)
+#define SUBLET_API __attribute__((visibility("default")))
+#else
+#define SUBLET_API
+#endif
+
+#ifdef __cplusplus
+#define SUBLET_STATIC_ASSERT(condition, message) static_assert(condition, message)
+extern "C" {
+#else
+#define SUBLET_STATIC_ASSERT(condition, message) _Static_assert(condition, message)
+#endif
+
+/* What became of an operation or a call. The numbers are those of Sublet's error codes everywhere, the exit status of
+ * the `sublet` command included; a number, once given, keeps its meaning. New ones may be added. */
+typedef enum sublet_status {
+    SUBLET_OK = 0,
+    /* A value is outside of what the operation takes. */
+    SUBLET_INVALID_ARGUMENT = 10,
+    /* The package has no such function. */
+    SUBLET_UNKNOWN_FUNCTION = 11,
+    /* No package of that name or digest is deployed. */
+    SUBLET_UNKNOWN_PACKAGE = 12,
+    /* No such lease. */
+    SUBLET_UNKNOWN_LEASE = 13,
+    /* The package is malformed: its manifest, a path in it, or its shared object. */
+    SUBLET_INVALID_PACKAGE = 14,
+    /* The shared object is for another processor. */
+    SUBLET_WRONG_ARCHITECTURE = 15,
+    /* The manifest names a symbol that the shared object does not export. */
+    SUBLET_MISSING_SYMBOL = 16,
+    /* The input is larger than an inbox slot and not in a buffer of the invoker. */
+    SUBLET_INPUT_TOO_LARGE = 17,
+    /* The function returned more bytes than the output has. */
+    SUBLET_OUTPUT_TOO_LARGE = 18,
+    /* 1024 calls of the worker are unfinished or uncollected: wait for some. */
+    SUBLET_TOO_MANY_IN_FLIGHT = 19,
+    /* There is no lease: allocate first. */
+    SUBLET_NOT_ALLOCATED = 20,
+    /* There is a lease already: deallocate first. */
+    SUBLET_ALREADY_ALLOCATED = 21,
+    /* No node has so much, even if it were idle. */
+    SUBLET_INSUFFICIENT_RESOURCES = 30,
+    /* Nodes have so much, but it is leased now. */
+    SUBLET_NO_CAPACITY = 31,
+    /* The lease's time is over. */
+    SUBLET_LEASE_EXPIRED = 32,
+    /* The lease was ended before its time. */
+    SUBLET_LEASE_ENDED = 33,
+    /* The lease's ticket is too old, or is for somebody else. */
+    SUBLET_PERMISSION_DENIED = 34,
+    /* The function reported an error or threw; the message is its own. */
+    SUBLET_FUNCTION_FAILED = 40,
+    /* The worker process ended before the call did. The next call starts another. */
+    SUBLET_WORKER_DIED = 41,
+    /* The call's deadline passed; its worker process was stopped. */
+    SUBLET_DEADLINE_EXCEEDED = 42,
+    /* The function ran out of the lease's memory. */
+    SUBLET_MEMORY_EXCEEDED = 43,
+    /* No manager answers at the address. */
+    SUBLET_MANAGER_UNREACHABLE = 50,
+    /* The lease's agent does not answer or is gone. */
+    SUBLET_AGENT_UNREACHABLE = 51,
+    /* A peer's message makes no sense. */
+    SUBLET_PROTOCOL = 52,
+    /* The state folder's disk is full. */
+    SUBLET_STORE_FULL = 53,
+    /* A system call failed. */
+    SUBLET_SYSTEM = 54,
+    /* The state folder is in use by another running process. */
+    SUBLET_ALREADY_RUNNING = 55,
+    /* A fault of Sublet's own. */
+    SUBLET_INTERNAL = 60
+} sublet_status;
+
+/* The name of a status, as "worker_died"; "ok" for SUBLET_OK, "internal" for numbers that are none. Never null, valid
+ * for ever. */
+SUBLET_API const char *sublet_status_name(sublet_status status);
+
+/* What the latest failure on this thread was, complete on its own; "" if there was none. Never null; valid until the
+ * next failure on this thread. */
+SUBLET_API const char *sublet_error_message(void);
+
+/* The version of the library, as "0.1.0"; that of this header is SUBLET_VERSION. Valid for ever. */
+SUBLET_API const char *sublet_version(void);
+
+/* A client of one manager: allocates buffers, holds at most one lease, and submits calls to the lease's workers. */
+typedef struct sublet_invoker sublet_invoker;
+
+/* `hot_ns` of workers that poll for ever, or sleep after every call. */
+#define SUBLET_ALWAYS_HOT UINT64_MAX
+#define SUBLET_ALWAYS_WARM UINT64_C(0)
+
+/* What to lease; begin with sublet_allocation_default. */
+typedef struct sublet_allocation {
+    uint32_t size_bytes;     /* of this structure */
+    uint32_t cores;          /* each with a worker; 1 */
+    const char *package;     /* a deployed package's name or digest, or the path of a folder or shared object, which is
+                                deployed on the way: it has a slash, ends with .so, or is "." */
+    uint64_t memory_bytes;   /* for the whole lease; 0: the manager's default */
+    uint64_t timeout_ns;     /* the lease's time, in steps of a millisecond; 0: the manager's default */
+    uint64_t slot_bytes;     /* the largest input that may lie outside of the invoker's buffers; 64 KiB */
+    uint64_t hot_ns;         /* how long a worker polls after a call before it sleeps; 1 ms */
+    uint64_t spin_ns;        /* how long whoever waits for a result polls before it sleeps; 50 us */
+    uint32_t slots;          /* of each worker, rounded up to a power of two: calls that travel or wait while one
+                                executes; 8 */
+} sublet_allocation;
+
+SUBLET_STATIC_ASSERT(sizeof(sublet_allocation) == 64, "the library is built for 64-bit machines");
+
+/* One core for the functions of a package, with the values above. The string is kept, not copied. */
+static inline sublet_allocation sublet_allocation_default(const char *package) {
+    sublet_allocation allocation;
+    allocation.size_bytes = (uint32_t)sizeof allocation;
+    allocation.cores = 1;
+    allocation.package = package;
+    allocation.memory_bytes = 0;
+    allocation.timeout_ns = 0;
+    allocation.slot_bytes = UINT64_C(65536);
+    allocation.hot_ns = UINT64_C(1000000);
+    allocation.spin_ns = UINT64_C(50000);
+    allocation.slots = 8;
+    return allocation;
+}
+
+/* What was leased. The strings belong to the invoker and are valid until it deallocates. */
+typedef struct sublet_lease {
+    const char *id;            /* 32 hexadecimal digits */
+    const char *node;          /* the name of the node */
+    const char *package;       /* the name of the package */
+    uint64_t memory_bytes;
+    uint64_t granted_unix_ms;
+    uint64_t expires_unix_ms;
+    uint64_t start_ns;         /* how long the latest start of the workers took */
+    uint32_t workers;          /* one for each leased core, numbered from 0 */
+    uint32_t functions;        /* of the package */
+} sublet_lease;
+
+SUBLET_STATIC_ASSERT(sizeof(sublet_lease) == 64, "the library is built for 64-bit machines");
+
+/* What a lease has used, and what that costs in units of 1e-9 of the manager's currency:
+ * total = price of memory * allocated + price of computing * executing + price of polling * polling. */
+typedef struct sublet_bill {
+    uint64_t allocated_ns;     /* from the reservation to the end of the lease */
+    uint64_t executing_ns;     /* in functions, summed over workers */
+    uint64_t polling_ns;       /* waiting hot, summed over workers */
+    uint64_t calls;            /* all, the failed ones included */
+    uint64_t failed_calls;
+    uint64_t allocation_nano;
+    uint64_t compute_nano;
+    uint64_t polling_nano;
+    uint64_t total_nano;
+} sublet_bill;
+
+SUBLET_STATIC_ASSERT(sizeof(sublet_bill) == 72, "the library is built for 64-bit machines");
+
+/* Connects to a manager at an address such as "unix:/run/sublet/manager.sock". NULL: the one at $SUBLET_MANAGER, or
+ * this machine's own `sublet up`.
+ *
+ * Errors: SUBLET_INVALID_ARGUMENT (no such address), SUBLET_MANAGER_UNREACHABLE. */
+SUBLET_API sublet_status sublet_invoker_connect(const char *manager, sublet_invoker **invoker);
+
+/* Frees the invoker; a lease that it still holds is given back, as by sublet_invoker_deallocate. Its buffers stay
+ * until they are freed. NULL is ignored. */
+SUBLET_API void sublet_invoker_free(sublet_invoker *invoker);
+
+/* Takes a lease and starts its workers. Blocks for the milliseconds that this takes; done ahead of time it hides them.
+ *
+ * Errors: SUBLET_ALREADY_ALLOCATED; what is wrong with the package; SUBLET_INSUFFICIENT_RESOURCES or
+ * SUBLET_NO_CAPACITY where no node has so much, ever or now; SUBLET_MANAGER_UNREACHABLE, SUBLET_AGENT_UNREACHABLE. */
+SUBLET_API sublet_status sublet_invoker_allocate(sublet_invoker *invoker, const sublet_allocation *allocation);
+
+/* Gives the lease back. Calls that have not ended fail with SUBLET_LEASE_ENDED. `bill` may be NULL. Without a lease
+ * it does nothing and the bill is all zero. */
+SUBLET_API sublet_status sublet_invoker_deallocate(sublet_invoker *invoker, sublet_bill *bill);
+
+/* What is leased. Errors: SUBLET_NOT_ALLOCATED. */
+SUBLET_API sublet_status sublet_invoker_lease(const sublet_invoker *invoker, sublet_lease *lease);
+
+/* Allocates memory that workers reach without copying: a call whose input and output lie in buffers costs the same
+ * for any size. Aligned to a page; the contents are unspecified. Buffers outlive leases, and may outlive the invoker,
+ * but are reached without copying by calls of their own invoker only.
+ *
+ * Errors: SUBLET_INVALID_ARGUMENT (more than 4 GiB - 1), SUBLET_SYSTEM (no memory). */
+SUBLET_API sublet_status sublet_buffer_allocate(const sublet_invoker *invoker, size_t len_bytes, void **data);
+
+/* Frees a buffer by the pointer that was given for it. No call may be using it. NULL is ignored.
+ *
+ * Errors: SUBLET_INVALID_ARGUMENT (no such buffer: freed already, or not the pointer that was given). */
+SUBLET_API sublet_status sublet_buffer_free(void *data);
+
+/* A function of the leased package. Good until the lease is given back. */
+typedef struct sublet_function {
+    uint16_t opaque;
+} sublet_function;
+
+/* `worker` of calls that any worker may execute: one that looks idle is chosen. */
+#define SUBLET_ANY_WORKER UINT32_MAX
+
+/* Choices for a call. */
+typedef struct sublet_call_options {
+    uint32_t worker;         /* SUBLET_ANY_WORKER, or the number of one */
+    uint32_t timed;          /* 1: the completion tells executing_ns, which costs some nanoseconds; 0: it does not */
+    uint64_t timeout_ns;     /* as by sublet_invocation_wait_deadline, from the submission on; 0: none */
+} sublet_call_options;
+
+SUBLET_STATIC_ASSERT(sizeof(sublet_call_options) == 16, "the library is built for 64-bit machines");
+
+/* What to call, with what. Memory from sublet_buffer_allocate is used in place. Other input is copied once and must
+ * fit an inbox slot; other output is copied once when the call is waited for. */
+typedef struct sublet_call {
+    const void *input;                   /* may be NULL if input_bytes is 0 */
+    size_t input_bytes;                  /* at most 4 GiB - 1 */
+    void *output;                        /* may be NULL if output_bytes is 0 */
+    size_t output_bytes;                 /* what the function may write at most; at most 4 GiB - 1 */
+    const sublet_call_options *options;  /* NULL: any worker, not timed, no timeout */
+    sublet_function function;
+} sublet_call;
+
+SUBLET_STATIC_ASSERT(sizeof(sublet_call) == 48, "the library is built for 64-bit machines");
+
+/* A submitted call, in memory of the caller's, so that calling allocates nothing. It begins as SUBLET_INVOCATION_INIT
+ * or by a submission, and must be closed, or waited for, before its memory goes. It may be moved by copying its bytes,
+ * after which the original counts as uninitialised, but not while it awaits a callback. */
+typedef struct sublet_invocation {
+    uint64_t opaque[32];
+} sublet_invocation;
+
+/* An invocation without a call. */
+#define SUBLET_INVOCATION_INIT {{0}}
+
+/* What a call came to. */
+typedef struct sublet_completion {
+    uint64_t output_bytes;   /* that the function wrote to its output: what it returned */
+    uint64_t executing_ns;   /* that the worker spent in the function; 0 if the call was not timed */
+} sublet_completion;
+
+/* Called once, when a call has ended: by the lease's background thread, or by sublet_invocation_on_complete itself.
+ * It should be short, for the thread serves all calls of the lease. It may wait for the invocation, which does not block
+ * any more, and free its memory. It must not submit calls, take or end a lease, throw a C++ exception, or end by
+ * longjmp. */
+typedef void (*sublet_callback)(sublet_invocation *invocation, void *user);
+
+/* Finds a function of the leased package by its own name or as "package/function".
+ *
+ * Errors: SUBLET_NOT_ALLOCATED, SUBLET_UNKNOWN_FUNCTION. */
+SUBLET_API sublet_status sublet_invoker_function(const sublet_invoker *invoker, const char *name,
+                                                 sublet_function *function);
+
+/* Submits a call. The input must stay as it is, and the output untouched, until the call has ended. `invocation` must
+ * hold no call; it is written without being read. While the worker is hot, buffers are the invoker's, and a slot is
+ * free, this neither enters the kernel nor allocates. Blocks while the worker has a call in each of its slots.
+ *
+ * Errors: SUBLET_NOT_ALLOCATED, SUBLET_INPUT_TOO_LARGE, SUBLET_TOO_MANY_IN_FLIGHT, SUBLET_INVALID_ARGUMENT (sizes,
+ * worker), and whatever has ended the lease. */
+SUBLET_API sublet_status sublet_invoker_submit(const sublet_invoker *invoker, const sublet_call *call,
+                                               sublet_invocation *invocation);
+
+/* Whether the call has ended, one way or another. Never blocks. Errors: SUBLET_INVALID_ARGUMENT (there is no call). */
+SUBLET_API sublet_status sublet_invocation_is_ready(const sublet_invocation *invocation, bool *ready);
+
+/* Waits for the end, collects the result, and closes the invocation, whether or not the call succeeded. Polls first,
+ * for as long as the allocation's `spin_ns`, then sleeps. `completion` may be NULL.
+ *
+ * Errors: SUBLET_FUNCTION_FAILED, SUBLET_OUTPUT_TOO_LARGE, SUBLET_WORKER_DIED, SUBLET_DEADLINE_EXCEEDED,
+ * SUBLET_MEMORY_EXCEEDED, SUBLET_LEASE_ENDED, SUBLET_LEASE_EXPIRED, SUBLET_AGENT_UNREACHABLE; SUBLET_INVALID_ARGUMENT
+ * (there is no call). */
+SUBLET_API sublet_status sublet_invocation_wait(sublet_invocation *invocation, sublet_completion *completion);
+
+/* Waits for the end, but at most this long from now. The call goes on otherwise, and its result stays to be collected
+ * in either case. Errors: SUBLET_INVALID_ARGUMENT (there is no call). */
+SUBLET_API sublet_status sublet_invocation_wait_timeout(sublet_invocation *invocation, uint64_t timeout_ns,
+                                                        bool *ended);
+
+/* As sublet_invocation_wait, but if the call has not ended within this time from now, it is ended by
+ * SUBLET_DEADLINE_EXCEEDED. Since nothing else can stop a function, its worker process is stopped, with all calls that
+ * it was executing, and the next submission starts another. */
+SUBLET_API sublet_status sublet_invocation_wait_deadline(sublet_invocation *invocation, uint64_t timeout_ns,
+                                                         sublet_completion *completion);
+
+/* Has `callback` called with the invocation and `user` once the call has ended; the result stays to be collected, in
+ * the callback or later. Until then the invocation must be left alone: neither moved nor waited for nor closed. This
+ * is the slow way, which allocates: the worker wakes a thread in this process, and that makes the call.
+ *
+ * Errors: SUBLET_INVALID_ARGUMENT (there is no call); the callback is then never called. */
+SUBLET_API sublet_status sublet_invocation_on_complete(sublet_invocation *invocation, sublet_callback callback,
+                                                       void *user);
+
+/* Ends the use of an invocation: waits for its call if that has not ended, and drops the result. Does nothing to one
+ * that holds no call, so it may be repeated. NULL is ignored. */
+SUBLET_API void sublet_invocation_close(sublet_invocation *invocation);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* SUBLET_H */

@@ -1,0 +1,547 @@
+// sublet.hpp: run functions on leased cores from C++17. Headers only, over the C interface of sublet.h.
+//
+//     sublet::invoker invoker;
+//     invoker.allocate("./libtask.so", size * sizeof(double), sublet::invoker::ALWAYS_WARM_INVOCATIONS);
+//     auto alloc = invoker.allocator<double>();
+//     sublet::buffer<double> in = alloc.input(2 * size);
+//     sublet::buffer<double> out = alloc.output(2 * size);
+//     auto f = invoker.submit("task", in, size, out);                   // one half there
+//     local_task(in.data() + size, out.data() + size, size);            // one half here
+//     f.get();
+//     invoker.deallocate();
+//
+// This is the program of rFaaS IV-B, Listing 2. A complete one is examples/cpp/hello.cpp.
+//
+// - What fails throws sublet::error, which has a status and a message. Destructors never throw.
+// - Owners (invoker, buffer, future) can be moved and not copied; one that was moved from may be destroyed or assigned
+//   to, no more.
+// - Counts are of elements, as in the standard library; what counts bytes says so.
+// - Threads: as sublet.h says. Any number may allocate, submit and wait at once; leasing must not overlap with that.
+#ifndef SUBLET_HPP
+#define SUBLET_HPP
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <future>
+#include <iterator>
+#include <limits>
+#include <memory>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "sublet.h"
+
+namespace sublet {
+
+// What failed: a status, and by what() a message that is complete on its own.
+class error : public std::runtime_error {
+public:
+    error(sublet_status status, const std::string &message) : std::runtime_error(message), status_(status) {}
+
+    sublet_status status() const noexcept { return status_; }
+    // The status in words, as "worker_died".
+    const char *name() const noexcept { return sublet_status_name(status_); }
+
+private:
+    sublet_status status_;
+};
+
+namespace detail {
+
+inline void check(sublet_status status) {
+    if (status != SUBLET_OK) {
+        throw error(status, sublet_error_message());
+    }
+}
+
+// Nanoseconds, from 0 to UINT64_MAX, which stands for ever.
+template <typename Rep, typename Period>
+std::uint64_t nanoseconds_of(std::chrono::duration<Rep, Period> time) {
+    using seconds = std::chrono::duration<double>;
+    if (time <= time.zero()) {
+        return 0;
+    }
+    if (seconds(time) >= seconds(std::chrono::nanoseconds::max())) {
+        return UINT64_MAX;
+    }
+    return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
+}
+
+// The elements of a contiguous container or array.
+template <typename Container>
+using element = std::remove_pointer_t<decltype(std::data(std::declval<Container &>()))>;
+
+template <typename T>
+constexpr void require_plain_data() {
+    static_assert(std::is_trivially_copyable_v<T>, "inputs and outputs are plain data, which may be copied as bytes");
+}
+
+} // namespace detail
+
+// What a lease has used, and what that costs; see sublet.h.
+using bill = sublet_bill;
+
+// What a call came to: output_bytes and executing_ns.
+using completion = sublet_completion;
+
+// How workers wait for calls: for how long they poll after one before they sleep.
+class policy {
+public:
+    template <typename Rep, typename Period>
+    policy(std::chrono::duration<Rep, Period> hot) : hot_ns_(detail::nanoseconds_of(hot)) {}
+
+    static constexpr policy always_warm() noexcept { return policy(SUBLET_ALWAYS_WARM); }
+    static constexpr policy always_hot() noexcept { return policy(SUBLET_ALWAYS_HOT); }
+
+    constexpr std::uint64_t hot_ns() const noexcept { return hot_ns_; }
+
+private:
+    explicit constexpr policy(std::uint64_t hot_ns) noexcept : hot_ns_(hot_ns) {}
+
+    std::uint64_t hot_ns_;
+};
+
+// What to lease, with the defaults of sublet_allocation_default.
+struct allocation {
+    std::uint32_t cores = defaults().cores;                // each with a worker
+    std::uint64_t memory_bytes = defaults().memory_bytes;  // for the whole lease; 0: the manager's default
+    std::chrono::nanoseconds timeout{0};                   // the lease's time; 0: the manager's default
+    std::uint32_t slots = defaults().slots;                // calls of a worker that wait or travel while one executes
+    std::uint64_t slot_bytes = defaults().slot_bytes;      // the largest input that lies outside of buffers
+    policy wait = std::chrono::nanoseconds(defaults().hot_ns);
+    std::chrono::nanoseconds spin{defaults().spin_ns};     // how long a waiting client polls before it sleeps
+
+    static sublet_allocation defaults() noexcept { return sublet_allocation_default(nullptr); }
+};
+
+// What was leased.
+struct lease {
+    std::string id;       // 32 hexadecimal digits
+    std::string node;
+    std::string package;
+    std::uint64_t memory_bytes;
+    std::chrono::system_clock::time_point granted;
+    std::chrono::system_clock::time_point expires;
+    std::chrono::nanoseconds start;  // how long the latest start of the workers took
+    std::uint32_t workers;           // numbered from 0
+    std::uint32_t functions;         // of the package
+};
+
+// Choices for one call.
+struct call_options {
+    std::optional<std::uint32_t> worker;  // who executes it; without this, one that looks idle
+    std::chrono::nanoseconds timeout{0};  // from the submission on, as by future::get_for; 0: none
+    bool timed = false;                   // whether future::collect tells the time spent executing
+};
+
+// A function of the leased package, found by invoker::find. Good until the lease is given back.
+class function {
+public:
+    explicit function(sublet_function found) noexcept : found_(found) {}
+    sublet_function get() const noexcept { return found_; }
+
+private:
+    sublet_function found_;
+};
+
+// A submitted call: the future of its result. Dropped before its end, it waits for that, since the worker still writes
+// to the output.
+class future {
+public:
+    future() noexcept = default;
+    future(future &&other) noexcept { take(other); }
+    future &operator=(future &&other) noexcept {
+        if (this != &other) {
+            close();
+            take(other);
+        }
+        return *this;
+    }
+    ~future() { close(); }
+
+    // Whether there is a result to come or to be collected.
+    bool valid() const noexcept { return valid_; }
+
+    // Whether the call has ended, one way or another. Never blocks.
+    bool ready() const {
+        bool ready = false;
+        detail::check(sublet_invocation_is_ready(checked(), &ready));
+        return ready;
+    }
+
+    // Sleeps until the call has ended. For the shortest latency use get, which polls first.
+    void wait() { wait_ns(UINT64_MAX); }
+
+    // Waits for the end, but at most this long or until then. The call goes on otherwise.
+    template <typename Rep, typename Period>
+    std::future_status wait_for(std::chrono::duration<Rep, Period> time) {
+        return wait_ns(detail::nanoseconds_of(time)) ? std::future_status::ready : std::future_status::timeout;
+    }
+    template <typename Clock, typename Duration>
+    std::future_status wait_until(std::chrono::time_point<Clock, Duration> time) {
+        return wait_for(time - Clock::now());
+    }
+
+    // Waits for the end and returns how many BYTES the function has written to its output: what it returned. Throws
+    // what the call failed with. The future is not valid afterwards.
+    std::size_t get() { return static_cast<std::size_t>(collect().output_bytes); }
+
+    // As get, with the time that the worker spent in the function if the call was timed.
+    completion collect() {
+        completion done{};
+        detail::check(sublet_invocation_wait(last(), &done));
+        return done;
+    }
+
+    // As get, but if the call has not ended within this time or by then, it is ended: its worker process is stopped,
+    // and error has the status SUBLET_DEADLINE_EXCEEDED.
+    template <typename Rep, typename Period>
+    std::size_t get_for(std::chrono::duration<Rep, Period> time) {
+        completion done{};
+        detail::check(sublet_invocation_wait_deadline(last(), detail::nanoseconds_of(time), &done));
+        return static_cast<std::size_t>(done.output_bytes);
+    }
+    template <typename Clock, typename Duration>
+    std::size_t get_until(std::chrono::time_point<Clock, Duration> time) {
+        return get_for(time - Clock::now());
+    }
+
+    // The same result as a std::future, made ready by a thread of the lease that sleeps until then. This is the slow
+    // way: it allocates, and the result passes through one more thread.
+    std::future<std::size_t> to_std() &&;
+    operator std::future<std::size_t>() && { return std::move(*this).to_std(); }
+
+private:
+    friend class invoker;
+
+    const sublet_invocation *checked() const {
+        if (!valid_) {
+            throw error(SUBLET_INVALID_ARGUMENT, "the future has no result: never submitted, moved from, or collected");
+        }
+        return &invocation_;
+    }
+
+    sublet_invocation *checked() { return const_cast<sublet_invocation *>(std::as_const(*this).checked()); }
+
+    // For what collects the result, or fails for good.
+    sublet_invocation *last() {
+        sublet_invocation *invocation = checked();
+        valid_ = false;
+        return invocation;
+    }
+
+    void take(future &other) noexcept {
+        if (std::exchange(other.valid_, false)) {
+            invocation_ = other.invocation_;
+            valid_ = true;
+        }
+    }
+
+    bool wait_ns(std::uint64_t timeout_ns) {
+        bool ended = false;
+        detail::check(sublet_invocation_wait_timeout(checked(), timeout_ns, &ended));
+        return ended;
+    }
+
+    void close() noexcept {
+        if (std::exchange(valid_, false)) {
+            sublet_invocation_close(&invocation_);
+        }
+    }
+
+    bool valid_ = false;
+    sublet_invocation invocation_; // holds a call if valid_ says so
+};
+
+// `count` elements in memory that workers reach without copying. The contents of a new one are unspecified.
+template <typename T>
+class buffer {
+public:
+    using value_type = T;
+    using iterator = T *;
+    using const_iterator = const T *;
+
+    buffer() noexcept = default;
+    buffer(buffer &&other) noexcept
+        : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    buffer &operator=(buffer &&other) noexcept {
+        if (this != &other) {
+            sublet_buffer_free(data_);
+            data_ = std::exchange(other.data_, nullptr);
+            size_ = std::exchange(other.size_, 0);
+        }
+        return *this;
+    }
+    ~buffer() { sublet_buffer_free(data_); }
+
+    T *data() noexcept { return data_; }
+    const T *data() const noexcept { return data_; }
+    std::size_t size() const noexcept { return size_; }
+    std::size_t size_bytes() const noexcept { return size_ * sizeof(T); }
+    bool empty() const noexcept { return size_ == 0; }
+
+    T &operator[](std::size_t index) noexcept { return data_[index]; }
+    const T &operator[](std::size_t index) const noexcept { return data_[index]; }
+
+    iterator begin() noexcept { return data_; }
+    iterator end() noexcept { return data_ + size_; }
+    const_iterator begin() const noexcept { return data_; }
+    const_iterator end() const noexcept { return data_ + size_; }
+
+private:
+    template <typename>
+    friend class allocator;
+
+    buffer(T *data, std::size_t size) noexcept : data_(data), size_(size) {}
+
+    T *data_ = nullptr;
+    std::size_t size_ = 0;
+};
+
+// Allocates memory that workers reach without copying: buffers, or as a standard allocator the elements of
+// `std::vector<T, sublet::allocator<T>>`. Allocators of one invoker are equal. What they have allocated may outlive the
+// invoker.
+template <typename T>
+class allocator {
+public:
+    using value_type = T;
+    using propagate_on_container_copy_assignment = std::true_type;
+    using propagate_on_container_move_assignment = std::true_type;
+    using propagate_on_container_swap = std::true_type;
+    using is_always_equal = std::false_type;
+
+    template <typename U>
+    allocator(const allocator<U> &other) noexcept : invoker_(other.invoker_) {}
+
+    // Room for so many elements of a call's input or output. The two do not differ: a function may read its output's
+    // old contents, and a buffer may be one call's output and the next one's input.
+    buffer<T> input(std::size_t count) { return make_buffer(count); }
+    buffer<T> output(std::size_t count) { return make_buffer(count); }
+
+    T *allocate(std::size_t count) {
+        if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
+            throw std::bad_array_new_length();
+        }
+        void *data = nullptr;
+        detail::check(sublet_buffer_allocate(invoker_.get(), count * sizeof(T), &data));
+        return static_cast<T *>(data);
+    }
+
+    void deallocate(T *data, std::size_t) noexcept { sublet_buffer_free(data); }
+
+    template <typename U>
+    bool operator==(const allocator<U> &other) const noexcept {
+        return invoker_ == other.invoker_;
+    }
+    template <typename U>
+    bool operator!=(const allocator<U> &other) const noexcept {
+        return invoker_ != other.invoker_;
+    }
+
+private:
+    template <typename>
+    friend class allocator;
+    friend class invoker;
+
+    explicit allocator(std::shared_ptr<sublet_invoker> invoker) noexcept : invoker_(std::move(invoker)) {}
+
+    buffer<T> make_buffer(std::size_t count) {
+        detail::require_plain_data<T>();
+        return buffer<T>(allocate(count), count);
+    }
+
+    std::shared_ptr<sublet_invoker> invoker_;
+};
+
+// A client of one manager: hands out allocators, holds at most one lease, and submits calls to its workers. Destroying
+// it gives the lease back.
+class invoker {
+public:
+    // Workers that sleep after every call: nothing between calls, and a wake-up at each.
+    static constexpr policy ALWAYS_WARM_INVOCATIONS = policy::always_warm();
+    // Workers that poll for ever: the shortest latency, and cores that are paid for all the time.
+    static constexpr policy ALWAYS_HOT_INVOCATIONS = policy::always_hot();
+
+    // Connects to the manager at $SUBLET_MANAGER, or to this machine's own `sublet up`.
+    invoker() : handle_(connect(nullptr)) {}
+    // Connects to a manager at an address such as "unix:/run/sublet/manager.sock".
+    explicit invoker(const std::string &manager) : handle_(connect(manager.c_str())) {}
+
+    invoker(invoker &&) noexcept = default;
+    invoker &operator=(invoker &&other) noexcept {
+        if (this != &other) {
+            end_lease();
+            handle_ = std::move(other.handle_);
+        }
+        return *this;
+    }
+    ~invoker() { end_lease(); }
+
+    // Leases one core for the functions of `package`: a deployed one by name or digest, or the path of a package folder
+    // or shared object, which is deployed on the way. Inputs of up to `slot_bytes` bytes may lie outside of buffers.
+    void allocate(const std::string &package, std::size_t slot_bytes, policy wait) {
+        allocation wanted;
+        wanted.slot_bytes = slot_bytes;
+        wanted.wait = wait;
+        allocate(package, wanted);
+    }
+
+    // Leases what the allocation says, and starts the workers. Blocks for the milliseconds that this takes.
+    void allocate(const std::string &package, const allocation &wanted) {
+        sublet_allocation request = sublet_allocation_default(package.c_str());
+        request.cores = wanted.cores;
+        request.memory_bytes = wanted.memory_bytes;
+        request.timeout_ns = detail::nanoseconds_of(wanted.timeout);
+        request.slots = wanted.slots;
+        request.slot_bytes = wanted.slot_bytes;
+        request.hot_ns = wanted.wait.hot_ns();
+        request.spin_ns = wanted.spin == wanted.spin.max() ? UINT64_MAX : detail::nanoseconds_of(wanted.spin);
+        detail::check(sublet_invoker_allocate(handle_.get(), &request));
+    }
+
+    // Gives the lease back and returns what it used and costs. Calls that have not ended fail with SUBLET_LEASE_ENDED.
+    bill deallocate() {
+        bill used{};
+        detail::check(sublet_invoker_deallocate(handle_.get(), &used));
+        return used;
+    }
+
+    // What is leased.
+    sublet::lease lease() const {
+        using std::chrono::milliseconds;
+        using time = std::chrono::system_clock::time_point;
+        sublet_lease found{};
+        detail::check(sublet_invoker_lease(handle_.get(), &found));
+        return {found.id,
+                found.node,
+                found.package,
+                found.memory_bytes,
+                time(milliseconds(found.granted_unix_ms)),
+                time(milliseconds(found.expires_unix_ms)),
+                std::chrono::nanoseconds(found.start_ns),
+                found.workers,
+                found.functions};
+    }
+
+    // An allocator of memory that this invoker's workers reach without copying, now or in a later lease.
+    template <typename T>
+    sublet::allocator<T> allocator() const {
+        return sublet::allocator<T>(handle_);
+    }
+
+    // Finds a function of the leased package, so that calls need not.
+    sublet::function find(const char *name) const {
+        sublet_function found{};
+        detail::check(sublet_invoker_function(handle_.get(), name, &found));
+        return sublet::function(found);
+    }
+    sublet::function find(const std::string &name) const { return find(name.c_str()); }
+
+    // Submits a call of `what`, which is a name or a found function. It reads the first `count` elements of `in` and
+    // may write all of `out`: buffers, vectors, or whatever has data() and size(). Buffers, and vectors of this
+    // invoker's allocator, are used in place; other memory is copied once. Both must stay until the call has ended, the
+    // input unchanged.
+    template <typename Function, typename In, typename Out>
+    future submit(const Function &what, const In &in, std::size_t count, Out &out, const call_options &options = {}) const {
+        if (count > std::size(in)) {
+            throw error(SUBLET_INVALID_ARGUMENT, "the call reads " + std::to_string(count) + " elements of an input of " +
+                                                     std::to_string(std::size(in)));
+        }
+        return submit(what, std::data(in), count, std::data(out), std::size(out), options);
+    }
+
+    // The same for all of `in`.
+    template <typename Function, typename In, typename Out>
+    future submit(const Function &what, const In &in, Out &out, const call_options &options = {}) const {
+        return submit(what, std::data(in), std::size(in), std::data(out), std::size(out), options);
+    }
+
+    // The same for plain memory.
+    template <typename Function, typename In, typename Out>
+    future submit(const Function &what, const In *in, std::size_t in_count, Out *out, std::size_t out_count,
+                  const call_options &options = {}) const {
+        detail::require_plain_data<In>();
+        detail::require_plain_data<Out>();
+        static_assert(!std::is_const_v<Out>, "a function writes to its output");
+        const sublet_call_options choices = {options.worker.value_or(SUBLET_ANY_WORKER),
+                                             options.timed ? 1u : 0u, detail::nanoseconds_of(options.timeout)};
+        const sublet_call call = {in,  bytes_of<In>(in_count), out, bytes_of<Out>(out_count), &choices,
+                                  resolve(what)};
+        future result;
+        detail::check(sublet_invoker_submit(handle_.get(), &call, &result.invocation_));
+        result.valid_ = true;
+        return result;
+    }
+
+private:
+    static std::shared_ptr<sublet_invoker> connect(const char *manager) {
+        sublet_invoker *handle = nullptr;
+        detail::check(sublet_invoker_connect(manager, &handle));
+        return {handle, sublet_invoker_free};
+    }
+
+    // Allocators may still hold the handle.
+    void end_lease() noexcept {
+        if (handle_) {
+            sublet_invoker_deallocate(handle_.get(), nullptr);
+        }
+    }
+
+    // The largest number where the product has no place in a number, which the library then refuses.
+    template <typename T>
+    static std::size_t bytes_of(std::size_t count) noexcept {
+        constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+        return count > most / sizeof(T) ? most : count * sizeof(T);
+    }
+
+    sublet_function resolve(const sublet::function &found) const noexcept { return found.get(); }
+    sublet_function resolve(const char *name) const { return find(name).get(); }
+    sublet_function resolve(const std::string &name) const { return find(name).get(); }
+
+    std::shared_ptr<sublet_invoker> handle_;
+};
+
+namespace detail {
+
+// A call that will be told to a std::future.
+struct promised {
+    sublet_invocation invocation;
+    std::promise<std::size_t> promise;
+};
+
+// Called by the lease's thread, or at once.
+extern "C" inline void sublet_detail_keep_promise(sublet_invocation *invocation, void *user) noexcept {
+    std::unique_ptr<promised> call(static_cast<promised *>(user));
+    sublet_completion done{};
+    const sublet_status status = sublet_invocation_wait(invocation, &done);
+    if (status == SUBLET_OK) {
+        call->promise.set_value(static_cast<std::size_t>(done.output_bytes));
+    } else {
+        call->promise.set_exception(std::make_exception_ptr(error(status, sublet_error_message())));
+    }
+}
+
+} // namespace detail
+
+inline std::future<std::size_t> future::to_std() && {
+    auto call = std::make_unique<detail::promised>();
+    std::future<std::size_t> result = call->promise.get_future();
+    call->invocation = *last();
+    detail::promised *kept = call.release();
+    const sublet_status status =
+        sublet_invocation_on_complete(&kept->invocation, detail::sublet_detail_keep_promise, kept);
+    if (status != SUBLET_OK) {
+        call.reset(kept);
+        throw error(status, sublet_error_message());
+    }
+    return result;
+}
+
+} // namespace sublet
+
+#endif // SUBLET_HPP

@@ -1,0 +1,215 @@
+//! Where Rust meets C: errors become a status and a message, panics stop, pointers are checked.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+
+use sublet::{Code, Error};
+
+/// 0, or the number of a [`Code`]: `enum sublet_status`.
+pub type sublet_status = u32;
+
+/// `SUBLET_OK`.
+pub const OK: sublet_status = 0;
+
+const VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
+    Ok(version) => version,
+    Err(_) => panic!("a version has no zero byte"),
+};
+
+thread_local! {
+    static LATEST_ERROR: RefCell<CString> = RefCell::default();
+}
+
+/// Runs an exported function's body.
+#[inline(always)]
+pub(crate) fn guarded(body: impl FnOnce() -> Result<(), Error>) -> sublet_status {
+    // What a body may leave half done when it panics lies behind the facade, whose locks survive that.
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => OK,
+        Ok(Err(error)) => report(&error),
+        Err(panic) => report(&panicked(&*panic)),
+    }
+}
+
+/// Remembers an error for [`sublet_error_message`].
+#[cold]
+fn report(error: &Error) -> sublet_status {
+    let message = CString::new(error.message.replace('\0', "?")).unwrap_or_default();
+    // A thread that is ending has nobody left to ask for the message.
+    let _ = LATEST_ERROR.try_with(|latest| latest.replace(message));
+    error.code.number()
+}
+
+#[cold]
+fn panicked(panic: &(dyn Any + Send)) -> Error {
+    let said = panic.downcast_ref::<&str>().copied();
+    let said =
+        said.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("it did not say why");
+    Error::new(Code::Internal, format!("the library panicked: {said}"))
+}
+
+#[cold]
+pub(crate) fn invalid(message: impl Into<String>) -> Error {
+    Error::new(Code::InvalidArgument, message)
+}
+
+/// What a pointer argument points to.
+///
+/// # Safety
+/// The pointer is null, or points to a `T` that is alive and that nobody writes for as long as the reference is used.
+#[inline(always)]
+pub(crate) unsafe fn argument<'a, T>(pointer: *const T, name: &str) -> Result<&'a T, Error> {
+    // SAFETY: as the caller vouches.
+    unsafe { pointer.as_ref() }.ok_or_else(|| is_null(name))
+}
+
+/// As [`argument`], for what the function changes.
+///
+/// # Safety
+/// As for [`argument`], and nobody else reads it meanwhile either.
+#[inline(always)]
+pub(crate) unsafe fn argument_mut<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut T, Error> {
+    // SAFETY: as the caller vouches.
+    unsafe { pointer.as_mut() }.ok_or_else(|| is_null(name))
+}
+
+/// The place of an output, which may be uninitialised.
+#[inline(always)]
+pub(crate) fn output<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Error> {
+    NonNull::new(pointer).ok_or_else(|| is_null(name))
+}
+
+/// The text of a string argument.
+///
+/// # Safety
+/// The pointer is null, or points to a string that ends with 0 and that nobody writes while the text is used.
+#[inline(always)]
+pub(crate) unsafe fn text<'a>(pointer: *const c_char, name: &str) -> Result<&'a str, Error> {
+    if pointer.is_null() {
+        return Err(is_null(name));
+    }
+    // SAFETY: not null, so it is such a string.
+    let bytes = unsafe { CStr::from_ptr(pointer) };
+    bytes.to_str().map_err(|_| invalid(format!("the argument `{name}` is not UTF-8")))
+}
+
+/// Whether a structure is the one of this version's header.
+pub(crate) fn check_size<T>(size_bytes: u32, name: &str) -> Result<(), Error> {
+    if size_bytes as usize == size_of::<T>() {
+        return Ok(());
+    }
+    Err(invalid(format!(
+        "`{name}` says that it has {size_bytes} bytes, and in this library it has {}: begin with its default",
+        size_of::<T>()
+    )))
+}
+
+#[cold]
+fn is_null(name: &str) -> Error {
+    invalid(format!("the argument `{name}` is a null pointer"))
+}
+
+/// The name of a status.
+#[unsafe(no_mangle)]
+pub extern "C" fn sublet_status_name(status: sublet_status) -> *const c_char {
+    status_name(status).as_ptr()
+}
+
+pub(crate) fn status_name(status: sublet_status) -> &'static CStr {
+    if status == OK {
+        return c"ok";
+    }
+    match Code::from_number(status) {
+        Code::InvalidArgument => c"invalid_argument",
+        Code::UnknownFunction => c"unknown_function",
+        Code::UnknownPackage => c"unknown_package",
+        Code::UnknownLease => c"unknown_lease",
+        Code::InvalidPackage => c"invalid_package",
+        Code::WrongArchitecture => c"wrong_architecture",
+        Code::MissingSymbol => c"missing_symbol",
+        Code::InputTooLarge => c"input_too_large",
+        Code::OutputTooLarge => c"output_too_large",
+        Code::TooManyInFlight => c"too_many_in_flight",
+        Code::NotAllocated => c"not_allocated",
+        Code::AlreadyAllocated => c"already_allocated",
+        Code::InsufficientResources => c"insufficient_resources",
+        Code::NoCapacity => c"no_capacity",
+        Code::LeaseExpired => c"lease_expired",
+        Code::LeaseEnded => c"lease_ended",
+        Code::PermissionDenied => c"permission_denied",
+        Code::FunctionFailed => c"function_failed",
+        Code::WorkerDied => c"worker_died",
+        Code::DeadlineExceeded => c"deadline_exceeded",
+        Code::MemoryExceeded => c"memory_exceeded",
+        Code::ManagerUnreachable => c"manager_unreachable",
+        Code::AgentUnreachable => c"agent_unreachable",
+        Code::Protocol => c"protocol",
+        Code::StoreFull => c"store_full",
+        Code::System => c"system",
+        Code::AlreadyRunning => c"already_running",
+        // Also of numbers that are none; a test sees to it that no code's own name is forgotten here.
+        _ => c"internal",
+    }
+}
+
+/// What the latest failure on this thread was.
+#[unsafe(no_mangle)]
+pub extern "C" fn sublet_error_message() -> *const c_char {
+    LATEST_ERROR.try_with(|latest| latest.borrow().as_ptr()).unwrap_or(c"".as_ptr())
+}
+
+/// The library's version.
+#[unsafe(no_mangle)]
+pub extern "C" fn sublet_version() -> *const c_char {
+    VERSION.as_ptr()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn latest() -> &'static str {
+        // SAFETY: the message is this thread's, and the test asks again before it causes another failure.
+        unsafe { CStr::from_ptr(sublet_error_message()) }.to_str().unwrap()
+    }
+
+    #[test]
+    fn every_code_has_its_own_name_and_other_numbers_are_internal() {
+        for &code in Code::ALL {
+            assert_eq!(status_name(code.number()).to_str(), Ok(code.name()));
+        }
+        assert_eq!(status_name(OK), c"ok");
+        assert_eq!(status_name(9999), c"internal");
+    }
+
+    #[test]
+    fn an_error_leaves_its_message_on_its_own_thread() {
+        assert_eq!(latest(), "");
+        assert_eq!(guarded(|| Err(Error::new(Code::NoCapacity, "2 cores asked,\0 1 free"))), 31);
+        assert_eq!(latest(), "2 cores asked,? 1 free");
+        assert_eq!(guarded(|| Ok(())), OK);
+        assert_eq!(latest(), "2 cores asked,? 1 free");
+        std::thread::spawn(|| assert_eq!(latest(), "")).join().unwrap();
+    }
+
+    #[test]
+    fn a_panic_stops_at_the_boundary() {
+        assert_eq!(guarded(|| panic!("out of {}", "luck")), 60);
+        assert_eq!(latest(), "the library panicked: out of luck");
+        assert_eq!(guarded(|| panic!("plain")), 60);
+        assert_eq!(latest(), "the library panicked: plain");
+    }
+
+    #[test]
+    fn null_and_malformed_arguments_are_named() {
+        // SAFETY: null pointers and a literal, as each function allows.
+        let (null, bad) = unsafe { (text(std::ptr::null(), "name"), text(c"\xff".as_ptr(), "name")) };
+        assert_eq!(null.unwrap_err().message, "the argument `name` is a null pointer");
+        assert_eq!(bad.unwrap_err().message, "the argument `name` is not UTF-8");
+        assert!(check_size::<u64>(8, "allocation").is_ok());
+        assert!(check_size::<u64>(4, "allocation").unwrap_err().message.contains("4 bytes"));
+    }
+}

@@ -1,0 +1,295 @@
+//! Invocations: calls that live in the caller's memory, so that calling allocates nothing.
+//!
+//! `struct sublet_invocation` is room for a `Slot` behind a tag that says whether one is there. C may move it by
+//! copying its bytes, as Rust moves a value. The tag is neither 0 nor likely in memory that nobody initialised, so
+//! most ways of using an invocation that is none end in `invalid_argument`.
+
+use std::future::Future;
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::ptr::NonNull;
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use sublet::{Completion, Error, Invocation};
+
+use crate::boundary::{guarded, invalid, output, sublet_status};
+use crate::invoker::duration;
+
+/// Words of `struct sublet_invocation`. More than are used, so that a library with larger calls still fits programs
+/// that were compiled before it.
+const WORDS: usize = 32;
+
+/// `struct sublet_invocation`: what C sees of a `Storage`.
+#[repr(C)]
+pub struct sublet_invocation {
+    opaque: [u64; WORDS],
+}
+
+/// `struct sublet_completion`.
+#[repr(C)]
+pub struct sublet_completion {
+    output_bytes: u64,
+    executing_ns: u64,
+}
+
+#[repr(C)]
+struct Storage {
+    tag: u64,
+    slot: MaybeUninit<Slot>,
+}
+
+/// A submitted call and, if it was collected before anybody asked, its result.
+pub(crate) struct Slot {
+    call: Invocation<'static>,
+    result: Option<Result<Completion, Error>>,
+}
+
+/// The storage holds no slot: `SUBLET_INVOCATION_INIT`.
+const CLOSED: u64 = 0;
+/// The storage holds a slot.
+const OPEN: u64 = u64::from_le_bytes(*b"subletOK");
+
+const _: () = assert!(size_of::<Storage>() <= size_of::<sublet_invocation>());
+const _: () = assert!(align_of::<Storage>() <= align_of::<sublet_invocation>());
+// What may be moved by copying its bytes while it is polled.
+const _: () = is_unpin::<Slot>();
+const fn is_unpin<T: Unpin>() {}
+
+impl Slot {
+    pub(crate) fn is_ready(&self) -> bool {
+        self.result.is_some() || self.call.is_ready()
+    }
+
+    /// Whether the call has ended; has the waker called if not. The result stays to be collected.
+    pub(crate) fn poll(&mut self, waker: &Waker) -> Poll<()> {
+        if self.is_ready() {
+            return Poll::Ready(());
+        }
+        Pin::new(&mut self.call)
+            .poll(&mut Context::from_waker(waker))
+            .map(|result| self.result = Some(result))
+    }
+
+    #[inline(always)]
+    fn collect(&mut self) -> Result<Completion, Error> {
+        self.result.take().unwrap_or_else(|| self.call.finish())
+    }
+
+    /// A time that is too long for a clock is none.
+    fn collect_before(mut self, deadline: Option<Instant>) -> Result<Completion, Error> {
+        match deadline {
+            Some(at) if self.result.is_none() => self.call.wait_deadline(at),
+            _ => self.collect(),
+        }
+    }
+}
+
+/// Puts a call into storage.
+///
+/// # Safety
+/// The storage is the caller's, and holds no call.
+#[inline(always)]
+pub(crate) unsafe fn store(place: NonNull<sublet_invocation>, call: Invocation<'static>) {
+    let storage = Storage { tag: OPEN, slot: MaybeUninit::new(Slot { call, result: None }) };
+    // SAFETY: the storage has the size and alignment for this, as asserted above.
+    unsafe { place.cast::<Storage>().write(storage) };
+}
+
+/// The call in storage.
+///
+/// # Safety
+/// `invocation` is null or initialised, and nobody else uses it for as long as the reference is used.
+#[inline(always)]
+pub(crate) unsafe fn slot<'a>(invocation: *mut sublet_invocation) -> Result<&'a mut Slot, Error> {
+    let storage = output(invocation, "invocation")?.cast::<Storage>().as_ptr();
+    // SAFETY: not null, so the tag is there to be read, whether or not there is a slot.
+    if unsafe { (*storage).tag } != OPEN {
+        return Err(no_call());
+    }
+    // SAFETY: the tag says that there is a slot, and the caller that nobody else uses it.
+    Ok(unsafe { (*storage).slot.assume_init_mut() })
+}
+
+/// Takes the call out of storage.
+///
+/// # Safety
+/// As for [`slot`].
+unsafe fn take(invocation: *mut sublet_invocation) -> Result<Slot, Error> {
+    // SAFETY: as the caller vouches.
+    let slot: *mut Slot = unsafe { slot(invocation) }?;
+    // SAFETY: there is a slot, so this is storage; the tag then says that there is none, so it is taken only once.
+    unsafe {
+        (*invocation.cast::<Storage>()).tag = CLOSED;
+        Ok(slot.read())
+    }
+}
+
+/// Collects the result in place, where the caches have it, and closes the invocation.
+///
+/// # Safety
+/// As for [`slot`].
+#[inline(always)]
+unsafe fn end(invocation: *mut sublet_invocation) -> Result<Completion, Error> {
+    // SAFETY: as the caller vouches.
+    let slot = unsafe { slot(invocation) }?;
+    let result = slot.collect();
+    let slot: *mut Slot = slot;
+    // SAFETY: there is a slot, so this is storage; the tag then says that there is none, so it is dropped only once.
+    unsafe {
+        (*invocation.cast::<Storage>()).tag = CLOSED;
+        slot.drop_in_place();
+    }
+    result
+}
+
+/// Tells C what a call came to, if there is a place for it.
+///
+/// # Safety
+/// `place` is null or the caller's.
+#[inline(always)]
+unsafe fn tell(done: Completion, place: *mut sublet_completion) {
+    if place.is_null() {
+        return;
+    }
+    let completion = sublet_completion {
+        output_bytes: done.output_bytes as u64,
+        executing_ns: u64::try_from(done.executing.as_nanos()).unwrap_or(u64::MAX),
+    };
+    // SAFETY: not null, so it is the caller's place.
+    unsafe { place.write(completion) };
+}
+
+#[cold]
+fn no_call() -> Error {
+    invalid("the invocation holds no call: it was never submitted, or has been collected or closed")
+}
+
+/// Whether the call has ended.
+///
+/// # Safety
+/// As `sublet.h` says of invocations and outputs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_invocation_is_ready(
+    invocation: *const sublet_invocation,
+    ready: *mut bool,
+) -> sublet_status {
+    guarded(|| {
+        let place = output(ready, "ready")?;
+        // SAFETY: the caller's invocation, which nobody else uses meanwhile.
+        let is_ready = unsafe { slot(invocation.cast_mut()) }?.is_ready();
+        // SAFETY: not null, so it is the caller's place.
+        unsafe { place.write(is_ready) };
+        Ok(())
+    })
+}
+
+/// Waits for the end and collects the result.
+///
+/// # Safety
+/// As `sublet.h` says of invocations; `completion` may be null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_invocation_wait(
+    invocation: *mut sublet_invocation,
+    completion: *mut sublet_completion,
+) -> sublet_status {
+    guarded(|| {
+        // SAFETY: the caller's invocation, which nobody else uses.
+        let done = unsafe { end(invocation) }?;
+        // SAFETY: null or the caller's place.
+        unsafe { tell(done, completion) };
+        Ok(())
+    })
+}
+
+/// Waits for the end for a time.
+///
+/// # Safety
+/// As `sublet.h` says of invocations and outputs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_invocation_wait_timeout(
+    invocation: *mut sublet_invocation,
+    timeout_ns: u64,
+    ended: *mut bool,
+) -> sublet_status {
+    guarded(|| {
+        let place = output(ended, "ended")?;
+        // SAFETY: the caller's invocation, which nobody else uses.
+        let slot = unsafe { slot(invocation) }?;
+        let has_ended = slot.is_ready() || slot.call.wait_timeout(duration(timeout_ns));
+        // SAFETY: not null, so it is the caller's place.
+        unsafe { place.write(has_ended) };
+        Ok(())
+    })
+}
+
+/// Waits for the end, which comes by then.
+///
+/// # Safety
+/// As `sublet.h` says of invocations; `completion` may be null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_invocation_wait_deadline(
+    invocation: *mut sublet_invocation,
+    timeout_ns: u64,
+    completion: *mut sublet_completion,
+) -> sublet_status {
+    guarded(|| {
+        let deadline = Instant::now().checked_add(duration(timeout_ns));
+        // SAFETY: the caller's invocation, which nobody else uses.
+        let done = unsafe { take(invocation) }?.collect_before(deadline)?;
+        // SAFETY: null or the caller's place.
+        unsafe { tell(done, completion) };
+        Ok(())
+    })
+}
+
+/// Ends the use of an invocation.
+///
+/// # Safety
+/// As `sublet.h` says of invocations.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_invocation_close(invocation: *mut sublet_invocation) {
+    guarded(|| {
+        // SAFETY: the caller's invocation, which nobody else uses, or null.
+        let call = unsafe { take(invocation) };
+        // Dropping a call waits for its end; that there was none is as good.
+        drop(call);
+        Ok(())
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn closed() -> sublet_invocation {
+        sublet_invocation { opaque: [CLOSED; WORDS] }
+    }
+
+    #[test]
+    fn an_invocation_without_a_call_is_refused_and_closing_it_is_nothing() {
+        let mut invocation = closed();
+        let (mut ready, mut completion) = (true, MaybeUninit::uninit());
+        // SAFETY: initialised storage, used by this thread alone.
+        unsafe {
+            assert_eq!(sublet_invocation_is_ready(&invocation, &mut ready), 10);
+            assert_eq!(sublet_invocation_wait(&mut invocation, completion.as_mut_ptr()), 10);
+            assert_eq!(sublet_invocation_wait_timeout(&mut invocation, 0, &mut ready), 10);
+            assert_eq!(sublet_invocation_wait_deadline(&mut invocation, 0, std::ptr::null_mut()), 10);
+            sublet_invocation_close(&mut invocation);
+            sublet_invocation_close(std::ptr::null_mut());
+        }
+        assert!(ready, "an output was written by a function that failed");
+    }
+
+    #[test]
+    fn null_pointers_are_refused() {
+        let (null, mut flag) = (std::ptr::null_mut(), false);
+        // SAFETY: null pointers, as each function allows.
+        unsafe {
+            assert_eq!(sublet_invocation_is_ready(null, &mut flag), 10);
+            assert_eq!(sublet_invocation_is_ready(&closed(), std::ptr::null_mut()), 10);
+            assert_eq!(sublet_invocation_wait(null, std::ptr::null_mut()), 10);
+        }
+    }
+}

@@ -1,0 +1,406 @@
+//! The invoker: connecting, leasing, finding functions, submitting.
+
+use std::ffi::{CString, c_char, c_void};
+use std::time::{Duration, Instant};
+
+use sublet::{
+    ALWAYS_HOT_NS, ALWAYS_WARM_NS, Allocation, BillLine, CallOptions, Error, Function, Invocation, Invoker,
+    Lease, Policy,
+};
+
+use crate::boundary::{argument, argument_mut, check_size, guarded, invalid, output, sublet_status, text};
+use crate::invocation::{self, sublet_invocation};
+
+/// `struct sublet_invoker`, opaque to C.
+pub struct sublet_invoker {
+    invoker: Invoker,
+    /// The lease's texts as C reads them; there while there is a lease.
+    texts: Option<LeaseTexts>,
+}
+
+struct LeaseTexts {
+    id: CString,
+    node: CString,
+    package: CString,
+}
+
+/// `struct sublet_allocation`.
+#[repr(C)]
+pub struct sublet_allocation {
+    size_bytes: u32,
+    cores: u32,
+    package: *const c_char,
+    memory_bytes: u64,
+    timeout_ns: u64,
+    slot_bytes: u64,
+    hot_ns: u64,
+    spin_ns: u64,
+    slots: u32,
+}
+
+/// `struct sublet_lease`.
+#[repr(C)]
+pub struct sublet_lease {
+    id: *const c_char,
+    node: *const c_char,
+    package: *const c_char,
+    memory_bytes: u64,
+    granted_unix_ms: u64,
+    expires_unix_ms: u64,
+    start_ns: u64,
+    workers: u32,
+    functions: u32,
+}
+
+/// `struct sublet_bill`.
+#[repr(C)]
+#[derive(Default)]
+pub struct sublet_bill {
+    allocated_ns: u64,
+    executing_ns: u64,
+    polling_ns: u64,
+    calls: u64,
+    failed_calls: u64,
+    allocation_nano: u64,
+    compute_nano: u64,
+    polling_nano: u64,
+    total_nano: u64,
+}
+
+/// `struct sublet_function`: a [`Function`], of which C keeps the bytes.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct sublet_function {
+    opaque: u16,
+}
+
+/// `struct sublet_call_options`.
+#[repr(C)]
+pub struct sublet_call_options {
+    worker: u32,
+    timed: u32,
+    timeout_ns: u64,
+}
+
+/// `struct sublet_call`.
+#[repr(C)]
+pub struct sublet_call {
+    input: *const c_void,
+    input_bytes: usize,
+    output: *mut c_void,
+    output_bytes: usize,
+    options: *const sublet_call_options,
+    function: sublet_function,
+}
+
+// The sizes that sublet.h asserts of its own structures.
+const _: () = assert!(size_of::<sublet_allocation>() == 64);
+const _: () = assert!(size_of::<sublet_lease>() == 64);
+const _: () = assert!(size_of::<sublet_bill>() == 72);
+const _: () = assert!(size_of::<sublet_call_options>() == 16);
+const _: () = assert!(size_of::<sublet_call>() == 48);
+
+/// `SUBLET_ANY_WORKER`.
+const ANY_WORKER: u32 = u32::MAX;
+/// `timeout_ns` of calls and leases that leave the time to somebody else.
+const NO_TIMEOUT_NS: u64 = 0;
+
+impl sublet_invoker {
+    /// What this is in Rust.
+    pub(crate) fn facade(&self) -> &Invoker {
+        &self.invoker
+    }
+
+    fn allocate(&mut self, allocation: &Allocation) -> Result<(), Error> {
+        self.invoker.allocate(allocation)?;
+        self.texts = self.invoker.lease().map(LeaseTexts::new);
+        Ok(())
+    }
+
+    fn deallocate(&mut self) -> Result<sublet_bill, Error> {
+        self.texts = None;
+        let lease = self.invoker.lease().cloned();
+        let usage = Some(self.invoker.deallocate()?);
+        Ok(lease.map_or_else(sublet_bill::default, |lease| sublet::bill(&Lease { usage, ..lease }).into()))
+    }
+
+    fn lease(&self) -> Result<sublet_lease, Error> {
+        let (Some(lease), Some(texts)) = (self.invoker.lease(), &self.texts) else {
+            return Err(Error::new(sublet::Code::NotAllocated, "there is no lease: allocate first"));
+        };
+        let start = self.invoker.cold_start().unwrap_or_default();
+        Ok(sublet_lease {
+            id: texts.id.as_ptr(),
+            node: texts.node.as_ptr(),
+            package: texts.package.as_ptr(),
+            memory_bytes: lease.memory_bytes,
+            granted_unix_ms: lease.granted_unix_ms,
+            expires_unix_ms: lease.expires_unix_ms,
+            start_ns: start.ready_ns.saturating_sub(start.asked_ns),
+            workers: self.invoker.workers(),
+            functions: self.invoker.package().map_or(0, |package| package.functions.len() as u32),
+        })
+    }
+
+    /// # Safety
+    /// As for [`Invoker::submit_raw`], of the call's memory.
+    #[inline(always)]
+    unsafe fn submit(&self, call: &sublet_call) -> Result<Invocation<'static>, Error> {
+        let input_len = checked_size("input", call.input, call.input_bytes)?;
+        let output_capacity = checked_size("output", call.output, call.output_bytes)?;
+        // SAFETY: the caller's options, or null.
+        let options = unsafe { call.options.as_ref() }.map_or_else(CallOptions::default, CallOptions::from);
+        // SAFETY: as the caller vouches; the invocation waits for the call's end when it is closed.
+        unsafe {
+            self.invoker.submit_raw(
+                call.function.into(),
+                call.input.cast(),
+                input_len,
+                call.output.cast(),
+                output_capacity,
+                options,
+            )
+        }
+    }
+}
+
+impl LeaseTexts {
+    fn new(lease: &Lease) -> LeaseTexts {
+        // The texts are a manager's, which has checked them; one with a zero in it would only be shown as empty.
+        let text = |text: &str| CString::new(text).unwrap_or_default();
+        LeaseTexts { id: text(&lease.id), node: text(&lease.node), package: text(&lease.package_name) }
+    }
+}
+
+impl sublet_allocation {
+    /// # Safety
+    /// `package` is null or a string.
+    unsafe fn to_facade(&self) -> Result<Allocation, Error> {
+        check_size::<sublet_allocation>(self.size_bytes, "allocation")?;
+        // SAFETY: as the caller vouches.
+        let package = unsafe { text(self.package, "allocation.package") }?;
+        if self.timeout_ns != NO_TIMEOUT_NS && self.timeout_ns < Duration::from_millis(1).as_nanos() as u64 {
+            return Err(invalid(format!(
+                "a lease of {} ns: the shortest has a millisecond",
+                self.timeout_ns
+            )));
+        }
+        Ok(Allocation::new(package)
+            .cores(self.cores)
+            .memory_bytes(self.memory_bytes)
+            .timeout(Duration::from_nanos(self.timeout_ns))
+            .slots(self.slots)
+            .slot_bytes(self.slot_bytes)
+            .policy(policy(self.hot_ns))
+            .spin(duration(self.spin_ns)))
+    }
+}
+
+fn policy(hot_ns: u64) -> Policy {
+    match hot_ns {
+        ALWAYS_HOT_NS => Policy::AlwaysHot,
+        ALWAYS_WARM_NS => Policy::AlwaysWarm,
+        _ => Policy::HotFor(Duration::from_nanos(hot_ns)),
+    }
+}
+
+/// The largest number stands for ever.
+pub(crate) fn duration(ns: u64) -> Duration {
+    if ns == u64::MAX { Duration::MAX } else { Duration::from_nanos(ns) }
+}
+
+#[inline(always)]
+fn checked_size(what: &str, data: *const c_void, len_bytes: usize) -> Result<u32, Error> {
+    match u32::try_from(len_bytes) {
+        Ok(len) if len == 0 || !data.is_null() => Ok(len),
+        Ok(len) => Err(invalid(format!("{what} of {len} bytes at a null pointer"))),
+        Err(_) => Err(invalid(format!("{what} of {len_bytes} bytes: a call's sizes have 32 bits"))),
+    }
+}
+
+impl From<BillLine> for sublet_bill {
+    fn from(line: BillLine) -> sublet_bill {
+        let usage = line.usage.unwrap_or_default();
+        sublet_bill {
+            allocated_ns: usage.allocated_ns,
+            executing_ns: usage.executing_ns,
+            polling_ns: usage.polling_ns,
+            calls: usage.calls,
+            failed_calls: usage.failed_calls,
+            allocation_nano: line.allocation_nano,
+            compute_nano: line.compute_nano,
+            polling_nano: line.polling_nano,
+            total_nano: line.total_nano,
+        }
+    }
+}
+
+impl From<&sublet_call_options> for CallOptions {
+    fn from(options: &sublet_call_options) -> CallOptions {
+        let timeout = Some(options.timeout_ns).filter(|&ns| ns != NO_TIMEOUT_NS);
+        CallOptions {
+            worker: Some(options.worker).filter(|&worker| worker != ANY_WORKER),
+            deadline: timeout.and_then(|ns| Instant::now().checked_add(duration(ns))),
+            timed: options.timed != 0,
+        }
+    }
+}
+
+impl From<Function> for sublet_function {
+    fn from(function: Function) -> sublet_function {
+        // SAFETY: both are two bytes, all of them initialised, and any two bytes are a number.
+        unsafe { std::mem::transmute(function) }
+    }
+}
+
+impl From<sublet_function> for Function {
+    #[inline(always)]
+    fn from(function: sublet_function) -> Function {
+        // SAFETY: both are two bytes, and a function is a number of which no value is invalid: one that the package
+        // does not have is answered by `unknown_function`.
+        unsafe { std::mem::transmute(function) }
+    }
+}
+
+/// Connects to a manager.
+///
+/// # Safety
+/// As `sublet.h` says of strings and outputs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_invoker_connect(
+    manager: *const c_char,
+    invoker: *mut *mut sublet_invoker,
+) -> sublet_status {
+    guarded(|| {
+        let place = output(invoker, "invoker")?;
+        let invoker = if manager.is_null() {
+            Invoker::connect()?
+        } else {
+            // SAFETY: not null, so it is the caller's string.
+            Invoker::connect_to(unsafe { text(manager, "manager") }?)?
+        };
+        let handle = Box::new(sublet_invoker { invoker, texts: None });
+        // SAFETY: not null, so it is the caller's place for a pointer.
+        unsafe { place.write(Box::into_raw(handle)) };
+        Ok(())
+    })
+}
+
+/// Frees an invoker.
+///
+/// # Safety
+/// It is null, or from [`sublet_invoker_connect`] and not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_invoker_free(invoker: *mut sublet_invoker) {
+    guarded(|| {
+        if !invoker.is_null() {
+            // SAFETY: it came from `Box::into_raw`, and the caller gives it up.
+            drop(unsafe { Box::from_raw(invoker) });
+        }
+        Ok(())
+    });
+}
+
+/// Takes a lease.
+///
+/// # Safety
+/// As `sublet.h` says; nobody else may be using the invoker.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_invoker_allocate(
+    invoker: *mut sublet_invoker,
+    allocation: *const sublet_allocation,
+) -> sublet_status {
+    guarded(|| {
+        // SAFETY: the caller's invoker, which nobody else is using.
+        let invoker = unsafe { argument_mut(invoker, "invoker") }?;
+        // SAFETY: the caller's allocation, with the caller's string in it.
+        let allocation = unsafe { argument(allocation, "allocation")?.to_facade() }?;
+        invoker.allocate(&allocation)
+    })
+}
+
+/// Gives the lease back.
+///
+/// # Safety
+/// As `sublet.h` says; nobody else may be using the invoker. `bill` may be null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_invoker_deallocate(
+    invoker: *mut sublet_invoker,
+    bill: *mut sublet_bill,
+) -> sublet_status {
+    guarded(|| {
+        // SAFETY: the caller's invoker, which nobody else is using.
+        let used = unsafe { argument_mut(invoker, "invoker") }?.deallocate()?;
+        if !bill.is_null() {
+            // SAFETY: not null, so it is the caller's place for a bill.
+            unsafe { bill.write(used) };
+        }
+        Ok(())
+    })
+}
+
+/// What is leased.
+///
+/// # Safety
+/// As `sublet.h` says of invokers and outputs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_invoker_lease(
+    invoker: *const sublet_invoker,
+    lease: *mut sublet_lease,
+) -> sublet_status {
+    guarded(|| {
+        let place = output(lease, "lease")?;
+        // SAFETY: the caller's invoker, which it does not free or lease with meanwhile.
+        let lease = unsafe { argument(invoker, "invoker") }?.lease()?;
+        // SAFETY: not null, so it is the caller's place for a lease.
+        unsafe { place.write(lease) };
+        Ok(())
+    })
+}
+
+/// Finds a function.
+///
+/// # Safety
+/// As `sublet.h` says of invokers, strings and outputs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_invoker_function(
+    invoker: *const sublet_invoker,
+    name: *const c_char,
+    function: *mut sublet_function,
+) -> sublet_status {
+    guarded(|| {
+        let place = output(function, "function")?;
+        // SAFETY: the caller's invoker, which it does not free or lease with meanwhile.
+        let invoker = unsafe { argument(invoker, "invoker") }?;
+        // SAFETY: null or the caller's string.
+        let found = invoker.facade().function(unsafe { text(name, "name") }?)?;
+        // SAFETY: not null, so it is the caller's place for a function.
+        unsafe { place.write(found.into()) };
+        Ok(())
+    })
+}
+
+/// Submits a call.
+///
+/// # Safety
+/// As `sublet.h` says: the call's memory stays readable, writable and untouched until the call has ended, and
+/// `invocation` holds no call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_invoker_submit(
+    invoker: *const sublet_invoker,
+    call: *const sublet_call,
+    invocation: *mut sublet_invocation,
+) -> sublet_status {
+    guarded(|| {
+        let place = output(invocation, "invocation")?;
+        // SAFETY: the caller's invoker, which it does not free or lease with meanwhile.
+        let invoker = unsafe { argument(invoker, "invoker") }?;
+        // SAFETY: the caller's description of a call.
+        let call = unsafe { argument(call, "call") }?;
+        // SAFETY: as this function's caller vouches.
+        let submitted = unsafe { invoker.submit(call) }?;
+        // SAFETY: not null, so it is the caller's storage, which holds no call.
+        unsafe { invocation::store(place, submitted) };
+        Ok(())
+    })
+}

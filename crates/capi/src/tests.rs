@@ -1,0 +1,58 @@
+//! The header and the library agree.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sublet::Code;
+
+const HEADER: &str = include_str!("../include/sublet.h");
+const SOURCES: &[&str] = &[
+    include_str!("boundary.rs"),
+    include_str!("buffer.rs"),
+    include_str!("callback.rs"),
+    include_str!("invocation.rs"),
+    include_str!("invoker.rs"),
+];
+
+/// The names of functions that follow each occurrence of `mark`.
+fn functions<'a>(text: &'a str, mark: &'a str) -> impl Iterator<Item = &'a str> {
+    text.split(mark).skip(1).filter_map(|rest| {
+        let before = rest.split('(').next()?;
+        before.rsplit([' ', '*']).next()
+    })
+}
+
+#[test]
+fn every_declared_function_is_exported_and_the_other_way_round() {
+    let declared: BTreeSet<_> = functions(HEADER, "\nSUBLET_API ").collect();
+    let exported: BTreeSet<_> =
+        SOURCES.iter().flat_map(|source| functions(source, "#[unsafe(no_mangle)]\n")).collect();
+    assert!(declared.len() > 10, "{declared:?}");
+    assert_eq!(declared, exported);
+}
+
+#[test]
+fn the_status_numbers_are_the_codes() {
+    let body = HEADER.split("typedef enum sublet_status {").nth(1).unwrap().split('}').next().unwrap();
+    let declared: BTreeMap<String, u32> = body
+        .lines()
+        .filter_map(|line| line.trim().trim_end_matches(',').split_once(" = "))
+        .map(|(name, number)| (name.to_owned(), number.parse().unwrap()))
+        .collect();
+    let codes =
+        Code::ALL.iter().map(|code| (format!("SUBLET_{}", code.name().to_uppercase()), code.number()));
+    let expected: BTreeMap<_, _> = codes.chain([("SUBLET_OK".to_owned(), 0)]).collect();
+    assert_eq!(declared, expected);
+}
+
+#[test]
+fn the_header_has_the_version_of_the_library() {
+    let line = format!("#define SUBLET_VERSION \"{}\"\n", env!("CARGO_PKG_VERSION"));
+    assert!(HEADER.contains(&line), "sublet.h lacks {line}");
+}
+
+#[test]
+fn the_header_gives_an_invocation_the_room_that_it_has_here() {
+    let words = size_of::<crate::invocation::sublet_invocation>() / size_of::<u64>();
+    let line = format!("uint64_t opaque[{words}];");
+    assert!(HEADER.contains(&line), "sublet.h lacks {line}");
+}

@@ -1,0 +1,42 @@
+/* What the test programs share: a test is a function, and the first condition of it that does not hold ends it. */
+#ifndef CHECK_H
+#define CHECK_H
+
+#include <setjmp.h>
+#include <stdio.h>
+
+typedef struct test {
+    const char *name;
+    void (*run)(void);
+} test;
+
+static jmp_buf failed;
+
+#define CHECK(condition)                                                                                               \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            printf("%s:%d: %s; the latest error is: %s\n", __FILE__, __LINE__, #condition, sublet_error_message());    \
+            longjmp(failed, 1);                                                                                        \
+        }                                                                                                              \
+    } while (0)
+
+#define CHECK_STATUS(status, expected) CHECK((status) == (expected))
+#define CHECK_OK(status) CHECK_STATUS(status, SUBLET_OK)
+
+/* Runs each and says what became of it, as run.sh expects. */
+static inline int run_tests(const test *tests, size_t count) {
+    volatile int failures = 0;
+    for (volatile size_t i = 0; i < count; i++) {
+        if (setjmp(failed) == 0) {
+            tests[i].run();
+            printf("test %s ... ok\n", tests[i].name);
+        } else {
+            failures++;
+            printf("test %s ... FAILED\n", tests[i].name);
+        }
+        fflush(stdout);
+    }
+    return failures == 0 ? 0 : 1;
+}
+
+#endif
