@@ -7,15 +7,16 @@ use sublet_runtime::wire::{Immediate, InboxLayout, Outcome, Request};
 
 const LINE_BYTES: u64 = 64;
 
-fuzz_target!(|input: ([u64; 7], u32, (u32, u32, u64))| {
+fuzz_target!(|input: ([u64; 3], u32, (u32, u32, u64))| {
     let (words, immediate, (workers, slots, slot_bytes)) = input;
     let request = Request::decode(&words);
     assert_eq!(Request::decode(&request.encode()), request);
-    let outcome = Outcome::decode(&words);
+    let outcome = Outcome::decode(&[words[0], words[1]]);
     assert_eq!(Outcome::decode(&outcome.encode()), outcome);
     assert_eq!(Immediate::from_bits(immediate).to_bits(), immediate);
     if let Ok(layout) = InboxLayout::new(workers, slots, slot_bytes) {
-        assert!(layout.line(workers - 1, slots - 1) + LINE_BYTES <= layout.len_bytes());
+        let last = layout.line(workers - 1, slots - 1);
+        assert!(last.line + LINE_BYTES <= last.watch && last.watch < layout.len_bytes());
         assert!(layout.payload(workers - 1, slots - 1) + slot_bytes <= layout.len_bytes());
     }
 });

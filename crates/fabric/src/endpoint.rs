@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::time::Instant;
 
-use crate::line::{Body, Line, Turn, Watch};
+use crate::line::{Line, Turn, Watch};
 use crate::window::{Address, LineAddress};
 use crate::{FabricError, shm};
 
@@ -48,12 +48,12 @@ impl Endpoint {
     /// Fills and publishes a line of the peer, and wakes whoever sleeps on it. Everything put before is visible to
     /// whoever sees the line's turn.
     #[inline(always)]
-    pub fn put_imm(
+    pub fn put_imm<const WORDS: usize>(
         &self,
         to: LineAddress,
         turn: Turn,
         immediate: u32,
-        body: &Body,
+        body: &[u64; WORDS],
     ) -> Result<(), FabricError> {
         forward!(self.put_imm(to, turn, immediate, body))
     }

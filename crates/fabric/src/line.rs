@@ -1,6 +1,6 @@
 //! The line: one cache line that one process writes and another waits for. The only completion there is.
 //!
-//! A line holds a *turn*, a 32-bit immediate value and 56 bytes. Its writer fills the immediate and the bytes and
+//! A line holds a *turn*, a 32-bit immediate value and up to 56 bytes; both sides touch only as many as they agree on. Its writer fills the immediate and the bytes and
 //! then the turn, all with plain stores; a reader that sees the turn it expects sees everything written before. One
 //! cache line moves, once: the stores leave the writer's core together, so that a reader that polls the line does
 //! not take it away between them. (An atomic swap of the turn, which could carry a sleeper's flag in the same word,
@@ -21,10 +21,8 @@ use std::time::{Duration, Instant};
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, futex};
 
-/// 64-bit words of a line's body.
+/// 64-bit words of a line's body, at most. Every word that is written and read costs a nanosecond or two.
 pub const BODY_WORDS: usize = 7;
-/// What a line carries beside its immediate value.
-pub type Body = [u64; BODY_WORDS];
 /// Bytes of a line: one cache line.
 pub const LINE_BYTES: u64 = 64;
 /// Bytes of a watch.
@@ -145,7 +143,14 @@ impl Default for Line {
 impl Line {
     /// Fills the line, publishes it, and wakes its sleepers. Says whether the connection's bell must be rung.
     #[inline(always)]
-    pub fn publish(&self, watch: &Watch, turn: Turn, immediate: u32, body: &Body) -> bool {
+    pub fn publish<const WORDS: usize>(
+        &self,
+        watch: &Watch,
+        turn: Turn,
+        immediate: u32,
+        body: &[u64; WORDS],
+    ) -> bool {
+        const { assert!(WORDS <= BODY_WORDS) };
         self.immediate.store(immediate, Ordering::Relaxed);
         for (word, value) in self.body.iter().zip(body) {
             word.store(*value, Ordering::Relaxed);
@@ -160,9 +165,10 @@ impl Line {
         self.turn.load(Ordering::Acquire) == turn.0
     }
 
-    /// The immediate value and the body of the turn that [`Line::is`] has seen.
+    /// The immediate value and the first words of the body of the turn that [`Line::is`] has seen.
     #[inline(always)]
-    pub fn read(&self) -> (u32, Body) {
+    pub fn read<const WORDS: usize>(&self) -> (u32, [u64; WORDS]) {
+        const { assert!(WORDS <= BODY_WORDS) };
         let body = std::array::from_fn(|index| self.body[index].load(Ordering::Relaxed));
         (self.immediate.load(Ordering::Relaxed), body)
     }
@@ -281,7 +287,7 @@ mod tests {
     use loom::sync::Arc;
     use loom::thread;
 
-    const BODY: Body = [1, 2, 3, 4, 5, 6, 7];
+    const BODY: [u64; BODY_WORDS] = [1, 2, 3, 4, 5, 6, 7];
 
     #[test]
     fn no_interleaving_loses_a_wake_up_or_tears_a_line() {

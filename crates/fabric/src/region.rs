@@ -109,6 +109,7 @@ impl Region {
     }
 
     /// Where `len_bytes` bytes at `offset` lie in this process, if they are inside.
+    #[inline(always)]
     pub fn pointer(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
         let end = offset.checked_add(len_bytes)?;
         if end > self.len_bytes {
@@ -119,6 +120,7 @@ impl Region {
     }
 
     /// The line at `offset`, if it is inside and aligned.
+    #[inline(always)]
     pub fn line(&self, offset: u64) -> Option<&Line> {
         let pointer = self.pointer(offset, size_of::<Line>() as u64)?.cast::<Line>();
         if !pointer.is_aligned() {
@@ -130,6 +132,7 @@ impl Region {
     }
 
     /// The watch at `offset`, if it is inside and aligned.
+    #[inline(always)]
     pub fn watch(&self, offset: u64) -> Option<&Watch> {
         let pointer = self.pointer(offset, size_of::<Watch>() as u64)?.cast::<Watch>();
         if !pointer.is_aligned() {

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::time::Instant;
 
 use crate::FabricError;
-use crate::line::{Body, LINE_BYTES, Line, Turn, WATCH_BYTES, Watch};
+use crate::line::{LINE_BYTES, Line, Turn, WATCH_BYTES, Watch};
 use crate::region::copy_bytes;
 use crate::sync::{AtomicU64, Ordering};
 use crate::window::{Address, LineAddress, Window};
@@ -30,12 +30,12 @@ impl Endpoint {
 
     /// See [`crate::Endpoint::put_imm`].
     #[inline(always)]
-    pub fn put_imm(
+    pub fn put_imm<const WORDS: usize>(
         &self,
         to: LineAddress,
         turn: Turn,
         immediate: u32,
-        body: &Body,
+        body: &[u64; WORDS],
     ) -> Result<(), FabricError> {
         let line = self.line(Address { region: to.region, offset: to.line })?;
         let watch = self.watch(Address { region: to.region, offset: to.watch })?;

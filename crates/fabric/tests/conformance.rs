@@ -107,7 +107,7 @@ fn whoever_sees_a_line_sees_what_was_put_before_it() {
                 assert!(pair.end.wait((line, watch), Turn::of_use(n), None, || false));
                 let mut bytes = [0; 8];
                 pair.target.read(4096, &mut bytes).unwrap();
-                assert_eq!((line.read(), u64::from_ne_bytes(bytes)), ((n as u32, [n; 7]), n));
+                assert_eq!((line.read::<7>(), u64::from_ne_bytes(bytes)), ((n as u32, [n; 7]), n));
                 pair.target.word(128).unwrap().store(n + 1, std::sync::atomic::Ordering::Release);
             }
         });

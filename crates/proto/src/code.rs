@@ -123,7 +123,9 @@ impl Error {
                 tonic::Code::InvalidArgument
             }
             Code::UnknownFunction | Code::UnknownPackage | Code::UnknownLease => tonic::Code::NotFound,
-            Code::InsufficientResources | Code::NoCapacity | Code::StoreFull => tonic::Code::ResourceExhausted,
+            Code::InsufficientResources | Code::NoCapacity | Code::StoreFull => {
+                tonic::Code::ResourceExhausted
+            }
             Code::PermissionDenied => tonic::Code::PermissionDenied,
             _ => tonic::Code::Internal,
         };

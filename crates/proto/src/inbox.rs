@@ -37,7 +37,12 @@ impl InboxShape {
         let ring_bytes = whole_pages((u64::from(slots) + 1) * LINE_BYTES);
         let slot_stride = whole_pages(slot_bytes);
         let worker_stride = ring_bytes + slot_stride * u64::from(slots);
-        Ok(InboxShape { ring_bytes, slot_stride, worker_stride, len_bytes: worker_stride * u64::from(workers) })
+        Ok(InboxShape {
+            ring_bytes,
+            slot_stride,
+            worker_stride,
+            len_bytes: worker_stride * u64::from(workers),
+        })
     }
 
     /// As [`InboxShape::new`], from a lease's options.
@@ -63,7 +68,8 @@ mod tests {
 
     #[test]
     fn an_impossible_inbox_is_refused_with_the_value() {
-        let refused = |workers, slots, slot_bytes| InboxShape::new(workers, slots, slot_bytes).unwrap_err().message;
+        let refused =
+            |workers, slots, slot_bytes| InboxShape::new(workers, slots, slot_bytes).unwrap_err().message;
         assert!(refused(0, 8, 64).contains("cores: 0"));
         assert!(refused(1, 1 << 20, 64).contains("slots: 1048576"));
         assert!(refused(1, 7, 64).contains("slots: 7 is not a power of two"));

@@ -96,8 +96,18 @@ mod tests {
 
     #[test]
     fn the_largest_usage_does_not_overflow() {
-        let usage = Usage { allocated_ns: u64::MAX, executing_ns: u64::MAX, polling_ns: u64::MAX, ..Usage::default() };
-        let lease = Lease { memory_bytes: u64::MAX, price: Some(DEFAULT_PRICE), usage: Some(usage), ..Lease::default() };
+        let usage = Usage {
+            allocated_ns: u64::MAX,
+            executing_ns: u64::MAX,
+            polling_ns: u64::MAX,
+            ..Usage::default()
+        };
+        let lease = Lease {
+            memory_bytes: u64::MAX,
+            price: Some(DEFAULT_PRICE),
+            usage: Some(usage),
+            ..Lease::default()
+        };
         assert!(bill(&lease).total_nano > 0);
     }
 }

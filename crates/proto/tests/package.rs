@@ -123,7 +123,10 @@ fn only_the_canonical_encoding_is_a_package() {
         prost::Message::encode_to_vec(&v1::Package { manifest: manifest.into(), files: files.to_vec() })
     };
     let reordered = [part("", &package.files), part(&package.manifest, &[])].concat();
-    assert!(package::validate(&reordered).unwrap_err().message.contains("canonical"), "as long, in another order");
+    assert!(
+        package::validate(&reordered).unwrap_err().message.contains("canonical"),
+        "as long, in another order"
+    );
     let unsorted = v1::Package {
         files: ["b", "a"].map(|path| PackageFile { path: path.into(), ..PackageFile::default() }).to_vec(),
         ..package

@@ -176,8 +176,13 @@ impl<'call> Invocation<'call> {
         if let Some(staging) = &self.sent.staging {
             self.copy_output(staging, output_bytes);
         }
-        let ns = outcome.executing_ticks as f64 / self.lease.ticks_per_ns;
-        Completion { output_bytes, executing: Duration::from_nanos(ns as u64) }
+        let executing = if outcome.detail == 0 { Duration::ZERO } else { self.executing(outcome.detail) };
+        Completion { output_bytes, executing }
+    }
+
+    #[cold]
+    fn executing(&self, ticks: u64) -> Duration {
+        Duration::from_nanos((ticks as f64 / self.lease.ticks_per_ns) as u64)
     }
 
     /// The one copy of an output that is not in the arena.
@@ -193,7 +198,7 @@ impl<'call> Invocation<'call> {
     #[cold]
     fn failure(&self, outcome: &Outcome) -> Error {
         let code = Code::from_number(outcome.status);
-        let said = self.lease.message(self.sent.worker, self.sent.record, outcome.message_len);
+        let said = self.lease.message(self.sent.worker, self.sent.record, outcome.detail);
         let message = match code {
             Code::FunctionFailed => self.describe(&format!("failed: {said}")),
             Code::MemoryExceeded => {

@@ -266,8 +266,8 @@ impl Lease {
     #[inline(always)]
     pub(crate) fn spin(&self, line: &Line, sent: &Sent) -> bool {
         // Most hot calls end within these looks; the clock is read only after them.
-        const FIRST_LOOKS: u32 = 512;
-        const LOOKS: u32 = 64;
+        const FIRST_LOOKS: u32 = 4096;
+        const LOOKS: u32 = 256;
         for _ in 0..FIRST_LOOKS {
             if line.is(sent.turn) {
                 return true;
@@ -291,8 +291,8 @@ impl Lease {
     }
 
     /// The error message of a record's result.
-    pub(crate) fn message(&self, worker: u32, record: u16, len: u32) -> String {
-        let mut bytes = vec![0; (len as usize).min(crate::wire::MAX_MESSAGE_BYTES as usize)];
+    pub(crate) fn message(&self, worker: u32, record: u16, len: u64) -> String {
+        let mut bytes = vec![0; len.min(crate::wire::MAX_MESSAGE_BYTES) as usize];
         match self.results.read(self.results_layout.message(worker, record), &mut bytes) {
             Some(()) => String::from_utf8_lossy(&bytes).into_owned(),
             None => String::new(),

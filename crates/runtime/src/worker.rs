@@ -26,7 +26,7 @@ pub mod process;
 
 /// How often a polling worker looks at its line between two looks at the clock: seldom enough that a call does not
 /// often have to wait for the clock, often enough that the latest reading tells when the call came.
-const LOOKS_PER_CLOCK: u32 = 32;
+const LOOKS_PER_CLOCK: u32 = 128;
 
 /// One worker of a lease.
 pub(crate) struct Worker<'lease> {
@@ -124,8 +124,8 @@ impl Worker<'_> {
             Err(refusal) => refusal,
         };
         let executing_ticks = if request.timed { ticks().saturating_sub(entered) } else { 0 };
-        let failed = ended.code.is_some();
         let outcome = self.outcome(&ended, executing_ticks, immediate, context);
+        self.meter.answer(ended.code.is_some());
         let to = self.results.line(self.number, immediate.record());
         let sent = self.client.put_imm(to, request.result_turn, immediate.to_bits(), &outcome.encode());
         if sent.is_err() {
@@ -133,7 +133,7 @@ impl Worker<'_> {
         }
         // The clock is read when the client has its result already.
         let left = ticks();
-        self.meter.leave(left, left.saturating_sub(entered), failed);
+        self.meter.leave(left, left.saturating_sub(entered));
         left
     }
 
@@ -186,22 +186,22 @@ impl Worker<'_> {
         immediate: Immediate,
         context: &Context,
     ) -> Outcome {
-        let message_len = match ended.code {
+        let detail = match ended.code {
+            None => executing_ticks,
             Some(Code::FunctionFailed | Code::MemoryExceeded) => {
                 self.put_message(immediate, context.message())
             }
-            _ => 0,
+            Some(_) => 0,
         };
-        let status = ended.code.map_or(0, Code::number);
-        Outcome { status, output_len: ended.written, executing_ticks, message_len }
+        Outcome { status: ended.code.map_or(0, Code::number), output_len: ended.written, detail }
     }
 
     #[cold]
-    fn put_message(&self, immediate: Immediate, message: &[u8]) -> u32 {
+    fn put_message(&self, immediate: Immediate, message: &[u8]) -> u64 {
         let message = &message[..message.len().min(MAX_MESSAGE_BYTES as usize)];
         let offset = self.results.message(self.number, immediate.record());
         match self.client.put(Address { region: OWN_REGION, offset }, message) {
-            Ok(()) => message.len() as u32,
+            Ok(()) => message.len() as u64,
             Err(_) => 0,
         }
     }

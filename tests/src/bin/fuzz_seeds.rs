@@ -31,7 +31,7 @@ fn write_all(folder: &Path) -> io::Result<()> {
     write(folder, "ticket_verify", tickets())?;
     write(folder, "control_messages", control_messages())?;
     write(folder, "node_messages", node_messages())?;
-    write(folder, "wire_request", vec![vec![0; 76], vec![1; 76]])?;
+    write(folder, "wire_request", vec![vec![0; 44], vec![1; 44]])?;
     write(folder, "error_status", statuses())
 }
 

@@ -14,8 +14,12 @@ use sublet_proto::{Code, Error};
 use super::{Batch, BlobPart, Record, Store, Versioned};
 
 const FORMAT: i64 = 1;
+/// How much of the disk packages leave free. Leases and the ledger need it when the disk is nearly full, and so does
+/// the log: its pages must find room in the file before anything, even the removal of a package, can shrink it.
+const RESERVE_BYTES: u64 = 8 << 20;
 
 const OPEN: &str = "
+PRAGMA auto_vacuum = INCREMENTAL;
 PRAGMA locking_mode = EXCLUSIVE;
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
@@ -95,6 +99,36 @@ impl SqliteStore {
         run().map_err(|error| self.failure("read", &error))
     }
 
+    /// That so many bytes more leave enough of the disk to everything else.
+    fn check_reserve(&self, len_bytes: u64) -> Result<(), Error> {
+        let folder = self.folder.display();
+        let disk = rustix::fs::statvfs(&self.folder).map_err(|error| {
+            Error::new(
+                Code::System,
+                format!("cannot ask for the free space of the state folder {folder}: {error}"),
+            )
+        })?;
+        let free_bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
+        if free_bytes >= RESERVE_BYTES.saturating_add(len_bytes) {
+            return Ok(());
+        }
+        let message = format!(
+            "the disk of the state folder {folder} is full: it has {free_bytes} bytes left, and packages leave \
+             {RESERVE_BYTES} of them free"
+        );
+        Err(Error::new(Code::StoreFull, message))
+    }
+
+    /// Gives free pages and the log back to the disk: it may be full, and others need it, too.
+    fn shrink(&self) -> rusqlite::Result<()> {
+        for step in ["PRAGMA incremental_vacuum", "PRAGMA wal_checkpoint(TRUNCATE)"] {
+            let mut statement = self.connection.prepare_cached(step)?;
+            let mut rows = statement.query([])?;
+            while rows.next()?.is_some() {}
+        }
+        Ok(())
+    }
+
     #[cfg(test)]
     pub(crate) fn limit_to_current_size(&self) {
         let pages: i64 = self.connection.query_row("PRAGMA page_count", [], |row| row.get(0)).unwrap();
@@ -145,6 +179,7 @@ impl Store for SqliteStore {
 
     fn put_blob_part(&mut self, part: BlobPart<'_>, data: &[u8]) -> Result<(), Error> {
         const PUT: &str = "INSERT OR REPLACE INTO blobs VALUES (?1, ?2, ?3)";
+        self.check_reserve(data.len() as u64)?;
         self.write("write to", PUT, params![part.digest, part.index, data]).map(drop)
     }
 
@@ -154,7 +189,8 @@ impl Store for SqliteStore {
     }
 
     fn remove_blob(&mut self, digest: &str) -> Result<(), Error> {
-        self.write("write to", "DELETE FROM blobs WHERE digest = ?1", params![digest]).map(drop)
+        self.write("write to", "DELETE FROM blobs WHERE digest = ?1", params![digest])?;
+        self.shrink().map_err(|error| self.failure("shrink", &error))
     }
 }
 
@@ -220,6 +256,22 @@ mod tests {
         put(&mut store, "a", b"4").unwrap();
         assert_eq!(store.get("a").unwrap().unwrap(), Versioned { value: b"4".into(), version: 3 });
         assert_eq!(store.get("b").unwrap(), None);
+    }
+
+    #[test]
+    fn a_removed_blob_leaves_its_space_to_the_disk() {
+        let (folder, mut store) = store();
+        let used = || -> u64 {
+            let files = std::fs::read_dir(folder.path()).unwrap();
+            files.map(|file| file.unwrap().metadata().unwrap().len()).sum()
+        };
+        let before = used();
+        for index in 0..16 {
+            store.put_blob_part(BlobPart { digest: "d", index }, &[7; 256 << 10]).unwrap();
+        }
+        assert!(used() > before + (4 << 20));
+        store.remove_blob("d").unwrap();
+        assert!(used() <= before, "{} bytes of {before} before", used());
     }
 
     #[test]

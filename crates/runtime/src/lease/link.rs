@@ -76,8 +76,8 @@ struct Control {
 struct Endings {
     /// How many worker processes have ended.
     exits: u64,
-    /// The final usage, once the lease is over.
-    lease: Option<v1::Usage>,
+    /// Once the lease is over: what it has used, or why its agent could not say so.
+    lease: Option<Result<v1::Usage, Error>>,
 }
 
 type Answer = Result<(v1::Started, OwnedFd), Error>;
@@ -179,18 +179,19 @@ impl Lease {
         let _ = self.tell_agent(client_to_agent::Body::Stop(v1::Stop { reason }));
     }
 
-    /// Gives the lease back. Calls that have not ended are lost. Returns what was used.
+    /// Gives the lease back. Calls that have not ended are lost. Returns what was used, or why its agent cannot say.
     pub(crate) fn end(&self) -> Result<v1::Usage, Error> {
         let told = self.tell_agent(client_to_agent::Body::Release(v1::Release {}));
         let deadline = Instant::now() + AGENT_TIMEOUT;
         let mut endings = lock(&self.link.ended);
         loop {
-            if let Some(usage) = endings.lease {
-                return Ok(usage);
+            if let Some(usage) = &endings.lease {
+                return usage.clone();
             }
-            told.clone()?;
+            // An agent that cannot be told may have ended the lease already, and its last word be on its way.
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
+                told?;
                 return Err(Error::new(
                     Code::AgentUnreachable,
                     "the agent did not confirm the lease's end within 10 s",
@@ -316,17 +317,15 @@ impl Lease {
             |why: String| Error::new(Code::AgentUnreachable, format!("the lease's agent is gone: {why}"));
         let packet = match self.link.agent.receive(Some(Duration::ZERO)) {
             Ok(Some(packet)) => packet,
-            Ok(None) => {
-                return self.lease_ended(gone("it closed the connection".into()), v1::Usage::default());
-            }
+            Ok(None) => return self.lease_ended(gone("it closed the connection".into()), None),
             Err(sublet_fabric::packet::PacketError::TimedOut(_)) => return,
-            Err(error) => return self.lease_ended(gone(error.to_string()), v1::Usage::default()),
+            Err(error) => return self.lease_ended(gone(error.to_string()), None),
         };
         match read_agent(packet) {
             Ok(Heard::Answer(result)) => drop(answer.try_send(result)),
             Ok(Heard::WorkerExited(error)) => self.worker_ended(error),
-            Ok(Heard::LeaseEnded(error, usage)) => self.lease_ended(error, usage),
-            Err(error) => self.lease_ended(error, v1::Usage::default()),
+            Ok(Heard::LeaseEnded(error, usage)) => self.lease_ended(error, Some(usage)),
+            Err(error) => self.lease_ended(error, None),
         }
     }
 
@@ -341,10 +340,10 @@ impl Lease {
         }
     }
 
-    fn lease_ended(&self, error: Error, usage: v1::Usage) {
+    fn lease_ended(&self, error: Error, usage: Option<v1::Usage>) {
         self.status.store(ENDED, Ordering::Release);
-        self.bury(vec![u64::MAX; self.workers.len()], error);
-        lock(&self.link.ended).lease = Some(usage);
+        self.bury(vec![u64::MAX; self.workers.len()], error.clone());
+        lock(&self.link.ended).lease = Some(usage.ok_or(error));
         self.link.changed.notify_all();
         self.poke_all();
     }

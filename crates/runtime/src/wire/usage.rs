@@ -23,6 +23,8 @@ pub enum WorkerState {
     Polling = 1,
     /// In a function.
     Executing = 2,
+    /// Publishing the result of a call, which is counted already.
+    Answering = 3,
 }
 
 /// A reading of one worker's line.
@@ -51,7 +53,9 @@ impl WorkerUsage {
         match self.state {
             WorkerState::Sleeping => (self.executing_ticks, self.polling_ticks),
             WorkerState::Polling => (self.executing_ticks, self.polling_ticks.saturating_add(current)),
-            WorkerState::Executing => (self.executing_ticks.saturating_add(current), self.polling_ticks),
+            WorkerState::Executing | WorkerState::Answering => {
+                (self.executing_ticks.saturating_add(current), self.polling_ticks)
+            }
         }
     }
 }
@@ -77,6 +81,7 @@ pub fn read(region: &Region, worker: u32) -> WorkerUsage {
         state: match state as u32 {
             1 => WorkerState::Polling,
             2 => WorkerState::Executing,
+            3 => WorkerState::Answering,
             _ => WorkerState::Sleeping,
         },
         function: (state >> 32) as u32,
@@ -160,16 +165,23 @@ impl<'region> Meter<'region> {
         self.state.store(u64::from(function) << 32 | WorkerState::Executing as u64, Ordering::Release);
     }
 
-    /// The call has ended at this time, after so many ticks; the worker polls.
+    /// The function has returned. The call is counted before its client knows the result: a client that then gives
+    /// its lease back, and so ends this process, finds it on the bill as it was.
     #[inline(always)]
-    pub fn leave(&self, now_ticks: u64, spent_ticks: u64, failed: bool) {
-        add(self.executing, spent_ticks);
-        self.since.store(now_ticks, Ordering::Release);
-        self.state.store(WorkerState::Polling as u64, Ordering::Release);
+    pub fn answer(&self, failed: bool) {
+        self.state.store(WorkerState::Answering as u64, Ordering::Release);
         add(self.calls, 1);
         if failed {
             add(self.failed, 1);
         }
+    }
+
+    /// The call has ended at this time, after so many ticks; the worker polls.
+    #[inline(always)]
+    pub fn leave(&self, now_ticks: u64, spent_ticks: u64) {
+        add(self.executing, spent_ticks);
+        self.since.store(now_ticks, Ordering::Release);
+        self.state.store(WorkerState::Polling as u64, Ordering::Release);
     }
 }
 
@@ -187,13 +199,25 @@ mod tests {
         let usage = read(&region, 1);
         assert_eq!((usage.state, usage.function, usage.calls), (WorkerState::Executing, 7, 0));
         assert!(usage.polling_ticks > 0);
-        meter.leave(entered + 500, 500, true);
+        meter.answer(true);
+        meter.leave(entered + 500, 500);
         meter.sleep();
         let usage = read(&region, 1);
         assert_eq!((usage.state, usage.executing_ticks), (WorkerState::Sleeping, 500));
         assert_eq!((usage.calls, usage.failed_calls), (1, 1));
         assert_eq!(usage.at(u64::MAX), (usage.executing_ticks, usage.polling_ticks), "sleep is free");
         assert_eq!(read(&region, 0).calls, 0, "the other worker's line is untouched");
+    }
+
+    #[test]
+    fn a_death_after_the_answer_does_not_make_the_call_a_failure() {
+        let region = Region::create("usage", region_bytes(1)).unwrap();
+        let (meter, entered) = (Meter::new(&region, 0).unwrap(), ticks());
+        meter.enter(3, entered, false);
+        meter.answer(false);
+        settle(&region, 0, entered + 1000).unwrap();
+        let usage = read(&region, 0);
+        assert_eq!((usage.executing_ticks, usage.calls, usage.failed_calls), (1000, 1, 0));
     }
 
     #[test]

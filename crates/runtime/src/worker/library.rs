@@ -113,7 +113,8 @@ impl Library {
         // SAFETY: loading runs the object's constructors. That is what the tenant leased this process for: it holds
         // nothing of anybody else.
         let object = unsafe { Object::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
-            Error::new(Code::InvalidPackage, format!("{} cannot be loaded: {error}", package.library))
+            let why = said(&error);
+            Error::new(Code::InvalidPackage, format!("{} cannot be loaded: {why}", package.library))
         })?;
         let functions = package
             .functions
@@ -179,11 +180,17 @@ fn find(object: &Object, package: &PackageInfo, symbol: &str) -> Result<Function
     // SAFETY: the symbol is used as a function of the interface; that it is one is the tenant's promise.
     let found = unsafe { object.get::<Function>(symbol.as_bytes()) };
     found.map(|symbol| *symbol).map_err(|error| {
+        let (library, package, why) = (&package.library, &package.name, said(&error));
         Error::new(
             Code::MissingSymbol,
-            format!("{} of package {} has no symbol {symbol}: {error}", package.library, package.name),
+            format!("{library} of package {package} has no symbol {symbol}: {why}"),
         )
     })
+}
+
+/// What the dynamic loader said, which the error's own words leave out.
+fn said(error: &libloading::Error) -> String {
+    std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 const GUARD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/guard.so"));
@@ -202,10 +209,10 @@ fn load_guard(objects: &mut Vec<Object>) -> Result<Option<GuardedCall>, Error> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     // SAFETY: the guard is our own and has no constructors.
     let guard = unsafe { Object::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
-        .map_err(|error| failed("dlopen", &error))?;
+        .map_err(|error| failed("dlopen", &said(&error)))?;
     // SAFETY: the type is the one that guard.cpp defines.
     let call = *unsafe { guard.get::<GuardedCall>(b"sublet_guarded_call") }
-        .map_err(|error| failed("dlsym", &error))?;
+        .map_err(|error| failed("dlsym", &said(&error)))?;
     objects.extend([standard, guard]);
     Ok(Some(call))
 }
