@@ -29,8 +29,8 @@ fn measure(step: &mut Step) -> io::Result<Outcome> {
     let promises = std::fs::read_to_string(root().join("SPECIFICATION.md"))?;
     let mut all_passed = true;
     for arguments in commands(&promises) {
-        let mut command = Command::new(root().join("target/release/sublet"));
-        command.current_dir(root()).args(arguments.split_whitespace());
+        let mut command = Command::new(root().join("scripts/with-sublet.sh"));
+        command.current_dir(root()).arg("sublet").args(arguments.split_whitespace());
         let passed = step.run(command)?;
         step.count(passed);
         all_passed &= passed;

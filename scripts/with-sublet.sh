@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Runs a command beside a `sublet up` of its own: scripts/with-sublet.sh COMMAND [ARGUMENT...]. Its state is a folder that
+# is gone afterwards; its exit status is the command's. Needs what `cargo build --release` has built.
+set -euo pipefail
+top=$(cd "$(dirname "$0")/.." && pwd)
+
+SUBLET_STATE=$(mktemp -d "${TMPDIR:-/tmp}/sublet.XXXXXX")
+export SUBLET_STATE PATH="$top/target/release:$PATH"
+unset SUBLET_MANAGER
+readonly LOG=$SUBLET_STATE/up.log
+server=
+
+finish() {
+    local status=$?
+    if [[ -n $server ]]; then
+        kill -TERM "$server" 2>/dev/null || true
+        wait "$server" || status=$?
+    fi
+    [[ $status -eq 0 ]] || { printf '\nwhat sublet up said:\n' && tail -n 40 "$LOG"; } >&2
+    rm -rf "$SUBLET_STATE"
+    exit "$status"
+}
+trap finish EXIT
+
+sublet up >"$LOG" 2>&1 &
+server=$!
+for ((tries = 0; tries < 100; tries++)); do
+    sublet ps >/dev/null 2>&1 && break
+    kill -0 "$server" || exit 1
+    sleep 0.1
+done
+"$@"
