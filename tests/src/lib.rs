@@ -2,9 +2,18 @@
 //!
 //! `tests/walls.rs` holds the import rules and the wall around unsafe code, `tests/map.rs` keeps the documents in
 //! step with the tree, and the program `fuzz-seeds` writes the first inputs of the fuzz targets.
+//!
+//! The other tests run the real `sublet` ([`platform`]) with packages that are compiled for them ([`functions`]), and
+//! look at its processes from the outside ([`process`]). They never ask how long something took.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+
+use sublet::{Code, Error};
+
+pub mod functions;
+pub mod platform;
+pub mod process;
 
 /// Folders that hold what is built, not what is written.
 const BUILT: &[&str] = &["target", ".git", "corpus", "artifacts", "seeds", "node_modules"];
@@ -42,4 +51,18 @@ fn collect(folder: &Path, endings: &[&str], found: &mut Vec<PathBuf>) {
             found.push(path.strip_prefix(root()).unwrap_or(&path).to_path_buf());
         }
     }
+}
+
+/// That something failed with this code and a message that has each of these in it. Gives the message.
+///
+/// # Panics
+/// If it did not.
+#[track_caller]
+pub fn assert_fails<T>(result: Result<T, Error>, code: Code, named: &[&str]) -> String {
+    let Err(error) = result else { panic!("it should have failed with {code}") };
+    assert_eq!(error.code, code, "{error}");
+    for name in named {
+        assert!(error.message.contains(name), "{name:?} is not named in: {}", error.message);
+    }
+    error.message
 }

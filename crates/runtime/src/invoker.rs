@@ -89,8 +89,8 @@ impl Allocation {
         self
     }
 
-    /// So many inbox slots for each worker, rounded up to a power of two: calls that may travel or wait while one
-    /// executes.
+    /// So many inbox slots for each worker, at least 1 and rounded up to a power of two: calls that may travel or
+    /// wait while one executes.
     pub fn slots(mut self, slots: u32) -> Allocation {
         self.slots = slots.checked_next_power_of_two().unwrap_or(u32::MAX);
         self
@@ -276,6 +276,9 @@ impl Invoker {
 
     /// Gives the lease back and returns what it used. Calls that have not ended fail with `lease_ended`. Without a
     /// lease it does nothing.
+    ///
+    /// # Errors
+    /// `agent_unreachable` if its agent is gone: then the lease is over, too, and only the bill says what it used.
     pub fn deallocate(&mut self) -> Result<v1::Usage, Error> {
         match self.lease.take() {
             Some(lease) => lease.end(),

@@ -50,7 +50,7 @@ pub(crate) struct Worker<'lease> {
 enum Waiting {
     /// It looked, from this time on; when the request has come, the time of its latest look at the clock.
     Polling { since: u64 },
-    /// It slept.
+    /// It did not look, but slept, or would have.
     Slept,
 }
 
@@ -79,7 +79,13 @@ impl Worker<'_> {
             let (bits, body) = line.read();
             let request = Request::decode(&body);
             let since = self.serve(position, Immediate::from_bits(bits), &request, &mut context, waiting);
-            waiting = Waiting::Polling { since };
+            waiting = match self.hot_timeout_ticks {
+                0 => {
+                    self.meter.rest();
+                    Waiting::Slept
+                }
+                _ => Waiting::Polling { since },
+            };
         }
         fatal("the ring's positions have run out");
     }

@@ -155,6 +155,11 @@ impl<'region> Meter<'region> {
         self.state.store(WorkerState::Sleeping as u64, Ordering::Release);
     }
 
+    /// The worker goes to sleep without having polled.
+    pub fn rest(&self) {
+        self.state.store(WorkerState::Sleeping as u64, Ordering::Release);
+    }
+
     /// A call begins at this time, after polling or (`was_polling` false) after sleep.
     #[inline(always)]
     pub fn enter(&self, function: u16, now_ticks: u64, was_polling: bool) {

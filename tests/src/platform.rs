@@ -1,0 +1,235 @@
+//! A `sublet up` of a test's own: real processes, in a folder that goes with it.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use sublet::{Allocation, Code, Invoker};
+use tempfile::TempDir;
+
+use crate::functions::package;
+use crate::process::{children, wait_until};
+
+/// A running `sublet up`, killed when it is dropped, and its workers with it.
+pub struct Platform {
+    process: Child,
+    state: PathBuf,
+    /// What it said when it was up.
+    pub said: Value,
+    _folder: Option<TempDir>,
+}
+
+impl Platform {
+    /// Lends all cores of this machine.
+    pub fn start() -> Platform {
+        Platform::start_with(|_| {})
+    }
+
+    /// As [`Platform::start`], with a changed command.
+    pub fn start_with(change: impl FnOnce(&mut Command)) -> Platform {
+        let folder = tempfile::tempdir().expect("a folder for temporary files is there");
+        let state = folder.path().join("state");
+        Platform::launch(&state, Some(folder), change)
+    }
+
+    /// As [`Platform::start`], in a folder that may have been used before and stays.
+    pub fn start_in(state: &Path) -> Platform {
+        Platform::launch(state, None, |_| {})
+    }
+
+    fn launch(state: &Path, folder: Option<TempDir>, change: impl FnOnce(&mut Command)) -> Platform {
+        let mut command = sublet();
+        command.args(["up", "--json", "--state"]).arg(state).stdin(Stdio::null()).stdout(Stdio::piped());
+        change(&mut command);
+        let mut process = command.spawn().expect("sublet can be executed");
+        let mut line = String::new();
+        let stdout = process.stdout.take().expect("its standard output is a pipe");
+        BufReader::new(stdout).read_line(&mut line).expect("a pipe can be read");
+        let said = serde_json::from_str(&line).unwrap_or_else(|_| panic!("sublet up said {line:?}"));
+        Platform { process, state: state.to_owned(), said, _folder: folder }
+    }
+
+    /// Its state folder.
+    pub fn state(&self) -> &Path {
+        &self.state
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// The manager's address.
+    pub fn address(&self) -> String {
+        format!("unix:{}", self.state.join("manager.sock").display())
+    }
+
+    /// How many cores it lends.
+    pub fn cores(&self) -> u32 {
+        self.said["node"]["cores"].as_u64().and_then(|cores| cores.try_into().ok()).unwrap_or_default()
+    }
+
+    /// The processes of its workers.
+    pub fn workers(&self) -> Vec<u32> {
+        children(self.pid())
+    }
+
+    /// The process of its only worker.
+    ///
+    /// # Panics
+    /// If it has none or several.
+    #[track_caller]
+    pub fn worker(&self) -> u32 {
+        let workers = self.workers();
+        assert_eq!(workers.len(), 1, "workers: {workers:?}");
+        workers[0]
+    }
+
+    /// A client without a lease.
+    pub fn invoker(&self) -> Invoker {
+        Invoker::connect_to(&self.address()).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// A client with a core for the functions of a source.
+    pub fn client(&self, source: &'static str) -> Invoker {
+        self.client_with(&Allocation::new(package(source)))
+    }
+
+    /// A client with a lease.
+    pub fn client_with(&self, allocation: &Allocation) -> Invoker {
+        let mut invoker = self.invoker();
+        invoker.allocate(allocation).unwrap_or_else(|error| panic!("{error}"));
+        invoker
+    }
+
+    /// A new client can take a lease, call and give the lease back.
+    #[track_caller]
+    pub fn assert_serves(&self) {
+        let mut client = self.client("calls.c");
+        assert_echoes(&client);
+        client.deallocate().unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// The command, on its way to this manager.
+    pub fn command(&self) -> Command {
+        let mut command = sublet();
+        command.env("SUBLET_STATE", &self.state).env("SUBLET_MANAGER", self.address());
+        command
+    }
+
+    /// Runs the command.
+    pub fn run<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Output {
+        self.command().args(arguments).stdin(Stdio::null()).output().expect("sublet can be executed")
+    }
+
+    /// Runs the command with an input.
+    pub fn pipe<A: AsRef<OsStr>>(&self, arguments: &[A], input: &[u8]) -> Output {
+        let mut command = self.command();
+        command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = command.spawn().expect("sublet can be executed");
+        let mut stdin = process.stdin.take().expect("its standard input is a pipe");
+        // A command that has failed does not read on; how it ended is the caller's to look at.
+        let _ = stdin.write_all(input);
+        drop(stdin);
+        process.wait_with_output().expect("it ends")
+    }
+
+    /// What the command answers in JSON.
+    ///
+    /// # Panics
+    /// If it fails.
+    #[track_caller]
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.run(&[arguments, &["--json"]].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("--json prints JSON")
+    }
+
+    /// That the command fails with a code, as its exit status and in JSON; gives the message.
+    ///
+    /// # Panics
+    /// If it does not.
+    #[track_caller]
+    pub fn assert_refuses(&self, arguments: &[&str], code: Code) -> String {
+        let output = self.run(&[arguments, &["--json"]].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), i32::try_from(code.number()).ok(), "{arguments:?}: {said}");
+        let error: Value = serde_json::from_str(&said).unwrap_or_else(|_| panic!("no JSON: {said}"));
+        assert_eq!(error["error"]["code"], code.name(), "{said}");
+        error["error"]["message"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Sends its process a signal.
+    pub fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal);
+    }
+
+    /// Waits until its process has ended.
+    pub fn wait(&mut self) -> ExitStatus {
+        let mut status = None;
+        wait_until("sublet up ends", || {
+            status = self.process.try_wait().expect("it is a child of this process");
+            status.is_some()
+        });
+        status.unwrap_or_default()
+    }
+}
+
+impl Drop for Platform {
+    fn drop(&mut self) {
+        let workers = self.workers();
+        // If it has ended already, that is as well.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        if !std::thread::panicking() {
+            wait_until("workers die with their agent", || {
+                !workers.iter().any(|&worker| crate::process::is_alive(worker))
+            });
+        }
+    }
+}
+
+/// Sends a process a signal.
+///
+/// # Panics
+/// If it is not there.
+#[track_caller]
+pub fn kill(pid: u32, signal: Signal) {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("a process has a number above 0");
+    kill_process(pid, signal).unwrap_or_else(|error| panic!("process {pid:?}: {error}"));
+}
+
+/// A client's lease answers a good call. Every package of the tests has an `echo`.
+#[track_caller]
+pub fn assert_echoes(client: &Invoker) {
+    let mut output = [0u8; 5];
+    let done = client.submit("echo", b"hello", &mut output).and_then(sublet::Invocation::wait);
+    let done = done.unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((done.output_bytes, &output), (5, b"hello"));
+}
+
+/// The command, free of the caller's own settings.
+pub fn sublet() -> Command {
+    let program = programs().join("sublet");
+    let worker = programs().join("sublet-worker");
+    for file in [&program, &worker] {
+        assert!(
+            file.is_file(),
+            "{} is missing: run `cargo build --release --workspace` first",
+            file.display()
+        );
+    }
+    let mut command = Command::new(program);
+    command.env_remove("SUBLET_MANAGER").env_remove("SUBLET_STATE").env("SUBLET_WORKER", worker);
+    command
+}
+
+/// The folder in which cargo puts programs: tests stand in a folder of it.
+pub fn programs() -> PathBuf {
+    let own = std::env::current_exe().expect("a process knows its program");
+    let folder = own.parent().filter(|folder| folder.ends_with("deps")).and_then(Path::parent);
+    folder.or(own.parent()).expect("a program stands in a folder").to_owned()
+}

@@ -1,0 +1,118 @@
+//! Processes as `/proc` shows them.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// After this long something that should have happened never will.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two looks.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+
+/// Waits until something is so, and says how long that took.
+///
+/// # Panics
+/// If it does not become so.
+#[track_caller]
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
+    let since = Instant::now();
+    while !is_so() {
+        assert!(since.elapsed() < PATIENCE, "in {} s it did not happen that {what}", PATIENCE.as_secs());
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    since.elapsed()
+}
+
+/// Whether a process is there and not just its remains.
+pub fn is_alive(pid: u32) -> bool {
+    Stat::of(Path::new(&format!("/proc/{pid}"))).is_some_and(|stat| stat.state != 'Z')
+}
+
+/// The processes that a process has started and that have not ended.
+pub fn children(pid: u32) -> Vec<u32> {
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_child = |&child: &u32| {
+        let stat = Stat::of(Path::new(&format!("/proc/{child}")));
+        stat.is_some_and(|stat| stat.parent == pid && stat.state != 'Z')
+    };
+    pids.filter(is_child).collect()
+}
+
+/// How many descriptors a process has open.
+pub fn open_descriptors(pid: u32) -> usize {
+    fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, |entries| entries.count())
+}
+
+/// The states of a process's threads whose names begin with this: R runs, S sleeps.
+pub fn thread_states(pid: u32, name: &str) -> Vec<char> {
+    let Ok(tasks) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let states = tasks.flatten().filter_map(|task| {
+        let comm = fs::read_to_string(task.path().join("comm")).ok()?;
+        comm.starts_with(name).then(|| Stat::of(&task.path()).map(|stat| stat.state))?
+    });
+    states.collect()
+}
+
+/// What [`cpu_ticks`] counts in: the kernel shows this many a second to programs of x86-64 and aarch64.
+pub const TICKS_PER_SECOND: u64 = 100;
+
+/// Processor time of a process, in user and kernel mode, in ticks.
+///
+/// # Panics
+/// If it is not there.
+pub fn cpu_ticks(pid: u32) -> u64 {
+    let stat = Stat::of(Path::new(&format!("/proc/{pid}")));
+    stat.unwrap_or_else(|| panic!("there is no process {pid}")).cpu_ticks
+}
+
+/// The inodes of the memory files that a process has mapped and whose names begin with this.
+pub fn memory_files(pid: u32, name: &str) -> Vec<String> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    let named = maps.lines().filter(|line| line.contains(&format!("/memfd:{name}")));
+    let mut inodes: Vec<_> =
+        named.filter_map(|line| line.split_whitespace().nth(4)).map(str::to_owned).collect();
+    inodes.sort_unstable();
+    inodes.dedup();
+    inodes
+}
+
+/// Whether any process that may be looked at has a memory file mapped.
+pub fn is_mapped_by_anybody(name: &str, inode: &str) -> bool {
+    let Ok(entries) = fs::read_dir("/proc") else { return false };
+    let mut pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.any(|pid| memory_files(pid, name).iter().any(|mapped| mapped == inode))
+}
+
+/// Keeps the calling thread on the lowest of its cores. Agents lend the highest first: while both ends of a hot call
+/// poll, neither is to wait until the other's time on a shared core is over.
+///
+/// # Panics
+/// If the kernel refuses.
+pub fn stay_on_lowest_core() {
+    let own = sched_getaffinity(None).expect("a thread may ask for its own cores");
+    let mut lowest = CpuSet::new();
+    (0..CpuSet::MAX_CPU).find(|&core| own.is_set(core)).into_iter().for_each(|core| lowest.set(core));
+    sched_setaffinity(None, &lowest).expect("a thread may give up cores");
+}
+
+/// What is used of a `stat` file.
+struct Stat {
+    state: char,
+    parent: u32,
+    cpu_ticks: u64,
+}
+
+impl Stat {
+    fn of(folder: &Path) -> Option<Stat> {
+        let text = fs::read_to_string(folder.join("stat")).ok()?;
+        // The name may hold anything, also a parenthesis.
+        let fields: Vec<_> = text.rsplit_once(") ")?.1.split(' ').collect();
+        let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+        let (user, system) = (number(11)?, number(12)?);
+        let state = fields.first()?.chars().next()?;
+        Some(Stat { state, parent: number(1)?.try_into().ok()?, cpu_ticks: user + system })
+    }
+}

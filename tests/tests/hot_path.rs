@@ -1,0 +1,180 @@
+//! A hot call allocates nothing and makes no system call, in the client and in the worker: both are counted.
+//!
+//! Each count is shown to count: what is done on purpose is seen. The tests take turns, because each keeps two cores
+//! busy.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sublet::{Allocation, Invoker, Policy};
+use sublet_tests::functions::{library, package};
+use sublet_tests::platform::{Platform, programs};
+use sublet_tests::process::{stay_on_lowest_core, wait_until};
+
+/// Calls that are counted.
+const CALLS: u32 = 10_000;
+/// Calls that come first and touch everything once.
+const WARM_UP: u32 = 1000;
+/// As `observer.c` and `hot_client.rs` say it. What follows in the trace may be on a line of its own.
+const MARKER: &str = "getpgid(5943783";
+/// How a trace begins the second half of a call that it has shown the first half of.
+const SECOND_HALF: &str = "<... ";
+
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A platform whose workers are started by a shell script's last command, with the worker program as `$WORKER`.
+fn platform_with_worker(folder: &Path, command: &str) -> Platform {
+    let script = folder.join("worker");
+    let worker = programs().join("sublet-worker");
+    fs::write(&script, format!("#!/bin/sh\nWORKER='{}'\n{command}\n", worker.display())).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o700)).unwrap();
+    Platform::start_with(|up| {
+        up.env("SUBLET_WORKER", &script);
+    })
+}
+
+fn hot_client(platform: &Platform) -> Invoker {
+    stay_on_lowest_core();
+    platform
+        .client_with(&Allocation::new(package("observer.c")).policy(Policy::AlwaysHot).spin(Duration::MAX))
+}
+
+/// Calls of all kinds that a worker may get to execute: in place, copied, empty.
+fn call_hot(client: &Invoker, calls: u32) {
+    let mut own = client.buffer::<u32>(16).unwrap();
+    let mut output = client.buffer::<u32>(16).unwrap();
+    for number in 0..calls / 2 {
+        own[0] = number;
+        client.submit("echo", &own, &mut output).unwrap().wait().unwrap();
+        assert_eq!(output[0], number);
+        client.submit("echo", &[!number], &mut output).unwrap().wait().unwrap();
+        assert_eq!(output[0], !number);
+    }
+}
+
+/// Whether system calls can be traced here; says so if not.
+fn can_trace() -> bool {
+    let traced = Command::new("strace").args(["-f", "-o", "/dev/null", "true"]).output();
+    let can = traced.is_ok_and(|output| output.status.success());
+    if !can {
+        println!("skipped: strace is not installed or may not trace");
+    }
+    can
+}
+
+/// The system calls between the last two markers, of the thread that made them.
+fn calls_between_markers(log: &Path) -> Vec<String> {
+    let text = fs::read_to_string(log).unwrap();
+    let lines: Vec<_> = text.lines().filter_map(|line| line.trim_start().split_once(' ')).collect();
+    let markers: Vec<_> = (0..lines.len()).filter(|&at| lines[at].1.contains(MARKER)).collect();
+    let &[.., first, last] = markers.as_slice() else { panic!("{} markers in the trace", markers.len()) };
+    assert_eq!(lines[first].0, lines[last].0, "two threads made the markers");
+    let between = lines[first + 1..last].iter().filter(|(thread, _)| *thread == lines[first].0);
+    let calls = between.map(|(_, call)| call.trim()).filter(|call| !call.starts_with(SECOND_HALF));
+    calls.map(str::to_owned).collect()
+}
+
+/// How many lines of a trace hold the marker.
+fn markers(log: &Path) -> usize {
+    fs::read_to_string(log).unwrap_or_default().lines().filter(|line| line.contains(MARKER)).count()
+}
+
+#[test]
+fn a_hot_call_allocates_nothing_in_the_worker() {
+    let (_turn, folder) = (turn(), tempfile::tempdir().unwrap());
+    let command = format!("LD_PRELOAD='{}' exec \"$WORKER\"", library("counting.c").display());
+    let platform = platform_with_worker(folder.path(), &command);
+    let client = hot_client(&platform);
+    let mut output = client.buffer::<u64>(1).unwrap();
+    let mut allocations = || {
+        client.submit::<u8, u64>("allocations", &[], &mut output).unwrap().wait().unwrap();
+        assert_ne!(output[0], u64::MAX, "nothing counts in this worker");
+        output[0]
+    };
+    call_hot(&client, WARM_UP);
+    allocations();
+    let before = allocations();
+    call_hot(&client, CALLS);
+    assert_eq!(allocations() - before, 0, "allocated or freed in {CALLS} calls");
+    client.submit::<u8, u8>("allocate_once", &[], &mut []).unwrap().wait().unwrap();
+    assert_eq!(allocations() - before, 2, "it counts what is allocated and freed on purpose");
+}
+
+#[test]
+fn a_hot_call_makes_no_system_call_in_the_worker() {
+    let (_turn, folder) = (turn(), tempfile::tempdir().unwrap());
+    if !can_trace() {
+        return;
+    }
+    let log = folder.path().join("trace");
+    let command = format!("exec strace -f -qq -o '{}' \"$WORKER\"", log.display());
+    let platform = platform_with_worker(folder.path(), &command);
+    let client = hot_client(&platform);
+    let call = |name: &str| {
+        client.submit::<u8, u8>(name, &[], &mut []).unwrap().wait().unwrap();
+    };
+    let wait_for_markers = |count| {
+        wait_until("the trace is written", || markers(&log) == count);
+    };
+    call_hot(&client, WARM_UP);
+    call("mark");
+    call_hot(&client, CALLS);
+    call("mark");
+    wait_for_markers(2);
+    assert_eq!(calls_between_markers(&log), [""; 0], "system calls of the worker in {CALLS} calls");
+    call("enter_the_kernel");
+    call("mark");
+    wait_for_markers(3);
+    assert_eq!(calls_between_markers(&log).len(), 1, "it sees a system call that is made on purpose");
+}
+
+/// Runs the counting client under a command; gives what it counted.
+fn run_hot_client(platform: &Platform, under: &[&str]) -> [u64; 2] {
+    let command: Vec<String> = under
+        .iter()
+        .map(|&word| word.to_owned())
+        .chain([
+            env!("CARGO_BIN_EXE_hot-client").to_owned(),
+            platform.address(),
+            package("observer.c"),
+            CALLS.to_string(),
+        ])
+        .collect();
+    let output = Command::new(&command[0]).args(&command[1..]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said = String::from_utf8(output.stdout).unwrap();
+    let counts: Vec<_> = said.split_whitespace().map(|count| count.parse().unwrap()).collect();
+    counts.try_into().unwrap()
+}
+
+#[test]
+fn a_hot_call_allocates_nothing_in_the_client() {
+    let _turn = turn();
+    let platform = Platform::start();
+    let [hot, deliberate] = run_hot_client(&platform, &[]);
+    assert_eq!(hot, 0, "allocated or freed in {CALLS} calls");
+    assert_eq!(deliberate, 2, "it counts what is allocated and freed on purpose");
+}
+
+#[test]
+fn a_hot_call_makes_no_system_call_in_the_client() {
+    let (_turn, folder) = (turn(), tempfile::tempdir().unwrap());
+    if !can_trace() {
+        return;
+    }
+    let log: PathBuf = folder.path().join("trace");
+    let platform = Platform::start();
+    run_hot_client(&platform, &["strace", "-f", "-qq", "-o", log.to_str().unwrap()]);
+    // The markers are system calls themselves: that they are there shows that the trace sees them.
+    assert_eq!(markers(&log), 2);
+    assert_eq!(calls_between_markers(&log), [""; 0], "system calls of the client in {CALLS} calls");
+}
