@@ -49,6 +49,19 @@ pub fn check_file(file: BorrowedFd<'_>, expected_bytes: u64) -> Result<(), Fabri
     Ok(())
 }
 
+/// What may be looked at in memory that a peer writes at the same time.
+///
+/// # Safety
+/// Every field is an atomic, so that there is no data race, and every bit pattern is a value.
+pub unsafe trait Shared {}
+
+// SAFETY: all fields are atomic integers.
+unsafe impl Shared for Line {}
+// SAFETY: an atomic integer.
+unsafe impl Shared for Watch {}
+// SAFETY: an atomic integer.
+unsafe impl Shared for AtomicU64 {}
+
 /// A region mapped into this process. Unmapped and closed when dropped.
 pub struct Region {
     base: NonNull<u8>,
@@ -119,37 +132,12 @@ impl Region {
         Some(unsafe { self.base.add(offset as usize) })
     }
 
-    /// The line at `offset`, if it is inside and aligned.
+    /// The line, watch or word at `offset`, if it is inside and aligned.
     #[inline(always)]
-    pub fn line(&self, offset: u64) -> Option<&Line> {
-        let pointer = self.pointer(offset, size_of::<Line>() as u64)?.cast::<Line>();
-        if !pointer.is_aligned() {
-            return None;
-        }
-        // SAFETY: inside of the mapping, which lives as long as `self`; every field of a line is atomic, so a peer
-        // that writes at the same time causes no data race; any bit pattern is a valid line.
-        Some(unsafe { pointer.as_ref() })
-    }
-
-    /// The watch at `offset`, if it is inside and aligned.
-    #[inline(always)]
-    pub fn watch(&self, offset: u64) -> Option<&Watch> {
-        let pointer = self.pointer(offset, size_of::<Watch>() as u64)?.cast::<Watch>();
-        if !pointer.is_aligned() {
-            return None;
-        }
-        // SAFETY: as for `line`.
-        Some(unsafe { pointer.as_ref() })
-    }
-
-    /// The 64-bit word at `offset`, if it is inside and aligned.
-    pub fn word(&self, offset: u64) -> Option<&AtomicU64> {
-        let pointer = self.pointer(offset, size_of::<AtomicU64>() as u64)?.cast::<AtomicU64>();
-        if !pointer.is_aligned() {
-            return None;
-        }
-        // SAFETY: as for `line`.
-        Some(unsafe { pointer.as_ref() })
+    pub fn view<T: Shared>(&self, offset: u64) -> Option<&T> {
+        let pointer = self.pointer(offset, size_of::<T>() as u64)?.cast::<T>();
+        // SAFETY: aligned, and inside of the mapping, which lives as long as `self`; the rest is `Shared`'s promise.
+        pointer.is_aligned().then_some(pointer).map(|pointer| unsafe { pointer.as_ref() })
     }
 
     /// Copies bytes out of the region. A peer that writes them at the same time makes them any bytes, no worse.
@@ -214,9 +202,9 @@ mod tests {
         assert!(region.pointer(4096, 0).is_some());
         assert!(region.pointer(4096, 1).is_none());
         assert!(region.pointer(u64::MAX, 2).is_none());
-        assert!(region.line(4096 - 32).is_none());
-        assert!(region.line(32).is_none(), "unaligned");
-        assert!(region.word(4).is_none(), "unaligned");
+        assert!(region.view::<Line>(4096 - 32).is_none());
+        assert!(region.view::<Line>(32).is_none(), "unaligned");
+        assert!(region.view::<AtomicU64>(4).is_none(), "unaligned");
     }
 
     #[test]

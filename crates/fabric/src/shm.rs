@@ -11,8 +11,8 @@ use std::ptr::NonNull;
 use std::time::Instant;
 
 use crate::FabricError;
-use crate::line::{LINE_BYTES, Line, Turn, WATCH_BYTES, Watch};
-use crate::region::copy_bytes;
+use crate::line::{Line, Turn, Watch};
+use crate::region::{Shared, copy_bytes};
 use crate::sync::{AtomicU64, Ordering};
 use crate::window::{Address, LineAddress, Window};
 
@@ -37,8 +37,8 @@ impl Endpoint {
         immediate: u32,
         body: &[u64; WORDS],
     ) -> Result<(), FabricError> {
-        let line = self.line(Address { region: to.region, offset: to.line })?;
-        let watch = self.watch(Address { region: to.region, offset: to.watch })?;
+        let line: &Line = self.view(Address { region: to.region, offset: to.line })?;
+        let watch: &Watch = self.view(Address { region: to.region, offset: to.watch })?;
         if line.publish(watch, turn, immediate, body) {
             self.ring_bell();
         }
@@ -65,12 +65,13 @@ impl Endpoint {
 
     /// See [`crate::Endpoint::fetch_add`].
     pub fn fetch_add(&self, at: Address, value: u64) -> Result<u64, FabricError> {
-        Ok(self.word(at)?.fetch_add(value, Ordering::AcqRel))
+        Ok(self.view::<AtomicU64>(at)?.fetch_add(value, Ordering::AcqRel))
     }
 
     /// See [`crate::Endpoint::compare_swap`].
     pub fn compare_swap(&self, at: Address, expected: u64, new: u64) -> Result<u64, FabricError> {
-        let swapped = self.word(at)?.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire);
+        let swapped =
+            self.view::<AtomicU64>(at)?.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire);
         Ok(swapped.unwrap_or_else(|before| before))
     }
 
@@ -97,31 +98,12 @@ impl Endpoint {
     }
 
     #[inline(always)]
-    fn line(&self, at: Address) -> Result<&Line, FabricError> {
-        let pointer = self.inside(at, LINE_BYTES)?.cast::<Line>();
+    fn view<T: Shared>(&self, at: Address) -> Result<&T, FabricError> {
+        let pointer = self.inside(at, size_of::<T>() as u64)?.cast::<T>();
         if !pointer.is_aligned() {
-            return Err(unaligned(at, LINE_BYTES));
+            return Err(unaligned(at, align_of::<T>() as u64));
         }
-        // SAFETY: aligned and inside of a mapping that lives as long as the window; every field is atomic.
-        Ok(unsafe { pointer.as_ref() })
-    }
-
-    #[inline(always)]
-    fn watch(&self, at: Address) -> Result<&Watch, FabricError> {
-        let pointer = self.inside(at, WATCH_BYTES)?.cast::<Watch>();
-        if !pointer.is_aligned() {
-            return Err(unaligned(at, WATCH_BYTES));
-        }
-        // SAFETY: as for `line`.
-        Ok(unsafe { pointer.as_ref() })
-    }
-
-    fn word(&self, at: Address) -> Result<&AtomicU64, FabricError> {
-        let pointer = self.inside(at, 8)?.cast::<AtomicU64>();
-        if !pointer.is_aligned() {
-            return Err(unaligned(at, 8));
-        }
-        // SAFETY: as for `line`.
+        // SAFETY: aligned, and inside of a mapping that lives as long as the window; the rest is `Shared`'s promise.
         Ok(unsafe { pointer.as_ref() })
     }
 

@@ -3,10 +3,11 @@
 #![allow(clippy::unwrap_used)]
 
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
-use sublet_fabric::line::{LINE_BYTES, Turn};
+use sublet_fabric::line::{LINE_BYTES, Line, Turn, Watch};
 use sublet_fabric::region::Region;
 use sublet_fabric::window::{Address, LineAddress, Window};
 use sublet_fabric::{Endpoint, FabricError, Provider, shm};
@@ -46,6 +47,14 @@ fn line_at(offset: u64) -> LineAddress {
 
 const WATCH: u64 = LEN - 4096;
 
+fn line_and_watch(pair: &Pair, offset: u64) -> (&Line, &Watch) {
+    (pair.target.view(offset).unwrap(), pair.target.view(WATCH).unwrap())
+}
+
+fn word(pair: &Pair, offset: u64) -> &AtomicU64 {
+    pair.target.view(offset).unwrap()
+}
+
 fn over_all(test: impl Fn(Pair)) {
     for &provider in Provider::ALL {
         let pair = pair(provider);
@@ -84,21 +93,21 @@ fn atomics_return_what_was_and_lose_nothing() {
             }
         });
         assert_eq!(pair.end.fetch_add(at(16), 0).unwrap(), 40_000);
-        assert_eq!(pair.target.word(8).unwrap().load(std::sync::atomic::Ordering::SeqCst), 4);
+        assert_eq!(word(&pair, 8).load(Ordering::SeqCst), 4);
     });
 }
 
 #[test]
 fn whoever_sees_a_line_sees_what_was_put_before_it() {
     over_all(|pair| {
-        let (line, watch) = (pair.target.line(0).unwrap(), pair.target.watch(WATCH).unwrap());
+        let (line, watch) = line_and_watch(&pair, 0);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for n in 0..2_000u64 {
                     pair.end.put(at(4096), &n.to_ne_bytes()).unwrap();
                     pair.end.put_imm(line_at(0), Turn::of_use(n), n as u32, &[n; 7]).unwrap();
                     // The reader answers in a word of its own region.
-                    while pair.target.word(128).unwrap().load(std::sync::atomic::Ordering::Acquire) != n + 1 {
+                    while word(&pair, 128).load(Ordering::Acquire) != n + 1 {
                         std::hint::spin_loop();
                     }
                 }
@@ -108,7 +117,7 @@ fn whoever_sees_a_line_sees_what_was_put_before_it() {
                 let mut bytes = [0; 8];
                 pair.target.read(4096, &mut bytes).unwrap();
                 assert_eq!((line.read::<7>(), u64::from_ne_bytes(bytes)), ((n as u32, [n; 7]), n));
-                pair.target.word(128).unwrap().store(n + 1, std::sync::atomic::Ordering::Release);
+                word(&pair, 128).store(n + 1, Ordering::Release);
             }
         });
     });
@@ -117,7 +126,7 @@ fn whoever_sees_a_line_sees_what_was_put_before_it() {
 #[test]
 fn a_sleeping_reader_is_woken_and_an_early_deadline_ends_its_sleep() {
     over_all(|pair| {
-        let (line, watch) = (pair.target.line(LINE_BYTES).unwrap(), pair.target.watch(WATCH).unwrap());
+        let (line, watch) = line_and_watch(&pair, LINE_BYTES);
         let soon = Instant::now() + Duration::from_millis(5);
         assert!(!pair.end.wait((line, watch), Turn::of_use(0), Some(soon), || false));
         std::thread::scope(|scope| {
@@ -133,7 +142,7 @@ fn a_sleeping_reader_is_woken_and_an_early_deadline_ends_its_sleep() {
 fn the_bell_rings_for_lines_that_ask_for_it_and_for_no_others() {
     over_all(|pair| {
         let rung = || rustix::io::read(&pair.bell, &mut [0; 8]).is_ok();
-        let (line, watch) = (pair.target.line(0).unwrap(), pair.target.watch(WATCH).unwrap());
+        let (line, watch) = line_and_watch(&pair, 0);
         pair.end.put_imm(line_at(0), Turn::of_use(0), 0, &[0; 7]).unwrap();
         assert!(!rung());
         assert!(line.ask_bell(watch, Turn::of_use(1)));

@@ -237,7 +237,7 @@ impl Lease {
     /// The line on which a record's result is published.
     #[inline(always)]
     pub(crate) fn result_line(&self, worker: u32, record: u16) -> &Line {
-        match self.results.line(self.results_layout.line(worker, record).line) {
+        match self.results.view(self.results_layout.line(worker, record).line) {
             Some(line) => line,
             None => outside_of_layout(),
         }
@@ -245,7 +245,7 @@ impl Lease {
 
     /// Where whoever waits for a record's result sleeps.
     pub(crate) fn result_watch(&self, worker: u32, record: u16) -> &Watch {
-        match self.results.watch(self.results_layout.line(worker, record).watch) {
+        match self.results.view(self.results_layout.line(worker, record).watch) {
             Some(watch) => watch,
             None => outside_of_layout(),
         }

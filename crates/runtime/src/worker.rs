@@ -71,7 +71,8 @@ impl Worker<'_> {
         for count in self.start.. {
             let position = Position::new(count, self.layout.slots());
             let address = self.layout.line(self.number, position.line);
-            let (Some(line), Some(watch)) = (self.inbox.line(address.line), self.inbox.watch(address.watch))
+            let (Some(line), Some(watch)) =
+                (self.inbox.view::<Line>(address.line), self.inbox.view::<Watch>(address.watch))
             else {
                 fatal("the inbox is smaller than its layout");
             };

@@ -75,7 +75,7 @@ pub fn region_bytes(workers: u32) -> u64 {
 /// The line of one worker; all zero if the region has no such worker.
 pub fn read(region: &Region, worker: u32) -> WorkerUsage {
     let at = u64::from(worker) * LINE_BYTES;
-    let word = |offset| region.word(at + offset).map_or(0, |word| word.load(Ordering::Acquire));
+    let word = |offset| region.view::<AtomicU64>(at + offset).map_or(0, |word| word.load(Ordering::Acquire));
     let state = word(STATE);
     WorkerUsage {
         state: match state as u32 {
@@ -129,7 +129,7 @@ impl<'region> Meter<'region> {
         let at = u64::from(worker) * LINE_BYTES;
         let word = |offset| {
             let out_of_bounds = FabricError::OutOfBounds { region: 0, offset: at + offset, len_bytes: 8 };
-            region.word(at + offset).ok_or(out_of_bounds)
+            region.view(at + offset).ok_or(out_of_bounds)
         };
         Ok(Meter {
             state: word(STATE)?,
