@@ -1,8 +1,8 @@
 //! Registered regions, one-sided operations and their completions: the data plane's unsafe wall.
 //!
 //! Everything that two processes share is a [`Region`](region::Region). What one process tells another about it
-//! is a [`Line`](line::Line): one cache line that its writer fills and then publishes with a single atomic swap,
-//! and on whose first word its reader polls or sleeps. Requests travel in a [`ring`] of lines, results in lines of
+//! is a [`Line`](line::Line): one cache line that its writer fills and publishes with plain stores, and that its
+//! reader polls, or sleeps beside. Requests travel in a [`ring`] of lines, results in lines of
 //! their own. An [`Endpoint`] is one end of a connection: it writes into the peer's regions and lines.
 //!
 //! Invariants:

@@ -1,10 +1,9 @@
 //! The line: one cache line that one process writes and another waits for. The only completion there is.
 //!
-//! A line holds a *turn*, a 32-bit immediate value and up to 56 bytes; both sides touch only as many as they agree on. Its writer fills the immediate and the bytes and
-//! then the turn, all with plain stores; a reader that sees the turn it expects sees everything written before. One
-//! cache line moves, once: the stores leave the writer's core together, so that a reader that polls the line does
-//! not take it away between them. (An atomic swap of the turn, which could carry a sleeper's flag in the same word,
-//! gives the reader that chance, and costs half a round trip.)
+//! A line holds a *turn*, a 32-bit immediate value and up to 56 bytes; both sides touch only as many as they agree
+//! on. Its writer fills the immediate and the bytes and then the turn, all with plain stores; a reader that sees the
+//! turn it expects sees everything written before. One cache line moves, once, and only one side ever writes it: that
+//! is what a network can do with a single write, too.
 //!
 //! A reader that does not poll sleeps on the line's [`Watch`], a word on another cache line. Reader and writer meet
 //! there as in Dekker's algorithm: the reader sets its flag and then looks at the turn, the writer sets the turn and
