@@ -209,19 +209,26 @@ impl Lease {
 
     fn start(&self, control: &mut Control) -> Result<(), Error> {
         let exits = lock(&self.link.ended).exits;
-        let started = self.start_process(control);
-        if let Err(error) = started {
-            control.worker = None;
-            // The agent tells why the process ended; a later start must not mistake that for its own process's end.
-            return Err(self.await_exit(exits, error));
+        control.worker = None;
+        if let Err(error) = self.start_process(control) {
+            // Without its control socket the process ends, if there is one. A later start must not mistake the
+            // announcement of that for the end of its own process.
+            let started = control.worker.take().is_some();
+            return Err(if started { self.await_exit(exits, error) } else { error });
         }
-        self.status.store(RUNNING, Ordering::Release);
+        if !self.change(IDLE, RUNNING) {
+            return Err(self.why_lost(0, u64::MAX));
+        }
         // The process may have ended before it was said to run: then its end was announced to nobody.
-        if lock(&self.link.ended).exits != exits {
-            self.status.store(IDLE, Ordering::Release);
+        if lock(&self.link.ended).exits != exits && self.change(RUNNING, IDLE) {
             self.poke_all();
         }
         Ok(())
+    }
+
+    /// Changes the status, unless it is another by now.
+    fn change(&self, from: u32, to: u32) -> bool {
+        self.status.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     fn start_process(&self, control: &mut Control) -> Result<(), Error> {
@@ -284,7 +291,7 @@ impl Lease {
     fn await_exit(&self, exits: u64, error: Error) -> Error {
         let endings = lock(&self.link.ended);
         let waited = self.link.changed.wait_timeout_while(endings, ANNOUNCEMENT_TIMEOUT, |endings| {
-            error.code == Code::WorkerDied && endings.exits == exits && endings.lease.is_none()
+            endings.exits == exits && endings.lease.is_none()
         });
         drop(waited);
         if error.code == Code::WorkerDied { self.why_lost(0, u64::MAX) } else { error }
@@ -330,12 +337,12 @@ impl Lease {
     }
 
     fn worker_ended(&self, error: Error) {
-        let was = self.status.compare_exchange(RUNNING, IDLE, Ordering::AcqRel, Ordering::Acquire);
+        let was_running = self.change(RUNNING, IDLE);
         let before = self.workers.iter().map(|link| link.ring.tail()).collect();
         self.bury(before, error);
         lock(&self.link.ended).exits += 1;
         self.link.changed.notify_all();
-        if was.is_ok() {
+        if was_running {
             self.poke_all();
         }
     }
