@@ -211,6 +211,9 @@ impl Line {
     }
 
     /// Asks for the bell at the publication of the turn. False if it is published already: then it may not ring.
+    ///
+    /// The writer may take the request for one of the turn before, and ring too early: whoever hears the bell before
+    /// the turn is published must ask again.
     pub fn ask_bell(&self, watch: &Watch, turn: Turn) -> bool {
         watch.ask(BELL);
         !self.is(turn)

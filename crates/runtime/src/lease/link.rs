@@ -375,11 +375,15 @@ impl Lease {
         }
     }
 
+    /// Wakes the futures whose results have come, and asks for the bell anew for the others: the worker may have rung
+    /// for the record's call before, with the flag that was set for this one.
     fn wake_futures(&self) {
         for (worker, link) in self.workers.iter().enumerate() {
+            let worker = worker as u32;
             let ended = self.status.load(Ordering::Acquire) == ENDED;
             link.records.wake(|record| {
-                ended || self.result_line(worker as u32, record).is(link.records.latest_turn(record))
+                let (line, watch) = (self.result_line(worker, record), self.result_watch(worker, record));
+                ended || !line.ask_bell(watch, link.records.latest_turn(record))
             });
         }
     }
