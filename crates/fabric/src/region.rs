@@ -116,11 +116,6 @@ impl Region {
         self.file.as_fd()
     }
 
-    /// A second descriptor of the same memory, for an owner of its own.
-    pub fn duplicate_fd(&self) -> Result<OwnedFd, FabricError> {
-        self.file.try_clone().map_err(|error| FabricError::system("dup of a region", error))
-    }
-
     /// Where `len_bytes` bytes at `offset` lie in this process, if they are inside.
     #[inline(always)]
     pub fn pointer(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
@@ -189,7 +184,7 @@ mod tests {
     #[test]
     fn two_mappings_of_a_region_are_the_same_memory() {
         let ours = Region::create("test", 8192).unwrap();
-        let theirs = Region::attach(ours.duplicate_fd().unwrap(), 8192).unwrap();
+        let theirs = Region::attach(ours.fd().try_clone_to_owned().unwrap(), 8192).unwrap();
         ours.write(4090, b"sublet").unwrap();
         let mut bytes = [0; 6];
         theirs.read(4090, &mut bytes).unwrap();
