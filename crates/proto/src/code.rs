@@ -63,6 +63,16 @@ codes! {
     LeaseEnded = 33, "lease_ended";
     /// The ticket is not the manager's, is too old, or is for somebody else.
     PermissionDenied = 34, "permission_denied";
+    /// The access token is missing, unknown, expired or revoked.
+    Unauthenticated = 35, "unauthenticated";
+    /// The tenant's quota does not allow it.
+    QuotaExceeded = 36, "quota_exceeded";
+    /// The manager has too many requests waiting: try later.
+    TryLater = 37, "try_later";
+    /// The lease was granted before its node registered anew: ask for another.
+    TicketSuperseded = 38, "ticket_superseded";
+    /// The lease's node was handed back to its owner.
+    NodeReclaimed = 39, "node_reclaimed";
     /// The function reported an error or threw; the message is its own.
     FunctionFailed = 40, "function_failed";
     /// The worker process ended before the call did.
@@ -71,18 +81,22 @@ codes! {
     DeadlineExceeded = 42, "deadline_exceeded";
     /// The function ran out of the lease's memory.
     MemoryExceeded = 43, "memory_exceeded";
+    /// A shared core was executing another call each time this one was sent.
+    CoreBusy = 44, "core_busy";
     /// No manager answers at the address.
     ManagerUnreachable = 50, "manager_unreachable";
     /// The lease's agent does not answer or is gone.
     AgentUnreachable = 51, "agent_unreachable";
     /// A peer's message makes no sense.
     Protocol = 52, "protocol";
-    /// The state folder's disk is full.
+    /// The store's disk, or its storage limit, is full.
     StoreFull = 53, "store_full";
     /// A system call failed.
     System = 54, "system";
     /// The state folder is in use by another running process.
     AlreadyRunning = 55, "already_running";
+    /// The store behind the manager does not answer.
+    StoreUnreachable = 56, "store_unreachable";
     /// A fault of Sublet's own.
     Internal = 60, "internal";
 }
@@ -123,10 +137,13 @@ impl Error {
                 tonic::Code::InvalidArgument
             }
             Code::UnknownFunction | Code::UnknownPackage | Code::UnknownLease => tonic::Code::NotFound,
-            Code::InsufficientResources | Code::NoCapacity | Code::StoreFull => {
-                tonic::Code::ResourceExhausted
-            }
+            Code::InsufficientResources
+            | Code::NoCapacity
+            | Code::StoreFull
+            | Code::QuotaExceeded
+            | Code::TryLater => tonic::Code::ResourceExhausted,
             Code::PermissionDenied => tonic::Code::PermissionDenied,
+            Code::Unauthenticated => tonic::Code::Unauthenticated,
             _ => tonic::Code::Internal,
         };
         let details = self.code.number().to_le_bytes().to_vec();

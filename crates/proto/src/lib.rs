@@ -31,6 +31,8 @@ pub const ALWAYS_WARM_NS: u64 = 0;
 
 /// Limits of what a lease may ask for, apart from what nodes have.
 pub mod limits {
+    /// Leases that one request ends.
+    pub const MAX_ENDS: usize = 1024;
     /// Worker threads of one lease on one node.
     pub const MAX_CORES: u32 = 1024;
     /// Inbox slots of one worker.

@@ -1,5 +1,7 @@
 //! What usage costs (R44; rFaaS IV-C): `C = Ca*ta + Cc*tc + Ch*th`, exact in integer nano-units.
 
+use std::collections::BTreeMap;
+
 use crate::v1::{BillLine, Lease, Price, Usage};
 
 /// What a manager asks if its operator says nothing: in nano-units per GiB-second, core-second and core-second.
@@ -11,15 +13,64 @@ pub const DEFAULT_PRICE: Price = Price {
 };
 
 const NANOS_PER_SECOND: u128 = 1_000_000_000;
-const GIB: u128 = 1 << 30;
+/// In bytes times nanoseconds.
+const GIB_SECOND: u128 = (1 << 30) * NANOS_PER_SECOND;
+
+/// What leases cost, by the kind of processing unit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prices {
+    /// Where nothing else is said.
+    pub default: Price,
+    /// For some kinds.
+    pub by_pu: BTreeMap<String, Price>,
+}
+
+impl Default for Prices {
+    fn default() -> Prices {
+        Prices { default: DEFAULT_PRICE, by_pu: BTreeMap::new() }
+    }
+}
+
+impl Prices {
+    /// Of a kind of processing unit.
+    pub fn of(&self, pu: &str) -> Price {
+        self.by_pu.get(pu).copied().unwrap_or(self.default)
+    }
+}
+
+/// The three terms of a cost, in nano-units, each rounded down once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// `Ca*ta`
+    pub allocation_nano: u64,
+    /// `Cc*tc`
+    pub compute_nano: u64,
+    /// `Ch*th`
+    pub polling_nano: u64,
+}
+
+impl Cost {
+    /// `C`
+    pub fn total_nano(&self) -> u64 {
+        self.allocation_nano.saturating_add(self.compute_nano).saturating_add(self.polling_nano)
+    }
+}
+
+/// What this usage costs a lease with so much memory.
+pub fn cost(price: &Price, usage: &Usage, memory_bytes: u64) -> Cost {
+    Cost {
+        allocation_nano: allocation(price, usage, memory_bytes),
+        compute_nano: per_second(price.compute_nano_per_core_s, usage.executing_ns),
+        polling_nano: per_second(price.polling_nano_per_core_s, usage.polling_ns),
+    }
+}
 
 /// The bill of one lease. Each component is rounded down once, from exact products.
 pub fn bill(lease: &Lease) -> BillLine {
     let usage = lease.usage.unwrap_or_default();
     let price = lease.price.unwrap_or_default();
-    let allocation_nano = allocation(&price, &usage, lease.memory_bytes);
-    let compute_nano = per_second(price.compute_nano_per_core_s, usage.executing_ns);
-    let polling_nano = per_second(price.polling_nano_per_core_s, usage.polling_ns);
+    let cost = cost(&price, &usage, lease.memory_bytes);
+    let Cost { allocation_nano, compute_nano, polling_nano } = cost;
     BillLine {
         lease: lease.id.clone(),
         tenant: lease.tenant.clone(),
@@ -30,33 +81,42 @@ pub fn bill(lease: &Lease) -> BillLine {
         allocation_nano,
         compute_nano,
         polling_nano,
-        total_nano: allocation_nano.saturating_add(compute_nano).saturating_add(polling_nano),
+        total_nano: cost.total_nano(),
         granted_unix_ms: lease.granted_unix_ms,
         state: lease.state,
+        pu: lease.pu.clone(),
+        ..BillLine::default()
     }
 }
 
 /// The sum of several bills.
 pub fn total(lines: &[BillLine]) -> BillLine {
     let mut sum = BillLine { usage: Some(Usage::default()), ..BillLine::default() };
-    for line in lines {
-        let (to, from) = (sum.usage.get_or_insert_default(), line.usage.unwrap_or_default());
-        to.allocated_ns = to.allocated_ns.saturating_add(from.allocated_ns);
-        to.executing_ns = to.executing_ns.saturating_add(from.executing_ns);
-        to.polling_ns = to.polling_ns.saturating_add(from.polling_ns);
-        to.calls = to.calls.saturating_add(from.calls);
-        to.failed_calls = to.failed_calls.saturating_add(from.failed_calls);
-        sum.allocation_nano = sum.allocation_nano.saturating_add(line.allocation_nano);
-        sum.compute_nano = sum.compute_nano.saturating_add(line.compute_nano);
-        sum.polling_nano = sum.polling_nano.saturating_add(line.polling_nano);
-        sum.total_nano = sum.total_nano.saturating_add(line.total_nano);
-    }
+    lines.iter().for_each(|line| add(&mut sum, line));
     sum
+}
+
+/// Adds what a bill says of usage and cost to another.
+pub fn add(sum: &mut BillLine, line: &BillLine) {
+    let (to, from) = (sum.usage.get_or_insert_default(), line.usage.unwrap_or_default());
+    to.allocated_ns = to.allocated_ns.saturating_add(from.allocated_ns);
+    to.executing_ns = to.executing_ns.saturating_add(from.executing_ns);
+    to.polling_ns = to.polling_ns.saturating_add(from.polling_ns);
+    to.calls = to.calls.saturating_add(from.calls);
+    to.failed_calls = to.failed_calls.saturating_add(from.failed_calls);
+    sum.allocation_nano = sum.allocation_nano.saturating_add(line.allocation_nano);
+    sum.compute_nano = sum.compute_nano.saturating_add(line.compute_nano);
+    sum.polling_nano = sum.polling_nano.saturating_add(line.polling_nano);
+    sum.total_nano = sum.total_nano.saturating_add(line.total_nano);
 }
 
 fn allocation(price: &Price, usage: &Usage, memory_bytes: u64) -> u64 {
     let byte_ns = u128::from(usage.allocated_ns) * u128::from(memory_bytes);
-    clamp((byte_ns / GIB) * u128::from(price.allocation_nano_per_gib_s) / NANOS_PER_SECOND)
+    // 192 bits would be needed for the product with the price, so whole GiB-seconds go apart from the rest of them:
+    // the price of a rest, which is less than 2^60, has at most 124 bits. Rounded down once, saturating at 2^64-1.
+    let (gib_s, rest) = (byte_ns / GIB_SECOND, byte_ns % GIB_SECOND);
+    let price = u128::from(price.allocation_nano_per_gib_s);
+    clamp(gib_s.saturating_mul(price).saturating_add(rest * price / GIB_SECOND))
 }
 
 fn per_second(nano_per_second: u64, ns: u64) -> u64 {
@@ -108,6 +168,20 @@ mod tests {
             usage: Some(usage),
             ..Lease::default()
         };
-        assert!(bill(&lease).total_nano > 0);
+        assert_eq!(bill(&lease).total_nano, u64::MAX);
+    }
+
+    #[test]
+    fn allocation_is_rounded_once_however_small_its_parts_are() {
+        let of = |allocation_nano_per_gib_s, allocated_ns, memory_bytes| {
+            let price = Price { allocation_nano_per_gib_s, ..Price::default() };
+            let usage = Usage { allocated_ns, ..Usage::default() };
+            cost(&price, &usage, memory_bytes).allocation_nano
+        };
+        // A byte for a second is less than a GiB times a nanosecond, and still costs what it costs.
+        assert_eq!(of(1 << 40, 1_000_000_000, 1), 1 << 10);
+        assert_eq!(of(3, 1_500_000_000, 1 << 30), 4);
+        assert_eq!(of(u64::MAX, 1_000_000_000, 1 << 30), u64::MAX);
+        assert_eq!(of(1, u64::MAX, 1 << 30), u64::MAX / 1_000_000_000);
     }
 }
