@@ -25,6 +25,7 @@ pub mod packet;
 pub mod region;
 pub mod ring;
 pub mod shm;
+pub mod slot;
 pub mod sync;
 pub mod window;
 

@@ -28,8 +28,8 @@ use rustix::net::{
 use rustix::time::Timespec;
 use sublet_proto::{Code, Error, MAX_PACKET_BYTES};
 
-/// Descriptors of one packet.
-pub const MAX_PACKET_FDS: usize = 8;
+/// Descriptors of one packet: nearly as many as the kernel takes, for the core slots of a large node are one each.
+pub const MAX_PACKET_FDS: usize = 250;
 
 /// Connections that the kernel keeps until the owner of a [`PacketListener`] accepts them.
 const BACKLOG: i32 = 64;
@@ -369,7 +369,7 @@ mod tests {
 
     /// Sends past this module's checks.
     fn send_raw(socket: &PacketSocket, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PACKET_FDS + 1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
         rustix::net::sendmsg(&socket.fd, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();

@@ -11,6 +11,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::FabricError;
 use crate::line::{Line, Watch};
+use crate::slot::CoreSlot;
 use crate::sync::AtomicU64;
 
 /// The page size that regions and buffers are multiples of, in bytes.
@@ -61,8 +62,13 @@ unsafe impl Shared for Line {}
 unsafe impl Shared for Watch {}
 // SAFETY: an atomic integer.
 unsafe impl Shared for AtomicU64 {}
+// SAFETY: an atomic integer, and bytes that nobody touches.
+unsafe impl Shared for CoreSlot {}
+// SAFETY: as its elements.
+unsafe impl<T: Shared, const N: usize> Shared for [T; N] {}
 
 /// A region mapped into this process. Unmapped and closed when dropped.
+#[derive(Debug)]
 pub struct Region {
     base: NonNull<u8>,
     len_bytes: u64,
@@ -135,6 +141,15 @@ impl Region {
         pointer.is_aligned().then_some(pointer).map(|pointer| unsafe { pointer.as_ref() })
     }
 
+    /// So many of them in a row from `offset` on, if they are inside and aligned.
+    pub fn views<T: Shared>(&self, offset: u64, count: usize) -> Option<&[T]> {
+        let len_bytes = count.checked_mul(size_of::<T>())?;
+        let pointer = self.pointer(offset, len_bytes as u64)?.cast::<T>();
+        // SAFETY: as in `view`, for each of them.
+        let all = || unsafe { std::slice::from_raw_parts(pointer.as_ptr(), count) };
+        pointer.is_aligned().then(all)
+    }
+
     /// Copies bytes out of the region. A peer that writes them at the same time makes them any bytes, no worse.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Option<()> {
         let from = self.pointer(offset, into.len() as u64)?;
@@ -200,6 +215,10 @@ mod tests {
         assert!(region.view::<Line>(4096 - 32).is_none());
         assert!(region.view::<Line>(32).is_none(), "unaligned");
         assert!(region.view::<AtomicU64>(4).is_none(), "unaligned");
+        assert_eq!(region.views::<AtomicU64>(4096 - 16, 2).map(<[_]>::len), Some(2));
+        assert!(region.views::<AtomicU64>(4096 - 16, 3).is_none());
+        assert!(region.views::<AtomicU64>(4, 1).is_none(), "unaligned");
+        assert!(region.views::<AtomicU64>(0, usize::MAX).is_none());
     }
 
     #[test]
