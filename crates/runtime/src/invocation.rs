@@ -1,7 +1,8 @@
 //! A call that has been submitted: a future of its result (rFaaS IV-B).
 //!
 //! The worker writes the result straight into the invocation's line. Whoever waits polls that line first and then
-//! sleeps on it; nobody stands between.
+//! sleeps on it; nobody stands between. A call that did not come to a result where it was sent goes on by its
+//! [`detour`].
 
 use std::future::Future;
 use std::marker::PhantomData;
@@ -12,9 +13,16 @@ use std::time::{Duration, Instant};
 
 use sublet_proto::{Code, Error};
 
+mod detour;
+
+pub use detour::is_repeatable;
+use detour::{Detour, Next};
+
 use crate::lease::{Call, Lease, Sent};
 use crate::wire::Outcome;
 
+/// The status of a result that says that the call was turned away, and not executed.
+const TURNED_AWAY: u32 = Code::CoreBusy as u32;
 /// How long the end of a worker that was told to stop may take to be announced.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -39,6 +47,8 @@ pub struct Invocation<'call> {
     call: Call,
     deadline: Option<Instant>,
     ended: bool,
+    /// Of a call that was turned away or lost.
+    detour: Option<Box<Detour>>,
     _memory: PhantomData<&'call mut [u8]>,
 }
 
@@ -55,13 +65,29 @@ impl<'call> Invocation<'call> {
         call: Call,
         deadline: Option<Instant>,
     ) -> Invocation<'call> {
-        Invocation { lease: lease.clone(), sent, call, deadline, ended: false, _memory: PhantomData }
+        Invocation {
+            lease: lease.clone(),
+            sent,
+            call,
+            deadline,
+            ended: false,
+            detour: None,
+            _memory: PhantomData,
+        }
     }
 
-    /// Whether the call has ended, one way or another. Never blocks.
+    /// Whether the call has ended, one way or another. Never blocks. A call that a busy core turned away, or that was
+    /// lost and may be repeated, is sent again by this.
     #[inline(always)]
-    pub fn is_ready(&self) -> bool {
-        self.ended || self.answered() || self.lost()
+    pub fn is_ready(&mut self) -> bool {
+        if self.ended {
+            return true;
+        }
+        match self.outcome() {
+            Some(outcome) if outcome.status != TURNED_AWAY => true,
+            None if self.lease.running() && !self.lost() => false,
+            _ => self.is_over(),
+        }
     }
 
     /// Waits for the end: polls for as long as the invoker spins, then sleeps.
@@ -72,8 +98,20 @@ impl<'call> Invocation<'call> {
 
     /// Waits at most this long; says whether the call has ended. It goes on otherwise.
     pub fn wait_timeout(&mut self, timeout: Duration) -> bool {
-        let deadline = Instant::now().checked_add(timeout);
-        self.is_ready() || self.await_end(deadline).is_ok()
+        let until = Instant::now().checked_add(timeout);
+        loop {
+            if self.is_ready() {
+                return true;
+            }
+            if until.is_some_and(|at| at <= Instant::now()) {
+                return false;
+            }
+            match self.napping() {
+                Some(at) => sleep_until(until.map_or(at, |until| at.min(until))),
+                // Whether there is something to collect is looked at above.
+                None => drop(self.await_end(until)),
+            }
+        }
     }
 
     /// Waits until the deadline. If that passes, the call is ended: since nothing else can stop a function, its
@@ -94,12 +132,46 @@ impl<'call> Invocation<'call> {
             ));
         }
         let line = self.lease.result_line(self.sent.worker, self.sent.record);
-        if !self.lease.spin(line, &self.sent)
-            && let Err(error) = self.await_end(self.deadline)
-        {
-            return self.give_up(error);
+        if self.lease.spin(line, &self.sent) {
+            // This is where a hot call ends.
+            let outcome = Outcome::decode(&line.read().1);
+            if outcome.status == 0 {
+                let done = self.complete(&outcome);
+                self.close();
+                return Ok(done);
+            }
         }
-        self.collect()
+        self.finish_otherwise()
+    }
+
+    /// The end of a call that is not over while its waiter spins, or not by a result.
+    #[cold]
+    #[inline(never)]
+    fn finish_otherwise(&mut self) -> Result<Completion, Error> {
+        loop {
+            let line = self.lease.result_line(self.sent.worker, self.sent.record);
+            if !self.lease.spin(line, &self.sent)
+                && let Err(error) = self.await_end(self.deadline)
+            {
+                return self.give_up(error);
+            }
+            match self.outcome() {
+                Some(outcome) if outcome.status != TURNED_AWAY => {
+                    let result = self.result(&outcome);
+                    self.close();
+                    return result;
+                }
+                _ => {}
+            }
+            match self.go_on() {
+                Next::Sent => {}
+                Next::Nap(at) => sleep_until(self.deadline.map_or(at, |deadline| at.min(deadline))),
+                Next::Over(error) => {
+                    self.close();
+                    return Err(error);
+                }
+            }
+        }
     }
 
     #[inline(always)]
@@ -107,12 +179,34 @@ impl<'call> Invocation<'call> {
         self.lease.result_line(self.sent.worker, self.sent.record).is(self.sent.turn)
     }
 
+    /// What the worker has said, if it has.
+    #[inline(always)]
+    fn outcome(&self) -> Option<Outcome> {
+        let line = self.lease.result_line(self.sent.worker, self.sent.record);
+        line.is(self.sent.turn).then(|| Outcome::decode(&line.read().1))
+    }
+
     fn lost(&self) -> bool {
         self.lease.lost(self.sent.worker, self.sent.position)
     }
 
-    /// Sleeps until there is something to collect. The error says that the deadline passed first, or that the call
-    /// cannot be executed any more.
+    /// Whether a call has ended that has no result: it was turned away, it was lost, or no worker is running.
+    #[cold]
+    fn is_over(&mut self) -> bool {
+        if !self.answered() && !self.lost() {
+            // Submitted after the last worker process ended, and not lost with it: for the next one.
+            self.lease.revive_soon();
+            return false;
+        }
+        matches!(self.go_on(), Next::Over(_))
+    }
+
+    /// Until when the call is to be left alone.
+    fn napping(&self) -> Option<Instant> {
+        self.detour.as_ref()?.napping()
+    }
+
+    /// Sleeps until there is something to collect. The error says that the deadline passed first.
     #[cold]
     fn await_end(&self, deadline: Option<Instant>) -> Result<(), Error> {
         let line = self.lease.result_line(self.sent.worker, self.sent.record);
@@ -121,8 +215,9 @@ impl<'call> Invocation<'call> {
                 return Ok(());
             }
             if !self.lease.running() {
-                // Submitted after the last worker process ended, and not lost with it: for the next one.
-                self.lease.revive()?;
+                // Submitted after the last worker process ended, and not lost with it: for the next one. If there is
+                // none to come, the call is lost by now.
+                let _ = self.lease.revive();
                 continue;
             }
             if deadline.is_some_and(|at| at <= Instant::now()) {
@@ -137,36 +232,27 @@ impl<'call> Invocation<'call> {
     /// Stops the worker of a call whose deadline has passed, so that it writes nothing any more.
     #[cold]
     fn give_up(&mut self, error: Error) -> Result<Completion, Error> {
-        if error.code == Code::DeadlineExceeded {
-            self.lease.stop_worker(format!("the worker was stopped: a call of {}", error.message));
-            let stopped = Instant::now() + STOP_TIMEOUT;
-            let line = self.lease.result_line(self.sent.worker, self.sent.record);
-            while !self.lost() && Instant::now() < stopped {
-                if self.lease.sleep(line, &self.sent, Some(stopped)) {
-                    return self.collect();
-                }
+        self.lease.stop_worker(format!("the worker was stopped: a call of {}", error.message));
+        let stopped = Instant::now() + STOP_TIMEOUT;
+        let line = self.lease.result_line(self.sent.worker, self.sent.record);
+        while !self.lost() && Instant::now() < stopped {
+            if self.lease.sleep(line, &self.sent, Some(stopped)) {
+                break;
             }
         }
-        self.close();
-        Err(error)
-    }
-
-    /// Takes the result out of its line.
-    #[inline(always)]
-    fn collect(&mut self) -> Result<Completion, Error> {
-        let line = self.lease.result_line(self.sent.worker, self.sent.record);
-        if !line.is(self.sent.turn) {
-            let error = self.lease.why_lost(self.sent.worker, self.sent.position);
-            self.close();
-            return Err(error);
-        }
-        let outcome = Outcome::decode(&line.read().1);
-        let result = match outcome.status {
-            0 => Ok(self.complete(&outcome)),
-            _ => Err(self.failure(&outcome)),
+        let result = match self.outcome() {
+            Some(outcome) if outcome.status != TURNED_AWAY => self.result(&outcome),
+            _ => Err(error),
         };
         self.close();
         result
+    }
+
+    fn result(&self, outcome: &Outcome) -> Result<Completion, Error> {
+        match outcome.status {
+            0 => Ok(self.complete(outcome)),
+            _ => Err(self.failure(outcome)),
+        }
     }
 
     #[inline(always)]
@@ -202,7 +288,7 @@ impl<'call> Invocation<'call> {
         let message = match code {
             Code::FunctionFailed => self.describe(&format!("failed: {said}")),
             Code::MemoryExceeded => {
-                let memory_bytes = self.lease.description.memory_bytes;
+                let memory_bytes = self.lease.memory_bytes();
                 self.describe(&format!("ran out of the lease's memory of {memory_bytes} bytes: {said}"))
             }
             Code::OutputTooLarge => self.describe(&format!(
@@ -243,22 +329,24 @@ impl Future for Invocation<'_> {
     type Output = Result<Completion, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.is_ready() {
-            return Poll::Ready(self.finish());
+        while !self.is_ready() {
+            if let Some(at) = self.napping() {
+                self.lease.wake_at(at, context.waker());
+                return Poll::Pending;
+            }
+            let records = self.lease.records(self.sent.worker);
+            records.watch(self.sent.record, context.waker());
+            let line = self.lease.result_line(self.sent.worker, self.sent.record);
+            let watch = self.lease.result_watch(self.sent.worker, self.sent.record);
+            if line.ask_bell(watch, self.sent.turn) && !self.lost() {
+                return Poll::Pending;
+            }
+            records.unwatch(self.sent.record);
         }
-        if !self.lease.running()
-            && let Err(error) = self.lease.revive()
-        {
-            return Poll::Ready(self.give_up(error));
-        }
-        let records = self.lease.records(self.sent.worker);
-        records.watch(self.sent.record, context.waker());
-        let line = self.lease.result_line(self.sent.worker, self.sent.record);
-        let watch = self.lease.result_watch(self.sent.worker, self.sent.record);
-        if line.ask_bell(watch, self.sent.turn) && !self.lost() {
-            return Poll::Pending;
-        }
-        records.unwatch(self.sent.record);
         Poll::Ready(self.finish())
     }
+}
+
+fn sleep_until(at: Instant) {
+    std::thread::sleep(at.saturating_duration_since(Instant::now()));
 }

@@ -1,133 +1,27 @@
-//! The client's door: take a lease, submit calls, give it back (rFaaS IV-B, Listing 2).
+//! The client's door: take leases, submit calls, give them back (rFaaS IV-B, Listing 2).
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytemuck::Pod;
-use sublet_proto::v1::{self, WorkerOptions};
-use sublet_proto::{ALWAYS_HOT_NS, ALWAYS_WARM_NS, Code, Error, package};
+use sublet_proto::v1;
+use sublet_proto::{Code, Error, package};
 
+mod allocation;
+mod held;
+
+pub use allocation::{Allocation, Policy};
+
+use crate::access::Access;
 use crate::arena::{Arena, Buffer};
 use crate::deploy::read_package;
 use crate::invocation::Invocation;
-use crate::lease::link::ColdStart;
-use crate::lease::{Call, Lease};
-use crate::manager::{ManagerClient, default_address};
-
-/// How workers wait for calls (rFaaS III-C).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
-    /// Poll for ever: the shortest latency, and a core that is paid for all the time.
-    AlwaysHot,
-    /// Sleep after every call: costs nothing between calls, and a wake-up at each.
-    AlwaysWarm,
-    /// Poll for this long after a call, then sleep.
-    HotFor(Duration),
-}
-
-impl Default for Policy {
-    fn default() -> Policy {
-        Policy::HotFor(Duration::from_millis(1))
-    }
-}
-
-impl Policy {
-    fn hot_timeout_ns(self) -> u64 {
-        match self {
-            Policy::AlwaysHot => ALWAYS_HOT_NS,
-            Policy::AlwaysWarm => ALWAYS_WARM_NS,
-            Policy::HotFor(time) => u64::try_from(time.as_nanos()).unwrap_or(ALWAYS_HOT_NS),
-        }
-    }
-}
-
-/// What to lease. Made by [`Allocation::new`] and changed by its methods.
-#[derive(Clone, Debug)]
-pub struct Allocation {
-    package: String,
-    cores: u32,
-    memory_bytes: u64,
-    timeout: Duration,
-    slots: u32,
-    slot_bytes: u64,
-    policy: Policy,
-    spin: Duration,
-}
-
-impl Allocation {
-    /// One core for the functions of a package: a deployed one by name or digest, or the path of a package folder or
-    /// shared object, which is deployed on the way. A path has a slash in it, ends with `.so`, or is `.`.
-    pub fn new(package: impl Into<String>) -> Allocation {
-        Allocation {
-            package: package.into(),
-            cores: 1,
-            memory_bytes: 0,
-            timeout: Duration::ZERO,
-            slots: 8,
-            slot_bytes: 64 << 10,
-            policy: Policy::default(),
-            spin: Duration::from_micros(50),
-        }
-    }
-
-    /// So many cores, each with a worker.
-    pub fn cores(mut self, cores: u32) -> Allocation {
-        self.cores = cores;
-        self
-    }
-
-    /// So much memory for the lease; without this, the manager's default.
-    pub fn memory_bytes(mut self, memory_bytes: u64) -> Allocation {
-        self.memory_bytes = memory_bytes;
-        self
-    }
-
-    /// For so long; without this, the manager's default.
-    pub fn timeout(mut self, timeout: Duration) -> Allocation {
-        self.timeout = timeout;
-        self
-    }
-
-    /// So many inbox slots for each worker, at least 1 and rounded up to a power of two: calls that may travel or
-    /// wait while one executes.
-    pub fn slots(mut self, slots: u32) -> Allocation {
-        self.slots = slots.checked_next_power_of_two().unwrap_or(u32::MAX);
-        self
-    }
-
-    /// Inputs of up to so many bytes may lie outside of the invoker's buffers: they are copied into a slot.
-    pub fn slot_bytes(mut self, slot_bytes: u64) -> Allocation {
-        self.slot_bytes = slot_bytes;
-        self
-    }
-
-    /// How the workers wait.
-    pub fn policy(mut self, policy: Policy) -> Allocation {
-        self.policy = policy;
-        self
-    }
-
-    /// How long whoever waits for a result polls before it sleeps; [`Duration::MAX`] polls for ever.
-    pub fn spin(mut self, spin: Duration) -> Allocation {
-        self.spin = spin;
-        self
-    }
-
-    fn request(&self, package: String) -> v1::LeaseRequest {
-        v1::LeaseRequest {
-            package,
-            cores: self.cores,
-            memory_bytes: self.memory_bytes,
-            timeout_ms: u64::try_from(self.timeout.as_millis()).unwrap_or(u64::MAX),
-            options: Some(WorkerOptions {
-                slots: self.slots,
-                slot_bytes: self.slot_bytes,
-                hot_timeout_ns: self.policy.hot_timeout_ns(),
-            }),
-        }
-    }
-}
+use crate::lease::Call;
+use crate::lease::link::{ColdStart, Notice};
+use crate::manager::ManagerClient;
+use allocation::milliseconds;
+use held::Held;
 
 /// A function of the current lease's package, found once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,17 +30,32 @@ pub struct Function(u16);
 /// Choices for one call.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CallOptions {
-    /// Which worker executes it; without this, one that looks idle.
+    /// Which worker executes it, by its number among those of all leases; without this, one that looks idle.
     pub worker: Option<u32>,
     /// By when it must have ended; see [`Invocation::wait_deadline`].
     pub deadline: Option<Instant>,
     /// Whether the completion is to tell the time that the worker spent in the function. Costs some nanoseconds.
     pub timed: bool,
+    /// How often the call may be repeated on another worker, or on its own anew, if its worker, its lease or its node
+    /// ends before it does. It may then have been executed in part, and more than once.
+    pub retries: u32,
 }
 
-/// A client of one manager: allocates memory, holds at most one lease, and submits calls to its workers.
+impl CallOptions {
+    /// The call may be repeated so often; see [`CallOptions::retries`].
+    pub fn repeatable(mut self, retries: u32) -> CallOptions {
+        self.retries = retries;
+        self
+    }
+}
+
+/// A client of the managers of one store: allocates memory, holds what one [`Allocation`] was granted and what it has
+/// grown by, and submits calls to the workers of that.
 ///
-/// Submitting takes `&self`, from any number of threads at once; leasing takes `&mut self`.
+/// The workers may be on several nodes, with a lease for each. They are numbered through, and a call that names none
+/// goes to one that looks idle and whose lease is not about to end.
+///
+/// Submitting takes `&self`, from any number of threads at once, and so does renewing; leasing takes `&mut self`.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), sublet_proto::Error> {
@@ -163,10 +72,33 @@ pub struct CallOptions {
 /// # Ok(())
 /// # }
 /// ```
+///
+/// Sixteen workers, wherever there is room within a minute, and calls that survive the loss of a node:
+///
+/// ```no_run
+/// # fn main() -> Result<(), sublet_proto::Error> {
+/// use std::time::Duration;
+/// use sublet_runtime::{Access, Allocation, CallOptions, Invoker};
+///
+/// let access = Access::parse("https://one.example:7440,https://two.example:7440")?;
+/// let access = access.with_ca_file("ca.pem".as_ref())?.with_token_file("token".as_ref())?;
+/// let mut invoker = Invoker::connect_with(access)?;
+/// invoker.allocate(&Allocation::new("hello").cores(16).wait(Duration::from_secs(60)))?;
+/// let greet = invoker.function("greet")?;
+/// let mut output = [0u8; 64];
+/// let options = CallOptions::default().repeatable(2);
+/// invoker.submit_with(greet, b"world", &mut output, options)?.wait()?;
+/// for notice in invoker.notices() {
+///     println!("lease {} will end: {}", notice.lease, notice.error);
+/// }
+/// invoker.renew(Duration::from_secs(600))?;
+/// # Ok(())
+/// # }
+/// ```
 pub struct Invoker {
     manager: ManagerClient,
     arena: Arc<Arena>,
-    lease: Option<Arc<Lease>>,
+    held: Option<Held>,
 }
 
 impl Invoker {
@@ -175,7 +107,7 @@ impl Invoker {
     /// a buffer, once. Blocks only while the worker has a call in each of its slots.
     ///
     /// # Errors
-    /// `not_allocated`, `unknown_function`, `input_too_large`, `too_many_in_flight`, and whatever has ended the lease.
+    /// `not_allocated`, `unknown_function`, `input_too_large`, `too_many_in_flight`, and whatever has ended all leases.
     #[inline(always)]
     pub fn submit<'call, I: Pod, O: Pod>(
         &self,
@@ -228,97 +160,145 @@ impl Invoker {
         output_capacity: u32,
         options: CallOptions,
     ) -> Result<Invocation<'call>, Error> {
-        let lease = self.held_lease()?;
-        let CallOptions { worker, deadline, timed } = options;
-        let call = Call { function: function.0, worker, input, input_len, output, output_capacity, timed };
-        let sent = lease.dispatch(&call)?;
+        let CallOptions { worker, deadline, timed, retries } = options;
+        let function = function.0;
+        let call = Call { function, worker, input, input_len, output, output_capacity, timed, retries };
+        let (lease, sent) = self.held()?.dispatch(&call)?;
         Ok(Invocation::new(lease, sent, call, deadline))
     }
 
     /// Finds a function of the leased package, by its own name or as `package/function`.
     #[inline(always)]
     pub fn function(&self, name: &str) -> Result<Function, Error> {
-        self.held_lease()?.function(name).map(Function)
+        self.held()?.first.function(name).map(Function)
     }
 
-    /// A client of the manager at `$SUBLET_MANAGER`, or of this machine's own `sublet up`.
+    /// A client of the managers at `$SUBLET_MANAGER`, or of this machine's own `sublet up`; see [`Access::from_env`].
     pub fn connect() -> Result<Invoker, Error> {
-        Invoker::connect_to(&default_address())
+        Invoker::connect_with(Access::from_env()?)
     }
 
-    /// A client of the manager at an address such as `unix:/run/sublet/manager.sock`.
-    pub fn connect_to(manager: &str) -> Result<Invoker, Error> {
-        Ok(Invoker { manager: ManagerClient::connect(manager)?, arena: Arena::new()?, lease: None })
+    /// A client of the managers at addresses such as `unix:/run/sublet/manager.sock` or `https://host:port`, separated
+    /// by commas. Whom to trust and who one is, is said by the environment.
+    pub fn connect_to(managers: &str) -> Result<Invoker, Error> {
+        Invoker::connect_with(Access::parse(managers)?.with_env()?)
     }
 
-    /// Takes a lease and starts its workers, which then wait as their policy says. Blocks for a cold start; done
-    /// ahead of time it hides one.
+    /// A client of these managers.
     ///
     /// # Errors
-    /// `already_allocated`; what is wrong with the package; `insufficient_resources` or `no_capacity` where no node
-    /// has so much, ever or now.
+    /// `manager_unreachable` if none of them answers, `unauthenticated` if the token is worth nothing.
+    pub fn connect_with(access: Access) -> Result<Invoker, Error> {
+        Ok(Invoker { manager: ManagerClient::connect_with(access)?, arena: Arena::new()?, held: None })
+    }
+
+    /// Leases all of the cores asked, on as many nodes as that takes, and starts their workers, which then wait as
+    /// their policy says. Blocks for a cold start; done ahead of time it hides one. Either all of it is held
+    /// afterwards, or nothing.
+    ///
+    /// # Errors
+    /// `already_allocated`; what is wrong with the package; `insufficient_resources` or `no_capacity` where the nodes
+    /// do not have so much, ever or now; `quota_exceeded`; `try_later` if too many wait.
     pub fn allocate(&mut self, allocation: &Allocation) -> Result<(), Error> {
-        if let Some(lease) = &self.lease {
-            let message = format!("this invoker holds lease {}: deallocate it first", lease.description.id);
+        if let Some(held) = &self.held {
+            let message = format!("this invoker holds lease {}: deallocate it first", held.first.id());
             return Err(Error::new(Code::AlreadyAllocated, message));
         }
         let package = self.deploy_if_path(&allocation.package)?;
-        let grant = self.manager.request_lease(allocation.request(package))?;
-        let lease = Lease::attach(grant, self.arena.clone(), allocation.spin)?;
-        if let Err(error) = lease.revive() {
-            // Why the workers did not start is the better thing to say.
-            let _ = lease.end();
-            return Err(error);
-        }
-        self.lease = Some(lease);
+        self.held = Some(Held::take(&self.manager, &self.arena, allocation.of(package))?);
         Ok(())
     }
 
-    /// Gives the lease back and returns what it used. Calls that have not ended fail with `lease_ended`. Without a
-    /// lease it does nothing.
+    /// Leases so many cores more for the same functions, on the same terms; their workers are numbered after those
+    /// that there are. Either all of them are held afterwards, or what was held before.
     ///
     /// # Errors
-    /// `agent_unreachable` if its agent is gone: then the lease is over, too, and only the bill says what it used.
-    pub fn deallocate(&mut self) -> Result<v1::Usage, Error> {
-        match self.lease.take() {
-            Some(lease) => lease.end(),
-            None => Ok(v1::Usage::default()),
+    /// `not_allocated`, and as for [`Invoker::allocate`].
+    pub fn grow(&mut self, cores: u32) -> Result<(), Error> {
+        self.held.as_mut().ok_or_else(not_allocated)?.grow(&self.manager, cores)
+    }
+
+    /// Lets everything that is held end this long from now, as far as the manager allows. Returns the error of a lease
+    /// that cannot be renewed; the others are. What is over stays over: if all of it is, that is the error.
+    pub fn renew(&self, timeout: Duration) -> Result<(), Error> {
+        let held = self.held()?;
+        let mut failed = held.leases().all(|lease| lease.is_over()).then(|| held.first.why_over());
+        for lease in held.leases().filter(|lease| !lease.is_over()) {
+            let grant = self.manager.renew_lease(lease.id(), milliseconds(timeout));
+            if let Err(error) = grant.and_then(|grant| lease.renew(grant)) {
+                failed.get_or_insert(error);
+            }
         }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// The ends of leases that their agents have announced (rFaaS III-A). Calls go on until then; new ones go to other
+    /// leases if there are any.
+    pub fn notices(&self) -> Vec<Notice> {
+        let leases = self.held.iter().flat_map(Held::leases);
+        leases.filter_map(|lease| lease.notice()).collect()
+    }
+
+    /// Gives everything back and returns what was used in all. Calls that have not ended fail with `lease_ended`.
+    /// Without a lease it does nothing.
+    ///
+    /// # Errors
+    /// `agent_unreachable` if an agent is gone: then the lease is over, too, and only the bill says what it used.
+    pub fn deallocate(&mut self) -> Result<v1::Usage, Error> {
+        let mut total = v1::Usage::default();
+        for usage in self.deallocate_each()?.into_iter().filter_map(|lease| lease.usage) {
+            total.allocated_ns += usage.allocated_ns;
+            total.executing_ns += usage.executing_ns;
+            total.polling_ns += usage.polling_ns;
+            total.calls += usage.calls;
+            total.failed_calls += usage.failed_calls;
+        }
+        Ok(total)
+    }
+
+    /// As [`Invoker::deallocate`]; returns the leases, each with what it used.
+    pub fn deallocate_each(&mut self) -> Result<Vec<v1::Lease>, Error> {
+        self.held.take().map_or_else(|| Ok(Vec::new()), |held| held.end())
     }
 
     /// Allocates a buffer of `len` values that workers reach without copying, now or in a later lease.
     pub fn buffer<T: Pod>(&self, len: usize) -> Result<Buffer<T>, Error> {
-        Buffer::new(&self.arena, len, || self.lease.as_ref().map_or(Ok(()), |lease| lease.publish_regions()))
+        Buffer::new(&self.arena, len, || self.held.as_ref().map_or(Ok(()), Held::publish_regions))
     }
 
-    /// The lease, if there is one.
-    pub fn lease(&self) -> Option<&v1::Lease> {
-        self.lease.as_ref().map(|lease| &lease.description)
+    /// The first lease, if there is one: the one with most of the workers.
+    pub fn lease(&self) -> Option<v1::Lease> {
+        self.held.as_ref().map(|held| held.first.description())
+    }
+
+    /// Every lease, in the order of their workers' numbers; those that are over included.
+    pub fn leases(&self) -> Vec<v1::Lease> {
+        self.held.iter().flat_map(Held::leases).map(|lease| lease.description()).collect()
     }
 
     /// The leased package, if there is one.
     pub fn package(&self) -> Option<&v1::PackageInfo> {
-        self.lease.as_ref().map(|lease| &lease.package)
+        self.held.as_ref().map(|held| &held.first.package)
     }
 
-    /// The number of workers; 0 without a lease.
+    /// The number of workers of all leases; 0 without one.
     pub fn workers(&self) -> u32 {
-        self.lease.as_ref().map_or(0, |lease| lease.workers())
+        self.held.as_ref().map_or(0, Held::workers)
     }
 
-    /// When the lease's latest cold start reached what.
+    /// When the first lease's latest cold start reached what.
     pub fn cold_start(&self) -> Option<ColdStart> {
-        self.lease.as_ref().map(|lease| lease.cold_start())
+        self.held.as_ref().map(|held| held.first.cold_start())
     }
 
-    /// The manager, for everything that is not a call.
+    /// The managers, for everything that is not a call.
     pub fn manager(&self) -> &ManagerClient {
         &self.manager
     }
 
     #[inline(always)]
-    fn held_lease(&self) -> Result<&Arc<Lease>, Error> {
-        self.lease.as_ref().ok_or_else(not_allocated)
+    fn held(&self) -> Result<&Held, Error> {
+        self.held.as_ref().ok_or_else(not_allocated)
     }
 
     fn deploy_if_path(&self, name: &str) -> Result<String, Error> {

@@ -7,6 +7,8 @@
 //! to which calls are lost; their owners see that and report why. The ring itself goes on: the next worker process
 //! of the lease begins at that position. So whether a call is lost, answered or still to come is decided by two
 //! words, its result's turn and `dead_before`, and nothing is ever reset under a running submission.
+//!
+//! An invoker may hold several leases; a call that one of them turns away finds the others in their [`crew`].
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,14 +26,20 @@ use sublet_proto::{Code, Error};
 
 use crate::arena::{Arena, Block};
 use crate::wire::{Immediate, InboxLayout, OWN_REGION, Request, ResultsLayout};
+use crew::Crew;
 use records::{Claim, Records};
 
+pub(crate) mod alarm;
+pub(crate) mod attach;
+pub(crate) mod crew;
 pub(crate) mod link;
 pub(crate) mod records;
 
 /// How long a submission spins on a full ring before it starts to sleep between looks.
 const FULL_RING_SPINS: u32 = 2_000;
 const FULL_RING_NAP: Duration = Duration::from_micros(50);
+/// How many workers a submission looks at that may go to any of them.
+pub(crate) const LOOKS: u32 = 4;
 /// Of how many deaths of its worker process a lease remembers the reason.
 const REMEMBERED_DEATHS: usize = 64;
 
@@ -43,8 +51,13 @@ const ENDED: u32 = 2;
 
 /// See the [module](self).
 pub(crate) struct Lease {
-    pub(crate) description: v1::Lease,
+    /// As it was granted.
+    description: v1::Lease,
     pub(crate) package: PackageInfo,
+    /// The other leases of the invoker.
+    pub(crate) crew: Arc<Crew>,
+    /// The number of this lease's first worker among those of all its crew.
+    pub(crate) first_worker: u32,
     /// Function names with their index, sorted by name.
     names: Vec<(String, u16)>,
     pub(crate) options: WorkerOptions,
@@ -57,11 +70,15 @@ pub(crate) struct Lease {
     workers: Box<[WorkerLink]>,
     /// Written by the link alone.
     status: AtomicU32,
+    /// Not 0: its end has been announced. Written by the link alone.
+    ending: AtomicU32,
     deaths: Mutex<VecDeque<Death>>,
     pub(crate) ticks_per_ns: f64,
     /// How long a waiter spins before it sleeps.
     pub(crate) spin_ticks: u64,
     next_worker: AtomicU32,
+    /// When it ends, by the manager's clock. Changed by renewals.
+    expires_unix_ms: AtomicU64,
     link: link::Link,
 }
 
@@ -84,12 +101,23 @@ struct Death {
 #[derive(Clone, Copy)]
 pub(crate) struct Call {
     pub(crate) function: u16,
+    /// Among those of all leases of the invoker.
     pub(crate) worker: Option<u32>,
     pub(crate) input: *const u8,
     pub(crate) input_len: u32,
     pub(crate) output: *mut u8,
     pub(crate) output_capacity: u32,
     pub(crate) timed: bool,
+    /// How often it may be repeated after it was lost.
+    pub(crate) retries: u32,
+}
+
+/// Where a call's memory lies.
+struct Memory {
+    /// In the arena; otherwise it travels in the slot.
+    input: Option<Address>,
+    output: Address,
+    staging: Option<Block>,
 }
 
 /// A call on its way.
@@ -103,14 +131,20 @@ pub(crate) struct Sent {
 }
 
 impl Lease {
-    /// Sends a call. Neither locks, allocates nor enters the kernel if the worker runs hot, its ring has room, and
-    /// the memory is the arena's.
+    /// Sends a call of an invoker that has this lease alone, to the worker that it names or one that looks idle.
     #[inline(always)]
     pub(crate) fn dispatch(&self, call: &Call) -> Result<Sent, Error> {
+        let worker = self.choose(call.worker)?;
+        self.dispatch_to(worker, call)
+    }
+
+    /// Sends a call to a worker of this lease. Neither locks, allocates nor enters the kernel if the worker runs hot,
+    /// its ring has room, and the memory is the arena's.
+    #[inline(always)]
+    pub(crate) fn dispatch_to(&self, worker: u32, call: &Call) -> Result<Sent, Error> {
         if self.status.load(Ordering::Acquire) != RUNNING {
             self.revive()?;
         }
-        let worker = self.choose(call.worker)?;
         let Some(claim) = self.workers[worker as usize].records.claim() else {
             return Err(self.too_many(worker));
         };
@@ -121,37 +155,85 @@ impl Lease {
         sent
     }
 
+    /// Sends a call that was sent elsewhere before, without waiting for anything; `false` if there is no room for it.
+    /// What it has is what it keeps: the stand-in of its output goes with it. Without a worker process it is one for
+    /// the next.
+    #[cold]
+    pub(crate) fn take_over(&self, worker: u32, call: &Call, sent: &mut Sent) -> Result<bool, Error> {
+        let memory = self.memory(call, sent.staging)?;
+        let Some(claim) = self.workers[worker as usize].records.claim() else { return Ok(false) };
+        let occupant = Occupant { record: claim.record, turn: claim.turn() };
+        let Some(position) = self.try_claim(worker, occupant) else {
+            self.workers[worker as usize].records.release(claim.record);
+            return Ok(false);
+        };
+        self.publish(call, &memory, worker, (claim, position))?;
+        *sent = Sent {
+            worker,
+            record: claim.record,
+            position: position.count,
+            turn: claim.turn(),
+            staging: sent.staging,
+        };
+        Ok(true)
+    }
+
     #[inline(always)]
     fn send(&self, worker: u32, claim: Claim, call: &Call) -> Result<Sent, Error> {
-        let input = self.arena.locate(call.input, u64::from(call.input_len));
-        if input.is_none() && u64::from(call.input_len) > self.options.slot_bytes {
-            return Err(self.input_too_large(call));
-        }
-        let (output, staging) = self.place_output(call)?;
+        let memory = self.memory(call, None)?;
         let occupant = Occupant { record: claim.record, turn: claim.turn() };
         let position = match self.claim_position(worker, occupant) {
             Ok(position) => position,
             Err(error) => {
-                staging.into_iter().for_each(|block| self.arena.free(block));
+                memory.staging.into_iter().for_each(|block| self.arena.free(block));
                 return Err(error);
             }
         };
+        self.publish(call, &memory, worker, (claim, position))?;
+        let Memory { staging, .. } = memory;
+        Ok(Sent { worker, record: claim.record, position: position.count, turn: claim.turn(), staging })
+    }
+
+    /// Writes the request into the line that was claimed for it.
+    #[inline(always)]
+    fn publish(
+        &self,
+        call: &Call,
+        memory: &Memory,
+        worker: u32,
+        (claim, position): (Claim, Position),
+    ) -> Result<(), Error> {
+        let occupant = Occupant { record: claim.record, turn: claim.turn() };
         let request = Request {
-            input: input.unwrap_or(Address { region: OWN_REGION, offset: 0 }),
+            input: memory.input.unwrap_or(Address { region: OWN_REGION, offset: 0 }),
             input_len: call.input_len,
-            output,
+            output: memory.output,
             output_capacity: call.output_capacity,
             result_turn: claim.turn(),
             timed: call.timed,
         };
-        if input.is_none() && call.input_len > 0 {
+        if memory.input.is_none() && call.input_len > 0 {
             self.put_payload(worker, position, call)?;
         }
         let immediate = Immediate::new(claim.record, claim.uses, call.function);
         let to = self.inbox.line(worker, position.line);
         self.endpoint.put_imm(to, position.turn, immediate.to_bits(), &request.encode())?;
         self.workers[worker as usize].ring.sent(position, occupant);
-        Ok(Sent { worker, record: claim.record, position: position.count, turn: claim.turn(), staging })
+        Ok(())
+    }
+
+    /// Where the call's memory lies for a worker, with a stand-in for output that no worker reaches.
+    #[inline(always)]
+    fn memory(&self, call: &Call, staging: Option<Block>) -> Result<Memory, Error> {
+        let input = self.arena.locate(call.input, u64::from(call.input_len));
+        if input.is_none() && u64::from(call.input_len) > self.options.slot_bytes {
+            return Err(self.input_too_large(call));
+        }
+        let (output, staging) = match staging {
+            Some(block) => (block.at, Some(block)),
+            None => self.place_output(call)?,
+        };
+        Ok(Memory { input, output, staging })
     }
 
     /// The place of the caller's output, or of a stand-in.
@@ -164,7 +246,7 @@ impl Lease {
         if call.output_capacity == 0 {
             return Ok((Address { region: OWN_REGION, offset: 0 }, None));
         }
-        let block = self.arena.allocate(capacity, || self.publish_regions())?;
+        let block = self.arena.allocate(capacity, || self.crew.publish_regions())?;
         Ok((block.at, Some(block)))
     }
 
@@ -179,7 +261,6 @@ impl Lease {
     /// The worker that the caller names, or one that is idle if a few looks find one, in turn.
     #[inline(always)]
     fn choose(&self, named: Option<u32>) -> Result<u32, Error> {
-        const LOOKS: u32 = 4;
         let workers = self.workers.len() as u32;
         match named {
             Some(worker) if worker < workers => return Ok(worker),
@@ -188,15 +269,8 @@ impl Lease {
             None => {}
         }
         let first = self.next_worker.fetch_add(1, Ordering::Relaxed) % workers;
-        let (mut best, mut least) = (first, u32::MAX);
-        for look in 0..LOOKS.min(workers) {
-            let worker = (first + look) % workers;
-            let in_use = self.workers[worker as usize].records.in_use();
-            if in_use < least {
-                (best, least) = (worker, in_use);
-            }
-        }
-        Ok(best)
+        let looks = (0..LOOKS.min(workers)).map(|look| (first + look) % workers);
+        Ok(looks.min_by_key(|&worker| self.in_use(worker)).unwrap_or(first))
     }
 
     #[inline(always)]
@@ -258,8 +332,27 @@ impl Lease {
     }
 
     /// Whether a worker process is running.
+    #[inline(always)]
     pub(crate) fn running(&self) -> bool {
         self.status.load(Ordering::Acquire) == RUNNING
+    }
+
+    /// Whether the lease is over, for good.
+    #[inline(always)]
+    pub(crate) fn is_over(&self) -> bool {
+        self.status.load(Ordering::Acquire) == ENDED
+    }
+
+    /// Whether its end has been announced: new calls had better go elsewhere.
+    #[inline(always)]
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Relaxed) != 0
+    }
+
+    /// How many of a worker's calls are unfinished or uncollected, about.
+    #[inline(always)]
+    pub(crate) fn in_use(&self, worker: u32) -> u32 {
+        self.workers[worker as usize].records.in_use()
     }
 
     /// Spins for the result as long as the lease spins. False: it did not come in that time.
@@ -306,6 +399,22 @@ impl Lease {
             self.arena.free(block);
         }
         self.workers[sent.worker as usize].records.release(sent.record);
+    }
+
+    /// The lease, with its latest end.
+    pub(crate) fn description(&self) -> v1::Lease {
+        let expires_unix_ms = self.expires_unix_ms.load(Ordering::Relaxed);
+        v1::Lease { expires_unix_ms, ..self.description.clone() }
+    }
+
+    /// What its name is.
+    pub(crate) fn id(&self) -> &str {
+        &self.description.id
+    }
+
+    /// How much memory it has.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.description.memory_bytes
     }
 
     /// The records of a worker.
@@ -387,7 +496,7 @@ impl Lease {
 }
 
 #[cold]
-fn no_such_worker(worker: u32, workers: u32) -> Error {
+pub(crate) fn no_such_worker(worker: u32, workers: u32) -> Error {
     Error::new(Code::InvalidArgument, format!("there is no worker {worker}: the lease has {workers}"))
 }
 

@@ -4,11 +4,12 @@
 //!
 //! - [`Invoker`] is the client's side: it takes a lease, and submits calls into the inboxes of the lease's workers.
 //! - [`worker`] is the other side, run by the `sublet-worker` program.
-//! - [`wire`] is what the two say to each other; [`manager`] and [`deploy`] set things up and are never on the path
-//!   of a call.
+//! - [`wire`] is what the two say to each other; [`access`], [`manager`] and [`deploy`] set things up and are never on
+//!   the path of a call.
 
 #![allow(unsafe_code)]
 
+pub mod access;
 mod arena;
 pub mod deploy;
 mod invocation;
@@ -18,7 +19,8 @@ pub mod manager;
 pub mod wire;
 pub mod worker;
 
+pub use access::{Access, Address};
 pub use arena::Buffer;
-pub use invocation::{Completion, Invocation};
+pub use invocation::{Completion, Invocation, is_repeatable};
 pub use invoker::{Allocation, CallOptions, Function, Invoker, Policy};
-pub use lease::link::ColdStart;
+pub use lease::link::{ColdStart, Notice};

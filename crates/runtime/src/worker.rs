@@ -3,7 +3,7 @@
 //! [`run`](Worker::run) takes the requests of one ring in order. For each it finds input and output in mapped
 //! memory, calls the function in place, and publishes the result in the client's memory. While nothing comes it
 //! polls (hot) for as long as its lease says, then sleeps (warm); it switches by itself, call by call (rFaaS III-C,
-//! III-D).
+//! III-D). On a core that it shares it first takes the core, or rejects the request ([`slots`]).
 //!
 //! Between taking a request and publishing its result there is no system call, allocation, lock or log; only a
 //! sleeping client costs a wake-up. A request that makes no sense is answered with an error; a function that breaks
@@ -20,16 +20,18 @@ use sublet_proto::{ALWAYS_HOT_NS, Code};
 use crate::wire::usage::Meter;
 use crate::wire::{Immediate, InboxLayout, MAX_MESSAGE_BYTES, OWN_REGION, Outcome, Request, ResultsLayout};
 use library::{Context, Library, Returned};
+use slots::Core;
 
 mod library;
 pub mod process;
+mod slots;
 
 /// How often a polling worker looks at its line between two looks at the clock: seldom enough that a call does not
 /// often have to wait for the clock, often enough that the latest reading tells when the call came.
 const LOOKS_PER_CLOCK: u32 = 128;
 
 /// One worker of a lease.
-pub(crate) struct Worker<'lease> {
+pub(crate) struct Worker<'lease, C> {
     /// Which of the lease's workers this is.
     pub(crate) number: u32,
     pub(crate) inbox: &'lease Region,
@@ -43,6 +45,8 @@ pub(crate) struct Worker<'lease> {
     pub(crate) hot_timeout_ticks: u64,
     /// The ring position that is executed first.
     pub(crate) start: u64,
+    /// What it needs in order to execute or poll.
+    pub(crate) core: C,
 }
 
 /// How a worker waited for a request.
@@ -60,13 +64,14 @@ struct Places {
     output: *mut u8,
 }
 
-impl Worker<'_> {
+impl<C: Core> Worker<'_, C> {
     /// Executes requests for ever.
     pub(crate) fn run(&self) -> ! {
         let mut context = Context::new();
-        let mut waiting = match self.hot_timeout_ticks {
-            0 => Waiting::Slept,
-            _ => Waiting::Polling { since: self.meter.poll() },
+        let mut waiting = if self.is_warm() || !self.core.take() {
+            Waiting::Slept
+        } else {
+            Waiting::Polling { since: self.meter.poll() }
         };
         for count in self.start.. {
             let position = Position::new(count, self.layout.slots());
@@ -78,17 +83,27 @@ impl Worker<'_> {
             };
             waiting = self.await_turn((line, watch), position, waiting);
             let (bits, body) = line.read();
-            let request = Request::decode(&body);
-            let since = self.serve(position, Immediate::from_bits(bits), &request, &mut context, waiting);
-            waiting = match self.hot_timeout_ticks {
-                0 => {
-                    self.meter.rest();
-                    Waiting::Slept
-                }
-                _ => Waiting::Polling { since },
+            let (immediate, request) = (Immediate::from_bits(bits), Request::decode(&body));
+            if !self.core.take() {
+                self.reject(immediate, &request);
+                waiting = Waiting::Slept;
+                continue;
+            }
+            let since = self.serve(position, immediate, &request, &mut context, waiting);
+            waiting = if self.is_warm() {
+                self.meter.rest();
+                Waiting::Slept
+            } else {
+                Waiting::Polling { since }
             };
         }
         fatal("the ring's positions have run out");
+    }
+
+    /// Whether it never polls.
+    #[inline(always)]
+    fn is_warm(&self) -> bool {
+        self.hot_timeout_ticks == 0
     }
 
     /// Polls, then sleeps, until the position's line is published.
@@ -106,6 +121,7 @@ impl Worker<'_> {
                 }
             }
             self.meter.sleep();
+            self.core.give_back();
         }
         self.client.wait((line, watch), position.turn, None, || false);
         Waiting::Slept
@@ -125,23 +141,39 @@ impl Worker<'_> {
             Waiting::Polling { since: latest } => latest,
             Waiting::Slept => ticks(),
         };
-        self.meter.enter(immediate.function, entered, matches!(waiting, Waiting::Polling { .. }));
+        let call = self.meter.enter(immediate.function, entered, matches!(waiting, Waiting::Polling { .. }));
         let ended = match self.places(at, request) {
             Ok(places) => self.call(immediate.function, request, &places, context),
             Err(refusal) => refusal,
         };
         let executing_ticks = if request.timed { ticks().saturating_sub(entered) } else { 0 };
         let outcome = self.outcome(&ended, executing_ticks, immediate, context);
-        self.meter.answer(ended.code.is_some());
+        self.meter.answer(&call, ended.code.is_some());
+        if self.is_warm() {
+            self.core.give_back();
+        }
+        self.publish(immediate, request, &outcome);
+        // The clock is read when the client has its result already.
+        let left = ticks();
+        self.meter.leave(&call, left, left.saturating_sub(entered));
+        left
+    }
+
+    /// Answers a request that finds the core taken: no function is called, and no time is counted.
+    #[cold]
+    fn reject(&self, immediate: Immediate, request: &Request) {
+        self.meter.reject();
+        let outcome = Outcome { status: Code::CoreBusy.number(), output_len: 0, detail: 0 };
+        self.publish(immediate, request, &outcome);
+    }
+
+    #[inline(always)]
+    fn publish(&self, immediate: Immediate, request: &Request, outcome: &Outcome) {
         let to = self.results.line(self.number, immediate.record());
         let sent = self.client.put_imm(to, request.result_turn, immediate.to_bits(), &outcome.encode());
         if sent.is_err() {
             fatal("the results region is smaller than its layout");
         }
-        // The clock is read when the client has its result already.
-        let left = ticks();
-        self.meter.leave(left, left.saturating_sub(entered));
-        left
     }
 
     /// Finds the bytes of a call, all of which must lie inside of mapped regions.

@@ -1,35 +1,30 @@
-//! The slow side of a lease: attaching to its agent, starting its worker process, learning how things end.
+//! The slow side of an attached lease: starting its worker process, renewing it, learning how things end.
 //!
 //! One thread for each lease sleeps on the agent's socket and on the bell (rFaaS IV-B). It is the only reader of the
 //! socket: answers go to whoever asked, announcements change the lease's status. When a worker rings the bell, it
-//! wakes the futures whose results have come.
+//! wakes the futures whose results have come. It must never wait for itself: whoever may run on it starts no worker.
 
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use prost::Message;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sublet_fabric::clock::monotonic_ns;
 use sublet_fabric::packet::{Packet, PacketSocket};
-use sublet_fabric::region::Region;
 use sublet_fabric::ring::Sender;
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
-use sublet_fabric::window::Window;
-use sublet_fabric::{Endpoint, shm};
 use sublet_proto::v1::{self, agent_to_client, client_to_agent, client_to_worker, worker_to_client};
-use sublet_proto::{Code, Error, decode};
+use sublet_proto::{Code, Error, decode, limits};
 
+use super::alarm::Alarms;
 use super::records::Records;
 use super::{Death, ENDED, IDLE, Lease, REMEMBERED_DEATHS, RUNNING, WorkerLink};
-use crate::arena::Arena;
-use crate::manager::socket_path;
-use crate::wire::{InboxLayout, OWN_REGION, ResultsLayout};
 
 /// How long an agent may take to answer; starting a worker includes fetching its package.
-const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a worker may take to map a region, or to load its package.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the announcement of a worker's end may take after the end was seen otherwise.
@@ -54,12 +49,26 @@ pub struct ColdStart {
     pub ready_ns: u64,
 }
 
+/// The announced end of a lease (rFaaS III-A). Calls go on until then.
+#[derive(Clone, Debug)]
+pub struct Notice {
+    /// Which lease.
+    pub lease: String,
+    /// Why, as its calls will say it.
+    pub error: Error,
+    /// When it ends by force.
+    pub until: Instant,
+}
+
 pub(super) struct Link {
     agent: PacketSocket,
     bell: OwnedFd,
     control: Mutex<Control>,
     ended: Mutex<Endings>,
     changed: Condvar,
+    alarms: Alarms,
+    /// Not 0: a thread is starting a worker process.
+    reviving: AtomicU32,
 }
 
 /// What whoever holds the lock may talk to.
@@ -76,13 +85,36 @@ struct Control {
 struct Endings {
     /// How many worker processes have ended.
     exits: u64,
+    /// Its end, if it was announced.
+    notice: Option<Notice>,
     /// Once the lease is over: what it has used, or why its agent could not say so.
     lease: Option<Result<v1::Usage, Error>>,
 }
 
-type Answer = Result<(v1::Started, OwnedFd), Error>;
+/// What the agent answers to a request.
+pub(super) type Answer = Result<Answered, Error>;
 
-fn protocol(message: impl Into<String>) -> Error {
+pub(super) enum Answered {
+    Started(v1::Started, OwnedFd),
+    Renewed,
+}
+
+impl Link {
+    pub(super) fn new(agent: PacketSocket, bell: OwnedFd, answers: Receiver<Answer>) -> Link {
+        let control = Control { answers, worker: None, regions: 0, cold_start: ColdStart::default() };
+        Link {
+            agent,
+            bell,
+            control: Mutex::new(control),
+            ended: Mutex::new(Endings::default()),
+            changed: Condvar::new(),
+            alarms: Alarms::new(),
+            reviving: AtomicU32::new(0),
+        }
+    }
+}
+
+pub(super) fn protocol(message: impl Into<String>) -> Error {
     Error::new(Code::Protocol, message)
 }
 
@@ -91,73 +123,77 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Lease {
-    /// Shows the ticket to the agent and makes the lease ready to start workers.
-    pub(crate) fn attach(
-        grant: v1::LeaseGrant,
-        arena: Arc<Arena>,
-        spin: Duration,
-    ) -> Result<Arc<Lease>, Error> {
-        let description = grant.lease.ok_or_else(|| protocol("the grant names no lease"))?;
-        let package = grant.package.ok_or_else(|| protocol("the grant names no package"))?;
-        let options = description.options.ok_or_else(|| protocol("the lease has no options"))?;
-        let inbox = InboxLayout::new(description.cores, options.slots, options.slot_bytes)?;
-        let agent = connect(&grant.agent)?;
-        let (attached, inbox_file) = introduce(&agent, grant.ticket)?;
-        if attached.inbox_bytes != inbox.len_bytes() {
-            return Err(protocol(format!(
-                "an inbox of {} bytes instead of {}",
-                attached.inbox_bytes,
-                inbox.len_bytes()
-            )));
-        }
-        let window = Window::reserve(1, inbox.len_bytes())?;
-        window.map(OWN_REGION, inbox_file.as_fd(), inbox.len_bytes())?;
-        let results_layout = ResultsLayout::new(description.cores);
-        let (answer, answers) = sync_channel(1);
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| Error::new(Code::System, format!("eventfd: {error}")))?;
-        let control = Control { answers, worker: None, regions: 0, cold_start: ColdStart::default() };
-        let lease = Arc::new(Lease {
-            names: names(&package),
-            results: Region::create("sublet-results", results_layout.len_bytes())?,
-            workers: (0..description.cores).map(|_| WorkerLink::new(options.slots)).collect(),
-            endpoint: Endpoint::Shm(shm::Endpoint::new(window, None)),
-            status: AtomicU32::new(IDLE),
-            deaths: Mutex::new(VecDeque::new()),
-            ticks_per_ns: attached.ticks_per_ns,
-            spin_ticks: (spin.as_nanos() as f64 * attached.ticks_per_ns) as u64,
-            next_worker: AtomicU32::new(0),
-            link: Link {
-                agent,
-                bell,
-                control: Mutex::new(control),
-                ended: Mutex::new(Endings::default()),
-                changed: Condvar::new(),
-            },
-            description,
-            package,
-            options,
-            arena,
-            inbox,
-            results_layout,
-        });
-        let monitored = lease.clone();
-        std::thread::Builder::new()
-            .name("sublet lease".into())
-            .spawn(move || monitored.monitor(&answer))
-            .map_err(|error| Error::new(Code::System, format!("starting the lease's thread: {error}")))?;
-        Ok(lease)
-    }
-
     /// Starts the worker process unless it runs.
     #[cold]
     pub(crate) fn revive(&self) -> Result<(), Error> {
         let mut control = lock(&self.link.control);
         match self.status.load(Ordering::Acquire) {
             RUNNING => Ok(()),
-            ENDED => Err(self.why_lost(0, u64::MAX)),
-            _ => self.start(&mut control),
+            ENDED => Err(self.why_over()),
+            _ => {
+                while control.answers.try_recv().is_ok() {}
+                let asked_ns = monotonic_ns();
+                let asked = self.tell_agent(client_to_agent::Body::Start(v1::Start {}));
+                self.start(&mut control, asked.map(|()| asked_ns))
+            }
         }
+    }
+
+    /// Takes up the worker process that was asked for with the ticket, at this time.
+    pub(super) fn await_start(&self, asked_ns: u64) -> Result<(), Error> {
+        self.start(&mut lock(&self.link.control), Ok(asked_ns))
+    }
+
+    /// As [`Lease::revive`], in the background and only if nobody does so already. If it fails, the calls that wait for
+    /// the process are lost.
+    #[cold]
+    pub(crate) fn revive_soon(self: &Arc<Lease>) {
+        if self.link.reviving.swap(1, Ordering::AcqRel) != 0 {
+            return;
+        }
+        let lease = self.clone();
+        let start = move || {
+            // Whoever waits for the process finds the reason beside its call.
+            let _ = lease.revive();
+            lease.link.reviving.store(0, Ordering::Release);
+        };
+        if std::thread::Builder::new().name("sublet start".into()).spawn(start).is_err() {
+            self.link.reviving.store(0, Ordering::Release);
+        }
+    }
+
+    /// Has the waker called at that time.
+    #[cold]
+    pub(crate) fn wake_at(&self, at: Instant, waker: &Waker) {
+        if self.link.alarms.set(at, waker) {
+            // The lease's thread learns by its bell that it has to look at the clock. A full bell is a rung one.
+            let _ = rustix::io::write(&self.link.bell, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Shows the agent a ticket of this lease with another end.
+    pub(crate) fn renew(&self, grant: v1::LeaseGrant) -> Result<(), Error> {
+        let renewed = grant.lease.ok_or_else(|| protocol("the renewal names no lease"))?;
+        let control = lock(&self.link.control);
+        while control.answers.try_recv().is_ok() {}
+        self.tell_agent(client_to_agent::Body::Renew(v1::Renew { ticket: grant.ticket }))?;
+        match self.hear_answer(&control, "renew the lease")? {
+            Answered::Renewed => {
+                self.expires_unix_ms.store(renewed.expires_unix_ms, Ordering::Relaxed);
+                Ok(())
+            }
+            Answered::Started(..) => Err(protocol("the agent answered a renewal with a worker")),
+        }
+    }
+
+    /// The announcement of the lease's end, if there was one.
+    pub(crate) fn notice(&self) -> Option<Notice> {
+        lock(&self.link.ended).notice.clone()
+    }
+
+    /// Why the lease is over.
+    pub(crate) fn why_over(&self) -> Error {
+        self.why_lost(0, u64::MAX)
     }
 
     /// Makes the running worker process map what the arena has grown by. Without one, the next start does.
@@ -181,7 +217,17 @@ impl Lease {
 
     /// Gives the lease back. Calls that have not ended are lost. Returns what was used, or why its agent cannot say.
     pub(crate) fn end(&self) -> Result<v1::Usage, Error> {
-        let told = self.tell_agent(client_to_agent::Body::Release(v1::Release {}));
+        let told = self.give_back();
+        self.await_end(told)
+    }
+
+    /// Tells the agent that the lease is given back.
+    pub(crate) fn give_back(&self) -> Result<(), Error> {
+        self.tell_agent(client_to_agent::Body::Release(v1::Release {}))
+    }
+
+    /// Waits until the lease that was given back is over.
+    pub(crate) fn await_end(&self, told: Result<(), Error>) -> Result<v1::Usage, Error> {
         let deadline = Instant::now() + AGENT_TIMEOUT;
         let mut endings = lock(&self.link.ended);
         loop {
@@ -207,17 +253,22 @@ impl Lease {
         lock(&self.link.control).cold_start
     }
 
-    fn start(&self, control: &mut Control) -> Result<(), Error> {
+    /// Connects the worker process that the agent was asked for at a time, or could not be. If that fails, the calls
+    /// that wait for a process are lost.
+    fn start(&self, control: &mut Control, asked_ns: Result<u64, Error>) -> Result<(), Error> {
         let exits = lock(&self.link.ended).exits;
         control.worker = None;
-        if let Err(error) = self.start_process(control) {
+        if let Err(error) = asked_ns.and_then(|asked_ns| self.start_process(control, asked_ns)) {
             // Without its control socket the process ends, if there is one. A later start must not mistake the
             // announcement of that for the end of its own process.
             let started = control.worker.take().is_some();
-            return Err(if started { self.await_exit(exits, error) } else { error });
+            let error = if started { self.await_exit(exits, error) } else { error };
+            self.bury(self.tails(), error.clone());
+            self.poke_all();
+            return Err(error);
         }
         if !self.change(IDLE, RUNNING) {
-            return Err(self.why_lost(0, u64::MAX));
+            return Err(self.why_over());
         }
         // The process may have ended before it was said to run: then its end was announced to nobody.
         if lock(&self.link.ended).exits != exits && self.change(RUNNING, IDLE) {
@@ -231,19 +282,10 @@ impl Lease {
         self.status.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    fn start_process(&self, control: &mut Control) -> Result<(), Error> {
-        while control.answers.try_recv().is_ok() {}
-        let asked_ns = monotonic_ns();
-        self.tell_agent(client_to_agent::Body::Start(v1::Start {}))?;
-        let (started, socket) = match control.answers.recv_timeout(AGENT_TIMEOUT) {
-            Ok(answer) => answer?,
-            Err(RecvTimeoutError::Timeout) => {
-                return Err(Error::new(
-                    Code::AgentUnreachable,
-                    "the agent did not start a worker within 10 s",
-                ));
-            }
-            Err(RecvTimeoutError::Disconnected) => return Err(self.why_lost(0, u64::MAX)),
+    fn start_process(&self, control: &mut Control, asked_ns: u64) -> Result<(), Error> {
+        let (started, socket) = match self.hear_answer(control, "start a worker")? {
+            Answered::Started(started, socket) => (started, socket),
+            Answered::Renewed => return Err(protocol("the agent answered a start with a renewal")),
         };
         control.worker = Some(PacketSocket::from(socket));
         control.regions = 0;
@@ -259,6 +301,18 @@ impl Lease {
             ready_ns: ready.ready_ns,
         };
         Ok(())
+    }
+
+    fn hear_answer(&self, control: &Control, what: &str) -> Result<Answered, Error> {
+        match control.answers.recv_timeout(AGENT_TIMEOUT) {
+            Ok(answer) => answer,
+            Err(RecvTimeoutError::Timeout) => {
+                let seconds = AGENT_TIMEOUT.as_secs();
+                let message = format!("the agent did not {what} within {seconds} s");
+                Err(Error::new(Code::AgentUnreachable, message))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(self.why_over()),
+        }
     }
 
     fn send_regions(&self, control: &mut Control) -> Result<(), Error> {
@@ -305,9 +359,10 @@ impl Lease {
     }
 
     /// The lease's thread: until the lease is over.
-    fn monitor(&self, answer: &SyncSender<Answer>) {
-        while self.status.load(Ordering::Acquire) != ENDED {
-            let (agent, bell) = wait_for_either(self.link.agent.as_fd(), self.link.bell.as_fd());
+    pub(super) fn monitor(&self, answer: &SyncSender<Answer>) {
+        while !self.is_over() {
+            let alarm = self.link.alarms.ring(Instant::now());
+            let (agent, bell) = wait_for_either(self.link.agent.as_fd(), self.link.bell.as_fd(), alarm);
             if bell {
                 let _ = rustix::io::read(&self.link.bell, &mut [0; 8]);
                 self.wake_futures();
@@ -317,6 +372,7 @@ impl Lease {
             }
         }
         self.wake_futures();
+        self.link.alarms.close();
     }
 
     fn hear_agent(&self, answer: &SyncSender<Answer>) {
@@ -332,19 +388,25 @@ impl Lease {
             Ok(Heard::Answer(result)) => drop(answer.try_send(result)),
             Ok(Heard::WorkerExited(error)) => self.worker_ended(error),
             Ok(Heard::LeaseEnded(error, usage)) => self.lease_ended(error, Some(usage)),
+            Ok(Heard::Ending(error, grace)) => self.announce(error, grace),
             Err(error) => self.lease_ended(error, None),
         }
     }
 
     fn worker_ended(&self, error: Error) {
         let was_running = self.change(RUNNING, IDLE);
-        let before = self.workers.iter().map(|link| link.ring.tail()).collect();
-        self.bury(before, error);
+        self.bury(self.tails(), error);
         lock(&self.link.ended).exits += 1;
         self.link.changed.notify_all();
         if was_running {
             self.poke_all();
         }
+    }
+
+    fn announce(&self, error: Error, grace: Duration) {
+        let lease = self.description.id.clone();
+        lock(&self.link.ended).notice = Some(Notice { lease, error, until: Instant::now() + grace });
+        self.ending.store(1, Ordering::Relaxed);
     }
 
     fn lease_ended(&self, error: Error, usage: Option<v1::Usage>) {
@@ -353,6 +415,11 @@ impl Lease {
         lock(&self.link.ended).lease = Some(usage.ok_or(error));
         self.link.changed.notify_all();
         self.poke_all();
+    }
+
+    /// The positions that the next submissions get.
+    fn tails(&self) -> Vec<u64> {
+        self.workers.iter().map(|link| link.ring.tail()).collect()
     }
 
     /// Gives up the calls below these positions.
@@ -380,7 +447,7 @@ impl Lease {
     fn wake_futures(&self) {
         for (worker, link) in self.workers.iter().enumerate() {
             let worker = worker as u32;
-            let ended = self.status.load(Ordering::Acquire) == ENDED;
+            let ended = self.is_over();
             link.records.wake(|record| {
                 let (line, watch) = (self.result_line(worker, record), self.result_watch(worker, record));
                 ended || !line.ask_bell(watch, link.records.latest_turn(record))
@@ -390,42 +457,15 @@ impl Lease {
 }
 
 impl WorkerLink {
-    fn new(slots: u32) -> WorkerLink {
+    pub(super) fn new(slots: u32) -> WorkerLink {
         WorkerLink { ring: Sender::new(slots), records: Records::new(), dead_before: AtomicU64::new(0) }
-    }
-}
-
-fn names(package: &v1::PackageInfo) -> Vec<(String, u16)> {
-    let mut names: Vec<_> =
-        package.functions.iter().enumerate().map(|(index, info)| (info.name.clone(), index as u16)).collect();
-    names.sort_unstable();
-    names
-}
-
-fn connect(address: &str) -> Result<PacketSocket, Error> {
-    PacketSocket::connect(socket_path(address)?).map_err(|error| {
-        Error::new(Code::AgentUnreachable, format!("the lease's agent at {address}: {error}"))
-    })
-}
-
-fn introduce(agent: &PacketSocket, ticket: Vec<u8>) -> Result<(v1::Attached, OwnedFd), Error> {
-    let attach = client_to_agent::Body::Attach(v1::Attach { ticket });
-    agent.send(&v1::ClientToAgent { body: Some(attach) }.encode_to_vec(), &[])?;
-    let packet = agent.receive(Some(AGENT_TIMEOUT))?;
-    let mut packet =
-        packet.ok_or_else(|| Error::new(Code::AgentUnreachable, "the agent closed the connection"))?;
-    let message: v1::AgentToClient = decode("an agent's message", &packet.bytes)?;
-    match (message.body, packet.fds.pop()) {
-        (Some(agent_to_client::Body::Attached(attached)), Some(inbox)) => Ok((attached, inbox)),
-        (Some(agent_to_client::Body::Failure(failure)), _) => Err(error_of(failure.code, failure.message)),
-        (Some(agent_to_client::Body::LeaseEnded(ended)), _) => Err(error_of(ended.code, ended.reason)),
-        (body, _) => Err(protocol(format!("the agent answered a ticket with {body:?}"))),
     }
 }
 
 enum Heard {
     Answer(Answer),
     WorkerExited(Error),
+    Ending(Error, Duration),
     LeaseEnded(Error, v1::Usage),
 }
 
@@ -434,10 +474,15 @@ fn read_agent(mut packet: Packet) -> Result<Heard, Error> {
     match message.body {
         Some(agent_to_client::Body::Started(started)) => {
             let socket = packet.fds.pop().ok_or_else(|| protocol("a started worker without its socket"))?;
-            Ok(Heard::Answer(Ok((started, socket))))
+            Ok(Heard::Answer(Ok(Answered::Started(started, socket))))
         }
         Some(agent_to_client::Body::Failure(failure)) => {
             Ok(Heard::Answer(Err(error_of(failure.code, failure.message))))
+        }
+        Some(agent_to_client::Body::Renewed(_)) => Ok(Heard::Answer(Ok(Answered::Renewed))),
+        Some(agent_to_client::Body::Ending(ending)) => {
+            let grace = Duration::from_millis(ending.grace_ms.min(limits::MAX_TIMEOUT_MS));
+            Ok(Heard::Ending(error_of(ending.code, ending.reason), grace))
         }
         Some(agent_to_client::Body::WorkerExited(exited)) => {
             Ok(Heard::WorkerExited(error_of(exited.code, exited.reason)))
@@ -447,11 +492,12 @@ fn read_agent(mut packet: Packet) -> Result<Heard, Error> {
             Ok(Heard::LeaseEnded(error_of(code, ended.reason), ended.usage.unwrap_or_default()))
         }
         Some(agent_to_client::Body::Attached(_)) => Err(protocol("the agent attached the lease twice")),
+        Some(other) => Err(protocol(format!("the agent said {other:?}"))),
         None => Err(protocol("an empty message from the agent")),
     }
 }
 
-fn error_of(code: u32, message: String) -> Error {
+pub(super) fn error_of(code: u32, message: String) -> Error {
     Error::new(Code::from_number(code), message)
 }
 
@@ -479,9 +525,11 @@ fn ask_worker(
     }
 }
 
-fn wait_for_either(agent: BorrowedFd<'_>, bell: BorrowedFd<'_>) -> (bool, bool) {
+fn wait_for_either(agent: BorrowedFd<'_>, bell: BorrowedFd<'_>, until: Option<Instant>) -> (bool, bool) {
     let mut watched = [PollFd::new(&agent, PollFlags::IN), PollFd::new(&bell, PollFlags::IN)];
-    match poll(&mut watched, None) {
+    // A time beyond what the kernel can say is as good as for ever.
+    let left = until.and_then(|at| Timespec::try_from(at.saturating_duration_since(Instant::now())).ok());
+    match poll(&mut watched, left.as_ref()) {
         Ok(_) => (!watched[0].revents().is_empty(), !watched[1].revents().is_empty()),
         // Interrupted: look again.
         Err(_) => (false, false),

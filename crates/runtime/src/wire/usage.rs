@@ -1,17 +1,30 @@
 //! The usage region: what each worker has done with its time, kept by itself, read by its agent.
 //!
-//! One cache line for each worker, in a region that client and other leases cannot reach. The worker adds up ticks
-//! after each call; between calls `state` and `since_ticks` let the agent account for what is still going on, so
-//! that neither a long function nor a sudden death escapes the bill. After a death they tell what was being executed.
+//! Each worker has a line, and behind it a place for each function of the package and one more for calls of functions
+//! that there are not, in a region that client and other leases cannot reach. After each call the worker adds its
+//! ticks to the function's place; what a worker has done in all is the sum of its places. Between calls `state` and
+//! `since_ticks` let the agent account for what is still going on, so that neither a long function nor a sudden death
+//! escapes the bill. After a death they tell what was being executed.
 //!
-//! The line lies in the worker's memory: a function that knows where could falsify it. The agent therefore never
-//! bills more than wall time allows, and allocated time is measured by the agent alone.
+//! | where | bytes | what |
+//! |---|---|---|
+//! | line | 0-7 | state (low 32 bits), function being executed |
+//! | | 8-15 | ticks since when |
+//! | | 16-23 | ticks of polling that has ended |
+//! | | 24-31 | requests that were rejected because the core was taken |
+//! | place of a function | 0-7 | ticks in calls that have ended |
+//! | | 8-15, 16-23 | calls that have ended; those of them that failed |
+//!
+//! All of it is written by its worker alone, and by the agent once the worker is dead. It lies in the worker's memory:
+//! a function that knows where could falsify it. The agent therefore never bills more than wall time allows, and
+//! allocated time is measured by the agent alone.
 
 use sublet_fabric::FabricError;
 use sublet_fabric::clock::ticks;
 use sublet_fabric::line::LINE_BYTES;
 use sublet_fabric::region::{Region, page_align};
 use sublet_fabric::sync::{AtomicU64, Ordering};
+use sublet_proto::package::MAX_FUNCTIONS;
 
 /// What a worker is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +40,70 @@ pub enum WorkerState {
     Answering = 3,
 }
 
-/// A reading of one worker's line.
+/// Where everything lies in a usage region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UsageLayout {
+    workers: u32,
+    functions: u32,
+}
+
+/// What keeps two workers' writes apart: a pair of cache lines, which processors fetch together.
+const APART_BYTES: u64 = 2 * LINE_BYTES;
+const PLACE_WORDS: usize = 4;
+const PLACE_BYTES: u64 = 8 * PLACE_WORDS as u64;
+
+impl UsageLayout {
+    /// For so many workers and functions of their package. 0 functions: as many as a package may have.
+    pub fn new(workers: u32, functions: u32) -> UsageLayout {
+        let most = MAX_FUNCTIONS as u32;
+        UsageLayout { workers, functions: if functions == 0 { most } else { functions.min(most) } }
+    }
+
+    /// How many workers.
+    pub fn workers(&self) -> u32 {
+        self.workers
+    }
+
+    /// How many functions.
+    pub fn functions(&self) -> u32 {
+        self.functions
+    }
+
+    /// Size of the region.
+    pub fn len_bytes(&self) -> u64 {
+        page_align(u64::from(self.workers) * self.stride()).unwrap_or(u64::MAX)
+    }
+
+    /// Places of each worker: the functions', and the last for calls of functions that there are not.
+    fn places(&self) -> usize {
+        self.functions as usize + 1
+    }
+
+    fn stride(&self) -> u64 {
+        (LINE_BYTES + self.places() as u64 * PLACE_BYTES).next_multiple_of(APART_BYTES)
+    }
+
+    fn line<'region>(&self, region: &'region Region, worker: u32) -> Option<&'region Line> {
+        region.view(u64::from(worker) * self.stride())
+    }
+
+    fn place_list<'region>(&self, region: &'region Region, worker: u32) -> Option<&'region [Place]> {
+        region.views(u64::from(worker) * self.stride() + LINE_BYTES, self.places())
+    }
+}
+
+type Line = [AtomicU64; (LINE_BYTES / 8) as usize];
+const STATE: usize = 0;
+const SINCE: usize = 1;
+const POLLING: usize = 2;
+const REJECTED: usize = 3;
+
+type Place = [AtomicU64; PLACE_WORDS];
+const EXECUTING: usize = 0;
+const CALLS: usize = 1;
+const FAILED: usize = 2;
+
+/// A reading of one worker's line. It never says more than there was: what goes on is read after what has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerUsage {
     /// What it is doing now,
@@ -36,10 +112,17 @@ pub struct WorkerUsage {
     pub function: u32,
     /// and since when, in ticks.
     pub since_ticks: u64,
-    /// Ticks in functions that have returned.
-    pub executing_ticks: u64,
     /// Ticks of polling that has ended.
     pub polling_ticks: u64,
+    /// Requests that it rejected because its core was taken.
+    pub rejected: u64,
+}
+
+/// A reading of one function's place, of one worker or added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Ticks in calls that have ended.
+    pub executing_ticks: u64,
     /// Calls that have ended.
     pub calls: u64,
     /// Those among them that ended with an error.
@@ -47,36 +130,42 @@ pub struct WorkerUsage {
 }
 
 impl WorkerUsage {
-    /// Executing and polling ticks, what is going on at `now_ticks` included.
-    pub fn at(&self, now_ticks: u64) -> (u64, u64) {
-        let current = now_ticks.saturating_sub(self.since_ticks);
-        match self.state {
-            WorkerState::Sleeping => (self.executing_ticks, self.polling_ticks),
-            WorkerState::Polling => (self.executing_ticks, self.polling_ticks.saturating_add(current)),
-            WorkerState::Executing | WorkerState::Answering => {
-                (self.executing_ticks.saturating_add(current), self.polling_ticks)
-            }
-        }
+    /// Ticks of polling, what is going on at `now_ticks` included.
+    pub fn polling_at(&self, now_ticks: u64) -> u64 {
+        let going_on = self.state == WorkerState::Polling;
+        self.polling_ticks.saturating_add(if going_on { self.current(now_ticks) } else { 0 })
+    }
+
+    /// The function that is being executed, and for how long at `now_ticks`.
+    pub fn executing_at(&self, now_ticks: u64) -> Option<(u32, u64)> {
+        let going_on = matches!(self.state, WorkerState::Executing | WorkerState::Answering);
+        going_on.then(|| (self.function, self.current(now_ticks)))
+    }
+
+    fn current(&self, now_ticks: u64) -> u64 {
+        now_ticks.saturating_sub(self.since_ticks)
     }
 }
 
-const STATE: u64 = 0;
-const SINCE: u64 = 8;
-const EXECUTING: u64 = 16;
-const POLLING: u64 = 24;
-const CALLS: u64 = 32;
-const FAILED: u64 = 40;
-
-/// Size of the usage region of so many workers.
-pub fn region_bytes(workers: u32) -> u64 {
-    page_align(u64::from(workers) * LINE_BYTES).unwrap_or(u64::MAX)
+/// Adds what one worker has done to the tallies of the functions, one for each and a last one for calls of functions
+/// that there are not; gives the reading of its line. All zero if the region has no such worker.
+pub fn read(region: &Region, layout: UsageLayout, worker: u32, tallies: &mut [Tally]) -> WorkerUsage {
+    let word = |word: &AtomicU64| word.load(Ordering::Acquire);
+    // A call ends by being added and then by a change of state: read in the same order, it may be missed for now, but
+    // never be found twice.
+    for (tally, place) in tallies.iter_mut().zip(layout.place_list(region, worker).unwrap_or_default()) {
+        tally.executing_ticks = tally.executing_ticks.saturating_add(word(&place[EXECUTING]));
+        tally.calls = tally.calls.saturating_add(word(&place[CALLS]));
+        tally.failed_calls = tally.failed_calls.saturating_add(word(&place[FAILED]));
+    }
+    read_line(region, layout, worker)
 }
 
-/// The line of one worker; all zero if the region has no such worker.
-pub fn read(region: &Region, worker: u32) -> WorkerUsage {
-    let at = u64::from(worker) * LINE_BYTES;
-    let word = |offset| region.view::<AtomicU64>(at + offset).map_or(0, |word| word.load(Ordering::Acquire));
-    let state = word(STATE);
+/// The reading of one worker's line alone.
+pub fn read_line(region: &Region, layout: UsageLayout, worker: u32) -> WorkerUsage {
+    let line = layout.line(region, worker);
+    let word = |index: usize| line.map_or(0, |line| line[index].load(Ordering::Acquire));
+    let (polling_ticks, rejected, state) = (word(POLLING), word(REJECTED), word(STATE));
     WorkerUsage {
         state: match state as u32 {
             1 => WorkerState::Polling,
@@ -84,38 +173,41 @@ pub fn read(region: &Region, worker: u32) -> WorkerUsage {
             3 => WorkerState::Answering,
             _ => WorkerState::Sleeping,
         },
-        function: (state >> 32) as u32,
+        function: ((state >> 32) as u32).min(layout.functions),
         since_ticks: word(SINCE),
-        executing_ticks: word(EXECUTING),
-        polling_ticks: word(POLLING),
-        calls: word(CALLS),
-        failed_calls: word(FAILED),
+        polling_ticks,
+        rejected,
     }
 }
 
 /// Closes the account of a worker that has died: what was going on is added up, and it sleeps.
-pub fn settle(region: &Region, worker: u32, now_ticks: u64) -> Result<(), FabricError> {
-    let usage = read(region, worker);
-    let (executing, polling) = usage.at(now_ticks);
-    let meter = Meter::new(region, worker)?;
-    meter.executing.store(executing, Ordering::Release);
-    meter.polling.store(polling, Ordering::Release);
-    if usage.state == WorkerState::Executing {
-        add(meter.calls, 1);
-        add(meter.failed, 1);
+pub fn settle(region: &Region, layout: UsageLayout, worker: u32, now_ticks: u64) -> Result<(), FabricError> {
+    let usage = read_line(region, layout, worker);
+    let meter = Meter::new(region, layout, worker)?;
+    meter.line[POLLING].store(usage.polling_at(now_ticks), Ordering::Release);
+    if let Some((function, ticks)) = usage.executing_at(now_ticks) {
+        let call = meter.call(function);
+        if usage.state == WorkerState::Executing {
+            meter.answer(&call, true);
+        }
+        add(&call.place[EXECUTING], ticks);
     }
-    meter.state.store(WorkerState::Sleeping as u64, Ordering::Release);
+    meter.rest();
     Ok(())
 }
 
-/// The worker's own pen. All stores are to one line that nobody else writes: plain, and never waited for.
+/// A call that is being executed: where it is to be counted.
+pub struct Call<'region> {
+    place: &'region Place,
+    function: u32,
+}
+
+/// The worker's own pen. All stores are to lines that nobody else writes: plain, and never waited for.
 pub struct Meter<'region> {
-    state: &'region AtomicU64,
-    since: &'region AtomicU64,
-    executing: &'region AtomicU64,
-    polling: &'region AtomicU64,
-    calls: &'region AtomicU64,
-    failed: &'region AtomicU64,
+    line: &'region Line,
+    functions: &'region [Place],
+    /// For calls of functions that there are not.
+    unknown: &'region Place,
 }
 
 #[inline(always)]
@@ -125,68 +217,92 @@ fn add(word: &AtomicU64, value: u64) {
 
 impl<'region> Meter<'region> {
     /// Of one worker.
-    pub fn new(region: &'region Region, worker: u32) -> Result<Meter<'region>, FabricError> {
-        let at = u64::from(worker) * LINE_BYTES;
-        let word = |offset| {
-            let out_of_bounds = FabricError::OutOfBounds { region: 0, offset: at + offset, len_bytes: 8 };
-            region.view(at + offset).ok_or(out_of_bounds)
-        };
-        Ok(Meter {
-            state: word(STATE)?,
-            since: word(SINCE)?,
-            executing: word(EXECUTING)?,
-            polling: word(POLLING)?,
-            calls: word(CALLS)?,
-            failed: word(FAILED)?,
-        })
+    pub fn new(
+        region: &'region Region,
+        layout: UsageLayout,
+        worker: u32,
+    ) -> Result<Meter<'region>, FabricError> {
+        let offset = u64::from(worker) * layout.stride();
+        let outside = FabricError::OutOfBounds { region: 0, offset, len_bytes: layout.stride() };
+        let places = layout.place_list(region, worker).and_then(<[Place]>::split_last);
+        match (layout.line(region, worker), places) {
+            (Some(line), Some((unknown, functions))) => Ok(Meter { line, functions, unknown }),
+            _ => Err(outside),
+        }
     }
 
     /// The worker begins to poll. Returns the time.
     pub fn poll(&self) -> u64 {
         let now = ticks();
-        self.since.store(now, Ordering::Release);
-        self.state.store(WorkerState::Polling as u64, Ordering::Release);
+        self.begin_polling(now);
         now
     }
 
     /// The worker stops polling and sleeps.
     pub fn sleep(&self) {
-        add(self.polling, ticks().saturating_sub(self.since.load(Ordering::Relaxed)));
-        self.state.store(WorkerState::Sleeping as u64, Ordering::Release);
+        self.end_polling(ticks());
+        self.rest();
     }
 
     /// The worker goes to sleep without having polled.
     pub fn rest(&self) {
-        self.state.store(WorkerState::Sleeping as u64, Ordering::Release);
+        self.state(WorkerState::Sleeping as u64);
+    }
+
+    /// The worker rejects a request, and sleeps.
+    pub fn reject(&self) {
+        add(&self.line[REJECTED], 1);
     }
 
     /// A call begins at this time, after polling or (`was_polling` false) after sleep.
     #[inline(always)]
-    pub fn enter(&self, function: u16, now_ticks: u64, was_polling: bool) {
+    pub fn enter(&self, function: u16, now_ticks: u64, was_polling: bool) -> Call<'region> {
         if was_polling {
-            add(self.polling, now_ticks.saturating_sub(self.since.load(Ordering::Relaxed)));
+            self.end_polling(now_ticks);
         }
-        self.since.store(now_ticks, Ordering::Release);
-        self.state.store(u64::from(function) << 32 | WorkerState::Executing as u64, Ordering::Release);
+        self.line[SINCE].store(now_ticks, Ordering::Release);
+        self.state(u64::from(function) << 32 | WorkerState::Executing as u64);
+        self.call(function.into())
     }
 
     /// The function has returned. The call is counted before its client knows the result: a client that then gives
     /// its lease back, and so ends this process, finds it on the bill as it was.
     #[inline(always)]
-    pub fn answer(&self, failed: bool) {
-        self.state.store(WorkerState::Answering as u64, Ordering::Release);
-        add(self.calls, 1);
+    pub fn answer(&self, call: &Call<'_>, failed: bool) {
+        self.state(u64::from(call.function) << 32 | WorkerState::Answering as u64);
+        add(&call.place[CALLS], 1);
         if failed {
-            add(self.failed, 1);
+            add(&call.place[FAILED], 1);
         }
     }
 
     /// The call has ended at this time, after so many ticks; the worker polls.
     #[inline(always)]
-    pub fn leave(&self, now_ticks: u64, spent_ticks: u64) {
-        add(self.executing, spent_ticks);
-        self.since.store(now_ticks, Ordering::Release);
-        self.state.store(WorkerState::Polling as u64, Ordering::Release);
+    pub fn leave(&self, call: &Call<'_>, now_ticks: u64, spent_ticks: u64) {
+        add(&call.place[EXECUTING], spent_ticks);
+        self.begin_polling(now_ticks);
+    }
+
+    #[inline(always)]
+    fn call(&self, function: u32) -> Call<'region> {
+        Call { place: self.functions.get(function as usize).unwrap_or(self.unknown), function }
+    }
+
+    #[inline(always)]
+    fn begin_polling(&self, now_ticks: u64) {
+        self.line[SINCE].store(now_ticks, Ordering::Release);
+        self.state(WorkerState::Polling as u64);
+    }
+
+    #[inline(always)]
+    fn end_polling(&self, now_ticks: u64) {
+        let since = self.line[SINCE].load(Ordering::Relaxed);
+        add(&self.line[POLLING], now_ticks.saturating_sub(since));
+    }
+
+    #[inline(always)]
+    fn state(&self, state: u64) {
+        self.line[STATE].store(state, Ordering::Release);
     }
 }
 
@@ -194,47 +310,94 @@ impl<'region> Meter<'region> {
 mod tests {
     use super::*;
 
+    fn region(layout: UsageLayout) -> Region {
+        Region::create("usage", layout.len_bytes()).unwrap()
+    }
+
+    fn read_all(region: &Region, layout: UsageLayout, worker: u32) -> (WorkerUsage, Vec<Tally>) {
+        let mut tallies = vec![Tally::default(); layout.places()];
+        (read(region, layout, worker, &mut tallies), tallies)
+    }
+
+    fn tally(executing_ticks: u64, calls: u64, failed_calls: u64) -> Tally {
+        Tally { executing_ticks, calls, failed_calls }
+    }
+
     #[test]
-    fn time_is_accounted_to_what_it_was_spent_on() {
-        let region = Region::create("usage", region_bytes(2)).unwrap();
-        let meter = Meter::new(&region, 1).unwrap();
+    fn time_is_accounted_to_what_and_to_whom_it_was_spent_on() {
+        let layout = UsageLayout::new(2, 3);
+        let region = region(layout);
+        let meter = Meter::new(&region, layout, 1).unwrap();
         meter.poll();
         let entered = ticks();
-        meter.enter(7, entered, true);
-        let usage = read(&region, 1);
-        assert_eq!((usage.state, usage.function, usage.calls), (WorkerState::Executing, 7, 0));
-        assert!(usage.polling_ticks > 0);
-        meter.answer(true);
-        meter.leave(entered + 500, 500);
+        let call = meter.enter(2, entered, true);
+        let (usage, tallies) = read_all(&region, layout, 1);
+        assert_eq!((usage.state, usage.function), (WorkerState::Executing, 2));
+        assert_eq!(usage.executing_at(entered + 9), Some((2, 9)));
+        assert_eq!(tallies, [Tally::default(); 4], "the call has not ended");
+        meter.answer(&call, true);
+        assert_eq!(read_all(&region, layout, 1).0.function, 2);
+        meter.leave(&call, entered + 500, 500);
         meter.sleep();
-        let usage = read(&region, 1);
-        assert_eq!((usage.state, usage.executing_ticks), (WorkerState::Sleeping, 500));
-        assert_eq!((usage.calls, usage.failed_calls), (1, 1));
-        assert_eq!(usage.at(u64::MAX), (usage.executing_ticks, usage.polling_ticks), "sleep is free");
-        assert_eq!(read(&region, 0).calls, 0, "the other worker's line is untouched");
+        let (usage, tallies) = read_all(&region, layout, 1);
+        assert_eq!(usage.state, WorkerState::Sleeping);
+        assert!(usage.polling_ticks > 0);
+        let sleeping = (usage.polling_at(u64::MAX), usage.executing_at(u64::MAX));
+        assert_eq!(sleeping, (usage.polling_ticks, None), "sleep is free");
+        assert_eq!(tallies[2], tally(500, 1, 1));
+        assert_eq!(read_all(&region, layout, 0).1, [Tally::default(); 4], "the other worker's are untouched");
+    }
+
+    #[test]
+    fn a_function_that_there_is_not_is_counted_in_the_last_place_and_nowhere_else() {
+        let layout = UsageLayout::new(2, 1);
+        let region = region(layout);
+        let meter = Meter::new(&region, layout, 0).unwrap();
+        for function in [1, 2, u16::MAX] {
+            let call = meter.enter(function, 10, false);
+            meter.answer(&call, true);
+            meter.leave(&call, 15, 5);
+        }
+        assert_eq!(read_all(&region, layout, 0).1, [tally(0, 0, 0), tally(15, 3, 3)]);
+        meter.enter(u16::MAX, 20, false);
+        settle(&region, layout, 0, 25).unwrap();
+        assert_eq!(read_all(&region, layout, 0).1[1], tally(20, 4, 4));
+        assert_eq!(read_all(&region, layout, 1).1, [Tally::default(); 2]);
     }
 
     #[test]
     fn a_death_after_the_answer_does_not_make_the_call_a_failure() {
-        let region = Region::create("usage", region_bytes(1)).unwrap();
-        let (meter, entered) = (Meter::new(&region, 0).unwrap(), ticks());
-        meter.enter(3, entered, false);
-        meter.answer(false);
-        settle(&region, 0, entered + 1000).unwrap();
-        let usage = read(&region, 0);
-        assert_eq!((usage.executing_ticks, usage.calls, usage.failed_calls), (1000, 1, 0));
+        let layout = UsageLayout::new(1, 4);
+        let region = region(layout);
+        let (meter, entered) = (Meter::new(&region, layout, 0).unwrap(), ticks());
+        let call = meter.enter(3, entered, false);
+        meter.answer(&call, false);
+        settle(&region, layout, 0, entered + 1000).unwrap();
+        assert_eq!(read_all(&region, layout, 0).1[3], tally(1000, 1, 0));
     }
 
     #[test]
     fn a_call_cut_short_by_death_is_settled() {
-        let region = Region::create("usage", region_bytes(1)).unwrap();
+        let layout = UsageLayout::new(1, 4);
+        let region = region(layout);
         let entered = ticks();
-        Meter::new(&region, 0).unwrap().enter(3, entered, false);
-        settle(&region, 0, entered + 1000).unwrap();
-        let usage = read(&region, 0);
-        assert_eq!(
-            (usage.state, usage.executing_ticks, usage.failed_calls),
-            (WorkerState::Sleeping, 1000, 1)
-        );
+        Meter::new(&region, layout, 0).unwrap().enter(3, entered, false);
+        settle(&region, layout, 0, entered + 1000).unwrap();
+        let (usage, tallies) = read_all(&region, layout, 0);
+        assert_eq!((usage.state, tallies[3]), (WorkerState::Sleeping, tally(1000, 1, 1)));
+        settle(&region, layout, 0, entered + 2000).unwrap();
+        assert_eq!(read_all(&region, layout, 0).1[3], tally(1000, 1, 1), "once");
+    }
+
+    #[test]
+    fn every_layout_fits_its_region_and_none_is_larger_than_a_package_may_be() {
+        for (workers, functions) in [(1, 1), (2, 3), (7, 1024), (3, 0), (2, u32::MAX)] {
+            let layout = UsageLayout::new(workers, functions);
+            assert!((1..=MAX_FUNCTIONS as u32).contains(&layout.functions()));
+            let region = region(layout);
+            assert!(Meter::new(&region, layout, workers - 1).is_ok());
+        }
+        let layout = UsageLayout::new(64, 1024);
+        assert!(Meter::new(&region(layout), layout, 64).is_err());
     }
 }

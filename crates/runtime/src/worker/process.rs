@@ -7,6 +7,7 @@
 //! The process takes its rights away before it loads the package: no new privileges, memory limited to the lease's,
 //! no core dumps, and death with the agent. Stronger walls are the sandbox's.
 
+use std::convert::Infallible;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
@@ -25,8 +26,9 @@ use sublet_proto::v1::{self, client_to_worker, worker_to_client};
 use sublet_proto::{Code, Error, decode};
 
 use super::library::Library;
+use super::slots::{Core, Own, Slots};
 use super::{Worker, hot_timeout_ticks};
-use crate::wire::usage::{self, Meter};
+use crate::wire::usage::{Meter, UsageLayout};
 use crate::wire::{InboxLayout, MAX_REGIONS, OWN_REGION, ResultsLayout};
 
 /// What a worker process needs for itself beside the lease's memory: its stacks and the dynamic loader's tables.
@@ -38,10 +40,10 @@ pub fn run(control: OwnedFd) -> Result<(), Error> {
     let entered_ns = monotonic_ns();
     let socket = PacketSocket::from(control);
     let Some(first) = receive(&socket)? else { return Ok(()) };
-    let (setup, mut regions) = (decode::<v1::WorkerSetup>("the worker's set-up", &first.bytes)?, first.fds);
+    let (setup, regions) = (decode::<v1::WorkerSetup>("the worker's set-up", &first.bytes)?, first.fds);
     let process = (|| {
         confine(&setup)?;
-        Process::new(setup, &mut regions, entered_ns)
+        Process::new(setup, regions, entered_ns)
     })();
     match process {
         Ok(process) => process.serve(&socket),
@@ -58,7 +60,9 @@ struct Process {
     options: v1::WorkerOptions,
     layout: InboxLayout,
     inbox: Region,
+    usage_layout: UsageLayout,
     usage: Region,
+    slots: Option<Slots>,
     library: Library,
     window: Option<Window>,
     entered_ns: u64,
@@ -66,20 +70,36 @@ struct Process {
 }
 
 impl Process {
-    fn new(setup: v1::WorkerSetup, regions: &mut Vec<OwnedFd>, entered_ns: u64) -> Result<Process, Error> {
+    fn new(setup: v1::WorkerSetup, regions: Vec<OwnedFd>, entered_ns: u64) -> Result<Process, Error> {
         let protocol = |message: &str| Error::new(Code::Protocol, format!("the worker's set-up {message}"));
         let options = setup.options.ok_or_else(|| protocol("has no options"))?;
         let workers = u32::try_from(setup.cores.len()).map_err(|_| protocol("has too many cores"))?;
         let layout = InboxLayout::new(workers, options.slots, options.slot_bytes)?;
-        let [inbox, usage] = <[OwnedFd; 2]>::try_from(std::mem::take(regions))
-            .map_err(|regions| protocol(&format!("has {} descriptors instead of 2", regions.len())))?;
+        let usage_layout = UsageLayout::new(workers, setup.functions);
+        let mut regions = regions.into_iter();
+        let (Some(inbox), Some(usage)) = (regions.next(), regions.next()) else {
+            return Err(protocol("has no descriptors of inbox and usage region"));
+        };
         let inbox = Region::attach(inbox, layout.len_bytes())?;
-        let usage = Region::attach(usage, usage::region_bytes(workers))?;
+        let usage = Region::attach(usage, usage_layout.len_bytes())?;
+        let slots = Slots::attach(&setup, regions.collect())?;
         let window = Some(Window::reserve(MAX_REGIONS, u64::from(u32::MAX))?);
         let folder = Path::new(&setup.package_folder);
         let library = Library::load(folder, &read_manifest(folder)?)?;
         let loaded_ns = monotonic_ns();
-        Ok(Process { setup, options, layout, inbox, usage, library, window, entered_ns, loaded_ns })
+        Ok(Process {
+            setup,
+            options,
+            layout,
+            inbox,
+            usage_layout,
+            usage,
+            slots,
+            library,
+            window,
+            entered_ns,
+            loaded_ns,
+        })
     }
 
     /// Takes the client's messages. Regions come before the connection, and whenever the client's allocator grows.
@@ -104,11 +124,11 @@ impl Process {
         let (ready, all_ready) = channel();
         for (number, (&core, &start)) in self.setup.cores.iter().zip(starts).enumerate() {
             let ready = ready.clone();
-            let number = number as u32;
+            let post = Post { number: number as u32, core, start, client };
             std::thread::Builder::new()
                 .name(format!("worker {number}"))
                 .stack_size(STACK_BYTES as usize)
-                .spawn(move || self.run_worker(number, core, start, client, &ready))
+                .spawn(move || self.run_worker(&post, &ready))
                 .map_err(|error| Error::new(Code::System, format!("starting worker {number}: {error}")))?;
         }
         for _ in starts {
@@ -119,38 +139,47 @@ impl Process {
         Ok(())
     }
 
-    fn run_worker(
-        &'static self,
-        number: u32,
-        core: u32,
-        start: u64,
-        client: &'static Endpoint,
-        ready: &Sender<Result<(), Error>>,
-    ) {
-        let made = pin(core).and_then(|()| {
-            Ok(Worker {
-                number,
-                inbox: &self.inbox,
-                layout: self.layout,
-                slot_bytes: self.options.slot_bytes,
-                results: ResultsLayout::new(self.setup.cores.len() as u32),
-                client,
-                library: &self.library,
-                meter: Meter::new(&self.usage, number)?,
-                hot_timeout_ticks: hot_timeout_ticks(self.options.hot_timeout_ns, self.setup.ticks_per_ns),
-                start,
-            })
+    fn run_worker(&self, post: &Post, ready: &Sender<Result<(), Error>>) {
+        let Err(error) = pin(post.core).and_then(|()| match &self.slots {
+            None => self.work(post, Own, ready),
+            Some(slots) => self.work(post, slots.core(post.number)?, ready),
         });
-        match made {
-            Ok(worker) => {
-                let _ = ready.send(Ok(()));
-                worker.run()
-            }
-            Err(error) => {
-                let _ = ready.send(Err(error));
-            }
-        }
+        let _ = ready.send(Err(error));
     }
+
+    /// Works until the process ends, once it has said that it is ready.
+    fn work<C: Core>(
+        &self,
+        post: &Post,
+        core: C,
+        ready: &Sender<Result<(), Error>>,
+    ) -> Result<Infallible, Error> {
+        let meter = Meter::new(&self.usage, self.usage_layout, post.number)?;
+        let worker = Worker {
+            number: post.number,
+            inbox: &self.inbox,
+            layout: self.layout,
+            slot_bytes: self.options.slot_bytes,
+            results: ResultsLayout::new(self.setup.cores.len() as u32),
+            client: post.client,
+            library: &self.library,
+            meter,
+            hot_timeout_ticks: hot_timeout_ticks(self.options.hot_timeout_ns, self.setup.ticks_per_ns),
+            start: post.start,
+            core,
+        };
+        let _ = ready.send(Ok(()));
+        worker.run()
+    }
+}
+
+/// Where a worker thread works.
+struct Post {
+    number: u32,
+    core: u32,
+    /// The ring position that it executes first.
+    start: u64,
+    client: &'static Endpoint,
 }
 
 /// The client, before and after it has connected.

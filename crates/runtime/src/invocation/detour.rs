@@ -1,0 +1,193 @@
+//! How a call goes on that its worker turned away, or that was lost with it.
+//!
+//! **Turned away**, by `core_busy`: the shared core was executing something else, and the call was not executed. It is
+//! sent at once to the next worker, on another core or another node, round after round with a growing nap in between,
+//! until its deadline or for [`MOST_ROUNDS`] (rFaaS III-D).
+//!
+//! **Lost**, by the end of its worker, its lease or its node: it may have been executed in part, so it is sent again
+//! only as often as its caller has allowed ([`CallOptions::retries`](crate::CallOptions::retries); rFaaS-preprint 3.5).
+//!
+//! Nothing here waits, so that [`Invocation::is_ready`] and futures can go on by it as well as whoever waits.
+
+use std::time::{Duration, Instant};
+
+use sublet_proto::{Code, Error};
+
+use super::Invocation;
+use crate::lease::crew::Place;
+
+/// Rounds over all workers of a call that each of them turns away: with the naps, about an eighth of a second.
+pub(super) const MOST_ROUNDS: u32 = 128;
+/// The nap after the first round; each is twice as long as the one before, up to [`LONGEST_NAP`].
+const FIRST_NAP: Duration = Duration::from_micros(20);
+const LONGEST_NAP: Duration = Duration::from_millis(1);
+
+/// Where a call has been.
+pub(super) struct Detour {
+    /// Workers that were tried since the latest nap.
+    visited: u32,
+    rounds: u32,
+    repeated: u32,
+    /// The end of the nap.
+    not_before: Option<Instant>,
+}
+
+/// What becomes of a call that was turned away or lost.
+pub(super) enum Next {
+    /// It is on its way again.
+    Sent,
+    /// It is to be looked at again at that time.
+    Nap(Instant),
+    /// It has ended.
+    Over(Error),
+}
+
+impl Default for Detour {
+    /// At the worker that the call was sent to first.
+    fn default() -> Detour {
+        Detour { visited: 1, rounds: 0, repeated: 0, not_before: None }
+    }
+}
+
+impl Detour {
+    /// Until when the call naps.
+    pub(super) fn napping(&self) -> Option<Instant> {
+        self.not_before
+    }
+
+    fn nap(&mut self, now: Instant) -> Next {
+        let nap = FIRST_NAP.saturating_mul(1 << self.rounds.min(16)).min(LONGEST_NAP);
+        self.visited = 0;
+        self.rounds += 1;
+        self.not_before = Some(now + nap);
+        Next::Nap(now + nap)
+    }
+}
+
+/// Whether a call that ended with this code was lost, through no fault of its own, and may do better elsewhere if its
+/// caller allows repetition (rFaaS-preprint 3.5).
+pub fn is_repeatable(code: Code) -> bool {
+    matches!(
+        code,
+        Code::WorkerDied
+            | Code::AgentUnreachable
+            | Code::LeaseEnded
+            | Code::LeaseExpired
+            | Code::NodeReclaimed
+    )
+}
+
+impl Invocation<'_> {
+    /// Sends a call again that was turned away or lost, if it may be. Never waits.
+    #[cold]
+    pub(super) fn go_on(&mut self) -> Next {
+        let lost = (!self.answered()).then(|| self.lease.why_lost(self.sent.worker, self.sent.position));
+        let now = Instant::now();
+        let mut detour = self.detour.take().unwrap_or_default();
+        let next = self.decide(&mut detour, lost, now);
+        self.detour = Some(detour);
+        next
+    }
+
+    fn decide(&mut self, detour: &mut Detour, lost: Option<Error>, now: Instant) -> Next {
+        let too_late = detour.rounds > MOST_ROUNDS || self.deadline.is_some_and(|at| at <= now);
+        match &lost {
+            Some(error) if too_late || detour.repeated >= self.call.retries || !is_repeatable(error.code) => {
+                return Next::Over(error.clone());
+            }
+            None if too_late => return Next::Over(self.core_busy(detour.rounds)),
+            _ => {}
+        }
+        match detour.not_before {
+            Some(at) if at > now => return Next::Nap(at),
+            _ => detour.not_before = None,
+        }
+        let places = self.places();
+        if places.is_empty() {
+            return Next::Over(lost.unwrap_or_else(|| self.lease.why_over()));
+        }
+        let all = places.len() as u32;
+        for place in places {
+            if detour.visited >= all {
+                break;
+            }
+            detour.visited += 1;
+            match self.move_to(place) {
+                Ok(true) => {
+                    detour.repeated += u32::from(lost.is_some());
+                    return Next::Sent;
+                }
+                Ok(false) => {}
+                Err(error) => return Next::Over(error),
+            }
+        }
+        detour.nap(now)
+    }
+
+    /// Where the call may go next, this worker last. One whose worker was named stays with it.
+    fn places(&self) -> Vec<Place> {
+        let mut places = self.lease.crew.round(self.lease.first_worker + self.sent.worker);
+        if let Some(named) = self.call.worker {
+            places.retain(|place| place.number() == named);
+        }
+        places
+    }
+
+    /// Sends the call to another worker, if that has room.
+    fn move_to(&mut self, place: Place) -> Result<bool, Error> {
+        let (worker, record) = (self.sent.worker, self.sent.record);
+        if !place.lease.take_over(place.worker, &self.call, &mut self.sent)? {
+            return Ok(false);
+        }
+        let records = self.lease.records(worker);
+        records.unwatch(record);
+        records.release(record);
+        self.lease = place.lease;
+        if !self.lease.running() {
+            self.lease.revive_soon();
+        }
+        Ok(true)
+    }
+
+    fn core_busy(&self, rounds: u32) -> Error {
+        let sent = match self.call.worker {
+            Some(named) => format!("its worker {named}"),
+            None => "every worker".to_owned(),
+        };
+        let message = self.describe(&format!(
+            "was turned away by {sent} in {rounds} rounds: their cores were executing other calls"
+        ));
+        Error::new(Code::CoreBusy, message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn naps_grow_up_to_the_longest_and_are_taken_once_a_round() {
+        let (mut detour, now) = (Detour::default(), Instant::now());
+        let mut before = Duration::ZERO;
+        for round in 1..=MOST_ROUNDS {
+            let Next::Nap(at) = detour.nap(now) else { panic!("no nap") };
+            assert!(at - now >= before && at - now <= LONGEST_NAP, "round {round}: {:?}", at - now);
+            assert_eq!((detour.rounds, detour.visited, detour.napping()), (round, 0, Some(at)));
+            before = at - now;
+        }
+        assert_eq!(before, LONGEST_NAP);
+    }
+
+    #[test]
+    fn only_what_the_end_of_a_worker_or_a_lease_caused_is_repeated() {
+        let repeated: Vec<_> = Code::ALL.iter().filter(|&&code| is_repeatable(code)).collect();
+        let expected = [
+            Code::LeaseExpired,
+            Code::LeaseEnded,
+            Code::NodeReclaimed,
+            Code::WorkerDied,
+            Code::AgentUnreachable,
+        ];
+        assert_eq!(repeated, expected.iter().collect::<Vec<_>>());
+    }
+}

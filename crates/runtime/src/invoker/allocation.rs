@@ -1,0 +1,207 @@
+//! What to lease, said by a client.
+
+use std::time::Duration;
+
+use sublet_proto::v1::{self, WorkerOptions};
+use sublet_proto::{ALWAYS_HOT_NS, ALWAYS_WARM_NS};
+
+/// How workers wait for calls (rFaaS III-C).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Poll for ever: the shortest latency, and a core that is paid for all the time.
+    AlwaysHot,
+    /// Sleep after every call: costs nothing between calls, and a wake-up at each.
+    AlwaysWarm,
+    /// Poll for this long after a call, then sleep.
+    HotFor(Duration),
+}
+
+impl Default for Policy {
+    fn default() -> Policy {
+        Policy::HotFor(Duration::from_millis(1))
+    }
+}
+
+impl Policy {
+    fn hot_timeout_ns(self) -> u64 {
+        match self {
+            Policy::AlwaysHot => ALWAYS_HOT_NS,
+            Policy::AlwaysWarm => ALWAYS_WARM_NS,
+            Policy::HotFor(time) => u64::try_from(time.as_nanos()).unwrap_or(ALWAYS_HOT_NS),
+        }
+    }
+}
+
+/// What to lease. Made by [`Allocation::new`] and changed by its methods.
+#[derive(Clone, Debug)]
+pub struct Allocation {
+    pub(super) package: String,
+    pub(super) cores: u32,
+    memory_bytes: u64,
+    timeout: Duration,
+    slots: u32,
+    slot_bytes: u64,
+    policy: Policy,
+    pub(super) spin: Duration,
+    max_nodes: u32,
+    shared: bool,
+    wait: Duration,
+    idle_timeout: Duration,
+    pu: String,
+}
+
+impl Allocation {
+    /// One core for the functions of a package: a deployed one by name or digest, or the path of a package folder or
+    /// shared object, which is deployed on the way. A path has a slash in it, ends with `.so`, or is `.`.
+    pub fn new(package: impl Into<String>) -> Allocation {
+        Allocation {
+            package: package.into(),
+            cores: 1,
+            memory_bytes: 0,
+            timeout: Duration::ZERO,
+            slots: 8,
+            slot_bytes: 64 << 10,
+            policy: Policy::default(),
+            spin: Duration::from_micros(50),
+            max_nodes: 0,
+            shared: false,
+            wait: Duration::ZERO,
+            idle_timeout: Duration::ZERO,
+            pu: String::new(),
+        }
+    }
+
+    /// So many cores, each with a worker, on as many nodes as that needs.
+    pub fn cores(mut self, cores: u32) -> Allocation {
+        self.cores = cores;
+        self
+    }
+
+    /// So much memory for all cores together; without this, the manager's default.
+    pub fn memory_bytes(mut self, memory_bytes: u64) -> Allocation {
+        self.memory_bytes = memory_bytes;
+        self
+    }
+
+    /// For so long; without this, the manager's default.
+    pub fn timeout(mut self, timeout: Duration) -> Allocation {
+        self.timeout = timeout;
+        self
+    }
+
+    /// So many inbox slots for each worker, at least 1 and rounded up to a power of two: calls that may travel or
+    /// wait while one executes.
+    pub fn slots(mut self, slots: u32) -> Allocation {
+        self.slots = slots.checked_next_power_of_two().unwrap_or(u32::MAX);
+        self
+    }
+
+    /// Inputs of up to so many bytes may lie outside of the invoker's buffers: they are copied into a slot.
+    pub fn slot_bytes(mut self, slot_bytes: u64) -> Allocation {
+        self.slot_bytes = slot_bytes;
+        self
+    }
+
+    /// How the workers wait.
+    pub fn policy(mut self, policy: Policy) -> Allocation {
+        self.policy = policy;
+        self
+    }
+
+    /// How long whoever waits for a result polls before it sleeps; [`Duration::MAX`] polls for ever.
+    pub fn spin(mut self, spin: Duration) -> Allocation {
+        self.spin = spin;
+        self
+    }
+
+    /// On at most so many nodes; 1 keeps all workers together.
+    pub fn max_nodes(mut self, max_nodes: u32) -> Allocation {
+        self.max_nodes = max_nodes;
+        self
+    }
+
+    /// The workers share their cores with those of other leases (rFaaS III-D): each executes only while its core is
+    /// free, and a call that finds it taken goes to another worker. Not for workers that always poll.
+    pub fn shared(mut self) -> Allocation {
+        self.shared = true;
+        self
+    }
+
+    /// Waits at most so long for capacity, in the manager's queue; without this, not at all.
+    pub fn wait(mut self, wait: Duration) -> Allocation {
+        self.wait = wait;
+        self
+    }
+
+    /// The lease ends after so long without a call; without this, as its node says.
+    pub fn idle_timeout(mut self, idle_timeout: Duration) -> Allocation {
+        self.idle_timeout = idle_timeout;
+        self
+    }
+
+    /// On processing units of this kind; without this, `cpu`.
+    pub fn pu(mut self, kind: impl Into<String>) -> Allocation {
+        self.pu = kind.into();
+        self
+    }
+
+    /// The same for a package by its digest or name.
+    pub(super) fn of(&self, package: String) -> Allocation {
+        Allocation { package, ..self.clone() }
+    }
+
+    /// The same for so many cores, with as much memory for each.
+    pub(super) fn grown_by(&self, cores: u32) -> Allocation {
+        let memory_bytes = u128::from(self.memory_bytes) * u128::from(cores) / u128::from(self.cores.max(1));
+        let memory_bytes = u64::try_from(memory_bytes).unwrap_or(u64::MAX);
+        Allocation { cores, memory_bytes, ..self.clone() }
+    }
+
+    pub(super) fn request(&self) -> v1::LeaseRequest {
+        v1::LeaseRequest {
+            package: self.package.clone(),
+            request: String::new(),
+            cores: self.cores,
+            memory_bytes: self.memory_bytes,
+            timeout_ms: milliseconds(self.timeout),
+            max_nodes: self.max_nodes,
+            shared: self.shared,
+            wait_ms: milliseconds(self.wait),
+            idle_timeout_ms: milliseconds(self.idle_timeout),
+            pu: self.pu.clone(),
+            options: Some(WorkerOptions {
+                slots: self.slots,
+                slot_bytes: self.slot_bytes,
+                hot_timeout_ns: self.policy.hot_timeout_ns(),
+            }),
+        }
+    }
+}
+
+/// Whole milliseconds, at least one of any time that is one.
+pub(super) fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_is_asked() {
+        let allocation = Allocation::new("hello")
+            .cores(4)
+            .memory_bytes(400)
+            .max_nodes(1)
+            .shared()
+            .wait(Duration::from_micros(1))
+            .idle_timeout(Duration::from_secs(2))
+            .pu("gpu");
+        let request = allocation.of("sha256:1".into()).request();
+        assert_eq!((request.cores, request.memory_bytes, request.max_nodes), (4, 400, 1));
+        assert_eq!((request.shared, request.wait_ms, request.idle_timeout_ms), (true, 1, 2000));
+        assert_eq!((request.pu.as_str(), request.package.as_str()), ("gpu", "sha256:1"));
+        let more = allocation.grown_by(2).request();
+        assert_eq!((more.cores, more.memory_bytes), (2, 200));
+    }
+}

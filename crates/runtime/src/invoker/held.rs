@@ -1,0 +1,190 @@
+//! What an invoker holds: the leases of one allocation, and which of their workers a call goes to (rFaaS III-D).
+//!
+//! All or nothing: leases are taken together, and if one of them cannot be attached the others are given back. With one
+//! lease a call goes straight to it.
+
+use std::sync::Arc;
+
+use sublet_fabric::sync::{AtomicU32, Ordering};
+use sublet_proto::v1;
+use sublet_proto::{Code, Error};
+
+use super::Allocation;
+use crate::arena::Arena;
+use crate::lease::attach::{Attaching, Household};
+use crate::lease::{Call, LOOKS, Lease, Sent, no_such_worker};
+use crate::manager::ManagerClient;
+
+/// How often a request is made if what it was granted cannot be attached.
+const ATTEMPTS: u32 = 3;
+
+pub(super) struct Held {
+    pub(super) first: Arc<Lease>,
+    /// By the numbers of their workers.
+    others: Vec<Arc<Lease>>,
+    /// As asked for, with the package's digest.
+    allocation: Allocation,
+    household: Household,
+    /// The worker at which the next call that names none begins to look.
+    next: AtomicU32,
+}
+
+impl Held {
+    /// Leases what an allocation says.
+    pub(super) fn take(
+        manager: &ManagerClient,
+        arena: &Arc<Arena>,
+        allocation: Allocation,
+    ) -> Result<Held, Error> {
+        let household = Household { arena: arena.clone(), crew: Arc::default(), spin: allocation.spin };
+        let mut leases = take_leases(manager, &allocation, &household, 0)?.into_iter();
+        let first = leases.next().ok_or_else(|| Error::new(Code::Protocol, "a grant without a lease"))?;
+        Ok(Held { first, others: leases.collect(), allocation, household, next: AtomicU32::new(0) })
+    }
+
+    /// Leases more of the same.
+    pub(super) fn grow(&mut self, manager: &ManagerClient, cores: u32) -> Result<(), Error> {
+        let more = self.allocation.grown_by(cores);
+        self.others.extend(take_leases(manager, &more, &self.household, self.workers())?);
+        Ok(())
+    }
+
+    /// Sends a call to the worker that it names, or to one that looks idle.
+    #[inline(always)]
+    pub(super) fn dispatch(&self, call: &Call) -> Result<(&Arc<Lease>, Sent), Error> {
+        if self.others.is_empty() {
+            return Ok((&self.first, self.first.dispatch(call)?));
+        }
+        self.dispatch_among(call)
+    }
+
+    fn dispatch_among(&self, call: &Call) -> Result<(&Arc<Lease>, Sent), Error> {
+        if let Some(number) = call.worker {
+            let (lease, worker) = self.find(number)?;
+            return Ok((lease, lease.dispatch_to(worker, call)?));
+        }
+        // A lease may end between the choice and the submission; then there is one fewer to choose from.
+        for _ in 0..=self.others.len() {
+            let Some((lease, worker)) = self.choose() else { break };
+            match lease.dispatch_to(worker, call) {
+                Err(_) if lease.is_over() => {}
+                sent => return Ok((lease, sent?)),
+            }
+        }
+        Err(self.first.why_over())
+    }
+
+    /// A worker that looks idle, of a lease that goes on. A lease whose end is announced is taken where there is no
+    /// other, and one that is over never.
+    fn choose(&self) -> Option<(&Arc<Lease>, u32)> {
+        let workers = self.workers();
+        let first = self.next.fetch_add(1, Ordering::Relaxed) % workers;
+        let in_turn = || (first..workers).chain(0..first).filter_map(|number| self.find(number).ok());
+        let going_on = in_turn().filter(|(lease, _)| !lease.is_over() && !lease.is_ending());
+        let idlest = going_on.take(LOOKS as usize).min_by_key(|(lease, worker)| lease.in_use(*worker));
+        idlest.or_else(|| in_turn().find(|(lease, _)| !lease.is_over()))
+    }
+
+    /// The worker of a number.
+    fn find(&self, number: u32) -> Result<(&Arc<Lease>, u32), Error> {
+        let after = self.others.partition_point(|lease| lease.first_worker <= number);
+        let lease = if after == 0 { &self.first } else { &self.others[after - 1] };
+        let worker = number - lease.first_worker;
+        if worker < lease.workers() {
+            Ok((lease, worker))
+        } else {
+            Err(no_such_worker(number, self.workers()))
+        }
+    }
+
+    /// The leases, by the numbers of their workers.
+    pub(super) fn leases(&self) -> impl Iterator<Item = &Arc<Lease>> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+
+    /// The workers of all leases.
+    pub(super) fn workers(&self) -> u32 {
+        let last = self.others.last().unwrap_or(&self.first);
+        last.first_worker + last.workers()
+    }
+
+    /// Makes all workers map what the arena has grown by.
+    pub(super) fn publish_regions(&self) -> Result<(), Error> {
+        self.household.crew.publish_regions()
+    }
+
+    /// Gives all leases back; tells what each has used.
+    pub(super) fn end(self) -> Result<Vec<v1::Lease>, Error> {
+        // All agents are told before any is waited for.
+        let told: Vec<_> = self.leases().map(|lease| (lease, lease.give_back())).collect();
+        let ended: Vec<_> = told.into_iter().map(|(lease, told)| (lease, lease.await_end(told))).collect();
+        let used = ended
+            .into_iter()
+            .map(|(lease, usage)| Ok(v1::Lease { usage: Some(usage?), ..lease.description() }));
+        used.collect()
+    }
+}
+
+/// Takes leases for all cores of an allocation, whose workers are numbered from here on. What was granted and cannot be
+/// attached, because its node registered anew or went away meanwhile, is asked for anew, a few times.
+fn take_leases(
+    manager: &ManagerClient,
+    allocation: &Allocation,
+    household: &Household,
+    first_worker: u32,
+) -> Result<Vec<Arc<Lease>>, Error> {
+    let request = allocation.request();
+    let mut attempt = 1;
+    loop {
+        // Without a name of the client's own, each request is a new one.
+        let grants = manager.request_lease(request.clone())?.grants;
+        match attach(manager, grants, household, first_worker) {
+            Err(error) if attempt < ATTEMPTS && may_be_asked_anew(error.code) => attempt += 1,
+            Err(error) => return Err(error),
+            Ok(leases) => {
+                household.crew.join(&leases);
+                return Ok(leases);
+            }
+        }
+    }
+}
+
+fn may_be_asked_anew(code: Code) -> bool {
+    matches!(code, Code::TicketSuperseded | Code::AgentUnreachable | Code::NoCapacity)
+}
+
+/// Attaches all grants, or none.
+fn attach(
+    manager: &ManagerClient,
+    grants: Vec<v1::LeaseGrant>,
+    household: &Household,
+    first_worker: u32,
+) -> Result<Vec<Arc<Lease>>, Error> {
+    let ids: Vec<_> = grants.iter().filter_map(|grant| Some(grant.lease.as_ref()?.id.clone())).collect();
+    // All tickets are shown before any answer is waited for: the nodes start their workers at the same time.
+    let shown: Vec<_> = grants.into_iter().map(Attaching::begin).collect();
+    let mut leases: Vec<Arc<Lease>> = Vec::new();
+    let attached: Result<(), Error> = shown.into_iter().try_for_each(|shown| {
+        let number = leases.last().map_or(first_worker, |lease| lease.first_worker + lease.workers());
+        leases.push(shown?.finish(household, number)?);
+        Ok(())
+    });
+    match attached {
+        Ok(()) => Ok(leases),
+        Err(error) => {
+            give_back(manager, &leases, &ids);
+            Err(error)
+        }
+    }
+}
+
+/// Ends leases of these names, of which some are attached. What cannot be told so is over by itself: an agent sees
+/// that its client is gone, and a manager takes back what nobody attaches. This is sooner.
+fn give_back(manager: &ManagerClient, attached: &[Arc<Lease>], all: &[String]) {
+    for lease in attached {
+        let _ = lease.end();
+    }
+    for id in all.iter().filter(|id| attached.iter().all(|lease| lease.id() != id.as_str())) {
+        let _ = manager.end_lease(id);
+    }
+}

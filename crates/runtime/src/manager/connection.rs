@@ -1,0 +1,335 @@
+//! The way to one of several managers: tries them in turn, from the one that answered last.
+//!
+//! A manager that does not answer is left for the next one. Which managers there are is learnt from those that answer
+//! (rFaaS-preprint 3.4), up to [`MAX_MANAGERS`]; what the client was told first stays in the list. An address that is
+//! learnt is used only if it can be trusted as much as those that were given: by TLS, or on the same machine.
+
+use std::future::Future;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use sublet_proto::v1::ManagerInfo;
+use sublet_proto::v1::manager_client::ManagerClient as Stub;
+use sublet_proto::{Code, Error};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tonic::transport::Channel;
+use tonic::{ConnectError, Request, Response, Status};
+
+use crate::access::{Access, Address, MAX_MANAGERS};
+
+/// How often all managers are tried before it is said that none answers: a connection that broke while nobody used it
+/// may take the first request with it.
+const ROUNDS: usize = 2;
+/// Largest answer, in bytes: a list of all leases of a large store.
+const MAX_ANSWER_BYTES: usize = 64 << 20;
+
+/// Whether a request may be made again when it is not known whether it was executed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Repeat {
+    /// Made twice it comes to the same.
+    Harmless,
+    /// Only if it cannot have arrived.
+    Unsent,
+}
+
+/// What the next manager is asked about as well.
+pub(super) type AlsoElsewhere = fn(Code) -> bool;
+
+/// How a request is made.
+#[derive(Clone, Copy)]
+pub(super) struct Terms {
+    /// How long one manager may take to answer.
+    pub(super) deadline: Duration,
+    pub(super) repeat: Repeat,
+    /// Errors of one manager that another need not have.
+    pub(super) also_elsewhere: AlsoElsewhere,
+}
+
+pub(super) struct Connection {
+    managers: Mutex<Managers>,
+    /// Taken only when dropped, because a runtime may not be dropped in the ordinary way inside of another.
+    runtime: Option<Runtime>,
+}
+
+struct Managers {
+    access: Access,
+    /// One for each address, made when it is first used.
+    channels: Vec<Option<Channel>>,
+    /// How many of the addresses were given, and not learnt.
+    given: usize,
+    current: usize,
+}
+
+/// Why one manager did not do it.
+enum Failure {
+    /// It says so itself.
+    Said(Error),
+    /// Whether or not it was executed is not known.
+    Broken(Error),
+    /// As that, and it was waited for as long as it may take.
+    TooLate(Error),
+    /// It was not executed.
+    NotReached(Error),
+}
+
+impl Connection {
+    /// Begins with a manager at random, so that many clients do not all ask the same.
+    pub(super) fn new(access: Access) -> Result<Connection, Error> {
+        let managers = access.managers.len();
+        if managers == 0 {
+            return Err(Error::new(Code::InvalidArgument, "no address of a manager was given"));
+        }
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| Error::new(Code::System, format!("cannot make a tokio runtime: {error}")))?;
+        let current = (super::random_bits()? % managers as u128) as usize;
+        let channels = vec![None; managers];
+        let managers = Mutex::new(Managers { access, channels, given: managers, current });
+        Ok(Connection { managers, runtime: Some(runtime) })
+    }
+
+    /// The manager that is asked next.
+    pub(super) fn address(&self) -> String {
+        let managers = self.lock();
+        managers.access.managers[managers.current].to_string()
+    }
+
+    /// Whether there is more than one manager to ask.
+    pub(super) fn has_several(&self) -> bool {
+        self.lock().channels.len() > 1
+    }
+
+    /// Makes a request of one manager after another until one does it.
+    pub(super) fn ask<M, T, F, Fut>(&self, terms: Terms, message: M, call: F) -> Result<T, Error>
+    where
+        M: Clone + Send + Sync,
+        T: Send,
+        F: Fn(Stub<Channel>, Request<M>) -> Fut + Sync,
+        Fut: Future<Output = Result<Response<T>, Status>> + Send,
+    {
+        let (mut refused, mut unreached) = (None, None);
+        let mut left = self.lock().in_turn();
+        for _ in 0..ROUNDS {
+            let mut broken = Vec::new();
+            for address in left {
+                match self.ask_one(&address, terms.deadline, &message, &call)? {
+                    Ok(answer) => {
+                        self.lock().prefer(&address);
+                        return Ok(answer);
+                    }
+                    // Once round: a manager that has refused is not asked again.
+                    Err(Failure::Said(error)) if (terms.also_elsewhere)(error.code) => {
+                        refused.get_or_insert(error);
+                    }
+                    Err(Failure::Said(error)) => {
+                        self.lock().prefer(&address);
+                        return Err(error);
+                    }
+                    Err(Failure::Broken(error) | Failure::TooLate(error))
+                        if terms.repeat == Repeat::Unsent =>
+                    {
+                        return Err(error);
+                    }
+                    Err(Failure::TooLate(error)) => unreached = Some(error),
+                    Err(Failure::Broken(error) | Failure::NotReached(error)) => {
+                        unreached = Some(error);
+                        broken.push(address);
+                    }
+                }
+            }
+            left = if refused.is_some() { Vec::new() } else { broken };
+        }
+        let none = || Error::new(Code::Internal, "no manager was asked");
+        Err(refused.or(unreached).unwrap_or_else(none))
+    }
+
+    /// Learns which managers there are.
+    pub(super) fn learn(&self, known: &[ManagerInfo]) {
+        self.lock().learn(known);
+    }
+
+    fn ask_one<M, T, F, Fut>(
+        &self,
+        address: &Address,
+        deadline: Duration,
+        message: &M,
+        call: &F,
+    ) -> Result<Result<T, Failure>, Error>
+    where
+        M: Clone + Send + Sync,
+        T: Send,
+        F: Fn(Stub<Channel>, Request<M>) -> Fut + Sync,
+        Fut: Future<Output = Result<Response<T>, Status>> + Send,
+    {
+        let runtime =
+            self.runtime.as_ref().ok_or_else(|| Error::new(Code::Internal, "the client is dropped"))?;
+        let (channel, request) = {
+            let _entered = runtime.enter();
+            let mut managers = self.lock();
+            let request = managers.access.authorize(Request::new(message.clone()));
+            (managers.channel(address)?, request)
+        };
+        let stub = Stub::new(channel).max_decoding_message_size(MAX_ANSWER_BYTES);
+        let answer = wait_for(runtime, async { tokio::time::timeout(deadline, call(stub, request)).await })?;
+        Ok(match answer {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            Ok(Err(status)) => Err(failure(address, &status)),
+            Err(_) => {
+                let why = format!("no answer in {} s", deadline.as_secs_f32());
+                Err(Failure::TooLate(address.unreachable(&why)))
+            }
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Managers> {
+        self.managers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Managers {
+    /// All of them, beginning with the one that answered last.
+    fn in_turn(&self) -> Vec<Address> {
+        let (before, from) = self.access.managers.split_at(self.current);
+        from.iter().chain(before).cloned().collect()
+    }
+
+    /// Asks this one first from now on.
+    fn prefer(&mut self, address: &Address) {
+        self.current = self.access.managers.iter().position(|one| one == address).unwrap_or(self.current);
+    }
+
+    fn channel(&mut self, address: &Address) -> Result<Channel, Error> {
+        let Some(which) = self.access.managers.iter().position(|one| one == address) else {
+            return Err(Error::new(Code::ManagerUnreachable, format!("the manager at {address} is gone")));
+        };
+        if let Some(channel) = &self.channels[which] {
+            return Ok(channel.clone());
+        }
+        let channel = self.access.channel(which)?;
+        self.channels[which] = Some(channel.clone());
+        Ok(channel)
+    }
+
+    /// Adds those that are new, and forgets those that were learnt and are gone. The one in use stays.
+    fn learn(&mut self, known: &[ManagerInfo]) {
+        let addresses = known.iter().filter_map(|info| info.address.parse::<Address>().ok());
+        let trusted: Vec<_> = addresses.filter(|address| self.trusts(address)).collect();
+        let current = self.access.managers[self.current].clone();
+        for which in (self.given..self.access.managers.len()).rev() {
+            let address = &self.access.managers[which];
+            if *address != current && !trusted.contains(address) {
+                self.access.managers.remove(which);
+                self.channels.remove(which);
+            }
+        }
+        for address in trusted {
+            if self.access.managers.len() < MAX_MANAGERS && !self.access.managers.contains(&address) {
+                self.access.managers.push(address);
+                self.channels.push(None);
+            }
+        }
+        self.current = self.access.managers.iter().position(|address| *address == current).unwrap_or(0);
+    }
+
+    /// Whether a learnt address is as good as those that were given.
+    fn trusts(&self, address: &Address) -> bool {
+        let is_tls = |address: &Address| matches!(address, Address::Tcp { tls: true, .. });
+        match is_tls(address) {
+            true => self.access.ca_pem.is_some(),
+            false => !self.access.managers[..self.given].iter().any(is_tls),
+        }
+    }
+}
+
+fn failure(address: &Address, status: &Status) -> Failure {
+    let error = address.failure(status);
+    match error.code {
+        Code::ManagerUnreachable if is_unsent(status) => Failure::NotReached(error),
+        Code::ManagerUnreachable => Failure::Broken(error),
+        _ => Failure::Said(error),
+    }
+}
+
+/// Whether there was no connection that the request could have been sent on.
+fn is_unsent(status: &Status) -> bool {
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        if error.is::<ConnectError>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// Drives the future on this thread, or on another one if this one belongs to a runtime.
+fn wait_for<T: Send>(runtime: &Runtime, future: impl Future<Output = T> + Send) -> Result<T, Error> {
+    if Handle::try_current().is_err() {
+        return Ok(runtime.block_on(future));
+    }
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new()
+            .name("sublet-manager-client".into())
+            .spawn_scoped(scope, || runtime.block_on(future))
+            .map_err(|error| Error::new(Code::System, format!("cannot start a thread: {error}")))?;
+        Ok(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn managers(given: &str) -> Managers {
+        let access = Access::parse(given).unwrap();
+        let given = access.managers.len();
+        Managers { access, channels: vec![None; given], given, current: 0 }
+    }
+
+    fn known(addresses: &[&str]) -> Vec<ManagerInfo> {
+        let info = |address: &&str| ManagerInfo { address: (*address).to_owned(), ..Default::default() };
+        addresses.iter().map(info).collect()
+    }
+
+    fn list(managers: &Managers) -> Vec<String> {
+        managers.access.managers.iter().map(Address::to_string).collect()
+    }
+
+    #[test]
+    fn what_is_learnt_comes_after_what_was_given_and_goes_when_it_is_gone() {
+        let mut managers = managers("unix:/a");
+        managers.learn(&known(&["unix:/b", "unix:/a", "nonsense", "unix:/c"]));
+        assert_eq!(list(&managers), ["unix:/a", "unix:/b", "unix:/c"]);
+        managers.current = 2;
+        managers.learn(&known(&[]));
+        assert_eq!((list(&managers), managers.current), (vec!["unix:/a".into(), "unix:/c".into()], 1));
+        assert_eq!(managers.channels.len(), 2);
+    }
+
+    #[test]
+    fn the_list_is_bounded() {
+        let mut managers = managers("unix:/a");
+        let many: Vec<_> = (0..100).map(|number| format!("unix:/{number}")).collect();
+        managers.learn(&known(&many.iter().map(String::as_str).collect::<Vec<_>>()));
+        assert_eq!(managers.access.managers.len(), MAX_MANAGERS);
+    }
+
+    #[test]
+    fn a_learnt_address_is_not_less_safe_than_a_given_one() {
+        let mut remote = managers("https://a:1");
+        remote.learn(&known(&["unix:/b", "http://127.0.0.1:1", "https://b:1"]));
+        assert_eq!(list(&remote), ["https://a:1"], "without an authority there is no TLS either");
+        remote.access.ca_pem = Some(Vec::new());
+        remote.learn(&known(&["unix:/b", "http://127.0.0.1:1", "https://b:1"]));
+        assert_eq!(list(&remote), ["https://a:1", "https://b:1"]);
+    }
+}

@@ -1,0 +1,22 @@
+//! Managers and nodes of a test's own, in its own process, that speak the real messages over real sockets: what they
+//! answer is the test's to say.
+
+#![allow(dead_code, clippy::unwrap_used)]
+
+pub mod manager;
+pub mod node;
+
+use std::time::{Duration, Instant};
+
+/// How long anything may take before a test says that it hangs.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Looks again and again until it is so.
+#[track_caller]
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "in vain waited until {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,318 @@
+//! A client of several nodes: what it holds, where its calls go, and what becomes of them.
+
+#![allow(clippy::unwrap_used)]
+
+mod house;
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::{Context, Poll, Wake};
+use std::time::{Duration, Instant};
+
+use house::manager::Manager;
+use house::node::{Node, Reaction};
+use house::{PATIENCE, wait_until};
+use sublet_proto::Code;
+use sublet_runtime::{Allocation, CallOptions, Invocation, Invoker};
+use tempfile::TempDir;
+
+/// Nodes that are granted to whoever asks, with so many workers each, and a client that has leased them.
+struct House {
+    nodes: Vec<Node>,
+    manager: Manager,
+    client: Invoker,
+    _folder: TempDir,
+}
+
+impl House {
+    fn new(cores: &[u32], react: impl Fn(u8, u32) -> Reaction + Clone + Send + Sync + 'static) -> House {
+        let folder = tempfile::tempdir().unwrap();
+        let numbers = 0..cores.len() as u8;
+        let start = |number| {
+            let react = react.clone();
+            Node::start(folder.path(), number, move |worker| react(number, worker))
+        };
+        let nodes: Vec<_> = numbers.map(start).collect();
+        let granted: Vec<_> = nodes.iter().cloned().zip(cores.iter().copied()).collect();
+        let manager = Manager::start(folder.path(), "manager", move |_| Ok(granted.clone()));
+        let client = Invoker::connect_to(&manager.address).unwrap();
+        House { nodes, manager, client, _folder: folder }
+    }
+
+    fn leased(cores: &[u32], react: impl Fn(u8, u32) -> Reaction + Clone + Send + Sync + 'static) -> House {
+        let mut house = House::new(cores, react);
+        house.client.allocate(&allocation(cores.iter().sum())).unwrap();
+        house
+    }
+
+    /// The node that executes a call.
+    fn call(&self, options: CallOptions) -> Result<u8, Code> {
+        let mut output = [u8::MAX];
+        let who = self.client.function("who").unwrap();
+        let call = self.client.submit_with(who, &[0u8; 0], &mut output, options);
+        call.and_then(Invocation::wait).map_err(|error| error.code)?;
+        Ok(output[0])
+    }
+}
+
+fn allocation(cores: u32) -> Allocation {
+    Allocation::new("test").cores(cores)
+}
+
+fn on(worker: u32) -> CallOptions {
+    CallOptions { worker: Some(worker), ..CallOptions::default() }
+}
+
+fn anywhere() -> CallOptions {
+    CallOptions::default()
+}
+
+/// Every first call of a worker is turned away.
+fn first_turned_away() -> impl Fn(u8, u32) -> Reaction + Clone + Send + Sync + 'static {
+    let seen = Arc::new(AtomicU32::new(0));
+    move |_, _| if seen.fetch_add(1, Ordering::SeqCst) == 0 { Reaction::TurnAway } else { Reaction::Answer }
+}
+
+#[test]
+fn workers_are_numbered_over_all_nodes() {
+    let house = House::leased(&[2, 1], |_, _| Reaction::Answer);
+    assert_eq!((house.client.workers(), house.client.leases().len()), (3, 2));
+    let nodes: Vec<_> = (0..3).map(|worker| house.call(on(worker))).collect();
+    assert_eq!(nodes, [Ok(0), Ok(0), Ok(1)]);
+    assert_eq!(house.call(on(3)), Err(Code::InvalidArgument));
+    assert_eq!(house.client.lease().unwrap().node, "node-0");
+    assert_eq!(
+        house.nodes.iter().map(Node::starts).collect::<Vec<_>>(),
+        [1, 1],
+        "once each, with the ticket"
+    );
+}
+
+#[test]
+fn calls_that_name_no_worker_are_spread_over_all_nodes() {
+    let house = House::leased(&[1, 1], |_, _| Reaction::Answer);
+    for _ in 0..20 {
+        house.call(anywhere()).unwrap();
+    }
+    let calls: Vec<_> = house.nodes.iter().map(Node::calls).collect();
+    assert!(calls.iter().all(|&calls| calls >= 5), "{calls:?}");
+}
+
+#[test]
+fn an_invoker_grows_by_workers_and_gives_all_of_them_back() {
+    let mut house = House::leased(&[1, 1], |_, _| Reaction::Answer);
+    house.client.grow(2).unwrap();
+    assert_eq!((house.client.workers(), house.client.leases().len()), (4, 4));
+    assert_eq!([house.call(on(2)), house.call(on(3))], [Ok(0), Ok(1)]);
+    assert_eq!(house.client.deallocate().unwrap().allocated_ns, 4, "of four leases");
+    assert_eq!(house.nodes.iter().map(Node::held).sum::<usize>(), 0);
+    assert_eq!(house.client.grow(1).unwrap_err().code, Code::NotAllocated);
+}
+
+#[test]
+fn what_cannot_be_attached_is_asked_for_anew_and_the_rest_given_back_meanwhile() {
+    let mut house = House::new(&[1, 1], |_, _| Reaction::Answer);
+    house.nodes[1].refuse_next(Code::TicketSuperseded);
+    house.nodes[1].refuse_next(Code::AgentUnreachable);
+    house.client.allocate(&allocation(2)).unwrap();
+    let mut names: Vec<_> = house.manager.requests().into_iter().map(|request| request.request).collect();
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), 3, "each request has a name of its own");
+    assert!(names.iter().all(|name| name.len() == 32));
+    assert_eq!(house.nodes.iter().map(Node::held).collect::<Vec<_>>(), [1, 1]);
+    assert_eq!(house.manager.ended().len(), 2, "what was refused is given back to the manager");
+}
+
+#[test]
+fn all_or_nothing_is_held() {
+    let mut house = House::new(&[1, 1], |_, _| Reaction::Answer);
+    house.nodes[1].refuse_next(Code::PermissionDenied);
+    assert_eq!(house.client.allocate(&allocation(2)).unwrap_err().code, Code::PermissionDenied);
+    assert_eq!((house.client.workers(), house.manager.requests().len()), (0, 1));
+    for _ in 0..3 {
+        house.nodes[1].refuse_next(Code::TicketSuperseded);
+    }
+    assert_eq!(house.client.allocate(&allocation(2)).unwrap_err().code, Code::TicketSuperseded);
+    assert_eq!(house.manager.requests().len(), 4, "three times, and no more");
+    wait_until("nothing is held", || house.nodes.iter().all(|node| node.held() == 0));
+}
+
+#[test]
+fn a_call_that_is_turned_away_goes_to_another_node_at_once() {
+    let house =
+        House::leased(&[1, 1], |node, _| if node == 0 { Reaction::TurnAway } else { Reaction::Answer });
+    for _ in 0..20 {
+        assert_eq!(house.call(anywhere()), Ok(1));
+    }
+    assert!(house.nodes[0].calls() > 0, "it was tried");
+}
+
+#[test]
+fn a_call_that_is_turned_away_is_sent_again_however_its_end_is_looked_for() {
+    let react = first_turned_away;
+    let (mut outputs, none) = ([[9u8]; 4], [0u8; 0]);
+    let [ready, timed, awaited, dropped] = &mut outputs;
+
+    let house = House::leased(&[1], react());
+    let mut call = house.client.submit("who", &none, ready).unwrap();
+    wait_until("it is ready", || call.is_ready());
+    call.wait().unwrap();
+
+    let house = House::leased(&[1], react());
+    let mut call = house.client.submit("who", &none, timed).unwrap();
+    assert!(call.wait_timeout(PATIENCE));
+    call.wait().unwrap();
+
+    let house = House::leased(&[1], react());
+    block_on(house.client.submit("who", &none, awaited).unwrap()).unwrap();
+
+    let house = House::leased(&[1], react());
+    drop(house.client.submit("who", &none, dropped).unwrap());
+    assert_eq!(outputs, [[0]; 4]);
+}
+
+#[test]
+fn a_call_that_every_core_turns_away_fails_after_a_bounded_number_of_rounds() {
+    let house = House::leased(&[2, 1], |_, _| Reaction::TurnAway);
+    assert_eq!(house.call(anywhere()), Err(Code::CoreBusy));
+    let tried: Vec<_> = house.nodes.iter().map(Node::calls).collect();
+    assert!(tried.iter().all(|&calls| (100..1000).contains(&calls)), "{tried:?}");
+    let mut output = [0u8];
+    let call = house.client.submit("who", &[0u8; 0], &mut output).unwrap();
+    assert_eq!(block_on(call).unwrap_err().code, Code::CoreBusy);
+}
+
+#[test]
+fn a_deadline_ends_a_call_that_is_turned_away_and_stops_no_worker() {
+    let house = House::leased(&[1], |_, _| Reaction::TurnAway);
+    let deadline = Some(Instant::now() + Duration::from_millis(2));
+    assert_eq!(house.call(CallOptions { deadline, ..anywhere() }), Err(Code::CoreBusy));
+    assert_eq!(house.nodes[0].starts(), 1);
+}
+
+#[test]
+fn a_call_for_a_named_worker_stays_with_it() {
+    let house = House::leased(&[1, 1], first_turned_away());
+    assert_eq!(house.call(on(0)), Ok(0));
+    assert_eq!(house.nodes.iter().map(Node::calls).collect::<Vec<_>>(), [2, 0]);
+}
+
+#[test]
+fn a_lost_call_fails_with_the_reason_unless_it_may_be_repeated() {
+    let dies = |node, _| if node == 0 { Reaction::Die } else { Reaction::Answer };
+    let house = House::leased(&[1, 1], dies);
+    assert_eq!(house.call(on(0)), Err(Code::WorkerDied));
+    for _ in 0..4 {
+        assert_eq!(house.call(anywhere().repeatable(1)), Ok(1));
+    }
+    let calls = house.nodes[0].calls();
+    assert_eq!(house.call(on(0).repeatable(2)), Err(Code::WorkerDied));
+    assert_eq!(house.nodes[0].calls() - calls, 3, "once and two more times");
+}
+
+#[test]
+fn a_lost_call_is_repeated_by_a_new_worker_process_however_its_end_is_looked_for() {
+    let once = || {
+        let seen = Arc::new(AtomicBool::new(false));
+        move |_, _| if seen.swap(true, Ordering::SeqCst) { Reaction::Answer } else { Reaction::Die }
+    };
+    let (none, options) = ([0u8; 0], anywhere().repeatable(1));
+    let mut outputs = [[9u8]; 3];
+    let [waited, ready, awaited] = &mut outputs;
+
+    let house = House::leased(&[1], once());
+    let who = house.client.function("who").unwrap();
+    house.client.submit_with(who, &none, waited, options).unwrap().wait().unwrap();
+    assert_eq!(house.nodes[0].starts(), 2);
+
+    let house = House::leased(&[1], once());
+    let mut call = house.client.submit_with(who, &none, ready, options).unwrap();
+    wait_until("it is ready", || call.is_ready());
+    call.wait().unwrap();
+
+    let house = House::leased(&[1], once());
+    block_on(house.client.submit_with(who, &none, awaited, options).unwrap()).unwrap();
+    assert_eq!(outputs, [[0]; 3]);
+}
+
+#[test]
+fn calls_go_on_at_the_other_leases_when_one_is_over_and_fail_with_its_reason_when_all_are() {
+    let house = House::leased(&[1, 1], |_, _| Reaction::Answer);
+    house.nodes[0].end(Code::NodeReclaimed);
+    wait_until("the client knows", || house.call(on(0)) == Err(Code::NodeReclaimed));
+    for _ in 0..10 {
+        assert_eq!(house.call(anywhere()), Ok(1));
+    }
+    house.nodes[1].end(Code::LeaseExpired);
+    wait_until("the client knows", || house.call(on(1)) == Err(Code::LeaseExpired));
+    assert_eq!(house.call(anywhere().repeatable(5)), Err(Code::NodeReclaimed));
+}
+
+#[test]
+fn a_repeatable_call_leaves_a_lease_that_ends_under_it() {
+    let house = House::leased(&[1, 1], |node, _| if node == 0 { Reaction::Ignore } else { Reaction::Answer });
+    let who = house.client.function("who").unwrap();
+    let mut outputs = [[9u8]; 8];
+    let calls: Vec<_> = outputs
+        .iter_mut()
+        .map(|output| house.client.submit_with(who, &[0u8; 0], output, anywhere().repeatable(1)).unwrap())
+        .collect();
+    wait_until("some are at the first node", || house.nodes[0].calls() > 0);
+    house.nodes[0].end(Code::NodeReclaimed);
+    for call in calls {
+        call.wait().unwrap();
+    }
+    assert_eq!(outputs, [[1]; 8]);
+}
+
+#[test]
+fn an_announced_end_is_told_and_new_calls_avoid_it() {
+    let house = House::leased(&[1, 1], |_, _| Reaction::Answer);
+    assert!(house.client.notices().is_empty());
+    house.nodes[0].announce(Code::NodeReclaimed, 60_000);
+    wait_until("the client knows", || !house.client.notices().is_empty());
+    let notice = &house.client.notices()[0];
+    assert_eq!(
+        (notice.lease.as_str(), notice.error.code),
+        (house.client.leases()[0].id.as_str(), Code::NodeReclaimed)
+    );
+    assert!(notice.until > Instant::now());
+    for _ in 0..10 {
+        assert_eq!(house.call(anywhere()), Ok(1));
+    }
+    assert_eq!(house.call(on(0)), Ok(0), "calls go on until then");
+    house.nodes[1].announce(Code::NodeReclaimed, 60_000);
+    wait_until("the client knows", || house.client.notices().len() == 2);
+    house.call(anywhere()).unwrap();
+}
+
+#[test]
+fn a_lease_is_renewed_at_its_manager_and_its_agent() {
+    let house = House::leased(&[1, 1], |_, _| Reaction::Answer);
+    house.client.renew(Duration::from_secs(7)).unwrap();
+    let ends: Vec<_> = house.client.leases().iter().map(|lease| lease.expires_unix_ms).collect();
+    assert_eq!(ends, [8000, 8000]);
+    house.call(anywhere()).unwrap();
+}
+
+/// Runs a future by a waker that unparks this thread.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(std::thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Unpark(std::thread::current())).into();
+    let (mut future, deadline) = (pin!(future), Instant::now() + PATIENCE);
+    loop {
+        if let Poll::Ready(result) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return result;
+        }
+        assert!(Instant::now() < deadline, "the future is never ready");
+        std::thread::park_timeout(PATIENCE);
+    }
+}
