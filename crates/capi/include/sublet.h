@@ -20,7 +20,7 @@
  * - A number's unit is the end of its name: _bytes, _ns, _unix_ms (milliseconds since 1970), _nano (1e-9).
  * - Strings that are returned belong to the library and stay valid for as long as is said with them.
  * - One invoker may be used by any number of threads at once to allocate buffers, find functions and submit calls.
- *   Leasing (allocate, deallocate) and sublet_invoker_free must not overlap with anything else on the same invoker.
+ *   Leasing (allocate, grow, deallocate) and sublet_invoker_free must not overlap with anything else on the same invoker.
  * - A submitted call may be waited for on any thread, by one at a time, while its invoker does something else.
  */
 #ifndef SUBLET_H
@@ -83,6 +83,16 @@ typedef enum sublet_status {
     SUBLET_LEASE_ENDED = 33,
     /* The lease's ticket is too old, or is for somebody else. */
     SUBLET_PERMISSION_DENIED = 34,
+    /* The access token is missing, unknown, expired or revoked. */
+    SUBLET_UNAUTHENTICATED = 35,
+    /* The tenant's quota does not allow it. */
+    SUBLET_QUOTA_EXCEEDED = 36,
+    /* The manager has too many requests waiting: try later. */
+    SUBLET_TRY_LATER = 37,
+    /* The lease was granted before its node registered anew: ask for another. */
+    SUBLET_TICKET_SUPERSEDED = 38,
+    /* The lease's node was handed back to its owner. */
+    SUBLET_NODE_RECLAIMED = 39,
     /* The function reported an error or threw; the message is its own. */
     SUBLET_FUNCTION_FAILED = 40,
     /* The worker process ended before the call did. The next call starts another. */
@@ -91,6 +101,8 @@ typedef enum sublet_status {
     SUBLET_DEADLINE_EXCEEDED = 42,
     /* The function ran out of the lease's memory. */
     SUBLET_MEMORY_EXCEEDED = 43,
+    /* A shared core was executing another call each time this one was sent. */
+    SUBLET_CORE_BUSY = 44,
     /* No manager answers at the address. */
     SUBLET_MANAGER_UNREACHABLE = 50,
     /* The lease's agent does not answer or is gone. */
@@ -103,6 +115,8 @@ typedef enum sublet_status {
     SUBLET_SYSTEM = 54,
     /* The state folder is in use by another running process. */
     SUBLET_ALREADY_RUNNING = 55,
+    /* The store behind the manager does not answer. */
+    SUBLET_STORE_UNREACHABLE = 56,
     /* A fault of Sublet's own. */
     SUBLET_INTERNAL = 60
 } sublet_status;
@@ -118,7 +132,9 @@ SUBLET_API const char *sublet_error_message(void);
 /* The version of the library, as "0.1.0"; that of this header is SUBLET_VERSION. Valid for ever. */
 SUBLET_API const char *sublet_version(void);
 
-/* A client of one manager: allocates buffers, holds at most one lease, and submits calls to the lease's workers. */
+/* A client of the managers of one store: allocates buffers, holds what one allocation was granted and what it has grown
+ * by, and submits calls to the workers of that. The workers may be on several nodes, with a lease for each; they are
+ * numbered through. */
 typedef struct sublet_invoker sublet_invoker;
 
 /* `hot_ns` of workers that poll for ever, or sleep after every call. */
@@ -131,16 +147,22 @@ typedef struct sublet_allocation {
     uint32_t cores;          /* each with a worker; 1 */
     const char *package;     /* a deployed package's name or digest, or the path of a folder or shared object, which is
                                 deployed on the way: it has a slash, ends with .so, or is "." */
-    uint64_t memory_bytes;   /* for the whole lease; 0: the manager's default */
+    uint64_t memory_bytes;   /* for all cores together; 0: the manager's default */
     uint64_t timeout_ns;     /* the lease's time, in steps of a millisecond; 0: the manager's default */
     uint64_t slot_bytes;     /* the largest input that may lie outside of the invoker's buffers; 64 KiB */
     uint64_t hot_ns;         /* how long a worker polls after a call before it sleeps; 1 ms */
     uint64_t spin_ns;        /* how long whoever waits for a result polls before it sleeps; 50 us */
     uint32_t slots;          /* of each worker, rounded up to a power of two: calls that travel or wait while one
                                 executes; 8 */
+    uint32_t max_nodes;      /* 0: as many as it takes; 1 keeps all workers together; 0 */
+    uint64_t wait_ns;        /* how long to wait for capacity, in the manager's queue; 0 */
+    uint64_t idle_timeout_ns; /* a lease ends after so long without a call; 0: as its node says */
+    const char *pu;          /* the kind of processing unit; NULL: "cpu" */
+    uint32_t shared;         /* 1: workers share their cores with those of other leases, and a call that finds its core
+                                taken goes to another worker; not for SUBLET_ALWAYS_HOT; 0 */
 } sublet_allocation;
 
-SUBLET_STATIC_ASSERT(sizeof(sublet_allocation) == 64, "the library is built for 64-bit machines");
+SUBLET_STATIC_ASSERT(sizeof(sublet_allocation) == 96, "the library is built for 64-bit machines");
 
 /* One core for the functions of a package, with the values above. The string is kept, not copied. */
 static inline sublet_allocation sublet_allocation_default(const char *package) {
@@ -154,19 +176,25 @@ static inline sublet_allocation sublet_allocation_default(const char *package) {
     allocation.hot_ns = UINT64_C(1000000);
     allocation.spin_ns = UINT64_C(50000);
     allocation.slots = 8;
+    allocation.max_nodes = 0;
+    allocation.wait_ns = 0;
+    allocation.idle_timeout_ns = 0;
+    allocation.pu = NULL;
+    allocation.shared = 0;
     return allocation;
 }
 
-/* What was leased. The strings belong to the invoker and are valid until it deallocates. */
+/* What was leased: the first lease, which has most of the workers. The strings belong to the invoker and are valid until
+ * it deallocates. */
 typedef struct sublet_lease {
     const char *id;            /* 32 hexadecimal digits */
     const char *node;          /* the name of the node */
     const char *package;       /* the name of the package */
     uint64_t memory_bytes;
     uint64_t granted_unix_ms;
-    uint64_t expires_unix_ms;
+    uint64_t expires_unix_ms;  /* the latest renewal included */
     uint64_t start_ns;         /* how long the latest start of the workers took */
-    uint32_t workers;          /* one for each leased core, numbered from 0 */
+    uint32_t workers;          /* of all leases: one for each core, numbered from 0 */
     uint32_t functions;        /* of the package */
 } sublet_lease;
 
@@ -188,24 +216,81 @@ typedef struct sublet_bill {
 
 SUBLET_STATIC_ASSERT(sizeof(sublet_bill) == 72, "the library is built for 64-bit machines");
 
-/* Connects to a manager at an address such as "unix:/run/sublet/manager.sock". NULL: the one at $SUBLET_MANAGER, or
- * this machine's own `sublet up`.
+/* Connects to managers at addresses such as "unix:/run/sublet/manager.sock" or "https://host:port", separated by commas;
+ * they are asked in turn if one does not answer. NULL: those at $SUBLET_MANAGER, or this machine's own `sublet up`. Whom
+ * to trust and who one is, is said by $SUBLET_CA and by $SUBLET_TOKEN_FILE or $SUBLET_TOKEN.
  *
- * Errors: SUBLET_INVALID_ARGUMENT (no such address), SUBLET_MANAGER_UNREACHABLE. */
+ * Errors: SUBLET_INVALID_ARGUMENT (no such address, or https without an authority), SUBLET_MANAGER_UNREACHABLE,
+ * SUBLET_UNAUTHENTICATED. */
 SUBLET_API sublet_status sublet_invoker_connect(const char *manager, sublet_invoker **invoker);
+
+/* How to reach the managers; begin with sublet_access_default. What is NULL is as the environment says. */
+typedef struct sublet_access {
+    uint32_t size_bytes;     /* of this structure */
+    const char *managers;    /* as for sublet_invoker_connect */
+    const char *ca_file;     /* the certificates of the authority that signed the managers', PEM: nobody else is trusted */
+    const char *token;       /* who one is; not needed at a manager's own Unix socket */
+    const char *token_file;  /* the same in a file; not beside `token` */
+} sublet_access;
+
+SUBLET_STATIC_ASSERT(sizeof(sublet_access) == 40, "the library is built for 64-bit machines");
+
+/* All as the environment says. */
+static inline sublet_access sublet_access_default(void) {
+    sublet_access access;
+    access.size_bytes = (uint32_t)sizeof access;
+    access.managers = NULL;
+    access.ca_file = NULL;
+    access.token = NULL;
+    access.token_file = NULL;
+    return access;
+}
+
+/* As sublet_invoker_connect, by what the program itself says. Nothing of it is kept. */
+SUBLET_API sublet_status sublet_invoker_connect_with(const sublet_access *access, sublet_invoker **invoker);
 
 /* Frees the invoker; a lease that it still holds is given back, as by sublet_invoker_deallocate. Its buffers stay
  * until they are freed. NULL is ignored. */
 SUBLET_API void sublet_invoker_free(sublet_invoker *invoker);
 
-/* Takes a lease and starts its workers. Blocks for the milliseconds that this takes; done ahead of time it hides them.
+/* Leases all of the cores, on as many nodes as that takes, and starts their workers. Blocks for the milliseconds that
+ * this takes, and before that for wait_ns at most; done ahead of time it hides them. All of it is held afterwards, or
+ * nothing.
  *
  * Errors: SUBLET_ALREADY_ALLOCATED; what is wrong with the package; SUBLET_INSUFFICIENT_RESOURCES or
- * SUBLET_NO_CAPACITY where no node has so much, ever or now; SUBLET_MANAGER_UNREACHABLE, SUBLET_AGENT_UNREACHABLE. */
+ * SUBLET_NO_CAPACITY where the nodes do not have so much, ever or now; SUBLET_QUOTA_EXCEEDED, SUBLET_TRY_LATER,
+ * SUBLET_MANAGER_UNREACHABLE, SUBLET_AGENT_UNREACHABLE. */
 SUBLET_API sublet_status sublet_invoker_allocate(sublet_invoker *invoker, const sublet_allocation *allocation);
 
-/* Gives the lease back. Calls that have not ended fail with SUBLET_LEASE_ENDED. `bill` may be NULL. Without a lease
- * it does nothing and the bill is all zero. */
+/* Leases so many cores more on the terms of what is held; their workers are numbered after those that there are. All of
+ * them are held afterwards, or what was held before. Errors: SUBLET_NOT_ALLOCATED, and as for
+ * sublet_invoker_allocate. */
+SUBLET_API sublet_status sublet_invoker_grow(sublet_invoker *invoker, uint32_t cores);
+
+/* Lets all leases end this long from now, in steps of a millisecond; 0: the manager's default. Calls go on meanwhile,
+ * and other threads may submit and wait. If a lease cannot be renewed, the others are.
+ *
+ * Errors: SUBLET_NOT_ALLOCATED; SUBLET_UNKNOWN_LEASE, SUBLET_QUOTA_EXCEEDED, SUBLET_MANAGER_UNREACHABLE,
+ * SUBLET_AGENT_UNREACHABLE. */
+SUBLET_API sublet_status sublet_invoker_renew(const sublet_invoker *invoker, uint64_t timeout_ns);
+
+/* The announced end of a lease. Calls go on until then; new ones go to other leases if there are any. */
+typedef struct sublet_notice {
+    uint64_t left_ns;        /* until it ends; 0: it has */
+    sublet_status status;    /* why, as calls will say it: SUBLET_NODE_RECLAIMED, ... */
+    char lease[36];          /* 32 hexadecimal digits */
+    char message[208];       /* why, for people; cut if it is longer */
+} sublet_notice;
+
+SUBLET_STATIC_ASSERT(sizeof(sublet_notice) == 256, "the library is built for 64-bit machines");
+
+/* The ends that have been announced: writes as many as there is room for, and to `count` how many there are. `notices`
+ * may be NULL if `capacity` is 0. Costs no message, so it may be asked between calls. */
+SUBLET_API sublet_status sublet_invoker_notices(const sublet_invoker *invoker, sublet_notice *notices, size_t capacity,
+                                                size_t *count);
+
+/* Gives everything back. Calls that have not ended fail with SUBLET_LEASE_ENDED. `bill`, of all leases together, may be
+ * NULL. Without a lease it does nothing and the bill is all zero. */
 SUBLET_API sublet_status sublet_invoker_deallocate(sublet_invoker *invoker, sublet_bill *bill);
 
 /* What is leased. Errors: SUBLET_NOT_ALLOCATED. */
@@ -236,9 +321,11 @@ typedef struct sublet_call_options {
     uint32_t worker;         /* SUBLET_ANY_WORKER, or the number of one */
     uint32_t timed;          /* 1: the completion tells executing_ns, which costs some nanoseconds; 0: it does not */
     uint64_t timeout_ns;     /* as by sublet_invocation_wait_deadline, from the submission on; 0: none */
+    uint32_t retries;        /* how often it may be repeated, on another worker or its own anew, if its worker, its
+                                lease or its node ends before it does: it may then run in part, and more than once */
 } sublet_call_options;
 
-SUBLET_STATIC_ASSERT(sizeof(sublet_call_options) == 16, "the library is built for 64-bit machines");
+SUBLET_STATIC_ASSERT(sizeof(sublet_call_options) == 24, "the library is built for 64-bit machines");
 
 /* What to call, with what. Memory from sublet_buffer_allocate is used in place. Other input is copied once and must
  * fit an inbox slot; other output is copied once when the call is waited for. */
@@ -247,7 +334,7 @@ typedef struct sublet_call {
     size_t input_bytes;                  /* at most 4 GiB - 1 */
     void *output;                        /* may be NULL if output_bytes is 0 */
     size_t output_bytes;                 /* what the function may write at most; at most 4 GiB - 1 */
-    const sublet_call_options *options;  /* NULL: any worker, not timed, no timeout */
+    const sublet_call_options *options;  /* NULL: any worker, not timed, no timeout, not repeated */
     sublet_function function;
 } sublet_call;
 
@@ -290,15 +377,16 @@ SUBLET_API sublet_status sublet_invoker_function(const sublet_invoker *invoker, 
 SUBLET_API sublet_status sublet_invoker_submit(const sublet_invoker *invoker, const sublet_call *call,
                                                sublet_invocation *invocation);
 
-/* Whether the call has ended, one way or another. Never blocks. Errors: SUBLET_INVALID_ARGUMENT (there is no call). */
+/* Whether the call has ended, one way or another. Never blocks. A call that was turned away by a busy core, or lost and
+ * may be repeated, is sent again by this, as by whatever waits: so nobody else may use the invocation meanwhile. Errors: SUBLET_INVALID_ARGUMENT (there is no call). */
 SUBLET_API sublet_status sublet_invocation_is_ready(const sublet_invocation *invocation, bool *ready);
 
 /* Waits for the end, collects the result, and closes the invocation, whether or not the call succeeded. Polls first,
  * for as long as the allocation's `spin_ns`, then sleeps. `completion` may be NULL.
  *
  * Errors: SUBLET_FUNCTION_FAILED, SUBLET_OUTPUT_TOO_LARGE, SUBLET_WORKER_DIED, SUBLET_DEADLINE_EXCEEDED,
- * SUBLET_MEMORY_EXCEEDED, SUBLET_LEASE_ENDED, SUBLET_LEASE_EXPIRED, SUBLET_AGENT_UNREACHABLE; SUBLET_INVALID_ARGUMENT
- * (there is no call). */
+ * SUBLET_MEMORY_EXCEEDED, SUBLET_CORE_BUSY, SUBLET_LEASE_ENDED, SUBLET_LEASE_EXPIRED, SUBLET_NODE_RECLAIMED,
+ * SUBLET_AGENT_UNREACHABLE; SUBLET_INVALID_ARGUMENT (there is no call). */
 SUBLET_API sublet_status sublet_invocation_wait(sublet_invocation *invocation, sublet_completion *completion);
 
 /* Waits for the end, but at most this long from now. The call goes on otherwise, and its result stays to be collected

@@ -33,6 +33,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "sublet.h"
 
@@ -72,6 +73,9 @@ std::uint64_t nanoseconds_of(std::chrono::duration<Rep, Period> time) {
     return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
 }
 
+// What is empty is not said.
+inline const char *text_or_null(const std::string &text) noexcept { return text.empty() ? nullptr : text.c_str(); }
+
 // The elements of a contiguous container or array.
 template <typename Container>
 using element = std::remove_pointer_t<decltype(std::data(std::declval<Container &>()))>;
@@ -109,17 +113,38 @@ private:
 // What to lease, with the defaults of sublet_allocation_default.
 struct allocation {
     std::uint32_t cores = defaults().cores;                // each with a worker
-    std::uint64_t memory_bytes = defaults().memory_bytes;  // for the whole lease; 0: the manager's default
+    std::uint64_t memory_bytes = defaults().memory_bytes;  // for all cores; 0: the manager's default
     std::chrono::nanoseconds timeout{0};                   // the lease's time; 0: the manager's default
     std::uint32_t slots = defaults().slots;                // calls of a worker that wait or travel while one executes
     std::uint64_t slot_bytes = defaults().slot_bytes;      // the largest input that lies outside of buffers
     policy wait = std::chrono::nanoseconds(defaults().hot_ns);
     std::chrono::nanoseconds spin{defaults().spin_ns};     // how long a waiting client polls before it sleeps
+    std::uint32_t max_nodes = defaults().max_nodes;        // 0: as many as it takes; 1 keeps all workers together
+    bool shared = false;                                   // workers share their cores with those of other leases
+    std::chrono::nanoseconds capacity_wait{0};             // how long to wait for capacity
+    std::chrono::nanoseconds idle_timeout{0};              // a lease ends after so long without a call; 0: as its node says
+    std::string pu;                                        // the kind of processing unit; empty: "cpu"
 
     static sublet_allocation defaults() noexcept { return sublet_allocation_default(nullptr); }
 };
 
-// What was leased.
+// How to reach the managers. What is empty is as the environment says; see sublet_access.
+struct access {
+    std::string managers;    // addresses, separated by commas
+    std::string ca_file;     // the authority that signed the managers' certificates, PEM
+    std::string token;       // who one is,
+    std::string token_file;  // or that in a file
+};
+
+// The announced end of a lease. Calls go on until then; new ones go to other leases if there are any.
+struct notice {
+    std::string lease;              // 32 hexadecimal digits
+    sublet_status status;           // why, as calls will say it
+    std::string message;
+    std::chrono::nanoseconds left;  // until it ends
+};
+
+// What was leased: the first lease, which has most of the workers.
 struct lease {
     std::string id;       // 32 hexadecimal digits
     std::string node;
@@ -128,7 +153,7 @@ struct lease {
     std::chrono::system_clock::time_point granted;
     std::chrono::system_clock::time_point expires;
     std::chrono::nanoseconds start;  // how long the latest start of the workers took
-    std::uint32_t workers;           // numbered from 0
+    std::uint32_t workers;           // of all leases, numbered from 0
     std::uint32_t functions;         // of the package
 };
 
@@ -137,6 +162,7 @@ struct call_options {
     std::optional<std::uint32_t> worker;  // who executes it; without this, one that looks idle
     std::chrono::nanoseconds timeout{0};  // from the submission on, as by future::get_for; 0: none
     bool timed = false;                   // whether future::collect tells the time spent executing
+    std::uint32_t retries = 0;            // how often it may be repeated if its worker, lease or node ends
 };
 
 // A function of the leased package, found by invoker::find. Good until the lease is given back.
@@ -358,8 +384,8 @@ private:
     std::shared_ptr<sublet_invoker> invoker_;
 };
 
-// A client of one manager: hands out allocators, holds at most one lease, and submits calls to its workers. Destroying
-// it gives the lease back.
+// A client of the managers of one store: hands out allocators, holds what one allocation was granted and what it has
+// grown by, and submits calls to the workers of that. Destroying it gives everything back.
 class invoker {
 public:
     // Workers that sleep after every call: nothing between calls, and a wake-up at each.
@@ -371,6 +397,8 @@ public:
     invoker() : handle_(connect(nullptr)) {}
     // Connects to a manager at an address such as "unix:/run/sublet/manager.sock".
     explicit invoker(const std::string &manager) : handle_(connect(manager.c_str())) {}
+    // Connects as the program itself says.
+    explicit invoker(const access &how) : handle_(connect(how)) {}
 
     invoker(invoker &&) noexcept = default;
     invoker &operator=(invoker &&other) noexcept {
@@ -401,10 +429,38 @@ public:
         request.slot_bytes = wanted.slot_bytes;
         request.hot_ns = wanted.wait.hot_ns();
         request.spin_ns = wanted.spin == wanted.spin.max() ? UINT64_MAX : detail::nanoseconds_of(wanted.spin);
+        request.max_nodes = wanted.max_nodes;
+        request.shared = wanted.shared ? 1 : 0;
+        request.wait_ns = detail::nanoseconds_of(wanted.capacity_wait);
+        request.idle_timeout_ns = detail::nanoseconds_of(wanted.idle_timeout);
+        request.pu = detail::text_or_null(wanted.pu);
         detail::check(sublet_invoker_allocate(handle_.get(), &request));
     }
 
-    // Gives the lease back and returns what it used and costs. Calls that have not ended fail with SUBLET_LEASE_ENDED.
+    // Leases so many cores more on the terms of what is held.
+    void grow(std::uint32_t cores) { detail::check(sublet_invoker_grow(handle_.get(), cores)); }
+
+    // Lets all leases end this long from now. Other threads may submit and wait meanwhile.
+    template <typename Rep, typename Period>
+    void renew(std::chrono::duration<Rep, Period> time) const {
+        detail::check(sublet_invoker_renew(handle_.get(), detail::nanoseconds_of(time)));
+    }
+
+    // The ends of leases that have been announced.
+    std::vector<notice> notices() const {
+        std::size_t count = 0;
+        detail::check(sublet_invoker_notices(handle_.get(), nullptr, 0, &count));
+        std::vector<sublet_notice> found(count);
+        detail::check(sublet_invoker_notices(handle_.get(), found.data(), found.size(), &count));
+        std::vector<notice> notices;
+        for (std::size_t index = 0; index < found.size() && index < count; ++index) {
+            const sublet_notice &one = found[index];
+            notices.push_back({one.lease, one.status, one.message, std::chrono::nanoseconds(one.left_ns)});
+        }
+        return notices;
+    }
+
+    // Gives everything back and returns what it used and costs in all. Calls that have not ended fail with SUBLET_LEASE_ENDED.
     bill deallocate() {
         bill used{};
         detail::check(sublet_invoker_deallocate(handle_.get(), &used));
@@ -469,7 +525,8 @@ public:
         detail::require_plain_data<Out>();
         static_assert(!std::is_const_v<Out>, "a function writes to its output");
         const sublet_call_options choices = {options.worker.value_or(SUBLET_ANY_WORKER),
-                                             options.timed ? 1u : 0u, detail::nanoseconds_of(options.timeout)};
+                                             options.timed ? 1u : 0u, detail::nanoseconds_of(options.timeout),
+                                             options.retries};
         const sublet_call call = {in,  bytes_of<In>(in_count), out, bytes_of<Out>(out_count), &choices,
                                   resolve(what)};
         future result;
@@ -482,6 +539,17 @@ private:
     static std::shared_ptr<sublet_invoker> connect(const char *manager) {
         sublet_invoker *handle = nullptr;
         detail::check(sublet_invoker_connect(manager, &handle));
+        return {handle, sublet_invoker_free};
+    }
+
+    static std::shared_ptr<sublet_invoker> connect(const access &how) {
+        sublet_access said = sublet_access_default();
+        said.managers = detail::text_or_null(how.managers);
+        said.ca_file = detail::text_or_null(how.ca_file);
+        said.token = detail::text_or_null(how.token);
+        said.token_file = detail::text_or_null(how.token_file);
+        sublet_invoker *handle = nullptr;
+        detail::check(sublet_invoker_connect_with(&said, &handle));
         return {handle, sublet_invoker_free};
     }
 

@@ -57,7 +57,7 @@ const _: () = is_unpin::<Slot>();
 const fn is_unpin<T: Unpin>() {}
 
 impl Slot {
-    pub(crate) fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&mut self) -> bool {
         self.result.is_some() || self.call.is_ready()
     }
 

@@ -36,6 +36,11 @@ pub struct sublet_allocation {
     hot_ns: u64,
     spin_ns: u64,
     slots: u32,
+    max_nodes: u32,
+    wait_ns: u64,
+    idle_timeout_ns: u64,
+    pu: *const c_char,
+    shared: u32,
 }
 
 /// `struct sublet_lease`.
@@ -80,6 +85,7 @@ pub struct sublet_call_options {
     worker: u32,
     timed: u32,
     timeout_ns: u64,
+    retries: u32,
 }
 
 /// `struct sublet_call`.
@@ -94,10 +100,10 @@ pub struct sublet_call {
 }
 
 // The sizes that sublet.h asserts of its own structures.
-const _: () = assert!(size_of::<sublet_allocation>() == 64);
+const _: () = assert!(size_of::<sublet_allocation>() == 96);
 const _: () = assert!(size_of::<sublet_lease>() == 64);
 const _: () = assert!(size_of::<sublet_bill>() == 72);
-const _: () = assert!(size_of::<sublet_call_options>() == 16);
+const _: () = assert!(size_of::<sublet_call_options>() == 24);
 const _: () = assert!(size_of::<sublet_call>() == 48);
 
 /// `SUBLET_ANY_WORKER`.
@@ -111,17 +117,21 @@ impl sublet_invoker {
         &self.invoker
     }
 
+    /// What C holds.
+    pub(crate) fn handle(invoker: Invoker) -> *mut sublet_invoker {
+        Box::into_raw(Box::new(sublet_invoker { invoker, texts: None }))
+    }
+
     fn allocate(&mut self, allocation: &Allocation) -> Result<(), Error> {
         self.invoker.allocate(allocation)?;
-        self.texts = self.invoker.lease().map(LeaseTexts::new);
+        self.texts = self.invoker.lease().as_ref().map(LeaseTexts::new);
         Ok(())
     }
 
     fn deallocate(&mut self) -> Result<sublet_bill, Error> {
         self.texts = None;
-        let lease = self.invoker.lease().cloned();
-        let usage = Some(self.invoker.deallocate()?);
-        Ok(lease.map_or_else(sublet_bill::default, |lease| sublet::bill(&Lease { usage, ..lease }).into()))
+        let leases = self.invoker.deallocate_each()?;
+        Ok(leases.iter().map(sublet::bill).fold(sublet_bill::default(), sublet_bill::with))
     }
 
     fn lease(&self) -> Result<sublet_lease, Error> {
@@ -174,7 +184,7 @@ impl LeaseTexts {
 
 impl sublet_allocation {
     /// # Safety
-    /// `package` is null or a string.
+    /// `package` and `pu` are null or strings.
     unsafe fn to_facade(&self) -> Result<Allocation, Error> {
         check_size::<sublet_allocation>(self.size_bytes, "allocation")?;
         // SAFETY: as the caller vouches.
@@ -185,14 +195,24 @@ impl sublet_allocation {
                 self.timeout_ns
             )));
         }
-        Ok(Allocation::new(package)
+        let pu = match self.pu.is_null() {
+            true => "",
+            // SAFETY: as the caller vouches.
+            false => unsafe { text(self.pu, "allocation.pu") }?,
+        };
+        let allocation = Allocation::new(package)
             .cores(self.cores)
             .memory_bytes(self.memory_bytes)
             .timeout(Duration::from_nanos(self.timeout_ns))
             .slots(self.slots)
             .slot_bytes(self.slot_bytes)
             .policy(policy(self.hot_ns))
-            .spin(duration(self.spin_ns)))
+            .spin(duration(self.spin_ns))
+            .max_nodes(self.max_nodes)
+            .wait(Duration::from_nanos(self.wait_ns))
+            .idle_timeout(Duration::from_nanos(self.idle_timeout_ns))
+            .pu(pu);
+        Ok(if self.shared != 0 { allocation.shared() } else { allocation })
     }
 }
 
@@ -218,19 +238,20 @@ fn checked_size(what: &str, data: *const c_void, len_bytes: usize) -> Result<u32
     }
 }
 
-impl From<BillLine> for sublet_bill {
-    fn from(line: BillLine) -> sublet_bill {
+impl sublet_bill {
+    /// With another lease's line.
+    fn with(self, line: BillLine) -> sublet_bill {
         let usage = line.usage.unwrap_or_default();
         sublet_bill {
-            allocated_ns: usage.allocated_ns,
-            executing_ns: usage.executing_ns,
-            polling_ns: usage.polling_ns,
-            calls: usage.calls,
-            failed_calls: usage.failed_calls,
-            allocation_nano: line.allocation_nano,
-            compute_nano: line.compute_nano,
-            polling_nano: line.polling_nano,
-            total_nano: line.total_nano,
+            allocated_ns: self.allocated_ns + usage.allocated_ns,
+            executing_ns: self.executing_ns + usage.executing_ns,
+            polling_ns: self.polling_ns + usage.polling_ns,
+            calls: self.calls + usage.calls,
+            failed_calls: self.failed_calls + usage.failed_calls,
+            allocation_nano: self.allocation_nano + line.allocation_nano,
+            compute_nano: self.compute_nano + line.compute_nano,
+            polling_nano: self.polling_nano + line.polling_nano,
+            total_nano: self.total_nano + line.total_nano,
         }
     }
 }
@@ -242,6 +263,7 @@ impl From<&sublet_call_options> for CallOptions {
             worker: Some(options.worker).filter(|&worker| worker != ANY_WORKER),
             deadline: timeout.and_then(|ns| Instant::now().checked_add(duration(ns))),
             timed: options.timed != 0,
+            retries: options.retries,
         }
     }
 }
@@ -262,7 +284,7 @@ impl From<sublet_function> for Function {
     }
 }
 
-/// Connects to a manager.
+/// Connects to managers.
 ///
 /// # Safety
 /// As `sublet.h` says of strings and outputs.
@@ -279,9 +301,8 @@ pub unsafe extern "C" fn sublet_invoker_connect(
             // SAFETY: not null, so it is the caller's string.
             Invoker::connect_to(unsafe { text(manager, "manager") }?)?
         };
-        let handle = Box::new(sublet_invoker { invoker, texts: None });
         // SAFETY: not null, so it is the caller's place for a pointer.
-        unsafe { place.write(Box::into_raw(handle)) };
+        unsafe { place.write(sublet_invoker::handle(invoker)) };
         Ok(())
     })
 }
@@ -319,7 +340,17 @@ pub unsafe extern "C" fn sublet_invoker_allocate(
     })
 }
 
-/// Gives the lease back.
+/// Takes more of the same.
+///
+/// # Safety
+/// As `sublet.h` says; nobody else may be using the invoker.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_invoker_grow(invoker: *mut sublet_invoker, cores: u32) -> sublet_status {
+    // SAFETY: the caller's invoker, which nobody else is using.
+    guarded(|| unsafe { argument_mut(invoker, "invoker") }?.invoker.grow(cores))
+}
+
+/// Gives everything back.
 ///
 /// # Safety
 /// As `sublet.h` says; nobody else may be using the invoker. `bill` may be null.

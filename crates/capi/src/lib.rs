@@ -13,11 +13,13 @@
 
 #![allow(unsafe_code, non_camel_case_types)]
 
+pub mod access;
 pub mod boundary;
 pub mod buffer;
 pub mod callback;
 pub mod invocation;
 pub mod invoker;
+pub mod renewal;
 
 #[cfg(test)]
 mod tests;

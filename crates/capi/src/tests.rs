@@ -6,11 +6,13 @@ use sublet::Code;
 
 const HEADER: &str = include_str!("../include/sublet.h");
 const SOURCES: &[&str] = &[
+    include_str!("access.rs"),
     include_str!("boundary.rs"),
     include_str!("buffer.rs"),
     include_str!("callback.rs"),
     include_str!("invocation.rs"),
     include_str!("invoker.rs"),
+    include_str!("renewal.rs"),
 ];
 
 /// The names of functions that follow each occurrence of `mark`.
