@@ -1,217 +1,348 @@
-//! The nodes, what is leased of them, and which of them a lease goes to.
+//! The nodes, and what is leased of them.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::sync::Arc;
 
-use sublet_proto::v1::{NodeDescription, NodeInfo};
+use sublet_proto::v1::{self, NodeDescription, NodeInfo};
 use sublet_proto::{Code, Error};
 
+use super::ids::{ClassKey, InstanceId, NodeKey};
+use super::placement::{Classes, Place};
 use super::{SILENCE_TICKS, TICK_MS};
 
 /// Most nodes of one manager.
-pub const MAX_NODES: usize = 1024;
-/// Most cores of one node.
-const MAX_NODE_CORES: u32 = 65_536;
+pub const MAX_NODES: usize = 65_536;
+/// Most cores of one node, and most places on its shared ones.
+pub(super) const MAX_NODE_CORES: u32 = 65_536;
 const MAX_NAME_BYTES: usize = 64;
-/// Ticks after which a lost node without leases is forgotten: an hour.
+/// Ticks after which a lost node is forgotten: an hour.
 const FORGET_TICKS: u32 = (60 * 60 * 1000 / TICK_MS) as u32;
 
-/// Cores and memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Amount {
-    pub(super) cores: u32,
-    pub(super) memory_bytes: u64,
+/// What a lease holds of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Amount {
+    /// Workers,
+    pub workers: u32,
+    /// on shared cores, or each on its own.
+    pub shared: bool,
+    /// For all of them.
+    pub memory_bytes: u64,
 }
 
-impl Amount {
-    pub(super) fn plus(self, other: Amount) -> Amount {
-        Amount {
-            cores: self.cores.saturating_add(other.cores),
-            memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
+/// Cores, places on shared cores, and memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Lent to one lease each.
+    pub cores: u32,
+    /// Workers on shared cores.
+    pub places: u32,
+    /// In bytes.
+    pub memory_bytes: u64,
+}
+
+impl Room {
+    pub(super) fn plus(self, amount: Amount) -> Room {
+        let (cores, places) = split(amount);
+        Room {
+            cores: self.cores.saturating_add(cores),
+            places: self.places.saturating_add(places),
+            memory_bytes: self.memory_bytes.saturating_add(amount.memory_bytes),
         }
     }
 
-    fn minus(self, other: Amount) -> Amount {
-        Amount {
+    pub(super) fn minus(self, amount: Amount) -> Room {
+        let (cores, places) = split(amount);
+        Room {
+            cores: self.cores.saturating_sub(cores),
+            places: self.places.saturating_sub(places),
+            memory_bytes: self.memory_bytes.saturating_sub(amount.memory_bytes),
+        }
+    }
+
+    fn without(self, other: Room) -> Room {
+        Room {
             cores: self.cores.saturating_sub(other.cores),
+            places: self.places.saturating_sub(other.places),
             memory_bytes: self.memory_bytes.saturating_sub(other.memory_bytes),
         }
     }
 
-    fn holds(self, other: Amount) -> bool {
-        self.cores >= other.cores && self.memory_bytes >= other.memory_bytes
+    /// For workers of one kind.
+    pub(super) fn workers(&self, shared: bool) -> u32 {
+        if shared { self.places } else { self.cores }
     }
 }
 
+fn split(amount: Amount) -> (u32, u32) {
+    if amount.shared { (0, amount.workers) } else { (amount.workers, 0) }
+}
+
+/// What an agent wants of its node's leases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lending {
+    /// New ones may come.
+    Open,
+    /// None may come.
+    Draining,
+    /// None may come, and those that run are being ended.
+    Reclaimed,
+}
+
+/// A node as its manager sees it.
 #[derive(Debug)]
-struct Node {
-    description: NodeDescription,
-    leased: Amount,
-    last_report_ms: u64,
-    silent_ticks: u32,
+pub struct Node {
+    /// Unique among the managers of a store.
+    pub name: Arc<str>,
+    /// Where clients reach the agent.
+    pub agent: Arc<str>,
+    /// As the agent described it.
+    pub description: Box<NodeDescription>,
+    /// Its kind.
+    pub class: ClassKey,
+    /// All that it lends,
+    pub capacity: Room,
+    /// and what of that is leased.
+    pub leased: Room,
+    /// Whether it takes leases.
+    pub lending: Lending,
+    /// The latest registration.
+    pub registration: u64,
+    /// When it was last heard of.
+    pub last_report_ms: u64,
+    pub(super) instance: InstanceId,
+    pub(super) sequence: u64,
+    pub(super) silent_ticks: u32,
+    /// Keys of all its leases that are not forgotten; a lease knows its index in here.
+    pub(super) leases: Vec<u32>,
+    /// How many of them are attached, and how many are granted and not attached.
+    pub(super) attached: u32,
+    pub(super) unattached: u32,
+    /// Where it stands among the nodes with as much room: for exclusive and for shared workers.
+    pub(super) places: [Option<Place>; 2],
+    /// What of it is counted in its class's capacity.
+    counted: [u32; 2],
 }
 
 impl Node {
-    fn capacity(&self) -> Amount {
-        Amount { cores: self.description.cores, memory_bytes: self.description.memory_bytes }
+    /// What is not leased.
+    pub fn free(&self) -> Room {
+        self.capacity.without(self.leased)
     }
 
-    fn free(&self) -> Amount {
-        self.capacity().minus(self.leased)
-    }
-
-    fn is_silent(&self) -> bool {
+    /// No report has come for too long.
+    pub fn is_lost(&self) -> bool {
         self.silent_ticks > SILENCE_TICKS
     }
+
+    pub(super) fn takes_leases(&self) -> bool {
+        !self.is_lost() && self.lending == Lending::Open
+    }
+
+    fn state(&self) -> v1::NodeState {
+        match self.lending {
+            _ if self.is_lost() => v1::NodeState::Lost,
+            Lending::Open => v1::NodeState::Lending,
+            Lending::Draining => v1::NodeState::Draining,
+            Lending::Reclaimed => v1::NodeState::Reclaimed,
+        }
+    }
+
+    /// As users see it.
+    pub fn info(&self) -> NodeInfo {
+        NodeInfo {
+            description: Some(NodeDescription::clone(&self.description)),
+            cores_leased: self.leased.cores,
+            memory_leased_bytes: self.leased.memory_bytes,
+            last_report_unix_ms: self.last_report_ms,
+            shared_leased: self.leased.places,
+            state: self.state().into(),
+        }
+    }
 }
 
-/// Every node, by name.
+/// Every node. A key is used again only when nothing refers to its node any more.
 #[derive(Debug, Default)]
-pub(super) struct Nodes(BTreeMap<String, Node>);
+pub(super) struct Nodes {
+    slots: Vec<Option<Node>>,
+    unused: Vec<u32>,
+    by_name: HashMap<Arc<str>, NodeKey>,
+    pub(super) classes: Classes,
+}
 
 impl Nodes {
-    /// Adds a node, or takes it up again with what is leased of it.
-    pub(super) fn register(
-        &mut self,
-        now_ms: u64,
-        description: NodeDescription,
-        leased: Amount,
-    ) -> Result<(), Error> {
-        check_description(&description)?;
-        match self.0.get(&description.name) {
-            Some(known) if known.description.agent != description.agent && !known.is_silent() => {
-                let agent = &known.description.agent;
-                return Err(invalid(format!(
-                    "there is a node {} already, with agent {agent}",
-                    description.name
-                )));
+    pub(super) fn find(&self, name: &str) -> Option<NodeKey> {
+        self.by_name.get(name).copied()
+    }
+
+    pub(super) fn get(&self, key: NodeKey) -> Option<&Node> {
+        self.slots.get(key.0 as usize)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, key: NodeKey) -> Option<&mut Node> {
+        self.slots.get_mut(key.0 as usize)?.as_mut()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (NodeKey, &Node)> {
+        let keyed = (0u32..).zip(&self.slots);
+        keyed.filter_map(|(key, node)| Some((NodeKey(key), node.as_ref()?)))
+    }
+
+    /// Whether another agent than this one lends a node of the name now.
+    pub(super) fn check_name(&self, name: &str, instance: InstanceId) -> Result<(), Error> {
+        match self.find(name).and_then(|key| self.get(key)) {
+            Some(node) if node.instance != instance && !node.is_lost() => {
+                let message = format!("a node {name} is lent already, by the agent at {}", node.agent);
+                Err(Error::new(Code::AlreadyRunning, message))
             }
-            None if self.0.len() >= MAX_NODES => {
-                return Err(invalid(format!(
-                    "there are {MAX_NODES} nodes already, one manager takes no more"
-                )));
+            None if self.by_name.len() >= MAX_NODES => {
+                let message = format!("there are {MAX_NODES} nodes already, one manager takes no more");
+                Err(Error::new(Code::InvalidArgument, message))
             }
-            _ => {}
+            _ => Ok(()),
         }
-        let name = description.name.clone();
-        self.0.insert(name, Node { description, leased, last_report_ms: now_ms, silent_ticks: 0 });
-        Ok(())
     }
 
-    /// Notes a sign of life; whether the node is known.
-    pub(super) fn heard_from(&mut self, now_ms: u64, name: &str) -> bool {
-        let Some(node) = self.0.get_mut(name) else { return false };
-        node.last_report_ms = now_ms;
-        node.silent_ticks = 0;
-        true
+    /// The node of this name as it is described now, with what is known of its leases kept.
+    pub(super) fn describe(&mut self, description: NodeDescription, class: ClassKey) -> NodeKey {
+        let key = self.find(&description.name).unwrap_or_else(|| self.add(&description.name, class));
+        self.unrank(key);
+        if let Some(node) = self.get_mut(key) {
+            node.agent = description.agent.as_str().into();
+            node.capacity = Room {
+                cores: description.cores,
+                places: description.shared_places,
+                memory_bytes: description.memory_bytes,
+            };
+            node.class = class;
+            *node.description = description;
+        }
+        key
     }
 
-    pub(super) fn tick(&mut self) {
-        for node in self.0.values_mut() {
+    /// A node of which only the name is known: it has not registered, and takes no leases.
+    pub(super) fn add(&mut self, name: &str, class: ClassKey) -> NodeKey {
+        let name: Arc<str> = name.into();
+        let node = Node {
+            name: name.clone(),
+            agent: "".into(),
+            description: Box::new(NodeDescription { name: name.to_string(), ..NodeDescription::default() }),
+            class,
+            capacity: Room::default(),
+            leased: Room::default(),
+            lending: Lending::Open,
+            registration: 0,
+            last_report_ms: 0,
+            instance: InstanceId(0),
+            sequence: 0,
+            silent_ticks: SILENCE_TICKS + 1,
+            leases: Vec::new(),
+            attached: 0,
+            unattached: 0,
+            places: [None; 2],
+            counted: [0; 2],
+        };
+        let key = self.unused.pop().unwrap_or(self.slots.len() as u32);
+        if key as usize == self.slots.len() {
+            self.slots.push(None);
+        }
+        self.slots[key as usize] = Some(node);
+        self.by_name.insert(name, NodeKey(key));
+        NodeKey(key)
+    }
+
+    /// Changes a node and where it stands among the others.
+    pub(super) fn change(&mut self, key: NodeKey, change: impl FnOnce(&mut Node)) {
+        let Some(node) = self.slots.get_mut(key.0 as usize).and_then(Option::as_mut) else { return };
+        change(node);
+        let (class, free, takes) = (node.class, node.free(), node.takes_leases());
+        let capacity = [false, true].map(|shared| if takes { node.capacity.workers(shared) } else { 0 });
+        let counted = std::mem::replace(&mut node.counted, capacity);
+        let (memory_bytes, places) = (node.capacity.memory_bytes, node.places);
+        for shared in [false, true] {
+            let kind = usize::from(shared);
+            if counted[kind] != capacity[kind] {
+                self.classes.ranks(class, shared).count(counted[kind], capacity[kind], memory_bytes);
+            }
+            let rank = takes.then(|| free.workers(shared)).filter(|&workers| workers > 0);
+            if places[kind].map(|place| place.rank) != rank {
+                self.move_to(key, class, shared, rank);
+            }
+        }
+    }
+
+    fn unrank(&mut self, key: NodeKey) {
+        let Some(class) = self.get(key).map(|node| node.class) else { return };
+        let counted = self.get_mut(key).map(|node| std::mem::take(&mut node.counted)).unwrap_or_default();
+        for shared in [false, true] {
+            self.classes.ranks(class, shared).count(counted[usize::from(shared)], 0, 0);
+            self.move_to(key, class, shared, None);
+        }
+    }
+
+    fn move_to(&mut self, key: NodeKey, class: ClassKey, shared: bool, rank: Option<u32>) {
+        let kind = usize::from(shared);
+        let Some(place) = self.get(key).map(|node| node.places[kind]) else { return };
+        let ranks = self.classes.ranks(class, shared);
+        let moved = place.and_then(|place| ranks.remove(place).map(|other| (other, place)));
+        let new = rank.map(|rank| ranks.insert(rank, key));
+        if let Some((other, place)) = moved
+            && let Some(node) = self.get_mut(other)
+        {
+            node.places[kind] = Some(place);
+        }
+        if let Some(node) = self.get_mut(key) {
+            node.places[kind] = new;
+        }
+    }
+
+    /// Counts the silence of all nodes; those that are lost take no leases any more. Gives the ones to be forgotten.
+    pub(super) fn tick(&mut self) -> Vec<NodeKey> {
+        let (mut lost, mut forgotten) = (Vec::new(), Vec::new());
+        for (key, slot) in (0u32..).zip(&mut self.slots) {
+            let Some(node) = slot else { continue };
             node.silent_ticks = node.silent_ticks.saturating_add(1);
+            if node.silent_ticks == SILENCE_TICKS + 1 {
+                lost.push(NodeKey(key));
+            }
+            if node.silent_ticks > FORGET_TICKS {
+                forgotten.push(NodeKey(key));
+            }
         }
+        lost.into_iter().for_each(|key| self.change(key, |_| ()));
+        forgotten
     }
 
-    /// Forgets nodes that have been silent for long and are not needed.
-    pub(super) fn forget_lost(&mut self, is_unneeded: impl Fn(&str) -> bool) {
-        self.0.retain(|name, node| node.silent_ticks < FORGET_TICKS || !is_unneeded(name));
-    }
-
-    pub(super) fn reserve(&mut self, name: &str, amount: Amount) {
-        if let Some(node) = self.0.get_mut(name) {
-            node.leased = node.leased.plus(amount);
+    /// Forgets a node that has no leases.
+    pub(super) fn remove(&mut self, key: NodeKey) {
+        self.unrank(key);
+        if let Some(node) = self.slots.get_mut(key.0 as usize).and_then(Option::take) {
+            self.by_name.remove(&node.name);
+            self.unused.push(key.0);
         }
-    }
-
-    pub(super) fn release(&mut self, name: &str, amount: Amount) {
-        if let Some(node) = self.0.get_mut(name) {
-            node.leased = node.leased.minus(amount);
-        }
-    }
-
-    pub(super) fn agent(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(|node| node.description.agent.as_str())
-    }
-
-    pub(super) fn infos(&self) -> impl Iterator<Item = NodeInfo> + '_ {
-        self.0.values().map(|node| NodeInfo {
-            description: Some(node.description.clone()),
-            cores_leased: node.leased.cores,
-            memory_leased_bytes: node.leased.memory_bytes,
-            last_report_unix_ms: node.last_report_ms,
-        })
-    }
-
-    /// The node that a lease goes to: of those where it fits, the one with the fewest cores left, so that large
-    /// leases still find room.
-    pub(super) fn find(&self, architecture: &str, asked: Amount) -> Result<&str, Error> {
-        let reachable: Vec<&Node> = self
-            .0
-            .values()
-            .filter(|n| n.description.architecture == architecture && !n.is_silent())
-            .collect();
-        reachable
-            .iter()
-            .filter(|node| node.free().holds(asked))
-            .min_by_key(|node| (node.free().cores, node.free().memory_bytes))
-            .map(|node| node.description.name.as_str())
-            .ok_or_else(|| refusal(architecture, asked, &reachable))
     }
 }
 
-fn check_description(node: &NodeDescription) -> Result<(), Error> {
+/// Refuses what no node can be.
+pub(super) fn check_description(node: &NodeDescription) -> Result<(), Error> {
+    let invalid = |message: String| Err(Error::new(Code::InvalidArgument, message));
     if !(1..=MAX_NAME_BYTES).contains(&node.name.len()) || node.name.contains(char::is_control) {
-        return Err(invalid(format!("{:?} is no name of a node: 1 to {MAX_NAME_BYTES} bytes", node.name)));
+        return invalid(format!("{:?} is no name of a node: 1 to {MAX_NAME_BYTES} bytes", node.name));
     }
-    if !(1..=MAX_NODE_CORES).contains(&node.cores) {
-        return Err(invalid(format!(
-            "node {} says that it has {} cores, not 1 to {MAX_NODE_CORES}",
-            node.name, node.cores
-        )));
+    for (what, count) in [("cores", node.cores), ("shared places", node.shared_places)] {
+        if count > MAX_NODE_CORES {
+            return invalid(format!(
+                "node {} says that it has {count} {what}, not 0 to {MAX_NODE_CORES}",
+                node.name
+            ));
+        }
+    }
+    if node.cores == 0 && node.shared_places == 0 {
+        return invalid(format!("node {} has no cores to lend", node.name));
     }
     for (what, value) in [("agent", &node.agent), ("architecture", &node.architecture)] {
         if value.is_empty() {
-            return Err(invalid(format!("node {} says no {what}", node.name)));
+            return invalid(format!("node {} says no {what}", node.name));
         }
     }
     Ok(())
-}
-
-/// Why no reachable node takes the lease, with what would fit.
-fn refusal(architecture: &str, asked: Amount, reachable: &[&Node]) -> Error {
-    let insufficient = |message| Error::new(Code::InsufficientResources, message);
-    let Some(most_cores) = reachable.iter().map(|node| node.capacity().cores).max() else {
-        return insufficient(format!("no node of architecture {architecture} is there"));
-    };
-    let most_memory = reachable.iter().map(|node| node.capacity().memory_bytes).max().unwrap_or_default();
-    let Amount { cores, memory_bytes } = asked;
-    if cores > most_cores {
-        return insufficient(format!("{cores} cores asked, the largest node has {most_cores}"));
-    }
-    if memory_bytes > most_memory {
-        return insufficient(format!(
-            "{memory_bytes} bytes of memory asked, the largest node has {most_memory}"
-        ));
-    }
-    let large_enough = reachable.iter().filter(|node| node.capacity().holds(asked));
-    match large_enough.max_by_key(|node| (node.free().cores, node.free().memory_bytes)) {
-        Some(node) => no_capacity(asked, node),
-        None => insufficient(format!("no node has both {cores} cores and {memory_bytes} bytes of memory")),
-    }
-}
-
-fn no_capacity(asked: Amount, node: &Node) -> Error {
-    let (free, all) = (node.free(), node.capacity());
-    let message = if asked.cores > free.cores {
-        format!("{} cores asked, {} of {} free", asked.cores, free.cores, all.cores)
-    } else {
-        format!(
-            "{} bytes of memory asked, {} of {} free",
-            asked.memory_bytes, free.memory_bytes, all.memory_bytes
-        )
-    };
-    Error::new(Code::NoCapacity, message)
-}
-
-fn invalid(message: String) -> Error {
-    Error::new(Code::InvalidArgument, message)
 }

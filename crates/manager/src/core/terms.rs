@@ -1,9 +1,9 @@
 //! What a request for a lease means: defaults filled in, limits checked.
 
 use sublet_proto::inbox::InboxShape;
-use sublet_proto::limits::MAX_TIMEOUT_MS;
+use sublet_proto::limits::{MAX_CORES, MAX_TIMEOUT_MS};
 use sublet_proto::v1::{LeaseRequest, WorkerOptions};
-use sublet_proto::{Code, Error};
+use sublet_proto::{ALWAYS_HOT_NS, Code, Error};
 
 /// Lease time if the client does not say: ten minutes.
 pub const DEFAULT_TIMEOUT_MS: u64 = 10 * 60 * 1000;
@@ -12,25 +12,70 @@ pub const MEMORY_PER_CORE_BYTES: u64 = 128 << 20;
 /// How workers wait and what they take in, if the client does not say.
 pub const DEFAULT_OPTIONS: WorkerOptions =
     WorkerOptions { slots: 8, slot_bytes: 64 << 10, hot_timeout_ns: 100_000_000 };
+/// Most workers of one request, over all of its nodes.
+pub const MAX_WORKERS: u32 = 65_536;
+/// Longest time that a request may wait for capacity, in milliseconds.
+pub const MAX_WAIT_MS: u64 = 10 * 60 * 1000;
 
-/// What a lease will have.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Terms {
-    pub(super) cores: u32,
-    pub(super) memory_bytes: u64,
-    pub(super) timeout_ms: u64,
-    pub(super) options: WorkerOptions,
+/// What the leases of a request will have, all of them together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Terms {
+    /// Workers, each on a core of its own or on a place of a shared one.
+    pub workers: u32,
+    /// Whether the workers share cores with those of other leases.
+    pub shared: bool,
+    /// Memory of all workers.
+    pub memory_bytes: u64,
+    /// From the grant on.
+    pub timeout_ms: u64,
+    /// 0: as the node says.
+    pub idle_timeout_ms: u64,
+    /// How the workers wait and what they take in.
+    pub options: WorkerOptions,
+    /// Most nodes; 0: as many as needed.
+    pub max_nodes: u32,
 }
 
 impl Terms {
-    pub(super) fn of(asked: &LeaseRequest) -> Result<Terms, Error> {
+    /// What a request asks.
+    ///
+    /// # Errors
+    /// `invalid_argument` with the limit for what no lease can have.
+    pub fn of(asked: &LeaseRequest) -> Result<Terms, Error> {
         let options = asked.options.unwrap_or(DEFAULT_OPTIONS);
-        let inbox = InboxShape::of(asked.cores, &options)?;
+        let one_node = if asked.max_nodes == 1 { MAX_CORES } else { MAX_WORKERS };
+        within("cores", asked.cores.into(), 1, one_node.into())?;
+        let worker = InboxShape::of(1, &options)?;
         within("ms of lease time", asked.timeout_ms, 0, MAX_TIMEOUT_MS)?;
-        let timeout_ms = if asked.timeout_ms == 0 { DEFAULT_TIMEOUT_MS } else { asked.timeout_ms };
-        let memory_bytes = memory_bytes(asked, &options, inbox.len_bytes)?;
-        Ok(Terms { cores: asked.cores, memory_bytes, timeout_ms, options })
+        within("ms of idle time", asked.idle_timeout_ms, 0, MAX_TIMEOUT_MS)?;
+        within("ms of waiting", asked.wait_ms, 0, MAX_WAIT_MS)?;
+        if asked.shared && options.hot_timeout_ns == ALWAYS_HOT_NS {
+            let message =
+                "workers on shared cores cannot poll for ever: they would never leave their core to others";
+            return Err(Error::new(Code::InvalidArgument, message));
+        }
+        let inbox_bytes = worker.len_bytes.saturating_mul(asked.cores.into());
+        Ok(Terms {
+            workers: asked.cores,
+            shared: asked.shared,
+            memory_bytes: memory_bytes(asked, &options, inbox_bytes)?,
+            timeout_ms: timeout_ms(asked.timeout_ms),
+            idle_timeout_ms: asked.idle_timeout_ms,
+            options,
+            max_nodes: asked.max_nodes,
+        })
     }
+
+    /// The share of so many of the workers in the memory, rounded up.
+    pub(super) fn memory_of(&self, workers: u32) -> u64 {
+        let share = u128::from(self.memory_bytes) * u128::from(workers);
+        u64::try_from(share.div_ceil(u128::from(self.workers.max(1)))).unwrap_or(u64::MAX)
+    }
+}
+
+/// The lease time that a client asks for, within its limits.
+pub(super) fn timeout_ms(asked_ms: u64) -> u64 {
+    if asked_ms == 0 { DEFAULT_TIMEOUT_MS } else { asked_ms.min(MAX_TIMEOUT_MS) }
 }
 
 fn memory_bytes(asked: &LeaseRequest, options: &WorkerOptions, inbox_bytes: u64) -> Result<u64, Error> {
@@ -87,13 +132,26 @@ mod tests {
     }
 
     #[test]
+    fn the_shares_of_a_request_make_its_memory() {
+        let terms = Terms::of(&LeaseRequest { cores: 3, memory_bytes: 100_000_000, ..asked() }).unwrap();
+        assert_eq!(terms.memory_of(3), 100_000_000);
+        assert_eq!((terms.memory_of(1), terms.memory_of(2)), (33_333_334, 66_666_667));
+    }
+
+    #[test]
     fn what_no_lease_can_have_is_refused_with_the_limit() {
         let options = |slots, slot_bytes| Some(WorkerOptions { slots, slot_bytes, hot_timeout_ns: 0 });
-        assert!(message(&LeaseRequest { cores: 0, ..asked() }).contains("cores: 0"));
-        assert!(message(&LeaseRequest { cores: 1025, ..asked() }).contains("between 1 and 1024"));
+        assert!(message(&LeaseRequest { cores: 0, ..asked() }).contains("0 cores asked"));
+        assert!(message(&LeaseRequest { cores: MAX_WORKERS + 1, ..asked() }).contains("1 to 65536"));
+        assert!(message(&LeaseRequest { cores: 1025, max_nodes: 1, ..asked() }).contains("1 to 1024"));
         assert!(message(&LeaseRequest { options: options(0, 1), ..asked() }).contains("slots: 0"));
         assert!(message(&LeaseRequest { options: options(257, 1), ..asked() }).contains("slots: 257"));
         assert!(message(&LeaseRequest { options: options(1, 1 << 32), ..asked() }).contains("slot bytes"));
         assert!(message(&LeaseRequest { timeout_ms: MAX_TIMEOUT_MS + 1, ..asked() }).contains("lease time"));
+        assert!(message(&LeaseRequest { wait_ms: MAX_WAIT_MS + 1, ..asked() }).contains("waiting"));
+        let hot = WorkerOptions { hot_timeout_ns: ALWAYS_HOT_NS, ..DEFAULT_OPTIONS };
+        assert!(
+            message(&LeaseRequest { shared: true, options: Some(hot), ..asked() }).contains("poll for ever")
+        );
     }
 }

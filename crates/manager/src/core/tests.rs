@@ -1,14 +1,17 @@
 //! The core against single stories, and against random ones for its invariants.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod stories;
 
-use proptest::prelude::*;
+use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::*;
-use sublet_proto::price::DEFAULT_PRICE;
-use sublet_proto::v1::WorkerOptions;
+use sublet_proto::ticket::ATTACH_GRACE_MS;
+use sublet_proto::v1::{FunctionUsage, LeaseRequest, NodeDescription, PackageInfo, Quota, TenantUse, Usage};
+use sublet_proto::{Code, Error};
 
 const GIB: u64 = 1 << 30;
+const START_MS: u64 = 1_000_000;
 
 fn node(name: &str, cores: u32) -> NodeDescription {
     NodeDescription {
@@ -17,20 +20,17 @@ fn node(name: &str, cores: u32) -> NodeDescription {
         architecture: "x86_64".into(),
         cores,
         memory_bytes: GIB,
+        ..NodeDescription::default()
     }
 }
 
-fn request(lease: &str, cores: u32) -> Event {
-    let options = WorkerOptions { slots: 1, slot_bytes: 64, hot_timeout_ns: 0 };
-    let asked = LeaseRequest {
+fn asked(cores: u32) -> LeaseRequest {
+    LeaseRequest {
         cores,
-        memory_bytes: 1 << 20,
+        memory_bytes: u64::from(cores) << 20,
         timeout_ms: 60_000,
-        options: Some(options),
         ..LeaseRequest::default()
-    };
-    let package = PackageInfo { name: "p".into(), architecture: "x86_64".into(), ..PackageInfo::default() };
-    Event::Request(Box::new(Request { lease: lease.into(), tenant: "uid:0".into(), package, asked }))
+    }
 }
 
 fn usage(executing_ns: u64) -> Usage {
@@ -43,385 +43,627 @@ fn usage(executing_ns: u64) -> Usage {
     }
 }
 
-fn report(node: &str, lease: &str, state: LeaseState, executing_ns: u64) -> Event {
-    let lease = LeaseReport {
-        lease: lease.into(),
-        state: state.into(),
-        usage: Some(usage(executing_ns)),
-        end_reason: "released".into(),
-    };
-    Event::Report(NodeReport { node: node.into(), leases: vec![lease] })
+fn over(lease: LeaseId, executing_ns: u64) -> LeaseReport {
+    let ended = Some(Ended { code: 0, reason: "released".into() });
+    LeaseReport { ended, ..runs(lease, executing_ns) }
 }
 
-/// A core with a store that always works.
+fn runs(lease: LeaseId, executing_ns: u64) -> LeaseReport {
+    LeaseReport { lease, usage: usage(executing_ns), functions: Vec::new(), ended: None }
+}
+
+/// A core with a clock, and a store that works unless it is told not to.
 struct House {
     core: Core,
     now_ms: u64,
+    sequence: u64,
+    /// The latest report whose answer the agent has.
+    answered: u64,
+    requests: u128,
+    is_store_full: bool,
+    saved: BTreeSet<LeaseId>,
 }
 
 impl House {
+    fn new() -> House {
+        House::of_epoch(1)
+    }
+
+    fn of_epoch(epoch: u64) -> House {
+        let settings = Settings {
+            epoch,
+            seed: 7,
+            prices: Prices::default(),
+            queue: QueueLimits { total: 6, per_tenant: 4 },
+        };
+        let core = Core::new(settings);
+        House {
+            core,
+            now_ms: START_MS,
+            sequence: 0,
+            answered: 0,
+            requests: 0,
+            is_store_full: false,
+            saved: BTreeSet::new(),
+        }
+    }
+
     fn with_node(cores: u32) -> House {
-        let mut house = House { core: Core::new(DEFAULT_PRICE), now_ms: 1_000 };
-        house.event(Event::Register(node("n", cores)));
+        let mut house = House::new();
+        house.register(node("n", cores), 1, Vec::new()).unwrap();
         house
     }
 
-    /// What the event leads to, without the saves.
+    /// What the event leads to, without saves and what is forgotten, in order.
     fn event(&mut self, event: Event) -> Vec<Action> {
-        let mut out = Vec::new();
+        let (mut out, mut done) = (Vec::new(), Vec::new());
         self.core.on_event(self.now_ms, event, &mut out);
-        let mut done = Vec::new();
-        while let Some(action) = out.pop() {
-            match action {
+        while !out.is_empty() {
+            match out.remove(0) {
                 Action::Save { lease, revision } => {
-                    let saved = Event::Saved(Version { lease: lease.id, revision });
-                    self.core.on_event(self.now_ms, saved, &mut out);
+                    if !self.is_store_full {
+                        self.saved.insert(lease);
+                    }
+                    let answer = if self.is_store_full {
+                        Event::SaveFailed(lease)
+                    } else {
+                        Event::Saved(lease, revision)
+                    };
+                    self.core.on_event(self.now_ms, answer, &mut out);
                 }
+                Action::Forgotten(_) => {}
                 other => done.push(other),
             }
         }
         done
     }
 
-    fn grant(&mut self, lease: &str, cores: u32) {
-        let actions = self.event(request(lease, cores));
-        assert!(matches!(&actions[..], [Action::Granted { .. }]), "{actions:?}");
+    fn register(
+        &mut self,
+        description: NodeDescription,
+        instance: u128,
+        leases: Vec<Running>,
+    ) -> Result<(NodeKey, u64), Error> {
+        (self.sequence, self.answered) = (0, 0);
+        let instance = InstanceId(instance);
+        let actions = self.event(Event::Register(Box::new(Joining { description, instance, leases })));
+        match actions.into_iter().find(|action| !matches!(action, Action::Granted { .. })) {
+            Some(Action::Registered { node, registration }) => Ok((node, registration)),
+            Some(Action::NotRegistered(error)) => Err(error),
+            other => panic!("a registration was answered by {other:?}"),
+        }
     }
 
-    fn refusal(&mut self, event: Event) -> Error {
-        match self.event(event).pop() {
+    fn request_of(&mut self, tenant: &str, asked: &LeaseRequest) -> Vec<Action> {
+        self.requests += 1;
+        let request = Request {
+            id: RequestId(self.requests),
+            tenant: self.core.tenant_key(tenant),
+            standing: Standing::Verified,
+            class: self.core.class_key(&asked.pu, "x86_64"),
+            package: Arc::new(PackageInfo { name: "p".into(), ..PackageInfo::default() }),
+            terms: Terms::of(asked).unwrap(),
+            wait_ms: asked.wait_ms,
+        };
+        self.event(Event::Request(Box::new(request)))
+    }
+
+    fn grant(&mut self, asked: &LeaseRequest) -> Vec<LeaseId> {
+        match self.request_of("t", asked).pop() {
+            Some(Action::Granted { leases, .. }) => leases,
+            other => panic!("not granted: {other:?}"),
+        }
+    }
+
+    fn refusal(&mut self, asked: &LeaseRequest) -> Error {
+        match self.request_of("t", asked).pop() {
             Some(Action::Refused { error, .. }) => error,
             other => panic!("not refused: {other:?}"),
         }
     }
 
-    fn ticks(&mut self, count: u64) {
-        for _ in 0..count {
-            self.now_ms += TICK_MS;
-            self.event(Event::Tick);
+    /// A report of node "n", whose clock is as the manager's, and the answer; the rest is what else happens.
+    fn report(&mut self, leases: Vec<LeaseReport>) -> (Reported, Vec<Action>) {
+        self.report_as(Lending::Open, leases)
+    }
+
+    fn report_as(&mut self, lending: Lending, leases: Vec<LeaseReport>) -> (Reported, Vec<Action>) {
+        self.sequence += 1;
+        let node = self.core.node_key("n").unwrap();
+        let registration = self.core.node(node).unwrap().registration;
+        let report = Report {
+            node,
+            registration,
+            sequence: self.sequence,
+            answered: self.answered,
+            clock_ms: self.now_ms,
+            lending,
+            leases,
+        };
+        let mut actions = self.event(Event::Report(report));
+        match actions.remove(0) {
+            Action::Reported(reply) => (reply, actions),
+            other => panic!("a report was answered by {other:?}"),
         }
     }
 
-    fn state(&self, lease: &str) -> LeaseState {
-        self.core.lease(lease).map_or(LeaseState::Unspecified, |lease| lease.state())
+    fn ticks(&mut self, count: u32) -> Vec<Action> {
+        let mut actions = Vec::new();
+        for _ in 0..count {
+            self.now_ms += TICK_MS;
+            actions.extend(self.event(Event::Tick));
+        }
+        actions
     }
 
-    fn cores_leased(&self) -> u32 {
-        self.core.nodes().map(|node| node.cores_leased).sum()
+    fn state(&self, lease: LeaseId) -> Option<State> {
+        self.core.lease(lease).map(|lease| lease.state)
+    }
+
+    fn leased(&self) -> Room {
+        self.core.node(self.core.node_key("n").unwrap()).unwrap().leased
+    }
+
+    /// A lease as its agent shows it when it registers.
+    fn running(&self, lease: LeaseId, report: LeaseReport) -> Running {
+        let described = self.core.describe(self.core.lease(lease).unwrap());
+        Running { lease: Box::new(described), report, remaining_ms: 30_000 }
     }
 }
 
 #[test]
 fn refusals_say_what_was_asked_and_what_there_is() {
-    let mut house = House::with_node(2);
-    let error = house.refusal(request("a", 4));
-    assert_eq!(error, Error::new(Code::InsufficientResources, "4 cores asked, the largest node has 2"));
-    house.grant("b", 1);
-    let error = house.refusal(request("c", 2));
-    assert_eq!(error, Error::new(Code::NoCapacity, "2 cores asked, 1 of 2 free"));
-    let error = house.refusal(request("d", 0));
-    assert_eq!(error.code, Code::InvalidArgument);
-}
-
-#[test]
-fn memory_is_refused_like_cores() {
     let mut house = House::with_node(4);
-    let ask = |lease: &str, memory_bytes: u64| match request(lease, 1) {
-        Event::Request(mut request) => {
-            request.asked.memory_bytes = memory_bytes;
-            Event::Request(request)
-        }
-        other => other,
+    house.grant(&asked(3));
+    let check = |error: Error, code, parts: &[&str]| {
+        assert_eq!(error.code, code, "{error}");
+        assert!(parts.iter().all(|part| error.message.contains(part)), "{error}");
     };
-    let error = house.refusal(ask("a", 2 * GIB));
-    assert_eq!(error.code, Code::InsufficientResources);
-    house.event(ask("b", GIB - 4096));
-    let error = house.refusal(ask("c", 8192));
-    assert_eq!(error, Error::new(Code::NoCapacity, "8192 bytes of memory asked, 4096 of 1073741824 free"));
+    check(house.refusal(&asked(2)), Code::NoCapacity, &["2 cores asked", "1 of 4 free"]);
+    check(house.refusal(&asked(5)), Code::InsufficientResources, &["5 cores", "together have 4"]);
+    let on_one = LeaseRequest { max_nodes: 1, ..asked(5) };
+    check(house.refusal(&on_one), Code::InsufficientResources, &["5 cores", "largest node has 4"]);
+    let large = LeaseRequest { memory_bytes: 2 * GIB, ..asked(1) };
+    check(house.refusal(&large), Code::InsufficientResources, &["2147483648", "1073741824"]);
+    let most = LeaseRequest { memory_bytes: GIB, ..asked(1) };
+    check(house.refusal(&most), Code::NoCapacity, &["1073741824 bytes"]);
+    let places = LeaseRequest { shared: true, ..asked(1) };
+    check(house.refusal(&places), Code::InsufficientResources, &["shared places"]);
+    let gpu = LeaseRequest { pu: "gpu".into(), ..asked(1) };
+    check(house.refusal(&gpu), Code::InsufficientResources, &["no node of gpu/x86_64"]);
 }
 
 #[test]
-fn a_lease_goes_only_to_a_node_of_its_architecture_that_is_there() {
-    let mut house = House { core: Core::new(DEFAULT_PRICE), now_ms: 1 };
-    assert!(house.refusal(request("a", 1)).message.contains("x86_64"));
-    house.event(Event::Register(NodeDescription { architecture: "aarch64".into(), ..node("other", 8) }));
-    assert_eq!(house.refusal(request("b", 1)).code, Code::InsufficientResources);
-    house.event(Event::Register(node("n", 1)));
-    house.ticks(u64::from(SILENCE_TICKS) + 1);
-    assert_eq!(house.refusal(request("c", 1)).code, Code::InsufficientResources);
-    house.event(Event::Report(NodeReport { node: "n".into(), leases: vec![] }));
-    house.grant("d", 1);
-    assert_eq!(house.core.lease("d").unwrap().node, "n");
+fn the_fullest_node_that_fits_is_taken_and_which_of_equals_is_chance() {
+    let mut house = House::new();
+    house.register(node("large", 8), 1, Vec::new()).unwrap();
+    for small in 0..8 {
+        house.register(node(&format!("small{small}"), 2), 1, Vec::new()).unwrap();
+    }
+    let mut chosen = BTreeSet::new();
+    for _ in 0..8 {
+        let lease = house.grant(&asked(2))[0];
+        chosen.insert(house.core.lease(lease).unwrap().node);
+    }
+    assert_eq!(chosen.len(), 8, "the small ones are full first");
+    let first_of = |seed| {
+        let settings = Settings { epoch: 1, seed, prices: Prices::default(), queue: QueueLimits::default() };
+        let mut house = House { core: Core::new(settings), ..House::new() };
+        for small in 0..8 {
+            house.register(node(&format!("small{small}"), 2), 1, Vec::new()).unwrap();
+        }
+        let lease = house.grant(&asked(1))[0];
+        house.core.lease(lease).unwrap().node
+    };
+    let firsts: BTreeSet<NodeKey> = (0..64).map(first_of).collect();
+    assert!(firsts.len() > 4, "many clients of many managers spread: {firsts:?}");
 }
 
 #[test]
-fn the_fullest_node_that_fits_is_taken() {
-    let mut house = House::with_node(8);
-    house.event(Event::Register(node("small", 2)));
-    house.grant("a", 2);
-    house.grant("b", 8);
-    assert_eq!(house.core.lease("a").unwrap().node, "small");
+fn workers_go_to_as_few_nodes_as_needed_all_of_them_or_none() {
+    let mut house = House::new();
+    for (name, cores) in [("a", 4), ("b", 2), ("c", 1)] {
+        house.register(node(name, cores), 1, Vec::new()).unwrap();
+    }
+    assert_eq!(house.refusal(&LeaseRequest { max_nodes: 2, ..asked(7) }).code, Code::NoCapacity);
+    let leases = house.grant(&asked(7));
+    let parts: Vec<_> = leases.iter().map(|&id| house.core.lease(id).unwrap().amount).collect();
+    assert_eq!(parts.iter().map(|part| part.workers).collect::<Vec<_>>(), [4, 2, 1]);
+    assert_eq!(parts.iter().map(|part| part.memory_bytes).sum::<u64>(), 7 << 20);
+    assert_eq!(house.refusal(&asked(1)).code, Code::NoCapacity);
 }
 
 #[test]
-fn a_lease_that_nobody_attaches_to_is_taken_back() {
-    let mut house = House::with_node(2);
-    house.grant("a", 2);
-    house.ticks((ATTACH_GRACE_MS + REPORT_SLACK_MS) / TICK_MS - 1);
-    assert_eq!(house.state("a"), LeaseState::Granted);
+fn places_on_shared_cores_are_apart_from_cores() {
+    let mut house = House::new();
+    let shares = NodeDescription { shared_cores: 1, shared_places: 3, ..node("n", 1) };
+    house.register(shares, 1, Vec::new()).unwrap();
+    let shared = |workers| LeaseRequest { shared: true, ..asked(workers) };
+    house.grant(&shared(2));
+    house.grant(&asked(1));
+    assert_eq!(house.refusal(&shared(2)).code, Code::NoCapacity);
+    house.grant(&shared(1));
+    assert_eq!(house.leased(), Room { cores: 1, places: 3, memory_bytes: 4 << 20 });
+}
+
+#[test]
+fn a_grant_is_taken_back_when_its_agent_cannot_take_the_ticket_any_more() {
+    let mut house = House::with_node(1);
+    let lease = house.grant(&asked(1))[0];
+    house.now_ms += ATTACH_GRACE_MS;
+    house.report(vec![]);
+    assert_eq!(house.state(lease), Some(State::Granted), "it may still be on its way");
+    house.now_ms += 1;
+    house.report(vec![]);
+    assert_eq!((house.state(lease), house.leased().cores), (None, 0));
+    assert!(house.saved.is_empty(), "what nobody used is not in the books");
+}
+
+#[test]
+fn a_lease_ends_when_its_agent_says_so_and_is_forgotten_when_that_is_stored() {
+    let mut house = House::with_node(1);
+    let lease = house.grant(&asked(1))[0];
+    house.report(vec![runs(lease, 5)]);
+    assert_eq!(house.state(lease), Some(State::Attached));
+    house.is_store_full = true;
+    let (reply, _) = house.report(vec![over(lease, 9)]);
+    assert!(reply.acknowledged.is_empty());
+    assert_eq!((house.state(lease), house.leased().cores), (Some(State::Ended), 0));
+    house.grant(&asked(1));
+    house.ticks(3);
+    assert_eq!(house.core.lease(lease).unwrap().usage, usage(9));
+    house.is_store_full = false;
     house.ticks(1);
-    assert_eq!((house.state("a"), house.cores_leased()), (LeaseState::Ended, 0));
-    let actions = house.event(report("n", "a", LeaseState::Attached, 1));
-    assert!(matches!(&actions[..], [Action::EndOnNode(lease)] if lease == "a"));
-}
-
-#[test]
-fn a_lease_ends_when_its_agent_says_so_and_frees_its_cores_at_once() {
-    let mut house = House::with_node(2);
-    house.grant("a", 2);
-    house.event(report("n", "a", LeaseState::Attached, 5));
-    assert_eq!(house.state("a"), LeaseState::Attached);
-    assert!(house.event(report("n", "a", LeaseState::Ended, 7)).is_empty());
-    let lease = house.core.lease("a").unwrap();
-    assert_eq!((lease.end_reason.as_str(), lease.usage.unwrap()), ("released", usage(7)));
-    house.grant("b", 2);
-}
-
-#[test]
-fn a_lease_ends_at_its_expiry_even_if_its_agent_forgets() {
-    let mut house = House::with_node(2);
-    house.grant("a", 2);
-    for _ in 0..(60_000 + EXPIRY_SLACK_MS) / TICK_MS {
-        assert_ne!(house.state("a"), LeaseState::Ended);
-        house.event(report("n", "a", LeaseState::Attached, 1));
-        house.ticks(1);
+    for _ in 0..2 {
+        let (reply, _) = house.report(vec![over(lease, 9)]);
+        assert_eq!(reply.acknowledged, [lease], "said again, should the answer be lost");
     }
-    assert_eq!(house.state("a"), LeaseState::Ended);
-    assert!(house.core.lease("a").unwrap().end_reason.contains("time"));
+    assert_eq!(house.state(lease), None);
 }
 
 #[test]
-fn a_silent_node_loses_its_leases_and_its_late_report_still_counts() {
+fn usage_only_grows_and_never_beyond_wall_time() {
     let mut house = House::with_node(2);
-    house.grant("a", 2);
-    house.event(report("n", "a", LeaseState::Attached, 5));
-    house.ticks(u64::from(SILENCE_TICKS));
-    assert_eq!(house.state("a"), LeaseState::Attached);
-    house.ticks(1);
-    assert_eq!((house.state("a"), house.cores_leased()), (LeaseState::Ended, 0));
-    let actions = house.event(report("n", "a", LeaseState::Attached, 9));
-    assert!(matches!(&actions[..], [Action::EndOnNode(_)]));
-    assert_eq!(house.core.lease("a").unwrap().usage.unwrap(), usage(9));
-    assert_eq!(house.state("a"), LeaseState::Ended);
+    let lease = house.grant(&asked(2))[0];
+    house.now_ms += 1_000;
+    house.report(vec![runs(lease, 500)]);
+    house.report(vec![runs(lease, 400)]);
+    assert_eq!(house.core.lease(lease).unwrap().usage, usage(500));
+    let functions = vec![FunctionUsage { function: 0, executing_ns: 7, calls: 1, failed_calls: 0 }];
+    let lie = LeaseReport { usage: usage(u64::MAX / 4), functions: functions.clone(), ..runs(lease, 0) };
+    house.report(vec![lie]);
+    let known = house.core.lease(lease).unwrap();
+    assert_eq!(known.usage.allocated_ns, 2_000_000_000, "a second, and the slack of clocks");
+    assert_eq!((known.usage.executing_ns, &known.functions), (4_000_000_000, &functions));
 }
 
 #[test]
-fn a_repeated_or_older_report_changes_nothing() {
+fn reports_that_are_late_or_of_another_registration_change_nothing() {
+    let mut house = House::with_node(1);
+    let lease = house.grant(&asked(1))[0];
+    house.report(vec![runs(lease, 5)]);
+    house.sequence = 0;
+    let (reply, _) = house.report(vec![]);
+    assert!(reply.end.is_empty());
+    assert_eq!(house.state(lease), Some(State::Attached));
+    let node = house.core.node_key("n").unwrap();
+    let stale = Report {
+        node,
+        registration: 1,
+        sequence: 9,
+        answered: 0,
+        clock_ms: 0,
+        lending: Lending::Open,
+        leases: vec![],
+    };
+    assert!(matches!(house.event(Event::Report(stale))[..], [Action::RegisterAgain]));
+}
+
+#[test]
+fn what_an_agent_does_not_list_it_does_not_have() {
     let mut house = House::with_node(2);
-    house.grant("a", 1);
-    house.event(report("n", "a", LeaseState::Attached, 9));
-    let mut out = Vec::new();
-    for executing_ns in [9, 3] {
-        house.core.on_event(2_000, report("n", "a", LeaseState::Attached, executing_ns), &mut out);
-    }
-    assert!(out.is_empty(), "{out:?}");
-    assert_eq!(house.core.lease("a").unwrap().usage.unwrap(), usage(9));
+    let (kept, lost) = (house.grant(&asked(1))[0], house.grant(&asked(1))[0]);
+    house.report(vec![runs(kept, 1), runs(lost, 1)]);
+    house.report(vec![runs(kept, 2)]);
+    assert_eq!((house.state(kept), house.state(lost)), (Some(State::Attached), None));
+    assert_eq!(house.leased().cores, 1);
+    let (reply, _) = house.report(vec![runs(kept, 3), runs(lost, 3)]);
+    assert!(matches!(&reply.end[..], [(id, error)] if *id == lost && error.code == Code::UnknownLease));
 }
 
 #[test]
-fn an_unknown_node_registers_again_and_unknown_leases_end() {
+fn a_silent_node_takes_no_leases_and_keeps_those_it_has() {
     let mut house = House::with_node(2);
-    let actions = house.event(report("stranger", "a", LeaseState::Attached, 1));
-    assert!(matches!(&actions[..], [Action::RegisterAgain]));
-    let actions = house.event(report("n", "nobody's", LeaseState::Attached, 1));
-    assert!(matches!(&actions[..], [Action::EndOnNode(_)]));
-    assert!(house.event(report("n", "nobody's", LeaseState::Ended, 1)).is_empty());
+    let lease = house.grant(&asked(1))[0];
+    house.report(vec![runs(lease, 1)]);
+    house.ticks(SILENCE_TICKS + 1);
+    assert_eq!(house.refusal(&asked(1)).code, Code::InsufficientResources);
+    assert_eq!(house.state(lease), Some(State::Attached));
+    house.report(vec![runs(lease, 2)]);
+    house.grant(&asked(1));
+    // For good this time: its time passes, and what it used since is still counted when it is back.
+    house.ticks((60_000 + 2 * EXPIRY_SLACK_MS) as u32 / TICK_MS as u32);
+    assert_eq!(house.state(lease), Some(State::Ended));
+    house.is_store_full = true;
+    house.report(vec![over(lease, 50)]);
+    assert_eq!(house.core.lease(lease).unwrap().usage, usage(50));
 }
 
 #[test]
-fn a_node_name_is_not_taken_over_while_its_agent_reports() {
-    let mut house = House::with_node(2);
-    let other = NodeDescription { agent: "unix:/other".into(), ..node("n", 4) };
-    let actions = house.event(Event::Register(other.clone()));
-    assert!(matches!(&actions[..], [Action::NotRegistered(error)] if error.message.contains("unix:/n")));
-    house.ticks(u64::from(SILENCE_TICKS) + 1);
-    assert!(matches!(&house.event(Event::Register(other))[..], [Action::Registered]));
+fn an_agent_that_forgets_a_leases_end_is_told() {
+    let mut house = House::with_node(1);
+    let lease = house.grant(&asked(1))[0];
+    house.report(vec![runs(lease, 1)]);
+    house.now_ms += 60_000 + EXPIRY_SLACK_MS;
+    let (reply, _) = house.report(vec![runs(lease, 2)]);
+    assert!(matches!(&reply.end[..], [(id, error)] if *id == lease && error.code == Code::LeaseExpired));
 }
 
 #[test]
-fn leases_survive_the_manager_if_their_node_still_has_them() {
-    let mut before = House::with_node(4);
-    before.grant("kept", 1);
-    before.grant("lost", 1);
-    for lease in ["kept", "lost"] {
-        before.event(report("n", lease, LeaseState::Attached, 5));
-    }
-    let mut house = House { core: Core::new(DEFAULT_PRICE), now_ms: 2_000 };
+fn a_registration_is_the_truth_about_a_node() {
+    let mut house = House::with_node(3);
+    let (kept, gone, unattached) =
+        (house.grant(&asked(1))[0], house.grant(&asked(1))[0], house.grant(&asked(1))[0]);
+    house.report(vec![runs(kept, 1), runs(gone, 1)]);
+    let running = vec![house.running(kept, runs(kept, 5))];
+    house.register(node("n", 3), 1, running).unwrap();
+    assert_eq!([kept, gone, unattached].map(|id| house.state(id)), [Some(State::Attached), None, None]);
+    assert_eq!(house.leased().cores, 1);
+    assert_eq!(house.core.lease(kept).unwrap().expires_ms, START_MS + 30_000);
+}
+
+#[test]
+fn a_new_manager_takes_leases_over_with_their_tickets() {
+    let mut before = House::with_node(2);
+    let (runs_on, ended) = (before.grant(&asked(1))[0], before.grant(&asked(1))[0]);
+    before.report(vec![runs(runs_on, 5), runs(ended, 5)]);
+    let running = vec![before.running(runs_on, runs(runs_on, 8)), before.running(ended, over(ended, 9))];
+    let mut house = House::of_epoch(2);
+    let (_, registration) = house.register(node("n", 2), 1, running).unwrap();
+    assert!(registration > 2 << 32);
+    assert_eq!((house.state(runs_on), house.leased().cores), (Some(State::Attached), 1));
+    let lease = house.core.lease(runs_on).unwrap();
+    assert_eq!((&*house.core.tenant(lease.tenant).name, lease.usage), ("t", usage(8)));
+    let (reply, _) = house.report(vec![runs(runs_on, 9), over(ended, 9)]);
+    assert_eq!(reply.acknowledged, [ended]);
+}
+
+#[test]
+fn stored_leases_wait_for_their_node_and_end_without_it() {
+    let mut before = House::with_node(2);
+    let (here, lost) = (before.grant(&asked(1))[0], before.grant(&asked(1))[0]);
+    before.report(vec![runs(here, 5), runs(lost, 5)]);
+    let mut house = House::of_epoch(2);
     for lease in before.core.leases() {
-        house.event(Event::Restored(Box::new(lease.clone())));
+        let lease = before.core.describe(lease);
+        house.event(Event::Restored(Box::new(lease)));
     }
-    house.event(Event::Register(node("n", 4)));
-    assert_eq!(house.cores_leased(), 2);
-    for _ in 0..=SILENCE_TICKS {
-        house.ticks(1);
-        house.event(report("n", "kept", LeaseState::Attached, 6));
-    }
-    assert_eq!((house.state("kept"), house.state("lost")), (LeaseState::Attached, LeaseState::Ended));
-    assert_eq!(house.cores_leased(), 1);
+    assert_eq!(house.refusal(&asked(1)).code, Code::InsufficientResources);
+    let running = vec![before.running(here, runs(here, 6))];
+    house.register(node("n", 2), 1, running).unwrap();
+    assert_eq!(
+        (house.state(here), house.state(lost), house.leased().cores),
+        (Some(State::Attached), None, 1)
+    );
+    assert!(house.saved.contains(&lost));
 }
 
 #[test]
-fn what_cannot_be_stored_is_not_granted_and_usage_is_tried_again() {
+fn a_name_is_not_taken_from_an_agent_that_reports() {
     let mut house = House::with_node(1);
-    let mut out = Vec::new();
-    let full = Error::new(Code::StoreFull, "full");
-    house.core.on_event(1_000, request("a", 1), &mut out);
-    let failed = Event::SaveFailed(Version { lease: "a".into(), revision: 1 }, full.clone());
-    assert!(matches!(house.event(failed).pop(), Some(Action::Refused { error, .. }) if error == full));
-    assert_eq!(house.cores_leased(), 0);
-
-    house.grant("b", 1);
-    out.clear();
-    house.core.on_event(1_000, report("n", "b", LeaseState::Ended, 5), &mut out);
-    let Some(Action::Save { revision, .. }) = out.pop() else { panic!("the end was not saved") };
-    let failed = Event::SaveFailed(Version { lease: "b".into(), revision }, full);
-    house.core.on_event(1_000, failed, &mut out);
-    house.core.on_event(1_000 + 2 * REMEMBER_MS, Event::Tick, &mut out);
-    assert!(matches!(&out[..], [Action::Save { lease, .. }] if lease.usage == Some(usage(5))));
-    assert_eq!(house.state("b"), LeaseState::Ended);
+    let error = house.register(node("n", 9), 2, Vec::new()).unwrap_err();
+    assert!(error.code == Code::AlreadyRunning && error.message.contains("unix:/n"), "{error}");
+    house.ticks(SILENCE_TICKS + 1);
+    house.register(node("n", 9), 2, Vec::new()).unwrap();
+    house.grant(&asked(9));
+    assert_eq!(house.register(node("", 1), 1, Vec::new()).unwrap_err().code, Code::InvalidArgument);
+    assert_eq!(house.register(node("m", 0), 1, Vec::new()).unwrap_err().code, Code::InvalidArgument);
 }
 
 #[test]
-fn ended_leases_are_forgotten_only_when_stored() {
+fn a_drained_node_takes_no_leases() {
+    let mut house = House::with_node(2);
+    house.report_as(Lending::Draining, vec![]);
+    assert_eq!(house.refusal(&asked(1)).code, Code::InsufficientResources);
+    house.report(vec![]);
+    house.grant(&asked(2));
+}
+
+#[test]
+fn a_repeated_request_gets_the_same_leases() {
+    let mut house = House::with_node(2);
+    let first = house.grant(&asked(1));
+    house.requests -= 1;
+    assert_eq!(house.grant(&asked(1)), first);
+    assert_eq!(house.leased().cores, 1);
+}
+
+#[test]
+fn an_ended_lease_is_free_when_its_agent_knows() {
     let mut house = House::with_node(1);
-    house.grant("a", 1);
-    house.event(report("n", "a", LeaseState::Ended, 5));
-    house.now_ms += REMEMBER_MS + 1;
-    house.ticks(1);
-    assert_eq!(house.state("a"), LeaseState::Unspecified);
+    let error = || Error::new(Code::LeaseEnded, "ended by an operator");
+    let lease = house.grant(&asked(1))[0];
+    house.event(Event::End(lease, error()));
+    for sequence in 1..3 {
+        let (reply, _) = house.report(vec![]);
+        assert_eq!((reply.sequence, &reply.end[..]), (sequence, &[(lease, error())][..]));
+        assert_eq!(house.leased().cores, 1, "the answer may not have come, and the ticket still holds");
+    }
+    house.answered = 1;
+    house.report(vec![]);
+    assert_eq!((house.state(lease), house.leased().cores), (None, 0));
+    let lease = house.grant(&asked(1))[0];
+    house.report(vec![runs(lease, 1)]);
+    house.event(Event::End(lease, error()));
+    assert_eq!(house.leased().cores, 1);
+    let (reply, _) = house.report(vec![runs(lease, 2)]);
+    assert_eq!(reply.end, [(lease, error())]);
+    house.report(vec![over(lease, 3)]);
+    assert_eq!(house.leased().cores, 0);
 }
 
-/// A step of a random story; small numbers are leases, nodes and outcomes.
-#[derive(Clone, Debug)]
-enum Step {
-    Register(u8),
-    Request { cores: u32, stored: bool },
-    Report { node: u8, lease: u8, ended: bool, executing_ns: u64 },
-    Ticks { count: u8, ms: u64, stored: bool },
+#[test]
+fn a_lease_is_renewed_while_it_runs() {
+    let mut house = House::with_node(1);
+    let lease = house.grant(&asked(1))[0];
+    house.now_ms += 1_000;
+    house.report(vec![runs(lease, 1)]);
+    let renew = |house: &mut House, timeout_ms| match house
+        .event(Event::Renew(Renewal { lease, timeout_ms }))
+        .pop()
+    {
+        Some(Action::Renewed(_)) => Ok(house.core.lease(lease).unwrap().expires_ms),
+        Some(Action::NotRenewed(_, error)) => Err(error.code),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(renew(&mut house, 90_000), Ok(START_MS + 91_000));
+    assert_eq!(renew(&mut house, 10), Ok(START_MS + 91_000), "never earlier");
+    house.event(Event::End(lease, Error::new(Code::LeaseEnded, "over")));
+    assert_eq!(renew(&mut house, 0), Err(Code::LeaseEnded));
+    house.report(vec![over(lease, 2)]);
+    house.report(vec![over(lease, 2)]);
+    assert_eq!(renew(&mut house, 0), Err(Code::UnknownLease));
 }
 
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        1 => (0u8..3).prop_map(Step::Register),
-        4 => (0u32..6, prop::bool::weighted(0.8)).prop_map(|(cores, stored)| Step::Request { cores, stored }),
-        8 => (0u8..3, 0u8..12, prop::bool::weighted(0.2), 0u64..100).prop_map(
-            |(node, lease, ended, executing_ns)| Step::Report { node, lease, ended, executing_ns }
-        ),
-        3 => (0u8..8, 0u64..3_000, prop::bool::weighted(0.8))
-            .prop_map(|(count, ms, stored)| Step::Ticks { count, ms, stored }),
-    ]
+#[test]
+fn a_provisional_lease_ends_unbilled_if_its_token_is_worth_nothing() {
+    let mut house = House::with_node(2);
+    let (good, bad) = (house.grant(&asked(1))[0], house.grant(&asked(1))[0]);
+    for id in [good, bad] {
+        let key = house.core.leases.find(id).unwrap();
+        house.core.leases.get_mut(key).unwrap().provisional = true;
+    }
+    house.now_ms += 10_000;
+    house.report(vec![runs(good, 1_000_000_000), runs(bad, 1_000_000_000)]);
+    let tenant = house.core.lease(good).unwrap().tenant;
+    house.event(Event::Verified(good, tenant));
+    let spent = |house: &House| house.core.tenants().map(|tenant| tenant.own.spent_nano).sum::<u64>();
+    let both = spent(&house);
+    house.event(Event::Rejected(bad, Error::new(Code::Unauthenticated, "no such token")));
+    assert_eq!(spent(&house) * 2, both);
+    let (reply, _) = house.report(vec![runs(good, 2), runs(bad, 2)]);
+    assert!(matches!(&reply.end[..], [(id, error)] if *id == bad && error.code == Code::Unauthenticated));
+    let token = Error::new(Code::Unauthenticated, "revoked");
+    let before = spent(&house);
+    house.event(Event::Rejected(good, token));
+    assert_eq!(spent(&house), before, "what a revoked token has used is paid for");
 }
 
-/// Plays a story and keeps what the invariants are about.
-struct Story {
-    core: Core,
-    now_ms: u64,
-    asked: u32,
-    answered: BTreeSet<String>,
-    ended: BTreeSet<String>,
-    usage: BTreeMap<String, Usage>,
+#[test]
+fn quotas_hold_for_everything_that_a_tenant_has_anywhere() {
+    let mut house = House::with_node(8);
+    let tenant = house.core.tenant_key("t");
+    let limit = |house: &mut House, quota| drop(house.event(Event::Quota(tenant, quota)));
+    limit(&mut house, Quota { cores: Some(3), ..Quota::default() });
+    house.grant(&asked(2));
+    let error = house.refusal(&asked(2));
+    assert!(error.code == Code::QuotaExceeded && error.message.contains("has 2 and may have 3"), "{error}");
+    house.grant(&asked(1));
+    limit(&mut house, Quota { leases: Some(2), ..Quota::default() });
+    assert_eq!(house.refusal(&asked(1)).code, Code::QuotaExceeded);
+    limit(&mut house, Quota { memory_bytes: Some(4 << 20), ..Quota::default() });
+    house.event(Event::Elsewhere(tenant, TenantUse { memory_bytes: 1 << 20, ..TenantUse::default() }));
+    assert_eq!(house.refusal(&asked(1)).code, Code::QuotaExceeded);
+    house.event(Event::Elsewhere(tenant, TenantUse::default()));
+    house.grant(&asked(1));
+    assert_eq!(house.request_of("other", &asked(4)).len(), 1);
 }
 
-impl Story {
-    fn new() -> Story {
-        Story {
-            core: Core::new(DEFAULT_PRICE),
-            now_ms: 1_000_000,
-            asked: 0,
-            answered: BTreeSet::new(),
-            ended: BTreeSet::new(),
-            usage: BTreeMap::new(),
-        }
-    }
-
-    fn play(&mut self, step: Step) {
-        match step {
-            Step::Register(index) => self.event(Event::Register(node(&format!("n{index}"), 4)), true),
-            Step::Request { cores, stored } => {
-                let id = format!("{:032x}", self.asked);
-                self.asked += 1;
-                self.event(request(&id, cores), stored);
-                assert!(self.answered.contains(&id), "{id} was not answered");
-            }
-            Step::Report { node, lease, ended, executing_ns } => {
-                let state = if ended { LeaseState::Ended } else { LeaseState::Attached };
-                let (node, lease) = (format!("n{node}"), format!("{lease:032x}"));
-                self.event(report(&node, &lease, state, executing_ns), true);
-            }
-            Step::Ticks { count, ms, stored } => {
-                for _ in 0..count {
-                    self.now_ms += ms;
-                    self.event(Event::Tick, stored);
-                }
-            }
-        }
-        self.check();
-    }
-
-    fn event(&mut self, event: Event, stored: bool) {
-        let mut out = Vec::new();
-        self.core.on_event(self.now_ms, event, &mut out);
-        while let Some(action) = out.pop() {
-            match action {
-                Action::Save { lease, revision } => {
-                    let version = Version { lease: lease.id, revision };
-                    let full = Error::new(Code::StoreFull, "full");
-                    let answer =
-                        if stored { Event::Saved(version) } else { Event::SaveFailed(version, full) };
-                    self.core.on_event(self.now_ms, answer, &mut out);
-                }
-                Action::Granted { lease, .. } => self.answer(lease.id),
-                Action::Refused { lease, .. } => self.answer(lease),
-                _ => {}
-            }
-        }
-    }
-
-    fn answer(&mut self, lease: String) {
-        assert!(self.answered.insert(lease.clone()), "{lease} was answered twice");
-    }
-
-    fn check(&mut self) {
-        let mut leased = BTreeMap::<&str, (u32, u64)>::new();
-        for lease in self.core.leases() {
-            let ended = lease.state() == LeaseState::Ended;
-            assert!(ended || !self.ended.contains(&lease.id), "{} came back", lease.id);
-            if ended {
-                self.ended.insert(lease.id.clone());
-            } else {
-                let sum = leased.entry(&lease.node).or_default();
-                *sum = (sum.0 + lease.cores, sum.1 + lease.memory_bytes);
-            }
-            let now = lease.usage.unwrap();
-            let before = self.usage.insert(lease.id.clone(), now).unwrap_or_default();
-            assert!(now.executing_ns >= before.executing_ns && now.calls >= before.calls, "usage shrank");
-        }
-        for node in self.core.nodes() {
-            let description = node.description.unwrap();
-            let sum = leased.remove(description.name.as_str()).unwrap_or_default();
-            assert_eq!((node.cores_leased, node.memory_leased_bytes), sum);
-            assert!(sum.0 <= description.cores && sum.1 <= description.memory_bytes, "leased twice");
-        }
-        assert!(leased.is_empty(), "leases on no node: {leased:?}");
-    }
+#[test]
+fn a_tenant_that_has_spent_its_money_gets_nothing_and_loses_what_it_has() {
+    let mut house = House::with_node(2);
+    let tenant = house.core.tenant_key("t");
+    house.event(Event::Quota(tenant, Quota { spend_nano: Some(10_000), ..Quota::default() }));
+    let lease = house.grant(&asked(1))[0];
+    house.now_ms += 1_000;
+    assert!(house.report(vec![runs(lease, 400_000_000)]).0.end.is_empty());
+    house.now_ms += 1_000;
+    let (reply, _) = house.report(vec![runs(lease, 600_000_000)]);
+    assert!(matches!(&reply.end[..], [(_, error)] if error.code == Code::QuotaExceeded), "{reply:?}");
+    assert_eq!(house.refusal(&asked(1)).code, Code::QuotaExceeded);
 }
 
-proptest! {
-    #[test]
-    fn no_story_breaks_an_invariant(steps in proptest::collection::vec(step(), 1..120)) {
-        let mut story = Story::new();
-        for step in steps {
-            story.play(step);
-        }
+#[test]
+fn requests_wait_in_turn_within_bounds_and_for_their_time() {
+    let mut house = House::with_node(2);
+    let held = house.grant(&asked(2))[0];
+    house.report(vec![runs(held, 1)]);
+    let waits = |cores| LeaseRequest { wait_ms: 5_000, ..asked(cores) };
+    for _ in 0..4 {
+        assert!(house.request_of("greedy", &waits(1)).is_empty());
     }
+    let full = |actions: Vec<Action>| matches!(&actions[..], [Action::Refused { error, .. }] if error.code == Code::TryLater);
+    assert!(full(house.request_of("greedy", &waits(1))), "four of a tenant may wait");
+    assert!(house.request_of("modest", &waits(1)).is_empty());
+    assert!(house.request_of("modest", &waits(1)).is_empty());
+    assert!(full(house.request_of("third", &waits(1))), "six may wait in all");
+    let impossible = house.request_of("third", &waits(3)).pop();
+    assert!(
+        matches!(impossible, Some(Action::Refused { error, .. }) if error.code == Code::InsufficientResources)
+    );
+    let (_, actions) = house.report(vec![over(held, 2)]);
+    let tenants: Vec<_> = actions
+        .iter()
+        .map(|action| match action {
+            Action::Granted { tenant, .. } => house.core.tenant(*tenant).name.to_string(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(tenants, ["greedy", "modest"]);
+    let late = house.ticks(10);
+    assert_eq!(late.len(), 4);
+    assert!(
+        late.iter().all(|a| matches!(a, Action::Refused { error, .. } if error.code == Code::NoCapacity))
+    );
+    assert_eq!(house.core.waiting(), 0);
+}
+
+#[test]
+fn where_there_are_no_nodes_a_request_waits_for_one_to_come() {
+    let mut house = House::new();
+    assert_eq!(house.refusal(&asked(1)).code, Code::InsufficientResources);
+    assert!(house.request_of("t", &LeaseRequest { wait_ms: 5_000, ..asked(1) }).is_empty());
+    let joining = Joining { description: node("n", 1), instance: InstanceId(1), leases: Vec::new() };
+    let actions = house.event(Event::Register(Box::new(joining)));
+    assert!(actions.iter().any(|action| matches!(action, Action::Granted { .. })), "{actions:?}");
+}
+
+#[test]
+fn a_large_request_is_overtaken_only_so_often() {
+    let mut house = House::with_node(2);
+    let mut held: Vec<LeaseId> = (0..2).map(|_| house.grant(&asked(1))[0]).collect();
+    assert!(house.request_of("large", &LeaseRequest { wait_ms: 600_000, ..asked(2) }).is_empty());
+    let mut overtakes = 0;
+    loop {
+        let list: Vec<LeaseReport> =
+            held.iter().skip(1).map(|&id| runs(id, 1)).chain([over(held[0], 1)]).collect();
+        house.report(list);
+        held.remove(0);
+        match house.request_of("small", &asked(1)).pop() {
+            Some(Action::Granted { leases, .. }) => held.extend(leases),
+            Some(Action::Refused { error, .. }) => {
+                assert!(
+                    error.code == Code::NoCapacity && error.message.contains("turn of another"),
+                    "{error}"
+                );
+                break;
+            }
+            other => panic!("{other:?}"),
+        }
+        overtakes += 1;
+    }
+    assert_eq!(overtakes, MAX_OVERTAKES);
+    let (_, actions) = house.report(vec![over(held[0], 1)]);
+    assert!(matches!(&actions[..], [Action::Granted { leases, .. }] if leases.len() == 1));
+}
+
+#[test]
+fn who_does_not_wait_any_more_gets_nothing() {
+    let mut house = House::with_node(1);
+    let held = house.grant(&asked(1))[0];
+    house.request_of("t", &LeaseRequest { wait_ms: 5_000, ..asked(1) });
+    let tenant = house.core.tenant_key("t");
+    house.event(Event::Withdraw(tenant, RequestId(house.requests)));
+    let (_, actions) = house.report(vec![over(held, 1)]);
+    assert!(actions.is_empty() && house.core.waiting() == 0);
 }

@@ -1,0 +1,230 @@
+//! How many requests for leases the core decides, on one core of the processor, with 10,000 nodes.
+//!
+//! `cargo bench -p sublet-manager`. The promise is a million a second: SPECIFICATION.md, "Leases". A grant here is
+//! the request alone; a whole life is the request, the report that says that the lease has come and gone, the store's
+//! answer, and the report after which it is forgotten.
+
+use std::collections::{HashMap, VecDeque};
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use sublet_manager::core::{
+    Action, ClassKey, Core, Ended, Event, InstanceId, Joining, LeaseId, LeaseReport, Lending, NodeKey,
+    QueueLimits, Report, Request, RequestId, Settings, Standing, TenantKey, Terms,
+};
+use sublet_proto::price::Prices;
+use sublet_proto::v1::{LeaseRequest, NodeDescription, PackageInfo, Usage};
+
+const NODES: u32 = 10_000;
+const NODE_CORES: u32 = 16;
+const NODE_MEMORY_BYTES: u64 = 64 << 30;
+/// What is asked, in turn.
+const SIZES: [u32; 8] = [1, 1, 1, 2, 2, 4, 8, 16];
+/// Leases whose requests are timed together.
+const BATCH: u64 = 1_000;
+/// What is leased of a nearly full cluster, of a hundred.
+const NEARLY_FULL: u64 = 95;
+
+/// A core with its nodes, and the leases that it has granted.
+struct Cluster {
+    core: Core,
+    class: ClassKey,
+    tenant: TenantKey,
+    package: Arc<PackageInfo>,
+    terms: Vec<Terms>,
+    registered: HashMap<NodeKey, Registered>,
+    leases: VecDeque<LeaseId>,
+    cores_leased: u64,
+    requests: u128,
+    now_ms: u64,
+    out: Vec<Action>,
+}
+
+struct Registered {
+    registration: u64,
+    sequence: u64,
+}
+
+impl Cluster {
+    fn new() -> Cluster {
+        let settings =
+            Settings { epoch: 1, seed: 1, prices: Prices::default(), queue: QueueLimits::default() };
+        let mut core = Core::new(settings);
+        let (class, tenant) = (core.class_key("", "x86_64"), core.tenant_key("tenant"));
+        let mut cluster = Cluster {
+            core,
+            class,
+            tenant,
+            package: Arc::new(PackageInfo::default()),
+            terms: SIZES.iter().map(|&cores| terms(cores)).collect(),
+            registered: HashMap::new(),
+            leases: VecDeque::new(),
+            cores_leased: 0,
+            requests: 0,
+            now_ms: 1_000_000,
+            out: Vec::new(),
+        };
+        (0..NODES).for_each(|node| cluster.register(node));
+        cluster
+    }
+
+    fn nearly_full() -> Cluster {
+        let mut cluster = Cluster::new();
+        while cluster.cores_leased < u64::from(NODES * NODE_CORES) * NEARLY_FULL / 100 {
+            cluster.grant();
+        }
+        cluster
+    }
+
+    fn full() -> Cluster {
+        let mut cluster = Cluster::new();
+        cluster.terms = vec![terms(1)];
+        while cluster.cores_leased < u64::from(NODES * NODE_CORES) {
+            cluster.grant();
+        }
+        cluster
+    }
+
+    fn register(&mut self, node: u32) {
+        let description = NodeDescription {
+            name: format!("node-{node}"),
+            agent: "unix:/agent".to_owned(),
+            architecture: "x86_64".to_owned(),
+            cores: NODE_CORES,
+            memory_bytes: NODE_MEMORY_BYTES,
+            ..NodeDescription::default()
+        };
+        let joining = Joining { description, instance: InstanceId(u128::from(node) + 1), leases: Vec::new() };
+        self.core.on_event(self.now_ms, Event::Register(Box::new(joining)), &mut self.out);
+        for action in self.out.drain(..) {
+            let Action::Registered { node, registration } = action else { panic!("{action:?}") };
+            self.registered.insert(node, Registered { registration, sequence: 0 });
+        }
+    }
+
+    /// Has one request decided; what was decided lies in `out`.
+    fn request(&mut self) {
+        self.requests += 1;
+        let request = Request {
+            id: RequestId(self.requests),
+            tenant: self.tenant,
+            standing: Standing::Verified,
+            class: self.class,
+            package: self.package.clone(),
+            terms: self.terms[self.requests as usize % self.terms.len()],
+            wait_ms: 0,
+        };
+        self.core.on_event(self.now_ms, Event::Request(Box::new(request)), &mut self.out);
+    }
+
+    fn grant(&mut self) {
+        self.request();
+        self.keep();
+    }
+
+    /// Takes note of what was granted.
+    fn keep(&mut self) {
+        for action in self.out.drain(..) {
+            let Action::Granted { leases, .. } = action else { panic!("{action:?}") };
+            for lease in leases {
+                self.cores_leased +=
+                    self.core.lease(lease).map_or(0, |lease| u64::from(lease.amount.workers));
+                self.leases.push_back(lease);
+            }
+        }
+    }
+
+    /// The oldest lease has come and gone, and everybody who must know does.
+    fn end_oldest(&mut self) {
+        let id = self.leases.pop_front().expect("a lease was granted before");
+        let lease = self.core.lease(id).expect("a lease that has not ended is not forgotten");
+        let (node, workers) = (lease.node, lease.amount.workers);
+        self.cores_leased -= u64::from(workers);
+        self.report(node, id);
+        let saves: Vec<(LeaseId, u64)> = self
+            .out
+            .drain(..)
+            .filter_map(|action| match action {
+                Action::Save { lease, revision } => Some((lease, revision)),
+                _ => None,
+            })
+            .collect();
+        for (lease, revision) in saves {
+            self.core.on_event(self.now_ms, Event::Saved(lease, revision), &mut self.out);
+        }
+        self.report(node, id);
+        self.out.clear();
+    }
+
+    fn report(&mut self, node: NodeKey, lease: LeaseId) {
+        let known = self.registered.get_mut(&node).expect("every node has registered");
+        known.sequence += 1;
+        let usage = Usage { allocated_ns: 1_000_000, executing_ns: 500_000, calls: 1, ..Usage::default() };
+        let ended = Some(Ended { code: 0, reason: String::new() });
+        let report = Report {
+            node,
+            registration: known.registration,
+            sequence: known.sequence,
+            answered: known.sequence - 1,
+            clock_ms: self.now_ms,
+            lending: Lending::Open,
+            leases: vec![LeaseReport { lease, usage, functions: Vec::new(), ended }],
+        };
+        self.core.on_event(self.now_ms, Event::Report(report), &mut self.out);
+    }
+
+    /// The time that so many requests take; what they were granted is given back in between, unmeasured.
+    fn time_requests(&mut self, requests: u64) -> Duration {
+        let mut took = Duration::ZERO;
+        let mut left = requests;
+        while left > 0 {
+            let batch = left.min(BATCH);
+            let before = self.leases.len();
+            let started = Instant::now();
+            (0..batch).for_each(|_| self.request());
+            took += started.elapsed();
+            self.keep();
+            while self.leases.len() > before {
+                self.end_oldest();
+            }
+            left -= batch;
+        }
+        took
+    }
+}
+
+fn terms(cores: u32) -> Terms {
+    Terms::of(&LeaseRequest { cores, max_nodes: 1, ..LeaseRequest::default() })
+        .expect("the sizes are within limits")
+}
+
+fn decisions(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("core/10000 nodes");
+    group.throughput(Throughput::Elements(1));
+    for (name, cluster) in [("empty", Cluster::new as fn() -> Cluster), ("nearly full", Cluster::nearly_full)]
+    {
+        let mut cluster = cluster();
+        group.bench_function(format!("grant, {name}"), |bencher| {
+            bencher.iter_custom(|requests| cluster.time_requests(requests));
+        });
+        group.bench_function(format!("whole life, {name}"), |bencher| {
+            bencher.iter(|| {
+                cluster.grant();
+                cluster.end_oldest();
+            });
+        });
+    }
+    let mut cluster = Cluster::full();
+    group.bench_function("refusal, full", |bencher| {
+        bencher.iter(|| {
+            cluster.request();
+            black_box(cluster.out.pop())
+        });
+    });
+    group.finish();
+}
+
+criterion_group!(benches, decisions);
+criterion_main!(benches);

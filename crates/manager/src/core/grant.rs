@@ -1,0 +1,275 @@
+//! What clients want: leases, a later end for one, its end. And the one place where leases begin and end.
+
+use sublet_proto::v1::{Price, Usage};
+use sublet_proto::{Code, Error};
+
+use super::ids::{LeaseId, RequestId, TenantKey};
+use super::lease::{End, Lease, State};
+use super::messages::{Action, Renewal, Request, Standing};
+use super::waiting::{Served, Waiting};
+use super::{Core, placement, terms};
+
+impl Core {
+    pub(super) fn request(&mut self, now_ms: u64, request: Box<Request>, out: &mut Vec<Action>) {
+        let (tenant, id) = (request.tenant, request.id);
+        if let Some(leases) = self.leases.of_request(tenant, id) {
+            let leases = leases.to_vec();
+            return out.push(Action::Granted { tenant, request: id, leases });
+        }
+        if !self.waiting.is_empty() && self.waiting.contains(tenant, id) {
+            return;
+        }
+        let refused = match self.try_grant_in_turn(now_ms, &request) {
+            Ok(leases) => {
+                self.waiting.overtaken();
+                return out.push(Action::Granted { tenant, request: id, leases });
+            }
+            Err(error) => error,
+        };
+        // Where there is no node at all, of a manager that has just started or whose nodes are being drained, one may come.
+        let may_come = refused.code == Code::NoCapacity
+            || !self.nodes.classes.has_nodes(request.class, request.terms.shared);
+        let may_wait = may_come && request.wait_ms > 0;
+        let until_ms = now_ms.saturating_add(request.wait_ms);
+        let error = if may_wait { self.waiting.push(request, until_ms).err() } else { Some(refused) };
+        if let Some(error) = error {
+            out.push(Action::Refused { tenant, request: id, error });
+        }
+    }
+
+    fn try_grant_in_turn(&mut self, now_ms: u64, request: &Request) -> Result<Vec<LeaseId>, Error> {
+        if self.waiting.is_blocked() {
+            let message =
+                format!("{} requests are waiting, and it is the turn of another", self.waiting.len());
+            return Err(Error::new(Code::NoCapacity, message));
+        }
+        self.try_grant(now_ms, request)
+    }
+
+    /// All of the request's leases, or none.
+    fn try_grant(&mut self, now_ms: u64, request: &Request) -> Result<Vec<LeaseId>, Error> {
+        let parts = placement::place(&self.nodes, request.class, &request.terms, &mut self.chance)?;
+        self.tenants.get(request.tenant).check(parts.iter().map(|part| part.amount))?;
+        let price = self.prices.of(self.nodes.classes.pu(request.class));
+        Ok(parts
+            .into_iter()
+            .map(|part| {
+                let id = LeaseId::new(now_ms, self.chance.wide());
+                self.begin(Lease {
+                    id,
+                    request: Some(request.id),
+                    tenant: request.tenant,
+                    node: part.node,
+                    package: request.package.clone(),
+                    amount: part.amount,
+                    granted_ms: now_ms,
+                    issued_ms: now_ms,
+                    expires_ms: now_ms.saturating_add(request.terms.timeout_ms),
+                    idle_timeout_ms: request.terms.idle_timeout_ms,
+                    options: request.terms.options,
+                    price,
+                    state: State::Granted,
+                    provisional: request.standing == Standing::Provisional,
+                    usage: Usage::default(),
+                    functions: Vec::new(),
+                    end: None,
+                    revision: 0,
+                    billed_nano: 0,
+                    saved_revision: 0,
+                    heard: 0,
+                    node_slot: 0,
+                    is_dirty: false,
+                    ordered: None,
+                    over_ms: None,
+                    voided_by: 0,
+                    is_settled: false,
+                });
+                id
+            })
+            .collect())
+    }
+
+    /// Capacity has become free: those who wait get it, in turn.
+    pub(super) fn serve_waiting(&mut self, now_ms: u64, out: &mut Vec<Action>) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        let mut waiting = std::mem::replace(&mut self.waiting, Waiting::new(self.queue));
+        while waiting.serve(|request| self.serve(now_ms, request, out)) {}
+        self.waiting = waiting;
+    }
+
+    fn serve(&mut self, now_ms: u64, request: &Request, out: &mut Vec<Action>) -> Served {
+        let (tenant, id) = (request.tenant, request.id);
+        match self.try_grant(now_ms, request) {
+            Ok(leases) => {
+                out.push(Action::Granted { tenant, request: id, leases });
+                Served::Granted
+            }
+            // Less may be there now than when it came; it waits for more.
+            Err(error) if matches!(error.code, Code::NoCapacity | Code::InsufficientResources) => {
+                Served::NoRoom
+            }
+            Err(error) => {
+                out.push(Action::Refused { tenant, request: id, error });
+                Served::Refused
+            }
+        }
+    }
+
+    /// Nobody waits for the answer any more. Leases that were granted meanwhile end when nobody attaches to them.
+    pub(super) fn withdraw(&mut self, tenant: TenantKey, request: RequestId) {
+        self.waiting.take_out(|waiting, _| waiting.tenant == tenant && waiting.id == request);
+    }
+
+    /// Refuses those who have waited long enough.
+    pub(super) fn end_waits(&mut self, now_ms: u64, out: &mut Vec<Action>) {
+        for request in self.waiting.take_out(|_, until_ms| until_ms <= now_ms) {
+            let message =
+                format!("{} cores did not become free within {} ms", request.terms.workers, request.wait_ms);
+            let error = Error::new(Code::NoCapacity, message);
+            out.push(Action::Refused { tenant: request.tenant, request: request.id, error });
+        }
+    }
+
+    /// A provisional lease becomes its tenant's, if that may have it.
+    pub(super) fn verified(&mut self, id: LeaseId, tenant: TenantKey) {
+        let Some(key) = self.leases.find(id) else { return };
+        let Some(lease) = self.leases.get(key).filter(|lease| lease.is_active() && lease.provisional) else {
+            return;
+        };
+        let (before, amount, spent_nano) = (lease.tenant, lease.amount, lease.billed_nano);
+        if before != tenant {
+            if let Err(error) = self.tenants.get(tenant).check([amount]) {
+                return self.rejected(id, error);
+            }
+            for (tenant, is_its) in [(before, false), (tenant, true)] {
+                let tenant = self.tenants.get_mut(tenant);
+                if is_its {
+                    tenant.add(amount)
+                } else {
+                    tenant.remove(amount)
+                }
+                let own = &mut tenant.own.spent_nano;
+                *own = if is_its { own.saturating_add(spent_nano) } else { own.saturating_sub(spent_nano) };
+            }
+            self.leases.change_tenant(key, tenant);
+        }
+        if let Some(lease) = self.leases.get_mut(key) {
+            lease.provisional = false;
+        }
+    }
+
+    pub(super) fn rejected(&mut self, id: LeaseId, error: Error) {
+        let Some(key) = self.leases.find(id) else { return };
+        // Whoever showed a worthless token is nobody's customer: what the sandbox has cost meanwhile is not billed.
+        if let Some(lease) = self.leases.get_mut(key).filter(|lease| lease.provisional) {
+            lease.price = Price::default();
+            self.account(key);
+        }
+        self.order_end(id, error);
+    }
+
+    pub(super) fn renew(&mut self, now_ms: u64, renewal: Renewal, out: &mut Vec<Action>) {
+        let id = renewal.lease;
+        out.push(match self.try_renew(now_ms, &renewal) {
+            Ok(()) => Action::Renewed(id),
+            Err(error) => Action::NotRenewed(id, error),
+        });
+    }
+
+    fn try_renew(&mut self, now_ms: u64, renewal: &Renewal) -> Result<(), Error> {
+        let unknown = || Error::new(Code::UnknownLease, format!("there is no lease {}", renewal.lease));
+        let key = self.leases.find(renewal.lease).ok_or_else(unknown)?;
+        let lease = self.leases.get_mut(key).ok_or_else(unknown)?;
+        if let Some(end) = &lease.end {
+            let code = end.code.unwrap_or(Code::LeaseEnded);
+            return Err(Error::new(code, format!("lease {} has ended: {}", lease.id, end.reason)));
+        }
+        if let Some(error) = &lease.ordered {
+            return Err(error.clone());
+        }
+        if lease.expires_ms <= now_ms {
+            return Err(Error::new(Code::LeaseExpired, format!("lease {} has expired", lease.id)));
+        }
+        self.tenants.get(lease.tenant).check([])?;
+        lease.expires_ms = lease.expires_ms.max(now_ms.saturating_add(terms::timeout_ms(renewal.timeout_ms)));
+        lease.issued_ms = now_ms;
+        if lease.state == State::Attached {
+            self.leases.touch(key);
+        }
+        Ok(())
+    }
+
+    /// Ends a lease, by its agent, with the answer to its next report. One to which nobody has attached holds its
+    /// resources until the agent has said that it knows: until then it would still take the ticket.
+    pub(super) fn order_end(&mut self, id: LeaseId, error: Error) {
+        let key = self.leases.find(id);
+        if let Some(lease) = key.and_then(|key| self.leases.get_mut(key)).filter(|lease| lease.is_active()) {
+            lease.ordered.get_or_insert(error);
+        }
+    }
+
+    /// A lease begins: it holds its resources from now on.
+    pub(super) fn begin(&mut self, lease: Lease) -> u32 {
+        let (node, tenant, amount) = (lease.node, lease.tenant, lease.amount);
+        let is_attached = lease.state == State::Attached;
+        self.tenants.get_mut(tenant).add(amount);
+        let key = self.leases.insert(lease);
+        self.nodes.change(node, |node| {
+            node.leased = node.leased.plus(amount);
+            node.leases.push(key);
+            *(if is_attached { &mut node.attached } else { &mut node.unattached }) += 1;
+        });
+        let slot = self.nodes.get(node).map_or(0, |node| node.leases.len() - 1);
+        if let Some(lease) = self.leases.get_mut(key) {
+            lease.node_slot = slot as u32;
+        }
+        key
+    }
+
+    /// A lease ends: its resources are free. One that was never attached is forgotten at once.
+    pub(super) fn end(&mut self, key: u32, end: End, out: &mut Vec<Action>) {
+        let Some(lease) = self.leases.get_mut(key).filter(|lease| lease.is_active()) else { return };
+        let was_attached = lease.state == State::Attached;
+        let (node, tenant, amount) = (lease.node, lease.tenant, lease.amount);
+        lease.state = State::Ended;
+        lease.end = Some(end);
+        lease.ordered = None;
+        self.tenants.get_mut(tenant).remove(amount);
+        self.nodes.change(node, |node| {
+            node.leased = node.leased.minus(amount);
+            *(if was_attached { &mut node.attached } else { &mut node.unattached }) -= 1;
+        });
+        if !was_attached {
+            return self.forget(key, out);
+        }
+        self.leases.touch(key);
+        if let Some((lease, revision)) = self.leases.take_one(key) {
+            out.push(Action::Save { lease, revision });
+        }
+    }
+
+    /// Forgets a lease that has ended.
+    pub(super) fn forget(&mut self, key: u32, out: &mut Vec<Action>) {
+        let Some(lease) = self.leases.remove(key) else { return };
+        out.push(Action::Forgotten(lease.id));
+        let Some(node) = self.nodes.get_mut(lease.node) else { return };
+        let slot = lease.node_slot as usize;
+        node.leases.swap_remove(slot);
+        if let Some(&moved) = node.leases.get(slot)
+            && let Some(moved) = self.leases.get_mut(moved)
+        {
+            moved.node_slot = lease.node_slot;
+        }
+    }
+
+    /// Brings the tenant's spending up to what the lease has cost.
+    pub(super) fn account(&mut self, key: u32) {
+        let Some(lease) = self.leases.get_mut(key) else { return };
+        let cost_nano = lease.cost_nano();
+        let before = std::mem::replace(&mut lease.billed_nano, cost_nano);
+        let own = &mut self.tenants.get_mut(lease.tenant).own;
+        own.spent_nano = own.spent_nano.saturating_add(cost_nano).saturating_sub(before);
+    }
+}

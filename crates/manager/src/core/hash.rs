@@ -1,0 +1,37 @@
+//! A hash of names that the managers themselves made by chance.
+//!
+//! [`LeaseId`](super::LeaseId)s come from a generator, or with a ticket that a manager of the store has signed; nobody
+//! can choose some that collide. So mixing their bits by one multiplication is enough, where the standard library's
+//! hash defends against a stranger's choice. What clients name, [`RequestId`](super::RequestId)s, stays with that.
+
+use std::hash::{BuildHasherDefault, Hasher};
+
+/// For maps whose keys are such names.
+pub(super) type ByChance = BuildHasherDefault<Folded>;
+
+/// See the [module](self).
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Folded(u64);
+
+/// Odd, with bits everywhere: the golden ratio's.
+const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+
+impl Hasher for Folded {
+    fn write_u64(&mut self, word: u64) {
+        let product = u128::from(self.0 ^ word) * u128::from(FACTOR);
+        self.0 = (product >> 64) as u64 ^ product as u64;
+    }
+
+    fn write_u128(&mut self, id: u128) {
+        self.write_u64((id >> 64) as u64);
+        self.write_u64(id as u64);
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(byte.into()));
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}

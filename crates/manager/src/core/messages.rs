@@ -1,0 +1,204 @@
+//! What goes into the core and what comes out.
+
+use std::sync::Arc;
+
+use sublet_proto::Error;
+use sublet_proto::v1::{self, FunctionUsage, NodeDescription, PackageInfo, Quota, TenantUse, Usage};
+
+use super::ids::{ClassKey, InstanceId, LeaseId, NodeKey, RequestId, TenantKey};
+use super::nodes::Lending;
+use super::terms::Terms;
+
+/// What happens to the manager.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// An agent adds its node, or takes it up again.
+    Register(Box<Joining>),
+    /// An agent says what its leases have used, and which have ended.
+    Report(Report),
+    /// A client asks for leases.
+    Request(Box<Request>),
+    /// Nobody waits for this request's answer any more.
+    Withdraw(TenantKey, RequestId),
+    /// The token behind a provisional lease is a good one, and this tenant's.
+    Verified(LeaseId, TenantKey),
+    /// The token behind a lease is worth nothing: not known, or revoked.
+    Rejected(LeaseId, Error),
+    /// A client wants a later end.
+    Renew(Renewal),
+    /// A lease is to end. Whether the caller may say so is the shell's to check.
+    End(LeaseId, Error),
+    /// A tenant may have this much.
+    Quota(TenantKey, Quota),
+    /// A tenant has this much by other managers, and had spent as much before this one started.
+    Elsewhere(TenantKey, TenantUse),
+    /// The store had this lease, which had not ended, when the manager started.
+    Restored(Box<v1::Lease>),
+    /// The store has a lease as of this revision.
+    Saved(LeaseId, u64),
+    /// The store could not take a lease: it is tried again with the next tick.
+    SaveFailed(LeaseId),
+    /// [`super::TICK_MS`] have passed.
+    Tick,
+}
+
+/// An agent with its node, and all that runs there.
+#[derive(Clone, Debug)]
+pub struct Joining {
+    /// The node.
+    pub description: NodeDescription,
+    /// This start of its agent.
+    pub instance: InstanceId,
+    /// Leases by tickets that the shell has verified.
+    pub leases: Vec<Running>,
+}
+
+/// A lease as its agent has it.
+#[derive(Clone, Debug)]
+pub struct Running {
+    /// From its ticket.
+    pub lease: Box<v1::Lease>,
+    /// How it is now.
+    pub report: LeaseReport,
+    /// Until it expires.
+    pub remaining_ms: u64,
+}
+
+/// All that an agent has to say at a time.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Its node.
+    pub node: NodeKey,
+    /// Under which it sends.
+    pub registration: u64,
+    /// Grows with each report of a registration.
+    pub sequence: u64,
+    /// The latest report of the registration whose answer has come.
+    pub answered: u64,
+    /// What the manager's clock said at least when it was put together.
+    pub clock_ms: u64,
+    /// Whether new leases may come.
+    pub lending: Lending,
+    /// Every lease that is attached, or has ended without being acknowledged.
+    pub leases: Vec<LeaseReport>,
+}
+
+/// One lease of a report.
+#[derive(Clone, Debug)]
+pub struct LeaseReport {
+    /// Which.
+    pub lease: LeaseId,
+    /// Cumulative.
+    pub usage: Usage,
+    /// Cumulative.
+    pub functions: Vec<FunctionUsage>,
+    /// With why, once it has ended.
+    pub ended: Option<Ended>,
+}
+
+/// Why a lease ended, as its agent says it.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// A stable error code, or 0 after a release.
+    pub code: u32,
+    /// For people.
+    pub reason: String,
+}
+
+/// Whether a request's token has been verified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Yes.
+    Verified,
+    /// Not yet: its leases are provisional until [`Event::Verified`] or [`Event::Rejected`].
+    Provisional,
+}
+
+/// A client's request, with what only the shell can know.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// As its client calls it; for one without a name, one that the shell has made.
+    pub id: RequestId,
+    /// Who asks.
+    pub tenant: TenantKey,
+    /// Whether that is certain.
+    pub standing: Standing,
+    /// What kind of nodes.
+    pub class: ClassKey,
+    /// What its workers run.
+    pub package: Arc<PackageInfo>,
+    /// What its leases have.
+    pub terms: Terms,
+    /// How long it may wait.
+    pub wait_ms: u64,
+}
+
+/// A client wants a lease to end later.
+#[derive(Clone, Copy, Debug)]
+pub struct Renewal {
+    /// Which.
+    pub lease: LeaseId,
+    /// From now on.
+    pub timeout_ms: u64,
+}
+
+/// What the shell has to do.
+#[derive(Clone, Debug)]
+pub enum Action {
+    /// Answer a registration.
+    Registered {
+        /// The node.
+        node: NodeKey,
+        /// From now on the only one whose tickets its agent takes.
+        registration: u64,
+    },
+    /// Answer a registration with an error.
+    NotRegistered(Error),
+    /// Answer a report.
+    Reported(Reported),
+    /// Answer a report of a node that is not registered, or not so.
+    RegisterAgain,
+    /// Answer a request.
+    Granted {
+        /// Whose.
+        tenant: TenantKey,
+        /// Which.
+        request: RequestId,
+        /// The one with most workers first.
+        leases: Vec<LeaseId>,
+    },
+    /// Answer a request.
+    Refused {
+        /// Whose.
+        tenant: TenantKey,
+        /// Which.
+        request: RequestId,
+        /// Why.
+        error: Error,
+    },
+    /// Answer a renewal: the lease has its new end.
+    Renewed(LeaseId),
+    /// Answer a renewal.
+    NotRenewed(LeaseId, Error),
+    /// Put the lease's state into the store, as of this revision or a later one, and answer with
+    /// [`Event::Saved`] or [`Event::SaveFailed`].
+    Save {
+        /// Which.
+        lease: LeaseId,
+        /// As of which revision.
+        revision: u64,
+    },
+    /// Forget what the shell notes about a lease: it is over and stored.
+    Forgotten(LeaseId),
+}
+
+/// The answer to a report.
+#[derive(Clone, Debug, Default)]
+pub struct Reported {
+    /// Of the report that this answers; 0 if that was ignored.
+    pub sequence: u64,
+    /// Leases that the node has to end, and why.
+    pub end: Vec<(LeaseId, Error)>,
+    /// Ended leases that the agent may forget.
+    pub acknowledged: Vec<LeaseId>,
+}

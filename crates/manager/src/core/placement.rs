@@ -1,0 +1,267 @@
+//! Where leases go: a ranked list of nodes for each class, with random choice among the best (rFaaS-preprint 3.1).
+//!
+//! Nodes of a class are ranked by the room that they have. A lease goes to a node of the lowest rank where it fits, so
+//! that large leases still find room; which one of that rank is chance, so that the leases of many clients, and of
+//! many managers, spread. Finding a rank is a scan of bits, so a decision costs the same with ten nodes or ten
+//! thousand.
+
+use sublet_proto::{Code, Error};
+
+use super::chance::Chance;
+use super::ids::{ClassKey, NodeKey};
+use super::nodes::{Amount, Nodes};
+use super::terms::Terms;
+
+/// Most nodes of one request.
+pub const MAX_PARTS: usize = 1024;
+/// How many nodes of a rank are looked at where memory is what is short, before the next rank's are.
+const LOOKS_PER_RANK: usize = 64;
+const WORD_BITS: usize = u64::BITS as usize;
+
+/// Where a node stands: in which rank, and at which index there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) rank: u32,
+    index: u32,
+}
+
+/// Nodes by how many workers they have room for.
+#[derive(Debug, Default)]
+pub(super) struct Ranks {
+    nodes: Vec<Vec<NodeKey>>,
+    /// A bit for each rank that has nodes.
+    occupied: Vec<u64>,
+    /// Room for so many workers on all of them,
+    free: u64,
+    /// of so many that those nodes, and the full ones, have.
+    capacity: u64,
+    /// The largest node that was ever among them, and the most memory of one.
+    largest: u32,
+    most_memory_bytes: u64,
+}
+
+impl Ranks {
+    pub(super) fn insert(&mut self, rank: u32, node: NodeKey) -> Place {
+        let at = rank as usize;
+        if self.nodes.len() <= at {
+            self.nodes.resize_with(at + 1, Vec::new);
+            self.occupied.resize(at / WORD_BITS + 1, 0);
+        }
+        self.occupied[at / WORD_BITS] |= 1 << (at % WORD_BITS);
+        self.nodes[at].push(node);
+        self.free += u64::from(rank);
+        Place { rank, index: (self.nodes[at].len() - 1) as u32 }
+    }
+
+    /// A node that counted with so many workers now counts with others.
+    pub(super) fn count(&mut self, before: u32, now: u32, memory_bytes: u64) {
+        self.capacity = self.capacity + u64::from(now) - u64::from(before);
+        self.largest = self.largest.max(now);
+        self.most_memory_bytes = self.most_memory_bytes.max(memory_bytes);
+    }
+
+    /// Whether a request is refused only because of what is leased now, for all that need not be looked at.
+    fn is_merely_full(&self, terms: &Terms) -> bool {
+        let asked = u64::from(terms.workers);
+        let one_node = terms.max_nodes != 1 || terms.workers <= self.largest;
+        asked > self.free
+            && asked <= self.capacity
+            && one_node
+            && terms.memory_of(1) <= self.most_memory_bytes
+    }
+
+    /// Takes a node out; another one may have come to its place.
+    pub(super) fn remove(&mut self, place: Place) -> Option<NodeKey> {
+        let rank = place.rank as usize;
+        let nodes = self.nodes.get_mut(rank)?;
+        nodes.swap_remove(place.index as usize);
+        self.free -= u64::from(place.rank);
+        if nodes.is_empty() {
+            self.occupied[rank / WORD_BITS] &= !(1 << (rank % WORD_BITS));
+        }
+        nodes.get(place.index as usize).copied()
+    }
+
+    /// Ranks with nodes, from this one upwards.
+    fn upwards(&self, from: u32) -> impl Iterator<Item = &Vec<NodeKey>> {
+        let first = from as usize / WORD_BITS;
+        let words = (first..).zip(self.occupied.iter().skip(first));
+        words.flat_map(move |(at, &word)| {
+            let word = if at == first { word & (u64::MAX << (from as usize % WORD_BITS)) } else { word };
+            Bits(word).map(move |bit| &self.nodes[at * WORD_BITS + bit])
+        })
+    }
+
+    /// Nodes from the highest rank downwards.
+    fn downwards(&self) -> impl Iterator<Item = NodeKey> {
+        self.nodes.iter().rev().flatten().copied()
+    }
+}
+
+/// The positions of a word's bits, the lowest first.
+struct Bits(u64);
+
+impl Iterator for Bits {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        let bit = self.0.trailing_zeros() as usize;
+        (self.0 != 0).then(|| {
+            self.0 &= self.0 - 1;
+            bit
+        })
+    }
+}
+
+/// The ranked lists of each class.
+#[derive(Debug, Default)]
+pub(super) struct Classes {
+    names: Vec<(String, String)>,
+    ranks: Vec<[Ranks; 2]>,
+}
+
+impl Classes {
+    pub(super) fn key(&mut self, pu: &str, architecture: &str) -> ClassKey {
+        let pu = if pu.is_empty() { DEFAULT_PU } else { pu };
+        let known = self.names.iter().position(|(p, a)| p == pu && a == architecture);
+        let at = known.unwrap_or_else(|| {
+            self.names.push((pu.to_owned(), architecture.to_owned()));
+            self.ranks.push(Default::default());
+            self.names.len() - 1
+        });
+        ClassKey(at as u16)
+    }
+
+    pub(super) fn pu(&self, class: ClassKey) -> &str {
+        self.names.get(usize::from(class.0)).map_or("", |(pu, _)| pu)
+    }
+
+    /// Whether any node takes leases for such workers, full or not.
+    pub(super) fn has_nodes(&self, class: ClassKey, shared: bool) -> bool {
+        self.ranked(class, shared).capacity > 0
+    }
+
+    fn name(&self, class: ClassKey) -> String {
+        let (pu, architecture) = &self.names[usize::from(class.0)];
+        format!("{pu}/{architecture}")
+    }
+
+    pub(super) fn ranks(&mut self, class: ClassKey, shared: bool) -> &mut Ranks {
+        &mut self.ranks[usize::from(class.0)][usize::from(shared)]
+    }
+
+    fn ranked(&self, class: ClassKey, shared: bool) -> &Ranks {
+        &self.ranks[usize::from(class.0)][usize::from(shared)]
+    }
+}
+
+/// The kind of processing unit if nothing is said.
+pub const DEFAULT_PU: &str = "cpu";
+
+/// So many workers of a request on one node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub(super) node: NodeKey,
+    pub(super) amount: Amount,
+}
+
+/// Finds nodes for all of a request's workers, or says why there are none.
+pub(super) fn place(
+    nodes: &Nodes,
+    class: ClassKey,
+    terms: &Terms,
+    chance: &mut Chance,
+) -> Result<Vec<Part>, Error> {
+    if let Some(part) = on_one_node(nodes, class, terms, chance) {
+        return Ok(vec![part]);
+    }
+    if terms.max_nodes != 1
+        && let Some(parts) = on_several_nodes(nodes, class, terms)
+    {
+        return Ok(parts);
+    }
+    Err(refusal(nodes, class, terms))
+}
+
+fn amount(terms: &Terms, workers: u32) -> Amount {
+    Amount { workers, shared: terms.shared, memory_bytes: terms.memory_of(workers) }
+}
+
+fn on_one_node(nodes: &Nodes, class: ClassKey, terms: &Terms, chance: &mut Chance) -> Option<Part> {
+    let amount = amount(terms, terms.workers);
+    let fits =
+        |node: &NodeKey| nodes.get(*node).is_some_and(|node| node.free().memory_bytes >= amount.memory_bytes);
+    for rank in nodes.classes.ranked(class, terms.shared).upwards(terms.workers) {
+        let first = chance.below(rank.len());
+        let (after, before) = (rank[first..].iter(), rank[..first].iter());
+        if let Some(&node) = after.chain(before).take(LOOKS_PER_RANK).find(|node| fits(node)) {
+            return Some(Part { node, amount });
+        }
+    }
+    None
+}
+
+/// The fewest nodes: those with most room first.
+fn on_several_nodes(nodes: &Nodes, class: ClassKey, terms: &Terms) -> Option<Vec<Part>> {
+    let most = if terms.max_nodes == 0 { MAX_PARTS } else { terms.max_nodes as usize };
+    let (mut parts, mut left) = (Vec::new(), terms.workers);
+    if u64::from(left) > nodes.classes.ranked(class, terms.shared).free {
+        return None;
+    }
+    for node in nodes.classes.ranked(class, terms.shared).downwards() {
+        if left == 0 || parts.len() == most {
+            break;
+        }
+        let Some(free) = nodes.get(node).map(|known| known.free()) else { continue };
+        let workers = free.workers(terms.shared).min(left).min(sublet_proto::limits::MAX_CORES);
+        let amount = amount(terms, workers);
+        if workers > 0 && amount.memory_bytes <= free.memory_bytes {
+            parts.push(Part { node, amount });
+            left -= workers;
+        }
+    }
+    (left == 0).then_some(parts)
+}
+
+/// Why no node takes the workers, with what would fit.
+#[cold]
+fn refusal(nodes: &Nodes, class: ClassKey, terms: &Terms) -> Error {
+    let insufficient = |message| Error::new(Code::InsufficientResources, message);
+    let kind = if terms.shared { "shared places" } else { "cores" };
+    let ranks = nodes.classes.ranked(class, terms.shared);
+    let Ranks { free, capacity: all, .. } = *ranks;
+    let asked = terms.workers;
+    let full = |free| Error::new(Code::NoCapacity, format!("{asked} {kind} asked, {free} of {all} free"));
+    // The one refusal that is frequent costs no look at the nodes.
+    if ranks.is_merely_full(terms) {
+        return full(free);
+    }
+    let there = || nodes.iter().filter(|(_, node)| node.class == class && node.takes_leases());
+    let Some(largest) = there().map(|(_, node)| node.capacity.workers(terms.shared)).max() else {
+        return insufficient(format!("no node of {} is there", nodes.classes.name(class)));
+    };
+    if terms.max_nodes == 1 && asked > largest {
+        return insufficient(format!("{asked} {kind} asked, the largest node has {largest}"));
+    }
+    if u64::from(asked) > all {
+        return insufficient(format!("{asked} {kind} asked, all nodes together have {all}"));
+    }
+    let most_memory = there().map(|(_, node)| node.capacity.memory_bytes).max().unwrap_or_default();
+    let (memory, one) = (terms.memory_bytes, terms.memory_of(1));
+    if one > most_memory {
+        return insufficient(format!(
+            "{memory} bytes of memory asked, {one} for each worker, the largest node has {most_memory}"
+        ));
+    }
+    if terms.max_nodes == 1 && memory > most_memory {
+        return insufficient(format!("{memory} bytes of memory asked, the largest node has {most_memory}"));
+    }
+    if u64::from(asked) > free {
+        return full(free);
+    }
+    let free_memory = there().map(|(_, node)| node.free().memory_bytes).max().unwrap_or_default();
+    let message = format!(
+        "{asked} {kind} and {memory} bytes of memory asked, {free} of {all} {kind} are free, and at most {free_memory} bytes on a node"
+    );
+    Error::new(Code::NoCapacity, message)
+}

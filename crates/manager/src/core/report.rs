@@ -1,0 +1,425 @@
+//! What agents say, and what their silence means.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use sublet_proto::ticket::ATTACH_GRACE_MS;
+use sublet_proto::v1::{self, PackageInfo};
+use sublet_proto::{Code, Error};
+
+use super::ids::{LeaseId, NodeKey};
+use super::lease::{End, Lease, State};
+use super::messages::{Action, Ended, Joining, LeaseReport, Report, Reported, Running};
+use super::nodes::{Amount, Lending, check_description};
+use super::terms::DEFAULT_OPTIONS;
+use super::{Core, EXPIRY_SLACK_MS};
+
+impl Core {
+    /// Takes a node up, with exactly the leases that its agent says it has. What was granted there and is not among
+    /// them is void, since its tickets are of an earlier registration.
+    pub(super) fn register(&mut self, now_ms: u64, joining: Joining, out: &mut Vec<Action>) {
+        let Joining { description, instance, leases } = joining;
+        let checked =
+            check_description(&description).and_then(|()| self.nodes.check_name(&description.name, instance));
+        if let Err(error) = checked {
+            return out.push(Action::NotRegistered(error));
+        }
+        let class = self.nodes.classes.key(&description.pu, &description.architecture);
+        let key = self.nodes.describe(description, class);
+        self.registration += 1;
+        let registration = self.registration;
+        self.nodes.change(key, |node| {
+            node.instance = instance;
+            node.registration = registration;
+            node.sequence = 0;
+            node.silent_ticks = 0;
+            node.last_report_ms = now_ms;
+            node.lending = Lending::Open;
+        });
+        self.void_unlisted(now_ms, key, &leases, out);
+        for running in leases {
+            self.take_over(now_ms, key, running, out);
+        }
+        out.push(Action::Registered { node: key, registration });
+        self.serve_waiting(now_ms, out);
+    }
+
+    fn void_unlisted(&mut self, now_ms: u64, node: NodeKey, listed: &[Running], out: &mut Vec<Action>) {
+        let listed: HashSet<LeaseId> = listed.iter().map(|running| running.report.lease).collect();
+        for key in self.leases_of(node) {
+            let Some(lease) = self.leases.get_mut(key).filter(|lease| !listed.contains(&lease.id)) else {
+                continue;
+            };
+            lease.is_settled = true;
+            match lease.state {
+                State::Ended if lease.is_stored() => self.forget(key, out),
+                State::Ended => {}
+                _ => self.end(
+                    key,
+                    End::because(Code::AgentUnreachable, "its agent was started anew", now_ms),
+                    out,
+                ),
+            }
+        }
+    }
+
+    fn take_over(&mut self, now_ms: u64, node: NodeKey, running: Running, out: &mut Vec<Action>) {
+        let Running { lease: from_ticket, report, remaining_ms } = running;
+        let expires_ms = now_ms.saturating_add(remaining_ms);
+        // By another manager's clock it was granted at another time; what it has used says since when at least.
+        let granted_ms = now_ms.saturating_sub(report.usage.allocated_ns / 1_000_000);
+        match self.leases.find(report.lease) {
+            Some(key) => {
+                if let Some(lease) = self.leases.get_mut(key) {
+                    lease.granted_ms = lease.granted_ms.min(granted_ms);
+                    if lease.is_active() {
+                        lease.expires_ms = expires_ms;
+                    }
+                }
+            }
+            None => {
+                let mut lease = self.lease_from(&from_ticket, report.lease, node);
+                (lease.granted_ms, lease.issued_ms) = (granted_ms, granted_ms);
+                lease.expires_ms = expires_ms;
+                // What the store had of it was spent with the manager that it comes from.
+                self.begin(Lease { billed_nano: lease.cost_nano(), ..lease });
+            }
+        }
+        let mut reply = Reported::default();
+        self.report_lease(now_ms, node, 0, report, &mut reply, out);
+        // What is to be said about it is said in the answer to its next report, which comes within a second.
+    }
+
+    fn lease_from(&mut self, lease: &v1::Lease, id: LeaseId, node: NodeKey) -> Lease {
+        let package = PackageInfo {
+            name: lease.package_name.clone(),
+            digest: lease.package.clone(),
+            functions: vec![v1::FunctionInfo::default(); lease.functions.min(MAX_FUNCTIONS) as usize],
+            ..PackageInfo::default()
+        };
+        Lease {
+            id,
+            request: None,
+            tenant: self.tenants.key(&lease.tenant),
+            node,
+            package: Arc::new(package),
+            amount: Amount { workers: lease.cores, shared: lease.shared, memory_bytes: lease.memory_bytes },
+            granted_ms: lease.granted_unix_ms,
+            issued_ms: lease.granted_unix_ms,
+            expires_ms: lease.expires_unix_ms,
+            idle_timeout_ms: lease.idle_timeout_ms,
+            options: lease.options.unwrap_or(DEFAULT_OPTIONS),
+            price: lease.price.unwrap_or_default(),
+            state: State::Attached,
+            provisional: false,
+            usage: lease.usage.unwrap_or_default(),
+            functions: lease.function_usage.clone(),
+            end: None,
+            revision: 0,
+            billed_nano: 0,
+            saved_revision: 0,
+            heard: 0,
+            node_slot: 0,
+            is_dirty: false,
+            ordered: None,
+            over_ms: None,
+            voided_by: 0,
+            is_settled: false,
+        }
+    }
+
+    /// Leases come back before their nodes do. Those whose node does not come are ended when their time is over.
+    /// When they were granted and expire was said by a clock that may have jumped since; what they had used when they
+    /// were stored says how much of their time was left.
+    pub(super) fn restore(&mut self, now_ms: u64, stored: &v1::Lease) {
+        let Ok(id) = stored.id.parse::<LeaseId>() else { return };
+        if self.leases.find(id).is_some() {
+            return;
+        }
+        let class = self.nodes.classes.key(&stored.pu, "");
+        let node = self.nodes.find(&stored.node).unwrap_or_else(|| self.nodes.add(&stored.node, class));
+        let mut lease = self.lease_from(stored, id, node);
+        let used_ms = lease.usage.allocated_ns / 1_000_000;
+        let left_ms = lease.expires_ms.saturating_sub(lease.granted_ms).saturating_sub(used_ms);
+        lease.granted_ms = now_ms.saturating_sub(used_ms);
+        lease.issued_ms = lease.granted_ms;
+        lease.expires_ms = now_ms.saturating_add(left_ms);
+        // Its cost so far was spent before this manager started.
+        self.begin(Lease { billed_nano: lease.cost_nano(), ..lease });
+    }
+
+    pub(super) fn report(&mut self, now_ms: u64, report: Report, out: &mut Vec<Action>) {
+        let Report { node: key, registration, sequence, answered, clock_ms, lending, leases } = report;
+        let Some(node) = self.nodes.get_mut(key).filter(|node| node.registration == registration) else {
+            return out.push(Action::RegisterAgain);
+        };
+        if sequence <= node.sequence {
+            return out.push(Action::Reported(Reported::default()));
+        }
+        let was_lost = node.is_lost();
+        node.sequence = sequence;
+        node.silent_ticks = 0;
+        node.last_report_ms = now_ms;
+        let is_back = was_lost || (node.lending != lending && lending == Lending::Open);
+        if was_lost || node.lending != lending {
+            self.nodes.change(key, |node| node.lending = lending);
+        }
+        let mut reply = Reported { sequence, ..Reported::default() };
+        let freed =
+            self.report_leases(now_ms, key, &Told { sequence, answered, clock_ms }, leases, &mut reply, out);
+        out.push(Action::Reported(reply));
+        if freed || is_back {
+            self.serve_waiting(now_ms, out);
+        }
+    }
+
+    /// Says whether anything became free.
+    fn report_leases(
+        &mut self,
+        now_ms: u64,
+        key: NodeKey,
+        told: &Told,
+        leases: Vec<LeaseReport>,
+        reply: &mut Reported,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        let Some(node) = self.nodes.get(key) else { return false };
+        let (sequence, leased) = (told.sequence, node.leased);
+        if leases.is_empty() && node.leases.is_empty() {
+            return false;
+        }
+        let mut attached = 0;
+        for report in leases {
+            attached += u32::from(self.report_lease(now_ms, key, sequence, report, reply, out));
+        }
+        let Some(node) = self.nodes.get(key) else { return false };
+        if node.attached > attached {
+            self.end_missing(now_ms, key, sequence, out);
+        }
+        if self.nodes.get(key).is_some_and(|node| node.unattached > 0) {
+            self.end_unattached(now_ms, key, told, reply, out);
+        }
+        if self.nodes.get(key).is_some_and(|node| node.leases.len() as u32 > node.attached + node.unattached)
+        {
+            self.settle_unlisted(key, sequence, told.clock_ms, out);
+        }
+        self.nodes.get(key).is_some_and(|node| node.leased != leased)
+    }
+
+    /// Ended leases that the agent does not list nobody will report again: it has forgotten them, or never had them. The
+    /// latter is certain only when their tickets were too old as the report was put together.
+    fn settle_unlisted(&mut self, node: NodeKey, sequence: u64, clock_ms: u64, out: &mut Vec<Action>) {
+        for key in self.leases_of(node) {
+            let Some(lease) = self.leases.get_mut(key) else { continue };
+            let may_come = lease.heard == 0 && lease.issued_ms.saturating_add(ATTACH_GRACE_MS) >= clock_ms;
+            if lease.is_active() || lease.heard == sequence || may_come {
+                continue;
+            }
+            lease.is_settled = true;
+            if lease.is_stored() {
+                self.forget(key, out);
+            }
+        }
+    }
+
+    /// Says whether it is attached, by both accounts.
+    fn report_lease(
+        &mut self,
+        now_ms: u64,
+        node: NodeKey,
+        sequence: u64,
+        report: LeaseReport,
+        reply: &mut Reported,
+        out: &mut Vec<Action>,
+    ) -> bool {
+        let LeaseReport { lease: id, usage, functions, ended } = report;
+        let found = self.leases.find(id).and_then(|key| Some((key, self.leases.get_mut(key)?)));
+        let Some((key, lease)) = found.filter(|(_, lease)| lease.node == node) else {
+            match ended {
+                // It was forgotten when its end was stored.
+                Some(_) => reply.acknowledged.push(id),
+                None => reply
+                    .end
+                    .push((id, Error::new(Code::UnknownLease, format!("the manager has no lease {id}")))),
+            }
+            return false;
+        };
+        lease.heard = sequence;
+        let is_new = lease.state == State::Granted;
+        if is_new {
+            lease.state = State::Attached;
+        }
+        if lease.grow(now_ms, &usage, functions) || is_new {
+            self.leases.touch(key);
+            self.account(key);
+        }
+        if is_new && let Some(node) = self.nodes.get_mut(node) {
+            node.unattached -= 1;
+            node.attached += 1;
+        }
+        match ended {
+            Some(ended) => {
+                self.end_reported(now_ms, key, ended, reply, out);
+                false
+            }
+            None => self.still_runs(now_ms, key, reply),
+        }
+    }
+
+    fn end_reported(
+        &mut self,
+        now_ms: u64,
+        key: u32,
+        ended: Ended,
+        reply: &mut Reported,
+        out: &mut Vec<Action>,
+    ) {
+        let code = (ended.code != 0).then(|| Code::from_number(ended.code));
+        self.end(key, End { code, reason: Cow::Owned(ended.reason), at_ms: now_ms }, out);
+        let Some(lease) = self.leases.get_mut(key) else { return };
+        lease.over_ms.get_or_insert(now_ms);
+        if lease.is_stored() {
+            reply.acknowledged.push(lease.id);
+            self.forget(key, out);
+        }
+    }
+
+    /// Tells the agent if the lease should not run any more. Says whether it is active.
+    fn still_runs(&mut self, now_ms: u64, key: u32, reply: &mut Reported) -> bool {
+        let Some(lease) = self.leases.get_mut(key) else { return false };
+        let id = lease.id;
+        if let Some(end) = &lease.end {
+            let error = Error::new(end.code.unwrap_or(Code::LeaseEnded), end.reason.to_string());
+            reply.end.push((id, error));
+            return false;
+        }
+        if lease.ordered.is_none() && lease.expires_ms.saturating_add(EXPIRY_SLACK_MS) <= now_ms {
+            lease.ordered = Some(Error::new(Code::LeaseExpired, format!("lease {id} has expired")));
+        }
+        let tenant = self.tenants.get(lease.tenant);
+        if lease.ordered.is_none() && tenant.is_spent() {
+            let limit = tenant.quota.spend_nano.unwrap_or_default();
+            let message = format!("tenant {} has spent its {limit} nano-units", tenant.name);
+            lease.ordered = Some(Error::new(Code::QuotaExceeded, message));
+        }
+        if let Some(error) = &lease.ordered {
+            reply.end.push((id, error.clone()));
+        }
+        true
+    }
+
+    /// What an agent does not list, it does not have.
+    fn end_missing(&mut self, now_ms: u64, node: NodeKey, sequence: u64, out: &mut Vec<Action>) {
+        for key in self.leases_of(node) {
+            let missing = |lease: &&mut Lease| lease.state == State::Attached && lease.heard != sequence;
+            let Some(lease) = self.leases.get_mut(key).filter(missing) else { continue };
+            lease.is_settled = true;
+            self.end(key, End::because(Code::AgentUnreachable, "its node no longer has it", now_ms), out);
+        }
+    }
+
+    /// Takes back the grants to which nobody can attach any more: their tickets were too old when the report was put
+    /// together, or the agent had been told of their end, and it does not list them.
+    fn end_unattached(
+        &mut self,
+        now_ms: u64,
+        node: NodeKey,
+        told: &Told,
+        reply: &mut Reported,
+        out: &mut Vec<Action>,
+    ) {
+        for key in self.leases_of(node) {
+            let granted = |lease: &&mut Lease| lease.state == State::Granted;
+            let Some(lease) = self.leases.get_mut(key).filter(granted) else { continue };
+            let is_void = lease.voided_by != 0 && lease.voided_by <= told.answered;
+            if is_void || lease.issued_ms.saturating_add(ATTACH_GRACE_MS) < told.clock_ms {
+                let end = match lease.ordered.take() {
+                    Some(error) => {
+                        End { code: Some(error.code), reason: error.message.into(), at_ms: now_ms }
+                    }
+                    None => End::because(Code::LeaseEnded, "nobody attached to it in time", now_ms),
+                };
+                self.end(key, end, out);
+            } else if let Some(error) = &lease.ordered {
+                reply.end.push((lease.id, error.clone()));
+                if lease.voided_by == 0 {
+                    lease.voided_by = told.sequence;
+                }
+            }
+        }
+    }
+
+    fn leases_of(&self, node: NodeKey) -> Vec<u32> {
+        self.nodes.get(node).map(|node| node.leases.clone()).unwrap_or_default()
+    }
+
+    pub(super) fn saved(&mut self, id: LeaseId, revision: u64, out: &mut Vec<Action>) {
+        let Some(key) = self.leases.find(id) else { return };
+        let Some(lease) = self.leases.get_mut(key) else { return };
+        lease.saved_revision = lease.saved_revision.max(revision);
+        if lease.state == State::Ended && lease.is_settled && lease.is_stored() {
+            self.forget(key, out);
+        }
+    }
+
+    pub(super) fn save_failed(&mut self, id: LeaseId) {
+        if let Some(key) = self.leases.find(id) {
+            self.leases.mark(key);
+        }
+    }
+
+    pub(super) fn tick(&mut self, now_ms: u64, out: &mut Vec<Action>) {
+        let forgotten = self.nodes.tick();
+        self.end_on_lost_nodes(now_ms, out);
+        for node in forgotten {
+            self.forget_node(node, out);
+        }
+        self.end_waits(now_ms, out);
+        for (lease, revision) in self.leases.take_dirty() {
+            out.push(Action::Save { lease, revision });
+        }
+    }
+
+    /// A lost node's agent, if it runs, ends its leases by itself, and says so when it is back.
+    fn end_on_lost_nodes(&mut self, now_ms: u64, out: &mut Vec<Action>) {
+        let lost = self.nodes.iter().filter(|(_, node)| node.is_lost());
+        let keys: Vec<u32> = lost.flat_map(|(_, node)| node.leases.iter().copied()).collect();
+        for key in keys {
+            let Some(lease) = self.leases.get_mut(key) else { continue };
+            if lease.is_active() && lease.expires_ms.saturating_add(EXPIRY_SLACK_MS) <= now_ms {
+                // For all that is known it was attached, and its usage will be told when the node is back.
+                let was_granted = std::mem::replace(&mut lease.state, State::Attached) == State::Granted;
+                if was_granted && let Some(node) = self.nodes.get_mut(lease.node) {
+                    node.unattached -= 1;
+                    node.attached += 1;
+                }
+                self.end(key, End::because(Code::LeaseExpired, "its time is over", now_ms), out);
+            }
+        }
+    }
+
+    /// Nobody will report its leases any more; should its agent come back, it brings them with their tickets.
+    fn forget_node(&mut self, node: NodeKey, out: &mut Vec<Action>) {
+        for key in self.leases_of(node) {
+            let Some(lease) = self.leases.get_mut(key).filter(|lease| !lease.is_active()) else { continue };
+            lease.is_settled = true;
+            if lease.is_stored() {
+                self.forget(key, out);
+            }
+        }
+        if self.nodes.get(node).is_some_and(|node| node.leases.is_empty()) {
+            self.nodes.remove(node);
+        }
+    }
+}
+
+/// What a report says about itself.
+struct Told {
+    sequence: u64,
+    answered: u64,
+    clock_ms: u64,
+}
+
+/// Most functions of a package that a ticket may speak of.
+const MAX_FUNCTIONS: u32 = 1024;

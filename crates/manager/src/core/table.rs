@@ -1,0 +1,151 @@
+//! Every lease that is not forgotten, found by its name, its request, or its key.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use super::hash::ByChance;
+use super::ids::{LeaseId, RequestId, TenantKey};
+use super::lease::{Lease, State};
+
+/// Keys are used again; whoever keeps one makes sure that its lease is still there.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    slots: Vec<Option<Lease>>,
+    unused: Vec<u32>,
+    by_id: HashMap<LeaseId, u32, ByChance>,
+    by_request: HashMap<(TenantKey, RequestId), Leases>,
+    /// Leases that the store does not have as they are, and was not asked to take since they changed.
+    dirty: Vec<LeaseId>,
+}
+
+/// Leases of one request, on as many nodes: nearly always one.
+#[derive(Debug)]
+enum Leases {
+    One(LeaseId),
+    Several(Vec<LeaseId>),
+}
+
+impl Leases {
+    fn as_slice(&self) -> &[LeaseId] {
+        match self {
+            Leases::One(lease) => std::slice::from_ref(lease),
+            Leases::Several(leases) => leases,
+        }
+    }
+
+    fn push(&mut self, lease: LeaseId) {
+        match self {
+            Leases::One(first) => *self = Leases::Several(vec![*first, lease]),
+            Leases::Several(leases) => leases.push(lease),
+        }
+    }
+
+    /// Says whether others are left.
+    fn remove(&mut self, lease: LeaseId) -> bool {
+        match self {
+            Leases::One(one) => *one != lease,
+            Leases::Several(leases) => {
+                leases.retain(|&other| other != lease);
+                !leases.is_empty()
+            }
+        }
+    }
+}
+
+impl Table {
+    pub(super) fn find(&self, id: LeaseId) -> Option<u32> {
+        self.by_id.get(&id).copied()
+    }
+
+    pub(super) fn get(&self, key: u32) -> Option<&Lease> {
+        self.slots.get(key as usize)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, key: u32) -> Option<&mut Lease> {
+        self.slots.get_mut(key as usize)?.as_mut()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Lease> {
+        self.slots.iter().flatten()
+    }
+
+    pub(super) fn of_request(&self, tenant: TenantKey, request: RequestId) -> Option<&[LeaseId]> {
+        self.by_request.get(&(tenant, request)).map(Leases::as_slice)
+    }
+
+    pub(super) fn insert(&mut self, lease: Lease) -> u32 {
+        let key = self.unused.pop().unwrap_or(self.slots.len() as u32);
+        if key as usize == self.slots.len() {
+            self.slots.push(None);
+        }
+        self.by_id.insert(lease.id, key);
+        if let Some(request) = lease.request {
+            match self.by_request.entry((lease.tenant, request)) {
+                Entry::Vacant(entry) => _ = entry.insert(Leases::One(lease.id)),
+                Entry::Occupied(mut entry) => entry.get_mut().push(lease.id),
+            }
+        }
+        self.slots[key as usize] = Some(lease);
+        key
+    }
+
+    pub(super) fn remove(&mut self, key: u32) -> Option<Lease> {
+        let lease = self.slots.get_mut(key as usize)?.take()?;
+        self.unused.push(key);
+        self.by_id.remove(&lease.id);
+        if let Some(request) = lease.request
+            && let Entry::Occupied(mut leases) = self.by_request.entry((lease.tenant, request))
+            && !leases.get_mut().remove(lease.id)
+        {
+            leases.remove();
+        }
+        Some(lease)
+    }
+
+    /// The lease is another tenant's from now on, and so is the request that it answers.
+    pub(super) fn change_tenant(&mut self, key: u32, tenant: TenantKey) {
+        let Some(mut lease) = self.remove(key) else { return };
+        lease.tenant = tenant;
+        let is_stored = lease.state != State::Granted;
+        // The slot that was freed last is taken first: the key stays.
+        self.insert(lease);
+        if is_stored {
+            self.touch(key);
+        }
+    }
+
+    /// The lease has changed: the store has to hear of it.
+    pub(super) fn touch(&mut self, key: u32) {
+        let Some(lease) = self.slots.get_mut(key as usize).and_then(Option::as_mut) else { return };
+        lease.revision += 1;
+        self.mark(key);
+    }
+
+    /// The store has to be asked, again.
+    pub(super) fn mark(&mut self, key: u32) {
+        let Some(lease) = self.slots.get_mut(key as usize).and_then(Option::as_mut) else { return };
+        if !std::mem::replace(&mut lease.is_dirty, true) {
+            self.dirty.push(lease.id);
+        }
+    }
+
+    /// What the store has to be asked for; it has then been.
+    pub(super) fn take_dirty(&mut self) -> Vec<(LeaseId, u64)> {
+        let dirty = std::mem::take(&mut self.dirty);
+        let mut changed = Vec::with_capacity(dirty.len());
+        for id in dirty {
+            let Some(lease) = self.find(id).and_then(|key| self.get_mut(key)) else { continue };
+            if std::mem::replace(&mut lease.is_dirty, false) {
+                changed.push((id, lease.revision));
+            }
+        }
+        changed
+    }
+
+    /// As [`Table::take_dirty`], of one lease.
+    pub(super) fn take_one(&mut self, key: u32) -> Option<(LeaseId, u64)> {
+        let lease = self.get_mut(key)?;
+        let was_dirty = std::mem::replace(&mut lease.is_dirty, false);
+        was_dirty.then_some((lease.id, lease.revision))
+    }
+}

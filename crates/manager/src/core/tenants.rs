@@ -1,0 +1,117 @@
+//! Tenants: what each has now, has spent in all, and may have.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use sublet_proto::v1::{Quota, TenantUse};
+use sublet_proto::{Code, Error};
+
+use super::ids::TenantKey;
+use super::nodes::Amount;
+
+/// A tenant as its manager sees it.
+#[derive(Debug)]
+pub struct Tenant {
+    /// Unique.
+    pub name: Arc<str>,
+    /// What it may have at a time, and spend.
+    pub quota: Quota,
+    /// What it has by leases of this manager; `spent_nano` is what those have cost since this manager started.
+    pub own: TenantUse,
+    /// What it has by other managers, and had spent before this one started.
+    pub elsewhere: TenantUse,
+}
+
+impl Tenant {
+    /// By all managers.
+    pub fn used(&self) -> TenantUse {
+        TenantUse {
+            cores: self.own.cores.saturating_add(self.elsewhere.cores),
+            memory_bytes: self.own.memory_bytes.saturating_add(self.elsewhere.memory_bytes),
+            leases: self.own.leases.saturating_add(self.elsewhere.leases),
+            spent_nano: self.own.spent_nano.saturating_add(self.elsewhere.spent_nano),
+        }
+    }
+
+    /// It has spent what it may.
+    pub(super) fn is_spent(&self) -> bool {
+        self.quota.spend_nano.is_some_and(|limit| self.used().spent_nano >= limit)
+    }
+
+    /// Why it may not have these leases as well.
+    pub(super) fn check(&self, amounts: impl IntoIterator<Item = Amount>) -> Result<(), Error> {
+        if self.is_spent() {
+            let message = format!(
+                "tenant {} has spent {} of {} nano-units",
+                self.name,
+                self.used().spent_nano,
+                self.quota.spend_nano.unwrap_or_default()
+            );
+            return Err(Error::new(Code::QuotaExceeded, message));
+        }
+        let used = self.used();
+        let (mut cores, mut memory_bytes, mut leases) = (0, 0u64, 0);
+        for amount in amounts {
+            cores += u64::from(amount.workers);
+            memory_bytes = memory_bytes.saturating_add(amount.memory_bytes);
+            leases += 1;
+        }
+        self.within("cores", used.cores.into(), cores, self.quota.cores.map(u64::from))?;
+        self.within("bytes of memory", used.memory_bytes, memory_bytes, self.quota.memory_bytes)?;
+        self.within("leases", used.leases.into(), leases, self.quota.leases.map(u64::from))
+    }
+
+    fn within(&self, what: &str, used: u64, asked: u64, limit: Option<u64>) -> Result<(), Error> {
+        match limit {
+            Some(limit) if used.saturating_add(asked) > limit => Err(Error::new(
+                Code::QuotaExceeded,
+                format!("{asked} {what} asked, tenant {} has {used} and may have {limit}", self.name),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn add(&mut self, amount: Amount) {
+        self.own.cores = self.own.cores.saturating_add(amount.workers);
+        self.own.memory_bytes = self.own.memory_bytes.saturating_add(amount.memory_bytes);
+        self.own.leases = self.own.leases.saturating_add(1);
+    }
+
+    pub(super) fn remove(&mut self, amount: Amount) {
+        self.own.cores = self.own.cores.saturating_sub(amount.workers);
+        self.own.memory_bytes = self.own.memory_bytes.saturating_sub(amount.memory_bytes);
+        self.own.leases = self.own.leases.saturating_sub(1);
+    }
+}
+
+/// Every tenant that was ever named. They are few, and none is forgotten while the manager runs.
+#[derive(Debug, Default)]
+pub(super) struct Tenants {
+    all: Vec<Tenant>,
+    by_name: HashMap<Arc<str>, TenantKey>,
+}
+
+impl Tenants {
+    pub(super) fn key(&mut self, name: &str) -> TenantKey {
+        if let Some(&key) = self.by_name.get(name) {
+            return key;
+        }
+        let (key, name): (_, Arc<str>) = (TenantKey(self.all.len() as u32), name.into());
+        let (quota, own, elsewhere) = Default::default();
+        self.all.push(Tenant { name: name.clone(), quota, own, elsewhere });
+        self.by_name.insert(name, key);
+        key
+    }
+
+    pub(super) fn get(&self, key: TenantKey) -> &Tenant {
+        &self.all[key.0 as usize]
+    }
+
+    pub(super) fn get_mut(&mut self, key: TenantKey) -> &mut Tenant {
+        &mut self.all[key.0 as usize]
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Tenant> {
+        self.all.iter()
+    }
+}

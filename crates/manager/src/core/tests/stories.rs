@@ -1,0 +1,174 @@
+//! Random stories: whatever agents, clients and the store do, the books hold.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// A step of a story; small numbers are nodes, leases and outcomes.
+#[derive(Clone, Debug)]
+enum Step {
+    Register { node: u8, instance: u8, listed: u8 },
+    Request { cores: u32, shared: bool, wait_ms: u64, one_node: bool },
+    Report { node: u8, lease: u8, ended: bool, executing_ns: u64 },
+    End { lease: u8 },
+    Ticks { count: u8, ms: u64 },
+    Store { is_full: bool },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        1 => (0u8..3, 0u8..2, 0u8..12).prop_map(|(node, instance, listed)| Step::Register { node, instance, listed }),
+        6 => (1u32..9, any::<bool>(), 0u64..3_000, any::<bool>()).prop_map(
+            |(cores, shared, wait_ms, one_node)| Step::Request { cores, shared, wait_ms, one_node }
+        ),
+        8 => (0u8..3, 0u8..12, prop::bool::weighted(0.3), 0u64..100).prop_map(
+            |(node, lease, ended, executing_ns)| Step::Report { node, lease, ended, executing_ns }
+        ),
+        1 => (0u8..12).prop_map(|lease| Step::End { lease }),
+        3 => (0u8..8, 0u64..3_000).prop_map(|(count, ms)| Step::Ticks { count, ms }),
+        1 => any::<bool>().prop_map(|is_full| Step::Store { is_full }),
+    ]
+}
+
+/// Plays a story and keeps what the invariants are about.
+struct Story {
+    house: House,
+    leases: Vec<LeaseId>,
+    open: BTreeSet<u128>,
+    usage: BTreeMap<LeaseId, Usage>,
+}
+
+impl Story {
+    fn new() -> Story {
+        Story { house: House::new(), leases: Vec::new(), open: BTreeSet::new(), usage: BTreeMap::new() }
+    }
+
+    fn lease(&self, index: u8) -> Option<LeaseId> {
+        self.leases.iter().rev().nth(index.into()).copied()
+    }
+
+    fn play(&mut self, step: Step) {
+        let actions = match step {
+            Step::Register { node: name, instance, listed } => self.register(name, instance, listed),
+            Step::Request { cores, shared, wait_ms, one_node } => {
+                let asked = LeaseRequest { shared, wait_ms, max_nodes: one_node.into(), ..asked(cores) };
+                self.open.insert(self.house.requests + 1);
+                self.house.request_of(["a", "b", "c"][cores as usize % 3], &asked)
+            }
+            Step::Report { node, lease, ended, executing_ns } => {
+                self.report(node, lease, ended, executing_ns)
+            }
+            Step::End { lease } => match self.lease(lease) {
+                Some(id) => self.house.event(Event::End(id, Error::new(Code::LeaseEnded, "ordered"))),
+                None => Vec::new(),
+            },
+            Step::Ticks { count, ms } => {
+                self.house.now_ms += ms;
+                self.house.ticks(count.into())
+            }
+            Step::Store { is_full } => {
+                self.house.is_store_full = is_full;
+                Vec::new()
+            }
+        };
+        self.note(actions);
+        self.check();
+    }
+
+    fn register(&mut self, name: u8, instance: u8, listed: u8) -> Vec<Action> {
+        let listed = self.lease(listed).filter(|&id| self.house.core.lease(id).is_some());
+        let leases = listed.map(|id| self.house.running(id, runs(id, 1))).into_iter();
+        let name = format!("n{name}");
+        let leases = leases.filter(|running| running.lease.node == name).collect();
+        let description = NodeDescription { shared_cores: 1, shared_places: 4, ..node(&name, 4) };
+        let instance = InstanceId(instance.into());
+        self.house.event(Event::Register(Box::new(Joining { description, instance, leases })))
+    }
+
+    /// All leases of the node but one are said to run on.
+    fn report(&mut self, name: u8, lease: u8, ended: bool, executing_ns: u64) -> Vec<Action> {
+        let Some(node) = self.house.core.node_key(&format!("n{name}")) else { return Vec::new() };
+        let one = self.lease(lease);
+        let of_node = self.house.core.leases().filter(|lease| lease.node == node);
+        let leases = of_node.map(|lease| match lease.state {
+            State::Ended => over(lease.id, executing_ns),
+            _ if ended && Some(lease.id) == one => over(lease.id, executing_ns),
+            _ => runs(lease.id, executing_ns),
+        });
+        let leases = leases.filter(|report| ended || Some(report.lease) != one).collect();
+        self.house.sequence += 1;
+        let registration = self.house.core.node(node).unwrap().registration;
+        self.house.event(Event::Report(Report {
+            node,
+            registration,
+            sequence: self.house.sequence,
+            answered: self.house.sequence - 1,
+            clock_ms: self.house.now_ms,
+            lending: Lending::Open,
+            leases,
+        }))
+    }
+
+    fn note(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            let (request, leases) = match action {
+                Action::Granted { request, leases, .. } => (request, leases),
+                Action::Refused { request, .. } => (request, Vec::new()),
+                _ => continue,
+            };
+            assert!(self.open.remove(&request.0), "{request} was answered twice, or never asked");
+            self.leases.extend(leases);
+        }
+    }
+
+    fn check(&mut self) {
+        let core = &self.house.core;
+        assert_eq!(self.open.len(), core.waiting(), "a request was lost");
+        let mut leased = BTreeMap::<NodeKey, Room>::new();
+        for lease in core.leases() {
+            if lease.is_active() {
+                let room = leased.entry(lease.node).or_default();
+                *room = room.plus(lease.amount);
+            }
+            let before = self.usage.insert(lease.id, lease.usage).unwrap_or_default();
+            assert!(lease.usage.executing_ns >= before.executing_ns, "usage shrank");
+        }
+        for node in core.nodes() {
+            let key = core.node_key(&node.name).unwrap();
+            assert_eq!(node.leased, leased.remove(&key).unwrap_or_default());
+            let Room { cores, places, memory_bytes } = node.capacity;
+            let fits = node.leased.cores <= cores && node.leased.places <= places;
+            assert!(fits && node.leased.memory_bytes <= memory_bytes, "leased twice");
+            let counts = [State::Attached, State::Granted]
+                .map(|state| core.leases().filter(|lease| lease.node == key && lease.state == state).count());
+            assert_eq!([node.attached as usize, node.unattached as usize], counts);
+        }
+        assert!(leased.is_empty(), "leases on no node: {leased:?}");
+        let used: u32 = core.tenants().map(|tenant| tenant.own.cores).sum();
+        assert_eq!(
+            used,
+            core.leases().filter(|lease| lease.is_active()).map(|lease| lease.amount.workers).sum::<u32>()
+        );
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_story_breaks_an_invariant(steps in proptest::collection::vec(step(), 1..150)) {
+        let mut story = Story::new();
+        for step in steps {
+            story.play(step);
+        }
+        // Without faults, and with time, all of it comes back.
+        story.house.is_store_full = false;
+        let actions = story.house.ticks(30 * 60 * 2);
+        story.note(actions);
+        story.check();
+        for node in story.house.core.nodes() {
+            prop_assert_eq!(node.leased, Room::default());
+        }
+        prop_assert!(story.open.is_empty());
+    }
+}

@@ -1,0 +1,163 @@
+//! Requests that wait for capacity: bounded, first come first served for a tenant, tenants in turn.
+//!
+//! A tenant whose request is too large for what is free now is passed over, but only [`MAX_OVERTAKES`] times: then
+//! nobody is served before it, until it is, or gives up. So no tenant starves another, neither by many requests nor
+//! by small ones.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use sublet_proto::{Code, Error};
+
+use super::Request;
+use super::ids::{RequestId, TenantKey};
+
+/// How many grants may overtake a request whose turn it is.
+pub const MAX_OVERTAKES: u32 = 64;
+
+/// How many requests may wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueLimits {
+    /// Of all tenants.
+    pub total: usize,
+    /// Of one.
+    pub per_tenant: usize,
+}
+
+impl Default for QueueLimits {
+    fn default() -> QueueLimits {
+        QueueLimits { total: 16_384, per_tenant: 4_096 }
+    }
+}
+
+#[derive(Debug)]
+struct Waiter {
+    request: Box<Request>,
+    until_ms: u64,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Waiting {
+    limits: QueueLimits,
+    of_tenants: BTreeMap<TenantKey, VecDeque<Waiter>>,
+    /// Tenants with waiting requests, whose turn it is first.
+    turns: VecDeque<TenantKey>,
+    len: usize,
+    /// Grants since the request whose turn it is could have been served, had there been room.
+    overtakes: u32,
+}
+
+impl Waiting {
+    pub(super) fn new(limits: QueueLimits) -> Waiting {
+        Waiting { limits, of_tenants: BTreeMap::new(), turns: VecDeque::new(), len: 0, overtakes: 0 }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether nobody may be served before the one whose turn it is.
+    pub(super) fn is_blocked(&self) -> bool {
+        !self.is_empty() && self.overtakes >= MAX_OVERTAKES
+    }
+
+    pub(super) fn overtaken(&mut self) {
+        self.overtakes = self.overtakes.saturating_add(u32::from(!self.is_empty()));
+    }
+
+    /// Takes a request in, or says that there are too many.
+    pub(super) fn push(&mut self, request: Box<Request>, until_ms: u64) -> Result<(), Error> {
+        let too_many = |message| Err(Error::new(Code::TryLater, message));
+        let tenant = request.tenant;
+        let queue = self.of_tenants.entry(tenant).or_default();
+        if queue.len() >= self.limits.per_tenant {
+            return too_many(format!(
+                "{} requests of this tenant are waiting already",
+                self.limits.per_tenant
+            ));
+        }
+        if self.len >= self.limits.total {
+            if queue.is_empty() {
+                self.of_tenants.remove(&tenant);
+            }
+            return too_many(format!("{} requests are waiting already", self.limits.total));
+        }
+        if queue.is_empty() {
+            self.turns.push_back(tenant);
+        }
+        queue.push_back(Waiter { request, until_ms });
+        self.len += 1;
+        Ok(())
+    }
+
+    /// Takes the first request out, in the order of turns, that `serve` grants. One that it refuses for good is
+    /// answered by it, too. Says whether one was taken out.
+    pub(super) fn serve(&mut self, mut serve: impl FnMut(&Request) -> Served) -> bool {
+        let looks = if self.is_blocked() { 1 } else { self.turns.len() };
+        for turn in 0..looks {
+            let tenant = self.turns[turn];
+            let Some(first) = self.of_tenants.get(&tenant).and_then(VecDeque::front) else { continue };
+            let served = serve(&first.request);
+            if let Served::NoRoom = served {
+                continue;
+            }
+            self.pop(turn);
+            match (turn, served) {
+                (0, _) => self.overtakes = 0,
+                (_, Served::Granted) => self.overtaken(),
+                _ => {}
+            }
+            return true;
+        }
+        false
+    }
+
+    /// Takes out the first request of the tenant with this turn, whose next turn comes after all others.
+    fn pop(&mut self, turn: usize) {
+        let Some(tenant) = self.turns.remove(turn) else { return };
+        let Some(queue) = self.of_tenants.get_mut(&tenant) else { return };
+        self.len -= usize::from(queue.pop_front().is_some());
+        if queue.is_empty() {
+            self.of_tenants.remove(&tenant);
+        } else {
+            self.turns.push_back(tenant);
+        }
+    }
+
+    /// Takes out every request for which `is_over` says so.
+    pub(super) fn take_out(&mut self, mut is_over: impl FnMut(&Request, u64) -> bool) -> Vec<Request> {
+        let first = self.turns.front().copied();
+        let mut out = Vec::new();
+        for queue in self.of_tenants.values_mut() {
+            let (over, left): (VecDeque<_>, VecDeque<_>) = std::mem::take(queue)
+                .into_iter()
+                .partition(|waiter| is_over(&waiter.request, waiter.until_ms));
+            *queue = left;
+            out.extend(over.into_iter().map(|waiter| *waiter.request));
+        }
+        self.len -= out.len();
+        self.of_tenants.retain(|_, queue| !queue.is_empty());
+        self.turns.retain(|tenant| self.of_tenants.contains_key(tenant));
+        if self.turns.front().copied() != first {
+            self.overtakes = 0;
+        }
+        out
+    }
+
+    /// Whether a request of this name waits.
+    pub(super) fn contains(&self, tenant: TenantKey, id: RequestId) -> bool {
+        let queue = self.of_tenants.get(&tenant);
+        queue.is_some_and(|queue| queue.iter().any(|waiter| waiter.request.id == id))
+    }
+}
+
+/// What came of a waiting request's turn.
+pub(super) enum Served {
+    Granted,
+    Refused,
+    NoRoom,
+}
