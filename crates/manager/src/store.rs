@@ -1,21 +1,35 @@
-//! Where the manager keeps what must outlive it: one small trait, and SQLite behind it.
+//! Where the manager keeps what must outlive it: one small trait, with SQLite or NATS JetStream behind it.
 //!
 //! A store has three things: keys with compare-and-swap, append-only logs, and blobs in parts. What stands under
-//! which key is said in [`keys`]. A store may fail at any time because its disk is full ([`Code::StoreFull`]
-//! names the folder); nothing is half done then, and the same call may be made again.
+//! which key is said in [`keys`]. One manager alone needs no server ([`SqliteStore`]); several managers share one
+//! store by a server of their own ([`NatsStore`]).
+//!
+//! Any operation may fail because there is no room ([`Code::StoreFull`] names the store), and on a server because it
+//! does not answer in time ([`Code::StoreUnreachable`]). The same call may then be made again. An operation that a
+//! server did not answer may nevertheless be made, even later: what two managers write by turns they write with
+//! [`Store::compare_and_swap`].
 //!
 //! [`Code::StoreFull`]: sublet_proto::Code::StoreFull
+//! [`Code::StoreUnreachable`]: sublet_proto::Code::StoreUnreachable
 
+mod nats;
 mod sqlite;
 
-use sublet_proto::Error;
+use std::fmt;
 
+use sublet_proto::{Code, Error};
+
+pub use nats::{NatsOptions, NatsStore};
 pub use sqlite::SqliteStore;
 
 /// Size of each part of a blob but the last, in bytes: also what travels in one message.
 pub const BLOB_PART_BYTES: usize = 1 << 20;
+/// Longest key, in bytes.
+pub const MAX_KEY_BYTES: usize = 512;
+/// Largest value of a key and largest record of a log, in bytes.
+pub const MAX_VALUE_BYTES: usize = 512 << 10;
 
-/// The keys and logs that the manager uses.
+/// The keys and logs that the manager uses. What stands before a key's first `/` is its kind.
 pub mod keys {
     /// How often a manager has started on this store: eight bytes, little endian.
     pub const EPOCH: &str = "manager/epoch";
@@ -23,22 +37,38 @@ pub mod keys {
     pub const SIGNING_SEED: &str = "manager/signing-seed";
     /// Before a lease's identifier: the encoded `Lease`. Identifiers sort by the time of the grant.
     pub const LEASE: &str = "lease/";
+    /// Before a minute, `/` and a lease's identifier: what the lease used in that minute of the ledger.
+    pub const USAGE: &str = "usage/";
     /// Before a digest: the encoded `PackageInfo`. It is written after the last part of the package's blob.
     pub const PACKAGE: &str = "package/";
     /// Before a package's name: the digest that it stands for.
     pub const NAME: &str = "name/";
+    /// Before a token's identifier: the token and the hash of its secret.
+    pub const TOKEN: &str = "token/";
+    /// Before a tenant's name: the encoded `Tenant`.
+    pub const TENANT: &str = "tenant/";
+    /// Before a manager's epoch (see [`epoch`]): the encoded `PeerRecord`, written each second while it lives.
+    pub const PEER: &str = "peer/";
+    /// Before a manager's epoch, `/` and a tenant's name: the encoded `SpendRecord`.
+    /// It stays for ever.
+    pub const SPEND: &str = "spend/";
     /// The log of deployments: encoded `PackageInfo`.
     pub const DEPLOYMENTS: &str = "deployments";
     /// The log of leases as they ended: encoded `Lease`.
     pub const ENDED_LEASES: &str = "ended-leases";
+
+    /// An epoch as it stands in keys, so that keys sort as epochs do.
+    pub fn epoch(epoch: u64) -> String {
+        format!("{epoch:016x}")
+    }
 }
 
-/// A value and how often it has been written.
+/// A value, and which writing of its key it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Versioned {
     /// The value.
     pub value: Vec<u8>,
-    /// From 1; 0 stands for a key that is not there.
+    /// Grows with each writing; 0 stands for a key that is not there.
     pub version: u64,
 }
 
@@ -51,13 +81,15 @@ pub struct Record {
     pub value: Vec<u8>,
 }
 
-/// Changes that are made all together or not at all.
+/// Changes that are made together. See [`Store::commit`].
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
     /// Keys that get a value, whatever they had.
     pub puts: Vec<Record>,
-    /// Records to be added to logs: the name of the log stands in `key`.
+    /// Records to be added to logs: the name of the log stands in `key`. A log's records are distinct.
     pub appends: Vec<Record>,
+    /// Keys that are taken away, if they are there.
+    pub removes: Vec<String>,
 }
 
 impl Batch {
@@ -70,6 +102,18 @@ impl Batch {
     pub fn append(&mut self, log: &str, record: Vec<u8>) {
         self.appends.push(Record { key: log.to_owned(), value: record });
     }
+
+    /// Takes a key away.
+    pub fn remove(&mut self, key: String) {
+        self.removes.push(key);
+    }
+
+    /// That every key and value is one that any store takes.
+    fn check(&self) -> Result<(), Error> {
+        self.puts.iter().try_for_each(|put| check_key(&put.key).and(check_value(&put.key, &put.value)))?;
+        self.appends.iter().try_for_each(|append| check_value(&append.key, &append.value))?;
+        self.removes.iter().try_for_each(|key| check_key(key))
+    }
 }
 
 /// A place in a blob.
@@ -81,29 +125,74 @@ pub struct BlobPart<'a> {
     pub index: u32,
 }
 
-/// What a manager needs of a store.
+/// What a manager needs of a store. Every method may block for seconds.
 pub trait Store: Send {
-    /// A key's value, if it is there.
+    /// A key's value, if it is there: the last one that was written when the call began, or a later one.
     fn get(&self, key: &str) -> Result<Option<Versioned>, Error>;
 
-    /// Gives a key a value if its version is still this one (0: it is not there); whether it did.
+    /// Gives a key a value if its version is still this one (0: it is not there); whether it did. A key that is
+    /// changed by this method is never removed.
     fn compare_and_swap(&mut self, key: &str, version: u64, value: &[u8]) -> Result<bool, Error>;
 
-    /// Makes all of these changes, or none.
+    /// Makes these changes.
+    ///
+    /// SQLite makes all of them or none. On a server each change is made whole, but a failure may leave some made:
+    /// making the same batch again completes it, for every change may be repeated, appends for two minutes. Changes
+    /// are made in this order, each step when the one before it is complete: the puts, those of one kind of key
+    /// after those of another, the kind that comes first in the batch first; then the appends; then the removals.
+    /// So a record that refers to another of a different kind is never there without it.
     fn commit(&mut self, batch: &Batch) -> Result<(), Error>;
 
-    /// At most `limit` records whose keys begin with `prefix` and stand before `before`, the last first.
+    /// At most `limit` records whose keys begin with `prefix` and stand behind `after`, the first first. The prefix
+    /// holds a `/`. What is there from before the first page until after the last is in one of the pages.
+    fn scan(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<Record>, Error>;
+
+    /// As [`Store::scan`], from the end: the records before `before`, the last first.
     fn scan_back(&self, prefix: &str, before: Option<&str>, limit: usize) -> Result<Vec<Record>, Error>;
 
     /// At most `limit` records of a log that stand after this sequence number, with theirs.
     fn read_log(&self, log: &str, after: u64, limit: usize) -> Result<Vec<(u64, Vec<u8>)>, Error>;
 
-    /// Writes one part of a blob.
+    /// Writes one part of a blob: at most [`BLOB_PART_BYTES`].
     fn put_blob_part(&mut self, part: BlobPart<'_>, data: &[u8]) -> Result<(), Error>;
 
-    /// One part of a blob, if it is there.
+    /// One part of a blob, if all of it is there.
     fn blob_part(&self, part: BlobPart<'_>) -> Result<Option<Vec<u8>>, Error>;
 
     /// Removes every part of a blob.
     fn remove_blob(&mut self, digest: &str) -> Result<(), Error>;
+}
+
+/// A key's kind: lower-case letters, digits and `-` before its first `/`.
+fn kind(key: &str) -> Result<&str, Error> {
+    let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    match key.split_once('/') {
+        Some((kind, _)) if !kind.is_empty() && kind.bytes().all(is_plain) => Ok(kind),
+        _ => Err(Error::new(Code::InvalidArgument, format!("the store's key {key:?} does not say its kind"))),
+    }
+}
+
+fn check_key(key: &str) -> Result<(), Error> {
+    if key.len() > MAX_KEY_BYTES {
+        let message =
+            format!("a key of the store has {} bytes, at most {MAX_KEY_BYTES} are allowed", key.len());
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    kind(key).map(drop)
+}
+
+fn check_value(key: &str, value: &[u8]) -> Result<(), Error> {
+    check_length(format_args!("value of {key:?}"), value, MAX_VALUE_BYTES)
+}
+
+fn check_part(data: &[u8]) -> Result<(), Error> {
+    check_length(format_args!("part of a blob"), data, BLOB_PART_BYTES)
+}
+
+fn check_length(what: fmt::Arguments<'_>, data: &[u8], max_bytes: usize) -> Result<(), Error> {
+    if data.len() <= max_bytes {
+        return Ok(());
+    }
+    let message = format!("a {what} for the store has {} bytes, at most {max_bytes} are allowed", data.len());
+    Err(Error::new(Code::InvalidArgument, message))
 }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Params, Row, ffi, params};
 use sublet_proto::{Code, Error};
 
-use super::{Batch, BlobPart, Record, Store, Versioned};
+use super::{Batch, BlobPart, Record, Store, Versioned, check_key, check_part, check_value};
 
 const FORMAT: i64 = 1;
 /// How much of the disk packages leave free. Leases and the ledger need it when the disk is nearly full, and so does
@@ -144,6 +144,7 @@ impl Store for SqliteStore {
     }
 
     fn compare_and_swap(&mut self, key: &str, version: u64, value: &[u8]) -> Result<bool, Error> {
+        check_key(key).and(check_value(key, value))?;
         let changed = if version == 0 {
             const INSERT: &str = "INSERT INTO entries VALUES (?1, ?2, 1) ON CONFLICT DO NOTHING";
             self.write("write to", INSERT, params![key, value])?
@@ -156,18 +157,24 @@ impl Store for SqliteStore {
     }
 
     fn commit(&mut self, batch: &Batch) -> Result<(), Error> {
+        batch.check()?;
         commit(&mut self.connection, batch).map_err(|error| failure(&self.folder, "write to", &error))
+    }
+
+    fn scan(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<Record>, Error> {
+        const SCAN: &str = "SELECT key, value FROM entries
+            WHERE key >= ?1 AND key < ?2 AND key > ?3 ORDER BY key LIMIT ?4";
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let values = params![prefix, end_of(prefix), after.unwrap_or_default(), limit];
+        self.read_all(SCAN, values, read_record)
     }
 
     fn scan_back(&self, prefix: &str, before: Option<&str>, limit: usize) -> Result<Vec<Record>, Error> {
         const SCAN: &str =
             "SELECT key, value FROM entries WHERE key >= ?1 AND key < ?2 ORDER BY key DESC LIMIT ?3";
-        // No key has a byte above those of ASCII behind its prefix.
-        let end = before.map_or_else(|| format!("{prefix}\u{7f}"), str::to_owned);
+        let end = before.map_or_else(|| end_of(prefix), str::to_owned);
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        self.read_all(SCAN, params![prefix, end, limit], |row| {
-            Ok(Record { key: row.get(0)?, value: row.get(1)? })
-        })
+        self.read_all(SCAN, params![prefix, end, limit], read_record)
     }
 
     fn read_log(&self, log: &str, after: u64, limit: usize) -> Result<Vec<(u64, Vec<u8>)>, Error> {
@@ -179,6 +186,7 @@ impl Store for SqliteStore {
 
     fn put_blob_part(&mut self, part: BlobPart<'_>, data: &[u8]) -> Result<(), Error> {
         const PUT: &str = "INSERT OR REPLACE INTO blobs VALUES (?1, ?2, ?3)";
+        check_part(data)?;
         self.check_reserve(data.len() as u64)?;
         self.write("write to", PUT, params![part.digest, part.index, data]).map(drop)
     }
@@ -202,17 +210,30 @@ fn make_private(file: &Path) -> Result<(), Error> {
     })
 }
 
+/// What stands behind every key of this prefix: no key goes on with the last of all characters.
+fn end_of(prefix: &str) -> String {
+    format!("{prefix}{}", char::MAX)
+}
+
+fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
+    Ok(Record { key: row.get(0)?, value: row.get(1)? })
+}
+
 fn commit(connection: &mut Connection, batch: &Batch) -> rusqlite::Result<()> {
     const PUT: &str = "INSERT INTO entries VALUES (?1, ?2, 1)
         ON CONFLICT DO UPDATE SET value = excluded.value, version = version + 1";
     const APPEND: &str = "INSERT INTO logs
         SELECT ?1, coalesce(max(sequence), 0) + 1, ?2 FROM logs WHERE log = ?1";
+    const REMOVE: &str = "DELETE FROM entries WHERE key = ?1";
     let transaction = connection.transaction()?;
     for record in &batch.puts {
         transaction.prepare_cached(PUT)?.execute(params![record.key, record.value])?;
     }
     for record in &batch.appends {
         transaction.prepare_cached(APPEND)?.execute(params![record.key, record.value])?;
+    }
+    for key in &batch.removes {
+        transaction.prepare_cached(REMOVE)?.execute(params![key])?;
     }
     transaction.commit()
 }
@@ -233,6 +254,7 @@ fn is_full(error: &rusqlite::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::MAX_VALUE_BYTES;
 
     fn store() -> (tempfile::TempDir, SqliteStore) {
         let folder = tempfile::tempdir().unwrap();
@@ -244,18 +266,6 @@ mod tests {
         let mut batch = Batch::default();
         batch.put(key.into(), value.into());
         store.commit(&batch)
-    }
-
-    #[test]
-    fn a_key_changes_only_if_its_version_is_known() {
-        let (_folder, mut store) = store();
-        assert!(store.compare_and_swap("a", 0, b"1").unwrap());
-        assert!(!store.compare_and_swap("a", 0, b"2").unwrap());
-        assert!(store.compare_and_swap("a", 1, b"2").unwrap());
-        assert!(!store.compare_and_swap("a", 1, b"3").unwrap());
-        put(&mut store, "a", b"4").unwrap();
-        assert_eq!(store.get("a").unwrap().unwrap(), Versioned { value: b"4".into(), version: 3 });
-        assert_eq!(store.get("b").unwrap(), None);
     }
 
     #[test]
@@ -275,62 +285,14 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_gives_the_last_keys_of_a_prefix_page_by_page() {
-        let (_folder, mut store) = store();
-        for key in ["a/1", "a/2", "a/3", "b/1"] {
-            put(&mut store, key, b"").unwrap();
-        }
-        let keys = |before, limit| {
-            let records = store.scan_back("a/", before, limit).unwrap();
-            records.into_iter().map(|record| record.key).collect::<Vec<_>>()
-        };
-        assert_eq!(keys(None, 2), ["a/3", "a/2"]);
-        assert_eq!(keys(Some("a/2"), 2), ["a/1"]);
-    }
-
-    #[test]
-    fn logs_grow_at_their_end() {
-        let (_folder, mut store) = store();
-        let mut batch = Batch::default();
-        batch.append("one", b"a".into());
-        batch.append("other", b"b".into());
-        batch.append("one", b"c".into());
-        store.commit(&batch).unwrap();
-        assert_eq!(store.read_log("one", 0, 9).unwrap(), [(1, b"a".to_vec()), (2, b"c".to_vec())]);
-        assert_eq!(store.read_log("one", 1, 9).unwrap(), [(2, b"c".to_vec())]);
-    }
-
-    #[test]
-    fn blobs_come_back_in_parts_until_they_are_removed() {
-        let (_folder, mut store) = store();
-        let part = |index| BlobPart { digest: "d", index };
-        store.put_blob_part(part(0), b"ab").unwrap();
-        store.put_blob_part(part(1), b"c").unwrap();
-        store.put_blob_part(part(1), b"d").unwrap();
-        assert_eq!(store.blob_part(part(1)).unwrap(), Some(b"d".to_vec()));
-        assert_eq!(store.blob_part(part(2)).unwrap(), None);
-        store.remove_blob("d").unwrap();
-        assert_eq!(store.blob_part(part(0)).unwrap(), None);
-    }
-
-    #[test]
-    fn what_was_committed_is_there_after_opening_again() {
-        let (folder, mut store) = store();
-        put(&mut store, "a", b"1").unwrap();
-        drop(store);
-        let store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
-        assert_eq!(store.get("a").unwrap().unwrap().value, b"1");
-    }
-
-    #[test]
     fn a_full_disk_is_named_and_leaves_what_was_there() {
         let (folder, mut store) = store();
-        put(&mut store, "a", b"1").unwrap();
+        put(&mut store, "t/a", b"1").unwrap();
         store.limit_to_current_size();
-        let error = put(&mut store, "a", &vec![0; 1 << 20]).unwrap_err();
+        let error = put(&mut store, "t/a", &vec![0; MAX_VALUE_BYTES]).unwrap_err();
         assert_eq!(error.code, Code::StoreFull);
         assert!(error.message.contains(&folder.path().display().to_string()), "{error}");
-        assert_eq!(store.get("a").unwrap().unwrap().value, b"1");
+        assert_eq!(store.get("t/a").unwrap().unwrap().value, b"1");
     }
 
     #[test]

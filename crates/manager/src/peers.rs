@@ -1,0 +1,231 @@
+//! The other managers of one store: who is alive, and what tenants have by them.
+//!
+//! Each manager writes a record under its epoch each second and reads those of the others. A manager whose record
+//! stands still is dead: only its own changes count, seen by this manager's clock while this manager could read the
+//! store, so neither clocks that differ nor a store that was away kill anybody.
+//!
+//! What a tenant has at a time goes with its manager. What it has *spent* stays: each manager keeps its own sum for
+//! each tenant in the store ([`Spending`]), and all of the sums ever written are what the tenant has spent.
+//!
+//! [`Table`] decides without any I/O; [`Peers`] reads and writes for it.
+
+mod spending;
+mod table;
+
+use std::collections::{BTreeMap, HashMap};
+
+use prost::Message;
+use sublet_proto::v1::{Holding, PeerRecord, SpendRecord};
+use sublet_proto::{Error, decode};
+
+pub use self::spending::Spending;
+pub use self::table::{SpentBy, Table};
+use crate::store::{Batch, Store, keys};
+
+/// Managers of one store.
+pub const MAX_PEERS: usize = 256;
+/// Tenants that a manager tells the others of in one record: those with most cores.
+pub const MAX_HOLDINGS: usize = 4096;
+/// Records of spending that are read at a time.
+const PAGE_RECORDS: usize = 1000;
+
+/// How a manager is, as it tells the others.
+#[derive(Clone, Debug, Default)]
+pub struct Standing {
+    /// Where clients and agents reach it.
+    pub address: String,
+    /// Its own clock.
+    pub now_unix_ms: u64,
+    /// Nodes that are registered with it.
+    pub nodes: u32,
+    /// Cores that it could lease now.
+    pub cores_free: u32,
+    /// What tenants have and have spent by it, of those that have leases or had some within the last minute.
+    pub holdings: Vec<Holding>,
+}
+
+/// A manager's place among the others.
+#[derive(Debug)]
+pub struct Peers {
+    epoch: u64,
+    beat: u64,
+    table: Table,
+    /// How much of a lease others have counted, where its own record may not say so.
+    counted: HashMap<String, u64>,
+}
+
+impl Peers {
+    /// Takes this place, and reads what tenants have spent so far.
+    pub fn join(store: &dyn Store, epoch: u64) -> Result<Peers, Error> {
+        let mut peers = Peers { epoch, beat: 0, table: Table::new(epoch), counted: HashMap::new() };
+        for (of, spent) in peers.read_spending(store, keys::SPEND)? {
+            peers.table.spent_for_good(of, spent);
+        }
+        Ok(peers)
+    }
+
+    /// Who is alive, and what tenants have by them.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// Tells the others how this manager is, and learns how they are. To be called each second with a clock that
+    /// only goes forward.
+    pub fn exchange(&mut self, store: &mut dyn Store, now_ms: u64, standing: Standing) -> Result<(), Error> {
+        self.beat += 1;
+        let mut batch = Batch::default();
+        batch.put(self.key(), record(self.epoch, self.beat, standing).encode_to_vec());
+        store.commit(&batch)?;
+        let found = store.scan(keys::PEER, None, MAX_PEERS)?;
+        let records: Result<Vec<PeerRecord>, Error> =
+            found.iter().map(|found| decode("a manager's record", &found.value)).collect();
+        for dead in self.table.observe(now_ms, records?) {
+            self.bury(store, dead)?;
+        }
+        Ok(())
+    }
+
+    /// How much of a lease's cost has been counted as spent before this manager took the lease over, given the cost
+    /// by the lease's stored record.
+    pub fn counted(&self, lease: &str, stored_cost_nano: u64) -> u64 {
+        self.counted.get(lease).map_or(stored_cost_nano, |&counted| counted.max(stored_cost_nano))
+    }
+
+    /// Leaves: the others need not wait to see that this manager is gone.
+    pub fn leave(&self, store: &mut dyn Store) -> Result<(), Error> {
+        let mut batch = Batch::default();
+        batch.remove(self.key());
+        store.commit(&batch)
+    }
+
+    /// What a dead manager has counted is what it has stored. If it lives after all it writes itself anew.
+    fn bury(&mut self, store: &mut dyn Store, dead: u64) -> Result<(), Error> {
+        let prefix = format!("{}{}/", keys::SPEND, keys::epoch(dead));
+        let spent = self.read_spending(store, &prefix)?.remove(&dead).unwrap_or_default();
+        self.table.spent_for_good(dead, spent);
+        let mut batch = Batch::default();
+        batch.remove(format!("{}{}", keys::PEER, keys::epoch(dead)));
+        store.commit(&batch)
+    }
+
+    fn read_spending(&mut self, store: &dyn Store, prefix: &str) -> Result<BTreeMap<u64, SpentBy>, Error> {
+        let mut found: BTreeMap<u64, SpentBy> = BTreeMap::new();
+        let mut after = None;
+        loop {
+            let page = store.scan(prefix, after.as_deref(), PAGE_RECORDS)?;
+            for record in &page {
+                let Some((epoch, tenant)) = epoch_and_tenant(&record.key) else { continue };
+                let spend: SpendRecord = decode("a record of spending", &record.value)?;
+                found.entry(epoch).or_default().insert(tenant.to_owned(), spend.spent_nano);
+                for lease in spend.counted {
+                    let counted = self.counted.entry(lease.lease).or_default();
+                    *counted = lease.cost_nano.max(*counted);
+                }
+            }
+            match page.into_iter().last() {
+                Some(last) => after = Some(last.key),
+                None => return Ok(found),
+            }
+        }
+    }
+
+    fn key(&self) -> String {
+        format!("{}{}", keys::PEER, keys::epoch(self.epoch))
+    }
+}
+
+fn record(epoch: u64, beat: u64, mut standing: Standing) -> PeerRecord {
+    let cores = |holding: &Holding| holding.r#use.map_or(0, |has| has.cores);
+    standing.holdings.sort_by_key(|holding| std::cmp::Reverse(cores(holding)));
+    standing.holdings.truncate(MAX_HOLDINGS);
+    PeerRecord {
+        epoch,
+        beat,
+        address: standing.address,
+        last_seen_unix_ms: standing.now_unix_ms,
+        nodes: standing.nodes,
+        cores_free: standing.cores_free,
+        holdings: standing.holdings,
+    }
+}
+
+fn epoch_and_tenant(key: &str) -> Option<(u64, &str)> {
+    let (epoch, tenant) = key.strip_prefix(keys::SPEND)?.split_once('/')?;
+    Some((u64::from_str_radix(epoch, 16).ok()?, tenant))
+}
+
+#[cfg(test)]
+mod tests {
+    use sublet_proto::v1::TenantUse;
+
+    use super::*;
+    use crate::store::SqliteStore;
+
+    fn store() -> (tempfile::TempDir, SqliteStore) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
+        (folder, store)
+    }
+
+    fn with_cores(cores: u32) -> Standing {
+        let has = TenantUse { cores, ..TenantUse::default() };
+        let holdings = vec![Holding { tenant: "t".into(), r#use: Some(has) }];
+        Standing { address: "https://a:1".into(), holdings, ..Standing::default() }
+    }
+
+    #[test]
+    fn a_manager_that_stops_writing_is_dropped_and_its_spending_stays() {
+        let (_folder, mut store) = store();
+        let mut dying = Peers::join(&store, 1).unwrap();
+        let mut spending = Spending::new(1);
+        spending.count("t", "l", 70);
+        let mut batch = Batch::default();
+        spending.put_first(&mut batch);
+        store.commit(&batch).unwrap();
+        let mut living = Peers::join(&store, 2).unwrap();
+        dying.exchange(&mut store, 0, with_cores(3)).unwrap();
+        for second in 0..=4 {
+            living.exchange(&mut store, 1000 * second, with_cores(1)).unwrap();
+            assert_eq!(living.table().elsewhere("t").cores, 3, "after {second} s");
+        }
+        living.exchange(&mut store, 5000, with_cores(1)).unwrap();
+        let left = living.table().elsewhere("t");
+        assert_eq!((left.cores, left.spent_nano), (0, 70));
+        assert_eq!(living.table().managers().count(), 1);
+        assert_eq!(living.counted("l", 50), 70, "its lease's record was not written any more");
+        dying.exchange(&mut store, 0, with_cores(3)).unwrap();
+        living.exchange(&mut store, 6000, with_cores(1)).unwrap();
+        assert_eq!(living.table().elsewhere("t").cores, 3, "it lived after all");
+    }
+
+    #[test]
+    fn a_manager_that_leaves_is_gone_at_once() {
+        let (_folder, mut store) = store();
+        let mut leaving = Peers::join(&store, 1).unwrap();
+        let mut staying = Peers::join(&store, 2).unwrap();
+        leaving.exchange(&mut store, 0, with_cores(3)).unwrap();
+        staying.exchange(&mut store, 0, with_cores(1)).unwrap();
+        assert_eq!(staying.table().managers().count(), 2);
+        leaving.leave(&mut store).unwrap();
+        staying.exchange(&mut store, 1, with_cores(1)).unwrap();
+        assert_eq!(staying.table().managers().count(), 1);
+        assert_eq!(staying.table().elsewhere("t").cores, 0);
+    }
+
+    #[test]
+    fn a_manager_that_starts_knows_what_was_spent_before() {
+        let (_folder, mut store) = store();
+        for epoch in 1..=3 {
+            let mut spending = Spending::new(epoch);
+            spending.count("t", "l", 10 * epoch);
+            spending.count("a/b", "m", 1);
+            let mut batch = Batch::default();
+            spending.put_first(&mut batch);
+            store.commit(&batch).unwrap();
+        }
+        let peers = Peers::join(&store, 4).unwrap();
+        assert_eq!(peers.table().elsewhere("t").spent_nano, 60);
+        assert_eq!(peers.table().elsewhere("a/b").spent_nano, 3);
+        assert_eq!(peers.counted("l", 7), 30);
+    }
+}

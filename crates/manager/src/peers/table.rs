@@ -1,0 +1,198 @@
+//! Decides who is alive, and sums up what tenants have by the others. No I/O and no clock.
+
+use std::collections::BTreeMap;
+
+use sublet_proto::v1::{ManagerInfo, PeerRecord, TenantUse};
+
+/// A manager whose record did not change for so long is dead, in milliseconds.
+const SILENCE_MS: u64 = 5000;
+/// The most that one look at the records adds to a manager's silence, in milliseconds: of a longer time between two
+/// looks nobody knows whether the others could write.
+const MAX_STEP_MS: u64 = 2000;
+
+/// What each tenant has spent by one manager, in nano-units.
+pub type SpentBy = BTreeMap<String, u64>;
+
+/// The managers of one store, seen by one of them.
+#[derive(Debug)]
+pub struct Table {
+    own_epoch: u64,
+    observed_ms: Option<u64>,
+    /// This manager is among them.
+    living: BTreeMap<u64, Living>,
+    /// By the epochs of all managers but this one, dead ones included.
+    spent: BTreeMap<u64, SpentBy>,
+}
+
+#[derive(Debug)]
+struct Living {
+    record: PeerRecord,
+    silent_ms: u64,
+}
+
+impl Table {
+    /// The table of the manager of this epoch.
+    pub fn new(own_epoch: u64) -> Table {
+        Table { own_epoch, observed_ms: None, living: BTreeMap::new(), spent: BTreeMap::new() }
+    }
+
+    /// Takes in all of the records that there are. Gives the epochs of those that died, whose spending the caller
+    /// is to settle by [`Table::spent_for_good`].
+    pub fn observe(&mut self, now_ms: u64, records: Vec<PeerRecord>) -> Vec<u64> {
+        let step_ms = self.observed_ms.map_or(0, |last_ms| now_ms.saturating_sub(last_ms).min(MAX_STEP_MS));
+        self.observed_ms = Some(now_ms);
+        let mut before = std::mem::take(&mut self.living);
+        let mut dead = Vec::new();
+        for record in records {
+            let epoch = record.epoch;
+            let silent_ms = match before.remove(&epoch) {
+                Some(known) if known.record.beat == record.beat => known.silent_ms + step_ms,
+                _ => 0,
+            };
+            if silent_ms >= SILENCE_MS && epoch != self.own_epoch {
+                dead.push(epoch);
+            } else {
+                self.take_in_spending(&record);
+                self.living.insert(epoch, Living { record, silent_ms });
+            }
+        }
+        dead.extend(before.into_keys().filter(|&epoch| epoch != self.own_epoch));
+        dead
+    }
+
+    /// Says what tenants have spent by a manager, as the store has it.
+    pub fn spent_for_good(&mut self, epoch: u64, spent: SpentBy) {
+        if epoch != self.own_epoch {
+            self.spent.insert(epoch, spent);
+        }
+    }
+
+    /// What a tenant has by the other living managers, and has spent by all others that there ever were.
+    pub fn elsewhere(&self, tenant: &str) -> TenantUse {
+        let mut sum = TenantUse::default();
+        for has in
+            self.others().flat_map(|record| &record.holdings).filter(|holding| holding.tenant == tenant)
+        {
+            let has = has.r#use.unwrap_or_default();
+            sum.cores = sum.cores.saturating_add(has.cores);
+            sum.memory_bytes = sum.memory_bytes.saturating_add(has.memory_bytes);
+            sum.leases = sum.leases.saturating_add(has.leases);
+        }
+        let spent = self.spent.values().filter_map(|spent| spent.get(tenant));
+        sum.spent_nano = spent.fold(0, |sum: u64, &spent| sum.saturating_add(spent));
+        sum
+    }
+
+    /// The tenants that have or have spent something by others.
+    pub fn tenants(&self) -> impl Iterator<Item = &str> {
+        let has = self.others().flat_map(|record| &record.holdings).map(|holding| holding.tenant.as_str());
+        let spent = self.spent.values().flat_map(BTreeMap::keys).map(String::as_str);
+        let all: std::collections::BTreeSet<&str> = has.chain(spent).collect();
+        all.into_iter()
+    }
+
+    /// The living managers, this one among them as soon as it has told the others.
+    pub fn managers(&self) -> impl Iterator<Item = ManagerInfo> {
+        self.living.values().map(|living| &living.record).map(|record| ManagerInfo {
+            address: record.address.clone(),
+            epoch: record.epoch,
+            last_seen_unix_ms: record.last_seen_unix_ms,
+            nodes: record.nodes,
+            cores_free: record.cores_free,
+        })
+    }
+
+    fn others(&self) -> impl Iterator<Item = &PeerRecord> {
+        let others = self.living.iter().filter(|&(&epoch, _)| epoch != self.own_epoch);
+        others.map(|(_, living)| &living.record)
+    }
+
+    /// Spending only grows, so the largest sum that was ever said is the latest.
+    fn take_in_spending(&mut self, record: &PeerRecord) {
+        if record.epoch == self.own_epoch {
+            return;
+        }
+        let known = self.spent.entry(record.epoch).or_default();
+        for holding in &record.holdings {
+            let said = holding.r#use.map_or(0, |has| has.spent_nano);
+            let spent = known.entry(holding.tenant.clone()).or_default();
+            *spent = said.max(*spent);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sublet_proto::v1::Holding;
+
+    use super::*;
+
+    fn record(epoch: u64, beat: u64, cores: u32, spent_nano: u64) -> PeerRecord {
+        let has = TenantUse { cores, memory_bytes: u64::from(cores) * 100, leases: 1, spent_nano };
+        let holdings = vec![Holding { tenant: "t".into(), r#use: Some(has) }];
+        PeerRecord { epoch, beat, holdings, ..PeerRecord::default() }
+    }
+
+    #[test]
+    fn what_tenants_have_elsewhere_is_summed_without_what_they_have_here() {
+        let mut table = Table::new(1);
+        assert!(
+            table.observe(0, vec![record(1, 1, 50, 50), record(2, 1, 3, 30), record(3, 1, 4, 40)]).is_empty()
+        );
+        let has = table.elsewhere("t");
+        assert_eq!((has.cores, has.memory_bytes, has.leases, has.spent_nano), (7, 700, 2, 70));
+        assert_eq!(table.elsewhere("other"), TenantUse::default());
+        assert_eq!(table.tenants().collect::<Vec<_>>(), ["t"]);
+        assert_eq!(table.managers().map(|manager| manager.epoch).collect::<Vec<_>>(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn only_a_record_that_stands_still_is_a_dead_managers() {
+        let mut table = Table::new(1);
+        for second in 0..20 {
+            let dead =
+                table.observe(second * 1000, vec![record(2, second, 1, 0), record(3, second / 4, 1, 0)]);
+            assert!(dead.is_empty(), "{dead:?} after {second} s");
+        }
+        let mut died_at_ms = None;
+        for now_ms in (20_000..30_000).step_by(500) {
+            if table.observe(now_ms, vec![record(2, now_ms, 1, 0), record(3, 4, 1, 0)]) == [3] {
+                died_at_ms = Some(now_ms);
+                break;
+            }
+        }
+        assert_eq!(died_at_ms, Some(21_000), "5 s after its beat was seen to be 4, at 16 s");
+        assert_eq!(table.elsewhere("t").cores, 1);
+    }
+
+    #[test]
+    fn a_store_that_was_away_kills_nobody() {
+        let mut table = Table::new(1);
+        table.observe(0, vec![record(2, 1, 1, 0)]);
+        assert!(table.observe(3_600_000, vec![record(2, 1, 1, 0)]).is_empty());
+        assert!(table.observe(3_601_000, vec![record(2, 2, 1, 0)]).is_empty());
+        assert_eq!(table.elsewhere("t").cores, 1);
+    }
+
+    #[test]
+    fn spending_stays_when_its_manager_dies_and_is_what_the_store_says() {
+        let mut table = Table::new(1);
+        table.spent_for_good(7, SpentBy::from([("t".to_owned(), 5)]));
+        table.spent_for_good(1, SpentBy::from([("t".to_owned(), 1000)]));
+        table.observe(0, vec![record(2, 1, 3, 30)]);
+        assert_eq!(table.elsewhere("t").spent_nano, 35);
+        assert_eq!(table.observe(1000, Vec::new()), [2]);
+        table.spent_for_good(2, SpentBy::from([("t".to_owned(), 28)]));
+        let has = table.elsewhere("t");
+        assert_eq!((has.cores, has.spent_nano), (0, 33));
+    }
+
+    #[test]
+    fn a_tenant_that_is_no_longer_mentioned_has_still_spent() {
+        let mut table = Table::new(1);
+        table.observe(0, vec![record(2, 1, 3, 30)]);
+        table.observe(1000, vec![PeerRecord { epoch: 2, beat: 2, ..PeerRecord::default() }]);
+        let has = table.elsewhere("t");
+        assert_eq!((has.cores, has.spent_nano), (0, 30));
+    }
+}

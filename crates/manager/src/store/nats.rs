@@ -1,0 +1,293 @@
+//! The store of several managers: streams of a NATS server with JetStream.
+//!
+//! Each kind of key is one stream, in which a key is a subject with its last value, and its version that message's
+//! sequence number. A log is a stream, and all blobs together are one. The server keeps them in files; with
+//! [`NatsOptions::replicas`] above 1 a cluster keeps so many copies, and acknowledges what most of them have. What one
+//! server alone has acknowledged outlives its death but not that of its machine, unless it is told to write at once
+//! (`sync_interval`).
+//!
+//! The server makes each change whole but not several together: [`Store::commit`] says what follows. A commit sends
+//! all changes of a step before it waits for the first answer, so a thousand cost little more than one. An appended
+//! record travels with its digest, by which the server knows it again for two minutes.
+//!
+//! A scan asks for the keys first and then for the values of its page: the server has no order of its own. Its cost
+//! grows with the keys of the prefix, and several pages in a row share the first step.
+//!
+//! How much is stored is to be limited for the server (`max_file_store`), not for an account (`max_disk`): nats-server
+//! 2.9.10 looks at the limit of an account after it has written, and a key whose new value is refused has lost its
+//! old one.
+//!
+//! Nothing here leaves a mark where a key was removed, so removing works on a full server.
+
+mod link;
+mod listing;
+mod names;
+mod operations;
+mod servers;
+mod text;
+
+use std::cell::RefCell;
+use std::collections::HashSet;
+use std::fmt;
+use std::path::PathBuf;
+
+use sublet_proto::Error;
+
+use self::link::Link;
+use self::names::{Names, Series};
+use self::operations::Change;
+use super::{Batch, BlobPart, Record, Store, Versioned, check_key, check_part, check_value, kind};
+
+/// How many records are asked for at a time before the first answer has come.
+const WINDOW_RECORDS: usize = 256;
+
+/// Which store on which servers.
+#[derive(Clone)]
+pub struct NatsOptions {
+    /// The servers: `nats://[user:password@]host[:port]`, or `tls://`; several are separated by commas.
+    pub url: String,
+    /// The store's name on them: 1 to 32 letters, digits, `-` or `_`.
+    pub name: String,
+    /// How many servers keep a copy: 1, or 3 or 5 in a cluster. Of a stream that is there already it is not changed.
+    pub replicas: usize,
+    /// The authorities to trust for `tls://`, in PEM; else those of the system.
+    pub ca_file: Option<PathBuf>,
+}
+
+/// Without the address, which may hold what is secret.
+impl fmt::Debug for NatsOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NatsOptions").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// A [`Store`] on a server.
+pub struct NatsStore {
+    link: Link,
+    names: Names,
+    replicas: usize,
+    /// The streams that are known to be there.
+    known: RefCell<HashSet<String>>,
+    /// What the last page of a scan has left.
+    listing: RefCell<Option<Listing>>,
+}
+
+/// The keys of a prefix, in order: a scan of several pages lists them once.
+struct Listing {
+    prefix: String,
+    keys: Vec<String>,
+    /// The key that the last page ended with.
+    reached: Option<String>,
+}
+
+/// Where a page of a scan begins, and which way it goes.
+#[derive(Clone, Copy)]
+enum Side<'a> {
+    After(Option<&'a str>),
+    Before(Option<&'a str>),
+}
+
+impl NatsStore {
+    /// Connects to the store, which is made if it is not there.
+    ///
+    /// # Errors
+    /// `invalid_argument` if the address or the name makes no sense, `store_unreachable` if no server
+    /// answers or it refuses.
+    pub fn open(options: &NatsOptions) -> Result<NatsStore, Error> {
+        let names = Names::new(&options.name)?;
+        let link = Link::open(options)?;
+        let replicas = options.replicas;
+        Ok(NatsStore { link, names, replicas, known: RefCell::default(), listing: RefCell::default() })
+    }
+
+    /// Makes sure that a stream is there; its name.
+    fn ensure(&self, series: Series) -> Result<String, Error> {
+        let name = series.name.clone();
+        if !self.known.borrow().contains(&name) {
+            let replicas = self.replicas;
+            self.link.run(|jetstream| operations::ensure(jetstream, series, replicas))?;
+            self.known.borrow_mut().insert(name.clone());
+        }
+        Ok(name)
+    }
+
+    /// Makes changes that do not build on one another.
+    fn change(&self, changes: Vec<Change>) -> Result<(), Error> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        self.link.run_long(|jetstream| operations::publish_all(jetstream, changes))
+    }
+
+    /// The puts of a batch, those of one kind of key together.
+    fn puts_by_kind(&self, batch: &Batch) -> Result<Vec<Vec<Change>>, Error> {
+        let mut kinds: Vec<(&str, Vec<Change>)> = Vec::new();
+        for put in &batch.puts {
+            let kind = kind(&put.key)?;
+            let place = kinds.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
+                kinds.push((kind, Vec::new()));
+                kinds.len() - 1
+            });
+            kinds[place].1.push(Change::put(self.names.key(&put.key), &put.value));
+        }
+        for (kind, _) in &kinds {
+            self.ensure(self.names.keys(&format!("{kind}/"))?)?;
+        }
+        Ok(kinds.into_iter().map(|(_, changes)| changes).collect())
+    }
+
+    fn remove_keys(&self, keys: &[String]) -> Result<(), Error> {
+        let place = |key: &String| Ok((self.ensure(self.names.keys(key)?)?, self.names.key(key)));
+        self.remove(keys.iter().map(place).collect::<Result<_, Error>>()?)
+    }
+
+    /// Removes the last messages of subjects: a stream and a subject each.
+    fn remove(&self, places: Vec<(String, String)>) -> Result<(), Error> {
+        for window in places.chunks(WINDOW_RECORDS) {
+            let window = window.to_vec();
+            self.link.run(|jetstream| operations::remove_all(jetstream, window))?;
+        }
+        Ok(())
+    }
+
+    /// The keys of a prefix in order: those of the page before, if this one goes on from it.
+    fn list(&self, prefix: &str, side: Side<'_>) -> Result<Listing, Error> {
+        let (Side::After(from) | Side::Before(from)) = side;
+        let goes_on =
+            |last: &Listing| last.prefix == prefix && from.is_some() && last.reached.as_deref() == from;
+        if let Some(last) = self.listing.borrow_mut().take().filter(goes_on) {
+            return Ok(last);
+        }
+        let stream = self.ensure(self.names.keys(prefix)?)?;
+        let subjects = self.names.below(prefix);
+        let found = self.link.run_long(|jetstream| listing::subjects(jetstream, stream, subjects))?;
+        let keys = found.iter().filter_map(|subject| self.names.key_of(subject));
+        let mut keys: Vec<String> = keys.filter(|key| key.starts_with(prefix)).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        Ok(Listing { prefix: prefix.to_owned(), keys, reached: None })
+    }
+
+    fn page(&self, prefix: &str, side: Side<'_>, limit: usize) -> Result<Vec<Record>, Error> {
+        let mut listing = self.list(prefix, side)?;
+        let mut left = listing.from(side);
+        let mut records: Vec<Record> = Vec::new();
+        while records.len() < limit {
+            let window_records = WINDOW_RECORDS.min(limit - records.len());
+            let window: Vec<String> = left.by_ref().take(window_records).cloned().collect();
+            if window.is_empty() {
+                return Ok(records);
+            }
+            records.extend(self.read(window)?);
+        }
+        drop(left);
+        listing.reached = records.last().map(|record| record.key.clone());
+        *self.listing.borrow_mut() = Some(listing);
+        Ok(records)
+    }
+
+    /// The records of keys, of those that are still there.
+    fn read(&self, keys: Vec<String>) -> Result<Vec<Record>, Error> {
+        let Some(first) = keys.first() else { return Ok(Vec::new()) };
+        let stream = self.ensure(self.names.keys(first)?)?;
+        let subjects = keys.iter().map(|key| self.names.key(key)).collect();
+        let values = self.link.run(|jetstream| operations::last_of_each(jetstream, stream, subjects))?;
+        let found = keys.into_iter().zip(values);
+        let records = found.filter_map(|(key, message)| Some((key, message?.payload.to_vec())));
+        Ok(records.map(|(key, value)| Record { key, value }).collect())
+    }
+}
+
+impl Listing {
+    /// The keys on one side, as a page has them.
+    fn from<'a>(&'a self, side: Side<'_>) -> Box<dyn Iterator<Item = &'a String> + 'a> {
+        let count = |is_left_of: &dyn Fn(&str) -> bool| self.keys.partition_point(|key| is_left_of(key));
+        match side {
+            Side::After(after) => {
+                let skipped = after.map_or(0, |after| count(&|key| key <= after));
+                Box::new(self.keys[skipped..].iter())
+            }
+            Side::Before(before) => {
+                let end = before.map_or(self.keys.len(), |before| count(&|key| key < before));
+                Box::new(self.keys[..end].iter().rev())
+            }
+        }
+    }
+}
+
+impl Store for NatsStore {
+    fn get(&self, key: &str) -> Result<Option<Versioned>, Error> {
+        check_key(key)?;
+        let stream = self.ensure(self.names.keys(key)?)?;
+        let subject = self.names.key(key);
+        let found = self.link.run(|jetstream| operations::last(jetstream, stream, subject))?;
+        Ok(found.map(|found| Versioned { value: found.payload.to_vec(), version: found.sequence }))
+    }
+
+    fn compare_and_swap(&mut self, key: &str, version: u64, value: &[u8]) -> Result<bool, Error> {
+        check_key(key).and(check_value(key, value))?;
+        self.ensure(self.names.keys(key)?)?;
+        let change = Change::put(self.names.key(key), value);
+        self.link.run(|jetstream| operations::publish_if(jetstream, change, version))
+    }
+
+    fn commit(&mut self, batch: &Batch) -> Result<(), Error> {
+        batch.check()?;
+        for step in self.puts_by_kind(batch)? {
+            self.change(step)?;
+        }
+        let mut appends = Vec::new();
+        for append in &batch.appends {
+            let log = self.names.log(&append.key);
+            appends.push(Change::append(log.subjects.clone(), &append.value));
+            self.ensure(log)?;
+        }
+        self.change(appends)?;
+        self.remove_keys(&batch.removes)
+    }
+
+    fn scan(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<Record>, Error> {
+        self.page(prefix, Side::After(after), limit)
+    }
+
+    fn scan_back(&self, prefix: &str, before: Option<&str>, limit: usize) -> Result<Vec<Record>, Error> {
+        self.page(prefix, Side::Before(before), limit)
+    }
+
+    fn read_log(&self, log: &str, after: u64, limit: usize) -> Result<Vec<(u64, Vec<u8>)>, Error> {
+        let stream = self.ensure(self.names.log(log))?;
+        let last = self.link.run(|jetstream| operations::last_sequence(jetstream, stream.clone()))?;
+        let end = last.min(after.saturating_add(limit as u64));
+        let sequences: Vec<u64> = (after.saturating_add(1)..=end).collect();
+        let mut records = Vec::new();
+        for window in sequences.chunks(WINDOW_RECORDS) {
+            let (stream, window) = (stream.clone(), window.to_vec());
+            let found = self.link.run(|jetstream| operations::each_of(jetstream, stream, window))?;
+            records.extend(found.into_iter().flatten().map(|found| (found.sequence, found.payload.to_vec())));
+        }
+        Ok(records)
+    }
+
+    fn put_blob_part(&mut self, part: BlobPart<'_>, data: &[u8]) -> Result<(), Error> {
+        check_part(data)?;
+        self.ensure(self.names.blobs())?;
+        let (first, rest) = operations::pieces(data, |piece| self.names.piece(part, piece));
+        // The first piece says how long the part is: while it is not there, nothing of the part is.
+        self.change(rest)?;
+        self.change(vec![first])
+    }
+
+    fn blob_part(&self, part: BlobPart<'_>) -> Result<Option<Vec<u8>>, Error> {
+        let stream = self.ensure(self.names.blobs())?;
+        let subjects = (0..operations::MAX_PIECES).map(|piece| self.names.piece(part, piece)).collect();
+        let found = self.link.run(|jetstream| operations::last_of_each(jetstream, stream, subjects))?;
+        Ok(operations::join(&found))
+    }
+
+    fn remove_blob(&mut self, digest: &str) -> Result<(), Error> {
+        let stream = self.ensure(self.names.blobs())?;
+        let (of, pieces) = (stream.clone(), self.names.pieces(digest));
+        let found = self.link.run_long(|jetstream| listing::subjects(jetstream, of, pieces))?;
+        self.remove(found.into_iter().map(|subject| (stream.clone(), subject)).collect())
+    }
+}

@@ -1,0 +1,149 @@
+//! How keys, logs and blobs are called on a server of NATS.
+//!
+//! A subject is tokens with dots between them, and a token may not hold everything that a key may. So each segment of
+//! a key becomes one token: what is no plain character is written as `=` and two hexadecimal digits for each of its
+//! bytes, and a segment without any characters as a lone `=`. Every key has one subject, and every subject of a
+//! stream of keys one key.
+
+use sublet_proto::{Code, Error};
+
+use super::text;
+use crate::store::{BlobPart, kind};
+
+/// Longest name of a store, in bytes.
+const MAX_NAME_BYTES: usize = 32;
+
+/// The names of one store: several may live on one server.
+#[derive(Clone, Debug)]
+pub(super) struct Names {
+    store: String,
+}
+
+/// One stream: its name, and the subjects whose messages it takes.
+#[derive(Clone, Debug)]
+pub(super) struct Series {
+    pub(super) name: String,
+    pub(super) subjects: String,
+    pub(super) keeps: Keeps,
+}
+
+/// What a stream keeps of the messages of one subject.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Keeps {
+    Last,
+    All,
+}
+
+impl Names {
+    /// The names of this store.
+    pub(super) fn new(store: &str) -> Result<Names, Error> {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        if store.is_empty() || store.len() > MAX_NAME_BYTES || !store.bytes().all(is_plain) {
+            let message =
+                format!("the store's name {store:?} is not 1 to {MAX_NAME_BYTES} letters, digits, - or _");
+            return Err(Error::new(Code::InvalidArgument, message));
+        }
+        Ok(Names { store: store.to_owned() })
+    }
+
+    /// The stream of a key or of a prefix of keys: each kind has one of its own, so that the many leases do not slow
+    /// down the few managers.
+    pub(super) fn keys(&self, key: &str) -> Result<Series, Error> {
+        let kind = kind(key)?;
+        let name = format!("sublet-{}-key-{kind}", self.store);
+        Ok(Series { name, subjects: format!("{}.>", self.key(kind)), keeps: Keeps::Last })
+    }
+
+    /// The subject of a key.
+    pub(super) fn key(&self, key: &str) -> String {
+        let tokens: Vec<String> = key.split('/').map(token).collect();
+        format!("sublet.{}.key.{}", self.store, tokens.join("."))
+    }
+
+    /// The key of a subject.
+    pub(super) fn key_of(&self, subject: &str) -> Option<String> {
+        let tokens = subject.strip_prefix("sublet.")?.strip_prefix(&self.store)?.strip_prefix(".key.")?;
+        let segments: Option<Vec<String>> = tokens.split('.').map(segment).collect();
+        Some(segments?.join("/"))
+    }
+
+    /// The narrowest subjects that hold every key of this prefix, which has a `/`.
+    pub(super) fn below(&self, prefix: &str) -> String {
+        let whole = prefix.rsplit_once('/').map_or(prefix, |(whole, _)| whole);
+        format!("{}.>", self.key(whole))
+    }
+
+    /// A log's stream, whose sequence numbers are the log's. Its one subject is the log's.
+    pub(super) fn log(&self, log: &str) -> Series {
+        let (store, log) = (&self.store, token(log));
+        let subjects = format!("sublet.{store}.log.{log}");
+        Series { name: format!("sublet-{store}-log-{log}"), subjects, keeps: Keeps::All }
+    }
+
+    /// The stream of all blobs.
+    pub(super) fn blobs(&self) -> Series {
+        let store = &self.store;
+        let subjects = format!("sublet.{store}.blob.>");
+        Series { name: format!("sublet-{store}-blobs"), subjects, keeps: Keeps::Last }
+    }
+
+    /// The subject of one piece of a blob's part.
+    pub(super) fn piece(&self, part: BlobPart<'_>, piece: usize) -> String {
+        format!("sublet.{}.blob.{}.{}.{piece}", self.store, token(part.digest), part.index)
+    }
+
+    /// The subjects of all pieces of a blob.
+    pub(super) fn pieces(&self, digest: &str) -> String {
+        format!("sublet.{}.blob.{}.>", self.store, token(digest))
+    }
+}
+
+fn token(segment: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    if segment.is_empty() { "=".to_owned() } else { text::escape(segment, '=', is_plain) }
+}
+
+fn segment(token: &str) -> Option<String> {
+    if token == "=" { Some(String::new()) } else { text::unescape(token, '=') }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn names() -> Names {
+        Names::new("main").unwrap()
+    }
+
+    #[test]
+    fn a_key_of_plain_segments_reads_the_same_as_a_subject() {
+        assert_eq!(names().key("lease/0a-1"), "sublet.main.key.lease.0a-1");
+        assert_eq!(names().keys("lease/0a-1").unwrap().subjects, "sublet.main.key.lease.>");
+        assert_eq!(names().below("usage/17/ab"), "sublet.main.key.usage.17.>");
+        assert_eq!(names().key("package/sha256:a"), "sublet.main.key.package.sha256=3aa");
+    }
+
+    #[test]
+    fn a_stores_name_is_plain() {
+        for name in ["", "a.b", "a b", "*", "ä", &"a".repeat(33)] {
+            assert_eq!(Names::new(name).unwrap_err().code, Code::InvalidArgument, "{name:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_key_comes_back_from_its_subject(key in any::<String>()) {
+            let subject = names().key(&key);
+            prop_assert!(subject.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'*' && byte != b'>'));
+            prop_assert!(subject.split('.').all(|token| !token.is_empty()));
+            prop_assert_eq!(names().key_of(&subject), Some(key));
+        }
+
+        #[test]
+        fn any_subject_is_answered(subject in "sublet\\.main\\.key\\.[a-f0-9=.]*") {
+            names().key_of(&subject);
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! What is asked of JetStream. Nothing here keeps state or knows what the subjects stand for.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use async_nats::HeaderMap;
+use async_nats::jetstream::context::{
+    CreateStreamError, CreateStreamErrorKind, PublishError, PublishErrorKind,
+};
+use async_nats::jetstream::message::{PublishMessage, StreamMessage};
+use async_nats::jetstream::stream::{Config, DeleteMessageErrorKind, DiscardPolicy, LastRawMessageErrorKind};
+use async_nats::jetstream::{self, Context, ErrorCode};
+use sha2::{Digest, Sha256};
+
+use super::link::Failure;
+use super::names::{Keeps, Series};
+use crate::store::BLOB_PART_BYTES;
+
+/// Largest piece of a blob's part, in bytes: well below what one message may hold when the server sends it in JSON.
+const PIECE_BYTES: usize = 512 << 10;
+/// Pieces of a part.
+pub(super) const MAX_PIECES: usize = BLOB_PART_BYTES.div_ceil(PIECE_BYTES);
+/// The header in which a part's first piece says how many bytes the part has.
+const PART_BYTES_HEADER: &str = "Sublet-Part-Bytes";
+/// Messages that are sent and not yet acknowledged.
+const MAX_UNACKNOWLEDGED: usize = 1024;
+/// For how long a log knows an appended record again.
+const REPEAT_WINDOW: Duration = Duration::from_secs(120);
+
+/// A message to be published.
+pub(super) struct Change {
+    subject: String,
+    message: PublishMessage,
+}
+
+impl Change {
+    /// A key's new value.
+    pub(super) fn put(subject: String, value: &[u8]) -> Change {
+        Change { subject, message: PublishMessage::build().payload(value.to_vec().into()) }
+    }
+
+    /// A log's new record, known again by its digest.
+    pub(super) fn append(subject: String, record: &[u8]) -> Change {
+        let digest: String = Sha256::digest(record).iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut change = Change::put(subject, record);
+        change.message = change.message.message_id(digest);
+        change
+    }
+}
+
+/// Makes a stream unless it is there.
+pub(super) async fn ensure(jetstream: Context, series: Series, replicas: usize) -> Result<(), Failure> {
+    let config = Config {
+        name: series.name,
+        subjects: vec![series.subjects],
+        max_messages_per_subject: match series.keeps {
+            Keeps::Last => 1,
+            Keeps::All => -1,
+        },
+        discard: DiscardPolicy::New,
+        num_replicas: replicas,
+        duplicate_window: REPEAT_WINDOW,
+        ..Config::default()
+    };
+    let name = config.name.clone();
+    let Err(error) = jetstream.get_or_create_stream(config).await else { return Ok(()) };
+    // Of managers that start at the same time all but one may be told that the stream's subjects are another's.
+    match jetstream.get_stream(name).await {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Failure::from(error)),
+    }
+}
+
+/// Publishes messages in order, and waits until each is acknowledged.
+pub(super) async fn publish_all(jetstream: Context, changes: Vec<Change>) -> Result<(), Failure> {
+    let mut unacknowledged = VecDeque::with_capacity(changes.len().min(MAX_UNACKNOWLEDGED));
+    for change in changes {
+        if unacknowledged.len() == MAX_UNACKNOWLEDGED
+            && let Some(oldest) = unacknowledged.pop_front()
+        {
+            acknowledged(oldest).await?;
+        }
+        unacknowledged.push_back(jetstream.send_publish(change.subject, change.message).await?);
+    }
+    for sent in unacknowledged {
+        acknowledged(sent).await?;
+    }
+    Ok(())
+}
+
+async fn acknowledged(sent: jetstream::context::PublishAckFuture) -> Result<(), Failure> {
+    sent.await.map(drop).map_err(Failure::from)
+}
+
+/// Publishes a message if the last one of its subject has this sequence number; whether it did.
+pub(super) async fn publish_if(jetstream: Context, change: Change, sequence: u64) -> Result<bool, Failure> {
+    let message = change.message.expected_last_subject_sequence(sequence);
+    match jetstream.send_publish(change.subject, message).await?.await {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == PublishErrorKind::WrongLastSequence => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Removes the last messages of these subjects, those that are there: a stream and a subject each.
+pub(super) async fn remove_all(jetstream: Context, places: Vec<(String, String)>) -> Result<(), Failure> {
+    let remove = |(stream, subject)| tokio::spawn(remove(jetstream.clone(), stream, subject));
+    together(places.into_iter().map(remove)).await.map(drop)
+}
+
+/// By its sequence number. A purge by subject searches all of the stream, and nats-server 2.9.10 goes on counting what
+/// was purged as storage in use.
+async fn remove(jetstream: Context, stream: String, subject: String) -> Result<(), Failure> {
+    let Some(last) = last(jetstream.clone(), stream.clone(), subject).await? else { return Ok(()) };
+    let stream = jetstream.get_stream_no_info(stream).await.map_err(silent)?;
+    match stream.delete_message(last.sequence).await {
+        Ok(_) => Ok(()),
+        Err(error) => match error.kind() {
+            // Somebody else has removed or replaced it.
+            DeleteMessageErrorKind::JetStream(refused)
+                if refused.error_code() == ErrorCode::NO_MESSAGE_FOUND =>
+            {
+                Ok(())
+            }
+            DeleteMessageErrorKind::JetStream(refused) => Err(Failure::Refused(refused)),
+            _ => Err(silent(error)),
+        },
+    }
+}
+
+/// The last message of a subject, as the stream's leader has it.
+pub(super) async fn last(
+    jetstream: Context,
+    stream: String,
+    subject: String,
+) -> Result<Option<StreamMessage>, Failure> {
+    let stream = jetstream.get_stream_no_info(stream).await.map_err(silent)?;
+    found(stream.get_last_raw_message_by_subject(&subject).await)
+}
+
+/// The last message of each of these subjects.
+pub(super) async fn last_of_each(
+    jetstream: Context,
+    stream: String,
+    subjects: Vec<String>,
+) -> Result<Vec<Option<StreamMessage>>, Failure> {
+    let ask = |subject| tokio::spawn(last(jetstream.clone(), stream.clone(), subject));
+    together(subjects.into_iter().map(ask)).await
+}
+
+/// The messages of these sequence numbers.
+pub(super) async fn each_of(
+    jetstream: Context,
+    stream: String,
+    sequences: Vec<u64>,
+) -> Result<Vec<Option<StreamMessage>>, Failure> {
+    let stream = jetstream.get_stream_no_info(stream).await.map_err(silent)?;
+    let ask = |sequence| {
+        let stream = stream.clone();
+        tokio::spawn(async move { found(stream.get_raw_message(sequence).await) })
+    };
+    together(sequences.into_iter().map(ask)).await
+}
+
+/// The sequence number of a stream's last message, 0 if it never had one.
+pub(super) async fn last_sequence(jetstream: Context, stream: String) -> Result<u64, Failure> {
+    let stream = jetstream.get_stream_no_info(stream).await.map_err(silent)?;
+    Ok(stream.get_info().await.map_err(silent)?.state.last_sequence)
+}
+
+/// A part in pieces: the first, which says how long the part is, and the others.
+pub(super) fn pieces(data: &[u8], subject: impl Fn(usize) -> String) -> (Change, Vec<Change>) {
+    let (head, tail) = data.split_at(data.len().min(PIECE_BYTES));
+    let mut first = Change::put(subject(0), head);
+    first.message = first.message.header(PART_BYTES_HEADER, data.len().to_string().as_str());
+    let rest = tail.chunks(PIECE_BYTES).enumerate();
+    (first, rest.map(|(index, piece)| Change::put(subject(index + 1), piece)).collect())
+}
+
+/// A part of its pieces, if all of them are there.
+pub(super) fn join(pieces: &[Option<StreamMessage>]) -> Option<Vec<u8>> {
+    let first = pieces.first()?.as_ref()?;
+    let len_bytes = part_bytes(&first.headers)?;
+    let count = len_bytes.div_ceil(PIECE_BYTES).max(1);
+    let mut data = Vec::with_capacity(len_bytes.min(BLOB_PART_BYTES));
+    for piece in pieces.get(..count)? {
+        data.extend_from_slice(&piece.as_ref()?.payload);
+    }
+    (data.len() == len_bytes).then_some(data)
+}
+
+fn part_bytes(headers: &HeaderMap) -> Option<usize> {
+    headers.get(PART_BYTES_HEADER)?.as_str().parse().ok()
+}
+
+/// The outcomes of tasks that run beside one another, in the order of the tasks.
+async fn together<T>(
+    tasks: impl Iterator<Item = tokio::task::JoinHandle<Result<T, Failure>>>,
+) -> Result<Vec<T>, Failure> {
+    let tasks: Vec<_> = tasks.collect();
+    let mut outcomes = Vec::with_capacity(tasks.len());
+    for task in tasks {
+        outcomes.push(task.await.map_err(silent)??);
+    }
+    Ok(outcomes)
+}
+
+fn found(
+    answer: Result<StreamMessage, jetstream::stream::LastRawMessageError>,
+) -> Result<Option<StreamMessage>, Failure> {
+    match answer {
+        Ok(message) => Ok(Some(message)),
+        Err(error) => match error.kind() {
+            LastRawMessageErrorKind::NoMessageFound => Ok(None),
+            LastRawMessageErrorKind::JetStream(refused) => Err(Failure::Refused(refused)),
+            _ => Err(silent(error)),
+        },
+    }
+}
+
+pub(super) fn silent(error: impl std::fmt::Display) -> Failure {
+    Failure::Silent(error.to_string())
+}
+
+impl From<CreateStreamError> for Failure {
+    fn from(error: CreateStreamError) -> Failure {
+        match error.kind() {
+            CreateStreamErrorKind::JetStream(refused) => Failure::Refused(refused),
+            _ => silent(error),
+        }
+    }
+}
+
+impl From<PublishError> for Failure {
+    fn from(error: PublishError) -> Failure {
+        let refused =
+            std::error::Error::source(&error).and_then(|source| source.downcast_ref::<jetstream::Error>());
+        match refused {
+            Some(refused) => Failure::Refused(refused.clone()),
+            None => silent(error),
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Which servers to ask, and as whom.
+
+use std::fmt;
+
+use async_nats::{ConnectOptions, ServerAddr};
+use sublet_proto::{Code, Error};
+
+use super::text;
+
+/// The servers of one address: `nats://` or `tls://`, several separated by commas, each perhaps with `user:password@`
+/// or `token@` before its host. Shown without what is secret.
+pub(super) struct Servers {
+    pub(super) addresses: Vec<ServerAddr>,
+    identity: Option<Identity>,
+}
+
+/// Who asks.
+enum Identity {
+    Token(String),
+    User { name: String, password: String },
+}
+
+impl Servers {
+    /// The servers of an address; who asks is said with the first that says it.
+    pub(super) fn parse(url: &str) -> Result<Servers, Error> {
+        let mut servers = Servers { addresses: Vec::new(), identity: None };
+        for (place, url) in url.split(',').enumerate() {
+            let (address, identity) = parse_one(url.trim()).ok_or_else(|| {
+                let message = format!(
+                    "address {} of the store is not nats://[user:password@]host[:port], or tls:// for nats://",
+                    place + 1
+                );
+                Error::new(Code::InvalidArgument, message)
+            })?;
+            servers.addresses.push(address);
+            servers.identity = servers.identity.or(identity);
+        }
+        Ok(servers)
+    }
+
+    /// The options of a connection by whoever asks.
+    pub(super) fn authorize(&self, options: ConnectOptions) -> ConnectOptions {
+        match &self.identity {
+            None => options,
+            Some(Identity::Token(token)) => options.token(token.clone()),
+            Some(Identity::User { name, password }) => {
+                options.user_and_password(name.clone(), password.clone())
+            }
+        }
+    }
+}
+
+impl fmt::Display for Servers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, address) in self.addresses.iter().enumerate() {
+            let comma = if place == 0 { "" } else { "," };
+            write!(f, "{comma}{}", address.as_url_str())?;
+        }
+        Ok(())
+    }
+}
+
+fn parse_one(url: &str) -> Option<(ServerAddr, Option<Identity>)> {
+    let (scheme, rest) = url.split_once("://")?;
+    if !matches!(scheme, "nats" | "tls") {
+        return None;
+    }
+    let (identity, host) = match rest.rsplit_once('@') {
+        None => (None, rest),
+        Some((identity, host)) => (Some(parse_identity(identity)?), host),
+    };
+    let address: ServerAddr = format!("{scheme}://{host}").parse().ok()?;
+    (!address.host().is_empty()).then_some((address, identity))
+}
+
+fn parse_identity(identity: &str) -> Option<Identity> {
+    let plain = |text| text::unescape(text, '%');
+    match identity.split_once(':') {
+        None => plain(identity).map(Identity::Token),
+        Some((name, password)) => Some(Identity::User { name: plain(name)?, password: plain(password)? }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_secret_is_not_shown() {
+        let servers = Servers::parse("nats://me:p%40ss@a:1,tls://b:2").unwrap();
+        assert_eq!(servers.to_string(), "nats://a:1,tls://b:2");
+        assert!(
+            matches!(servers.identity, Some(Identity::User { name, password }) if name == "me" && password == "p@ss")
+        );
+        let servers = Servers::parse("nats://t0ken@a").unwrap();
+        assert!(matches!(servers.identity, Some(Identity::Token(token)) if token == "t0ken"));
+    }
+
+    #[test]
+    fn an_address_that_makes_no_sense_is_refused_without_showing_it() {
+        for url in ["", "a:1", "http://a", "nats://", "nats://s3cret%zz@a", "nats://a:99999", "nats://a,"] {
+            let error = Servers::parse(url).err().unwrap_or_else(|| panic!("{url:?} was taken"));
+            assert_eq!(error.code, Code::InvalidArgument);
+            assert!(!error.message.contains("s3cret"), "{error}");
+        }
+    }
+}

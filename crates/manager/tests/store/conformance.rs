@@ -1,0 +1,332 @@
+//! What every store does, written once and run over each: SQLite in a folder, and NATS with a real server.
+
+use std::sync::{Arc, Mutex};
+
+use sublet_manager::store::{
+    BLOB_PART_BYTES, Batch, BlobPart, MAX_KEY_BYTES, MAX_VALUE_BYTES, Record, SqliteStore, Store,
+};
+use sublet_proto::Code;
+use tempfile::TempDir;
+
+use super::nats::NatsServer;
+use super::{open, put, value};
+
+/// Somewhere to keep a store.
+enum Place {
+    Folder(TempDir),
+    Server(NatsServer),
+}
+
+impl Place {
+    fn open(&self) -> Box<dyn Store> {
+        match self {
+            Place::Folder(folder) => {
+                Box::new(SqliteStore::open(&folder.path().join("store.sqlite")).unwrap())
+            }
+            Place::Server(server) => Box::new(open(server)),
+        }
+    }
+
+    /// Several hands on one store: connections of their own where the store takes them, else one by turns.
+    fn open_several(&self, count: usize) -> Vec<Arc<Mutex<Box<dyn Store>>>> {
+        match self {
+            Place::Folder(_) => {
+                let one = Arc::new(Mutex::new(self.open()));
+                vec![one; count]
+            }
+            Place::Server(_) => (0..count).map(|_| Arc::new(Mutex::new(self.open()))).collect(),
+        }
+    }
+}
+
+/// A module of tests for each store.
+macro_rules! over_every_store {
+    ($($behaviour:ident)*) => {
+        mod sqlite { $(#[test] fn $behaviour() {
+            super::$behaviour(&super::Place::Folder(tempfile::tempdir().unwrap()));
+        })* }
+        mod nats_server { $(#[test] fn $behaviour() {
+            super::$behaviour(&super::Place::Server(super::NatsServer::start()));
+        })* }
+    };
+}
+
+over_every_store! {
+    a_key_changes_only_if_its_version_is_known
+    of_many_who_race_for_a_key_one_wins_each_time
+    a_value_may_be_empty_and_is_not_an_absent_one
+    a_removed_key_is_gone_and_can_be_made_anew
+    scans_give_the_keys_of_a_prefix_in_order_page_by_page
+    scans_keep_odd_keys_apart
+    a_scan_of_many_pages_gives_every_key_once
+    a_batch_may_be_made_again
+    logs_grow_at_their_end
+    blobs_come_back_in_parts_until_they_are_removed
+    a_blob_of_several_megabytes_comes_back_whole
+    what_was_stored_is_there_after_opening_again
+    what_no_store_takes_is_refused
+}
+
+fn remove(store: &mut dyn Store, key: &str) {
+    let mut batch = Batch::default();
+    batch.remove(key.into());
+    store.commit(&batch).unwrap();
+}
+
+fn keys(records: Vec<Record>) -> Vec<String> {
+    records.into_iter().map(|record| record.key).collect()
+}
+
+fn a_key_changes_only_if_its_version_is_known(place: &Place) {
+    let mut store = place.open();
+    assert!(store.compare_and_swap("t/a", 0, b"1").unwrap());
+    assert!(!store.compare_and_swap("t/a", 0, b"2").unwrap());
+    let first = store.get("t/a").unwrap().unwrap().version;
+    assert!(store.compare_and_swap("t/a", first, b"2").unwrap());
+    assert!(!store.compare_and_swap("t/a", first, b"3").unwrap());
+    put(&mut *store, "t/other", b"x").unwrap();
+    put(&mut *store, "t/a", b"4").unwrap();
+    let last = store.get("t/a").unwrap().unwrap();
+    assert_eq!(last.value, b"4");
+    assert!(last.version > first + 1, "{} after {first}", last.version);
+    assert!(!store.compare_and_swap("t/absent", last.version, b"5").unwrap());
+    assert_eq!(store.get("t/absent").unwrap(), None);
+}
+
+fn of_many_who_race_for_a_key_one_wins_each_time(place: &Place) {
+    const RACERS: usize = 4;
+    const WINS: u64 = 25;
+    let count_up = |store: &Mutex<Box<dyn Store>>| {
+        let mut wins = 0;
+        while wins < WINS {
+            // Others get their turn between looking and changing.
+            let found = store.lock().unwrap().get("t/counter").unwrap();
+            let version = found.as_ref().map_or(0, |found| found.version);
+            let count = found.map_or(0, |found| u64::from_le_bytes(found.value.try_into().unwrap()));
+            let next = (count + 1).to_le_bytes();
+            wins += u64::from(store.lock().unwrap().compare_and_swap("t/counter", version, &next).unwrap());
+        }
+    };
+    let stores = place.open_several(RACERS);
+    std::thread::scope(|scope| {
+        for store in &stores {
+            scope.spawn(|| count_up(store));
+        }
+    });
+    let counted = value(&**stores[0].lock().unwrap(), "t/counter").unwrap();
+    assert_eq!(u64::from_le_bytes(counted.try_into().unwrap()), RACERS as u64 * WINS);
+}
+
+fn a_value_may_be_empty_and_is_not_an_absent_one(place: &Place) {
+    let mut store = place.open();
+    put(&mut *store, "t/empty", b"").unwrap();
+    assert_eq!(value(&*store, "t/empty"), Some(Vec::new()));
+    assert_eq!(store.scan("t/", None, 9).unwrap().len(), 1);
+    let mut batch = Batch::default();
+    batch.append("log", Vec::new());
+    store.commit(&batch).unwrap();
+    assert_eq!(store.read_log("log", 0, 9).unwrap(), [(1, Vec::new())]);
+    let part = BlobPart { digest: "d", index: 0 };
+    store.put_blob_part(part, b"").unwrap();
+    assert_eq!(store.blob_part(part).unwrap(), Some(Vec::new()));
+}
+
+fn a_removed_key_is_gone_and_can_be_made_anew(place: &Place) {
+    let mut store = place.open();
+    for key in ["t/a", "t/a/b", "t/ab"] {
+        put(&mut *store, key, b"1").unwrap();
+    }
+    remove(&mut *store, "t/a");
+    remove(&mut *store, "t/absent");
+    assert_eq!(store.get("t/a").unwrap(), None);
+    assert_eq!(keys(store.scan("t/", None, 9).unwrap()), ["t/a/b", "t/ab"]);
+    assert!(store.compare_and_swap("t/a", 0, b"2").unwrap());
+    assert_eq!(value(&*store, "t/a").unwrap(), b"2");
+}
+
+fn scans_give_the_keys_of_a_prefix_in_order_page_by_page(place: &Place) {
+    let mut store = place.open();
+    for key in ["a/3", "a/1", "b/1", "a/2", "a/10/x"] {
+        put(&mut *store, key, key.as_bytes()).unwrap();
+    }
+    let forth = |after, limit| keys(store.scan("a/", after, limit).unwrap());
+    assert_eq!(forth(None, 2), ["a/1", "a/10/x"]);
+    assert_eq!(forth(Some("a/10/x"), 2), ["a/2", "a/3"]);
+    assert_eq!(forth(Some("a/3"), 2), [""; 0]);
+    assert_eq!(forth(Some("a/15"), 9), ["a/2", "a/3"], "from where there is no key");
+    let back = |before, limit| keys(store.scan_back("a/", before, limit).unwrap());
+    assert_eq!(back(None, 2), ["a/3", "a/2"]);
+    assert_eq!(back(Some("a/2"), 9), ["a/10/x", "a/1"]);
+    assert_eq!(keys(store.scan("a/1", None, 9).unwrap()), ["a/1", "a/10/x"], "a prefix may end anywhere");
+    assert_eq!(keys(store.scan("a/10/", None, 9).unwrap()), ["a/10/x"]);
+    assert_eq!(keys(store.scan("c/", None, 9).unwrap()), [""; 0]);
+    assert_eq!(keys(store.scan("a/", None, 0).unwrap()), [""; 0]);
+    assert_eq!(store.scan("b/", None, 9).unwrap()[0].value, b"b/1");
+}
+
+fn scans_keep_odd_keys_apart(place: &Place) {
+    let mut odd: Vec<String> = [
+        "",
+        "/",
+        "//",
+        "a.b",
+        "a:b",
+        "a=3ab",
+        "a*",
+        "a>",
+        ">",
+        "*",
+        "a b",
+        "a\nb",
+        "a/b",
+        "=",
+        "$",
+        "ä",
+        "日本",
+        "\u{7f}",
+        "A",
+        "a",
+        "_",
+        "-",
+        "\u{10fffe}",
+        "a\"\\",
+        "sha256:00",
+    ]
+    .map(|rest| format!("t/{rest}"))
+    .into();
+    odd.push(format!("t/{}", "ü".repeat((MAX_KEY_BYTES - 2) / 2)));
+    let mut store = place.open();
+    let mut batch = Batch::default();
+    for key in &odd {
+        batch.put(key.clone(), key.clone().into_bytes());
+    }
+    store.commit(&batch).unwrap();
+    odd.sort_unstable();
+    let found = store.scan("t/", None, odd.len() + 1).unwrap();
+    assert!(found.iter().all(|record| record.value == record.key.as_bytes()));
+    assert_eq!(keys(found), odd);
+    odd.reverse();
+    assert_eq!(keys(store.scan_back("t/", None, odd.len() + 1).unwrap()), odd);
+    for key in &odd {
+        assert_eq!(value(&*store, key).unwrap(), key.as_bytes());
+        remove(&mut *store, key);
+        assert_eq!(store.get(key).unwrap(), None, "{key:?}");
+    }
+}
+
+fn a_scan_of_many_pages_gives_every_key_once(place: &Place) {
+    const KEYS: usize = 1000;
+    let mut store = place.open();
+    let mut batch = Batch::default();
+    for number in 0..KEYS {
+        batch.put(format!("t/{number:05}"), Vec::new());
+    }
+    store.commit(&batch).unwrap();
+    let (mut seen, mut after) = (Vec::new(), None::<String>);
+    loop {
+        let page = keys(store.scan("t/", after.as_deref(), 300).unwrap());
+        let Some(last) = page.last() else { break };
+        after = Some(last.clone());
+        // A key that goes away meanwhile makes no page shorter, and one that comes does not disturb.
+        remove(&mut *store, "t/00450");
+        put(&mut *store, "t/00000a", b"").unwrap();
+        seen.extend(page);
+    }
+    let expected: Vec<String> =
+        (0..KEYS).filter(|&number| number != 450).map(|number| format!("t/{number:05}")).collect();
+    assert_eq!(seen, expected);
+}
+
+fn a_batch_may_be_made_again(place: &Place) {
+    let mut store = place.open();
+    let mut batch = Batch::default();
+    batch.put("t/a".into(), b"1".into());
+    batch.put("t/b".into(), b"1".into());
+    batch.put("t/a".into(), b"2".into());
+    batch.put("u/a".into(), b"3".into());
+    batch.remove("t/b".into());
+    for _ in 0..2 {
+        store.commit(&batch).unwrap();
+        assert_eq!(value(&*store, "t/a").unwrap(), b"2", "the last put of a key counts");
+        assert_eq!(value(&*store, "t/b"), None, "removals come after puts");
+        assert_eq!(value(&*store, "u/a").unwrap(), b"3");
+    }
+    store.commit(&Batch::default()).unwrap();
+}
+
+fn logs_grow_at_their_end(place: &Place) {
+    let mut store = place.open();
+    let mut batch = Batch::default();
+    batch.append("one", b"a".into());
+    batch.append("other.log", b"b".into());
+    batch.append("one", b"c".into());
+    store.commit(&batch).unwrap();
+    assert_eq!(store.read_log("one", 0, 9).unwrap(), [(1, b"a".to_vec()), (2, b"c".to_vec())]);
+    assert_eq!(store.read_log("one", 0, 1).unwrap(), [(1, b"a".to_vec())]);
+    assert_eq!(store.read_log("one", 1, 9).unwrap(), [(2, b"c".to_vec())]);
+    assert_eq!(store.read_log("one", 2, 9).unwrap(), []);
+    assert_eq!(store.read_log("other.log", 0, 9).unwrap(), [(1, b"b".to_vec())]);
+    assert_eq!(store.read_log("never written", 0, 9).unwrap(), []);
+}
+
+fn blobs_come_back_in_parts_until_they_are_removed(place: &Place) {
+    let mut store = place.open();
+    let part = |index| BlobPart { digest: "sha256:d", index };
+    store.put_blob_part(part(0), b"ab").unwrap();
+    store.put_blob_part(part(1), &vec![1; BLOB_PART_BYTES]).unwrap();
+    store.put_blob_part(part(1), b"d").unwrap();
+    store.put_blob_part(BlobPart { digest: "sha256:e", index: 0 }, b"e").unwrap();
+    assert_eq!(store.blob_part(part(0)).unwrap(), Some(b"ab".to_vec()));
+    assert_eq!(store.blob_part(part(1)).unwrap(), Some(b"d".to_vec()));
+    assert_eq!(store.blob_part(part(2)).unwrap(), None);
+    store.remove_blob("sha256:d").unwrap();
+    store.remove_blob("sha256:d").unwrap();
+    assert_eq!(store.blob_part(part(0)).unwrap(), None);
+    assert_eq!(store.blob_part(part(1)).unwrap(), None);
+    assert_eq!(store.blob_part(BlobPart { digest: "sha256:e", index: 0 }).unwrap(), Some(b"e".to_vec()));
+}
+
+fn a_blob_of_several_megabytes_comes_back_whole(place: &Place) {
+    let blob: Vec<u8> = (0..5 * BLOB_PART_BYTES / 2).map(|place| (place / 7 % 251) as u8).collect();
+    let mut store = place.open();
+    for (index, data) in (0..).zip(blob.chunks(BLOB_PART_BYTES)) {
+        store.put_blob_part(BlobPart { digest: "sha256:d", index }, data).unwrap();
+    }
+    let mut found = Vec::new();
+    for index in 0.. {
+        let Some(data) = store.blob_part(BlobPart { digest: "sha256:d", index }).unwrap() else { break };
+        found.extend(data);
+    }
+    assert!(found == blob, "{} bytes came back of {}", found.len(), blob.len());
+}
+
+fn what_was_stored_is_there_after_opening_again(place: &Place) {
+    let mut store = place.open();
+    let mut batch = Batch::default();
+    batch.put("t/a".into(), b"1".into());
+    batch.append("log", b"2".into());
+    store.commit(&batch).unwrap();
+    store.put_blob_part(BlobPart { digest: "d", index: 7 }, b"3").unwrap();
+    drop(store);
+    let store = place.open();
+    assert_eq!(value(&*store, "t/a").unwrap(), b"1");
+    assert_eq!(store.read_log("log", 0, 9).unwrap(), [(1, b"2".to_vec())]);
+    assert_eq!(store.blob_part(BlobPart { digest: "d", index: 7 }).unwrap(), Some(b"3".to_vec()));
+}
+
+fn what_no_store_takes_is_refused(place: &Place) {
+    let mut store = place.open();
+    let long_key = format!("t/{}", "x".repeat(MAX_KEY_BYTES));
+    for key in ["", "a", "/a", "A/b", "a.b/c", "*/a", &long_key] {
+        let error = put(&mut *store, key, b"").unwrap_err();
+        assert_eq!(error.code, Code::InvalidArgument, "{key:?}");
+        assert_eq!(store.compare_and_swap(key, 0, b"").unwrap_err().code, Code::InvalidArgument, "{key:?}");
+    }
+    put(&mut *store, "t/large", &vec![7; MAX_VALUE_BYTES]).unwrap();
+    assert_eq!(value(&*store, "t/large").unwrap().len(), MAX_VALUE_BYTES);
+    let error = put(&mut *store, "t/large", &vec![7; MAX_VALUE_BYTES + 1]).unwrap_err();
+    assert_eq!(error.code, Code::InvalidArgument);
+    let part = BlobPart { digest: "d", index: 0 };
+    let error = store.put_blob_part(part, &vec![7; BLOB_PART_BYTES + 1]).unwrap_err();
+    assert_eq!(error.code, Code::InvalidArgument);
+}

@@ -1,0 +1,232 @@
+//! What a store on NATS does when its server is gone, slow, full, or somebody else's.
+
+use std::time::{Duration, Instant};
+
+use sublet_manager::store::{
+    BLOB_PART_BYTES, Batch, BlobPart, MAX_VALUE_BYTES, NatsOptions, NatsStore, Store,
+};
+use sublet_proto::{Code, Error};
+
+use super::nats::{NatsServer, Settings};
+use super::{open, options, put, value};
+
+/// How long a store may take to work again before the test gives up.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Repeats an operation until it succeeds; it may only fail because the server does not answer.
+#[track_caller]
+fn until_answered<T>(mut operation: impl FnMut() -> Result<T, Error>) -> T {
+    let begun = Instant::now();
+    loop {
+        match operation() {
+            Ok(done) => return done,
+            Err(error) => assert_eq!(error.code, Code::StoreUnreachable, "{error}"),
+        }
+        assert!(begun.elapsed() < PATIENCE, "the store does not work again");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[track_caller]
+fn assert_unreachable<T>(result: Result<T, Error>, server: &NatsServer) {
+    let error = result.err().expect("nobody answers");
+    assert_eq!(error.code, Code::StoreUnreachable, "{error}");
+    assert!(error.message.contains(&server.url()), "{error}");
+}
+
+#[test]
+fn a_server_that_is_not_there_is_named() {
+    let mut server = NatsServer::start();
+    server.kill();
+    assert_unreachable(NatsStore::open(&options(&server)), &server);
+}
+
+#[test]
+fn a_killed_server_fails_every_operation_and_has_everything_when_it_is_back() {
+    let mut server = NatsServer::start();
+    let mut store = open(&server);
+    put(&mut store, "t/a", b"1").unwrap();
+    server.kill();
+    let part = BlobPart { digest: "d", index: 0 };
+    assert_unreachable(store.get("t/a"), &server);
+    assert_unreachable(put(&mut store, "t/a", b"2"), &server);
+    assert_unreachable(store.compare_and_swap("t/b", 0, b"2"), &server);
+    assert_unreachable(store.scan("t/", None, 9), &server);
+    assert_unreachable(store.read_log("log", 0, 9), &server);
+    assert_unreachable(store.put_blob_part(part, b"2"), &server);
+    assert_unreachable(store.blob_part(part), &server);
+    assert_unreachable(store.remove_blob("d"), &server);
+    server.restart();
+    assert_eq!(until_answered(|| store.get("t/a")).unwrap().value, b"1");
+    until_answered(|| put(&mut store, "t/a", b"3"));
+    assert_eq!(value(&store, "t/a").unwrap(), b"3");
+}
+
+#[test]
+fn a_batch_that_failed_halfway_is_completed_by_making_it_again() {
+    let mut server = NatsServer::start();
+    let mut store = open(&server);
+    let mut batch = Batch::default();
+    for number in 0..20_000 {
+        batch.put(format!("t/{number:05}"), vec![1; 64]);
+    }
+    for number in 0..100 {
+        batch.append("log", vec![number; 8]);
+    }
+    put(&mut store, "t/a", b"").unwrap();
+    std::thread::scope(|scope| {
+        let killing = scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            server.kill();
+            server.restart();
+        });
+        // Whether the kill comes in time to disturb it or not, the outcome is the same.
+        until_answered(|| store.commit(&batch));
+        killing.join().unwrap();
+    });
+    until_answered(|| store.commit(&batch));
+    assert_eq!(until_answered(|| store.scan("t/0", None, 30_000)).len(), 10_000);
+    assert_eq!(until_answered(|| store.read_log("log", 0, 1000)).len(), 100, "no record is doubled");
+}
+
+#[test]
+fn a_long_scan_during_writes_gives_every_key_once() {
+    const KEYS: usize = 15_000;
+    let server = NatsServer::start();
+    let (mut store, mut writer) = (open(&server), open(&server));
+    let mut batch = Batch::default();
+    for number in 0..KEYS {
+        batch.put(format!("t/{number:05}"), number.to_le_bytes().to_vec());
+    }
+    store.commit(&batch).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..50 {
+                writer.commit(&Batch { puts: batch.puts[..1000].to_vec(), ..Batch::default() }).unwrap();
+            }
+        });
+        let found = store.scan("t/", None, KEYS + 1).unwrap();
+        assert!(found == batch.puts, "{} records instead of {KEYS}", found.len());
+    });
+}
+
+#[test]
+fn a_server_that_is_silent_for_a_moment_is_waited_for() {
+    let server = NatsServer::start();
+    let mut store = open(&server);
+    put(&mut store, "t/a", b"1").unwrap();
+    server.pause();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(500));
+            server.resume();
+        });
+        assert_eq!(value(&store, "t/a").unwrap(), b"1");
+    });
+}
+
+#[test]
+fn a_server_that_stays_silent_fails_an_operation_at_its_deadline() {
+    let server = NatsServer::start();
+    let mut store = open(&server);
+    put(&mut store, "t/a", b"1").unwrap();
+    server.pause();
+    assert_unreachable(store.get("t/a"), &server);
+    assert_unreachable(put(&mut store, "t/a", b"2"), &server);
+    server.resume();
+    until_answered(|| put(&mut store, "t/a", b"3"));
+    assert_eq!(value(&store, "t/a").unwrap(), b"3");
+}
+
+/// How much a server or an account takes that is to be filled.
+const STORAGE_BYTES: u64 = 8 << 20;
+
+#[test]
+fn a_full_server_says_so_and_takes_more_after_something_was_removed() {
+    let settings = Settings { storage_bytes: Some(STORAGE_BYTES), ..Settings::default() };
+    let server = NatsServer::start_with(&settings);
+    fill_and_empty(&server, open(&server));
+}
+
+fn fill_and_empty(server: &NatsServer, mut store: NatsStore) {
+    put(&mut store, "t/a", b"1").unwrap();
+    put(&mut store, "t/b", b"1").unwrap();
+    let fill = |store: &mut NatsStore, digest: &str| {
+        let part = |index| BlobPart { digest, index };
+        (0..).find_map(|index| {
+            store.put_blob_part(part(index), &[7; BLOB_PART_BYTES]).err().map(|error| (index, error))
+        })
+    };
+    let (parts, error) = fill(&mut store, "sha256:d").unwrap();
+    assert_eq!(error.code, Code::StoreFull, "{error}");
+    assert!(error.message.contains(&server.url()), "{error}");
+    // The server looks before it writes, so the last one may reach beyond the limit.
+    assert!(parts > 0 && u64::from(parts) <= STORAGE_BYTES >> 20, "{parts} parts of a megabyte");
+    let part = BlobPart { digest: "sha256:d", index: parts };
+    assert_eq!(store.blob_part(part).unwrap(), None, "a part that found no room is not there");
+    assert_eq!(put(&mut store, "t/a", &[2; MAX_VALUE_BYTES]).unwrap_err().code, Code::StoreFull);
+    assert_eq!(value(&store, "t/a").unwrap(), b"1", "what was there still is");
+    let mut removal = Batch::default();
+    removal.remove("t/b".into());
+    store.commit(&removal).unwrap();
+    store.remove_blob("sha256:d").unwrap();
+    put(&mut store, "t/a", &[2; 4096]).unwrap();
+    assert!(value(&store, "t/a").unwrap() == [2; 4096]);
+    let (again, _) = fill(&mut store, "sha256:e").unwrap();
+    assert!(again + 1 >= parts, "{again} parts found room after {parts} were removed");
+}
+
+#[test]
+fn a_server_that_asks_who_it_is_gets_an_answer_from_the_address() {
+    let lines = "authorization { user: \"me\", password: \"p@ss\" }\n".to_owned();
+    let server = NatsServer::start_with(&Settings { lines, ..Settings::default() });
+    let with = |url: String| NatsStore::open(&NatsOptions { url, ..options(&server) });
+    let port = server.port();
+    let mut store = with(format!("nats://me:p%40ss@127.0.0.1:{port}")).unwrap();
+    put(&mut store, "t/a", b"1").unwrap();
+    assert_unreachable(with(format!("nats://127.0.0.1:{port}")), &server);
+    let error = with(format!("nats://me:wrong-secret@127.0.0.1:{port}")).err().unwrap();
+    assert_eq!(error.code, Code::StoreUnreachable);
+    assert!(!error.message.contains("wrong-secret"), "{error}");
+
+    let lines = "authorization { token: \"t0ken\" }\n".to_owned();
+    let server = NatsServer::start_with(&Settings { lines, ..Settings::default() });
+    let url = format!("nats://t0ken@127.0.0.1:{}", server.port());
+    put(&mut NatsStore::open(&NatsOptions { url, ..options(&server) }).unwrap(), "t/a", b"1").unwrap();
+}
+
+#[test]
+fn an_account_that_may_not_store_is_refused() {
+    let lines = "accounts { A: { users: [{ user: a, password: a }] } }\n".to_owned();
+    let server = NatsServer::start_with(&Settings { lines, ..Settings::default() });
+    let url = format!("nats://a:a@127.0.0.1:{}", server.port());
+    let mut store = NatsStore::open(&NatsOptions { url, ..options(&server) }).unwrap();
+    assert_unreachable(put(&mut store, "t/a", b"1"), &server);
+}
+
+#[test]
+fn stores_of_different_names_on_one_server_are_apart() {
+    let server = NatsServer::start();
+    let named =
+        |name: &str| NatsStore::open(&NatsOptions { name: name.to_owned(), ..options(&server) }).unwrap();
+    let (mut one, other) = (named("one"), named("other"));
+    put(&mut one, "t/a", b"1").unwrap();
+    assert_eq!(other.get("t/a").unwrap(), None);
+}
+
+#[test]
+fn a_server_is_trusted_by_its_authority() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned(), "127.0.0.1".to_owned()]).unwrap();
+    let file = |name: &str| folder.path().join(name);
+    std::fs::write(file("ca.pem"), made.cert.pem()).unwrap();
+    std::fs::write(file("key.pem"), made.signing_key.serialize_pem()).unwrap();
+    let (certificate, key) = (file("ca.pem"), file("key.pem"));
+    let lines = format!("tls {{ cert_file: {certificate:?}, key_file: {key:?} }}\n");
+    let server = NatsServer::start_with(&Settings { lines, ..Settings::default() });
+    let url = format!("tls://127.0.0.1:{}", server.port());
+    let trusting = NatsOptions { url, ca_file: Some(certificate), ..options(&server) };
+    put(&mut NatsStore::open(&trusting).unwrap(), "t/a", b"1").unwrap();
+    let doubting = NatsOptions { ca_file: None, ..trusting };
+    assert_eq!(NatsStore::open(&doubting).err().unwrap().code, Code::StoreUnreachable);
+}
