@@ -1,11 +1,16 @@
 //! Grants leases: a pure core in a thin shell of gRPC and a store.
 //!
 //! ```text
-//! service.rs   gRPC on a Unix socket: who calls, packages in pieces
-//!    shell.rs  the core and the store under one lock
-//!       core/  every decision, without clock, chance or I/O
-//!       store/ what outlives the process: SQLite
-//! folder.rs    the state folder: private, locked, cleared of what a killed process left
+//! listen.rs, tls.rs   connections, bounded and encrypted
+//!    auth.rs          who calls, by tokens.rs, and what they may
+//!    service.rs       each method
+//!       shell.rs      the core among threads
+//!          core.rs    every decision, without clock, chance or I/O
+//!       ledger.rs     what was used; bill.rs, what it costs
+//!       packages.rs   what is run; tenants.rs, who may have how much
+//!       fleet.rs      the other managers of the store
+//!    database.rs      the store, off the threads that serve
+//!       store.rs      what outlives the process
 //! ```
 //!
 //! The manager is never on the path of a call, and it keeps no connection to agents: they report to it, each
@@ -18,39 +23,86 @@
 //! # }
 //! ```
 
+mod auth;
+mod bill;
+mod chance;
+mod clock;
 pub mod core;
+mod database;
+mod fleet;
 mod folder;
+mod ledger;
+mod listen;
+mod names;
+mod packages;
+pub mod peers;
+mod reply;
 mod service;
 mod shell;
+mod start;
 pub mod store;
+mod tenants;
+mod tls;
+mod tokens;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use sublet_proto::price::DEFAULT_PRICE;
-use sublet_proto::v1::Price;
-use sublet_proto::v1::manager_server::ManagerServer;
-use sublet_proto::v1::nodes_server::NodesServer;
+use sublet_proto::price::Prices;
 use sublet_proto::{Code, Error};
-use tokio::net::UnixListener;
-use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::MissedTickBehavior;
-use tokio_stream::wrappers::UnixListenerStream;
-use tonic::service::interceptor::InterceptedService;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
-use crate::core::TICK_MS;
+pub use bill::{MAX_LINES, MAX_MINUTES};
+pub use listen::MAX_CONNECTIONS;
+pub use names::MAX_NAME_BYTES;
+pub use tls::Tls;
+pub use tokens::{MAX_LOOKUPS_PER_SECOND, MAX_TOKENS, MAX_UNVERIFIED};
+
+use crate::auth::{Gate, Guarded};
+use crate::bill::Bills;
+use crate::clock::Clock;
+use crate::core::{Core, Event, QueueLimits, Settings, TICK_MS};
+use crate::database::{Database, blocking};
+use crate::fleet::Fleet;
 use crate::folder::StateFolder;
-use crate::service::{Service, lock, now_ms};
+use crate::listen::{Connection, Intake};
+use crate::packages::Packages;
+use crate::peers::Peers;
+use crate::service::{Methods, Parts, Service};
 use crate::shell::Shell;
-use crate::store::SqliteStore;
+use crate::store::{NatsOptions, NatsStore, SqliteStore, Store};
+use crate::tenants::Tenants;
+use crate::tls::Certificates;
+use crate::tokens::Tokens;
 
 /// How long calls in progress may take when the manager stops.
 const STOP_GRACE: Duration = Duration::from_millis(500);
+/// How long the ledger may take then.
+const LAST_ENTRIES: Duration = Duration::from_secs(5);
 /// Calls of one connection that run at the same time; further ones wait in the connection.
-const MAX_CALLS_PER_CONNECTION: u32 = 64;
+const MAX_CALLS_PER_CONNECTION: u32 = 256;
+/// How often a silent connection is asked whether it is there, and how long it may take to answer.
+const KEEPALIVE: Duration = Duration::from_secs(20);
+const KEEPALIVE_ANSWER: Duration = Duration::from_secs(10);
+/// Longest metadata of a request, in bytes.
+const MAX_HEADER_BYTES: u32 = 16 << 10;
+/// How often tokens and quotas are looked after.
+const REFRESH: Duration = Duration::from_secs(1);
+
+/// Where the manager keeps what must outlive it.
+#[derive(Clone, Debug)]
+pub enum StoreOptions {
+    /// In a file of the state folder: for one manager.
+    Embedded,
+    /// On servers of NATS JetStream: for several managers.
+    Nats(NatsOptions),
+}
 
 /// How to run a manager.
 #[derive(Clone, Debug)]
@@ -59,112 +111,297 @@ pub struct Options {
     pub state: PathBuf,
     /// The Unix socket on which it listens.
     pub socket: PathBuf,
+    /// The TCP addresses on which it listens as well.
+    pub listen: Vec<SocketAddr>,
+    /// How those are protected.
+    pub tls: Tls,
+    /// The address by which clients and agents of other machines reach it, if that is not the first it listens on.
+    pub advertise: Option<String>,
+    /// Where what must outlive it is kept.
+    pub store: StoreOptions,
     /// What new leases cost.
-    pub price: Price,
+    pub prices: Prices,
+    /// How many requests may wait for capacity.
+    pub queue: QueueLimits,
 }
 
 impl Options {
-    /// The usual: the socket `manager.sock` in the state folder, and default prices.
+    /// The usual on one machine: the socket `manager.sock` in the state folder, and default prices.
     pub fn in_folder(state: PathBuf) -> Options {
-        Options { socket: state.join("manager.sock"), state, price: DEFAULT_PRICE }
+        Options {
+            socket: state.join("manager.sock"),
+            state,
+            listen: Vec::new(),
+            tls: Tls::Generated { names: Vec::new() },
+            advertise: None,
+            store: StoreOptions::Embedded,
+            prices: Prices::default(),
+            queue: QueueLimits::default(),
+        }
     }
 }
 
 /// A running manager. Dropping it stops it at once; [`Manager::stop`] does so in order.
 pub struct Manager {
     socket: PathBuf,
-    shell: Arc<Mutex<Shell>>,
+    addresses: Vec<SocketAddr>,
+    shell: Arc<Shell>,
+    fleet: Arc<Fleet>,
     /// Dropped or used to end the server.
     shutdown: Option<oneshot::Sender<()>>,
     server: JoinHandle<()>,
-    ticker: JoinHandle<()>,
+    /// Aborted when the manager is dropped.
+    intake: JoinSet<()>,
+    chores: JoinSet<()>,
     /// Dropped last: the next manager may start as soon as it is free.
     _folder: StateFolder,
 }
 
+/// What a manager has taken up before it serves.
+struct Opened {
+    folder: StateFolder,
+    fleet: Fleet,
+    database: Database,
+    tokens: Tokens,
+    shell: Shell,
+    certificates: Option<Arc<Certificates>>,
+}
+
 impl Manager {
-    /// Takes the state folder up and serves its socket, on the current tokio runtime.
+    /// Takes the state folder up and serves its socket and addresses, on the current tokio runtime.
     ///
     /// # Errors
     ///
-    /// [`Code::AlreadyRunning`] if another process has the folder or the socket, [`Code::StoreFull`] if the
-    /// folder's disk is full, [`Code::PermissionDenied`] if the folder belongs to another user,
-    /// [`Code::InvalidArgument`] if the socket's path is not possible, [`Code::System`] otherwise.
+    /// [`Code::AlreadyRunning`] if another process has the folder, the socket or an address, [`Code::StoreFull`] if the
+    /// folder's disk is full, [`Code::StoreUnreachable`] if the store does not answer, [`Code::PermissionDenied`] if
+    /// the folder belongs to another user, [`Code::InvalidArgument`] if the socket's path, an address or a certificate
+    /// is not possible, [`Code::System`] otherwise.
     pub async fn start(options: Options) -> Result<Manager, Error> {
-        let Options { state, socket, price } = options;
-        let open = tokio::task::spawn_blocking(move || open(&state, price)).await;
-        let (folder, shell) =
-            open.map_err(|error| Error::new(Code::Internal, format!("the manager failed: {error}")))??;
-        let listener = folder::listen(&socket)?;
-        let shell = Arc::new(Mutex::new(shell));
+        let mut listeners = Vec::new();
+        options.tls.check(&options.listen)?;
+        for &address in &options.listen {
+            listeners.push(listen::bind(address).await?);
+        }
+        let address = |listener: &tokio::net::TcpListener| {
+            listener
+                .local_addr()
+                .map_err(|error| Error::new(Code::System, format!("a listener has no address: {error}")))
+        };
+        let addresses = listeners.iter().map(address).collect::<Result<Vec<_>, _>>()?;
+        let Options { socket, advertise, .. } = options.clone();
+        let opened = blocking(move || open(&options)).await?;
+        let Opened { folder, fleet, database, tokens, shell, certificates } = opened;
+        let unix = folder::listen(&socket)?;
+
+        let scheme = if certificates.is_some() { "https" } else { "http" };
+        let address = match (advertise, addresses.first()) {
+            (Some(address), _) => address,
+            (None, Some(address)) => format!("{scheme}://{address}"),
+            (None, None) => format!("unix:{}", socket.display()),
+        };
+        let (shell, fleet) = (Arc::new(shell), Arc::new(fleet.at(address)));
+        let gate = Arc::new(Gate::new(tokens, shell.clock));
+        let tenants = Arc::new(Tenants::new(database.clone()));
+        let service = Service::new(Parts {
+            shell: Arc::clone(&shell),
+            gate: Arc::clone(&gate),
+            tenants: Arc::clone(&tenants),
+            packages: Packages::new(database.clone()),
+            bills: Bills::new(database.clone()),
+            database,
+            fleet: Arc::clone(&fleet),
+            uploads: Parts::uploads(),
+        });
+        let mut chores = JoinSet::new();
+        refresh(&shell, &gate, &tenants).await?;
+        fleet.exchange(&shell).await?;
+        chores.spawn(keep_ledger(Arc::clone(&shell), Arc::clone(&fleet)));
+        chores.spawn(keep_company(Arc::clone(&shell), Arc::clone(&fleet)));
+        chores.spawn(tick(Arc::clone(&shell)));
+        chores.spawn(keep_fresh(Arc::clone(&shell), Arc::clone(&gate), tenants));
+        let mut intake = JoinSet::new();
+        let (taker, connections) = Intake::new();
+        for listener in listeners {
+            intake.spawn(taker.clone().tcp(listener, certificates.clone()));
+        }
+        intake.spawn(taker.unix(unix));
+        if let Some(certificates) = certificates {
+            chores.spawn(keep_certified(certificates));
+        }
         let (shutdown, stopped) = oneshot::channel();
-        let server = tokio::spawn(serve(listener, Service::new(Arc::clone(&shell)), stopped));
-        let ticker = tokio::spawn(tick(Arc::clone(&shell)));
-        Ok(Manager { socket, shell, shutdown: Some(shutdown), server, ticker, _folder: folder })
+        let server = tokio::spawn(serve(connections, service, gate, stopped));
+        Ok(Manager {
+            socket,
+            addresses,
+            shell,
+            fleet,
+            shutdown: Some(shutdown),
+            server,
+            intake,
+            chores,
+            _folder: folder,
+        })
     }
 
-    /// Where it listens.
+    /// The Unix socket on which it listens.
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// The TCP addresses on which it listens, in the order of the options.
+    pub fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
     }
 
     /// Lets calls in progress end, for a moment, and writes what is not yet stored.
     ///
     /// # Errors
     ///
-    /// [`Code::StoreFull`] if the usage of some leases could not be stored.
+    /// What the store says if the usage of some leases could not be stored.
     pub async fn stop(mut self) -> Result<(), Error> {
+        self.intake.shutdown().await;
         drop(self.shutdown.take());
         if tokio::time::timeout(STOP_GRACE, &mut self.server).await.is_err() {
             self.server.abort();
         }
-        self.ticker.abort();
         if let Err(error) = std::fs::remove_file(&self.socket) {
             tracing::warn!(socket = %self.socket.display(), %error, "the socket cannot be removed");
         }
-        let shell = Arc::clone(&self.shell);
-        let flushed = tokio::task::spawn_blocking(move || lock(&shell)?.flush(now_ms())).await;
-        flushed.map_err(|error| Error::new(Code::Internal, format!("the manager failed: {error}")))?
+        self.shell.tell([Event::Tick])?;
+        let settled = self.shell.ledger.settle(LAST_ENTRIES).await;
+        self.chores.shutdown().await;
+        let left = self.fleet.leave().await;
+        settled.and(left)
     }
 }
 
 impl Drop for Manager {
     fn drop(&mut self) {
         self.server.abort();
-        self.ticker.abort();
     }
 }
 
-fn open(state: &Path, price: Price) -> Result<(StateFolder, Shell), Error> {
-    let folder = StateFolder::open(state)?;
-    let store = SqliteStore::open(&folder.file("store.sqlite"))?;
-    let shell = Shell::open(Box::new(store), price, now_ms())?;
-    Ok((folder, shell))
+fn open(options: &Options) -> Result<Opened, Error> {
+    let folder = StateFolder::open(&options.state)?;
+    let mut store: Box<dyn Store> = match &options.store {
+        StoreOptions::Embedded => Box::new(SqliteStore::open(&folder.file("store.sqlite"))?),
+        StoreOptions::Nats(servers) => Box::new(NatsStore::open(servers)?),
+    };
+    let clock = Clock::start();
+    let epoch = start::next_epoch(&mut *store)?;
+    let signing = start::signing(&mut *store)?;
+    let certificates = if options.listen.is_empty() {
+        None
+    } else {
+        Certificates::open(&options.tls, &options.listen, &options.state, &mut *store)?.map(Arc::new)
+    };
+    let (prices, queue) = (options.prices.clone(), options.queue);
+    let seed = u64::from_le_bytes(chance::secret()?);
+    let core = Core::new(Settings { epoch, seed, prices, queue });
+    let known = tokens::Known::read(&*store, clock.now_ms())?;
+    let peers = Peers::join(&*store, epoch)?;
+    let database = Database::new(store);
+    let shell = Shell::new(core, signing, database.clone(), clock)?;
+    let fleet = Fleet::new(database.clone(), peers, epoch);
+    let tokens = Tokens::new(database.clone(), known);
+    Ok(Opened { folder, fleet, tokens, database, shell, certificates })
 }
 
-async fn serve(listener: UnixListener, service: Service, stopped: oneshot::Receiver<()>) {
-    let manager = InterceptedService::new(ManagerServer::new(service.clone()), service::authenticate);
-    let nodes = InterceptedService::new(NodesServer::new(service), service::authenticate);
+async fn serve(
+    connections: mpsc::Receiver<std::io::Result<Connection>>,
+    service: Service,
+    gate: Arc<Gate>,
+    stopped: oneshot::Receiver<()>,
+) {
     let served = Server::builder()
         .max_concurrent_streams(MAX_CALLS_PER_CONNECTION)
-        .add_service(manager)
-        .add_service(nodes)
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async { drop(stopped.await) });
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE_ANSWER))
+        .http2_max_header_list_size(MAX_HEADER_BYTES)
+        .serve_with_incoming_shutdown(
+            Guarded::new(Methods::new(service), gate),
+            ReceiverStream::new(connections),
+            async { drop(stopped.await) },
+        );
     if let Err(error) = served.await {
         tracing::error!(%error, "the manager's server failed");
     }
 }
 
-async fn tick(shell: Arc<Mutex<Shell>>) {
-    let mut interval = tokio::time::interval(Duration::from_millis(TICK_MS));
-    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+async fn keep_ledger(shell: Arc<Shell>, fleet: Arc<Fleet>) {
+    shell.keep_ledger(fleet.writer()).await;
+}
+
+/// Tells the other managers how this one is, and learns how they are.
+async fn keep_company(shell: Arc<Shell>, fleet: Arc<Fleet>) {
+    let mut interval = every(REFRESH);
+    let mut is_failing = false;
     loop {
         interval.tick().await;
-        let shell = Arc::clone(&shell);
-        let ticked = tokio::task::spawn_blocking(move || lock(&shell).map(|mut shell| shell.tick(now_ms())));
-        if let Ok(Err(error)) = ticked.await {
+        let exchanged = fleet.exchange(&shell).await;
+        if let Err(error) = &exchanged
+            && !is_failing
+        {
+            tracing::error!(%error, "the other managers cannot be heard of");
+        }
+        is_failing = exchanged.is_err();
+    }
+}
+
+async fn tick(shell: Arc<Shell>) {
+    let mut interval = every(Duration::from_millis(TICK_MS));
+    loop {
+        interval.tick().await;
+        if let Err(error) = shell.tell([Event::Tick]) {
             tracing::error!(%error, "the manager's clock stops");
             return;
         }
     }
+}
+
+/// Takes over what other managers have changed of tokens and quotas, and ends the leases of tokens that are gone.
+async fn keep_fresh(shell: Arc<Shell>, gate: Arc<Gate>, tenants: Arc<Tenants>) {
+    let mut interval = every(REFRESH);
+    let mut is_failing = false;
+    loop {
+        interval.tick().await;
+        let refreshed = refresh(&shell, &gate, &tenants).await;
+        if let Err(error) = &refreshed
+            && !is_failing
+        {
+            tracing::error!(%error, "tokens and quotas stay as they were: the store cannot be read");
+        }
+        is_failing = refreshed.is_err();
+    }
+}
+
+async fn refresh(shell: &Shell, gate: &Gate, tenants: &Tenants) -> Result<(), Error> {
+    let now_ms = shell.clock.now_ms();
+    let read = gate.tokens.refresh(now_ms).await;
+    // Tokens expire even when the store is away.
+    shell.end_revoked(|token| gate.tokens.is_valid(token, now_ms))?;
+    read?;
+    if let Some(quotas) = tenants.refresh().await? {
+        shell.set_quotas(quotas)?;
+    }
+    Ok(())
+}
+
+async fn keep_certified(certificates: Arc<Certificates>) {
+    let mut interval = every(tls::RENEWAL);
+    // The first one is due at once, and they have just been made.
+    interval.tick().await;
+    loop {
+        interval.tick().await;
+        let certificates = Arc::clone(&certificates);
+        if let Err(error) = blocking(move || certificates.renew()).await {
+            tracing::error!(%error, "the certificate stays as it was");
+        }
+    }
+}
+
+fn every(period: Duration) -> tokio::time::Interval {
+    let mut interval = tokio::time::interval(period);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    interval
 }

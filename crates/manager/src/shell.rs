@@ -1,425 +1,452 @@
-//! Joins the pure core to the store: what the core wants saved is written, what was deployed is found.
+//! The core among threads: one lock around it, held for microseconds, and never while anything is waited for.
 //!
-//! A [`Shell`] is called by one thread at a time and never waits for anything but the store. It promises:
-//! a lease is in the store before its client hears of it, a package is in the store with all its parts before its
-//! name is known, and usage that the store cannot take stays in the core and is tried again with each tick.
+//! Whoever has an event locks, lets the core decide, and does what follows from it that costs nothing: wakes those
+//! whose answer has come, and notes in the [ledger](crate::ledger) what is to be stored. Signing, encoding and the
+//! store come after the lock. A request whose answer takes longer waits on a channel of its own; when its client goes
+//! away it is withdrawn.
 
-use prost::Message;
-use sublet_proto::limits::MAX_TIMEOUT_MS;
-use sublet_proto::package::{self, Checked};
-use sublet_proto::ticket::Signing;
-use sublet_proto::v1::{
-    BillReply, DeployReply, Lease, LeaseGrant, LeaseList, LeaseRequest, LeaseState, NodeDescription,
-    NodeList, NodeRegistration, NodeReport, NodeReportReply, PackageInfo, PackageList, Price, Ticket,
-};
-use sublet_proto::{Code, Error, decode, price};
+mod nodes;
 
-use crate::core::{Action, Core, Event, REMEMBER_MS, Request, Version};
-use crate::store::{Batch, BlobPart, Store, keys};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Largest list in one reply, in bytes: what does not fit is left out, the oldest first.
-const MAX_REPLY_BYTES: usize = 3 << 20;
-/// How many records are read from the store at a time.
-const PAGE_RECORDS: usize = 1000;
-/// Starts of a manager that may race for an epoch on one store.
-const EPOCH_ATTEMPTS: u32 = 16;
-const SEED_BYTES: usize = 32;
-const ID_RANDOM_BYTES: usize = 10;
+use sublet_proto::ticket::{Signing, Verifying};
+use sublet_proto::v1::{self, LeaseGrant, LeaseGrants, PackageInfo, Quota, TenantUse, Ticket};
+use sublet_proto::{Code, Error};
+use tokio::sync::{oneshot, watch};
 
-/// The core and its store.
+use crate::chance::Names;
+use crate::clock::Clock;
+use crate::core::{Action, Core, Event, LeaseId, Renewal, Request, RequestId, Standing, TenantKey, Terms};
+use crate::database::Database;
+use crate::ledger::{Entry, Ledger, Writer};
+use crate::names::UNVERIFIED;
+use crate::tenants::UNVERIFIED_QUOTA;
+use crate::tokens::TokenId;
+
+/// Leases whose token turned out to be worthless, and that are remembered for agents that ask.
+const MAX_REJECTED: usize = 1024;
+
+/// The core, and what the shell notes beside it.
 pub(crate) struct Shell {
-    core: Core,
-    store: Box<dyn Store>,
+    state: Mutex<State>,
     signing: Signing,
-    epoch: u64,
-    is_store_failing: bool,
+    verifying: Verifying,
+    pub(crate) clock: Clock,
+    pub(crate) ledger: Ledger,
+    database: Database,
+    /// Grows whenever a provisional lease has been verified or rejected.
+    decided: watch::Sender<u64>,
+}
+
+struct State {
+    core: Core,
+    waiting: HashMap<RequestKey, Vec<Waiting>>,
+    taken: Taken,
+    rejected: VecDeque<(LeaseId, Error)>,
+    /// Of requests that have none.
+    names: Names,
+    /// Emptied after each event; kept for its memory.
+    out: Vec<Action>,
+}
+
+/// A request of a tenant.
+type RequestKey = (TenantKey, RequestId);
+type Answer = Result<Vec<Granted>, Error>;
+
+/// What has become of a request.
+enum Submitted {
+    Answered(Answer),
+    Waits(RequestKey, oneshot::Receiver<Answer>),
+}
+
+/// A client that waits for an answer, and the token that it showed.
+struct Waiting {
+    reply: oneshot::Sender<Answer>,
+    token: Option<TokenId>,
+}
+
+/// Which leases were taken with which token.
+#[derive(Default)]
+struct Taken {
+    by_lease: HashMap<LeaseId, TokenId>,
+    by_token: HashMap<TokenId, HashSet<LeaseId>>,
+}
+
+impl Taken {
+    fn insert(&mut self, lease: LeaseId, token: TokenId) {
+        self.by_lease.insert(lease, token);
+        self.by_token.entry(token).or_default().insert(lease);
+    }
+
+    fn remove(&mut self, lease: LeaseId) {
+        let Some(token) = self.by_lease.remove(&lease) else { return };
+        let Some(leases) = self.by_token.get_mut(&token) else { return };
+        leases.remove(&lease);
+        if leases.is_empty() {
+            self.by_token.remove(&token);
+        }
+    }
+
+    fn token(&self, lease: LeaseId) -> String {
+        self.by_lease.get(&lease).map(TokenId::to_string).unwrap_or_default()
+    }
+}
+
+/// A lease as it has just been granted or renewed: everything that its ticket says.
+pub(crate) struct Granted {
+    pub(crate) id: LeaseId,
+    ticket: Ticket,
+    agent: Arc<str>,
+    package: Arc<PackageInfo>,
+}
+
+/// What a client wants, after everything that needs no core.
+pub(crate) struct Wanted {
+    /// As the client calls it, if it does.
+    pub(crate) request: Option<RequestId>,
+    pub(crate) tenant: Arc<str>,
+    pub(crate) token: Option<TokenId>,
+    pub(crate) standing: Standing,
+    pub(crate) pu: String,
+    pub(crate) package: Arc<PackageInfo>,
+    pub(crate) terms: Terms,
+    pub(crate) wait_ms: u64,
 }
 
 impl Shell {
-    /// Begins a new epoch on the store and takes up the leases in it.
-    pub(crate) fn open(mut store: Box<dyn Store>, price: Price, now_ms: u64) -> Result<Shell, Error> {
-        let epoch = next_epoch(&mut *store)?;
-        let signing = Signing::from_seed(&signing_seed(&mut *store)?);
-        let mut shell = Shell { core: Core::new(price), store, signing, epoch, is_store_failing: false };
-        shell.restore(now_ms)?;
-        Ok(shell)
+    pub(crate) fn new(
+        core: Core,
+        signing: Signing,
+        database: Database,
+        clock: Clock,
+    ) -> Result<Shell, Error> {
+        let verifying = Verifying::from_bytes(&signing.verifying_key())?;
+        let (waiting, taken, rejected, out) = Default::default();
+        Ok(Shell {
+            state: Mutex::new(State { core, waiting, taken, rejected, names: Names::new()?, out }),
+            signing,
+            verifying,
+            clock,
+            ledger: Ledger::new(),
+            database,
+            decided: watch::Sender::default(),
+        })
     }
 
-    pub(crate) fn register(&mut self, now_ms: u64, node: NodeDescription) -> Result<NodeRegistration, Error> {
-        for action in self.handle(now_ms, Event::Register(node)) {
-            if let Action::NotRegistered(error) = action {
-                return Err(error);
-            }
+    fn lock(&self) -> Result<MutexGuard<'_, State>, Error> {
+        self.state
+            .lock()
+            .map_err(|_| Error::new(Code::Internal, "the manager has failed before and serves no more"))
+    }
+
+    /// Looks at the core.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&Core) -> T) -> Result<T, Error> {
+        Ok(look(&self.lock()?.core))
+    }
+
+    /// The core's key of a tenant.
+    pub(crate) fn tenant_key(&self, name: &str) -> Result<TenantKey, Error> {
+        Ok(self.lock()?.core.tenant_key(name))
+    }
+
+    /// Lets the core take events in that nobody waits for.
+    pub(crate) fn tell(&self, events: impl IntoIterator<Item = Event>) -> Result<(), Error> {
+        let mut state = self.lock()?;
+        for event in events {
+            self.handle(&mut state, event);
         }
-        Ok(NodeRegistration { verifying_key: self.signing.verifying_key().to_vec(), epoch: self.epoch })
+        Ok(())
     }
 
-    pub(crate) fn report(&mut self, now_ms: u64, report: NodeReport) -> Result<NodeReportReply, Error> {
-        let node = report.node.clone();
-        let mut reply = NodeReportReply::default();
-        for action in self.handle(now_ms, Event::Report(report)) {
+    /// Lets the core take one event in, does what follows, and gives back the answer to whoever brought it.
+    fn handle(&self, state: &mut State, event: Event) -> Option<Action> {
+        // What a request is answered at once is for whoever brought it: nobody has waited for it before.
+        let is_request = matches!(event, Event::Request(_));
+        let mut out = std::mem::take(&mut state.out);
+        state.core.on_event(self.clock.now_ms(), event, &mut out);
+        let mut answer = None;
+        for action in out.drain(..) {
             match action {
-                Action::EndOnNode(lease) => reply.end.push(lease),
-                Action::RegisterAgain => {
-                    let message = format!("node {node:?} is not registered; it has to register first");
-                    return Err(Error::new(Code::Protocol, message));
-                }
-                _ => {}
+                Action::Granted { .. } | Action::Refused { .. } if is_request => answer = Some(action),
+                Action::Granted { tenant, request, leases } => state.granted(tenant, request, &leases),
+                Action::Refused { tenant, request, error } => state.refused(tenant, request, &error),
+                Action::Save { lease, revision } => self.ledger.mark(lease, revision),
+                Action::Forgotten(lease) => state.taken.remove(lease),
+                Action::Registered { .. }
+                | Action::NotRegistered(_)
+                | Action::Reported(_)
+                | Action::RegisterAgain
+                | Action::Renewed(_)
+                | Action::NotRenewed(..) => answer = Some(action),
             }
         }
-        Ok(reply)
+        state.out = out;
+        answer
     }
 
-    pub(crate) fn request_lease(
-        &mut self,
-        now_ms: u64,
-        tenant: String,
-        asked: LeaseRequest,
-    ) -> Result<LeaseGrant, Error> {
-        let package = self.resolve(&asked.package)?;
-        let request = Request { lease: new_lease_id(now_ms)?, tenant, package: package.clone(), asked };
-        let answer = self.handle(now_ms, Event::Request(Box::new(request))).pop();
-        match answer {
-            Some(Action::Granted { lease, agent }) => Ok(self.grant(now_ms, *lease, agent, package)),
-            Some(Action::Refused { error, .. }) => Err(error),
-            other => Err(Error::new(Code::Internal, format!("a request was answered by {other:?}"))),
-        }
-    }
-
-    fn grant(&self, now_ms: u64, lease: Lease, agent: String, package: PackageInfo) -> LeaseGrant {
-        let ticket = Ticket { lease: Some(lease.clone()), epoch: self.epoch, issued_unix_ms: now_ms };
-        LeaseGrant { ticket: self.signing.sign(&ticket), agent, lease: Some(lease), package: Some(package) }
-    }
-
-    pub(crate) fn tick(&mut self, now_ms: u64) {
-        self.handle(now_ms, Event::Tick);
-    }
-
-    /// Writes what the store has not taken so far.
-    pub(crate) fn flush(&mut self, now_ms: u64) -> Result<(), Error> {
-        self.handle(now_ms, Event::Flush);
-        if self.is_store_failing {
-            let message = "the usage of some leases could not be stored before the manager stopped";
-            return Err(Error::new(Code::StoreFull, message));
-        }
-        Ok(())
-    }
-
-    pub(crate) fn nodes(&self) -> NodeList {
-        NodeList { nodes: within_reply(self.core.nodes()) }
-    }
-
-    pub(crate) fn leases(&self) -> LeaseList {
-        let active = self.core.leases().filter(|lease| lease.state() != LeaseState::Ended);
-        LeaseList { leases: within_reply(active.cloned()) }
-    }
-
-    pub(crate) fn leases_with_ended(&self) -> Result<LeaseList, Error> {
-        let mut list = ReplyList::default();
-        self.each_page(|page| list.add_all(page))?;
-        Ok(LeaseList { leases: list.items })
-    }
-
-    pub(crate) fn bill(&self, id: &str) -> Result<BillReply, Error> {
-        if id.is_empty() {
-            return self.bill_all();
-        }
-        let line = price::bill(&self.lease(id)?);
-        Ok(BillReply { total: Some(price::total(std::slice::from_ref(&line))), lines: vec![line] })
-    }
-
-    /// The total is of all leases, however many lines fit.
-    fn bill_all(&self) -> Result<BillReply, Error> {
-        let mut lines = ReplyList::default();
-        let mut total = price::total(&[]);
-        self.each_page(|page| {
-            let page: Vec<_> = page.iter().map(price::bill).collect();
-            total = price::total(&[std::mem::take(&mut total), price::total(&page)]);
-            lines.add_all(page);
-            true
-        })?;
-        Ok(BillReply { lines: lines.items, total: Some(total) })
-    }
-
-    fn lease(&self, id: &str) -> Result<Lease, Error> {
-        if let Some(lease) = self.core.lease(id) {
-            return Ok(lease.clone());
-        }
-        match self.store.get(&format!("{}{id}", keys::LEASE))? {
-            Some(found) => decode("a stored lease", &found.value),
-            None => Err(Error::new(Code::UnknownLease, format!("there is no lease {id:?}"))),
-        }
-    }
-
-    /// Shows every lease, the newest first, until the visitor has enough.
-    fn each_page(&self, mut visit: impl FnMut(Vec<Lease>) -> bool) -> Result<(), Error> {
-        let mut before = None;
-        loop {
-            let records = self.store.scan_back(keys::LEASE, before.as_deref(), PAGE_RECORDS)?;
-            let Some(last) = records.last() else { return Ok(()) };
-            before = Some(last.key.clone());
-            let stored = records.iter().map(|record| decode::<Lease>("a stored lease", &record.value));
-            // What the core has is newer than what is stored, if the store has failed.
-            let current = stored.map(|lease| lease.map(|l| self.core.lease(&l.id).cloned().unwrap_or(l)));
-            if !visit(current.collect::<Result<_, _>>()?) {
-                return Ok(());
-            }
-        }
-    }
-
-    /// A package by "name", "name/function" or digest.
-    pub(crate) fn resolve(&self, address: &str) -> Result<PackageInfo, Error> {
-        let (package, function) = package::split_address(address);
-        let unknown = || Error::new(Code::UnknownPackage, format!("no package {package:?} is deployed"));
-        let digest = if package::is_digest(package) {
-            package.to_owned()
-        } else {
-            self.digest_of(package)?.ok_or_else(unknown)?
+    /// Asks the core for leases, and waits as long as it lets the request wait.
+    pub(crate) async fn request(&self, wanted: Wanted) -> Result<Vec<Granted>, Error> {
+        let (key, answer) = match self.submit(wanted)? {
+            Submitted::Answered(answer) => return answer,
+            Submitted::Waits(key, answer) => (key, answer),
         };
-        let info = self.known(&digest)?.ok_or_else(unknown)?;
-        match function {
-            Some(function) if !info.functions.iter().any(|known| known.name == function) => {
-                Err(unknown_function(&info, function))
-            }
-            _ => Ok(info),
-        }
+        let withdrawal = Withdrawal { shell: self, key };
+        let answered = answer.await;
+        std::mem::forget(withdrawal);
+        answered.unwrap_or_else(|_| Err(Error::new(Code::Internal, "the manager stops")))
     }
 
-    fn digest_of(&self, name: &str) -> Result<Option<String>, Error> {
-        let found = self.store.get(&format!("{}{name}", keys::NAME))?;
-        Ok(found.map(|found| String::from_utf8_lossy(&found.value).into_owned()))
-    }
-
-    /// The package of this digest, if all of it is in the store.
-    pub(crate) fn known(&self, digest: &str) -> Result<Option<PackageInfo>, Error> {
-        let found = self.store.get(&format!("{}{digest}", keys::PACKAGE))?;
-        found.map(|found| decode("a stored package", &found.value)).transpose()
-    }
-
-    /// The packages that names stand for.
-    pub(crate) fn packages(&self) -> Result<PackageList, Error> {
-        let mut list = ReplyList::default();
-        let mut before = None;
-        loop {
-            let names = self.store.scan_back(keys::NAME, before.as_deref(), PAGE_RECORDS)?;
-            let Some(last) = names.last() else { break };
-            before = Some(last.key.clone());
-            for name in &names {
-                list.add_all(self.known(&String::from_utf8_lossy(&name.value))?);
-            }
-        }
-        list.items.reverse();
-        Ok(PackageList { packages: list.items })
-    }
-
-    /// Refuses a package that no node could run.
-    pub(crate) fn check_architecture(&self, package: &Checked) -> Result<(), Error> {
-        let mut nodes: Vec<String> =
-            self.core.nodes().filter_map(|node| Some(node.description?.architecture)).collect();
-        nodes.sort();
-        nodes.dedup();
-        if nodes.iter().any(|node| node == package.architecture) {
-            return Ok(());
-        }
-        let nodes = if nodes.is_empty() {
-            "there are no nodes".into()
-        } else {
-            format!("nodes are {}", nodes.join(", "))
+    fn submit(&self, wanted: Wanted) -> Result<Submitted, Error> {
+        let mut state = self.lock()?;
+        let tenant = state.core.tenant_key(&wanted.tenant);
+        let class = state.core.class_key(&wanted.pu, &wanted.package.architecture);
+        let id = wanted.request.unwrap_or_else(|| RequestId(state.names.next()));
+        let request = Request {
+            id,
+            tenant,
+            standing: wanted.standing,
+            class,
+            package: wanted.package,
+            terms: wanted.terms,
+            wait_ms: wanted.wait_ms,
         };
-        Err(Error::new(
-            Code::WrongArchitecture,
-            format!("package {} is for {}, but {nodes}", package.name, package.architecture),
-        ))
-    }
-
-    pub(crate) fn put_part(&mut self, part: BlobPart<'_>, data: &[u8]) -> Result<(), Error> {
-        self.store.put_blob_part(part, data)
-    }
-
-    pub(crate) fn part(&self, part: BlobPart<'_>) -> Result<Option<Vec<u8>>, Error> {
-        self.store.blob_part(part)
-    }
-
-    /// Takes back the parts of a package that could not be stored whole.
-    pub(crate) fn remove_parts(&mut self, digest: &str) -> Result<(), Error> {
-        match self.known(digest)? {
-            Some(_) => Ok(()),
-            None => self.store.remove_blob(digest),
-        }
-    }
-
-    /// Points the package's name at it. All of its parts are in the store.
-    pub(crate) fn publish(&mut self, now_ms: u64, package: &Checked) -> Result<DeployReply, Error> {
-        let known = self.known(&package.digest)?;
-        let info = PackageInfo { deployed_unix_ms: now_ms, ..package.info() };
-        let mut batch = Batch::default();
-        batch.put(format!("{}{}", keys::PACKAGE, info.digest), info.encode_to_vec());
-        batch.put(format!("{}{}", keys::NAME, info.name), info.digest.clone().into_bytes());
-        batch.append(keys::DEPLOYMENTS, info.encode_to_vec());
-        self.store.commit(&batch)?;
-        Ok(DeployReply { package: Some(info), known: known.is_some() })
-    }
-
-    /// Lets the core take an event in, saves what it wants saved, and gives back the rest of its actions.
-    fn handle(&mut self, now_ms: u64, event: Event) -> Vec<Action> {
-        let mut out = Vec::new();
-        self.core.on_event(now_ms, event, &mut out);
-        let mut batch = Batch::default();
-        let mut versions = Vec::new();
-        out.retain(|action| match action {
-            Action::Save { lease, revision } => {
-                add_lease(&mut batch, lease);
-                versions.push(Version { lease: lease.id.clone(), revision: *revision });
-                false
+        match self.handle(&mut state, Event::Request(Box::new(request))) {
+            Some(Action::Granted { leases, .. }) => {
+                Ok(Submitted::Answered(Ok(state.take(&leases, wanted.token))))
             }
-            _ => true,
-        });
-        if !versions.is_empty() {
-            let saved = self.save(&batch);
-            for version in versions {
-                let event = match &saved {
-                    Ok(()) => Event::Saved(version),
-                    Err(error) => Event::SaveFailed(version, error.clone()),
-                };
-                self.core.on_event(now_ms, event, &mut out);
+            Some(Action::Refused { error, .. }) => Ok(Submitted::Answered(Err(error))),
+            _ => {
+                let ((reply, answer), key) = (oneshot::channel(), (tenant, id));
+                state.waiting.entry(key).or_default().push(Waiting { reply, token: wanted.token });
+                Ok(Submitted::Waits(key, answer))
             }
         }
-        out
     }
 
-    /// Logs when the store begins to fail and when it works again, not each time in between.
-    fn save(&mut self, batch: &Batch) -> Result<(), Error> {
-        let saved = self.store.commit(batch);
-        match &saved {
-            Err(error) if !self.is_store_failing => tracing::error!(%error, "leases cannot be stored"),
-            Ok(()) if self.is_store_failing => tracing::info!("leases can be stored again"),
-            _ => {}
+    /// The tickets of leases that were granted.
+    pub(crate) fn sign(&self, granted: Vec<Granted>) -> LeaseGrants {
+        LeaseGrants { grants: granted.into_iter().map(|granted| self.sign_one(granted)).collect() }
+    }
+
+    pub(crate) fn sign_one(&self, granted: Granted) -> LeaseGrant {
+        let Granted { ticket, agent, package, .. } = granted;
+        let signed = self.signing.sign(&ticket);
+        let package = PackageInfo::clone(&package);
+        LeaseGrant { ticket: signed, agent: agent.to_string(), lease: ticket.lease, package: Some(package) }
+    }
+
+    /// Gives a lease a later end. Whether the caller may is asked with its tenant.
+    pub(crate) fn renew(
+        &self,
+        lease: LeaseId,
+        timeout_ms: u64,
+        is_callers: impl FnOnce(&str) -> bool,
+    ) -> Result<Granted, Error> {
+        let mut state = self.lock()?;
+        state.check_owner(lease, is_callers)?;
+        match self.handle(&mut state, Event::Renew(Renewal { lease, timeout_ms })) {
+            Some(Action::Renewed(_)) => state.describe(lease).ok_or_else(|| unknown_lease(lease)),
+            Some(Action::NotRenewed(_, error)) => Err(error),
+            other => Err(Error::new(Code::Internal, format!("a renewal was answered by {other:?}"))),
         }
-        self.is_store_failing = saved.is_err();
-        saved
     }
 
-    /// Brings back the leases that may still run, and those whose last report may be on its way.
-    fn restore(&mut self, now_ms: u64) -> Result<(), Error> {
-        let oldest = lease_id(now_ms.saturating_sub(MAX_TIMEOUT_MS + REMEMBER_MS), [0; ID_RANDOM_BYTES]);
-        let mut leases = Vec::new();
-        self.each_page(|page| {
-            let is_last = page.iter().any(|lease| lease.id < oldest);
-            leases.extend(page.into_iter().filter(|lease| {
-                lease.state() != LeaseState::Ended || lease.ended_unix_ms.saturating_add(REMEMBER_MS) > now_ms
-            }));
-            !is_last
-        })?;
+    /// Ends leases before their time. Whether the caller may is asked with their tenants.
+    ///
+    /// # Errors
+    /// Of the first that is not there or not the caller's; the others are ended.
+    pub(crate) fn end(&self, leases: &[String], is_callers: impl Fn(&str) -> bool) -> Result<(), Error> {
+        let mut ended = Ok(());
+        let mut state = self.lock()?;
         for lease in leases {
-            self.handle(now_ms, Event::Restored(Box::new(lease)));
+            let lease = parse_lease(lease).and_then(|id| state.check_owner(id, &is_callers).map(|()| id));
+            match lease {
+                Ok(id) => {
+                    let error = Error::new(Code::LeaseEnded, "it was ended by its tenant");
+                    self.handle(&mut state, Event::End(id, error));
+                }
+                Err(error) => ended = ended.and(Err(error)),
+            }
+        }
+        ended
+    }
+
+    /// Says how the verification of these leases' token came out: whose they are, or why they are nobody's.
+    pub(crate) fn decide(&self, leases: &[LeaseId], tenant: &Result<Arc<str>, Error>) -> Result<(), Error> {
+        let mut state = self.lock()?;
+        for &lease in leases {
+            let rejection = match tenant {
+                Ok(name) => {
+                    let tenant = state.core.tenant_key(name);
+                    self.handle(&mut state, Event::Verified(lease, tenant));
+                    state.core.lease(lease).is_none_or(|lease| lease.provisional || !lease.is_active()).then(
+                        || {
+                            let message = format!("the quota of tenant {name} does not allow lease {lease}");
+                            Error::new(Code::QuotaExceeded, message)
+                        },
+                    )
+                }
+                Err(error) => {
+                    self.handle(&mut state, Event::Rejected(lease, error.clone()));
+                    Some(error.clone())
+                }
+            };
+            if let Some(error) = rejection {
+                if state.rejected.len() >= MAX_REJECTED {
+                    state.rejected.pop_front();
+                }
+                state.rejected.push_back((lease, error));
+            }
+        }
+        self.decided.send_modify(|count| *count += 1);
+        Ok(())
+    }
+
+    /// Ends the leases whose token is not good any more.
+    pub(crate) fn end_revoked(&self, is_valid: impl Fn(TokenId) -> bool) -> Result<(), Error> {
+        let mut state = self.lock()?;
+        let revoked = state.taken.by_token.iter().filter(|(token, _)| !is_valid(**token));
+        let leases: Vec<LeaseId> = revoked.flat_map(|(_, leases)| leases.iter().copied()).collect();
+        for lease in leases {
+            // One that is provisional has its own verification.
+            if state.core.lease(lease).is_some_and(|lease| !lease.provisional) {
+                let message = "the access token that the lease was taken with has expired or been revoked";
+                self.handle(&mut state, Event::End(lease, Error::new(Code::Unauthenticated, message)));
+            }
         }
         Ok(())
     }
-}
 
-fn add_lease(batch: &mut Batch, lease: &Lease) {
-    batch.put(format!("{}{}", keys::LEASE, lease.id), lease.encode_to_vec());
-    if lease.state() == LeaseState::Ended {
-        batch.append(keys::ENDED_LEASES, lease.encode_to_vec());
+    /// Tells the core what tenants may have: these, and all others without a limit.
+    pub(crate) fn set_quotas(&self, mut quotas: HashMap<String, Quota>) -> Result<(), Error> {
+        quotas.insert(UNVERIFIED.into(), UNVERIFIED_QUOTA);
+        let known: Vec<Arc<str>> =
+            self.look(|core| core.tenants().map(|tenant| Arc::clone(&tenant.name)).collect())?;
+        for name in known {
+            quotas.entry(name.to_string()).or_default();
+        }
+        quotas.into_iter().try_for_each(|(name, quota)| self.set_quota(&name, quota).map(drop))
     }
-}
 
-fn unknown_function(info: &PackageInfo, function: &str) -> Error {
-    const SHOWN: usize = 8;
-    let mut names: Vec<_> = info.functions.iter().take(SHOWN).map(|known| known.name.as_str()).collect();
-    if info.functions.len() > SHOWN {
-        names.push("...");
+    /// Tells the core what a tenant may have, and says what it has.
+    pub(crate) fn set_quota(&self, name: &str, quota: Quota) -> Result<TenantUse, Error> {
+        let mut state = self.lock()?;
+        let key = state.core.tenant_key(name);
+        self.handle(&mut state, Event::Quota(key, quota));
+        Ok(state.core.tenant(key).used())
     }
-    Error::new(
-        Code::UnknownFunction,
-        format!("package {} has no function {function:?}; it has {}", info.name, names.join(", ")),
-    )
-}
 
-fn next_epoch(store: &mut dyn Store) -> Result<u64, Error> {
-    for _ in 0..EPOCH_ATTEMPTS {
-        let known = store.get(keys::EPOCH)?;
-        let version = known.as_ref().map_or(0, |known| known.version);
-        let last = match known {
-            Some(known) => u64::from_le_bytes(stored_array(keys::EPOCH, &known.value)?),
-            None => 0,
+    /// Writes what the ledger says is due, for ever.
+    pub(crate) async fn keep_ledger(&self, writer: Writer) {
+        let writer = Arc::new(Mutex::new(writer));
+        self.ledger.run(|due| self.write(due, Arc::clone(&writer))).await;
+    }
+
+    async fn write(&self, due: Vec<(LeaseId, u64)>, writer: Arc<Mutex<Writer>>) -> Result<(), Error> {
+        let entries: Arc<Vec<Entry>> = {
+            let state = self.lock()?;
+            Arc::new(due.iter().filter_map(|&(lease, _)| state.entry(lease)).collect())
         };
-        if store.compare_and_swap(keys::EPOCH, version, &(last + 1).to_le_bytes())? {
-            return Ok(last + 1);
+        let (written, now_ms) = (Arc::clone(&entries), self.clock.now_ms());
+        let result = self
+            .database
+            .with(move |store| {
+                let mut writer = writer
+                    .lock()
+                    .map_err(|_| Error::new(Code::Internal, "the ledger's writer has failed before"))?;
+                writer.write(store, &written, now_ms)
+            })
+            .await;
+        self.tell(entries.iter().map(|entry| match &result {
+            Ok(()) => Event::Saved(entry.id, entry.revision),
+            Err(_) => Event::SaveFailed(entry.id),
+        }))?;
+        result
+    }
+}
+
+impl State {
+    /// Answers all who wait for this request. The leases of a request whose clients are gone end by themselves.
+    fn granted(&mut self, tenant: TenantKey, request: RequestId, leases: &[LeaseId]) {
+        for waiting in self.waiting.remove(&(tenant, request)).unwrap_or_default() {
+            let granted = self.take(leases, waiting.token);
+            let _ = waiting.reply.send(Ok(granted));
         }
     }
-    Err(Error::new(Code::System, "other managers keep changing the store's epoch"))
-}
 
-fn signing_seed(store: &mut dyn Store) -> Result<[u8; SEED_BYTES], Error> {
-    if store.get(keys::SIGNING_SEED)?.is_none() {
-        store.compare_and_swap(keys::SIGNING_SEED, 0, &random::<SEED_BYTES>()?)?;
-    }
-    let known = store.get(keys::SIGNING_SEED)?;
-    stored_array(keys::SIGNING_SEED, &known.map(|known| known.value).unwrap_or_default())
-}
-
-fn stored_array<const N: usize>(key: &str, value: &[u8]) -> Result<[u8; N], Error> {
-    value.try_into().map_err(|_| {
-        Error::new(Code::System, format!("the store's {key} has {} bytes instead of {N}", value.len()))
-    })
-}
-
-fn random<const N: usize>() -> Result<[u8; N], Error> {
-    let mut bytes = [0; N];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| Error::new(Code::System, format!("no random bytes from the system: {error}")))?;
-    Ok(bytes)
-}
-
-fn new_lease_id(now_ms: u64) -> Result<String, Error> {
-    Ok(lease_id(now_ms, random()?))
-}
-
-/// 32 hexadecimal digits: 12 of the time, so that identifiers sort by it, and 20 of chance.
-fn lease_id(now_ms: u64, random: [u8; ID_RANDOM_BYTES]) -> String {
-    const TIME_MASK: u64 = (1 << 48) - 1;
-    let mut id = format!("{:012x}", now_ms & TIME_MASK);
-    id.extend(random.iter().flat_map(|byte| {
-        [byte >> 4, byte & 0xf].map(|nibble| char::from_digit(nibble.into(), 16).unwrap_or('0'))
-    }));
-    id
-}
-
-/// Items that fit into one reply.
-struct ReplyList<T> {
-    items: Vec<T>,
-    left_bytes: usize,
-}
-
-impl<T> Default for ReplyList<T> {
-    fn default() -> ReplyList<T> {
-        ReplyList { items: Vec::new(), left_bytes: MAX_REPLY_BYTES }
-    }
-}
-
-impl<T: Message> ReplyList<T> {
-    /// Adds items while they fit; whether there is still room.
-    fn add_all(&mut self, items: impl IntoIterator<Item = T>) -> bool {
-        /// What a field's key and length add to an item.
-        const OVERHEAD_BYTES: usize = 8;
-        for item in items {
-            let Some(left) = self.left_bytes.checked_sub(item.encoded_len() + OVERHEAD_BYTES) else {
-                self.left_bytes = 0;
-                return false;
-            };
-            self.left_bytes = left;
-            self.items.push(item);
+    /// Notes with which token leases were taken, and describes them.
+    fn take(&mut self, leases: &[LeaseId], token: Option<TokenId>) -> Vec<Granted> {
+        if let Some(token) = token {
+            leases.iter().for_each(|&lease| self.taken.insert(lease, token));
         }
-        true
+        leases.iter().filter_map(|&lease| self.describe(lease)).collect()
+    }
+
+    fn refused(&mut self, tenant: TenantKey, request: RequestId, error: &Error) {
+        for waiting in self.waiting.remove(&(tenant, request)).unwrap_or_default() {
+            let _ = waiting.reply.send(Err(error.clone()));
+        }
+    }
+
+    /// What the ticket of a lease says now.
+    fn describe(&self, id: LeaseId) -> Option<Granted> {
+        let lease = self.core.lease(id)?;
+        let node = self.core.node(lease.node)?;
+        let ticket = Ticket {
+            lease: Some(self.core.describe(lease)),
+            registration: node.registration,
+            issued_unix_ms: lease.issued_ms,
+            provisional: lease.provisional,
+            token: self.taken.token(id),
+        };
+        Some(Granted { id, ticket, agent: Arc::clone(&node.agent), package: Arc::clone(&lease.package) })
+    }
+
+    /// What is to be written of a lease.
+    fn entry(&self, id: LeaseId) -> Option<Entry> {
+        let lease = self.core.lease(id)?;
+        let (described, token) = (self.core.describe(lease), self.taken.token(id));
+        Some(Entry { id, revision: lease.revision, lease: described, token })
+    }
+
+    /// That a lease is there and the caller's: those of others are not even there for it.
+    fn check_owner(&self, id: LeaseId, is_callers: impl FnOnce(&str) -> bool) -> Result<(), Error> {
+        let lease = self.core.lease(id).ok_or_else(|| unknown_lease(id))?;
+        let is_callers = is_callers(&self.core.tenant(lease.tenant).name);
+        if is_callers { Ok(()) } else { Err(unknown_lease(id)) }
     }
 }
 
-fn within_reply<T: Message>(items: impl IntoIterator<Item = T>) -> Vec<T> {
-    let mut list = ReplyList::default();
-    list.add_all(items);
-    list.items
+pub(crate) fn unknown_lease(id: impl std::fmt::Display) -> Error {
+    Error::new(Code::UnknownLease, format!("there is no lease {id}"))
 }
 
-#[cfg(test)]
-mod tests;
+/// The lease of a message.
+pub(crate) fn parse_lease(id: &str) -> Result<LeaseId, Error> {
+    id.parse()
+}
+
+/// Takes a request back when its client has gone away.
+struct Withdrawal<'a> {
+    shell: &'a Shell,
+    key: RequestKey,
+}
+
+impl Drop for Withdrawal<'_> {
+    fn drop(&mut self) {
+        let Ok(mut state) = self.shell.lock() else { return };
+        let Some(waiting) = state.waiting.get_mut(&self.key) else { return };
+        waiting.retain(|waiting| !waiting.reply.is_closed());
+        if waiting.is_empty() {
+            state.waiting.remove(&self.key);
+            let (tenant, request) = self.key;
+            self.shell.handle(&mut state, Event::Withdraw(tenant, request));
+        }
+    }
+}
+
+/// A lease as clients see it.
+pub(crate) fn active_leases(core: &Core) -> impl Iterator<Item = v1::Lease> + '_ {
+    core.leases().filter(|lease| lease.is_active()).map(|lease| core.describe(lease))
+}

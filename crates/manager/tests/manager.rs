@@ -2,102 +2,30 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-use std::process::Command;
+use std::time::Duration;
 
-use sublet_manager::{Manager, Options};
+use common::*;
+use sublet_manager::Manager;
+use sublet_proto::limits::MAX_ENDS;
 use sublet_proto::ticket::Verifying;
-use sublet_proto::v1::manager_client::ManagerClient;
-use sublet_proto::v1::nodes_client::NodesClient;
 use sublet_proto::v1::*;
-use sublet_proto::{Code, Error, package};
-use tempfile::TempDir;
+use sublet_proto::{Code, package};
 use tokio_stream::StreamExt;
-use tonic::Status;
-use tonic::transport::{Channel, Endpoint};
-
-struct House {
-    folder: TempDir,
-    manager: Manager,
-    client: ManagerClient<Channel>,
-    agent: NodesClient<Channel>,
-}
-
-async fn start(folder: &Path) -> Result<Manager, Error> {
-    Manager::start(Options::in_folder(folder.join("state"))).await
-}
-
-async fn house() -> House {
-    let folder = tempfile::tempdir().unwrap();
-    let manager = start(folder.path()).await.unwrap();
-    let (client, agent) = connect(&manager).await;
-    House { folder, manager, client, agent }
-}
-
-async fn connect(manager: &Manager) -> (ManagerClient<Channel>, NodesClient<Channel>) {
-    let endpoint = Endpoint::from_shared(format!("unix:{}", manager.socket().display())).unwrap();
-    let channel = endpoint.connect().await.unwrap();
-    (ManagerClient::new(channel.clone()), NodesClient::new(channel))
-}
-
-fn node() -> NodeDescription {
-    NodeDescription {
-        name: "n".into(),
-        agent: "unix:/run/agent.sock".into(),
-        architecture: std::env::consts::ARCH.into(),
-        cores: 2,
-        memory_bytes: 1 << 30,
-    }
-}
-
-/// A package of a real library with this much ballast.
-fn encoded(ballast_bytes: usize) -> Vec<u8> {
-    let folder = tempfile::tempdir().unwrap();
-    let (source, object) = (folder.path().join("x.c"), folder.path().join("libx.so"));
-    std::fs::write(&source, "unsigned f(void* in, unsigned size, void* out) { return size; }").unwrap();
-    let made =
-        Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&object).arg(&source).status().unwrap();
-    assert!(made.success(), "cc failed");
-    let library =
-        PackageFile { path: "libx.so".into(), data: std::fs::read(object).unwrap(), executable: true };
-    let ballast = PackageFile { path: "ballast".into(), data: vec![7; ballast_bytes], executable: false };
-    let manifest = "name = 'x'\nlibrary = 'libx.so'";
-    package::encode(&package::from_files(manifest, vec![library, ballast]).unwrap())
-}
-
-async fn deploy(client: &mut ManagerClient<Channel>, encoded: &[u8]) -> Result<DeployReply, Error> {
-    let chunks: Vec<_> = encoded.chunks(100_000).map(|data| PackageChunk { data: data.into() }).collect();
-    done(client.deploy(tokio_stream::iter(chunks)).await)
-}
-
-fn done<T>(result: Result<tonic::Response<T>, Status>) -> Result<T, Error> {
-    result.map(tonic::Response::into_inner).map_err(|status| Error::from_status(&status))
-}
-
-fn asked(cores: u32) -> LeaseRequest {
-    LeaseRequest { package: "x".into(), cores, ..LeaseRequest::default() }
-}
-
-fn report(lease: &str, state: LeaseState, calls: u64) -> NodeReport {
-    let usage = Some(Usage { calls, executing_ns: calls * 1_000_000_000, ..Usage::default() });
-    let lease =
-        LeaseReport { lease: lease.into(), state: state.into(), usage, end_reason: "released".into() };
-    NodeReport { node: "n".into(), leases: vec![lease] }
-}
 
 #[tokio::test]
 async fn a_package_goes_in_and_comes_out_as_it_was() {
     let mut house = house().await;
     let encoded = encoded(3 << 20);
-    house.agent.register(node()).await.unwrap();
     let reply = deploy(&mut house.client, &encoded).await.unwrap();
     let info = reply.package.unwrap();
     assert_eq!((reply.known, info.name.as_str(), info.size_bytes), (false, "x", encoded.len() as u64));
     assert!(deploy(&mut house.client, &encoded).await.unwrap().known);
 
     let request = FetchPackageRequest { digest: info.digest.clone() };
-    let mut chunks = house.agent.fetch_package(request).await.unwrap().into_inner();
+    let mut chunks = house.agent.client.fetch_package(request).await.unwrap().into_inner();
     let mut fetched = Vec::new();
     while let Some(chunk) = chunks.next().await {
         fetched.extend(chunk.unwrap().data);
@@ -106,8 +34,15 @@ async fn a_package_goes_in_and_comes_out_as_it_was() {
 
     let resolved = done(house.client.resolve(ResolveRequest { name: "x/f".into() }).await).unwrap();
     assert_eq!(resolved.digest, info.digest);
-    let missing = done(house.client.resolve(ResolveRequest { name: "x/g".into() }).await).unwrap_err();
-    assert_eq!(missing.code, Code::UnknownFunction);
+    for (name, code) in [
+        ("x/g", Code::UnknownFunction),
+        ("y", Code::UnknownPackage),
+        (&package::digest(b"") as &str, Code::UnknownPackage),
+        (&"y".repeat(1 << 20), Code::UnknownPackage),
+    ] {
+        let missing = done(house.client.resolve(ResolveRequest { name: name.into() }).await).unwrap_err();
+        assert_eq!(missing.code, code, "{missing}");
+    }
     let list = done(house.client.list_packages(ListPackagesRequest {}).await).unwrap();
     assert_eq!(list.packages.len(), 1);
 }
@@ -117,73 +52,199 @@ async fn bad_packages_are_refused_over_the_wire_with_their_code() {
     let mut house = house().await;
     let refused = deploy(&mut house.client, b"not a package").await.unwrap_err();
     assert_eq!(refused.code, Code::InvalidPackage);
-    let refused = deploy(&mut house.client, &encoded(0)).await.unwrap_err();
-    assert_eq!(refused.code, Code::WrongArchitecture, "{refused}");
     let missing = FetchPackageRequest { digest: package::digest(b"") };
-    assert_eq!(done(house.agent.fetch_package(missing).await).err().unwrap().code, Code::UnknownPackage);
+    let missing = done(house.agent.client.fetch_package(missing).await).err().unwrap();
+    assert_eq!(missing.code, Code::UnknownPackage);
+}
+
+#[tokio::test]
+async fn a_package_that_no_node_could_run_is_refused_once_there_are_nodes() {
+    let folder = tempfile::tempdir().unwrap();
+    let manager = Manager::start(options(folder.path())).await.unwrap();
+    let mut client =
+        manager_client::ManagerClient::with_interceptor(local(&manager).await, Bearer::default());
+    deploy(&mut client, &encoded(0)).await.unwrap();
+    let foreign = NodeDescription { architecture: "riscv64".into(), ..node() };
+    let _node = Node::register(&manager, foreign, Vec::new()).await;
+    let refused = deploy(&mut client, &encoded(1)).await.unwrap_err();
+    assert_eq!(refused.code, Code::WrongArchitecture, "{refused}");
 }
 
 #[tokio::test]
 async fn a_lease_is_granted_used_ended_and_billed() {
     let mut house = house().await;
-    let registered = done(house.agent.register(node()).await).unwrap();
-    deploy(&mut house.client, &encoded(0)).await.unwrap();
-    let grant = done(house.client.request_lease(asked(2)).await).unwrap();
-    let lease = grant.lease.unwrap();
+    let grant = lease(&mut house.client, 2).await.unwrap();
+    let granted = grant.lease.clone().unwrap();
     let uid = rustix::process::getuid().as_raw();
-    assert_eq!((lease.tenant, grant.agent), (format!("uid:{uid}"), node().agent));
-    let verifying = Verifying::from_bytes(&registered.verifying_key).unwrap();
-    assert_eq!(verifying.verify(&grant.ticket, lease.granted_unix_ms).unwrap().lease.unwrap().id, lease.id);
+    assert_eq!((granted.tenant.as_str(), &grant.agent), (format!("uid:{uid}").as_str(), &node().agent));
+    let verifying = Verifying::from_bytes(&house.agent.registered.verifying_key).unwrap();
+    let ticket = verifying.open(&grant.ticket).unwrap();
+    assert_eq!(ticket.lease.unwrap().id, granted.id);
+    assert_eq!((ticket.registration, ticket.provisional), (house.agent.registered.registration, false));
 
-    let refused = done(house.client.request_lease(asked(1)).await).unwrap_err();
-    assert_eq!(refused, Error::new(Code::NoCapacity, "1 cores asked, 0 of 2 free"));
-    let refused = done(house.client.request_lease(asked(3)).await).unwrap_err();
-    assert_eq!(refused.code, Code::InsufficientResources);
+    assert_eq!(lease(&mut house.client, 1).await.unwrap_err().code, Code::NoCapacity);
+    assert_eq!(lease(&mut house.client, 3).await.unwrap_err().code, Code::InsufficientResources);
 
-    for (state, calls) in [(LeaseState::Attached, 1), (LeaseState::Ended, 3), (LeaseState::Ended, 3)] {
-        let reply = done(house.agent.report(report(&lease.id, state, calls)).await).unwrap();
-        assert_eq!(reply, NodeReportReply::default());
+    let reply = house.agent.report(vec![used(&granted.id, LeaseState::Attached, 100)]).await.unwrap();
+    assert!(reply.end.is_empty() && reply.acknowledged.is_empty(), "{reply:?}");
+    let ended = || vec![used(&granted.id, LeaseState::Ended, 300)];
+    let mut reports = 0;
+    while house.agent.report(ended()).await.unwrap().acknowledged != [granted.id.clone()] {
+        reports += 1;
+        assert!(reports < 1000, "the end is never acknowledged");
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let bill = done(house.client.bill(BillRequest { lease: lease.id.clone() }).await).unwrap();
-    assert_eq!(bill.lines[0].usage.unwrap().calls, 3);
-    assert_eq!(bill.total.unwrap().compute_nano, 60_000);
+    let asked = BillRequest { lease: granted.id.clone(), ..BillRequest::default() };
+    let bill = done(house.client.bill(asked).await).unwrap();
+    assert_eq!(bill.lines[0].usage.unwrap().calls, 300);
+    assert_eq!(bill.total.unwrap().compute_nano, 6_000);
     let nodes = done(house.client.list_nodes(ListNodesRequest {}).await).unwrap().nodes;
     assert_eq!(nodes[0].cores_leased, 0);
-    let late = done(house.agent.report(report(&lease.id, LeaseState::Attached, 4)).await).unwrap();
-    assert_eq!(late.end, [lease.id]);
+    let late = house.agent.report(vec![used(&granted.id, LeaseState::Attached, 400)]).await.unwrap();
+    assert_eq!(
+        (late.end[0].lease.as_str(), late.end[0].code),
+        (granted.id.as_str(), Code::UnknownLease.number())
+    );
 }
 
 #[tokio::test]
-async fn what_was_granted_outlives_the_manager() {
+async fn a_lease_is_renewed_and_ended_by_its_tenant() {
     let mut house = house().await;
-    house.agent.register(node()).await.unwrap();
-    deploy(&mut house.client, &encoded(0)).await.unwrap();
-    let lease = done(house.client.request_lease(asked(1)).await).unwrap().lease.unwrap();
-    house.agent.report(report(&lease.id, LeaseState::Attached, 5)).await.unwrap();
-    let House { folder, manager, .. } = house;
-    manager.stop().await.unwrap();
-    assert!(!folder.path().join("state/manager.sock").exists());
+    let grant = lease(&mut house.client, 1).await.unwrap();
+    house.agent.report(vec![used(&id(&grant), LeaseState::Attached, 1)]).await.unwrap();
+    let renew = RenewRequest { lease: id(&grant), timeout_ms: 3_600_000 };
+    let renewed = done(house.client.renew_lease(renew).await).unwrap();
+    assert!(renewed.lease.unwrap().expires_unix_ms > grant.lease.as_ref().unwrap().expires_unix_ms);
 
-    let manager = start(folder.path()).await.unwrap();
-    let (mut client, mut agent) = connect(&manager).await;
-    let refused = done(agent.report(report(&lease.id, LeaseState::Attached, 6)).await).unwrap_err();
+    house.client.end_lease(EndLeaseRequest { leases: vec![id(&grant)] }).await.unwrap();
+    let reply = house.agent.report(vec![used(&id(&grant), LeaseState::Attached, 2)]).await.unwrap();
+    assert_eq!((reply.end.len(), reply.end[0].lease.clone()), (1, id(&grant)));
+
+    let unattached = lease(&mut house.client, 1).await.unwrap();
+    house.client.end_lease(EndLeaseRequest { leases: vec![id(&unattached)] }).await.unwrap();
+    for _ in 0..2 {
+        house.agent.report(vec![used(&id(&grant), LeaseState::Attached, 3)]).await.unwrap();
+    }
+    lease(&mut house.client, 1).await.unwrap();
+    for lease in ["", "nothing", &"0".repeat(32)] {
+        let refused =
+            done(house.client.end_lease(EndLeaseRequest { leases: vec![lease.into()] }).await).unwrap_err();
+        assert!(matches!(refused.code, Code::UnknownLease | Code::InvalidArgument), "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn leases_are_ended_together_and_an_unknown_one_does_not_keep_the_others() {
+    let mut house = house().await;
+    let (first, second) =
+        (lease(&mut house.client, 1).await.unwrap(), lease(&mut house.client, 1).await.unwrap());
+    house
+        .agent
+        .report(vec![used(&id(&first), LeaseState::Attached, 1), used(&id(&second), LeaseState::Attached, 1)])
+        .await
+        .unwrap();
+    let leases = vec![id(&first), "0".repeat(32), id(&second)];
+    let refused = done(house.client.end_lease(EndLeaseRequest { leases }).await).unwrap_err();
+    assert_eq!(refused.code, Code::UnknownLease, "{refused}");
+    let reply = house
+        .agent
+        .report(vec![used(&id(&first), LeaseState::Attached, 2), used(&id(&second), LeaseState::Attached, 2)])
+        .await
+        .unwrap();
+    assert_eq!(reply.end.len(), 2, "{:?}", reply.end);
+    for leases in [Vec::new(), vec![id(&first); MAX_ENDS + 1]] {
+        let refused = done(house.client.end_lease(EndLeaseRequest { leases }).await).unwrap_err();
+        assert_eq!(refused.code, Code::InvalidArgument, "{refused}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_waits_for_capacity_and_is_withdrawn_with_its_client() {
+    let mut house = house().await;
+    let first = lease(&mut house.client, 2).await.unwrap();
+    let waiting = LeaseRequest { wait_ms: 60_000, ..asked(2) };
+    let mut hasty = house.client.clone();
+    let gone = tokio::time::timeout(Duration::from_millis(200), hasty.request_lease(waiting.clone()));
+    assert!(gone.await.is_err(), "it was granted what is leased");
+    let mut patient = house.client.clone();
+    let granted = tokio::spawn(async move { done(patient.request_lease(waiting).await) });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    house.client.end_lease(EndLeaseRequest { leases: vec![id(&first)] }).await.unwrap();
+    for _ in 0..2 {
+        house.agent.report(Vec::new()).await.unwrap();
+    }
+    let granted = tokio::time::timeout(PATIENCE, granted).await.unwrap().unwrap().unwrap();
+    assert_eq!(granted.grants[0].lease.as_ref().unwrap().cores, 2);
+}
+
+#[tokio::test]
+async fn a_repeated_request_gets_the_same_leases() {
+    let mut house = house().await;
+    let asked = LeaseRequest { request: "a".repeat(32), ..asked(1) };
+    let first = done(house.client.request_lease(asked.clone()).await).unwrap();
+    let second = done(house.client.request_lease(asked).await).unwrap();
+    assert_eq!(id(&first.grants[0]), id(&second.grants[0]));
+}
+
+#[tokio::test]
+async fn a_killed_manager_loses_nothing_that_was_acknowledged_and_leases_go_on() {
+    let mut house = house().await;
+    let (ended, running) =
+        (lease(&mut house.client, 1).await.unwrap(), lease(&mut house.client, 1).await.unwrap());
+    let both =
+        |ms| vec![used(&id(&ended), LeaseState::Ended, ms), used(&id(&running), LeaseState::Attached, ms)];
+    let mut reports = 0;
+    while house.agent.report(both(50)).await.unwrap().acknowledged.is_empty() {
+        reports += 1;
+        assert!(reports < 1000, "the end is never acknowledged");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let House { folder, manager, .. } = house;
+    drop(manager);
+    let manager =
+        until("the folder is free", async || Manager::start(options(folder.path())).await.ok()).await;
+    let mut client =
+        manager_client::ManagerClient::with_interceptor(local(&manager).await, Bearer::default());
+    let mut stranger = nodes_client::NodesClient::with_interceptor(local(&manager).await, Bearer::default());
+    let refused =
+        done(stranger.report(NodeReport { node: "n".into(), ..NodeReport::default() }).await).unwrap_err();
     assert!(refused.message.contains("register"), "{refused}");
-    agent.register(node()).await.unwrap();
-    let known = done(agent.report(report(&lease.id, LeaseState::Attached, 6)).await).unwrap();
-    assert_eq!(known, NodeReportReply::default());
+
+    let forged = RunningLease { ticket: ended.ticket.clone(), ..bring(&running, 90) };
+    let mut agent = Node::register(&manager, node(), vec![bring(&running, 90), forged]).await;
     let leases = done(client.list_leases(ListLeasesRequest { include_ended: false }).await).unwrap().leases;
-    assert_eq!((leases.len(), leases[0].usage.unwrap().calls), (1, 6));
+    assert_eq!((leases.len(), leases[0].id.clone()), (1, id(&running)));
+    assert_eq!(leases[0].usage.unwrap().calls, 90);
+    let all = done(client.list_leases(ListLeasesRequest { include_ended: true }).await).unwrap().leases;
+    assert_eq!(all.len(), 2);
+
+    let known = agent.report(vec![used(&id(&running), LeaseState::Attached, 95)]).await.unwrap();
+    assert!(known.end.is_empty(), "{known:?}");
+    let bill = until("both leases are billed", async || {
+        let bill = done(client.clone().bill(BillRequest::default()).await).unwrap();
+        (bill.total.as_ref()?.usage?.calls == 145).then_some(bill)
+    });
+    assert_eq!(bill.await.total.unwrap().compute_nano, 145 * 20);
     manager.stop().await.unwrap();
+}
+
+fn bring(grant: &LeaseGrant, executing_ms: u64) -> RunningLease {
+    RunningLease {
+        ticket: grant.ticket.clone(),
+        report: Some(used(&id(grant), LeaseState::Attached, executing_ms)),
+        remaining_ms: 60_000,
+    }
 }
 
 #[tokio::test]
 async fn a_second_manager_on_the_folder_is_told_who_has_it() {
     let house = house().await;
-    let error = start(house.folder.path()).await.err().unwrap();
+    let error = Manager::start(options(house.folder.path())).await.err().unwrap();
     assert_eq!(error.code, Code::AlreadyRunning);
     assert!(error.message.contains(&std::process::id().to_string()), "{error}");
     house.manager.stop().await.unwrap();
-    start(house.folder.path()).await.unwrap().stop().await.unwrap();
+    assert!(!house.folder.path().join("state/manager.sock").exists());
+    Manager::start(options(house.folder.path())).await.unwrap().stop().await.unwrap();
 }
 
 #[tokio::test]
@@ -191,8 +252,9 @@ async fn what_a_killed_manager_left_behind_is_recovered_from() {
     let House { folder, manager, .. } = house().await;
     drop(manager);
     assert!(folder.path().join("state/manager.sock").exists());
-    let manager = start(folder.path()).await.unwrap();
-    connect(&manager).await;
+    let manager =
+        until("the folder is free", async || Manager::start(options(folder.path())).await.ok()).await;
+    local(&manager).await;
     let mode = |path: &str| folder.path().join(path).metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!((mode("state"), mode("state/manager.sock")), (0o700, 0o600));
 }

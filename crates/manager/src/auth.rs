@@ -1,0 +1,332 @@
+//! Who calls, and what they may: every request passes here before its method is entered.
+//!
+//! A caller is known by the access token that it shows, or, on the manager's own Unix socket, by its user, which the
+//! kernel says: this process's own and root are operators there. [`RIGHTS`] says which role may call which method; a
+//! method that is not in it cannot be called.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use sublet_proto::v1::{Role, Token};
+use sublet_proto::{Code, Error};
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
+
+use crate::clock::Clock;
+use crate::listen::Peer;
+use crate::names::{UNVERIFIED, of_user};
+use crate::tokens::{Record, Shown, TokenId, Tokens, Verdict};
+
+/// Which role may call which method of the two services.
+const RIGHTS: &[(&str, &[Role])] = &[
+    ("/sublet.v1.Manager/Deploy", USERS),
+    ("/sublet.v1.Manager/Resolve", USERS),
+    ("/sublet.v1.Manager/ListPackages", USERS),
+    (REQUEST_LEASE, USERS),
+    ("/sublet.v1.Manager/RenewLease", USERS),
+    ("/sublet.v1.Manager/EndLease", USERS),
+    ("/sublet.v1.Manager/ListLeases", USERS),
+    ("/sublet.v1.Manager/ListNodes", USERS),
+    ("/sublet.v1.Manager/ListManagers", ALL),
+    ("/sublet.v1.Manager/Bill", USERS),
+    ("/sublet.v1.Manager/CreateToken", OPERATORS),
+    ("/sublet.v1.Manager/ListTokens", OPERATORS),
+    ("/sublet.v1.Manager/RevokeToken", OPERATORS),
+    ("/sublet.v1.Manager/SetTenant", OPERATORS),
+    ("/sublet.v1.Manager/ListTenants", OPERATORS),
+    ("/sublet.v1.Nodes/Register", AGENTS),
+    ("/sublet.v1.Nodes/Report", AGENTS),
+    ("/sublet.v1.Nodes/ConfirmLease", AGENTS),
+    ("/sublet.v1.Nodes/FetchPackage", AGENTS),
+];
+const OPERATORS: &[Role] = &[Role::Operator];
+const USERS: &[Role] = &[Role::User, Role::Operator];
+const AGENTS: &[Role] = &[Role::Agent, Role::Operator];
+const ALL: &[Role] = &[Role::User, Role::Agent, Role::Operator];
+
+/// The one method that does not wait until an unknown token is verified: the sandbox is made meanwhile.
+const REQUEST_LEASE: &str = "/sublet.v1.Manager/RequestLease";
+const HEADER: &str = "authorization";
+const SCHEME: &str = "Bearer ";
+
+/// Who calls.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    /// Who pays.
+    pub(crate) tenant: Arc<str>,
+    pub(crate) role: Role,
+    /// The token that was shown, if one was needed.
+    pub(crate) token: Option<TokenId>,
+    pub(crate) standing: Standing,
+    /// What an agent may lend.
+    pub(crate) lending: Option<Arc<Lending>>,
+}
+
+/// How sure it is.
+#[derive(Clone, Debug)]
+pub(crate) enum Standing {
+    Verified,
+    /// The store has yet to be asked for this token.
+    Pending(Shown),
+}
+
+/// What an agent's token allows.
+#[derive(Clone, Debug)]
+pub(crate) struct Lending {
+    pub(crate) node: String,
+    /// 0: no limit.
+    pub(crate) max_cores: u32,
+    /// 0: no limit.
+    pub(crate) max_memory_bytes: u64,
+}
+
+impl Identity {
+    pub(crate) fn local(uid: u32) -> Identity {
+        Identity {
+            tenant: of_user(uid).into(),
+            role: Role::Operator,
+            token: None,
+            standing: Standing::Verified,
+            lending: None,
+        }
+    }
+
+    pub(crate) fn pending(shown: Shown) -> Identity {
+        Identity {
+            tenant: UNVERIFIED.into(),
+            role: Role::User,
+            token: Some(shown.id),
+            standing: Standing::Pending(shown),
+            lending: None,
+        }
+    }
+
+    /// Whom a verified token stands for.
+    pub(crate) fn of(id: TokenId, record: &Record) -> Identity {
+        let Token { tenant, node, max_cores, max_memory_bytes, .. } = &record.token;
+        let role = record.token.role();
+        let lending = (role == Role::Agent).then(|| {
+            let limits =
+                Lending { node: node.clone(), max_cores: *max_cores, max_memory_bytes: *max_memory_bytes };
+            Arc::new(limits)
+        });
+        let tenant = if tenant.is_empty() { format!("token:{id}").into() } else { tenant.as_str().into() };
+        Identity { tenant, role, token: Some(id), standing: Standing::Verified, lending }
+    }
+
+    /// Whether what belongs to this tenant is the caller's business.
+    pub(crate) fn may_see(&self, tenant: &str) -> bool {
+        self.role == Role::Operator || *self.tenant == *tenant
+    }
+
+    /// That an agent speaks for its own node.
+    pub(crate) fn check_node(&self, node: &str) -> Result<(), Error> {
+        match &self.lending {
+            Some(lending) if lending.node != node => {
+                let message = format!("this access token is for node {:?}, not for {node:?}", lending.node);
+                Err(Error::new(Code::PermissionDenied, message))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_role(&self, method: &str, allowed: &[Role]) -> Result<(), Error> {
+        if allowed.contains(&self.role) {
+            return Ok(());
+        }
+        let names: Vec<_> = allowed.iter().map(|&role| role_name(role)).collect();
+        let method = method.rsplit('/').next().unwrap_or_default();
+        let message = format!("{method} is for {}, and this is {}", names.join(" or "), role_name(self.role));
+        Err(Error::new(Code::PermissionDenied, message))
+    }
+}
+
+fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::User => "a user",
+        Role::Operator => "an operator",
+        Role::Agent => "an agent",
+        Role::Unspecified => "nobody",
+    }
+}
+
+/// Decides who comes in.
+pub(crate) struct Gate {
+    pub(crate) tokens: Arc<Tokens>,
+    clock: Clock,
+    users: Users,
+}
+
+impl Gate {
+    pub(crate) fn new(tokens: Tokens, clock: Clock) -> Gate {
+        Gate { tokens: Arc::new(tokens), clock, users: Users::new() }
+    }
+
+    /// Who calls, without waiting for the store.
+    fn identify(&self, peer: Option<&Peer>, header: Option<&http::HeaderValue>) -> Result<Identity, Error> {
+        let local = match peer {
+            Some(Peer::User(uid)) => Some(self.users.get(*uid)?),
+            Some(Peer::Remote(_)) | None => None,
+        };
+        let Some(header) = header else {
+            let missing =
+                || Error::new(Code::Unauthenticated, "an access token is needed, and none was shown");
+            return local.cloned().ok_or_else(missing);
+        };
+        let shown: Shown = bearer(header)?.parse()?;
+        match self.tokens.verify(&shown, self.clock.now_ms())? {
+            Verdict::Verified(record) => Ok(Identity::of(shown.id, &record)),
+            Verdict::Unknown => Ok(Identity::pending(shown)),
+        }
+    }
+
+    /// As [`Gate::look_up`], for somebody who asks for a lease.
+    pub(crate) async fn look_up_user(&self, shown: &Shown) -> Result<Identity, Error> {
+        let identity = self.look_up(shown).await?;
+        identity.check_role(REQUEST_LEASE, USERS)?;
+        Ok(identity)
+    }
+
+    /// Whom a token stands for that was not in memory.
+    async fn look_up(&self, shown: &Shown) -> Result<Identity, Error> {
+        let record = self.tokens.look_up(shown, self.clock.now_ms()).await?;
+        Ok(Identity::of(shown.id, &record))
+    }
+}
+
+/// The users of this machine that need no token: this process's own, and root.
+struct Users([(u32, Identity); 2]);
+
+impl Users {
+    fn new() -> Users {
+        Users([rustix::process::geteuid().as_raw(), 0].map(|uid| (uid, Identity::local(uid))))
+    }
+
+    fn get(&self, uid: u32) -> Result<&Identity, Error> {
+        let [(own, _), _] = self.0;
+        let refused = || {
+            let message = format!("this socket is for user {own} and root, not for user {uid}");
+            Error::new(Code::PermissionDenied, message)
+        };
+        self.0.iter().find(|(known, _)| *known == uid).map(|(_, user)| user).ok_or_else(refused)
+    }
+}
+
+fn bearer(header: &http::HeaderValue) -> Result<&str, Error> {
+    let text = header.to_str().ok().and_then(|text| text.strip_prefix(SCHEME));
+    text.ok_or_else(|| Error::new(Code::Unauthenticated, "the metadata authorization says no bearer token"))
+}
+
+/// Methods behind the gate.
+#[derive(Clone)]
+pub(crate) struct Guarded<S> {
+    inner: S,
+    gate: Arc<Gate>,
+}
+
+impl<S> Guarded<S> {
+    pub(crate) fn new(inner: S, gate: Arc<Gate>) -> Guarded<S> {
+        Guarded { inner, gate }
+    }
+}
+
+type Reply = Result<http::Response<Body>, Infallible>;
+pub(crate) type Replying = Pin<Box<dyn Future<Output = Reply> + Send>>;
+
+impl<S> Service<http::Request<Body>> for Guarded<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible, Future = Replying>
+        + Clone
+        + Send
+        + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Replying;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        let method = RIGHTS.iter().find(|(method, _)| *method == request.uri().path());
+        let Some(&(method, allowed)) = method else {
+            let message = format!("there is no method {}", request.uri().path());
+            return refuse(Error::new(Code::Protocol, message));
+        };
+        let identity = self.gate.identify(request.extensions().get(), request.headers().get(HEADER));
+        match identity {
+            Err(error) => refuse(error),
+            Ok(Identity { standing: Standing::Pending(shown), .. }) if method != REQUEST_LEASE => {
+                let (gate, inner) = (Arc::clone(&self.gate), self.inner.clone());
+                Box::pin(async move {
+                    let looked_up = gate.look_up(&shown).await;
+                    let checked = looked_up
+                        .and_then(|identity| identity.check_role(method, allowed).map(|()| identity));
+                    match checked {
+                        Ok(identity) => forward(inner, request, identity).await,
+                        Err(error) => Ok(error.into_status().into_http()),
+                    }
+                })
+            }
+            Ok(identity) => match identity.check_role(method, allowed) {
+                Ok(()) => {
+                    request.extensions_mut().insert(identity);
+                    self.inner.call(request)
+                }
+                Err(error) => refuse(error),
+            },
+        }
+    }
+}
+
+async fn forward<S>(mut inner: S, mut request: http::Request<Body>, identity: Identity) -> Reply
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+{
+    request.extensions_mut().insert(identity);
+    std::future::poll_fn(|context| inner.poll_ready(context)).await?;
+    inner.call(request).await
+}
+
+fn refuse(error: Error) -> Replying {
+    Box::pin(std::future::ready(Ok(error.into_status().into_http())))
+}
+
+/// Who calls a method that has been entered.
+pub(crate) fn caller<T>(request: &tonic::Request<T>) -> Result<Identity, tonic::Status> {
+    let unknown = || Error::new(Code::Internal, "a request came in without passing the gate").into_status();
+    request.extensions().get::<Identity>().cloned().ok_or_else(unknown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_method_of_the_schema_has_its_roles() {
+        let schema = include_str!("../../proto/proto/sublet/v1/control.proto");
+        let mut service = "";
+        let mut methods = Vec::new();
+        for line in schema.lines().map(str::trim_start) {
+            let word = |line: &'static str| line.split([' ', '(']).nth(1).unwrap_or_default();
+            if line.starts_with("service ") {
+                service = word(line);
+            } else if line.starts_with("rpc ") {
+                methods.push(format!("/sublet.v1.{service}/{}", word(line)));
+            }
+        }
+        let known: Vec<&str> = RIGHTS.iter().map(|(method, _)| *method).collect();
+        assert_eq!(methods, known);
+    }
+
+    #[test]
+    fn other_users_of_the_machine_are_not_served() {
+        let (users, own) = (Users::new(), rustix::process::geteuid().as_raw());
+        assert!(users.get(own).is_ok() && users.get(0).is_ok());
+        assert_eq!(users.get(own + 1).unwrap_err().code, Code::PermissionDenied);
+    }
+}

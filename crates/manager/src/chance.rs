@@ -1,0 +1,44 @@
+//! Random bytes.
+
+use sublet_proto::{Code, Error};
+
+/// Bytes that nobody can guess, from the system.
+pub(crate) fn secret<const N: usize>() -> Result<[u8; N], Error> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| Error::new(Code::System, format!("no random bytes from the system: {error}")))?;
+    Ok(bytes)
+}
+
+/// Numbers for names that have to be different and need not be secret: a counter, stirred.
+///
+/// A lease's name opens nothing, its signed ticket does; so a system call for each would buy nothing.
+#[derive(Debug)]
+pub(crate) struct Names(u128);
+
+impl Names {
+    /// Different from those of every other start.
+    pub(crate) fn new() -> Result<Names, Error> {
+        secret().map(u128::from_le_bytes).map(Names)
+    }
+
+    pub(crate) fn next(&mut self) -> u128 {
+        self.0 = self.0.wrapping_add(1);
+        // An odd factor and shifts are one-to-one, so no number comes twice; the factor is PCG's for 128 bits.
+        let stirred = self.0.wrapping_mul(0x2360_ED05_1FC6_5DA4_4385_DF64_9FCC_F645);
+        stirred ^ (stirred >> 64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn names_differ_in_every_part() {
+        let mut names = Names::new().unwrap();
+        let taken: HashSet<u64> = (0..10_000).map(|_| names.next() as u64).collect();
+        assert_eq!(taken.len(), 10_000);
+    }
+}

@@ -1,0 +1,26 @@
+//! The manager's clock: the wall clock as it was at the start, and what a steady clock has counted since.
+//!
+//! Wall clocks jump when they are set. Leases, tickets and tokens are all measured by this one, so a jump moves
+//! nothing until the manager starts anew, and agents, which keep the time by its replies, do not see it at all.
+
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Milliseconds of Unix time that never go back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Clock {
+    base_ms: u64,
+    started: Instant,
+}
+
+impl Clock {
+    /// From now on.
+    pub(crate) fn start() -> Clock {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Clock { base_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX), started: Instant::now() }
+    }
+
+    pub(crate) fn now_ms(&self) -> u64 {
+        let elapsed_ms = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.base_ms.saturating_add(elapsed_ms)
+    }
+}

@@ -1,0 +1,64 @@
+//! The store as tasks use it: on threads that may block, a bounded number at a time.
+//!
+//! No task waits for the disk on a thread that serves requests, and none waits for ever: who gets no turn in time is
+//! told that the store does not answer.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use sublet_proto::{Code, Error};
+use tokio::sync::Semaphore;
+
+use crate::store::Store;
+
+/// Uses of the store that hold a thread at the same time.
+const MAX_THREADS: usize = 8;
+/// How long a use waits for its turn.
+const TURN: Duration = Duration::from_secs(10);
+
+/// A store that tasks share.
+#[derive(Clone)]
+pub(crate) struct Database {
+    store: Arc<Mutex<Box<dyn Store>>>,
+    turns: Arc<Semaphore>,
+}
+
+impl Database {
+    pub(crate) fn new(store: Box<dyn Store>) -> Database {
+        Database { store: Arc::new(Mutex::new(store)), turns: Arc::new(Semaphore::new(MAX_THREADS)) }
+    }
+
+    /// Does something with the store, on a thread that may block.
+    ///
+    /// # Errors
+    /// What `act` says, and `store_unreachable` if there was no turn for it in time.
+    pub(crate) async fn with<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut dyn Store) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let turn = tokio::time::timeout(TURN, Arc::clone(&self.turns).acquire_owned()).await;
+        let Ok(Ok(turn)) = turn else {
+            let message = format!("the store has not come to it within {} s", TURN.as_secs());
+            return Err(Error::new(Code::StoreUnreachable, message));
+        };
+        let store = Arc::clone(&self.store);
+        blocking(move || {
+            let _turn = turn;
+            let mut store = store
+                .lock()
+                .map_err(|_| Error::new(Code::Internal, "the store has failed before and serves no more"))?;
+            act(&mut **store)
+        })
+        .await
+    }
+}
+
+/// Does something that takes long, on a thread of its own.
+pub(crate) async fn blocking<T: Send + 'static>(
+    act: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    match tokio::task::spawn_blocking(act).await {
+        Ok(result) => result,
+        Err(error) => Err(Error::new(Code::Internal, format!("the manager failed: {error}"))),
+    }
+}

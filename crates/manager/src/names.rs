@@ -1,0 +1,55 @@
+//! What tenants and nodes may be called.
+
+use sublet_proto::{Code, Error};
+
+/// Longest name of a tenant or node, in bytes.
+pub const MAX_NAME_BYTES: usize = 64;
+/// The tenant of leases whose token is still being verified.
+pub(crate) const UNVERIFIED: &str = "unverified";
+
+/// That a tenant may be called so.
+pub(crate) fn check_tenant(name: &str) -> Result<(), Error> {
+    if name == UNVERIFIED {
+        return Err(Error::new(
+            Code::InvalidArgument,
+            format!("{name:?} is the name of tenants that are not known yet"),
+        ));
+    }
+    check("tenant", name)
+}
+
+/// That a node may be called so.
+pub(crate) fn check_node(name: &str) -> Result<(), Error> {
+    check("node", name)
+}
+
+/// The name of the tenant that a user of the manager's machine is.
+pub(crate) fn of_user(uid: u32) -> String {
+    format!("uid:{uid}")
+}
+
+fn check(what: &str, name: &str) -> Result<(), Error> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".:_-@".contains(&byte);
+    if (1..=MAX_NAME_BYTES).contains(&name.len()) && name.bytes().all(is_plain) {
+        return Ok(());
+    }
+    let shown: String = name.chars().take(MAX_NAME_BYTES).collect();
+    let message =
+        format!("{shown:?} cannot be the name of a {what}: 1 to {MAX_NAME_BYTES} letters, digits or .:_-@");
+    Err(Error::new(Code::InvalidArgument, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_plain_and_short() {
+        for name in ["a", "uid:0", "team-7.eu_west@x"] {
+            check_tenant(name).unwrap();
+        }
+        for name in ["", "a/b", "a b", "ä", UNVERIFIED, &"a".repeat(65)] {
+            assert_eq!(check_tenant(name).unwrap_err().code, Code::InvalidArgument, "{name}");
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! For clients and operators.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sublet_proto::limits::MAX_ENDS;
+use sublet_proto::package;
+use sublet_proto::v1::manager_server::Manager;
+use sublet_proto::v1::{
+    self, BillReply, BillRequest, CreateTokenReply, CreateTokenRequest, DeployReply, EndLeaseReply,
+    EndLeaseRequest, LeaseGrant, LeaseGrants, LeaseList, LeaseRequest, ListLeasesRequest,
+    ListManagersRequest, ListNodesRequest, ListPackagesRequest, ListTenantsRequest, ListTokensRequest,
+    ManagerList, NodeList, PackageChunk, PackageInfo, PackageList, RenewRequest, ResolveRequest,
+    RevokeTokenRequest, Role, Tenant, TenantList, Token, TokenList,
+};
+use sublet_proto::{Code, Error, decode};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{Parts, Service, permit, receive};
+use crate::auth::{Identity, Standing as Known, caller};
+use crate::core::{LeaseId, Standing, Terms};
+use crate::database::blocking;
+use crate::ledger::Record;
+use crate::reply::{ReplyList, within_reply};
+use crate::shell::{Granted, Wanted, active_leases, parse_lease};
+use crate::store::keys;
+use crate::tokens::{Revoked, Shown};
+
+/// How long a bill waits for the usage that has just been reported to be stored.
+const SETTLE: Duration = Duration::from_secs(2);
+/// How many records are read from the store at a time.
+const PAGE_RECORDS: usize = 1000;
+
+#[tonic::async_trait]
+impl Manager for Service {
+    async fn deploy(
+        &self,
+        request: Request<Streaming<PackageChunk>>,
+    ) -> Result<Response<DeployReply>, Status> {
+        let _upload = permit(&self.0.uploads).await?;
+        let encoded = Arc::new(receive(request.into_inner()).await?);
+        answer(self.0.deploy(encoded).await)
+    }
+
+    async fn resolve(&self, request: Request<ResolveRequest>) -> Result<Response<PackageInfo>, Status> {
+        let found = self.0.packages.resolve(&request.into_inner().name).await;
+        answer(found.map(|info| PackageInfo::clone(&info)))
+    }
+
+    async fn list_packages(&self, _: Request<ListPackagesRequest>) -> Result<Response<PackageList>, Status> {
+        answer(self.0.packages.list().await.map(|packages| PackageList { packages }))
+    }
+
+    async fn request_lease(&self, request: Request<LeaseRequest>) -> Result<Response<LeaseGrants>, Status> {
+        let caller = caller(&request)?;
+        let asked = request.into_inner();
+        let granted = match &caller.standing {
+            Known::Verified => self.0.request(&caller, asked).await,
+            // Rare and large: the common request's future has no room for it.
+            Known::Pending(shown) => {
+                Box::pin(Arc::clone(&self.0).request_pending(&caller, shown.clone(), asked)).await
+            }
+        };
+        answer(granted.map(|granted| self.0.shell.sign(granted)))
+    }
+
+    async fn renew_lease(&self, request: Request<RenewRequest>) -> Result<Response<LeaseGrant>, Status> {
+        let caller = caller(&request)?;
+        let RenewRequest { lease, timeout_ms } = request.into_inner();
+        let renewed = parse_lease(&lease)
+            .and_then(|id| self.0.shell.renew(id, timeout_ms, |tenant| caller.may_see(tenant)));
+        answer(renewed.map(|granted| self.0.shell.sign_one(granted)))
+    }
+
+    async fn end_lease(&self, request: Request<EndLeaseRequest>) -> Result<Response<EndLeaseReply>, Status> {
+        let caller = caller(&request)?;
+        let leases = request.into_inner().leases;
+        if !(1..=MAX_ENDS).contains(&leases.len()) {
+            let message = format!("{} leases to end, one request ends 1 to {MAX_ENDS}", leases.len());
+            return Err(Error::new(Code::InvalidArgument, message).into_status());
+        }
+        let ended = self.0.shell.end(&leases, |tenant| caller.may_see(tenant));
+        answer(ended.map(|()| EndLeaseReply {}))
+    }
+
+    async fn list_leases(&self, request: Request<ListLeasesRequest>) -> Result<Response<LeaseList>, Status> {
+        let caller = caller(&request)?;
+        let leases = if request.into_inner().include_ended {
+            self.0.all_leases(&caller).await
+        } else {
+            self.0.active_leases(&caller)
+        };
+        answer(leases.map(|leases| LeaseList { leases }))
+    }
+
+    async fn list_nodes(&self, _: Request<ListNodesRequest>) -> Result<Response<NodeList>, Status> {
+        let nodes = self.0.shell.look(|core| core.nodes().map(|node| node.info()).collect::<Vec<_>>());
+        answer(nodes.map(|mut nodes| {
+            nodes.sort_by(|a, b| name_of(a).cmp(name_of(b)));
+            NodeList { nodes: within_reply(nodes) }
+        }))
+    }
+
+    async fn list_managers(&self, _: Request<ListManagersRequest>) -> Result<Response<ManagerList>, Status> {
+        Ok(Response::new(ManagerList { managers: self.0.fleet.managers() }))
+    }
+
+    async fn bill(&self, request: Request<BillRequest>) -> Result<Response<BillReply>, Status> {
+        let caller = caller(&request)?;
+        answer(self.0.bill(&caller, request.into_inner()).await)
+    }
+
+    async fn create_token(
+        &self,
+        request: Request<CreateTokenRequest>,
+    ) -> Result<Response<CreateTokenReply>, Status> {
+        let created = self.0.gate.tokens.create(request.into_inner(), self.0.shell.clock.now_ms()).await;
+        answer(created.map(|(token, secret)| CreateTokenReply { token: Some(token), secret }))
+    }
+
+    async fn list_tokens(&self, request: Request<ListTokensRequest>) -> Result<Response<TokenList>, Status> {
+        let revoked = if request.into_inner().include_revoked { Revoked::Included } else { Revoked::LeftOut };
+        let tokens = self.0.gate.tokens.list(revoked).await;
+        answer(tokens.map(|tokens| TokenList { tokens: within_reply(tokens) }))
+    }
+
+    async fn revoke_token(&self, request: Request<RevokeTokenRequest>) -> Result<Response<Token>, Status> {
+        let now_ms = self.0.shell.clock.now_ms();
+        let revoked = self.0.gate.tokens.revoke(&request.into_inner().id, now_ms).await;
+        let ended = self.0.shell.end_revoked(|token| self.0.gate.tokens.is_valid(token, now_ms));
+        answer(ended.and(revoked))
+    }
+
+    async fn set_tenant(&self, request: Request<Tenant>) -> Result<Response<Tenant>, Status> {
+        let Tenant { name, quota, .. } = request.into_inner();
+        answer(self.0.set_tenant(name, quota.unwrap_or_default()).await)
+    }
+
+    async fn list_tenants(&self, _: Request<ListTenantsRequest>) -> Result<Response<TenantList>, Status> {
+        answer(self.0.tenants().await.map(|tenants| TenantList { tenants: within_reply(tenants) }))
+    }
+}
+
+impl Parts {
+    async fn deploy(&self, encoded: Arc<Vec<u8>>) -> Result<DeployReply, Error> {
+        let bytes = Arc::clone(&encoded);
+        let checked = blocking(move || package::validate(&bytes)).await?;
+        self.check_architecture(&checked)?;
+        self.packages.deploy(encoded, checked, self.shell.clock.now_ms()).await
+    }
+
+    /// Refuses a package that no node could run. A manager that has just started, or has no nodes of its own, cannot say.
+    fn check_architecture(&self, package: &package::Checked) -> Result<(), Error> {
+        let mut nodes: Vec<String> = self
+            .shell
+            .look(|core| core.nodes().map(|node| node.description.architecture.clone()).collect())?;
+        nodes.retain(|architecture| !architecture.is_empty());
+        nodes.sort();
+        nodes.dedup();
+        if nodes.is_empty() || nodes.iter().any(|node| node == package.architecture) {
+            return Ok(());
+        }
+        let nodes = nodes.join(", ");
+        let message =
+            format!("package {} is for {}, but nodes are {nodes}", package.name, package.architecture);
+        Err(Error::new(Code::WrongArchitecture, message))
+    }
+
+    /// Leases for a caller that is known.
+    async fn request(&self, caller: &Identity, asked: LeaseRequest) -> Result<Vec<Granted>, Error> {
+        let package = self.packages.resolve(&asked.package).await?;
+        self.shell.request(wanted(caller, Standing::Verified, package, asked)?).await
+    }
+
+    /// Leases for a caller whose token has yet to be verified: they are granted at once, and its agent asks whether
+    /// the token was good before it releases anything. Who cannot have them at once waits as somebody known.
+    async fn request_pending(
+        self: Arc<Parts>,
+        caller: &Identity,
+        shown: Shown,
+        asked: LeaseRequest,
+    ) -> Result<Vec<Granted>, Error> {
+        let gate = Arc::clone(&self.gate);
+        let verification = tokio::spawn(async move { gate.look_up_user(&shown).await });
+        let verified = async |verification: tokio::task::JoinHandle<Result<Identity, Error>>| {
+            let failed = |error| Error::new(Code::Internal, format!("the manager failed: {error}"));
+            verification.await.map_err(failed).flatten()
+        };
+        // Strangers do not make the store look for packages.
+        let Some(Ok(package)) = self.packages.remembered(&asked.package) else {
+            return self.request(&verified(verification).await?, asked).await;
+        };
+        let at_once = LeaseRequest { wait_ms: 0, ..asked.clone() };
+        let Ok(granted) = self.shell.request(wanted(caller, Standing::Provisional, package, at_once)?).await
+        else {
+            return self.request(&verified(verification).await?, asked).await;
+        };
+        let leases: Vec<LeaseId> = granted.iter().map(|granted| granted.id).collect();
+        tokio::spawn(async move {
+            let tenant = verified(verification).await.map(|identity| identity.tenant);
+            if let Err(error) = self.shell.decide(&leases, &tenant) {
+                tracing::error!(%error, "provisional leases stay undecided");
+            }
+        });
+        Ok(granted)
+    }
+
+    fn active_leases(&self, caller: &Identity) -> Result<Vec<v1::Lease>, Error> {
+        let mut leases: Vec<_> = self
+            .shell
+            .look(|core| active_leases(core).filter(|lease| caller.may_see(&lease.tenant)).collect())?;
+        leases.sort_by(|a, b| b.id.cmp(&a.id));
+        Ok(within_reply(leases))
+    }
+
+    /// Those that are active, and then those of the ledger, each the newest first.
+    async fn all_leases(&self, caller: &Identity) -> Result<Vec<v1::Lease>, Error> {
+        let active = self.active_leases(caller)?;
+        let shown: HashSet<String> = active.iter().map(|lease| lease.id.clone()).collect();
+        let mut list = ReplyList::default();
+        let mut has_room = list.add_all(active);
+        let mut before: Option<String> = None;
+        while has_room {
+            let from = before.take();
+            let page = self
+                .database
+                .with(move |store| store.scan_back(keys::LEASE, from.as_deref(), PAGE_RECORDS))
+                .await?;
+            let Some(last) = page.last() else { break };
+            before = Some(last.key.clone());
+            let now_ms = self.shell.clock.now_ms();
+            for found in &page {
+                let lease = decode::<Record>("a stored lease", &found.value)?.seen_at(now_ms);
+                if caller.may_see(&lease.tenant) && !shown.contains(&lease.id) {
+                    has_room &= list.add_all([lease]);
+                }
+            }
+        }
+        Ok(list.items)
+    }
+
+    async fn bill(&self, caller: &Identity, asked: BillRequest) -> Result<BillReply, Error> {
+        let only = (caller.role != Role::Operator).then(|| caller.tenant.to_string());
+        if only.is_some() && !asked.tenant.is_empty() && !caller.may_see(&asked.tenant) {
+            let message =
+                format!("this access token is for tenant {}, not for {:?}", caller.tenant, asked.tenant);
+            return Err(Error::new(Code::PermissionDenied, message));
+        }
+        // A store that fails says so when the bill is read.
+        let _ = self.shell.ledger.settle(SETTLE).await;
+        self.bills.make(asked, only).await
+    }
+
+    async fn set_tenant(&self, name: String, quota: v1::Quota) -> Result<Tenant, Error> {
+        self.tenants.set(&name, quota).await?;
+        let r#use = self.shell.set_quota(&name, quota)?;
+        Ok(Tenant { name, quota: Some(quota), r#use: Some(r#use) })
+    }
+
+    async fn tenants(&self) -> Result<Vec<Tenant>, Error> {
+        let mut tenants: Vec<Tenant> = self.shell.look(|core| {
+            let known = core.tenants().map(|tenant| Tenant {
+                name: tenant.name.to_string(),
+                quota: Some(tenant.quota),
+                r#use: Some(tenant.used()),
+            });
+            known.collect()
+        })?;
+        for stored in self.tenants.list().await? {
+            if !tenants.iter().any(|tenant| tenant.name == stored.name) {
+                tenants.push(stored);
+            }
+        }
+        tenants.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(tenants)
+    }
+}
+
+/// What a client's request means.
+fn wanted(
+    caller: &Identity,
+    standing: Standing,
+    package: Arc<PackageInfo>,
+    asked: LeaseRequest,
+) -> Result<Wanted, Error> {
+    let request = match asked.request.as_str() {
+        "" => None,
+        name => Some(name.parse()?),
+    };
+    Ok(Wanted {
+        request,
+        tenant: Arc::clone(&caller.tenant),
+        token: caller.token,
+        standing,
+        terms: Terms::of(&asked)?,
+        pu: asked.pu,
+        package,
+        wait_ms: asked.wait_ms,
+    })
+}
+
+fn name_of(node: &v1::NodeInfo) -> &str {
+    node.description.as_ref().map(|description| description.name.as_str()).unwrap_or_default()
+}
+
+fn answer<T>(result: Result<T, Error>) -> Result<Response<T>, Status> {
+    result.map(Response::new).map_err(Error::into_status)
+}

@@ -1,0 +1,59 @@
+//! For agents.
+
+use std::sync::Arc;
+
+use sublet_proto::Error;
+use sublet_proto::v1::nodes_server::Nodes;
+use sublet_proto::v1::{
+    ConfirmReply, ConfirmRequest, FetchPackageRequest, NodeRegistration, NodeReport, NodeReportReply,
+    PackageChunk, Registration,
+};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::Service;
+use crate::auth::caller;
+
+/// Parts of a package that wait to be sent.
+const PARTS_AHEAD: usize = 1;
+
+#[tonic::async_trait]
+impl Nodes for Service {
+    type FetchPackageStream = ReceiverStream<Result<PackageChunk, Status>>;
+
+    async fn register(&self, request: Request<Registration>) -> Result<Response<NodeRegistration>, Status> {
+        let caller = caller(&request)?;
+        let managers = self.0.fleet.addresses();
+        let registered = self.0.shell.register(request.into_inner(), &caller, managers).await;
+        registered.map(Response::new).map_err(Error::into_status)
+    }
+
+    async fn report(&self, request: Request<NodeReport>) -> Result<Response<NodeReportReply>, Status> {
+        let caller = caller(&request)?;
+        let managers = self.0.fleet.addresses();
+        let reported = self.0.shell.report(request.into_inner(), &caller, managers);
+        reported.map(Response::new).map_err(Error::into_status)
+    }
+
+    async fn confirm_lease(
+        &self,
+        request: Request<ConfirmRequest>,
+    ) -> Result<Response<ConfirmReply>, Status> {
+        let caller = caller(&request)?;
+        let confirmed = self.0.shell.confirm(&request.into_inner().lease, &caller).await;
+        confirmed.map(Response::new).map_err(Error::into_status)
+    }
+
+    async fn fetch_package(
+        &self,
+        request: Request<FetchPackageRequest>,
+    ) -> Result<Response<Self::FetchPackageStream>, Status> {
+        let digest = request.into_inner().digest;
+        let known = self.0.packages.resolve(&digest).await.map_err(Error::into_status)?;
+        let (sender, parts) = mpsc::channel(PARTS_AHEAD);
+        let service = Arc::clone(&self.0);
+        tokio::spawn(async move { service.packages.send(known.digest.clone(), sender).await });
+        Ok(Response::new(ReceiverStream::new(parts)))
+    }
+}

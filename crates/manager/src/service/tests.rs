@@ -1,0 +1,226 @@
+//! Leases whose token is verified while they are used: what is granted, confirmed and taken back.
+
+use std::sync::Arc;
+
+use sublet_proto::package::{self, Checked};
+use sublet_proto::price::Prices;
+use sublet_proto::ticket::{Signing, Verifying};
+use sublet_proto::v1::manager_server::Manager;
+use sublet_proto::v1::nodes_server::Nodes;
+use sublet_proto::v1::*;
+use sublet_proto::{Code, Error};
+use tonic::Request;
+
+use super::{Parts, Service};
+use crate::auth::{Gate, Identity};
+use crate::bill::Bills;
+use crate::clock::Clock;
+use crate::core::{Core, QueueLimits, Settings};
+use crate::database::Database;
+use crate::fleet::Fleet;
+use crate::packages::Packages;
+use crate::peers::Peers;
+use crate::shell::Shell;
+use crate::store::SqliteStore;
+use crate::tenants::Tenants;
+use crate::tokens::{Known, MAX_LOOKUPS_PER_SECOND, Tokens};
+
+struct House {
+    service: Service,
+    /// Another manager of the store.
+    elsewhere: Tokens,
+    signing: Signing,
+    _folder: tempfile::TempDir,
+}
+
+const SEED: [u8; 32] = [7; 32];
+
+async fn house() -> House {
+    let folder = tempfile::tempdir().unwrap();
+    let store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
+    let peers = Peers::join(&store, 1).unwrap();
+    let database = Database::new(Box::new(store));
+    let settings = Settings { epoch: 1, seed: 1, prices: Prices::default(), queue: QueueLimits::default() };
+    let clock = Clock::start();
+    let shell = Shell::new(Core::new(settings), Signing::from_seed(&SEED), database.clone(), clock).unwrap();
+    shell.set_quotas(Default::default()).unwrap();
+    let tokens = || Tokens::new(database.clone(), Known::default());
+    let service = Service::new(Parts {
+        shell: Arc::new(shell),
+        gate: Arc::new(Gate::new(tokens(), clock)),
+        tenants: Arc::new(Tenants::new(database.clone())),
+        packages: Packages::new(database.clone()),
+        bills: Bills::new(database.clone()),
+        fleet: Arc::new(Fleet::new(database.clone(), peers, 1)),
+        database: database.clone(),
+        uploads: Parts::uploads(),
+    });
+    let house = House { service, elsewhere: tokens(), signing: Signing::from_seed(&SEED), _folder: folder };
+    house.service.0.packages.deploy(Arc::new(vec![1]), package(), 0).await.unwrap();
+    let node = NodeDescription {
+        name: "n".into(),
+        agent: "unix:/n".into(),
+        architecture: package().architecture.into(),
+        cores: 2,
+        memory_bytes: 1 << 30,
+        ..NodeDescription::default()
+    };
+    let registration = Registration { node: Some(node), instance: "1".repeat(32), leases: Vec::new() };
+    house.service.register(by(Identity::local(0), registration)).await.unwrap();
+    house
+}
+
+fn package() -> Checked {
+    Checked {
+        name: "p".into(),
+        digest: package::digest(b"p"),
+        architecture: "x86_64",
+        library: "p.so".into(),
+        functions: vec![FunctionInfo { name: "f".into(), symbol: "f".into() }],
+        size_bytes: 1,
+        package: Default::default(),
+    }
+}
+
+fn by<T>(identity: Identity, message: T) -> Request<T> {
+    let mut request = Request::new(message);
+    request.extensions_mut().insert(identity);
+    request
+}
+
+impl House {
+    /// The text of a token that this manager has not heard of.
+    async fn token(&self, tenant: &str) -> String {
+        let asked =
+            CreateTokenRequest { tenant: tenant.into(), role: Role::User.into(), ..Default::default() };
+        self.elsewhere.create(asked, 1).await.unwrap().1
+    }
+
+    async fn request(&self, token: &str, cores: u32) -> Result<LeaseGrants, Error> {
+        let asked = LeaseRequest { package: "p".into(), cores, ..LeaseRequest::default() };
+        let caller = Identity::pending(token.parse().unwrap());
+        answered(self.service.request_lease(by(caller, asked)).await)
+    }
+
+    async fn confirm(&self, grants: &LeaseGrants) -> Result<Ticket, Error> {
+        let lease = grants.grants[0].lease.as_ref().unwrap().id.clone();
+        let agent = Identity::local(0);
+        let reply = answered(self.service.confirm_lease(by(agent, ConfirmRequest { lease })).await)?;
+        self.open(&reply.ticket)
+    }
+
+    fn open(&self, ticket: &[u8]) -> Result<Ticket, Error> {
+        Verifying::from_bytes(&self.signing.verifying_key())?.open(ticket)
+    }
+
+    /// Two reports of the agent: the answer to the first says what has ended, the second that it has come.
+    async fn report_twice(&self) {
+        let registration =
+            self.service.0.shell.look(|core| core.nodes().next().map(|node| node.registration));
+        for sequence in 1..3 {
+            let report = NodeReport {
+                node: "n".into(),
+                registration: registration.as_ref().unwrap().unwrap(),
+                sequence,
+                answered: sequence - 1,
+                state: NodeState::Lending.into(),
+                ..NodeReport::default()
+            };
+            answered(self.service.report(by(Identity::local(0), report)).await).unwrap();
+        }
+    }
+
+    fn free_cores(&self) -> u32 {
+        self.service.0.shell.look(|core| core.nodes().map(|node| node.free().cores).sum()).unwrap()
+    }
+}
+
+fn answered<T>(result: Result<tonic::Response<T>, tonic::Status>) -> Result<T, Error> {
+    result.map(tonic::Response::into_inner).map_err(|status| Error::from_status(&status))
+}
+
+#[tokio::test]
+async fn a_lease_begins_before_its_token_is_verified_and_is_its_tenants_then() {
+    let house = house().await;
+    let granted = house.request(&house.token("t").await, 1).await.unwrap();
+    let first = house.open(&granted.grants[0].ticket).unwrap();
+    assert!(first.provisional && !first.token.is_empty());
+    let confirmed = house.confirm(&granted).await.unwrap();
+    let lease = confirmed.lease.unwrap();
+    assert!(!confirmed.provisional);
+    assert_eq!((lease.tenant.as_str(), confirmed.token), ("t", first.token));
+    let used = |name: &str| house.service.0.shell.set_quota(name, Quota::default()).unwrap().cores;
+    assert_eq!((used("t"), used(crate::names::UNVERIFIED)), (1, 0));
+}
+
+#[tokio::test]
+async fn a_lease_of_a_token_that_nobody_made_is_taken_back() {
+    let house = house().await;
+    let forged = format!("sublet_{}_{}", "0".repeat(16), "A".repeat(43));
+    let granted = house.request(&forged, 1).await.unwrap();
+    assert_eq!(house.confirm(&granted).await.unwrap_err().code, Code::Unauthenticated);
+    house.report_twice().await;
+    assert_eq!(house.free_cores(), 2);
+}
+
+#[tokio::test]
+async fn a_lease_that_its_tenant_may_not_have_is_taken_back() {
+    let house = house().await;
+    let token = house.token("t").await;
+    house.service.0.shell.set_quota("t", Quota { cores: Some(1), ..Quota::default() }).unwrap();
+    let granted = house.request(&token, 2).await.unwrap();
+    assert_eq!(house.confirm(&granted).await.unwrap_err().code, Code::QuotaExceeded);
+    house.report_twice().await;
+    assert_eq!(house.free_cores(), 2);
+}
+
+#[tokio::test]
+async fn who_cannot_have_a_lease_at_once_hears_why_when_the_token_is_verified() {
+    let house = house().await;
+    let refused = house.request(&house.token("t").await, 3).await.unwrap_err();
+    assert_eq!(refused.code, Code::InsufficientResources);
+    let forged = format!("sublet_{}_{}", "0".repeat(16), "A".repeat(43));
+    assert_eq!(house.request(&forged, 3).await.unwrap_err().code, Code::Unauthenticated);
+}
+
+#[tokio::test]
+async fn agents_confirm_leases_of_their_own_node_only() {
+    let house = house().await;
+    let granted = house.request(&house.token("t").await, 1).await.unwrap();
+    let asked = CreateTokenRequest { role: Role::Agent.into(), node: "other".into(), ..Default::default() };
+    let (_, text) = house.elsewhere.create(asked, 1).await.unwrap();
+    let shown = text.parse().unwrap();
+    let record = house.service.0.gate.tokens.look_up(&shown, 1).await.unwrap();
+    let lease = granted.grants[0].lease.as_ref().unwrap().id.clone();
+    let request = by(Identity::of(shown.id, &record), ConfirmRequest { lease });
+    let refused = answered(house.service.confirm_lease(request).await).unwrap_err();
+    assert_eq!(refused.code, Code::PermissionDenied);
+}
+
+#[tokio::test]
+async fn made_up_tokens_are_looked_up_at_a_bounded_rate() {
+    let house = house().await;
+    let tokens = &house.service.0.gate.tokens;
+    for number in 0..MAX_LOOKUPS_PER_SECOND {
+        let shown = format!("sublet_{number:016x}_{}", "A".repeat(43)).parse().unwrap();
+        assert_eq!(tokens.look_up(&shown, 1).await.err().unwrap().code, Code::Unauthenticated);
+    }
+    let shown = house.token("t").await.parse().unwrap();
+    assert_eq!(tokens.look_up(&shown, 1).await.err().unwrap().code, Code::TryLater);
+    tokens.refresh(1).await.unwrap();
+    tokens.look_up(&shown, 1).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_revocation_by_another_manager_is_seen_with_the_next_refresh() {
+    let house = house().await;
+    let text = house.token("t").await;
+    let shown: crate::tokens::Shown = text.parse().unwrap();
+    let tokens = &house.service.0.gate.tokens;
+    tokens.look_up(&shown, 1).await.unwrap();
+    house.elsewhere.revoke(&shown.id.to_string(), 2).await.unwrap();
+    assert!(tokens.is_valid(shown.id, 3));
+    tokens.refresh(3).await.unwrap();
+    assert!(!tokens.is_valid(shown.id, 3));
+    assert_eq!(tokens.look_up(&shown, 3).await.err().unwrap().code, Code::Unauthenticated);
+}

@@ -1,0 +1,288 @@
+//! What agents say to the shell: registrations, reports, and the question whether a token is good.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sublet_proto::package::MAX_FUNCTIONS;
+use sublet_proto::v1::{
+    self, ConfirmReply, EndOrder, LeaseState, NodeDescription, NodeRegistration, NodeReport, NodeReportReply,
+    NodeState, Registration, RunningLease, Ticket,
+};
+use sublet_proto::{Code, Error};
+
+use super::{Shell, State, parse_lease, unknown_lease};
+use crate::auth::{Identity, Lending as Allowed};
+use crate::core::{Action, Ended, Event, Joining, LeaseId, LeaseReport, Lending, Report, Running};
+use crate::database::blocking;
+use crate::ledger::{self, Record};
+use crate::names::{self, UNVERIFIED};
+use crate::tokens::TokenId;
+
+/// Leases that an agent may bring when it registers.
+const MAX_RUNNING: usize = 65_536;
+/// Longest reason for a lease's end that is kept, in characters.
+const MAX_REASON_CHARS: usize = 512;
+/// How long an agent waits for a token to be verified.
+const CONFIRMATION: Duration = Duration::from_secs(5);
+
+/// A lease that an agent brings, and the token behind it.
+struct Brought {
+    running: Running,
+    token: Option<TokenId>,
+}
+
+impl Shell {
+    /// Takes a node up with what runs on it.
+    pub(crate) async fn register(
+        self: &Arc<Shell>,
+        registration: Registration,
+        caller: &Identity,
+        managers: Vec<String>,
+    ) -> Result<NodeRegistration, Error> {
+        let Registration { node, instance, leases } = registration;
+        let description = node.ok_or_else(|| invalid("a registration describes no node".into()))?;
+        check_lending(&description, caller)?;
+        let instance = instance.parse()?;
+        if leases.len() > MAX_RUNNING {
+            return Err(invalid(format!(
+                "{} leases on one node, at most {MAX_RUNNING} are possible",
+                leases.len()
+            )));
+        }
+        let brought = self.verify(description.name.clone(), leases).await?;
+        let (brought, stored) = self.with_records(brought).await?;
+        let mut state = self.lock()?;
+        for record in stored {
+            self.handle(&mut state, Event::Restored(Box::new(record.lease)));
+        }
+        let tokens: Vec<_> =
+            brought.iter().map(|brought| (brought.running.report.lease, brought.token)).collect();
+        let leases = brought.into_iter().map(|brought| brought.running).collect();
+        let joining = Joining { description, instance, leases };
+        let registration = match self.handle(&mut state, Event::Register(Box::new(joining))) {
+            Some(Action::Registered { registration, .. }) => registration,
+            Some(Action::NotRegistered(error)) => return Err(error),
+            other => {
+                return Err(Error::new(Code::Internal, format!("a registration was answered by {other:?}")));
+            }
+        };
+        state.take_over(&tokens);
+        drop(state);
+        Ok(NodeRegistration {
+            verifying_key: self.signing.verifying_key().to_vec(),
+            registration,
+            now_unix_ms: self.clock.now_ms(),
+            managers,
+        })
+    }
+
+    /// The leases that managers of this store have granted on the node; the agent is told to end the others.
+    async fn verify(
+        self: &Arc<Shell>,
+        node: String,
+        leases: Vec<RunningLease>,
+    ) -> Result<Vec<Brought>, Error> {
+        if leases.is_empty() {
+            return Ok(Vec::new());
+        }
+        let shell = Arc::clone(self);
+        blocking(move || {
+            let brought = leases.into_iter().filter_map(|running| match shell.bring(&node, running) {
+                Ok(brought) => Some(brought),
+                Err(error) => {
+                    tracing::warn!(%node, %error, "an agent brings a lease that is none");
+                    None
+                }
+            });
+            Ok(brought.collect())
+        })
+        .await
+    }
+
+    fn bring(&self, node: &str, running: RunningLease) -> Result<Brought, Error> {
+        let RunningLease { ticket, report, remaining_ms } = running;
+        let Ticket { lease, token, .. } = self.verifying.open(&ticket)?;
+        let lease = lease.unwrap_or_default();
+        let report = lease_report(report.unwrap_or_default())?;
+        if lease.node != node || lease.id != report.lease.to_string() {
+            let message = format!("the ticket is for lease {} on node {:?}", lease.id, lease.node);
+            return Err(Error::new(Code::PermissionDenied, message));
+        }
+        let token = token.parse().ok();
+        Ok(Brought { running: Running { lease: Box::new(lease), report, remaining_ms }, token })
+    }
+
+    /// What the store has of leases that are new to this manager: what they have cost is not counted twice, and whose
+    /// they are is known of those whose ticket is from before that was verified.
+    async fn with_records(&self, mut brought: Vec<Brought>) -> Result<(Vec<Brought>, Vec<Record>), Error> {
+        let new: Vec<LeaseId> = self.look(|core| {
+            let leases = brought.iter().map(|brought| brought.running.report.lease);
+            leases.filter(|&lease| core.lease(lease).is_none()).collect()
+        })?;
+        if new.is_empty() {
+            return Ok((brought, Vec::new()));
+        }
+        let read = self.database.with(move |store| {
+            let records = new.iter().map(|lease| ledger::stored(store, &lease.to_string()));
+            Ok(records.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+        });
+        let records: Vec<Record> = match read.await {
+            Ok(records) => records,
+            Err(error) => {
+                // Nodes join even while the store is away; usage is in their reports.
+                tracing::warn!(%error, "a node joins without what the store has of its leases");
+                Vec::new()
+            }
+        };
+        for record in &records {
+            let known = brought.iter_mut().find(|brought| brought.running.lease.id == record.lease.id);
+            let Some(known) = known else { continue };
+            if known.running.lease.tenant == UNVERIFIED {
+                known.running.lease.tenant.clone_from(&record.lease.tenant);
+            }
+            known.token = known.token.or_else(|| record.token.parse().ok());
+        }
+        // What is still nobody's was never verified.
+        brought.retain(|brought| brought.running.lease.tenant != UNVERIFIED);
+        let records = records.into_iter().filter(|record| record.lease.tenant != UNVERIFIED).collect();
+        Ok((brought, records))
+    }
+
+    /// Takes a report in.
+    pub(crate) fn report(
+        &self,
+        report: NodeReport,
+        caller: &Identity,
+        managers: Vec<String>,
+    ) -> Result<NodeReportReply, Error> {
+        caller.check_node(&report.node)?;
+        let lending = lending(report.state());
+        let NodeReport { node, leases, registration, sequence, clock_unix_ms: clock_ms, answered, .. } =
+            report;
+        let leases = leases.into_iter().map(lease_report).collect::<Result<_, _>>()?;
+        let again = || {
+            let message =
+                format!("node {node:?} is not registered with this manager; it has to register first");
+            Error::new(Code::Protocol, message)
+        };
+        let mut state = self.lock()?;
+        let node = state.core.node_key(&node).ok_or_else(again)?;
+        let report = Report { node, registration, sequence, answered, clock_ms, lending, leases };
+        let reported = match self.handle(&mut state, Event::Report(report)) {
+            Some(Action::Reported(reported)) => reported,
+            Some(Action::RegisterAgain) => return Err(again()),
+            other => return Err(Error::new(Code::Internal, format!("a report was answered by {other:?}"))),
+        };
+        drop(state);
+        let order = |(lease, error): (LeaseId, Error)| EndOrder {
+            lease: lease.to_string(),
+            code: error.code.number(),
+            reason: error.message,
+        };
+        Ok(NodeReportReply {
+            end: reported.end.into_iter().map(order).collect(),
+            acknowledged: reported.acknowledged.iter().map(LeaseId::to_string).collect(),
+            now_unix_ms: self.clock.now_ms(),
+            managers,
+            sequence: reported.sequence,
+        })
+    }
+
+    /// Waits until a provisional lease's token has been verified.
+    pub(crate) async fn confirm(&self, lease: &str, caller: &Identity) -> Result<ConfirmReply, Error> {
+        let lease = parse_lease(lease)?;
+        let mut decided = self.decided.subscribe();
+        let wait = async {
+            loop {
+                decided.mark_unchanged();
+                if let Some(reply) = self.confirmed(lease, caller)? {
+                    return Ok(reply);
+                }
+                let stops = |_| Error::new(Code::Internal, "the manager stops");
+                decided.changed().await.map_err(stops)?;
+            }
+        };
+        tokio::time::timeout(CONFIRMATION, wait).await.unwrap_or_else(|_| {
+            let message =
+                format!("the token of lease {lease} was not verified within {} s", CONFIRMATION.as_secs());
+            Err(Error::new(Code::StoreUnreachable, message))
+        })
+    }
+
+    /// Nothing while it is not decided.
+    fn confirmed(&self, id: LeaseId, caller: &Identity) -> Result<Option<ConfirmReply>, Error> {
+        let state = self.lock()?;
+        if let Some((_, error)) = state.rejected.iter().find(|(rejected, _)| *rejected == id) {
+            return Err(error.clone());
+        }
+        let lease = state.core.lease(id).ok_or_else(|| unknown_lease(id))?;
+        let node = state.core.node(lease.node).map(|node| node.name.clone()).unwrap_or_default();
+        caller.check_node(&node)?;
+        if let Some(end) = &lease.end {
+            let message = format!("lease {id} has ended: {}", end.reason);
+            return Err(Error::new(end.code.unwrap_or(Code::LeaseEnded), message));
+        }
+        if lease.provisional {
+            return Ok(None);
+        }
+        let granted = state.describe(id).ok_or_else(|| unknown_lease(id))?;
+        drop(state);
+        Ok(Some(ConfirmReply { ticket: self.signing.sign(&granted.ticket) }))
+    }
+}
+
+impl State {
+    /// Notes the tokens of leases that have come with their node.
+    fn take_over(&mut self, tokens: &[(LeaseId, Option<TokenId>)]) {
+        for &(lease, token) in tokens {
+            if let Some(token) = token.filter(|_| self.core.lease(lease).is_some()) {
+                self.taken.insert(lease, token);
+            }
+        }
+    }
+}
+
+/// That an agent may lend the node as it describes it.
+fn check_lending(node: &NodeDescription, caller: &Identity) -> Result<(), Error> {
+    names::check_node(&node.name)?;
+    caller.check_node(&node.name)?;
+    let Some(Allowed { max_cores, max_memory_bytes, .. }) = caller.lending.as_deref() else { return Ok(()) };
+    let cores = u64::from(node.cores) + u64::from(node.shared_cores);
+    within("cores", cores, u64::from(*max_cores))?;
+    within("bytes of memory", node.memory_bytes, *max_memory_bytes)
+}
+
+fn within(what: &str, lent: u64, most: u64) -> Result<(), Error> {
+    if most == 0 || lent <= most {
+        return Ok(());
+    }
+    Err(Error::new(
+        Code::PermissionDenied,
+        format!("{lent} {what} are to be lent, the access token allows {most}"),
+    ))
+}
+
+fn lending(state: NodeState) -> Lending {
+    match state {
+        NodeState::Draining => Lending::Draining,
+        NodeState::Reclaimed => Lending::Reclaimed,
+        NodeState::Unspecified | NodeState::Lending | NodeState::Lost => Lending::Open,
+    }
+}
+
+fn lease_report(report: v1::LeaseReport) -> Result<LeaseReport, Error> {
+    let is_over = report.state() == LeaseState::Ended;
+    let v1::LeaseReport { lease, usage, end_reason, end_code, mut functions, .. } = report;
+    let reason = || end_reason.chars().take(MAX_REASON_CHARS).collect();
+    functions.truncate(MAX_FUNCTIONS);
+    Ok(LeaseReport {
+        lease: parse_lease(&lease)?,
+        usage: usage.unwrap_or_default(),
+        functions,
+        ended: is_over.then(|| Ended { code: end_code, reason: reason() }),
+    })
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(Code::InvalidArgument, message)
+}

@@ -1,0 +1,89 @@
+//! Tenants and their quotas, as the store has them.
+//!
+//! A tenant is there once an operator has set its quota, or a token or a lease names it; without a quota nothing is
+//! limited. Managers read the quotas again within a second of a change by any of them.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+
+use prost::Message;
+use sublet_proto::v1::{Quota, Tenant};
+use sublet_proto::{Error, decode};
+
+use crate::chance;
+use crate::database::Database;
+use crate::names;
+use crate::store::{Batch, Store, keys};
+
+/// How many tenants are read from the store at a time.
+const PAGE_RECORDS: usize = 1000;
+/// Written with each change of a tenant: only that it is another writing is ever read.
+const REVISION: &str = "auth/tenants-revision";
+const REVISION_BYTES: usize = 16;
+
+/// What tenants without a verified token have together: enough to start with, and no more than can be lost.
+pub(crate) const UNVERIFIED_QUOTA: Quota =
+    Quota { cores: Some(64), memory_bytes: None, leases: Some(64), spend_nano: None };
+
+/// The tenants of a store.
+pub(crate) struct Tenants {
+    database: Database,
+    /// As of which revision they were read; `None` before the first time.
+    revision: Mutex<Option<u64>>,
+}
+
+impl Tenants {
+    pub(crate) fn new(database: Database) -> Tenants {
+        Tenants { database, revision: Mutex::new(None) }
+    }
+
+    /// All quotas, if any manager has changed one since the last time. To be called each second.
+    pub(crate) async fn refresh(&self) -> Result<Option<HashMap<String, Quota>>, Error> {
+        let last = *self.revision.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = self.database.with(move |store| {
+            // The revision first: what changes while the tenants are read is read again the next time.
+            let revision = store.get(REVISION)?.map_or(0, |found| found.version);
+            if Some(revision) == last {
+                return Ok(None);
+            }
+            let tenants =
+                all(store)?.into_iter().map(|tenant| (tenant.name, tenant.quota.unwrap_or_default()));
+            Ok(Some((revision, tenants.collect())))
+        });
+        let Some((revision, quotas)) = read.await? else { return Ok(None) };
+        *self.revision.lock().unwrap_or_else(PoisonError::into_inner) = Some(revision);
+        Ok(Some(quotas))
+    }
+
+    /// Sets a tenant's quota, for all managers.
+    pub(crate) async fn set(&self, name: &str, quota: Quota) -> Result<(), Error> {
+        names::check_tenant(name)?;
+        let tenant = Tenant { name: name.to_owned(), quota: Some(quota), r#use: None };
+        self.database
+            .with(move |store| {
+                let mut batch = Batch::default();
+                batch.put(format!("{}{}", keys::TENANT, tenant.name), tenant.encode_to_vec());
+                batch.put(REVISION.into(), chance::secret::<REVISION_BYTES>()?.to_vec());
+                store.commit(&batch)
+            })
+            .await
+    }
+
+    /// Those that have a quota.
+    pub(crate) async fn list(&self) -> Result<Vec<Tenant>, Error> {
+        self.database.with(|store| all(store)).await
+    }
+}
+
+fn all(store: &dyn Store) -> Result<Vec<Tenant>, Error> {
+    let (mut tenants, mut after) = (Vec::new(), None);
+    loop {
+        let page = store.scan(keys::TENANT, after.as_deref(), PAGE_RECORDS)?;
+        let Some(last) = page.last() else { return Ok(tenants) };
+        after = Some(last.key.clone());
+        for found in &page {
+            tenants.push(decode::<Tenant>("a stored tenant", &found.value)?);
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! Certificates: made here, or read from files, and renewed while the manager runs.
+//!
+//! Managers of one store share one authority, whose secret lies in the store as that of tickets does; so clients and
+//! agents trust one `ca.pem`, whichever manager they talk to. Server certificates are made anew at each start and
+//! live in memory only: a changed name needs nothing but a restart.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use prost::Message;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use sublet_proto::{Code, Error, decode};
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{self, ServerConfig};
+
+use crate::store::Store;
+
+/// How often certificates are made or read anew.
+pub(crate) const RENEWAL: Duration = Duration::from_secs(60 * 60);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// How long a server certificate that is made here is valid, in days.
+const SERVER_DAYS: u32 = 90;
+/// How long the authority is valid, in days.
+const AUTHORITY_DAYS: u32 = 20 * 365;
+const AUTHORITY_NAME: &str = "Sublet managers";
+const KEY: &str = "manager/authority";
+const CA_FILE: &str = "ca.pem";
+
+/// How the manager's TCP listeners are protected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tls {
+    /// By certificates of the managers' own authority, which is written to `tls/ca.pem` in the state folder.
+    Generated {
+        /// Names and addresses by which clients reach this manager, beside its host's name and `localhost`.
+        names: Vec<String>,
+    },
+    /// By a certificate of the operator, in PEM. The files are read again each hour.
+    Files {
+        /// The certificate, and those between it and its authority.
+        certificate: PathBuf,
+        /// Its private key.
+        key: PathBuf,
+    },
+    /// Not at all: loopback addresses only.
+    Plain,
+}
+
+impl Tls {
+    /// Refuses to listen in the clear where others listen, too.
+    pub(crate) fn check(&self, listen: &[SocketAddr]) -> Result<(), Error> {
+        match listen.iter().find(|address| !address.ip().is_loopback()) {
+            Some(address) if *self == Tls::Plain => Err(Error::new(
+                Code::InvalidArgument,
+                format!(
+                    "{address} is no loopback address: without TLS it would carry tokens and tickets in the clear"
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Where certificates come from, and the configuration that holds them now.
+pub(crate) struct Certificates {
+    source: Source,
+    current: RwLock<Arc<ServerConfig>>,
+}
+
+enum Source {
+    Authority { authority: Authority, names: Vec<String> },
+    Files { certificate: PathBuf, key: PathBuf },
+}
+
+impl Certificates {
+    /// For these addresses; nothing if they are not protected.
+    pub(crate) fn open(
+        tls: &Tls,
+        listen: &[SocketAddr],
+        state: &Path,
+        store: &mut dyn Store,
+    ) -> Result<Option<Certificates>, Error> {
+        tls.check(listen)?;
+        let source = match tls {
+            Tls::Plain => return Ok(None),
+            Tls::Files { certificate, key } => {
+                Source::Files { certificate: certificate.clone(), key: key.clone() }
+            }
+            Tls::Generated { names } => {
+                let authority = Authority::of(store)?;
+                authority.publish(state)?;
+                Source::Authority { authority, names: server_names(names, listen) }
+            }
+        };
+        let current = RwLock::new(source.configuration()?);
+        Ok(Some(Certificates { source, current }))
+    }
+
+    pub(crate) fn current(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Makes or reads them anew. Those of before stay if that fails.
+    pub(crate) fn renew(&self) -> Result<(), Error> {
+        let renewed = self.source.configuration()?;
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = renewed;
+        Ok(())
+    }
+}
+
+impl Source {
+    fn configuration(&self) -> Result<Arc<ServerConfig>, Error> {
+        match self {
+            Source::Authority { authority, names } => authority.issue(names),
+            Source::Files { certificate, key } => configuration(
+                &Pem { from: certificate.display().to_string(), bytes: read(certificate)? },
+                &Pem { from: key.display().to_string(), bytes: read(key)? },
+            ),
+        }
+    }
+}
+
+/// Signs the certificates of the managers of one store.
+#[derive(Clone, PartialEq, Message)]
+struct Authority {
+    #[prost(string, tag = "1")]
+    certificate: String,
+    #[prost(string, tag = "2")]
+    key: String,
+}
+
+impl Authority {
+    /// The store's; the first manager makes it.
+    fn of(store: &mut dyn Store) -> Result<Authority, Error> {
+        if store.get(KEY)?.is_none() {
+            let authority = Authority::new().map_err(not_made)?;
+            store.compare_and_swap(KEY, 0, &authority.encode_to_vec())?;
+        }
+        let stored = store.get(KEY)?.map(|stored| stored.value).unwrap_or_default();
+        decode("the store's authority", &stored)
+    }
+
+    fn new() -> Result<Authority, rcgen::Error> {
+        let key = KeyPair::generate()?;
+        let certificate = authority_params()?.self_signed(&key)?.pem();
+        Ok(Authority { certificate, key: key.serialize_pem() })
+    }
+
+    /// Writes the certificate where operators find it.
+    fn publish(&self, state: &Path) -> Result<(), Error> {
+        let folder = state.join("tls");
+        let file = folder.join(CA_FILE);
+        std::fs::create_dir_all(&folder)
+            .and_then(|()| std::fs::write(&file, &self.certificate))
+            .map_err(|error| Error::new(Code::System, format!("cannot write {}: {error}", file.display())))
+    }
+
+    fn issue(&self, names: &[String]) -> Result<Arc<ServerConfig>, Error> {
+        let (certificate, key) = self.sign(names).map_err(not_made)?;
+        let pem = |bytes: String| Pem { from: "a new certificate".into(), bytes: bytes.into_bytes() };
+        configuration(&pem(certificate + &self.certificate), &pem(key))
+    }
+
+    /// A certificate for these names, and its key.
+    fn sign(&self, names: &[String]) -> Result<(String, String), rcgen::Error> {
+        let authority = authority_params()?;
+        let issuer = Issuer::from_params(&authority, KeyPair::from_pem(&self.key)?);
+        let mut params = CertificateParams::new(names)?;
+        params.distinguished_name.push(DnType::CommonName, "Sublet manager");
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.use_authority_key_identifier_extension = true;
+        valid_for(&mut params, SERVER_DAYS);
+        let key = KeyPair::generate()?;
+        Ok((params.signed_by(&key, &issuer)?.pem(), key.serialize_pem()))
+    }
+}
+
+/// The same for each of its certificates: they name it by this.
+fn authority_params() -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::new(Vec::new())?;
+    params.distinguished_name.push(DnType::CommonName, AUTHORITY_NAME);
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    valid_for(&mut params, AUTHORITY_DAYS);
+    Ok(params)
+}
+
+/// From yesterday on: clocks differ.
+fn valid_for(params: &mut CertificateParams, days: u32) {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let today = rcgen::date_time_ymd(1970, 1, 1) + since_1970;
+    params.not_before = today - DAY;
+    params.not_after = today + DAY * days;
+}
+
+/// What clients may call this manager: as the operator says, as its host is called, and where it listens.
+fn server_names(names: &[String], listen: &[SocketAddr]) -> Vec<String> {
+    let uname = rustix::system::uname();
+    let host = uname.nodename().to_string_lossy();
+    let addresses = listen.iter().map(|address| address.ip()).filter(|ip| !ip.is_unspecified());
+    let known = ["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned(), host.into_owned()];
+    let mut all: Vec<String> =
+        names.iter().cloned().chain(known).chain(addresses.map(|ip| ip.to_string())).collect();
+    all.retain(|name| !name.is_empty());
+    all.sort();
+    all.dedup();
+    all
+}
+
+/// Text that holds certificates or a key.
+struct Pem {
+    from: String,
+    bytes: Vec<u8>,
+}
+
+impl Pem {
+    fn refused(&self, what: &str, error: impl std::fmt::Display) -> Error {
+        Error::new(Code::InvalidArgument, format!("{} holds no {what}: {error}", self.from))
+    }
+}
+
+fn configuration(certificate: &Pem, key: &Pem) -> Result<Arc<ServerConfig>, Error> {
+    let chain: Vec<_> = CertificateDer::pem_slice_iter(&certificate.bytes)
+        .collect::<Result<_, _>>()
+        .map_err(|error| certificate.refused("certificates", error))?;
+    let private =
+        PrivateKeyDer::from_pem_slice(&key.bytes).map_err(|error| key.refused("private key", error))?;
+    let refused = |error: rustls::Error| certificate.refused("certificate for its key", error);
+    let mut configuration = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, private))
+        .map_err(refused)?;
+    configuration.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(Arc::new(configuration))
+}
+
+fn read(file: &Path) -> Result<Vec<u8>, Error> {
+    std::fs::read(file)
+        .map_err(|error| Error::new(Code::System, format!("cannot read {}: {error}", file.display())))
+}
+
+fn not_made(error: rcgen::Error) -> Error {
+    Error::new(Code::InvalidArgument, format!("a certificate cannot be made: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::SqliteStore;
+
+    fn open(folder: &Path, names: &[&str]) -> Certificates {
+        let mut store = SqliteStore::open(&folder.join("store.sqlite")).unwrap();
+        let tls = Tls::Generated { names: names.iter().map(|&name| name.to_owned()).collect() };
+        Certificates::open(&tls, &[], folder, &mut store).unwrap().unwrap()
+    }
+
+    #[test]
+    fn the_authority_stays_when_names_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let ca = || std::fs::read_to_string(folder.path().join("tls/ca.pem")).unwrap();
+        open(folder.path(), &[]);
+        let before = ca();
+        open(folder.path(), &["manager.example"]).renew().unwrap();
+        assert!(before.contains("BEGIN CERTIFICATE") && before == ca());
+    }
+
+    #[test]
+    fn without_tls_only_loopback_is_listened_on() {
+        let check = |tls: &Tls, address: &str| tls.check(&[address.parse().unwrap()]);
+        assert!(check(&Tls::Plain, "127.0.0.1:0").is_ok() && check(&Tls::Plain, "[::1]:0").is_ok());
+        let refused = check(&Tls::Plain, "0.0.0.0:7000").unwrap_err();
+        assert!(
+            refused.code == Code::InvalidArgument && refused.message.contains("0.0.0.0:7000"),
+            "{refused}"
+        );
+        assert!(check(&Tls::Generated { names: Vec::new() }, "0.0.0.0:7000").is_ok());
+    }
+
+    #[test]
+    fn files_that_are_no_certificates_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
+        let (certificate, key) = (folder.path().join("c.pem"), folder.path().join("k.pem"));
+        std::fs::write(&certificate, "nothing").unwrap();
+        let tls = Tls::Files { certificate: certificate.clone(), key: key.clone() };
+        let error = Certificates::open(&tls, &[], folder.path(), &mut store).err().unwrap();
+        assert!(error.message.contains("k.pem"), "{error}");
+        std::fs::write(&key, "nothing").unwrap();
+        let error = Certificates::open(&tls, &[], folder.path(), &mut store).err().unwrap();
+        assert_eq!(error.code, Code::InvalidArgument);
+    }
+}
