@@ -1,4 +1,4 @@
-//! The acceptor: one thread that takes connections and gives each a supervisor of its own.
+//! The acceptor: one thread that takes connections and gives each a thread of its own.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -9,13 +9,14 @@ use sublet_fabric::packet::{PacketListener, PacketSocket};
 use sublet_proto::{Code, Error};
 use tracing::{error, warn};
 
-use crate::message;
 use crate::node::Node;
 use crate::signal::wait_readable;
-use crate::supervisor;
+use crate::{connection, message};
 
 /// Connections beyond one for each core: those that have not shown a ticket, or are about to end.
 const SPARE_CONNECTIONS: usize = 64;
+/// Connections beyond those that only the node's operator gets: no client keeps a command from being heard.
+const OPERATOR_CONNECTIONS: usize = 8;
 /// How long to wait after a failure to accept, such as of too many open files, before trying again.
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -26,7 +27,9 @@ pub(crate) fn run(node: &Arc<Node>, listener: PacketListener) {
     while is_wanted(node, &listener) {
         supervisors.retain(|supervisor| !supervisor.is_finished());
         match listener.accept() {
-            Ok(socket) if supervisors.len() < most => supervisors.extend(supervise(node, socket)),
+            Ok(socket) if supervisors.len() < most + reserved(&socket) => {
+                supervisors.extend(supervise(node, socket));
+            }
             Ok(socket) => refuse(&socket, most),
             Err(error) => {
                 warn!(%error, "a connection could not be accepted");
@@ -58,9 +61,14 @@ fn is_wanted(node: &Node, listener: &PacketListener) -> bool {
 }
 
 fn supervise(node: &Arc<Node>, socket: PacketSocket) -> Option<JoinHandle<()>> {
-    node.spawn("sublet-lease", move |node| supervisor::serve(node, socket))
+    node.spawn("sublet-lease", move |node| connection::serve(node, socket))
         .inspect_err(|error| error!(%error, "a connection was dropped"))
         .ok()
+}
+
+/// How many more connections than others the peer's user may make.
+fn reserved(socket: &PacketSocket) -> usize {
+    if connection::is_operator(socket).unwrap_or(false) { OPERATOR_CONNECTIONS } else { 0 }
 }
 
 fn refuse(socket: &PacketSocket, most: usize) {

@@ -1,32 +1,32 @@
-//! From a connection to an attached lease: who may come, what a ticket must say, and what the lease then holds.
+//! From a ticket to an attached lease: what a ticket must say, and what the lease then holds.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use sublet_fabric::clock::unix_ms;
-use sublet_fabric::packet::{PacketError, PacketSocket};
 use sublet_fabric::region::Region;
 use sublet_proto::package::is_digest;
-use sublet_proto::v1::{Lease, WorkerOptions};
-use sublet_proto::{Code, Error, limits};
+use sublet_proto::v1::{Attach, Lease, Ticket, WorkerOptions};
+use sublet_proto::{Code, Error};
 use sublet_runtime::wire::InboxLayout;
+use sublet_runtime::wire::usage::UsageLayout;
 
-use crate::ledger::Enrolment;
-use crate::message::{self, FromClient};
+use crate::book::End;
+use crate::confirm::Confirmation;
+use crate::ledger::{Enrolled, Enrolment};
 use crate::node::Node;
-use crate::resources::Reservation;
-use crate::signal::{EndRequest, wait_readable};
+use crate::resources::{Reservation, Wanted};
+use crate::signal::EndRequest;
 use crate::usage::Meter;
-
-/// How long a connection may take to show its ticket.
-const TICKET_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Everything that a lease holds on this node. Whatever is dropped of it is given back; the fields stand in the
 /// order in which that has to happen.
 pub(crate) struct Attached {
     pub(crate) lease: Lease,
     pub(crate) options: WorkerOptions,
+    /// The client wants a worker at once.
+    pub(crate) start: bool,
+    /// Asked if the ticket is provisional: until it is answered, nothing is handed to the client.
+    pub(crate) confirmation: Option<Confirmation>,
     /// Shared by the client and the workers; the agent does not look into it.
     pub(crate) inbox: Region,
     pub(crate) meter: Arc<Meter>,
@@ -36,64 +36,48 @@ pub(crate) struct Attached {
     pub(crate) enrolment: Enrolment,
 }
 
-/// Waits for a client's ticket and takes its lease up. `None`: the client or the agent has gone.
-pub(crate) fn attach(node: &Node, socket: &PacketSocket) -> Result<Option<Attached>, Error> {
-    check_peer(socket)?;
-    let Some(bytes) = first_message(node, socket)? else { return Ok(None) };
-    match message::parse(&bytes)? {
-        FromClient::Attach(attach) => reserve(node, &attach.ticket).map(Some),
-        _ => Err(Error::new(Code::Protocol, "the first message of a client is not its ticket")),
-    }
+/// What a lease holds beside its place in the ledger.
+struct Holdings {
+    options: WorkerOptions,
+    confirmation: Option<Confirmation>,
+    inbox: Region,
+    meter: Arc<Meter>,
+    reservation: Reservation,
 }
 
-/// Only this user and root may use the node; the socket's mode says the same.
-fn check_peer(socket: &PacketSocket) -> Result<(), Error> {
-    let (uid, own) = (socket.peer_uid()?, rustix::process::geteuid().as_raw());
-    if uid == own || uid == 0 {
-        return Ok(());
-    }
-    let message = format!("this agent serves user {own}, and not user {uid}");
-    Err(Error::new(Code::PermissionDenied, message))
-}
-
-fn first_message(node: &Node, socket: &PacketSocket) -> Result<Option<Vec<u8>>, Error> {
-    let deadline = Instant::now() + TICKET_PATIENCE;
-    let fds = [Some(socket.as_fd()), Some(node.stopping.as_fd())];
-    let [readable, stopping] = wait_readable(fds, Some(deadline))?;
-    if stopping {
-        return Ok(None);
-    }
-    if !readable {
-        let message = format!("no ticket was shown within {} s", TICKET_PATIENCE.as_secs());
-        return Err(Error::new(Code::Protocol, message));
-    }
-    match socket.receive(Some(Duration::ZERO)) {
-        Ok(packet) => Ok(packet.map(|packet| packet.bytes)),
-        Err(PacketError::PeerGone) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn reserve(node: &Node, ticket: &[u8]) -> Result<Attached, Error> {
-    let lease = node.verify(ticket)?;
-    let (options, inbox_bytes) = check_lease(&lease)?;
+/// Takes up the lease of a ticket.
+pub(crate) fn attach(node: &Node, request: &Attach) -> Result<Attached, Error> {
     let end = Arc::new(EndRequest::new()?);
-    let meter = Arc::new(Meter::open(lease.cores, node.calibration)?);
-    let enrolment = node.ledger.enrol(&lease.id, meter.clone(), end.clone())?;
-    let held = node
-        .pool
-        .reserve(lease.cores, lease.memory_bytes)
-        .and_then(|reservation| Ok((reservation, Region::create("sublet-inbox", inbox_bytes)?)));
-    let (reservation, inbox) = match held {
+    let Enrolled { enrolment, ticket, expires } = node.ledger.enrol(&request.ticket, end.clone())?;
+    let held = match hold(node, &ticket) {
         Ok(held) => held,
         Err(error) => {
-            enrolment.finish(format!("the node could not take it up: {error}"));
+            let reason = format!("the node could not take it up: {error}");
+            enrolment.finish(End { code: error.code.number(), reason });
             return Err(error);
         }
     };
-    let left_ms = lease.expires_unix_ms.saturating_sub(unix_ms()).min(limits::MAX_TIMEOUT_MS);
-    let expires = Instant::now() + Duration::from_millis(left_ms);
-    Ok(Attached { lease, options, inbox, meter, end, expires, reservation, enrolment })
+    if held.confirmation.is_none() {
+        enrolment.bill(held.meter.clone());
+    }
+    let Holdings { options, confirmation, inbox, meter, reservation } = held;
+    let lease = ticket.lease.unwrap_or_default();
+    let start = request.start;
+    Ok(Attached { lease, options, start, confirmation, inbox, meter, end, expires, reservation, enrolment })
+}
+
+fn hold(node: &Node, ticket: &Ticket) -> Result<Holdings, Error> {
+    let nothing = || Error::new(Code::PermissionDenied, "the ticket names no lease");
+    let lease = ticket.lease.as_ref().ok_or_else(nothing)?;
+    let (options, inbox_bytes) = check_lease(lease)?;
+    let wanted = Wanted { cores: lease.cores, memory_bytes: lease.memory_bytes, shared: lease.shared };
+    let reservation = node.pool.reserve(&wanted)?;
+    let usage = UsageLayout::new(lease.cores, lease.functions);
+    let meter = Arc::new(Meter::open(usage, node.calibration)?);
+    let inbox = Region::create("sublet-inbox", inbox_bytes)?;
+    let ask = || Confirmation::ask(node.managers.connect()?, &lease.id);
+    let confirmation = ticket.provisional.then(ask).transpose()?;
+    Ok(Holdings { options, confirmation, inbox, meter, reservation })
 }
 
 /// The manager's signature makes a lease genuine, not possible. Answers with the size of its inbox, too.

@@ -3,31 +3,77 @@
 use std::fs;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
+use sublet_fabric::packet::MAX_PACKET_FDS;
 use sublet_proto::{Code, Error};
 
 /// Where a container's memory limit stands, by version of the control groups.
 const MEMORY_LIMITS: [&str; 2] = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
 
-/// The highest-numbered `wanted` of the cores this process may run on; all of them if nothing else is said.
-pub(crate) fn cores(wanted: Option<u32>) -> Result<Vec<u32>, Error> {
+/// Cores that workers of several leases share, beside those that are lent to one lease each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedCores {
+    /// How many cores, 1 to [`MAX_SHARED_CORES`].
+    pub cores: u32,
+    /// How many workers they take in all: at least one for each core, at most [`MAX_WORKERS_PER_CORE`].
+    pub places: u32,
+}
+
+/// Shared cores of a node. A worker process is passed a descriptor for each core that it is on, all in one packet.
+pub const MAX_SHARED_CORES: u32 = MAX_PACKET_FDS as u32 - 2;
+/// Workers on one shared core.
+pub const MAX_WORKERS_PER_CORE: u32 = 1024;
+
+/// The numbers of the cores that the node lends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Cores {
+    /// To one lease each.
+    pub(crate) exclusive: Vec<u32>,
+    /// To workers of several leases.
+    pub(crate) shared: Vec<u32>,
+}
+
+/// The highest-numbered of the cores this process may run on: `wanted` exclusive ones, then the shared ones. If
+/// nothing is said, all that are not shared are exclusive.
+pub(crate) fn cores(wanted: Option<u32>, shared: Option<SharedCores>) -> Result<Cores, Error> {
     let set = sched_getaffinity(None)
         .map_err(|errno| Error::new(Code::System, format!("reading the usable cores failed: {errno}")))?;
     let usable: Vec<u32> =
         (0..CpuSet::MAX_CPU).rev().filter(|&core| set.is_set(core)).map(|c| c as u32).collect();
-    choose(usable, wanted)
+    choose(usable, wanted, shared)
 }
 
-fn choose(mut usable: Vec<u32>, wanted: Option<u32>) -> Result<Vec<u32>, Error> {
-    let count = wanted.map_or(usable.len(), |wanted| wanted as usize);
-    if count == 0 {
+fn choose(usable: Vec<u32>, wanted: Option<u32>, shared: Option<SharedCores>) -> Result<Cores, Error> {
+    let shared_count = shared.map_or(Ok(0), |shared| shared.check().map(|()| shared.cores as usize))?;
+    let count = wanted.map_or(usable.len().saturating_sub(shared_count), |wanted| wanted as usize);
+    if count + shared_count == 0 {
         return Err(Error::new(Code::InvalidArgument, "a node without cores cannot lend anything"));
     }
-    if count > usable.len() {
-        let message = format!("{count} cores are to be lent, but only {} are usable here", usable.len());
+    if count + shared_count > usable.len() {
+        let message = format!(
+            "{count} cores and {shared_count} shared ones are to be lent, but only {} are usable here",
+            usable.len()
+        );
         return Err(Error::new(Code::InsufficientResources, message));
     }
-    usable.truncate(count);
-    Ok(usable)
+    let mut exclusive = usable;
+    exclusive.truncate(count + shared_count);
+    let shared = exclusive.split_off(count);
+    Ok(Cores { exclusive, shared })
+}
+
+impl SharedCores {
+    fn check(self) -> Result<(), Error> {
+        let SharedCores { cores, places } = self;
+        let most = u64::from(cores) * u64::from(MAX_WORKERS_PER_CORE);
+        if (1..=MAX_SHARED_CORES).contains(&cores) && places >= cores && u64::from(places) <= most {
+            return Ok(());
+        }
+        let message = format!(
+            "{cores} shared cores with {places} places: a node shares 1 to {MAX_SHARED_CORES} cores, \
+             each with 1 to {MAX_WORKERS_PER_CORE} places"
+        );
+        Err(Error::new(Code::InvalidArgument, message))
+    }
 }
 
 /// `wanted` bytes, or three quarters of what there is: the rest is for the node's own programs.
@@ -55,18 +101,44 @@ fn read_limit(path: &&str) -> Option<u64> {
 mod tests {
     use super::*;
 
+    fn shared(cores: u32, places: u32) -> Option<SharedCores> {
+        Some(SharedCores { cores, places })
+    }
+
     #[test]
     fn the_highest_cores_are_lent_and_no_more_than_there_are() {
-        assert_eq!(choose(vec![7, 3, 0], Some(2)).unwrap(), [7, 3]);
-        assert_eq!(choose(vec![7, 3, 0], None).unwrap(), [7, 3, 0]);
-        assert_eq!(choose(vec![7, 3, 0], Some(0)).unwrap_err().code, Code::InvalidArgument);
-        let error = choose(vec![7, 3, 0], Some(4)).unwrap_err();
+        let choose = |wanted, shared| choose(vec![7, 3, 0], wanted, shared);
+        assert_eq!(choose(Some(2), None).unwrap().exclusive, [7, 3]);
+        assert_eq!(choose(None, None).unwrap().exclusive, [7, 3, 0]);
+        assert_eq!(choose(Some(0), None).unwrap_err().code, Code::InvalidArgument);
+        let error = choose(Some(4), None).unwrap_err();
         assert!(error.code == Code::InsufficientResources && error.message.contains('4'), "{error}");
+        assert_eq!(choose(Some(3), shared(1, 1)).unwrap_err().code, Code::InsufficientResources);
+    }
+
+    #[test]
+    fn a_core_is_lent_exclusively_or_shared() {
+        let choose = |wanted, shared| {
+            let Cores { exclusive, shared } = choose(vec![7, 3, 0], wanted, shared).unwrap();
+            (exclusive, shared)
+        };
+        assert_eq!(choose(Some(1), shared(1, 2)), (vec![7], vec![3]));
+        assert_eq!(choose(None, shared(1, 2)), (vec![7, 3], vec![0]));
+        assert_eq!(choose(Some(0), shared(2, 2)), (vec![], vec![7, 3]));
+        assert_eq!(choose(None, shared(3, 3)), (vec![], vec![7, 3, 0]));
+    }
+
+    #[test]
+    fn shared_cores_without_places_or_with_too_many_are_refused() {
+        for (cores, places) in [(0, 0), (0, 1), (2, 1), (1, 1025), (MAX_SHARED_CORES + 1, 1000)] {
+            let error = choose(vec![0; 1000], None, shared(cores, places)).unwrap_err();
+            assert_eq!(error.code, Code::InvalidArgument, "{error}");
+        }
     }
 
     #[test]
     fn this_machine_has_something_to_lend() {
-        assert!(!cores(None).unwrap().is_empty());
+        assert!(!cores(None, None).unwrap().exclusive.is_empty());
         let all = memory_bytes(None).unwrap();
         assert!(all > 0);
         assert_eq!(memory_bytes(Some(1)).unwrap(), 1);

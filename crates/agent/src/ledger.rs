@@ -1,177 +1,285 @@
-//! The leases that a node's manager must hear of: those that are attached, and those that have ended until the
-//! manager has acknowledged their end.
+//! The [`Book`] of the node's leases, shared by the agent's threads.
 //!
-//! Supervisors write ([`Ledger::enrol`], [`Enrolment::finish`]), the reporter reads and acknowledges. The ledger
-//! does no I/O and is never locked for longer than it takes to copy its entries.
+//! What is true of a lease is decided there, purely; here stand the lock around it, what each lease holds on this
+//! machine, and who waits for what. Supervisors enrol leases and end them, the reporter and the journal's keeper read,
+//! an operator's commands change what the node lends. Nothing here does I/O, and the lock is never held for longer
+//! than it takes to copy the entries.
 //!
 //! Invariants:
-//! - A lease is enrolled at most once: a ticket cannot be shown again, not even after its lease has ended.
-//! - An ended lease leaves only when a report that says so has been answered.
+//! - While a registration is under way no ticket is taken: what the manager takes over is all that there is.
+//! - A lease is in the book for as long as it holds anything of the node, and then until its end is acknowledged.
 //! - A supervisor that fails, however it fails, leaves its lease ended.
+//! - No lease begins after the node was told to lend none: who ends all leases reaches every one.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use sublet_proto::ticket::ATTACH_GRACE_MS;
-use sublet_proto::v1::{LeaseReport, LeaseState, NodeReportReply};
-use sublet_proto::{Code, Error};
+use sublet_proto::ticket::Verifying;
+use sublet_proto::v1::{
+    EndOrder, Lease, LeaseReport, LeaseState, NodeRegistration, NodeReport, NodeReportReply, NodeState,
+    NodeStatus, RunningLease, SignedTicket, Ticket,
+};
+use sublet_proto::{Code, Error, decode};
+use tracing::warn;
 
+use crate::book::{Book, End, Exchange, MonotonicMs, Used};
 use crate::lock;
-use crate::signal::EndRequest;
+use crate::signal::{EndRequest, WantedEnd};
 use crate::usage::Meter;
 
-/// Leases that may await an acknowledgement, attached ones included.
-const MAX_ENTRIES: usize = 4096;
-/// Leases that may be attached within [`REMEMBERED`].
-const MAX_SHOWN: usize = 65_536;
-/// How long a lease's id is remembered: after that its ticket is refused as too old. Twice the time, since the
-/// tickets are dated by another clock than this.
-const REMEMBERED: Duration = Duration::from_millis(2 * ATTACH_GRACE_MS);
-
 /// The leases of one agent.
-#[derive(Default)]
 pub(crate) struct Ledger {
+    /// The zero of the book's clock.
+    start: Instant,
     state: Mutex<State>,
     changed: Condvar,
 }
 
-#[derive(Default)]
 struct State {
-    entries: BTreeMap<String, Entry>,
-    /// When each ticket was shown.
-    shown: BTreeMap<String, Instant>,
-    /// A lease has ended: its report shall not wait for the next second.
-    prompt: bool,
+    book: Book<Holder>,
+    /// The key of the manager that has taken the node up.
+    verifying: Option<Verifying>,
+    /// Ended leases of which no manager has answered a report.
+    untold: BTreeSet<String>,
+    /// When the leases of a reclaimed node end by force.
+    reclaim_at: Option<Instant>,
+    /// Grows with whatever shall not wait for the next second: a lease's end, a change of what the node lends.
+    news: u64,
     /// Why no lease is taken any more.
     closed: Option<Error>,
     finished: bool,
 }
 
-struct Entry {
-    meter: Arc<Meter>,
-    end: Arc<EndRequest>,
-    /// Why it ended, once it has.
-    ended: Option<String>,
+/// What stands behind a lease of the book.
+enum Holder {
+    /// It holds something of the node. There is no meter until something is to be billed.
+    Runs { end: Arc<EndRequest>, meter: Option<Arc<Meter>> },
+    /// It holds nothing any more.
+    Ended(Used),
 }
 
-/// What the reporter shall do next.
+/// How far a thread that acts each second has seen the news.
+#[derive(Debug, Default)]
+pub(crate) struct Seen(u64);
+
+/// What such a thread shall do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    Report,
-    /// Report for the last time: all leases have ended.
+    Act,
+    /// Act for the last time: all leases have ended.
     Finish,
 }
 
+/// A lease that was taken up.
+pub(crate) struct Enrolled {
+    pub(crate) enrolment: Enrolment,
+    pub(crate) ticket: Ticket,
+    pub(crate) expires: Instant,
+}
+
 impl Ledger {
-    /// Takes a lease up.
-    pub(crate) fn enrol(
-        self: &Arc<Ledger>,
-        lease: &str,
-        meter: Arc<Meter>,
-        end: Arc<EndRequest>,
-    ) -> Result<Enrolment, Error> {
+    pub(crate) fn new(node: &str) -> Ledger {
+        let state = State {
+            book: Book::new(node),
+            verifying: None,
+            untold: BTreeSet::new(),
+            reclaim_at: None,
+            news: 0,
+            closed: None,
+            finished: false,
+        };
+        Ledger { start: Instant::now(), state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// The book's clock.
+    pub(crate) fn now(&self) -> MonotonicMs {
+        self.start.elapsed().as_millis() as MonotonicMs
+    }
+
+    fn instant(&self, at: MonotonicMs) -> Instant {
+        self.start + Duration::from_millis(at)
+    }
+
+    /// Takes up the lease of a ticket.
+    pub(crate) fn enrol(self: &Arc<Ledger>, encoded: &[u8], end: Arc<EndRequest>) -> Result<Enrolled, Error> {
         let mut state = lock(&self.state);
-        state.admit(lease)?;
-        state.shown.insert(lease.to_owned(), Instant::now());
-        state.entries.insert(lease.to_owned(), Entry { meter, end, ended: None });
-        Ok(Enrolment { ledger: self.clone(), lease: lease.to_owned() })
+        if let Some(reason) = &state.closed {
+            return Err(reason.clone());
+        }
+        let ticket = state.open(encoded)?;
+        let holder = Holder::Runs { end, meter: None };
+        let expires = state.book.admit(&ticket, encoded.to_vec(), holder, self.now())?;
+        let lease = lease_id(&ticket).to_owned();
+        let enrolment = Enrolment { ledger: self.clone(), lease };
+        Ok(Enrolled { enrolment, ticket, expires: self.instant(expires) })
+    }
+
+    /// Takes over what an agent that was killed has left to be reported.
+    pub(crate) fn inherit(&self, left: Vec<RunningLease>) {
+        let mut state = lock(&self.state);
+        for RunningLease { ticket, report, .. } in left {
+            match signed_lease(&ticket) {
+                Ok(lease) => {
+                    let (used, end) = left_behind(report.unwrap_or_default());
+                    state.book.inherit(lease, ticket, Holder::Ended(used), end);
+                }
+                Err(error) => warn!(%error, "a lease of the journal is lost"),
+            }
+        }
     }
 
     /// Takes no lease any more and asks all to end.
     pub(crate) fn close(&self, reason: &Error) {
         let mut state = lock(&self.state);
         state.closed.get_or_insert_with(|| reason.clone());
-        state.entries.values().for_each(|entry| entry.end.raise(reason.clone()));
+        state.end_all(&WantedEnd { reason: reason.clone(), at: Instant::now() });
     }
 
-    /// Lets the reporter finish; for when no supervisor is left.
+    /// Lets those finish who act each second; for when no supervisor is left.
     pub(crate) fn finish(&self) {
         lock(&self.state).finished = true;
         self.changed.notify_all();
     }
 
-    /// What to report.
-    pub(crate) fn reports(&self) -> Vec<LeaseReport> {
-        lock(&self.state).entries.iter().map(|(lease, entry)| entry.report(lease)).collect()
+    /// Everything that a manager which takes the node up must know. Until it has answered, no ticket is taken.
+    pub(crate) fn register(&self) -> Vec<RunningLease> {
+        let mut state = lock(&self.state);
+        state.verifying = None;
+        state.book.register(self.now(), Holder::used)
     }
 
-    /// Takes a report's answer: what was reported as ended is acknowledged, and what the manager wants ended ends.
-    pub(crate) fn answered(&self, reports: &[LeaseReport], reply: &NodeReportReply) {
+    /// Takes the answer of a manager that has taken the node up.
+    pub(crate) fn registered(&self, reply: &NodeRegistration, exchange: Exchange) -> Result<(), Error> {
+        let verifying = Verifying::from_bytes(&reply.verifying_key)?;
         let mut state = lock(&self.state);
-        for report in reports.iter().filter(|report| report.state() == LeaseState::Ended) {
-            state.entries.remove(&report.lease);
-        }
-        for lease in &reply.end {
-            if let Some(entry) = state.entries.get(lease) {
-                let message = format!("lease {lease} was ended by the manager");
-                entry.end.raise(Error::new(Code::LeaseEnded, message));
+        state.book.registered(reply, exchange);
+        state.verifying = Some(verifying);
+        Ok(())
+    }
+
+    /// What the journal has to keep.
+    pub(crate) fn unacknowledged(&self) -> Vec<RunningLease> {
+        lock(&self.state).book.running(self.now(), Holder::used)
+    }
+
+    /// Whether no manager has to hear of any lease.
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.state).book.entries().next().is_none()
+    }
+
+    pub(crate) fn report(&self) -> NodeReport {
+        lock(&self.state).book.report(self.now(), Holder::used)
+    }
+
+    /// Takes a report's answer; `wanted` says when a lease ends that the manager wants ended.
+    pub(crate) fn reported(
+        &self,
+        report: &NodeReport,
+        reply: &NodeReportReply,
+        exchange: Exchange,
+        wanted: impl Fn(&EndOrder) -> WantedEnd,
+    ) {
+        let mut state = lock(&self.state);
+        for order in state.book.answered(reply, exchange) {
+            if let Some(Holder::Runs { end, .. }) = state.book.entry(&order.lease).map(|entry| &entry.holder)
+            {
+                end.raise(wanted(&order));
             }
+        }
+        for lease in report.leases.iter().filter(|lease| lease.state() == LeaseState::Ended) {
+            state.untold.remove(&lease.lease);
         }
         self.changed.notify_all();
     }
 
-    /// Waits for the time of the next report: `period` from now, or as soon as a lease ends.
-    pub(crate) fn wait_turn(&self, period: Duration) -> Turn {
-        let waiting = |state: &mut State| !state.prompt && !state.finished;
-        let state = lock(&self.state);
-        let (mut state, _) =
-            self.changed.wait_timeout_while(state, period, waiting).unwrap_or_else(PoisonError::into_inner);
-        state.prompt = false;
-        if state.finished { Turn::Finish } else { Turn::Report }
+    /// Lends on; ends that were announced stay.
+    pub(crate) fn lend(&self) {
+        self.set_state(NodeState::Lending, None);
     }
 
-    /// Waits until the manager has acknowledged the end of a lease; says whether it has.
-    pub(crate) fn wait_acknowledged(&self, lease: &str, timeout: Duration) -> bool {
-        let state = lock(&self.state);
-        let (state, _) = self
-            .changed
-            .wait_timeout_while(state, timeout, |state| state.entries.contains_key(lease))
-            .unwrap_or_else(PoisonError::into_inner);
-        !state.entries.contains_key(lease)
+    /// Lends nothing any more; leases that run go on.
+    pub(crate) fn drain(&self) {
+        self.set_state(NodeState::Draining, None);
     }
 
-    fn end(&self, lease: &str, reason: String) {
+    /// Lends nothing any more, and all leases end then, or when it was announced to them before.
+    pub(crate) fn reclaim(&self, end: WantedEnd) {
+        self.set_state(NodeState::Reclaimed, Some(end));
+    }
+
+    fn set_state(&self, lending: NodeState, end: Option<WantedEnd>) {
         let mut state = lock(&self.state);
-        if let Some(entry) = state.entries.get_mut(lease).filter(|entry| entry.ended.is_none()) {
-            entry.meter.close();
-            entry.ended = Some(reason);
-            state.prompt = true;
-            self.changed.notify_all();
+        state.book.set_state(lending);
+        state.reclaim_at = end.as_ref().map(|end| state.reclaim_at.map_or(end.at, |at| at.min(end.at)));
+        if let Some(end) = end {
+            state.end_all(&end);
         }
+        state.news += 1;
+        self.changed.notify_all();
+    }
+
+    /// What an operator is told.
+    pub(crate) fn status(&self) -> NodeStatus {
+        let state = lock(&self.state);
+        let left = state.reclaim_at.map(|at| at.saturating_duration_since(Instant::now()));
+        NodeStatus {
+            state: state.book.state().into(),
+            leases: state.running().count() as u32,
+            grace_left_ms: left.map_or(0, |left| left.as_millis() as u64),
+        }
+    }
+
+    /// Waits until nothing is leased or the node is in another state, but no longer than `timeout`.
+    pub(crate) fn wait_idle(&self, lending: NodeState, timeout: Duration) {
+        let is_going_on =
+            |state: &mut State| state.book.state() == lending && state.running().next().is_some();
+        let waited = self.changed.wait_timeout_while(lock(&self.state), timeout, is_going_on);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Waits for the time to act: `period` from now, or as soon as there is news.
+    pub(crate) fn wait_turn(&self, seen: &mut Seen, period: Duration) -> Turn {
+        let is_quiet = |state: &mut State| state.news == seen.0 && !state.finished;
+        let waited = self.changed.wait_timeout_while(lock(&self.state), period, is_quiet);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        seen.0 = state.news;
+        if state.finished { Turn::Finish } else { Turn::Act }
+    }
+
+    /// Waits until a manager has heard of the end of a lease; says whether it has.
+    pub(crate) fn wait_told(&self, lease: &str, timeout: Duration) -> bool {
+        let is_untold = |state: &mut State| state.untold.contains(lease);
+        let waited = self.changed.wait_timeout_while(lock(&self.state), timeout, is_untold);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 }
 
 impl State {
-    fn admit(&mut self, lease: &str) -> Result<(), Error> {
-        if let Some(reason) = &self.closed {
-            return Err(reason.clone());
-        }
-        self.shown.retain(|_, shown| shown.elapsed() < REMEMBERED);
-        if self.shown.contains_key(lease) || self.entries.contains_key(lease) {
-            let message = format!("lease {lease} was attached already");
-            return Err(Error::new(Code::PermissionDenied, message));
-        }
-        if self.entries.len() >= MAX_ENTRIES {
-            let message = format!("the manager has not acknowledged the ends of {MAX_ENTRIES} leases yet");
-            return Err(Error::new(Code::NoCapacity, message));
-        }
-        if self.shown.len() >= MAX_SHOWN {
-            let message = format!("{MAX_SHOWN} leases were attached in the last {} s", REMEMBERED.as_secs());
-            return Err(Error::new(Code::NoCapacity, message));
-        }
-        Ok(())
+    fn open(&self, encoded: &[u8]) -> Result<Ticket, Error> {
+        let registering = || Error::new(Code::TicketSuperseded, "the node is being registered");
+        self.verifying.as_ref().ok_or_else(registering)?.open(encoded)
+    }
+
+    /// The end requests of the leases that hold something of the node.
+    fn running(&self) -> impl Iterator<Item = &EndRequest> {
+        self.book.entries().filter_map(|(_, entry)| match &entry.holder {
+            Holder::Runs { end, .. } => Some(&**end),
+            Holder::Ended(_) => None,
+        })
+    }
+
+    fn end_all(&self, wanted: &WantedEnd) {
+        self.running().for_each(|end| end.raise(wanted.clone()));
     }
 }
 
-impl Entry {
-    fn report(&self, lease: &str) -> LeaseReport {
-        let state = if self.ended.is_some() { LeaseState::Ended } else { LeaseState::Attached };
-        LeaseReport {
-            lease: lease.to_owned(),
-            state: state.into(),
-            usage: Some(self.meter.read()),
-            end_reason: self.ended.clone().unwrap_or_default(),
+impl Holder {
+    fn used(&self) -> Used {
+        match self {
+            Holder::Runs { meter: Some(meter), .. } => meter.read(),
+            Holder::Runs { meter: None, .. } => Used::default(),
+            Holder::Ended(used) => used.clone(),
         }
     }
 }
@@ -183,102 +291,82 @@ pub(crate) struct Enrolment {
 }
 
 impl Enrolment {
-    /// The lease has ended and its resources are free. Wakes the reporter.
-    pub(crate) fn finish(self, reason: String) {
-        self.ledger.end(&self.lease, reason);
+    /// What the lease uses is to be billed: all that the meter has counted and will count.
+    pub(crate) fn bill(&self, metered: Arc<Meter>) {
+        let mut state = lock(&self.ledger.state);
+        if let Some(Holder::Runs { meter, .. }) = state.book.holder_mut(&self.lease) {
+            *meter = Some(metered);
+        }
+    }
+
+    /// Takes a later ticket of the lease; answers when the lease now expires.
+    pub(crate) fn renew(&self, encoded: &[u8]) -> Result<Instant, Error> {
+        let mut state = lock(&self.ledger.state);
+        let ticket = state.open(encoded)?;
+        let denied = |message: String| Err(Error::new(Code::PermissionDenied, message));
+        if lease_id(&ticket) != self.lease {
+            return denied(format!(
+                "the ticket is for lease {}, and this is {}",
+                lease_id(&ticket),
+                self.lease
+            ));
+        }
+        if ticket.provisional {
+            return denied(format!("lease {} cannot be renewed by a provisional ticket", self.lease));
+        }
+        let expires = state.book.renew(&ticket, encoded.to_vec(), self.ledger.now())?;
+        Ok(self.ledger.instant(expires))
+    }
+
+    /// The lease has ended and its resources are free; what it has used is what was to be billed. Tells the reporter.
+    pub(crate) fn finish(self, end: End) {
+        self.end(end);
+    }
+
+    fn end(&self, end: End) {
+        let mut state = lock(&self.ledger.state);
+        if !state.book.end(&self.lease, end) {
+            return;
+        }
+        if let Some(holder) = state.book.holder_mut(&self.lease) {
+            *holder = Holder::Ended(holder.used());
+        }
+        state.untold.insert(self.lease.clone());
+        state.news += 1;
+        self.ledger.changed.notify_all();
     }
 }
 
 impl Drop for Enrolment {
     fn drop(&mut self) {
-        // Without effect after `finish`: the first reason counts.
-        self.ledger.end(&self.lease, "the agent failed to supervise the lease".to_owned());
+        // Without effect after `finish`: the first end counts.
+        self.end(End {
+            code: Code::Internal.number(),
+            reason: "the agent failed to supervise the lease".to_owned(),
+        });
     }
+}
+
+fn lease_id(ticket: &Ticket) -> &str {
+    ticket.lease.as_ref().map_or("", |lease| &lease.id)
+}
+
+/// The lease of a ticket that this agent's predecessor has taken up: its signature was checked then, and will be by
+/// the manager.
+fn signed_lease(encoded: &[u8]) -> Result<Lease, Error> {
+    let signed: SignedTicket = decode("a ticket of the journal", encoded)?;
+    let ticket: Ticket = decode("a ticket of the journal", &signed.ticket)?;
+    ticket.lease.ok_or_else(|| Error::new(Code::Protocol, "a ticket of the journal names no lease"))
+}
+
+/// What a killed agent's lease had used, and how it ended: with its agent, if not before.
+fn left_behind(report: LeaseReport) -> (Used, End) {
+    let end = match report.state() {
+        LeaseState::Ended => End { code: report.end_code, reason: report.end_reason },
+        _ => End { code: Code::AgentUnreachable.number(), reason: "the agent was killed".to_owned() },
+    };
+    (Used { usage: report.usage.unwrap_or_default(), functions: report.functions }, end)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use sublet_fabric::clock::Calibration;
-
-    const LONG: Duration = Duration::from_secs(20);
-
-    fn enrol(ledger: &Arc<Ledger>, lease: &str) -> Result<(Enrolment, Arc<EndRequest>), Error> {
-        let meter = Arc::new(Meter::open(1, Calibration::start()).unwrap());
-        let end = Arc::new(EndRequest::new().unwrap());
-        ledger.enrol(lease, meter, end.clone()).map(|enrolment| (enrolment, end))
-    }
-
-    fn answer(ledger: &Ledger, end: &[&str]) {
-        let end = end.iter().map(|lease| lease.to_string()).collect();
-        ledger.answered(&ledger.reports(), &NodeReportReply { end });
-    }
-
-    #[test]
-    fn an_ended_lease_is_reported_until_the_report_is_answered() {
-        let ledger = Arc::new(Ledger::default());
-        let (enrolment, _end) = enrol(&ledger, "a").unwrap();
-        answer(&ledger, &[]);
-        assert_eq!(ledger.reports()[0].state(), LeaseState::Attached);
-        let before_the_end = ledger.reports();
-        enrolment.finish("released".into());
-        ledger.answered(&before_the_end, &NodeReportReply::default());
-        assert!(!ledger.wait_acknowledged("a", Duration::ZERO));
-        for _ in 0..2 {
-            let report = &ledger.reports()[0];
-            assert_eq!((report.state(), report.end_reason.as_str()), (LeaseState::Ended, "released"));
-        }
-        answer(&ledger, &[]);
-        assert!(ledger.wait_acknowledged("a", Duration::ZERO));
-        assert!(ledger.reports().is_empty());
-    }
-
-    #[test]
-    fn the_end_of_a_lease_wakes_the_reporter_and_the_answer_wakes_the_supervisor() {
-        let ledger = Arc::new(Ledger::default());
-        let (enrolment, _end) = enrol(&ledger, "a").unwrap();
-        let reporter = std::thread::spawn({
-            let ledger = ledger.clone();
-            move || {
-                assert_eq!(ledger.wait_turn(LONG), Turn::Report);
-                answer(&ledger, &[]);
-                assert_eq!(ledger.wait_turn(LONG), Turn::Finish);
-            }
-        });
-        enrolment.finish("released".into());
-        assert!(ledger.wait_acknowledged("a", LONG));
-        ledger.finish();
-        reporter.join().unwrap();
-    }
-
-    #[test]
-    fn a_ticket_is_good_for_one_attachment_even_after_its_lease_has_ended() {
-        let ledger = Arc::new(Ledger::default());
-        let (enrolment, _end) = enrol(&ledger, "a").unwrap();
-        assert_eq!(enrol(&ledger, "a").err().unwrap().code, Code::PermissionDenied);
-        enrolment.finish("released".into());
-        answer(&ledger, &[]);
-        assert_eq!(enrol(&ledger, "a").err().unwrap().code, Code::PermissionDenied);
-        enrol(&ledger, "b").unwrap();
-    }
-
-    #[test]
-    fn a_supervisor_that_fails_leaves_its_lease_ended() {
-        let ledger = Arc::new(Ledger::default());
-        drop(enrol(&ledger, "a").unwrap());
-        assert_eq!(ledger.reports()[0].state(), LeaseState::Ended);
-    }
-
-    #[test]
-    fn leases_end_when_the_manager_says_so_and_when_the_ledger_closes() {
-        let ledger = Arc::new(Ledger::default());
-        let (_a, end_a) = enrol(&ledger, "a").unwrap();
-        let (_b, end_b) = enrol(&ledger, "b").unwrap();
-        answer(&ledger, &["a", "unknown"]);
-        assert!(end_a.reason().unwrap().message.contains("lease a"));
-        assert!(end_b.reason().is_none());
-        ledger.close(&Error::new(Code::LeaseEnded, "stopping"));
-        assert_eq!(end_b.reason().unwrap().message, "stopping");
-        assert_eq!(enrol(&ledger, "c").err().unwrap().message, "stopping");
-    }
-}
+mod tests;

@@ -2,71 +2,99 @@
 //!
 //! A client shows a ticket; the agent reserves the lease's cores and memory, makes the regions through which client
 //! and workers will call each other, and starts the worker process. From then on it is not on the path of any call:
-//! it waits for an end, and once a second tells the manager what has been used.
+//! it waits for an end, and once a second tells a manager what has been used.
 //!
 //! The threads, all of which sleep unless something happens:
 //! - the *acceptor* takes connections;
-//! - one *supervisor* for each connection verifies its ticket and then watches over its lease;
-//! - the *reporter* talks to the manager, with a tokio runtime of its own.
+//! - one for each connection: a *supervisor* that verifies a ticket and then watches over its lease, or one that obeys
+//!   a command of the node's operator;
+//! - the *reporter* talks to one manager at a time, with a tokio runtime of its own;
+//! - the *keeper* writes the journal.
 //!
 //! Invariants:
 //! - No core and no byte is lent twice; they are free only when the process that used them is dead.
 //! - A client that dies, in whatever way, loses its lease at once.
 //! - What a worker says about its own usage is bounded by what the agent has measured.
 //! - Leases outlive their manager: without one they go on until they expire.
+//! - What a lease had used is reported even if the agent is killed, up to its last second.
 //!
 //! The agent never looks into an inbox, and never runs a tenant's code in its own process.
 
 mod acceptor;
 mod attach;
+pub mod book;
 mod capacity;
+mod command;
+mod confirm;
+mod connection;
+mod end;
+mod idle;
+mod journal;
 mod ledger;
 mod manager;
+mod managers;
 mod message;
 mod node;
 mod packages;
 mod report;
 mod resources;
+mod shared;
 mod signal;
+mod state;
 mod supervisor;
 mod usage;
 mod worker;
 
-use std::fs::{self, DirBuilder};
-use std::os::unix::fs::DirBuilderExt;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use sublet_fabric::clock::Calibration;
 use sublet_fabric::packet::PacketListener;
 use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Code, Error};
+use sublet_runtime::access::Access;
 
+use crate::journal::Journal;
 use crate::ledger::Ledger;
+use crate::managers::Managers;
 use crate::node::Node;
 use crate::packages::Packages;
 use crate::resources::{Pool, Resources};
 use crate::signal::Signal;
+use crate::state::{StateFolder, system, utf8};
+
+pub use crate::capacity::{MAX_SHARED_CORES, MAX_WORKERS_PER_CORE, SharedCores};
+pub use crate::command::command;
+pub use crate::node::Clients;
 
 /// What an agent is told when it starts.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The folder for what it keeps: unpacked packages. Made if it is not there; of one agent at a time.
+    /// The folder for what it keeps: unpacked packages, the journal. Made if it is not there; of one agent at a time.
     pub state: PathBuf,
     /// Where clients reach it.
     pub socket: PathBuf,
-    /// Its manager, as `unix:/path`.
-    pub manager: String,
-    /// The node's name, which no other node of the manager has.
+    /// Its managers, and as whom it comes to them.
+    pub access: Access,
+    /// The node's name, which no other node of the managers has.
     pub name: String,
     /// How many cores it lends, the highest-numbered ones; all that this process may use if nothing is said.
     pub cores: Option<u32>,
+    /// The cores beside them that workers of several leases share, if there are to be any.
+    pub shared: Option<SharedCores>,
     /// How much memory it lends, in bytes; three quarters of what is usable if nothing is said.
     pub memory_bytes: Option<u64>,
     /// The worker program.
     pub worker: PathBuf,
+    /// When leases that do not say so themselves end for want of calls; never if nothing is said.
+    pub idle_timeout: Option<Duration>,
+    /// Whose clients it serves.
+    pub clients: Clients,
 }
 
 /// A running agent. Stopped when it is dropped.
@@ -74,6 +102,9 @@ pub struct Agent {
     node: Arc<Node>,
     acceptor: Option<JoinHandle<()>>,
     reporter: Option<JoinHandle<()>>,
+    keeper: Option<JoinHandle<Journal>>,
+    /// Kept locked until nothing of the agent runs.
+    _state: StateFolder,
 }
 
 impl Agent {
@@ -83,21 +114,27 @@ impl Agent {
     /// # Errors
     ///
     /// [`Code::InsufficientResources`] if more is to be lent than there is, [`Code::ManagerUnreachable`],
-    /// [`Code::InvalidArgument`] for a path or address that cannot be used, [`Code::System`].
+    /// [`Code::InvalidArgument`] for a path or address that cannot be used, [`Code::AlreadyRunning`] if another agent
+    /// has the state folder, [`Code::System`]; and whatever a manager says against the node, as that its token is for
+    /// another.
     pub fn start(options: Options) -> Result<Agent, Error> {
         let calibration = Calibration::start();
-        let node = Arc::new(node(&options, calibration)?);
-        let listener = PacketListener::listen(&options.socket)?;
-        let mut agent = Agent { node: node.clone(), acceptor: None, reporter: None };
+        let state = StateFolder::open(&options.state)?;
+        let node = Arc::new(node(&options, &state, calibration)?);
+        let listener = listen(&options)?;
+        let journal = Journal::at(&state.path);
+        node.ledger.inherit(journal.read());
+        let mut agent =
+            Agent { node: node.clone(), acceptor: None, reporter: None, keeper: None, _state: state };
         let (tell, told) = sync_channel(1);
-        let manager = options.manager;
-        agent.reporter = Some(node.spawn("sublet-report", move |node| report::run(node, &manager, &tell))?);
+        agent.keeper = Some(node.spawn("sublet-journal", move |node| journal::run(node, journal))?);
+        agent.reporter = Some(node.spawn("sublet-report", move |node| report::run(node, &tell))?);
         told.recv().map_err(|_| Error::new(Code::Internal, "the reporter has failed"))??;
         agent.acceptor = Some(node.spawn("sublet-accept", move |node| acceptor::run(node, listener))?);
         Ok(agent)
     }
 
-    /// Ends all leases, tells the manager, and returns when nothing of the agent runs any more.
+    /// Ends all leases, tells a manager, and returns when nothing of the agent runs any more.
     pub fn stop(self) {
         drop(self);
     }
@@ -112,48 +149,63 @@ impl Drop for Agent {
         join(self.acceptor.take());
         self.node.ledger.finish();
         join(self.reporter.take());
+        if let Some(mut journal) = join(self.keeper.take()) {
+            journal.write(self.node.ledger.unacknowledged());
+        }
     }
 }
 
-fn join(thread: Option<JoinHandle<()>>) {
-    if thread.is_some_and(|thread| thread.join().is_err()) {
-        tracing::error!("a thread of the agent has failed");
-    }
+fn join<T>(thread: Option<JoinHandle<T>>) -> Option<T> {
+    thread?.join().inspect_err(|_| tracing::error!("a thread of the agent has failed")).ok()
 }
 
-fn node(options: &Options, calibration: Calibration) -> Result<Node, Error> {
-    let cores = capacity::cores(options.cores)?;
+fn node(options: &Options, state: &StateFolder, calibration: Calibration) -> Result<Node, Error> {
+    let cores = capacity::cores(options.cores, options.shared)?;
+    let shared_places = options.shared.map_or(0, |shared| shared.places);
     let memory_bytes = capacity::memory_bytes(options.memory_bytes)?;
-    let state = make_state(&options.state)?;
     let socket = std::path::absolute(&options.socket)
         .map_err(|error| system("using the path", &options.socket, &error))?;
     let description = NodeDescription {
         name: options.name.clone(),
         agent: format!("unix:{}", utf8(&socket)?),
         architecture: std::env::consts::ARCH.to_owned(),
-        cores: cores.len() as u32,
+        cores: cores.exclusive.len() as u32,
         memory_bytes,
+        shared_cores: cores.shared.len() as u32,
+        shared_places,
+        ..NodeDescription::default()
     };
+    let managers = Arc::new(Managers::new(options.access.clone()));
     Ok(Node {
-        description,
+        instance: new_instance()?,
         worker: find_worker(&options.worker)?,
         calibration,
-        pool: Pool::new(Resources::new(cores, memory_bytes)),
-        ledger: Arc::new(Ledger::default()),
-        packages: Packages::open(&state, &options.manager)?,
+        pool: Pool::new(Resources::new(cores, memory_bytes, shared_places)?),
+        ledger: Arc::new(Ledger::new(&options.name)),
+        packages: Packages::open(&state.path, managers.clone())?,
+        managers,
         stopping: Signal::new()?,
-        verifying: RwLock::new(None),
+        idle_timeout: options.idle_timeout,
+        clients: options.clients,
+        description,
     })
 }
 
-/// The folder's absolute path, as workers need it.
-fn make_state(folder: &Path) -> Result<PathBuf, Error> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    let state = made
-        .and_then(|()| fs::canonicalize(folder))
-        .map_err(|error| system("making the folder", folder, &error))?;
-    utf8(&state)?;
-    Ok(state)
+fn new_instance() -> Result<String, Error> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| Error::new(Code::System, format!("no random number could be had: {error}")))?;
+    Ok(format!("{:032x}", u128::from_le_bytes(bytes)))
+}
+
+/// Listens where clients come; they connect, and wait, from now on.
+fn listen(options: &Options) -> Result<PacketListener, Error> {
+    let listener = PacketListener::listen(&options.socket)?;
+    if options.clients == Clients::AllUsers {
+        fs::set_permissions(&options.socket, Permissions::from_mode(0o666))
+            .map_err(|error| system("opening to all users", &options.socket, &error))?;
+    }
+    Ok(listener)
 }
 
 fn find_worker(program: &Path) -> Result<PathBuf, Error> {
@@ -163,15 +215,6 @@ fn find_worker(program: &Path) -> Result<PathBuf, Error> {
         return Ok(found);
     }
     Err(Error::new(Code::InvalidArgument, format!("the worker program {} is no file", program.display())))
-}
-
-fn utf8(path: &Path) -> Result<&str, Error> {
-    path.to_str()
-        .ok_or_else(|| Error::new(Code::InvalidArgument, format!("the path {} is not UTF-8", path.display())))
-}
-
-fn system(operation: &str, path: &Path, error: &std::io::Error) -> Error {
-    Error::new(Code::System, format!("{operation} {} failed: {error}", path.display()))
 }
 
 /// Locks even if a thread failed while it held the lock: every critical section of this crate leaves its data whole.

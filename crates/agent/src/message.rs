@@ -33,7 +33,7 @@ mod tests {
 
     #[test]
     fn what_is_not_a_message_is_a_protocol_error() {
-        for bytes in [&b"\xff\xff"[..], b"\x2a\x00", b"\x00"] {
+        for bytes in [&b"\xff\xff"[..], b"\x7a\x00", b"\x00"] {
             assert_eq!(parse(bytes).unwrap_err().code, Code::Protocol, "{bytes:?}");
         }
         let stop = FromClient::Stop(Stop { reason: "slow".into() });

@@ -1,66 +1,62 @@
 //! What the threads of one agent share.
 
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use sublet_fabric::clock::{Calibration, unix_ms};
-use sublet_proto::ticket::Verifying;
-use sublet_proto::v1::{Lease, NodeDescription};
+use sublet_fabric::clock::Calibration;
+use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Code, Error};
 
 use crate::ledger::Ledger;
+use crate::managers::Managers;
 use crate::packages::Packages;
 use crate::resources::Pool;
 use crate::signal::Signal;
 
-/// One node, as its supervisors, its acceptor and its reporter see it.
+/// One node, as its connections, its acceptor, its reporter and its journal's keeper see it.
 pub(crate) struct Node {
     /// What the manager knows of the node; fixed for the agent's life.
     pub(crate) description: NodeDescription,
+    /// 32 hexadecimal digits that no other start of an agent has.
+    pub(crate) instance: String,
     /// The worker program.
     pub(crate) worker: PathBuf,
     /// Of the time-stamp counter, since the agent's start.
     pub(crate) calibration: Calibration,
     pub(crate) pool: Pool,
     pub(crate) ledger: Arc<Ledger>,
+    pub(crate) managers: Arc<Managers>,
     pub(crate) packages: Packages,
     /// Raised when the agent stops; whoever waits for a client watches it.
     pub(crate) stopping: Signal,
-    /// The manager's key, from the first registration on; written by the reporter.
-    pub(crate) verifying: RwLock<Option<Verifying>>,
+    /// Of leases that do not say themselves how long they may be idle.
+    pub(crate) idle_timeout: Option<Duration>,
+    pub(crate) clients: Clients,
+}
+
+/// Whose clients an agent serves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Clients {
+    /// Those of its own user, and of root.
+    #[default]
+    OwnUser,
+    /// Those of everybody on the machine: a ticket is all the authority they need.
+    AllUsers,
 }
 
 impl Node {
     /// Starts a thread of the agent.
-    pub(crate) fn spawn(
+    pub(crate) fn spawn<T: Send + 'static>(
         self: &Arc<Node>,
         name: &str,
-        body: impl FnOnce(&Arc<Node>) + Send + 'static,
-    ) -> Result<JoinHandle<()>, Error> {
+        body: impl FnOnce(&Arc<Node>) -> T + Send + 'static,
+    ) -> Result<JoinHandle<T>, Error> {
         let node = self.clone();
         std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || body(&node))
             .map_err(|error| Error::new(Code::System, format!("cannot start the thread {name}: {error}")))
-    }
-
-    pub(crate) fn set_verifying(&self, key: Verifying) {
-        *self.verifying.write().unwrap_or_else(PoisonError::into_inner) = Some(key);
-    }
-
-    /// The lease that a ticket grants on this node.
-    pub(crate) fn verify(&self, ticket: &[u8]) -> Result<Lease, Error> {
-        let denied = |message: String| Error::new(Code::PermissionDenied, message);
-        let verifying = self.verifying.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let verifying =
-            verifying.ok_or_else(|| denied("the node is not registered with a manager".into()))?;
-        let ticket = verifying.verify(ticket, unix_ms())?;
-        let lease = ticket.lease.ok_or_else(|| denied("the ticket names no lease".into()))?;
-        if lease.node != self.description.name {
-            let name = &self.description.name;
-            return Err(denied(format!("the ticket is for node {:?}, and this is {name:?}", lease.node)));
-        }
-        Ok(lease)
     }
 }

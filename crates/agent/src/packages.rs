@@ -20,7 +20,7 @@ use sublet_proto::v1::{PackageFile, PackageInfo};
 use sublet_proto::{Code, Error, decode};
 
 use crate::lock;
-use crate::manager::Manager;
+use crate::managers::Managers;
 
 /// How the folder of a package begins while it is not complete.
 const UNFINISHED: &str = ".unfinished-";
@@ -38,7 +38,7 @@ pub(crate) struct Unpacked {
 /// The packages of one node.
 pub(crate) struct Packages {
     folder: PathBuf,
-    manager: String,
+    managers: Arc<Managers>,
     known: Mutex<BTreeMap<String, Arc<Unpacked>>>,
     /// Held while a package is fetched, so that none is fetched twice at once.
     fetching: Mutex<()>,
@@ -46,7 +46,7 @@ pub(crate) struct Packages {
 
 impl Packages {
     /// Those in `STATE/packages`; what an agent that died has left unfinished is removed.
-    pub(crate) fn open(state: &Path, manager: &str) -> Result<Packages, Error> {
+    pub(crate) fn open(state: &Path, managers: Arc<Managers>) -> Result<Packages, Error> {
         let folder = state.join("packages");
         make_folder(&folder)?;
         let failed = |error| failed("reading", &folder, error);
@@ -56,8 +56,7 @@ impl Packages {
                 fs::remove_dir_all(entry.path()).map_err(failed)?;
             }
         }
-        let manager = manager.to_owned();
-        Ok(Packages { folder, manager, known: Mutex::default(), fetching: Mutex::default() })
+        Ok(Packages { folder, managers, known: Mutex::default(), fetching: Mutex::default() })
     }
 
     /// The package of a digest, fetched if it is not here.
@@ -72,8 +71,20 @@ impl Packages {
         if let Some(unpacked) = self.find(digest)? {
             return Ok(unpacked);
         }
-        let encoded = Manager::at(&self.manager)?.fetch_package(digest)?;
+        let encoded = self.fetch(digest)?;
         self.store(digest, &encoded)
+    }
+
+    /// From any manager that answers: all have the same packages.
+    fn fetch(&self, digest: &str) -> Result<Vec<u8>, Error> {
+        let mut fetched = Err(Error::new(Code::ManagerUnreachable, "no manager is known"));
+        for manager in self.managers.connect_each() {
+            fetched = manager?.fetch_package(digest);
+            if !matches!(&fetched, Err(error) if error.code == Code::ManagerUnreachable) {
+                break;
+            }
+        }
+        fetched
     }
 
     fn find(&self, digest: &str) -> Result<Option<Arc<Unpacked>>, Error> {
@@ -201,6 +212,11 @@ fn failed(operation: &str, path: &Path, error: io::Error) -> Error {
 mod tests {
     use super::*;
     use sublet_proto::v1::Package;
+    use sublet_runtime::access::Access;
+
+    fn open(state: &Path) -> Packages {
+        Packages::open(state, Arc::new(Managers::new(Access::parse("unix:/nowhere").unwrap()))).unwrap()
+    }
 
     fn checked(files: &[(&str, &[u8])]) -> Checked {
         let files = files
@@ -237,7 +253,7 @@ mod tests {
     #[test]
     fn what_the_manager_sends_is_checked_before_anything_is_written() {
         let state = tempfile::tempdir().unwrap();
-        let packages = Packages::open(state.path(), "unix:/nowhere").unwrap();
+        let packages = open(state.path());
         let asked = digest_of(b"something else");
         assert_eq!(packages.store(&asked, b"junk").unwrap_err().code, Code::InvalidPackage);
         assert_eq!(packages.store(&digest_of(b"junk"), b"junk").unwrap_err().code, Code::InvalidPackage);
@@ -252,7 +268,7 @@ mod tests {
         let left = state.path().join("packages").join(format!("{UNFINISHED}x"));
         fs::create_dir_all(&left).unwrap();
         fs::write(left.join("part"), "x").unwrap();
-        Packages::open(state.path(), "unix:/nowhere").unwrap();
+        open(state.path());
         assert!(!left.exists());
     }
 }

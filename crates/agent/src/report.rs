@@ -1,34 +1,46 @@
-//! The reporter: one thread that keeps the manager informed, and through which the manager ends leases.
+//! The reporter: one thread that keeps a manager informed, and through which managers end leases.
 //!
-//! Each second, and at once when a lease ends, it sends what all leases have used. Usage is cumulative and an end is
-//! repeated until it is answered, so no lost report loses anything. When the manager does not answer, leases go on
-//! until they expire; the node registers again, since the manager may have been restarted, and tries more and more
-//! rarely until it does.
+//! Each second, and at once when a lease ends or the node is drained, it sends what all leases have used. Usage is
+//! cumulative and an end is repeated until it is acknowledged, so no lost report loses anything.
+//!
+//! The node obeys one manager at a time. It stays with it while it answers; when it is silent for [`SILENCE`] the node
+//! registers with the next one, and so on in turn. A manager that does not know the node (it was started anew, or the
+//! node is with another by now) asks for a registration. Leases go on through all of this, until they expire.
 
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use sublet_proto::ticket::Verifying;
-use sublet_proto::v1::NodeReport;
+use sublet_proto::v1::{EndOrder, Registration};
 use sublet_proto::{Code, Error};
 use tracing::{info, warn};
 
-use crate::ledger::Turn;
+use crate::book::Exchange;
+use crate::ledger::{Seen, Turn};
 use crate::manager::Manager;
 use crate::node::Node;
+use crate::signal::WantedEnd;
 
 /// From one report to the next: what a node's sudden death can lose of its leases' usage.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How long to wait after a failed report, at first and at most.
+/// How long a manager may be silent before the node goes to the next one.
+const SILENCE: Duration = Duration::from_secs(2);
+/// How long to wait after a failed attempt, at first and at most.
 const FIRST_RETRY: Duration = Duration::from_millis(250);
-const LONGEST_RETRY: Duration = Duration::from_secs(4);
-/// How long a starting agent waits for its manager to start.
+const LONGEST_RETRY: Duration = Duration::from_secs(2);
+/// How long to wait after a manager has refused the node.
+const REFUSED_RETRY: Duration = Duration::from_secs(10);
+/// How long a starting agent waits for its manager to start, or to notice that the node's former agent is dead.
 const START_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a stopping agent waits for a manager that answers and acknowledges its last leases, and how often it asks.
+const FINISH_PATIENCE: Duration = Duration::from_secs(2);
+const FINISH_STEP: Duration = Duration::from_millis(50);
+/// From the announcement to the end of a lease that a manager ends. One whose right has gone ends at once.
+const ORDER_GRACE: Duration = Duration::from_secs(1);
 
 /// The body of the reporter's thread. Says once whether the node could be registered; if not, it ends.
-pub(crate) fn run(node: &Node, manager: &str, registered: &SyncSender<Result<(), Error>>) {
+pub(crate) fn run(node: &Node, registered: &SyncSender<Result<(), Error>>) {
     // The receiver waits for what is sent; if it does not, the agent is gone, and so may this thread be.
-    match Reporter::start(node, manager) {
+    match Reporter::start(node) {
         Ok(mut reporter) => {
             if registered.send(Ok(())).is_ok() {
                 reporter.report_until_finished();
@@ -43,18 +55,25 @@ pub(crate) fn run(node: &Node, manager: &str, registered: &SyncSender<Result<(),
 struct Reporter<'node> {
     node: &'node Node,
     manager: Manager,
+    /// The manager has taken the node up, and has not said since that it does not know it.
     registered: bool,
-    retry: Duration,
+    last_answer: Instant,
+    /// Attempts that have failed since the last answer.
+    failures: u32,
 }
 
 impl Reporter<'_> {
-    fn start<'node>(node: &'node Node, manager: &str) -> Result<Reporter<'node>, Error> {
-        let manager = Manager::at(manager)?;
-        let mut reporter = Reporter { node, manager, registered: false, retry: FIRST_RETRY };
-        let start = Instant::now();
+    fn start(node: &Node) -> Result<Reporter<'_>, Error> {
+        let (manager, start) = (node.managers.connect()?, Instant::now());
+        let mut reporter = Reporter { node, manager, registered: false, last_answer: start, failures: 0 };
         loop {
             match reporter.register() {
-                Err(error) if error.code == Code::ManagerUnreachable && start.elapsed() < START_PATIENCE => {
+                Err(error) if is_passing(&error) && start.elapsed() < START_PATIENCE => {
+                    reporter.move_on()?;
+                    std::thread::sleep(FIRST_RETRY);
+                }
+                // An agent that was killed is missed after a few seconds.
+                Err(error) if error.code == Code::AlreadyRunning && start.elapsed() < START_PATIENCE => {
                     std::thread::sleep(FIRST_RETRY);
                 }
                 outcome => return outcome.map(|()| reporter),
@@ -63,33 +82,55 @@ impl Reporter<'_> {
     }
 
     fn report_until_finished(&mut self) {
-        loop {
-            let period = if self.registered { PERIOD } else { self.retry };
-            let turn = self.node.ledger.wait_turn(period);
-            self.report_and_note();
-            if turn == Turn::Finish {
-                return;
-            }
+        let (mut seen, mut period) = (Seen::default(), PERIOD);
+        while self.node.ledger.wait_turn(&mut seen, period) == Turn::Act {
+            period = match self.report() {
+                Ok(()) => self.answered(),
+                Err(error) => self.failed(&error),
+            };
         }
+        self.finish();
     }
 
-    fn report_and_note(&mut self) {
-        let was_registered = self.registered;
-        match self.report() {
-            Ok(()) if was_registered => {}
-            Ok(()) => {
-                info!("the manager answers again");
-                self.retry = FIRST_RETRY;
-            }
-            Err(error) => {
-                if was_registered {
-                    warn!(%error, "the node could not report; its leases go on");
-                } else {
-                    self.retry = (self.retry * 2).min(LONGEST_RETRY);
-                }
-                self.registered = false;
-            }
+    /// When to report again.
+    fn answered(&mut self) -> Duration {
+        if self.failures > 0 {
+            info!(manager = %self.manager.address(), "a manager answers again");
         }
+        self.failures = 0;
+        self.last_answer = Instant::now();
+        PERIOD
+    }
+
+    /// When to try again.
+    fn failed(&mut self, error: &Error) -> Duration {
+        if self.failures == 0 {
+            warn!(%error, "the node could not report; its leases go on");
+        }
+        let is_refused = !is_passing(error);
+        self.registered &= !is_refused;
+        let managers = self.node.managers.count() as u32;
+        let has_done_with_it = !self.registered || self.last_answer.elapsed() >= SILENCE;
+        if managers > 1
+            && has_done_with_it
+            && let Err(error) = self.move_on()
+        {
+            warn!(%error, "a manager cannot be used");
+        }
+        // The more often all of them were tried in vain, the longer.
+        let rounds = self.failures / managers.max(1);
+        self.failures = self.failures.saturating_add(1);
+        if is_refused {
+            return REFUSED_RETRY;
+        }
+        FIRST_RETRY.saturating_mul(1 << rounds.min(8)).min(LONGEST_RETRY)
+    }
+
+    fn move_on(&mut self) -> Result<(), Error> {
+        self.node.managers.move_on();
+        self.registered = false;
+        self.manager = self.node.managers.connect()?;
+        Ok(())
     }
 
     fn report(&mut self) -> Result<(), Error> {
@@ -97,7 +138,6 @@ impl Reporter<'_> {
             self.register()?;
         }
         match self.report_once() {
-            // A manager that has started anew does not know the node: it has to register, and report again.
             Err(error) if error.code == Code::Protocol => {
                 self.register()?;
                 self.report_once()
@@ -107,17 +147,96 @@ impl Reporter<'_> {
     }
 
     fn report_once(&mut self) -> Result<(), Error> {
-        let leases = self.node.ledger.reports();
-        let report = NodeReport { node: self.node.description.name.clone(), leases: leases.clone() };
-        let reply = self.manager.report(report)?;
-        self.node.ledger.answered(&leases, &reply);
+        let ledger = &self.node.ledger;
+        let (asked, report) = (ledger.now(), ledger.report());
+        let reply = self.manager.report(report.clone())?;
+        let exchange = Exchange { asked, answered: ledger.now() };
+        let now = Instant::now();
+        ledger.reported(&report, &reply, exchange, |order| wanted_end(order, now));
+        self.node.managers.learn(&reply.managers);
         Ok(())
     }
 
     fn register(&mut self) -> Result<(), Error> {
-        let registration = self.manager.register(self.node.description.clone())?;
-        self.node.set_verifying(Verifying::from_bytes(&registration.verifying_key)?);
+        let (node, ledger) = (self.node, &self.node.ledger);
+        self.registered = false;
+        let registration = Registration {
+            node: Some(node.description.clone()),
+            instance: node.instance.clone(),
+            leases: ledger.register(),
+        };
+        let asked = ledger.now();
+        let reply = self.manager.register(registration)?;
+        ledger.registered(&reply, Exchange { asked, answered: ledger.now() })?;
+        node.managers.learn(&reply.managers);
         self.registered = true;
+        info!(manager = %self.manager.address(), registration = reply.registration, "the node is registered");
         Ok(())
+    }
+
+    /// All leases have ended: whichever manager answers shall know, and if it can, say that it has stored it. What
+    /// is not acknowledged is in the journal.
+    fn finish(&mut self) {
+        let start = Instant::now();
+        for _ in 0..self.node.managers.count() {
+            let Err(error) = self.report() else { break };
+            warn!(%error, "the end of the node's leases could not be reported");
+            if self.move_on().is_err() || start.elapsed() > FINISH_PATIENCE {
+                return;
+            }
+        }
+        while !self.node.ledger.is_empty() && start.elapsed() < FINISH_PATIENCE {
+            std::thread::sleep(FINISH_STEP);
+            if self.report().is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Whether waiting, or another manager, may help.
+fn is_passing(error: &Error) -> bool {
+    matches!(
+        error.code,
+        Code::ManagerUnreachable
+            | Code::StoreUnreachable
+            | Code::StoreFull
+            | Code::TryLater
+            | Code::System
+            | Code::Internal
+    )
+}
+
+fn wanted_end(order: &EndOrder, now: Instant) -> WantedEnd {
+    let code = match order.code {
+        0 => Code::LeaseEnded,
+        number => Code::from_number(number),
+    };
+    let grace = match code {
+        Code::PermissionDenied | Code::Unauthenticated => Duration::ZERO,
+        _ => ORDER_GRACE,
+    };
+    let reason = match order.reason.as_str() {
+        "" => format!("lease {} was ended by the manager", order.lease),
+        reason => reason.to_owned(),
+    };
+    WantedEnd { reason: Error::new(code, reason), at: now + grace }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ordered_end_has_a_grace_unless_the_right_to_the_lease_has_gone() {
+        let now = Instant::now();
+        let end = |code, reason: &str| {
+            wanted_end(&EndOrder { lease: "a".into(), code, reason: reason.into() }, now)
+        };
+        let ended = end(0, "");
+        assert_eq!((ended.reason.code, ended.at), (Code::LeaseEnded, now + ORDER_GRACE));
+        assert_eq!(ended.reason.message, "lease a was ended by the manager");
+        let revoked = end(Code::Unauthenticated.number(), "the token was revoked");
+        assert_eq!((revoked.reason.message.as_str(), revoked.at), ("the token was revoked", now));
     }
 }

@@ -1,14 +1,17 @@
-//! Which cores and how much memory are lent to whom: pure, and never the same twice.
+//! Which cores and how much memory are lent to whom, and never the same twice.
 //!
-//! Cores are lent from the highest number downwards, so that the lowest, where clients and the system tend to run,
-//! are lent last. A [`Reservation`] gives back what it holds when it is dropped; nothing else does.
+//! Exclusive cores are lent from the highest number downwards, so that the lowest, where clients and the system tend
+//! to run, are lent last. Places on shared cores are lent as [`SharedPool`] says; a core is one or the other for as
+//! long as the agent runs. A [`Reservation`] gives back what it holds when it is dropped; nothing else does.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use sublet_proto::{Code, Error};
 
+use crate::capacity::Cores;
 use crate::lock;
+use crate::shared::{SharedPool, SlotHold};
 
 /// What is free of a node. Cores that are not in it are lent, or were never to be.
 #[derive(Debug)]
@@ -17,56 +20,70 @@ pub(crate) struct Resources {
     all_cores: usize,
     memory_bytes: u64,
     all_memory_bytes: u64,
+    pub(crate) shared: SharedPool,
+}
+
+/// What a lease is to have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    /// How many cores; of shared ones, how many workers on them.
+    pub(crate) cores: u32,
+    pub(crate) memory_bytes: u64,
+    pub(crate) shared: bool,
 }
 
 impl Resources {
-    /// All of these cores and all of this memory are free.
-    pub(crate) fn new(cores: impl IntoIterator<Item = u32>, memory_bytes: u64) -> Resources {
-        let cores: BTreeSet<u32> = cores.into_iter().collect();
-        Resources { all_cores: cores.len(), cores, memory_bytes, all_memory_bytes: memory_bytes }
+    /// All of these cores and all of this memory are free. The shared cores take so many workers in all.
+    pub(crate) fn new(cores: Cores, memory_bytes: u64, shared_places: u32) -> Result<Resources, Error> {
+        let shared = SharedPool::new(&cores.shared, shared_places)?;
+        let cores: BTreeSet<u32> = cores.exclusive.into_iter().collect();
+        Ok(Resources { all_cores: cores.len(), cores, memory_bytes, all_memory_bytes: memory_bytes, shared })
     }
 
-    /// The numbers of the cores lent, the highest first.
-    fn take(&mut self, cores: u32, memory_bytes: u64) -> Result<Vec<u32>, Error> {
+    fn check(&self, wanted: &Wanted) -> Result<(), Error> {
+        let Wanted { cores, memory_bytes, shared } = *wanted;
+        let (what, all, free) = if shared {
+            ("places on shared cores", self.shared.places(), self.shared.free_places())
+        } else {
+            ("cores", self.all_cores, self.cores.len())
+        };
+        let asked = format!("{cores} {what} and {memory_bytes} bytes asked");
         let count = cores as usize;
-        if count > self.all_cores || memory_bytes > self.all_memory_bytes {
-            let message = format!(
-                "{cores} cores and {memory_bytes} bytes asked, the node lends {} and {}",
-                self.all_cores, self.all_memory_bytes
-            );
+        if count > all || memory_bytes > self.all_memory_bytes {
+            let message = format!("{asked}, the node lends {all} and {}", self.all_memory_bytes);
             return Err(Error::new(Code::InsufficientResources, message));
         }
-        if count > self.cores.len() || memory_bytes > self.memory_bytes {
-            let message = format!(
-                "{cores} cores and {memory_bytes} bytes asked, {} and {} are free",
-                self.cores.len(),
-                self.memory_bytes
-            );
+        if count > free || memory_bytes > self.memory_bytes {
+            let message = format!("{asked}, {free} and {} are free", self.memory_bytes);
             return Err(Error::new(Code::NoCapacity, message));
         }
-        self.memory_bytes -= memory_bytes;
-        Ok((0..count).filter_map(|_| self.cores.pop_last()).collect())
-    }
-
-    fn give_back(&mut self, cores: &[u32], memory_bytes: u64) {
-        self.memory_bytes += memory_bytes;
-        self.cores.extend(cores);
+        Ok(())
     }
 }
 
 /// The node's resources, shared by the supervisors of its leases.
 #[derive(Clone, Debug)]
-pub(crate) struct Pool(Arc<Mutex<Resources>>);
+pub(crate) struct Pool(pub(crate) Arc<Mutex<Resources>>);
 
 impl Pool {
     pub(crate) fn new(resources: Resources) -> Pool {
         Pool(Arc::new(Mutex::new(resources)))
     }
 
-    /// So many cores and so much memory, or none of either.
-    pub(crate) fn reserve(&self, cores: u32, memory_bytes: u64) -> Result<Reservation, Error> {
-        let cores = lock(&self.0).take(cores, memory_bytes)?;
-        Ok(Reservation { pool: self.clone(), cores, memory_bytes })
+    /// All that is wanted, or nothing.
+    pub(crate) fn reserve(&self, wanted: &Wanted) -> Result<Reservation, Error> {
+        let mut resources = lock(&self.0);
+        resources.check(wanted)?;
+        resources.memory_bytes -= wanted.memory_bytes;
+        let count = wanted.cores as usize;
+        let (cores, slots) = if wanted.shared {
+            let places = resources.shared.take(count);
+            let cores = places.iter().map(|&place| resources.shared.core(place)).collect();
+            (cores, Some(SlotHold { pool: self.clone(), places }))
+        } else {
+            ((0..count).filter_map(|_| resources.cores.pop_last()).collect(), None)
+        };
+        Ok(Reservation { pool: self.clone(), cores, slots, memory_bytes: wanted.memory_bytes })
     }
 }
 
@@ -74,8 +91,10 @@ impl Pool {
 #[derive(Debug)]
 pub(crate) struct Reservation {
     pool: Pool,
-    /// The numbers of the cores.
+    /// The number of each worker's core; shared ones may be there several times.
     pub(crate) cores: Vec<u32>,
+    /// If the cores are shared: how its workers take turns on them with others.
+    pub(crate) slots: Option<SlotHold>,
     memory_bytes: u64,
 }
 
@@ -83,13 +102,19 @@ impl Reservation {
     /// Never gives the resources back: something that cannot be ended still uses them.
     pub(crate) fn forfeit(mut self) {
         self.cores.clear();
+        self.slots = None;
         self.memory_bytes = 0;
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        lock(&self.pool.0).give_back(&self.cores, self.memory_bytes);
+        let mut resources = lock(&self.pool.0);
+        resources.memory_bytes += self.memory_bytes;
+        match &self.slots {
+            Some(hold) => resources.shared.give_back(&hold.places),
+            None => resources.cores.extend(&self.cores),
+        }
     }
 }
 
@@ -97,54 +122,95 @@ impl Drop for Reservation {
 mod tests {
     use super::*;
 
+    fn pool(cores: impl IntoIterator<Item = u32>, memory_bytes: u64) -> Pool {
+        let cores = Cores { exclusive: cores.into_iter().collect(), shared: vec![100, 101] };
+        Pool::new(Resources::new(cores, memory_bytes, 3).unwrap())
+    }
+
+    fn reserve(pool: &Pool, cores: u32, memory_bytes: u64) -> Result<Reservation, Error> {
+        pool.reserve(&Wanted { cores, memory_bytes, shared: false })
+    }
+
+    fn reserve_shared(pool: &Pool, cores: u32, memory_bytes: u64) -> Result<Reservation, Error> {
+        pool.reserve(&Wanted { cores, memory_bytes, shared: true })
+    }
+
     #[test]
     fn cores_are_lent_from_the_highest_downwards_and_come_back() {
-        let pool = Pool::new(Resources::new([0, 1, 2, 5], 100));
-        let first = pool.reserve(2, 10).unwrap();
+        let pool = pool([0, 1, 2, 5], 100);
+        let first = reserve(&pool, 2, 10).unwrap();
         assert_eq!(first.cores, [5, 2]);
-        let second = pool.reserve(1, 10).unwrap();
+        let second = reserve(&pool, 1, 10).unwrap();
         assert_eq!(second.cores, [1]);
         drop(first);
-        assert_eq!(pool.reserve(3, 90).unwrap().cores, [5, 2, 0]);
+        assert_eq!(reserve(&pool, 3, 90).unwrap().cores, [5, 2, 0]);
     }
 
     #[test]
     fn too_much_is_told_from_too_much_now_and_takes_nothing() {
-        let pool = Pool::new(Resources::new(0..2, 100));
+        let pool = pool(0..2, 100);
         for (cores, memory, code) in
             [(3, 0, Code::InsufficientResources), (1, 101, Code::InsufficientResources)]
         {
-            assert_eq!(pool.reserve(cores, memory).unwrap_err().code, code);
+            assert_eq!(reserve(&pool, cores, memory).unwrap_err().code, code);
         }
-        let held = pool.reserve(1, 60).unwrap();
+        let held = reserve(&pool, 1, 60).unwrap();
         for (cores, memory) in [(2, 0), (1, 41)] {
-            let error = pool.reserve(cores, memory).unwrap_err();
+            let error = reserve(&pool, cores, memory).unwrap_err();
             assert_eq!(error.code, Code::NoCapacity);
             assert!(error.message.contains("1 and 40 are free"), "{error}");
         }
         drop(held);
-        pool.reserve(2, 100).unwrap();
+        reserve(&pool, 2, 100).unwrap();
+    }
+
+    #[test]
+    fn shared_and_exclusive_cores_are_counted_apart_and_share_the_memory() {
+        let pool = pool(0..1, 100);
+        for (workers, memory, code) in
+            [(4, 0, Code::InsufficientResources), (1, 101, Code::InsufficientResources)]
+        {
+            assert_eq!(reserve_shared(&pool, workers, memory).unwrap_err().code, code);
+        }
+        let shared = reserve_shared(&pool, 2, 60).unwrap();
+        assert_eq!(shared.cores, [100, 101]);
+        let error = reserve_shared(&pool, 2, 0).unwrap_err();
+        assert_eq!(error.code, Code::NoCapacity);
+        assert!(error.message.contains("1 and 40 are free"), "{error}");
+        let exclusive = reserve(&pool, 1, 40).unwrap();
+        assert!(exclusive.slots.is_none() && exclusive.cores == [0]);
+        assert_eq!(reserve_shared(&pool, 1, 1).unwrap_err().code, Code::NoCapacity);
+        drop((shared, exclusive));
+        assert_eq!(reserve_shared(&pool, 3, 100).unwrap().cores.len(), 3);
+    }
+
+    #[test]
+    fn forfeited_places_do_not_come_back() {
+        let pool = pool(0..1, 100);
+        reserve_shared(&pool, 2, 60).unwrap().forfeit();
+        assert_eq!(reserve_shared(&pool, 2, 0).unwrap_err().code, Code::NoCapacity);
+        reserve_shared(&pool, 1, 40).unwrap();
     }
 
     #[test]
     fn forfeited_resources_do_not_come_back() {
-        let pool = Pool::new(Resources::new(0..2, 100));
-        pool.reserve(1, 60).unwrap().forfeit();
-        assert_eq!(pool.reserve(2, 0).unwrap_err().code, Code::NoCapacity);
-        assert_eq!(pool.reserve(1, 40).unwrap().cores, [0]);
+        let pool = pool(0..2, 100);
+        reserve(&pool, 1, 60).unwrap().forfeit();
+        assert_eq!(reserve(&pool, 2, 0).unwrap_err().code, Code::NoCapacity);
+        assert_eq!(reserve(&pool, 1, 40).unwrap().cores, [0]);
     }
 
     #[test]
     fn no_core_is_lent_twice_in_any_order_of_leases() {
         // A fixed linear congruential sequence: each step reserves some cores or gives a reservation back.
-        let (mut random, pool) = (12_345_u64, Pool::new(Resources::new(0..16, 1_600)));
+        let (mut random, pool) = (12_345_u64, pool(0..16, 1_600));
         let mut held: Vec<Reservation> = Vec::new();
         for _ in 0..10_000 {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let choice = (random >> 33) as usize;
             if choice.is_multiple_of(3) && !held.is_empty() {
                 held.swap_remove(choice % held.len());
-            } else if let Ok(reservation) = pool.reserve((choice % 5) as u32, 100) {
+            } else if let Ok(reservation) = reserve(&pool, (choice % 5) as u32, 100) {
                 held.push(reservation);
             }
             let lent: Vec<u32> = held.iter().flat_map(|reservation| reservation.cores.clone()).collect();

@@ -11,7 +11,7 @@ use sublet_proto::{Code, Error};
 
 use crate::lock;
 
-/// Raised once and for all: readable from then on, for everybody who polls it.
+/// Readable for everybody who polls it, from when it is raised until it is cleared.
 #[derive(Debug)]
 pub(crate) struct Signal {
     fd: OwnedFd,
@@ -28,6 +28,11 @@ impl Signal {
         // Fails only if it was raised 2^64 - 2 times, and is readable then.
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
+
+    pub(crate) fn clear(&self) {
+        // Fails only if it was not raised.
+        let _ = rustix::io::read(&self.fd, &mut [0; size_of::<u64>()]);
+    }
 }
 
 impl AsFd for Signal {
@@ -36,26 +41,49 @@ impl AsFd for Signal {
     }
 }
 
-/// Asks a lease's supervisor to end the lease. The first reason counts.
+/// Asks a lease's supervisor to end the lease at some time. Whoever wants it soonest says why.
 #[derive(Debug)]
 pub(crate) struct EndRequest {
+    /// Raised while there is something that the supervisor has not taken note of.
     pub(crate) signal: Signal,
-    reason: Mutex<Option<Error>>,
+    wanted: Mutex<Option<WantedEnd>>,
+}
+
+/// When a lease shall end, and what its client is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WantedEnd {
+    pub(crate) reason: Error,
+    pub(crate) at: Instant,
 }
 
 impl EndRequest {
     pub(crate) fn new() -> Result<EndRequest, Error> {
-        Ok(EndRequest { signal: Signal::new()?, reason: Mutex::new(None) })
+        Ok(EndRequest { signal: Signal::new()?, wanted: Mutex::new(None) })
     }
 
-    pub(crate) fn raise(&self, reason: Error) {
-        lock(&self.reason).get_or_insert(reason);
-        self.signal.raise();
+    /// Without effect if the lease shall end no later already.
+    pub(crate) fn raise(&self, end: WantedEnd) {
+        let mut wanted = lock(&self.wanted);
+        if wanted.as_ref().is_none_or(|before| end.at < before.at) {
+            *wanted = Some(end);
+            self.signal.raise();
+        }
     }
 
-    pub(crate) fn reason(&self) -> Option<Error> {
-        lock(&self.reason).clone()
+    /// What is wanted by now; the signal is quiet until that changes.
+    pub(crate) fn take_note(&self) -> Option<WantedEnd> {
+        self.signal.clear();
+        lock(&self.wanted).clone()
     }
+}
+
+/// What is waited for at a descriptor.
+#[derive(Clone, Copy)]
+pub(crate) enum Watch<'fd> {
+    /// There is something to be read, or the other end is closed.
+    Readable(BorrowedFd<'fd>),
+    /// The other end is closed.
+    Closed(BorrowedFd<'fd>),
 }
 
 /// Waits until one of the descriptors is readable or closed at its other end, or the deadline has passed; says which
@@ -64,8 +92,15 @@ pub(crate) fn wait_readable<const N: usize>(
     fds: [Option<BorrowedFd<'_>>; N],
     deadline: Option<Instant>,
 ) -> Result<[bool; N], Error> {
-    let mut polled: Vec<_> =
-        fds.iter().flatten().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)).collect();
+    wait_for(fds.map(|fd| fd.map(Watch::Readable)), deadline)
+}
+
+/// As [`wait_readable`], where each descriptor is watched in its own way.
+pub(crate) fn wait_for<const N: usize>(
+    watches: [Option<Watch<'_>>; N],
+    deadline: Option<Instant>,
+) -> Result<[bool; N], Error> {
+    let mut polled: Vec<_> = watches.iter().flatten().map(poll_fd).collect();
     loop {
         // A time beyond what the kernel can say is as good as for ever.
         let left = deadline
@@ -77,13 +112,22 @@ pub(crate) fn wait_readable<const N: usize>(
         }
     }
     let mut results = polled.iter().map(|fd| !fd.revents().is_empty());
-    Ok(fds.map(|fd| fd.is_some() && results.next() == Some(true)))
+    Ok(watches.map(|watch| watch.is_some() && results.next() == Some(true)))
+}
+
+/// The kernel says of every descriptor whether its other end is closed, whatever it is asked.
+fn poll_fd<'fd>(watch: &Watch<'fd>) -> PollFd<'fd> {
+    match *watch {
+        Watch::Readable(fd) => PollFd::from_borrowed_fd(fd, PollFlags::IN),
+        Watch::Closed(fd) => PollFd::from_borrowed_fd(fd, PollFlags::empty()),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::time::Duration;
+    use sublet_fabric::packet::PacketSocket;
 
     #[test]
     fn a_raised_signal_stays_raised_and_an_absent_one_never_is() {
@@ -99,11 +143,50 @@ mod tests {
     }
 
     #[test]
-    fn the_first_reason_to_end_counts() {
+    fn a_cleared_signal_is_quiet_until_it_is_raised_again() {
+        let signal = Signal::new().unwrap();
+        let is_raised = || wait_readable([Some(signal.as_fd())], Some(Instant::now())).unwrap()[0];
+        signal.clear();
+        assert!(!is_raised());
+        signal.raise();
+        signal.raise();
+        signal.clear();
+        assert!(!is_raised());
+        signal.raise();
+        assert!(is_raised());
+    }
+
+    #[test]
+    fn a_closed_end_is_told_from_one_that_has_something_to_say() {
+        let (here, there) = PacketSocket::pair().unwrap();
+        there.send(b"x", &[]).unwrap();
+        let look = || {
+            let watches = [Some(Watch::Readable(here.as_fd())), Some(Watch::Closed(here.as_fd()))];
+            wait_for(watches, Some(Instant::now())).unwrap()
+        };
+        assert_eq!(look(), [true, false]);
+        drop(there);
+        assert_eq!(look(), [true, true]);
+    }
+
+    #[test]
+    fn whoever_wants_the_end_soonest_says_why_and_is_noted_once() {
         let request = EndRequest::new().unwrap();
-        assert_eq!(request.reason(), None);
-        request.raise(Error::new(Code::LeaseEnded, "first"));
-        request.raise(Error::new(Code::LeaseEnded, "second"));
-        assert_eq!(request.reason().unwrap().message, "first");
+        assert_eq!(request.take_note(), None);
+        let now = Instant::now();
+        let end = |after_s, why: &str| WantedEnd {
+            reason: Error::new(Code::LeaseEnded, why),
+            at: now + Duration::from_secs(after_s),
+        };
+        let is_news = || wait_readable([Some(request.signal.as_fd())], Some(now)).unwrap()[0];
+        request.raise(end(20, "first"));
+        request.raise(end(30, "later"));
+        assert!(is_news());
+        assert_eq!(request.take_note(), Some(end(20, "first")));
+        request.raise(end(20, "no sooner"));
+        assert!(!is_news());
+        request.raise(end(1, "sooner"));
+        assert!(is_news());
+        assert_eq!(request.take_note(), Some(end(1, "sooner")));
     }
 }

@@ -1,40 +1,66 @@
 //! What a lease has used: read from its usage region, bounded by what the agent itself has measured.
 //!
-//! The region lies in the worker's memory, where a function could falsify it. So what is reported never shrinks,
-//! and executing and polling together never exceed the lease's cores times the time it has held them; that time is
-//! the agent's own. A closed meter stands still.
+//! The region lies in the worker's memory, where a function could falsify it. So what is reported never shrinks, in
+//! all and for each function, and executing and polling together never exceed the lease's cores times the time it has
+//! held them; that time is the agent's own. What the functions have used adds up to what the lease has used exactly.
+//! A closed meter stands still.
 
 use std::sync::Mutex;
 
 use sublet_fabric::clock::{Calibration, monotonic_ns, ticks};
 use sublet_fabric::region::Region;
 use sublet_proto::Error;
-use sublet_proto::v1::Usage;
-use sublet_runtime::wire::usage::{self, WorkerState};
+use sublet_proto::v1::{FunctionUsage, Usage};
+use sublet_runtime::wire::usage::{self, Tally, UsageLayout, WorkerState};
 
+use crate::book::Used;
 use crate::lock;
 
 /// The account of one lease, from the reservation of its resources until they are free again.
 pub(crate) struct Meter {
     region: Region,
-    cores: u32,
+    layout: UsageLayout,
     calibration: Calibration,
     opened_ns: u64,
     reading: Mutex<Reading>,
 }
+/// What a lease is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Activity {
+    /// Requests that its workers have answered, rejected ones included. While this stands still, nothing has ended.
+    pub(crate) calls: u64,
+    /// Whether a worker is in a call.
+    pub(crate) executing: bool,
+}
 
 #[derive(Default)]
 struct Reading {
-    last: Usage,
+    last: Measured,
     closed: bool,
+}
+
+/// As [`Used`], with a place for each function.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Measured {
+    allocated_ns: u64,
+    polling_ns: u64,
+    functions: Vec<Share>,
+}
+
+/// What calls of one function have used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Share {
+    executing_ns: u64,
+    calls: u64,
+    failed_calls: u64,
 }
 
 impl Meter {
     /// Begins to count.
-    pub(crate) fn open(cores: u32, calibration: Calibration) -> Result<Meter, Error> {
-        let region = Region::create("sublet-usage", usage::region_bytes(cores))?;
+    pub(crate) fn open(layout: UsageLayout, calibration: Calibration) -> Result<Meter, Error> {
+        let region = Region::create("sublet-usage", layout.len_bytes())?;
         let reading = Mutex::default();
-        Ok(Meter { region, cores, calibration, opened_ns: monotonic_ns(), reading })
+        Ok(Meter { region, layout, calibration, opened_ns: monotonic_ns(), reading })
     }
 
     /// What the workers write; theirs and the agent's alone.
@@ -42,70 +68,140 @@ impl Meter {
         &self.region
     }
 
+    /// Where they write it.
+    pub(crate) fn layout(&self) -> UsageLayout {
+        self.layout
+    }
+
     /// Cumulative usage, what is going on now included.
-    pub(crate) fn read(&self) -> Usage {
+    pub(crate) fn read(&self) -> Used {
         self.refresh(&mut lock(&self.reading))
     }
 
     /// The last reading; from now on it is all there is.
-    pub(crate) fn close(&self) -> Usage {
+    pub(crate) fn close(&self) -> Used {
         let mut reading = lock(&self.reading);
-        let usage = self.refresh(&mut reading);
+        let used = self.refresh(&mut reading);
         reading.closed = true;
-        usage
+        used
+    }
+
+    /// Whether anything is being called. Two that are the same, without a call in between, say that the lease is idle.
+    pub(crate) fn activity(&self) -> Activity {
+        let mut tallies = self.tallies();
+        let mut activity = Activity { calls: 0, executing: false };
+        for worker in 0..self.layout.workers() {
+            let line = usage::read(&self.region, self.layout, worker, &mut tallies);
+            activity.calls = activity.calls.saturating_add(line.rejected);
+            activity.executing |= line.executing_at(0).is_some();
+        }
+        let calls = tallies.iter().map(|tally| tally.calls);
+        activity.calls = calls.fold(activity.calls, u64::saturating_add);
+        activity
     }
 
     /// The indexes of the functions that are being executed, or were when the worker process died.
     pub(crate) fn executing(&self) -> Vec<u32> {
-        let workers = (0..self.cores).map(|worker| usage::read(&self.region, worker));
+        let workers = 0..self.layout.workers();
         workers
-            .filter(|worker| worker.state == WorkerState::Executing)
-            .map(|worker| worker.function)
+            .map(|worker| usage::read_line(&self.region, self.layout, worker))
+            .filter(|line| line.state == WorkerState::Executing)
+            .map(|line| line.function)
             .collect()
     }
 
     /// Closes the accounts of a worker process that has ended: nothing goes on in it any more.
     pub(crate) fn settle(&self) -> Result<(), Error> {
         let now = ticks();
-        (0..self.cores).try_for_each(|worker| Ok(usage::settle(&self.region, worker, now)?))
+        let mut workers = 0..self.layout.workers();
+        workers.try_for_each(|worker| Ok(usage::settle(&self.region, self.layout, worker, now)?))
     }
 
-    fn refresh(&self, reading: &mut Reading) -> Usage {
+    fn refresh(&self, reading: &mut Reading) -> Used {
         if !reading.closed {
             let allocated_ns = monotonic_ns().saturating_sub(self.opened_ns);
-            reading.last = bounded(self.measure(allocated_ns), &reading.last, self.cores);
+            reading.last.grow(self.measure(allocated_ns), self.layout.workers());
         }
-        reading.last
+        reading.last.used()
     }
 
-    fn measure(&self, allocated_ns: u64) -> Usage {
+    fn measure(&self, allocated_ns: u64) -> Measured {
         let (now, ticks_per_ns) = (ticks(), self.calibration.ticks_per_ns());
         // Saturates, as a conversion from float does.
         let to_ns = |ticks: u64| (ticks as f64 / ticks_per_ns) as u64;
-        let mut sum = Usage { allocated_ns, ..Usage::default() };
-        for worker in 0..self.cores {
-            let line = usage::read(&self.region, worker);
-            let (executing, polling) = line.at(now);
-            sum.executing_ns = sum.executing_ns.saturating_add(to_ns(executing));
-            sum.polling_ns = sum.polling_ns.saturating_add(to_ns(polling));
-            sum.calls = sum.calls.saturating_add(line.calls);
-            sum.failed_calls = sum.failed_calls.saturating_add(line.failed_calls);
+        let (mut tallies, mut polling_ns) = (self.tallies(), 0_u64);
+        for worker in 0..self.layout.workers() {
+            let line = usage::read(&self.region, self.layout, worker, &mut tallies);
+            polling_ns = polling_ns.saturating_add(to_ns(line.polling_at(now)));
+            if let Some((function, ticks)) = line.executing_at(now) {
+                let tally = &mut tallies[function as usize];
+                tally.executing_ticks = tally.executing_ticks.saturating_add(ticks);
+            }
         }
-        sum
+        let share = |tally: Tally| Share {
+            executing_ns: to_ns(tally.executing_ticks),
+            calls: tally.calls,
+            failed_calls: tally.failed_calls,
+        };
+        Measured { allocated_ns, polling_ns, functions: tallies.into_iter().map(share).collect() }
+    }
+
+    /// One for each function, and one for those that there are not.
+    fn tallies(&self) -> Vec<Tally> {
+        vec![Tally::default(); self.layout.functions() as usize + 1]
     }
 }
 
-/// `measured`, but nothing less than `last`, and no more time than `cores` have had.
-fn bounded(measured: Usage, last: &Usage, cores: u32) -> Usage {
-    let allocated_ns = measured.allocated_ns.max(last.allocated_ns);
-    let budget_ns = allocated_ns.saturating_mul(u64::from(cores));
-    // `last` was within a smaller budget, so both upper bounds are at least what was reported before.
-    let executing_ns =
-        measured.executing_ns.min(budget_ns.saturating_sub(last.polling_ns)).max(last.executing_ns);
-    let polling_ns = measured.polling_ns.min(budget_ns.saturating_sub(executing_ns)).max(last.polling_ns);
-    let calls = measured.calls.max(last.calls);
-    let failed_calls = measured.failed_calls.min(calls).max(last.failed_calls);
-    Usage { allocated_ns, executing_ns, polling_ns, calls, failed_calls }
+impl Measured {
+    /// To what was measured, but nowhere less than this was, and with no more time than `cores` have had.
+    fn grow(&mut self, measured: Measured, cores: u32) {
+        self.allocated_ns = self.allocated_ns.max(measured.allocated_ns);
+        let budget_ns = self.allocated_ns.saturating_mul(u64::from(cores));
+        self.functions.resize(measured.functions.len().max(self.functions.len()), Share::default());
+        // What was reported before was within a smaller budget, so both bounds are at least that.
+        let mut time_left = budget_ns.saturating_sub(self.polling_ns).saturating_sub(self.executing_ns());
+        // A call takes a nanosecond at least. So no sum of calls overflows either.
+        let mut calls_left = budget_ns.saturating_sub(self.calls());
+        for (share, measured) in self.functions.iter_mut().zip(measured.functions) {
+            grow_within(&mut share.executing_ns, measured.executing_ns, &mut time_left);
+            grow_within(&mut share.calls, measured.calls, &mut calls_left);
+            share.failed_calls = measured.failed_calls.min(share.calls).max(share.failed_calls);
+        }
+        grow_within(&mut self.polling_ns, measured.polling_ns, &mut time_left);
+    }
+
+    fn executing_ns(&self) -> u64 {
+        self.functions.iter().map(|share| share.executing_ns).sum()
+    }
+
+    fn calls(&self) -> u64 {
+        self.functions.iter().map(|share| share.calls).sum()
+    }
+
+    fn used(&self) -> Used {
+        let function_usage = |(function, share): (usize, &Share)| {
+            let Share { executing_ns, calls, failed_calls } = *share;
+            FunctionUsage { function: function as u32, executing_ns, calls, failed_calls }
+        };
+        let called = |(_, share): &(usize, &Share)| **share != Share::default();
+        Used {
+            usage: Usage {
+                allocated_ns: self.allocated_ns,
+                executing_ns: self.executing_ns(),
+                polling_ns: self.polling_ns,
+                calls: self.calls(),
+                failed_calls: self.functions.iter().map(|share| share.failed_calls).sum(),
+            },
+            functions: self.functions.iter().enumerate().filter(called).map(function_usage).collect(),
+        }
+    }
+}
+
+/// Raises `value` to `measured` as far as what is left allows.
+fn grow_within(value: &mut u64, measured: u64, left: &mut u64) {
+    let growth = measured.saturating_sub(*value).min(*left);
+    *value += growth;
+    *left -= growth;
 }
 
 #[cfg(test)]
@@ -113,43 +209,104 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn usage(allocated_ns: u64, executing_ns: u64, polling_ns: u64, calls: u64, failed_calls: u64) -> Usage {
-        Usage { allocated_ns, executing_ns, polling_ns, calls, failed_calls }
+    fn measured(allocated_ns: u64, polling_ns: u64, functions: &[(u64, u64, u64)]) -> Measured {
+        let share = |&(executing_ns, calls, failed_calls): &_| Share { executing_ns, calls, failed_calls };
+        Measured { allocated_ns, polling_ns, functions: functions.iter().map(share).collect() }
+    }
+
+    fn open(workers: u32, functions: u32) -> Meter {
+        Meter::open(UsageLayout::new(workers, functions), Calibration::start()).unwrap()
+    }
+
+    fn pen(meter: &Meter, worker: u32) -> usage::Meter<'_> {
+        usage::Meter::new(meter.region(), meter.layout(), worker).unwrap()
     }
 
     #[test]
     fn what_is_plausible_is_reported_as_it_is() {
-        let measured = usage(100, 150, 40, 5, 1);
-        assert_eq!(bounded(measured, &usage(50, 60, 20, 2, 0), 2), measured);
+        let mut last = measured(50, 20, &[(60, 2, 0), (0, 0, 0)]);
+        let now = measured(100, 40, &[(80, 3, 0), (70, 2, 1)]);
+        last.grow(now.clone(), 2);
+        assert_eq!(last, now);
+        let usage = Usage { allocated_ns: 100, executing_ns: 150, polling_ns: 40, calls: 5, failed_calls: 1 };
+        assert_eq!(last.used().usage, usage);
     }
 
     #[test]
     fn a_falsified_region_cannot_exceed_the_time_of_the_cores_or_take_anything_back() {
-        let mut last = Usage::default();
-        let lies = [(u64::MAX, u64::MAX), (0, u64::MAX), (u64::MAX, 0), (0, 0), (7, 13)];
-        for (step, (executing, polling)) in lies.into_iter().cycle().take(50).enumerate() {
-            let now = bounded(usage(step as u64 * 100, executing, polling, executing, polling), &last, 2);
-            assert!(now.executing_ns + now.polling_ns <= now.allocated_ns * 2, "{now:?}");
-            assert!(now.executing_ns >= last.executing_ns && now.polling_ns >= last.polling_ns, "{now:?}");
-            assert!(now.calls >= last.calls && now.failed_calls <= now.calls, "{now:?}");
-            last = now;
+        let lies = [(u64::MAX, u64::MAX), (0, u64::MAX), (u64::MAX, 0), (0, 0), (7, 13), (150, 20)];
+        let mut reading = Measured::default();
+        for step in 0..200_usize {
+            let before = reading.clone();
+            let lie = |of: usize| lies[(step * 7 + of * of) % lies.len()];
+            let functions: Vec<_> = (0..4).map(|at| (lie(at).0, lie(at).1, lie(at + 1).0)).collect();
+            reading.grow(measured(step as u64 * 100, lie(9).1, &functions), 2);
+            let Used { usage, functions } = reading.used();
+            assert!(usage.executing_ns + usage.polling_ns <= usage.allocated_ns * 2, "{usage:?}");
+            assert!(usage.polling_ns >= before.polling_ns);
+            for (share, before) in reading.functions.iter().zip(&before.functions) {
+                assert!(share.executing_ns >= before.executing_ns && share.calls >= before.calls);
+                assert!(share.failed_calls >= before.failed_calls && share.failed_calls <= share.calls);
+            }
+            let sum = |of: fn(&FunctionUsage) -> u64| functions.iter().map(of).sum::<u64>();
+            assert_eq!(sum(|function| function.executing_ns), usage.executing_ns);
+            assert_eq!(sum(|function| function.calls), usage.calls);
+            assert_eq!(sum(|function| function.failed_calls), usage.failed_calls);
         }
     }
 
     #[test]
     fn a_call_is_counted_while_it_runs_and_when_its_worker_dies() {
-        let meter = Meter::open(2, Calibration::start()).unwrap();
-        usage::Meter::new(meter.region(), 1).unwrap().enter(7, sublet_fabric::clock::ticks(), false);
+        let meter = open(2, 8);
+        pen(&meter, 1).enter(7, ticks(), false);
         std::thread::sleep(Duration::from_millis(5));
         let running = meter.read();
-        assert!(running.executing_ns >= 1_000_000 && running.calls == 0, "{running:?}");
+        assert!(running.usage.executing_ns >= 1_000_000 && running.usage.calls == 0, "{running:?}");
+        assert_eq!(running.functions[0].function, 7);
         assert_eq!(meter.executing(), [7]);
         meter.settle().unwrap();
         let settled = meter.close();
-        assert!(settled.executing_ns >= running.executing_ns);
-        assert_eq!((settled.calls, settled.failed_calls), (1, 1));
+        assert!(settled.usage.executing_ns >= running.usage.executing_ns);
+        assert_eq!((settled.usage.calls, settled.usage.failed_calls), (1, 1));
+        let [function] = settled.functions.as_slice() else { panic!("{settled:?}") };
+        assert_eq!((function.function, function.calls, function.failed_calls), (7, 1, 1));
+        assert_eq!(function.executing_ns, settled.usage.executing_ns);
         assert!(meter.executing().is_empty());
         std::thread::sleep(Duration::from_millis(5));
         assert_eq!(meter.read(), settled, "a closed meter stands still");
+    }
+
+    #[test]
+    fn functions_are_counted_apart_over_all_workers() {
+        let meter = open(2, 3);
+        std::thread::sleep(Duration::from_millis(2));
+        for (worker, function, ticks) in [(0, 0, 100), (0, 2, 200), (1, 2, 300), (1, 9, 400)] {
+            let pen = pen(&meter, worker);
+            let call = pen.enter(function, 0, false);
+            pen.answer(&call, function == 9);
+            pen.leave(&call, ticks, ticks);
+            pen.rest();
+        }
+        let used = meter.read();
+        let calls: Vec<_> = used.functions.iter().map(|used| (used.function, used.calls)).collect();
+        assert_eq!(calls, [(0, 1), (2, 2), (3, 1)], "9 is none of the 3");
+        assert_eq!((used.usage.calls, used.usage.failed_calls), (4, 1));
+    }
+
+    #[test]
+    fn activity_is_a_call_that_runs_has_ended_or_was_rejected() {
+        let meter = open(1, 2);
+        let idle = meter.activity();
+        assert_eq!(idle, Activity { calls: 0, executing: false });
+        let pen = pen(&meter, 0);
+        let call = pen.enter(1, ticks(), false);
+        assert_eq!(meter.activity(), Activity { calls: 0, executing: true });
+        pen.answer(&call, false);
+        pen.leave(&call, ticks(), 1);
+        assert_eq!(meter.activity(), Activity { calls: 1, executing: false }, "polling is idle");
+        pen.sleep();
+        pen.reject();
+        assert_eq!(meter.activity(), Activity { calls: 2, executing: false });
+        assert_eq!(meter.read().usage.calls, 1, "what is rejected is no call");
     }
 }

@@ -1,6 +1,7 @@
 //! One lease's worker process: how it is started, ended, and what its end is called.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +15,7 @@ use sublet_sandbox::{Exit, Id, Kind, SandboxError, Sandboxes, Signal, Spec};
 use crate::attach::Attached;
 use crate::node::Node;
 use crate::packages::Unpacked;
+use crate::shared::{Occupancy, SlotHold};
 use crate::signal::wait_readable;
 
 /// How long a killed process may take to end.
@@ -26,6 +28,8 @@ pub(crate) struct WorkerProcess {
     sandboxes: Sandboxes,
     id: Id,
     package: Arc<Unpacked>,
+    /// On shared cores, until it is known to be dead; if it is dropped before, its sandbox has killed it by then.
+    occupancy: Option<Occupancy>,
 }
 
 impl WorkerProcess {
@@ -38,12 +42,15 @@ impl WorkerProcess {
         let package = node.packages.ensure(&held.lease.package)?;
         let package_ready_ns = monotonic_ns();
         let (outside, inside) = PacketSocket::pair()?;
-        let setup = setup(node, held, &package)?.encode_to_vec();
-        outside.send(&setup, &[held.inbox.fd(), held.meter.region().fd()])?;
+        let occupancy = held.reservation.slots.as_ref().map(SlotHold::occupy);
+        let setup = setup(node, held, &package, occupancy.as_ref())?.encode_to_vec();
+        let slots = occupancy.iter().flat_map(|occupancy| &occupancy.regions).map(|region| region.fd());
+        let regions: Vec<_> = [held.inbox.fd(), held.meter.region().fd()].into_iter().chain(slots).collect();
+        outside.send(&setup, &regions)?;
         let mut sandboxes = Sandboxes::new();
-        let (id, pid) = launch(&mut sandboxes, node, inside.into())?;
+        let (id, pid) = launch(&mut sandboxes, node.worker.clone(), inside.into())?;
         let started = Started { pid, requested_ns, package_ready_ns, spawned_ns: monotonic_ns() };
-        Ok((WorkerProcess { sandboxes, id, package }, started, outside))
+        Ok((WorkerProcess { sandboxes, id, package, occupancy }, started, outside))
     }
 
     /// Readable once it has ended.
@@ -69,7 +76,11 @@ impl WorkerProcess {
 
     /// How it ended, if it has.
     pub(crate) fn exit(&mut self) -> Result<Option<Exit>, Error> {
-        Ok(one(self.sandboxes.state(&[self.id]))?.exit)
+        let exit = one(self.sandboxes.state(&[self.id]))?.exit;
+        if exit.is_some() {
+            self.occupancy = None;
+        }
+        Ok(exit)
     }
 
     /// What a client is told about an end that nobody asked for.
@@ -78,21 +89,20 @@ impl WorkerProcess {
     }
 }
 
-fn launch(sandboxes: &mut Sandboxes, node: &Node, control: OwnedFd) -> Result<(Id, u32), Error> {
-    let spec = Spec {
-        kind: Kind::Process,
-        program: node.worker.clone(),
-        args: Vec::new(),
-        env: Vec::new(),
-        control,
-    };
+fn launch(sandboxes: &mut Sandboxes, program: PathBuf, control: OwnedFd) -> Result<(Id, u32), Error> {
+    let spec = Spec { kind: Kind::Process, program, args: Vec::new(), env: Vec::new(), control };
     let id = one(sandboxes.create(vec![spec]))?;
     one(sandboxes.start(&[id]))?;
     let pid = one(sandboxes.state(&[id]))?.pid;
     Ok((id, pid.unwrap_or_default()))
 }
 
-fn setup(node: &Node, held: &Attached, package: &Unpacked) -> Result<WorkerSetup, Error> {
+fn setup(
+    node: &Node,
+    held: &Attached,
+    package: &Unpacked,
+    occupancy: Option<&Occupancy>,
+) -> Result<WorkerSetup, Error> {
     let folder = package.folder.to_str().ok_or_else(|| {
         Error::new(Code::InvalidArgument, format!("the path {} is not UTF-8", package.folder.display()))
     })?;
@@ -104,6 +114,9 @@ fn setup(node: &Node, held: &Attached, package: &Unpacked) -> Result<WorkerSetup
         // The inbox is part of what the lease pays for; `attach` has checked that it fits.
         memory_bytes: held.lease.memory_bytes.saturating_sub(held.inbox.len_bytes()),
         ticks_per_ns: node.calibration.ticks_per_ns(),
+        slots: occupancy.map(|occupancy| occupancy.slots.clone()).unwrap_or_default(),
+        holder: occupancy.map_or(0, |occupancy| occupancy.holder),
+        functions: held.meter.layout().functions(),
     })
 }
 
@@ -147,7 +160,39 @@ fn function_name(package: &PackageInfo, index: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::capacity::Cores;
+    use crate::resources::{Pool, Reservation, Resources, Wanted};
+    use std::num::NonZeroU32;
+    use sublet_fabric::slot::{CoreSlot, Holder};
     use sublet_proto::v1::FunctionInfo;
+
+    /// A process on a shared core that waits for the end of its standard input, and has taken the core.
+    fn shared_worker(reservation: &Reservation) -> (WorkerProcess, PacketSocket) {
+        let (outside, inside) = PacketSocket::pair().unwrap();
+        let mut sandboxes = Sandboxes::new();
+        let (id, _) = launch(&mut sandboxes, "/bin/cat".into(), inside.into()).unwrap();
+        let package = Arc::new(Unpacked { info: PackageInfo::default(), folder: PathBuf::new() });
+        let occupancy = reservation.slots.as_ref().unwrap().occupy();
+        let holder = Holder { process: NonZeroU32::new(occupancy.holder).unwrap(), worker: 0 };
+        assert!(occupancy.regions[0].view::<CoreSlot>(0).unwrap().take(holder), "the core was not free");
+        (WorkerProcess { sandboxes, id, package, occupancy: Some(occupancy) }, outside)
+    }
+
+    #[test]
+    fn however_a_worker_ends_its_shared_core_is_free_once_that_is_known() {
+        let cores = Cores { exclusive: Vec::new(), shared: vec![0] };
+        let pool = Pool::new(Resources::new(cores, 0, 1).unwrap());
+        let reservation = pool.reserve(&Wanted { cores: 1, memory_bytes: 0, shared: true }).unwrap();
+        let (mut killed, _control) = shared_worker(&reservation);
+        killed.kill().unwrap();
+        let (mut ended, control) = shared_worker(&reservation);
+        drop(control);
+        wait_readable([ended.exit_fd()], Some(Instant::now() + LONGEST_END)).unwrap();
+        assert_eq!(ended.exit().unwrap(), Some(Exit::Status(0)));
+        let (dropped, _control) = shared_worker(&reservation);
+        drop(dropped);
+        shared_worker(&reservation);
+    }
 
     #[test]
     fn an_end_is_told_with_what_was_executed_and_the_memory() {

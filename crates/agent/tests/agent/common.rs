@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use prost::Message;
-use sublet_agent::{Agent, Options};
+use sublet_agent::{Agent, Clients, Options};
 use sublet_fabric::packet::{Packet, PacketSocket};
 use sublet_proto::ticket::Signing;
 use sublet_proto::v1::agent_to_client::Body as FromAgent;
@@ -19,6 +20,7 @@ use sublet_proto::v1::client_to_agent::Body as ToAgent;
 use sublet_proto::v1::nodes_server::{Nodes, NodesServer};
 use sublet_proto::v1::*;
 use sublet_proto::{Code, Error, package};
+use sublet_runtime::access::Access;
 use tempfile::TempDir;
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
@@ -30,19 +32,74 @@ pub const MIB: u64 = 1 << 20;
 /// For what must happen; never asserted as a speed.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What the manager has heard and shall answer.
+/// Of tickets: managers of one store have one.
+const SEED: [u8; 32] = [7; 32];
+
+/// What a manager has heard and shall answer.
 #[derive(Default)]
 pub struct Book {
-    pub registrations: u32,
+    pub registrations: Vec<Registration>,
+    /// The number of the latest one; 0: the manager does not know the node.
+    pub registration: u64,
     pub reports: Vec<NodeReport>,
-    pub end: Vec<String>,
-    pub forget_node: bool,
+    /// Reported ends, which are in its store by the next report.
+    pub stored: BTreeSet<String>,
+    /// It acknowledges no end.
+    pub store_is_stuck: bool,
+    /// What it says to every report.
+    pub end: Vec<EndOrder>,
+    /// What it says to every registration.
+    pub refusal: Option<Error>,
+    pub confirming: Confirming,
+    pub confirmations: Vec<String>,
+    /// The managers that it names.
+    pub managers: Vec<String>,
     pub packages: Vec<Vec<u8>>,
+    /// How far its clock is from this machine's.
+    pub clock_ahead_ms: u64,
+}
+
+/// What a manager knows of the tokens behind provisional tickets.
+#[derive(Clone, Debug)]
+pub enum Confirming {
+    /// With the ticket by which the lease is held from then on.
+    Good(Vec<u8>),
+    Bad(Error),
+    Silent,
+}
+
+impl Default for Confirming {
+    fn default() -> Confirming {
+        Confirming::Good(Vec::new())
+    }
+}
+
+impl Book {
+    pub fn now_unix_ms(&self) -> u64 {
+        unix_ms() + self.clock_ahead_ms
+    }
+
+    pub fn lease_reports(&self) -> impl DoubleEndedIterator<Item = &LeaseReport> {
+        self.reports.iter().flat_map(|report| &report.leases)
+    }
+
+    /// Those of which the store knows already.
+    fn acknowledge(&mut self, report: &NodeReport) -> Vec<String> {
+        let ended = report.leases.iter().filter(|lease| lease.state() == LeaseState::Ended);
+        let ended: BTreeSet<String> = ended.map(|lease| lease.lease.clone()).collect();
+        let acknowledged = ended.intersection(&self.stored).cloned().collect();
+        if self.store_is_stuck {
+            return Vec::new();
+        }
+        self.stored.extend(ended);
+        acknowledged
+    }
 }
 
 #[derive(Clone)]
 struct Service {
     book: Arc<Mutex<Book>>,
+    epoch: u64,
     key: Vec<u8>,
 }
 
@@ -50,20 +107,51 @@ struct Service {
 impl Nodes for Service {
     type FetchPackageStream = tokio_stream::Iter<std::vec::IntoIter<Result<PackageChunk, Status>>>;
 
-    async fn register(&self, _: Request<NodeDescription>) -> Result<Response<NodeRegistration>, Status> {
+    async fn register(&self, request: Request<Registration>) -> Result<Response<NodeRegistration>, Status> {
         let mut book = self.book.lock().unwrap();
-        book.registrations += 1;
-        book.forget_node = false;
-        Ok(Response::new(NodeRegistration { verifying_key: self.key.clone(), epoch: 1 }))
+        book.registrations.push(request.into_inner());
+        if let Some(refusal) = &book.refusal {
+            return Err(refusal.clone().into_status());
+        }
+        book.registration = (self.epoch << 32) + book.registrations.len() as u64;
+        Ok(Response::new(NodeRegistration {
+            verifying_key: self.key.clone(),
+            registration: book.registration,
+            now_unix_ms: book.now_unix_ms(),
+            managers: book.managers.clone(),
+        }))
     }
 
     async fn report(&self, report: Request<NodeReport>) -> Result<Response<NodeReportReply>, Status> {
-        let mut book = self.book.lock().unwrap();
-        if book.forget_node {
+        let (mut book, report) = (self.book.lock().unwrap(), report.into_inner());
+        if report.registration != book.registration || book.registration == 0 {
             return Err(Error::new(Code::Protocol, "the node has to register first").into_status());
         }
-        book.reports.push(report.into_inner());
-        Ok(Response::new(NodeReportReply { end: book.end.clone() }))
+        let (acknowledged, sequence) = (book.acknowledge(&report), report.sequence);
+        book.reports.push(report);
+        Ok(Response::new(NodeReportReply {
+            end: book.end.clone(),
+            acknowledged,
+            now_unix_ms: book.now_unix_ms(),
+            managers: book.managers.clone(),
+            sequence,
+        }))
+    }
+
+    async fn confirm_lease(
+        &self,
+        request: Request<ConfirmRequest>,
+    ) -> Result<Response<ConfirmReply>, Status> {
+        let confirming = {
+            let mut book = self.book.lock().unwrap();
+            book.confirmations.push(request.into_inner().lease);
+            book.confirming.clone()
+        };
+        match confirming {
+            Confirming::Good(ticket) => Ok(Response::new(ConfirmReply { ticket })),
+            Confirming::Bad(error) => Err(error.into_status()),
+            Confirming::Silent => std::future::pending().await,
+        }
     }
 
     async fn fetch_package(
@@ -83,8 +171,10 @@ impl Nodes for Service {
 
 pub struct FakeManager {
     pub book: Arc<Mutex<Book>>,
+    pub socket: PathBuf,
+    /// Grows with each start.
+    epoch: u64,
     signing: Signing,
-    socket: PathBuf,
     server: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
@@ -95,26 +185,33 @@ impl Drop for FakeManager {
 }
 
 impl FakeManager {
-    fn start(folder: &Path) -> FakeManager {
-        let socket = folder.join("manager.sock");
-        let mut manager =
-            FakeManager { book: Arc::default(), signing: Signing::from_seed(&[7; 32]), socket, server: None };
+    pub fn start(socket: PathBuf, epoch: u64) -> FakeManager {
+        let signing = Signing::from_seed(&SEED);
+        let mut manager = FakeManager { book: Arc::default(), socket, epoch, signing, server: None };
         manager.restart();
         manager
     }
 
+    pub fn address(&self) -> String {
+        format!("unix:{}", self.socket.display())
+    }
+
+    /// It dies: what it did not store it does not know any more.
     pub fn stop(&mut self) {
         if let Some((stop, thread)) = self.server.take() {
             drop(stop);
             thread.join().unwrap();
         }
         let _ = fs::remove_file(&self.socket);
+        self.book().registration = 0;
     }
 
     pub fn restart(&mut self) {
+        self.epoch += 10;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let listener = runtime.block_on(async { UnixListener::bind(&self.socket).unwrap() });
-        let service = Service { book: self.book.clone(), key: self.signing.verifying_key().to_vec() };
+        let key = self.signing.verifying_key().to_vec();
+        let service = Service { book: self.book.clone(), epoch: self.epoch, key };
         let (stop, stopped) = oneshot::channel::<()>();
         let thread = std::thread::spawn(move || {
             runtime.block_on(async {
@@ -131,6 +228,25 @@ impl FakeManager {
         self.book.lock().unwrap()
     }
 
+    pub fn now_unix_ms(&self) -> u64 {
+        self.book().now_unix_ms()
+    }
+
+    /// A ticket of the node's registration with this manager.
+    pub fn ticket(&self, lease: Lease) -> Ticket {
+        let book = self.book();
+        Ticket {
+            lease: Some(lease),
+            registration: book.registration,
+            issued_unix_ms: book.now_unix_ms(),
+            ..Ticket::default()
+        }
+    }
+
+    pub fn sign(&self, ticket: &Ticket) -> Vec<u8> {
+        self.signing.sign(ticket)
+    }
+
     /// Waits until the book says so.
     pub fn wait_for(&self, what: &str, is_so: impl Fn(&Book) -> bool) {
         let start = Instant::now();
@@ -142,21 +258,21 @@ impl FakeManager {
 
     /// What was last reported of a lease.
     pub fn last_report(&self, lease: &str) -> Option<LeaseReport> {
-        let book = self.book();
-        book.reports
-            .iter()
-            .rev()
-            .flat_map(|report| &report.leases)
-            .find(|report| report.lease == lease)
-            .cloned()
+        self.book().lease_reports().rev().find(|report| report.lease == lease).cloned()
     }
 
     pub fn wait_ended(&self, lease: &str) -> LeaseReport {
         self.wait_for("the lease has ended", |book| {
-            let reports = book.reports.iter().flat_map(|report| &report.leases);
-            reports.into_iter().any(|report| report.lease == lease && report.state() == LeaseState::Ended)
+            book.lease_reports().any(|report| report.lease == lease && report.state() == LeaseState::Ended)
         });
         self.last_report(lease).unwrap()
+    }
+
+    /// Waits for another report, and gives it.
+    pub fn next_report(&self) -> NodeReport {
+        let before = self.book().reports.len();
+        self.wait_for("there is another report", |book| book.reports.len() > before + 1);
+        self.book().reports.last().unwrap().clone()
     }
 }
 
@@ -166,18 +282,26 @@ pub struct Node {
     pub manager: FakeManager,
     pub folder: TempDir,
     pub package: String,
+    pub options: Options,
 }
 
 impl Node {
     pub fn with_worker(script: &str) -> Node {
+        Node::with(script, |_, _| {})
+    }
+
+    /// `prepare` sees the options and the manager before the agent starts.
+    pub fn with(script: &str, prepare: impl FnOnce(&mut Options, &FakeManager)) -> Node {
         let folder = tempfile::tempdir().unwrap();
-        let manager = FakeManager::start(folder.path());
+        let manager = FakeManager::start(folder.path().join("manager.sock"), 1);
         let encoded =
             package::encode(&package::from_library("libx.so", shared_object(folder.path())).unwrap());
         let package = package::digest(&encoded);
         manager.book().packages.push(encoded);
-        let agent = Some(Agent::start(options(folder.path(), script)).unwrap());
-        Node { manager, agent, folder, package }
+        let mut options = options(folder.path(), script);
+        prepare(&mut options, &manager);
+        let agent = Some(Agent::start(options.clone()).unwrap());
+        Node { manager, agent, folder, package, options }
     }
 
     pub fn socket(&self) -> PathBuf {
@@ -191,28 +315,35 @@ impl Node {
             package: self.package.clone(),
             cores: 1,
             memory_bytes: 8 * MIB,
-            expires_unix_ms: unix_ms() + 60_000,
+            functions: 1,
+            expires_unix_ms: self.manager.now_unix_ms() + 60_000,
             options: Some(WorkerOptions { slots: 4, slot_bytes: 4096, hot_timeout_ns: 0 }),
             ..Lease::default()
         }
     }
 
     pub fn ticket(&self, lease: Lease) -> Vec<u8> {
-        self.manager.signing.sign(&Ticket { lease: Some(lease), epoch: 1, issued_unix_ms: unix_ms() })
+        self.manager.sign(&self.manager.ticket(lease))
+    }
+
+    pub fn connect(&self) -> Client {
+        Client(PacketSocket::connect(self.socket()).unwrap())
     }
 
     /// A connection that has shown a ticket; the answer is still to be received.
-    pub fn show(&self, lease: Lease) -> Client {
-        let client = Client(PacketSocket::connect(self.socket()).unwrap());
-        client.say(ToAgent::Attach(Attach { ticket: self.ticket(lease) }));
+    pub fn show_ticket(&self, ticket: Vec<u8>) -> Client {
+        let client = self.connect();
+        client.say(ToAgent::Attach(Attach { ticket, start: false }));
         client
+    }
+
+    pub fn show(&self, lease: Lease) -> Client {
+        self.show_ticket(self.ticket(lease))
     }
 
     pub fn attach(&self, lease: Lease) -> Client {
         let client = self.show(lease);
-        let (body, packet) = client.hear();
-        assert!(matches!(&body, FromAgent::Attached(attached) if attached.inbox_bytes > 0), "{body:?}");
-        assert_eq!(packet.fds.len(), 1);
+        client.hear_attached();
         client
     }
 }
@@ -228,6 +359,26 @@ impl Client {
     pub fn hear(&self) -> (FromAgent, Packet) {
         let packet = self.0.receive(Some(PATIENCE)).unwrap().expect("the agent has closed the connection");
         (AgentToClient::decode(packet.bytes.as_slice()).unwrap().body.unwrap(), packet)
+    }
+
+    pub fn hear_attached(&self) {
+        let (body, packet) = self.hear();
+        assert!(matches!(&body, FromAgent::Attached(attached) if attached.inbox_bytes > 0), "{body:?}");
+        assert_eq!(packet.fds.len(), 1);
+    }
+
+    pub fn hear_ending(&self) -> Ending {
+        match self.hear().0 {
+            FromAgent::Ending(ending) => ending,
+            other => panic!("{other:?} instead of the announcement of the end"),
+        }
+    }
+
+    pub fn hear_status(&self) -> NodeStatus {
+        match self.hear().0 {
+            FromAgent::Status(status) => status,
+            other => panic!("{other:?} instead of the node's status"),
+        }
     }
 
     pub fn hear_failure(&self) -> (Code, String) {
@@ -254,6 +405,10 @@ impl Client {
     /// Starts the worker; its process and the client's end of its control socket.
     pub fn start(&self) -> (Started, PacketSocket) {
         self.say(ToAgent::Start(Start {}));
+        self.hear_started()
+    }
+
+    pub fn hear_started(&self) -> (Started, PacketSocket) {
         let (body, mut packet) = self.hear();
         let FromAgent::Started(started) = body else { panic!("{body:?} instead of a start") };
         (started, PacketSocket::from(packet.fds.remove(0)))
@@ -268,11 +423,14 @@ pub fn options(folder: &Path, script: &str) -> Options {
     Options {
         state: folder.join("state"),
         socket: folder.join("agent.sock"),
-        manager: format!("unix:{}", folder.join("manager.sock").display()),
+        access: Access::parse(&format!("unix:{}", folder.join("manager.sock").display())).unwrap(),
         name: NODE.into(),
         cores: Some(1),
+        shared: None,
         memory_bytes: Some(16 * MIB),
         worker: worker_script(folder, script),
+        idle_timeout: None,
+        clients: Clients::OwnUser,
     }
 }
 

@@ -1,0 +1,498 @@
+//! The book of a node's leases: which tickets hold, what runs, what the manager must still hear of. Pure.
+//!
+//! The agent's threads use it behind one lock ([`crate::ledger`]), the simulator uses it as it is. Time comes in as
+//! milliseconds of this node's monotonic clock; no wall clock is ever read, so none can jump.
+//!
+//! The manager's clock is known within bounds, from when its latest answer was asked for and when it came: it is at
+//! least `lower` and at most `upper`. What must not happen too late is decided by `upper`: tickets grow old and leases
+//! expire by it. What others may rely on is told by `lower`: no ticket that was too old by then is taken any more.
+//!
+//! Invariants:
+//! - Tickets of the current registration hold, and no others. Another manager's, or an earlier one's, are void.
+//! - A ticket is good for one attachment, even after its lease has ended.
+//! - A report lists every lease that is attached, and every ended one until its end is acknowledged.
+//! - What the manager has ended before it was attached cannot be attached any more.
+//! - An end is final, and its first reason counts.
+
+use std::collections::BTreeMap;
+
+use sublet_proto::limits::MAX_TIMEOUT_MS;
+use sublet_proto::ticket::ATTACH_GRACE_MS;
+use sublet_proto::v1::{
+    EndOrder, FunctionUsage, Lease, LeaseReport, LeaseState, NodeRegistration, NodeReport, NodeReportReply,
+    NodeState, RunningLease, Ticket, Usage,
+};
+use sublet_proto::{Code, Error};
+
+/// Leases that may await an acknowledgement, attached ones included.
+pub const MAX_ENTRIES: usize = 4096;
+/// Tickets that may be remembered because they must not be taken again.
+pub const MAX_VOID: usize = 65_536;
+/// How long a ticket is remembered, in milliseconds: longer than it holds.
+const VOID_MS: u64 = 2 * ATTACH_GRACE_MS;
+
+/// How much earlier than a lease ends now the end in a new ticket may seem to be, in milliseconds: the manager's clock
+/// is known within bounds. The lease then ends when it would have.
+const RENEWAL_SLACK_MS: u64 = 1_000;
+
+/// Milliseconds of this node's monotonic clock.
+pub type MonotonicMs = u64;
+
+/// When a manager was asked, and when its answer came.
+#[derive(Clone, Copy, Debug)]
+pub struct Exchange {
+    /// When the question was sent.
+    pub asked: MonotonicMs,
+    /// When the answer was there.
+    pub answered: MonotonicMs,
+}
+
+/// Bounds of the manager's clock.
+#[derive(Clone, Copy, Debug, Default)]
+struct ManagerClock {
+    /// What to add to this node's clock for the least and the most that the manager's may say.
+    lower_offset_ms: i64,
+    upper_offset_ms: i64,
+}
+
+impl ManagerClock {
+    fn learn(&mut self, said_ms: u64, exchange: Exchange) {
+        let offset = |at: MonotonicMs| (said_ms as i64).saturating_sub(at as i64);
+        *self = ManagerClock {
+            lower_offset_ms: offset(exchange.answered),
+            upper_offset_ms: offset(exchange.asked),
+        };
+    }
+
+    fn lower(&self, now: MonotonicMs) -> u64 {
+        now.saturating_add_signed(self.lower_offset_ms)
+    }
+
+    fn upper(&self, now: MonotonicMs) -> u64 {
+        now.saturating_add_signed(self.upper_offset_ms)
+    }
+}
+
+/// What a lease has used, as whoever holds it measures.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Used {
+    /// Cumulative.
+    pub usage: Usage,
+    /// Cumulative, by function.
+    pub functions: Vec<FunctionUsage>,
+}
+
+/// How a lease ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct End {
+    /// A stable error code; 0 after a release.
+    pub code: u32,
+    /// For people.
+    pub reason: String,
+}
+
+/// A lease of the book. `H` is what its holder keeps with it.
+#[derive(Debug)]
+pub struct Entry<H> {
+    /// As its latest ticket says.
+    pub lease: Lease,
+    /// That ticket, encoded and signed.
+    pub ticket: Vec<u8>,
+    /// When it expires by this node's clock.
+    pub expires: MonotonicMs,
+    /// Its holder's.
+    pub holder: H,
+    /// Once it has ended.
+    pub end: Option<End>,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Book<H> {
+    node: String,
+    registration: u64,
+    sequence: u64,
+    /// The latest report whose answer has come.
+    answered: u64,
+    clock: ManagerClock,
+    state: NodeState,
+    entries: BTreeMap<String, Entry<H>>,
+    /// Leases whose tickets must not be taken any more, and until when that is to be remembered.
+    void: BTreeMap<String, MonotonicMs>,
+}
+
+impl<H> Book<H> {
+    /// Of a node of this name, which has not registered: no ticket holds.
+    pub fn new(node: &str) -> Book<H> {
+        Book {
+            node: node.to_owned(),
+            registration: 0,
+            sequence: 0,
+            answered: 0,
+            clock: ManagerClock::default(),
+            state: NodeState::Lending,
+            entries: BTreeMap::new(),
+            void: BTreeMap::new(),
+        }
+    }
+
+    /// What a registration has to list. Until it is answered no ticket holds: the manager would not know of a lease
+    /// that began meanwhile.
+    pub fn register(&mut self, now: MonotonicMs, read: impl Fn(&H) -> Used) -> Vec<RunningLease> {
+        self.registration = 0;
+        self.running(now, read)
+    }
+
+    /// Every lease that runs, or whose end is not acknowledged yet.
+    pub fn running(&self, now: MonotonicMs, read: impl Fn(&H) -> Used) -> Vec<RunningLease> {
+        let list = self.entries.iter().map(|(id, entry)| RunningLease {
+            ticket: entry.ticket.clone(),
+            report: Some(entry.report(id, &read)),
+            remaining_ms: entry.expires.saturating_sub(now),
+        });
+        list.collect()
+    }
+
+    /// The node has registered: from now on tickets of this registration hold.
+    pub fn registered(&mut self, registration: &NodeRegistration, exchange: Exchange) {
+        self.registration = registration.registration;
+        (self.sequence, self.answered) = (0, 0);
+        self.clock.learn(registration.now_unix_ms, exchange);
+    }
+
+    /// Takes a lease up by its ticket, whose signature is good. Says when it expires.
+    ///
+    /// # Errors
+    /// `permission_denied` for another node's ticket and for one that was shown before or too late;
+    /// `ticket_superseded` if it is not of this registration; `lease_expired`; `no_capacity` while the node takes no
+    /// leases, or holds too many.
+    pub fn admit(
+        &mut self,
+        ticket: &Ticket,
+        encoded: Vec<u8>,
+        holder: H,
+        now: MonotonicMs,
+    ) -> Result<MonotonicMs, Error> {
+        let lease = self.check(ticket, now)?;
+        self.check_void(&lease.id, now)?;
+        match self.state {
+            NodeState::Draining => return Err(closed("is being drained")),
+            NodeState::Reclaimed => return Err(closed("is being handed back")),
+            _ if self.entries.len() >= MAX_ENTRIES => {
+                let message =
+                    format!("the manager has not acknowledged the ends of {MAX_ENTRIES} leases yet");
+                return Err(Error::new(Code::NoCapacity, message));
+            }
+            _ => {}
+        }
+        let expires = self.expiry(lease, now);
+        let (id, lease) = (lease.id.clone(), lease.clone());
+        self.void.insert(id.clone(), now.saturating_add(VOID_MS));
+        self.entries.insert(id, Entry { lease, ticket: encoded, expires, holder, end: None });
+        Ok(expires)
+    }
+
+    /// Takes a later ticket of a lease that is attached. Says when it expires now.
+    ///
+    /// # Errors
+    /// As [`Book::admit`]; `unknown_lease` if it is not attached; `invalid_argument` if it would end earlier.
+    pub fn renew(
+        &mut self,
+        ticket: &Ticket,
+        encoded: Vec<u8>,
+        now: MonotonicMs,
+    ) -> Result<MonotonicMs, Error> {
+        let lease = self.check(ticket, now)?;
+        let expires = self.expiry(lease, now);
+        let unknown = || Error::new(Code::UnknownLease, format!("lease {} is not attached here", lease.id));
+        let entry =
+            self.entries.get_mut(&lease.id).filter(|entry| entry.end.is_none()).ok_or_else(unknown)?;
+        // By this node's clock: the ticket before may be another manager's, by whose clock it is another time.
+        if expires.saturating_add(RENEWAL_SLACK_MS) < entry.expires {
+            let message = format!("the ticket would end lease {} earlier than it ends now", lease.id);
+            return Err(Error::new(Code::InvalidArgument, message));
+        }
+        entry.lease = lease.clone();
+        entry.ticket = encoded;
+        entry.expires = entry.expires.max(expires);
+        Ok(entry.expires)
+    }
+
+    /// A lease has ended; its resources are free. The first end counts. Says whether this was it.
+    pub fn end(&mut self, lease: &str, end: End) -> bool {
+        let entry = self.entries.get_mut(lease).filter(|entry| entry.end.is_none());
+        entry.map(|entry| entry.end = Some(end)).is_some()
+    }
+
+    /// Adds a lease that an earlier agent of this node left behind.
+    pub fn inherit(&mut self, lease: Lease, ticket: Vec<u8>, holder: H, end: End) {
+        if self.entries.len() < MAX_ENTRIES {
+            let entry = Entry { ticket, expires: 0, holder, end: Some(end), lease: lease.clone() };
+            self.entries.entry(lease.id).or_insert(entry);
+        }
+    }
+
+    /// The next report.
+    pub fn report(&mut self, now: MonotonicMs, read: impl Fn(&H) -> Used) -> NodeReport {
+        self.sequence += 1;
+        self.void.retain(|_, until| *until > now);
+        NodeReport {
+            node: self.node.clone(),
+            leases: self.entries.iter().map(|(id, entry)| entry.report(id, &read)).collect(),
+            registration: self.registration,
+            sequence: self.sequence,
+            clock_unix_ms: self.clock.lower(now),
+            state: self.state.into(),
+            answered: self.answered,
+        }
+    }
+
+    /// Takes a report's answer: acknowledged ends are forgotten. Gives the leases that the manager wants ended.
+    pub fn answered(&mut self, reply: &NodeReportReply, exchange: Exchange) -> Vec<EndOrder> {
+        self.clock.learn(reply.now_unix_ms, exchange);
+        for id in &reply.acknowledged {
+            if self.entries.get(id).is_some_and(|entry| entry.end.is_some()) {
+                self.entries.remove(id);
+            }
+        }
+        let (mut orders, mut are_all_void) = (Vec::new(), true);
+        for order in &reply.end {
+            match self.entries.get(&order.lease) {
+                Some(entry) if entry.end.is_none() => orders.push(order.clone()),
+                Some(_) => {}
+                None if self.void.len() < MAX_VOID => {
+                    self.void.insert(order.lease.clone(), exchange.answered.saturating_add(VOID_MS));
+                }
+                None => are_all_void = false,
+            }
+        }
+        if are_all_void && reply.sequence <= self.sequence {
+            self.answered = self.answered.max(reply.sequence);
+        }
+        orders
+    }
+
+    /// Whether leases may come; said by the next report.
+    pub fn set_state(&mut self, state: NodeState) {
+        self.state = state;
+    }
+
+    /// What was last set.
+    pub fn state(&self) -> NodeState {
+        self.state
+    }
+
+    /// The leases of the book, by name.
+    pub fn entries(&self) -> impl Iterator<Item = (&str, &Entry<H>)> {
+        self.entries.iter().map(|(id, entry)| (id.as_str(), entry))
+    }
+
+    /// One of them.
+    pub fn entry(&self, lease: &str) -> Option<&Entry<H>> {
+        self.entries.get(lease)
+    }
+
+    /// What its holder keeps with one of them.
+    pub fn holder_mut(&mut self, lease: &str) -> Option<&mut H> {
+        self.entries.get_mut(lease).map(|entry| &mut entry.holder)
+    }
+
+    /// Whether a ticket would be taken now, were it shown for the first time and had the node room.
+    pub fn holds(&self, ticket: &Ticket, now: MonotonicMs) -> bool {
+        let is_open = self.state == NodeState::Lending && self.entries.len() < MAX_ENTRIES;
+        is_open && self.check(ticket, now).is_ok_and(|lease| self.check_void(&lease.id, now).is_ok())
+    }
+
+    fn check<'ticket>(&self, ticket: &'ticket Ticket, now: MonotonicMs) -> Result<&'ticket Lease, Error> {
+        let denied = |message: String| Err(Error::new(Code::PermissionDenied, message));
+        let Some(lease) = &ticket.lease else { return denied("the ticket names no lease".into()) };
+        if lease.node != self.node {
+            return denied(format!("the ticket is for node {:?}, and this is {:?}", lease.node, self.node));
+        }
+        if ticket.registration != self.registration || self.registration == 0 {
+            let message =
+                format!("node {} has registered anew since lease {} was granted", self.node, lease.id);
+            return Err(Error::new(Code::TicketSuperseded, message));
+        }
+        let clock = self.clock.upper(now);
+        if lease.expires_unix_ms <= clock {
+            return Err(Error::new(Code::LeaseExpired, format!("lease {} has expired", lease.id)));
+        }
+        if ticket.issued_unix_ms.saturating_add(ATTACH_GRACE_MS) < clock {
+            return denied(format!(
+                "the ticket of lease {} was shown too late after it was issued",
+                lease.id
+            ));
+        }
+        Ok(lease)
+    }
+
+    fn check_void(&self, lease: &str, now: MonotonicMs) -> Result<(), Error> {
+        if self.void.get(lease).is_some_and(|until| *until > now) || self.entries.contains_key(lease) {
+            let message = format!("lease {lease} was attached already, or has been ended");
+            return Err(Error::new(Code::PermissionDenied, message));
+        }
+        if self.void.len() >= MAX_VOID {
+            let message = format!("{MAX_VOID} leases were attached in the last {} s", VOID_MS / 1000);
+            return Err(Error::new(Code::NoCapacity, message));
+        }
+        Ok(())
+    }
+
+    fn expiry(&self, lease: &Lease, now: MonotonicMs) -> MonotonicMs {
+        let left_ms = lease.expires_unix_ms.saturating_sub(self.clock.upper(now));
+        now.saturating_add(left_ms.min(MAX_TIMEOUT_MS))
+    }
+}
+
+impl<H> Entry<H> {
+    fn report(&self, id: &str, read: impl Fn(&H) -> Used) -> LeaseReport {
+        let Used { usage, functions } = read(&self.holder);
+        let state = if self.end.is_some() { LeaseState::Ended } else { LeaseState::Attached };
+        LeaseReport {
+            lease: id.to_owned(),
+            state: state.into(),
+            usage: Some(usage),
+            end_reason: self.end.as_ref().map(|end| end.reason.clone()).unwrap_or_default(),
+            end_code: self.end.as_ref().map_or(0, |end| end.code),
+            functions,
+        }
+    }
+}
+
+fn closed(why: &str) -> Error {
+    Error::new(Code::NoCapacity, format!("the node {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ISSUED: u64 = 1_000_000;
+
+    fn lease(id: &str) -> Lease {
+        Lease { id: id.into(), node: "n".into(), expires_unix_ms: ISSUED + 60_000, ..Lease::default() }
+    }
+
+    fn ticket(id: &str) -> Ticket {
+        Ticket { lease: Some(lease(id)), registration: 7, issued_unix_ms: ISSUED, ..Ticket::default() }
+    }
+
+    /// Registered when the manager's clock said [`ISSUED`]; the answer took 100 ms.
+    fn book() -> Book<()> {
+        let mut book = Book::new("n");
+        let registration =
+            NodeRegistration { registration: 7, now_unix_ms: ISSUED, ..NodeRegistration::default() };
+        book.registered(&registration, Exchange { asked: 0, answered: 100 });
+        book
+    }
+
+    fn used((): &()) -> Used {
+        Used::default()
+    }
+
+    fn admit(book: &mut Book<()>, ticket: &Ticket, now: MonotonicMs) -> Result<MonotonicMs, Code> {
+        book.admit(ticket, vec![1], (), now).map_err(|error| error.code)
+    }
+
+    #[test]
+    fn a_ticket_holds_for_its_registration_its_node_and_its_time() {
+        let mut book = book();
+        assert_eq!(
+            admit(&mut book, &Ticket { registration: 6, ..ticket("a") }, 0),
+            Err(Code::TicketSuperseded)
+        );
+        let elsewhere = Lease { node: "m".into(), ..lease("a") };
+        let of_another = Ticket { lease: Some(elsewhere), ..ticket("a") };
+        assert_eq!(admit(&mut book, &of_another, 0), Err(Code::PermissionDenied));
+        assert_eq!(admit(&mut book, &ticket("a"), ATTACH_GRACE_MS + 1), Err(Code::PermissionDenied));
+        let old = Ticket { issued_unix_ms: ISSUED + 60_000, ..ticket("a") };
+        assert_eq!(admit(&mut book, &old, 60_000), Err(Code::LeaseExpired));
+        assert_eq!(admit(&mut book, &ticket("a"), ATTACH_GRACE_MS), Ok(60_000));
+        assert_eq!(
+            admit(&mut Book::new("n"), &Ticket { registration: 0, ..ticket("a") }, 0),
+            Err(Code::TicketSuperseded)
+        );
+    }
+
+    #[test]
+    fn a_ticket_is_good_for_one_attachment() {
+        let mut book = book();
+        admit(&mut book, &ticket("a"), 0).unwrap();
+        assert!(!book.holds(&ticket("a"), 0) && book.holds(&ticket("b"), 0));
+        assert_eq!(admit(&mut book, &ticket("a"), 0), Err(Code::PermissionDenied));
+        assert!(book.end("a", End { code: 0, reason: "released".into() }));
+        assert!(!book.end("a", End { code: 1, reason: "later".into() }));
+        let reply =
+            NodeReportReply { acknowledged: vec!["a".into()], now_unix_ms: ISSUED, ..Default::default() };
+        book.answered(&reply, Exchange { asked: 0, answered: 0 });
+        assert!(book.report(1, used).leases.is_empty());
+        assert_eq!(admit(&mut book, &ticket("a"), 1), Err(Code::PermissionDenied));
+    }
+
+    #[test]
+    fn an_end_is_reported_until_it_is_acknowledged() {
+        let mut book = book();
+        admit(&mut book, &ticket("a"), 0).unwrap();
+        let exchange = Exchange { asked: 0, answered: 0 };
+        let early =
+            NodeReportReply { acknowledged: vec!["a".into()], now_unix_ms: ISSUED, ..Default::default() };
+        book.answered(&early, exchange);
+        book.end("a", End { code: 0, reason: "released".into() });
+        for sequence in 1..3 {
+            let report = book.report(0, used);
+            assert_eq!((report.sequence, report.leases[0].state()), (sequence, LeaseState::Ended));
+        }
+        assert_eq!(book.running(0, used)[0].ticket, [1]);
+        book.answered(&early, exchange);
+        assert!(book.report(0, used).leases.is_empty());
+    }
+
+    #[test]
+    fn what_the_manager_ended_before_it_came_does_not_come() {
+        let mut book = book();
+        let order = |id: &str| EndOrder { lease: id.into(), ..EndOrder::default() };
+        admit(&mut book, &ticket("a"), 0).unwrap();
+        let reply =
+            NodeReportReply { end: vec![order("a"), order("b")], now_unix_ms: ISSUED, ..Default::default() };
+        assert_eq!(book.answered(&reply, Exchange { asked: 0, answered: 0 }), [order("a")]);
+        assert_eq!(admit(&mut book, &ticket("b"), 1), Err(Code::PermissionDenied));
+    }
+
+    #[test]
+    fn reports_say_the_least_and_tickets_end_by_the_most_that_the_managers_clock_may_say() {
+        let mut book = book();
+        assert_eq!(book.report(1_100, used).clock_unix_ms, ISSUED + 1_000);
+        assert!(book.holds(&ticket("a"), ATTACH_GRACE_MS) && !book.holds(&ticket("a"), ATTACH_GRACE_MS + 1));
+        // Whatever is still taken when a report is made was not too old by the report's clock.
+        assert!(book.report(ATTACH_GRACE_MS, used).clock_unix_ms <= ISSUED + ATTACH_GRACE_MS);
+    }
+
+    #[test]
+    fn a_lease_is_renewed_by_a_later_ticket_only() {
+        let mut book = book();
+        let until =
+            |expires_unix_ms| Ticket { lease: Some(Lease { expires_unix_ms, ..lease("a") }), ..ticket("a") };
+        let renew =
+            |book: &mut Book<()>, ticket: &Ticket| book.renew(ticket, vec![2], 10).map_err(|e| e.code);
+        assert_eq!(renew(&mut book, &ticket("a")), Err(Code::UnknownLease));
+        admit(&mut book, &ticket("a"), 0).unwrap();
+        assert_eq!(renew(&mut book, &until(ISSUED + 50_000)), Err(Code::InvalidArgument));
+        assert_eq!(renew(&mut book, &until(ISSUED + 90_000)), Ok(90_000));
+        assert_eq!(book.entry("a").map(|entry| entry.expires), Some(90_000));
+        book.end("a", End { code: 0, reason: String::new() });
+        assert_eq!(renew(&mut book, &until(ISSUED + 95_000)), Err(Code::UnknownLease));
+    }
+
+    #[test]
+    fn a_node_that_is_drained_keeps_its_leases_and_takes_none() {
+        let mut book = book();
+        admit(&mut book, &ticket("a"), 0).unwrap();
+        book.set_state(NodeState::Draining);
+        assert_eq!(admit(&mut book, &ticket("b"), 0), Err(Code::NoCapacity));
+        let report = book.report(0, used);
+        assert_eq!((report.state(), report.leases[0].state()), (NodeState::Draining, LeaseState::Attached));
+        book.set_state(NodeState::Lending);
+        admit(&mut book, &ticket("b"), 0).unwrap();
+    }
+}

@@ -1,0 +1,78 @@
+//! Verification of a provisional ticket: asked of the manager on a thread of its own, while the lease's worker starts.
+//!
+//! Nothing of the lease is handed to the client before the answer. Whoever no longer needs the answer drops the
+//! [`Confirmation`], which ends the request and its thread.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use sublet_proto::{Code, Error};
+use tokio::sync::oneshot;
+
+use crate::lock;
+use crate::manager::Manager;
+use crate::signal::Signal;
+
+/// A question to the manager, until it is dropped.
+pub(crate) struct Confirmation {
+    answer: Arc<Answer>,
+    give_up: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Answer {
+    /// Raised when the outcome is there.
+    signal: Signal,
+    outcome: Mutex<Option<Result<Vec<u8>, Error>>>,
+}
+
+impl Confirmation {
+    /// Asks whether a lease may be taken up.
+    pub(crate) fn ask(mut manager: Manager, lease: &str) -> Result<Confirmation, Error> {
+        let answer = Arc::new(Answer { signal: Signal::new()?, outcome: Mutex::new(None) });
+        let (give_up, given_up) = oneshot::channel();
+        let (answered, lease) = (answer.clone(), lease.to_owned());
+        let thread = std::thread::Builder::new()
+            .name("sublet-confirm".into())
+            .spawn(move || {
+                let outcome = manager.confirm(&lease, given_up).map_err(|error| unverified(&lease, error));
+                *lock(&answered.outcome) = Some(outcome);
+                answered.signal.raise();
+            })
+            .map_err(|error| Error::new(Code::System, format!("cannot start a thread: {error}")))?;
+        Ok(Confirmation { answer, give_up: Some(give_up), thread: Some(thread) })
+    }
+
+    /// What the manager has said, if it has: the ticket by which the lease is held from now on.
+    pub(crate) fn outcome(&self) -> Option<Result<Vec<u8>, Error>> {
+        lock(&self.answer.outcome).clone()
+    }
+}
+
+impl AsFd for Confirmation {
+    /// Readable once the outcome is there.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.answer.signal.as_fd()
+    }
+}
+
+impl Drop for Confirmation {
+    fn drop(&mut self) {
+        drop(self.give_up.take());
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("a question to the manager has failed");
+        }
+    }
+}
+
+/// A manager that says nothing has not verified anything.
+fn unverified(lease: &str, error: Error) -> Error {
+    match error.code {
+        Code::ManagerUnreachable | Code::StoreUnreachable => {
+            let message = format!("the token behind lease {lease} could not be verified: {error}");
+            Error::new(Code::PermissionDenied, message)
+        }
+        _ => error,
+    }
+}

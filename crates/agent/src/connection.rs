@@ -1,0 +1,83 @@
+//! One connection's thread: who comes, and what for. A client shows a ticket, an operator gives a command.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sublet_fabric::packet::{PacketError, PacketSocket};
+use sublet_proto::{Code, Error};
+use tracing::info;
+
+use crate::attach::attach;
+use crate::message::{self, FromClient};
+use crate::node::{Clients, Node};
+use crate::signal::wait_readable;
+use crate::{command, supervisor};
+
+/// How long a connection may take to show its ticket.
+const TICKET_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a client may take to make room for a message. One that does not receive holds nothing up for longer.
+const SEND_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The body of a connection's thread.
+pub(crate) fn serve(node: &Arc<Node>, socket: PacketSocket) {
+    let first = prepare(node, &socket).and_then(|()| first_message(node, &socket));
+    let served = first.and_then(|first| match first {
+        None => Ok(()),
+        Some(FromClient::Attach(request)) => {
+            attach(node, &request).map(|held| supervisor::supervise(node, &socket, held))
+        }
+        Some(FromClient::Command(request)) => {
+            check_operator(&socket).and_then(|()| command::obey(node, &socket, &request))
+        }
+        Some(_) => Err(Error::new(Code::Protocol, "the first message of a client is not its ticket")),
+    });
+    if let Err(error) = served {
+        info!(code = %error.code, %error, "a connection was refused");
+        // A client that does not listen is refused all the same.
+        let _ = message::send(&socket, message::failure(&error), &[]);
+    }
+}
+
+/// Whether the peer is of this process's user, or root.
+pub(crate) fn is_operator(socket: &PacketSocket) -> Result<bool, Error> {
+    let uid = socket.peer_uid()?;
+    Ok(uid == 0 || uid == rustix::process::geteuid().as_raw())
+}
+
+fn prepare(node: &Node, socket: &PacketSocket) -> Result<(), Error> {
+    socket.set_send_timeout(SEND_PATIENCE)?;
+    match node.clients {
+        Clients::AllUsers => Ok(()),
+        // The socket's mode says the same.
+        Clients::OwnUser => check_operator(socket),
+    }
+}
+
+fn check_operator(socket: &PacketSocket) -> Result<(), Error> {
+    if is_operator(socket)? {
+        return Ok(());
+    }
+    let (uid, own) = (socket.peer_uid()?, rustix::process::geteuid().as_raw());
+    let message = format!("this agent obeys user {own} and root, and not user {uid}");
+    Err(Error::new(Code::PermissionDenied, message))
+}
+
+/// `None`: the client or the agent has gone.
+fn first_message(node: &Node, socket: &PacketSocket) -> Result<Option<FromClient>, Error> {
+    let deadline = Instant::now() + TICKET_PATIENCE;
+    let fds = [Some(socket.as_fd()), Some(node.stopping.as_fd())];
+    let [readable, stopping] = wait_readable(fds, Some(deadline))?;
+    if stopping {
+        return Ok(None);
+    }
+    if !readable {
+        let message = format!("no ticket was shown within {} s", TICKET_PATIENCE.as_secs());
+        return Err(Error::new(Code::Protocol, message));
+    }
+    match socket.receive(Some(Duration::ZERO)) {
+        Ok(packet) => packet.map(|packet| message::parse(&packet.bytes)).transpose(),
+        Err(PacketError::PeerGone) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,132 @@
+//! When a lease counts as idle (R06): no call has been executed for its idle timeout.
+//!
+//! Calls leave no time behind, so their number is looked at a few times within the timeout. A lease ends between
+//! one timeout and one and an eighth of it after its last call, and the grace after that. The end is announced; a
+//! call that comes within the grace keeps the lease, and the announcement is void.
+
+use std::time::{Duration, Instant};
+
+use crate::usage::Activity;
+
+/// From the announcement to the end.
+pub(crate) const GRACE: Duration = Duration::from_secs(1);
+/// How often it is looked within a timeout.
+const LOOKS: u32 = 8;
+/// From one look to the next, at least.
+const SHORTEST_STEP: Duration = Duration::from_millis(10);
+
+/// What follows from a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Stay,
+    Announce,
+    End,
+}
+
+/// Watches one lease.
+#[derive(Debug)]
+pub(crate) struct IdleWatch {
+    pub(crate) timeout: Duration,
+    calls: u64,
+    /// Since when there has been no call, as far as was seen.
+    quiet_since: Instant,
+    announced: Option<Instant>,
+    next_look: Instant,
+}
+
+impl IdleWatch {
+    pub(crate) fn new(timeout: Duration, now: Instant) -> IdleWatch {
+        IdleWatch { timeout, calls: 0, quiet_since: now, announced: None, next_look: now }
+    }
+
+    pub(crate) fn next_look(&self) -> Instant {
+        self.next_look
+    }
+
+    /// The client has done something that a call will follow.
+    pub(crate) fn touch(&mut self, now: Instant) {
+        self.quiet_since = now;
+        self.announced = None;
+    }
+
+    pub(crate) fn look(&mut self, now: Instant, activity: Activity) -> Verdict {
+        if activity.executing || activity.calls != self.calls {
+            self.calls = activity.calls;
+            self.touch(now);
+        }
+        let quiet = now.saturating_duration_since(self.quiet_since);
+        let step = (self.timeout / LOOKS).max(SHORTEST_STEP);
+        match self.announced {
+            Some(announced) if now >= announced + GRACE => Verdict::End,
+            Some(announced) => {
+                self.next_look = announced + GRACE;
+                Verdict::Stay
+            }
+            None if quiet >= self.timeout => {
+                self.announced = Some(now);
+                self.next_look = now + GRACE;
+                Verdict::Announce
+            }
+            None => {
+                self.next_look = now + step.min(self.timeout - quiet);
+                Verdict::Stay
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT: Duration = Duration::from_secs(8);
+
+    /// Looks whenever it is time to, until something follows; `activity` says what is seen after how long.
+    fn next(
+        watch: &mut IdleWatch,
+        start: Instant,
+        activity: impl Fn(Duration) -> Activity,
+    ) -> (Verdict, Duration) {
+        loop {
+            let now = watch.next_look();
+            let verdict = watch.look(now, activity(now - start));
+            if verdict != Verdict::Stay {
+                return (verdict, now - start);
+            }
+        }
+    }
+
+    #[test]
+    fn a_lease_without_calls_is_announced_and_then_ends() {
+        let start = Instant::now();
+        let mut watch = IdleWatch::new(TIMEOUT, start);
+        let quiet = |_| Activity { calls: 0, executing: false };
+        assert_eq!(next(&mut watch, start, quiet), (Verdict::Announce, TIMEOUT));
+        assert_eq!(next(&mut watch, start, quiet), (Verdict::End, TIMEOUT + GRACE));
+    }
+
+    #[test]
+    fn calls_and_a_long_execution_keep_a_lease() {
+        let start = Instant::now();
+        let mut watch = IdleWatch::new(TIMEOUT, start);
+        let busy = |after: Duration| Activity {
+            calls: after.as_secs().min(25) / 5,
+            executing: (Duration::from_secs(30)..Duration::from_secs(90)).contains(&after),
+        };
+        let (verdict, after) = next(&mut watch, start, busy);
+        assert_eq!(verdict, Verdict::Announce);
+        let last_seen = Duration::from_secs(90) - TIMEOUT / LOOKS..=Duration::from_secs(90);
+        assert!(last_seen.contains(&(after - TIMEOUT)), "{after:?}");
+    }
+
+    #[test]
+    fn a_call_within_the_grace_voids_the_announcement() {
+        let start = Instant::now();
+        let mut watch = IdleWatch::new(TIMEOUT, start);
+        let rescued = |after| Activity { calls: u64::from(after > TIMEOUT), executing: false };
+        assert_eq!(next(&mut watch, start, rescued), (Verdict::Announce, TIMEOUT));
+        let second = TIMEOUT + GRACE + TIMEOUT;
+        assert_eq!(next(&mut watch, start, rescued), (Verdict::Announce, second));
+        assert_eq!(next(&mut watch, start, rescued), (Verdict::End, second + GRACE));
+    }
+}

@@ -1,0 +1,211 @@
+//! The journal: what the node's leases had used, in case the agent is killed.
+//!
+//! `STATE/leases.journal` is written anew each second, and whenever a lease ends, with every lease whose end the
+//! manager has not acknowledged. Workers die with their agent, so the next agent finds there what is left to be
+//! billed, at most a second short of the truth. While there is nothing to say nothing is written.
+//!
+//! The file is replaced by renaming, so a killed agent leaves a whole one. It is not written through to the disk: what
+//! a crash of the whole machine may lose is the last seconds' usage. A journal that cannot be read is set aside and
+//! never keeps an agent from starting; one that cannot be written is warned of once, and leases go on.
+//!
+//! One line says the form and the digest of what follows: a `Registration` of which only the leases count.
+
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use prost::Message;
+use sublet_proto::package::digest;
+use sublet_proto::v1::{Registration, RunningLease};
+use sublet_proto::{Code, Error, decode};
+use tracing::{info, warn};
+
+use crate::ledger::{Seen, Turn};
+use crate::node::Node;
+
+/// What a journal begins with; the digest follows.
+const FORM: &str = "sublet-leases-1 ";
+/// Largest journal that is read or written, in bytes.
+const MAX_JOURNAL_BYTES: usize = 64 << 20;
+
+/// From one writing to the next: what an agent that is killed can lose of its leases' usage.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// The body of the keeper's thread, which writes each second and whenever there is news.
+/// The last writing is left to whoever knows that the last report has been answered.
+pub(crate) fn run(node: &Node, mut journal: Journal) -> Journal {
+    let mut seen = Seen::default();
+    while node.ledger.wait_turn(&mut seen, PERIOD) == Turn::Act {
+        journal.write(node.ledger.unacknowledged());
+    }
+    journal
+}
+
+/// One agent's journal.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    path: PathBuf,
+    /// Whether there may be a file.
+    is_there: bool,
+    /// Whether the last one could not be written, which was said then.
+    is_failing: bool,
+}
+
+impl Journal {
+    /// That of a state folder.
+    pub(crate) fn at(state: &Path) -> Journal {
+        Journal { path: state.join("leases.journal"), is_there: true, is_failing: false }
+    }
+
+    /// What the agent before has left; nothing if there is nothing to be understood.
+    pub(crate) fn read(&self) -> Vec<RunningLease> {
+        match read(&self.path) {
+            Ok(leases) => leases,
+            Err(error) => {
+                let aside = self.path.with_extension("journal.damaged");
+                warn!(%error, "what the leases before this start have used last is lost; see {}", aside.display());
+                // It is in nobody's way where it is, either.
+                let _ = fs::rename(&self.path, aside);
+                Vec::new()
+            }
+        }
+    }
+
+    /// Replaces what is there.
+    pub(crate) fn write(&mut self, leases: Vec<RunningLease>) {
+        if leases.is_empty() && !self.is_there {
+            return;
+        }
+        let is_empty = leases.is_empty();
+        let written = if is_empty { remove(&self.path) } else { write(&self.path, leases) };
+        match &written {
+            Ok(()) if self.is_failing => info!("the journal of the leases is written again"),
+            Err(error) if !self.is_failing => {
+                warn!(%error, "the usage of leases is lost if the agent is killed now; they go on");
+            }
+            _ => {}
+        }
+        self.is_failing = written.is_err();
+        self.is_there = !is_empty || self.is_failing;
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<RunningLease>, Error> {
+    let mut bytes = Vec::new();
+    match OpenOptions::new().read(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        opened => opened
+            .and_then(|file| file.take(MAX_JOURNAL_BYTES as u64 + 1).read_to_end(&mut bytes))
+            .map_err(|error| failed("reading", path, &error))?,
+    };
+    parse(&bytes).map_err(|why| Error::new(Code::Protocol, format!("the journal {}: {why}", path.display())))
+}
+
+fn parse(bytes: &[u8]) -> Result<Vec<RunningLease>, String> {
+    if bytes.len() > MAX_JOURNAL_BYTES {
+        return Err(format!("it has more than {MAX_JOURNAL_BYTES} bytes"));
+    }
+    let end = bytes.iter().position(|&byte| byte == b'\n').ok_or("it has no first line")?;
+    let (line, content) = (&bytes[..end], &bytes[end + 1..]);
+    let said = line.strip_prefix(FORM.as_bytes()).ok_or("it is of no known form")?;
+    if said != digest(content).as_bytes() {
+        return Err("its content is not what its digest says".to_owned());
+    }
+    let content: Registration = decode("its content", content).map_err(|error| error.message)?;
+    Ok(content.leases)
+}
+
+fn write(path: &Path, leases: Vec<RunningLease>) -> Result<(), Error> {
+    let content = Registration { leases, ..Registration::default() }.encode_to_vec();
+    let bytes = [format!("{FORM}{}\n", digest(&content)).as_bytes(), &content].concat();
+    if bytes.len() > MAX_JOURNAL_BYTES {
+        let message = format!("a journal has at most {MAX_JOURNAL_BYTES} bytes, not {}", bytes.len());
+        return Err(Error::new(Code::Internal, message));
+    }
+    let unfinished = path.with_extension("journal.unfinished");
+    let replace = || {
+        let mut file =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
+        file.write_all(&bytes)?;
+        fs::rename(&unfinished, path)
+    };
+    replace().map_err(|error| failed("writing", path, &error))
+}
+
+fn remove(path: &Path) -> Result<(), Error> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("removing", path, &error)),
+        _ => Ok(()),
+    }
+}
+
+fn failed(operation: &str, path: &Path, error: &io::Error) -> Error {
+    let code = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Code::StoreFull,
+        _ => Code::System,
+    };
+    Error::new(code, format!("{operation} {} failed: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sublet_proto::v1::{LeaseReport, Usage};
+
+    fn leases() -> Vec<RunningLease> {
+        let usage = Usage { allocated_ns: 1, executing_ns: 2, polling_ns: 3, calls: 4, failed_calls: 5 };
+        let report = LeaseReport { lease: "a".into(), usage: Some(usage), ..LeaseReport::default() };
+        vec![RunningLease { ticket: vec![1; 100], report: Some(report), remaining_ms: 7 }]
+    }
+
+    #[test]
+    fn the_next_agent_reads_what_was_written_last_and_nothing_is_left_when_nothing_is_to_say() {
+        let state = tempfile::tempdir().unwrap();
+        let mut journal = Journal::at(state.path());
+        assert!(journal.read().is_empty());
+        journal.write([leases(), leases()].concat());
+        journal.write(leases());
+        assert_eq!(Journal::at(state.path()).read(), leases());
+        journal.write(Vec::new());
+        assert_eq!(fs::read_dir(state.path()).unwrap().count(), 0);
+        journal.write(Vec::new());
+    }
+
+    #[test]
+    fn a_journal_with_any_byte_changed_or_missing_is_set_aside() {
+        let state = tempfile::tempdir().unwrap();
+        let mut journal = Journal::at(state.path());
+        journal.write(leases());
+        let whole = fs::read(&journal.path).unwrap();
+        for place in 0..whole.len() {
+            let mut changed = whole.clone();
+            changed[place] ^= 1;
+            assert!(parse(&changed).is_err(), "byte {place}");
+            assert!(parse(&whole[..place]).is_err(), "cut after {place} bytes");
+        }
+        fs::write(&journal.path, &whole[1..]).unwrap();
+        assert!(journal.read().is_empty());
+        assert!(!journal.path.exists() && state.path().join("leases.journal.damaged").exists());
+        journal.write(leases());
+        assert_eq!(journal.read(), leases());
+    }
+
+    #[test]
+    fn a_journal_that_cannot_be_written_is_no_reason_to_end() {
+        let state = tempfile::tempdir().unwrap();
+        let folder = state.path().join("gone");
+        fs::create_dir(&folder).unwrap();
+        let mut journal = Journal::at(&folder);
+        journal.write(leases());
+        fs::remove_dir_all(&folder).unwrap();
+        journal.write(leases());
+        journal.write(leases());
+        assert!(journal.is_failing);
+        fs::create_dir(&folder).unwrap();
+        journal.write(leases());
+        assert!(!journal.is_failing);
+        assert_eq!(journal.read(), leases());
+    }
+}

@@ -1,0 +1,145 @@
+use sublet_fabric::clock::Calibration;
+use sublet_proto::ticket::Signing;
+use sublet_runtime::wire::usage::UsageLayout;
+
+use super::*;
+
+const LONG: Duration = Duration::from_secs(20);
+const NOW_UNIX_MS: u64 = 1_000_000;
+
+fn signing() -> Signing {
+    Signing::from_seed(&[7; 32])
+}
+
+/// The manager's word after a registration.
+fn registration(number: u64) -> NodeRegistration {
+    NodeRegistration {
+        verifying_key: signing().verifying_key().to_vec(),
+        registration: number,
+        now_unix_ms: NOW_UNIX_MS,
+        managers: Vec::new(),
+    }
+}
+
+fn ledger() -> Arc<Ledger> {
+    let ledger = Arc::new(Ledger::new("here"));
+    let now = ledger.now();
+    ledger.registered(&registration(1), Exchange { asked: now, answered: now }).unwrap();
+    ledger
+}
+
+fn ticket(lease: &str) -> Vec<u8> {
+    let expires_unix_ms = NOW_UNIX_MS + 60_000;
+    let lease = Lease { id: lease.into(), node: "here".into(), expires_unix_ms, ..Lease::default() };
+    signing().sign(&Ticket {
+        lease: Some(lease),
+        registration: 1,
+        issued_unix_ms: NOW_UNIX_MS,
+        ..Ticket::default()
+    })
+}
+
+fn enrol(ledger: &Arc<Ledger>, lease: &str) -> Result<(Enrolment, Arc<EndRequest>), Error> {
+    let end = Arc::new(EndRequest::new().unwrap());
+    ledger.enrol(&ticket(lease), end.clone()).map(|enrolled| (enrolled.enrolment, end))
+}
+
+fn answer(ledger: &Ledger, reply: &NodeReportReply) -> NodeReport {
+    let (report, now) = (ledger.report(), ledger.now());
+    let reply = NodeReportReply { now_unix_ms: NOW_UNIX_MS, ..reply.clone() };
+    let wanted = |order: &EndOrder| WantedEnd {
+        reason: Error::new(Code::LeaseEnded, order.reason.clone()),
+        at: Instant::now(),
+    };
+    ledger.reported(&report, &reply, Exchange { asked: now, answered: now }, wanted);
+    report
+}
+
+fn released() -> End {
+    End { code: 0, reason: "released".into() }
+}
+
+#[test]
+fn nothing_is_billed_before_it_is_to_be_and_what_has_ended_holds_no_meter() {
+    let ledger = ledger();
+    let (enrolment, _end) = enrol(&ledger, "a").unwrap();
+    assert_eq!(ledger.report().leases[0].usage, Some(Default::default()));
+    let meter = Arc::new(Meter::open(UsageLayout::new(1, 1), Calibration::start()).unwrap());
+    enrolment.bill(meter.clone());
+    std::thread::sleep(Duration::from_millis(2));
+    let running = ledger.report().leases[0].usage.unwrap();
+    assert!(running.allocated_ns > 0);
+    let last = meter.close();
+    enrolment.finish(released());
+    assert_eq!(ledger.report().leases[0].usage, Some(last.usage));
+    assert_eq!(Arc::strong_count(&meter), 1);
+}
+
+#[test]
+fn the_end_of_a_lease_wakes_the_reporter_and_the_answer_wakes_the_supervisor() {
+    let ledger = ledger();
+    let (enrolment, _end) = enrol(&ledger, "a").unwrap();
+    let reporter = std::thread::spawn({
+        let ledger = ledger.clone();
+        move || {
+            let mut seen = Seen::default();
+            assert_eq!(ledger.wait_turn(&mut seen, LONG), Turn::Act);
+            answer(&ledger, &NodeReportReply::default());
+            assert_eq!(ledger.wait_turn(&mut seen, LONG), Turn::Finish);
+        }
+    });
+    enrolment.finish(released());
+    assert!(ledger.wait_told("a", LONG));
+    assert!(!ledger.is_empty(), "it was heard, and is not acknowledged");
+    ledger.finish();
+    reporter.join().unwrap();
+    answer(&ledger, &NodeReportReply { acknowledged: vec!["a".into()], ..NodeReportReply::default() });
+    assert!(ledger.is_empty());
+}
+
+#[test]
+fn an_end_that_nobody_heard_of_is_waited_for_in_vain() {
+    let ledger = ledger();
+    let (enrolment, _end) = enrol(&ledger, "a").unwrap();
+    enrolment.finish(released());
+    assert!(!ledger.wait_told("a", Duration::ZERO));
+}
+
+#[test]
+fn no_ticket_is_taken_while_the_node_is_being_registered() {
+    let ledger = ledger();
+    let (_enrolment, _end) = enrol(&ledger, "a").unwrap();
+    assert_eq!(ledger.register().len(), 1);
+    assert_eq!(enrol(&ledger, "b").err().unwrap().code, Code::TicketSuperseded);
+    let now = ledger.now();
+    ledger.registered(&registration(2), Exchange { asked: now, answered: now }).unwrap();
+    assert_eq!(enrol(&ledger, "b").err().unwrap().code, Code::TicketSuperseded);
+}
+
+#[test]
+fn a_supervisor_that_fails_leaves_its_lease_ended() {
+    let ledger = ledger();
+    drop(enrol(&ledger, "a").unwrap());
+    let report = &ledger.report().leases[0];
+    assert_eq!((report.state(), report.end_code), (LeaseState::Ended, Code::Internal.number()));
+}
+
+#[test]
+fn leases_end_when_the_manager_the_operator_or_the_agent_says_so() {
+    let ledger = ledger();
+    let (_a, end_a) = enrol(&ledger, "a").unwrap();
+    let (_b, end_b) = enrol(&ledger, "b").unwrap();
+    let order = EndOrder { lease: "a".into(), reason: "the manager's".into(), ..EndOrder::default() };
+    answer(&ledger, &NodeReportReply { end: vec![order], ..NodeReportReply::default() });
+    assert_eq!(end_a.take_note().unwrap().reason.message, "the manager's");
+    assert!(end_b.take_note().is_none());
+    let at = Instant::now() + LONG;
+    ledger.reclaim(WantedEnd { reason: Error::new(Code::NodeReclaimed, "the operator's"), at });
+    assert_eq!(end_b.take_note().unwrap().at, at);
+    assert_eq!(end_a.take_note().unwrap().reason.message, "the manager's", "which is sooner");
+    assert_eq!((ledger.status().state(), ledger.status().leases), (NodeState::Reclaimed, 2));
+    ledger.close(&Error::new(Code::LeaseEnded, "stopping"));
+    assert_eq!(end_b.take_note().unwrap().reason.message, "stopping");
+    ledger.lend();
+    assert_eq!(enrol(&ledger, "c").err().unwrap().message, "stopping");
+}

@@ -1,0 +1,130 @@
+//! Which managers there are, and which of them the node is with.
+//!
+//! The node stays with one manager while that answers, and goes round robin to the next when it does not. Beside those
+//! that it was told of when it started it knows the ones that managers name in their answers, so that it finds its way
+//! when all of the first are gone. A manager that is reached less safely than the first ones is not taken: the token
+//! never travels in the open because somebody says so.
+
+use std::sync::Mutex;
+
+use sublet_proto::Error;
+use sublet_runtime::access::{Access, Address, MAX_MANAGERS};
+use tracing::debug;
+
+use crate::lock;
+use crate::manager::Manager;
+
+/// The managers that the node knows.
+pub(crate) struct Managers(Mutex<Known>);
+
+struct Known {
+    /// Whom the agent was told of come first, and stay.
+    access: Access,
+    configured: usize,
+    current: usize,
+}
+
+impl Managers {
+    /// Those of an access; the node is with the first of them.
+    pub(crate) fn new(access: Access) -> Managers {
+        let configured = access.managers.len();
+        Managers(Mutex::new(Known { access, configured, current: 0 }))
+    }
+
+    /// A connection to the one that the node is with.
+    pub(crate) fn connect(&self) -> Result<Manager, Error> {
+        let known = lock(&self.0);
+        Manager::connect(&known.access, known.current)
+    }
+
+    /// Connections to all of them, the one that the node is with first.
+    pub(crate) fn connect_each(&self) -> impl Iterator<Item = Result<Manager, Error>> {
+        let known = lock(&self.0);
+        let (access, current, count) = (known.access.clone(), known.current, known.access.managers.len());
+        (0..count).map(move |step| Manager::connect(&access, (current + step) % count))
+    }
+
+    /// Goes on to the next.
+    pub(crate) fn move_on(&self) {
+        let mut known = lock(&self.0);
+        known.current = (known.current + 1) % known.access.managers.len().max(1);
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        lock(&self.0).access.managers.len()
+    }
+
+    /// Takes the list that a manager has given. The one that the node is with stays in any case.
+    pub(crate) fn learn(&self, named: &[String]) {
+        let mut known = lock(&self.0);
+        let (configured, current) = (known.configured, known.current);
+        let first = &known.access.managers[..configured];
+        let mut managers = first.to_vec();
+        if current >= configured {
+            managers.extend(known.access.managers.get(current).cloned());
+        }
+        let parsed = named.iter().filter_map(|text| {
+            text.parse().inspect_err(|error| debug!(%error, "a manager named another")).ok()
+        });
+        for address in parsed.filter(|address| first.iter().any(|one| is_as_safe(address, one))) {
+            if managers.len() < MAX_MANAGERS && !managers.contains(&address) {
+                managers.push(address);
+            }
+        }
+        known.current = current.min(configured);
+        known.access.managers = managers;
+    }
+}
+
+/// Whether both are reached in the same way.
+fn is_as_safe(one: &Address, other: &Address) -> bool {
+    match (one, other) {
+        (Address::Unix(_), Address::Unix(_)) => true,
+        (Address::Tcp { tls: one, .. }, Address::Tcp { tls: other, .. }) => one == other,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn managers(configured: &str) -> Managers {
+        Managers::new(Access::parse(configured).unwrap())
+    }
+
+    fn list(managers: &Managers) -> (Vec<String>, usize) {
+        let known = lock(&managers.0);
+        (known.access.managers.iter().map(Address::to_string).collect(), known.current)
+    }
+
+    fn learn(managers: &Managers, named: &[&str]) {
+        managers.learn(&named.iter().map(|name| name.to_string()).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn managers_are_visited_in_turn_and_the_current_one_stays_when_others_come_and_go() {
+        let managers = managers("unix:/a,unix:/b");
+        learn(&managers, &["unix:/b", "unix:/c", "unix:/d"]);
+        assert_eq!(list(&managers).0, ["unix:/a", "unix:/b", "unix:/c", "unix:/d"]);
+        (0..3).for_each(|_| managers.move_on());
+        learn(&managers, &["unix:/e"]);
+        assert_eq!(
+            list(&managers),
+            (vec!["unix:/a".into(), "unix:/b".into(), "unix:/d".into(), "unix:/e".into()], 2)
+        );
+        (0..2).for_each(|_| managers.move_on());
+        learn(&managers, &[]);
+        assert_eq!(list(&managers), (vec!["unix:/a".into(), "unix:/b".into()], 0));
+    }
+
+    #[test]
+    fn nobody_is_taken_who_is_reached_less_safely_and_no_list_is_endless() {
+        let managers = managers("https://a:1");
+        learn(&managers, &["http://127.0.0.1:1", "unix:/x", "nonsense", "https://b:1", "https://b:1"]);
+        assert_eq!(list(&managers).0, ["https://a:1", "https://b:1"]);
+        let many: Vec<String> = (0..100).map(|port| format!("https://c:{}", port + 1)).collect();
+        managers.learn(&many);
+        assert_eq!(managers.count(), MAX_MANAGERS);
+    }
+}

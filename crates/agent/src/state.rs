@@ -1,0 +1,73 @@
+//! The agent's state folder: private, and of one agent at a time.
+//!
+//! The lock is the kernel's (`flock`), so it is gone with its process however that ends. Two agents with one folder
+//! would each report the other's leases as those of a dead one.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use sublet_proto::{Code, Error};
+
+/// A state folder that is this agent's until it is dropped.
+#[derive(Debug)]
+pub(crate) struct StateFolder {
+    /// Absolute and in UTF-8, as workers need it.
+    pub(crate) path: PathBuf,
+    _lock: File,
+}
+
+impl StateFolder {
+    /// Makes the folder if it is not there, and locks it.
+    pub(crate) fn open(folder: &Path) -> Result<StateFolder, Error> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        let path = made
+            .and_then(|()| fs::canonicalize(folder))
+            .map_err(|error| system("making the folder", folder, &error))?;
+        utf8(&path)?;
+        let lock = path.join("agent.lock");
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&lock)
+            .map_err(|error| system("opening", &lock, &error))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(StateFolder { path, _lock: file }),
+            Err(Errno::WOULDBLOCK) => {
+                let message = format!("another agent already uses the state folder {}", path.display());
+                Err(Error::new(Code::AlreadyRunning, message))
+            }
+            Err(errno) => Err(system("locking", &lock, &errno.into())),
+        }
+    }
+}
+
+pub(crate) fn utf8(path: &Path) -> Result<&str, Error> {
+    path.to_str()
+        .ok_or_else(|| Error::new(Code::InvalidArgument, format!("the path {} is not UTF-8", path.display())))
+}
+
+/// That something with a path has failed.
+pub(crate) fn system(operation: &str, path: &Path, error: &std::io::Error) -> Error {
+    Error::new(Code::System, format!("{operation} {} failed: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_folder_is_of_one_agent_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = StateFolder::open(&folder.path().join("a/b")).unwrap();
+        assert!(first.path.ends_with("a/b"));
+        assert_eq!(StateFolder::open(&first.path).unwrap_err().code, Code::AlreadyRunning);
+        let path = first.path.clone();
+        drop(first);
+        StateFolder::open(&path).unwrap();
+    }
+}
