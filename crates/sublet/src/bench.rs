@@ -8,10 +8,15 @@
 use serde::Serialize;
 use sublet_fabric::clock::ticks_ordered;
 use sublet_proto::{Code, Error};
+use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Allocation, Invoker};
 
 pub mod cold;
+mod fleet;
 pub mod latency;
+pub mod lease;
+mod own;
+pub mod reject;
 pub mod throughput;
 
 const FUNCTIONS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bench.so"));
@@ -20,14 +25,14 @@ const FUNCTIONS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bench.so"));
 pub(crate) const PACKAGE: &str = "sublet-bench";
 
 /// Deploys the functions that are measured.
-pub(crate) fn deploy(invoker: &Invoker) -> Result<(), Error> {
+pub(crate) fn deploy(manager: &ManagerClient) -> Result<(), Error> {
     let package = sublet_proto::package::from_library(&format!("{PACKAGE}.so"), FUNCTIONS.to_vec())?;
-    invoker.manager().deploy(sublet_proto::package::encode(&package)).map(drop)
+    manager.deploy(sublet_proto::package::encode(&package)).map(drop)
 }
 
 /// A lease of the measured functions.
-pub(crate) fn lease(invoker: &mut Invoker, allocation: &Allocation) -> Result<(), Error> {
-    deploy(invoker)?;
+pub(crate) fn allocate(invoker: &mut Invoker, allocation: &Allocation) -> Result<(), Error> {
+    deploy(invoker.manager())?;
     invoker.allocate(allocation)
 }
 
@@ -48,6 +53,16 @@ pub struct Summary {
 impl Samples {
     pub(crate) fn with_capacity(samples: usize) -> Samples {
         Samples { ticks: Vec::with_capacity(samples) }
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.ticks.len()
+    }
+
+    /// Adds those of another.
+    pub(crate) fn extend(&mut self, other: Samples) {
+        self.ticks.extend(other.ticks);
     }
 
     /// Measures from `since_ticks` to now.

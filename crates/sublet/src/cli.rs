@@ -3,23 +3,34 @@
 //! Each command is a file of its own with `Arguments` and `run`. Results go to standard output, in full and at the
 //! end; errors and progress go to standard error. With `--json` both are JSON, and nothing else is printed.
 
+mod agent;
 mod bench;
 mod bill;
 mod call;
 mod completions;
+pub(crate) mod daemon;
 mod deploy;
+mod lease;
+mod manager;
 mod output;
-mod parse;
+pub(crate) mod parse;
 mod ps;
+mod settings;
+mod tenant;
+mod time;
+mod token;
 mod up;
 mod view;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use sublet_proto::{Code, Error};
-use sublet_runtime::manager::{ManagerClient, default_address};
+use sublet_runtime::Access;
+use sublet_runtime::access::default_address;
+use sublet_runtime::manager::ManagerClient;
 
 use output::Output;
 
@@ -31,10 +42,18 @@ Examples:
   sublet ps                                      what is there, and who uses it
   sublet bill                                    what it has cost
 
+On many machines:
+  sublet manager                                 grants leases, keeps packages and the ledger
+  sublet agent                                   lends one machine's cores; also drains and reclaims them
+  sublet token create --tenant NAME              lets somebody in
+  sublet tenant set NAME --cores 8               and bounds what they may have
+
 Environment:
-  SUBLET_MANAGER   the manager's address, as unix:/path
-  SUBLET_STATE     the folder of its state; by default $XDG_RUNTIME_DIR/sublet or ~/.local/state/sublet
-  SUBLET_LOG       what is logged to standard error: error, warn (default), info, debug
+  SUBLET_MANAGER      the managers' addresses, as unix:/path or https://HOST:PORT, between commas
+  SUBLET_CA           file with the certificate of the managers' authority, for https
+  SUBLET_TOKEN_FILE   file with the access token; or SUBLET_TOKEN: the token itself
+  SUBLET_STATE        the folder of its state; by default $XDG_RUNTIME_DIR/sublet or ~/.local/state/sublet
+  SUBLET_LOG          what is logged to standard error: error, warn (default), info, debug
 
 The exit status is 0, or the number of the error's code, which --json prints too.";
 
@@ -53,10 +72,15 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     Up(up::Arguments),
+    Manager(manager::Arguments),
+    Agent(Box<agent::Arguments>),
     Deploy(deploy::Arguments),
     Call(call::Arguments),
     Ps(ps::Arguments),
+    Lease(lease::Arguments),
     Bill(bill::Arguments),
+    Token(token::Arguments),
+    Tenant(tenant::Arguments),
     Bench(bench::Arguments),
     Completions(completions::Arguments),
 }
@@ -64,19 +88,44 @@ enum Command {
 /// For commands that ask a manager.
 #[derive(Debug, Args)]
 struct Connection {
-    /// Address of the manager, as unix:/path [default: this user's own `sublet up`]
-    #[arg(long, value_name = "ADDRESS", env = "SUBLET_MANAGER", hide_env_values = true)]
+    /// Addresses of the managers, as unix:/path or https://HOST:PORT, between commas [default: this user's own
+    /// `sublet up`]
+    #[arg(long, value_name = "ADDRESSES", env = "SUBLET_MANAGER", hide_env_values = true)]
     manager: Option<String>,
+
+    /// Certificate of the authority that the managers' certificates are from, as PEM; needed for https
+    #[arg(long, value_name = "FILE", env = "SUBLET_CA", hide_env_values = true)]
+    ca: Option<PathBuf>,
+
+    /// File with the access token [default: what $SUBLET_TOKEN holds]
+    #[arg(long, value_name = "FILE", env = "SUBLET_TOKEN_FILE", hide_env_values = true)]
+    token_file: Option<PathBuf>,
 }
 
 impl Connection {
     fn open(&self) -> Result<ManagerClient, Error> {
-        ManagerClient::connect(&self.address())
+        ManagerClient::connect_with(self.access()?)
     }
 
-    fn address(&self) -> String {
-        self.manager.clone().filter(|address| !address.is_empty()).unwrap_or_else(default_address)
+    fn access(&self) -> Result<Access, Error> {
+        let managers = self.manager.clone().filter(|managers| !managers.is_empty());
+        let mut access = Access::parse(&managers.unwrap_or_else(default_address))?;
+        if let Some(path) = given(&self.ca) {
+            access = access.with_ca_file(path)?;
+        }
+        if let Some(path) = given(&self.token_file) {
+            return access.with_token_file(path);
+        }
+        match std::env::var("SUBLET_TOKEN") {
+            Ok(token) if !token.is_empty() => access.with_token(token),
+            _ => Ok(access),
+        }
     }
+}
+
+/// A path that is given; a variable that is set to nothing is not.
+fn given(path: &Option<PathBuf>) -> Option<&PathBuf> {
+    path.as_ref().filter(|path| !path.as_os_str().is_empty())
 }
 
 /// Reads the command line and does what it says.
@@ -85,7 +134,6 @@ pub(crate) fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return usage(&error),
     };
-    log_to_stderr();
     let output = Output::new(arguments.json);
     match run(arguments.command, &output) {
         Ok(()) => ExitCode::SUCCESS,
@@ -94,13 +142,22 @@ pub(crate) fn main() -> ExitCode {
 }
 
 fn run(command: Command, output: &Output) -> Result<(), Error> {
+    // The two programs with a configuration log as that says.
+    if !matches!(command, Command::Manager(_) | Command::Agent(_)) {
+        settings::log_by_environment();
+    }
     match command {
         Command::Up(arguments) => up::run(arguments, output),
+        Command::Manager(arguments) => manager::run(arguments, output),
+        Command::Agent(arguments) => agent::run(*arguments, output),
         Command::Deploy(arguments) => deploy::run(&arguments, output),
         Command::Call(arguments) => call::run(&arguments, output),
         Command::Bench(arguments) => bench::run(&arguments, output),
         Command::Ps(arguments) => ps::run(&arguments, output),
+        Command::Lease(arguments) => lease::run(&arguments, output),
         Command::Bill(arguments) => bill::run(&arguments, output),
+        Command::Token(arguments) => token::run(&arguments, output),
+        Command::Tenant(arguments) => tenant::run(&arguments, output),
         Command::Completions(arguments) => completions::run(&arguments, output),
     }
 }
@@ -117,12 +174,6 @@ fn usage(error: &clap::Error) -> ExitCode {
     // Nothing can be done if not even this can be printed.
     let _ = error.print();
     if asked { ExitCode::SUCCESS } else { output::exit_code(Code::InvalidArgument) }
-}
-
-fn log_to_stderr() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("SUBLET_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
 }
 
 #[cfg(test)]

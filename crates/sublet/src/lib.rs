@@ -26,5 +26,6 @@ pub use sublet_proto::price::bill;
 pub use sublet_proto::v1::{BillLine, Lease, PackageInfo, Usage};
 pub use sublet_proto::{ALWAYS_HOT_NS, ALWAYS_WARM_NS, Code, Error};
 pub use sublet_runtime::{
-    Allocation, Buffer, CallOptions, ColdStart, Completion, Function, Invocation, Invoker, Policy,
+    Access, Address, Allocation, Buffer, CallOptions, ColdStart, Completion, Function, Invocation, Invoker,
+    Notice, Policy,
 };

@@ -136,6 +136,55 @@ fn errors_have_a_code_for_people_scripts_and_the_exit_status() {
 }
 
 #[test]
+fn an_operator_lets_somebody_in_and_out_and_bounds_what_they_have() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut up = Up::start(folder.path());
+    let state = folder.path();
+    let made =
+        json(state, &["token", "create", "--tenant", "alice", "--lifetime", "30d", "--note", "laptop"]);
+    let (id, secret) = (made["id"].as_str().unwrap(), made["secret"].as_str().unwrap());
+    assert!(secret.starts_with(&format!("sublet_{id}_")), "{secret}");
+    let lifetime_ms = made["expires_unix_ms"].as_u64().unwrap() - made["created_unix_ms"].as_u64().unwrap();
+    assert_eq!(lifetime_ms, 30 * 24 * 3600 * 1000);
+    let listed = run(state, &["token", "list"]).stdout;
+    let listed = String::from_utf8(listed).unwrap();
+    assert!(listed.contains(id) && listed.contains("laptop") && !listed.contains(secret), "{listed}");
+    assert!(json(state, &["token", "revoke", secret])["revoked_unix_ms"].as_u64() > Some(0));
+    assert_eq!(json(state, &["token", "list"])["tokens"].as_array().unwrap().len(), 0);
+    assert_eq!(json(state, &["token", "list", "--all"])["tokens"][0]["id"], id);
+
+    let quota = ["tenant", "set", "alice", "--cores", "4", "--memory", "1GiB", "--spend", "2.5"];
+    assert_eq!(json(state, &quota)["spend_limit_nano"], 2_500_000_000u64);
+    let changed = json(state, &["tenant", "set", "alice", "--cores", "none", "--leases", "2"]);
+    let limits = ["cores_limit", "memory_limit_bytes", "leases_limit"].map(|limit| changed[limit].as_u64());
+    assert_eq!(limits, [None, Some(1 << 30), Some(2)]);
+    let tenants = json(state, &["tenant", "list"]);
+    assert!(tenants["tenants"].as_array().unwrap().iter().any(|tenant| tenant["name"] == "alice"));
+    assert_eq!(up.signal(Signal::TERM), Some(0));
+}
+
+#[test]
+fn requests_that_make_no_sense_reach_no_manager() {
+    let folder = tempfile::tempdir().unwrap();
+    for (arguments, named) in [
+        (&["token", "create"][..], "--tenant"),
+        (&["token", "create", "--role", "agent"], "--node"),
+        (&["token", "create", "--tenant", "a", "--max-cores", "4"], "--role agent"),
+        (&["token", "create", "--tenant", "a", "--lifetime", "soon"], "10s"),
+        (&["tenant", "set", "a", "--spend", "1,5"], "12.50"),
+        (&["tenant", "set", "a", "--cores", "many"], "none"),
+        (&["bill", "--from", "yesterday"], "-2h"),
+        (&["bill", "--from", "2026-01-02", "--to", "2026-01-01"], "--from"),
+        (&["bill", "--period", "1h"], "--by period"),
+        (&["ps", "--manager", "http://198.51.100.1:7433"], "https"),
+        (&["ps", "--manager", "https://localhost:7433", "--token-file", "/nonexistent"], "/nonexistent"),
+    ] {
+        let error = fails(folder.path(), arguments, Code::InvalidArgument);
+        assert!(error.contains(named), "{arguments:?}: {error}");
+    }
+}
+
+#[test]
 fn more_than_the_machine_has_cannot_be_lent() {
     let folder = tempfile::tempdir().unwrap();
     fails(folder.path(), &["up", "--cores", "100000"], Code::InsufficientResources);
@@ -144,7 +193,9 @@ fn more_than_the_machine_has_cannot_be_lent() {
 #[test]
 fn every_command_explains_itself_with_an_example() {
     let folder = tempfile::tempdir().unwrap();
-    for command in ["up", "deploy", "ps", "bill", "completions"] {
+    for command in
+        ["up", "manager", "agent", "deploy", "ps", "lease", "bill", "token", "tenant", "bench", "completions"]
+    {
         let help = run(folder.path(), &[command, "--help"]);
         assert!(
             help.status.success() && String::from_utf8_lossy(&help.stdout).contains("Examples:"),

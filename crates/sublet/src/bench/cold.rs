@@ -3,7 +3,7 @@
 use serde::Serialize;
 use sublet_fabric::clock::monotonic_ns;
 use sublet_proto::{Code, Error};
-use sublet_runtime::{Allocation, Invoker, Policy};
+use sublet_runtime::{Access, Allocation, Invoker, Policy};
 
 use super::{PACKAGE, Samples, Summary, deploy, human_ns};
 
@@ -53,9 +53,9 @@ impl Figure {
 }
 
 /// Starts `n` times, each with a lease of its own.
-pub fn run(manager: &str, sandbox: Sandbox, n: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
-    let mut invoker = Invoker::connect_to(manager)?;
-    deploy(&invoker)?;
+pub fn run(access: &Access, sandbox: Sandbox, n: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
+    let mut invoker = Invoker::connect_with(access.clone())?;
+    deploy(invoker.manager())?;
     let mut total = Samples::with_capacity(n as usize);
     let mut steps: Vec<_> = STEPS.iter().map(|_| Samples::with_capacity(n as usize)).collect();
     // One more, not counted: it unpacks the package on the node.

@@ -7,9 +7,9 @@ use rustix::thread::futex;
 use serde::Serialize;
 use sublet_fabric::clock::{Calibration, ticks, ticks_ordered};
 use sublet_proto::Error;
-use sublet_runtime::{Allocation, Buffer, CallOptions, Function, Invoker, Policy};
+use sublet_runtime::{Access, Allocation, Buffer, CallOptions, Function, Invoker, Policy};
 
-use super::{PACKAGE, Samples, human_ns, lease, pin_client};
+use super::{PACKAGE, Samples, allocate, human_ns, pin_client};
 
 /// The sizes of `--sweep`, in bytes.
 pub const SWEEP: &[u32] = &[0, 64, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 5 << 20];
@@ -94,19 +94,19 @@ impl Figure {
 
 /// Measures every size in turn, in one lease. `progress` is told after each.
 pub fn run(
-    manager: &str,
+    access: &Access,
     plan: Plan,
     sizes: &[u32],
     mut progress: impl FnMut(u32),
 ) -> Result<Vec<Figure>, Error> {
     let calibration = Calibration::start();
     pin_client()?;
-    let mut invoker = Invoker::connect_to(manager)?;
+    let mut invoker = Invoker::connect_with(access.clone())?;
     let policy = match plan.mode {
         Mode::Hot => Policy::AlwaysHot,
         Mode::Warm => Policy::AlwaysWarm,
     };
-    lease(&mut invoker, &Allocation::new(PACKAGE).policy(policy).spin(Duration::MAX))?;
+    allocate(&mut invoker, &Allocation::new(PACKAGE).policy(policy).spin(Duration::MAX))?;
     let mut figures = Vec::with_capacity(sizes.len());
     for &size in sizes {
         figures.push(Bench::new(&invoker, plan, size)?.run(&calibration)?);
@@ -172,7 +172,7 @@ impl<'invoker> Bench<'invoker> {
             mode: self.plan.mode,
             function: self.plan.function,
             size_bytes: self.size,
-            n: self.ours.ticks.len(),
+            n: self.ours.len(),
             median_ns: ours.median_ns,
             p99_ns: ours.p99_ns,
             raw_median_ns: raw.median_ns,

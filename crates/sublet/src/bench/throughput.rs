@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use sublet_proto::{Code, Error};
-use sublet_runtime::{Allocation, CallOptions, Invoker, Policy};
+use sublet_runtime::{Access, Allocation, CallOptions, Invoker, Policy};
 
-use super::{PACKAGE, human_ns, lease, pin_client};
+use super::{PACKAGE, allocate, human_ns, pin_client};
 
 /// What to measure.
 #[derive(Clone, Copy, Debug)]
@@ -55,19 +55,19 @@ impl Figure {
 }
 
 /// One client thread keeps every worker's calls in flight and collects them in their order.
-pub fn run(manager: &str, plan: Plan) -> Result<Figure, Error> {
+pub fn run(access: &Access, plan: Plan) -> Result<Figure, Error> {
     if plan.in_flight == 0 {
         return Err(Error::new(Code::InvalidArgument, "calls in flight: 0 is not at least 1"));
     }
     pin_client()?;
-    let mut invoker = Invoker::connect_to(manager)?;
+    let mut invoker = Invoker::connect_with(access.clone())?;
     let slots = plan.in_flight.clamp(8, sublet_proto::limits::MAX_SLOTS);
     let allocation = Allocation::new(PACKAGE)
         .cores(plan.workers)
         .slots(slots)
         .slot_bytes(u64::from(plan.size))
         .policy(Policy::AlwaysHot);
-    lease(&mut invoker, &allocation)?;
+    allocate(&mut invoker, &allocation)?;
     let figure = measure(&invoker, plan);
     invoker.deallocate()?;
     figure

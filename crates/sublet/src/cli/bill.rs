@@ -1,22 +1,30 @@
-//! `sublet bill`: what leases have used and cost.
+//! `sublet bill`: what has been used and what it costs.
 
-use clap::Args;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
 use serde::Serialize;
+use sublet_proto::v1::{BillBy, BillRequest};
 use sublet_proto::{Code, Error};
 
 use super::Connection;
 use super::output::{Output, table};
-use super::parse::{show_nano, show_ns};
+use super::parse::{as_ms, duration, show_nano, show_ns};
+use super::time::{moment, show_moment};
 use super::view::{BillLineView, CostView, UsageView};
 
 const EXAMPLES: &str = "\
 Examples:
-  sublet bill            all leases, the newest first, and their total
-  sublet bill LEASE      one of them; `sublet ps` shows their names
-  sublet bill --json     times in nanoseconds, money in billionths (nano) of the currency
+  sublet bill                                     all leases, the newest first, and their total
+  sublet bill LEASE                               one of them; `sublet ps` shows their names
+  sublet bill --by tenant --from 2026-01-01       what each tenant has spent since
+  sublet bill --function                          which functions have computed for how long
+  sublet bill --by period --period 1h --from -24h --tenant alice
+  sublet bill --json                              times in nanoseconds, money in billionths (nano) of the currency
 
-A lease costs what it holds (GiB-seconds), what it computes and what it polls (core-seconds), each at the price
-that `sublet up` was started with. Waiting warm costs less than polling.";
+A lease costs what it holds (GiB-seconds), what it computes and what it polls (core-seconds), each at the price of
+its grant. Waiting warm costs less than polling. Times are in UTC, and are taken by the minute; the lines of every
+kind of bill add up to the same total, exactly.";
 
 /// Show what leases have used and cost
 #[derive(Debug, Args)]
@@ -25,14 +33,60 @@ pub(crate) struct Arguments {
     /// Only this lease
     lease: Option<String>,
 
+    /// The same, by name
+    #[arg(long = "lease", value_name = "LEASE", conflicts_with = "lease")]
+    named_lease: Option<String>,
+
+    /// Only this tenant
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
+
+    /// One line for each of these
+    #[arg(long, value_enum, default_value_t = By::Lease)]
+    by: By,
+
+    /// Short for --by function
+    #[arg(long, conflicts_with = "by")]
+    function: bool,
+
+    /// What was used since then, as 2026-01-31, 2026-01-31T12:00:00Z, or -2h for two hours ago
+    #[arg(long, value_name = "TIME", value_parser = moment, allow_hyphen_values = true)]
+    from: Option<u64>,
+
+    /// What was used until then
+    #[arg(long, value_name = "TIME", value_parser = moment, allow_hyphen_values = true)]
+    to: Option<u64>,
+
+    /// Length of the periods of --by period [default: 1h]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    period: Option<Duration>,
+
     #[command(flatten)]
     connection: Connection,
 }
 
-/// The result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum By {
+    Lease,
+    Tenant,
+    Function,
+    Period,
+}
+
+/// The result: one list, named for what its lines stand for, and the total.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Lines {
+    Leases(Vec<BillLineView>),
+    Tenants(Vec<BillLineView>),
+    Functions(Vec<BillLineView>),
+    Periods(Vec<BillLineView>),
+}
+
 #[derive(Debug, Serialize)]
 struct Bill {
-    leases: Vec<BillLineView>,
+    #[serde(flatten)]
+    lines: Lines,
     total: Total,
 }
 
@@ -43,41 +97,98 @@ struct Total {
     cost: CostView,
 }
 
+impl Arguments {
+    fn by(&self) -> BillBy {
+        match self.by {
+            _ if self.function => BillBy::Function,
+            By::Lease => BillBy::Lease,
+            By::Tenant => BillBy::Tenant,
+            By::Function => BillBy::Function,
+            By::Period => BillBy::Period,
+        }
+    }
+
+    fn request(&self) -> Result<BillRequest, Error> {
+        if self.period.is_some() && self.by() != BillBy::Period {
+            return Err(Error::new(Code::InvalidArgument, "--period is for --by period only"));
+        }
+        if self.from.zip(self.to).is_some_and(|(from, to)| from >= to) {
+            return Err(Error::new(Code::InvalidArgument, "--from is not before --to"));
+        }
+        Ok(BillRequest {
+            lease: self.lease.as_ref().or(self.named_lease.as_ref()).cloned().unwrap_or_default(),
+            tenant: self.tenant.clone().unwrap_or_default(),
+            from_unix_ms: self.from.unwrap_or(0),
+            to_unix_ms: self.to.unwrap_or(0),
+            by: self.by().into(),
+            period_ms: self.period.map_or(0, as_ms),
+        })
+    }
+}
+
 /// Shows the bill.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
-    let reply = arguments.connection.open()?.bill(arguments.lease.as_deref())?;
+    let request = arguments.request()?;
+    let reply = arguments.connection.open()?.bill(request)?;
     let total = reply.total.ok_or_else(|| Error::new(Code::Protocol, "the manager's bill has no total"))?;
-    let bill = Bill {
-        leases: reply.lines.into_iter().map(BillLineView::from).collect(),
-        total: Total { cost: CostView::from(&total), usage: total.usage.into() },
+    let by = arguments.by();
+    let lines = reply.lines.into_iter().map(|line| BillLineView::new(by, line)).collect();
+    let lines = match by {
+        BillBy::Lease => Lines::Leases(lines),
+        BillBy::Tenant => Lines::Tenants(lines),
+        BillBy::Function => Lines::Functions(lines),
+        BillBy::Period => Lines::Periods(lines),
     };
-    output.show(&bill, text)
+    let total = Total { cost: CostView::from(&total), usage: total.usage.into() };
+    output.show(&Bill { lines, total }, text)
 }
 
 fn text(bill: &Bill) -> String {
-    let mut rows: Vec<_> = bill.leases.iter().map(lease_row).collect();
-    let (lease, nothing) = ("total".to_owned(), String::new());
-    rows.push(row([lease, nothing.clone(), nothing], &bill.total.usage, &bill.total.cost));
-    table(
-        ["LEASE", "PACKAGE", "STATE", "CALLS", "FAILED", "ALLOCATED", "EXECUTING", "POLLING", "COST"],
-        &rows,
-    )
+    match &bill.lines {
+        Lines::Leases(lines) => sums(["LEASE", "TENANT", "PACKAGE", "STATE"], lines, lease, &bill.total),
+        Lines::Tenants(lines) => sums(["TENANT"], lines, |line| [line.tenant.clone()], &bill.total),
+        Lines::Functions(lines) => {
+            let names = |line: &BillLineView| [line.function.clone(), line.tenant.clone()];
+            sums(["FUNCTION", "TENANT"], lines, names, &bill.total)
+        }
+        Lines::Periods(lines) => sums(["FROM"], lines, period, &bill.total),
+    }
 }
 
-fn lease_row(line: &BillLineView) -> [String; 9] {
-    row([line.lease.clone(), line.package.clone(), line.state.to_owned()], &line.usage, &line.cost)
+fn lease(line: &BillLineView) -> [String; 4] {
+    let lease = line.lease.as_ref();
+    let of = |field: fn(&super::view::BilledLease) -> &str| lease.map_or("", field).to_owned();
+    [of(|lease| &lease.id), line.tenant.clone(), of(|lease| &lease.package), of(|lease| lease.state)]
 }
 
-fn row([lease, package, state]: [String; 3], usage: &UsageView, cost: &CostView) -> [String; 9] {
-    [
-        lease,
-        package,
-        state,
+fn period(line: &BillLineView) -> [String; 1] {
+    [show_moment(line.from_unix_ms.unwrap_or(0))]
+}
+
+/// A table of what the lines are called and what they have used and cost.
+fn sums<const N: usize>(
+    headings: [&str; N],
+    lines: &[BillLineView],
+    names: impl Fn(&BillLineView) -> [String; N],
+    total: &Total,
+) -> String {
+    let mut rows: Vec<_> =
+        lines.iter().map(|line| row(names(line).as_slice(), &line.usage, &line.cost)).collect();
+    let mut nothing = vec![String::new(); N];
+    nothing[0] = "total".to_owned();
+    rows.push(row(&nothing, &total.usage, &total.cost));
+    let sums = ["CALLS", "FAILED", "ALLOCATED", "EXECUTING", "POLLING", "COST"];
+    table(&[&headings[..], &sums].concat(), &rows)
+}
+
+fn row(names: &[String], usage: &UsageView, cost: &CostView) -> Vec<String> {
+    let sums = [
         usage.calls.to_string(),
         usage.failed_calls.to_string(),
         show_ns(usage.allocated_ns),
         show_ns(usage.executing_ns),
         show_ns(usage.polling_ns),
         show_nano(cost.total_nano),
-    ]
+    ];
+    [names, &sums].concat()
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde::Serialize;
 use sublet_proto::{Code, Error};
-use sublet_runtime::{Allocation, Buffer, CallOptions, Invoker, Policy};
+use sublet_runtime::{Allocation, Buffer, CallOptions, Completion, Invoker, Policy, is_repeatable};
 
 use super::Connection;
 use super::output::Output;
@@ -19,6 +19,7 @@ Examples:
   sublet call libx/f --input in.bin --output out.bin
   echo hello | sublet call libx/f                         standard input to standard output
   sublet call libx/f --input in.bin --capacity 64MiB --deadline 10s
+  sublet call libx/f --shared --wait 10s --retries 2      on a shared core, when there is one
   sublet call ./libx.so/f < in.bin                        deploys the shared object on the way
 
 Takes a lease, calls, and gives the lease back: a cold start each time. Programs that call often keep a lease.";
@@ -46,12 +47,35 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     deadline: Option<Duration>,
 
+    /// On a core that is shared with other leases: cheaper to have, and busy at times
+    #[arg(long)]
+    shared: bool,
+
+    /// Call again, up to so often, if the worker, its lease or its node ends before the call does. The function may
+    /// then have run in part, and more than once
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    retries: u32,
+
+    /// Wait at most so long for a free core [default: not at all]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    wait: Option<Duration>,
+
     /// Memory of the lease [default: the manager's]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
 
     #[command(flatten)]
     connection: Connection,
+}
+
+impl Arguments {
+    fn allocation(&self, package: &str) -> Allocation {
+        let allocation = Allocation::new(package)
+            .policy(Policy::AlwaysWarm)
+            .memory_bytes(self.memory.unwrap_or(0))
+            .wait(self.wait.unwrap_or_default());
+        if self.shared { allocation.shared() } else { allocation }
+    }
 }
 
 /// What is told beside the output.
@@ -75,22 +99,29 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
             "--json and the function's output cannot share standard output: name a file with --output";
         return Err(Error::new(Code::InvalidArgument, message));
     }
-    let mut invoker = Invoker::connect_to(&arguments.connection.address())?;
+    let mut invoker = Invoker::connect_with(arguments.connection.access()?)?;
     let input = read_input(&invoker, &arguments.input)?;
     let capacity = arguments.capacity.unwrap_or_else(|| (input.len() as u64).max(1 << 20));
     let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
     let mut result = invoker.buffer::<u8>(capacity)?;
+    let mut left = arguments.retries;
     let begun = Instant::now();
-    let allocation =
-        Allocation::new(package).policy(Policy::AlwaysWarm).memory_bytes(arguments.memory.unwrap_or(0));
-    invoker.allocate(&allocation)?;
-    let deadline = arguments.deadline.map(|limit| Instant::now() + limit);
-    let options = CallOptions { worker: None, deadline, timed: true };
-    let done = invoker.submit_with(invoker.function(function)?, &input, &mut result, options)?.wait();
-    let done = done.map_err(|error| suggest_capacity(error, arguments.capacity))?;
+    let done = loop {
+        let called = call_once(&mut invoker, arguments, (package, function), &input, &mut result);
+        match called {
+            // The lease went with its node: what may be repeated is, by another one.
+            Err(error) if left > 0 && is_repeatable(error.code) => {
+                left -= 1;
+                // It is over, and its bill says what it used.
+                let _ = invoker.deallocate();
+            }
+            Err(error) => return Err(suggest_capacity(error, arguments.capacity)),
+            Ok(done) => break done,
+        }
+    };
     let called = Called {
         function: arguments.name.clone(),
-        lease: invoker.lease().map(|lease| lease.id.clone()).unwrap_or_default(),
+        lease: invoker.lease().map(|lease| lease.id).unwrap_or_default(),
         input_bytes: input.len(),
         output_bytes: done.output_bytes,
         executing_ns: u64::try_from(done.executing.as_nanos()).unwrap_or(u64::MAX),
@@ -102,6 +133,21 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
         return Ok(());
     }
     output.show(&called, text)
+}
+
+/// Takes a lease and calls once.
+fn call_once(
+    invoker: &mut Invoker,
+    arguments: &Arguments,
+    (package, function): (&str, &str),
+    input: &Buffer<u8>,
+    result: &mut Buffer<u8>,
+) -> Result<Completion, Error> {
+    invoker.allocate(&arguments.allocation(package))?;
+    let deadline = arguments.deadline.map(|limit| Instant::now() + limit);
+    // Whoever calls this counts: a call that is lost is repeated with another lease, on whatever node has one.
+    let options = CallOptions { deadline, timed: true, retries: 0, worker: None };
+    invoker.submit_with(invoker.function(function)?, input, result, options)?.wait()
 }
 
 fn text(called: &Called) -> String {

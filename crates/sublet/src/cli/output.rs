@@ -67,22 +67,23 @@ pub(crate) fn print(text: &str) -> Result<(), Error> {
 }
 
 /// Rows under headings, in columns as wide as they need to be.
-pub(crate) fn table<const N: usize>(headings: [&str; N], rows: &[[String; N]]) -> String {
-    let mut widths = headings.map(str::len);
+pub(crate) fn table<Row: AsRef<[String]>>(headings: &[&str], rows: &[Row]) -> String {
+    let mut widths: Vec<_> = headings.iter().map(|heading| heading.len()).collect();
     for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
+        for (width, cell) in widths.iter_mut().zip(row.as_ref()) {
             *width = (*width).max(cell.chars().count());
         }
     }
-    let mut text = line(headings, widths);
+    let mut text = line(headings, &widths);
     for row in rows {
-        text += &line(row.each_ref().map(String::as_str), widths);
+        text += &line(row.as_ref(), &widths);
     }
     text
 }
 
-fn line<const N: usize>(cells: [&str; N], widths: [usize; N]) -> String {
-    let padded: Vec<_> = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+fn line(cells: &[impl AsRef<str>], widths: &[usize]) -> String {
+    let padded: Vec<_> =
+        cells.iter().zip(widths).map(|(cell, &width)| format!("{:width$}", cell.as_ref())).collect();
     format!("{}\n", padded.join("  ").trim_end())
 }
 
@@ -93,7 +94,7 @@ mod tests {
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
         let rows = [["a".to_owned(), "1".to_owned()], ["long name".to_owned(), "2".to_owned()]];
-        assert_eq!(table(["NAME", "N"], &rows), "NAME       N\na          1\nlong name  2\n");
+        assert_eq!(table(&["NAME", "N"], &rows), "NAME       N\na          1\nlong name  2\n");
     }
 
     #[test]

@@ -1,5 +1,7 @@
-//! Sizes and durations as people write them, and the other way round.
+//! Sizes, durations, money and paths as people write them, and the other way round.
 
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 const SIZE_UNITS: [(&str, u64); 16] = [
@@ -21,25 +23,60 @@ const SIZE_UNITS: [(&str, u64); 16] = [
     ("k", 1 << 10),
 ];
 
-const DURATION_UNITS_NS: [(&str, u64); 6] = [
+const DURATION_UNITS_NS: [(&str, u64); 7] = [
     ("ns", 1),
     ("us", 1_000),
     ("ms", 1_000_000),
     ("s", 1_000_000_000),
     ("m", 60_000_000_000),
     ("h", 3_600_000_000_000),
+    ("d", 86_400_000_000_000),
 ];
+
+/// Nano-units of a unit of the currency.
+const NANO: u64 = 1_000_000_000;
+/// Decimals of an amount of money.
+const NANO_DIGITS: usize = 9;
 
 /// A number of bytes: `4096`, `64MiB`, `1G`; K, M, G and T alone are powers of 1024, kB and MB of 1000.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     scaled(text, &SIZE_UNITS).ok_or_else(|| format!("{text:?} is no size; write it as 4096, 64MiB or 1G"))
 }
 
-/// A time: `10s`, `500ms`, `2m`.
+/// A time: `10s`, `500ms`, `2m`, `30d`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     scaled(text, &DURATION_UNITS_NS)
         .map(Duration::from_nanos)
         .ok_or_else(|| format!("{text:?} is no duration; write it as 10s, 500ms or 2m"))
+}
+
+/// An amount of money in units of the currency, to the billionth: `12`, `0.000020000`. In nano-units.
+pub(crate) fn amount(text: &str) -> Result<u64, String> {
+    let wrong = || format!("{text:?} is no amount; write it as 12.50, with up to {NANO_DIGITS} decimals");
+    let (units, decimals) = text.split_once('.').unwrap_or((text, "0"));
+    let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    if !is_number(units) || !is_number(decimals) || decimals.len() > NANO_DIGITS {
+        return Err(wrong());
+    }
+    let fraction = format!("{decimals:0<NANO_DIGITS$}").parse::<u64>().map_err(|_| wrong())?;
+    let units = units.parse::<u64>().ok().and_then(|units| units.checked_mul(NANO));
+    units.and_then(|units| units.checked_add(fraction)).ok_or_else(wrong)
+}
+
+/// A whole number within bounds.
+pub(crate) fn whole(text: &str, bounds: RangeInclusive<u64>) -> Result<u64, String> {
+    let number = text.parse::<u64>().ok().filter(|number| bounds.contains(number));
+    number.ok_or_else(|| format!("{text:?} is no whole number from {} to {}", bounds.start(), bounds.end()))
+}
+
+/// A path, made absolute.
+pub(crate) fn absolute(text: &str) -> Result<PathBuf, String> {
+    std::path::absolute(Path::new(text)).map_err(|error| format!("{text:?} is no path: {error}"))
+}
+
+/// A duration in whole milliseconds.
+pub(crate) fn as_ms(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
@@ -78,7 +115,6 @@ pub(crate) fn show_ns(ns: u64) -> String {
 
 /// An amount of money in nano-units, exactly.
 pub(crate) fn show_nano(nano: u64) -> String {
-    const NANO: u64 = 1_000_000_000;
     format!("{}.{:09}", nano / NANO, nano % NANO)
 }
 
@@ -103,8 +139,28 @@ mod tests {
         assert_eq!(duration("10s"), Ok(Duration::from_secs(10)));
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(duration("2m"), Ok(Duration::from_secs(120)));
-        for text in ["", "10", "s", "1d", "-1s"] {
+        assert_eq!(duration("30d"), Ok(Duration::from_secs(30 * 24 * 3600)));
+        for text in ["", "10", "s", "1w", "-1s"] {
             assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn money_is_read_to_the_billionth() {
+        for (text, nano) in [("0", 0), ("12", 12 * NANO), ("12.5", 12_500_000_000), ("0.000000001", 1)] {
+            assert_eq!(amount(text), Ok(nano), "{text}");
+        }
+        assert_eq!(amount(&show_nano(1_234_567_890_123)), Ok(1_234_567_890_123));
+        for text in ["", ".5", "1.", "-1", "+1", "1.0000000001", "20000000000", "1e3", "1,5"] {
+            assert!(amount(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn whole_numbers_have_bounds() {
+        assert_eq!(whole("5", 1..=5), Ok(5));
+        for text in ["0", "6", "x", "", "-1"] {
+            assert!(whole(text, 1..=5).is_err_and(|why| why.contains("from 1 to 5")), "{text}");
         }
     }
 

@@ -1,6 +1,4 @@
-//! `sublet ps`: nodes, leases and packages.
-
-use std::time::{SystemTime, UNIX_EPOCH};
+//! `sublet ps`: nodes, leases, packages and managers.
 
 use clap::Args;
 use serde::Serialize;
@@ -9,20 +7,23 @@ use sublet_proto::Error;
 use super::Connection;
 use super::output::{Output, table};
 use super::parse::{show_bytes, show_ns};
-use super::view::{LeaseView, NodeView, PackageView};
+use super::time::now_ms;
+use super::view::{LeaseView, ManagerView, NodeView, PackageView};
 
 const EXAMPLES: &str = "\
 Examples:
-  sublet ps           nodes, leases and packages
+  sublet ps           nodes, leases, packages and managers
   sublet ps --all     also leases that have ended
-  sublet ps --json    {\"nodes\": [...], \"leases\": [...], \"packages\": [...]}";
+  sublet ps --json    {\"nodes\": [...], \"leases\": [...], \"packages\": [...], \"managers\": [...]}
+
+A node is lending, draining (no new leases), reclaimed (handed back), or lost: it has not reported for too long.";
 
 /// Functions of a package that are named in its row.
 const FUNCTIONS_SHOWN: usize = 3;
 /// Digits of a digest that tell packages apart.
 const DIGEST_SHOWN: usize = "sha256:".len() + 12;
 
-/// Show nodes, leases and packages
+/// Show nodes, leases, packages and managers
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
@@ -40,6 +41,7 @@ struct Everything {
     nodes: Vec<NodeView>,
     leases: Vec<LeaseView>,
     packages: Vec<PackageView>,
+    managers: Vec<ManagerView>,
 }
 
 /// Shows what there is.
@@ -50,32 +52,68 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
         nodes: manager.nodes()?.into_iter().map(NodeView::from).collect(),
         leases: leases.into_iter().map(LeaseView::from).collect(),
         packages: manager.packages()?.into_iter().map(PackageView::from).collect(),
+        managers: manager.managers()?.into_iter().map(ManagerView::from).collect(),
     };
     let now_ms = now_ms();
     output.show(&everything, |everything| text(everything, now_ms))
 }
 
 fn text(everything: &Everything, now_ms: u64) -> String {
-    let Everything { nodes, leases, packages } = everything;
+    let Everything { nodes, leases, packages, managers } = everything;
     let nodes: Vec<_> = nodes.iter().map(|node| node_row(node, now_ms)).collect();
     let leases: Vec<_> = leases.iter().map(|lease| lease_row(lease, now_ms)).collect();
     let packages: Vec<_> = packages.iter().map(package_row).collect();
-    [
-        table(["NODE", "ARCHITECTURE", "CORES LEASED", "MEMORY LEASED", "LAST REPORT"], &nodes),
-        table(["LEASE", "PACKAGE", "NODE", "CORES", "MEMORY", "STATE", "ENDS", "CALLS"], &leases),
-        table(["PACKAGE", "SIZE", "DIGEST", "FUNCTIONS"], &packages),
-    ]
-    .join("\n")
+    let mut tables = vec![
+        table(
+            &[
+                "NODE",
+                "STATE",
+                "ARCHITECTURE",
+                "CORES LEASED",
+                "SHARED LEASED",
+                "MEMORY LEASED",
+                "LAST REPORT",
+            ],
+            &nodes,
+        ),
+        table(&["LEASE", "PACKAGE", "NODE", "CORES", "MEMORY", "STATE", "ENDS", "CALLS"], &leases),
+        table(&["PACKAGE", "SIZE", "DIGEST", "FUNCTIONS"], &packages),
+    ];
+    // Of one manager, who asks it knows all that there is to say.
+    if managers.len() > 1 {
+        let managers: Vec<_> = managers.iter().map(|manager| manager_row(manager, now_ms)).collect();
+        tables.push(table(&["MANAGER", "NODES", "CORES FREE", "LAST SEEN"], &managers));
+    }
+    tables.join("\n")
 }
 
-fn node_row(node: &NodeView, now_ms: u64) -> [String; 5] {
+fn manager_row(manager: &ManagerView, now_ms: u64) -> [String; 4] {
+    [
+        manager.address.clone(),
+        manager.nodes.to_string(),
+        manager.cores_free.to_string(),
+        format!("{} ago", seconds(now_ms.saturating_sub(manager.last_seen_unix_ms))),
+    ]
+}
+
+fn node_row(node: &NodeView, now_ms: u64) -> [String; 7] {
     [
         node.name.clone(),
+        node.state.to_owned(),
         node.architecture.clone(),
         format!("{} of {}", node.cores_leased, node.cores),
+        shared(node),
         format!("{} of {}", show_bytes(node.memory_leased_bytes), show_bytes(node.memory_bytes)),
         format!("{} ago", seconds(now_ms.saturating_sub(node.last_report_unix_ms))),
     ]
+}
+
+/// Workers on shared cores, of how many on how many cores.
+fn shared(node: &NodeView) -> String {
+    match node.shared_places {
+        0 => "-".to_owned(),
+        places => format!("{} of {places} on {}", node.shared_leased, node.shared_cores),
+    }
 }
 
 fn lease_row(lease: &LeaseView, now_ms: u64) -> [String; 8] {
@@ -88,7 +126,7 @@ fn lease_row(lease: &LeaseView, now_ms: u64) -> [String; 8] {
         lease.id.clone(),
         lease.package.clone(),
         lease.node.clone(),
-        lease.cores.to_string(),
+        if lease.shared { format!("{} shared", lease.cores) } else { lease.cores.to_string() },
         show_bytes(lease.memory_bytes),
         lease.state.to_owned(),
         ends,
@@ -107,9 +145,4 @@ fn package_row(package: &PackageView) -> [String; 4] {
 
 fn seconds(ms: u64) -> String {
     show_ns(ms.saturating_mul(1_000_000))
-}
-
-fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

@@ -7,29 +7,31 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
-use sublet_agent::Agent;
+use sublet_agent::{Agent, Clients, SharedCores};
 use sublet_manager::Manager;
-use sublet_proto::price::DEFAULT_PRICE;
+use sublet_proto::price::{DEFAULT_PRICE, Prices};
 use sublet_proto::v1::{NodeInfo, Price};
 use sublet_proto::{Code, Error};
-use sublet_runtime::manager::{ManagerClient, default_address, default_state, manager_address};
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use sublet_runtime::access::{default_address, default_state, manager_address};
+use sublet_runtime::manager::ManagerClient;
+use sublet_runtime::{Access, Address};
 
+use super::daemon::{Phase, Signals, blocking, find_worker, host_name, notify, stop_in_order};
 use super::output::Output;
 use super::parse::{show_bytes, size};
 use super::view::NodeView;
+use crate::config::agent::PLACES_OF_A_SHARED_CORE;
 
 const EXAMPLES: &str = "\
 Examples:
   sublet up                               lend all cores of this machine
   sublet up --cores 2 --memory 4GiB       lend less
+  sublet up --cores 3 --shared-cores 1    lend one core to leases that share it
   sublet up --state /tmp/s                keep everything in this folder; in a second terminal:
                                           export SUBLET_MANAGER=unix:/tmp/s/manager.sock
 
 It runs until Ctrl-C or SIGTERM, then ends all leases and keeps their bills. A second Ctrl-C does not wait.
 Whatever a killed `sublet up` has left behind, the next one clears away.";
-
-const WORKER: &str = "sublet-worker";
 
 /// Run Sublet on this machine: a manager, and an agent that lends its cores
 #[derive(Debug, Args)]
@@ -39,13 +41,21 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FOLDER", env = "SUBLET_STATE", hide_env_values = true)]
     state: Option<PathBuf>,
 
-    /// Cores to lend [default: all]
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Cores to lend to one lease each [default: all that are not shared]
+    #[arg(long, value_name = "N")]
     cores: Option<u32>,
 
     /// Memory to lend, as 4GiB [default: most of it]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
+
+    /// Cores to lend to workers of several leases, beside the others [default: none]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    shared_cores: Option<u32>,
+
+    /// Workers that may share those cores, in all [default: 4 for each]
+    #[arg(long, value_name = "N", requires = "shared_cores")]
+    shared_places: Option<u32>,
 
     /// Name of this node [default: the host's]
     #[arg(long)]
@@ -102,9 +112,9 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
 async fn serve(arguments: Arguments, output: &Output) -> Result<(), Error> {
     let mut signals = Signals::listen()?;
     let state = absolute(&arguments.state.clone().unwrap_or_else(default_state))?;
-    let worker = find_worker()?;
+    let worker = worker()?;
     let options = sublet_manager::Options {
-        price: arguments.price.price(),
+        prices: Prices { default: arguments.price.price(), ..Prices::default() },
         ..sublet_manager::Options::in_folder(state.clone())
     };
     let manager = Manager::start(options).await?;
@@ -119,13 +129,14 @@ async fn lend(
     output: &Output,
     signals: &mut Signals,
 ) -> Result<(), Error> {
-    let (state, address) = (state.to_owned(), options.manager.clone());
+    let (state, access) = (state.to_owned(), options.access.clone());
     let started = blocking(move || {
         let agent = Agent::start(options)?;
-        let node = ManagerClient::connect(&address)?.nodes()?.pop();
-        Ok((agent, announcement(address, state, node)))
+        let node = ManagerClient::connect_with(access)?.nodes()?.pop();
+        Ok((agent, announcement(manager_address(&state), state, node)))
     });
     let (agent, up) = started.await?;
+    notify(Phase::Ready);
     let shown = output.show(&up, text);
     if shown.is_ok() {
         signals.next().await;
@@ -135,24 +146,28 @@ async fn lend(
         agent.stop();
         Ok(())
     });
-    tokio::select! {
-        stopped = stop => stopped.and(shown),
-        () = signals.next() => {
-            tracing::warn!("stopped without waiting for leases to end");
-            std::process::exit(i32::try_from(Code::Internal.number()).unwrap_or(1));
-        }
-    }
+    stop_in_order(stop, signals).await.and(shown)
 }
 
 fn agent_options(arguments: Arguments, state: &Path, worker: PathBuf) -> sublet_agent::Options {
     sublet_agent::Options {
         state: state.to_owned(),
         socket: state.join("agent.sock"),
-        manager: manager_address(state),
+        access: Access {
+            managers: vec![Address::Unix(state.join("manager.sock"))],
+            ca_pem: None,
+            token: None,
+        },
         name: arguments.name.unwrap_or_else(host_name),
         cores: arguments.cores,
         memory_bytes: arguments.memory,
+        shared: arguments.shared_cores.map(|cores| SharedCores {
+            cores,
+            places: arguments.shared_places.unwrap_or(cores.saturating_mul(PLACES_OF_A_SHARED_CORE)),
+        }),
         worker,
+        idle_timeout: None,
+        clients: Clients::OwnUser,
     }
 }
 
@@ -174,64 +189,16 @@ fn text(up: &Up) -> String {
     text + "Ctrl-C stops it\n"
 }
 
-fn host_name() -> String {
-    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    if name.is_empty() { "localhost".to_owned() } else { name }
-}
-
 fn absolute(path: &Path) -> Result<PathBuf, Error> {
     std::path::absolute(path).map_err(|error| {
         Error::new(Code::InvalidArgument, format!("no state folder {}: {error}", path.display()))
     })
 }
 
-/// The worker program: where `$SUBLET_WORKER` says, beside this one, or where an installation has it.
-fn find_worker() -> Result<PathBuf, Error> {
-    if let Some(path) = std::env::var_os("SUBLET_WORKER").filter(|path| !path.is_empty()) {
-        return absolute(Path::new(&path));
-    }
-    let own = std::env::current_exe()
-        .map_err(|error| Error::new(Code::System, format!("cannot find this program's own path: {error}")))?;
-    let folder = own.parent().unwrap_or(Path::new("/"));
-    let places = [folder.join(WORKER), folder.join("../libexec/sublet").join(WORKER)];
-    places.iter().find(|path| path.is_file()).cloned().ok_or_else(|| {
-        let places = places.map(|path| path.display().to_string()).join(" and ");
-        Error::new(
-            Code::System,
-            format!("the worker program is missing: looked for {places}; or set SUBLET_WORKER"),
-        )
-    })
-}
-
-async fn blocking<T: Send + 'static>(
-    act: impl FnOnce() -> Result<T, Error> + Send + 'static,
-) -> Result<T, Error> {
-    let done = tokio::task::spawn_blocking(act).await;
-    done.map_err(|error| Error::new(Code::Internal, format!("a part of `sublet up` failed: {error}")))?
-}
-
-/// The signals that mean: stop.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    fn listen() -> Result<Signals, Error> {
-        let listen = |kind| {
-            let failed = |error| Error::new(Code::System, format!("cannot wait for signals: {error}"));
-            signal(kind).map_err(failed)
-        };
-        Ok(Signals {
-            interrupt: listen(SignalKind::interrupt())?,
-            terminate: listen(SignalKind::terminate())?,
-        })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
+/// The worker program: where `$SUBLET_WORKER` says, or where this program finds it.
+fn worker() -> Result<PathBuf, Error> {
+    match std::env::var_os("SUBLET_WORKER").filter(|path| !path.is_empty()) {
+        Some(path) => absolute(Path::new(&path)),
+        None => find_worker(),
     }
 }

@@ -1,7 +1,10 @@
 //! The manager's messages as the command shows them: the fields of its JSON, which are a promise.
 
 use serde::Serialize;
-use sublet_proto::v1::{BillLine, Lease, LeaseState, NodeInfo, PackageInfo, Usage};
+use sublet_proto::Code;
+use sublet_proto::v1::{
+    BillBy, BillLine, Lease, LeaseState, ManagerInfo, NodeInfo, NodeState, PackageInfo, Usage,
+};
 
 /// A node.
 #[derive(Debug, Serialize)]
@@ -9,8 +12,14 @@ pub(crate) struct NodeView {
     pub(crate) name: String,
     pub(crate) agent: String,
     pub(crate) architecture: String,
+    pub(crate) pu: String,
+    pub(crate) state: &'static str,
     pub(crate) cores: u32,
     pub(crate) cores_leased: u32,
+    pub(crate) shared_cores: u32,
+    /// Workers that its shared cores take in all.
+    pub(crate) shared_places: u32,
+    pub(crate) shared_leased: u32,
     pub(crate) memory_bytes: u64,
     pub(crate) memory_leased_bytes: u64,
     pub(crate) last_report_unix_ms: u64,
@@ -18,8 +27,14 @@ pub(crate) struct NodeView {
 
 impl From<NodeInfo> for NodeView {
     fn from(node: NodeInfo) -> NodeView {
+        let state = node_state(node.state());
         let description = node.description.unwrap_or_default();
         NodeView {
+            pu: processing_unit(description.pu),
+            state,
+            shared_cores: description.shared_cores,
+            shared_places: description.shared_places,
+            shared_leased: node.shared_leased,
             name: description.name,
             agent: description.agent,
             architecture: description.architecture,
@@ -28,6 +43,29 @@ impl From<NodeInfo> for NodeView {
             memory_bytes: description.memory_bytes,
             memory_leased_bytes: node.memory_leased_bytes,
             last_report_unix_ms: node.last_report_unix_ms,
+        }
+    }
+}
+
+/// A manager.
+#[derive(Debug, Serialize)]
+pub(crate) struct ManagerView {
+    pub(crate) address: String,
+    /// Grows with each start of a manager on the store.
+    pub(crate) epoch: u64,
+    pub(crate) nodes: u32,
+    pub(crate) cores_free: u32,
+    pub(crate) last_seen_unix_ms: u64,
+}
+
+impl From<ManagerInfo> for ManagerView {
+    fn from(manager: ManagerInfo) -> ManagerView {
+        ManagerView {
+            address: manager.address,
+            epoch: manager.epoch,
+            nodes: manager.nodes,
+            cores_free: manager.cores_free,
+            last_seen_unix_ms: manager.last_seen_unix_ms,
         }
     }
 }
@@ -60,7 +98,7 @@ impl From<PackageInfo> for PackageView {
 }
 
 /// What a lease has used.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct UsageView {
     pub(crate) allocated_ns: u64,
     pub(crate) executing_ns: u64,
@@ -84,13 +122,19 @@ pub(crate) struct LeaseView {
     pub(crate) node: String,
     pub(crate) package: String,
     pub(crate) package_digest: String,
+    pub(crate) pu: String,
     pub(crate) cores: u32,
+    /// Whether its workers share their cores with those of other leases.
+    pub(crate) shared: bool,
     pub(crate) memory_bytes: u64,
     pub(crate) state: &'static str,
     pub(crate) granted_unix_ms: u64,
     pub(crate) expires_unix_ms: u64,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) end_reason: String,
+    /// The name of the error code by which it ended; nothing after a release.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) end_code: Option<&'static str>,
     pub(crate) usage: UsageView,
 }
 
@@ -103,33 +147,52 @@ impl From<Lease> for LeaseView {
             node: lease.node,
             package: lease.package_name,
             package_digest: lease.package,
+            pu: processing_unit(lease.pu),
             cores: lease.cores,
+            shared: lease.shared,
             memory_bytes: lease.memory_bytes,
             granted_unix_ms: lease.granted_unix_ms,
             expires_unix_ms: lease.expires_unix_ms,
             end_reason: lease.end_reason,
+            end_code: (lease.end_code != 0).then(|| Code::from_number(lease.end_code).name()),
             usage: lease.usage.into(),
         }
     }
 }
 
-/// What a lease costs, in nano-units of the currency.
-#[derive(Debug, Serialize)]
+/// What something has used and costs. Only what the bill is summed up by is there beside the two.
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct BillLineView {
-    pub(crate) lease: String,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub(crate) lease: Option<BilledLease>,
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) tenant: String,
-    pub(crate) package: String,
-    pub(crate) state: &'static str,
-    pub(crate) cores: u32,
-    pub(crate) memory_bytes: u64,
-    pub(crate) granted_unix_ms: u64,
+    /// As it is called; for what no function has used, holding memory and polling, `-`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) function: String,
+    /// Where the period begins.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) from_unix_ms: Option<u64>,
     pub(crate) usage: UsageView,
     #[serde(flatten)]
     pub(crate) cost: CostView,
 }
 
+/// The lease of a line.
+#[derive(Debug, Serialize)]
+pub(crate) struct BilledLease {
+    #[serde(rename = "lease")]
+    pub(crate) id: String,
+    pub(crate) package: String,
+    pub(crate) state: &'static str,
+    pub(crate) pu: String,
+    pub(crate) cores: u32,
+    pub(crate) memory_bytes: u64,
+    pub(crate) granted_unix_ms: u64,
+}
+
 /// Money, in nano-units of the currency.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct CostView {
     pub(crate) allocation_nano: u64,
     pub(crate) compute_nano: u64,
@@ -148,18 +211,31 @@ impl From<&BillLine> for CostView {
     }
 }
 
-impl From<BillLine> for BillLineView {
-    fn from(line: BillLine) -> BillLineView {
-        BillLineView {
-            cost: CostView::from(&line),
-            state: state(line.state()),
-            lease: line.lease,
-            tenant: line.tenant,
-            package: line.package_name,
-            cores: line.cores,
-            memory_bytes: line.memory_bytes,
-            granted_unix_ms: line.granted_unix_ms,
-            usage: line.usage.into(),
+impl BillLineView {
+    /// A line of the kind that was asked for.
+    pub(crate) fn new(by: BillBy, line: BillLine) -> BillLineView {
+        let (cost, usage, state) = (CostView::from(&line), UsageView::from(line.usage), state(line.state()));
+        let bare = BillLineView { usage, cost, ..BillLineView::default() };
+        match by {
+            BillBy::Tenant => BillLineView { tenant: line.tenant, ..bare },
+            BillBy::Function => {
+                let function = if line.function.is_empty() { "-".to_owned() } else { line.function };
+                BillLineView { tenant: line.tenant, function, ..bare }
+            }
+            BillBy::Period => BillLineView { from_unix_ms: Some(line.from_unix_ms), ..bare },
+            BillBy::Lease => BillLineView {
+                lease: Some(BilledLease {
+                    id: line.lease,
+                    package: line.package_name,
+                    state,
+                    pu: processing_unit(line.pu),
+                    cores: line.cores,
+                    memory_bytes: line.memory_bytes,
+                    granted_unix_ms: line.granted_unix_ms,
+                }),
+                tenant: line.tenant,
+                ..bare
+            },
         }
     }
 }
@@ -171,4 +247,20 @@ fn state(state: LeaseState) -> &'static str {
         LeaseState::Attached => "attached",
         LeaseState::Ended => "ended",
     }
+}
+
+/// What a node does.
+pub(crate) fn node_state(state: NodeState) -> &'static str {
+    match state {
+        NodeState::Unspecified => "unknown",
+        NodeState::Lending => "lending",
+        NodeState::Draining => "draining",
+        NodeState::Reclaimed => "reclaimed",
+        NodeState::Lost => "lost",
+    }
+}
+
+/// The kind of processing unit; nothing said means a processor.
+fn processing_unit(pu: String) -> String {
+    if pu.is_empty() { "cpu".to_owned() } else { pu }
 }

@@ -1,0 +1,346 @@
+//! How many leases a manager grants and takes back in a second, over the wire, and how long a grant takes.
+//!
+//! The manager is a process of its own, and so are, as far as it can tell, a thousand nodes that report each second.
+//! First some connections with some requests in flight at each ask for leases as fast as the answers come: one request
+//! for each lease. They are given back in calls that name [`RELEASED_PER_CALL`] of them. Then leases are asked for at
+//! half of that rate, at times that are fixed beforehand (an open loop), and each grant is timed from when it was due:
+//! what waits behind a slow answer counts as slow, too.
+//!
+//! Nobody attaches to the leases. One that is given back keeps its core until its node has said that it knows, which
+//! takes one to two seconds; so the nodes together need cores for the leases of two seconds.
+//!
+//! All of the clients are one thread, so that on two cores the manager has one of its own.
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use sublet_proto::v1::manager_client::ManagerClient as Stub;
+use sublet_proto::v1::{CreateTokenRequest, EndLeaseRequest, LeaseRequest, Role, WorkerOptions};
+use sublet_proto::{ALWAYS_WARM_NS, Code, Error};
+use sublet_runtime::Access;
+use sublet_runtime::manager::ManagerClient;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::task::JoinSet;
+use tonic::transport::Channel;
+
+use super::fleet::{Fleet, Size};
+use super::own::{Own, free_port};
+use super::{PACKAGE, Samples, Summary, deploy, human_ns};
+
+/// What is not counted at the beginning of each part.
+const WARM_UP: Duration = Duration::from_millis(500);
+const MEMORY_BYTES: u64 = 64 << 20;
+const TENANT: &str = "bench";
+/// Leases that one call gives back; at half load, at most.
+const RELEASED_PER_CALL: usize = 16;
+/// How late the kernel may end a pause, in nanoseconds.
+const TIMER_SLACK_NS: NonZeroU64 = NonZeroU64::MIN;
+/// Requests of the open loop that may be unanswered: beyond that, the manager cannot keep up at all.
+const MAX_UNANSWERED: usize = 16_384;
+
+/// What carries the requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// The manager's Unix socket.
+    Unix,
+    /// A loopback port, with TLS and tokens.
+    Tls,
+}
+
+/// What to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// What carries the requests.
+    pub transport: Transport,
+    /// Nodes, and cores of each.
+    pub nodes: u32,
+    /// Cores of each node.
+    pub cores: u32,
+    /// Connections of clients.
+    pub connections: u32,
+    /// Requests in flight at each.
+    pub in_flight: u32,
+    /// For how long, each of the two parts.
+    pub time: Duration,
+}
+
+/// The figures.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    bench: &'static str,
+    transport: Transport,
+    nodes: u32,
+    cores_per_node: u32,
+    connections: u32,
+    in_flight: u32,
+    released_per_call: usize,
+    leases: u64,
+    seconds: f64,
+    leases_per_second: f64,
+    at_half_load: HalfLoad,
+}
+
+/// The second part's.
+#[derive(Clone, Debug, Serialize)]
+pub struct HalfLoad {
+    offered_per_second: f64,
+    granted_per_second: f64,
+    n: usize,
+    #[serde(flatten)]
+    grant: Summary,
+}
+
+/// The headings of [`Figure::cells`].
+pub const HEADINGS: [&str; 8] = [
+    "TRANSPORT",
+    "NODES",
+    "CONNECTIONS",
+    "IN FLIGHT",
+    "RELEASED PER CALL",
+    "LEASES/S",
+    "GRANT MEDIAN AT HALF",
+    "P99",
+];
+
+impl Figure {
+    /// For a table.
+    pub fn cells(&self) -> [String; 8] {
+        [
+            format!("{:?}", self.transport).to_lowercase(),
+            format!("{} x {} cores", self.nodes, self.cores_per_node),
+            self.connections.to_string(),
+            self.in_flight.to_string(),
+            self.released_per_call.to_string(),
+            format!("{:.0}", self.leases_per_second),
+            human_ns(self.at_half_load.grant.median_ns),
+            human_ns(self.at_half_load.grant.p99_ns),
+        ]
+    }
+}
+
+/// Starts a manager, fills it with nodes, and measures.
+pub fn run(plan: Plan) -> Result<Figure, Error> {
+    let (own, access) = start(plan.transport)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::new(Code::System, format!("cannot make a tokio runtime: {error}")))?;
+    runtime.block_on(measure(&own.access(), &access, plan))
+}
+
+/// A manager, and how its clients reach it.
+fn start(transport: Transport) -> Result<(Own, Access), Error> {
+    if transport == Transport::Unix {
+        let own = Own::manager(&["--listen", ""])?;
+        let access = own.access();
+        return Ok((own, access));
+    }
+    let port = free_port()?;
+    let own = Own::manager(&["--listen", &format!("127.0.0.1:{port}"), "--tls-names", "127.0.0.1"])?;
+    let request = CreateTokenRequest {
+        tenant: TENANT.into(),
+        role: Role::User.into(),
+        ..CreateTokenRequest::default()
+    };
+    let token = ManagerClient::connect_with(own.access())?.create_token(request)?;
+    let access = own.access_by_tls(port, token.secret)?;
+    Ok((own, access))
+}
+
+async fn measure(nodes: &Access, clients: &Access, plan: Plan) -> Result<Figure, Error> {
+    let size = Size { nodes: plan.nodes, cores: plan.cores, connections: plan.connections };
+    let mut fleet = Fleet::register(nodes, size).await?;
+    // A manager without nodes would not know what the package could run on.
+    let operator = nodes.clone();
+    let deployed = tokio::task::spawn_blocking(move || deploy(&ManagerClient::connect_with(operator)?)).await;
+    deployed.map_err(|error| failed(&error))??;
+    let clients: Vec<_> =
+        (0..plan.connections).map(|_| Client::new(clients)).collect::<Result<_, Error>>()?;
+    let (leases, seconds) = as_fast_as_it_goes(&clients, plan).await?;
+    fleet.check()?;
+    let leases_per_second = leases as f64 / seconds;
+    let at_half_load = at_rate(&clients, leases_per_second / 2.0, plan.time).await?;
+    fleet.check()?;
+    Ok(Figure {
+        bench: "lease",
+        transport: plan.transport,
+        nodes: plan.nodes,
+        cores_per_node: plan.cores,
+        connections: plan.connections,
+        in_flight: plan.in_flight,
+        released_per_call: RELEASED_PER_CALL,
+        leases,
+        seconds,
+        leases_per_second,
+        at_half_load,
+    })
+}
+
+/// A client on a connection of its own, or one more user of the same.
+#[derive(Clone)]
+struct Client {
+    access: Arc<Access>,
+    stub: Stub<Channel>,
+}
+
+impl Client {
+    fn new(access: &Access) -> Result<Client, Error> {
+        Ok(Client { access: Arc::new(access.clone()), stub: Stub::new(access.channel(0)?) })
+    }
+
+    /// Asks for a lease; its id.
+    async fn request(&mut self) -> Result<String, Error> {
+        let request = LeaseRequest {
+            package: PACKAGE.to_owned(),
+            cores: 1,
+            memory_bytes: MEMORY_BYTES,
+            options: Some(WorkerOptions { slots: 8, slot_bytes: 64, hot_timeout_ns: ALWAYS_WARM_NS }),
+            ..LeaseRequest::default()
+        };
+        let granted = self.stub.request_lease(self.access.authorize(tonic::Request::new(request))).await;
+        let granted = granted.map_err(|status| Error::from_status(&status))?.into_inner();
+        let lease = granted.grants.into_iter().next().and_then(|grant| grant.lease);
+        let none = || Error::new(Code::Protocol, "a granted request without a lease");
+        lease.map(|lease| lease.id).ok_or_else(none)
+    }
+
+    /// Gives leases back.
+    async fn end(&mut self, leases: Vec<String>) -> Result<(), Error> {
+        let request = self.access.authorize(tonic::Request::new(EndLeaseRequest { leases }));
+        self.stub.end_lease(request).await.map(drop).map_err(|status| Error::from_status(&status))
+    }
+}
+
+/// Leases granted and given back, and the seconds that took.
+async fn as_fast_as_it_goes(clients: &[Client], plan: Plan) -> Result<(u64, f64), Error> {
+    let counted_from = Instant::now() + WARM_UP;
+    let until = counted_from + plan.time;
+    let mut loops = JoinSet::new();
+    for client in clients {
+        for _ in 0..plan.in_flight {
+            loops.spawn(again_and_again(client.clone(), counted_from, until));
+        }
+    }
+    let mut leases = 0;
+    while let Some(done) = loops.join_next().await {
+        leases += done.map_err(|error| failed(&error))??;
+    }
+    Ok((leases, counted_from.elapsed().as_secs_f64()))
+}
+
+async fn again_and_again(mut client: Client, counted_from: Instant, until: Instant) -> Result<u64, Error> {
+    let mut counted = 0;
+    loop {
+        let began = Instant::now();
+        if began >= until {
+            return Ok(counted);
+        }
+        let mut leases = Vec::with_capacity(RELEASED_PER_CALL);
+        for _ in 0..RELEASED_PER_CALL {
+            leases.push(client.request().await?);
+        }
+        client.end(leases).await?;
+        counted += if began >= counted_from { RELEASED_PER_CALL as u64 } else { 0 };
+    }
+}
+
+/// Asks for leases at their times.
+async fn at_rate(clients: &[Client], per_second: f64, time: Duration) -> Result<HalfLoad, Error> {
+    let counted_from = Instant::now() + WARM_UP;
+    let until = counted_from + time;
+    let (due, mut dues) = unbounded_channel();
+    let gap = Duration::from_secs_f64(1.0 / per_second);
+    // A thread, because a runtime's timer is coarser than the gap between two requests.
+    let pacer = std::thread::spawn(move || {
+        // Without it, what is due is said a little later.
+        let _ = rustix::thread::set_current_timer_slack(Some(TIMER_SLACK_NS));
+        let mut next = Instant::now();
+        while next < until && due.send(next).is_ok() {
+            next += gap;
+            std::thread::sleep(next.saturating_duration_since(Instant::now()));
+        }
+    });
+    let mut samples = Samples::with_capacity((per_second * time.as_secs_f64()) as usize + 1);
+    let (granted, given_back) = unbounded_channel();
+    let client = clients.first().ok_or_else(|| Error::new(Code::InvalidArgument, "there are no clients"))?;
+    let ending = tokio::spawn(give_back(client.clone(), given_back));
+    let answered = ask_when_due(clients, &mut dues, counted_from, &mut samples, granted).await;
+    let ended = ending.await.map_err(|error| failed(&error))?;
+    // It stops where nobody listens any more.
+    drop(dues);
+    pacer.join().map_err(|_| Error::new(Code::Internal, "the pace of the measurement was lost"))?;
+    answered.and(ended)?;
+    Ok(HalfLoad {
+        offered_per_second: per_second,
+        granted_per_second: samples.len() as f64 / counted_from.elapsed().as_secs_f64(),
+        n: samples.len(),
+        grant: samples.summary(1.0),
+    })
+}
+
+async fn ask_when_due(
+    clients: &[Client],
+    dues: &mut UnboundedReceiver<Instant>,
+    counted_from: Instant,
+    samples: &mut Samples,
+    leases: UnboundedSender<String>,
+) -> Result<(), Error> {
+    let mut asking = JoinSet::new();
+    let mut turn = clients.iter().cycle();
+    loop {
+        tokio::select! {
+            due = dues.recv() => {
+                let (Some(due), Some(client)) = (due, turn.next()) else { break };
+                if asking.len() >= MAX_UNANSWERED {
+                    let message = format!("{MAX_UNANSWERED} requests are unanswered at half load");
+                    return Err(Error::new(Code::TryLater, message));
+                }
+                asking.spawn(timed(client.clone(), due, leases.clone()));
+            }
+            Some(granted) = asking.join_next() => count(granted, counted_from, samples)?,
+        }
+    }
+    while let Some(granted) = asking.join_next().await {
+        count(granted, counted_from, samples)?;
+    }
+    Ok(())
+}
+
+/// Gives back what comes until nothing does any more.
+async fn give_back(mut client: Client, mut granted: UnboundedReceiver<String>) -> Result<(), Error> {
+    let mut leases = Vec::new();
+    while granted.recv_many(&mut leases, RELEASED_PER_CALL).await > 0 {
+        client.end(std::mem::take(&mut leases)).await?;
+    }
+    Ok(())
+}
+
+/// When a lease was due, and how long after that it was granted, in nanoseconds.
+type Granted = Result<(Instant, u64), Error>;
+
+async fn timed(mut client: Client, due: Instant, leases: UnboundedSender<String>) -> Granted {
+    let lease = client.request().await?;
+    let grant_ns = u64::try_from(due.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    // Nobody takes it any more where giving back has failed, and that is told then.
+    let _ = leases.send(lease);
+    Ok((due, grant_ns))
+}
+
+fn count(
+    granted: Result<Granted, tokio::task::JoinError>,
+    counted_from: Instant,
+    samples: &mut Samples,
+) -> Result<(), Error> {
+    let (due, grant_ns) = granted.map_err(|error| failed(&error))??;
+    if due >= counted_from {
+        samples.push(grant_ns);
+    }
+    Ok(())
+}
+
+fn failed(error: &tokio::task::JoinError) -> Error {
+    Error::new(Code::Internal, format!("a part of the measurement failed: {error}"))
+}

@@ -1,0 +1,125 @@
+//! A Sublet of a measurement's own: a child process of this program, with a state folder that is gone afterwards.
+
+use std::fs::{self, DirBuilder};
+use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use sublet_proto::{Code, Error};
+use sublet_runtime::{Access, Address};
+
+/// How long it may take to stop in order.
+const STOP: Duration = Duration::from_secs(10);
+/// Between two looks whether it has stopped.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// A running child, stopped when it is dropped.
+pub(super) struct Own {
+    process: Child,
+    state: PathBuf,
+}
+
+impl Own {
+    /// Starts `sublet up` with these flags, and waits until it serves.
+    pub(super) fn up(flags: &[&str]) -> Result<Own, Error> {
+        let state = make_state()?;
+        Own::start(Command::new(own_program()?).arg("up").args(flags), state)
+    }
+
+    /// Starts `sublet manager` with these flags and no configuration, and waits until it serves.
+    pub(super) fn manager(flags: &[&str]) -> Result<Own, Error> {
+        let state = make_state()?;
+        let config = state.join("manager.toml");
+        fs::write(&config, "").map_err(|error| failed("writing", &config, &error))?;
+        Own::start(
+            Command::new(own_program()?).arg("manager").arg("--config").arg(&config).args(flags),
+            state,
+        )
+    }
+
+    fn start(command: &mut Command, state: PathBuf) -> Result<Own, Error> {
+        for (variable, _) in std::env::vars_os() {
+            let text = variable.to_string_lossy();
+            if text.starts_with("SUBLET_") && !matches!(&*text, "SUBLET_WORKER" | "SUBLET_LOG") {
+                command.env_remove(&variable);
+            }
+        }
+        command.arg("--json").arg("--state").arg(&state).stdin(Stdio::null()).stdout(Stdio::piped());
+        let process = command.spawn().map_err(|error| failed("starting a Sublet in", &state, &error))?;
+        let mut own = Own { process, state };
+        own.wait_until_it_serves()?;
+        Ok(own)
+    }
+
+    /// It prints one line when it does; what is wrong it has said on standard error.
+    fn wait_until_it_serves(&mut self) -> Result<(), Error> {
+        let mut line = String::new();
+        let said = self.process.stdout.take().map(|stdout| BufReader::new(stdout).read_line(&mut line));
+        match said {
+            Some(Ok(bytes)) if bytes > 0 => Ok(()),
+            _ => Err(Error::new(Code::ManagerUnreachable, "the Sublet of this measurement did not start")),
+        }
+    }
+
+    /// To its Unix socket.
+    pub(super) fn access(&self) -> Access {
+        Access { managers: vec![Address::Unix(self.state.join("manager.sock"))], ca_pem: None, token: None }
+    }
+
+    /// To a port of it by TLS, with the authority that it has made.
+    pub(super) fn access_by_tls(&self, port: u16, token: String) -> Result<Access, Error> {
+        let access = Access::parse(&format!("https://{}:{port}", Ipv4Addr::LOCALHOST))?;
+        access.with_ca_file(&self.state.join("tls/ca.pem"))?.with_token(token)
+    }
+
+    fn stop(&mut self) {
+        if kill_process(Pid::from_child(&self.process), Signal::TERM).is_ok() {
+            let since = Instant::now();
+            while since.elapsed() < STOP {
+                match self.process.try_wait() {
+                    Ok(None) => std::thread::sleep(LOOK_AGAIN),
+                    Ok(Some(_)) | Err(_) => return,
+                }
+            }
+        }
+        // It did not stop, or is gone already.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.stop();
+        if let Err(error) = fs::remove_dir_all(&self.state) {
+            tracing::warn!(folder = %self.state.display(), %error, "a measurement's folder cannot be removed");
+        }
+    }
+}
+
+/// A port that nobody listens on now.
+pub(super) fn free_port() -> Result<u16, Error> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+    let port = listener.map(|address| address.port());
+    port.map_err(|error| Error::new(Code::System, format!("finding a free port failed: {error}")))
+}
+
+fn own_program() -> Result<PathBuf, Error> {
+    std::env::current_exe()
+        .map_err(|error| Error::new(Code::System, format!("cannot find this program's own path: {error}")))
+}
+
+fn make_state() -> Result<PathBuf, Error> {
+    let state = std::env::temp_dir().join(format!("sublet-bench-{}", std::process::id()));
+    let made = DirBuilder::new().mode(0o700).create(&state);
+    made.map_err(|error| failed("making the folder", &state, &error))?;
+    Ok(state)
+}
+
+fn failed(doing: &str, path: &Path, error: &std::io::Error) -> Error {
+    Error::new(Code::System, format!("{doing} {} failed: {error}", path.display()))
+}

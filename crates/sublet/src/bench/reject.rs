@@ -1,0 +1,279 @@
+//! What it costs to be turned away by a busy shared core, and to be sent on to a free one, beside a plain warm call.
+//!
+//! A node of its own shares two cores. One of them is held: a function sleeps there, so that its core is taken and yet
+//! idle. A client has a worker on each. Three kinds of calls alternate in short blocks:
+//! - *plain*: to the worker on the free core;
+//! - *rejected*: to the worker on the held core, with a deadline that has passed, so that the answer is final;
+//! - *redirected*: to no worker by name. An answer that nobody collects makes the free worker look busy, so that the
+//!   library tries the other one first, is turned away, and goes on to the free one.
+//!
+//! The client polls for its results on a core of its own. On a machine with two cores there is none: it sleeps.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::thread::futex;
+use serde::Serialize;
+use sublet_fabric::clock::{Calibration, ticks, ticks_ordered};
+use sublet_proto::{Code, Error};
+use sublet_runtime::{Access, Allocation, CallOptions, Function, Invocation, Invoker, Policy};
+
+use super::own::Own;
+use super::{PACKAGE, Samples, Summary, allocate, human_ns, pin_client};
+
+/// Calls of each kind in a block that count, and before them some that do not.
+const BLOCK: u32 = 16;
+const UNCOUNTED: u32 = 4;
+/// Between two calls: long enough that the workers sleep.
+const THINK: Duration = Duration::from_micros(100);
+/// How often a core is looked for that is held, and how long in between.
+const LOOKS: u32 = 100;
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// After this long an answer will not come.
+const PATIENCE: Duration = Duration::from_secs(30);
+const BYTES: usize = 64;
+/// Words of the input of `raw`: rounds (two), bytes to copy, whether it sleeps; and the flag that ends it.
+const PARAMETERS: [u32; 4] = [1, 0, 0, 1];
+const FLAG: usize = 128 / 4;
+const HEAD_WORDS: usize = 4096 / 4;
+
+/// How the client waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Client {
+    /// On a core of its own.
+    Polls,
+    /// Where there is no such core.
+    Sleeps,
+}
+
+/// The figures.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    bench: &'static str,
+    fabric: &'static str,
+    client: Client,
+    n: usize,
+    plain: Summary,
+    rejected: Summary,
+    redirected: Summary,
+    /// Of medians, to that of plain calls.
+    rejected_ratio: f64,
+    redirected_ratio: f64,
+}
+
+/// The headings of [`Figure::rows`].
+pub const HEADINGS: [&str; 4] = ["CALL", "MEDIAN", "P99", "RATIO"];
+
+impl Figure {
+    /// For a table.
+    pub fn rows(&self) -> Vec<[String; 4]> {
+        let row = |name: &str, summary: &Summary, ratio: f64| {
+            [name.to_owned(), human_ns(summary.median_ns), human_ns(summary.p99_ns), format!("{ratio:.2}")]
+        };
+        vec![
+            row("plain warm", &self.plain, 1.0),
+            row("rejected", &self.rejected, self.rejected_ratio),
+            row("rejected and redirected", &self.redirected, self.redirected_ratio),
+        ]
+    }
+}
+
+/// Starts a node with two shared cores and measures so many calls of each kind.
+pub fn run(calls: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
+    let calibration = Calibration::start();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let client = if cores > 2 { Client::Polls } else { Client::Sleeps };
+    if client == Client::Polls {
+        pin_client()?;
+    }
+    let own =
+        Own::up(&["--cores", "0", "--shared-cores", "2", "--shared-places", "8", "--memory", "512MiB"])?;
+    let shared = Allocation::new(PACKAGE).policy(Policy::AlwaysWarm).memory_bytes(64 << 20).shared();
+    let holder = connect(&own.access(), &shared)?;
+    let invoker = connect(&own.access(), &shared.clone().cores(2).spin(client.spin()))?;
+    let per_ns = calibration.ticks_per_ns();
+    let mut bench = Bench::new(&invoker, client, calls, per_ns)?;
+    held(&holder, || {
+        bench.find_the_held_core()?;
+        for _ in 0..blocks(calls) {
+            bench.block()?;
+            progress();
+        }
+        Ok(())
+    })?;
+    Ok(bench.figure(per_ns))
+}
+
+/// How many blocks so many calls are: steps of the progress.
+pub fn blocks(calls: u32) -> u32 {
+    calls.div_ceil(BLOCK).max(1)
+}
+
+fn connect(access: &Access, allocation: &Allocation) -> Result<Invoker, Error> {
+    let mut invoker = Invoker::connect_with(access.clone())?;
+    allocate(&mut invoker, allocation)?;
+    Ok(invoker)
+}
+
+/// Does something while a function of the holder sleeps on its core.
+fn held(holder: &Invoker, act: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
+    let (mut input, mut output) = (holder.buffer::<u32>(HEAD_WORDS)?, holder.buffer::<u32>(HEAD_WORDS)?);
+    input.fill(0);
+    input[..PARAMETERS.len()].copy_from_slice(&PARAMETERS);
+    let holding = holder.submit("raw", &input, &mut output)?;
+    let done = act();
+    // Also where that failed: an invocation that is dropped waits for its end.
+    let flag = input.atomic(FLAG);
+    flag.store(1, Ordering::Release);
+    let _ = futex::wake(flag, futex::Flags::empty(), 1);
+    holding.wait()?;
+    done
+}
+
+impl Client {
+    fn spin(self) -> Duration {
+        match self {
+            Client::Polls => Duration::MAX,
+            Client::Sleeps => Duration::ZERO,
+        }
+    }
+
+    /// The end of a call.
+    fn collect(self, mut call: Invocation<'_>) -> Result<(), Error> {
+        // Whoever sleeps must not sleep towards a deadline that has passed.
+        if self == Client::Sleeps && !call.wait_timeout(PATIENCE) {
+            let message = format!("a call had no answer in {} s", PATIENCE.as_secs());
+            return Err(Error::new(Code::Internal, message));
+        }
+        call.wait().map(drop)
+    }
+}
+
+/// The state of the measurement.
+struct Bench<'invoker> {
+    invoker: &'invoker Invoker,
+    client: Client,
+    noop: Function,
+    /// The client's workers: on the free core and on the held one.
+    free: u32,
+    held: u32,
+    passed: Instant,
+    think_ticks: u64,
+    plain: Samples,
+    rejected: Samples,
+    redirected: Samples,
+}
+
+impl<'invoker> Bench<'invoker> {
+    fn new(
+        invoker: &'invoker Invoker,
+        client: Client,
+        calls: u32,
+        per_ns: f64,
+    ) -> Result<Bench<'invoker>, Error> {
+        let samples = || Samples::with_capacity((blocks(calls) * BLOCK) as usize);
+        Ok(Bench {
+            noop: invoker.function("noop")?,
+            invoker,
+            client,
+            free: 0,
+            held: 1,
+            passed: Instant::now(),
+            think_ticks: (THINK.as_nanos() as f64 * per_ns) as u64,
+            plain: samples(),
+            rejected: samples(),
+            redirected: samples(),
+        })
+    }
+
+    /// Waits until one of the cores is held, and finds out which.
+    fn find_the_held_core(&mut self) -> Result<(), Error> {
+        for _ in 0..LOOKS {
+            for (held, free) in [(0, 1), (1, 0)] {
+                if self.is_rejected(held)? {
+                    (self.held, self.free) = (held, free);
+                    return Ok(());
+                }
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        Err(Error::new(Code::Internal, "no worker turns calls away, although a core is held"))
+    }
+
+    fn block(&mut self) -> Result<(), Error> {
+        let [mut plain, mut rejected, mut redirected] =
+            [(); 3].map(|()| Samples::with_capacity(BLOCK as usize));
+        let to = |worker| CallOptions { worker, ..CallOptions::default() };
+        self.calls(&mut plain, |bench| bench.call(to(Some(bench.free))))?;
+        self.calls(&mut rejected, |bench| match bench.is_rejected(bench.held)? {
+            true => Ok(()),
+            false => Err(Error::new(Code::Internal, "a call was executed on a core that is held")),
+        })?;
+        let (input, mut output) = ([0u8; BYTES], [0u8; BYTES]);
+        let uncollected = self.invoker.submit_with(self.noop, &input, &mut output, to(Some(self.free)))?;
+        self.calls(&mut redirected, |bench| bench.call(to(None)))?;
+        uncollected.wait()?;
+        self.plain.extend(plain);
+        self.rejected.extend(rejected);
+        self.redirected.extend(redirected);
+        Ok(())
+    }
+
+    fn calls(&self, samples: &mut Samples, call: impl Fn(&Self) -> Result<(), Error>) -> Result<(), Error> {
+        for round in 0..UNCOUNTED + BLOCK {
+            self.think();
+            let since = ticks_ordered();
+            call(self)?;
+            if round >= UNCOUNTED {
+                samples.since(since);
+            }
+        }
+        Ok(())
+    }
+
+    fn call(&self, options: CallOptions) -> Result<(), Error> {
+        let (input, mut output) = ([0u8; BYTES], [0u8; BYTES]);
+        self.client.collect(self.invoker.submit_with(self.noop, &input, &mut output, options)?)
+    }
+
+    /// Whether a worker turns a call away that is not to go anywhere else.
+    fn is_rejected(&self, worker: u32) -> Result<bool, Error> {
+        let options =
+            CallOptions { worker: Some(worker), deadline: Some(self.passed), ..CallOptions::default() };
+        match self.call(options) {
+            Ok(()) => Ok(false),
+            Err(error) if error.code == Code::CoreBusy => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn think(&self) {
+        match self.client {
+            Client::Sleeps => std::thread::sleep(THINK),
+            Client::Polls => {
+                let since = ticks();
+                while ticks().saturating_sub(since) < self.think_ticks {
+                    std::hint::spin_loop();
+                }
+            }
+        }
+    }
+
+    fn figure(mut self, per_ns: f64) -> Figure {
+        let n = self.plain.len();
+        let (plain, rejected, redirected) =
+            (self.plain.summary(per_ns), self.rejected.summary(per_ns), self.redirected.summary(per_ns));
+        Figure {
+            bench: "reject",
+            fabric: "shm",
+            client: self.client,
+            n,
+            plain,
+            rejected,
+            redirected,
+            rejected_ratio: rejected.median_ns / plain.median_ns,
+            redirected_ratio: redirected.median_ns / plain.median_ns,
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! `sublet agent`: lends this node's cores, until told to stop; and what its operator wants of one that runs.
+
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+use sublet_agent::{Agent, Options};
+use sublet_proto::v1::{Command, NodeState, NodeStatus};
+use sublet_proto::{Code, Error};
+
+use super::daemon::{Phase, Signals, blocking, notify, stop_in_order};
+use super::output::Output;
+use super::parse::{as_ms, duration, show_ns};
+use super::settings;
+use super::view::node_state;
+use crate::config::{self, Flags, Settings};
+
+const EXAMPLES: &str = "\
+Examples:
+  sublet agent                           with /etc/sublet/agent.toml, if it is there
+  sublet agent --manager https://m1:7433,https://m2:7433 --ca ca.pem --token-file token
+  sublet agent --print-config            what holds, and who has said so
+  sublet agent --drain                   no new leases; returns when the last one has ended
+  sublet agent --reclaim --grace 10s     hand the node back: leases end in 10 s, by force if need be
+  sublet agent --lend                    lend again
+
+A flag beats the environment, which beats the file, which beats the default. It runs until Ctrl-C or SIGTERM, then ends
+its leases; a second Ctrl-C does not wait. --drain, --reclaim and --lend speak to the agent that runs with the same
+configuration. Ending one of them does not take back what it has said.";
+
+/// What is told to a node that is to be free soon and says nothing of the time.
+const DEFAULT_GRACE: Duration = Duration::from_secs(10);
+
+/// Run an agent: lends this node's cores; or drain, reclaim or lend the node of the one that runs
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// Take no new leases; wait until the last one has ended by itself
+    #[arg(long, group = "wanted")]
+    drain: bool,
+
+    /// Hand the node back: announce the end to all leases, and end them by force after the grace
+    #[arg(long, group = "wanted")]
+    reclaim: bool,
+
+    /// Lend again after --drain or --reclaim
+    #[arg(long, group = "wanted")]
+    lend: bool,
+
+    /// How long leases may go on after --reclaim [default: 10s]
+    #[arg(long, value_name = "TIME", value_parser = duration, requires = "reclaim", conflicts_with_all = ["drain", "lend"])]
+    grace: Option<Duration>,
+
+    /// Show the configuration that holds and where each value comes from, and do nothing else
+    #[arg(long, conflicts_with = "wanted")]
+    print_config: bool,
+
+    #[command(flatten)]
+    flags: Flags<config::agent::Program>,
+}
+
+impl Arguments {
+    /// What a running agent is to be told, if anything.
+    fn wanted(&self) -> Option<Command> {
+        let (state, grace) = match (self.drain, self.reclaim, self.lend) {
+            (true, ..) => (NodeState::Draining, Duration::ZERO),
+            (_, true, _) => (NodeState::Reclaimed, self.grace.unwrap_or(DEFAULT_GRACE)),
+            (.., true) => (NodeState::Lending, Duration::ZERO),
+            _ => return None,
+        };
+        Some(Command { state: state.into(), grace_ms: as_ms(grace) })
+    }
+}
+
+/// What is said when it serves.
+#[derive(Debug, Serialize)]
+struct Serving {
+    agent: String,
+    name: String,
+    managers: Vec<String>,
+    pid: u32,
+}
+
+/// How the node is in the end.
+#[derive(Debug, Serialize)]
+struct Done {
+    state: &'static str,
+    leases: u32,
+    grace_left_ms: u64,
+}
+
+/// Runs until a signal, or tells a running agent.
+pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
+    let wanted = arguments.wanted();
+    let settings = Settings::read(arguments.flags)?;
+    if let Some(command) = wanted {
+        return tell(&config::agent::socket(&settings)?, command, output);
+    }
+    if arguments.print_config {
+        config::agent::check(&settings)?;
+        return settings::show(&settings, output);
+    }
+    let options = config::agent::options(&settings)?;
+    settings::start_log(&settings)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::new(Code::System, format!("cannot make a tokio runtime: {error}")))?;
+    runtime.block_on(serve(options, output))
+}
+
+async fn serve(options: Options, output: &Output) -> Result<(), Error> {
+    let mut signals = Signals::listen()?;
+    let serving = Serving {
+        agent: format!("unix:{}", options.socket.display()),
+        name: options.name.clone(),
+        managers: options.access.managers.iter().map(ToString::to_string).collect(),
+        pid: std::process::id(),
+    };
+    let started = blocking(move || Agent::start(options));
+    let agent = tokio::select! {
+        agent = started => agent?,
+        // It waits for a manager, and has nothing to lose yet.
+        () = signals.next() => return Ok(()),
+    };
+    notify(Phase::Ready);
+    let shown = output.show(&serving, text);
+    if shown.is_ok() {
+        signals.next().await;
+    }
+    let stop = blocking(move || {
+        agent.stop();
+        Ok(())
+    });
+    stop_in_order(stop, &mut signals).await.and(shown)
+}
+
+fn text(serving: &Serving) -> String {
+    let Serving { agent, name, managers, .. } = serving;
+    format!(
+        "node {name} is lent at {agent}, by {}\nCtrl-C ends its leases and stops it\n",
+        managers.join(" or ")
+    )
+}
+
+fn tell(socket: &Path, command: Command, output: &Output) -> Result<(), Error> {
+    let mut last = None;
+    let status = sublet_agent::command(socket, command, |status| {
+        let told = (status.leases, status.grace_left_ms / 1000);
+        if output.is_for_people() && last.replace(told) != Some(told) {
+            // Whoever does not read along still gets the result.
+            let _ = writeln!(std::io::stderr(), "{}", progress(status));
+        }
+    })?;
+    let done = Done {
+        state: node_state(status.state()),
+        leases: status.leases,
+        grace_left_ms: status.grace_left_ms,
+    };
+    output.show(&done, |done| format!("the node is {}: {}\n", done.state, leases(done.leases)))
+}
+
+fn progress(status: &NodeStatus) -> String {
+    let grace = match status.grace_left_ms {
+        0 => String::new(),
+        ms => format!(", {} of grace", show_ns(ms.saturating_mul(1_000_000))),
+    };
+    format!("{}: {} left{grace}", node_state(status.state()), leases(status.leases))
+}
+
+fn leases(count: u32) -> String {
+    match count {
+        0 => "no leases".to_owned(),
+        1 => "1 lease".to_owned(),
+        _ => format!("{count} leases"),
+    }
+}

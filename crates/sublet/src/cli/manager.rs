@@ -1,0 +1,94 @@
+//! `sublet manager`: a manager alone, for agents on other machines.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use sublet_manager::{Manager, Options, Tls};
+use sublet_proto::{Code, Error};
+
+use super::daemon::{Phase, Signals, notify, stop_in_order};
+use super::output::Output;
+use super::settings;
+use crate::config::{self, Flags, Settings};
+
+const EXAMPLES: &str = "\
+Examples:
+  sublet manager                                     with /etc/sublet/manager.toml, if it is there
+  sublet manager --state ./m --listen 0.0.0.0:7433   no file needed
+  sublet manager --config m.toml --print-config      what holds, and who has said so
+
+A flag beats the environment, which beats the file, which beats the default. Agents and clients of other machines
+need its address, the certificate in tls/ca.pem of its state folder, and a token: see `sublet token create --help`.
+
+It runs until Ctrl-C or SIGTERM; leases go on without it. A second Ctrl-C does not wait.";
+
+/// Run a manager: grants leases on the nodes of agents, keeps packages and the ledger
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// Show the configuration that holds and where each value comes from, and do nothing else
+    #[arg(long)]
+    print_config: bool,
+
+    #[command(flatten)]
+    flags: Flags<config::manager::Program>,
+}
+
+/// What is said when it serves.
+#[derive(Debug, Serialize)]
+struct Serving {
+    manager: String,
+    listen: Vec<String>,
+    state: PathBuf,
+    /// The certificate that agents and clients trust, if this manager has made it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ca: Option<PathBuf>,
+    pid: u32,
+}
+
+/// Runs until a signal.
+pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
+    let settings = Settings::read(arguments.flags)?;
+    let options = config::manager::options(&settings)?;
+    if arguments.print_config {
+        return settings::show(&settings, output);
+    }
+    settings::start_log(&settings)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Error::new(Code::System, format!("cannot make a tokio runtime: {error}")))?;
+    runtime.block_on(serve(options, output))
+}
+
+async fn serve(options: Options, output: &Output) -> Result<(), Error> {
+    let mut signals = Signals::listen()?;
+    let ca = matches!(options.tls, Tls::Generated { .. }) && !options.listen.is_empty();
+    let serving = Serving {
+        manager: format!("unix:{}", options.socket.display()),
+        listen: options.listen.iter().map(ToString::to_string).collect(),
+        ca: ca.then(|| options.state.join("tls/ca.pem")),
+        state: options.state.clone(),
+        pid: std::process::id(),
+    };
+    let manager = Manager::start(options).await?;
+    notify(Phase::Ready);
+    let shown = output.show(&serving, text);
+    if shown.is_ok() {
+        signals.next().await;
+    }
+    stop_in_order(manager.stop(), &mut signals).await.and(shown)
+}
+
+fn text(serving: &Serving) -> String {
+    let Serving { manager, listen, ca, .. } = serving;
+    let mut text = format!("the manager serves at {manager}");
+    for address in listen {
+        text += &format!(" and {address}");
+    }
+    if let Some(ca) = ca {
+        text += &format!("\nothers trust it by {}", ca.display());
+    }
+    text + "\nCtrl-C stops it; leases go on\n"
+}

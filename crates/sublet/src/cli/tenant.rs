@@ -1,0 +1,197 @@
+//! `sublet tenant`: what tenants may have, and what they have.
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use sublet_proto::Error;
+use sublet_proto::v1::{Quota, Tenant};
+
+use super::Connection;
+use super::output::{Output, table};
+use super::parse::{amount, show_bytes, show_nano, size, whole};
+
+const EXAMPLES: &str = "\
+Examples:
+  sublet tenant set alice --cores 16 --memory 64GiB --leases 4
+  sublet tenant set alice --spend 250.00       in units of the currency, since the tenant is known
+  sublet tenant set alice --spend none         no limit
+  sublet tenant list
+
+What is not named stays as it is, and what was never set is not limited. A tenant whose spending has reached its limit
+gets no leases, and loses those that it has. Tenants come into being with their first token or quota.";
+
+/// Bound what tenants may have, and show what they have
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    Set(Set),
+    List(List),
+}
+
+/// A limit as the command line says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Limit<T> {
+    None,
+    Of(T),
+}
+
+/// Set what a tenant may have at a time, and spend in all; `none` takes a limit away
+#[derive(Debug, Args)]
+struct Set {
+    /// The tenant
+    name: String,
+
+    /// Cores at a time, shared ones included
+    #[arg(long, value_name = "N", value_parser = cores)]
+    cores: Option<Limit<u32>>,
+
+    /// Memory at a time
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    memory: Option<Limit<u64>>,
+
+    /// Leases at a time
+    #[arg(long, value_name = "N", value_parser = cores)]
+    leases: Option<Limit<u32>>,
+
+    /// Spending in all, in units of the currency with up to 9 decimals
+    #[arg(long, value_name = "AMOUNT", value_parser = spend)]
+    spend: Option<Limit<u64>>,
+
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// Show every tenant, with what it has and may have
+#[derive(Debug, Args)]
+struct List {
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// A tenant. No limit is nothing.
+#[derive(Debug, Serialize)]
+struct TenantView {
+    name: String,
+    cores: u32,
+    cores_limit: Option<u32>,
+    memory_bytes: u64,
+    memory_limit_bytes: Option<u64>,
+    leases: u32,
+    leases_limit: Option<u32>,
+    spent_nano: u64,
+    spend_limit_nano: Option<u64>,
+}
+
+/// The result of `list`.
+#[derive(Debug, Serialize)]
+struct Tenants {
+    tenants: Vec<TenantView>,
+}
+
+impl From<Tenant> for TenantView {
+    fn from(tenant: Tenant) -> TenantView {
+        let (quota, used) = (tenant.quota.unwrap_or_default(), tenant.r#use.unwrap_or_default());
+        TenantView {
+            name: tenant.name,
+            cores: used.cores,
+            cores_limit: quota.cores,
+            memory_bytes: used.memory_bytes,
+            memory_limit_bytes: quota.memory_bytes,
+            leases: used.leases,
+            leases_limit: quota.leases,
+            spent_nano: used.spent_nano,
+            spend_limit_nano: quota.spend_nano,
+        }
+    }
+}
+
+impl<T: Copy> Limit<T> {
+    /// What holds when this is said over what held.
+    fn over(said: Option<Limit<T>>, held: Option<T>) -> Option<T> {
+        match said {
+            None => held,
+            Some(Limit::None) => None,
+            Some(Limit::Of(limit)) => Some(limit),
+        }
+    }
+}
+
+fn limit<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Limit<T>, String> {
+    if text == "none" { Ok(Limit::None) } else { parse(text).map(Limit::Of).map_err(|why| why + ", or none") }
+}
+
+fn cores(text: &str) -> Result<Limit<u32>, String> {
+    limit(text, |text| whole(text, 0..=u64::from(u32::MAX)).map(|number| number as u32))
+}
+
+fn memory(text: &str) -> Result<Limit<u64>, String> {
+    limit(text, size)
+}
+
+fn spend(text: &str) -> Result<Limit<u64>, String> {
+    limit(text, amount)
+}
+
+/// Sets or lists.
+pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+    match &arguments.action {
+        Action::Set(set) => run_set(set, output),
+        Action::List(list) => {
+            let tenants = list.connection.open()?.list_tenants()?;
+            let tenants = Tenants { tenants: tenants.into_iter().map(TenantView::from).collect() };
+            output.show(&tenants, |shown| text(&shown.tenants))
+        }
+    }
+}
+
+fn run_set(set: &Set, output: &Output) -> Result<(), Error> {
+    let manager = set.connection.open()?;
+    let known = manager.list_tenants()?.into_iter().find(|tenant| tenant.name == set.name);
+    let held = known.and_then(|tenant| tenant.quota).unwrap_or_default();
+    let quota = Quota {
+        cores: Limit::over(set.cores, held.cores),
+        memory_bytes: Limit::over(set.memory, held.memory_bytes),
+        leases: Limit::over(set.leases, held.leases),
+        spend_nano: Limit::over(set.spend, held.spend_nano),
+    };
+    let tenant = manager.set_tenant(Tenant { name: set.name.clone(), quota: Some(quota), r#use: None })?;
+    output.show(&TenantView::from(tenant), |tenant| text(std::slice::from_ref(tenant)))
+}
+
+fn text(tenants: &[TenantView]) -> String {
+    let rows: Vec<_> = tenants.iter().map(row).collect();
+    table(&["TENANT", "CORES", "MEMORY", "LEASES", "SPENT"], &rows)
+}
+
+fn row(tenant: &TenantView) -> Vec<String> {
+    let of = |used: String, limit: Option<String>| match limit {
+        Some(limit) => format!("{used} of {limit}"),
+        None => used,
+    };
+    vec![
+        tenant.name.clone(),
+        of(tenant.cores.to_string(), tenant.cores_limit.map(|limit| limit.to_string())),
+        of(show_bytes(tenant.memory_bytes), tenant.memory_limit_bytes.map(show_bytes)),
+        of(tenant.leases.to_string(), tenant.leases_limit.map(|limit| limit.to_string())),
+        of(show_nano(tenant.spent_nano), tenant.spend_limit_nano.map(show_nano)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_said_stays_and_none_takes_a_limit_away() {
+        assert_eq!(Limit::over(None, Some(3)), Some(3));
+        assert_eq!(Limit::over(Some(cores("none").unwrap()), Some(3)), None);
+        assert_eq!(Limit::over(Some(cores("5").unwrap()), Some(3)), Some(5));
+        assert_eq!(spend("1.5"), Ok(Limit::Of(1_500_000_000)));
+        assert!(cores("x").is_err_and(|why| why.ends_with("or none")));
+    }
+}

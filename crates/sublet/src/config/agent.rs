@@ -1,0 +1,264 @@
+//! What `sublet agent` can be told.
+
+use std::path::PathBuf;
+
+use sublet_agent::{Clients, Options, SharedCores};
+use sublet_proto::Error;
+use sublet_runtime::Access;
+use sublet_runtime::access::{default_address, default_state};
+
+use super::{Configured, Key, Kind, Otherwise, Schema, Settings, Shown};
+use crate::cli::daemon::{find_worker, host_name};
+use crate::cli::parse::{absolute, duration, size, whole};
+
+/// `sublet agent`.
+pub(crate) struct Program;
+
+impl Configured for Program {
+    const SCHEMA: &'static Schema = &SCHEMA;
+}
+
+/// Its keys.
+pub(crate) const SCHEMA: Schema = Schema {
+    file: "/etc/sublet/agent.toml",
+    keys: &[
+        Key {
+            name: "name",
+            kind: Kind::Text,
+            environment: "SUBLET_NAME",
+            flag: "name",
+            value: "NAME",
+            help: "Name of this node, which no other node has",
+            otherwise: Otherwise::Found(host_name),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "state",
+            kind: Kind::Text,
+            environment: "SUBLET_STATE",
+            flag: "state",
+            value: "FOLDER",
+            help: "Folder of its state: unpacked packages, and what leases have used",
+            otherwise: Otherwise::Found(state),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "socket",
+            kind: Kind::Text,
+            environment: "",
+            flag: "socket",
+            value: "PATH",
+            help: "Unix socket on which clients of this machine reach their leases",
+            otherwise: Otherwise::Means("agent.sock in the state folder"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "managers",
+            kind: Kind::List,
+            environment: "SUBLET_MANAGER",
+            flag: "manager",
+            value: "ADDRESS",
+            help: "Managers of one store, as https://HOST:PORT or unix:/path",
+            otherwise: Otherwise::Found(default_address),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "ca",
+            kind: Kind::Text,
+            environment: "SUBLET_CA",
+            flag: "ca",
+            value: "FILE",
+            help: "Certificate of the authority that managers' certificates are from, as PEM",
+            otherwise: Otherwise::Means("none; https needs one"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "token_file",
+            kind: Kind::Text,
+            environment: "SUBLET_TOKEN_FILE",
+            flag: "token-file",
+            value: "FILE",
+            help: "File with the access token, of the role agent and for this node",
+            otherwise: Otherwise::Means("none; https needs one"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "token",
+            kind: Kind::Text,
+            environment: "SUBLET_TOKEN",
+            flag: "",
+            value: "SECRET",
+            help: "The access token itself, in place of token_file",
+            otherwise: Otherwise::Means("as token_file says"),
+            shown: Shown::Never,
+        },
+        Key {
+            name: "cores",
+            kind: Kind::Whole,
+            environment: "SUBLET_CORES",
+            flag: "cores",
+            value: "N",
+            help: "Cores to lend to one lease each",
+            otherwise: Otherwise::Means("all that are not shared"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "memory",
+            kind: Kind::Size,
+            environment: "SUBLET_MEMORY",
+            flag: "memory",
+            value: "SIZE",
+            help: "Memory to lend, as 4GiB",
+            otherwise: Otherwise::Means("three quarters of what is usable"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "shared_cores",
+            kind: Kind::Whole,
+            environment: "SUBLET_SHARED_CORES",
+            flag: "shared-cores",
+            value: "N",
+            help: "Cores to lend to workers of several leases, beside those above",
+            otherwise: Otherwise::Is("0"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "shared_places",
+            kind: Kind::Whole,
+            environment: "SUBLET_SHARED_PLACES",
+            flag: "shared-places",
+            value: "N",
+            help: "Workers that may share those cores, in all",
+            otherwise: Otherwise::Means("4 for each shared core"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "idle_timeout",
+            kind: Kind::Text,
+            environment: "SUBLET_IDLE_TIMEOUT",
+            flag: "idle-timeout",
+            value: "TIME",
+            help: "A lease without a call for so long ends, unless it asked for another time",
+            otherwise: Otherwise::Means("leases may be idle until they expire"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "clients",
+            kind: Kind::Text,
+            environment: "SUBLET_CLIENTS",
+            flag: "clients",
+            value: "WHOSE",
+            help: "Whose processes may come with a ticket: own-user or all-users",
+            otherwise: Otherwise::Is("own-user"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "worker",
+            kind: Kind::Text,
+            environment: "SUBLET_WORKER",
+            flag: "worker",
+            value: "FILE",
+            help: "The worker program",
+            otherwise: Otherwise::Means("sublet-worker beside this program, or in ../libexec/sublet"),
+            shown: Shown::Openly,
+        },
+        super::LOG,
+    ],
+};
+
+/// How many workers may share a core if nobody says anything.
+pub(crate) const PLACES_OF_A_SHARED_CORE: u32 = 4;
+/// More cores than any node has.
+const MAX_CORES: u64 = 1 << 16;
+
+/// What the settings mean.
+pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
+    let state = settings.needed("state", absolute)?;
+    Ok(Options {
+        socket: socket(settings)?,
+        access: access(settings)?,
+        name: settings.needed("name", |text| Ok(text.to_owned()))?,
+        cores: settings.value("cores", cores)?,
+        memory_bytes: settings.value("memory", size)?,
+        shared: shared(settings)?,
+        worker: match settings.value("worker", absolute)? {
+            Some(worker) => worker,
+            None => find_worker()?,
+        },
+        idle_timeout: settings.value("idle_timeout", duration)?,
+        clients: settings.needed("clients", clients)?,
+        state,
+    })
+}
+
+/// Whether they mean anything: all of [`options`] but what only the node's own machine has, token and certificates.
+pub(crate) fn check(settings: &Settings) -> Result<(), Error> {
+    socket(settings)?;
+    settings.needed("managers", |text| Access::parse(text).map_err(|error| error.message))?;
+    settings.stronger("token_file", "token")?;
+    settings.value("cores", cores)?;
+    settings.value("memory", size)?;
+    shared(settings)?;
+    settings.value("idle_timeout", duration)?;
+    settings.needed("clients", clients).map(drop)
+}
+
+/// Where the agent that is told so listens.
+pub(crate) fn socket(settings: &Settings) -> Result<PathBuf, Error> {
+    match settings.value("socket", absolute)? {
+        Some(socket) => Ok(socket),
+        None => Ok(settings.needed("state", absolute)?.join("agent.sock")),
+    }
+}
+
+fn state() -> String {
+    default_state().display().to_string()
+}
+
+fn access(settings: &Settings) -> Result<Access, Error> {
+    let mut access =
+        settings.needed("managers", |text| Access::parse(text).map_err(|error| error.message))?;
+    let named = |name: &str, error: Error| settings.invalid(name, &error.message);
+    if let Some(path) = settings.value("ca", absolute)? {
+        access = access.with_ca_file(&path).map_err(|error| named("ca", error))?;
+    }
+    match settings.stronger("token_file", "token")? {
+        "token" => {
+            let token = settings.needed("token", |text| Ok(text.to_owned()))?;
+            access.with_token(token).map_err(|error| named("token", error))
+        }
+        _ => match settings.value("token_file", absolute)? {
+            Some(path) => access.with_token_file(&path).map_err(|error| named("token_file", error)),
+            None => Ok(access),
+        },
+    }
+}
+
+fn cores(text: &str) -> Result<u32, String> {
+    whole(text, 0..=MAX_CORES).map(|cores| cores as u32)
+}
+
+fn shared(settings: &Settings) -> Result<Option<SharedCores>, Error> {
+    let cores = settings.needed("shared_cores", cores)?;
+    let places = settings.value("shared_places", self::cores)?;
+    match (cores, places) {
+        (0, None) => Ok(None),
+        (0, Some(_)) => Err(settings.invalid("shared_places", "there are no shared cores (shared_cores)")),
+        (cores, Some(places)) if places < cores => {
+            let why = format!("{places} places are fewer than the {cores} shared cores");
+            Err(settings.invalid("shared_places", &why))
+        }
+        (cores, places) => {
+            let places = places.unwrap_or_else(|| cores.saturating_mul(PLACES_OF_A_SHARED_CORE));
+            Ok(Some(SharedCores { cores, places }))
+        }
+    }
+}
+
+fn clients(text: &str) -> Result<Clients, String> {
+    match text {
+        "own-user" => Ok(Clients::OwnUser),
+        "all-users" => Ok(Clients::AllUsers),
+        _ => Err(format!("{text:?} is neither own-user nor all-users")),
+    }
+}

@@ -1,0 +1,169 @@
+//! A configuration file: TOML, whose every key must be known and of the right kind.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use sublet_proto::{Code, Error};
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::{Kind, Schema, Setting, Source};
+
+/// Largest configuration file, in bytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// The settings of a file.
+pub(super) fn read(path: &Path, schema: &'static Schema) -> Result<Vec<(String, Setting)>, Error> {
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text));
+    read.map_err(|error| {
+        Error::new(Code::System, format!("reading the configuration {}: {error}", path.display()))
+    })?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        let message = format!("{}: a configuration has at most {MAX_FILE_BYTES} bytes", path.display());
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    parse(path, &text, schema)
+}
+
+pub(super) fn parse(
+    path: &Path,
+    text: &str,
+    schema: &'static Schema,
+) -> Result<Vec<(String, Setting)>, Error> {
+    let mut reader = Reader { path, text, schema, settings: Vec::new() };
+    let document = DeTable::parse(text).map_err(|error| {
+        let start = error.span().map_or(0, |span| span.start);
+        reader.invalid(start, error.message())
+    })?;
+    reader.table("", document.get_ref())?;
+    Ok(reader.settings)
+}
+
+struct Reader<'file> {
+    path: &'file Path,
+    text: &'file str,
+    schema: &'static Schema,
+    settings: Vec<(String, Setting)>,
+}
+
+impl Reader<'_> {
+    fn table(&mut self, prefix: &str, table: &DeTable<'_>) -> Result<(), Error> {
+        for (key, value) in table.iter() {
+            let name = format!("{prefix}{}", key.get_ref());
+            match (self.schema.key(&name), value.get_ref()) {
+                // A quoted key may hold a dot, which would make it look like another one.
+                _ if key.get_ref().contains('.') => return Err(self.unknown(&name, key.span().start)),
+                (Some(known), _) => {
+                    let text = self.text_of(&name, known.kind, value)?;
+                    let source =
+                        Source::File { path: self.path.to_owned(), line: self.line(key.span().start) };
+                    self.settings.push((name, Setting { text, source }));
+                }
+                (None, DeValue::Table(inner)) if self.is_table(&name) => {
+                    self.table(&format!("{name}."), inner)?;
+                }
+                (None, _) => return Err(self.unknown(&name, key.span().start)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether keys may stand in a table of this name.
+    fn is_table(&self, name: &str) -> bool {
+        let depth = name.split('.').count();
+        self.schema.keys.iter().any(|key| {
+            let (mut own, given) = (key.name.split('.'), name.split('.'));
+            key.name.split('.').count() > depth
+                && given.zip(&mut own).all(|(given, own)| own == given || own == "*")
+        })
+    }
+
+    fn text_of(&self, name: &str, kind: Kind, value: &Spanned<DeValue<'_>>) -> Result<String, Error> {
+        let wrong = |value: &Spanned<DeValue<'_>>| {
+            let why = format!("{name}: {} where it takes {}", value.get_ref().type_str(), kind.allowed());
+            self.invalid(value.span().start, &why)
+        };
+        match (kind, value.get_ref()) {
+            (Kind::Text | Kind::Size, DeValue::String(text)) => Ok(text.to_string()),
+            (Kind::Whole | Kind::Size, DeValue::Integer(number)) => {
+                let number = u64::from_str_radix(number.as_str(), number.radix());
+                number.map(|number| number.to_string()).map_err(|_| wrong(value))
+            }
+            (Kind::List, DeValue::Array(items)) => {
+                let text = |item: &Spanned<DeValue<'_>>| match item.get_ref() {
+                    DeValue::String(text) if !text.contains(',') => Ok(text.to_string()),
+                    _ => Err(wrong(item)),
+                };
+                items.iter().map(text).collect::<Result<Vec<_>, _>>().map(|items| items.join(","))
+            }
+            _ => Err(wrong(value)),
+        }
+    }
+
+    fn unknown(&self, name: &str, at: usize) -> Error {
+        self.invalid(at, &format!("there is no key {name}; there are: {}", self.schema.names()))
+    }
+
+    fn invalid(&self, at: usize, why: &str) -> Error {
+        let (path, line) = (self.path.display(), self.line(at));
+        Error::new(Code::InvalidArgument, format!("{path}:{line}: {}", why.trim().replace('\n', "; ")))
+    }
+
+    fn line(&self, at: usize) -> usize {
+        1 + self.text.bytes().take(at).filter(|&byte| byte == b'\n').count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{agent, manager};
+
+    fn settings(text: &str) -> Result<Vec<(String, String)>, String> {
+        let settings = parse(Path::new("m.toml"), text, &manager::SCHEMA).map_err(|error| error.message)?;
+        Ok(settings.into_iter().map(|(name, setting)| (name, setting.text)).collect())
+    }
+
+    #[test]
+    fn a_file_says_in_tables_what_a_name_says_with_dots() {
+        let text = "listen = ['a:1', 'b:2']\n[tls]\nkey = 'k'\n[price.pu.gpu]\ncompute = 1_000\n";
+        let expected = [("listen", "a:1,b:2"), ("price.pu.gpu.compute", "1000"), ("tls.key", "k")];
+        assert_eq!(settings(text).unwrap(), expected.map(|(name, text)| (name.to_owned(), text.to_owned())));
+        assert_eq!(settings("").unwrap(), []);
+    }
+
+    #[test]
+    fn an_error_names_file_line_key_and_what_is_allowed() {
+        for (text, named) in [
+            ("\nlistn = 1", &["m.toml:2: there is no key listn", "listen"][..]),
+            ("[tls]\n\nkeys = 'k'", &["m.toml:3: there is no key tls.keys", "tls.key"]),
+            ("tls = 1", &["m.toml:1: there is no key tls;"]),
+            ("'tls.key' = 'k'", &["m.toml:1: there is no key tls.key"]),
+            ("listen = '0.0.0.0:1'", &["m.toml:1: listen: string", "a list of texts"]),
+            ("listen = [\n'a:1',\n2]", &["m.toml:3: listen: integer", "a list of texts"]),
+            ("state = 1", &["m.toml:1: state: integer", "text in quotation marks"]),
+            ("price.compute = -1", &["m.toml:1: price.compute: integer", "at least 0"]),
+            (
+                "[price.pu.gpu]\ncost = 1",
+                &["m.toml:2: there is no key price.pu.gpu.cost", "price.pu.*.compute"],
+            ),
+            ("state = 'a'\nstate = 'b'", &["m.toml:2: duplicate key"]),
+            ("state = ", &["m.toml:1: "]),
+        ] {
+            let error = settings(text).unwrap_err();
+            assert!(named.iter().all(|part| error.contains(part)), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_settings_or_an_error() {
+        for text in
+            ["\u{0}", "[", "[[listen]]", "a.b.c.d = 1", "= 1", "x", "listen = [[]]", "[price.pu]\nx = 1"]
+        {
+            assert!(settings(text).is_err(), "{text:?}");
+        }
+        assert!(parse(Path::new("a.toml"), "memory = 1\ncores = 2", &agent::SCHEMA).is_ok());
+    }
+}

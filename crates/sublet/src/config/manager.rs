@@ -1,0 +1,403 @@
+//! What `sublet manager` can be told.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use sublet_manager::core::QueueLimits;
+use sublet_manager::store::NatsOptions;
+use sublet_manager::{Options, StoreOptions, Tls};
+use sublet_proto::Error;
+use sublet_proto::price::Prices;
+use sublet_proto::v1::Price;
+use sublet_runtime::access::default_state;
+
+use super::{Configured, Key, Kind, Otherwise, Schema, Settings, Shown};
+use crate::cli::parse::{absolute, whole};
+
+/// `sublet manager`.
+pub(crate) struct Program;
+
+impl Configured for Program {
+    const SCHEMA: &'static Schema = &SCHEMA;
+}
+
+/// Its keys.
+pub(crate) const SCHEMA: Schema = Schema {
+    file: "/etc/sublet/manager.toml",
+    keys: &[
+        Key {
+            name: "state",
+            kind: Kind::Text,
+            environment: "SUBLET_STATE",
+            flag: "state",
+            value: "FOLDER",
+            help: "Folder of its state: the embedded store, the signing key, generated certificates",
+            otherwise: Otherwise::Found(state),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "socket",
+            kind: Kind::Text,
+            environment: "",
+            flag: "socket",
+            value: "PATH",
+            help: "Unix socket for operators and clients of this machine",
+            otherwise: Otherwise::Means("manager.sock in the state folder"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "listen",
+            kind: Kind::List,
+            environment: "SUBLET_LISTEN",
+            flag: "listen",
+            value: "ADDRESS:PORT",
+            help: "Where agents and clients of other machines reach it, by TLS",
+            otherwise: Otherwise::Is("0.0.0.0:7433"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "advertise",
+            kind: Kind::Text,
+            environment: "SUBLET_ADVERTISE",
+            flag: "advertise",
+            value: "ADDRESS",
+            help: "Its own address as others know it, as https://HOST:PORT",
+            otherwise: Otherwise::Means("the host's name and the first port that it listens on"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "tls.mode",
+            kind: Kind::Text,
+            environment: "SUBLET_TLS_MODE",
+            flag: "tls-mode",
+            value: "MODE",
+            help: "generated (its own certificate), files (yours), or off (only on loopback addresses)",
+            otherwise: Otherwise::Means("files if a certificate is given, else generated"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "tls.certificate",
+            kind: Kind::Text,
+            environment: "SUBLET_TLS_CERTIFICATE",
+            flag: "tls-certificate",
+            value: "FILE",
+            help: "Its certificate, and the chain above it, as PEM",
+            otherwise: Otherwise::Means("one is made at the first start"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "tls.key",
+            kind: Kind::Text,
+            environment: "SUBLET_TLS_KEY",
+            flag: "tls-key",
+            value: "FILE",
+            help: "The certificate's private key, as PEM",
+            otherwise: Otherwise::Means("one is made at the first start"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "tls.names",
+            kind: Kind::List,
+            environment: "SUBLET_TLS_NAMES",
+            flag: "tls-names",
+            value: "NAME",
+            help: "Names and addresses that a generated certificate is for",
+            otherwise: Otherwise::Means("the host's name and localhost"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "store.kind",
+            kind: Kind::Text,
+            environment: "SUBLET_STORE",
+            flag: "store",
+            value: "KIND",
+            help: "embedded (a file in the state folder, for one manager) or nats (for several)",
+            otherwise: Otherwise::Is("embedded"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "store.url",
+            kind: Kind::Text,
+            environment: "SUBLET_STORE_URL",
+            flag: "store-url",
+            value: "URL",
+            help: "Of the NATS servers, as nats:// or tls://USER:PASSWORD@HOST:4222; several between commas",
+            otherwise: Otherwise::Means("needed with nats"),
+            shown: Shown::WithoutUser,
+        },
+        Key {
+            name: "store.ca",
+            kind: Kind::Text,
+            environment: "SUBLET_STORE_CA",
+            flag: "store-ca",
+            value: "FILE",
+            help: "Authorities to trust for tls:// URLs, as PEM",
+            otherwise: Otherwise::Means("those of the system"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "store.name",
+            kind: Kind::Text,
+            environment: "SUBLET_STORE_NAME",
+            flag: "store-name",
+            value: "NAME",
+            help: "Of the buckets in NATS: managers of one name are one Sublet",
+            otherwise: Otherwise::Is("sublet"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "store.replicas",
+            kind: Kind::Whole,
+            environment: "SUBLET_STORE_REPLICAS",
+            flag: "store-replicas",
+            value: "N",
+            help: "Copies that NATS keeps: 1, or 3 or 5 on as many servers",
+            otherwise: Otherwise::Is("1"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "price.allocation",
+            kind: Kind::Whole,
+            environment: "SUBLET_PRICE_ALLOCATION",
+            flag: "price-allocation",
+            value: "NANO",
+            help: "Price of holding a GiB for a second, in billionths of the currency",
+            otherwise: Otherwise::Is("1000"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "price.compute",
+            kind: Kind::Whole,
+            environment: "SUBLET_PRICE_COMPUTE",
+            flag: "price-compute",
+            value: "NANO",
+            help: "Price of computing on a core for a second",
+            otherwise: Otherwise::Is("20000"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "price.polling",
+            kind: Kind::Whole,
+            environment: "SUBLET_PRICE_POLLING",
+            flag: "price-polling",
+            value: "NANO",
+            help: "Price of polling on a core for a second",
+            otherwise: Otherwise::Is("25000"),
+            shown: Shown::Openly,
+        },
+        pu_price("price.pu.*.allocation"),
+        pu_price("price.pu.*.compute"),
+        pu_price("price.pu.*.polling"),
+        Key {
+            name: "queue.total",
+            kind: Kind::Whole,
+            environment: "SUBLET_QUEUE_TOTAL",
+            flag: "queue-total",
+            value: "N",
+            help: "Requests that may wait for capacity",
+            otherwise: Otherwise::Is("16384"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "queue.per_tenant",
+            kind: Kind::Whole,
+            environment: "SUBLET_QUEUE_PER_TENANT",
+            flag: "queue-per-tenant",
+            value: "N",
+            help: "Requests of one tenant that may wait",
+            otherwise: Otherwise::Is("4096"),
+            shown: Shown::Openly,
+        },
+        super::LOG,
+    ],
+};
+
+const fn pu_price(name: &'static str) -> Key {
+    Key {
+        name,
+        kind: Kind::Whole,
+        environment: "",
+        flag: "",
+        value: "NANO",
+        help: "The same for one kind of processing unit",
+        otherwise: Otherwise::Means("the price above"),
+        shown: Shown::Openly,
+    }
+}
+
+/// Longest name of a store in NATS.
+const MAX_NATS_NAME_BYTES: usize = 32;
+
+/// What the settings mean.
+pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
+    let state = settings.needed("state", absolute)?;
+    let socket = settings.value("socket", absolute)?.unwrap_or_else(|| state.join("manager.sock"));
+    let listen = settings.list("listen", address)?;
+    Ok(Options {
+        socket,
+        tls: tls(settings, &listen)?,
+        advertise: settings.value("advertise", advertised)?,
+        store: store(settings)?,
+        prices: prices(settings)?,
+        queue: queue(settings)?,
+        listen,
+        state,
+    })
+}
+
+fn state() -> String {
+    default_state().display().to_string()
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse()
+        .map_err(|_| format!("{text:?} is no address and port; write it as 0.0.0.0:7433 or [::]:7433"))
+}
+
+fn advertised(text: &str) -> Result<String, String> {
+    let address: sublet_runtime::Address = text.parse().map_err(|error: Error| error.message)?;
+    Ok(address.to_string())
+}
+
+fn tls(settings: &Settings, listen: &[SocketAddr]) -> Result<Tls, Error> {
+    let given = settings.is_set("tls.certificate") || settings.is_set("tls.key");
+    let mode = settings.value("tls.mode", |text| match text {
+        "generated" | "files" | "off" => Ok(text.to_owned()),
+        _ => Err(format!("{text:?} is none of generated, files and off")),
+    })?;
+    match mode.as_deref().unwrap_or(if given { "files" } else { "generated" }) {
+        "files" => {
+            let file = |name| settings.needed(name, absolute);
+            if settings.is_set("tls.names") {
+                return Err(
+                    settings.invalid("tls.names", "they are for generated certificates; these are given")
+                );
+            }
+            Ok(Tls::Files { certificate: file("tls.certificate")?, key: file("tls.key")? })
+        }
+        _ if given => {
+            let key = if settings.is_set("tls.certificate") { "tls.certificate" } else { "tls.key" };
+            Err(settings.invalid(key, "it is used with tls.mode files only"))
+        }
+        "off" => match listen.iter().find(|address| !address.ip().is_loopback()) {
+            Some(open) => {
+                Err(settings.invalid("tls.mode", &format!("off, but {open} is no loopback address")))
+            }
+            None => Ok(Tls::Plain),
+        },
+        _ => Ok(Tls::Generated { names: settings.list("tls.names", |name| Ok(name.to_owned()))? }),
+    }
+}
+
+fn store(settings: &Settings) -> Result<StoreOptions, Error> {
+    let kind = settings.needed("store.kind", |text| match text {
+        "embedded" | "nats" => Ok(text.to_owned()),
+        _ => Err(format!("{text:?} is neither embedded nor nats")),
+    })?;
+    if kind == "nats" {
+        return Ok(StoreOptions::Nats(NatsOptions {
+            url: settings.needed("store.url", |text| Ok(text.to_owned()))?,
+            name: settings.needed("store.name", nats_name)?,
+            replicas: settings.needed("store.replicas", replicas)?,
+            ca_file: settings.value("store.ca", absolute)?,
+        }));
+    }
+    match ["store.url", "store.ca", "store.name", "store.replicas"]
+        .into_iter()
+        .find(|name| settings.is_set(name))
+    {
+        Some(name) => Err(settings.invalid(name, "it is used with store.kind nats only")),
+        None => Ok(StoreOptions::Embedded),
+    }
+}
+
+fn nats_name(text: &str) -> Result<String, String> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    if !text.is_empty() && text.len() <= MAX_NATS_NAME_BYTES && text.chars().all(fits) {
+        return Ok(text.to_owned());
+    }
+    Err(format!("{text:?} is no name of 1 to {MAX_NATS_NAME_BYTES} letters, digits, - and _"))
+}
+
+fn replicas(text: &str) -> Result<usize, String> {
+    match text {
+        "1" => Ok(1),
+        "3" => Ok(3),
+        "5" => Ok(5),
+        _ => Err(format!("{text:?} is none of 1, 3 and 5")),
+    }
+}
+
+fn prices(settings: &Settings) -> Result<Prices, Error> {
+    let default = Price {
+        allocation_nano_per_gib_s: settings.needed("price.allocation", nano)?,
+        compute_nano_per_core_s: settings.needed("price.compute", nano)?,
+        polling_nano_per_core_s: settings.needed("price.polling", nano)?,
+    };
+    let mut by_pu = BTreeMap::new();
+    for pu in settings.names_under("price.pu.") {
+        let of = |what: &str, otherwise| {
+            let price = settings.value(&format!("price.pu.{pu}.{what}"), nano)?;
+            Ok::<_, Error>(price.unwrap_or(otherwise))
+        };
+        let price = Price {
+            allocation_nano_per_gib_s: of("allocation", default.allocation_nano_per_gib_s)?,
+            compute_nano_per_core_s: of("compute", default.compute_nano_per_core_s)?,
+            polling_nano_per_core_s: of("polling", default.polling_nano_per_core_s)?,
+        };
+        by_pu.insert(pu.to_owned(), price);
+    }
+    Ok(Prices { default, by_pu })
+}
+
+fn nano(text: &str) -> Result<u64, String> {
+    whole(text, 0..=u64::MAX)
+}
+
+fn queue(settings: &Settings) -> Result<QueueLimits, Error> {
+    let requests = |text: &str| whole(text, 0..=1 << 20).map(|number| number as usize);
+    let total = settings.needed("queue.total", requests)?;
+    let per_tenant = settings.needed("queue.per_tenant", requests)?;
+    if per_tenant > total && settings.is_set("queue.per_tenant") {
+        let why = format!("{per_tenant} of one tenant are more than the {total} of all (queue.total)");
+        return Err(settings.invalid("queue.per_tenant", &why));
+    }
+    Ok(QueueLimits { total, per_tenant: per_tenant.min(total) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use sublet_manager::core::QueueLimits;
+    use sublet_proto::price::Prices;
+
+    use super::*;
+
+    fn defaults() -> Settings {
+        let mut settings = Settings { schema: &SCHEMA, settings: BTreeMap::new() };
+        settings.add_defaults();
+        settings
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_manager() {
+        let options = options(&defaults()).unwrap();
+        assert_eq!(options.prices, Prices::default());
+        let usual = QueueLimits::default();
+        assert_eq!((options.queue.total, options.queue.per_tenant), (usual.total, usual.per_tenant));
+        assert!(matches!(options.tls, Tls::Generated { names } if names.is_empty()));
+    }
+
+    #[test]
+    fn a_kind_of_processing_unit_has_the_prices_that_are_said_and_otherwise_the_common_ones() {
+        let mut settings = defaults();
+        let text = "[price]\npolling = 7\n[price.pu.gpu]\ncompute = 5";
+        let file = super::super::file::parse("m.toml".as_ref(), text, &SCHEMA).unwrap();
+        settings.settings.extend(file);
+        let prices = options(&settings).unwrap().prices;
+        let gpu = prices.by_pu["gpu"];
+        assert_eq!((gpu.compute_nano_per_core_s, gpu.polling_nano_per_core_s), (5, 7));
+        assert_eq!(prices.default.compute_nano_per_core_s, 20_000);
+    }
+}
