@@ -4,8 +4,9 @@
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 PREFIX ?= /usr/local
 SECONDS_EACH ?= 60
+SEEDS ?= 1000
 
-.PHONY: help demo test install bench fuzz loom
+.PHONY: help demo test install bench fuzz loom sim
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 18
@@ -33,3 +34,7 @@ fuzz: ## fuzz every decoder, SECONDS_EACH (60) each
 loom: ## model-check the rings
 	@scripts/setup.sh build
 	@cargo xtask loom
+
+sim: ## simulate the control plane under faults: SEEDS (1000) runs of 1000 nodes for an hour
+	@scripts/setup.sh build
+	@cargo xtask sim --seeds $(SEEDS)

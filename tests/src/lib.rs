@@ -3,17 +3,26 @@
 //! `tests/walls.rs` holds the import rules and the wall around unsafe code, `tests/map.rs` keeps the documents in
 //! step with the tree, and the program `fuzz-seeds` writes the first inputs of the fuzz targets.
 //!
-//! The other tests run the real `sublet` ([`platform`]) with packages that are compiled for them ([`functions`]), and
-//! look at its processes from the outside ([`process`]). They never ask how long something took.
+//! The other tests run the real `sublet` ([`platform`]) with packages that are compiled for them ([`functions`]) and,
+//! where managers share a store, a real NATS server ([`nats`]); and they look at its processes from the outside
+//! ([`process`]). They never ask how long something took.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use sublet::{Code, Error};
 
+pub mod cluster;
+pub mod crowd;
+pub mod disk;
 pub mod functions;
+pub mod hand;
+pub mod nats;
+pub mod network;
 pub mod platform;
 pub mod process;
+pub mod program;
+pub mod sim;
 
 /// Folders that hold what is built, not what is written.
 const BUILT: &[&str] = &["target", ".git", "corpus", "artifacts", "seeds", "node_modules"];

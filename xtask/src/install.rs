@@ -1,4 +1,5 @@
-//! `cargo xtask install --prefix DIR`: builds, then has `scripts/install.sh` put everything in its place.
+//! `cargo xtask install --prefix DIR [--units systemd]`: builds, then has `scripts/install.sh` put everything in its
+//! place.
 
 use std::io;
 use std::process::{Command, ExitCode};
@@ -12,6 +13,10 @@ const DEFAULT_PREFIX: &str = "/usr/local";
 /// Builds, then installs.
 pub fn chore(mut options: Options) -> io::Result<ExitCode> {
     let prefix = options.take("prefix").unwrap_or_else(|| DEFAULT_PREFIX.into());
+    let units = options.take("units");
+    if let Some(other) = units.as_deref().filter(|&units| units != "systemd") {
+        return Err(io::Error::other(format!("there are no units for {other:?}, only for systemd")));
+    }
     options.end()?;
     let mut step = Step::start("build", Show::Summary)?;
     let mut build = cargo();
@@ -21,8 +26,9 @@ pub fn chore(mut options: Options) -> io::Result<ExitCode> {
     if !built {
         return Ok(ExitCode::FAILURE);
     }
-    let installed = Command::new(root().join("scripts/install.sh")).arg(&prefix).status()?;
-    if !installed.success() {
+    let mut install = Command::new(root().join("scripts/install.sh"));
+    install.arg(&prefix).args(units.map(|_| "--systemd"));
+    if !install.status()?.success() {
         return Ok(ExitCode::FAILURE);
     }
     println!("installed under {prefix}");

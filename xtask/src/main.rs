@@ -9,6 +9,7 @@ mod fuzz;
 mod install;
 mod loom;
 mod options;
+mod sim;
 mod step;
 mod test;
 
@@ -28,6 +29,11 @@ const CHORES: &[Chore] = &[
     Chore { usage: "test", help: "everything that `make test` checks", run: test::chore },
     Chore { usage: "deny", help: "licences, sources, bans and advisories of dependencies", run: deny::chore },
     Chore { usage: "loom", help: "model-check the rings", run: loom::chore },
+    Chore {
+        usage: "sim [--seeds N] [--first-seed S] [--nodes N] [--hours H]",
+        help: "simulate the control plane with faults, from seeds (1000 of 1000 nodes for 1 h)",
+        run: sim::chore,
+    },
     Chore { usage: "fuzz [--seconds N]", help: "fuzz every decoder, N seconds each (60)", run: fuzz::chore },
     Chore { usage: "bench", help: "measure the promises of SPECIFICATION.md", run: bench::chore },
     Chore {

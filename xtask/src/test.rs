@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::options::Options;
 use crate::step::{Outcome, Show, Step, Tally};
-use crate::{cargo, deny, fuzz, loom, root};
+use crate::{cargo, deny, fuzz, loom, root, sim};
 
 /// What each fuzz target gets in a test run, in seconds; `make fuzz` gives more.
 const FUZZ_SECONDS: u64 = 5;
@@ -23,6 +23,7 @@ const STEPS: &[(&str, Check)] = &[
     ("deny", deny::rules),
     ("advisories", deny::advisories),
     ("tests", tests),
+    ("sim", sim::check),
     ("loom", loom::check),
     ("fuzz", |step| fuzz::check(step, FUZZ_SECONDS)),
     ("c and c++", capi),

@@ -103,7 +103,8 @@ fn usage() -> v1::Usage {
 }
 
 fn tickets() -> Vec<Vec<u8>> {
-    let ticket = v1::Ticket { lease: Some(lease()), epoch: 1, issued_unix_ms: 999_500 };
+    let ticket =
+        v1::Ticket { lease: Some(lease()), registration: 1, issued_unix_ms: 999_500, ..Default::default() };
     let signed = Signing::from_seed(&[7; 32]).sign(&ticket);
     vec![tagged(0, &signed), tagged(1, &ticket.encode_to_vec())]
 }
@@ -146,12 +147,17 @@ fn control_messages() -> Vec<Vec<u8>> {
         v1::ListLeasesRequest { include_ended: true }.encode_to_vec(),
         v1::LeaseList { leases: vec![lease(), lease()] }.encode_to_vec(),
         v1::NodeList { nodes: vec![info] }.encode_to_vec(),
-        v1::BillRequest { lease: lease().id }.encode_to_vec(),
+        v1::BillRequest { lease: lease().id, ..Default::default() }.encode_to_vec(),
         v1::BillReply { lines: vec![bill.clone()], total: Some(bill) }.encode_to_vec(),
         node().encode_to_vec(),
-        v1::NodeRegistration { verifying_key: vec![7; 32], epoch: 1 }.encode_to_vec(),
-        v1::NodeReport { node: "node".into(), leases: vec![report] }.encode_to_vec(),
-        v1::NodeReportReply { end: vec![lease().id] }.encode_to_vec(),
+        v1::NodeRegistration { verifying_key: vec![7; 32], registration: 1, ..Default::default() }
+            .encode_to_vec(),
+        v1::NodeReport { node: "node".into(), leases: vec![report], ..Default::default() }.encode_to_vec(),
+        v1::NodeReportReply {
+            end: vec![v1::EndOrder { lease: lease().id, ..Default::default() }],
+            ..Default::default()
+        }
+        .encode_to_vec(),
     ];
     (0..).zip(&messages).map(|(kind, message)| tagged(kind, message)).collect()
 }
@@ -164,7 +170,7 @@ fn node_messages() -> Vec<Vec<u8>> {
     use worker_to_client::Body as FromWorker;
     let failure = || v1::Failure { code: Code::NoCapacity.number(), message: "2 cores asked".into() };
     let to_agent = [
-        ToAgent::Attach(v1::Attach { ticket: vec![1; 80] }),
+        ToAgent::Attach(v1::Attach { ticket: vec![1; 80], start: true }),
         ToAgent::Start(v1::Start {}),
         ToAgent::Stop(v1::Stop { reason: "deadline".into() }),
         ToAgent::Release(v1::Release {}),

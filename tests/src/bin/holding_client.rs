@@ -37,11 +37,11 @@ fn hold(manager: &str, package: &str) -> Result<(), Error> {
     let mut outputs = [[0u8; 8]; CALLS];
     let calls: Result<Vec<Invocation<'_>>, Error> =
         outputs.iter_mut().map(|output| invoker.submit("spin", &buffer, output)).collect();
-    let calls = calls?;
+    let mut calls = calls?;
     while buffer.atomic(0).load(Ordering::Acquire) != BEGUN {
         std::hint::spin_loop();
     }
-    println!("{} calls", calls.iter().filter(|call| !call.is_ready()).count());
+    println!("{} calls", calls.iter_mut().map(Invocation::is_ready).filter(|ready| !ready).count());
     // Whoever reads this may be gone already.
     let _ = std::io::stdout().flush();
     loop {

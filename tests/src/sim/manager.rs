@@ -1,0 +1,618 @@
+//! A manager: the real core, and a model of the shell around it.
+//!
+//! It answers each call once, stores what the core wants stored, verifies tokens beside the grant, and exchanges with
+//! other managers what tenants have. Its memory is gone with its process; the store is not.
+
+use std::collections::BTreeMap;
+
+use prost::Message as _;
+use sublet_manager::core::{
+    Action, ClassKey, Core, Ended, Event as CoreEvent, InstanceId, Joining, LeaseId, LeaseReport, Lending,
+    MAX_PARTS, QueueLimits, Renewal, Report, Request, RequestId, Running, Settings, Standing, TenantKey,
+    Terms,
+};
+use sublet_proto::price::Prices;
+use sublet_proto::v1::{self, LeaseState, PackageInfo, Quota, Usage};
+use sublet_proto::{Code, Error};
+
+use std::sync::Arc;
+
+use super::clock::ManagerClock;
+use super::fairness::Fairness;
+use super::sabotage::Sabotage;
+use super::scene::{Answer, Ask, Call, Event, LeaseAsk, Scene, Token};
+use super::slab::Slab;
+use super::store::{Health, Store, Write};
+use super::truth::{Granted, Invariant};
+
+/// Between two ticks of a manager.
+pub const TICK_US: u64 = sublet_manager::core::TICK_MS * 1_000;
+/// How long a request may go unanswered beyond what it may wait: until the tick that ends its waiting.
+const ANSWER_SLACK_US: u64 = 2_000_000;
+/// Longest time of a write.
+const LONGEST_WRITE_US: u64 = 10_000_000;
+/// How long a token's verification takes, usually.
+const VERIFY_US: u64 = 3_000;
+/// What every node of the run is.
+pub const ARCHITECTURE: &str = "x86_64";
+
+/// The name of a node.
+pub fn node_name(agent: u32) -> String {
+    format!("n{agent}")
+}
+
+/// The agent of a node's name.
+pub(super) fn agent_of(name: &str) -> u32 {
+    name.trim_start_matches('n').parse().expect("all nodes of the run are named by node_name")
+}
+
+/// What all managers of a run have in common.
+#[derive(Clone, Debug)]
+pub struct Common {
+    /// Of the queue.
+    pub queue: QueueLimits,
+    /// Of each tenant, by its number.
+    pub quotas: Vec<Quota>,
+}
+
+/// A token on its way to be verified.
+#[derive(Clone, Copy, Debug)]
+pub struct Verification {
+    /// By which manager.
+    pub manager: u8,
+    /// In which life of it.
+    pub epoch: u64,
+    /// For which request.
+    pub request: RequestId,
+    /// Of which tenant, by its number.
+    pub tenant: u32,
+    /// What will come of it.
+    pub is_good: bool,
+}
+
+/// What managers do that takes time.
+#[derive(Debug, Default)]
+pub struct Errands {
+    /// On their way to the store.
+    pub writes: Slab<Write>,
+    /// Being verified.
+    pub verifications: Slab<Verification>,
+    /// How long the store usually takes.
+    pub store_delay_us: u64,
+}
+
+/// One life of a manager.
+#[derive(Debug)]
+pub struct Manager {
+    number: u8,
+    /// Of this life.
+    pub epoch: u64,
+    clock: ManagerClock,
+    core: Core,
+    class: ClassKey,
+    package: Arc<PackageInfo>,
+    tenants: Vec<TenantKey>,
+    quotas: Vec<Quota>,
+    /// Requests that wait for an answer.
+    pending: BTreeMap<RequestId, Pending>,
+    fairness: Fairness,
+    /// Requests by tokens that were not known, and the leases granted meanwhile.
+    unverified: BTreeMap<RequestId, Unverified>,
+    /// Agents that ask whether a token is good.
+    confirming: Vec<(LeaseId, Call)>,
+    /// What the registration that is being decided lists.
+    listed: Vec<(LeaseId, Usage)>,
+    store_free_us: u64,
+    ticks: u64,
+    out: Vec<Action>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    tenant: u32,
+    calls: Vec<Call>,
+    answer_by_us: u64,
+}
+
+#[derive(Debug, Default)]
+struct Unverified {
+    leases: Vec<LeaseId>,
+    is_good: Option<bool>,
+}
+
+impl Manager {
+    /// Starts a manager on the store.
+    pub fn start(
+        number: u8,
+        clock: ManagerClock,
+        common: &Common,
+        store: &mut Store,
+        scene: &mut Scene,
+    ) -> Manager {
+        let epoch = store.next_epoch();
+        let seed = scene.random.bits();
+        let no_limits = QueueLimits { total: usize::MAX, per_tenant: usize::MAX };
+        let queue = if scene.sabotage == Some(Sabotage::IgnoreLimits) { no_limits } else { common.queue };
+        let mut core = Core::new(Settings { epoch, seed, prices: Prices::default(), queue });
+        let tenants: Vec<TenantKey> =
+            (0..common.quotas.len()).map(|number| core.tenant_key(&format!("t{number}"))).collect();
+        let class = core.class_key("", ARCHITECTURE);
+        let mut manager = Manager {
+            number,
+            epoch,
+            clock,
+            core,
+            class,
+            package: Arc::new(PackageInfo {
+                architecture: ARCHITECTURE.to_owned(),
+                ..PackageInfo::default()
+            }),
+            fairness: Fairness::new(common.queue, tenants.len()),
+            tenants,
+            quotas: common.quotas.clone(),
+            pending: BTreeMap::new(),
+            unverified: BTreeMap::new(),
+            confirming: Vec::new(),
+            listed: Vec::new(),
+            store_free_us: 0,
+            ticks: 0,
+            out: Vec::new(),
+        };
+        manager.load(store, scene);
+        scene.truth.manager_started(epoch);
+        scene.after(TICK_US, Event::ManagerTicks(number, epoch));
+        manager
+    }
+
+    fn load(&mut self, store: &Store, scene: &Scene) {
+        let now_ms = self.clock.read_ms(scene.now_us);
+        for (&tenant, &quota) in self.tenants.iter().zip(&self.quotas) {
+            let quota = if scene.sabotage == Some(Sabotage::IgnoreQuotas) { Quota::default() } else { quota };
+            self.core.on_event(now_ms, CoreEvent::Quota(tenant, quota), &mut self.out);
+        }
+        for lease in store.active_of(self.number) {
+            self.core.on_event(now_ms, CoreEvent::Restored(Box::new(lease.clone())), &mut self.out);
+        }
+        assert!(self.out.is_empty(), "a core that is being told what there is has nothing to do yet");
+    }
+
+    /// Everyone who waits for this manager learns that it is gone.
+    pub fn crash(self, scene: &mut Scene) {
+        scene.truth.manager_gone(self.epoch);
+        let requests = self.pending.into_values().flat_map(|pending| pending.calls);
+        for call in requests.chain(self.confirming.into_iter().map(|(_, call)| call)) {
+            scene.refuse(call);
+        }
+    }
+
+    /// Takes a call.
+    pub fn asked(&mut self, call: Call, ask: Ask, errands: &mut Errands, scene: &mut Scene) {
+        match ask {
+            Ask::Report(report) => self.report(call, report, errands, scene),
+            Ask::Register(registration) => self.register(call, *registration, errands, scene),
+            Ask::Lease(ask) => self.request(call, *ask, errands, scene),
+            Ask::Confirm(lease) => self.confirm(call, lease, scene),
+            Ask::Renew { lease, timeout_ms } => {
+                let renewal = Renewal { lease, timeout_ms };
+                self.decide(Some(call), CoreEvent::Renew(renewal), errands, scene);
+            }
+            Ask::End(lease) => {
+                let error = Error::new(Code::LeaseEnded, "its client ended it");
+                self.decide(None, CoreEvent::End(lease, error), errands, scene);
+                scene.answer(self.number, call, Answer::Ended);
+            }
+            Ask::Withdraw { tenant, request } => {
+                if self.pending.remove(&request).is_some() {
+                    self.fairness.left(request);
+                    let event = CoreEvent::Withdraw(self.tenants[tenant as usize], request);
+                    self.decide(None, event, errands, scene);
+                }
+            }
+        }
+    }
+
+    fn report(&mut self, call: Call, mut report: v1::NodeReport, errands: &mut Errands, scene: &mut Scene) {
+        if let Some(sabotage) = scene.sabotage {
+            sabotage.spoil_report(&mut report);
+        }
+        let Some(node) = self.core.node_key(&report.node) else {
+            return scene.answer(self.number, call, Answer::RegisterAgain);
+        };
+        if self.core.node(node).is_some_and(|known| known.registration == report.registration) {
+            for lease in &report.leases {
+                scene.truth.heard(lease_id(&lease.lease), lease.usage.unwrap_or_default(), self.epoch);
+            }
+        }
+        let report = Report {
+            node,
+            registration: report.registration,
+            sequence: report.sequence,
+            answered: report.answered,
+            clock_ms: report.clock_unix_ms,
+            lending: lending(report.state()),
+            leases: report.leases.into_iter().map(lease_report).collect(),
+        };
+        self.decide(Some(call), CoreEvent::Report(report), errands, scene);
+    }
+
+    fn register(
+        &mut self,
+        call: Call,
+        registration: v1::Registration,
+        errands: &mut Errands,
+        scene: &mut Scene,
+    ) {
+        let joining = Joining {
+            instance: InstanceId(u128::from_str_radix(&registration.instance, 16).unwrap_or_default()),
+            leases: registration.leases.into_iter().map(running).collect(),
+            description: registration.node.unwrap_or_default(),
+        };
+        self.listed =
+            joining.leases.iter().map(|running| (running.report.lease, running.report.usage)).collect();
+        self.decide(Some(call), CoreEvent::Register(Box::new(joining)), errands, scene);
+    }
+
+    fn request(&mut self, call: Call, ask: LeaseAsk, errands: &mut Errands, scene: &mut Scene) {
+        let LeaseAsk { request: id, tenant, terms, wait_ms, token } = ask;
+        let standing = if token == Token::Known { Standing::Verified } else { Standing::Provisional };
+        if standing == Standing::Provisional {
+            self.verify(id, tenant, token == Token::New, errands, scene);
+        }
+        let answer_by_us = scene.now_us + wait_ms * 1_000 + ANSWER_SLACK_US;
+        let pending = self.pending.entry(id).or_insert(Pending { tenant, calls: Vec::new(), answer_by_us });
+        pending.calls.push(call);
+        let (class, package) = (self.class, self.package.clone());
+        let key = self.tenants[tenant as usize];
+        let request = Request { id, tenant: key, standing, class, package, terms, wait_ms };
+        if scene.sabotage == Some(Sabotage::HoldBack) && wait_ms > 0 && self.fairness.is_empty(tenant) {
+            self.pending.entry(id).and_modify(|pending| pending.answer_by_us = u64::MAX);
+        } else {
+            self.decide(None, CoreEvent::Request(Box::new(request)), errands, scene);
+        }
+        if self.pending.contains_key(&id) {
+            if wait_ms == 0 {
+                let found = format!("request {id} may not wait and was not answered");
+                scene.truth.violated(Invariant::RequestsAreAnsweredOnce, found);
+            }
+            self.fairness.waits(id, tenant, &mut scene.truth);
+        }
+    }
+
+    fn verify(
+        &mut self,
+        request: RequestId,
+        tenant: u32,
+        is_good: bool,
+        errands: &mut Errands,
+        scene: &mut Scene,
+    ) {
+        if self.unverified.contains_key(&request) {
+            return;
+        }
+        self.unverified.insert(request, Unverified::default());
+        let (manager, epoch) = (self.number, self.epoch);
+        let place = errands.verifications.put(Verification { manager, epoch, request, tenant, is_good });
+        let took_us = scene.random.long_tail(VERIFY_US);
+        scene.after(took_us, Event::TokenVerified(place));
+    }
+
+    /// A token's verification has come to its end.
+    pub fn verified(&mut self, verification: Verification, errands: &mut Errands, scene: &mut Scene) {
+        let Verification { request, tenant, is_good, .. } = verification;
+        let Some(unverified) = self.unverified.get_mut(&request) else { return };
+        unverified.is_good = Some(is_good);
+        let leases = std::mem::take(&mut unverified.leases);
+        self.judge(&leases, tenant, is_good, errands, scene);
+        if !is_good && let Some(pending) = self.pending.remove(&request) {
+            self.fairness.left(request);
+            let event = CoreEvent::Withdraw(self.tenants[tenant as usize], request);
+            self.decide(None, event, errands, scene);
+            pending.calls.into_iter().for_each(|call| scene.answer(self.number, call, worthless()));
+        }
+    }
+
+    fn judge(
+        &mut self,
+        leases: &[LeaseId],
+        tenant: u32,
+        is_good: bool,
+        errands: &mut Errands,
+        scene: &mut Scene,
+    ) {
+        for &lease in leases {
+            let rejection = Error::new(Code::Unauthenticated, "the token is worth nothing");
+            let event = if is_good {
+                CoreEvent::Verified(lease, self.tenants[tenant as usize])
+            } else {
+                CoreEvent::Rejected(lease, rejection)
+            };
+            self.decide(None, event, errands, scene);
+            let number = self.number;
+            for (_, call) in self.confirming.extract_if(.., |(confirming, _)| *confirming == lease) {
+                scene.answer(number, call, if is_good { Answer::Confirmed } else { worthless() });
+            }
+        }
+    }
+
+    fn confirm(&mut self, call: Call, lease: LeaseId, scene: &mut Scene) {
+        match self.core.lease(lease) {
+            Some(known) if known.is_active() && !known.provisional => {
+                scene.answer(self.number, call, Answer::Confirmed);
+            }
+            Some(known) if known.is_active() => self.confirming.push((lease, call)),
+            _ => scene.answer(self.number, call, worthless()),
+        }
+    }
+
+    /// The store has answered a write of this life.
+    pub fn stored(&mut self, write: &Write, is_taken: bool, errands: &mut Errands, scene: &mut Scene) {
+        let event = if is_taken {
+            CoreEvent::Saved(write.id, write.revision)
+        } else {
+            CoreEvent::SaveFailed(write.id)
+        };
+        self.decide(None, event, errands, scene);
+    }
+
+    /// Half a second has passed.
+    pub fn tick(&mut self, errands: &mut Errands, store: &mut Store, scene: &mut Scene) {
+        self.decide(None, CoreEvent::Tick, errands, scene);
+        self.ticks += 1;
+        if self.ticks.is_multiple_of(2) && store.health != Health::Unreachable {
+            self.exchange(errands, store, scene);
+        }
+        for (id, pending) in &self.pending {
+            if scene.now_us > pending.answer_by_us {
+                let found =
+                    format!("request {id} of tenant {} has had no answer in its time", pending.tenant);
+                scene.truth.violated(Invariant::RequestsAreAnsweredOnce, found);
+            }
+        }
+        scene.after(TICK_US, Event::ManagerTicks(self.number, self.epoch));
+    }
+
+    fn exchange(&mut self, errands: &mut Errands, store: &mut Store, scene: &mut Scene) {
+        let own = self.tenants.iter().map(|&tenant| self.core.tenant(tenant).own).collect();
+        let elsewhere = store.exchange(scene.now_us, self.number, own);
+        for (tenant, used) in self.tenants.clone().into_iter().zip(elsewhere) {
+            self.decide(None, CoreEvent::Elsewhere(tenant, used), errands, scene);
+        }
+    }
+
+    /// Has the core decide, and does what it says. The call is the one that the event's own answer goes to.
+    fn decide(&mut self, call: Option<Call>, event: CoreEvent, errands: &mut Errands, scene: &mut Scene) {
+        let now_ms = self.clock.read_ms(scene.now_us);
+        let mut out = std::mem::take(&mut self.out);
+        self.core.on_event(now_ms, event, &mut out);
+        let mut call = call;
+        for action in out.drain(..) {
+            let is_answer = matches!(action, Action::Granted { .. } | Action::Refused { .. });
+            if is_answer && scene.sabotage == Some(Sabotage::AnswerTwice) {
+                self.act(&mut call, action.clone(), errands, scene);
+            }
+            self.act(&mut call, action, errands, scene);
+        }
+        self.out = out;
+        if let Some(call) = call {
+            let found = format!("{call:?} was not answered");
+            scene.truth.violated(Invariant::RequestsAreAnsweredOnce, found);
+        }
+    }
+
+    fn act(&mut self, call: &mut Option<Call>, action: Action, errands: &mut Errands, scene: &mut Scene) {
+        let answer = match action {
+            Action::Save { lease, revision } => return self.save(lease, revision, errands, scene),
+            Action::Granted { request, leases, .. } => return self.granted(request, &leases, errands, scene),
+            Action::Refused { request, error, .. } => {
+                return self.answer_request(request, Answer::Failed(error), scene);
+            }
+            Action::Forgotten(_) => return,
+            Action::Reported(reported) => Answer::Reported(v1::NodeReportReply {
+                end: reported.end.into_iter().map(end_order).collect(),
+                acknowledged: reported.acknowledged.into_iter().map(|lease| lease.to_string()).collect(),
+                now_unix_ms: self.clock.read_ms(scene.now_us),
+                managers: Vec::new(),
+                sequence: reported.sequence,
+            }),
+            Action::RegisterAgain => Answer::RegisterAgain,
+            Action::Registered { registration, .. } => {
+                for (lease, usage) in std::mem::take(&mut self.listed) {
+                    scene.truth.heard(lease, usage, self.epoch);
+                }
+                Answer::Registered(v1::NodeRegistration {
+                    verifying_key: Vec::new(),
+                    registration,
+                    now_unix_ms: self.clock.read_ms(scene.now_us),
+                    managers: Vec::new(),
+                })
+            }
+            Action::Renewed(lease) => match self.renewed(lease, scene) {
+                Some(ticket) => Answer::Renewed(Box::new(ticket)),
+                None => return,
+            },
+            Action::NotRegistered(error) | Action::NotRenewed(_, error) => Answer::Failed(error),
+        };
+        match call.take() {
+            Some(call) => scene.answer(self.number, call, answer),
+            None => {
+                let found = format!("nobody waits for {answer:?}");
+                scene.truth.violated(Invariant::RequestsAreAnsweredOnce, found);
+            }
+        }
+    }
+
+    fn save(&mut self, id: LeaseId, revision: u64, errands: &mut Errands, scene: &mut Scene) {
+        let Some(lease) = self.core.lease(id).map(|lease| self.core.describe(lease)) else { return };
+        let (manager, epoch) = (self.number, self.epoch);
+        let place = errands.writes.put(Write { manager, epoch, lease, id, revision });
+        let took_us = scene.random.long_tail(errands.store_delay_us).min(LONGEST_WRITE_US);
+        // One writer for each manager: what is written later arrives later.
+        self.store_free_us = self.store_free_us.max(scene.now_us + took_us);
+        scene.queue.add(self.store_free_us, Event::StoreAnswers(place));
+    }
+
+    fn granted(&mut self, request: RequestId, leases: &[LeaseId], errands: &mut Errands, scene: &mut Scene) {
+        let tenant = self.pending.get(&request).map(|pending| pending.tenant);
+        let tickets: Vec<v1::Ticket> = leases.iter().filter_map(|&lease| self.ticket(lease)).collect();
+        for (&id, ticket) in leases.iter().zip(&tickets) {
+            if let Some(tenant) = tenant.filter(|_| !scene.truth.knows(id)) {
+                self.tell_granted(id, tenant, ticket, scene);
+            }
+        }
+        self.fairness.granted(request, &mut scene.truth);
+        self.answer_request(request, Answer::Granted(tickets), scene);
+        if let Some(unverified) = self.unverified.get_mut(&request) {
+            match unverified.is_good {
+                Some(is_good) => self.judge(leases, tenant.unwrap_or_default(), is_good, errands, scene),
+                None => unverified.leases = leases.to_vec(),
+            }
+        }
+    }
+
+    fn tell_granted(&self, id: LeaseId, tenant: u32, ticket: &v1::Ticket, scene: &mut Scene) {
+        let Some(lease) = self.core.lease(id) else { return };
+        let Some(agent) = self.core.node(lease.node).map(|node| agent_of(&node.name)) else { return };
+        let granted = Granted {
+            id,
+            agent,
+            tenant,
+            amount: lease.amount,
+            registration: ticket.registration,
+            issued_ms: ticket.issued_unix_ms,
+            timeout_ms: lease.expires_ms.saturating_sub(lease.granted_ms),
+        };
+        scene.truth.grant(scene.now_us, granted);
+    }
+
+    fn renewed(&mut self, id: LeaseId, scene: &mut Scene) -> Option<v1::Ticket> {
+        let left_ms = self.core.lease(id)?.expires_ms.saturating_sub(self.clock.read_ms(scene.now_us));
+        scene.truth.renew(scene.now_us, id, left_ms);
+        self.ticket(id)
+    }
+
+    fn ticket(&self, id: LeaseId) -> Option<v1::Ticket> {
+        let lease = self.core.lease(id)?;
+        Some(v1::Ticket {
+            lease: Some(self.core.describe(lease)),
+            registration: self.core.node(lease.node)?.registration,
+            issued_unix_ms: lease.issued_ms,
+            provisional: lease.provisional,
+            ..v1::Ticket::default()
+        })
+    }
+
+    fn answer_request(&mut self, request: RequestId, answer: Answer, scene: &mut Scene) {
+        self.fairness.left(request);
+        let Some(pending) = self.pending.remove(&request) else {
+            let found = format!("nobody waits for request {request} and {answer:?}");
+            return scene.truth.violated(Invariant::RequestsAreAnsweredOnce, found);
+        };
+        if scene.sabotage == Some(Sabotage::DropAnswers) {
+            self.pending.insert(request, pending);
+            return;
+        }
+        for call in pending.calls {
+            scene.answer(self.number, call, answer.clone());
+        }
+    }
+
+    /// What must hold of a core once faults have stopped and all leases are over.
+    pub fn check_final(&mut self, scene: &mut Scene) {
+        let mut found = Vec::new();
+        for node in self.core.nodes() {
+            let is_own = scene.truth.registration(agent_of(&node.name)) >> 32 == self.epoch;
+            if is_own && node.leased != Default::default() {
+                found.push(format!("{} still has {:?} leased", node.name, node.leased));
+            }
+        }
+        for lease in self.core.leases().filter(|lease| lease.is_active()) {
+            found.push(format!("the core still has {lease:?}"));
+        }
+        if self.core.waiting() > 0 {
+            found.push(format!("{} requests still wait", self.core.waiting()));
+        }
+        for shared in [false, true] {
+            found.extend(self.refusal_of_all(shared, scene));
+        }
+        for text in found.into_iter().take(1) {
+            scene.truth.violated(Invariant::NothingLeaks, format!("manager {}: {text}", self.number));
+        }
+    }
+
+    /// Asks the core for all that its nodes have. Says if it does not give it.
+    fn refusal_of_all(&mut self, shared: bool, scene: &Scene) -> Option<String> {
+        let there = self.core.nodes().filter(|node| !node.is_lost());
+        let workers: Vec<u32> = there
+            .map(|node| if shared { node.capacity.places } else { node.capacity.cores })
+            .filter(|&workers| workers > 0)
+            .collect();
+        if workers.is_empty() || workers.len() > MAX_PARTS {
+            return None;
+        }
+        let options = v1::WorkerOptions { slots: 1, slot_bytes: 64, hot_timeout_ns: 0 };
+        let cores = workers.iter().sum();
+        let memory_bytes = u64::from(cores) << 20;
+        let asked =
+            v1::LeaseRequest { cores, shared, memory_bytes, options: Some(options), ..Default::default() };
+        let request = Request {
+            id: RequestId(u128::from(shared)),
+            tenant: self.core.tenant_key("whoever takes all"),
+            standing: Standing::Verified,
+            class: self.class,
+            package: self.package.clone(),
+            terms: Terms::of(&asked).ok()?,
+            wait_ms: 0,
+        };
+        let now_ms = self.clock.read_ms(scene.now_us);
+        self.core.on_event(now_ms, CoreEvent::Request(Box::new(request)), &mut self.out);
+        match self.out.pop() {
+            Some(Action::Granted { .. }) => None,
+            action => Some(format!(
+                "all {cores} workers (shared: {shared}) of its idle nodes were asked: {action:?}"
+            )),
+        }
+    }
+}
+
+fn worthless() -> Answer {
+    Answer::Failed(Error::new(Code::Unauthenticated, "the token is worth nothing"))
+}
+
+/// The lease of this name.
+pub(super) fn lease_id(name: &str) -> LeaseId {
+    name.parse().expect("leases of the run have names that their manager made")
+}
+
+fn lending(state: v1::NodeState) -> Lending {
+    match state {
+        v1::NodeState::Draining => Lending::Draining,
+        v1::NodeState::Reclaimed => Lending::Reclaimed,
+        _ => Lending::Open,
+    }
+}
+
+fn lease_report(report: v1::LeaseReport) -> LeaseReport {
+    let is_over = report.state() == LeaseState::Ended;
+    LeaseReport {
+        lease: lease_id(&report.lease),
+        usage: report.usage.unwrap_or_default(),
+        functions: report.functions,
+        ended: is_over.then_some(Ended { code: report.end_code, reason: report.end_reason }),
+    }
+}
+
+/// Nobody forges signatures here, so none is looked at.
+fn running(running: v1::RunningLease) -> Running {
+    let signed =
+        v1::SignedTicket::decode(&running.ticket[..]).expect("agents of the run keep tickets as they are");
+    let ticket = v1::Ticket::decode(&signed.ticket[..]).expect("agents of the run keep tickets as they are");
+    Running {
+        lease: Box::new(ticket.lease.unwrap_or_default()),
+        report: lease_report(running.report.unwrap_or_default()),
+        remaining_ms: running.remaining_ms,
+    }
+}
+
+fn end_order((lease, error): (LeaseId, Error)) -> v1::EndOrder {
+    v1::EndOrder { lease: lease.to_string(), code: error.code.number(), reason: error.message }
+}

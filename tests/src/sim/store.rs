@@ -1,0 +1,145 @@
+//! The store behind the managers: it keeps what it has taken, and is at times slow, full, or not to be reached.
+
+use std::collections::BTreeMap;
+
+use sublet_manager::core::LeaseId;
+use sublet_proto::v1::{self, LeaseState, TenantUse, Usage};
+
+/// A manager whose sign of life is older than this is not counted any more.
+const ALIVE_US: u64 = 5_000_000;
+
+/// How the store is at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// It takes what it gets, after so many microseconds.
+    Up(u64),
+    /// It takes no more.
+    Full,
+    /// It does not answer.
+    Unreachable,
+}
+
+/// A lease as the store has it.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// The latest state.
+    pub lease: v1::Lease,
+    /// The manager that wrote it.
+    pub manager: u8,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Store {
+    /// How it is now.
+    pub health: Health,
+    records: BTreeMap<LeaseId, Record>,
+    epochs: u64,
+    uses: Vec<Option<(u64, Vec<TenantUse>)>>,
+}
+
+/// A manager's write on its way.
+#[derive(Clone, Debug)]
+pub struct Write {
+    /// Whose.
+    pub manager: u8,
+    /// In which life of it.
+    pub epoch: u64,
+    /// What.
+    pub lease: v1::Lease,
+    /// Its name.
+    pub id: LeaseId,
+    /// As of which revision.
+    pub revision: u64,
+}
+
+impl Store {
+    /// An empty one for so many managers.
+    pub fn new(managers: u8) -> Store {
+        let uses = (0..managers).map(|_| None).collect();
+        Store { health: Health::Up(1_000), records: BTreeMap::new(), epochs: 0, uses }
+    }
+
+    /// A number for a manager that starts.
+    pub fn next_epoch(&mut self) -> u64 {
+        self.epochs += 1;
+        self.epochs
+    }
+
+    /// Takes a lease. Usage only grows, whoever writes: of two managers that believe they have a node, one knows less.
+    /// Gives what is now kept.
+    pub fn take(&mut self, write: Write) -> Usage {
+        let Write { manager, lease, id, .. } = write;
+        let mut record = Record { lease, manager };
+        if let Some(known) = self.records.get(&id) {
+            let usage = record.lease.usage.get_or_insert_default();
+            *usage = most(usage, &known.lease.usage.unwrap_or_default());
+        }
+        let usage = record.lease.usage.unwrap_or_default();
+        self.records.insert(id, record);
+        usage
+    }
+
+    /// The leases that have not ended and were last written by this manager.
+    pub fn active_of(&self, manager: u8) -> impl Iterator<Item = &v1::Lease> {
+        let own = self.records.values().filter(move |record| record.manager == manager);
+        own.map(|record| &record.lease).filter(|lease| lease.state() != LeaseState::Ended)
+    }
+
+    /// Notes a manager's sign of life with what its tenants have, and says what they have by all others.
+    pub fn exchange(&mut self, now_us: u64, manager: u8, own: Vec<TenantUse>) -> Vec<TenantUse> {
+        let mut elsewhere = vec![TenantUse::default(); own.len()];
+        self.uses[usize::from(manager)] = Some((now_us, own));
+        let others = self.uses.iter().enumerate().filter(|(other, _)| *other != usize::from(manager));
+        let alive =
+            others.filter_map(|(_, said)| said.as_ref()).filter(|(at_us, _)| now_us - at_us < ALIVE_US);
+        for (_, used) in alive {
+            for (sum, used) in elsewhere.iter_mut().zip(used) {
+                sum.cores += used.cores;
+                sum.memory_bytes += used.memory_bytes;
+                sum.leases += used.leases;
+            }
+        }
+        elsewhere
+    }
+}
+
+fn most(a: &Usage, b: &Usage) -> Usage {
+    Usage {
+        allocated_ns: a.allocated_ns.max(b.allocated_ns),
+        executing_ns: a.executing_ns.max(b.executing_ns),
+        polling_ns: a.polling_ns.max(b.polling_ns),
+        calls: a.calls.max(b.calls),
+        failed_calls: a.failed_calls.max(b.failed_calls),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(id: u128, allocated_ns: u64, state: LeaseState) -> Write {
+        let usage = Some(Usage { allocated_ns, ..Usage::default() });
+        let lease = v1::Lease { usage, state: state.into(), ..v1::Lease::default() };
+        Write { manager: 0, epoch: 1, lease, id: LeaseId(id), revision: 1 }
+    }
+
+    #[test]
+    fn usage_never_shrinks_and_the_ended_are_not_restored() {
+        let mut store = Store::new(1);
+        assert_eq!(store.take(write(1, 5, LeaseState::Attached)).allocated_ns, 5);
+        assert_eq!(store.take(write(1, 3, LeaseState::Attached)).allocated_ns, 5);
+        assert_eq!((store.active_of(0).count(), store.active_of(1).count()), (1, 0));
+        assert_eq!(store.take(write(1, 7, LeaseState::Ended)).allocated_ns, 7);
+        assert_eq!((store.active_of(0).count(), store.records.len()), (0, 1));
+    }
+
+    #[test]
+    fn managers_hear_what_tenants_have_by_the_living_others() {
+        let mut store = Store::new(3);
+        let cores = |cores| vec![TenantUse { cores, ..TenantUse::default() }];
+        assert_eq!(store.exchange(0, 0, cores(1))[0].cores, 0);
+        assert_eq!(store.exchange(4_000_000, 1, cores(2))[0].cores, 1);
+        assert_eq!(store.exchange(6_000_000, 2, cores(4))[0].cores, 2);
+    }
+}

@@ -1,0 +1,587 @@
+//! What is really the case, as nobody in the run can see it, and the invariants that must hold of it.
+//!
+//! The models tell [`Truth`] what happens: a ticket is signed, an agent takes up a registration, a lease attaches, a
+//! worker's time is over. It looks at what the event has touched, and keeps the first violation that it finds:
+//!
+//! - no core, shared place or byte of a node is leased twice, where leased means: attached, or promised by a ticket that
+//!   the agent would still take;
+//! - a ticket is taken once, under the registration it was issued for, and never after its agent has said that it
+//!   takes it no more;
+//! - no lease outlives its time by more than [`GRACE_US`] and what the drift of two clocks makes of it;
+//! - the store never has more usage than there was, and in the end has all of it that anybody could tell;
+//! - no tenant gets more than its quota.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use sublet_manager::core::{Amount, LeaseId, Room};
+use sublet_proto::ticket::ATTACH_GRACE_MS;
+use sublet_proto::v1::{Quota, Usage};
+
+use super::clock::{Clock, MAX_DRIFT_PPM};
+use super::worker::{self, Worker};
+
+/// How long after its expiry a lease may be on its way out.
+pub const GRACE_US: u64 = 1_000_000;
+/// How long it may take until managers have heard from each other what tenants have: two heartbeats.
+const HEARSAY_US: u64 = 3_000_000;
+/// How many bits of a registration lie below its manager's epoch.
+const EPOCH_SHIFT: u32 = 32;
+
+/// An invariant that does not hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Which.
+    pub of: Invariant,
+    /// With what was found.
+    pub found: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.of, self.found)
+    }
+}
+
+/// What must hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Invariant {
+    /// Of cores, places and bytes.
+    NothingIsLeasedTwice,
+    /// Of tickets.
+    TicketsAreTakenOnce,
+    /// Of leases.
+    LeasesEndInTime,
+    /// Of resources.
+    NothingLeaks,
+    /// Of usage, upwards.
+    NothingIsBilledTwice,
+    /// Of usage, downwards.
+    NoUsageIsLost,
+    /// Of requests.
+    RequestsAreAnsweredOnce,
+    /// Of requests that wait.
+    QueuesAreBounded,
+    /// Of tenants whose requests wait.
+    NobodyStarves,
+    /// Of tenants.
+    QuotasHold,
+}
+
+impl fmt::Display for Invariant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Invariant::NothingIsLeasedTwice => "nothing is leased twice",
+            Invariant::TicketsAreTakenOnce => "tickets are taken once, while they are good",
+            Invariant::LeasesEndInTime => "leases end in time",
+            Invariant::NothingLeaks => "what is released is leased again",
+            Invariant::NothingIsBilledTwice => "nothing is billed that was not used",
+            Invariant::NoUsageIsLost => "no usage is lost",
+            Invariant::RequestsAreAnsweredOnce => "requests are answered once",
+            Invariant::QueuesAreBounded => "queues are bounded",
+            Invariant::NobodyStarves => "no tenant starves another",
+            Invariant::QuotasHold => "quotas hold",
+        })
+    }
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Truth {
+    nodes: Vec<Node>,
+    leases: Vec<Lease>,
+    by_id: HashMap<LeaseId, u32>,
+    tenants: Vec<Tenant>,
+    /// Of the managers that live.
+    epochs: Vec<u64>,
+    /// Until when managers may not know of each other.
+    hearsay_until_us: u64,
+    violation: Option<Violation>,
+}
+
+/// An agent's node.
+#[derive(Debug)]
+struct Node {
+    capacity: Room,
+    /// Attached leases, and open tickets of the current registration.
+    held: Held,
+    registration: u64,
+    registered_us: u64,
+    /// Leases that are open or attached, by their index.
+    live: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Held {
+    cores: u64,
+    places: u64,
+    memory_bytes: u64,
+}
+
+impl Held {
+    fn add(&mut self, amount: Amount) {
+        *self.workers(amount.shared) += u64::from(amount.workers);
+        self.memory_bytes += amount.memory_bytes;
+    }
+
+    fn remove(&mut self, amount: Amount) {
+        *self.workers(amount.shared) -= u64::from(amount.workers);
+        self.memory_bytes -= amount.memory_bytes;
+    }
+
+    fn workers(&mut self, shared: bool) -> &mut u64 {
+        if shared { &mut self.places } else { &mut self.cores }
+    }
+
+    fn fits(&self, capacity: Room) -> bool {
+        self.cores <= capacity.cores.into()
+            && self.places <= capacity.places.into()
+            && self.memory_bytes <= capacity.memory_bytes
+    }
+}
+
+#[derive(Debug, Default)]
+struct Tenant {
+    quota: Quota,
+    cores: u64,
+    memory_bytes: u64,
+    leases: u64,
+}
+
+/// A lease as it is granted.
+#[derive(Clone, Copy, Debug)]
+pub struct Granted {
+    /// Its name.
+    pub id: LeaseId,
+    /// Its agent's number.
+    pub agent: u32,
+    /// Its tenant's number.
+    pub tenant: u32,
+    /// What it holds.
+    pub amount: Amount,
+    /// From its ticket.
+    pub registration: u64,
+    /// From its ticket: the clock of the manager that signed it.
+    pub issued_ms: u64,
+    /// From the grant to the end.
+    pub timeout_ms: u64,
+}
+
+#[derive(Debug)]
+struct Lease {
+    granted: Granted,
+    granted_us: u64,
+    life: Life,
+    /// True time by which it is over.
+    ends_by_us: u64,
+    /// What the store has.
+    stored: Usage,
+    /// What a manager has heard, in which of its lives.
+    heard: Option<(Usage, u64)>,
+    /// What of its usage can be known.
+    known: Known,
+}
+
+/// What of a lease's usage the store must have in the end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Known {
+    /// All of it: its agent lives.
+    All,
+    /// What a dead agent's journal says.
+    Journal(Usage),
+    /// What its manager has heard, if that lives: nobody else knows anything.
+    Hearsay,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Life {
+    /// Its agent would take its ticket, now or once it takes up the ticket's registration.
+    Open,
+    /// Its ticket is worth nothing, and nobody ever showed it.
+    Void,
+    /// With its node's clock, and what that showed.
+    Attached(Clock, u64),
+    /// With all that it used.
+    Ended(Usage),
+}
+
+impl Truth {
+    /// Before anything has happened.
+    pub fn new(capacities: impl Iterator<Item = Room>, tenants: usize) -> Truth {
+        let node = |capacity| Node {
+            capacity,
+            held: Held::default(),
+            registration: 0,
+            registered_us: 0,
+            live: Vec::new(),
+        };
+        Truth {
+            nodes: capacities.map(node).collect(),
+            leases: Vec::new(),
+            by_id: HashMap::new(),
+            tenants: (0..tenants).map(|_| Tenant::default()).collect(),
+            epochs: Vec::new(),
+            hearsay_until_us: 0,
+            violation: None,
+        }
+    }
+
+    /// The first violation, if there is one.
+    pub fn violation(&self) -> Option<&Violation> {
+        self.violation.as_ref()
+    }
+
+    /// Notes a violation that somebody else has found.
+    #[cold]
+    pub fn violated(&mut self, of: Invariant, found: String) {
+        self.violation.get_or_insert(Violation { of, found });
+    }
+
+    /// What a tenant may have from now on.
+    pub fn set_quota(&mut self, tenant: u32, quota: Quota) {
+        self.tenants[tenant as usize].quota = quota;
+    }
+
+    /// A manager has started, under this epoch.
+    pub fn manager_started(&mut self, epoch: u64) {
+        self.epochs.push(epoch);
+    }
+
+    /// The manager of this epoch is gone.
+    pub fn manager_gone(&mut self, epoch: u64) {
+        self.epochs.retain(|&other| other != epoch);
+    }
+
+    /// Managers cannot hear from each other until a while from now.
+    pub fn unsettle(&mut self, until_us: u64) {
+        self.hearsay_until_us = self.hearsay_until_us.max(until_us + HEARSAY_US);
+    }
+
+    /// Under which an agent takes tickets now.
+    pub fn registration(&self, agent: u32) -> u64 {
+        self.nodes[agent as usize].registration
+    }
+
+    /// How many leases were ever granted.
+    pub fn leases_granted(&self) -> u64 {
+        self.leases.len() as u64
+    }
+
+    /// A manager has signed a ticket for a new lease.
+    pub fn grant(&mut self, now_us: u64, granted: Granted) {
+        let index = self.leases.len() as u32;
+        self.by_id.insert(granted.id, index);
+        self.leases.push(Lease {
+            granted,
+            granted_us: now_us,
+            life: Life::Open,
+            ends_by_us: ends_by_us(now_us, granted.timeout_ms),
+            stored: Usage::default(),
+            heard: None,
+            known: Known::All,
+        });
+        let node = &mut self.nodes[granted.agent as usize];
+        node.live.push(index);
+        let tenant = &mut self.tenants[granted.tenant as usize];
+        tenant.cores += u64::from(granted.amount.workers);
+        tenant.memory_bytes += granted.amount.memory_bytes;
+        tenant.leases += 1;
+        if granted.registration == node.registration {
+            self.hold(granted);
+        }
+        self.check_quota(now_us, granted.tenant, granted.registration >> EPOCH_SHIFT);
+    }
+
+    /// Whether a lease was granted under this name.
+    pub fn knows(&self, id: LeaseId) -> bool {
+        self.by_id.contains_key(&id)
+    }
+
+    /// A manager has signed a ticket with a later end.
+    pub fn renew(&mut self, now_us: u64, id: LeaseId, timeout_ms: u64) {
+        if let Some(lease) = self.lease_mut(id) {
+            lease.ends_by_us = lease.ends_by_us.max(ends_by_us(now_us, timeout_ms));
+        }
+    }
+
+    /// An agent has taken up a registration: tickets of others are void. It has never more than one registration on
+    /// its way, so that it will not take up an earlier one later.
+    pub fn adopt(&mut self, now_us: u64, agent: u32, registration: u64) {
+        let node = &mut self.nodes[agent as usize];
+        node.registration = registration;
+        node.registered_us = now_us;
+        node.held = Held::default();
+        for index in std::mem::take(&mut node.live) {
+            let Lease { life, granted, .. } = self.leases[index as usize];
+            if life == Life::Open && granted.registration != registration {
+                self.close(index, Life::Void);
+            } else {
+                self.nodes[agent as usize].live.push(index);
+                self.hold(granted);
+            }
+        }
+    }
+
+    /// An agent says in a report that the clock shows at least this: it takes no ticket any more that was too old by
+    /// then, or whose lease was over.
+    pub fn promise(&mut self, agent: u32, clock_ms: u64) {
+        let node = &mut self.nodes[agent as usize];
+        if node.live.is_empty() {
+            return;
+        }
+        let registration = node.registration;
+        self.close_all(agent, |lease| {
+            lease.life == Life::Open
+                && lease.granted.registration == registration
+                && lease.granted.issued_ms + ATTACH_GRACE_MS.min(lease.granted.timeout_ms) < clock_ms
+        });
+    }
+
+    /// An agent has heard that a lease has ended: if it has not taken the ticket so far, it does not any more.
+    pub fn void(&mut self, agent: u32, id: LeaseId) {
+        self.close_all(agent, |lease| lease.granted.id == id && lease.life == Life::Open);
+    }
+
+    /// An agent has taken a ticket.
+    pub fn attach(&mut self, agent: u32, id: LeaseId, clock: Clock, clock_ns: u64) {
+        let Some(&index) = self.by_id.get(&id) else {
+            let found = format!("agent {agent} took a ticket of lease {id}, which was never granted");
+            return self.violated(Invariant::TicketsAreTakenOnce, found);
+        };
+        let registration = self.nodes[agent as usize].registration;
+        let lease = &mut self.leases[index as usize];
+        let granted = lease.granted;
+        if lease.life != Life::Open || granted.agent != agent || granted.registration != registration {
+            let found = format!(
+                "agent {agent} under registration {registration} took the ticket of {granted:?}, which is {:?}",
+                lease.life
+            );
+            return self.violated(Invariant::TicketsAreTakenOnce, found);
+        }
+        lease.life = Life::Attached(clock, clock_ns);
+    }
+
+    /// A lease's workers are gone, having used this much.
+    pub fn end(&mut self, now_us: u64, id: LeaseId, used: Usage) {
+        let Some(&index) = self.by_id.get(&id) else { return };
+        let lease = &self.leases[index as usize];
+        if !lease.is_attached() {
+            return;
+        }
+        let agent = lease.granted.agent;
+        self.check_end(now_us, index);
+        self.close(index, Life::Ended(used));
+        self.nodes[agent as usize].live.retain(|&other| other != index);
+    }
+
+    /// The agent of a lease has died, and its end had not been acknowledged. This is what its journal has of it.
+    pub fn survives(&mut self, id: LeaseId, journal: Option<Usage>) {
+        if let Some(lease) = self.lease_mut(id) {
+            lease.known = journal.map_or(Known::Hearsay, Known::Journal);
+        }
+    }
+
+    /// A manager, in the life with this epoch, has been told what a lease has used.
+    pub fn heard(&mut self, id: LeaseId, usage: Usage, epoch: u64) {
+        if let Some(lease) = self.lease_mut(id)
+            && lease.heard.is_none_or(|(known, _)| worker::is_within(&known, &usage))
+        {
+            lease.heard = Some((usage, epoch));
+        }
+    }
+
+    /// An agent is gone, and its leases have been ended one by one: nobody takes its tickets.
+    pub fn agent_gone(&mut self, agent: u32) {
+        self.close_all(agent, |lease| lease.life == Life::Open);
+    }
+
+    /// The store has this of a lease.
+    pub fn stored(&mut self, now_us: u64, id: LeaseId, usage: Usage) {
+        let Some(lease) = self.lease_mut(id) else {
+            let found = format!("the store has lease {id}, which was never granted");
+            return self.violated(Invariant::NothingIsBilledTwice, found);
+        };
+        lease.stored = usage;
+        let used = lease.used(now_us);
+        if !worker::is_within(&usage, &used) {
+            let found = format!("lease {id} has used {used:?} and is billed {usage:?}");
+            self.violated(Invariant::NothingIsBilledTwice, found);
+        }
+    }
+
+    /// Checks everything, also what nothing has touched.
+    pub fn check(&mut self, now_us: u64) {
+        for agent in 0..self.nodes.len() as u32 {
+            let node = &self.nodes[agent as usize];
+            let mut sum = Held::default();
+            let live: Vec<u32> = node.live.clone();
+            let registration = node.registration;
+            for index in live {
+                let lease = &self.leases[index as usize];
+                if lease.is_attached() || lease.granted.registration == registration {
+                    sum.add(lease.granted.amount);
+                }
+                if lease.is_attached() {
+                    self.check_end(now_us, index);
+                }
+            }
+            assert_eq!(
+                sum, self.nodes[agent as usize].held,
+                "the simulator's own sums of agent {agent} are wrong"
+            );
+            self.check_room(agent);
+        }
+    }
+
+    /// Checks what must hold once faults have stopped and time has passed.
+    pub fn check_final(&mut self) {
+        for index in 0..self.leases.len() {
+            let lease = &self.leases[index];
+            let id = lease.granted.id;
+            if lease.is_attached() {
+                let found = format!("{lease:?} is still attached");
+                self.violated(Invariant::LeasesEndInTime, found);
+            } else if let Life::Ended(used) = lease.life
+                && let least = lease.least(used, &self.epochs)
+                && !worker::is_within(&least, &lease.stored)
+            {
+                let found = format!("lease {id} has used {used:?}, {least:?} is known: {lease:?}");
+                self.violated(Invariant::NoUsageIsLost, found);
+            }
+        }
+    }
+
+    fn lease_mut(&mut self, id: LeaseId) -> Option<&mut Lease> {
+        let index = *self.by_id.get(&id)?;
+        Some(&mut self.leases[index as usize])
+    }
+
+    fn hold(&mut self, granted: Granted) {
+        self.nodes[granted.agent as usize].held.add(granted.amount);
+        self.check_room(granted.agent);
+    }
+
+    fn close_all(&mut self, agent: u32, is_over: impl Fn(&Lease) -> bool) {
+        let live = std::mem::take(&mut self.nodes[agent as usize].live);
+        let (over, left): (Vec<u32>, Vec<u32>) =
+            live.into_iter().partition(|&index| is_over(&self.leases[index as usize]));
+        self.nodes[agent as usize].live = left;
+        over.into_iter().for_each(|index| self.close(index, Life::Void));
+    }
+
+    /// A lease that was live holds nothing any more.
+    fn close(&mut self, index: u32, life: Life) {
+        let lease = &mut self.leases[index as usize];
+        let granted = lease.granted;
+        let was_attached = lease.is_attached();
+        lease.life = life;
+        let node = &mut self.nodes[granted.agent as usize];
+        if was_attached || granted.registration == node.registration {
+            node.held.remove(granted.amount);
+        }
+        let tenant = &mut self.tenants[granted.tenant as usize];
+        tenant.cores -= u64::from(granted.amount.workers);
+        tenant.memory_bytes -= granted.amount.memory_bytes;
+        tenant.leases -= 1;
+    }
+
+    fn check_room(&mut self, agent: u32) {
+        let Node { capacity, held, .. } = self.nodes[agent as usize];
+        if !held.fits(capacity) {
+            let found = format!("agent {agent} has {capacity:?}, of which {held:?} is leased");
+            self.violated(Invariant::NothingIsLeasedTwice, found);
+        }
+    }
+
+    fn check_end(&mut self, now_us: u64, index: u32) {
+        let Lease { granted, ends_by_us, .. } = self.leases[index as usize];
+        if now_us > ends_by_us {
+            let late_ms = (now_us - ends_by_us) / 1_000;
+            let found = format!("{granted:?} was attached {late_ms} ms after its time and grace");
+            self.violated(Invariant::LeasesEndInTime, found);
+        }
+    }
+
+    fn check_quota(&mut self, now_us: u64, number: u32, epoch: u64) {
+        let tenant = &self.tenants[number as usize];
+        if !tenant.is_over() || now_us < self.hearsay_until_us {
+            return;
+        }
+        let known = self.known_to(now_us, number, epoch);
+        if known.is_over() {
+            let live =
+                self.nodes.iter().flat_map(|node| &node.live).map(|&index| &self.leases[index as usize]);
+            let leases: Vec<&Lease> = live.filter(|lease| lease.granted.tenant == number).collect();
+            let found = format!(
+                "tenant {number}, by what the manager of epoch {epoch} could know, has {known:?}; all: {leases:?}"
+            );
+            self.violated(Invariant::QuotasHold, found);
+        }
+    }
+
+    /// What a tenant has by all that a manager can know: leases of its own nodes, and those that have been on nodes of
+    /// other living managers for long enough.
+    fn known_to(&self, now_us: u64, number: u32, epoch: u64) -> Tenant {
+        let mut known = Tenant { quota: self.tenants[number as usize].quota, ..Tenant::default() };
+        for node in &self.nodes {
+            let leases = node.live.iter().map(|&index| &self.leases[index as usize]);
+            for lease in leases.filter(|lease| lease.granted.tenant == number) {
+                let of = if lease.is_attached() { node.registration } else { lease.granted.registration };
+                let is_own = of >> EPOCH_SHIFT == epoch;
+                if !lease.is_attached() && lease.ends_by_us - GRACE_US < now_us {
+                    continue;
+                }
+                let since_us = lease.granted_us.max(node.registered_us) + HEARSAY_US;
+                if is_own || (self.epochs.contains(&(of >> EPOCH_SHIFT)) && since_us < now_us) {
+                    known.cores += u64::from(lease.granted.amount.workers);
+                    known.memory_bytes += lease.granted.amount.memory_bytes;
+                    known.leases += 1;
+                }
+            }
+        }
+        known
+    }
+}
+
+impl Tenant {
+    fn is_over(&self) -> bool {
+        let over = |held: u64, most: Option<u64>| most.is_some_and(|most| held > most);
+        over(self.cores, self.quota.cores.map(u64::from))
+            || over(self.memory_bytes, self.quota.memory_bytes)
+            || over(self.leases, self.quota.leases.map(u64::from))
+    }
+}
+
+impl Lease {
+    fn is_attached(&self) -> bool {
+        matches!(self.life, Life::Attached(..))
+    }
+
+    /// What it has really used until now.
+    fn used(&self, now_us: u64) -> Usage {
+        match self.life {
+            Life::Open | Life::Void => Usage::default(),
+            Life::Ended(used) => used,
+            Life::Attached(clock, since_ns) => {
+                let Granted { id, amount, .. } = self.granted;
+                Worker::of(id, amount.workers).used(clock.read_ns(now_us) - since_ns)
+            }
+        }
+    }
+
+    /// What the store must have of it.
+    fn least(&self, used: Usage, epochs: &[u64]) -> Usage {
+        match (self.known, self.heard) {
+            (Known::All, _) => used,
+            (Known::Journal(usage), _) => usage,
+            (Known::Hearsay, Some((usage, epoch))) if epochs.contains(&epoch) => usage,
+            (Known::Hearsay, _) => Usage::default(),
+        }
+    }
+}
+
+/// When a lease that ends in so long by a manager's clock and then by its agent's is over, at the latest.
+fn ends_by_us(now_us: u64, timeout_ms: u64) -> u64 {
+    let drift_us = timeout_ms * 2 * MAX_DRIFT_PPM as u64 / 1_000;
+    now_us + timeout_ms * 1_000 + drift_us + GRACE_US
+}
