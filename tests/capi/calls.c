@@ -261,6 +261,67 @@ static void a_deadline_ends_the_call(void) {
     sublet_invoker_free(invoker);
 }
 
+static void access_is_said_by_the_environment_or_the_program(void) {
+    sublet_access access = sublet_access_default();
+    sublet_invoker *invoker;
+    CHECK_OK(sublet_invoker_connect_with(&access, &invoker));
+    sublet_invoker_free(invoker);
+    access.token_file = "/nonexistent";
+    CHECK_STATUS(sublet_invoker_connect_with(&access, &invoker), SUBLET_INVALID_ARGUMENT);
+    access = sublet_access_default();
+    access.managers = "https://localhost:1";
+    CHECK_STATUS(sublet_invoker_connect_with(&access, &invoker), SUBLET_INVALID_ARGUMENT);
+    CHECK(strstr(sublet_error_message(), "ca.pem") != NULL);
+    access.size_bytes = 8;
+    CHECK_STATUS(sublet_invoker_connect_with(&access, &invoker), SUBLET_INVALID_ARGUMENT);
+    CHECK_STATUS(sublet_invoker_connect_with(NULL, &invoker), SUBLET_INVALID_ARGUMENT);
+}
+
+static void an_invoker_grows_by_workers(void) {
+    sublet_invoker *invoker = leased(SUBLET_ALWAYS_WARM);
+    sublet_lease lease;
+    CHECK_OK(sublet_invoker_grow(invoker, 1));
+    CHECK_OK(sublet_invoker_lease(invoker, &lease));
+    CHECK(lease.workers == 2);
+    const sublet_call_options options = {.worker = 1};
+    char x = 'x', y = 0;
+    sublet_call call = {&x, 1, &y, 1, &options, find(invoker, "echo")};
+    sublet_invocation invocation;
+    CHECK_OK(sublet_invoker_submit(invoker, &call, &invocation));
+    CHECK_OK(sublet_invocation_wait(&invocation, NULL));
+    CHECK(y == 'x');
+    sublet_bill bill;
+    CHECK_OK(sublet_invoker_deallocate(invoker, &bill));
+    CHECK(bill.calls == 1);
+    CHECK_STATUS(sublet_invoker_grow(invoker, 1), SUBLET_NOT_ALLOCATED);
+    sublet_invoker_free(invoker);
+}
+
+static void without_an_announced_end_there_is_no_notice(void) {
+    sublet_invoker *invoker = leased(SUBLET_ALWAYS_WARM);
+    sublet_notice notice;
+    size_t count = 9;
+    CHECK_OK(sublet_invoker_notices(invoker, &notice, 1, &count));
+    CHECK(count == 0);
+    CHECK_OK(sublet_invoker_notices(invoker, NULL, 0, &count));
+    CHECK_STATUS(sublet_invoker_notices(invoker, NULL, 1, &count), SUBLET_INVALID_ARGUMENT);
+    CHECK_STATUS(sublet_invoker_notices(invoker, &notice, 1, NULL), SUBLET_INVALID_ARGUMENT);
+    CHECK_OK(sublet_invoker_deallocate(invoker, NULL));
+    CHECK_STATUS(sublet_invoker_renew(invoker, 1000 * MS), SUBLET_NOT_ALLOCATED);
+    sublet_invoker_free(invoker);
+}
+
+static void a_call_is_repeated_as_often_as_it_may_be(void) {
+    sublet_invoker *invoker = leased(SUBLET_ALWAYS_WARM);
+    sublet_invocation invocation;
+    const sublet_call_options options = {.worker = SUBLET_ANY_WORKER, .retries = 2};
+    sublet_call call = {.options = &options, .function = find(invoker, "crash")};
+    CHECK_OK(sublet_invoker_submit(invoker, &call, &invocation));
+    CHECK_STATUS(sublet_invocation_wait(&invocation, NULL), SUBLET_WORKER_DIED);
+    check_alive(invoker);
+    sublet_invoker_free(invoker);
+}
+
 static void closing_waits_and_may_be_repeated(void) {
     sublet_invoker *invoker = leased(SUBLET_ALWAYS_WARM);
     sublet_invocation invocation;
@@ -470,6 +531,10 @@ int main(int argc, char **argv) {
         TEST(waiting_for_a_time_leaves_the_call_alone),
         TEST(a_timed_call_tells_how_long_it_took),
         TEST(a_deadline_ends_the_call),
+        TEST(access_is_said_by_the_environment_or_the_program),
+        TEST(an_invoker_grows_by_workers),
+        TEST(without_an_announced_end_there_is_no_notice),
+        TEST(a_call_is_repeated_as_often_as_it_may_be),
         TEST(closing_waits_and_may_be_repeated),
         TEST(a_moved_invocation_is_the_same_call),
         TEST(giving_the_lease_back_ends_its_calls),

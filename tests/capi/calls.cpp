@@ -258,6 +258,26 @@ void a_call_can_choose_its_worker() {
     CHECK(status_of([&] { invoker.submit("echo", "x", 1, nothing, third); }) == SUBLET_INVALID_ARGUMENT);
 }
 
+void an_invoker_grows_and_its_access_can_be_said() {
+    sublet::invoker invoker{sublet::access{}};
+    sublet::allocation wanted;
+    wanted.max_nodes = 1;
+    wanted.pu = "cpu";
+    invoker.allocate(package, wanted);
+    invoker.grow(1);
+    CHECK(invoker.lease().workers == 2);
+    CHECK(invoker.notices().empty());
+    sublet::call_options second;
+    second.worker = 1;
+    second.retries = 1;
+    CHECK(invoker.submit("echo", "x", 1, nothing, second).get() == 1);
+    CHECK(invoker.deallocate().calls == 1);
+    CHECK(status_of([&] { invoker.renew(1s); }) == SUBLET_NOT_ALLOCATED);
+    sublet::access broken;
+    broken.ca_file = "/nonexistent";
+    CHECK(status_of([&] { sublet::invoker{broken}; }) == SUBLET_INVALID_ARGUMENT);
+}
+
 void threads_share_an_invoker() {
     const sublet::invoker invoker = leased(2);
     std::atomic<int> wrong{0};
@@ -315,6 +335,7 @@ const test TESTS[] = {
     TEST(an_exception_of_a_function_is_an_error_of_its_call),
     TEST(policies_say_how_long_workers_poll),
     TEST(a_call_can_choose_its_worker),
+    TEST(an_invoker_grows_and_its_access_can_be_said),
     TEST(threads_share_an_invoker),
     TEST(a_dropped_future_has_left_its_output_alone),
 };

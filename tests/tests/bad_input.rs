@@ -253,7 +253,7 @@ fn requests_outside_of_the_limits_are_refused_with_the_limit() {
     let day = std::time::Duration::from_secs(24 * 60 * 60);
     for (asked, named) in [
         (allocation().cores(0), "0"),
-        (allocation().cores(100_000), "1024"),
+        (allocation().cores(100_000), "65536"),
         (allocation().slots(u32::MAX), "256"),
         (allocation().slot_bytes(1 << 32), "4294967295"),
         (allocation().timeout(day * 2), "86400000"),

@@ -34,9 +34,14 @@ fn patient() -> CallOptions {
     CallOptions { deadline: Some(Instant::now() + PATIENCE), ..CallOptions::default() }
 }
 
-/// What the manager knows of the usage of the only lease.
+/// What the manager knows of the usage of the only lease, once a report has told it.
 fn bill(platform: &Platform) -> Value {
-    platform.json(&["bill"])["leases"][0]["usage"].take()
+    let mut bill = Value::Null;
+    wait_until("the lease is on the bill", || {
+        bill = platform.json(&["bill"]);
+        bill["leases"].as_array().is_some_and(|lines| !lines.is_empty())
+    });
+    bill["leases"][0]["usage"].take()
 }
 
 /// Waits for a report of the agent that was made after this one.
@@ -218,7 +223,8 @@ fn the_allocators_memory_is_the_functions_memory() {
     let mut words = client.buffer::<u32>(3).unwrap();
     words.fill(0);
     let converse = client.function("converse").unwrap();
-    let call = client.submit_with(converse, &words, &mut [0u8; 0], patient()).unwrap();
+    let mut output = [0u8; 0];
+    let mut call = client.submit_with(converse, &words, &mut output, patient()).unwrap();
     wait_until("the function says that it runs", || words.atomic(0).load(Ordering::Acquire) == 1);
     assert!(!call.is_ready());
     words.atomic(1).store(41, Ordering::Release);

@@ -175,10 +175,10 @@ fn every_call_in_flight_ends_when_its_worker_dies() {
     let (flag, mut outputs) = (flag(&client), [[0u8; 8]; 12]);
     let (first, others) = outputs.split_at_mut(1);
     let spinning = client.submit("spin", &flag, &mut first[0]).unwrap();
-    let waiting: Vec<_> =
+    let mut waiting: Vec<_> =
         others.iter_mut().map(|output| client.submit("echo", b"hello", output).unwrap()).collect();
     wait_for_flag(&flag);
-    assert!(!waiting.iter().any(Invocation::is_ready));
+    assert!(!waiting.iter_mut().any(Invocation::is_ready));
     kill(platform.worker(), Signal::KILL);
     assert_fails(spinning.wait(), Code::WorkerDied, &["SIGKILL"]);
     for call in waiting {

@@ -49,6 +49,10 @@ fn what_a_killed_up_leaves_behind_is_cleared_away_and_its_bills_are_kept() {
     let lease = client.lease().unwrap().id.clone();
     let spinning = client.submit("spin", &[0u8; 0], &mut output).unwrap();
     let worker = platform.worker();
+    // What is killed within the first second of a lease may leave it off the bill.
+    wait_until("the lease is on the bill", || {
+        !platform.json(&["bill"])["leases"].as_array().unwrap().is_empty()
+    });
     platform.signal(Signal::KILL);
     platform.wait();
     assert_fails(spinning.wait(), Code::AgentUnreachable, &["agent"]);

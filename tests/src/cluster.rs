@@ -1,0 +1,521 @@
+//! A Sublet of several processes: `sublet manager`s of one store and `sublet agent`s, by TLS and with tokens, on
+//! addresses and in folders of the test's own. Each can be killed, stopped and started again.
+//!
+//! All agents lend cores of this one machine, each the same ones. Nothing here asks how long something took.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::ops::{Deref, DerefMut};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use serde_json::Value;
+use sublet::{Access, Allocation, Code, Invoker};
+use sublet_proto::v1::{
+    BillLine, BillRequest, CreateTokenReply, CreateTokenRequest, Lease, LeaseState, NodeInfo, NodeState,
+    Quota, Role, Tenant,
+};
+use tempfile::TempDir;
+
+use crate::disk::SmallDisk;
+use crate::functions::package;
+use crate::nats::{self, NatsServer};
+use crate::network::{Host, Network};
+use crate::platform::{assert_echoes, sublet};
+use crate::process::{children, is_alive, wait_until};
+use crate::program::{Program, inside};
+
+/// The port of managers on hosts of their own.
+const PORT: u16 = 7433;
+/// Hosts of a [`Network`], by their numbers: clients, all managers with their store, and from here on agents.
+pub const CLIENT_HOST: u8 = 0;
+/// See [`CLIENT_HOST`].
+pub const MANAGER_HOST: u8 = 1;
+/// See [`CLIENT_HOST`].
+pub const FIRST_AGENT_HOST: u8 = 2;
+/// Whose tokens users have if a test does not care.
+pub const TENANT: &str = "somebody";
+
+/// What a cluster is made of, beside its agents.
+pub struct Plan {
+    /// How many.
+    pub managers: u8,
+    /// What they share.
+    pub store: Store,
+    /// If it is to run on hosts of its own.
+    pub network: Option<Network>,
+    /// If a manager's state is to be on a small disk, its size.
+    pub disk_bytes: Option<u64>,
+    /// More of the managers' command lines.
+    pub arguments: &'static [&'static str],
+}
+
+/// What managers share.
+pub enum Store {
+    /// A file: for one manager.
+    Embedded,
+    /// A server of the test's own.
+    Nats(nats::Settings),
+}
+
+/// What an agent lends.
+#[derive(Clone, Copy, Debug)]
+pub struct Lent {
+    /// To one lease each.
+    pub cores: u32,
+    /// To several, and how many workers.
+    pub shared: Option<(u32, u32)>,
+}
+
+/// Running managers and agents; gone when it is dropped.
+pub struct Cluster {
+    /// In the order of their starts.
+    pub agents: Vec<Agent>,
+    /// In the order of their starts.
+    pub managers: Vec<Manager>,
+    /// Their store, if it is a server.
+    pub nats: Option<NatsServer>,
+    /// Their hosts.
+    pub network: Option<Network>,
+    /// The first manager's disk, if it is a small one.
+    pub disk: Option<SmallDisk>,
+    ca: Vec<u8>,
+    folder: TempDir,
+}
+
+/// A manager's process.
+pub struct Manager {
+    program: Program,
+    state: PathBuf,
+    socket: PathBuf,
+    /// `https://...`
+    pub address: String,
+    /// The address's number part.
+    pub ip: Ipv4Addr,
+}
+
+/// An agent's process.
+pub struct Agent {
+    program: Program,
+    state: PathBuf,
+    /// Of its node.
+    pub name: String,
+    /// Where it is.
+    pub host: Option<Host>,
+}
+
+impl Default for Plan {
+    fn default() -> Plan {
+        Plan { managers: 1, store: Store::Embedded, network: None, disk_bytes: None, arguments: &[] }
+    }
+}
+
+impl Plan {
+    /// Managers of one NATS server.
+    pub fn of_managers(managers: u8) -> Plan {
+        Plan { managers, store: Store::Nats(nats::Settings::default()), ..Plan::default() }
+    }
+}
+
+impl Lent {
+    /// So many cores, and no shared ones.
+    pub fn cores(cores: u32) -> Lent {
+        Lent { cores, shared: None }
+    }
+
+    /// So many shared cores that take so many workers, and no others.
+    pub fn shared(cores: u32, places: u32) -> Lent {
+        Lent { cores: 0, shared: Some((cores, places)) }
+    }
+}
+
+impl Cluster {
+    /// One manager and so many agents, which lend a core each.
+    pub fn with_agents(agents: usize) -> Cluster {
+        let mut cluster = Cluster::start(Plan::default());
+        for _ in 0..agents {
+            cluster.add_agent(Lent::cores(1));
+        }
+        cluster
+    }
+
+    /// Starts managers.
+    pub fn start(plan: Plan) -> Cluster {
+        let folder = tempfile::tempdir().expect("a folder for temporary files is there");
+        let host = plan.network.as_ref().map(|network| network.host(MANAGER_HOST));
+        let nats = match &plan.store {
+            Store::Embedded => None,
+            Store::Nats(settings) => Some(match &host {
+                None => NatsServer::start_with(settings),
+                Some(host) => host.run(|| NatsServer::start_with(settings)),
+            }),
+        };
+        let disk = plan.disk_bytes.map(|bytes| {
+            let state = folder.path().join(manager_name(0));
+            fs::create_dir(&state).expect("the folder can be written to");
+            SmallDisk::mount(&state, bytes)
+        });
+        let disk = disk.flatten();
+        let mut cluster = Cluster {
+            agents: Vec::new(),
+            managers: Vec::new(),
+            nats,
+            network: plan.network,
+            disk,
+            ca: Vec::new(),
+            folder,
+        };
+        for number in 0..plan.managers {
+            cluster.add_manager(number, host.as_ref(), plan.arguments);
+        }
+        cluster
+    }
+
+    fn add_manager(&mut self, number: u8, host: Option<&Host>, more: &[&str]) {
+        let (ip, port) = match host {
+            Some(host) => (host.address(number), PORT),
+            None => free_address(),
+        };
+        let (name, address) = (manager_name(number), format!("https://{ip}:{port}"));
+        let (state, socket) =
+            (self.folder.path().join(&name), self.folder.path().join(format!("{name}.sock")));
+        let mut arguments: Vec<String> = ["manager", "--json", "--state"].map(str::to_owned).into();
+        arguments.extend([state.display().to_string(), "--socket".into(), socket.display().to_string()]);
+        arguments.extend(["--listen".into(), format!("{ip}:{port}")]);
+        arguments.extend(["--tls-names".into(), ip.to_string(), "--advertise".into(), address.clone()]);
+        if let Some(nats) = &self.nats {
+            arguments.extend(["--store".into(), "nats".into(), "--store-url".into(), nats.url()]);
+        }
+        arguments.extend(more.iter().map(|&argument| argument.to_owned()));
+        let entry = host.map(Host::entry).or(self.disk.as_ref().map(SmallDisk::entry));
+        let program = Program::start(&name, self.folder.path(), maker(arguments, entry));
+        let state = self.disk.as_ref().map_or(state, SmallDisk::path);
+        let certificate = fs::read(state.join("tls/ca.pem")).expect("the manager has made a certificate");
+        self.ca.extend(certificate);
+        fs::write(self.ca_file(), &self.ca).expect("the folder can be written to");
+        self.managers.push(Manager { program, state, socket, address, ip });
+    }
+
+    /// Starts an agent, on the next host if there are hosts, and waits until its node is lent. Says its number.
+    pub fn add_agent(&mut self, lent: Lent) -> usize {
+        self.add_agent_with(lent, &[])
+    }
+
+    /// As [`Cluster::add_agent`], with more on its command line.
+    pub fn add_agent_with(&mut self, lent: Lent, more: &[&str]) -> usize {
+        let number = self.agents.len();
+        let name = format!("node-{number}");
+        let token = self.token(&CreateTokenRequest {
+            role: Role::Agent.into(),
+            node: name.clone(),
+            ..CreateTokenRequest::default()
+        });
+        let mut agent = self.begin_agent(&name, &token.secret, lent, more);
+        agent.program.wait_until_it_serves();
+        self.agents.push(agent);
+        number
+    }
+
+    /// Starts an agent with a token, and does not wait for anything.
+    pub fn begin_agent(&self, name: &str, token: &str, lent: Lent, more: &[&str]) -> Agent {
+        let host =
+            self.network.as_ref().map(|network| network.host(FIRST_AGENT_HOST + self.agents.len() as u8));
+        let state = self.folder.path().join(name);
+        let token_file = self.folder.path().join(format!("{name}.token"));
+        fs::write(&token_file, token).expect("the folder can be written to");
+        let mut arguments: Vec<String> = ["agent", "--json", "--name", name].map(str::to_owned).into();
+        for (flag, value) in [
+            ("--state", state.display().to_string()),
+            ("--manager", self.addresses()),
+            ("--ca", self.ca_file().display().to_string()),
+            ("--token-file", token_file.display().to_string()),
+            ("--cores", lent.cores.to_string()),
+        ] {
+            arguments.extend([flag.to_owned(), value]);
+        }
+        if let Some((cores, places)) = lent.shared {
+            arguments.extend(["--shared-cores".into(), cores.to_string()]);
+            arguments.extend(["--shared-places".into(), places.to_string()]);
+        }
+        arguments.extend(more.iter().map(|&argument| argument.to_owned()));
+        let program =
+            Program::begin(name, self.folder.path(), maker(arguments, host.as_ref().map(Host::entry)));
+        Agent { program, state, name: name.to_owned(), host }
+    }
+
+    /// The addresses of all managers, as clients and agents take them.
+    pub fn addresses(&self) -> String {
+        let addresses: Vec<_> = self.managers.iter().map(|manager| manager.address.clone()).collect();
+        addresses.join(",")
+    }
+
+    /// Whom to trust.
+    pub fn ca_file(&self) -> PathBuf {
+        self.folder.path().join("ca.pem")
+    }
+
+    /// The test's own folder.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Makes a token.
+    pub fn token(&self, request: &CreateTokenRequest) -> CreateTokenReply {
+        let made = self.operator().manager().create_token(request.clone());
+        made.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// A token of a user of a tenant.
+    pub fn user_token(&self, tenant: &str) -> CreateTokenReply {
+        self.token(&CreateTokenRequest {
+            tenant: tenant.to_owned(),
+            role: Role::User.into(),
+            ..CreateTokenRequest::default()
+        })
+    }
+
+    /// The way of a user of a tenant to all managers.
+    pub fn user(&self, tenant: &str) -> Access {
+        self.access(&self.addresses(), &self.user_token(tenant).secret)
+    }
+
+    /// The way to managers with a token.
+    pub fn access(&self, managers: &str, token: &str) -> Access {
+        let access = Access::parse(managers).and_then(|access| access.with_ca_file(&self.ca_file()));
+        access.and_then(|access| access.with_token(token)).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Bounds a tenant.
+    pub fn set_quota(&self, tenant: &str, quota: Quota) {
+        let tenant = Tenant { name: tenant.to_owned(), quota: Some(quota), ..Tenant::default() };
+        self.operator().manager().set_tenant(tenant).unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// A client of some tenant, without a lease.
+    pub fn invoker(&self) -> Invoker {
+        connect(&self.user(TENANT))
+    }
+
+    /// A client of some tenant with a core for the functions of a source.
+    pub fn client(&self, source: &'static str) -> Invoker {
+        let mut invoker = self.invoker();
+        invoker.allocate(&Allocation::new(package(source))).unwrap_or_else(|error| panic!("{error}"));
+        invoker
+    }
+
+    /// An operator, by the first manager's own socket.
+    pub fn operator(&self) -> Invoker {
+        self.managers[0].operator()
+    }
+
+    /// The command, as an operator beside the first manager.
+    pub fn command(&self) -> Command {
+        self.managers[0].command()
+    }
+
+    /// What the command answers in JSON.
+    #[track_caller]
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.command().args(arguments).arg("--json").output().expect("sublet can be executed");
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("--json prints JSON")
+    }
+
+    /// A node, as the first manager has it.
+    pub fn node(&self, name: &str) -> Option<NodeInfo> {
+        self.managers[0].node(name)
+    }
+
+    /// A lease, ended or not, as the first manager has it.
+    pub fn lease(&self, id: &str) -> Option<Lease> {
+        let leases = self.operator().manager().leases_with_ended().unwrap_or_else(|error| panic!("{error}"));
+        leases.into_iter().find(|lease| lease.id == id)
+    }
+
+    /// The line of a lease's bill, when there is one: a lease is billed from its first report on.
+    #[track_caller]
+    pub fn billed(&self, lease: &str) -> BillLine {
+        let (operator, mut line) = (self.operator(), None);
+        wait_until("the lease is on a bill", || {
+            let request = BillRequest { lease: lease.to_owned(), ..BillRequest::default() };
+            match operator.manager().bill(request) {
+                Ok(bill) => line = bill.lines.into_iter().next(),
+                Err(error) => assert_eq!(error.code, Code::UnknownLease, "{error}"),
+            }
+            line.is_some()
+        });
+        line.unwrap_or_default()
+    }
+
+    /// Waits until a lease's end has been reported, and gives its bill, which is the last one.
+    #[track_caller]
+    pub fn final_bill(&self, lease: &str) -> BillLine {
+        wait_until("the end of the lease is known", || {
+            self.lease(lease).is_some_and(|lease| lease.state() == LeaseState::Ended)
+        });
+        self.billed(lease)
+    }
+
+    /// Waits until nothing is leased any more of the nodes that are heard of.
+    #[track_caller]
+    pub fn wait_until_idle(&self) {
+        wait_until("nothing is leased any more", || {
+            let nodes = self.managers.iter().flat_map(Manager::nodes);
+            let idle = |node: NodeInfo| {
+                let leased = (node.cores_leased, node.shared_leased, node.memory_leased_bytes);
+                leased == (0, 0, 0) || node.state() == NodeState::Lost
+            };
+            nodes.into_iter().all(idle)
+        });
+    }
+
+    /// A new client can take a lease, call and give the lease back.
+    #[track_caller]
+    pub fn assert_serves(&self) {
+        let mut client = self.invoker();
+        let allocation = Allocation::new(package("calls.c")).wait(Duration::from_secs(10));
+        client.allocate(&allocation).unwrap_or_else(|error| panic!("{error}"));
+        assert_echoes(&client);
+        client.deallocate().unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    fn workers(&self) -> Vec<u32> {
+        self.agents.iter().flat_map(Agent::workers).collect()
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let workers = self.workers();
+        self.agents.clear();
+        self.managers.clear();
+        if !std::thread::panicking() {
+            let any_lives = || workers.iter().any(|&worker| is_alive(worker));
+            wait_until("workers die with their agents", || !any_lives());
+        }
+    }
+}
+
+impl Manager {
+    /// An operator, by its own socket.
+    pub fn operator(&self) -> Invoker {
+        Invoker::connect_to(&self.socket()).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The command, as an operator beside it.
+    pub fn command(&self) -> Command {
+        let mut command = sublet();
+        command.env("SUBLET_MANAGER", self.socket());
+        command
+    }
+
+    /// Its state folder.
+    pub fn state(&self) -> &Path {
+        &self.state
+    }
+
+    /// What its nodes are.
+    pub fn nodes(&self) -> Vec<NodeInfo> {
+        self.operator().manager().nodes().unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// A node that has registered with it.
+    pub fn node(&self, name: &str) -> Option<NodeInfo> {
+        self.nodes().into_iter().find(|node| node.description.as_ref().is_some_and(|said| said.name == name))
+    }
+
+    /// Whether it has the node and hears of it.
+    pub fn hears_of(&self, name: &str) -> bool {
+        self.node(name).is_some_and(|node| node.state() != NodeState::Lost)
+    }
+
+    fn socket(&self) -> String {
+        format!("unix:{}", self.socket.display())
+    }
+}
+
+impl Agent {
+    /// The processes of its workers.
+    pub fn workers(&self) -> Vec<u32> {
+        children(self.pid())
+    }
+
+    /// The process of its only worker.
+    #[track_caller]
+    pub fn worker(&self) -> u32 {
+        let workers = self.workers();
+        assert_eq!(workers.len(), 1, "workers: {workers:?}");
+        workers[0]
+    }
+
+    /// What its operator tells it: `--drain`, `--reclaim`, `--lend`.
+    pub fn told<A: AsRef<OsStr>>(&self, arguments: &[A]) -> Command {
+        let mut command = sublet();
+        command.args(["agent", "--json", "--state"]).arg(&self.state).args(arguments);
+        command
+    }
+}
+
+impl Deref for Manager {
+    type Target = Program;
+    fn deref(&self) -> &Program {
+        &self.program
+    }
+}
+
+impl DerefMut for Manager {
+    fn deref_mut(&mut self) -> &mut Program {
+        &mut self.program
+    }
+}
+
+impl Deref for Agent {
+    type Target = Program;
+    fn deref(&self) -> &Program {
+        &self.program
+    }
+}
+
+impl DerefMut for Agent {
+    fn deref_mut(&mut self) -> &mut Program {
+        &mut self.program
+    }
+}
+
+/// A client.
+#[track_caller]
+pub fn connect(access: &Access) -> Invoker {
+    Invoker::connect_with(access.clone()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn manager_name(number: u8) -> String {
+    format!("manager-{number}")
+}
+
+/// How to start `sublet`, again and again, on a host or with a disk of its own.
+fn maker(arguments: Vec<String>, entry: Option<String>) -> impl Fn() -> Command + Send + Sync + 'static {
+    move || {
+        let mut command = sublet();
+        command.args(&arguments).env("SUBLET_LOG", "info");
+        for variable in ["SUBLET_CA", "SUBLET_TOKEN", "SUBLET_TOKEN_FILE"] {
+            command.env_remove(variable);
+        }
+        match &entry {
+            None => command,
+            Some(entry) => inside(entry, &command),
+        }
+    }
+}
+
+/// A loopback address that no other test has, and a port on it. Nobody connects from there, so it stays free while a
+/// manager is dead.
+fn free_address() -> (Ipv4Addr, u16) {
+    static TAKEN: AtomicU32 = AtomicU32::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let ip = Ipv4Addr::new(127, high, low, TAKEN.fetch_add(1, Ordering::Relaxed) as u8);
+    let listener = TcpListener::bind((IpAddr::V4(ip), 0)).expect("there is a free port");
+    (ip, listener.local_addr().expect("a listener has an address").port())
+}

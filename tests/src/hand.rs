@@ -1,0 +1,60 @@
+//! A client's end of its conversation with an agent, message by message, for tests that say what no library would.
+
+use prost::Message;
+use sublet::{Code, Error};
+use sublet_fabric::packet::PacketSocket;
+use sublet_proto::v1::agent_to_client::Body as Heard;
+use sublet_proto::v1::client_to_agent::Body as Said;
+use sublet_proto::v1::{AgentToClient, Attach, ClientToAgent, LeaseGrant, Release};
+
+use crate::process::PATIENCE;
+
+/// A connection to an agent.
+pub struct ByHand(PacketSocket);
+
+impl ByHand {
+    /// To the agent of a grant's node.
+    pub fn to(grant: &LeaseGrant) -> ByHand {
+        let path = grant.agent.strip_prefix("unix:").expect("an agent has a Unix socket");
+        ByHand(PacketSocket::connect(path).unwrap_or_else(|error| panic!("{path}: {error}")))
+    }
+
+    /// Shows a ticket to an agent, and gives the connection and the answer to it.
+    pub fn show(grant: &LeaseGrant, ticket: &[u8]) -> (ByHand, Result<Heard, Error>) {
+        let agent = ByHand::to(grant);
+        agent.say(Said::Attach(Attach { ticket: ticket.to_vec(), start: false }));
+        let heard = agent.hear();
+        (agent, heard)
+    }
+
+    /// Says something.
+    pub fn say(&self, body: Said) {
+        let message = ClientToAgent { body: Some(body) }.encode_to_vec();
+        self.0.send(&message, &[]).unwrap_or_else(|error| panic!("the agent cannot be told: {error}"));
+    }
+
+    /// The next message; a failure or the lease's end as an error.
+    pub fn hear(&self) -> Result<Heard, Error> {
+        let packet =
+            self.0.receive(Some(PATIENCE)).unwrap_or_else(|error| panic!("the agent is silent: {error}"));
+        let gone = || Error::new(Code::AgentUnreachable, "the agent closed the connection");
+        let message = AgentToClient::decode(packet.ok_or_else(gone)?.bytes.as_slice());
+        let failed = |code, message| Err(Error::new(Code::from_number(code), message));
+        match message.expect("an agent's message").body.expect("a message says something") {
+            Heard::Failure(failure) => failed(failure.code, failure.message),
+            Heard::LeaseEnded(ended) if ended.code != 0 => failed(ended.code, ended.reason),
+            heard => Ok(heard),
+        }
+    }
+
+    /// Gives the lease back, and waits for its end.
+    pub fn release(&self) {
+        self.say(Said::Release(Release {}));
+        while !matches!(self.hear(), Ok(Heard::LeaseEnded(_)) | Err(_)) {}
+    }
+
+    /// The socket itself.
+    pub fn socket(&self) -> &PacketSocket {
+        &self.0
+    }
+}

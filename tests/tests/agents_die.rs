@@ -1,0 +1,165 @@
+//! Agents that are killed or stand still with leases running: their workers die with them, clients are told why, calls
+//! that may be repeated go on elsewhere, and what was used until then is billed.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use sublet::{Allocation, CallOptions, Code, Invoker};
+use sublet_proto::v1::{LeaseState, NodeState};
+use sublet_tests::assert_fails;
+use sublet_tests::cluster::{Cluster, TENANT};
+use sublet_tests::functions::package;
+use sublet_tests::platform::assert_echoes;
+use sublet_tests::process::{is_alive, wait_until};
+
+/// What the bill of a killed agent's lease may lack: a second between two entries of its journal, and as much again
+/// for a machine that is busy.
+const LOST_AT_MOST: Duration = Duration::from_secs(2);
+
+fn busy(client: &Invoker, ms: u32) -> Result<(), sublet::Error> {
+    client.submit("busy", &[ms], &mut [0u8; 0])?.wait().map(|_| ())
+}
+
+fn allocation() -> Allocation {
+    Allocation::new(package("calls.c")).wait(Duration::from_secs(20))
+}
+
+#[test]
+fn a_killed_agents_workers_die_its_clients_are_told_and_its_bill_lacks_a_second_at_most() {
+    let mut cluster = Cluster::with_agents(1);
+    let mut client = cluster.invoker();
+    client.allocate(&allocation()).unwrap();
+    let (lease, worker) = (client.lease().unwrap().id, cluster.agents[0].worker());
+    let begun = Instant::now();
+    let mut true_ms = 0u64;
+    while begun.elapsed() < Duration::from_secs(4) {
+        busy(&client, 100).unwrap();
+        true_ms += 100;
+    }
+    let mut nothing = [0u8; 0];
+    let in_flight = client.submit("busy", &[60_000u32], &mut nothing).unwrap();
+    cluster.agents[0].kill();
+    assert_fails(in_flight.wait(), Code::AgentUnreachable, &["agent"]);
+    wait_until("its worker dies with it", || !is_alive(worker));
+    let held = begun.elapsed();
+    assert_fails(client.deallocate(), Code::AgentUnreachable, &["agent"]);
+    wait_until("the manager misses it", || cluster.node("node-0").unwrap().state() == NodeState::Lost);
+    cluster.agents[0].restart();
+    let line = cluster.final_bill(&lease);
+    let usage = line.usage.unwrap();
+    let billed = Duration::from_nanos(usage.executing_ns);
+    assert!(billed + LOST_AT_MOST >= Duration::from_millis(true_ms), "{true_ms} ms used, {billed:?} billed");
+    assert!(billed <= held && Duration::from_nanos(usage.allocated_ns) <= held + LOST_AT_MOST, "{usage:?}");
+    assert!(usage.calls >= true_ms / 100 - 20, "{usage:?}");
+    cluster.wait_until_idle();
+    cluster.assert_serves();
+    // It is said once: a second restart does not bill it again.
+    cluster.agents[0].kill();
+    cluster.agents[0].restart();
+    cluster.assert_serves();
+    assert_eq!(cluster.final_bill(&lease).usage.unwrap(), usage);
+}
+
+#[test]
+fn calls_that_may_be_repeated_go_on_at_another_node_when_an_agent_is_killed() {
+    let mut cluster = Cluster::with_agents(2);
+    let mut client = cluster.invoker();
+    client.allocate(&allocation().cores(2)).unwrap();
+    let dying = client.leases().remove(1);
+    let number: usize = dying.node.strip_prefix("node-").unwrap().parse().unwrap();
+    let function = client.function("busy").unwrap();
+    let options = |retries| CallOptions { retries, ..CallOptions::default() };
+    let there = CallOptions { worker: Some(1), ..options(0) };
+    let long = [1_500u32];
+    let mut nothings = [[0u8; 0]; 3];
+    let [first, second, third] = &mut nothings;
+    // Both workers are taken; then the one that is lost is repeated by the other.
+    let calls =
+        [first, second].map(|nothing| client.submit_with(function, &long, nothing, options(3)).unwrap());
+    let once = client.submit_with(function, &long, third, there).unwrap();
+    wait_until("it executes", || cluster.agents[number].workers().len() == 1);
+    std::thread::sleep(Duration::from_millis(200));
+    cluster.agents[number].kill();
+    assert_fails(once.wait(), Code::AgentUnreachable, &["agent"]);
+    for call in calls {
+        call.wait().unwrap();
+    }
+    for _ in 0..5 {
+        assert_echoes(&client);
+    }
+    // Its agent may have been killed before anybody had heard that it had begun.
+    cluster.agents[number].restart();
+    wait_until("the lease of the killed agent is over", || {
+        cluster.lease(&dying.id).is_none_or(|lease| lease.state() == LeaseState::Ended)
+    });
+}
+
+#[test]
+fn an_agent_that_stands_still_is_lost_and_found_with_its_leases_running() {
+    // For a client, this is a cut from its agent: the two share a machine, and no network lies between.
+    let cluster = Cluster::with_agents(1);
+    let mut client = cluster.invoker();
+    client.allocate(&allocation()).unwrap();
+    let (lease, worker) = (client.lease().unwrap().id, cluster.agents[0].worker());
+    cluster.agents[0].pause();
+    wait_until("the manager misses it", || cluster.node("node-0").unwrap().state() == NodeState::Lost);
+    for _ in 0..10 {
+        assert_echoes(&client);
+    }
+    let refused = cluster.invoker().allocate(&Allocation::new(package("calls.c")));
+    assert!(matches!(refused.unwrap_err().code, Code::NoCapacity | Code::InsufficientResources));
+    assert_ne!(cluster.lease(&lease).unwrap().state(), LeaseState::Ended);
+    cluster.agents[0].resume();
+    wait_until("it is back", || cluster.node("node-0").unwrap().state() == NodeState::Lending);
+    assert_eq!(cluster.agents[0].worker(), worker);
+    assert_echoes(&client);
+    let usage = client.deallocate().unwrap();
+    assert_eq!((usage.calls, cluster.final_bill(&lease).usage.unwrap()), (11, usage));
+    cluster.assert_serves();
+}
+
+#[test]
+fn a_lease_whose_agent_stands_still_beyond_its_end_ends_when_it_goes_on() {
+    let cluster = Cluster::with_agents(1);
+    let mut client = cluster.invoker();
+    client.allocate(&allocation().timeout(Duration::from_secs(2))).unwrap();
+    let lease = client.lease().unwrap().id;
+    cluster.agents[0].pause();
+    wait_until("the manager misses it", || cluster.node("node-0").unwrap().state() == NodeState::Lost);
+    std::thread::sleep(Duration::from_secs(1));
+    cluster.agents[0].resume();
+    wait_until("the lease is over", || cluster.agents[0].workers().is_empty());
+    let error =
+        client.submit("echo", b"hello", &mut [0u8; 5]).and_then(sublet::Invocation::wait).unwrap_err();
+    assert_eq!(error.code, Code::LeaseExpired, "{error}");
+    cluster.final_bill(&lease);
+    cluster.assert_serves();
+}
+
+#[test]
+fn a_killed_client_of_an_agent_elsewhere_holds_nothing_any_longer() {
+    let cluster = Cluster::with_agents(1);
+    let mut client = Command::new(env!("CARGO_BIN_EXE_holding-client"))
+        .args([cluster.addresses(), package("faults.c")])
+        .env("SUBLET_CA", cluster.ca_file())
+        .env("SUBLET_TOKEN", cluster.user_token(TENANT).secret)
+        .env_remove("SUBLET_TOKEN_FILE")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    BufReader::new(client.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    assert_eq!(said, "3 calls\n");
+    let worker = cluster.agents[0].worker();
+    client.kill().unwrap();
+    client.wait().unwrap();
+    wait_until("the worker is gone", || !is_alive(worker));
+    cluster.wait_until_idle();
+    let ended = cluster.operator().manager().leases_with_ended().unwrap().remove(0);
+    assert_eq!((ended.state(), ended.tenant.as_str()), (LeaseState::Ended, TENANT));
+    assert!(ended.end_reason.contains("client"), "{ended:?}");
+    cluster.assert_serves();
+}

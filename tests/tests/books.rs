@@ -1,0 +1,242 @@
+//! The books balance: workers, agents and the manager are killed at random while clients call functions whose times are
+//! known; then the bill is compared with what was really used. It is exact where nothing of the lease's node was
+//! killed, and to the second where its agent was.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use sublet::{Access, Allocation, Code, Invoker, Usage};
+use sublet_proto::v1::{BillLine, BillRequest, LeaseState};
+use sublet_tests::cluster::{Cluster, connect};
+use sublet_tests::functions::package;
+use sublet_tests::process::wait_until;
+
+/// How long everything is killed.
+const CHAOS: Duration = Duration::from_secs(20);
+/// Between two kills.
+const PEACE: Duration = Duration::from_millis(1_200);
+const NODES: usize = 3;
+const CLIENTS: usize = 3;
+/// A client gives a lease back after so many calls.
+const CALLS: u32 = 12;
+/// What the bill of a killed agent's lease may lack: a second between two entries of its journal, and as much again
+/// for a machine that is busy.
+const LOST_AT_MOST: Duration = Duration::from_secs(2);
+/// What a worker may lose to others on its core between a call's end and its look at the clock, over all calls of a
+/// lease: all nodes of this test, and the clients, share the cores of one machine.
+const PREEMPTED: Duration = Duration::from_millis(250);
+/// What a call of `busy` may be shorter than it says.
+const ROUNDING: Duration = Duration::from_millis(1);
+
+/// Numbers that look random, and are the same for a seed.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % end
+    }
+}
+
+/// How a client's lease ended.
+#[derive(Debug, PartialEq)]
+enum End {
+    /// Given back: its agent has said what it used.
+    GivenBack(Usage),
+    /// Its agent was killed.
+    Lost,
+}
+
+/// What a client knows of a lease that it had.
+#[derive(Debug)]
+struct Truth {
+    lease: String,
+    tenant: String,
+    /// What its calls took that were answered, at least.
+    answered: Duration,
+    calls: u64,
+    /// What its calls took at most, those included that were lost with their worker.
+    spent: Duration,
+    held: Duration,
+    end: End,
+}
+
+/// Leases and calls until it is told to stop.
+fn work(access: &Access, tenant: &str, seed: u64, stop: &AtomicBool) -> Vec<Truth> {
+    let (mut chance, mut client, mut truths) = (Chance(seed), connect(access), Vec::new());
+    let allocation = Allocation::new(package("calls.c")).wait(Duration::from_secs(2));
+    while !stop.load(Ordering::Relaxed) {
+        let asked = Instant::now();
+        match client.allocate(&allocation) {
+            Ok(()) => truths.push(use_up(&mut client, tenant, asked, &mut chance)),
+            Err(error) => {
+                let passes = [
+                    Code::ManagerUnreachable,
+                    Code::AgentUnreachable,
+                    Code::NoCapacity,
+                    Code::InsufficientResources,
+                    Code::TicketSuperseded,
+                    Code::WorkerDied,
+                ];
+                assert!(passes.contains(&error.code), "{}: {error}", error.code);
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        }
+    }
+    truths
+}
+
+fn use_up(client: &mut Invoker, tenant: &str, asked: Instant, chance: &mut Chance) -> Truth {
+    let lease = client.lease().unwrap().id;
+    let (mut answered, mut calls, mut spent) = (Duration::ZERO, 0, Duration::ZERO);
+    for _ in 0..CALLS {
+        let ms = 20 + chance.below(180) as u32;
+        let sent = Instant::now();
+        let done = client.submit("busy", &[ms], &mut [0u8; 0]).and_then(sublet::Invocation::wait);
+        spent += sent.elapsed();
+        match done {
+            Ok(_) => {
+                answered += Duration::from_millis(ms.into()) - ROUNDING;
+                calls += 1;
+            }
+            // A killed worker is replaced by the next call; a killed agent ends the lease.
+            Err(error) if error.code == Code::WorkerDied => {}
+            Err(error) if error.code == Code::AgentUnreachable => break,
+            Err(error) => panic!("{}: {error}", error.code),
+        }
+    }
+    let end = match client.deallocate() {
+        Ok(usage) => End::GivenBack(usage),
+        Err(error) if error.code == Code::AgentUnreachable => End::Lost,
+        Err(error) => panic!("{}: {error}", error.code),
+    };
+    Truth { lease, tenant: tenant.to_owned(), answered, calls, spent, held: asked.elapsed(), end }
+}
+
+/// Kills something, and starts it again if nobody else does.
+fn kill_something(cluster: &mut Cluster, chance: &mut Chance) -> &'static str {
+    match chance.below(5) {
+        0 => {
+            cluster.managers[0].kill();
+            std::thread::sleep(Duration::from_millis(chance.below(800) as u64));
+            cluster.managers[0].restart();
+            "the manager"
+        }
+        1 | 2 => {
+            let agent = &mut cluster.agents[chance.below(NODES)];
+            agent.kill();
+            std::thread::sleep(Duration::from_millis(chance.below(800) as u64));
+            agent.restart();
+            "an agent"
+        }
+        _ => {
+            let workers = cluster.agents[chance.below(NODES)].workers();
+            for worker in workers {
+                // It may have ended by itself meanwhile.
+                let _ = kill_process(Pid::from_raw(worker as i32).unwrap(), Signal::KILL);
+            }
+            "a worker"
+        }
+    }
+}
+
+/// The bill of all leases, by their names, when all of them have ended.
+fn final_bill(cluster: &Cluster) -> HashMap<String, BillLine> {
+    let operator = cluster.operator();
+    let bill = || operator.manager().bill(BillRequest::default()).unwrap().lines;
+    wait_until("all leases have ended", || bill().iter().all(|line| line.state() == LeaseState::Ended));
+    bill().into_iter().map(|line| (line.lease.clone(), line)).collect()
+}
+
+fn assert_charged_right(truth: &Truth, line: Option<&BillLine>) -> Duration {
+    let usage = line.map(|line| line.usage.unwrap()).unwrap_or_default();
+    let (executing, allocated) =
+        (Duration::from_nanos(usage.executing_ns), Duration::from_nanos(usage.allocated_ns));
+    match truth.end {
+        End::GivenBack(said) => {
+            let line = line.unwrap_or_else(|| panic!("{truth:?} is on no bill"));
+            assert_eq!((usage, line.tenant.as_str()), (said, truth.tenant.as_str()), "{truth:?}");
+            assert!(usage.calls >= truth.calls && executing >= truth.answered, "{usage:?}, {truth:?}");
+        }
+        End::Lost => {
+            assert!(executing + LOST_AT_MOST >= truth.answered, "{usage:?}, {truth:?}");
+        }
+    }
+    assert!(executing <= truth.spent + PREEMPTED, "{usage:?}, {truth:?}");
+    assert!(executing <= allocated && allocated <= truth.held, "{usage:?}, {truth:?}");
+    truth.answered.saturating_sub(executing)
+}
+
+fn sum(lines: &Value, field: &str) -> u64 {
+    lines.as_array().unwrap().iter().map(|line| line[field].as_u64().unwrap()).sum()
+}
+
+/// That the lines of every kind of bill add up to the same total, in each of its parts.
+fn assert_bills_agree(cluster: &Cluster) {
+    let all = cluster.json(&["bill"]);
+    assert!(all["total"]["total_nano"].as_u64() > Some(0), "{}", all["total"]);
+    for (by, name) in
+        [("lease", "leases"), ("tenant", "tenants"), ("function", "functions"), ("period", "periods")]
+    {
+        let bill =
+            cluster.json(&["bill", "--by", by, "--period", "1m"][..if by == "period" { 5 } else { 3 }]);
+        assert_eq!(bill["total"], all["total"], "by {by}");
+        for field in ["allocation_nano", "compute_nano", "polling_nano", "total_nano"] {
+            assert_eq!(sum(&bill[name], field), all["total"][field].as_u64().unwrap(), "{field} by {by}");
+        }
+    }
+}
+
+#[test]
+fn the_bill_is_what_was_used_whatever_was_killed_meanwhile() {
+    let seed = std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
+    println!("seed {seed}");
+    let mut cluster = Cluster::with_agents(NODES);
+    let users: Vec<_> = (0..CLIENTS)
+        .map(|number| {
+            let tenant = format!("tenant-{number}");
+            (cluster.user(&tenant), tenant)
+        })
+        .collect();
+    let (stop, mut chance) = (AtomicBool::new(false), Chance(seed));
+    let truths: Vec<Truth> = std::thread::scope(|scope| {
+        let clients: Vec<_> = users
+            .iter()
+            .zip(seed..)
+            .map(|((access, tenant), seed)| {
+                let stop = &stop;
+                scope.spawn(move || work(access, tenant, seed, stop))
+            })
+            .collect();
+        let begun = Instant::now();
+        while begun.elapsed() < CHAOS {
+            std::thread::sleep(PEACE);
+            let killed = kill_something(&mut cluster, &mut chance);
+            println!("{:?}: {killed} was killed", begun.elapsed());
+        }
+        stop.store(true, Ordering::Relaxed);
+        clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
+    });
+    cluster.wait_until_idle();
+    let bill = final_bill(&cluster);
+    let mut lacking = Duration::ZERO;
+    for truth in &truths {
+        lacking += assert_charged_right(truth, bill.get(&truth.lease));
+    }
+    let lost = truths.iter().filter(|truth| truth.end == End::Lost).count();
+    println!("{} leases, {lost} of them with their agents: {lacking:?} not billed", truths.len());
+    // Nobody pays for what no client had.
+    let known = |lease: &&String| truths.iter().any(|truth| truth.lease == **lease);
+    let strange: Vec<_> = bill.keys().filter(|lease| !known(lease)).collect();
+    for lease in strange {
+        let usage = bill[lease].usage.unwrap();
+        assert_eq!(usage.calls, 0, "{lease}: {usage:?}");
+    }
+    assert_bills_agree(&cluster);
+    cluster.assert_serves();
+}

@@ -1,0 +1,89 @@
+//! What a tenant may have: cores, memory, leases, money. What is beyond is refused by name, and nobody else is hurt.
+
+#![allow(clippy::unwrap_used)]
+
+use std::time::Duration;
+
+use sublet::{Allocation, Code, Invoker};
+use sublet_proto::v1::Quota;
+use sublet_tests::assert_fails;
+use sublet_tests::cluster::{Cluster, connect};
+use sublet_tests::functions::package;
+use sublet_tests::platform::assert_echoes;
+use sublet_tests::process::wait_until;
+
+const MIB: u64 = 1 << 20;
+
+fn allocation() -> Allocation {
+    Allocation::new(package("calls.c")).memory_bytes(64 * MIB)
+}
+
+fn busy(client: &Invoker, ms: u32) {
+    client.submit("busy", &[ms], &mut [0u8; 0]).unwrap().wait().unwrap();
+}
+
+#[test]
+fn what_a_quota_does_not_allow_is_refused_by_name_and_the_rest_is_granted() {
+    let cluster = Cluster::with_agents(2);
+    let access = cluster.user("bounded");
+    for (quota, two_are, named) in [
+        (Quota { cores: Some(1), ..Quota::default() }, "core", "1"),
+        (Quota { memory_bytes: Some(100 * MIB), ..Quota::default() }, "memory", "104857600"),
+        (Quota { leases: Some(1), ..Quota::default() }, "lease", "1"),
+    ] {
+        cluster.set_quota("bounded", quota);
+        let (mut first, mut second) = (connect(&access), connect(&access));
+        let mut granted = || first.allocate(&allocation());
+        // The manager takes a new quota up at once; what the lease before has used, when its end is reported.
+        wait_until("there is room", || granted().is_ok());
+        let waiting = allocation().wait(Duration::from_millis(300));
+        for refused in [second.allocate(&allocation()), second.allocate(&waiting)] {
+            assert_fails(refused, Code::QuotaExceeded, &["bounded", two_are, named]);
+        }
+        assert_echoes(&first);
+        // The other core is there for others.
+        cluster.assert_serves();
+        let tenants = cluster.json(&["tenant", "list"]);
+        assert!(tenants.to_string().contains("bounded"), "{tenants}");
+    }
+    // More than the quota in one request; and then without any.
+    cluster.set_quota("bounded", Quota { cores: Some(1), ..Quota::default() });
+    let mut client = connect(&access);
+    let two = Allocation::new(package("calls.c")).cores(2).wait(Duration::from_secs(20));
+    assert_fails(client.allocate(&two), Code::QuotaExceeded, &["2", "1"]);
+    cluster.set_quota("bounded", Quota::default());
+    client.allocate(&two).unwrap();
+    assert_echoes(&client);
+}
+
+#[test]
+fn who_has_spent_its_quota_gets_no_lease_until_it_is_raised() {
+    let cluster = Cluster::with_agents(1);
+    let access = cluster.user("thrifty");
+    let price = 20_000;
+    cluster.set_quota("thrifty", Quota { spend_nano: Some(price / 2), ..Quota::default() });
+    let mut client = connect(&access);
+    client.allocate(&allocation()).unwrap();
+    let lease = client.lease().unwrap().id.clone();
+    // At the default price for a second, twice the quota.
+    busy(&client, 1_000);
+    client.deallocate().unwrap();
+    let line = cluster.final_bill(&lease);
+    assert!(line.total_nano >= price / 2, "{line:?}");
+    wait_until("the tenant has spent it all", || match client.allocate(&allocation()) {
+        Ok(()) => client.deallocate().is_err(),
+        Err(error) => error.code == Code::QuotaExceeded,
+    });
+    assert_fails(client.allocate(&allocation()), Code::QuotaExceeded, &["thrifty"]);
+    cluster.assert_serves();
+    // It is still known after a restart.
+    let mut cluster = cluster;
+    cluster.managers[0].kill();
+    cluster.managers[0].restart();
+    cluster.assert_serves();
+    let mut client = connect(&access);
+    assert_fails(client.allocate(&allocation()), Code::QuotaExceeded, &["thrifty"]);
+    cluster.set_quota("thrifty", Quota { spend_nano: Some(1_000 * price), ..Quota::default() });
+    client.allocate(&allocation().wait(Duration::from_secs(20))).unwrap();
+    assert_echoes(&client);
+}
