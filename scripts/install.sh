@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what `cargo build --release` has built: scripts/install.sh PREFIX. Packagers put $DESTDIR before it.
+# Installs what `cargo build --release` has built: scripts/install.sh PREFIX [--systemd]. Packagers put $DESTDIR before it.
 #
 #   bin/sublet                   the command
 #   libexec/sublet/              the worker program, which only agents start
@@ -7,15 +7,20 @@
 #   include/                     sublet.h, sublet.hpp, sublet_function.h
 #   share/                       completions for bash, zsh and fish
 #
-# Nothing in it names the prefix: the tree may be moved.
+# Nothing in it names the prefix: the tree may be moved. With --systemd there are, and they do name it:
+#
+#   lib/systemd/system/          sublet-manager.service, sublet-agent.service
+#   lib/{sysusers,tmpfiles}.d/   their user, and /etc/sublet with the two configurations
+#   share/sublet/                manager.toml, agent.toml, from which those are made
 set -euo pipefail
 
-if [[ $# -ne 1 || -z $1 || $1 == -* ]]; then
-    echo 'usage: scripts/install.sh PREFIX' >&2
+if [[ $# -lt 1 || $# -gt 2 || -z $1 || $1 == -* || ${2---systemd} != --systemd ]]; then
+    echo 'usage: scripts/install.sh PREFIX [--systemd]' >&2
     exit 2
 fi
 # A relative prefix is meant from where the command was given.
-prefix=${DESTDIR-}$(realpath --canonicalize-missing --no-symlinks "$1")
+named=$(realpath --canonicalize-missing --no-symlinks "$1")
+readonly named prefix=${DESTDIR-}$named with_units=${2-}
 cd "$(dirname "$0")/.."
 
 readonly BUILT=target/release CAPI=crates/capi
@@ -32,7 +37,7 @@ put() {
 fill() {
     local filled
     filled=$(mktemp)
-    sed -e "s/@VERSION@/$version/g" -e "s/@INTERFACE@/$interface/g" "$1" >"$filled"
+    sed -e "s/@VERSION@/$version/g" -e "s/@INTERFACE@/$interface/g" -e "s|@PREFIX@|$named|g" "$1" >"$filled"
     put 644 "$filled" "$2"
     rm "$filled"
 }
@@ -63,5 +68,18 @@ fill $CAPI/cmake/sublet-config-version.cmake.in lib/cmake/sublet/sublet-config-v
 completions bash share/bash-completion/completions/sublet
 completions zsh share/zsh/site-functions/_sublet
 completions fish share/fish/vendor_completions.d/sublet.fish
+
+units() {
+    local unit
+    for unit in sublet-manager.service sublet-agent.service; do
+        fill "packaging/systemd/$unit" "lib/systemd/system/$unit"
+    done
+    fill packaging/systemd/sublet.sysusers.conf lib/sysusers.d/sublet.conf
+    fill packaging/systemd/sublet.tmpfiles.conf lib/tmpfiles.d/sublet.conf
+    put 644 packaging/manager.toml share/sublet/manager.toml
+    put 644 packaging/agent.toml share/sublet/agent.toml
+}
+
+[[ -z $with_units ]] || units
 
 echo "installed Sublet $version under $prefix"
