@@ -54,8 +54,6 @@ pub mod keys {
     pub const SPEND: &str = "spend/";
     /// The log of deployments: encoded `PackageInfo`.
     pub const DEPLOYMENTS: &str = "deployments";
-    /// The log of leases as they ended: encoded `Lease`.
-    pub const ENDED_LEASES: &str = "ended-leases";
 
     /// An epoch as it stands in keys, so that keys sort as epochs do.
     pub fn epoch(epoch: u64) -> String {

@@ -4,7 +4,7 @@ use sublet_proto::v1::{Price, Usage};
 use sublet_proto::{Code, Error};
 
 use super::ids::{LeaseId, RequestId, TenantKey};
-use super::lease::{End, Lease, State};
+use super::lease::{End, Lease, Marks, State};
 use super::messages::{Action, Renewal, Request, Standing};
 use super::waiting::{Served, Waiting};
 use super::{Core, placement, terms};
@@ -74,15 +74,7 @@ impl Core {
                     functions: Vec::new(),
                     end: None,
                     revision: 0,
-                    billed_nano: 0,
-                    saved_revision: 0,
-                    heard: 0,
-                    node_slot: 0,
-                    is_dirty: false,
-                    ordered: None,
-                    over_ms: None,
-                    voided_by: 0,
-                    is_settled: false,
+                    marks: Marks::default(),
                 });
                 id
             })
@@ -138,7 +130,7 @@ impl Core {
         let Some(lease) = self.leases.get(key).filter(|lease| lease.is_active() && lease.provisional) else {
             return;
         };
-        let (before, amount, spent_nano) = (lease.tenant, lease.amount, lease.billed_nano);
+        let (before, amount, spent_nano) = (lease.tenant, lease.amount, lease.marks.billed_nano);
         if before != tenant {
             if let Err(error) = self.tenants.get(tenant).check([amount]) {
                 return self.rejected(id, error);
@@ -186,7 +178,7 @@ impl Core {
             let code = end.code.unwrap_or(Code::LeaseEnded);
             return Err(Error::new(code, format!("lease {} has ended: {}", lease.id, end.reason)));
         }
-        if let Some(error) = &lease.ordered {
+        if let Some(error) = &lease.marks.ordered {
             return Err(error.clone());
         }
         if lease.expires_ms <= now_ms {
@@ -206,7 +198,7 @@ impl Core {
     pub(super) fn order_end(&mut self, id: LeaseId, error: Error) {
         let key = self.leases.find(id);
         if let Some(lease) = key.and_then(|key| self.leases.get_mut(key)).filter(|lease| lease.is_active()) {
-            lease.ordered.get_or_insert(error);
+            lease.marks.ordered.get_or_insert(error);
         }
     }
 
@@ -223,7 +215,7 @@ impl Core {
         });
         let slot = self.nodes.get(node).map_or(0, |node| node.leases.len() - 1);
         if let Some(lease) = self.leases.get_mut(key) {
-            lease.node_slot = slot as u32;
+            lease.marks.node_slot = slot as u32;
         }
         key
     }
@@ -235,7 +227,7 @@ impl Core {
         let (node, tenant, amount) = (lease.node, lease.tenant, lease.amount);
         lease.state = State::Ended;
         lease.end = Some(end);
-        lease.ordered = None;
+        lease.marks.ordered = None;
         self.tenants.get_mut(tenant).remove(amount);
         self.nodes.change(node, |node| {
             node.leased = node.leased.minus(amount);
@@ -255,12 +247,12 @@ impl Core {
         let Some(lease) = self.leases.remove(key) else { return };
         out.push(Action::Forgotten(lease.id));
         let Some(node) = self.nodes.get_mut(lease.node) else { return };
-        let slot = lease.node_slot as usize;
+        let slot = lease.marks.node_slot as usize;
         node.leases.swap_remove(slot);
         if let Some(&moved) = node.leases.get(slot)
             && let Some(moved) = self.leases.get_mut(moved)
         {
-            moved.node_slot = lease.node_slot;
+            moved.marks.node_slot = lease.marks.node_slot;
         }
     }
 
@@ -268,7 +260,7 @@ impl Core {
     pub(super) fn account(&mut self, key: u32) {
         let Some(lease) = self.leases.get_mut(key) else { return };
         let cost_nano = lease.cost_nano();
-        let before = std::mem::replace(&mut lease.billed_nano, cost_nano);
+        let before = std::mem::replace(&mut lease.marks.billed_nano, cost_nano);
         let own = &mut self.tenants.get_mut(lease.tenant).own;
         own.spent_nano = own.spent_nano.saturating_add(cost_nano).saturating_sub(before);
     }

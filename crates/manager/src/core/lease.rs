@@ -86,6 +86,13 @@ pub struct Lease {
     pub end: Option<End>,
     /// Grows with each change that the store must have.
     pub revision: u64,
+    /// What the core notes about it.
+    pub(super) marks: Marks,
+}
+
+/// What the core notes about a lease, and nobody else needs to know.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Marks {
     /// What of `spent` of its tenant is its own.
     pub(super) billed_nano: u64,
     pub(super) saved_revision: u64,
@@ -113,14 +120,14 @@ impl Lease {
 
     /// Its end and all that it used are in the store.
     pub(super) fn is_stored(&self) -> bool {
-        self.saved_revision >= self.revision
+        self.marks.saved_revision >= self.revision
     }
 
     /// Merges cumulative usage, which never shrinks, held to what wall time allows. Says whether anything grew.
     pub(super) fn grow(&mut self, now_ms: u64, usage: &Usage, functions: Vec<FunctionUsage>) -> bool {
         let before = self.usage;
         // What its agent says of it after it has said that it ended grows no more.
-        let until_ms = self.over_ms.unwrap_or(now_ms).min(now_ms);
+        let until_ms = self.marks.over_ms.unwrap_or(now_ms).min(now_ms);
         let wall_ms = until_ms.saturating_sub(self.granted_ms).saturating_add(CLOCK_SLACK_MS);
         let wall_ns = wall_ms.saturating_mul(1_000_000);
         let allocated_ns = usage.allocated_ns.min(wall_ns);
@@ -139,6 +146,12 @@ impl Lease {
             self.functions = functions;
         }
         grew
+    }
+
+    /// As one that comes from another manager, or an earlier one: what it has cost so far was spent there.
+    pub(super) fn paid_so_far(mut self) -> Lease {
+        self.marks.billed_nano = self.cost_nano();
+        self
     }
 
     /// What it has cost so far.

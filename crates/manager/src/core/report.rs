@@ -9,7 +9,7 @@ use sublet_proto::v1::{self, PackageInfo};
 use sublet_proto::{Code, Error};
 
 use super::ids::{LeaseId, NodeKey};
-use super::lease::{End, Lease, State};
+use super::lease::{End, Lease, Marks, State};
 use super::messages::{Action, Ended, Joining, LeaseReport, Report, Reported, Running};
 use super::nodes::{Amount, Lending, check_description};
 use super::terms::DEFAULT_OPTIONS;
@@ -51,7 +51,7 @@ impl Core {
             let Some(lease) = self.leases.get_mut(key).filter(|lease| !listed.contains(&lease.id)) else {
                 continue;
             };
-            lease.is_settled = true;
+            lease.marks.is_settled = true;
             match lease.state {
                 State::Ended if lease.is_stored() => self.forget(key, out),
                 State::Ended => {}
@@ -83,7 +83,7 @@ impl Core {
                 (lease.granted_ms, lease.issued_ms) = (granted_ms, granted_ms);
                 lease.expires_ms = expires_ms;
                 // What the store had of it was spent with the manager that it comes from.
-                self.begin(Lease { billed_nano: lease.cost_nano(), ..lease });
+                self.begin(lease.paid_so_far());
             }
         }
         let mut reply = Reported::default();
@@ -117,15 +117,7 @@ impl Core {
             functions: lease.function_usage.clone(),
             end: None,
             revision: 0,
-            billed_nano: 0,
-            saved_revision: 0,
-            heard: 0,
-            node_slot: 0,
-            is_dirty: false,
-            ordered: None,
-            over_ms: None,
-            voided_by: 0,
-            is_settled: false,
+            marks: Marks::default(),
         }
     }
 
@@ -146,7 +138,7 @@ impl Core {
         lease.issued_ms = lease.granted_ms;
         lease.expires_ms = now_ms.saturating_add(left_ms);
         // Its cost so far was spent before this manager started.
-        self.begin(Lease { billed_nano: lease.cost_nano(), ..lease });
+        self.begin(lease.paid_so_far());
     }
 
     pub(super) fn report(&mut self, now_ms: u64, report: Report, out: &mut Vec<Action>) {
@@ -212,11 +204,12 @@ impl Core {
     fn settle_unlisted(&mut self, node: NodeKey, sequence: u64, clock_ms: u64, out: &mut Vec<Action>) {
         for key in self.leases_of(node) {
             let Some(lease) = self.leases.get_mut(key) else { continue };
-            let may_come = lease.heard == 0 && lease.issued_ms.saturating_add(ATTACH_GRACE_MS) >= clock_ms;
-            if lease.is_active() || lease.heard == sequence || may_come {
+            let may_come =
+                lease.marks.heard == 0 && lease.issued_ms.saturating_add(ATTACH_GRACE_MS) >= clock_ms;
+            if lease.is_active() || lease.marks.heard == sequence || may_come {
                 continue;
             }
-            lease.is_settled = true;
+            lease.marks.is_settled = true;
             if lease.is_stored() {
                 self.forget(key, out);
             }
@@ -245,7 +238,7 @@ impl Core {
             }
             return false;
         };
-        lease.heard = sequence;
+        lease.marks.heard = sequence;
         let is_new = lease.state == State::Granted;
         if is_new {
             lease.state = State::Attached;
@@ -278,7 +271,7 @@ impl Core {
         let code = (ended.code != 0).then(|| Code::from_number(ended.code));
         self.end(key, End { code, reason: Cow::Owned(ended.reason), at_ms: now_ms }, out);
         let Some(lease) = self.leases.get_mut(key) else { return };
-        lease.over_ms.get_or_insert(now_ms);
+        lease.marks.over_ms.get_or_insert(now_ms);
         if lease.is_stored() {
             reply.acknowledged.push(lease.id);
             self.forget(key, out);
@@ -294,16 +287,16 @@ impl Core {
             reply.end.push((id, error));
             return false;
         }
-        if lease.ordered.is_none() && lease.expires_ms.saturating_add(EXPIRY_SLACK_MS) <= now_ms {
-            lease.ordered = Some(Error::new(Code::LeaseExpired, format!("lease {id} has expired")));
+        if lease.marks.ordered.is_none() && lease.expires_ms.saturating_add(EXPIRY_SLACK_MS) <= now_ms {
+            lease.marks.ordered = Some(Error::new(Code::LeaseExpired, format!("lease {id} has expired")));
         }
         let tenant = self.tenants.get(lease.tenant);
-        if lease.ordered.is_none() && tenant.is_spent() {
+        if lease.marks.ordered.is_none() && tenant.is_spent() {
             let limit = tenant.quota.spend_nano.unwrap_or_default();
             let message = format!("tenant {} has spent its {limit} nano-units", tenant.name);
-            lease.ordered = Some(Error::new(Code::QuotaExceeded, message));
+            lease.marks.ordered = Some(Error::new(Code::QuotaExceeded, message));
         }
-        if let Some(error) = &lease.ordered {
+        if let Some(error) = &lease.marks.ordered {
             reply.end.push((id, error.clone()));
         }
         true
@@ -312,9 +305,10 @@ impl Core {
     /// What an agent does not list, it does not have.
     fn end_missing(&mut self, now_ms: u64, node: NodeKey, sequence: u64, out: &mut Vec<Action>) {
         for key in self.leases_of(node) {
-            let missing = |lease: &&mut Lease| lease.state == State::Attached && lease.heard != sequence;
+            let missing =
+                |lease: &&mut Lease| lease.state == State::Attached && lease.marks.heard != sequence;
             let Some(lease) = self.leases.get_mut(key).filter(missing) else { continue };
-            lease.is_settled = true;
+            lease.marks.is_settled = true;
             self.end(key, End::because(Code::AgentUnreachable, "its node no longer has it", now_ms), out);
         }
     }
@@ -332,19 +326,19 @@ impl Core {
         for key in self.leases_of(node) {
             let granted = |lease: &&mut Lease| lease.state == State::Granted;
             let Some(lease) = self.leases.get_mut(key).filter(granted) else { continue };
-            let is_void = lease.voided_by != 0 && lease.voided_by <= told.answered;
+            let is_void = lease.marks.voided_by != 0 && lease.marks.voided_by <= told.answered;
             if is_void || lease.issued_ms.saturating_add(ATTACH_GRACE_MS) < told.clock_ms {
-                let end = match lease.ordered.take() {
+                let end = match lease.marks.ordered.take() {
                     Some(error) => {
                         End { code: Some(error.code), reason: error.message.into(), at_ms: now_ms }
                     }
                     None => End::because(Code::LeaseEnded, "nobody attached to it in time", now_ms),
                 };
                 self.end(key, end, out);
-            } else if let Some(error) = &lease.ordered {
+            } else if let Some(error) = &lease.marks.ordered {
                 reply.end.push((lease.id, error.clone()));
-                if lease.voided_by == 0 {
-                    lease.voided_by = told.sequence;
+                if lease.marks.voided_by == 0 {
+                    lease.marks.voided_by = told.sequence;
                 }
             }
         }
@@ -357,8 +351,8 @@ impl Core {
     pub(super) fn saved(&mut self, id: LeaseId, revision: u64, out: &mut Vec<Action>) {
         let Some(key) = self.leases.find(id) else { return };
         let Some(lease) = self.leases.get_mut(key) else { return };
-        lease.saved_revision = lease.saved_revision.max(revision);
-        if lease.state == State::Ended && lease.is_settled && lease.is_stored() {
+        lease.marks.saved_revision = lease.marks.saved_revision.max(revision);
+        if lease.state == State::Ended && lease.marks.is_settled && lease.is_stored() {
             self.forget(key, out);
         }
     }
@@ -403,7 +397,7 @@ impl Core {
     fn forget_node(&mut self, node: NodeKey, out: &mut Vec<Action>) {
         for key in self.leases_of(node) {
             let Some(lease) = self.leases.get_mut(key).filter(|lease| !lease.is_active()) else { continue };
-            lease.is_settled = true;
+            lease.marks.is_settled = true;
             if lease.is_stored() {
                 self.forget(key, out);
             }

@@ -124,7 +124,7 @@ impl Table {
     /// The store has to be asked, again.
     pub(super) fn mark(&mut self, key: u32) {
         let Some(lease) = self.slots.get_mut(key as usize).and_then(Option::as_mut) else { return };
-        if !std::mem::replace(&mut lease.is_dirty, true) {
+        if !std::mem::replace(&mut lease.marks.is_dirty, true) {
             self.dirty.push(lease.id);
         }
     }
@@ -135,7 +135,7 @@ impl Table {
         let mut changed = Vec::with_capacity(dirty.len());
         for id in dirty {
             let Some(lease) = self.find(id).and_then(|key| self.get_mut(key)) else { continue };
-            if std::mem::replace(&mut lease.is_dirty, false) {
+            if std::mem::replace(&mut lease.marks.is_dirty, false) {
                 changed.push((id, lease.revision));
             }
         }
@@ -145,7 +145,7 @@ impl Table {
     /// As [`Table::take_dirty`], of one lease.
     pub(super) fn take_one(&mut self, key: u32) -> Option<(LeaseId, u64)> {
         let lease = self.get_mut(key)?;
-        let was_dirty = std::mem::replace(&mut lease.is_dirty, false);
+        let was_dirty = std::mem::replace(&mut lease.marks.is_dirty, false);
         was_dirty.then_some((lease.id, lease.revision))
     }
 }
