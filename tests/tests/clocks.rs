@@ -104,6 +104,22 @@ fn assert_unimpressed(cluster: &Cluster, holder: &Invoker) {
     assert_eq!(cluster.node(&held.node).unwrap().state(), NodeState::Lending);
 }
 
+/// While a lease runs, and while leases end, the clock jumps in both directions.
+#[track_caller]
+fn assert_jumps_change_nothing(cluster: &Cluster, clock: &Clock) {
+    let mut holder = client(cluster, Duration::from_secs(600));
+    for seconds in [HOUR, 0, -HOUR] {
+        clock.jump(seconds);
+        // A few heartbeats.
+        sleep(Duration::from_millis(1_500));
+        assert_unimpressed(cluster, &holder);
+    }
+    assert_ends_in_time(cluster, || clock.jump(HOUR));
+    assert_ends_in_time(cluster, || clock.jump(-HOUR));
+    let usage = holder.deallocate().unwrap();
+    assert!(usage.allocated_ns < 2 * MINUTE_NS, "{usage:?}");
+}
+
 #[test]
 fn a_managers_clock_that_jumps_by_an_hour_changes_nothing() {
     let mut cluster = Cluster::with_agents(2);
@@ -112,17 +128,7 @@ fn a_managers_clock_that_jumps_by_an_hour_changes_nothing() {
     wait_until("the agents are back", || {
         cluster.agents.iter().all(|agent| cluster.managers[0].hears_of(&agent.name))
     });
-    let mut holder = client(&cluster, Duration::from_secs(600));
-    for seconds in [HOUR, 0, -HOUR] {
-        clock.jump(seconds);
-        // A few heartbeats.
-        sleep(Duration::from_millis(1_500));
-        assert_unimpressed(&cluster, &holder);
-    }
-    assert_ends_in_time(&cluster, || clock.jump(HOUR));
-    assert_ends_in_time(&cluster, || clock.jump(-HOUR));
-    let usage = holder.deallocate().unwrap();
-    assert!(usage.allocated_ns < 2 * MINUTE_NS, "{usage:?}");
+    assert_jumps_change_nothing(&cluster, &clock);
 }
 
 #[test]
@@ -132,16 +138,7 @@ fn an_agents_clock_that_jumps_by_an_hour_changes_nothing() {
     for agent in &mut cluster.agents {
         agent.restart_with(|command| clock.give(command));
     }
-    let mut holder = client(&cluster, Duration::from_secs(600));
-    for seconds in [HOUR, 0, -HOUR] {
-        clock.jump(seconds);
-        sleep(Duration::from_millis(1_500));
-        assert_unimpressed(&cluster, &holder);
-    }
-    assert_ends_in_time(&cluster, || clock.jump(HOUR));
-    assert_ends_in_time(&cluster, || clock.jump(-HOUR));
-    let usage = holder.deallocate().unwrap();
-    assert!(usage.allocated_ns < 2 * MINUTE_NS, "{usage:?}");
+    assert_jumps_change_nothing(&cluster, &clock);
 }
 
 #[test]
