@@ -7,7 +7,7 @@ use std::time::Duration;
 use sublet::{Allocation, Code, Invoker};
 use sublet_proto::v1::Quota;
 use sublet_tests::assert_fails;
-use sublet_tests::cluster::{Cluster, connect};
+use sublet_tests::cluster::{Cluster, Lent, Manager, Plan, connect};
 use sublet_tests::functions::package;
 use sublet_tests::platform::assert_echoes;
 use sublet_tests::process::wait_until;
@@ -54,6 +54,41 @@ fn what_a_quota_does_not_allow_is_refused_by_name_and_the_rest_is_granted() {
     cluster.set_quota("bounded", Quota::default());
     client.allocate(&two).unwrap();
     assert_echoes(&client);
+}
+
+#[test]
+fn a_lease_whose_node_goes_to_another_manager_counts_once() {
+    let mut cluster = Cluster::start(Plan::of_managers(2));
+    // One core more than the tenant may have, so that it is the quota that refuses.
+    for cores in [2, 1] {
+        cluster.add_agent(Lent::cores(cores));
+    }
+    let access = cluster.user("moved");
+    cluster.set_quota("moved", Quota { cores: Some(2), leases: Some(2), ..Quota::default() });
+    let mut holder = connect(&access);
+    holder.allocate(&allocation()).unwrap();
+    let lease = holder.lease().unwrap().id.clone();
+    let in_use = |manager: &Manager| {
+        let tenants = manager.operator().manager().list_tenants().unwrap();
+        let moved = tenants.into_iter().find(|tenant| tenant.name == "moved").unwrap_or_default();
+        moved.r#use.unwrap_or_default().leases
+    };
+    let first = usize::from(!cluster.managers[0].hears_of("node-0"));
+    let (before, after) = (&cluster.managers[first], &cluster.managers[1 - first]);
+    before.pause();
+    let nodes = ["node-0", "node-1"];
+    wait_until("the agents are with the other manager", || nodes.iter().all(|node| after.hears_of(node)));
+    before.resume();
+    wait_until("the manager before knows that they have gone", || before.nodes().is_empty());
+    wait_until("both count the lease once", || [before, after].map(in_use) == [1, 1]);
+    assert_echoes(&holder);
+    // Up to the quota, and no further; and what has moved ends as it would have.
+    let mut second = connect(&access);
+    second.allocate(&allocation().wait(Duration::from_secs(20))).unwrap();
+    assert_echoes(&second);
+    assert_fails(connect(&access).allocate(&allocation()), Code::QuotaExceeded, &["moved", "2"]);
+    let usage = holder.deallocate().unwrap();
+    assert_eq!(cluster.final_bill(&lease).usage.unwrap(), usage);
 }
 
 #[test]

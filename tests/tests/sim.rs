@@ -5,7 +5,7 @@ use sublet_tests::sim::{self, Invariant, Options, Outcome, Sabotage};
 
 const MINUTE_US: u64 = 60_000_000;
 /// Seeds that each sabotage is tried with: a run may lack what the sabotage spoils.
-const TRIES: u64 = 20;
+const TRIES: u64 = 200;
 
 fn run(seed: u64, nodes: u32, sabotage: Option<Sabotage>) -> Outcome {
     sim::run(&Options { seed, nodes, duration_us: 10 * MINUTE_US, sabotage })
@@ -43,6 +43,8 @@ fn what_is_made_wrong_on_purpose_is_found() {
         Sabotage::IgnoreQuotas => QuotasHold,
         Sabotage::IgnoreLimits => QueuesAreBounded,
         Sabotage::HoldBack => NobodyStarves,
+        Sabotage::HideFound => LeasesCountOnce,
+        Sabotage::Unnumbered => NothingEndsWithoutCause,
     };
     for &sabotage in Sabotage::ALL {
         let failures = (1..=TRIES).filter_map(|seed| run(seed, 30, Some(sabotage)).failure);

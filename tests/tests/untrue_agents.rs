@@ -67,7 +67,8 @@ impl Liar {
     }
 
     fn register(&mut self, node: NodeDescription, leases: Vec<RunningLease>) -> Result<(), Error> {
-        let registration = Registration { node: Some(node), instance: format!("{:032x}", 7), leases };
+        let instance = format!("{:032x}", 7);
+        let registration = Registration { node: Some(node), instance, leases, ..Registration::default() };
         let request = self.access.authorize(tonic::Request::new(registration));
         self.registered = said(&self.runtime, self.stub.register(request))?;
         (self.sequence, self.since) = (0, Instant::now());

@@ -8,7 +8,7 @@
 //! node is with another by now) asks for a registration. Leases go on through all of this, until they expire.
 
 use std::sync::mpsc::SyncSender;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use sublet_proto::v1::{EndOrder, Registration};
 use sublet_proto::{Code, Error};
@@ -36,6 +36,9 @@ const FINISH_PATIENCE: Duration = Duration::from_secs(2);
 const FINISH_STEP: Duration = Duration::from_millis(50);
 /// From the announcement to the end of a lease that a manager ends. One whose right has gone ends at once.
 const ORDER_GRACE: Duration = Duration::from_secs(1);
+/// Low bits of a generation, which count the registrations since a start of the agent. Should they not suffice, they
+/// run on into the time of the start, which later starts are still after.
+const GENERATION_SHIFT: u32 = 20;
 
 /// The body of the reporter's thread. Says once whether the node could be registered; if not, it ends.
 pub(crate) fn run(node: &Node, registered: &SyncSender<Result<(), Error>>) {
@@ -57,6 +60,8 @@ struct Reporter<'node> {
     manager: Manager,
     /// The manager has taken the node up, and has not said since that it does not know it.
     registered: bool,
+    /// That of the latest registration.
+    generation: u64,
     last_answer: Instant,
     /// Attempts that have failed since the last answer.
     failures: u32,
@@ -65,7 +70,9 @@ struct Reporter<'node> {
 impl Reporter<'_> {
     fn start(node: &Node) -> Result<Reporter<'_>, Error> {
         let (manager, start) = (node.managers.connect()?, Instant::now());
-        let mut reporter = Reporter { node, manager, registered: false, last_answer: start, failures: 0 };
+        let generation = first_generation(SystemTime::now());
+        let mut reporter =
+            Reporter { node, manager, registered: false, generation, last_answer: start, failures: 0 };
         loop {
             match reporter.register() {
                 Err(error) if is_passing(&error) && start.elapsed() < START_PATIENCE => {
@@ -160,10 +167,12 @@ impl Reporter<'_> {
     fn register(&mut self) -> Result<(), Error> {
         let (node, ledger) = (self.node, &self.node.ledger);
         self.registered = false;
+        self.generation += 1;
         let registration = Registration {
             node: Some(node.description.clone()),
             instance: node.instance.clone(),
             leases: ledger.register(),
+            generation: self.generation,
         };
         let asked = ledger.now();
         let reply = self.manager.register(registration)?;
@@ -192,6 +201,14 @@ impl Reporter<'_> {
             }
         }
     }
+}
+
+/// What the generations of an agent that starts now are higher than: those of the node's agents before it. That it is
+/// the wall clock of one machine that is compared with itself may fail when that is set back; then what the manager of
+/// an agent before believes of the node goes on until it is over, as if that had never heard of the other managers.
+fn first_generation(now: SystemTime) -> u64 {
+    let since_1970 = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    (since_1970.as_millis() as u64) << GENERATION_SHIFT
 }
 
 /// Whether waiting, or another manager, may help.
@@ -226,6 +243,16 @@ fn wanted_end(order: &EndOrder, now: Instant) -> WantedEnd {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_agent_that_starts_later_begins_with_a_higher_generation_than_any_before() {
+        let at = |ms| first_generation(UNIX_EPOCH + Duration::from_millis(ms));
+        let (now_ms, day_ms) = (1_800_000_000_000, 24 * 60 * 60 * 1000);
+        // An agent that tries four times a second for a day, and is killed and started again.
+        assert!(at(now_ms) + 4 * day_ms / 1000 < at(now_ms + day_ms));
+        assert!(at(now_ms) > 0 && at(now_ms) < at(now_ms + 1));
+        assert!(at(u64::from(u32::MAX) << 10) > at(now_ms), "for a century");
+    }
 
     #[test]
     fn an_ordered_end_has_a_grace_unless_the_right_to_the_lease_has_gone() {

@@ -96,7 +96,12 @@ impl Cluster {
             memory_bytes: NODE_MEMORY_BYTES,
             ..NodeDescription::default()
         };
-        let joining = Joining { description, instance: InstanceId(u128::from(node) + 1), leases: Vec::new() };
+        let joining = Joining {
+            description,
+            instance: InstanceId(u128::from(node) + 1),
+            generation: 1,
+            leases: Vec::new(),
+        };
         self.core.on_event(self.now_ms, Event::Register(Box::new(joining)), &mut self.out);
         for action in self.out.drain(..) {
             let Action::Registered { node, registration } = action else { panic!("{action:?}") };

@@ -7,6 +7,7 @@
 //! ```text
 //! grant.rs     requests, renewals, orders to end: what clients want
 //! report.rs    registrations, reports, ticks: what agents say, and what their silence means
+//! moved.rs     nodes that go to another manager
 //! nodes.rs     nodes and what is leased of them       placement.rs  which node a lease goes to
 //! lease.rs     a lease's life                         table.rs      all of them
 //! tenants.rs   quotas                                 waiting.rs    the bounded, fair queue
@@ -20,7 +21,7 @@
 //!   and its report does not list it: what has been cause, not what time has gone by, decides.
 //! - Usage is cumulative and only grows, held to wall time; a report that is repeated or late is counted once.
 //! - A lease that was attached is forgotten only when its last usage is in the store and its agent knows that, or is
-//!   gone.
+//!   gone, to another manager or for good.
 //! - A request is answered once: granted, refused, or after its wait one of the two. Waiting is bounded and fair.
 //!
 //! Silence is counted in ticks, not in time: a manager that itself stood still does not blame its nodes for it.
@@ -31,6 +32,7 @@ mod hash;
 mod ids;
 mod lease;
 mod messages;
+mod moved;
 mod nodes;
 mod placement;
 mod report;
@@ -125,6 +127,7 @@ impl Core {
             Event::End(lease, error) => self.order_end(lease, error),
             Event::Quota(tenant, quota) => self.tenants.get_mut(tenant).quota = quota,
             Event::Elsewhere(tenant, used) => self.tenants.get_mut(tenant).elsewhere = used,
+            Event::Moved(node, generation) => self.moved(node, generation, out),
             Event::Restored(lease) => self.restore(now_ms, &lease),
             Event::Saved(lease, revision) => self.saved(lease, revision, out),
             Event::SaveFailed(lease) => self.save_failed(lease),
@@ -187,7 +190,7 @@ impl Core {
         let node = self.nodes.get(lease.node);
         let state = match lease.state {
             State::Granted => LeaseState::Granted,
-            State::Attached => LeaseState::Attached,
+            State::Attached | State::Moved => LeaseState::Attached,
             State::Ended => LeaseState::Ended,
         };
         v1::Lease {

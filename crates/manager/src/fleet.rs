@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use sublet_proto::Error;
-use sublet_proto::v1::{Holding, ManagerInfo, TenantUse};
+use sublet_proto::v1::{Holding, ManagerInfo, NodeGeneration, TenantUse};
 
 use crate::core::{Core, Event};
 use crate::database::Database;
@@ -20,12 +20,25 @@ pub(crate) struct Fleet {
     address: String,
     /// Those that are alive, this one first.
     managers: RwLock<Vec<ManagerInfo>>,
+    /// Nodes that the others missed when they were heard of last.
+    missing: Mutex<Vec<NodeGeneration>>,
 }
+
+/// What the others have said.
+struct Heard {
+    elsewhere: Vec<(String, TenantUse)>,
+    managers: Vec<ManagerInfo>,
+    missing: Vec<NodeGeneration>,
+    found: Vec<NodeGeneration>,
+}
+
+/// Nodes that are looked up at a time, while the core is locked.
+const LOOKED_UP: usize = 256;
 
 impl Fleet {
     pub(crate) fn new(database: Database, peers: Peers, epoch: u64) -> Fleet {
-        let (address, managers) = Default::default();
-        Fleet { database, peers: Arc::new(Mutex::new(peers)), epoch, address, managers }
+        let (address, managers, missing) = Default::default();
+        Fleet { database, peers: Arc::new(Mutex::new(peers)), epoch, address, managers, missing }
     }
 
     /// Where clients and agents reach this manager.
@@ -52,7 +65,11 @@ impl Fleet {
     /// Tells the others how this manager is, learns how they are, and tells the core. To be called each second.
     pub(crate) async fn exchange(&self, shell: &Shell) -> Result<(), Error> {
         let now_ms = shell.clock.now_ms();
-        let (standing, tenants) = shell.look(|core| (self.standing(core, now_ms), names(core)))?;
+        let (mut standing, tenants) = shell.look(|core| (self.standing(core, now_ms), names(core)))?;
+        let missing = std::mem::take(&mut *self.missing.lock().unwrap_or_else(PoisonError::into_inner));
+        for missing in missing.chunks(LOOKED_UP) {
+            standing.found.extend(shell.look(|core| core.found(missing))?);
+        }
         let peers = Arc::clone(&self.peers);
         let exchanged = self.database.with(move |store| {
             let mut peers = peers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -63,16 +80,19 @@ impl Fleet {
                 .map(|tenant| (table.elsewhere(&tenant), tenant))
                 .map(|(has, tenant)| (tenant, has))
                 .collect();
-            Ok((elsewhere, table.managers().collect::<Vec<_>>()))
+            let (missing, found) = (table.missing(), table.found());
+            Ok(Heard { elsewhere, managers: table.managers().collect(), missing, found })
         });
-        let (elsewhere, mut managers) = exchanged.await?;
+        let Heard { elsewhere, mut managers, missing, found } = exchanged.await?;
+        *self.missing.lock().unwrap_or_else(PoisonError::into_inner) = missing;
         managers.sort_by_key(|manager| (manager.epoch != self.epoch, manager.epoch));
         *self.managers.write().unwrap_or_else(PoisonError::into_inner) = managers;
         for (tenant, has) in elsewhere {
             let key = shell.tenant_key(&tenant)?;
             shell.tell([Event::Elsewhere(key, has)])?;
         }
-        Ok(())
+        // What they have taken over is counted by now.
+        shell.moved(&found)
     }
 
     fn standing(&self, core: &Core, now_unix_ms: u64) -> Standing {
@@ -89,6 +109,8 @@ impl Fleet {
             nodes: u32::try_from(here().count()).unwrap_or(u32::MAX),
             cores_free: u32::try_from(cores_free).unwrap_or(u32::MAX),
             holdings: holdings.take(MAX_HOLDINGS).map(holding).collect(),
+            missing: core.missing().collect(),
+            found: Vec::new(),
         }
     }
 

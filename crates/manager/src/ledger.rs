@@ -13,7 +13,7 @@
 //! store fails, what is to be written waits in the core, is tried again with growing pauses, and is acknowledged to
 //! nobody meanwhile.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -92,7 +92,10 @@ impl Record {
         let (ours, theirs) = (self.usage(), lease.usage.unwrap_or_default());
         let usage = larger(ours, theirs);
         let functions = larger_functions(&self.lease.function_usage, &lease.function_usage);
-        let is_newer = theirs.allocated_ns >= ours.allocated_ns;
+        // A manager that has lost the lease may still say that it runs, with all that it used, when its end is stored.
+        let has_ended = |lease: &Lease| lease.state() == LeaseState::Ended;
+        let as_seen = |usage: Usage, lease: &Lease| (usage.allocated_ns, has_ended(lease));
+        let is_newer = as_seen(theirs, &lease) >= as_seen(ours, &self.lease);
         if is_newer || self.lease.id.is_empty() {
             lease.usage = None;
             self.lease = lease;
@@ -240,6 +243,13 @@ impl Writer {
             self.spending.forget(&entry.lease.id);
         }
         Ok(())
+    }
+
+    /// Forgets all leases but these.
+    pub(crate) fn keep(&mut self, leases: &HashSet<LeaseId>) {
+        for (lease, _) in self.counted.extract_if(|lease, _| !leases.contains(lease)) {
+            self.spending.forget(&lease.to_string());
+        }
     }
 
     fn count(&mut self, entries: &[Entry], before: &[Option<Versioned>], minute: u64) {

@@ -7,6 +7,9 @@
 //! What a tenant has at a time goes with its manager. What it has *spent* stays: each manager keeps its own sum for
 //! each tenant in the store ([`Spending`]), and all of the sums ever written are what the tenant has spent.
 //!
+//! An agent that goes from one manager to another tells only the latter. So each says in its record which nodes it misses,
+//! and which of those that others miss it has by now: what is leased of a node counts once.
+//!
 //! [`Table`] decides without any I/O; [`Peers`] reads and writes for it.
 
 mod spending;
@@ -15,17 +18,19 @@ mod table;
 use std::collections::{BTreeMap, HashMap};
 
 use prost::Message;
-use sublet_proto::v1::{Holding, PeerRecord, SpendRecord};
+use sublet_proto::v1::{Holding, NodeGeneration, PeerRecord, SpendRecord};
 use sublet_proto::{Error, decode};
 
 pub use self::spending::Spending;
 pub use self::table::{SpentBy, Table};
-use crate::store::{Batch, Store, keys};
+use crate::store::{Batch, MAX_VALUE_BYTES, Store, keys};
 
 /// Managers of one store.
 pub const MAX_PEERS: usize = 256;
 /// Tenants that a manager tells the others of in one record: those with most cores.
 pub const MAX_HOLDINGS: usize = 4096;
+/// What a message takes within another one, beside its own encoding: its tag and its length.
+const FRAME_BYTES: usize = 4;
 /// Records of spending that are read at a time.
 const PAGE_RECORDS: usize = 1000;
 
@@ -42,6 +47,10 @@ pub struct Standing {
     pub cores_free: u32,
     /// What tenants have and have spent by it, of those that have leases or had some within the last minute.
     pub holdings: Vec<Holding>,
+    /// Nodes that it has not heard of lately.
+    pub missing: Vec<NodeGeneration>,
+    /// Nodes that others miss and that it has.
+    pub found: Vec<NodeGeneration>,
 }
 
 /// A manager's place among the others.
@@ -50,6 +59,8 @@ pub struct Peers {
     epoch: u64,
     beat: u64,
     table: Table,
+    /// How many missing nodes have been told of so far, those that are told of again included.
+    missed: usize,
     /// How much of a lease others have counted, where its own record may not say so.
     counted: HashMap<String, u64>,
 }
@@ -57,7 +68,8 @@ pub struct Peers {
 impl Peers {
     /// Takes this place, and reads what tenants have spent so far.
     pub fn join(store: &dyn Store, epoch: u64) -> Result<Peers, Error> {
-        let mut peers = Peers { epoch, beat: 0, table: Table::new(epoch), counted: HashMap::new() };
+        let mut peers =
+            Peers { epoch, beat: 0, table: Table::new(epoch), missed: 0, counted: HashMap::new() };
         for (of, spent) in peers.read_spending(store, keys::SPEND)? {
             peers.table.spent_for_good(of, spent);
         }
@@ -74,7 +86,7 @@ impl Peers {
     pub fn exchange(&mut self, store: &mut dyn Store, now_ms: u64, standing: Standing) -> Result<(), Error> {
         self.beat += 1;
         let mut batch = Batch::default();
-        batch.put(self.key(), record(self.epoch, self.beat, standing).encode_to_vec());
+        batch.put(self.key(), self.record(standing).encode_to_vec());
         store.commit(&batch)?;
         let found = store.scan(keys::PEER, None, MAX_PEERS)?;
         let records: Result<Vec<PeerRecord>, Error> =
@@ -132,21 +144,43 @@ impl Peers {
     fn key(&self) -> String {
         format!("{}{}", keys::PEER, keys::epoch(self.epoch))
     }
+
+    /// Of the nodes it holds as many as there is room for: nodes that are found are not missing any more, which makes
+    /// room for others, and those that stay missing take turns.
+    fn record(&mut self, mut standing: Standing) -> PeerRecord {
+        let cores = |holding: &Holding| holding.r#use.map_or(0, |has| has.cores);
+        standing.holdings.sort_by_key(|holding| std::cmp::Reverse(cores(holding)));
+        standing.holdings.truncate(MAX_HOLDINGS);
+        let mut record = PeerRecord {
+            epoch: self.epoch,
+            beat: self.beat,
+            address: standing.address,
+            last_seen_unix_ms: standing.now_unix_ms,
+            nodes: standing.nodes,
+            cores_free: standing.cores_free,
+            holdings: standing.holdings,
+            ..PeerRecord::default()
+        };
+        let room_bytes = MAX_VALUE_BYTES.saturating_sub(record.encoded_len());
+        record.found = fitting(standing.found, room_bytes / 2);
+        let first = self.missed % standing.missing.len().max(1);
+        standing.missing.rotate_left(first);
+        record.missing = fitting(standing.missing, room_bytes / 2);
+        self.missed = first + record.missing.len();
+        record
+    }
 }
 
-fn record(epoch: u64, beat: u64, mut standing: Standing) -> PeerRecord {
-    let cores = |holding: &Holding| holding.r#use.map_or(0, |has| has.cores);
-    standing.holdings.sort_by_key(|holding| std::cmp::Reverse(cores(holding)));
-    standing.holdings.truncate(MAX_HOLDINGS);
-    PeerRecord {
-        epoch,
-        beat,
-        address: standing.address,
-        last_seen_unix_ms: standing.now_unix_ms,
-        nodes: standing.nodes,
-        cores_free: standing.cores_free,
-        holdings: standing.holdings,
-    }
+/// The first of the nodes, as many as so many bytes of a record hold.
+fn fitting(mut nodes: Vec<NodeGeneration>, mut room_bytes: usize) -> Vec<NodeGeneration> {
+    let count = nodes.iter().take_while(|node| {
+        let left_bytes = room_bytes.checked_sub(node.encoded_len() + FRAME_BYTES);
+        room_bytes = left_bytes.unwrap_or_default();
+        left_bytes.is_some()
+    });
+    let count = count.count();
+    nodes.truncate(count);
+    nodes
 }
 
 fn epoch_and_tenant(key: &str) -> Option<(u64, &str)> {
@@ -210,6 +244,30 @@ mod tests {
         staying.exchange(&mut store, 1, with_cores(1)).unwrap();
         assert_eq!(staying.table().managers().count(), 1);
         assert_eq!(staying.table().elsewhere("t").cores, 0);
+    }
+
+    #[test]
+    fn a_record_holds_as_many_nodes_as_there_is_room_for_and_all_in_turn() {
+        let (_folder, mut store) = store();
+        let mut peers = Peers::join(&store, 1).unwrap();
+        let node = |number: usize| NodeGeneration { node: format!("{number:0>64}"), generation: u64::MAX };
+        let (nodes, tenants) = (20_000, MAX_HOLDINGS + 1);
+        let most =
+            TenantUse { cores: u32::MAX, memory_bytes: u64::MAX, leases: u32::MAX, spent_nano: u64::MAX };
+        let holding = |number| Holding { tenant: format!("{number:0>64}"), r#use: Some(most) };
+        let mut seen = std::collections::BTreeSet::new();
+        for beat in 0..100 {
+            let holdings = if beat == 0 { (0..tenants).map(holding).collect() } else { Vec::new() };
+            let (missing, found) = ((0..nodes).map(node).collect(), (0..nodes).map(node).collect());
+            peers
+                .exchange(&mut store, beat, Standing { holdings, missing, found, ..Standing::default() })
+                .unwrap();
+            let stored = store.get(&peers.key()).unwrap().unwrap();
+            let record = PeerRecord::decode(stored.value.as_slice()).unwrap();
+            assert!(record.found.len() > 500 && record.missing.len() > 500, "{}", record.found.len());
+            seen.extend(record.missing.into_iter().map(|missing| missing.node));
+        }
+        assert_eq!(seen.len(), nodes);
     }
 
     #[test]

@@ -11,7 +11,9 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use sublet_proto::ticket::{Signing, Verifying};
-use sublet_proto::v1::{self, LeaseGrant, LeaseGrants, PackageInfo, Quota, TenantUse, Ticket};
+use sublet_proto::v1::{
+    self, LeaseGrant, LeaseGrants, NodeGeneration, PackageInfo, Quota, TenantUse, Ticket,
+};
 use sublet_proto::{Code, Error};
 use tokio::sync::{oneshot, watch};
 
@@ -44,6 +46,8 @@ struct State {
     waiting: HashMap<RequestKey, Vec<Waiting>>,
     taken: Taken,
     rejected: VecDeque<(LeaseId, Error)>,
+    /// Nodes have gone to other managers: there may be leases that will never end here.
+    has_parted: bool,
     /// Of requests that have none.
     names: Names,
     /// Emptied after each event; kept for its memory.
@@ -122,9 +126,10 @@ impl Shell {
         clock: Clock,
     ) -> Result<Shell, Error> {
         let verifying = Verifying::from_bytes(&signing.verifying_key())?;
-        let (waiting, taken, rejected, out) = Default::default();
+        let (waiting, taken, rejected, has_parted, out) = Default::default();
+        let names = Names::new()?;
         Ok(Shell {
-            state: Mutex::new(State { core, waiting, taken, rejected, names: Names::new()?, out }),
+            state: Mutex::new(State { core, waiting, taken, rejected, has_parted, names, out }),
             signing,
             verifying,
             clock,
@@ -155,6 +160,21 @@ impl Shell {
         let mut state = self.lock()?;
         for event in events {
             self.handle(&mut state, event);
+        }
+        Ok(())
+    }
+
+    /// Lets the core let go of the nodes that others have by now.
+    pub(crate) fn moved(&self, nodes: &[NodeGeneration]) -> Result<(), Error> {
+        for NodeGeneration { node: name, generation } in nodes {
+            let mut state = self.lock()?;
+            let known = state.core.node_key(name).and_then(|key| Some((key, state.core.node(key)?)));
+            let Some((key, node)) = known.filter(|(_, node)| node.generation < *generation) else { continue };
+            let leases = node.leased;
+            self.handle(&mut state, Event::Moved(key, *generation));
+            state.has_parted = true;
+            drop(state);
+            tracing::info!(node = %name, ?leases, "another manager has the node");
         }
         Ok(())
     }
@@ -344,9 +364,11 @@ impl Shell {
     }
 
     async fn write(&self, due: Vec<(LeaseId, u64)>, writer: Arc<Mutex<Writer>>) -> Result<(), Error> {
-        let entries: Arc<Vec<Entry>> = {
-            let state = self.lock()?;
-            Arc::new(due.iter().filter_map(|&(lease, _)| state.entry(lease)).collect())
+        let (entries, left): (Arc<Vec<Entry>>, Option<HashSet<LeaseId>>) = {
+            let mut state = self.lock()?;
+            let has_parted = std::mem::take(&mut state.has_parted);
+            let left = has_parted.then(|| state.core.leases().map(|lease| lease.id).collect());
+            (Arc::new(due.iter().filter_map(|&(lease, _)| state.entry(lease)).collect()), left)
         };
         let (written, now_ms) = (Arc::clone(&entries), self.clock.now_ms());
         let result = self
@@ -355,6 +377,7 @@ impl Shell {
                 let mut writer = writer
                     .lock()
                     .map_err(|_| Error::new(Code::Internal, "the ledger's writer has failed before"))?;
+                left.iter().for_each(|left| writer.keep(left));
                 writer.write(store, &written, now_ms)
             })
             .await;

@@ -18,6 +18,7 @@ use super::manager::{ARCHITECTURE, lease_id, node_name};
 use super::network::Party;
 use super::sabotage::Sabotage;
 use super::scene::{Answer, Ask, Call, Caller, Event, FromAgent, FromClient, Message, Scene, host_of};
+use super::truth::Invariant;
 use super::worker::Worker;
 
 /// From one report to the next, and from one journal to the next.
@@ -29,6 +30,10 @@ const FIRST_RETRY_US: u64 = 250_000;
 const LONGEST_RETRY_US: u64 = 4_000_000;
 /// Failed calls after which the next manager is tried.
 const MAX_FAILURES: u32 = 3;
+/// Registrations that arrive a second time, of a million, and how late at most: a manager that stood still finds in its
+/// sockets what was asked by connections that were given up since.
+const LATE_PPM: u32 = 200_000;
+const LATEST_US: u64 = 10_000_000;
 /// From the announcement of a reclaim to the end of the node's leases.
 const RECLAIM_GRACE_US: u64 = 5_000_000;
 
@@ -43,6 +48,8 @@ pub struct Agent {
     /// The manager that it talks to.
     manager: u8,
     managers: u8,
+    /// Counts its registrations, over all lives.
+    generation: u64,
     /// Counts all that is waited for, over all lives.
     calls: u32,
     wakes: u32,
@@ -114,7 +121,18 @@ impl Agent {
     pub fn new(number: u32, capacity: Room, clock: Clock, managers: u8) -> Agent {
         let manager = (number % u32::from(managers)) as u8;
         let (process, journal) = (None, Vec::new());
-        Agent { number, capacity, clock, process, journal, manager, managers, calls: 0, wakes: 0 }
+        Agent {
+            number,
+            capacity,
+            clock,
+            process,
+            journal,
+            manager,
+            managers,
+            generation: 0,
+            calls: 0,
+            wakes: 0,
+        }
     }
 
     /// Whether its agent runs.
@@ -282,12 +300,18 @@ impl Agent {
         } else {
             // Until the answer comes, no ticket holds.
             scene.truth.adopt(scene.now_us, self.number, 0);
+            self.generation += 1;
             Ask::Register(Box::new(v1::Registration {
                 leases: process.book.register(now_ms, read),
                 instance: format!("{:032x}", process.instance),
                 node: Some(description(self.number, self.capacity)),
+                generation: self.generation,
             }))
         };
+        if matches!(ask, Ask::Register(_)) && scene.random.chance_ppm(LATE_PPM) {
+            let late_us = scene.random.below(LATEST_US);
+            scene.ask_late(self.manager, call.caller, ask.clone(), late_us);
+        }
         scene.ask(self.manager, call, ask);
     }
 
@@ -311,6 +335,10 @@ impl Agent {
                     scene.truth.void(self.number, lease_id(&order.lease));
                 }
                 for order in orders {
+                    if order.code == Code::AgentUnreachable.number() {
+                        let found = format!("agent {} lives and is told: {order:?}", self.number);
+                        scene.truth.violated(Invariant::NothingEndsWithoutCause, found);
+                    }
                     self.end(lease_id(&order.lease), order.code, scene);
                 }
             }

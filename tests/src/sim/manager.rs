@@ -7,12 +7,15 @@ use std::collections::BTreeMap;
 
 use prost::Message as _;
 use sublet_manager::core::{
-    Action, ClassKey, Core, Ended, Event as CoreEvent, InstanceId, Joining, LeaseId, LeaseReport, Lending,
-    MAX_PARTS, QueueLimits, Renewal, Report, Request, RequestId, Running, Settings, Standing, TenantKey,
-    Terms,
+    Action, ClassKey, Core, Ended, Event as CoreEvent, InstanceId, Joining, Lease, LeaseId, LeaseReport,
+    Lending, MAX_PARTS, Node, QueueLimits, Renewal, Report, Request, RequestId, Running, Settings, Standing,
+    TenantKey, Terms,
 };
+use sublet_manager::peers::Table;
 use sublet_proto::price::Prices;
-use sublet_proto::v1::{self, LeaseState, PackageInfo, Quota, Usage};
+use sublet_proto::v1::{
+    self, Holding, LeaseState, NodeGeneration, PackageInfo, PeerRecord, Quota, TenantUse, Usage,
+};
 use sublet_proto::{Code, Error};
 
 use std::sync::Arc;
@@ -39,6 +42,10 @@ pub const ARCHITECTURE: &str = "x86_64";
 /// The name of a node.
 pub fn node_name(agent: u32) -> String {
     format!("n{agent}")
+}
+
+fn tenant_name(number: usize) -> String {
+    format!("t{number}")
 }
 
 /// The agent of a node's name.
@@ -87,6 +94,7 @@ pub struct Manager {
     number: u8,
     /// Of this life.
     pub epoch: u64,
+    started_us: u64,
     clock: ManagerClock,
     core: Core,
     class: ClassKey,
@@ -100,8 +108,11 @@ pub struct Manager {
     unverified: BTreeMap<RequestId, Unverified>,
     /// Agents that ask whether a token is good.
     confirming: Vec<(LeaseId, Call)>,
-    /// What the registration that is being decided lists.
+    /// What the registration that is being decided lists, and its generation.
     listed: Vec<(LeaseId, Usage)>,
+    generation: u64,
+    /// The other managers, as it knows them.
+    table: Table,
     store_free_us: u64,
     ticks: u64,
     out: Vec<Action>,
@@ -135,11 +146,12 @@ impl Manager {
         let queue = if scene.sabotage == Some(Sabotage::IgnoreLimits) { no_limits } else { common.queue };
         let mut core = Core::new(Settings { epoch, seed, prices: Prices::default(), queue });
         let tenants: Vec<TenantKey> =
-            (0..common.quotas.len()).map(|number| core.tenant_key(&format!("t{number}"))).collect();
+            (0..common.quotas.len()).map(|number| core.tenant_key(&tenant_name(number))).collect();
         let class = core.class_key("", ARCHITECTURE);
         let mut manager = Manager {
             number,
             epoch,
+            started_us: scene.now_us,
             clock,
             core,
             class,
@@ -154,6 +166,8 @@ impl Manager {
             unverified: BTreeMap::new(),
             confirming: Vec::new(),
             listed: Vec::new(),
+            generation: 0,
+            table: Table::new(epoch),
             store_free_us: 0,
             ticks: 0,
             out: Vec::new(),
@@ -187,6 +201,9 @@ impl Manager {
 
     /// Takes a call.
     pub fn asked(&mut self, call: Call, ask: Ask, errands: &mut Errands, scene: &mut Scene) {
+        if call.is_lost_since(self.started_us) {
+            return;
+        }
         match ask {
             Ask::Report(report) => self.report(call, report, errands, scene),
             Ask::Register(registration) => self.register(call, *registration, errands, scene),
@@ -238,15 +255,20 @@ impl Manager {
     fn register(
         &mut self,
         call: Call,
-        registration: v1::Registration,
+        mut registration: v1::Registration,
         errands: &mut Errands,
         scene: &mut Scene,
     ) {
+        if let Some(sabotage) = scene.sabotage {
+            sabotage.spoil_registration(&mut registration);
+        }
         let joining = Joining {
             instance: InstanceId(u128::from_str_radix(&registration.instance, 16).unwrap_or_default()),
+            generation: registration.generation,
             leases: registration.leases.into_iter().map(running).collect(),
             description: registration.node.unwrap_or_default(),
         };
+        self.generation = joining.generation;
         self.listed =
             joining.leases.iter().map(|running| (running.report.lease, running.report.usage)).collect();
         self.decide(Some(call), CoreEvent::Register(Box::new(joining)), errands, scene);
@@ -371,12 +393,45 @@ impl Manager {
         scene.after(TICK_US, Event::ManagerTicks(self.number, self.epoch));
     }
 
-    fn exchange(&mut self, errands: &mut Errands, store: &mut Store, scene: &mut Scene) {
-        let own = self.tenants.iter().map(|&tenant| self.core.tenant(tenant).own).collect();
-        let elsewhere = store.exchange(scene.now_us, self.number, own);
-        for (tenant, used) in self.tenants.clone().into_iter().zip(elsewhere) {
+    /// Tells the other managers what there is here, and hears what there is with them.
+    pub fn exchange(&mut self, errands: &mut Errands, store: &mut Store, scene: &mut Scene) {
+        let holdings = self.tenants.iter().map(|&tenant| self.core.tenant(tenant));
+        let holdings =
+            holdings.map(|tenant| Holding { tenant: tenant.name.to_string(), r#use: Some(tenant.own) });
+        let mut record = PeerRecord {
+            epoch: self.epoch,
+            beat: self.ticks,
+            holdings: holdings.collect(),
+            missing: self.core.missing().collect(),
+            found: self.core.found(&self.table.missing()),
+            ..PeerRecord::default()
+        };
+        if let Some(sabotage) = scene.sabotage {
+            sabotage.spoil_record(&mut record);
+        }
+        let records = store.exchange(record);
+        let now_ms = self.clock.read_ms(scene.now_us);
+        self.table.observe(now_ms, records).into_iter().for_each(|dead| store.bury(dead));
+        for (number, tenant) in self.tenants.clone().into_iter().enumerate() {
+            let used = self.table.elsewhere(&tenant_name(number));
             self.decide(None, CoreEvent::Elsewhere(tenant, used), errands, scene);
         }
+        for NodeGeneration { node, generation } in self.table.found() {
+            if let Some(node) = self.core.node_key(&node) {
+                self.decide(None, CoreEvent::Moved(node, generation), errands, scene);
+            }
+        }
+    }
+
+    /// The leases that it counts as its own, with their nodes.
+    pub fn active(&self) -> impl Iterator<Item = (&Lease, Option<&Node>)> {
+        let active = self.core.leases().filter(|lease| lease.is_active());
+        active.map(|lease| (lease, self.core.node(lease.node)))
+    }
+
+    /// What each tenant has, as far as this manager knows, by its number.
+    pub fn used(&self) -> impl Iterator<Item = TenantUse> {
+        self.tenants.iter().map(|&tenant| self.core.tenant(tenant).used())
     }
 
     /// Has the core decide, and does what it says. The call is the one that the event's own answer goes to.
@@ -419,6 +474,7 @@ impl Manager {
                 for (lease, usage) in std::mem::take(&mut self.listed) {
                     scene.truth.heard(lease, usage, self.epoch);
                 }
+                scene.truth.registered(registration, self.generation);
                 Answer::Registered(v1::NodeRegistration {
                     verifying_key: Vec::new(),
                     registration,

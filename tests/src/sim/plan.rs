@@ -125,7 +125,7 @@ impl Plan {
     pub fn draw(options: &Options, random: &mut Random) -> Plan {
         let Options { nodes, duration_us, sabotage, .. } = *options;
         let calm_us = (duration_us / CALM_PARTS).min(MAX_CALM_US);
-        let managers = if sabotage.is_some() { 1 } else { random.pick(&[1, 1, 2, 3]) };
+        let managers = sabotage.map_or_else(|| random.pick(&[1, 1, 2, 3]), Sabotage::managers);
         let node_cores = random.pick(&[2, 4, 8, 16]);
         let clients = match sabotage {
             Some(_) => 4 * nodes,

@@ -1,7 +1,7 @@
 //! Faults made on purpose, between the models and never in what they test: each breaks one invariant, and a run that
 //! does not find it is worth nothing.
 
-use sublet_proto::v1::{LeaseState, NodeReport};
+use sublet_proto::v1::{LeaseState, NodeReport, PeerRecord, Registration};
 
 /// What is made wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,10 @@ pub enum Sabotage {
     IgnoreLimits,
     /// A tenant's first waiting request is kept from the core.
     HoldBack,
+    /// Managers do not say which nodes they have that others miss.
+    HideFound,
+    /// Registrations do not say which of them is the later.
+    Unnumbered,
 }
 
 impl Sabotage {
@@ -44,7 +48,28 @@ impl Sabotage {
         Sabotage::IgnoreQuotas,
         Sabotage::IgnoreLimits,
         Sabotage::HoldBack,
+        Sabotage::HideFound,
+        Sabotage::Unnumbered,
     ];
+
+    /// How many managers it takes.
+    pub(super) fn managers(self) -> u8 {
+        if self == Sabotage::HideFound { 2 } else { 1 }
+    }
+
+    /// Changes what a manager tells the others.
+    pub(super) fn spoil_record(self, record: &mut PeerRecord) {
+        if self == Sabotage::HideFound {
+            record.found.clear();
+        }
+    }
+
+    /// Changes a registration on its way.
+    pub(super) fn spoil_registration(self, registration: &mut Registration) {
+        if self == Sabotage::Unnumbered {
+            registration.generation = 0;
+        }
+    }
 
     /// Changes a report on its way.
     pub(super) fn spoil_report(self, report: &mut NodeReport) {

@@ -109,6 +109,16 @@ pub struct Call {
     pub deadline_us: u64,
 }
 
+/// The number of a call whose caller has given it up.
+const NOBODYS: u32 = 0;
+
+impl Call {
+    /// Whether it was given up before then, and stood in the sockets of a manager that is gone since.
+    pub fn is_lost_since(&self, started_us: u64) -> bool {
+        self.number == NOBODYS && self.deadline_us < started_us
+    }
+}
+
 /// What a manager is asked.
 #[derive(Clone, Debug)]
 pub enum Ask {
@@ -322,8 +332,18 @@ impl Scene {
         }
     }
 
+    /// What a caller asks arrives so much later, too, unless the manager has been started anew by then. Nobody waits for
+    /// an answer.
+    pub fn ask_late(&mut self, manager: u8, caller: Caller, ask: Ask, late_us: u64) {
+        let call = Call { caller, number: NOBODYS, deadline_us: self.now_us };
+        self.deliver(self.now_us + late_us, Message::Asked(manager, call, ask));
+    }
+
     /// A manager answers.
     pub fn answer(&mut self, manager: u8, call: Call, answer: Answer) {
+        if call.number == NOBODYS {
+            return;
+        }
         let fate = self.network.send(Party::Manager(manager), call.caller.party());
         let arrives_us = match fate {
             Fate::Once(delay_us) | Fate::Twice(delay_us, _) => self.now_us + delay_us,
@@ -341,6 +361,9 @@ impl Scene {
 
     /// A manager that is not there was asked.
     pub fn refuse(&mut self, call: Call) {
+        if call.number == NOBODYS {
+            return;
+        }
         self.after(REFUSAL_US, Event::Unanswered(call.caller, call.number));
     }
 

@@ -3,10 +3,7 @@
 use std::collections::BTreeMap;
 
 use sublet_manager::core::LeaseId;
-use sublet_proto::v1::{self, LeaseState, TenantUse, Usage};
-
-/// A manager whose sign of life is older than this is not counted any more.
-const ALIVE_US: u64 = 5_000_000;
+use sublet_proto::v1::{self, LeaseState, PeerRecord, Usage};
 
 /// How the store is at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +32,7 @@ pub struct Store {
     pub health: Health,
     records: BTreeMap<LeaseId, Record>,
     epochs: u64,
-    uses: Vec<Option<(u64, Vec<TenantUse>)>>,
+    peers: BTreeMap<u64, PeerRecord>,
 }
 
 /// A manager's write on its way.
@@ -54,10 +51,9 @@ pub struct Write {
 }
 
 impl Store {
-    /// An empty one for so many managers.
-    pub fn new(managers: u8) -> Store {
-        let uses = (0..managers).map(|_| None).collect();
-        Store { health: Health::Up(1_000), records: BTreeMap::new(), epochs: 0, uses }
+    /// An empty one.
+    pub fn new() -> Store {
+        Store { health: Health::Up(1_000), records: BTreeMap::new(), epochs: 0, peers: BTreeMap::new() }
     }
 
     /// A number for a manager that starts.
@@ -86,21 +82,15 @@ impl Store {
         own.map(|record| &record.lease).filter(|lease| lease.state() != LeaseState::Ended)
     }
 
-    /// Notes a manager's sign of life with what its tenants have, and says what they have by all others.
-    pub fn exchange(&mut self, now_us: u64, manager: u8, own: Vec<TenantUse>) -> Vec<TenantUse> {
-        let mut elsewhere = vec![TenantUse::default(); own.len()];
-        self.uses[usize::from(manager)] = Some((now_us, own));
-        let others = self.uses.iter().enumerate().filter(|(other, _)| *other != usize::from(manager));
-        let alive =
-            others.filter_map(|(_, said)| said.as_ref()).filter(|(at_us, _)| now_us - at_us < ALIVE_US);
-        for (_, used) in alive {
-            for (sum, used) in elsewhere.iter_mut().zip(used) {
-                sum.cores += used.cores;
-                sum.memory_bytes += used.memory_bytes;
-                sum.leases += used.leases;
-            }
-        }
-        elsewhere
+    /// Takes a manager's record, and gives those of all.
+    pub fn exchange(&mut self, own: PeerRecord) -> Vec<PeerRecord> {
+        self.peers.insert(own.epoch, own);
+        self.peers.values().cloned().collect()
+    }
+
+    /// Forgets the record of a manager that is dead to one of the others.
+    pub fn bury(&mut self, epoch: u64) {
+        self.peers.remove(&epoch);
     }
 }
 
@@ -126,20 +116,11 @@ mod tests {
 
     #[test]
     fn usage_never_shrinks_and_the_ended_are_not_restored() {
-        let mut store = Store::new(1);
+        let mut store = Store::new();
         assert_eq!(store.take(write(1, 5, LeaseState::Attached)).allocated_ns, 5);
         assert_eq!(store.take(write(1, 3, LeaseState::Attached)).allocated_ns, 5);
         assert_eq!((store.active_of(0).count(), store.active_of(1).count()), (1, 0));
         assert_eq!(store.take(write(1, 7, LeaseState::Ended)).allocated_ns, 7);
         assert_eq!((store.active_of(0).count(), store.records.len()), (0, 1));
-    }
-
-    #[test]
-    fn managers_hear_what_tenants_have_by_the_living_others() {
-        let mut store = Store::new(3);
-        let cores = |cores| vec![TenantUse { cores, ..TenantUse::default() }];
-        assert_eq!(store.exchange(0, 0, cores(1))[0].cores, 0);
-        assert_eq!(store.exchange(4_000_000, 1, cores(2))[0].cores, 1);
-        assert_eq!(store.exchange(6_000_000, 2, cores(4))[0].cores, 2);
     }
 }

@@ -9,14 +9,17 @@
 //!   takes it no more;
 //! - no lease outlives its time by more than [`GRACE_US`] and what the drift of two clocks makes of it;
 //! - the store never has more usage than there was, and in the end has all of it that anybody could tell;
-//! - no tenant gets more than its quota.
+//! - no lease ends because its agent is thought to be gone, and is not;
+//! - no tenant gets more than its quota;
+//! - once messages have arrived, no manager counts more for a tenant than what agents have and what has been granted
+//!   lately, whichever managers those agents have been with.
 
 use std::collections::HashMap;
 use std::fmt;
 
 use sublet_manager::core::{Amount, LeaseId, Room};
 use sublet_proto::ticket::ATTACH_GRACE_MS;
-use sublet_proto::v1::{Quota, Usage};
+use sublet_proto::v1::{Quota, TenantUse, Usage};
 
 use super::clock::{Clock, MAX_DRIFT_PPM};
 use super::worker::{self, Worker};
@@ -66,6 +69,10 @@ pub enum Invariant {
     NobodyStarves,
     /// Of tenants.
     QuotasHold,
+    /// Of leases, by all managers together.
+    LeasesCountOnce,
+    /// Of leases whose agent lives.
+    NothingEndsWithoutCause,
 }
 
 impl fmt::Display for Invariant {
@@ -81,6 +88,8 @@ impl fmt::Display for Invariant {
             Invariant::QueuesAreBounded => "queues are bounded",
             Invariant::NobodyStarves => "no tenant starves another",
             Invariant::QuotasHold => "quotas hold",
+            Invariant::LeasesCountOnce => "leases count once",
+            Invariant::NothingEndsWithoutCause => "no lease ends without a cause",
         })
     }
 }
@@ -91,6 +100,10 @@ pub struct Truth {
     nodes: Vec<Node>,
     leases: Vec<Lease>,
     by_id: HashMap<LeaseId, u32>,
+    /// Of which generation registrations are.
+    generations: HashMap<u64, u64>,
+    /// Leases that managers may count, by their index; those that are over for long are left out by and by.
+    counted: Vec<u32>,
     tenants: Vec<Tenant>,
     /// Of the managers that live.
     epochs: Vec<u64>,
@@ -109,6 +122,8 @@ struct Node {
     registered_us: u64,
     /// Leases that are open or attached, by their index.
     live: Vec<u32>,
+    /// Its agent does not come back.
+    is_lost: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -174,6 +189,8 @@ struct Lease {
     life: Life,
     /// True time by which it is over.
     ends_by_us: u64,
+    /// When it was seen to be over.
+    over_us: Option<u64>,
     /// What the store has.
     stored: Usage,
     /// What a manager has heard, in which of its lives.
@@ -214,11 +231,14 @@ impl Truth {
             registration: 0,
             registered_us: 0,
             live: Vec::new(),
+            is_lost: false,
         };
         Truth {
             nodes: capacities.map(node).collect(),
             leases: Vec::new(),
             by_id: HashMap::new(),
+            generations: HashMap::new(),
+            counted: Vec::new(),
             tenants: (0..tenants).map(|_| Tenant::default()).collect(),
             epochs: Vec::new(),
             hearsay_until_us: 0,
@@ -271,11 +291,13 @@ impl Truth {
     pub fn grant(&mut self, now_us: u64, granted: Granted) {
         let index = self.leases.len() as u32;
         self.by_id.insert(granted.id, index);
+        self.counted.push(index);
         self.leases.push(Lease {
             granted,
             granted_us: now_us,
             life: Life::Open,
             ends_by_us: ends_by_us(now_us, granted.timeout_ms),
+            over_us: None,
             stored: Usage::default(),
             heard: None,
             known: Known::All,
@@ -289,7 +311,18 @@ impl Truth {
         if granted.registration == node.registration {
             self.hold(granted);
         }
+        if self.is_outdated(&granted) {
+            self.nodes[granted.agent as usize].live.retain(|&other| other != index);
+            return self.close(index, Life::Void);
+        }
         self.check_quota(now_us, granted.tenant, granted.registration >> EPOCH_SHIFT);
+    }
+
+    /// Whether the agent has taken up a later registration than the ticket's, and will not take that one up any more.
+    fn is_outdated(&self, granted: &Granted) -> bool {
+        let taken_up = self.nodes[granted.agent as usize].registration;
+        let generation = |registration| self.generations.get(&registration);
+        taken_up != granted.registration && generation(taken_up) > generation(granted.registration)
     }
 
     /// Whether a lease was granted under this name.
@@ -299,9 +332,19 @@ impl Truth {
 
     /// A manager has signed a ticket with a later end.
     pub fn renew(&mut self, now_us: u64, id: LeaseId, timeout_ms: u64) {
-        if let Some(lease) = self.lease_mut(id) {
-            lease.ends_by_us = lease.ends_by_us.max(ends_by_us(now_us, timeout_ms));
+        let Some(&index) = self.by_id.get(&id) else { return };
+        let lease = &mut self.leases[index as usize];
+        lease.ends_by_us = lease.ends_by_us.max(ends_by_us(now_us, timeout_ms));
+        // With a new ticket whoever has not come yet may come again for a while, and managers have to count that.
+        lease.over_us = None;
+        if !self.counted.contains(&index) {
+            self.counted.push(index);
         }
+    }
+
+    /// A manager has taken a registration of this generation in, whether or not its agent ever hears of it.
+    pub fn registered(&mut self, registration: u64, generation: u64) {
+        self.generations.insert(registration, generation);
     }
 
     /// An agent has taken up a registration: tickets of others are void. It has never more than one registration on
@@ -395,6 +438,16 @@ impl Truth {
         self.close_all(agent, |lease| lease.life == Life::Open);
     }
 
+    /// As [`Truth::agent_gone`], and it does not come back: nobody will tell the managers what has become of any lease
+    /// that it ever had, not even one that starts anew and finds it in the store.
+    pub fn agent_lost(&mut self, agent: u32) {
+        self.nodes[agent as usize].is_lost = true;
+        let all = (0..).zip(&self.leases).filter(|(_, lease)| lease.granted.agent == agent);
+        self.counted.extend(all.map(|(index, _)| index));
+        self.counted.sort_unstable();
+        self.counted.dedup();
+    }
+
     /// The store has this of a lease.
     pub fn stored(&mut self, now_us: u64, id: LeaseId, usage: Usage) {
         let Some(lease) = self.lease_mut(id) else {
@@ -431,6 +484,47 @@ impl Truth {
             );
             self.check_room(agent);
         }
+    }
+
+    /// Checks what the manager of an epoch believes that tenants have, by their numbers. To be called when messages
+    /// arrive and have done so for long enough. Of agents that are gone for good nobody knows anything.
+    pub fn check_counted(
+        &self,
+        now_us: u64,
+        epoch: u64,
+        used: impl Iterator<Item = TenantUse>,
+    ) -> Option<String> {
+        let mut most = vec![TenantUse::default(); self.tenants.len()];
+        for &index in &self.counted {
+            let Granted { tenant, amount, .. } = self.leases[index as usize].granted;
+            let most = &mut most[tenant as usize];
+            most.cores += amount.workers;
+            most.memory_bytes += amount.memory_bytes;
+            most.leases += 1;
+        }
+        let all = most.iter().zip(used).enumerate();
+        let mut wrong = all.filter(|(_, (most, used))| {
+            used.cores > most.cores || used.memory_bytes > most.memory_bytes || used.leases > most.leases
+        });
+        wrong.next().map(|(tenant, (most, used))| {
+            format!("the manager of epoch {epoch} counts {used:?} for tenant {tenant} at {now_us} us, who has {most:?}")
+        })
+    }
+
+    /// Forgets leases that have been over for so long that all managers must know.
+    pub fn forget_over(&mut self, now_us: u64) {
+        let (leases, nodes) = (&mut self.leases, &self.nodes);
+        self.counted.retain(|&index| {
+            let lease = &mut leases[index as usize];
+            match lease.life {
+                Life::Open | Life::Attached(..) => true,
+                _ if nodes[lease.granted.agent as usize].is_lost => true,
+                Life::Void | Life::Ended(_) => {
+                    let over_us = *lease.over_us.get_or_insert(now_us);
+                    over_us + HEARSAY_US >= now_us
+                }
+            }
+        });
     }
 
     /// Checks what must hold once faults have stopped and time has passed.

@@ -15,11 +15,14 @@ use super::scene::{Caller, Event, Message, Scene};
 use super::slab::Slab;
 use super::store::{Health, Store, Write};
 use super::trace::Trace;
-use super::truth::Truth;
+use super::truth::{Invariant, Truth};
 
 const SECOND_US: u64 = 1_000_000;
 /// Between two checks of everything.
 const CHECK_US: u64 = 10 * SECOND_US;
+/// How long after the last fault everybody has found everybody and said everything: what was on its way arrives, agents
+/// go to another manager after three attempts, and managers miss and find what had gone.
+const SETTLING_US: u64 = 60 * SECOND_US;
 /// Longest time that something stays broken.
 const LONGEST_FAULT_US: u64 = 120 * SECOND_US;
 /// What wall clocks show when a run begins, in milliseconds of Unix time.
@@ -41,6 +44,8 @@ pub struct World {
     gone: Vec<bool>,
     clients: Vec<Client>,
     reliefs: Vec<Relief>,
+    /// The end of the last fault so far.
+    mended_at_us: u64,
     is_calm: bool,
     is_over: bool,
 }
@@ -95,13 +100,14 @@ impl World {
                 sabotage: options.sabotage,
             },
             errands: Errands { store_delay_us: 1_000, ..Errands::default() },
-            store: Store::new(plan.managers),
+            store: Store::new(),
             common: Common { queue: plan.queue, quotas: plan.quotas.clone() },
             hosts: hosts.collect(),
             gone: vec![false; agents.len()],
             agents,
             clients: (0..plan.clients).map(|number| Client::new(number, number % tenants)).collect(),
             reliefs: Vec::new(),
+            mended_at_us: 0,
             is_calm: false,
             is_over: false,
             plan,
@@ -176,6 +182,7 @@ impl World {
             Event::Check => {
                 scene.truth.check(scene.now_us);
                 scene.after(CHECK_US, Event::Check);
+                self.check_counted();
             }
             Event::Calm => self.calm(),
             Event::End => self.end(),
@@ -198,6 +205,23 @@ impl World {
             Message::ToAgent(agent, message) => agents[agent as usize].heard(message, scene),
             Message::ToClient(client, round, message) => {
                 clients[client as usize].heard(round, message, &plan.manners, scene);
+            }
+        }
+    }
+
+    /// What several managers count, if they have had the time to hear of all that they should know. That a single one
+    /// does not count what is over is checked at the end.
+    fn check_counted(&mut self) {
+        let World { scene, hosts, mended_at_us, .. } = self;
+        let now_us = scene.now_us;
+        scene.truth.forget_over(now_us);
+        if hosts.len() < 2 || now_us < *mended_at_us + SETTLING_US {
+            return;
+        }
+        for manager in hosts.iter().filter_map(|host| host.manager.as_ref()) {
+            if let Some(found) = scene.truth.check_counted(now_us, manager.epoch, manager.used()) {
+                let found = format!("{found}; its own: {:?}", manager.active().collect::<Vec<_>>());
+                scene.truth.violated(Invariant::LeasesCountOnce, found);
             }
         }
     }
@@ -230,12 +254,15 @@ impl World {
         }
         let wall_ms = host.wall_ms + self.scene.now_us / 1_000;
         let clock = ManagerClock::start(self.scene.now_us, wall_ms, host.drift_ppm);
-        host.manager = Some(Manager::start(number, clock, &self.common, &mut self.store, &mut self.scene));
+        let mut manager = Manager::start(number, clock, &self.common, &mut self.store, &mut self.scene);
+        manager.exchange(&mut self.errands, &mut self.store, &mut self.scene);
+        host.manager = Some(manager);
     }
 
     fn later(&mut self, delay_us: u64, relief: Relief) {
         let number = self.reliefs.len() as u32;
         self.reliefs.push(relief);
+        self.mended_at_us = self.mended_at_us.max(self.scene.now_us + delay_us);
         self.scene.after(delay_us, Event::Relief(number));
     }
 
@@ -308,6 +335,8 @@ impl World {
         if gone < self.agents.len() / 4 {
             self.gone[number as usize] = true;
             self.agents[number as usize].crash(Journal::Lost, &mut self.scene);
+            self.scene.truth.agent_lost(number);
+            self.mended_at_us = self.mended_at_us.max(self.scene.now_us);
         }
     }
 
@@ -388,6 +417,7 @@ impl World {
     /// From now on nothing goes wrong, and nobody asks.
     fn calm(&mut self) {
         self.is_calm = true;
+        self.mended_at_us = self.scene.now_us;
         self.scene.network.heal();
         self.scene.network.weather = Weather::FAIR;
         self.set_health(Health::Up(1_000));

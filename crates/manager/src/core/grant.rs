@@ -173,7 +173,8 @@ impl Core {
     fn try_renew(&mut self, now_ms: u64, renewal: &Renewal) -> Result<(), Error> {
         let unknown = || Error::new(Code::UnknownLease, format!("there is no lease {}", renewal.lease));
         let key = self.leases.find(renewal.lease).ok_or_else(unknown)?;
-        let lease = self.leases.get_mut(key).ok_or_else(unknown)?;
+        let lease =
+            self.leases.get_mut(key).filter(|lease| lease.state != State::Moved).ok_or_else(unknown)?;
         if let Some(end) = &lease.end {
             let code = end.code.unwrap_or(Code::LeaseEnded);
             return Err(Error::new(code, format!("lease {} has ended: {}", lease.id, end.reason)));
@@ -203,38 +204,50 @@ impl Core {
     }
 
     /// A lease begins: it holds its resources from now on.
-    pub(super) fn begin(&mut self, lease: Lease) -> u32 {
-        let (node, tenant, amount) = (lease.node, lease.tenant, lease.amount);
-        let is_attached = lease.state == State::Attached;
-        self.tenants.get_mut(tenant).add(amount);
+    pub(super) fn begin(&mut self, mut lease: Lease) -> u32 {
+        let node = lease.node;
+        lease.marks.node_slot = self.nodes.get(node).map_or(0, |node| node.leases.len() as u32);
         let key = self.leases.insert(lease);
-        self.nodes.change(node, |node| {
-            node.leased = node.leased.plus(amount);
+        if let Some(node) = self.nodes.get_mut(node) {
             node.leases.push(key);
+        }
+        self.hold(key);
+        key
+    }
+
+    /// A lease that stands with its node holds its resources.
+    pub(super) fn hold(&mut self, key: u32) {
+        let Some(lease) = self.leases.get(key) else { return };
+        let (amount, is_attached) = (lease.amount, lease.state == State::Attached);
+        self.tenants.get_mut(lease.tenant).add(amount);
+        self.nodes.change(lease.node, |node| {
+            node.leased = node.leased.plus(amount);
             *(if is_attached { &mut node.attached } else { &mut node.unattached }) += 1;
         });
-        let slot = self.nodes.get(node).map_or(0, |node| node.leases.len() - 1);
-        if let Some(lease) = self.leases.get_mut(key) {
-            lease.marks.node_slot = slot as u32;
-        }
-        key
+    }
+
+    /// A lease's resources are free, since it is from now on in this state. Gives the one that it was in, if it held any.
+    pub(super) fn release(&mut self, key: u32, state: State) -> Option<State> {
+        let lease = self.leases.get_mut(key).filter(|lease| lease.is_active())?;
+        let before = std::mem::replace(&mut lease.state, state);
+        lease.marks.ordered = None;
+        let amount = lease.amount;
+        self.tenants.get_mut(lease.tenant).remove(amount);
+        self.nodes.change(lease.node, |node| {
+            node.leased = node.leased.minus(amount);
+            *(if before == State::Attached { &mut node.attached } else { &mut node.unattached }) -= 1;
+        });
+        Some(before)
     }
 
     /// A lease ends: its resources are free. One that was never attached is forgotten at once.
     pub(super) fn end(&mut self, key: u32, end: End, out: &mut Vec<Action>) {
-        let Some(lease) = self.leases.get_mut(key).filter(|lease| lease.is_active()) else { return };
-        let was_attached = lease.state == State::Attached;
-        let (node, tenant, amount) = (lease.node, lease.tenant, lease.amount);
-        lease.state = State::Ended;
-        lease.end = Some(end);
-        lease.marks.ordered = None;
-        self.tenants.get_mut(tenant).remove(amount);
-        self.nodes.change(node, |node| {
-            node.leased = node.leased.minus(amount);
-            *(if was_attached { &mut node.attached } else { &mut node.unattached }) -= 1;
-        });
-        if !was_attached {
+        let Some(before) = self.release(key, State::Ended) else { return };
+        if before == State::Granted {
             return self.forget(key, out);
+        }
+        if let Some(lease) = self.leases.get_mut(key) {
+            lease.end = Some(end);
         }
         self.leases.touch(key);
         if let Some((lease, revision)) = self.leases.take_one(key) {
@@ -242,7 +255,7 @@ impl Core {
         }
     }
 
-    /// Forgets a lease that has ended.
+    /// Forgets a lease that holds nothing, and its node with the last one of a node that is not registered.
     pub(super) fn forget(&mut self, key: u32, out: &mut Vec<Action>) {
         let Some(lease) = self.leases.remove(key) else { return };
         out.push(Action::Forgotten(lease.id));
@@ -253,6 +266,9 @@ impl Core {
             && let Some(moved) = self.leases.get_mut(moved)
         {
             moved.marks.node_slot = lease.marks.node_slot;
+        }
+        if self.nodes.get(lease.node).is_some_and(|node| node.registration == 0 && node.leases.is_empty()) {
+            self.nodes.remove(lease.node);
         }
     }
 

@@ -5,6 +5,9 @@
 //!    |  the agent   |  the agent  |  stored, and acknowledged to the agent, or the agent is gone
 //!    |  lists it    |  says so    |
 //!    +--------------+-------------+  released, superseded, its node lost it, its time over on a lost node
+//!    |              |
+//!    |              +---> Moved ---> forgotten: stored as it was when its node went to another manager
+//!    +------------------------------ forgotten: its node went to another manager
 //! ```
 //!
 //! Only leases that were attached are ever stored or billed: what nobody attached to has used nothing.
@@ -28,6 +31,8 @@ pub enum State {
     Attached,
     /// Over; its resources are free.
     Ended,
+    /// Its node is with another manager, and so is it: here it holds nothing.
+    Moved,
 }
 
 /// Why and when a lease ended.
@@ -115,7 +120,7 @@ pub(super) struct Marks {
 impl Lease {
     /// Whether it holds resources.
     pub fn is_active(&self) -> bool {
-        self.state != State::Ended
+        matches!(self.state, State::Granted | State::Attached)
     }
 
     /// Its end and all that it used are in the store.

@@ -32,6 +32,8 @@ pub enum Event {
     Quota(TenantKey, Quota),
     /// A tenant has this much by other managers, and had spent as much before this one started.
     Elsewhere(TenantKey, TenantUse),
+    /// Another living manager has this node, by a registration of this generation.
+    Moved(NodeKey, u64),
     /// The store had this lease, which had not ended, when the manager started.
     Restored(Box<v1::Lease>),
     /// The store has a lease as of this revision.
@@ -49,6 +51,8 @@ pub struct Joining {
     pub description: NodeDescription,
     /// This start of its agent.
     pub instance: InstanceId,
+    /// Grows with each registration that the node's agent sends, to whichever manager; 0 if it does not say.
+    pub generation: u64,
     /// Leases by tickets that the shell has verified.
     pub leases: Vec<Running>,
 }

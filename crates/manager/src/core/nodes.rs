@@ -17,6 +17,8 @@ pub(super) const MAX_NODE_CORES: u32 = 65_536;
 const MAX_NAME_BYTES: usize = 64;
 /// Ticks after which a lost node is forgotten: an hour.
 const FORGET_TICKS: u32 = (60 * 60 * 1000 / TICK_MS) as u32;
+/// Ticks without a report after which a node's name is free even for an agent that seems to be older: a minute.
+const LATE_TICKS: u32 = (60 * 1000 / TICK_MS) as u32;
 
 /// What a lease holds of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,10 +107,12 @@ pub struct Node {
     pub leased: Room,
     /// Whether it takes leases.
     pub lending: Lending,
-    /// The latest registration.
+    /// The latest registration; 0 if it has not registered, or has left for another manager.
     pub registration: u64,
     /// When it was last heard of.
     pub last_report_ms: u64,
+    /// Of that registration, or of a later one with another manager.
+    pub generation: u64,
     pub(super) instance: InstanceId,
     pub(super) sequence: u64,
     pub(super) silent_ticks: u32,
@@ -132,6 +136,18 @@ impl Node {
     /// No report has come for too long.
     pub fn is_lost(&self) -> bool {
         self.silent_ticks > SILENCE_TICKS
+    }
+
+    /// Of a generation that is not said nothing is known.
+    fn is_later_than(&self, generation: u64) -> bool {
+        (1..=self.generation).contains(&generation)
+    }
+
+    /// Another agent may not take it. One that says that it comes from before this node's agent is either dead, and its
+    /// registration late, or its clock was set back: the latter has to wait.
+    fn is_anothers(&self, generation: u64) -> bool {
+        let ticks = if self.is_later_than(generation) { LATE_TICKS } else { SILENCE_TICKS };
+        self.registration != 0 && self.silent_ticks <= ticks
     }
 
     pub(super) fn takes_leases(&self) -> bool {
@@ -187,10 +203,15 @@ impl Nodes {
         keyed.filter_map(|(key, node)| Some((NodeKey(key), node.as_ref()?)))
     }
 
-    /// Whether another agent than this one lends a node of the name now.
-    pub(super) fn check_name(&self, name: &str, instance: InstanceId) -> Result<(), Error> {
+    /// Whether another agent than this one lends a node of the name now, or this registration comes late.
+    pub(super) fn check_name(&self, name: &str, instance: InstanceId, generation: u64) -> Result<(), Error> {
         match self.find(name).and_then(|key| self.get(key)) {
-            Some(node) if node.instance != instance && !node.is_lost() => {
+            Some(node) if node.instance == instance && node.is_later_than(generation) => {
+                let message =
+                    format!("a registration of node {name} came late: its agent has sent another since");
+                Err(Error::new(Code::Protocol, message))
+            }
+            Some(node) if node.instance != instance && node.is_anothers(generation) => {
                 let message = format!("a node {name} is lent already, by the agent at {}", node.agent);
                 Err(Error::new(Code::AlreadyRunning, message))
             }
@@ -232,6 +253,7 @@ impl Nodes {
             lending: Lending::Open,
             registration: 0,
             last_report_ms: 0,
+            generation: 0,
             instance: InstanceId(0),
             sequence: 0,
             silent_ticks: SILENCE_TICKS + 1,

@@ -11,7 +11,7 @@ use sublet_proto::{Code, Error};
 use super::ids::{LeaseId, NodeKey};
 use super::lease::{End, Lease, Marks, State};
 use super::messages::{Action, Ended, Joining, LeaseReport, Report, Reported, Running};
-use super::nodes::{Amount, Lending, check_description};
+use super::nodes::{Amount, Lending, Node, check_description};
 use super::terms::DEFAULT_OPTIONS;
 use super::{Core, EXPIRY_SLACK_MS};
 
@@ -19,9 +19,9 @@ impl Core {
     /// Takes a node up, with exactly the leases that its agent says it has. What was granted there and is not among
     /// them is void, since its tickets are of an earlier registration.
     pub(super) fn register(&mut self, now_ms: u64, joining: Joining, out: &mut Vec<Action>) {
-        let Joining { description, instance, leases } = joining;
-        let checked =
-            check_description(&description).and_then(|()| self.nodes.check_name(&description.name, instance));
+        let Joining { description, instance, generation, leases } = joining;
+        let checked = check_description(&description)
+            .and_then(|()| self.nodes.check_name(&description.name, instance, generation));
         if let Err(error) = checked {
             return out.push(Action::NotRegistered(error));
         }
@@ -31,6 +31,7 @@ impl Core {
         let registration = self.registration;
         self.nodes.change(key, |node| {
             node.instance = instance;
+            node.generation = generation;
             node.registration = registration;
             node.sequence = 0;
             node.silent_ticks = 0;
@@ -53,8 +54,8 @@ impl Core {
             };
             lease.marks.is_settled = true;
             match lease.state {
-                State::Ended if lease.is_stored() => self.forget(key, out),
-                State::Ended => {}
+                State::Ended | State::Moved if lease.is_stored() => self.forget(key, out),
+                State::Ended | State::Moved => {}
                 _ => self.end(
                     key,
                     End::because(Code::AgentUnreachable, "its agent was started anew", now_ms),
@@ -71,6 +72,7 @@ impl Core {
         let granted_ms = now_ms.saturating_sub(report.usage.allocated_ns / 1_000_000);
         match self.leases.find(report.lease) {
             Some(key) => {
+                self.take_back(key);
                 if let Some(lease) = self.leases.get_mut(key) {
                     lease.granted_ms = lease.granted_ms.min(granted_ms);
                     if lease.is_active() {
@@ -143,7 +145,8 @@ impl Core {
 
     pub(super) fn report(&mut self, now_ms: u64, report: Report, out: &mut Vec<Action>) {
         let Report { node: key, registration, sequence, answered, clock_ms, lending, leases } = report;
-        let Some(node) = self.nodes.get_mut(key).filter(|node| node.registration == registration) else {
+        let is_known = |node: &&mut Node| node.registration != 0 && node.registration == registration;
+        let Some(node) = self.nodes.get_mut(key).filter(is_known) else {
             return out.push(Action::RegisterAgain);
         };
         if sequence <= node.sequence {
@@ -344,7 +347,7 @@ impl Core {
         }
     }
 
-    fn leases_of(&self, node: NodeKey) -> Vec<u32> {
+    pub(super) fn leases_of(&self, node: NodeKey) -> Vec<u32> {
         self.nodes.get(node).map(|node| node.leases.clone()).unwrap_or_default()
     }
 
@@ -352,7 +355,7 @@ impl Core {
         let Some(key) = self.leases.find(id) else { return };
         let Some(lease) = self.leases.get_mut(key) else { return };
         lease.marks.saved_revision = lease.marks.saved_revision.max(revision);
-        if lease.state == State::Ended && lease.marks.is_settled && lease.is_stored() {
+        if !lease.is_active() && lease.marks.is_settled && lease.is_stored() {
             self.forget(key, out);
         }
     }

@@ -1,5 +1,6 @@
 //! The core against single stories, and against random ones for its invariants.
 
+mod moved;
 mod stories;
 
 use std::collections::BTreeSet;
@@ -7,7 +8,9 @@ use std::sync::Arc;
 
 use super::*;
 use sublet_proto::ticket::ATTACH_GRACE_MS;
-use sublet_proto::v1::{FunctionUsage, LeaseRequest, NodeDescription, PackageInfo, Quota, TenantUse, Usage};
+use sublet_proto::v1::{
+    FunctionUsage, LeaseRequest, NodeDescription, NodeGeneration, PackageInfo, Quota, TenantUse, Usage,
+};
 use sublet_proto::{Code, Error};
 
 const GIB: u64 = 1 << 30;
@@ -59,6 +62,8 @@ struct House {
     sequence: u64,
     /// The latest report whose answer the agent has.
     answered: u64,
+    /// Of the latest registration.
+    generation: u64,
     requests: u128,
     is_store_full: bool,
     saved: BTreeSet<LeaseId>,
@@ -82,6 +87,7 @@ impl House {
             now_ms: START_MS,
             sequence: 0,
             answered: 0,
+            generation: 0,
             requests: 0,
             is_store_full: false,
             saved: BTreeSet::new(),
@@ -125,8 +131,10 @@ impl House {
         leases: Vec<Running>,
     ) -> Result<(NodeKey, u64), Error> {
         (self.sequence, self.answered) = (0, 0);
-        let instance = InstanceId(instance);
-        let actions = self.event(Event::Register(Box::new(Joining { description, instance, leases })));
+        self.generation += 1;
+        let (instance, generation) = (InstanceId(instance), self.generation);
+        let joining = Joining { description, instance, generation, leases };
+        let actions = self.event(Event::Register(Box::new(joining)));
         match actions.into_iter().find(|action| !matches!(action, Action::Granted { .. })) {
             Some(Action::Registered { node, registration }) => Ok((node, registration)),
             Some(Action::NotRegistered(error)) => Err(error),
@@ -623,7 +631,8 @@ fn where_there_are_no_nodes_a_request_waits_for_one_to_come() {
     let mut house = House::new();
     assert_eq!(house.refusal(&asked(1)).code, Code::InsufficientResources);
     assert!(house.request_of("t", &LeaseRequest { wait_ms: 5_000, ..asked(1) }).is_empty());
-    let joining = Joining { description: node("n", 1), instance: InstanceId(1), leases: Vec::new() };
+    let (description, leases) = (node("n", 1), Vec::new());
+    let joining = Joining { description, instance: InstanceId(1), generation: 1, leases };
     let actions = house.event(Event::Register(Box::new(joining)));
     assert!(actions.iter().any(|action| matches!(action, Action::Granted { .. })), "{actions:?}");
 }

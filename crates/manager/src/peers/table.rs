@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use sublet_proto::v1::{ManagerInfo, PeerRecord, TenantUse};
+use sublet_proto::v1::{ManagerInfo, NodeGeneration, PeerRecord, TenantUse};
 
 /// A manager whose record did not change for so long is dead, in milliseconds.
 const SILENCE_MS: u64 = 5000;
@@ -91,6 +91,17 @@ impl Table {
         all.into_iter()
     }
 
+    /// The nodes that other living managers miss, each once, by the earliest of their registrations: who has a later
+    /// one has an answer.
+    pub fn missing(&self) -> Vec<NodeGeneration> {
+        each_once(self.others().flat_map(|record| &record.missing), u64::min)
+    }
+
+    /// The nodes that other living managers have found, each once, by the latest of their registrations.
+    pub fn found(&self) -> Vec<NodeGeneration> {
+        each_once(self.others().flat_map(|record| &record.found), u64::max)
+    }
+
     /// The living managers, this one among them as soon as it has told the others.
     pub fn managers(&self) -> impl Iterator<Item = ManagerInfo> {
         self.living.values().map(|living| &living.record).map(|record| ManagerInfo {
@@ -121,6 +132,19 @@ impl Table {
     }
 }
 
+fn each_once<'a>(
+    nodes: impl Iterator<Item = &'a NodeGeneration>,
+    choose: fn(u64, u64) -> u64,
+) -> Vec<NodeGeneration> {
+    let mut all = BTreeMap::<&str, u64>::new();
+    for NodeGeneration { node, generation } in nodes {
+        let known = all.entry(node).or_insert(*generation);
+        *known = choose(*known, *generation);
+    }
+    let node = |(node, generation): (&str, u64)| NodeGeneration { node: node.to_owned(), generation };
+    all.into_iter().map(node).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use sublet_proto::v1::Holding;
@@ -144,6 +168,18 @@ mod tests {
         assert_eq!(table.elsewhere("other"), TenantUse::default());
         assert_eq!(table.tenants().collect::<Vec<_>>(), ["t"]);
         assert_eq!(table.managers().map(|manager| manager.epoch).collect::<Vec<_>>(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn a_node_is_asked_for_and_answered_once_whoever_misses_and_whoever_has_it() {
+        let node = |generation| vec![NodeGeneration { node: "n".into(), generation }];
+        let missing = |epoch, generation| PeerRecord { missing: node(generation), ..record(epoch, 1, 0, 0) };
+        let found = |epoch, generation| PeerRecord { found: node(generation), ..record(epoch, 1, 0, 0) };
+        let mut table = Table::new(1);
+        table.observe(0, vec![missing(1, 1), missing(2, 5), missing(3, 4), found(4, 6), found(5, 7)]);
+        assert_eq!((table.missing(), table.found()), (node(4), node(7)));
+        table.observe(0, vec![missing(1, 1), found(1, 9)]);
+        assert_eq!((table.missing(), table.found()), (Vec::new(), Vec::new()), "what it says itself");
     }
 
     #[test]

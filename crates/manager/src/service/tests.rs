@@ -65,7 +65,7 @@ async fn house() -> House {
         memory_bytes: 1 << 30,
         ..NodeDescription::default()
     };
-    let registration = Registration { node: Some(node), instance: "1".repeat(32), leases: Vec::new() };
+    let registration = Registration { node: Some(node), instance: "1".repeat(32), ..Registration::default() };
     house.service.register(by(Identity::local(0), registration)).await.unwrap();
     house
 }

@@ -39,7 +39,7 @@ impl Shell {
         caller: &Identity,
         managers: Vec<String>,
     ) -> Result<NodeRegistration, Error> {
-        let Registration { node, instance, leases } = registration;
+        let Registration { node, instance, leases, generation } = registration;
         let description = node.ok_or_else(|| invalid("a registration describes no node".into()))?;
         check_lending(&description, caller)?;
         let instance = instance.parse()?;
@@ -58,7 +58,7 @@ impl Shell {
         let tokens: Vec<_> =
             brought.iter().map(|brought| (brought.running.report.lease, brought.token)).collect();
         let leases = brought.into_iter().map(|brought| brought.running).collect();
-        let joining = Joining { description, instance, leases };
+        let joining = Joining { description, instance, generation, leases };
         let registration = match self.handle(&mut state, Event::Register(Box::new(joining))) {
             Some(Action::Registered { registration, .. }) => registration,
             Some(Action::NotRegistered(error)) => return Err(error),

@@ -143,7 +143,11 @@ impl Node {
     ) -> Result<Node, Error> {
         let name = node.name.clone();
         let instance = "0".repeat(31) + "1";
-        let registered = done(client.register(Registration { node: Some(node), instance, leases }).await)?;
+        let registered = done(
+            client
+                .register(Registration { node: Some(node), instance, leases, ..Registration::default() })
+                .await,
+        )?;
         Ok(Node { client, registered, name, sequence: 0 })
     }
 

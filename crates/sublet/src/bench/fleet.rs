@@ -88,7 +88,7 @@ impl Reporter {
                 ..NodeDescription::default()
             };
             let instance = format!("{:032x}", u128::from(number) + 1);
-            let registration = Registration { node: Some(description), instance, leases: Vec::new() };
+            let registration = Registration { node: Some(description), instance, ..Registration::default() };
             let request = self.access.authorize(tonic::Request::new(registration));
             let answer = self.stub.register(request).await;
             let answer = answer.map_err(|status| Error::from_status(&status))?.into_inner();

@@ -9,7 +9,8 @@ use super::*;
 /// A step of a story; small numbers are nodes, leases and outcomes.
 #[derive(Clone, Debug)]
 enum Step {
-    Register { node: u8, instance: u8, listed: u8 },
+    Register { node: u8, instance: u8, listed: u8, is_late: bool },
+    Moved { node: u8, is_later: bool },
     Request { cores: u32, shared: bool, wait_ms: u64, one_node: bool },
     Report { node: u8, lease: u8, ended: bool, executing_ns: u64 },
     End { lease: u8 },
@@ -19,7 +20,10 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        1 => (0u8..3, 0u8..2, 0u8..12).prop_map(|(node, instance, listed)| Step::Register { node, instance, listed }),
+        2 => (0u8..3, 0u8..2, 0u8..12, prop::bool::weighted(0.2)).prop_map(
+            |(node, instance, listed, is_late)| Step::Register { node, instance, listed, is_late }
+        ),
+        1 => (0u8..3, any::<bool>()).prop_map(|(node, is_later)| Step::Moved { node, is_later }),
         6 => (1u32..9, any::<bool>(), 0u64..3_000, any::<bool>()).prop_map(
             |(cores, shared, wait_ms, one_node)| Step::Request { cores, shared, wait_ms, one_node }
         ),
@@ -51,7 +55,11 @@ impl Story {
 
     fn play(&mut self, step: Step) {
         let actions = match step {
-            Step::Register { node: name, instance, listed } => self.register(name, instance, listed),
+            Step::Register { node: name, instance, listed, is_late } => {
+                self.house.generation += u64::from(!is_late);
+                self.register(name, instance, listed)
+            }
+            Step::Moved { node: name, is_later } => self.moved(name, is_later),
             Step::Request { cores, shared, wait_ms, one_node } => {
                 let asked = LeaseRequest { shared, wait_ms, max_nodes: one_node.into(), ..asked(cores) };
                 self.open.insert(self.house.requests + 1);
@@ -84,7 +92,22 @@ impl Story {
         let leases = leases.filter(|running| running.lease.node == name).collect();
         let description = NodeDescription { shared_cores: 1, shared_places: 4, ..node(&name, 4) };
         let instance = InstanceId(instance.into());
-        self.house.event(Event::Register(Box::new(Joining { description, instance, leases })))
+        let generation = self.house.generation;
+        self.house.event(Event::Register(Box::new(Joining { description, instance, generation, leases })))
+    }
+
+    /// Another manager has the node, by its next registration or by none that is later than this manager's.
+    fn moved(&mut self, name: u8, is_later: bool) -> Vec<Action> {
+        let Some(node) = self.house.core.node_key(&format!("n{name}")) else { return Vec::new() };
+        let before = self.house.core.node(node).unwrap().generation;
+        self.house.generation += u64::from(is_later);
+        let generation = if is_later { self.house.generation } else { before };
+        let actions = self.house.event(Event::Moved(node, generation));
+        if let Some(left) = self.house.core.node(node).filter(|_| is_later) {
+            assert_eq!((left.registration, left.leased), (0, Room::default()));
+            assert!(!left.leases.is_empty(), "a node was kept for nothing");
+        }
+        actions
     }
 
     /// All leases of the node but one are said to run on.

@@ -1,0 +1,84 @@
+//! Nodes that go to another manager: which may have gone, which have come, and letting go of those that are gone.
+//!
+//! An agent that loses its manager registers with another one, which takes over what runs there. The manager before
+//! hears nothing of that: what it believes to be leased of the node would count for its tenants, beside what the other
+//! one counts. So a manager says which nodes it misses, and whoever has one of them by a later registration says so.
+//! Which of two registrations is the later is told by their generations, which the agent itself has numbered, not by
+//! who has heard of it last: silence only decides what is asked.
+//!
+//! A node that is let go of takes its leases along. They have not ended and are not billed here: their agent has listed
+//! them to the other manager. What is known of them and not stored yet is kept until it is, should the agent have died
+//! meanwhile and nobody else know it; if the node comes back before, they are what they were.
+
+use sublet_proto::v1::NodeGeneration;
+
+use super::ids::NodeKey;
+use super::lease::State;
+use super::messages::Action;
+use super::nodes::Node;
+use super::{Core, SILENCE_TICKS};
+
+/// Ticks without a report after which the other managers are asked for a node: 1.5 s, as agents report each second.
+const MISSING_TICKS: u32 = 3;
+
+impl Core {
+    /// The nodes that have not been heard of lately.
+    pub fn missing(&self) -> impl Iterator<Item = NodeGeneration> {
+        let missing = |node: &&Node| {
+            let counts = node.registration != 0 || node.attached + node.unattached > 0;
+            counts && node.silent_ticks > MISSING_TICKS
+        };
+        self.nodes().filter(missing).map(generation)
+    }
+
+    /// Those of the nodes that others miss that are registered here by a later registration.
+    pub fn found(&self, missing: &[NodeGeneration]) -> Vec<NodeGeneration> {
+        let found = missing.iter().filter_map(|missing| {
+            let node = self.nodes.get(self.nodes.find(&missing.node)?)?;
+            (node.registration != 0 && node.generation > missing.generation).then(|| generation(node))
+        });
+        found.collect()
+    }
+
+    /// Another manager has the node by a registration of this generation. If it is later than this manager's, the
+    /// node and its leases are gone from here.
+    pub(super) fn moved(&mut self, key: NodeKey, generation: u64, out: &mut Vec<Action>) {
+        if self.nodes.get(key).is_none_or(|node| node.generation >= generation) {
+            return;
+        }
+        for lease in self.leases_of(key) {
+            self.let_go(lease, out);
+        }
+        self.nodes.change(key, |node| {
+            node.registration = 0;
+            node.generation = generation;
+            node.silent_ticks = node.silent_ticks.max(SILENCE_TICKS + 1);
+        });
+        if self.nodes.get(key).is_some_and(|node| node.leases.is_empty()) {
+            self.nodes.remove(key);
+        }
+    }
+
+    fn let_go(&mut self, key: u32, out: &mut Vec<Action>) {
+        let was_granted = self.release(key, State::Moved) == Some(State::Granted);
+        let Some(lease) = self.leases.get_mut(key) else { return };
+        lease.marks.is_settled = true;
+        if was_granted || lease.is_stored() {
+            self.forget(key, out);
+        }
+    }
+
+    /// A lease that has moved is on a node of this manager again.
+    pub(super) fn take_back(&mut self, key: u32) {
+        let Some(lease) = self.leases.get_mut(key).filter(|lease| lease.state == State::Moved) else {
+            return;
+        };
+        lease.state = State::Attached;
+        lease.marks.is_settled = false;
+        self.hold(key);
+    }
+}
+
+fn generation(node: &Node) -> NodeGeneration {
+    NodeGeneration { node: node.name.to_string(), generation: node.generation }
+}

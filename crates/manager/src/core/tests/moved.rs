@@ -1,0 +1,159 @@
+//! Nodes that go from one manager to another and come back.
+
+use super::*;
+
+/// A manager that has node "n" with its one lease, and another one that the node has gone to with it.
+fn moved() -> (House, House, LeaseId) {
+    let mut before = House::with_node(2);
+    let lease = before.grant(&asked(1))[0];
+    before.report(vec![runs(lease, 5)]);
+    let mut after = House::of_epoch(2);
+    after.generation = before.generation;
+    let running = vec![before.running(lease, runs(lease, 8))];
+    after.register(node("n", 2), 1, running).unwrap();
+    (before, after, lease)
+}
+
+fn own(house: &mut House) -> TenantUse {
+    let tenant = house.core.tenant_key("t");
+    house.core.tenant(tenant).own
+}
+
+fn tell_found(house: &mut House, found: &[NodeGeneration]) -> Vec<Action> {
+    let moved = found.iter().map(|found| (house.core.node_key(&found.node).unwrap(), found.generation));
+    let events: Vec<Event> = moved.map(|(node, generation)| Event::Moved(node, generation)).collect();
+    events.into_iter().flat_map(|event| house.event(event)).collect()
+}
+
+#[test]
+fn what_another_manager_has_taken_over_counts_there_and_neither_ends_nor_is_billed_here() {
+    let (mut before, mut after, lease) = moved();
+    assert!(before.core.missing().next().is_none(), "it was heard of a moment ago");
+    before.ticks(4);
+    let missing: Vec<NodeGeneration> = before.core.missing().collect();
+    assert_eq!(missing, [NodeGeneration { node: "n".into(), generation: 1 }]);
+    assert_eq!(before.core.found(&missing), [], "by no later registration than its own");
+    let found = after.core.found(&missing);
+    assert_eq!(found, [NodeGeneration { node: "n".into(), generation: 2 }]);
+    let spent = own(&mut before).spent_nano;
+    before.saved.clear();
+    assert!(tell_found(&mut before, &found).is_empty());
+    assert_eq!(before.state(lease), None);
+    assert!(before.core.node_key("n").is_none() && before.saved.is_empty());
+    assert_eq!(own(&mut before), TenantUse { spent_nano: spent, ..TenantUse::default() });
+    assert_eq!((own(&mut after).cores, after.state(lease)), (1, Some(State::Attached)));
+    assert_eq!(before.refusal(&asked(1)).code, Code::InsufficientResources);
+}
+
+#[test]
+fn an_earlier_registration_with_another_manager_takes_nothing_away() {
+    let (mut before, mut after, lease) = moved();
+    // The agent came back, and the other manager does not know yet.
+    before.generation = after.generation;
+    let running = vec![after.running(lease, runs(lease, 9))];
+    before.register(node("n", 2), 1, running).unwrap();
+    before.ticks(4);
+    let missing: Vec<NodeGeneration> = before.core.missing().collect();
+    assert_eq!(after.core.found(&missing), []);
+    let stale = [NodeGeneration { node: "n".into(), generation: 2 }];
+    tell_found(&mut before, &stale);
+    assert_eq!((before.state(lease), before.leased().cores), (Some(State::Attached), 1));
+    after.ticks(4);
+    let missing: Vec<NodeGeneration> = after.core.missing().collect();
+    let found = before.core.found(&missing);
+    tell_found(&mut after, &found);
+    assert_eq!((after.state(lease), own(&mut after).cores), (None, 0));
+}
+
+#[test]
+fn grants_that_nobody_has_attached_to_go_with_their_node() {
+    let (mut before, after, _) = moved();
+    let granted = before.grant(&asked(1))[0];
+    before.ticks(4);
+    let missing: Vec<NodeGeneration> = before.core.missing().collect();
+    tell_found(&mut before, &after.core.found(&missing));
+    assert_eq!((before.state(granted), own(&mut before).leases), (None, 0));
+    assert!(!before.saved.contains(&granted));
+}
+
+#[test]
+fn what_is_not_stored_of_a_lease_is_before_it_is_forgotten() {
+    let (mut before, after, lease) = moved();
+    before.is_store_full = true;
+    before.report(vec![runs(lease, 7)]);
+    let unsaved = before.grant(&asked(1))[0];
+    before.report(vec![runs(lease, 7), over(unsaved, 3)]);
+    before.saved.clear();
+    before.ticks(4);
+    let missing: Vec<NodeGeneration> = before.core.missing().collect();
+    tell_found(&mut before, &after.core.found(&missing));
+    assert_eq!((before.state(lease), before.state(unsaved)), (Some(State::Moved), Some(State::Ended)));
+    assert_eq!((before.leased(), own(&mut before).leases), (Room::default(), 0));
+    assert!(before.core.missing().next().is_none(), "it knows where the node is");
+    let described = before.core.describe(before.core.lease(lease).unwrap());
+    assert_eq!((described.state(), described.usage), (LeaseState::Attached, Some(usage(7))));
+    let renewal = Renewal { lease, timeout_ms: 1_000 };
+    let refused = before.event(Event::Renew(renewal));
+    assert!(matches!(&refused[..], [Action::NotRenewed(_, error)] if error.code == Code::UnknownLease));
+    before.is_store_full = false;
+    before.ticks(1);
+    assert!(before.saved.contains(&lease) && before.saved.contains(&unsaved));
+    assert!(before.core.leases().next().is_none() && before.core.node_key("n").is_none());
+}
+
+#[test]
+fn a_lease_that_comes_back_before_it_is_forgotten_is_what_it_was() {
+    let (mut before, after, lease) = moved();
+    before.is_store_full = true;
+    before.report(vec![runs(lease, 7)]);
+    let spent = own(&mut before);
+    before.ticks(4);
+    let missing: Vec<NodeGeneration> = before.core.missing().collect();
+    tell_found(&mut before, &after.core.found(&missing));
+    assert_eq!(own(&mut before), TenantUse { spent_nano: spent.spent_nano, ..TenantUse::default() });
+    before.generation = after.generation;
+    let running = vec![after.running(lease, runs(lease, 7))];
+    before.register(node("n", 2), 1, running).unwrap();
+    assert_eq!((before.state(lease), before.leased().cores), (Some(State::Attached), 1));
+    assert_eq!(own(&mut before), spent, "nothing is spent twice");
+    before.is_store_full = false;
+    before.ticks(1);
+    before.report(vec![over(lease, 9)]);
+    assert_eq!((before.state(lease), own(&mut before).cores), (Some(State::Ended), 0));
+    let (reply, _) = before.report(vec![over(lease, 9)]);
+    assert_eq!((reply.acknowledged, before.state(lease)), (vec![lease], None));
+}
+
+#[test]
+fn a_registration_that_comes_late_takes_nothing_from_the_one_after_it() {
+    let mut house = House::with_node(2);
+    house.register(node("n", 2), 1, Vec::new()).unwrap();
+    let lease = house.grant(&asked(1))[0];
+    house.report(vec![runs(lease, 1)]);
+    let registration = house.core.node(house.core.node_key("n").unwrap()).unwrap().registration;
+    for generation in 0..2 {
+        house.generation = generation;
+        let late = house.register(node("n", 2), 1, Vec::new()).unwrap_err();
+        assert_eq!(late.code, Code::Protocol, "{late}");
+    }
+    house.sequence = 2;
+    let (reply, _) = house.report(vec![runs(lease, 2)]);
+    assert!(reply.end.is_empty());
+    assert_eq!(house.state(lease), Some(State::Attached));
+    assert_eq!(house.core.node(house.core.node_key("n").unwrap()).unwrap().registration, registration);
+    // Nor does one of an agent that is dead, though the node has not been heard of; unless it is only the clock that
+    // was set back before the agent started. One that does not number its registrations is never late.
+    house.ticks(SILENCE_TICKS + 1);
+    house.generation = 0;
+    assert_eq!(house.register(node("n", 2), 2, Vec::new()).unwrap_err().code, Code::AlreadyRunning);
+    assert_eq!(house.state(lease), Some(State::Attached));
+    house.ticks(120);
+    house.generation = 0;
+    house.register(node("n", 2), 2, Vec::new()).unwrap();
+    let unnumbered =
+        |leases| Joining { description: node("n", 2), instance: InstanceId(2), generation: 0, leases };
+    for _ in 0..2 {
+        let actions = house.event(Event::Register(Box::new(unnumbered(Vec::new()))));
+        assert!(matches!(&actions[..], [Action::Registered { .. }]), "{actions:?}");
+    }
+}
