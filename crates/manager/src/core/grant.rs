@@ -6,6 +6,7 @@ use sublet_proto::{Code, Error};
 use super::ids::{LeaseId, RequestId, TenantKey};
 use super::lease::{End, Lease, Marks, State};
 use super::messages::{Action, Renewal, Request, Standing};
+use super::nodes::Lending;
 use super::waiting::{Served, Waiting};
 use super::{Core, placement, terms};
 
@@ -185,6 +186,8 @@ impl Core {
         if lease.expires_ms <= now_ms {
             return Err(Error::new(Code::LeaseExpired, format!("lease {} has expired", lease.id)));
         }
+        let lending = self.nodes.get(lease.node).map_or(Lending::Open, |node| node.lending);
+        check_lending(lending, lease.id, lease.expires_ms - now_ms)?;
         self.tenants.get(lease.tenant).check([])?;
         lease.expires_ms = lease.expires_ms.max(now_ms.saturating_add(terms::timeout_ms(renewal.timeout_ms)));
         lease.issued_ms = now_ms;
@@ -280,4 +283,14 @@ impl Core {
         let own = &mut self.tenants.get_mut(lease.tenant).own;
         own.spent_nano = own.spent_nano.saturating_add(cost_nano).saturating_sub(before);
     }
+}
+
+/// A node that is on its way out keeps its leases until they end, and no longer.
+fn check_lending(lending: Lending, lease: LeaseId, left_ms: u64) -> Result<(), Error> {
+    let (code, why) = match lending {
+        Lending::Open => return Ok(()),
+        Lending::Draining => (Code::NoCapacity, "is being drained"),
+        Lending::Reclaimed => (Code::NodeReclaimed, "is being handed back"),
+    };
+    Err(Error::new(code, format!("lease {lease} ends in {left_ms} ms and cannot be renewed: its node {why}")))
 }

@@ -408,6 +408,28 @@ fn an_agent_that_forgets_a_leases_end_is_told() {
 }
 
 #[test]
+fn leases_on_a_node_that_is_on_its_way_out_are_not_renewed() {
+    let mut house = House::with_node(1);
+    let lease = house.grant(&asked(1))[0];
+    let renewal = Renewal { lease, timeout_ms: 120_000 };
+    let renew = |house: &mut House, lending| {
+        house.report_as(lending, vec![runs(lease, 1)]);
+        house.event(Event::Renew(renewal)).pop()
+    };
+    let why = [
+        (Lending::Draining, Code::NoCapacity, "drained"),
+        (Lending::Reclaimed, Code::NodeReclaimed, "handed back"),
+    ];
+    for (lending, code, part) in why {
+        let Some(Action::NotRenewed(_, error)) = renew(&mut house, lending) else { panic!("renewed") };
+        assert!(error.code == code && error.message.contains(part), "{error}");
+        assert!(error.message.contains("60000 ms"), "the end stays what it was: {error}");
+    }
+    assert!(matches!(renew(&mut house, Lending::Open), Some(Action::Renewed(_))));
+    assert_eq!(house.core.lease(lease).unwrap().expires_ms, START_MS + 120_000);
+}
+
+#[test]
 fn a_registration_is_the_truth_about_a_node() {
     let mut house = House::with_node(3);
     let (kept, gone, unattached) =
