@@ -107,6 +107,8 @@ pub(super) struct Marks {
     pub(super) heard: u64,
     /// Its index in its node's list.
     pub(super) node_slot: u32,
+    /// Its agent has brought it along when it registered.
+    pub(super) has_come: bool,
     /// It stands in the list of what is to be saved.
     pub(super) is_dirty: bool,
     /// Why its agent is to end it, until the agent says that it has.
@@ -133,7 +135,8 @@ impl Lease {
         let before = self.usage;
         // What its agent says of it after it has said that it ended grows no more.
         let until_ms = self.marks.over_ms.unwrap_or(now_ms).min(now_ms);
-        let wall_ms = until_ms.saturating_sub(self.granted_ms).saturating_add(CLOCK_SLACK_MS);
+        let slack_ms = CLOCK_SLACK_MS + if self.marks.has_come { UNDER_WAY_MS } else { 0 };
+        let wall_ms = until_ms.saturating_sub(self.granted_ms).saturating_add(slack_ms);
         let wall_ns = wall_ms.saturating_mul(1_000_000);
         let allocated_ns = usage.allocated_ns.min(wall_ns);
         let busy_ns = allocated_ns.saturating_mul(self.amount.workers.into());
@@ -167,3 +170,6 @@ impl Lease {
 
 /// How much more than the time since its grant a lease may have been allocated: clocks of two machines run apart.
 const CLOCK_SLACK_MS: u64 = 1_000;
+/// And how much more if since when it runs is only known from a registration: for so long agents wait for the answer, so
+/// what they say there of a lease may be as old.
+const UNDER_WAY_MS: u64 = 2_000;

@@ -75,6 +75,7 @@ impl Core {
                 self.take_back(key);
                 if let Some(lease) = self.leases.get_mut(key) {
                     lease.granted_ms = lease.granted_ms.min(granted_ms);
+                    lease.marks.has_come = true;
                     if lease.is_active() {
                         lease.expires_ms = expires_ms;
                     }
@@ -84,6 +85,7 @@ impl Core {
                 let mut lease = self.lease_from(&from_ticket, report.lease, node);
                 (lease.granted_ms, lease.issued_ms) = (granted_ms, granted_ms);
                 lease.expires_ms = expires_ms;
+                lease.marks.has_come = true;
                 // What the store had of it was spent with the manager that it comes from.
                 self.begin(lease.paid_so_far());
             }

@@ -459,6 +459,23 @@ fn a_new_manager_takes_leases_over_with_their_tickets() {
 }
 
 #[test]
+fn a_registration_that_was_slow_loses_no_usage() {
+    let (mut before, allocated_ms) = (House::with_node(1), 10_000);
+    let lease = before.grant(&asked(1))[0];
+    let used = |ms: u64| LeaseReport { usage: usage(ms * 1_000_000 / 2), ..runs(lease, 0) };
+    let mut house = House::of_epoch(2);
+    // What the agent lists is nearly two seconds old when it is there.
+    let running = vec![before.running(lease, used(allocated_ms))];
+    house.now_ms += 20_000;
+    house.register(node("n", 1), 1, running).unwrap();
+    house.now_ms += 5_000;
+    house.report(vec![used(allocated_ms + 6_900)]);
+    assert_eq!(house.core.lease(lease).unwrap().usage.allocated_ns, 16_900_000_000);
+    house.report(vec![used(allocated_ms + 100_000)]);
+    assert_eq!(house.core.lease(lease).unwrap().usage.allocated_ns, 18_000_000_000, "and no more than that");
+}
+
+#[test]
 fn stored_leases_wait_for_their_node_and_end_without_it() {
     let mut before = House::with_node(2);
     let (here, lost) = (before.grant(&asked(1))[0], before.grant(&asked(1))[0]);
