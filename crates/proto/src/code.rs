@@ -97,8 +97,16 @@ codes! {
     AlreadyRunning = 55, "already_running";
     /// The store behind the manager does not answer.
     StoreUnreachable = 56, "store_unreachable";
+    /// No network carries calls between this client and the node, or the one that was asked for cannot.
+    FabricUnavailable = 57, "fabric_unavailable";
+    /// The peer is of another version, with which this one does not speak.
+    VersionMismatch = 58, "version_mismatch";
+    /// An access to memory of another node with a key that is not, or no longer, good for it.
+    KeyRefused = 59, "key_refused";
     /// A fault of Sublet's own.
     Internal = 60, "internal";
+    /// A limit of this machine is too low; the message says which, and how to raise it.
+    LimitTooLow = 61, "limit_too_low";
 }
 
 impl Code {
