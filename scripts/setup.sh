@@ -11,6 +11,8 @@ readonly BUILD_TOOLS=(gcc:gcc g++:g++ make:make protoc:protobuf-compiler)
 readonly TEST_TOOLS=(cmake:cmake pkg-config:pkg-config strace:strace nats-server:nats-server ip:iproute2 tc:iproute2)
 # A library that a test preloads to move a process's clock; it has no command of its own.
 readonly FAKETIME_PACKAGE=libfaketime
+# libfabric's headers, against which the ofi provider is built. With them comes the library, which it loads.
+readonly LIBFABRIC_PACKAGE=libfabric-dev
 
 stop() {
     printf '%s\n' '' "$@" >&2
@@ -39,6 +41,10 @@ has_command() {
 has_faketime() {
     compgen -G '/usr/lib*/faketime/libfaketime.so*' >/dev/null ||
         compgen -G '/usr/lib/*/faketime/libfaketime.so*' >/dev/null
+}
+
+has_libfabric_headers() {
+    printf '#include <rdma/fabric.h>\n' | gcc -fsyntax-only -x c - 2>/dev/null
 }
 
 may_become_root() {
@@ -95,6 +101,7 @@ main() {
     [[ $1 == test ]] && tools+=("${TEST_TOOLS[@]}")
     packages=$(missing_packages "${tools[@]}")
     [[ $1 != test ]] || has_faketime || packages+="$FAKETIME_PACKAGE "
+    has_libfabric_headers || packages+="$LIBFABRIC_PACKAGE "
     [[ -z $packages ]] || install_packages "$packages"
     check_rust
     if [[ $1 == test ]]; then

@@ -1,0 +1,250 @@
+//! How many messages may be under way: the slots of both ends, counted. Pure.
+//!
+//! Each end has [`SLOTS`] slots in its own memory that the other fills in turn. A slot may be filled again when its
+//! reader has said that it is done with it: it counts what it has consumed, and the count travels in its own messages,
+//! and by itself where it sends none. Networks may complete writes in another order than they were posted; messages
+//! are taken in theirs.
+
+use super::message::SLOT_BYTES;
+use crate::FabricError;
+
+/// Messages under way in one direction, at most.
+pub const SLOTS: usize = 64;
+/// After so many messages the reader tells the writer, even if it has nothing else to say.
+const TELL_AFTER: u32 = SLOTS as u32 / 4;
+
+const SLOT_BITS: u32 = SLOTS.trailing_zeros();
+const _: () = assert!(SLOTS.is_power_of_two() && SLOT_BYTES < 1 << 16);
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Flow {
+    /// Messages that were sent, in all, modulo 2^32.
+    sent: u32,
+    /// Of those, how many the peer has taken.
+    acknowledged: u32,
+    /// Messages that were taken, in all, modulo 2^32.
+    taken: u32,
+    /// How many of those the peer knows of.
+    told: u32,
+    /// The peer waits to know.
+    must_tell: bool,
+    /// The length of what has arrived in a slot and was not taken yet, or 0.
+    arrived: [u16; SLOTS],
+    /// Whether a slot's message is still being read out of this side's memory.
+    sending: [bool; SLOTS],
+}
+
+impl Default for Flow {
+    fn default() -> Flow {
+        Flow {
+            sent: 0,
+            acknowledged: 0,
+            taken: 0,
+            told: 0,
+            must_tell: false,
+            arrived: [0; SLOTS],
+            sending: [false; SLOTS],
+        }
+    }
+}
+
+impl Flow {
+    /// The slot that the next message goes to, if it is free.
+    #[inline]
+    pub fn next_slot(&self) -> Option<usize> {
+        let slot = self.sent as usize % SLOTS;
+        let free = self.under_way() < SLOTS as u32 && !self.sending[slot];
+        free.then_some(slot)
+    }
+
+    /// The next slot has been filled; `sending` if it will be told by [`Flow::left`] when its message has left.
+    #[inline]
+    pub fn filled(&mut self, sending: bool) {
+        self.sending[self.sent as usize % SLOTS] = sending;
+        self.sent = self.sent.wrapping_add(1);
+        self.told(self.taken);
+    }
+
+    /// How many were sent, in all.
+    pub fn sent(&self) -> u32 {
+        self.sent
+    }
+
+    /// Whether the peer has taken the first so many.
+    pub fn are_taken(&self, count: u32) -> bool {
+        count.wrapping_sub(self.acknowledged) as i32 <= 0
+    }
+
+    /// The peer waits to hear what was taken.
+    pub fn is_probed(&mut self) {
+        self.must_tell = true;
+    }
+
+    /// Messages that the peer has not taken, as far as is known.
+    #[inline]
+    pub fn under_way(&self) -> u32 {
+        self.sent.wrapping_sub(self.acknowledged)
+    }
+
+    /// A slot's message has left.
+    pub fn left(&mut self, slot: usize) {
+        self.sending[slot] = false;
+    }
+
+    /// Whether a slot's message has left.
+    pub fn has_left(&self, slot: usize) -> bool {
+        !self.sending[slot]
+    }
+
+    /// The peer says how many it has taken. What is older than known is nothing new.
+    #[inline]
+    pub fn acknowledge(&mut self, taken: u32) -> Result<(), FabricError> {
+        let more = taken.wrapping_sub(self.acknowledged);
+        if more <= self.under_way() {
+            self.acknowledged = taken;
+        } else if more < u32::MAX / 2 {
+            return Err(FabricError::Protocol(format!(
+                "the peer has taken {taken} messages of {}",
+                self.sent
+            )));
+        }
+        Ok(())
+    }
+
+    /// What a message's immediate data says: its slot and length.
+    #[inline]
+    pub fn data(slot: usize, len: usize) -> u64 {
+        (len as u64) << SLOT_BITS | slot as u64
+    }
+
+    /// A message has arrived.
+    #[inline]
+    pub fn arrive(&mut self, data: u64) -> Result<(), FabricError> {
+        let (slot, len) = (data as usize % SLOTS, data >> SLOT_BITS);
+        if self.arrived[slot] != 0 || len == 0 || len > SLOT_BYTES as u64 {
+            return Err(FabricError::Protocol(format!(
+                "a message of {len} bytes in slot {slot} was not to come"
+            )));
+        }
+        self.arrived[slot] = len as u16;
+        Ok(())
+    }
+
+    /// Takes the next message in order, if it is there: its slot and length. The slot counts as free from now on.
+    #[inline]
+    pub fn take(&mut self) -> Option<(usize, usize)> {
+        let slot = self.taken as usize % SLOTS;
+        let len = std::mem::take(&mut self.arrived[slot]);
+        if len == 0 {
+            return None;
+        }
+        self.taken = self.taken.wrapping_add(1);
+        Some((slot, usize::from(len)))
+    }
+
+    /// How many were taken: for the header of a message.
+    #[inline]
+    pub fn taken(&self) -> u32 {
+        self.taken
+    }
+
+    /// What the peer should be told now, if anything.
+    #[inline]
+    pub fn to_tell(&self) -> Option<u32> {
+        let is_time = self.must_tell || self.taken.wrapping_sub(self.told) >= TELL_AFTER;
+        is_time.then_some(self.taken)
+    }
+
+    /// The peer has been told so.
+    pub fn told(&mut self, taken: u32) {
+        self.told = taken;
+        self.must_tell = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn no_slot_is_filled_before_it_is_free() {
+        let mut flow = Flow::default();
+        for slot in 0..SLOTS {
+            assert_eq!(flow.next_slot(), Some(slot));
+            flow.filled(true);
+        }
+        assert_eq!(flow.next_slot(), None);
+        flow.acknowledge(2).unwrap();
+        assert_eq!(flow.next_slot(), None, "its message has not left");
+        flow.left(0);
+        assert_eq!(flow.next_slot(), Some(0));
+        flow.acknowledge(1).unwrap();
+        assert_eq!(flow.next_slot(), Some(0), "old news");
+        assert!(flow.acknowledge(SLOTS as u32 + 1).is_err());
+    }
+
+    #[test]
+    fn messages_are_taken_in_order_and_none_that_was_not_to_come() {
+        let mut flow = Flow::default();
+        flow.arrive(Flow::data(1, 20)).unwrap();
+        assert_eq!(flow.take(), None);
+        flow.arrive(Flow::data(0, 10)).unwrap();
+        assert!(flow.arrive(Flow::data(1, 5)).is_err(), "the slot is full");
+        assert_eq!((flow.take(), flow.take(), flow.take()), (Some((0, 10)), Some((1, 20)), None));
+        assert!(
+            flow.arrive(Flow::data(2, 0)).is_err() && flow.arrive(Flow::data(2, SLOT_BYTES + 1)).is_err()
+        );
+        assert!(flow.arrive(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn the_writer_is_told_in_time() {
+        let mut flow = Flow::default();
+        for n in 0..u64::from(TELL_AFTER) {
+            assert_eq!(flow.to_tell(), None);
+            flow.arrive(Flow::data(n as usize, 8)).unwrap();
+            flow.take().unwrap();
+        }
+        assert_eq!(flow.to_tell(), Some(TELL_AFTER));
+        flow.told(TELL_AFTER);
+        assert_eq!(flow.to_tell(), None);
+    }
+
+    proptest! {
+        /// Two ends over a network that keeps messages and counts back as it likes lose nothing and never stand still.
+        #[test]
+        fn two_ends_keep_in_step(steps in prop::collection::vec(0u8..4, 0..2000)) {
+            let (mut writer, mut reader) = (Flow::default(), Flow::default());
+            let (mut under_way, mut counts) = (Vec::new(), Vec::new());
+            let (mut sent, mut taken) = (0usize, 0usize);
+            for step in steps {
+                match step {
+                    0 | 1 => if let Some(slot) = writer.next_slot() {
+                        under_way.push(Flow::data(slot, 8 + sent % 100));
+                        writer.filled(false);
+                        sent += 1;
+                    },
+                    2 => if let Some(data) = (!under_way.is_empty()).then(|| under_way.swap_remove(sent % under_way.len())) {
+                        reader.arrive(data).unwrap();
+                        while let Some((slot, len)) = reader.take() {
+                            prop_assert_eq!((slot, len), (taken % SLOTS, 8 + taken % 100));
+                            taken += 1;
+                        }
+                    },
+                    _ => {
+                        if let Some(count) = reader.to_tell() {
+                            counts.push(count);
+                            reader.told(count);
+                        }
+                        if let Some(count) = counts.pop() {
+                            writer.acknowledge(count).unwrap();
+                        }
+                    }
+                }
+            }
+            prop_assert!(sent - taken <= SLOTS);
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! One connection while it lives: what it has open, how it is made, and how it makes progress.
+//!
+//! Messages land in slots of this side's memory, each by one write with immediate data. Taking one means: copy it out of
+//! the slot, since the peer can change it there; check what it says; carry it out; count the slot as free.
+
+use std::collections::VecDeque;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::contact::Contact;
+use super::ffi::{self, Completion, RawRegistration};
+use super::flow::{Flow, SLOTS};
+use super::link::{Link, MSG, Network};
+use super::message::{Batch, SLOT_BYTES, Tail};
+use super::operations::{GROUPS, OPERATIONS, Operations, PUSHES};
+use super::regions::Regions;
+use crate::FabricError;
+use crate::exposed::Exposed;
+use crate::region::{PAGE_BYTES, Region};
+
+/// Memory for bytes that are on their way and lie in no registered region.
+pub const BOUNCE_BYTES: u64 = 256 << 10;
+/// Words of an atomic's group, far enough apart for any alignment.
+const WORDS_BYTES: u64 = 64;
+
+/// In the landing memory: the page that holds the peer's count of what it has taken, then the slots.
+pub const SLOTS_OFFSET: u64 = PAGE_BYTES;
+pub const LANDING_BYTES: u64 = SLOTS_OFFSET + (SLOTS * SLOT_BYTES) as u64;
+/// In the outgoing memory: the slots' messages, the atomics' words, the bounce bytes.
+const WORDS_OFFSET: u64 = (SLOTS * SLOT_BYTES) as u64;
+const BOUNCE_OFFSET: u64 = WORDS_OFFSET + GROUPS as u64 * WORDS_BYTES;
+const OUTGOING_BYTES: u64 = BOUNCE_OFFSET + BOUNCE_BYTES;
+
+/// Which contexts are whose.
+const RECEIVES: usize = SLOTS;
+const FIRST_OPERATION: usize = SLOTS + RECEIVES;
+const CONTEXTS: usize = FIRST_OPERATION + OPERATIONS;
+
+/// Completions are taken in such lots.
+const LOT: usize = 16;
+/// Events of the connection are looked for each so many polls; a descriptor tells of them, too.
+const POLLS_PER_EVENT: u32 = 64;
+
+/// What libfabric uses while an operation is under way.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Context([u64; 8]);
+
+/// How far the connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// There is no peer.
+    Alone,
+    /// The peer will connect, and show this.
+    Listening([u8; ffi::TOKEN_BYTES]),
+    /// The peer was called or accepted, and it is not done yet.
+    Connecting,
+    Up,
+}
+
+/// What progress did that others may wait for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Effects {
+    /// A line was published.
+    pub published: bool,
+    /// One of them asked for the bell.
+    pub bell: bool,
+}
+
+/// What the peer was asked by message, and has not answered or whose answer nobody has taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    Nothing,
+    Waiting,
+    Answered(u64),
+}
+
+/// See the [module](self).
+pub struct Live {
+    /// First: what is registered ends before what it lies in is unmapped.
+    pub(super) link: Link,
+    pub(super) regions: Regions,
+    pub(super) flow: Flow,
+    pub(super) operations: Operations,
+    pub(super) batch: Batch,
+    /// Whether a put is in the batch, which takes effect by itself. Pushes wait for a line.
+    pub(super) has_puts: bool,
+    /// A thread is sending what was in the batch without a line. Until it is done, nobody's next operation may overtake
+    /// what that thread sends for all.
+    pub(super) is_flushing: bool,
+    pub(super) atomics: bool,
+    pub(super) asked: [Asked; GROUPS],
+    /// Answers that the peer waits for.
+    pub(super) owed: VecDeque<(u32, u64)>,
+    pub(super) effects: Effects,
+    /// A message is carried out of a private copy.
+    pub(super) scratch: Box<[u8; SLOT_BYTES]>,
+    /// Where messages for the peer land: key and place of the landing memory.
+    pub(super) peer_key: u64,
+    pub(super) peer_base: u64,
+    pub(super) outgoing_descriptor: *mut c_void,
+    pub(super) outgoing: Region,
+    pub(super) landing: Region,
+    landing_registration: RawRegistration,
+    contexts: Box<[Context; CONTEXTS]>,
+    /// Receives that could not be posted again yet.
+    unposted: Vec<usize>,
+    completions: [Completion; LOT],
+    /// Somebody polls the descriptors.
+    pub(super) is_watched: bool,
+    /// The provider sends by this process's own progress.
+    pub(super) is_software: bool,
+    stage: Stage,
+    polls: u32,
+}
+
+// SAFETY: the raw pointers are into memory that this owns, or are libfabric's, which go with the link.
+unsafe impl Send for Live {}
+
+impl Live {
+    /// Opens an interface; there is no peer yet. The peer may write into so many bytes of landing memory.
+    pub fn open(network: &Network, exposed: Arc<Exposed>, landing_bytes: u64) -> Result<Live, FabricError> {
+        let mut link = Link::open(network)?;
+        let landing = Region::create("sublet-landing", landing_bytes.max(LANDING_BYTES))?;
+        let outgoing = Region::create("sublet-outgoing", OUTGOING_BYTES)?;
+        // SAFETY: `Live` keeps both mapped for longer than the link.
+        let landing_registration = unsafe { link.enroll(start(&landing), landing.len_bytes(), true)? };
+        // SAFETY: as above.
+        let outgoing_descriptor = unsafe { link.enroll(start(&outgoing), OUTGOING_BYTES, false)? }.descriptor;
+        Ok(Live {
+            regions: Regions::new(exposed),
+            flow: Flow::default(),
+            operations: Operations::default(),
+            batch: Batch::default(),
+            has_puts: false,
+            is_flushing: false,
+            atomics: false,
+            asked: [Asked::Nothing; GROUPS],
+            owed: VecDeque::new(),
+            effects: Effects::default(),
+            scratch: Box::new([0; SLOT_BYTES]),
+            peer_key: 0,
+            peer_base: 0,
+            outgoing_descriptor,
+            outgoing,
+            landing,
+            landing_registration,
+            contexts: Box::new([Context([0; 8]); CONTEXTS]),
+            unposted: Vec::new(),
+            completions: [Completion::EMPTY; LOT],
+            is_watched: false,
+            is_software: ["tcp", "net", "udp", "sockets"]
+                .iter()
+                .any(|name| link.facts.provider().starts_with(name)),
+            stage: Stage::Alone,
+            polls: 0,
+            link,
+        })
+    }
+
+    /// What the peer must know of this end. Of a connected kind the side that listens does so from now on.
+    pub fn contact(&mut self, listens: bool) -> Result<Contact, FabricError> {
+        if listens && self.link.facts.kind == MSG {
+            self.link.listen()?;
+        }
+        let virtual_addresses = self.link.facts.virtual_addresses != 0;
+        let base = if virtual_addresses { start(&self.landing).as_ptr() as u64 } else { 0 };
+        let contact = self.link.contact(&self.landing_registration, base)?;
+        if listens && self.link.facts.kind == MSG {
+            self.stage = Stage::Listening(contact.token);
+        }
+        Ok(contact)
+    }
+
+    /// Learns who the peer is. Of a connected kind the side that does not listen begins to connect.
+    pub fn meet(&mut self, peer: &Contact) -> Result<(), FabricError> {
+        let (ours, theirs) = (self.link.facts.provider(), &peer.provider);
+        if (&ours, self.link.facts.kind) != (theirs, u32::from(peer.kind)) {
+            return Err(FabricError::Unsupported(format!(
+                "this end uses libfabric's {ours} (endpoints of kind {}), the peer {theirs} (kind {})",
+                self.link.facts.kind, peer.kind
+            )));
+        }
+        (self.peer_key, self.peer_base) = (peer.landing_key, peer.landing_base);
+        if self.link.facts.kind == MSG {
+            if self.stage == Stage::Alone {
+                self.link.dial(peer)?;
+                self.stage = Stage::Connecting;
+                self.post_receives()?;
+            }
+            return Ok(());
+        }
+        self.link.insert(peer)?;
+        self.begin_use()?;
+        self.post_receives()
+    }
+
+    /// Whether operations may be posted.
+    #[inline]
+    pub fn is_up(&self) -> bool {
+        self.stage == Stage::Up
+    }
+
+    /// Whether a message in a slot goes its way, and nothing is read any more that was pushed before it, even if nobody
+    /// makes progress here.
+    #[inline]
+    pub fn may_be_left(&self, slot: usize) -> bool {
+        self.operations.is_done(PUSHES) && self.flow.has_left(slot)
+    }
+
+    /// Descriptors that tell of arrivals; -1 where there is none.
+    pub fn descriptors(&self) -> [i32; 2] {
+        [self.link.facts.completion_fd, self.link.facts.event_fd]
+    }
+
+    /// Whether the descriptors tell of all that comes next.
+    pub fn may_sleep(&mut self) -> bool {
+        self.link.facts.completion_fd >= 0
+            && self.unposted.is_empty()
+            && self.owed.is_empty()
+            && self.link.try_wait()
+    }
+
+    /// Takes what has arrived and completed. To be followed by [`Live::settle`], after what the effects ask for.
+    pub fn progress(&mut self) -> Result<(), FabricError> {
+        let mut taken = LOT;
+        for _ in 0..SLOTS / LOT {
+            if taken < LOT {
+                break;
+            }
+            taken = self.link.poll(&mut self.completions)?;
+            for index in 0..taken {
+                self.complete(index)?;
+            }
+        }
+        self.take_messages()?;
+        self.polls = self.polls.wrapping_add(1);
+        let connects = self.stage != Stage::Up || self.polls.is_multiple_of(POLLS_PER_EVENT);
+        if connects { self.take_events() } else { Ok(()) }
+    }
+
+    /// Looks for events of the connection, too.
+    pub fn progress_all(&mut self) -> Result<(), FabricError> {
+        self.progress()?;
+        self.take_events()
+    }
+
+    /// Tells the peer why this end leaves, as far as that is possible at once, and that it does.
+    pub fn say_goodbye(&mut self, reason: &str, limit: Duration) {
+        self.batch.clear();
+        let tail = Tail::Goodbye(reason.as_bytes());
+        let sent = if self.stage == Stage::Up { self.send(&tail, true).unwrap_or(None) } else { None };
+        if let Some(slot) = sent {
+            let began = Instant::now();
+            while !self.flow.has_left(slot) && began.elapsed() < limit {
+                let Ok(taken) = self.link.poll(&mut self.completions) else { break };
+                // What arrives now comes too late.
+                (0..taken).for_each(|index| drop(self.complete(index)));
+            }
+        }
+        if self.link.facts.kind == MSG {
+            self.link.shutdown();
+        }
+    }
+
+    /// Where a context of an operation lies.
+    pub(super) fn operation_context(&mut self, operation: usize) -> *mut c_void {
+        (&raw mut self.contexts[FIRST_OPERATION + operation]).cast()
+    }
+
+    /// Where a context of a slot's message lies.
+    pub(super) fn slot_context(&mut self, slot: usize) -> *mut c_void {
+        (&raw mut self.contexts[slot]).cast()
+    }
+
+    /// The words of a group: operand, expected, result.
+    pub(super) fn words(&self, group: usize) -> NonNull<u64> {
+        inside(&self.outgoing, WORDS_OFFSET + group as u64 * WORDS_BYTES).cast()
+    }
+
+    /// The bounce bytes.
+    pub(super) fn bounce(&self) -> NonNull<u8> {
+        inside(&self.outgoing, BOUNCE_OFFSET)
+    }
+
+    fn complete(&mut self, index: usize) -> Result<(), FabricError> {
+        let completion = self.completions[index];
+        if completion.flags & self.link.remote_data() != 0 {
+            self.flow.arrive(completion.data)?;
+        }
+        let from = (completion.context as usize).wrapping_sub(self.contexts.as_ptr() as usize);
+        match from / size_of::<Context>() {
+            slot @ 0..SLOTS => self.flow.left(slot),
+            receive @ SLOTS..FIRST_OPERATION => self.unposted.push(receive),
+            operation @ FIRST_OPERATION..CONTEXTS => self.operations.complete(operation - FIRST_OPERATION),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Gives what this side owes: receives, answers, counts. Whoever has an answer may rely on the bells before it.
+    pub fn settle(&mut self) -> Result<(), FabricError> {
+        while let Some(index) = self.unposted.pop() {
+            let context = (&raw mut self.contexts[index]).cast();
+            if !self.link.receive(context)? {
+                self.unposted.push(index);
+                break;
+            }
+        }
+        if self.stage == Stage::Up {
+            self.answer()?;
+            self.tell()?;
+        }
+        Ok(())
+    }
+
+    fn post_receives(&mut self) -> Result<(), FabricError> {
+        if self.link.facts.receives != 0 {
+            self.unposted = (SLOTS..SLOTS + RECEIVES).collect();
+        }
+        self.settle()
+    }
+
+    fn begin_use(&mut self) -> Result<(), FabricError> {
+        self.atomics = self.link.has_atomics();
+        self.stage = Stage::Up;
+        Ok(())
+    }
+
+    /// What has become of connecting, and whether the connection still is.
+    pub(super) fn take_events(&mut self) -> Result<(), FabricError> {
+        if self.link.facts.kind != MSG {
+            return Ok(());
+        }
+        let event = self.link.event()?;
+        match (event.kind, self.stage) {
+            (ffi::EVENT_REQUEST, Stage::Listening(token)) => {
+                if event.token_bytes as usize != token.len() || event.token != token {
+                    self.link.refuse();
+                    return Ok(());
+                }
+                self.link.admit()?;
+                self.stage = Stage::Connecting;
+                self.post_receives()?;
+                self.link.accept()
+            }
+            (ffi::EVENT_REQUEST, _) => {
+                self.link.refuse();
+                Ok(())
+            }
+            (ffi::EVENT_CONNECTED, Stage::Connecting) => self.begin_use(),
+            (ffi::EVENT_SHUTDOWN, _) => {
+                self.take_last()?;
+                Err(FabricError::Disconnected { reason: "the peer has ended the connection".into() })
+            }
+            (ffi::EVENT_FAILED, Stage::Listening(_)) => Ok(()),
+            (ffi::EVENT_FAILED, _) => {
+                Err(FabricError::Disconnected { reason: self.link.error_text(event.error) })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Live {
+    /// What had arrived before the peer ended the connection, its reason among it.
+    fn take_last(&mut self) -> Result<(), FabricError> {
+        while let Ok(taken @ 1..) = self.link.poll(&mut self.completions) {
+            for index in 0..taken {
+                self.complete(index)?;
+            }
+        }
+        self.take_messages()
+    }
+}
+
+fn start(region: &Region) -> NonNull<u8> {
+    inside(region, 0)
+}
+
+fn inside(region: &Region, offset: u64) -> NonNull<u8> {
+    region.pointer(offset, 1).expect("the layout's offsets are inside of the regions that were made for it")
+}

@@ -1,0 +1,121 @@
+//! Which operations are under way and who waits for them. Pure.
+//!
+//! An operation belongs to a group; whoever began the group waits until nothing of it is under way. A connection that
+//! ends takes all of them with it, so that none has to fail by itself.
+
+/// Operations under way at a time, at most.
+pub const OPERATIONS: usize = 64;
+/// Groups at a time, at most.
+pub const GROUPS: usize = 32;
+
+/// The group of writes that somebody has begun and that the next line waits for.
+pub const PUSHES: Group = Group(0);
+
+/// See the [module](self).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group(u8);
+
+impl Group {
+    /// From 0 to `GROUPS` - 1.
+    pub fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Operations {
+    /// A bit for each operation under way.
+    busy: u64,
+    group_of: [Group; OPERATIONS],
+    /// A bit for each group in use.
+    groups: u32,
+    under_way: [u32; GROUPS],
+}
+
+const _: () = assert!(OPERATIONS <= 64 && GROUPS <= 32);
+
+impl Default for Operations {
+    fn default() -> Operations {
+        Operations { busy: 0, group_of: [PUSHES; OPERATIONS], groups: 1, under_way: [0; GROUPS] }
+    }
+}
+
+impl Operations {
+    /// A group of the caller's own, if there is one left.
+    pub fn begin_group(&mut self) -> Option<Group> {
+        let index = (!self.groups).trailing_zeros();
+        if index as usize >= GROUPS {
+            return None;
+        }
+        self.groups |= 1 << index;
+        Some(Group(index as u8))
+    }
+
+    /// Gives the group back. Nothing of it may be under way.
+    pub fn end_group(&mut self, group: Group) {
+        debug_assert!(group != PUSHES && self.is_done(group));
+        self.groups &= !(1 << group.index());
+    }
+
+    /// The number that an operation would have, if there is one left.
+    pub fn next(&self) -> Option<usize> {
+        let index = (!self.busy).trailing_zeros() as usize;
+        (index < OPERATIONS).then_some(index)
+    }
+
+    /// The operation of that number has been posted.
+    pub fn begin(&mut self, operation: usize, group: Group) {
+        self.busy |= 1 << operation;
+        self.group_of[operation] = group;
+        self.under_way[group.index()] += 1;
+    }
+
+    /// An operation has completed. What was not under way is ignored.
+    pub fn complete(&mut self, operation: usize) {
+        if self.busy & 1 << operation != 0 {
+            self.busy &= !(1 << operation);
+            self.under_way[self.group_of[operation].index()] -= 1;
+        }
+    }
+
+    /// Whether nothing of a group is under way.
+    #[inline]
+    pub fn is_done(&self, group: Group) -> bool {
+        self.under_way[group.index()] == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_is_done_when_its_last_operation_is() {
+        let mut operations = Operations::default();
+        let (one, other) = (operations.begin_group().unwrap(), operations.begin_group().unwrap());
+        assert!(one != other && one != PUSHES && other != PUSHES);
+        for (operation, group) in [(0, one), (1, other), (2, one)] {
+            assert_eq!(operations.next(), Some(operation));
+            operations.begin(operation, group);
+        }
+        operations.complete(0);
+        operations.complete(0);
+        assert!(!operations.is_done(one));
+        assert_eq!(operations.next(), Some(0));
+        operations.complete(2);
+        assert!(operations.is_done(one) && !operations.is_done(other) && operations.is_done(PUSHES));
+        operations.end_group(one);
+        assert_eq!(operations.begin_group(), Some(one));
+    }
+
+    #[test]
+    fn there_are_so_many_and_no_more() {
+        let mut operations = Operations::default();
+        assert_eq!((0..).map_while(|_| operations.begin_group()).count(), GROUPS - 1);
+        let begun = (0..).map_while(|_| operations.next().map(|next| operations.begin(next, PUSHES))).count();
+        assert_eq!(begun, OPERATIONS);
+        operations.complete(63);
+        assert_eq!(operations.next(), Some(63));
+    }
+}

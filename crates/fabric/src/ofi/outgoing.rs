@@ -1,0 +1,174 @@
+//! What is posted to the peer. Each function says whether it could be: if not, something must complete first.
+
+use std::ptr::NonNull;
+
+use super::ffi::Transfer;
+use super::flow::Flow;
+use super::link::Post;
+use super::live::{Live, SLOTS_OFFSET};
+use super::message::{self, Place, SLOT_BYTES, Tail};
+use super::operations::{Group, PUSHES};
+use crate::FabricError;
+use crate::sync::{AtomicU64, Ordering};
+
+/// So many messages fit into what a software provider's socket takes at once.
+const UNTRACED: u32 = 4;
+
+/// Bytes to be moved in one operation, between this process and the peer's memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    pub local: NonNull<u8>,
+    pub len_bytes: usize,
+    /// libfabric's, of the registration that the local bytes lie in, or null where it needs none.
+    pub descriptor: *mut std::ffi::c_void,
+    pub key: u64,
+    pub remote: u64,
+}
+
+impl Live {
+    /// Sends a message: the batch and what follows it. Says in which slot it goes. If it is `traced` or a software
+    /// provider might keep it back, [`Flow::has_left`] tells when it has left; all others are on their way.
+    #[inline]
+    pub(super) fn send(&mut self, tail: &Tail<'_>, traced: bool) -> Result<Option<usize>, FabricError> {
+        if self.flow.next_slot().is_none() {
+            self.look_for_counts()?;
+        }
+        let Some(slot) = self.flow.next_slot() else { return Ok(None) };
+        let local = self.slot(slot);
+        // SAFETY: the slot's bytes lie in the outgoing region, of which nothing else refers to this slot: its last
+        // message has left.
+        let into = unsafe { local.cast::<[u8; SLOT_BYTES]>().as_mut() };
+        let len = message::encode(into, self.flow.taken(), &self.batch, tail);
+        let is_injected = !traced && len as u64 <= self.link.facts.inject_bytes;
+        let transfer = Transfer {
+            local: local.as_ptr().cast(),
+            len_bytes: len,
+            descriptor: self.outgoing_descriptor,
+            remote: self.peer_base + SLOTS_OFFSET + (slot * SLOT_BYTES) as u64,
+            key: self.peer_key,
+            data: Flow::data(slot, len),
+            context: self.slot_context(slot),
+        };
+        let may_be_kept =
+            self.is_software && (self.flow.under_way() >= UNTRACED || !self.operations.is_done(PUSHES));
+        let is_traced = !is_injected && (traced || may_be_kept);
+        let post = match (is_injected, is_traced) {
+            (true, _) => Post::InjectData,
+            (_, true) => Post::WriteData,
+            (_, false) => Post::WriteDataSilently,
+        };
+        // SAFETY: the slot is not filled again before its message has left, since the peer has taken it; contexts and outgoing
+        // memory stay in place as long as the link.
+        if !unsafe { self.link.post(post, &transfer)? } {
+            return Ok(None);
+        }
+        self.flow.filled(is_traced);
+        self.batch.clear();
+        self.has_puts = false;
+        Ok(Some(slot))
+    }
+
+    /// Posts an operation on bytes, for a group.
+    ///
+    /// # Safety
+    /// The local bytes must stay in place until the group is done or the link is closed; nobody may write them
+    /// meanwhile or, of a read, touch them.
+    pub(super) unsafe fn move_bytes(
+        &mut self,
+        what: Post,
+        piece: &Piece,
+        group: Group,
+    ) -> Result<bool, FabricError> {
+        let Some(operation) = self.operations.next() else { return Ok(false) };
+        let transfer = Transfer {
+            local: piece.local.as_ptr().cast(),
+            len_bytes: piece.len_bytes,
+            descriptor: piece.descriptor,
+            remote: piece.remote,
+            key: piece.key,
+            data: 0,
+            context: self.operation_context(operation),
+        };
+        // SAFETY: the bytes are the caller's duty; contexts stay in place as long as the link.
+        let posted = unsafe { self.link.post(what, &transfer)? };
+        if posted {
+            self.operations.begin(operation, group);
+        }
+        Ok(posted)
+    }
+
+    /// How a write is posted: where the network keeps no order, it completes only when it has landed.
+    pub(super) fn write(&self) -> Post {
+        if self.is_ordered() { Post::Write } else { Post::WriteDelivered }
+    }
+
+    /// Whether what is posted later lands later.
+    pub(super) fn is_ordered(&self) -> bool {
+        self.link.facts.writes_in_order != 0 && self.link.facts.reads_in_order != 0
+    }
+
+    /// Posts an atomic on the words of a group.
+    pub(super) fn change_word(
+        &mut self,
+        what: Post,
+        at: Place,
+        remote: u64,
+        group: Group,
+    ) -> Result<bool, FabricError> {
+        let words = self.words(group.index());
+        let piece = Piece {
+            local: words.cast(),
+            len_bytes: 24,
+            descriptor: self.outgoing_descriptor,
+            key: at.key,
+            remote,
+        };
+        // SAFETY: the words are the group's own, and lie in the outgoing memory.
+        unsafe { self.move_bytes(what, &piece, group) }
+    }
+
+    /// Answers what the peer has asked, as far as there is room.
+    #[inline]
+    pub(super) fn answer(&mut self) -> Result<(), FabricError> {
+        while let Some((number, value)) = self.owed.pop_front() {
+            if self.send(&Tail::Answer { number, value }, false)?.is_none() {
+                self.owed.push_front((number, value));
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the peer by a write of its own how many messages were taken, if it must know and nothing else told it.
+    #[inline]
+    pub(super) fn tell(&mut self) -> Result<(), FabricError> {
+        let Some(taken) = self.flow.to_tell() else { return Ok(()) };
+        let mut count = u64::from(taken);
+        let transfer = Transfer {
+            local: (&raw mut count).cast(),
+            len_bytes: size_of::<u64>(),
+            descriptor: std::ptr::null_mut(),
+            remote: self.peer_base,
+            key: self.peer_key,
+            data: 0,
+            context: std::ptr::null_mut(),
+        };
+        // SAFETY: injected: the bytes are read during the call.
+        if unsafe { self.link.post(Post::Inject, &transfer)? } {
+            self.flow.told(taken);
+        }
+        Ok(())
+    }
+
+    /// What the peer has written about how many it has taken.
+    #[cold]
+    pub(super) fn look_for_counts(&mut self) -> Result<(), FabricError> {
+        let count: &AtomicU64 = self.landing.view(0).expect("the landing memory begins with the count");
+        self.flow.acknowledge(count.load(Ordering::Acquire) as u32)
+    }
+
+    fn slot(&self, slot: usize) -> NonNull<u8> {
+        let offset = (slot * SLOT_BYTES) as u64;
+        self.outgoing.pointer(offset, SLOT_BYTES as u64).expect("the outgoing memory begins with the slots")
+    }
+}

@@ -1,0 +1,129 @@
+//! What libfabric finds on this machine.
+
+use std::ffi::{CString, c_void};
+
+use super::ffi::{self, Facts, Query, Table};
+use super::link::{MSG, RDM};
+use crate::FabricError;
+
+/// How a provider's endpoints address each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Each is connected to one other.
+    Msg,
+    /// Each sends to any other.
+    Rdm,
+}
+
+/// A provider on one of this machine's interfaces, or one that has none here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ProviderInfo {
+    /// libfabric's name of it.
+    pub name: String,
+    /// The network, as the provider names it. Empty: none.
+    pub fabric: String,
+    /// The interface, as the provider names it. Empty: none.
+    pub domain: String,
+    /// How its endpoints address each other.
+    pub kind: Kind,
+    /// The interface's IP address, where it has one.
+    pub address: Option<String>,
+    /// As the interface says.
+    pub link_bits_per_second: Option<u64>,
+    /// The largest packet of the interface's port, as the port says.
+    pub mtu_bytes: Option<u64>,
+    /// Why it cannot be used.
+    pub usable: Result<(), String>,
+}
+
+/// Providers that are worth looking for, best first. What libfabric has beside them carries nothing between nodes, is a
+/// part of another, or is slower than the tcp provider of Sublet's own.
+const BETTER: &[&str] = &["verbs", "efa", "cxi", "opx", "psm3", "psm2"];
+/// Those that are only used by name.
+const ON_REQUEST: &[&str] = &["tcp;ofi_rxm", "tcp"];
+
+impl ProviderInfo {
+    /// Whether it may be chosen without being named.
+    pub fn is_automatic(&self) -> bool {
+        self.usable.is_ok() && BETTER.contains(&self.name.as_str())
+    }
+}
+
+/// What there is, best first. An error says that there is no library.
+pub fn providers() -> Result<Vec<ProviderInfo>, FabricError> {
+    let table = ffi::table()?;
+    let known = collect(|visit, context| {
+        // SAFETY: the visitor gets its own context.
+        unsafe { (table.providers)(visit, context) }
+    });
+    let known: Vec<String> = known.iter().map(Facts::provider).collect();
+    Ok(BETTER.iter().chain(ON_REQUEST).flat_map(|name| interfaces(table, name, &known)).collect())
+}
+
+fn interfaces(table: &Table, name: &str, known: &[String]) -> Vec<ProviderInfo> {
+    let found: Vec<ProviderInfo> = [RDM, MSG]
+        .into_iter()
+        .flat_map(|kind| found(table, name, kind))
+        .map(|facts| describe(&facts))
+        .collect();
+    if !found.is_empty() {
+        return found;
+    }
+    let core = name.split(';').next().unwrap_or(name);
+    let reason = match known.iter().any(|known| known == core) {
+        true => "no interface of this machine that it can use",
+        false => "the installed libfabric does not have it",
+    };
+    vec![ProviderInfo {
+        name: name.into(),
+        fabric: String::new(),
+        domain: String::new(),
+        kind: Kind::Rdm,
+        address: None,
+        link_bits_per_second: None,
+        mtu_bytes: None,
+        usable: Err(reason.into()),
+    }]
+}
+
+fn found(table: &Table, name: &str, kind: u32) -> Vec<Facts> {
+    let Ok(provider) = CString::new(name) else { return Vec::new() };
+    let query = Query {
+        provider: provider.as_ptr(),
+        domain: std::ptr::null(),
+        source: std::ptr::null(),
+        kind,
+        want_descriptor: 0,
+    };
+    collect(|visit, context| {
+        // SAFETY: the query's string outlives the call, and the visitor gets its own context.
+        unsafe { (table.interfaces)(&raw const query, visit, context) }
+    })
+}
+
+fn describe(facts: &Facts) -> ProviderInfo {
+    let filled = |text: String| Some(text).filter(|text| !text.is_empty());
+    ProviderInfo {
+        name: facts.provider(),
+        fabric: facts.fabric(),
+        domain: facts.domain(),
+        kind: if facts.kind == MSG { Kind::Msg } else { Kind::Rdm },
+        address: filled(facts.address()),
+        link_bits_per_second: Some(facts.link_bits_per_second).filter(|speed| *speed > 0),
+        mtu_bytes: Some(facts.link_mtu_bytes).filter(|mtu| *mtu > 0),
+        usable: if facts.is_up != 0 { Ok(()) } else { Err("the link is down".into()) },
+    }
+}
+
+/// Everything that a function of the shim shows. What it fails with means that there is nothing.
+fn collect(show: impl FnOnce(ffi::Visitor, *mut c_void) -> i32) -> Vec<Facts> {
+    unsafe extern "C" fn visit(context: *mut c_void, facts: *const Facts) {
+        // SAFETY: the context is the vector below, which nobody else touches during the call; the facts are the
+        // shim's for the call.
+        unsafe { (*context.cast::<Vec<Facts>>()).push((*facts).clone()) };
+    }
+    let mut all: Vec<Facts> = Vec::new();
+    show(visit, (&raw mut all).cast());
+    all
+}
