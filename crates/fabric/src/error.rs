@@ -54,6 +54,33 @@ pub enum FabricError {
         /// How many the window holds.
         regions: u32,
     },
+    /// There is no connection, or not any more.
+    #[error("the connection is down: {reason}")]
+    Disconnected {
+        /// What ended it.
+        reason: String,
+    },
+    /// A key that was good once, and was withdrawn, as at the end of a lease.
+    #[error("the key of region {region} has expired")]
+    KeyExpired {
+        /// The region's number.
+        region: u32,
+    },
+    /// A key that never was one.
+    #[error("the key is of no region")]
+    KeyUnknown,
+    /// A peer that says what makes no sense.
+    #[error("{0}")]
+    Protocol(String),
+    /// What this machine, its library or the provider cannot do.
+    #[error("{0}")]
+    Unsupported(String),
+    /// A limit of this machine that must be raised first; the message says which and how.
+    #[error("{0}")]
+    Limit(String),
+    /// Nothing came in time.
+    #[error("nothing came within {} ms", .0.as_millis())]
+    TimedOut(std::time::Duration),
 }
 
 impl FabricError {
@@ -67,6 +94,10 @@ impl From<FabricError> for Error {
     fn from(error: FabricError) -> Error {
         let code = match &error {
             FabricError::System { .. } => Code::System,
+            FabricError::Limit(_) => Code::LimitTooLow,
+            FabricError::Unsupported(_) => Code::FabricUnavailable,
+            FabricError::Disconnected { .. } | FabricError::TimedOut(_) => Code::AgentUnreachable,
+            FabricError::KeyExpired { .. } | FabricError::KeyUnknown => Code::KeyRefused,
             FabricError::DoesNotFit { .. } => Code::InvalidArgument,
             _ => Code::Protocol,
         };

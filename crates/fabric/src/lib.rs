@@ -17,17 +17,38 @@
 #![allow(unsafe_code)]
 
 pub mod clock;
+#[cfg(not(loom))]
+pub mod connection;
+#[cfg(not(loom))]
 pub mod endpoint;
 mod error;
+pub mod exposed;
+#[cfg(not(loom))]
+pub mod greeting;
 pub mod line;
+#[cfg(not(loom))]
+pub mod ofi;
 #[cfg(not(loom))]
 pub mod packet;
 pub mod region;
+#[cfg(not(loom))]
+pub mod remote;
 pub mod ring;
 pub mod shm;
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub mod sim;
 pub mod slot;
+#[cfg(not(loom))]
+mod socket;
 pub mod sync;
+#[cfg(not(loom))]
+pub mod tcp;
+#[cfg(not(loom))]
+pub mod tls;
+mod waiters;
 pub mod window;
 
+#[cfg(not(loom))]
 pub use endpoint::{Endpoint, Provider};
 pub use error::FabricError;

@@ -92,7 +92,7 @@ impl Endpoint {
         line.wait(watch, turn, deadline, give_up)
     }
 
-    /// See [`crate::Endpoint::register`].
+    /// Makes a region that the peer passed reachable under a number.
     pub fn register(&self, region: u32, file: BorrowedFd<'_>, len_bytes: u64) -> Result<(), FabricError> {
         self.window.map(region, file, len_bytes)
     }

@@ -2,9 +2,19 @@
 
 #[cfg(not(loom))]
 pub use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+#[cfg(not(loom))]
+pub use std::sync::{Mutex, MutexGuard};
 
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+#[cfg(loom)]
+pub use loom::sync::{Mutex, MutexGuard};
+
+/// Locks. What a lock here guards is whole between any two statements, so that a holder's panic spoils nothing.
+#[inline]
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
 
 /// Sleeping on a word and waking its sleepers. The word may lie in memory shared between processes.
 #[cfg(not(loom))]

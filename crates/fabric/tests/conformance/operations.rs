@@ -1,66 +1,38 @@
-//! What every provider must do, written once and run over all of them.
-
-#![allow(clippy::unwrap_used)]
+//! Each operation by itself, and in its order.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, eventfd};
-use sublet_fabric::line::{LINE_BYTES, Line, Turn, Watch};
+use sublet_fabric::line::{LINE_BYTES, Turn};
 use sublet_fabric::region::Region;
-use sublet_fabric::window::{Address, LineAddress, Window};
-use sublet_fabric::{Endpoint, FabricError, Provider, shm};
+use sublet_fabric::window::{Address, LineAddress};
+use sublet_fabric::{FabricError, Provider};
 
-const REGION: u32 = 3;
-const LEN: u64 = 1 << 20;
-
-/// An end, and the memory of the other side that it reaches as region 3.
-struct Pair {
-    end: Endpoint,
-    target: Region,
-    bell: std::os::fd::OwnedFd,
-}
-
-fn pair(provider: Provider) -> Pair {
-    let target = Region::create("target", LEN).unwrap();
-    let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
-    let end = match provider {
-        Provider::Shm => {
-            let window = Window::reserve(8, LEN).unwrap();
-            Endpoint::Shm(shm::Endpoint::new(window, Some(bell.try_clone().unwrap())))
-        }
-        other => panic!("no pair for {other:?}"),
-    };
-    end.register(REGION, target.fd(), LEN).unwrap();
-    Pair { end, target, bell }
-}
-
-fn at(offset: u64) -> Address {
-    Address { region: REGION, offset }
-}
-
-/// The line at an offset; its watch lies in the region's last page.
-fn line_at(offset: u64) -> LineAddress {
-    LineAddress { region: REGION, line: offset, watch: WATCH }
-}
-
-const WATCH: u64 = LEN - 4096;
-
-fn line_and_watch(pair: &Pair, offset: u64) -> (&Line, &Watch) {
-    (pair.target.view(offset).unwrap(), pair.target.view(WATCH).unwrap())
-}
+use crate::pairs::{CARRIERS, Carrier, LEN, Pair, WATCH, at, line_at, over, pair, unavailable};
 
 fn word(pair: &Pair, offset: u64) -> &AtomicU64 {
     pair.target.view(offset).unwrap()
 }
 
 fn over_all(test: impl Fn(Pair)) {
-    for &provider in Provider::ALL {
-        let pair = pair(provider);
-        assert_eq!(pair.end.provider(), provider);
-        test(pair);
+    over(CARRIERS, test);
+}
+
+#[test]
+fn an_end_knows_what_carries_it() {
+    let available = CARRIERS.iter().filter(|carrier| unavailable(**carrier).is_none());
+    let providers = available.map(|&carrier| (carrier, pair(carrier).end.provider()));
+    for (carrier, provider) in providers {
+        let expected = match carrier {
+            Carrier::Shm => Provider::Shm,
+            Carrier::Tcp | Carrier::Tls => Provider::Tcp,
+            Carrier::Sim(_) => Provider::Sim,
+            Carrier::Ofi => Provider::Ofi,
+        };
+        assert_eq!(provider, expected);
     }
+    assert!(!Provider::ALL.contains(&Provider::Sim), "nobody is offered the simulation");
 }
 
 #[test]
@@ -70,8 +42,8 @@ fn what_is_put_is_there_and_can_be_got() {
             let bytes: Vec<u8> = (0..len).map(|index| (index * 7 + len) as u8).collect();
             pair.end.put(at(offset), &bytes).unwrap();
             let (mut there, mut back) = (vec![0; len], vec![0; len]);
-            pair.target.read(offset, &mut there).unwrap();
             pair.end.get(at(offset), &mut back).unwrap();
+            pair.target.read(offset, &mut there).unwrap();
             assert_eq!((there == bytes, back == bytes), (true, true), "{len} bytes at {offset}");
         }
     });
@@ -86,13 +58,13 @@ fn atomics_return_what_was_and_lose_nothing() {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    for _ in 0..10_000 {
+                    for _ in 0..500 {
                         pair.end.fetch_add(at(16), 1).unwrap();
                     }
                 });
             }
         });
-        assert_eq!(pair.end.fetch_add(at(16), 0).unwrap(), 40_000);
+        assert_eq!(pair.end.fetch_add(at(16), 0).unwrap(), 2000);
         assert_eq!(word(&pair, 8).load(Ordering::SeqCst), 4);
     });
 }
@@ -100,7 +72,7 @@ fn atomics_return_what_was_and_lose_nothing() {
 #[test]
 fn whoever_sees_a_line_sees_what_was_put_before_it() {
     over_all(|pair| {
-        let (line, watch) = line_and_watch(&pair, 0);
+        let (line, watch) = pair.line(0);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for n in 0..2_000u64 {
@@ -108,12 +80,12 @@ fn whoever_sees_a_line_sees_what_was_put_before_it() {
                     pair.end.put_imm(line_at(0), Turn::of_use(n), n as u32, &[n; 7]).unwrap();
                     // The reader answers in a word of its own region.
                     while word(&pair, 128).load(Ordering::Acquire) != n + 1 {
-                        std::hint::spin_loop();
+                        std::thread::yield_now();
                     }
                 }
             });
             for n in 0..2_000u64 {
-                assert!(pair.end.wait((line, watch), Turn::of_use(n), None, || false));
+                assert!(pair.passive.wait((line, watch), Turn::of_use(n), None, || false));
                 let mut bytes = [0; 8];
                 pair.target.read(4096, &mut bytes).unwrap();
                 assert_eq!((line.read::<7>(), u64::from_ne_bytes(bytes)), ((n as u32, [n; 7]), n));
@@ -124,13 +96,30 @@ fn whoever_sees_a_line_sees_what_was_put_before_it() {
 }
 
 #[test]
+fn a_line_of_any_length_arrives_as_it_was() {
+    over_all(|pair| {
+        let (line, watch) = pair.line(0);
+        let come = |n| assert!(pair.passive.wait((line, watch), Turn::of_use(n), None, || false));
+        pair.end.put_imm(line_at(0), Turn::of_use(0), 1, &[]).unwrap();
+        come(0);
+        assert_eq!(line.read::<0>(), (1, []));
+        pair.end.put_imm(line_at(0), Turn::of_use(1), 2, &[3]).unwrap();
+        come(1);
+        assert_eq!(line.read::<1>(), (2, [3]));
+        pair.end.put_imm(line_at(0), Turn::of_use(2), 3, &[4, 5, 6, 7]).unwrap();
+        come(2);
+        assert_eq!(line.read::<4>(), (3, [4, 5, 6, 7]));
+    });
+}
+
+#[test]
 fn a_sleeping_reader_is_woken_and_an_early_deadline_ends_its_sleep() {
     over_all(|pair| {
-        let (line, watch) = line_and_watch(&pair, LINE_BYTES);
+        let (line, watch) = pair.line(LINE_BYTES);
         let soon = Instant::now() + Duration::from_millis(5);
-        assert!(!pair.end.wait((line, watch), Turn::of_use(0), Some(soon), || false));
+        assert!(!pair.passive.wait((line, watch), Turn::of_use(0), Some(soon), || false));
         std::thread::scope(|scope| {
-            let sleeper = scope.spawn(|| pair.end.wait((line, watch), Turn::of_use(0), None, || false));
+            let sleeper = scope.spawn(|| pair.passive.wait((line, watch), Turn::of_use(0), None, || false));
             std::thread::sleep(Duration::from_millis(10));
             pair.end.put_imm(line_at(LINE_BYTES), Turn::of_use(0), 0, &[0; 7]).unwrap();
             assert!(sleeper.join().unwrap());
@@ -142,11 +131,16 @@ fn a_sleeping_reader_is_woken_and_an_early_deadline_ends_its_sleep() {
 fn the_bell_rings_for_lines_that_ask_for_it_and_for_no_others() {
     over_all(|pair| {
         let rung = || rustix::io::read(&pair.bell, &mut [0; 8]).is_ok();
-        let (line, watch) = line_and_watch(&pair, 0);
-        pair.end.put_imm(line_at(0), Turn::of_use(0), 0, &[0; 7]).unwrap();
+        let (line, watch) = pair.line(0);
+        let publish = |n| {
+            pair.end.put_imm(line_at(0), Turn::of_use(n), 0, &[0; 7]).unwrap();
+            // What follows it has been done, so it has.
+            pair.end.fetch_add(at(4096), 1).unwrap();
+        };
+        publish(0);
         assert!(!rung());
         assert!(line.ask_bell(watch, Turn::of_use(1)));
-        pair.end.put_imm(line_at(0), Turn::of_use(1), 0, &[0; 7]).unwrap();
+        publish(1);
         assert!(rung());
     });
 }
@@ -185,18 +179,21 @@ fn nothing_outside_of_a_region_is_touched_and_the_error_says_where() {
 fn a_region_can_be_registered_while_the_connection_is_in_use() {
     over_all(|pair| {
         let more = Region::create("more", 8192).unwrap();
-        pair.end.register(4, more.fd(), 8192).unwrap();
-        pair.end.put(Address { region: 4, offset: 8191 }, &[9]).unwrap();
-        assert!(pair.end.register(4, more.fd(), 8192).is_err(), "a number is given once");
-        let wrong_size = pair.end.register(5, more.fd(), 4096);
-        assert!(matches!(wrong_size, Err(FabricError::NotARegion { .. })));
+        pair.register(4, &more).unwrap();
+        let last = Address { region: 4, offset: 8191 };
+        pair.end.put(last, &[9]).unwrap();
+        let mut byte = [0];
+        pair.end.get(last, &mut byte).unwrap();
+        assert_eq!(byte, [9]);
+        assert!(pair.register(4, &more).is_err(), "a number is given once");
+        assert!(matches!(pair.register_as(5, &more, 4096), Err(FabricError::NotARegion { .. })));
     });
 }
 
 #[test]
 fn memory_outlives_whoever_made_it_as_long_as_somebody_maps_it() {
     over_all(|pair| {
-        let Pair { end, target, .. } = pair;
+        let Pair { end, target, passive: _passive, .. } = pair;
         end.put(at(0), b"kept").unwrap();
         let _ = target.fd().as_fd();
         drop(target);

@@ -1,0 +1,111 @@
+//! Finding the agent at an address.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Protocol, Socket, Type};
+use sublet_proto::{Code, Error};
+
+use super::{Kind, PATIENCE, Secret, greet_until, prepare};
+use crate::FabricError;
+
+/// Of a name that has more addresses, the first ones are tried.
+const MAX_ADDRESSES: usize = 8;
+
+/// Connects to the agent at "host:port" and greets it. The host is a name, an IPv4 address, or an IPv6 address in
+/// brackets.
+pub fn connect(
+    address: &str,
+    kind: &Kind,
+    secret: Option<&Secret>,
+    deadline: Instant,
+) -> Result<TcpStream, Error> {
+    let socket = dial(address, deadline)?;
+    greet_until(&socket, kind, secret, deadline.min(Instant::now() + PATIENCE))?;
+    Ok(socket)
+}
+
+/// Connects without a greeting. Each address of a name gets its part of the time that is left.
+pub fn dial(address: &str, deadline: Instant) -> Result<TcpStream, Error> {
+    dial_from(address, None, deadline)
+}
+
+/// As [`dial`], out by an interface: its name or one of its addresses.
+pub fn dial_from(address: &str, interface: Option<&str>, deadline: Instant) -> Result<TcpStream, Error> {
+    let addresses = look_up(address, deadline)?;
+    let mut failures = Vec::new();
+    for (tried, candidate) in addresses.iter().enumerate() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let part = left / (addresses.len() - tried) as u32;
+        let socket = socket_at(candidate, interface)?;
+        let connected = socket.connect_timeout(&(*candidate).into(), part.max(Duration::from_millis(1)));
+        match connected.map(|()| TcpStream::from(socket)) {
+            Ok(socket) => {
+                prepare(&socket)?;
+                return Ok(socket);
+            }
+            Err(error) => failures.push(format!("{candidate} {}", outcome(&error, part))),
+        }
+    }
+    Err(unreachable(address, failures.join(", ")))
+}
+
+/// A socket for connections to an address, bound to the interface if one is named.
+fn socket_at(address: &SocketAddr, interface: Option<&str>) -> Result<Socket, Error> {
+    let socket = Socket::new(Domain::for_address(*address), Type::STREAM, Some(Protocol::TCP))
+        .map_err(|error| FabricError::system("making a TCP socket", error))?;
+    let Some(interface) = interface else { return Ok(socket) };
+    let bound = match interface.parse::<IpAddr>() {
+        Ok(own) => socket.bind(&SocketAddr::new(own, 0).into()),
+        Err(_) => socket.bind_device(Some(interface.as_bytes())),
+    };
+    bound.map(|()| socket).map_err(|error| {
+        Error::new(Code::FabricUnavailable, format!("the interface {interface} cannot be used: {error}"))
+    })
+}
+
+fn outcome(error: &std::io::Error, waited: Duration) -> String {
+    match error.kind() {
+        ErrorKind::ConnectionRefused => "refuses connections".into(),
+        ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => format!("is out of reach ({error})"),
+        ErrorKind::TimedOut => format!("did not answer within {} ms", waited.as_millis()),
+        _ => format!("cannot be connected to: {error}"),
+    }
+}
+
+fn unreachable(address: &str, why: impl std::fmt::Display) -> Error {
+    Error::new(Code::AgentUnreachable, format!("no connection to the agent at {address}: {why}"))
+}
+
+/// The addresses of a host. The system's look-up of names knows no deadline, so it has a thread of its own, which is left
+/// behind if it is too slow.
+fn look_up(address: &str, deadline: Instant) -> Result<Vec<SocketAddr>, Error> {
+    if let Ok(literal) = address.parse() {
+        return Ok(vec![literal]);
+    }
+    let known =
+        address.rsplit_once(':').filter(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+    if known.is_none() {
+        return Err(Error::new(
+            Code::InvalidArgument,
+            format!("\"{address}\" is no address of a host and port"),
+        ));
+    }
+    let (found, answer) = mpsc::channel();
+    let name = address.to_owned();
+    std::thread::Builder::new()
+        .name("sublet-lookup".into())
+        .spawn(move || found.send(name.to_socket_addrs().map(|all| all.take(MAX_ADDRESSES).collect())))
+        .map_err(|error| FabricError::system("starting a thread to look up a name", error))?;
+    let left = deadline.saturating_duration_since(Instant::now());
+    let addresses: Vec<_> = match answer.recv_timeout(left) {
+        Ok(addresses) => addresses.map_err(|error| unreachable(address, error))?,
+        Err(_) => return Err(unreachable(address, "its name was not resolved in time")),
+    };
+    match addresses.is_empty() {
+        true => Err(unreachable(address, "its name has no address")),
+        false => Ok(addresses),
+    }
+}

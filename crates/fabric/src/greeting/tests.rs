@@ -1,0 +1,216 @@
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+
+use super::*;
+use proptest::prelude::*;
+
+const SECRET: Secret = [7; 32];
+const LINK: DataLink = DataLink { lease: [3; 16], worker: 5, counter: 9 };
+
+/// Two ends of a connection over the loopback interface.
+pub(crate) fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (here, listener.accept().unwrap().0)
+}
+
+fn greeted(kind: Kind, secret: Option<&Secret>) -> Greeting {
+    Greeting::decode(&wire::hello(&kind, secret).unwrap()).unwrap()
+}
+
+#[test]
+fn both_ends_agree_on_what_a_connection_is_for() {
+    for (kind, secret) in [(Kind::Control, None), (Kind::Data(LINK), Some(&SECRET))] {
+        let (here, there) = pair();
+        prepare(&here).unwrap();
+        prepare(&there).unwrap();
+        thread::scope(|scope| {
+            let client = scope.spawn(|| greet(&here, &kind, secret));
+            let greeting = Greeting::receive(&there).unwrap();
+            assert_eq!(greeting.kind, kind);
+            assert_eq!(greeting.is_by(&SECRET), secret.is_some());
+            greeting.accept(&there).unwrap();
+            client.join().unwrap().unwrap();
+        });
+        for end in [&here, &there] {
+            // Of data a peer that computes for long is no peer that is lost.
+            let silence = if secret.is_some() { 0 } else { 800 };
+            assert_eq!(sockopt::tcp_user_timeout(end).unwrap(), silence);
+            assert!(sockopt::tcp_nodelay(end).unwrap());
+            assert!(fcntl_getfd(end).unwrap().contains(FdFlags::CLOEXEC));
+        }
+    }
+}
+
+#[test]
+fn a_refusal_has_its_code_and_reason_also_if_that_is_long() {
+    let (here, there) = pair();
+    let long = format!("the lease is over: {}", "ü".repeat(300));
+    thread::scope(|scope| {
+        let client = scope.spawn(|| greet(&here, &Kind::Control, None));
+        let greeting = Greeting::receive(&there).unwrap();
+        greeting.refuse(&there, &Error::new(Code::LeaseEnded, &long));
+        drop(there);
+        let error = client.join().unwrap().unwrap_err();
+        assert_eq!(error.code, Code::LeaseEnded);
+        assert!(
+            error.message.contains("127.0.0.1") && error.message.contains("the lease is over: üüü"),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+fn versions_that_differ_are_named_on_both_sides() {
+    let (mut here, there) = pair();
+    let mut hello = wire::hello(&Kind::Control, None).unwrap().to_vec();
+    hello[8] = 200;
+    // A later version may say more.
+    hello.extend([1; 100]);
+    here.write_all(&hello).unwrap();
+    let error = Greeting::receive(&there).unwrap_err();
+    drop(there);
+    let named =
+        |error: &Error, versions: [&str; 2]| versions.iter().all(|version| error.message.contains(version));
+    assert!(error.code == Code::VersionMismatch && named(&error, ["version 200", "version 1"]), "{error}");
+    let mut answer = [0; ANSWER_BYTES];
+    here.read_exact(&mut answer).unwrap();
+    let told = Answer::decode(&answer).unwrap().refusal.unwrap();
+    assert!(told.code == Code::VersionMismatch && named(&told, ["version 200", "version 1"]), "{told}");
+
+    let (here, mut there) = pair();
+    answer[8] = 201;
+    there.write_all(&answer).unwrap();
+    let error = greet(&here, &Kind::Control, None).unwrap_err();
+    assert!(error.code == Code::VersionMismatch && named(&error, ["version 201", "version 1"]), "{error}");
+}
+
+#[test]
+fn what_is_not_sublet_is_refused_by_its_first_bytes() {
+    for said in [&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], b"\x16\x03\x01\x02\x00\x01", b"\x89Sublot", b"\0"]
+    {
+        let (mut here, there) = pair();
+        here.write_all(said).unwrap();
+        let error = Greeting::receive(&there).unwrap_err();
+        assert!(error.code == Code::Protocol && error.message.contains("does not speak Sublet"), "{error}");
+        drop(there);
+        // It is told nothing.
+        let mut answer = Vec::new();
+        let _ = here.read_to_end(&mut answer);
+        assert_eq!(answer, b"");
+    }
+    let (here, mut there) = pair();
+    there.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
+    assert_eq!(greet(&here, &Kind::Control, None).unwrap_err().code, Code::Protocol);
+}
+
+#[test]
+fn half_a_greeting_is_none_however_it_goes_on() {
+    let hello = wire::hello(&Kind::Control, None).unwrap();
+    // The client goes away.
+    let (mut here, there) = pair();
+    here.write_all(&hello[..HELLO_BYTES / 2]).unwrap();
+    drop(here);
+    let error = Greeting::receive(&there).unwrap_err();
+    assert!(error.code == Code::Protocol && error.message.contains("before it had greeted"), "{error}");
+    // It says nothing more, or one byte now and then: both end at the deadline.
+    for pause in [Duration::from_secs(3600), Duration::from_millis(20)] {
+        let (mut here, there) = pair();
+        here.write_all(&hello[..4]).unwrap();
+        let (stop, stopped) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let mut rest = hello[4..60].iter();
+                while stopped.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+                    let _ = rest.next().map(|&byte| here.write_all(&[byte]));
+                }
+            });
+            let peer = Peer { socket: &there, who: Who::Client };
+            let error =
+                peer.read(&mut [0; HELLO_BYTES], Instant::now() + Duration::from_millis(200)).unwrap_err();
+            assert!(error.message.contains("sent no greeting in time"), "{error}");
+            drop(stop);
+        });
+    }
+}
+
+#[test]
+fn a_greeting_is_good_with_its_own_secret_and_unaltered_only() {
+    let hello = wire::hello(&Kind::Data(LINK), Some(&SECRET)).unwrap();
+    assert!(Greeting::decode(&hello).unwrap().is_by(&SECRET));
+    assert!(!Greeting::decode(&hello).unwrap().is_by(&[8; 32]));
+    for bit in 0..HELLO_BYTES * 8 {
+        let mut altered = hello;
+        altered[bit / 8] ^= 1 << (bit % 8);
+        let passes = Greeting::decode(&altered).is_ok_and(|greeting| greeting.is_by(&SECRET));
+        assert!(!passes, "with bit {bit} changed");
+    }
+    assert!(!greeted(Kind::Control, None).is_by(&SECRET));
+    assert_eq!(greet(&pair().0, &Kind::Data(LINK), None).unwrap_err().code, Code::InvalidArgument);
+}
+
+#[test]
+fn a_recorded_greeting_is_good_once() {
+    let mut counters = Counters::default();
+    let mut good = |hello: &[u8; HELLO_BYTES]| match Greeting::decode(hello).unwrap() {
+        greeting if !greeting.is_by(&SECRET) => false,
+        Greeting { kind: Kind::Data(link), .. } => counters.accept(link.counter),
+        _ => false,
+    };
+    let recorded = wire::hello(&Kind::Data(LINK), Some(&SECRET)).unwrap();
+    assert!(good(&recorded) && !good(&recorded));
+    let next = DataLink { counter: LINK.counter + 1, ..LINK };
+    assert!(good(&wire::hello(&Kind::Data(next), Some(&SECRET)).unwrap()));
+}
+
+#[test]
+fn an_agent_is_found_by_name_and_both_kinds_of_address() {
+    for (bind, host) in [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "[::1]"), ("127.0.0.1:0", "localhost")] {
+        // A machine may have no IPv6.
+        let Ok(listener) = TcpListener::bind(bind) else { continue };
+        let address = format!("{host}:{}", listener.local_addr().unwrap().port());
+        thread::scope(|scope| {
+            let client = scope.spawn(|| connect(&address, &Kind::Control, None, Instant::now() + PATIENCE));
+            let there = listener.accept().unwrap().0;
+            Greeting::receive(&there).unwrap().accept(&there).unwrap();
+            client.join().unwrap().unwrap();
+        });
+    }
+}
+
+#[test]
+fn an_agent_that_cannot_be_reached_is_named_with_the_reason() {
+    let soon = || Instant::now() + Duration::from_millis(300);
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let refused = dial(&format!("127.0.0.1:{port}"), soon()).unwrap_err();
+    assert!(refused.message.contains(&format!(":{port} refuses connections")), "{refused}");
+    let unknown = dial("no-such-host.invalid:1", soon()).unwrap_err();
+    assert!(unknown.message.contains("no-such-host.invalid"), "{unknown}");
+    assert_eq!((refused.code, unknown.code), (Code::AgentUnreachable, Code::AgentUnreachable));
+    for malformed in ["", "host", ":1", "host:", "host:99999", "::1"] {
+        let error = dial(malformed, soon()).unwrap_err();
+        assert!(error.code == Code::InvalidArgument || malformed == "::1", "{malformed}: {error}");
+    }
+    // Who listens and does not answer.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let error = connect(&silent.local_addr().unwrap().to_string(), &Kind::Control, None, soon()).unwrap_err();
+    assert!(error.code == Code::AgentUnreachable && error.message.contains("in time"), "{error}");
+}
+
+#[test]
+fn a_reason_cannot_move_a_terminals_cursor() {
+    let answer = Answer { refusal: Some(Error::new(Code::System, "a\x1b[2Jb\nc")) };
+    let decoded = Answer::decode(&answer.encode()).unwrap().refusal.unwrap();
+    assert_eq!(decoded.message, "a?[2Jb?c");
+}
+
+proptest! {
+    #[test]
+    fn any_greeting_is_decoded_as_it_was_made(lease: [u8; 16], worker: u32, counter: u64, secret: [u8; 32]) {
+        let kind = Kind::Data(DataLink { lease, worker, counter });
+        let greeting = greeted(kind, Some(&secret));
+        prop_assert!(greeting.kind == kind && greeting.is_by(&secret));
+    }
+}

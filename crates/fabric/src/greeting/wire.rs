@@ -1,0 +1,194 @@
+//! The bytes of a greeting and of its answer. Numbers are little-endian.
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+use sublet_proto::{Code, Error};
+
+/// Of this protocol: the greeting, the control messages and the frames after it. Ends of different versions do not talk.
+pub const VERSION: u32 = 1;
+
+/// No text and no TLS record begins so.
+const MAGIC: [u8; 8] = *b"\x89Sublet\n";
+
+const VERSION_AT: usize = 8;
+/// The magic and the version.
+const BEGINNING: usize = 12;
+const KIND_AT: usize = 12;
+const LEASE_AT: usize = 16;
+const WORKER_AT: usize = 32;
+const ZERO_AT: usize = 36;
+const COUNTER_AT: usize = 40;
+const PROOF_AT: usize = 48;
+/// The size of a greeting.
+pub const HELLO_BYTES: usize = 80;
+
+const CODE_AT: usize = 12;
+const REASON_AT: usize = 16;
+/// The size of its answer.
+pub const ANSWER_BYTES: usize = 256;
+
+const CONTROL: u32 = 1;
+const DATA: u32 = 2;
+
+const _: () = assert!(KIND_AT == BEGINNING && CODE_AT == BEGINNING && VERSION_AT == MAGIC.len());
+const _: () = assert!(HELLO_BYTES == PROOF_AT + 32 && PROOF_AT == COUNTER_AT + 8);
+
+/// What client and agent alone know of a lease.
+pub type Secret = [u8; 32];
+
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The messages between a client and its lease's agent. TLS follows.
+    Control,
+    /// The calls of one worker.
+    Data(DataLink),
+}
+
+/// Which worker a data connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DataLink {
+    /// The lease's id.
+    pub lease: [u8; 16],
+    /// The worker's number in its lease.
+    pub worker: u32,
+    /// From 1 on, and larger with each connection that a client makes for this lease.
+    pub counter: u64,
+}
+
+/// A greeting as the agent has received it.
+#[derive(Debug)]
+pub struct Greeting {
+    /// What it says. Of data this is a claim until [`Greeting::is_by`] has confirmed it.
+    pub kind: Kind,
+    bytes: [u8; HELLO_BYTES],
+}
+
+impl Greeting {
+    /// What these bytes say; see [`Greeting::receive`].
+    pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Greeting, Error> {
+        check_beginning(bytes, &|| "a client".into())?;
+        let kind = match word(bytes, KIND_AT) {
+            CONTROL if bytes[LEASE_AT..].iter().all(|&byte| byte == 0) => Kind::Control,
+            DATA if word(bytes, ZERO_AT) == 0 => Kind::Data(DataLink {
+                lease: array(bytes, LEASE_AT),
+                worker: word(bytes, WORKER_AT),
+                counter: u64::from_le_bytes(array(bytes, COUNTER_AT)),
+            }),
+            kind => {
+                return Err(Error::new(Code::Protocol, format!("a greeting of kind {kind} is malformed")));
+            }
+        };
+        Ok(Greeting { kind, bytes: *bytes })
+    }
+
+    /// Whether who made it knows this secret. Takes as long for a wrong one as for the right one. A greeting for control
+    /// is by nobody: TLS says who that is.
+    pub fn is_by(&self, secret: &Secret) -> bool {
+        let (signed, proof) = self.bytes.split_at(PROOF_AT);
+        matches!(self.kind, Kind::Data(_)) && mac(secret, signed).verify_slice(proof).is_ok()
+    }
+}
+
+/// The greeting for a connection of this kind.
+pub(super) fn hello(kind: &Kind, secret: Option<&Secret>) -> Result<[u8; HELLO_BYTES], Error> {
+    let mut bytes = [0; HELLO_BYTES];
+    begin(&mut bytes);
+    match (kind, secret) {
+        (Kind::Control, _) => put(&mut bytes, KIND_AT, &CONTROL.to_le_bytes()),
+        (Kind::Data(link), Some(secret)) => {
+            put(&mut bytes, KIND_AT, &DATA.to_le_bytes());
+            put(&mut bytes, LEASE_AT, &link.lease);
+            put(&mut bytes, WORKER_AT, &link.worker.to_le_bytes());
+            put(&mut bytes, COUNTER_AT, &link.counter.to_le_bytes());
+            let proof: [u8; 32] = mac(secret, &bytes[..PROOF_AT]).finalize().into_bytes().into();
+            put(&mut bytes, PROOF_AT, &proof);
+        }
+        (Kind::Data(_), None) => {
+            return Err(Error::new(Code::InvalidArgument, "a greeting for data needs the lease's secret"));
+        }
+    }
+    Ok(bytes)
+}
+
+/// What the agent says to a greeting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Why the connection is refused, if it is.
+    pub refusal: Option<Error>,
+}
+
+impl Answer {
+    /// A reason that is too long is cut.
+    pub fn encode(&self) -> [u8; ANSWER_BYTES] {
+        let mut bytes = [0; ANSWER_BYTES];
+        begin(&mut bytes);
+        if let Some(error) = &self.refusal {
+            put(&mut bytes, CODE_AT, &error.code.number().to_le_bytes());
+            put(&mut bytes, REASON_AT, cut(&error.message, ANSWER_BYTES - REASON_AT).as_bytes());
+        }
+        bytes
+    }
+
+    /// What these bytes say. Of the reason, what could move a terminal's cursor is replaced.
+    pub fn decode(bytes: &[u8; ANSWER_BYTES]) -> Result<Answer, Error> {
+        check_beginning(bytes, &|| "the agent".into())?;
+        let number = word(bytes, CODE_AT);
+        let reason = bytes[REASON_AT..].split(|&byte| byte == 0).next().unwrap_or_default();
+        let reason = String::from_utf8_lossy(reason).replace(char::is_control, "?");
+        Ok(Answer { refusal: (number != 0).then(|| Error::new(Code::from_number(number), reason)) })
+    }
+}
+
+/// Refuses what cannot become a greeting of this version or its answer, as soon as that can be seen.
+pub(super) fn check_beginning(bytes: &[u8], peer: &dyn Fn() -> String) -> Result<(), Error> {
+    let known = bytes.len().min(MAGIC.len());
+    if bytes[..known] != MAGIC[..known] {
+        let said = bytes[..bytes.len().min(16)].escape_ascii();
+        return Err(Error::new(
+            Code::Protocol,
+            format!("{} does not speak Sublet: it said \"{said}\"", peer()),
+        ));
+    }
+    match bytes.len() >= BEGINNING && word(bytes, VERSION_AT) != VERSION {
+        true => Err(Error::new(
+            Code::VersionMismatch,
+            format!(
+                "{} speaks version {} of Sublet's network protocol, and this end version {VERSION}",
+                peer(),
+                word(bytes, VERSION_AT)
+            ),
+        )),
+        false => Ok(()),
+    }
+}
+
+/// As much of the text as fits, in whole characters.
+fn cut(text: &str, most_bytes: usize) -> &str {
+    let end =
+        (0..=text.len().min(most_bytes)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or_default();
+    &text[..end]
+}
+
+fn begin(bytes: &mut [u8]) {
+    put(bytes, 0, &MAGIC);
+    put(bytes, VERSION_AT, &VERSION.to_le_bytes());
+}
+
+fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+    bytes[at..at + value.len()].copy_from_slice(value);
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(array(bytes, at))
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut value = [0; N];
+    value.copy_from_slice(&bytes[at..at + N]);
+    value
+}
+
+fn mac(secret: &Secret, signed: &[u8]) -> Hmac<Sha256> {
+    Hmac::new_from_slice(secret).expect("a key of any length will do").chain_update(signed)
+}

@@ -1,0 +1,361 @@
+//! The TCP provider: frames on a stream, applied to this side's memory by whoever waits.
+//!
+//! - [`frame`]: what travels.
+//! - *Sending*: small puts are gathered and large ones sent from where they lie; a line sends all of it with one system
+//!   call. A sender that waits for room takes what arrives meanwhile, so that two ends that send to each other at the
+//!   same time cannot wait for each other for ever.
+//! - *Receiving*: one system call brings many small frames, or the stretch of a large payload straight into its region.
+//!   One thread at a time reads, for everybody who waits.
+//! - *Ends*: a peer that says what makes no sense, or names memory that is not its to reach, is told why, and the
+//!   connection ends. The end of a connection wakes all who wait on it; its reason stays until the next one begins.
+//!
+//! A hot call makes one system call to send and those that look for its result; a warm one sleeps in one more. Neither
+//! allocates, and a lock that they take is contended only if threads share the endpoint.
+//!
+//! Locks are taken in this order: sending, receiving, then any of the small ones (link, replies, requests, waiters),
+//! which are never held together. Who holds receiving only tries sending.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+mod encrypted;
+pub mod frame;
+mod inbox;
+mod link;
+mod outbox;
+mod progress;
+mod receiving;
+mod regions;
+mod replies;
+mod requests;
+mod sending;
+mod stalled;
+mod stream;
+mod waiting;
+
+pub use progress::Progress;
+pub use stream::Stream;
+
+use frame::Frame;
+use inbox::Inbox;
+use link::Link;
+use outbox::{Outbox, SMALL_BYTES};
+use receiving::{Received, Receiving};
+use regions::{Place, Regions};
+use replies::Replies;
+use requests::{Request, Requests};
+use sending::{LineFrame, Sending};
+
+use crate::exposed::{Exposed, RemoteRegion};
+use crate::line::{LINE_BYTES, Turn, WATCH_BYTES};
+use crate::sync::{AtomicU32, Mutex, Ordering, lock};
+use crate::waiters::Waiters;
+use crate::window::{Address, LineAddress};
+use crate::{FabricError, Provider};
+
+/// Bytes of a word that atomics work on.
+const WORD_BYTES: u64 = 8;
+/// How long a thread that has asked for something looks for the reply before it sleeps, in looks at memory.
+const LOOKS_FOR_REPLY: u32 = 1 << 15;
+
+/// One end of a connection between nodes. It outlives the streams that carry it: when the peer's process has ended, the
+/// next one is connected in its place.
+pub struct Endpoint {
+    exposed: Arc<Exposed>,
+    bell: Option<OwnedFd>,
+    regions: Regions,
+    link: Link,
+    sending: Mutex<Sending>,
+    receiving: Mutex<Receiving>,
+    requests: Requests,
+    replies: Replies,
+    waiters: Waiters,
+    /// 1 if something is gathered or could not be sent yet. Written under the lock of `sending`; a hint.
+    unsent: AtomicU32,
+    /// 1 if the present stream is a simulated one.
+    simulated: AtomicU32,
+}
+
+impl Endpoint {
+    /// An end without a connection yet. `bell` (an eventfd) is rung where a line asks for it.
+    pub fn new(exposed: Arc<Exposed>, bell: Option<OwnedFd>) -> Endpoint {
+        Endpoint {
+            regions: Regions::new(exposed.regions()),
+            exposed,
+            bell,
+            link: Link::new(),
+            sending: Mutex::new(Sending { stream: None, outbox: Outbox::new() }),
+            receiving: Mutex::new(Receiving { stream: None, inbox: Inbox::new(), idle: 0 }),
+            requests: Requests::new(),
+            replies: Replies::new(),
+            waiters: Waiters::new(),
+            unsent: AtomicU32::new(0),
+            simulated: AtomicU32::new(0),
+        }
+    }
+
+    /// Goes on with this stream, on which the peer has proven who it is. What was under way on another is lost.
+    pub fn connect(&self, stream: Stream) -> Result<(), FabricError> {
+        self.link.prepare()?;
+        self.end_stream("another connection takes its place");
+        let stream = Arc::new(stream);
+        self.simulated.store(u32::from(stream.is_sim()), Ordering::Relaxed);
+        *lock(&self.sending) = Sending { stream: Some(stream.clone()), outbox: Outbox::new() };
+        lock(&self.receiving).stream = Some(stream.clone());
+        self.link.begin(stream);
+        Ok(())
+    }
+
+    /// Ends the connection: from now on operations fail. When this returns, nothing that was claimed earlier is still
+    /// being sent.
+    pub fn disconnect(&self, reason: &str) {
+        self.end_stream(reason);
+        self.regions.clear();
+    }
+
+    /// Why there is no connection, if there is none.
+    #[inline]
+    pub fn down(&self) -> Option<String> {
+        self.link.reason()
+    }
+
+    /// Readable when there is something to take; to be polled beside other descriptors. When it has become readable,
+    /// [`Endpoint::progress`] is due, until that fails.
+    pub fn readable(&self) -> Option<BorrowedFd<'_>> {
+        self.link.readable()
+    }
+
+    /// What of this side the peer may reach.
+    pub fn exposed(&self) -> &Arc<Exposed> {
+        &self.exposed
+    }
+
+    /// Makes a region of this side reachable.
+    pub fn expose(&self, region: u32) -> Result<RemoteRegion, FabricError> {
+        self.exposed.expose(region)
+    }
+
+    /// Learns how the peer's region of a number is reached.
+    pub fn reach(&self, region: u32, remote: RemoteRegion) -> Result<(), FabricError> {
+        self.regions.set(region, remote)
+    }
+
+    /// See [`crate::Endpoint::put_imm`].
+    #[inline]
+    pub fn put_imm<const WORDS: usize>(
+        &self,
+        to: LineAddress,
+        turn: Turn,
+        immediate: u32,
+        body: &[u64; WORDS],
+    ) -> Result<(), FabricError> {
+        let place = self.aligned(Address { region: to.region, offset: to.line }, LINE_BYTES)?;
+        self.aligned(Address { region: to.region, offset: to.watch }, WATCH_BYTES)?;
+        let (line, watch) = (place.base.wrapping_add(to.line), place.base.wrapping_add(to.watch));
+        self.send_line(LineFrame { key: place.key, line, watch, turn, immediate, body })
+    }
+
+    /// See [`crate::Endpoint::put`]. What is small leaves with what follows it, or when this side waits.
+    #[inline]
+    pub fn put(&self, to: Address, bytes: &[u8]) -> Result<(), FabricError> {
+        let frame = self.put_frame(to, bytes.len() as u64)?;
+        let mut sending = self.sending()?;
+        let at = NonNull::from(bytes).cast();
+        // SAFETY: what is small is copied, and what is large sent, before the borrow ends.
+        unsafe { self.add(&mut sending, frame, (at, bytes.len())) }?;
+        if bytes.len() > SMALL_BYTES {
+            self.send_all(&mut sending)?;
+            self.leave(sending);
+        } else {
+            self.leave_gathered(sending);
+        }
+        Ok(())
+    }
+
+    /// See [`crate::Endpoint::push`].
+    ///
+    /// # Safety
+    /// As there.
+    #[inline]
+    pub unsafe fn push(&self, to: Address, from: NonNull<u8>, len_bytes: u64) -> Result<(), FabricError> {
+        let frame = self.put_frame(to, len_bytes)?;
+        let mut sending = self.sending()?;
+        // SAFETY: readable until the next line is published, which sends everything; the end of the connection clears
+        // the outbox.
+        unsafe { self.add(&mut sending, frame, (from, len_bytes as usize)) }?;
+        self.leave_gathered(sending);
+        Ok(())
+    }
+
+    /// See [`crate::Endpoint::get`].
+    pub fn get(&self, from: Address, into: &mut [u8]) -> Result<(), FabricError> {
+        let len_bytes = into.len() as u64;
+        let place = self.place(from, len_bytes)?;
+        // SAFETY: `into` is borrowed for this call, which lets the request go when nobody receives; see `ask`.
+        let request = unsafe { self.requests.bytes(NonNull::from(into).cast(), len_bytes) };
+        let (key, offset) = (place.key, place.base.wrapping_add(from.offset));
+        self.ask(request, |request| Frame::Get { request, key, offset, len_bytes }).map(|_| ())
+    }
+
+    /// See [`crate::Endpoint::fetch_add`].
+    pub fn fetch_add(&self, at: Address, value: u64) -> Result<u64, FabricError> {
+        let place = self.aligned(at, WORD_BYTES)?;
+        let (key, offset) = (place.key, place.base.wrapping_add(at.offset));
+        self.ask(self.requests.word(), |request| Frame::FetchAdd { request, key, offset, value })
+    }
+
+    /// See [`crate::Endpoint::compare_swap`].
+    pub fn compare_swap(&self, at: Address, expected: u64, new: u64) -> Result<u64, FabricError> {
+        let place = self.aligned(at, WORD_BYTES)?;
+        let (key, offset) = (place.key, place.base.wrapping_add(at.offset));
+        self.ask(self.requests.word(), |request| Frame::CompareSwap { request, key, offset, expected, new })
+    }
+
+    /// See [`crate::Endpoint::mapped`].
+    #[inline]
+    pub fn mapped(&self, at: Address, len_bytes: u64) -> Option<NonNull<u8>> {
+        self.exposed.pointer(at, len_bytes)
+    }
+
+    /// What carries it.
+    pub fn provider(&self) -> Provider {
+        if self.simulated.load(Ordering::Relaxed) == 1 { Provider::Sim } else { Provider::Tcp }
+    }
+
+    #[inline]
+    fn put_frame(&self, to: Address, len_bytes: u64) -> Result<Frame, FabricError> {
+        let place = self.place(to, len_bytes)?;
+        Ok(Frame::Put { key: place.key, offset: place.base.wrapping_add(to.offset), len_bytes })
+    }
+
+    /// Where bytes of the peer's are. Without a connection they are nowhere, whatever is known of them.
+    #[inline]
+    fn place(&self, at: Address, len_bytes: u64) -> Result<Place, FabricError> {
+        self.regions.find(at, len_bytes).map_err(|error| self.explain(error))
+    }
+
+    #[inline]
+    fn aligned(&self, at: Address, len_bytes: u64) -> Result<Place, FabricError> {
+        self.regions.find_aligned(at, len_bytes).map_err(|error| self.explain(error))
+    }
+
+    #[cold]
+    fn explain(&self, error: FabricError) -> FabricError {
+        if self.link.is_up() { error } else { self.link.error() }
+    }
+
+    /// Sends a request and waits for its reply.
+    fn ask(&self, request: Request<'_>, frame: impl FnOnce(u32) -> Frame) -> Result<u64, FabricError> {
+        let answer = self.ask_and_wait(&request, frame);
+        if answer.is_err() {
+            // The reply may be on its way all the same, and this is what ends that: under the lock nobody writes to its
+            // place, and once the request is gone nobody will.
+            let mut receiving = lock(&self.receiving);
+            receiving.inbox.abandon(request.number());
+            drop(request);
+        }
+        answer
+    }
+
+    fn ask_and_wait(
+        &self,
+        request: &Request<'_>,
+        frame: impl FnOnce(u32) -> Frame,
+    ) -> Result<u64, FabricError> {
+        let mut sending = self.sending()?;
+        let connection = self.link.connection();
+        if !request.is_open() {
+            return Err(FabricError::Disconnected { reason: "another has taken its place".into() });
+        }
+        // SAFETY: it has no payload.
+        unsafe { self.add(&mut sending, frame(request.number()), (NonNull::dangling(), 0)) }?;
+        self.send_all(&mut sending)?;
+        self.leave(sending);
+        let (line, turn) = request.line();
+        let over = || self.link.connection() != connection;
+        if self.spin(line, turn, LOOKS_FOR_REPLY) || self.wait(line, turn, None, over) {
+            Ok(request.word())
+        } else {
+            Err(self.link.error())
+        }
+    }
+
+    /// The peer has ended the stream without a reason.
+    #[cold]
+    fn ended_by_peer(&self, amid_frame: bool) -> Received {
+        let amid = if amid_frame { " amid a frame" } else { "" };
+        self.fail(&format!("the peer has closed it{amid}"));
+        Received::Down
+    }
+
+    /// The stream itself has failed.
+    #[cold]
+    fn lost(&self, error: &io::Error) -> Received {
+        self.fail(&format!("the peer is lost: {error}"));
+        Received::Down
+    }
+
+    /// Ends a connection that carries nothing any more.
+    #[cold]
+    fn end_if_stalled(&self, stream: &Stream) {
+        if let Some(why) = stream.stalled() {
+            self.fail(&why);
+        }
+    }
+
+    /// The peer is told what it did wrong, and the connection ends. What it has still to be told, it can still read.
+    #[cold]
+    fn cut(&self, error: &FabricError) -> Received {
+        self.end(&format!("cut off, because the peer broke the rules: {error}"), || {
+            self.say_why(&error.to_string());
+            self.link.shutdown(Shutdown::Write);
+        });
+        Received::Down
+    }
+
+    /// The connection ends, and the peer is not told why.
+    #[cold]
+    fn fail(&self, reason: &str) {
+        self.end(reason, || self.link.shutdown(Shutdown::Write));
+    }
+
+    /// The connection ends, for the first reason that is given, and all who wait on it learn of it.
+    fn end(&self, reason: &str, shut_down: impl FnOnce()) {
+        if self.link.end(reason) {
+            shut_down();
+            self.link.wake();
+            self.waiters.poke_all();
+        }
+    }
+
+    fn end_stream(&self, reason: &str) {
+        if self.link.is_up() {
+            self.flush();
+        }
+        self.end(reason, || {
+            self.say_why(reason);
+            self.link.shutdown(Shutdown::Both);
+        });
+        self.link.forget();
+        let mut sending = lock(&self.sending);
+        sending.outbox.clear();
+        sending.stream = None;
+        drop(sending);
+        let mut receiving = lock(&self.receiving);
+        receiving.inbox.clear();
+        receiving.stream = None;
+        self.requests.void_all();
+        drop(receiving);
+        self.replies.clear();
+        self.note_unsent(false);
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.end_stream("the other end is gone");
+    }
+}

@@ -1,0 +1,112 @@
+//! A stream's bytes through TLS. Regions are memory that the peer can write, so plaintext moves between them and TLS's own
+//! memory by raw copies: one on its way in, and one on its way out.
+
+use std::io;
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use super::stream::Part;
+use crate::region::copy_bytes;
+use crate::sync::{Mutex, lock};
+use crate::tls::{Plaintext, TlsStream};
+
+/// Shared by the thread that sends and the one that receives, who hold the lock for one buffer's worth at a time.
+pub(super) struct Encrypted {
+    pub(super) socket: Arc<TcpStream>,
+    tls: Mutex<TlsStream>,
+}
+
+impl Encrypted {
+    pub(super) fn new(tls: TlsStream) -> Encrypted {
+        Encrypted { socket: tls.socket().clone(), tls: Mutex::new(tls) }
+    }
+
+    /// # Safety
+    /// Both parts must be writable.
+    pub(super) unsafe fn recv(&self, into: &[Part; 2]) -> io::Result<usize> {
+        let most = into[0].iov_len + into[1].iov_len;
+        let mut places = Places::new(into);
+        lock(&self.tls).recv_with(most, &mut |mut bytes| {
+            while let Some((at, len)) = places.next(bytes.len()) {
+                // SAFETY: a place lies within a part, which the caller answers for; `bytes` is TLS's own memory.
+                unsafe { copy_bytes(bytes.as_ptr(), at, len) };
+                bytes = &bytes[len..];
+            }
+        })
+    }
+
+    /// # Safety
+    /// All parts must be readable.
+    pub(super) unsafe fn send(&self, parts: &[Part]) -> io::Result<usize> {
+        lock(&self.tls).send_from(&mut Shared(Places::new(parts)))
+    }
+
+    pub(super) fn flush(&self) -> io::Result<()> {
+        lock(&self.tls).flush()
+    }
+
+    pub(super) fn has_unsent(&self) -> bool {
+        lock(&self.tls).wants_write()
+    }
+
+    /// Whether there is something that poll(2) on the socket does not know of.
+    pub(super) fn is_buffered(&self) -> bool {
+        lock(&self.tls).buffered()
+    }
+
+    /// Says goodbye, without waiting.
+    pub(super) fn close(&self) {
+        lock(&self.tls).close();
+    }
+}
+
+/// Stretches of memory, one after the other.
+struct Places<'a> {
+    parts: &'a [Part],
+    offset: usize,
+    left: usize,
+}
+
+impl<'a> Places<'a> {
+    fn new(parts: &'a [Part]) -> Places<'a> {
+        Places { parts, offset: 0, left: parts.iter().map(|part| part.iov_len).sum() }
+    }
+
+    /// The next one, of at least one byte and at most so many.
+    fn next(&mut self, most: usize) -> Option<(*mut u8, usize)> {
+        while let Some((part, rest)) = self.parts.split_first() {
+            let len = (part.iov_len - self.offset).min(most);
+            if len > 0 {
+                let at = part.iov_base.cast::<u8>().wrapping_add(self.offset);
+                self.offset += len;
+                self.left -= len;
+                return Some((at, len));
+            }
+            if most == 0 {
+                break;
+            }
+            (self.parts, self.offset) = (rest, 0);
+        }
+        None
+    }
+}
+
+/// What a peer may be writing: it is copied before anybody looks at it.
+struct Shared<'a>(Places<'a>);
+
+impl Plaintext for Shared<'_> {
+    fn left(&self) -> usize {
+        self.0.left
+    }
+
+    fn next<'a>(&'a mut self, most: usize, gathered: &'a mut Vec<u8>) -> &'a [u8] {
+        gathered.resize(most.min(self.0.left), 0);
+        let mut filled = 0;
+        while let Some((from, len)) = self.0.next(gathered.len() - filled) {
+            // SAFETY: whoever sends answers for the parts being readable, and `len` bytes are left in the vector.
+            unsafe { copy_bytes(from, gathered[filled..].as_mut_ptr(), len) };
+            filled += len;
+        }
+        gathered
+    }
+}

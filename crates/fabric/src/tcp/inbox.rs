@@ -1,0 +1,180 @@
+//! What has arrived: a buffer for frames, and the rest of a payload that goes straight to where it belongs.
+
+use std::io;
+use std::ptr::NonNull;
+
+use super::frame::{Frame, HEADER_BYTES, MAX_REASON_BYTES};
+use super::stream::{Part, Stream};
+use crate::FabricError;
+use crate::line::BODY_WORDS;
+use crate::region::copy_bytes;
+
+/// Bytes of the buffer: so many small frames are taken with one system call.
+const BUFFER_BYTES: usize = 16 << 10;
+/// Bytes of a payload that are taken with one system call, at most, so that no payload keeps a thread from its others.
+const MAX_STRETCH_BYTES: u64 = 4 << 20;
+/// Bytes that must be in the buffer together, at most: a header with a line's body or a reason.
+const MAX_WHOLE_BYTES: usize = HEADER_BYTES + MAX_REASON_BYTES;
+const _: () = assert!(BODY_WORDS * 8 <= MAX_REASON_BYTES && MAX_WHOLE_BYTES * 2 < BUFFER_BYTES);
+
+/// See the [module](self).
+pub(super) struct Inbox {
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    payload: Option<Payload>,
+}
+
+/// Bytes that are still to come. While there are some, the buffer is empty.
+struct Payload {
+    into: NonNull<u8>,
+    left: u64,
+    /// The request that is complete with them.
+    request: Option<u32>,
+}
+
+// SAFETY: the payload goes into a region, which lives as long as the endpoint, or to a request whose owner waits.
+unsafe impl Send for Inbox {}
+
+/// Where a payload goes.
+#[derive(Clone, Copy)]
+pub(super) struct Destination {
+    pub(super) into: NonNull<u8>,
+    pub(super) len_bytes: u64,
+    pub(super) request: Option<u32>,
+}
+
+impl Inbox {
+    pub(super) fn new() -> Inbox {
+        Inbox { buffer: vec![0; BUFFER_BYTES].into(), start: 0, end: 0, payload: None }
+    }
+
+    pub(super) fn clear(&mut self) {
+        (self.start, self.end, self.payload) = (0, 0, None);
+    }
+
+    /// Stops to deliver the reply to this request. Only for a connection that is down: what follows cannot be read.
+    pub(super) fn abandon(&mut self, request: u32) {
+        if self.payload.as_ref().is_some_and(|payload| payload.request == Some(request)) {
+            self.clear();
+        }
+    }
+
+    /// Whether the last frame has not yet come wholly.
+    pub(super) fn is_amid_frame(&self) -> bool {
+        self.start != self.end || self.payload.is_some()
+    }
+
+    /// Takes what the stream has. `Ok(0)`: it has ended.
+    #[inline]
+    pub(super) fn fill(&mut self, stream: &Stream) -> io::Result<usize> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if BUFFER_BYTES - self.end < MAX_WHOLE_BYTES {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let first = match &self.payload {
+            Some(Payload { into, left, .. }) => (into.as_ptr(), (*left).min(MAX_STRETCH_BYTES) as usize),
+            None => (std::ptr::null_mut(), 0),
+        };
+        let rest = &mut self.buffer[self.end..];
+        // A payload that is not asked for wholly must be followed by nothing else.
+        let rest_len = if self.payload.as_ref().is_some_and(|payload| payload.left > MAX_STRETCH_BYTES) {
+            0
+        } else {
+            rest.len()
+        };
+        let parts = [
+            Part { iov_base: first.0.cast(), iov_len: first.1 },
+            Part { iov_base: rest.as_mut_ptr().cast(), iov_len: rest_len },
+        ];
+        // SAFETY: the payload's place is writable for what is left of it, and `rest` is a slice of this buffer.
+        let received = unsafe { stream.recv(&parts) }?;
+        let of_payload = received.min(first.1);
+        if let Some(payload) = &mut self.payload {
+            // SAFETY: within the payload's place.
+            payload.into = unsafe { payload.into.add(of_payload) };
+            payload.left -= of_payload as u64;
+        }
+        self.end += received - of_payload;
+        Ok(received)
+    }
+
+    /// Whether a payload is still on its way; if it has come, the request that it completes is said once.
+    #[inline]
+    pub(super) fn payload(&mut self) -> Arrival {
+        match &self.payload {
+            None => Arrival::Nothing,
+            Some(payload) if payload.left > 0 => Arrival::Under,
+            Some(payload) => {
+                let request = payload.request;
+                self.payload = None;
+                Arrival::Complete(request)
+            }
+        }
+    }
+
+    /// The next frame, if its header is there, and wholly what must be there with it.
+    #[inline]
+    pub(super) fn frame(&mut self) -> Result<Option<Frame>, FabricError> {
+        let waiting = &self.buffer[self.start..self.end];
+        let Some(header) = waiting.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+        let frame = Frame::decode(header)?;
+        let with_it = match frame {
+            Frame::Line { words, .. } => usize::from(words) * 8,
+            Frame::Cut { len_bytes } => len_bytes as usize,
+            _ => 0,
+        };
+        if waiting.len() < HEADER_BYTES + with_it {
+            return Ok(None);
+        }
+        self.start += HEADER_BYTES;
+        Ok(Some(frame))
+    }
+
+    /// The body of a line, whose frame has just been taken.
+    #[inline]
+    pub(super) fn body(&mut self, words: u8) -> [u64; BODY_WORDS] {
+        let bytes = &self.buffer[self.start..self.end];
+        let (chunks, _) = bytes.as_chunks::<8>();
+        let mut body = [0; BODY_WORDS];
+        for (word, chunk) in body.iter_mut().zip(&chunks[..usize::from(words)]) {
+            *word = u64::from_le_bytes(*chunk);
+        }
+        self.start += usize::from(words) * 8;
+        body
+    }
+
+    /// The reason of a cut, whose frame has just been taken.
+    pub(super) fn reason(&mut self, len_bytes: u32) -> String {
+        let bytes = &self.buffer[self.start..self.start + len_bytes as usize];
+        self.start += len_bytes as usize;
+        // A peer's words go into messages and logs: on one line, as text.
+        String::from_utf8_lossy(bytes).chars().map(|it| if it.is_control() { ' ' } else { it }).collect()
+    }
+
+    /// The payload of a frame, which has just been taken, goes there.
+    #[inline]
+    pub(super) fn deliver(&mut self, to: Destination) {
+        let here = (self.end - self.start).min(usize::try_from(to.len_bytes).unwrap_or(usize::MAX));
+        let bytes = &self.buffer[self.start..self.start + here];
+        // SAFETY: the destination is writable for its length, and `bytes` is not longer.
+        unsafe { copy_bytes(bytes.as_ptr(), to.into.as_ptr(), here) };
+        self.start += here;
+        // SAFETY: within the destination or one past its end.
+        let into = unsafe { to.into.add(here) };
+        self.payload = Some(Payload { into, left: to.len_bytes - here as u64, request: to.request });
+    }
+}
+
+/// What has become of a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrival {
+    /// There is none.
+    Nothing,
+    /// It is still coming.
+    Under,
+    /// It is there, and with it the reply to this request.
+    Complete(Option<u32>),
+}

@@ -1,0 +1,183 @@
+//! Whether there is a connection, why not, and how those who wait for it learn of the end.
+
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+
+use super::stream::Stream;
+use crate::FabricError;
+use crate::sync::{AtomicU32, Mutex, Ordering, lock};
+
+/// See the [module](self).
+pub(super) struct Link {
+    /// 1 while there is a connection. Written under the lock of `state`, Release, after it; read by everybody.
+    up: AtomicU32,
+    /// Counts the connections. Written under the lock of `state`, before `up`.
+    connection: AtomicU32,
+    /// 1 while `readable` looks out for room to send, too. Written under the lock of `state`.
+    wants_room: AtomicU32,
+    state: Mutex<State>,
+    /// Wakes the reader from its sleep beside the stream.
+    wake: OnceLock<OwnedFd>,
+    readable: OnceLock<Option<OwnedFd>>,
+}
+
+struct State {
+    reason: String,
+    stream: Option<Arc<Stream>>,
+}
+
+impl Link {
+    pub(super) fn new() -> Link {
+        let state = State { reason: "it was never connected".into(), stream: None };
+        Link {
+            up: AtomicU32::new(0),
+            connection: AtomicU32::new(0),
+            wants_room: AtomicU32::new(0),
+            state: Mutex::new(state),
+            wake: OnceLock::new(),
+            readable: OnceLock::new(),
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_up(&self) -> bool {
+        self.up.load(Ordering::Acquire) == 1
+    }
+
+    /// Which connection it is, or was last.
+    pub(super) fn connection(&self) -> u32 {
+        self.connection.load(Ordering::Acquire)
+    }
+
+    /// The error of an operation while there is no connection.
+    #[cold]
+    pub(super) fn error(&self) -> FabricError {
+        FabricError::Disconnected { reason: lock(&self.state).reason.clone() }
+    }
+
+    pub(super) fn reason(&self) -> Option<String> {
+        if self.is_up() { None } else { Some(lock(&self.state).reason.clone()) }
+    }
+
+    /// Makes what the first connection needs and the later ones use again.
+    pub(super) fn prepare(&self) -> Result<(), FabricError> {
+        if self.wake.get().is_none() {
+            let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+            let _ = self.wake.set(made.map_err(|error| FabricError::system("eventfd", error))?);
+        }
+        Ok(())
+    }
+
+    /// There is a connection.
+    pub(super) fn begin(&self, stream: Arc<Stream>) {
+        let mut state = lock(&self.state);
+        self.wants_room.store(0, Ordering::Relaxed);
+        self.connection.fetch_add(1, Ordering::AcqRel);
+        if let Some(Some(readable)) = self.readable.get() {
+            register(readable, &stream);
+        }
+        state.stream = Some(stream);
+        self.up.store(1, Ordering::Release);
+    }
+
+    /// There is none any more. False if there was none already: the first reason stays.
+    pub(super) fn end(&self, reason: &str) -> bool {
+        let mut state = lock(&self.state);
+        if self.up.swap(0, Ordering::AcqRel) == 0 {
+            return false;
+        }
+        reason.clone_into(&mut state.reason);
+        true
+    }
+
+    /// Ends the stream; what sleeps on it wakes.
+    pub(super) fn shutdown(&self, how: Shutdown) {
+        if let Some(stream) = &lock(&self.state).stream {
+            stream.shutdown(how);
+        }
+    }
+
+    /// Lets go of the stream.
+    pub(super) fn forget(&self) {
+        let stream = lock(&self.state).stream.take();
+        if let Some(stream) = stream {
+            self.unregister(&stream);
+            stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Makes the reader look again.
+    #[cold]
+    pub(super) fn wake(&self) {
+        if let Some(wake) = self.wake.get() {
+            // A full counter wakes as well.
+            let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+        }
+    }
+
+    pub(super) fn woken_by(&self) -> Option<BorrowedFd<'_>> {
+        self.wake.get().map(AsFd::as_fd)
+    }
+
+    /// The reader has looked.
+    #[cold]
+    pub(super) fn clear_wake(&self) {
+        if let Some(wake) = self.wake.get() {
+            // Empty already: another has cleared it.
+            let _ = rustix::io::read(wake, &mut [0; 8]);
+        }
+    }
+
+    /// A descriptor that outlives the streams and is readable when the present one is, or has ended.
+    pub(super) fn readable(&self) -> Option<BorrowedFd<'_>> {
+        let made = self.readable.get_or_init(|| {
+            let readable = epoll::create(epoll::CreateFlags::CLOEXEC).ok()?;
+            if let Some(stream) = &lock(&self.state).stream {
+                register(&readable, stream);
+            }
+            Some(readable)
+        });
+        made.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Whether [`Link::readable`] is to look out for room to send, too.
+    pub(super) fn want_room(&self, wanted: bool) {
+        let Some(Some(readable)) = self.readable.get() else { return };
+        if self.wants_room.load(Ordering::Acquire) == u32::from(wanted) {
+            return;
+        }
+        let state = lock(&self.state);
+        if self.is_up()
+            && let Some(fd) = state.stream.as_ref().and_then(|stream| stream.fd())
+        {
+            let room = if wanted { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
+            // It fails if the stream has been taken out since its end was seen: then there is nothing to look out for.
+            let _ = epoll::modify(readable, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN | room);
+            self.wants_room.store(u32::from(wanted), Ordering::Release);
+        }
+    }
+
+    /// Its end has been seen: it need not be readable any longer.
+    pub(super) fn end_seen(&self) {
+        if let Some(stream) = &lock(&self.state).stream {
+            self.unregister(stream);
+        }
+    }
+
+    fn unregister(&self, stream: &Stream) {
+        if let (Some(Some(readable)), Some(fd)) = (self.readable.get(), stream.fd()) {
+            // It may have been taken out before.
+            let _ = epoll::delete(readable, fd);
+        }
+    }
+}
+
+fn register(readable: &OwnedFd, stream: &Stream) {
+    if let Some(fd) = stream.fd() {
+        // Refused only for want of memory; then whoever waits takes what arrives, and nobody else.
+        let _ = epoll::add(readable, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN);
+    }
+}

@@ -1,0 +1,166 @@
+//! What is to be sent, in order: small things copied together, large ones where they lie.
+
+use super::stream::{Part, Stream};
+use std::io;
+use std::ptr::NonNull;
+
+/// Bytes that are gathered, at most.
+const GATHERED_BYTES: usize = 32 << 10;
+/// Stretches of memory that wait, at most.
+const MAX_PARTS: usize = 64;
+/// Payloads up to this size are copied: that costs less than one more stretch of memory.
+pub(super) const SMALL_BYTES: usize = 4 << 10;
+
+/// See the [module](self).
+pub(super) struct Outbox {
+    gathered: Box<[u8]>,
+    gathered_len: usize,
+    /// Those before `first` have been sent.
+    parts: Box<[Queued; MAX_PARTS]>,
+    first: usize,
+    count: usize,
+    /// Bytes that were ever added, and sent.
+    added: u64,
+    sent: u64,
+    /// Something was forgotten that may have been sent in part: nothing can follow it.
+    broken: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Queued {
+    Gathered { at: usize, len: usize },
+    Elsewhere { at: *const u8, len: usize },
+}
+
+// SAFETY: whoever adds a stretch of memory answers for its being readable, from any thread, until it has been sent.
+unsafe impl Send for Outbox {}
+
+impl Outbox {
+    pub(super) fn new() -> Outbox {
+        Outbox {
+            gathered: vec![0; GATHERED_BYTES].into(),
+            gathered_len: 0,
+            parts: Box::new([Queued::Gathered { at: 0, len: 0 }; MAX_PARTS]),
+            first: 0,
+            count: 0,
+            added: 0,
+            sent: 0,
+            broken: false,
+        }
+    }
+
+    /// Forgets what has not been sent.
+    pub(super) fn clear(&mut self) {
+        self.broken |= !self.is_empty();
+        (self.gathered_len, self.first, self.count) = (0, 0, 0);
+        self.sent = self.added;
+    }
+
+    /// Whether the next byte would be a frame's first.
+    pub(super) fn is_between_frames(&self) -> bool {
+        self.is_empty() && !self.broken
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.first == self.count
+    }
+
+    /// Whether there is room for so many gathered bytes and a stretch of memory.
+    pub(super) fn has_room(&self, gathered_bytes: usize) -> bool {
+        self.gathered_len + gathered_bytes <= GATHERED_BYTES && self.count + 2 <= MAX_PARTS
+    }
+
+    /// How far it reaches: what is added now has been sent when [`Outbox::has_sent`] says so of this.
+    pub(super) fn mark(&self) -> u64 {
+        self.added
+    }
+
+    pub(super) fn has_sent(&self, mark: u64) -> bool {
+        self.sent >= mark
+    }
+
+    /// Adds bytes by copy. There must be room.
+    #[inline]
+    pub(super) fn copy(&mut self, bytes: &[u8]) {
+        // SAFETY: a slice is readable.
+        unsafe { self.copy_raw(bytes.as_ptr(), bytes.len()) }
+    }
+
+    /// As [`Outbox::copy`], from memory that others may write.
+    ///
+    /// # Safety
+    /// It must be readable.
+    #[inline]
+    pub(super) unsafe fn copy_raw(&mut self, from: *const u8, len: usize) {
+        let at = self.gathered_len;
+        let into = &mut self.gathered[at..at + len];
+        // SAFETY: the caller's duty for `from`; `into` is a slice of this length.
+        unsafe { crate::region::copy_bytes(from, into.as_mut_ptr(), len) };
+        self.gathered_len += len;
+        self.added += len as u64;
+        match self.parts[..self.count].last_mut() {
+            Some(Queued::Gathered { at: last, len: last_len }) if *last + *last_len == at => *last_len += len,
+            _ => self.push(Queued::Gathered { at, len }),
+        }
+    }
+
+    /// Adds a stretch of memory by its place. There must be room.
+    ///
+    /// # Safety
+    /// It must be readable until it has been sent, or [`Outbox::clear`] has been called.
+    pub(super) unsafe fn refer(&mut self, at: NonNull<u8>, len: usize) {
+        self.added += len as u64;
+        self.push(Queued::Elsewhere { at: at.as_ptr(), len });
+    }
+
+    fn push(&mut self, part: Queued) {
+        self.parts[self.count] = part;
+        self.count += 1;
+    }
+
+    /// Gives the stream as much as it takes at once.
+    #[inline]
+    pub(super) fn send(&mut self, stream: &Stream) -> io::Result<()> {
+        let waiting = &self.parts[self.first..self.count];
+        let sent = match waiting {
+            // SAFETY: gathered bytes are this side's own, and whoever added the others answers for them.
+            [only] => unsafe { stream.send(&[self.part(only)]) },
+            waiting => {
+                let mut parts = [Part { iov_base: std::ptr::null_mut(), iov_len: 0 }; MAX_PARTS];
+                for (part, queued) in parts.iter_mut().zip(waiting) {
+                    *part = self.part(queued);
+                }
+                // SAFETY: as above.
+                unsafe { stream.send(&parts[..waiting.len()]) }
+            }
+        }?;
+        self.advance(sent);
+        Ok(())
+    }
+
+    fn part(&self, queued: &Queued) -> Part {
+        let (at, len) = match *queued {
+            Queued::Gathered { at, len } => (self.gathered[at..].as_ptr(), len),
+            Queued::Elsewhere { at, len } => (at, len),
+        };
+        Part { iov_base: at.cast_mut().cast(), iov_len: len }
+    }
+
+    fn advance(&mut self, mut sent: usize) {
+        self.sent += sent as u64;
+        while self.first < self.count {
+            let part = &mut self.parts[self.first];
+            let (Queued::Gathered { len, .. } | Queued::Elsewhere { len, .. }) = *part;
+            if sent < len {
+                match part {
+                    Queued::Gathered { at, len } => (*at, *len) = (*at + sent, *len - sent),
+                    Queued::Elsewhere { at, len } => (*at, *len) = (at.wrapping_add(sent), *len - sent),
+                }
+                return;
+            }
+            sent -= len;
+            self.first += 1;
+        }
+        (self.gathered_len, self.first, self.count) = (0, 0, 0);
+    }
+}

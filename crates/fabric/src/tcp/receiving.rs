@@ -1,0 +1,203 @@
+//! The receiving half: takes frames and does in this side's memory what they say.
+
+use std::io::ErrorKind;
+use std::ptr::NonNull;
+use std::sync::{Arc, TryLockError};
+
+use super::Endpoint;
+use super::frame::Frame;
+use super::inbox::{Arrival, Destination, Inbox};
+use super::replies::Reply;
+use super::stream::Stream;
+use crate::FabricError;
+use crate::line::{BODY_WORDS, Line, Turn, Watch};
+use crate::region::Shared;
+use crate::sync::{AtomicU64, MutexGuard, Ordering, lock};
+
+/// System calls of one turn, at most: then others have theirs.
+const MAX_TAKES: u32 = 16;
+/// A thread that polls looks every so often whether anything is acknowledged at all: about once a second.
+const LOOKS_UNTIL_STALLED: u32 = 1 << 20;
+/// Bits of a key that say the region's number.
+const REGION_BITS: u32 = 16;
+
+/// What the reading thread holds.
+pub(super) struct Receiving {
+    pub(super) stream: Option<Arc<Stream>>,
+    pub(super) inbox: Inbox,
+    /// Looks that brought nothing.
+    pub(super) idle: u32,
+}
+
+/// What a look at the stream has brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Received {
+    Nothing,
+    Something,
+    /// The connection is down.
+    Down,
+}
+
+impl Endpoint {
+    /// Takes what one system call brings: all of it, for nobody would come back for what the stream keeps in its own buffer,
+    /// which is small.
+    #[inline]
+    pub(super) fn take(&self, receiving: &mut Receiving) -> Received {
+        loop {
+            let received = self.take_once(receiving);
+            let buffered = receiving.stream.as_ref().is_some_and(|stream| stream.is_buffered());
+            if received != Received::Something || !buffered {
+                return received;
+            }
+        }
+    }
+
+    #[inline]
+    fn take_once(&self, receiving: &mut Receiving) -> Received {
+        let Some(stream) = receiving.stream.as_ref().filter(|_| self.link.is_up()) else {
+            return Received::Down;
+        };
+        match receiving.inbox.fill(stream) {
+            Ok(0) => self.ended_by_peer(receiving.inbox.is_amid_frame()),
+            Ok(_) => match self.apply_all(&mut receiving.inbox) {
+                Ok(()) => Received::Something,
+                Err(error) => self.cut(&error),
+            },
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                receiving.idle = receiving.idle.wrapping_add(1);
+                if receiving.idle.is_multiple_of(LOOKS_UNTIL_STALLED) {
+                    self.end_if_stalled(stream);
+                }
+                Received::Nothing
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => Received::Nothing,
+            Err(error) => self.lost(&error),
+        }
+    }
+
+    /// The right to read, if nobody else is reading at this moment.
+    #[inline]
+    pub(super) fn try_receiving(&self) -> Option<MutexGuard<'_, Receiving>> {
+        match self.receiving.try_lock() {
+            Ok(receiving) => Some(receiving),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Takes what is there, within a bound, and sends the replies that it asks for. Not for the thread that the others
+    /// rely on to read: that one is woken here, because its line may have come.
+    pub(super) fn take_turn(&self, mut receiving: MutexGuard<'_, Receiving>) {
+        let mut some = false;
+        for _ in 0..MAX_TAKES {
+            match self.take(&mut receiving) {
+                Received::Something => some = true,
+                Received::Nothing | Received::Down => break,
+            }
+        }
+        drop(receiving);
+        if some {
+            self.after_taking();
+        }
+    }
+
+    /// What follows when frames have been taken by a thread that is not the reader.
+    #[inline]
+    pub(super) fn after_taking(&self) {
+        if !self.replies.is_empty() {
+            self.flush();
+        }
+        if self.waiters.has_reader() {
+            self.link.wake();
+        }
+    }
+
+    /// What the peer said last: it tells more than the error of a send.
+    pub(super) fn take_last_words(&self) {
+        self.take_turn(lock(&self.receiving));
+    }
+
+    #[inline]
+    fn apply_all(&self, inbox: &mut Inbox) -> Result<(), FabricError> {
+        loop {
+            match inbox.payload() {
+                Arrival::Under => return Ok(()),
+                Arrival::Complete(Some(request)) => self.requests.complete(request),
+                Arrival::Complete(None) | Arrival::Nothing => {}
+            }
+            match inbox.frame()? {
+                Some(frame) => self.apply(frame, inbox)?,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    #[inline]
+    fn apply(&self, frame: Frame, inbox: &mut Inbox) -> Result<(), FabricError> {
+        match frame {
+            Frame::Put { key, offset, len_bytes } => {
+                let into = self.exposed.find(key, offset, len_bytes)?;
+                inbox.deliver(Destination { into, len_bytes, request: None });
+                Ok(())
+            }
+            Frame::Line { key, line, watch, turn, immediate, words } => {
+                let body = inbox.body(words);
+                self.publish((self.shared(key, line)?, self.shared(key, watch)?), turn, immediate, &body);
+                Ok(())
+            }
+            Frame::GetReply { request, len_bytes } => {
+                let into = self.requests.place(request, len_bytes)?;
+                inbox.deliver(Destination { into, len_bytes, request: Some(request) });
+                Ok(())
+            }
+            Frame::AtomicReply { request, before } => self.requests.answer(request, before),
+            Frame::Get { request, key, offset, len_bytes } => {
+                self.exposed.find(key, offset, len_bytes)?;
+                self.replies.push(Reply::Bytes { request, key, offset, len_bytes })
+            }
+            Frame::FetchAdd { request, key, offset, value } => {
+                let before = self.shared::<AtomicU64>(key, offset)?.fetch_add(value, Ordering::AcqRel);
+                self.replies.push(Reply::Word { request, before })
+            }
+            Frame::CompareSwap { request, key, offset, expected, new } => {
+                let word = self.shared::<AtomicU64>(key, offset)?;
+                let swapped = word.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire);
+                let before = swapped.unwrap_or_else(|before| before);
+                self.replies.push(Reply::Word { request, before })
+            }
+            Frame::Cut { len_bytes } => {
+                let reason = inbox.reason(len_bytes);
+                self.fail(&format!("the peer ended it: {reason}"));
+                Ok(())
+            }
+        }
+    }
+
+    #[inline]
+    fn publish(&self, (line, watch): (&Line, &Watch), turn: Turn, immediate: u32, body: &[u64; BODY_WORDS]) {
+        if line.publish(watch, turn, immediate, body) {
+            self.ring_bell();
+        }
+    }
+
+    #[cold]
+    fn ring_bell(&self) {
+        if let Some(bell) = &self.bell {
+            // A full counter means that the bell is ringing already.
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// A line, a watch or a word that the peer names.
+    #[inline]
+    fn shared<T: Shared>(&self, key: u64, offset: u64) -> Result<&T, FabricError> {
+        let pointer: NonNull<T> = self.exposed.find(key, offset, size_of::<T>() as u64)?.cast();
+        if !pointer.is_aligned() {
+            let region = (key & ((1 << REGION_BITS) - 1)) as u32;
+            return Err(FabricError::Unaligned { region, offset, alignment: align_of::<T>() as u64 });
+        }
+        // SAFETY: aligned, and inside of a region, which stays mapped as long as `exposed`; the rest is `Shared`'s
+        // promise.
+        Ok(unsafe { pointer.as_ref() })
+    }
+}

@@ -1,0 +1,82 @@
+//! The peer's regions, as the peer told of them.
+
+use crate::FabricError;
+use crate::exposed::RemoteRegion;
+use crate::sync::{AtomicU64, Ordering};
+use crate::window::Address;
+
+/// A table by region number.
+pub(super) struct Regions(Box<[Entry]>);
+
+/// Written by `reach`; `len_bytes` last, Release, and 0 first, so that who reads a length has the key that belongs to it
+/// unless the region changes at that moment: then the peer refuses a mixture.
+#[derive(Default)]
+struct Entry {
+    key: AtomicU64,
+    base: AtomicU64,
+    len_bytes: AtomicU64,
+}
+
+/// Where an access goes, as frames say it.
+#[derive(Clone, Copy)]
+pub(super) struct Place {
+    pub(super) key: u64,
+    pub(super) base: u64,
+}
+
+impl Regions {
+    pub(super) fn new(regions: usize) -> Regions {
+        Regions((0..regions).map(|_| Entry::default()).collect())
+    }
+
+    pub(super) fn set(&self, region: u32, remote: RemoteRegion) -> Result<(), FabricError> {
+        let does_not_fit = FabricError::DoesNotFit {
+            region,
+            len_bytes: remote.len_bytes,
+            regions: u32::try_from(self.0.len()).unwrap_or(u32::MAX),
+        };
+        let entry = self.0.get(region as usize).ok_or(does_not_fit)?;
+        entry.len_bytes.store(0, Ordering::Release);
+        entry.key.store(remote.key, Ordering::Release);
+        entry.base.store(remote.base, Ordering::Release);
+        entry.len_bytes.store(remote.len_bytes, Ordering::Release);
+        Ok(())
+    }
+
+    /// No region is reachable.
+    pub(super) fn clear(&self) {
+        for entry in &self.0 {
+            entry.len_bytes.store(0, Ordering::Release);
+        }
+    }
+
+    /// Where bytes of the peer's are.
+    #[inline]
+    pub(super) fn find(&self, at: Address, len_bytes: u64) -> Result<Place, FabricError> {
+        let entry = self.0.get(at.region as usize).ok_or_else(|| out_of_bounds(at, len_bytes))?;
+        let region_bytes = entry.len_bytes.load(Ordering::Acquire);
+        match at.offset.checked_add(len_bytes) {
+            Some(end) if end <= region_bytes && region_bytes > 0 => {
+                Ok(Place { key: entry.key.load(Ordering::Acquire), base: entry.base.load(Ordering::Acquire) })
+            }
+            _ => Err(out_of_bounds(at, len_bytes)),
+        }
+    }
+
+    /// As [`Regions::find`], for something that must be aligned to its own size.
+    #[inline]
+    pub(super) fn find_aligned(&self, at: Address, len_bytes: u64) -> Result<Place, FabricError> {
+        let place = self.find(at, len_bytes)?;
+        if at.offset.is_multiple_of(len_bytes) { Ok(place) } else { Err(unaligned(at, len_bytes)) }
+    }
+}
+
+#[cold]
+fn out_of_bounds(at: Address, len_bytes: u64) -> FabricError {
+    FabricError::OutOfBounds { region: at.region, offset: at.offset, len_bytes }
+}
+
+#[cold]
+fn unaligned(at: Address, alignment: u64) -> FabricError {
+    FabricError::Unaligned { region: at.region, offset: at.offset, alignment }
+}

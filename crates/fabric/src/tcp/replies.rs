@@ -1,0 +1,70 @@
+//! What the peer has asked for and not yet been sent. Whoever reads puts it here; whoever sends takes it out.
+
+use std::collections::VecDeque;
+
+use super::requests::MAX_REQUESTS;
+use crate::FabricError;
+use crate::sync::{AtomicU32, Mutex, Ordering, fence, lock};
+
+/// A reply to be made.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Reply {
+    /// Bytes of a region. They are looked up when they are sent: the key may have expired by then.
+    Bytes {
+        request: u32,
+        key: u64,
+        offset: u64,
+        len_bytes: u64,
+    },
+    Word {
+        request: u32,
+        before: u64,
+    },
+}
+
+/// The queue of one end.
+pub(super) struct Replies {
+    waiting: Mutex<VecDeque<Reply>>,
+    /// How many there are. Written under the lock.
+    count: AtomicU32,
+}
+
+impl Replies {
+    pub(super) fn new() -> Replies {
+        Replies { waiting: Mutex::new(VecDeque::with_capacity(MAX_REQUESTS)), count: AtomicU32::new(0) }
+    }
+
+    pub(super) fn push(&self, reply: Reply) -> Result<(), FabricError> {
+        let mut waiting = lock(&self.waiting);
+        if waiting.len() == MAX_REQUESTS {
+            return Err(FabricError::Protocol(format!("more than {MAX_REQUESTS} requests at once")));
+        }
+        waiting.push_back(reply);
+        self.count.store(waiting.len() as u32, Ordering::Release);
+        Ok(())
+    }
+
+    pub(super) fn pop(&self) -> Option<Reply> {
+        let mut waiting = lock(&self.waiting);
+        let reply = waiting.pop_front();
+        self.count.store(waiting.len() as u32, Ordering::Release);
+        reply
+    }
+
+    pub(super) fn clear(&self) {
+        while self.pop().is_some() {}
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Acquire) == 0
+    }
+
+    /// As [`Replies::is_empty`], after whatever the caller did before: who adds a reply and then finds the sender busy,
+    /// and a sender that has finished and then looks for replies, never miss each other.
+    #[inline]
+    pub(super) fn is_empty_now(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.is_empty()
+    }
+}

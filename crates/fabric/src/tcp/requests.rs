@@ -1,0 +1,171 @@
+//! What this side has asked for and not yet got: a place for each request, with a line of its own that the reply
+//! publishes, so that who waits for a reply waits as one waits for any line.
+
+use std::ptr::NonNull;
+use std::sync::{Condvar, Mutex};
+
+use crate::FabricError;
+use crate::line::{Line, Turn, Watch};
+use crate::sync::lock;
+
+/// Requests of one end that are under way at the same time, at most; further ones wait on this side. The peer keeps as
+/// many and cuts off who sends more.
+pub(super) const MAX_REQUESTS: usize = 64;
+
+/// The places of one end.
+pub(super) struct Requests {
+    places: Box<[Place]>,
+    free: Mutex<Vec<u32>>,
+    freed: Condvar,
+}
+
+struct Place {
+    line: Line,
+    watch: Watch,
+    asked: Mutex<Asked>,
+}
+
+/// What the reply of a place must be.
+#[derive(Clone, Copy, Default)]
+struct Asked {
+    /// Counts the uses of the place.
+    uses: u64,
+    expected: Option<Expected>,
+}
+
+#[derive(Clone, Copy)]
+enum Expected {
+    /// So many bytes for this place, which is writable until the reply has come or been given up.
+    Bytes {
+        into: NonNull<u8>,
+        len_bytes: u64,
+    },
+    Word,
+}
+
+// SAFETY: the place belongs to a thread that waits until nobody writes there any more.
+unsafe impl Send for Expected {}
+
+/// A request under way.
+pub(super) struct Request<'requests> {
+    requests: &'requests Requests,
+    number: u32,
+    turn: Turn,
+}
+
+impl Requests {
+    pub(super) fn new() -> Requests {
+        let place = || Place { line: Line::default(), watch: Watch::default(), asked: Mutex::default() };
+        Requests {
+            places: (0..MAX_REQUESTS).map(|_| place()).collect(),
+            free: Mutex::new((0..MAX_REQUESTS as u32).rev().collect()),
+            freed: Condvar::new(),
+        }
+    }
+
+    /// A request for bytes.
+    ///
+    /// # Safety
+    /// They must be writable until the request is dropped, and it must not be dropped while frames are being received.
+    pub(super) unsafe fn bytes(&self, into: NonNull<u8>, len_bytes: u64) -> Request<'_> {
+        self.begin(Expected::Bytes { into, len_bytes })
+    }
+
+    /// A request for a word.
+    pub(super) fn word(&self) -> Request<'_> {
+        self.begin(Expected::Word)
+    }
+
+    /// Waits for a free place; those who hold one see to it that it becomes free.
+    fn begin(&self, expected: Expected) -> Request<'_> {
+        let mut free = lock(&self.free);
+        let number = loop {
+            match free.pop() {
+                Some(number) => break number,
+                None => free = self.freed.wait(free).unwrap_or_else(|poisoned| poisoned.into_inner()),
+            }
+        };
+        drop(free);
+        let mut asked = lock(&self.places[number as usize].asked);
+        let turn = Turn::of_use(asked.uses);
+        *asked = Asked { uses: asked.uses + 1, expected: Some(expected) };
+        Request { requests: self, number, turn }
+    }
+
+    /// The connection that they were for is gone: a reply to any of them makes no sense.
+    pub(super) fn void_all(&self) {
+        for place in &self.places {
+            lock(&place.asked).expected = None;
+        }
+    }
+
+    /// Where the bytes of a reply go.
+    pub(super) fn place(&self, number: u32, len_bytes: u64) -> Result<NonNull<u8>, FabricError> {
+        let place = self.places.get(number as usize).ok_or_else(|| unasked(number))?;
+        match lock(&place.asked).expected {
+            Some(Expected::Bytes { into, len_bytes: expected }) if expected == len_bytes => Ok(into),
+            _ => Err(unasked(number)),
+        }
+    }
+
+    /// The bytes are there.
+    pub(super) fn complete(&self, number: u32) {
+        let Some(place) = self.places.get(number as usize) else { return };
+        let mut asked = lock(&place.asked);
+        if asked.expected.take().is_some() {
+            place.line.publish(&place.watch, Turn::of_use(asked.uses - 1), 0, &[0; 1]);
+        }
+    }
+
+    /// A word has come.
+    pub(super) fn answer(&self, number: u32, word: u64) -> Result<(), FabricError> {
+        let place = self.places.get(number as usize).ok_or_else(|| unasked(number))?;
+        let mut asked = lock(&place.asked);
+        match asked.expected.take() {
+            Some(Expected::Word) => {
+                place.line.publish(&place.watch, Turn::of_use(asked.uses - 1), 0, &[word]);
+                Ok(())
+            }
+            other => {
+                asked.expected = other;
+                Err(unasked(number))
+            }
+        }
+    }
+}
+
+#[cold]
+fn unasked(number: u32) -> FabricError {
+    FabricError::Protocol(format!("a reply to request {number}, which was not made or not so"))
+}
+
+impl Request<'_> {
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Whether its connection is still the one that it was made for.
+    pub(super) fn is_open(&self) -> bool {
+        lock(&self.requests.places[self.number as usize].asked).expected.is_some()
+    }
+
+    /// What the reply publishes.
+    pub(super) fn line(&self) -> ((&Line, &Watch), Turn) {
+        let place = &self.requests.places[self.number as usize];
+        ((&place.line, &place.watch), self.turn)
+    }
+
+    /// The word that came.
+    pub(super) fn word(&self) -> u64 {
+        let (_, [word]) = self.line().0.0.read();
+        word
+    }
+}
+
+impl Drop for Request<'_> {
+    fn drop(&mut self) {
+        lock(&self.requests.places[self.number as usize].asked).expected = None;
+        lock(&self.requests.free).push(self.number);
+        self.requests.freed.notify_one();
+    }
+}

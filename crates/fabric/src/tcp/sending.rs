@@ -1,0 +1,288 @@
+//! The sending half: what is small is gathered, a line sends everything with one system call, and a sender that has to
+//! wait for room takes what arrives meanwhile.
+
+use std::io::{self, ErrorKind};
+use std::ptr::NonNull;
+use std::sync::{Arc, TryLockError};
+use std::time::Duration;
+
+use super::Endpoint;
+use super::frame::{Frame, HEADER_BYTES, shorten};
+use super::outbox::{Outbox, SMALL_BYTES};
+use super::replies::Reply;
+use super::stream::{Stream, Until};
+use crate::FabricError;
+use crate::line::{BODY_WORDS, Turn};
+use crate::sync::{MutexGuard, Ordering, fence, lock};
+
+/// How long a sender waits for room before it looks whether anything is acknowledged at all.
+const LOOK_AROUND: Duration = Duration::from_millis(250);
+/// How often, and how long each time, an end tries to tell its peer why it cuts it off.
+const FAREWELL_TRIES: u32 = 64;
+const FAREWELL_NAP: Duration = Duration::from_micros(200);
+
+/// What the sending thread holds. The outbox refers to borrowed memory only while its borrower is sending, or as
+/// [`Endpoint::push`](super::Endpoint::push) allows.
+pub(super) struct Sending {
+    pub(super) stream: Option<Arc<Stream>>,
+    pub(super) outbox: Outbox,
+}
+
+/// A line as a frame, with its body.
+pub(super) struct LineFrame<'body, const WORDS: usize> {
+    pub(super) key: u64,
+    pub(super) line: u64,
+    pub(super) watch: u64,
+    pub(super) turn: Turn,
+    pub(super) immediate: u32,
+    pub(super) body: &'body [u64; WORDS],
+}
+
+impl Endpoint {
+    /// The right to add to what is sent, while there is a connection.
+    #[inline]
+    pub(super) fn sending(&self) -> Result<MutexGuard<'_, Sending>, FabricError> {
+        let sending = lock(&self.sending);
+        if self.link.is_up() { Ok(sending) } else { Err(self.link.error()) }
+    }
+
+    /// Adds a frame and its payload; what is large is not copied.
+    ///
+    /// # Safety
+    /// The payload must be readable until it has been sent or the outbox cleared.
+    #[inline]
+    pub(super) unsafe fn add(
+        &self,
+        sending: &mut Sending,
+        frame: Frame,
+        payload: (NonNull<u8>, usize),
+    ) -> Result<(), FabricError> {
+        let (at, len) = payload;
+        let copied = if len <= SMALL_BYTES { len } else { 0 };
+        self.make_room(sending, HEADER_BYTES + copied)?;
+        sending.outbox.copy(&frame.encode());
+        if copied > 0 {
+            // SAFETY: the caller's duty.
+            unsafe { sending.outbox.copy_raw(at.as_ptr(), len) };
+        } else if len > 0 {
+            // SAFETY: the caller's duty.
+            unsafe { sending.outbox.refer(at, len) };
+        }
+        Ok(())
+    }
+
+    /// Adds a line and sends everything.
+    #[inline]
+    pub(super) fn send_line<const WORDS: usize>(
+        &self,
+        line: LineFrame<'_, WORDS>,
+    ) -> Result<(), FabricError> {
+        const { assert!(WORDS <= BODY_WORDS) };
+        let LineFrame { key, line, watch, turn, immediate, body } = line;
+        let frame = Frame::Line { key, line, watch, turn, immediate, words: WORDS as u8 };
+        let mut bytes = [[0; 8]; WORDS];
+        for (bytes, word) in bytes.iter_mut().zip(body) {
+            *bytes = word.to_le_bytes();
+        }
+        let mut sending = self.sending()?;
+        self.make_room(&mut sending, HEADER_BYTES + WORDS * 8)?;
+        sending.outbox.copy(&frame.encode());
+        sending.outbox.copy(bytes.as_flattened());
+        self.send_all(&mut sending)?;
+        self.leave(sending);
+        Ok(())
+    }
+
+    /// Sends everything that has been added so far.
+    pub(super) fn send_all(&self, sending: &mut Sending) -> Result<(), FabricError> {
+        let mark = sending.outbox.mark();
+        while !sending.outbox.has_sent(mark) {
+            match send_some(sending) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.take_meanwhile(sending),
+                Err(error) => self.send_failed(&error),
+            }
+            if !self.link.is_up() {
+                // What others have borrowed to it must not be looked at any more.
+                sending.outbox.clear();
+                return Err(self.link.error());
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a turn of sending: sends the replies that have been asked for meanwhile.
+    #[inline]
+    pub(super) fn leave(&self, sending: MutexGuard<'_, Sending>) {
+        let rest = !sending.outbox.is_empty() || has_unsent(&sending);
+        self.note_unsent(rest);
+        drop(sending);
+        if !self.replies.is_empty_now() || rest {
+            self.flush();
+            if self.is_unsent() && self.waiters.has_reader() {
+                self.link.wake();
+            }
+        }
+    }
+
+    /// Ends a turn that has only gathered.
+    #[inline]
+    pub(super) fn leave_gathered(&self, sending: MutexGuard<'_, Sending>) {
+        self.note_unsent(true);
+        drop(sending);
+        if !self.replies.is_empty_now() {
+            self.flush();
+        }
+    }
+
+    /// Sends what there is, replies included, as far as there is room. Says whether everything went. A sender at work
+    /// does it in its own time.
+    pub(super) fn flush(&self) -> bool {
+        loop {
+            fence(Ordering::SeqCst);
+            let mut sending = match self.sending.try_lock() {
+                Ok(sending) => sending,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return true,
+            };
+            let sent = self.flush_locked(&mut sending);
+            self.note_unsent(!sent);
+            drop(sending);
+            if !sent || self.replies.is_empty_now() {
+                self.link.want_room(!sent);
+                return sent;
+            }
+        }
+    }
+
+    /// Whether there is something that [`Endpoint::flush`] would send.
+    #[inline]
+    pub(super) fn is_unsent(&self) -> bool {
+        self.unsent.load(Ordering::Relaxed) == 1 || !self.replies.is_empty()
+    }
+
+    /// Notes whether something is gathered or on its way.
+    #[inline]
+    pub(super) fn note_unsent(&self, unsent: bool) {
+        self.unsent.store(u32::from(unsent), Ordering::Relaxed);
+    }
+
+    /// The last thing that the peer is told, after the connection's end, if a frame can begin now.
+    pub(super) fn say_why(&self, reason: &str) {
+        let Ok(mut sending) = self.sending.try_lock() else { return };
+        if !sending.outbox.is_between_frames() {
+            return;
+        }
+        let reason = shorten(reason);
+        sending.outbox.copy(&Frame::Cut { len_bytes: reason.len() as u32 }.encode());
+        sending.outbox.copy(reason.as_bytes());
+        for _ in 0..FAREWELL_TRIES {
+            let sent = send_some(&mut sending);
+            if sending.outbox.is_empty() && !has_unsent(&sending) {
+                break;
+            }
+            match (sent, &sending.stream) {
+                (Err(error), Some(stream)) if error.kind() == ErrorKind::WouldBlock => {
+                    stream.poll(Until::Writable, None, Some(FAREWELL_NAP));
+                }
+                (Ok(()), _) => {}
+                // A peer that does not take it will find the stream ended.
+                _ => break,
+            }
+        }
+        sending.outbox.clear();
+    }
+
+    fn flush_locked(&self, sending: &mut Sending) -> bool {
+        loop {
+            if !self.link.is_up() {
+                // Nobody is left to answer, and who sees replies waiting would come back for them for ever.
+                sending.outbox.clear();
+                self.replies.clear();
+                return true;
+            }
+            while sending.outbox.has_room(HEADER_BYTES + SMALL_BYTES)
+                && let Some(reply) = self.replies.pop()
+            {
+                self.add_reply(sending, reply);
+            }
+            if sending.outbox.is_empty() && !has_unsent(sending) {
+                return true;
+            }
+            match send_some(sending) {
+                Ok(()) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // The reader sees the end, and what the peer said before it.
+                Err(error) => {
+                    self.lost(&error);
+                }
+            }
+        }
+    }
+
+    /// There is room for it.
+    fn add_reply(&self, sending: &mut Sending, reply: Reply) {
+        match reply {
+            Reply::Word { request, before } => {
+                sending.outbox.copy(&Frame::AtomicReply { request, before }.encode());
+            }
+            Reply::Bytes { request, key, offset, len_bytes } => {
+                let Ok(from) = self.exposed.find(key, offset, len_bytes) else {
+                    self.fail("the key of a region expired while it was being read");
+                    return;
+                };
+                let len = len_bytes as usize;
+                sending.outbox.copy(&Frame::GetReply { request, len_bytes }.encode());
+                // SAFETY: a region stays mapped as long as `exposed`, which the endpoint holds.
+                unsafe {
+                    if len <= SMALL_BYTES {
+                        sending.outbox.copy_raw(from.as_ptr(), len);
+                    } else {
+                        sending.outbox.refer(from, len);
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn make_room(&self, sending: &mut Sending, gathered_bytes: usize) -> Result<(), FabricError> {
+        if sending.outbox.has_room(gathered_bytes) { Ok(()) } else { self.send_all(sending) }
+    }
+
+    /// Waits for room, and takes what arrives until there is some: the peer may be waiting for just that.
+    #[cold]
+    fn take_meanwhile(&self, sending: &Sending) {
+        let Some(stream) = &sending.stream else { return };
+        let polled = stream.poll(Until::ReadableOrWritable, None, Some(LOOK_AROUND));
+        if polled.readable {
+            // The replies that it asks for are sent when this thread leaves.
+            self.take_turn(lock(&self.receiving));
+        } else {
+            self.end_if_stalled(stream);
+        }
+    }
+
+    #[cold]
+    fn send_failed(&self, error: &io::Error) {
+        if error.kind() != ErrorKind::Interrupted {
+            self.take_last_words();
+            self.lost(error);
+        }
+    }
+}
+
+#[inline]
+fn send_some(sending: &mut Sending) -> io::Result<()> {
+    let Sending { stream, outbox } = sending;
+    match stream {
+        Some(stream) if outbox.is_empty() => stream.flush(),
+        Some(stream) => outbox.send(stream),
+        None => Err(ErrorKind::NotConnected.into()),
+    }
+}
+
+fn has_unsent(sending: &Sending) -> bool {
+    sending.stream.as_ref().is_some_and(|stream| stream.has_unsent())
+}

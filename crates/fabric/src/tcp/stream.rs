@@ -1,0 +1,269 @@
+//! What carries the bytes of a connection: a TCP socket, in the clear or encrypted, or, in tests, a simulated one.
+//! Nothing here ever waits except [`Stream::poll`] and a handshake.
+
+use std::io;
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::encrypted::Encrypted;
+use super::stalled::stalled;
+use crate::FabricError;
+use crate::sim::SimStream;
+use crate::tls::{Identity, TlsStream};
+
+/// What carries the bytes of a connection.
+pub struct Stream(Kind);
+
+enum Kind {
+    Plain(TcpStream),
+    Encrypted(Box<Encrypted>),
+    Sim(SimStream),
+}
+
+/// A stretch of memory, to be read or to be written.
+pub(super) type Part = libc::iovec;
+
+/// What a [`Stream::poll`] has seen.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Polled {
+    pub(super) readable: bool,
+    pub(super) woken: bool,
+}
+
+/// What a [`Stream::poll`] looks out for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Until {
+    Readable,
+    Writable,
+    ReadableOrWritable,
+}
+
+impl Stream {
+    /// Frames in the clear. The caller has [prepared](crate::tcp) the socket and knows who is at its other end.
+    pub fn plain(socket: TcpStream) -> Result<Stream, FabricError> {
+        socket.set_nodelay(true).map_err(|error| FabricError::system("TCP_NODELAY", error))?;
+        Ok(Stream(Kind::Plain(socket)))
+    }
+
+    /// Encrypted frames, after a handshake with the owner of this certificate (DER), within seconds.
+    pub fn encrypted_client(socket: TcpStream, certificate: &[u8]) -> Result<Stream, FabricError> {
+        Ok(Stream(Kind::Encrypted(Box::new(Encrypted::new(TlsStream::client(socket, certificate)?)))))
+    }
+
+    /// Encrypted frames, after a handshake with a client that knows this identity's certificate, within seconds.
+    pub fn encrypted_server(socket: TcpStream, identity: &Identity) -> Result<Stream, FabricError> {
+        Ok(Stream(Kind::Encrypted(Box::new(Encrypted::new(TlsStream::server(socket, identity)?)))))
+    }
+
+    /// One end of a simulated stream.
+    #[doc(hidden)]
+    pub fn sim(end: SimStream) -> Stream {
+        Stream(Kind::Sim(end))
+    }
+
+    /// Whether it is a simulated one.
+    pub(super) fn is_sim(&self) -> bool {
+        matches!(self.0, Kind::Sim(_))
+    }
+
+    /// Reads what is there into two stretches of memory, one after the other. `Ok(0)`: the peer has ended the stream.
+    ///
+    /// # Safety
+    /// Both must be writable.
+    #[inline]
+    pub(super) unsafe fn recv(&self, into: &[Part; 2]) -> io::Result<usize> {
+        match &self.0 {
+            // SAFETY: the caller's duty.
+            Kind::Plain(socket) => unsafe { recv(socket, into) },
+            // SAFETY: the caller's duty.
+            Kind::Encrypted(session) => unsafe { session.recv(into) },
+            // SAFETY: the caller's duty.
+            Kind::Sim(end) => unsafe { end.recv(into) },
+        }
+    }
+
+    /// Takes as much of these stretches of memory as there is room for.
+    ///
+    /// # Safety
+    /// All must be readable.
+    #[inline]
+    pub(super) unsafe fn send(&self, parts: &[Part]) -> io::Result<usize> {
+        match &self.0 {
+            // SAFETY: the caller's duty.
+            Kind::Plain(socket) => unsafe { send(socket, parts) },
+            // SAFETY: the caller's duty.
+            Kind::Encrypted(session) => unsafe { session.send(parts) },
+            // SAFETY: the caller's duty.
+            Kind::Sim(end) => unsafe { end.send(parts) },
+        }
+    }
+
+    /// Sends what was taken and is still on this side of the kernel.
+    #[inline]
+    pub(super) fn flush(&self) -> io::Result<()> {
+        match &self.0 {
+            Kind::Encrypted(session) => session.flush(),
+            Kind::Plain(_) | Kind::Sim(_) => Ok(()),
+        }
+    }
+
+    /// Whether [`Stream::flush`] has something to do.
+    #[inline]
+    pub(super) fn has_unsent(&self) -> bool {
+        matches!(&self.0, Kind::Encrypted(session) if session.has_unsent())
+    }
+
+    /// Whether something has arrived that no poll of its descriptor tells of.
+    #[inline]
+    pub(super) fn is_buffered(&self) -> bool {
+        matches!(&self.0, Kind::Encrypted(session) if session.is_buffered())
+    }
+
+    /// Sleeps until there is something to do, `wake` is readable, or the time is over. May return early.
+    pub(super) fn poll(
+        &self,
+        until: Until,
+        wake: Option<BorrowedFd<'_>>,
+        timeout: Option<Duration>,
+    ) -> Polled {
+        match &self.0 {
+            Kind::Encrypted(session) if session.is_buffered() => Polled { readable: true, woken: false },
+            Kind::Encrypted(session) => poll(session.socket.as_fd(), until, wake, timeout),
+            Kind::Plain(socket) => poll(socket.as_fd(), until, wake, timeout),
+            Kind::Sim(end) => {
+                end.wait(timeout);
+                Polled { readable: true, woken: true }
+            }
+        }
+    }
+
+    /// Why what was sent will not arrive, if that is so.
+    #[cold]
+    pub(super) fn stalled(&self) -> Option<String> {
+        match &self.0 {
+            Kind::Plain(socket) => stalled(socket),
+            Kind::Encrypted(session) => stalled(&session.socket),
+            Kind::Sim(_) => None,
+        }
+    }
+
+    /// Ends the stream in one direction or in both. What sleeps on it wakes.
+    pub(super) fn shutdown(&self, how: Shutdown) {
+        match &self.0 {
+            // A socket that the peer has ended already needs no more.
+            Kind::Plain(socket) => drop(socket.shutdown(how)),
+            Kind::Encrypted(session) => drop(session.socket.shutdown(how)),
+            Kind::Sim(end) => end.shutdown(how),
+        }
+    }
+
+    /// What to poll for its readiness, if it has a descriptor.
+    pub(super) fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.0 {
+            Kind::Plain(socket) => Some(socket.as_fd()),
+            Kind::Encrypted(session) => Some(session.socket.as_fd()),
+            Kind::Sim(_) => None,
+        }
+    }
+}
+
+/// Bytes that are read and thrown away at the end of a stream, at most. A socket that is closed before it has been read
+/// tells its peer so at once, and what was sent last, the reason of the end, is lost on the way.
+const MAX_DISCARDED_BYTES: usize = 4 << 20;
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let socket = match &self.0 {
+            Kind::Plain(socket) => socket,
+            Kind::Encrypted(session) => {
+                session.close();
+                &*session.socket
+            }
+            Kind::Sim(_) => return,
+        };
+        let _ = socket.shutdown(Shutdown::Write);
+        let mut discarded = 0;
+        let mut bytes = [0; 16 << 10];
+        let flags = rustix::net::RecvFlags::DONTWAIT;
+        while discarded < MAX_DISCARDED_BYTES {
+            match rustix::net::recv(socket, &mut bytes, flags) {
+                Ok((len, _)) if len > 0 => discarded += len,
+                _ => return,
+            }
+        }
+    }
+}
+
+/// # Safety
+/// Both parts must be writable.
+#[inline]
+unsafe fn recv(socket: &TcpStream, into: &[Part; 2]) -> io::Result<usize> {
+    let fd = socket.as_raw_fd();
+    let received = if into[0].iov_len == 0 {
+        // SAFETY: the caller's duty.
+        unsafe { libc::recv(fd, into[1].iov_base, into[1].iov_len, libc::MSG_DONTWAIT) }
+    } else {
+        // The kernel does not write the list.
+        let mut message = message(into);
+        // SAFETY: the caller's duty; the message outlives the call.
+        unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) }
+    };
+    usize::try_from(received).map_err(|_| io::Error::last_os_error())
+}
+
+/// # Safety
+/// All parts must be readable.
+#[inline]
+unsafe fn send(socket: &TcpStream, parts: &[Part]) -> io::Result<usize> {
+    const FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let fd = socket.as_raw_fd();
+    let sent = match parts {
+        // SAFETY: the caller's duty.
+        [part] => unsafe { libc::send(fd, part.iov_base, part.iov_len, FLAGS) },
+        parts => {
+            let message = message(parts);
+            // SAFETY: the caller's duty; the message outlives the call.
+            unsafe { libc::sendmsg(fd, &raw const message, FLAGS) }
+        }
+    };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+fn message(parts: &[Part]) -> libc::msghdr {
+    // SAFETY: all fields are integers or pointers, for which zero is a value.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = parts.as_ptr().cast_mut();
+    message.msg_iovlen = parts.len() as _;
+    message
+}
+
+fn poll(
+    socket: BorrowedFd<'_>,
+    until: Until,
+    wake: Option<BorrowedFd<'_>>,
+    timeout: Option<Duration>,
+) -> Polled {
+    let events = match until {
+        Until::Readable => PollFlags::IN,
+        Until::Writable => PollFlags::OUT,
+        Until::ReadableOrWritable => PollFlags::IN | PollFlags::OUT,
+    };
+    let socket = PollFd::from_borrowed_fd(socket, events);
+    let mut fds = [socket.clone(), wake.map_or(socket, |wake| PollFd::from_borrowed_fd(wake, PollFlags::IN))];
+    let count = 1 + usize::from(wake.is_some());
+    let timeout = timeout.map(|limit| Timespec {
+        tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(limit.subsec_nanos()),
+    });
+    // A signal is an early return.
+    match rustix::event::poll(&mut fds[..count], timeout.as_ref()) {
+        Ok(_) => Polled {
+            readable: fds[0].revents().intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR),
+            woken: wake.is_some() && !fds[1].revents().is_empty(),
+        },
+        Err(_) => Polled::default(),
+    }
+}

@@ -1,0 +1,150 @@
+//! One step of a TLS session: what rustls says is to be done, done.
+
+use rustls::Error as TlsError;
+use rustls::client::UnbufferedClientConnection;
+use rustls::server::UnbufferedServerConnection;
+use rustls::unbuffered::{ConnectionState, UnbufferedStatus, WriteTraffic};
+
+use super::buffer::Buffer;
+use super::parts::Plaintext;
+
+/// Of one record.
+pub(super) const PLAIN_BYTES: usize = 16 * 1024;
+/// What a record has beside its plaintext: its header, type and tag, and a change of keys before it.
+pub(super) const RECORD_OVERHEAD_BYTES: usize = 64;
+/// Room for less than this is none: many small records cost more than waiting.
+pub(super) const LEAST_ROOM_BYTES: usize = 1024;
+/// Ciphertext that has not been sent: little enough for a core's own cache.
+pub(super) const OUTGOING_BYTES: usize = 128 * 1024;
+
+/// Either end's.
+pub(super) enum Session {
+    Client(Box<UnbufferedClientConnection>),
+    Server(Box<UnbufferedServerConnection>),
+}
+
+/// What the TLS session is at.
+pub(super) enum Step {
+    /// There may be more to do.
+    Again,
+    /// Nothing more without bytes of the peer; not even sending.
+    Blocked,
+    /// Nothing more without bytes of the peer.
+    Open,
+    /// The peer has said its last.
+    Ended,
+}
+
+impl Session {
+    /// Says how much ciphertext was used, and what follows.
+    pub(super) fn step(
+        &mut self,
+        ciphertext: &mut [u8],
+        work: &mut Work<'_, '_, '_>,
+    ) -> (usize, Result<Step, TlsError>) {
+        match self {
+            Session::Client(session) => work.on(session.process_tls_records(ciphertext)),
+            Session::Server(session) => work.on(session.process_tls_records(ciphertext)),
+        }
+    }
+
+    pub(super) fn is_handshaking(&self) -> bool {
+        match self {
+            Session::Client(session) => session.is_handshaking(),
+            Session::Server(session) => session.is_handshaking(),
+        }
+    }
+}
+
+/// What is to be done where the session can send.
+pub(super) enum Job<'a, 'p> {
+    None,
+    Encrypt(&'a mut (dyn Plaintext + 'p)),
+    Close,
+}
+
+/// Where plaintext goes first.
+pub(super) struct Sink<'a> {
+    pub(super) left: usize,
+    pub(super) put: &'a mut dyn FnMut(&[u8]),
+}
+
+impl Sink<'_> {
+    /// Says how much of them it has taken.
+    pub(super) fn take(&mut self, bytes: &[u8]) -> usize {
+        let taken = bytes.len().min(self.left);
+        if taken > 0 {
+            (self.put)(&bytes[..taken]);
+            self.left -= taken;
+        }
+        taken
+    }
+}
+
+/// What a step of the session works on.
+pub(super) struct Work<'a, 'b, 'p> {
+    pub(super) sink: &'a mut Sink<'b>,
+    pub(super) plain: &'a mut Vec<u8>,
+    pub(super) outgoing: &'a mut Buffer,
+    pub(super) record: &'a mut Vec<u8>,
+    pub(super) job: Job<'a, 'p>,
+}
+
+impl Work<'_, '_, '_> {
+    fn on<Data>(&mut self, status: UnbufferedStatus<'_, '_, Data>) -> (usize, Result<Step, TlsError>) {
+        let UnbufferedStatus { mut discard, state } = status;
+        let step = state.and_then(|state| match state {
+            ConnectionState::ReadTraffic(mut traffic) => {
+                while let Some(record) = traffic.next_record() {
+                    let record = record?;
+                    discard += record.discard;
+                    self.keep(record.payload);
+                }
+                Ok(Step::Again)
+            }
+            ConnectionState::EncodeTlsData(mut data) => {
+                let encoded = data.encode(self.outgoing.space()).map_err(too_much)?;
+                self.outgoing.end += encoded;
+                Ok(Step::Again)
+            }
+            ConnectionState::TransmitTlsData(data) => {
+                data.done();
+                Ok(Step::Again)
+            }
+            ConnectionState::WriteTraffic(traffic) => self.write(traffic),
+            ConnectionState::BlockedHandshake => Ok(Step::Blocked),
+            ConnectionState::PeerClosed | ConnectionState::Closed => Ok(Step::Ended),
+            _ => Err(TlsError::General("a state that is not used here".into())),
+        });
+        (discard, step)
+    }
+
+    fn keep(&mut self, payload: &[u8]) {
+        let taken = self.sink.take(payload);
+        self.plain.extend_from_slice(&payload[taken..]);
+    }
+
+    fn write<Data>(&mut self, mut traffic: WriteTraffic<'_, Data>) -> Result<Step, TlsError> {
+        match &mut self.job {
+            Job::None => {}
+            Job::Close => {
+                let written = traffic.queue_close_notify(self.outgoing.space()).map_err(too_much)?;
+                self.outgoing.end += written;
+            }
+            Job::Encrypt(source) => {
+                let room = |outgoing: &Buffer| OUTGOING_BYTES.saturating_sub(outgoing.filled().len());
+                while source.left() > 0 && room(self.outgoing) >= LEAST_ROOM_BYTES {
+                    let most = PLAIN_BYTES.min(room(self.outgoing) - RECORD_OVERHEAD_BYTES);
+                    let plaintext = source.next(most, self.record);
+                    let written = traffic.encrypt(plaintext, self.outgoing.space()).map_err(too_much)?;
+                    self.outgoing.end += written;
+                }
+            }
+        }
+        Ok(Step::Open)
+    }
+}
+
+fn too_much(error: impl std::fmt::Display) -> TlsError {
+    TlsError::General(format!("a TLS message has no place: {error}"))
+}

@@ -1,0 +1,154 @@
+//! Who reads a connection when several threads wait on it.
+//!
+//! What arrives for all of them comes through one stream. One waiter is the *reader*: it sleeps in the kernel beside
+//! the stream, and takes what arrives, for everybody. The others sleep on the watches of their lines. A reader that
+//! leaves pokes one sleeper, which becomes the next; a sleeper that leaves for a reason of its own while nobody reads
+//! passes the poke on. So as long as anybody waits, somebody reads or is on the way to. loom checks this.
+
+use std::ptr::NonNull;
+
+use crate::line::Watch;
+use crate::sync::{AtomicU32, Mutex, Ordering, fence, lock};
+
+/// Sleepers that are noted without an allocation.
+const USUAL_SLEEPERS: usize = 64;
+
+/// The waiters of one connection.
+pub(crate) struct Waiters {
+    sleepers: Mutex<Vec<Place>>,
+    /// 1 while there is a reader. Set by whoever becomes it, by compare-and-swap; cleared by it. SeqCst both: a reader
+    /// says that it is one before it looks at what might have happened, and others look after something has.
+    reading: AtomicU32,
+}
+
+/// The watch of a sleeper, which stays where it is as long as its [`Sleeper`] lives.
+#[derive(PartialEq, Eq)]
+struct Place(NonNull<Watch>);
+
+// SAFETY: a watch is an atomic word; the place is used under the lock, and its owner takes it out before it goes.
+unsafe impl Send for Place {}
+
+/// The right to read, and the duty to pass it on.
+pub(crate) struct Reader<'waiters>(&'waiters Waiters);
+
+/// A note of where a waiter sleeps.
+pub(crate) struct Sleeper<'waiters, 'watch> {
+    waiters: &'waiters Waiters,
+    watch: &'watch Watch,
+}
+
+impl Waiters {
+    pub(crate) fn new() -> Waiters {
+        Waiters { sleepers: Mutex::new(Vec::with_capacity(USUAL_SLEEPERS)), reading: AtomicU32::new(0) }
+    }
+
+    /// Becomes the reader, if there is none.
+    pub(crate) fn read(&self) -> Option<Reader<'_>> {
+        let free = self.reading.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        free.ok().map(|_| Reader(self))
+    }
+
+    /// Notes that the caller is about to sleep on this watch. It must sleep only while there [is a
+    /// reader](Waiters::has_reader), and look at that between its note and its sleep.
+    pub(crate) fn sleep<'watch>(&self, watch: &'watch Watch) -> Sleeper<'_, 'watch> {
+        lock(&self.sleepers).push(Place(NonNull::from(watch)));
+        Sleeper { waiters: self, watch }
+    }
+
+    /// Whether somebody reads.
+    pub(crate) fn has_reader(&self) -> bool {
+        self.reading.load(Ordering::SeqCst) == 1
+    }
+
+    /// Makes every sleeper look again.
+    pub(crate) fn poke_all(&self) {
+        for place in lock(&self.sleepers).iter() {
+            // SAFETY: the sleeper takes its place out under the lock before its watch can go.
+            unsafe { place.0.as_ref() }.poke();
+        }
+    }
+
+    fn poke_one(&self) {
+        if let Some(place) = lock(&self.sleepers).first() {
+            // SAFETY: as above.
+            unsafe { place.0.as_ref() }.poke();
+        }
+    }
+}
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        self.0.reading.store(0, Ordering::SeqCst);
+        self.0.poke_one();
+    }
+}
+
+impl Drop for Sleeper<'_, '_> {
+    fn drop(&mut self) {
+        let place = Place(NonNull::from(self.watch));
+        let mut sleepers = lock(&self.waiters.sleepers);
+        if let Some(index) = sleepers.iter().position(|other| *other == place) {
+            sleepers.swap_remove(index);
+        }
+        drop(sleepers);
+        if !self.waiters.has_reader() {
+            self.waiters.poke_one();
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(loom)]
+mod tests {
+    use super::*;
+    use crate::line::{Line, Turn};
+    use loom::sync::Arc;
+    use loom::thread;
+
+    /// What two threads wait for, and the count of what has arrived: the reader's stream.
+    struct Model {
+        lines: [(Line, Watch); 2],
+        arrived: AtomicU32,
+        waiters: Waiters,
+    }
+
+    impl Model {
+        fn wait(&self, own: usize) {
+            let (line, watch) = &self.lines[own];
+            while !line.is(Turn::of_use(0)) {
+                if let Some(_reader) = self.waiters.read() {
+                    // Takes one message, whosever it is, unless its own has come meanwhile.
+                    if !line.is(Turn::of_use(0)) {
+                        let number = self.arrived.fetch_add(1, Ordering::AcqRel) as usize;
+                        let (line, watch) = &self.lines[number];
+                        line.publish(watch, Turn::of_use(0), 0, &[0; 1]);
+                    }
+                } else {
+                    let _sleeper = self.waiters.sleep(watch);
+                    line.wait(watch, Turn::of_use(0), None, || !self.waiters.has_reader());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn somebody_reads_as_long_as_anybody_waits() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let model = Arc::new(Model {
+                lines: std::array::from_fn(|_| (Line::default(), Watch::default())),
+                arrived: AtomicU32::new(0),
+                waiters: Waiters::new(),
+            });
+            let other = {
+                let model = model.clone();
+                thread::spawn(move || model.wait(0))
+            };
+            model.wait(1);
+            other.join().unwrap();
+            assert_eq!(model.arrived.load(Ordering::Acquire), 2);
+        });
+    }
+}

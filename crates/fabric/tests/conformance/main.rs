@@ -1,0 +1,12 @@
+//! What every provider must do, written once and run over all of them.
+
+#![allow(clippy::unwrap_used, unsafe_code)]
+
+mod ends;
+mod libfabric;
+mod operations;
+mod pairs;
+mod passive;
+mod refusals;
+mod threads;
+mod transfers;

@@ -1,0 +1,288 @@
+//! Two ends of a connection, for each provider. A new provider gets one function here.
+
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::event::{EventfdFlags, eventfd};
+use sublet_fabric::exposed::{Exposed, OWN};
+use sublet_fabric::line::{LINE_BYTES, Line, Turn, Watch};
+use sublet_fabric::region::Region;
+use sublet_fabric::sim::{Faults, Side, Sim};
+use sublet_fabric::tcp::{self, Progress, Stream};
+use sublet_fabric::tls::Identity;
+use sublet_fabric::window::{Address, LineAddress, Window};
+use sublet_fabric::{Endpoint, FabricError, ofi, shm};
+
+use crate::libfabric::{self, Waiter};
+
+/// The region that tests write to.
+pub const REGION: u32 = 3;
+pub const LEN: u64 = 1 << 20;
+/// Where the watch of all lines is: in the region's last page.
+pub const WATCH: u64 = LEN - 4096;
+/// Numbers of regions, and the size of the largest.
+const REGIONS: u32 = 8;
+
+/// What carries a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carrier {
+    Shm,
+    /// Frames in the clear on a loopback socket.
+    Tcp,
+    /// Encrypted frames on a loopback socket.
+    Tls,
+    /// The same on a simulated stream, with the mischief of a seed.
+    Sim(u64),
+    /// A provider of libfabric: see [`crate::libfabric`].
+    Ofi,
+}
+
+/// All that there are.
+pub const CARRIERS: &[Carrier] = &[
+    Carrier::Shm,
+    Carrier::Tcp,
+    Carrier::Tls,
+    Carrier::Sim(1),
+    Carrier::Sim(2),
+    Carrier::Sim(3),
+    Carrier::Ofi,
+];
+/// Those between nodes, on which a connection can be lost.
+pub const NETWORKS: &[Carrier] = &[Carrier::Tcp, Carrier::Tls, Carrier::Sim(4), Carrier::Sim(5)];
+
+/// An end, and the memory of the other side, which it reaches as region 3.
+pub struct Pair {
+    pub end: Endpoint,
+    pub passive: Passive,
+    pub target: Region,
+    pub bell: OwnedFd,
+    /// Serves the passive end, where something must. Dropped after it.
+    _progress: Option<Progress>,
+    _waiter: Option<Waiter>,
+}
+
+/// The other end, whose owner may wait on it or do nothing at all.
+pub enum Passive {
+    /// It only waits; what it waits for is written by the other side.
+    Shm,
+    Stream(Arc<tcp::Endpoint>),
+    Ofi(Arc<ofi::Endpoint>, Arc<Exposed>),
+}
+
+impl Passive {
+    pub fn wait(
+        &self,
+        line: (&Line, &Watch),
+        turn: Turn,
+        deadline: Option<Instant>,
+        give_up: impl FnMut() -> bool,
+    ) -> bool {
+        match self {
+            Passive::Shm => line.0.wait(line.1, turn, deadline, give_up),
+            Passive::Stream(end) => end.wait(line, turn, deadline, give_up),
+            Passive::Ofi(end, _) => end.wait(line, turn, deadline, give_up),
+        }
+    }
+
+    pub fn poke(&self, watch: &Watch) {
+        match self {
+            Passive::Shm => watch.poke(),
+            Passive::Stream(end) => end.poke(watch),
+            Passive::Ofi(end, _) => end.poke(watch),
+        }
+    }
+
+    pub fn stream(&self) -> &Arc<tcp::Endpoint> {
+        match self {
+            Passive::Stream(end) => end,
+            Passive::Shm | Passive::Ofi(..) => panic!("it has no stream"),
+        }
+    }
+}
+
+pub fn pair(carrier: Carrier) -> Pair {
+    let target = Region::create("target", LEN).unwrap();
+    let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+    let their_bell = bell.try_clone().unwrap();
+    let mut waiter = None;
+    let (end, passive, progress) = match carrier {
+        Carrier::Shm => (shm_end(their_bell), Passive::Shm, None),
+        Carrier::Tcp | Carrier::Tls => {
+            let (ours, theirs) = stream_ends(Some(their_bell));
+            let (left, right) = if carrier == Carrier::Tcp { plain() } else { encrypted() };
+            connect((&ours, left), (&theirs, right));
+            let progress = Progress::start().unwrap();
+            progress.serve(theirs.clone()).unwrap();
+            (Endpoint::Tcp(ours), Passive::Stream(theirs), Some(progress))
+        }
+        Carrier::Sim(seed) => {
+            let (ours, theirs) = simulated(Faults::of_seed(seed), Some(their_bell));
+            (Endpoint::Tcp(ours), Passive::Stream(theirs), None)
+        }
+        Carrier::Ofi => {
+            let (ours, passive, serves) = libfabric::ends(their_bell);
+            waiter = Some(serves);
+            (Endpoint::Ofi(ours), passive, None)
+        }
+    };
+    let pair = Pair { end, passive, target, bell, _progress: progress, _waiter: waiter };
+    pair.register(REGION, &pair.target).unwrap();
+    pair
+}
+
+fn shm_end(bell: OwnedFd) -> Endpoint {
+    Endpoint::Shm(shm::Endpoint::new(Window::reserve(REGIONS, LEN).unwrap(), Some(bell)))
+}
+
+/// Two stream ends without a connection; the second rings the bell.
+pub fn stream_ends(bell: Option<OwnedFd>) -> (tcp::Endpoint, Arc<tcp::Endpoint>) {
+    (Node::new(LEN).end(None), Arc::new(Node::new(LEN).end(bell)))
+}
+
+/// One side of a connection: its own region, and what may be reached of it.
+pub struct Node {
+    pub own: Region,
+    pub exposed: Arc<Exposed>,
+}
+
+impl Node {
+    pub fn new(own_bytes: u64) -> Node {
+        let own = Region::create("own", own_bytes).unwrap();
+        let window = Arc::new(Window::reserve(REGIONS, LEN).unwrap());
+        let exposed = Arc::new(Exposed::new(&own, window, REGIONS).unwrap());
+        Node { own, exposed }
+    }
+
+    /// An end without a connection.
+    pub fn end(&self, bell: Option<OwnedFd>) -> tcp::Endpoint {
+        tcp::Endpoint::new(self.exposed.clone(), bell)
+    }
+
+    /// A line of its own region, and the watch behind it.
+    pub fn line(&self, offset: u64) -> (&Line, &Watch) {
+        (self.own.view(offset).unwrap(), self.own.view(offset + LINE_BYTES).unwrap())
+    }
+}
+
+/// A line of the peer's own region, and the watch behind it.
+pub fn own_line(offset: u64) -> LineAddress {
+    LineAddress { region: OWN, line: offset, watch: offset + LINE_BYTES }
+}
+
+pub fn own_at(offset: u64) -> Address {
+    Address { region: OWN, offset }
+}
+
+/// Two ends that reach each other's own regions, over this stream.
+pub fn meet(left: (&Node, Stream), right: (&Node, Stream)) -> (tcp::Endpoint, tcp::Endpoint) {
+    let ends = (left.0.end(None), right.0.end(None));
+    connect((&ends.0, left.1), (&ends.1, right.1));
+    introduce(&ends.0, &ends.1);
+    ends
+}
+
+/// Each learns how the other's own region is reached.
+pub fn introduce(left: &tcp::Endpoint, right: &tcp::Endpoint) {
+    left.reach(OWN, right.expose(OWN).unwrap()).unwrap();
+    right.reach(OWN, left.expose(OWN).unwrap()).unwrap();
+}
+
+/// Two ends of a simulated stream; the second does its part whenever the first waits.
+pub fn simulated(faults: Faults, bell: Option<OwnedFd>) -> (tcp::Endpoint, Arc<tcp::Endpoint>) {
+    let (ours, theirs) = stream_ends(bell);
+    let (sim, left, right) = Sim::pair(faults);
+    connect((&ours, Stream::sim(left)), (&theirs, Stream::sim(right)));
+    let weak = Arc::downgrade(&theirs);
+    sim.on_wait(Side::Right, move || {
+        if let Some(theirs) = weak.upgrade() {
+            // That it is down is for the test to find.
+            let _ = theirs.progress();
+        }
+    });
+    (ours, theirs)
+}
+
+pub fn connect(ours: (&tcp::Endpoint, Stream), theirs: (&tcp::Endpoint, Stream)) {
+    ours.0.connect(ours.1).unwrap();
+    theirs.0.connect(theirs.1).unwrap();
+}
+
+/// Two ends of a connection over loopback.
+pub fn sockets() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let left = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (left, listener.accept().unwrap().0)
+}
+
+/// The two ends of a stream in the clear.
+pub fn plain() -> (Stream, Stream) {
+    let (left, right) = sockets();
+    (Stream::plain(left).unwrap(), Stream::plain(right).unwrap())
+}
+
+/// The two ends of an encrypted stream.
+pub fn encrypted() -> (Stream, Stream) {
+    let (left, right) = sockets();
+    let identity = Identity::generate("conformance").unwrap();
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| Stream::encrypted_server(right, &identity).unwrap());
+        (Stream::encrypted_client(left, &identity.certificate).unwrap(), server.join().unwrap())
+    })
+}
+
+impl Pair {
+    /// Makes memory of the other side reachable under a number.
+    pub fn register(&self, number: u32, memory: &Region) -> Result<(), FabricError> {
+        self.register_as(number, memory, memory.len_bytes())
+    }
+
+    /// The same, with a size that may not be the memory's.
+    pub fn register_as(&self, number: u32, memory: &Region, len_bytes: u64) -> Result<(), FabricError> {
+        match (&self.end, &self.passive) {
+            (Endpoint::Shm(end), _) => end.register(number, memory.fd(), len_bytes),
+            (Endpoint::Tcp(end), Passive::Stream(theirs)) => {
+                theirs.exposed().others().map(number, memory.fd().as_fd(), len_bytes)?;
+                end.reach(number, theirs.expose(number)?)
+            }
+            (Endpoint::Ofi(end), Passive::Ofi(theirs, exposed)) => {
+                exposed.others().map(number, memory.fd().as_fd(), len_bytes)?;
+                end.reach(number, theirs.expose(number)?)
+            }
+            _ => panic!("the ends of a pair have the same provider"),
+        }
+    }
+
+    pub fn line(&self, offset: u64) -> (&Line, &Watch) {
+        (self.target.view(offset).unwrap(), self.target.view(WATCH).unwrap())
+    }
+}
+
+pub fn at(offset: u64) -> Address {
+    Address { region: REGION, offset }
+}
+
+pub fn line_at(offset: u64) -> LineAddress {
+    LineAddress { region: REGION, line: offset, watch: WATCH }
+}
+
+/// Runs a test for each of these.
+pub fn over(carriers: &[Carrier], test: impl Fn(Pair)) {
+    for &carrier in carriers {
+        if let Some(reason) = unavailable(carrier) {
+            println!("skipped over {carrier:?}: {reason}");
+            continue;
+        }
+        println!("over {carrier:?}");
+        test(pair(carrier));
+    }
+}
+
+/// Why this machine cannot try a carrier, if it cannot.
+pub fn unavailable(carrier: Carrier) -> Option<String> {
+    match carrier {
+        Carrier::Ofi => ofi::providers().err().map(|error| error.to_string()),
+        _ => None,
+    }
+}

@@ -1,0 +1,364 @@
+//! What is special about the ofi provider; what every provider must do is in conformance.rs.
+
+#![allow(clippy::unwrap_used, unsafe_code)]
+
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use sublet_fabric::exposed::{Exposed, OWN};
+use sublet_fabric::line::{Line, Turn, Watch};
+use sublet_fabric::ofi::{Endpoint, Network};
+use sublet_fabric::region::Region;
+use sublet_fabric::window::{Address, LineAddress, Window};
+use sublet_fabric::{FabricError, ofi};
+
+const OWN_BYTES: u64 = 1 << 16;
+const SHARED: u32 = 1;
+const SHARED_BYTES: u64 = 64 << 20;
+const WATCH: u64 = OWN_BYTES - 4096;
+
+/// One side: its memory and its end.
+struct Side {
+    own: Region,
+    exposed: Arc<Exposed>,
+    end: Endpoint,
+}
+
+impl Side {
+    fn new() -> Side {
+        let own = Region::create("own", OWN_BYTES).unwrap();
+        let window = Arc::new(Window::reserve(4, SHARED_BYTES).unwrap());
+        let shared = Region::create("shared", SHARED_BYTES).unwrap();
+        window.map(SHARED, shared.fd().as_fd(), SHARED_BYTES).unwrap();
+        let exposed = Arc::new(Exposed::new(&own, window, 4).unwrap());
+        Side { own, end: Endpoint::new(exposed.clone(), None), exposed }
+    }
+
+    fn line(&self, offset: u64) -> (&Line, &Watch) {
+        (self.own.view(offset).unwrap(), self.own.view(WATCH).unwrap())
+    }
+
+    fn shared(&self, offset: u64, len: u64) -> NonNull<u8> {
+        self.exposed.pointer(Address { region: SHARED, offset }, len).unwrap()
+    }
+
+    fn shared_bytes(&self, offset: u64, len: usize) -> Vec<u8> {
+        let from = self.shared(offset, len as u64);
+        let mut bytes = vec![0; len];
+        // SAFETY: inside of the region.
+        unsafe { std::ptr::copy(from.as_ptr(), bytes.as_mut_ptr(), len) };
+        bytes
+    }
+}
+
+/// The providers that are tried: two kinds of endpoints without hardware, or the one that is named.
+fn networks() -> Vec<Network> {
+    let named = std::env::var("SUBLET_CONFORMANCE_OFI").ok();
+    let names: Vec<&str> = named.as_deref().map_or(vec!["tcp;ofi_rxm", "tcp"], |name| vec![name]);
+    let toward = std::env::var("SUBLET_CONFORMANCE_OFI_TOWARD").unwrap_or("127.0.0.1".into());
+    names.into_iter().map(|name| Network::of(name).toward(toward.parse().unwrap())).collect()
+}
+
+fn over_all(test: impl Fn(Side, Side)) {
+    if let Err(error) = ofi::providers() {
+        eprintln!("skipped: {error}");
+        return;
+    }
+    for network in networks() {
+        eprintln!("over {}", network.provider);
+        let (one, other) = connected(&network);
+        test(one, other);
+    }
+}
+
+fn connected(network: &Network) -> (Side, Side) {
+    let sides = (Side::new(), Side::new());
+    connect(network, &sides.0, &sides.1);
+    sides
+}
+
+fn connect(network: &Network, one: &Side, other: &Side) {
+    let contact = one.end.open(network).unwrap();
+    let answer = other.end.accept(network, &contact).unwrap();
+    served(other, || one.end.connect(&answer).unwrap());
+    for region in [OWN, SHARED] {
+        one.end.reach(region, other.end.expose(region).unwrap()).unwrap();
+        other.end.reach(region, one.end.expose(region).unwrap()).unwrap();
+    }
+}
+
+/// Makes progress at a side while something is done at the other.
+fn served<T>(side: &Side, act: impl FnOnce() -> T) -> T {
+    /// Even where `act` panics.
+    struct Done<'a>(&'a AtomicBool);
+    impl Drop for Done<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let never = Turn::of_use(u64::from(u32::MAX) - 1);
+            while !done.load(Ordering::SeqCst) && side.end.down().is_none() {
+                side.end.wait(side.line(1024), never, None, || done.load(Ordering::SeqCst));
+            }
+        });
+        let _done = Done(&done);
+        act()
+    })
+}
+
+fn line_at(line: u64) -> LineAddress {
+    LineAddress { region: OWN, line, watch: WATCH }
+}
+
+fn spin_until(side: &Side, line: (&Line, &Watch), turn: Turn) {
+    while !side.end.spin(line, turn, 256) {
+        assert_eq!(side.end.down(), None);
+    }
+}
+
+#[test]
+fn lines_go_both_ways_hot_with_what_was_put_before_them() {
+    over_all(|client, worker| {
+        const CALLS: u64 = 1_000;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for n in 0..CALLS {
+                    spin_until(&worker, worker.line(0), Turn::of_use(n));
+                    let put = worker.own.view::<AtomicU64>(8192).unwrap().load(Ordering::Relaxed);
+                    assert_eq!((worker.line(0).0.read::<3>(), put), ((n as u32, [n, n + 1, 7]), n * 3));
+                    worker.end.put_imm(line_at(64), Turn::of_use(n), 1, &[n]).unwrap();
+                }
+            });
+            for n in 0..CALLS {
+                let payload = (n * 3).to_ne_bytes();
+                client.end.put(Address { region: OWN, offset: 8192 }, &payload).unwrap();
+                client.end.put_imm(line_at(0), Turn::of_use(n), n as u32, &[n, n + 1, 7]).unwrap();
+                spin_until(&client, client.line(64), Turn::of_use(n));
+                assert_eq!(client.line(64).0.read::<1>().1, [n]);
+            }
+        });
+    });
+}
+
+#[test]
+fn many_lines_one_way_wait_for_room_and_none_is_lost() {
+    over_all(|client, worker| {
+        const LINES: u64 = 5_000;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for n in 0..LINES {
+                    client.end.put_imm(line_at((n % 8) * 64), Turn::of_use(n), n as u32, &[n]).unwrap();
+                    // A reader that has seen a line lets the place be used again, by a word of the writer's.
+                    while n + 1 >= worker.own.view::<AtomicU64>(4096).unwrap().load(Ordering::Acquire) + 8 {
+                        std::hint::spin_loop();
+                    }
+                }
+            });
+            for n in 0..LINES {
+                let line = worker.line((n % 8) * 64);
+                assert!(worker.end.wait(line, Turn::of_use(n), None, || false));
+                assert_eq!(line.0.read::<1>(), (n as u32, [n]));
+                worker.own.view::<AtomicU64>(4096).unwrap().store(n + 1, Ordering::Release);
+            }
+        });
+    });
+}
+
+#[test]
+fn pushes_of_any_size_are_there_when_the_line_is() {
+    over_all(|client, worker| {
+        for (n, len) in [0, 1, 63, 4096, 8000, 8192, 70_001, 1 << 20, (48 << 20) + 5].into_iter().enumerate()
+        {
+            let turn = Turn::of_use(n as u64);
+            for (from, to) in [(&client, &worker), (&worker, &client)] {
+                let fill: Vec<u8> = (0..len).map(|at| (at * 7 + len + n as u64) as u8).collect();
+                // SAFETY: inside of the region.
+                unsafe { std::ptr::copy(fill.as_ptr(), from.shared(3, len).as_ptr(), fill.len()) };
+                std::thread::scope(|scope| {
+                    scope.spawn(|| {
+                        let to = Address { region: SHARED, offset: 3 };
+                        // SAFETY: readable, and nobody writes there until the line was taken.
+                        unsafe { from.end.push(to, from.shared(3, len), len).unwrap() };
+                        from.end.put_imm(line_at(0), turn, 0, &[len]).unwrap();
+                    });
+                    assert!(to.end.wait(to.line(0), turn, None, || false), "{:?}", to.end.down());
+                });
+                assert!(to.shared_bytes(3, fill.len()) == fill, "{len} bytes");
+            }
+        }
+    });
+}
+
+#[test]
+fn what_is_put_can_be_got_wherever_the_bytes_lie() {
+    over_all(|client, worker| {
+        served(&worker, || {
+            for len in [0usize, 1, 100, 8191, 9000, 300_000, (3 << 20) + 1] {
+                let bytes: Vec<u8> = (0..len).map(|at| (at * 13 + len) as u8).collect();
+                let at = Address { region: SHARED, offset: 7 };
+                client.end.put(at, &bytes).unwrap();
+                let mut back = vec![0; len];
+                client.end.get(at, &mut back).unwrap();
+                assert!(back == bytes, "{len} bytes");
+                assert!(worker.shared_bytes(7, len) == bytes, "{len} bytes");
+            }
+            let outside = client.end.put(Address { region: SHARED, offset: SHARED_BYTES - 3 }, &[0; 4]);
+            assert!(matches!(outside, Err(FabricError::OutOfBounds { region: SHARED, .. })));
+        });
+    });
+}
+
+#[test]
+fn atomics_lose_nothing_natively_and_by_message() {
+    over_all(|client, worker| {
+        for by_message in [false, true] {
+            if by_message {
+                client.end.without_native_atomics().unwrap();
+            }
+            let at = |offset| Address { region: SHARED, offset: offset + 1024 * u64::from(by_message) };
+            served(&worker, || {
+                assert_eq!(client.end.compare_swap(at(8), 0, 5).unwrap(), 0);
+                assert_eq!(client.end.compare_swap(at(8), 0, 6).unwrap(), 5);
+                assert_eq!(client.end.fetch_add(at(8), u64::MAX).unwrap(), 5);
+                std::thread::scope(|scope| {
+                    for _ in 0..3 {
+                        scope.spawn(|| {
+                            (0..300).for_each(|_| assert!(client.end.fetch_add(at(16), 1).unwrap() < 900))
+                        });
+                    }
+                });
+                assert_eq!(client.end.fetch_add(at(16), 0).unwrap(), 900);
+                assert!(matches!(client.end.fetch_add(at(12), 1), Err(FabricError::Unaligned { .. })));
+            });
+        }
+    });
+}
+
+#[test]
+fn sleepers_wake_whoever_of_them_reads() {
+    over_all(|client, worker| {
+        for n in 0..50 {
+            let turn = Turn::of_use(n);
+            std::thread::scope(|scope| {
+                let sleepers: Vec<_> = (0..3)
+                    .map(|line| {
+                        let worker = &worker;
+                        scope.spawn(move || worker.end.wait(worker.line(line * 64), turn, None, || false))
+                    })
+                    .collect();
+                for line in [1, 0, 2] {
+                    client.end.put_imm(line_at(line * 64), turn, 0, &[n]).unwrap();
+                }
+                assert!(sleepers.into_iter().all(|sleeper| sleeper.join().unwrap()));
+            });
+        }
+        let soon = Instant::now() + Duration::from_millis(5);
+        assert!(!worker.end.wait(worker.line(0), Turn::of_use(99), Some(soon), || false));
+    });
+}
+
+#[test]
+fn a_wrong_key_ends_the_connection_and_says_so() {
+    over_all(|client, worker| {
+        let good = worker.end.expose(OWN).unwrap();
+        let wrong = sublet_fabric::exposed::RemoteRegion { key: good.key ^ 1 << 20, ..good };
+        client.end.reach(OWN, wrong).unwrap();
+        client.end.put_imm(line_at(0), Turn::of_use(0), 0, &[0]).unwrap();
+        assert!(!worker.end.wait(worker.line(0), Turn::of_use(0), None, || false));
+        assert!(worker.end.down().unwrap().contains("key"), "{:?}", worker.end.down());
+        assert!(!client.end.wait(client.line(0), Turn::of_use(0), None, || false));
+        assert!(client.end.down().unwrap().contains("key"), "{:?}", client.end.down());
+    });
+}
+
+#[test]
+fn a_withdrawn_key_is_told_from_a_wrong_one() {
+    over_all(|client, worker| {
+        worker.end.withdraw(OWN);
+        client.end.put_imm(line_at(0), Turn::of_use(0), 0, &[0]).unwrap();
+        assert!(!worker.end.wait(worker.line(0), Turn::of_use(0), None, || false));
+        assert!(worker.end.down().unwrap().contains("expired"), "{:?}", worker.end.down());
+    });
+}
+
+#[test]
+fn a_large_access_with_a_wrong_key_fails_and_harms_nobody() {
+    over_all(|client, worker| {
+        let good = worker.end.expose(SHARED).unwrap();
+        let wrong = sublet_fabric::exposed::RemoteRegion { key: good.key ^ 1 << 20, ..good };
+        client.end.reach(SHARED, wrong).unwrap();
+        served(&worker, || {
+            let got = client.end.get(Address { region: SHARED, offset: 0 }, &mut [0; 64]);
+            assert!(matches!(got, Err(FabricError::Disconnected { .. })), "{got:?}");
+        });
+        assert!(worker.shared_bytes(0, 64).iter().all(|byte| *byte == 0));
+    });
+}
+
+#[test]
+fn an_end_that_leaves_says_why_and_another_can_take_its_place() {
+    if let Err(error) = ofi::providers() {
+        eprintln!("skipped: {error}");
+        return;
+    }
+    for network in networks() {
+        let (client, worker) = connected(&network);
+        client.end.put_imm(line_at(0), Turn::of_use(0), 0, &[0]).unwrap();
+        assert!(worker.end.wait(worker.line(0), Turn::of_use(0), None, || false));
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| client.end.wait(client.line(0), Turn::of_use(5), None, || false));
+            std::thread::sleep(Duration::from_millis(10));
+            worker.end.disconnect("the lease is over");
+            assert!(!sleeper.join().unwrap());
+        });
+        let said = client.end.down().unwrap();
+        assert!(said.contains("the lease is over") || said.contains("ended"), "{said}");
+        let refused = client.end.put_imm(line_at(0), Turn::of_use(1), 0, &[0]);
+        assert!(matches!(refused, Err(FabricError::Disconnected { .. })));
+
+        let next = Side::new();
+        connect(&network, &client, &next);
+        client.end.put_imm(line_at(0), Turn::of_use(1), 4, &[2]).unwrap();
+        assert!(next.end.wait(next.line(0), Turn::of_use(1), None, || false));
+    }
+}
+
+#[test]
+fn what_is_not_there_is_named() {
+    if let Err(error) = ofi::providers() {
+        eprintln!("skipped: {error}");
+        return;
+    }
+    let side = Side::new();
+    let said = side.end.open(&Network::of("no-such-provider")).unwrap_err();
+    assert!(matches!(&said, FabricError::Unsupported(text) if text.contains("no-such-provider")), "{said}");
+    let other = Network { interface: Some("no-such-interface".into()), ..Network::of("tcp;ofi_rxm") };
+    assert!(side.end.open(&other).unwrap_err().to_string().contains("no-such-interface"));
+    let by_address = Network { interface: Some("127.0.0.1".into()), ..Network::of("tcp;ofi_rxm") };
+    side.end.open(&by_address).unwrap();
+    side.end.disconnect("it was opened for nothing");
+    assert!(matches!(side.end.progress(), Err(FabricError::Disconnected { .. })));
+}
+
+#[test]
+fn providers_are_listed_with_why_they_cannot_be_used() {
+    match ofi::providers() {
+        Err(error) => eprintln!("skipped: {error}"),
+        Ok(all) => {
+            assert!(
+                all.iter()
+                    .any(|info| info.name == "verbs" && (info.usable.is_err() || !info.domain.is_empty()))
+            );
+            assert!(
+                all.iter()
+                    .any(|info| info.name == "tcp;ofi_rxm" && info.usable.is_ok() && !info.is_automatic())
+            );
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! What a peer sends on a data connection: any bytes are a frame in its only form or an error, and no frames, whatever
+//! they say of whichever region, reach memory that was not exposed, or leave an end that is neither up nor down.
+#![no_main]
+
+use std::sync::{Arc, OnceLock};
+
+use libfuzzer_sys::fuzz_target;
+use sublet_fabric::exposed::{Exposed, OWN};
+use sublet_fabric::region::Region;
+use sublet_fabric::sim::{Faults, Sim};
+use sublet_fabric::tcp::frame::{Frame, HEADER_BYTES};
+use sublet_fabric::tcp::{Endpoint, Stream};
+use sublet_fabric::window::Window;
+
+const OWN_BYTES: u64 = 64 << 10;
+const HIDDEN_BYTES: u64 = 4096;
+const HIDDEN: u32 = 1;
+/// Turns in which an end takes what has been sent.
+const TURNS: u32 = 64;
+
+/// A frame's fields, and what follows it. The key is made right if `known`.
+type Input<'bytes> = (bool, [u8; HEADER_BYTES], &'bytes [u8]);
+
+fuzz_target!(|input: (u64, Vec<Input<'_>>)| {
+    let (seed, frames) = input;
+    let (exposed, hidden) = memory();
+    let end = Endpoint::new(exposed.clone(), None);
+    let (_, ours, peer) = Sim::pair(Faults { window_bytes: 1 << 20, ..Faults::of_seed(seed) });
+    end.connect(Stream::sim(ours)).expect("an eventfd is to be had");
+    let key = exposed.expose(OWN).expect("it is there").key;
+    for (known, mut header, payload) in frames {
+        if known {
+            header[1..4].fill(0);
+            header[8..16].copy_from_slice(&key.to_le_bytes());
+            header[18..24].fill(0);
+        }
+        if let Ok(frame) = Frame::decode(&header) {
+            assert_eq!(frame.encode(), header);
+        }
+        // What there is no room for is left out: then the next bytes are taken for something else.
+        let _ = peer.write(&header);
+        let _ = peer.write(payload);
+        let _ = end.progress();
+    }
+    for _ in 0..TURNS {
+        if end.progress().is_err() {
+            assert!(end.down().is_some());
+            break;
+        }
+    }
+    let mut bytes = [0; HIDDEN_BYTES as usize];
+    hidden.read(0, &mut bytes).expect("it is as long");
+    assert!(bytes.iter().all(|&byte| byte == 0), "memory was reached that nobody may reach");
+});
+
+/// One region that the peer may reach, and one that it may not. They stay for all inputs.
+fn memory() -> &'static (Arc<Exposed>, Region) {
+    static MEMORY: OnceLock<(Arc<Exposed>, Region)> = OnceLock::new();
+    MEMORY.get_or_init(|| {
+        let own = Region::create("own", OWN_BYTES).expect("memory is to be had");
+        let hidden = Region::create("hidden", HIDDEN_BYTES).expect("memory is to be had");
+        let window = Window::reserve(4, HIDDEN_BYTES).expect("addresses are to be had");
+        window.map(HIDDEN, hidden.fd(), HIDDEN_BYTES).expect("it fits");
+        (Arc::new(Exposed::new(&own, Arc::new(window), 4).expect("it fits")), hidden)
+    })
+}
