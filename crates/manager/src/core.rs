@@ -27,6 +27,7 @@
 //! Silence is counted in ticks, not in time: a manager that itself stood still does not blame its nodes for it.
 
 mod chance;
+mod description;
 mod grant;
 mod hash;
 mod ids;
@@ -49,7 +50,7 @@ pub use lease::{End, Lease, State};
 pub use messages::{
     Action, Ended, Event, Joining, LeaseReport, Renewal, Report, Reported, Request, Running, Standing,
 };
-pub use nodes::{Amount, Lending, MAX_NODES, Node, Room};
+pub use nodes::{Amount, Lending, MAX_NODES, Node, Reach, Room};
 pub use placement::{DEFAULT_PU, MAX_PARTS};
 pub use tenants::Tenant;
 pub use terms::{

@@ -19,7 +19,9 @@ use tokio::sync::{oneshot, watch};
 
 use crate::chance::Names;
 use crate::clock::Clock;
-use crate::core::{Action, Core, Event, LeaseId, Renewal, Request, RequestId, Standing, TenantKey, Terms};
+use crate::core::{
+    Action, Core, Event, LeaseId, Reach, Renewal, Request, RequestId, Standing, TenantKey, Terms,
+};
 use crate::database::Database;
 use crate::ledger::{Entry, Ledger, Writer};
 use crate::names::UNVERIFIED;
@@ -101,7 +103,7 @@ impl Taken {
 pub(crate) struct Granted {
     pub(crate) id: LeaseId,
     ticket: Ticket,
-    agent: Arc<str>,
+    reach: Arc<Reach>,
     package: Arc<PackageInfo>,
 }
 
@@ -250,10 +252,16 @@ impl Shell {
     }
 
     pub(crate) fn sign_one(&self, granted: Granted) -> LeaseGrant {
-        let Granted { ticket, agent, package, .. } = granted;
-        let signed = self.signing.sign(&ticket);
-        let package = PackageInfo::clone(&package);
-        LeaseGrant { ticket: signed, agent: agent.to_string(), lease: ticket.lease, package: Some(package) }
+        let Granted { ticket, reach, package, .. } = granted;
+        let Reach { agent, host, network } = &*reach;
+        LeaseGrant {
+            ticket: self.signing.sign(&ticket),
+            agent: agent.clone(),
+            host: host.clone(),
+            network: network.clone(),
+            lease: ticket.lease,
+            package: Some(PackageInfo::clone(&package)),
+        }
     }
 
     /// Gives a lease a later end. Whether the caller may is asked with its tenant.
@@ -423,7 +431,7 @@ impl State {
             provisional: lease.provisional,
             token: self.taken.token(id),
         };
-        Some(Granted { id, ticket, agent: Arc::clone(&node.agent), package: Arc::clone(&lease.package) })
+        Some(Granted { id, ticket, reach: Arc::clone(&node.reach), package: Arc::clone(&lease.package) })
     }
 
     /// What is to be written of a lease.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use sublet_proto::v1::{self, NodeDescription, NodeInfo};
+use sublet_proto::v1::{self, NodeDescription, NodeInfo, NodeNetwork};
 use sublet_proto::{Code, Error};
 
 use super::ids::{ClassKey, InstanceId, NodeKey};
@@ -12,9 +12,6 @@ use super::{SILENCE_TICKS, TICK_MS};
 
 /// Most nodes of one manager.
 pub const MAX_NODES: usize = 65_536;
-/// Most cores of one node, and most places on its shared ones.
-pub(super) const MAX_NODE_CORES: u32 = 65_536;
-const MAX_NAME_BYTES: usize = 64;
 /// Ticks after which a lost node is forgotten: an hour.
 const FORGET_TICKS: u32 = (60 * 60 * 1000 / TICK_MS) as u32;
 /// Ticks without a report after which a node's name is free even for an agent that seems to be older: a minute.
@@ -79,6 +76,24 @@ fn split(amount: Amount) -> (u32, u32) {
     if amount.shared { (0, amount.workers) } else { (amount.workers, 0) }
 }
 
+/// How clients reach a node's agent; handed on with each grant.
+#[derive(Debug, Default, PartialEq)]
+pub struct Reach {
+    /// On its own machine: `unix:/path`.
+    pub agent: String,
+    /// Which machine that is.
+    pub host: String,
+    /// From others, if it can be.
+    pub network: Option<NodeNetwork>,
+}
+
+impl Reach {
+    fn of(description: &NodeDescription) -> Reach {
+        let NodeDescription { agent, host, network, .. } = description;
+        Reach { agent: agent.clone(), host: host.clone(), network: network.clone() }
+    }
+}
+
 /// What an agent wants of its node's leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lending {
@@ -95,8 +110,8 @@ pub enum Lending {
 pub struct Node {
     /// Unique among the managers of a store.
     pub name: Arc<str>,
-    /// Where clients reach the agent.
-    pub agent: Arc<str>,
+    /// How clients reach the agent.
+    pub reach: Arc<Reach>,
     /// As the agent described it.
     pub description: Box<NodeDescription>,
     /// Its kind.
@@ -212,7 +227,7 @@ impl Nodes {
                 Err(Error::new(Code::Protocol, message))
             }
             Some(node) if node.instance != instance && node.is_anothers(generation) => {
-                let message = format!("a node {name} is lent already, by the agent at {}", node.agent);
+                let message = format!("a node {name} is lent already, by the agent at {}", node.reach.agent);
                 Err(Error::new(Code::AlreadyRunning, message))
             }
             None if self.by_name.len() >= MAX_NODES => {
@@ -228,7 +243,7 @@ impl Nodes {
         let key = self.find(&description.name).unwrap_or_else(|| self.add(&description.name, class));
         self.unrank(key);
         if let Some(node) = self.get_mut(key) {
-            node.agent = description.agent.as_str().into();
+            node.reach = Arc::new(Reach::of(&description));
             node.capacity = Room {
                 cores: description.cores,
                 places: description.shared_places,
@@ -245,7 +260,7 @@ impl Nodes {
         let name: Arc<str> = name.into();
         let node = Node {
             name: name.clone(),
-            agent: "".into(),
+            reach: Arc::default(),
             description: Box::new(NodeDescription { name: name.to_string(), ..NodeDescription::default() }),
             class,
             capacity: Room::default(),
@@ -342,29 +357,4 @@ impl Nodes {
             self.unused.push(key.0);
         }
     }
-}
-
-/// Refuses what no node can be.
-pub(super) fn check_description(node: &NodeDescription) -> Result<(), Error> {
-    let invalid = |message: String| Err(Error::new(Code::InvalidArgument, message));
-    if !(1..=MAX_NAME_BYTES).contains(&node.name.len()) || node.name.contains(char::is_control) {
-        return invalid(format!("{:?} is no name of a node: 1 to {MAX_NAME_BYTES} bytes", node.name));
-    }
-    for (what, count) in [("cores", node.cores), ("shared places", node.shared_places)] {
-        if count > MAX_NODE_CORES {
-            return invalid(format!(
-                "node {} says that it has {count} {what}, not 0 to {MAX_NODE_CORES}",
-                node.name
-            ));
-        }
-    }
-    if node.cores == 0 && node.shared_places == 0 {
-        return invalid(format!("node {} has no cores to lend", node.name));
-    }
-    for (what, value) in [("agent", &node.agent), ("architecture", &node.architecture)] {
-        if value.is_empty() {
-            return invalid(format!("node {} says no {what}", node.name));
-        }
-    }
-    Ok(())
 }

@@ -11,16 +11,16 @@ use sublet_proto::{Code, Error};
 use super::ids::{LeaseId, NodeKey};
 use super::lease::{End, Lease, Marks, State};
 use super::messages::{Action, Ended, Joining, LeaseReport, Report, Reported, Running};
-use super::nodes::{Amount, Lending, Node, check_description};
+use super::nodes::{Amount, Lending, Node};
 use super::terms::DEFAULT_OPTIONS;
-use super::{Core, EXPIRY_SLACK_MS};
+use super::{Core, EXPIRY_SLACK_MS, description};
 
 impl Core {
     /// Takes a node up, with exactly the leases that its agent says it has. What was granted there and is not among
     /// them is void, since its tickets are of an earlier registration.
     pub(super) fn register(&mut self, now_ms: u64, joining: Joining, out: &mut Vec<Action>) {
         let Joining { description, instance, generation, leases } = joining;
-        let checked = check_description(&description)
+        let checked = description::check(&description)
             .and_then(|()| self.nodes.check_name(&description.name, instance, generation));
         if let Err(error) = checked {
             return out.push(Action::NotRegistered(error));

@@ -63,11 +63,22 @@ async fn house() -> House {
         architecture: package().architecture.into(),
         cores: 2,
         memory_bytes: 1 << 30,
+        host: "h".into(),
+        network: Some(network()),
         ..NodeDescription::default()
     };
     let registration = Registration { node: Some(node), instance: "1".repeat(32), ..Registration::default() };
     house.service.register(by(Identity::local(0), registration)).await.unwrap();
     house
+}
+
+fn network() -> NodeNetwork {
+    NodeNetwork {
+        address: "192.0.2.7:7441".into(),
+        certificate: vec![7; 100],
+        fabrics: vec!["tcp".into()],
+        encrypted: true,
+    }
 }
 
 fn package() -> Checked {
@@ -151,6 +162,14 @@ async fn a_lease_begins_before_its_token_is_verified_and_is_its_tenants_then() {
     assert_eq!((lease.tenant.as_str(), confirmed.token), ("t", first.token));
     let used = |name: &str| house.service.0.shell.set_quota(name, Quota::default()).unwrap().cores;
     assert_eq!((used("t"), used(crate::names::UNVERIFIED)), (1, 0));
+}
+
+#[tokio::test]
+async fn a_grant_says_how_its_node_is_reached() {
+    let house = house().await;
+    let granted = house.request(&house.token("t").await, 1).await.unwrap();
+    let LeaseGrant { agent, host, network: reached, .. } = &granted.grants[0];
+    assert_eq!((agent.as_str(), host.as_str(), reached), ("unix:/n", "h", &Some(network())));
 }
 
 #[tokio::test]

@@ -1,0 +1,110 @@
+//! What a node may say of itself. All of it is handed to clients, who act on it.
+
+use sublet_proto::network::check_network;
+use sublet_proto::v1::NodeDescription;
+use sublet_proto::{Code, Error};
+
+/// Most cores of one node, and most places on its shared ones.
+pub(super) const MAX_NODE_CORES: u32 = 65_536;
+const MAX_NAME_BYTES: usize = 64;
+/// Longest name of an operating system's boot, in bytes.
+const MAX_HOST_BYTES: usize = 64;
+/// How the address of a Unix socket begins.
+const UNIX_SCHEME: &str = "unix:/";
+/// Longest address of a Unix socket, in bytes: more than its path may have.
+const MAX_AGENT_BYTES: usize = 256;
+
+/// Refuses what no node can be.
+pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
+    let name = &node.name;
+    let invalid = |message: String| Err(Error::new(Code::InvalidArgument, message));
+    if !is_text(name, MAX_NAME_BYTES) {
+        return invalid(format!("{name:?} is no name of a node: 1 to {MAX_NAME_BYTES} bytes"));
+    }
+    for (what, count) in [("cores", node.cores), ("shared places", node.shared_places)] {
+        if count > MAX_NODE_CORES {
+            return invalid(format!(
+                "node {name} says that it has {count} {what}, not 0 to {MAX_NODE_CORES}"
+            ));
+        }
+    }
+    if node.cores == 0 && node.shared_places == 0 {
+        return invalid(format!("node {name} has no cores to lend"));
+    }
+    for (what, value) in [("agent", &node.agent), ("architecture", &node.architecture)] {
+        if value.is_empty() {
+            return invalid(format!("node {name} says no {what}"));
+        }
+    }
+    if !node.agent.starts_with(UNIX_SCHEME) || !is_text(&node.agent, MAX_AGENT_BYTES) {
+        let agent: String = node.agent.chars().take(MAX_AGENT_BYTES).collect();
+        return invalid(format!("node {name} says that its agent is at {agent:?}, which is no unix:/path"));
+    }
+    if !node.host.is_empty() && !is_text(&node.host, MAX_HOST_BYTES) {
+        return invalid(format!(
+            "node {name} names its host in more than {MAX_HOST_BYTES} bytes, or unreadably"
+        ));
+    }
+    let named =
+        |error: Error| Error::new(error.code, format!("the network of node {name}: {}", error.message));
+    node.network.as_ref().map_or(Ok(()), |network| check_network(network).map_err(named))
+}
+
+fn is_text(text: &str, most_bytes: usize) -> bool {
+    (1..=most_bytes).contains(&text.len()) && !text.contains(char::is_control)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sublet_proto::v1::NodeNetwork;
+
+    fn node() -> NodeDescription {
+        NodeDescription {
+            name: "n".into(),
+            agent: "unix:/run/agent.sock".into(),
+            architecture: "x86_64".into(),
+            cores: 1,
+            host: "3c1c1c4e-8a3e-4a3e-9c1c-1c4e8a3e4a3e".into(),
+            network: Some(NodeNetwork {
+                address: "192.0.2.7:7441".into(),
+                certificate: vec![1; 500],
+                fabrics: vec!["ofi:verbs".into(), "tcp".into()],
+                encrypted: true,
+            }),
+            ..NodeDescription::default()
+        }
+    }
+
+    #[test]
+    fn a_node_that_can_be_is_taken() {
+        check(&node()).unwrap();
+        check(&NodeDescription { host: String::new(), network: None, ..node() }).unwrap();
+    }
+
+    #[test]
+    fn what_would_lead_clients_astray_is_refused() {
+        let network = |change: fn(&mut NodeNetwork)| {
+            let mut node = node();
+            node.network.iter_mut().for_each(change);
+            node
+        };
+        for (wrong, named) in [
+            (NodeDescription { agent: "tcp://192.0.2.7:7441".into(), ..node() }, "unix:/path"),
+            (NodeDescription { agent: "unix:relative".into(), ..node() }, "unix:/path"),
+            (NodeDescription { agent: format!("unix:/{}", "a".repeat(300)), ..node() }, "unix:/path"),
+            (NodeDescription { agent: String::new(), ..node() }, "no agent"),
+            (NodeDescription { host: "h".repeat(65), ..node() }, "host"),
+            (NodeDescription { host: "a\nb".into(), ..node() }, "host"),
+            (network(|network| network.address = "tcp://a:1".into()), "tcp://a:1"),
+            (network(|network| network.address = "a:0".into()), "port"),
+            (network(|network| network.certificate = vec![0; 4097]), "4097"),
+            (network(|network| network.fabrics.clear()), "fabrics"),
+            (network(|network| network.fabrics.push("smoke".into())), "smoke"),
+        ] {
+            let error = check(&wrong).unwrap_err();
+            assert_eq!(error.code, Code::InvalidArgument, "{wrong:?}");
+            assert!(error.message.contains(named), "{error}");
+        }
+    }
+}
