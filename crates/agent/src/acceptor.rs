@@ -1,43 +1,50 @@
-//! The acceptor: one thread that takes connections and gives each a thread of its own.
+//! The acceptors: a thread for the agent's socket and one for its port, which take connections and give each a thread of
+//! its own.
 
+use std::io;
+use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use sublet_fabric::connection::Connection;
+use sublet_fabric::greeting;
 use sublet_fabric::packet::{PacketListener, PacketSocket};
 use sublet_proto::{Code, Error};
 use tracing::{error, warn};
 
 use crate::node::Node;
 use crate::signal::wait_readable;
-use crate::{connection, message};
+use crate::{connection, message, visit};
 
-/// Connections beyond one for each core: those that have not shown a ticket, or are about to end.
+/// Connections beyond one for each core and place: those that have not shown a ticket, or are about to end.
 const SPARE_CONNECTIONS: usize = 64;
 /// Connections beyond those that only the node's operator gets: no client keeps a command from being heard.
 const OPERATOR_CONNECTIONS: usize = 8;
 /// How long to wait after a failure to accept, such as of too many open files, before trying again.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// The body of the acceptor's thread. Returns when the agent stops and every supervisor has ended.
-pub(crate) fn run(node: &Arc<Node>, listener: PacketListener) {
-    let most = node.description.cores as usize + SPARE_CONNECTIONS;
+/// Where connections come in.
+pub(crate) trait Entrance: AsFd {
+    /// Takes the next connection, if there still is one, and gives it a thread or turns it away; `busy` threads run.
+    fn admit(&self, node: &Arc<Node>, busy: usize) -> Result<Option<JoinHandle<()>>, Error>;
+}
+
+/// The body of an acceptor's thread. Returns when the agent stops and every supervisor has ended.
+pub(crate) fn run(node: &Arc<Node>, entrance: impl Entrance) {
     let mut supervisors: Vec<JoinHandle<()>> = Vec::new();
-    while is_wanted(node, &listener) {
+    while is_wanted(node, &entrance) {
         supervisors.retain(|supervisor| !supervisor.is_finished());
-        match listener.accept() {
-            Ok(socket) if supervisors.len() < most + reserved(&socket) => {
-                supervisors.extend(supervise(node, socket));
-            }
-            Ok(socket) => refuse(&socket, most),
+        match entrance.admit(node, supervisors.len()) {
+            Ok(supervisor) => supervisors.extend(supervisor),
             Err(error) => {
                 warn!(%error, "a connection could not be accepted");
                 let _ = wait_readable([Some(node.stopping.as_fd())], Some(Instant::now() + RETRY));
             }
         }
     }
-    drop(listener);
+    drop(entrance);
     for supervisor in supervisors {
         if supervisor.join().is_err() {
             error!("a supervisor has failed");
@@ -46,9 +53,9 @@ pub(crate) fn run(node: &Arc<Node>, listener: PacketListener) {
 }
 
 /// Waits for a connection; false once the agent stops.
-fn is_wanted(node: &Node, listener: &PacketListener) -> bool {
+fn is_wanted(node: &Node, entrance: &impl Entrance) -> bool {
     loop {
-        match wait_readable([Some(node.stopping.as_fd()), Some(listener.as_fd())], None) {
+        match wait_readable([Some(node.stopping.as_fd()), Some(entrance.as_fd())], None) {
             Ok([true, _]) => return false,
             Ok([false, true]) => return true,
             Ok([false, false]) => {}
@@ -60,20 +67,57 @@ fn is_wanted(node: &Node, listener: &PacketListener) -> bool {
     }
 }
 
-fn supervise(node: &Arc<Node>, socket: PacketSocket) -> Option<JoinHandle<()>> {
-    node.spawn("sublet-lease", move |node| connection::serve(node, socket))
-        .inspect_err(|error| error!(%error, "a connection was dropped"))
-        .ok()
+/// Clients and operators of this machine.
+impl Entrance for PacketListener {
+    fn admit(&self, node: &Arc<Node>, busy: usize) -> Result<Option<JoinHandle<()>>, Error> {
+        let socket = self.accept()?;
+        let lent = node.description.cores as usize + node.description.shared_places as usize;
+        let most = lent + SPARE_CONNECTIONS;
+        if busy < most + reserved(&socket) {
+            let serve = move |node: &Arc<Node>| connection::serve(node, &Connection::Local(socket), || {});
+            return Ok(spawn(node, serve));
+        }
+        let error = Error::new(Code::NoCapacity, format!("the agent has {most} connections already"));
+        warn!(%error, "a connection was refused");
+        // A fresh connection has room for one message.
+        let _ = message::send(&Connection::Local(socket), message::failure(&error), &[]);
+        Ok(None)
+    }
+}
+
+/// Clients of other machines. Those who have shown a ticket are bounded by what the node lends, the others by their
+/// number.
+impl Entrance for TcpListener {
+    fn admit(&self, node: &Arc<Node>, _busy: usize) -> Result<Option<JoinHandle<()>>, Error> {
+        let (socket, from) = match self.accept() {
+            Ok(accepted) => accepted,
+            // It has gone meanwhile.
+            Err(error) if is_passing(&error) => return Ok(None),
+            Err(error) => return Err(Error::new(Code::System, format!("accepting failed: {error}"))),
+        };
+        let Some(gate) = &node.gate else { return Ok(None) };
+        greeting::prepare(&socket)?;
+        match gate.strangers.enter(from.ip(), &socket) {
+            Ok(stranger) => Ok(spawn(node, move |node| visit::receive(node, socket, stranger))),
+            Err(error) => {
+                warn!(%from, %error, "a connection was refused");
+                greeting::turn_away(&socket, &error);
+                Ok(None)
+            }
+        }
+    }
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted, WouldBlock};
+    matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted | WouldBlock)
+}
+
+fn spawn(node: &Arc<Node>, serve: impl FnOnce(&Arc<Node>) + Send + 'static) -> Option<JoinHandle<()>> {
+    node.spawn("sublet-lease", serve).inspect_err(|error| error!(%error, "a connection was dropped")).ok()
 }
 
 /// How many more connections than others the peer's user may make.
 fn reserved(socket: &PacketSocket) -> usize {
     if connection::is_operator(socket).unwrap_or(false) { OPERATOR_CONNECTIONS } else { 0 }
-}
-
-fn refuse(socket: &PacketSocket, most: usize) {
-    let error = Error::new(Code::NoCapacity, format!("the agent has {most} connections already"));
-    warn!(%error, "a connection was refused");
-    // A fresh connection has room for one message.
-    let _ = message::send(socket, message::failure(&error), &[]);
 }

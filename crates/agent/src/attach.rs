@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use sublet_fabric::connection::Connection;
 use sublet_fabric::region::Region;
 use sublet_proto::package::is_digest;
 use sublet_proto::v1::{Attach, Lease, Ticket, WorkerOptions};
@@ -11,6 +12,7 @@ use sublet_runtime::wire::InboxLayout;
 use sublet_runtime::wire::usage::UsageLayout;
 
 use crate::book::End;
+use crate::carrier::{self, Carrier};
 use crate::confirm::Confirmation;
 use crate::ledger::{Enrolled, Enrolment};
 use crate::node::Node;
@@ -25,6 +27,8 @@ pub(crate) struct Attached {
     pub(crate) options: WorkerOptions,
     /// The client wants a worker at once.
     pub(crate) start: bool,
+    /// Between nodes: what the calls travel by.
+    pub(crate) carrier: Option<Carrier>,
     /// Asked if the ticket is provisional: until it is answered, nothing is handed to the client.
     pub(crate) confirmation: Option<Confirmation>,
     /// Shared by the client and the workers; the agent does not look into it.
@@ -39,17 +43,19 @@ pub(crate) struct Attached {
 /// What a lease holds beside its place in the ledger.
 struct Holdings {
     options: WorkerOptions,
+    carrier: Option<Carrier>,
     confirmation: Option<Confirmation>,
     inbox: Region,
     meter: Arc<Meter>,
     reservation: Reservation,
 }
 
-/// Takes up the lease of a ticket.
-pub(crate) fn attach(node: &Node, request: &Attach) -> Result<Attached, Error> {
+/// Takes up the lease of a ticket, which the client on this connection has shown.
+pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> Result<Attached, Error> {
+    let wanted = carrier::Wanted::by(node, connection, request)?;
     let end = Arc::new(EndRequest::new()?);
     let Enrolled { enrolment, ticket, expires } = node.ledger.enrol(&request.ticket, end.clone())?;
-    let held = match hold(node, &ticket) {
+    let held = match hold(node, &ticket, wanted) {
         Ok(held) => held,
         Err(error) => {
             let reason = format!("the node could not take it up: {error}");
@@ -60,13 +66,25 @@ pub(crate) fn attach(node: &Node, request: &Attach) -> Result<Attached, Error> {
     if held.confirmation.is_none() {
         enrolment.bill(held.meter.clone());
     }
-    let Holdings { options, confirmation, inbox, meter, reservation } = held;
+    let Holdings { options, carrier, confirmation, inbox, meter, reservation } = held;
     let lease = ticket.lease.unwrap_or_default();
     let start = request.start;
-    Ok(Attached { lease, options, start, confirmation, inbox, meter, end, expires, reservation, enrolment })
+    Ok(Attached {
+        lease,
+        options,
+        start,
+        carrier,
+        confirmation,
+        inbox,
+        meter,
+        end,
+        expires,
+        reservation,
+        enrolment,
+    })
 }
 
-fn hold(node: &Node, ticket: &Ticket) -> Result<Holdings, Error> {
+fn hold(node: &Node, ticket: &Ticket, wanted_carrier: carrier::Wanted) -> Result<Holdings, Error> {
     let nothing = || Error::new(Code::PermissionDenied, "the ticket names no lease");
     let lease = ticket.lease.as_ref().ok_or_else(nothing)?;
     let (options, inbox_bytes) = check_lease(lease)?;
@@ -77,7 +95,8 @@ fn hold(node: &Node, ticket: &Ticket) -> Result<Holdings, Error> {
     let inbox = Region::create("sublet-inbox", inbox_bytes)?;
     let ask = || Confirmation::ask(node.managers.connect()?, &lease.id);
     let confirmation = ticket.provisional.then(ask).transpose()?;
-    Ok(Holdings { options, confirmation, inbox, meter, reservation })
+    let carrier = wanted_carrier.carrier(&lease.id)?;
+    Ok(Holdings { options, carrier, confirmation, inbox, meter, reservation })
 }
 
 /// The manager's signature makes a lease genuine, not possible. Answers with the size of its inbox, too.

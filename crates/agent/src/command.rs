@@ -10,6 +10,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use sublet_fabric::connection::Connection;
 use sublet_fabric::packet::{PacketError, PacketSocket};
 use sublet_proto::v1::{AgentToClient, ClientToAgent, Command, NodeState, NodeStatus};
 use sublet_proto::{Code, Error, decode, limits};
@@ -67,7 +68,7 @@ pub fn command(
 }
 
 /// Obeys a command; returns when it is done or its sender has gone.
-pub(crate) fn obey(node: &Node, socket: &PacketSocket, command: &Command) -> Result<(), Error> {
+pub(crate) fn obey(node: &Node, connection: &Connection, command: &Command) -> Result<(), Error> {
     let state = command.state();
     info!(state = state.as_str_name(), grace_ms = command.grace_ms, "a command of the node's operator");
     match state {
@@ -86,7 +87,7 @@ pub(crate) fn obey(node: &Node, socket: &PacketSocket, command: &Command) -> Res
     }
     loop {
         let status = node.ledger.status();
-        match message::send(socket, ToClient::Status(status), &[]) {
+        match message::send(connection, ToClient::Status(status), &[]) {
             Ok(()) => {}
             Err(PacketError::PeerGone | PacketError::TimedOut(_)) => return Ok(()),
             Err(error) => return Err(error.into()),

@@ -1,9 +1,12 @@
 //! One connection's thread: who comes, and what for. A client shows a ticket, an operator gives a command.
+//!
+//! What comes over the network is a client: a ticket is its authority. Commands are taken on the agent's own socket alone.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sublet_fabric::connection::Connection;
 use sublet_fabric::packet::{PacketError, PacketSocket};
 use sublet_proto::{Code, Error};
 use tracing::info;
@@ -19,23 +22,24 @@ const TICKET_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a client may take to make room for a message. One that does not receive holds nothing up for longer.
 const SEND_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The body of a connection's thread.
-pub(crate) fn serve(node: &Arc<Node>, socket: PacketSocket) {
-    let first = prepare(node, &socket).and_then(|()| first_message(node, &socket));
+/// The body of a connection's thread. `known` is called once its ticket was taken.
+pub(crate) fn serve(node: &Arc<Node>, connection: &Connection, known: impl FnOnce()) {
+    let first = prepare(node, connection).and_then(|()| first_message(node, connection));
     let served = first.and_then(|first| match first {
         None => Ok(()),
-        Some(FromClient::Attach(request)) => {
-            attach(node, &request).map(|held| supervisor::supervise(node, &socket, held))
-        }
+        Some(FromClient::Attach(request)) => attach(node, connection, &request).map(|held| {
+            known();
+            supervisor::supervise(node, connection, held);
+        }),
         Some(FromClient::Command(request)) => {
-            check_operator(&socket).and_then(|()| command::obey(node, &socket, &request))
+            check_operator(connection).and_then(|()| command::obey(node, connection, &request))
         }
         Some(_) => Err(Error::new(Code::Protocol, "the first message of a client is not its ticket")),
     });
     if let Err(error) = served {
         info!(code = %error.code, %error, "a connection was refused");
         // A client that does not listen is refused all the same.
-        let _ = message::send(&socket, message::failure(&error), &[]);
+        let _ = message::send(connection, message::failure(&error), &[]);
     }
 }
 
@@ -45,16 +49,20 @@ pub(crate) fn is_operator(socket: &PacketSocket) -> Result<bool, Error> {
     Ok(uid == 0 || uid == rustix::process::geteuid().as_raw())
 }
 
-fn prepare(node: &Node, socket: &PacketSocket) -> Result<(), Error> {
-    socket.set_send_timeout(SEND_PATIENCE)?;
-    match node.clients {
-        Clients::AllUsers => Ok(()),
+fn prepare(node: &Node, connection: &Connection) -> Result<(), Error> {
+    connection.set_send_timeout(SEND_PATIENCE)?;
+    match (connection, node.clients) {
+        (Connection::Remote(_), _) | (_, Clients::AllUsers) => Ok(()),
         // The socket's mode says the same.
-        Clients::OwnUser => check_operator(socket),
+        (Connection::Local(_), Clients::OwnUser) => check_operator(connection),
     }
 }
 
-fn check_operator(socket: &PacketSocket) -> Result<(), Error> {
+fn check_operator(connection: &Connection) -> Result<(), Error> {
+    let Connection::Local(socket) = connection else {
+        let message = "commands are taken on the agent's own socket, and not over the network";
+        return Err(Error::new(Code::PermissionDenied, message));
+    };
     if is_operator(socket)? {
         return Ok(());
     }
@@ -64,20 +72,24 @@ fn check_operator(socket: &PacketSocket) -> Result<(), Error> {
 }
 
 /// `None`: the client or the agent has gone.
-fn first_message(node: &Node, socket: &PacketSocket) -> Result<Option<FromClient>, Error> {
+fn first_message(node: &Node, connection: &Connection) -> Result<Option<FromClient>, Error> {
     let deadline = Instant::now() + TICKET_PATIENCE;
-    let fds = [Some(socket.as_fd()), Some(node.stopping.as_fd())];
-    let [readable, stopping] = wait_readable(fds, Some(deadline))?;
-    if stopping {
-        return Ok(None);
-    }
-    if !readable {
-        let message = format!("no ticket was shown within {} s", TICKET_PATIENCE.as_secs());
-        return Err(Error::new(Code::Protocol, message));
-    }
-    match socket.receive(Some(Duration::ZERO)) {
-        Ok(packet) => packet.map(|packet| message::parse(&packet.bytes)).transpose(),
-        Err(PacketError::PeerGone) => Ok(None),
-        Err(error) => Err(error.into()),
+    loop {
+        // It may be there already, where no poll sees it.
+        match connection.receive(Some(Duration::ZERO)) {
+            Ok(packet) => return packet.map(|packet| message::parse(&packet.bytes)).transpose(),
+            Err(PacketError::PeerGone) => return Ok(None),
+            Err(PacketError::TimedOut(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let fds = [Some(connection.as_fd()), Some(node.stopping.as_fd())];
+        let [readable, stopping] = wait_readable(fds, Some(deadline))?;
+        if stopping {
+            return Ok(None);
+        }
+        if !readable || Instant::now() >= deadline {
+            let message = format!("no ticket was shown within {} s", TICKET_PATIENCE.as_secs());
+            return Err(Error::new(Code::Protocol, message));
+        }
     }
 }

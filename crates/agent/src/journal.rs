@@ -1,6 +1,6 @@
 //! The journal: what the node's leases had used, in case the agent is killed.
 //!
-//! `STATE/leases.journal` is written anew each second, and whenever a lease ends, with every lease whose end the
+//! `STATE/leases.journal` is written anew each second, and whenever a lease begins or ends, with every lease whose end the
 //! manager has not acknowledged. Workers die with their agent, so the next agent finds there what is left to be
 //! billed, at most a second short of the truth. While there is nothing to say nothing is written.
 //!
@@ -36,7 +36,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 /// The body of the keeper's thread, which writes each second and whenever there is news.
 /// The last writing is left to whoever knows that the last report has been answered.
 pub(crate) fn run(node: &Node, mut journal: Journal) -> Journal {
-    let mut seen = Seen::default();
+    let mut seen = Seen::with_beginnings();
     while node.ledger.wait_turn(&mut seen, PERIOD) == Turn::Act {
         journal.write(node.ledger.unacknowledged());
     }

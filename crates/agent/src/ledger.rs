@@ -46,6 +46,8 @@ struct State {
     reclaim_at: Option<Instant>,
     /// Grows with whatever shall not wait for the next second: a lease's end, a change of what the node lends.
     news: u64,
+    /// Grows with each lease that begins to be billed.
+    begun: u64,
     /// Why no lease is taken any more.
     closed: Option<Error>,
     finished: bool,
@@ -61,7 +63,18 @@ enum Holder {
 
 /// How far a thread that acts each second has seen the news.
 #[derive(Debug, Default)]
-pub(crate) struct Seen(u64);
+pub(crate) struct Seen {
+    news: u64,
+    /// If it does not wait for the next second when a lease begins to be billed, either.
+    begun: Option<u64>,
+}
+
+impl Seen {
+    /// Of a thread that acts at once when a lease begins, too.
+    pub(crate) fn with_beginnings() -> Seen {
+        Seen { news: 0, begun: Some(0) }
+    }
+}
 
 /// What such a thread shall do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +99,7 @@ impl Ledger {
             untold: BTreeSet::new(),
             reclaim_at: None,
             news: 0,
+            begun: 0,
             closed: None,
             finished: false,
         };
@@ -240,10 +254,14 @@ impl Ledger {
 
     /// Waits for the time to act: `period` from now, or as soon as there is news.
     pub(crate) fn wait_turn(&self, seen: &mut Seen, period: Duration) -> Turn {
-        let is_quiet = |state: &mut State| state.news == seen.0 && !state.finished;
+        let is_quiet = |state: &mut State| {
+            let has_begun = seen.begun.is_some_and(|begun| begun != state.begun);
+            state.news == seen.news && !has_begun && !state.finished
+        };
         let waited = self.changed.wait_timeout_while(lock(&self.state), period, is_quiet);
         let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        seen.0 = state.news;
+        seen.news = state.news;
+        seen.begun = seen.begun.map(|_| state.begun);
         if state.finished { Turn::Finish } else { Turn::Act }
     }
 
@@ -296,6 +314,8 @@ impl Enrolment {
         let mut state = lock(&self.ledger.state);
         if let Some(Holder::Runs { meter, .. }) = state.book.holder_mut(&self.lease) {
             *meter = Some(metered);
+            state.begun += 1;
+            self.ledger.changed.notify_all();
         }
     }
 

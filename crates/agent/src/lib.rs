@@ -5,7 +5,7 @@
 //! it waits for an end, and once a second tells a manager what has been used.
 //!
 //! The threads, all of which sleep unless something happens:
-//! - the *acceptor* takes connections;
+//! - the *acceptors* take connections, one at the agent's socket, one at its port if it has one;
 //! - one for each connection: a *supervisor* that verifies a ticket and then watches over its lease, or one that obeys
 //!   a command of the node's operator;
 //! - the *reporter* talks to one manager at a time, with a tokio runtime of its own;
@@ -24,34 +24,41 @@ mod acceptor;
 mod attach;
 pub mod book;
 mod capacity;
+mod carrier;
 mod command;
 mod confirm;
 mod connection;
 mod end;
+mod gate;
 mod idle;
 mod journal;
 mod ledger;
+mod links;
 mod manager;
 mod managers;
 mod message;
 mod node;
+mod pace;
 mod packages;
 mod report;
 mod resources;
 mod shared;
 mod signal;
 mod state;
+mod strangers;
 mod supervisor;
 mod usage;
+mod visit;
 mod worker;
 
 use std::fs::{self, Permissions};
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use sublet_fabric::clock::Calibration;
 use sublet_fabric::packet::PacketListener;
@@ -59,6 +66,7 @@ use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Code, Error};
 use sublet_runtime::access::Access;
 
+use crate::gate::Gate;
 use crate::journal::Journal;
 use crate::ledger::Ledger;
 use crate::managers::Managers;
@@ -70,6 +78,7 @@ use crate::state::{StateFolder, system, utf8};
 
 pub use crate::capacity::{MAX_SHARED_CORES, MAX_WORKERS_PER_CORE, SharedCores};
 pub use crate::command::command;
+pub use crate::gate::{Network, automatic_fabrics};
 pub use crate::node::Clients;
 
 /// What an agent is told when it starts.
@@ -95,12 +104,14 @@ pub struct Options {
     pub idle_timeout: Option<Duration>,
     /// Whose clients it serves.
     pub clients: Clients,
+    /// How clients of other machines come, if they may.
+    pub network: Option<Network>,
 }
 
 /// A running agent. Stopped when it is dropped.
 pub struct Agent {
     node: Arc<Node>,
-    acceptor: Option<JoinHandle<()>>,
+    acceptors: Vec<JoinHandle<()>>,
     reporter: Option<JoinHandle<()>>,
     keeper: Option<JoinHandle<Journal>>,
     /// Kept locked until nothing of the agent runs.
@@ -115,23 +126,32 @@ impl Agent {
     ///
     /// [`Code::InsufficientResources`] if more is to be lent than there is, [`Code::ManagerUnreachable`],
     /// [`Code::InvalidArgument`] for a path or address that cannot be used, [`Code::AlreadyRunning`] if another agent
-    /// has the state folder, [`Code::System`]; and whatever a manager says against the node, as that its token is for
+    /// has the state folder or another program the port, [`Code::System`]; and whatever a manager says against the node, as that its token is for
     /// another.
     pub fn start(options: Options) -> Result<Agent, Error> {
         let calibration = Calibration::start();
         let state = StateFolder::open(&options.state)?;
-        let node = Arc::new(node(&options, &state, calibration)?);
+        let (node, port) = node(&options, &state, calibration)?;
+        let node = Arc::new(node);
         let listener = listen(&options)?;
         let journal = Journal::at(&state.path);
         node.ledger.inherit(journal.read());
         let mut agent =
-            Agent { node: node.clone(), acceptor: None, reporter: None, keeper: None, _state: state };
+            Agent { node: node.clone(), acceptors: Vec::new(), reporter: None, keeper: None, _state: state };
         let (tell, told) = sync_channel(1);
         agent.keeper = Some(node.spawn("sublet-journal", move |node| journal::run(node, journal))?);
         agent.reporter = Some(node.spawn("sublet-report", move |node| report::run(node, &tell))?);
         told.recv().map_err(|_| Error::new(Code::Internal, "the reporter has failed"))??;
-        agent.acceptor = Some(node.spawn("sublet-accept", move |node| acceptor::run(node, listener))?);
+        agent.acceptors.push(node.spawn("sublet-accept", move |node| acceptor::run(node, listener))?);
+        if let Some(port) = port {
+            agent.acceptors.push(node.spawn("sublet-port", move |node| acceptor::run(node, port))?);
+        }
         Ok(agent)
+    }
+
+    /// Where clients of other machines reach it, as `host:port`, if they can.
+    pub fn address(&self) -> Option<&str> {
+        self.node.gate.as_ref().map(|gate| gate.described.address.as_str())
     }
 
     /// Ends all leases, tells a manager, and returns when nothing of the agent runs any more.
@@ -146,7 +166,10 @@ impl Drop for Agent {
         let reason = Error::new(Code::LeaseEnded, format!("the agent of node {name} is stopping"));
         self.node.ledger.close(&reason);
         self.node.stopping.raise();
-        join(self.acceptor.take());
+        self.node.gate.iter().for_each(|gate| gate.strangers.close());
+        for acceptor in self.acceptors.drain(..) {
+            join(Some(acceptor));
+        }
         self.node.ledger.finish();
         join(self.reporter.take());
         if let Some(mut journal) = join(self.keeper.take()) {
@@ -159,12 +182,19 @@ fn join<T>(thread: Option<JoinHandle<T>>) -> Option<T> {
     thread?.join().inspect_err(|_| tracing::error!("a thread of the agent has failed")).ok()
 }
 
-fn node(options: &Options, state: &StateFolder, calibration: Calibration) -> Result<Node, Error> {
+/// The node, and the port at which it listens.
+fn node(
+    options: &Options,
+    state: &StateFolder,
+    calibration: Calibration,
+) -> Result<(Node, Option<TcpListener>), Error> {
     let cores = capacity::cores(options.cores, options.shared)?;
     let shared_places = options.shared.map_or(0, |shared| shared.places);
     let memory_bytes = capacity::memory_bytes(options.memory_bytes)?;
     let socket = std::path::absolute(&options.socket)
         .map_err(|error| system("using the path", &options.socket, &error))?;
+    let open = |network| Gate::open(network, &options.access, &format!("agent of node {}", options.name));
+    let (gate, port) = options.network.as_ref().map(open).transpose()?.unzip();
     let description = NodeDescription {
         name: options.name.clone(),
         agent: format!("unix:{}", utf8(&socket)?),
@@ -173,11 +203,14 @@ fn node(options: &Options, state: &StateFolder, calibration: Calibration) -> Res
         memory_bytes,
         shared_cores: cores.shared.len() as u32,
         shared_places,
+        host: boot_id()?,
+        network: gate.as_ref().map(|gate| gate.described.clone()),
         ..NodeDescription::default()
     };
     let managers = Arc::new(Managers::new(options.access.clone()));
-    Ok(Node {
+    let node = Node {
         instance: new_instance()?,
+        started_ms: state.started_ms(SystemTime::now()),
         worker: find_worker(&options.worker)?,
         calibration,
         pool: Pool::new(Resources::new(cores, memory_bytes, shared_places)?),
@@ -188,7 +221,16 @@ fn node(options: &Options, state: &StateFolder, calibration: Calibration) -> Res
         idle_timeout: options.idle_timeout,
         clients: options.clients,
         description,
-    })
+        gate,
+    };
+    Ok((node, port))
+}
+
+/// What no other operating system that runs has, nor this one after its next start.
+fn boot_id() -> Result<String, Error> {
+    let path = Path::new("/proc/sys/kernel/random/boot_id");
+    let id = fs::read_to_string(path).map_err(|error| system("reading", path, &error))?;
+    Ok(id.trim().to_owned())
 }
 
 fn new_instance() -> Result<String, Error> {

@@ -1,9 +1,10 @@
-//! The messages between a client and its lease's agent, one to a packet.
+//! The messages between a client and its lease's agent, one to a packet, or between nodes with their lengths before them.
 
 use std::os::fd::BorrowedFd;
 
 use prost::Message;
-use sublet_fabric::packet::{PacketError, PacketSocket};
+use sublet_fabric::connection::Connection;
+use sublet_fabric::packet::PacketError;
 use sublet_proto::v1::{AgentToClient, ClientToAgent, Failure};
 use sublet_proto::{Code, Error, decode};
 
@@ -11,8 +12,8 @@ pub(crate) use sublet_proto::v1::agent_to_client::Body as ToClient;
 pub(crate) use sublet_proto::v1::client_to_agent::Body as FromClient;
 
 /// Sends one message, with the descriptors that it hands over.
-pub(crate) fn send(socket: &PacketSocket, body: ToClient, fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
-    socket.send(&AgentToClient { body: Some(body) }.encode_to_vec(), fds)
+pub(crate) fn send(to: &Connection, body: ToClient, fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
+    to.send(&AgentToClient { body: Some(body) }.encode_to_vec(), fds)
 }
 
 /// The answer to a message that failed.

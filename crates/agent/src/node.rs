@@ -9,6 +9,7 @@ use sublet_fabric::clock::Calibration;
 use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Code, Error};
 
+use crate::gate::Gate;
 use crate::ledger::Ledger;
 use crate::managers::Managers;
 use crate::packages::Packages;
@@ -21,6 +22,8 @@ pub(crate) struct Node {
     pub(crate) description: NodeDescription,
     /// 32 hexadecimal digits that no other start of an agent has.
     pub(crate) instance: String,
+    /// In milliseconds of Unix time, later than any earlier start on the state folder.
+    pub(crate) started_ms: u64,
     /// The worker program.
     pub(crate) worker: PathBuf,
     /// Of the time-stamp counter, since the agent's start.
@@ -34,6 +37,8 @@ pub(crate) struct Node {
     /// Of leases that do not say themselves how long they may be idle.
     pub(crate) idle_timeout: Option<Duration>,
     pub(crate) clients: Clients,
+    /// Where clients of other machines come, if they may.
+    pub(crate) gate: Option<Gate>,
 }
 
 /// Whose clients an agent serves.

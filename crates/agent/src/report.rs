@@ -8,7 +8,7 @@
 //! node is with another by now) asks for a registration. Leases go on through all of this, until they expire.
 
 use std::sync::mpsc::SyncSender;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use sublet_proto::v1::{EndOrder, Registration};
 use sublet_proto::{Code, Error};
@@ -70,7 +70,7 @@ struct Reporter<'node> {
 impl Reporter<'_> {
     fn start(node: &Node) -> Result<Reporter<'_>, Error> {
         let (manager, start) = (node.managers.connect()?, Instant::now());
-        let generation = first_generation(SystemTime::now());
+        let generation = first_generation(node.started_ms);
         let mut reporter =
             Reporter { node, manager, registered: false, generation, last_answer: start, failures: 0 };
         loop {
@@ -203,12 +203,10 @@ impl Reporter<'_> {
     }
 }
 
-/// What the generations of an agent that starts now are higher than: those of the node's agents before it. That it is
-/// the wall clock of one machine that is compared with itself may fail when that is set back; then what the manager of
-/// an agent before believes of the node goes on until it is over, as if that had never heard of the other managers.
-fn first_generation(now: SystemTime) -> u64 {
-    let since_1970 = now.duration_since(UNIX_EPOCH).unwrap_or_default();
-    (since_1970.as_millis() as u64) << GENERATION_SHIFT
+/// What the generations of an agent that started then are higher than: those of the node's agents before it. An agent that
+/// has lost its state folder and whose clock was set back too has to wait until its node is forgotten.
+fn first_generation(started_ms: u64) -> u64 {
+    started_ms << GENERATION_SHIFT
 }
 
 /// Whether waiting, or another manager, may help.
@@ -246,7 +244,7 @@ mod tests {
 
     #[test]
     fn an_agent_that_starts_later_begins_with_a_higher_generation_than_any_before() {
-        let at = |ms| first_generation(UNIX_EPOCH + Duration::from_millis(ms));
+        let at = first_generation;
         let (now_ms, day_ms) = (1_800_000_000_000, 24 * 60 * 60 * 1000);
         // An agent that tries four times a second for a day, and is killed and started again.
         assert!(at(now_ms) + 4 * day_ms / 1000 < at(now_ms + day_ms));

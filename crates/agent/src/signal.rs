@@ -119,7 +119,8 @@ pub(crate) fn wait_for<const N: usize>(
 fn poll_fd<'fd>(watch: &Watch<'fd>) -> PollFd<'fd> {
     match *watch {
         Watch::Readable(fd) => PollFd::from_borrowed_fd(fd, PollFlags::IN),
-        Watch::Closed(fd) => PollFd::from_borrowed_fd(fd, PollFlags::empty()),
+        // Of a stream it says that only when it is asked.
+        Watch::Closed(fd) => PollFd::from_borrowed_fd(fd, PollFlags::RDHUP),
     }
 }
 

@@ -6,10 +6,12 @@
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use sublet_proto::{Code, Error};
+use tracing::warn;
 
 /// A state folder that is this agent's until it is dropped.
 #[derive(Debug)]
@@ -44,6 +46,20 @@ impl StateFolder {
             Err(errno) => Err(system("locking", &lock, &errno.into())),
         }
     }
+
+    /// When this agent has started, in milliseconds of Unix time, and in any case later than all that had the folder
+    /// before it, whatever has become of the clock. Kept for those after it, if the disk takes it.
+    pub(crate) fn started_ms(&self, now: SystemTime) -> u64 {
+        let file = self.path.join("agent.started");
+        let before_ms = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse::<u64>().ok());
+        let now_ms = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+        let started_ms = before_ms.map_or(now_ms, |before| now_ms.max(before.saturating_add(1)));
+        let part = self.path.join("agent.started.part");
+        if let Err(error) = fs::write(&part, format!("{started_ms}\n")).and_then(|()| fs::rename(&part, &file)) {
+            warn!(%error, file = %file.display(), "the time of the start could not be kept");
+        }
+        started_ms
+    }
 }
 
 pub(crate) fn utf8(path: &Path) -> Result<&str, Error> {
@@ -69,5 +85,17 @@ mod tests {
         let path = first.path.clone();
         drop(first);
         StateFolder::open(&path).unwrap();
+    }
+
+    #[test]
+    fn each_start_is_later_than_those_before_it_whatever_the_clock_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = StateFolder::open(folder.path()).unwrap();
+        let at = |ms| UNIX_EPOCH + std::time::Duration::from_millis(ms);
+        assert_eq!(state.started_ms(at(5_000)), 5_000);
+        assert_eq!(state.started_ms(at(7_000)), 7_000);
+        assert_eq!(state.started_ms(at(1_000)), 7_001);
+        fs::write(folder.path().join("agent.started"), "nonsense").unwrap();
+        assert_eq!(state.started_ms(at(9_000)), 9_000);
     }
 }

@@ -8,8 +8,9 @@
 //!     +---> refused                                             broken client
 //! ```
 //!
-//! The client's connection is the lease's life line: when it closes, however the client died, the lease ends. The
-//! inbox and the usage region belong to the lease, so a worker that is started again finds both.
+//! The client's connection is the lease's life line: when it closes, however the client died, the lease ends. Between
+//! nodes the kernel closes it when the other end is out of reach, since something is always under way. The inbox and the
+//! usage region belong to the lease, so a worker that is started again finds both.
 //!
 //! Invariants:
 //! - When a lease has ended, its worker is dead before its cores are free, and its cores are free before the
@@ -18,43 +19,69 @@
 //! - An end that somebody asks for is announced to the client first, with the time that is left.
 //! - Worker processes are started on this thread and do not outlive it.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use sublet_fabric::packet::{PacketError, PacketSocket};
-use sublet_proto::v1::{self, Started};
+use sublet_fabric::connection::Connection;
+use sublet_fabric::packet::PacketError;
+use sublet_proto::v1;
 use sublet_proto::{Code, Error};
-use tracing::{debug, error, info};
+use tracing::{error, info};
 
 use crate::attach::Attached;
 use crate::end::End;
 use crate::idle::{self, IdleWatch, Verdict};
 use crate::message::{self, FromClient, ToClient};
 use crate::node::Node;
+use crate::pace::{MAX_MESSAGES_PER_SECOND, Pace};
 use crate::signal::{WantedEnd, Watch, wait_for, wait_readable};
 use crate::worker::WorkerProcess;
+use process::end_worker;
+use relay::Relay;
+
+mod process;
+mod relay;
+mod tell;
 
 /// How long a client waits at most for a manager to hear of the end of its lease.
 const TELL_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Watches over a lease until it has ended.
-pub(crate) fn supervise(node: &Node, socket: &PacketSocket, held: Attached) {
+pub(crate) fn supervise(node: &Node, socket: &Connection, held: Attached) {
     let idle_timeout = match held.lease.idle_timeout_ms {
         0 => node.idle_timeout,
         own_ms => Some(Duration::from_millis(own_ms)),
     };
     let idle = idle_timeout.map(|timeout| IdleWatch::new(timeout, Instant::now()));
-    Supervisor { worker: None, held, ending: None, idle, socket, node }.run();
+    Supervisor {
+        worker: None,
+        relay: None,
+        held,
+        ending: None,
+        idle,
+        pace: Pace::default(),
+        // It may have come with the ticket.
+        has_more: true,
+        socket,
+        node,
+    }
+    .run();
 }
 
 /// Should this thread fail, the worker is dropped, and dies, before what it uses.
 struct Supervisor<'node> {
     worker: Option<WorkerProcess>,
+    /// Between nodes.
+    relay: Option<Relay>,
     held: Attached,
     /// What was announced to the client.
     ending: Option<WantedEnd>,
     idle: Option<IdleWatch>,
-    socket: &'node PacketSocket,
+    /// Of the client's messages.
+    pace: Pace,
+    /// The client's connection may hold a message beside the one that was taken.
+    has_more: bool,
+    socket: &'node Connection,
     node: &'node Node,
 }
 
@@ -71,6 +98,12 @@ enum Event {
     /// The client said something that makes no sense.
     Garbage(Error),
     ClientGone,
+    /// Between nodes: the worker has said something,
+    FromWorker,
+    /// connections of workers have arrived,
+    Links,
+    /// and the client is to be told that there is somebody.
+    Alive,
 }
 
 impl Supervisor<'_> {
@@ -86,6 +119,9 @@ impl Supervisor<'_> {
 
     /// Until the lease ends. An error ends it, too.
     fn supervise(&mut self) -> Result<End, Error> {
+        if let Some(carrier) = &self.held.carrier {
+            self.relay = Some(Relay::new(self.node, &self.held.lease, carrier)?);
+        }
         // A worker that is wanted at once starts while the manager verifies the token.
         let started = self.held.start.then(|| self.start_worker());
         let mut end = self.await_confirmation()?;
@@ -133,11 +169,19 @@ impl Supervisor<'_> {
         Ok(None)
     }
 
-    fn next_event(&self) -> Result<Event, Error> {
+    fn next_event(&mut self) -> Result<Event, Error> {
         loop {
             let worker = self.worker.as_ref().and_then(WorkerProcess::exit_fd);
-            let fds = [worker, Some(self.held.end.signal.as_fd()), Some(self.socket.as_fd())];
-            let [worker_ended, end_wanted, readable] = wait_readable(fds, Some(self.next_deadline()))?;
+            let relay = self.relay.as_ref();
+            let fds = [
+                worker,
+                Some(self.held.end.signal.as_fd()),
+                Some(self.socket.as_fd()),
+                relay.and_then(Relay::control),
+                relay.and_then(Relay::arrived),
+            ];
+            let deadline = if self.has_more { Instant::now() } else { self.next_deadline() };
+            let [worker_ended, end_wanted, readable, said, arrived] = wait_readable(fds, Some(deadline))?;
             if worker_ended {
                 return Ok(Event::WorkerEnded);
             }
@@ -147,8 +191,16 @@ impl Supervisor<'_> {
             if let Some(event) = self.due_event(Instant::now()) {
                 return Ok(event);
             }
-            if readable {
-                return Ok(self.receive());
+            if said {
+                return Ok(Event::FromWorker);
+            }
+            if arrived {
+                return Ok(Event::Links);
+            }
+            if (readable || self.has_more)
+                && let Some(event) = self.receive()
+            {
+                return Ok(event);
             }
         }
     }
@@ -156,7 +208,8 @@ impl Supervisor<'_> {
     fn next_deadline(&self) -> Instant {
         let ending = self.ending.as_ref().map(|ending| ending.at);
         let look = self.idle.as_ref().map(IdleWatch::next_look);
-        [ending, look].into_iter().flatten().fold(self.held.expires, Instant::min)
+        let alive = self.relay.as_ref().map(Relay::next_alive);
+        [ending, look, alive].into_iter().flatten().fold(self.held.expires, Instant::min)
     }
 
     fn due_event(&self, now: Instant) -> Option<Event> {
@@ -166,15 +219,30 @@ impl Supervisor<'_> {
         if now >= self.held.expires {
             return Some(Event::Expired);
         }
+        if self.relay.as_ref().is_some_and(|relay| now >= relay.next_alive()) {
+            return Some(Event::Alive);
+        }
         self.idle.as_ref().filter(|idle| now >= idle.next_look()).map(|_| Event::Look)
     }
 
-    fn receive(&self) -> Event {
-        match self.socket.receive(Some(Duration::ZERO)) {
-            Ok(Some(packet)) => message::parse(&packet.bytes).map_or_else(Event::Garbage, Event::Message),
-            Ok(None) => Event::ClientGone,
+    /// What the client has said; nothing if it is not there in whole yet.
+    fn receive(&mut self) -> Option<Event> {
+        let received = self.socket.receive(Some(Duration::ZERO));
+        self.has_more = matches!(received, Ok(Some(_)));
+        Some(match received {
+            Ok(Some(packet)) => self.read(&packet.bytes),
+            Ok(None) | Err(PacketError::PeerGone) => Event::ClientGone,
+            Err(PacketError::TimedOut(_)) => return None,
             Err(error) => Event::Garbage(error.into()),
+        })
+    }
+
+    fn read(&mut self, bytes: &[u8]) -> Event {
+        if self.pace.keeps(Instant::now()) {
+            return message::parse(bytes).map_or_else(Event::Garbage, Event::Message);
         }
+        let message = format!("the client sends more than {MAX_MESSAGES_PER_SECOND} messages a second");
+        Event::Garbage(Error::new(Code::Protocol, message))
     }
 
     fn handle(&mut self, event: Event) -> Result<Option<End>, Error> {
@@ -185,6 +253,12 @@ impl Supervisor<'_> {
             Event::Expired => Ok(Some(End::Error(self.expired()))),
             Event::Look => self.look_for_calls(),
             Event::Message(message) => self.obey(message),
+            Event::FromWorker => self.hear_worker(),
+            Event::Links => {
+                self.relay.iter().for_each(Relay::pass_links);
+                Ok(None)
+            }
+            Event::Alive => self.tell_alive(),
             Event::Garbage(error) => {
                 // The connection ends whether or not the client can be told why.
                 let _ = message::send(self.socket, message::failure(&error), &[]);
@@ -208,6 +282,8 @@ impl Supervisor<'_> {
                 let message = "a command is given on a connection of its own";
                 self.tell(message::failure(&Error::new(Code::Protocol, message)))
             }
+            FromClient::ToWorker(message) => self.ask_worker(&message),
+            FromClient::Alive(_) => Ok(None),
         }
     }
 
@@ -243,99 +319,19 @@ impl Supervisor<'_> {
         }
     }
 
-    fn start(&mut self) -> Result<Option<End>, Error> {
-        if self.worker.is_some() {
-            let message = format!("the worker of lease {} runs already", self.held.lease.id);
-            return self.tell(message::failure(&Error::new(Code::AlreadyAllocated, message)));
-        }
-        let started = self.start_worker();
-        self.tell_started(started)
-    }
-
-    /// The client's end of the worker's control socket comes with it.
-    fn start_worker(&mut self) -> Result<(Started, PacketSocket), Error> {
-        let (worker, started, control) =
-            WorkerProcess::start(self.node, &self.held).inspect_err(|error| {
-                error!(lease = self.held.lease.id, %error, "the worker could not be started");
-            })?;
-        debug!(lease = self.held.lease.id, pid = started.pid, "worker started");
-        self.worker = Some(worker);
-        if let Some(idle) = &mut self.idle {
-            idle.touch(Instant::now());
-        }
-        Ok((started, control))
-    }
-
-    /// The client wants the worker dead. If it has just died by itself, the client knows already.
-    fn stop(&mut self, reason: String) -> Result<Option<End>, Error> {
-        let Some(mut worker) = self.worker.take() else { return Ok(None) };
-        if let Err(error) = worker.kill() {
-            self.worker = Some(worker);
-            return Err(error);
-        }
-        self.held.meter.settle()?;
-        self.tell_exit(reason)
-    }
-
-    fn worker_ended(&mut self) -> Result<Option<End>, Error> {
-        let Some(worker) = &mut self.worker else { return Ok(None) };
-        let Some(exit) = worker.exit()? else { return Ok(None) };
-        let reason = worker.describe(exit, &self.held.meter.executing(), self.held.lease.memory_bytes);
-        info!(lease = self.held.lease.id, %reason, "worker ended");
-        self.worker = None;
-        self.held.meter.settle()?;
-        self.tell_exit(reason)
-    }
-
-    fn tell_attached(&self) -> Result<Option<End>, Error> {
-        let inbox_bytes = self.held.inbox.len_bytes();
-        let attached = v1::Attached { inbox_bytes, ticks_per_ns: self.node.calibration.ticks_per_ns() };
-        self.tell_with(ToClient::Attached(attached), &[self.held.inbox.fd()])
-    }
-
-    fn tell_started(&self, started: Result<(Started, PacketSocket), Error>) -> Result<Option<End>, Error> {
-        match started {
-            Ok((started, control)) => self.tell_with(ToClient::Started(started), &[control.as_fd()]),
-            Err(error) => self.tell(message::failure(&error)),
-        }
-    }
-
-    fn tell_ending(&self, reason: &Error, grace: Duration) -> Result<Option<End>, Error> {
-        let grace_ms = grace.as_millis() as u64;
-        let (code, reason) = (reason.code.number(), reason.message.clone());
-        self.tell(ToClient::Ending(v1::Ending { code, reason, grace_ms }))
-    }
-
-    fn tell_exit(&self, reason: String) -> Result<Option<End>, Error> {
-        self.tell(ToClient::WorkerExited(v1::WorkerExited { code: Code::WorkerDied.number(), reason }))
-    }
-
-    fn tell(&self, body: ToClient) -> Result<Option<End>, Error> {
-        self.tell_with(body, &[])
-    }
-
-    /// A client that cannot be told anything is gone.
-    fn tell_with(&self, body: ToClient, fds: &[BorrowedFd<'_>]) -> Result<Option<End>, Error> {
-        match message::send(self.socket, body, fds) {
-            Ok(()) => Ok(None),
-            Err(PacketError::PeerGone | PacketError::TimedOut(_)) => Ok(Some(End::ClientGone)),
-            Err(error) => Err(error.into()),
-        }
-    }
-
     fn expired(&self) -> Error {
         Error::new(Code::LeaseExpired, format!("lease {} has expired", self.held.lease.id))
     }
 
     fn finish(self, end: End) {
-        let Supervisor { worker, held, socket, node, .. } = self;
+        let Supervisor { worker, relay, held, socket, node, .. } = self;
         let Attached { lease, meter, reservation, enrolment, inbox, .. } = held;
         let is_dead = worker.is_none_or(|worker| end_worker(worker, &lease.id));
         if let Err(error) = meter.settle() {
             error!(lease = lease.id, %error, "the usage of the lease's last calls is lost");
         }
         let usage = meter.close().usage;
-        drop(inbox);
+        drop((relay, inbox));
         if is_dead {
             drop(reservation)
         } else {
@@ -348,16 +344,5 @@ impl Supervisor<'_> {
         }
         // It may have gone meanwhile, which changes nothing.
         let _ = message::send(socket, end.message(usage), &[]);
-    }
-}
-
-/// Says whether the worker is dead.
-fn end_worker(mut worker: WorkerProcess, lease: &str) -> bool {
-    match worker.kill() {
-        Ok(()) => true,
-        Err(error) => {
-            error!(lease, %error, "the lease's cores are lost");
-            false
-        }
     }
 }

@@ -106,17 +106,27 @@ fn setup(
     let folder = package.folder.to_str().ok_or_else(|| {
         Error::new(Code::InvalidArgument, format!("the path {} is not UTF-8", package.folder.display()))
     })?;
+    let carrier = held.carrier.as_ref();
+    let identity = carrier.and_then(|carrier| carrier.identity.clone());
+    let (certificate, private_key) =
+        identity.map_or_else(Default::default, |identity| (identity.certificate, identity.private_key));
+    // The inbox is part of what the lease pays for; `attach` has checked that it fits.
+    let memory_bytes = held.lease.memory_bytes.saturating_sub(held.inbox.len_bytes());
     Ok(WorkerSetup {
         lease: held.lease.id.clone(),
         package_folder: folder.to_owned(),
         cores: held.reservation.cores.clone(),
         options: Some(held.options),
-        // The inbox is part of what the lease pays for; `attach` has checked that it fits.
-        memory_bytes: held.lease.memory_bytes.saturating_sub(held.inbox.len_bytes()),
+        memory_bytes,
         ticks_per_ns: node.calibration.ticks_per_ns(),
         slots: occupancy.map(|occupancy| occupancy.slots.clone()).unwrap_or_default(),
         holder: occupancy.map_or(0, |occupancy| occupancy.holder),
         functions: held.meter.layout().functions(),
+        fabric: carrier.map(|carrier| carrier.choice.clone()),
+        certificate,
+        private_key,
+        // What a copy takes is taken from the same memory.
+        copies_bytes: carrier.map_or(0, |_| memory_bytes),
     })
 }
 

@@ -98,6 +98,20 @@ fn the_end_of_a_lease_wakes_the_reporter_and_the_answer_wakes_the_supervisor() {
 }
 
 #[test]
+fn a_lease_that_begins_is_written_down_at_once_and_reported_in_its_time() {
+    let ledger = ledger();
+    let (mut keepers, mut reporters) = (Seen::with_beginnings(), Seen::default());
+    let (enrolment, _end) = enrol(&ledger, "a").unwrap();
+    enrolment.bill(Arc::new(Meter::open(UsageLayout::new(1, 1), Calibration::start()).unwrap()));
+    assert_eq!(ledger.wait_turn(&mut keepers, LONG), Turn::Act);
+    ledger.wait_turn(&mut reporters, Duration::ZERO);
+    assert_eq!((keepers.news, keepers.begun), (reporters.news, Some(1)));
+    enrolment.finish(released());
+    assert_eq!(ledger.wait_turn(&mut keepers, LONG), Turn::Act);
+    assert_eq!(ledger.wait_turn(&mut reporters, LONG), Turn::Act);
+}
+
+#[test]
 fn an_end_that_nobody_heard_of_is_waited_for_in_vain() {
     let ledger = ledger();
     let (enrolment, _end) = enrol(&ledger, "a").unwrap();

@@ -333,7 +333,7 @@ impl Node {
     /// A connection that has shown a ticket; the answer is still to be received.
     pub fn show_ticket(&self, ticket: Vec<u8>) -> Client {
         let client = self.connect();
-        client.say(ToAgent::Attach(Attach { ticket, start: false }));
+        client.say(ToAgent::Attach(Attach { ticket, start: false, fabric: None }));
         client
     }
 
@@ -431,6 +431,7 @@ pub fn options(folder: &Path, script: &str) -> Options {
         worker: worker_script(folder, script),
         idle_timeout: None,
         clients: Clients::OwnUser,
+        network: None,
     }
 }
 

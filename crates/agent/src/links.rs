@@ -1,0 +1,160 @@
+//! Where the connections of workers find their lease: a client makes one for each worker, and proves that it is its own.
+//!
+//! A connection names a lease, a worker and a counter, with a proof that only who has the lease's secret can make. The
+//! thread that has taken the connection verifies that here and lays it on the lease's [`Desk`]; the lease's supervisor
+//! takes it from there, passes it to the worker process, and answers the client.
+//!
+//! Invariants:
+//! - A counter is good once for each lease: what somebody has recorded and plays again is refused.
+//! - What is not proven changes nothing. A desk holds no more connections than there are workers, and a few.
+//! - A lease that has ended has no desk; what still lies on it is refused.
+
+use std::collections::HashMap;
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex};
+
+use sublet_fabric::greeting::{Counters, DataLink, Greeting, Secret};
+use sublet_proto::{Code, Error};
+
+use crate::lock;
+use crate::signal::Signal;
+
+/// Connections on a desk beyond one for each worker: those that take another's place.
+const SPARE_ARRIVALS: usize = 16;
+
+/// The desks of all leases whose calls travel over TCP.
+#[derive(Default)]
+pub(crate) struct Links(Mutex<HashMap<[u8; 16], Arc<Desk>>>);
+
+/// Where the connections of one lease arrive.
+pub(crate) struct Desk {
+    secret: Secret,
+    workers: u32,
+    /// Raised while something lies here.
+    pub(crate) arrived: Signal,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    counters: Counters,
+    arrivals: Vec<Arrival>,
+}
+
+/// A connection that its client has proven to be its own, and that has not been answered.
+pub(crate) struct Arrival {
+    pub(crate) worker: u32,
+    pub(crate) socket: TcpStream,
+    pub(crate) greeting: Greeting,
+}
+
+/// A desk as long as its lease lasts.
+pub(crate) struct OpenDesk {
+    links: Arc<Links>,
+    lease: [u8; 16],
+    pub(crate) desk: Arc<Desk>,
+}
+
+impl Links {
+    /// Opens the desk of a lease.
+    pub(crate) fn open(
+        self: &Arc<Links>,
+        lease: &str,
+        secret: Secret,
+        workers: u32,
+    ) -> Result<OpenDesk, Error> {
+        let key = lease_bytes(lease).ok_or_else(|| {
+            Error::new(Code::Protocol, format!("lease {lease:?} is not named by 32 hexadecimal digits"))
+        })?;
+        let desk =
+            Arc::new(Desk { secret, workers, arrived: Signal::new()?, state: Mutex::new(State::default()) });
+        lock(&self.0).insert(key, desk.clone());
+        Ok(OpenDesk { links: self.clone(), lease: key, desk })
+    }
+
+    /// Lays a connection on the desk that it names, if it proves to be its client's; otherwise answers it.
+    pub(crate) fn arrive(&self, link: DataLink, socket: TcpStream, greeting: Greeting) -> Result<(), Error> {
+        let arrival = Arrival { worker: link.worker, socket, greeting };
+        let desk = lock(&self.0).get(&link.lease).cloned();
+        match desk {
+            Some(desk) => desk.lay(link.counter, arrival),
+            None => {
+                let lease = u128::from_be_bytes(link.lease);
+                let message = format!("lease {lease:032x} has no workers here");
+                arrival.turn_away(Error::new(Code::UnknownLease, message))
+            }
+        }
+    }
+}
+
+impl Arrival {
+    fn turn_away(&self, error: Error) -> Result<(), Error> {
+        self.greeting.refuse(&self.socket, &error);
+        Err(error)
+    }
+}
+
+impl Desk {
+    fn lay(&self, counter: u64, arrival: Arrival) -> Result<(), Error> {
+        let mut state = lock(&self.state);
+        let refusal = if !arrival.greeting.is_by(&self.secret) {
+            Error::new(
+                Code::PermissionDenied,
+                "the connection does not prove that it is the lease's client's",
+            )
+        } else if arrival.worker >= self.workers {
+            let message = format!("there is no worker {}: the lease has {}", arrival.worker, self.workers);
+            Error::new(Code::InvalidArgument, message)
+        } else if !state.counters.accept(counter) {
+            Error::new(
+                Code::PermissionDenied,
+                format!("the proof with the counter {counter} was used before"),
+            )
+        } else if state.arrivals.len() >= self.workers as usize + SPARE_ARRIVALS {
+            Error::new(Code::TryLater, "too many connections of the lease's workers wait already")
+        } else {
+            state.arrivals.push(arrival);
+            self.arrived.raise();
+            return Ok(());
+        };
+        drop(state);
+        arrival.turn_away(refusal)
+    }
+
+    /// What lies here, in the order of its coming.
+    pub(crate) fn take(&self) -> Vec<Arrival> {
+        let mut state = lock(&self.state);
+        self.arrived.clear();
+        std::mem::take(&mut state.arrivals)
+    }
+}
+
+impl Drop for OpenDesk {
+    fn drop(&mut self) {
+        lock(&self.links.0).remove(&self.lease);
+        let ended = Error::new(Code::LeaseEnded, "the lease has ended");
+        for arrival in self.desk.take() {
+            arrival.greeting.refuse(&arrival.socket, &ended);
+        }
+    }
+}
+
+/// A lease as its connections name it: its 32 digits as bytes, the first digits first.
+fn lease_bytes(lease: &str) -> Option<[u8; 16]> {
+    let is_hex = lease.len() == 32 && lease.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_hex.then(|| u128::from_str_radix(lease, 16).ok()).flatten().map(u128::to_be_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_is_named_by_the_bytes_of_its_digits() {
+        let bytes = lease_bytes("0123456789abcdef0123456789abcdef").unwrap();
+        assert_eq!((bytes[0], bytes[1], bytes[15]), (0x01, 0x23, 0xef));
+        for name in ["", "0123", "0123456789abcdef0123456789abcdeg", "+123456789abcdef0123456789abcdef"] {
+            assert_eq!(lease_bytes(name), None, "{name}");
+        }
+    }
+}

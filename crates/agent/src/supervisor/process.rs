@@ -1,0 +1,106 @@
+//! A lease's worker process: started, stopped, ended by itself; and what its client on another node says to it.
+
+use std::time::Instant;
+
+use sublet_fabric::packet::PacketSocket;
+use sublet_proto::v1::Started;
+use sublet_proto::{Code, Error};
+use tracing::{debug, error, info};
+
+use super::relay::{Relay, Relayed};
+use super::{Event, Supervisor};
+use crate::end::End;
+use crate::message::{self, ToClient};
+use crate::worker::WorkerProcess;
+
+impl Supervisor<'_> {
+    pub(super) fn start(&mut self) -> Result<Option<End>, Error> {
+        if self.worker.is_some() {
+            let message = format!("the worker of lease {} runs already", self.held.lease.id);
+            return self.tell(message::failure(&Error::new(Code::AlreadyAllocated, message)));
+        }
+        let started = self.start_worker();
+        self.tell_started(started)
+    }
+
+    /// The client's end of the worker's control socket comes with it, for a client on the node.
+    pub(super) fn start_worker(&mut self) -> Result<(Started, Option<PacketSocket>), Error> {
+        let (worker, started, control) =
+            WorkerProcess::start(self.node, &self.held).inspect_err(|error| {
+                error!(lease = self.held.lease.id, %error, "the worker could not be started");
+            })?;
+        debug!(lease = self.held.lease.id, pid = started.pid, "worker started");
+        self.worker = Some(worker);
+        if let Some(idle) = &mut self.idle {
+            idle.touch(Instant::now());
+        }
+        match &mut self.relay {
+            Some(relay) => relay.begin(control).map(|()| (started, None)),
+            None => Ok((started, Some(control))),
+        }
+    }
+
+    /// The client wants the worker dead. If it has just died by itself, the client knows already.
+    pub(super) fn stop(&mut self, reason: String) -> Result<Option<End>, Error> {
+        let Some(mut worker) = self.worker.take() else { return Ok(None) };
+        if let Err(error) = worker.kill() {
+            self.worker = Some(worker);
+            return Err(error);
+        }
+        self.held.meter.settle()?;
+        self.relay.iter_mut().for_each(|relay| drop(relay.end()));
+        self.tell_exit(Code::WorkerDied, reason)
+    }
+
+    pub(super) fn worker_ended(&mut self) -> Result<Option<End>, Error> {
+        let Some(worker) = &mut self.worker else { return Ok(None) };
+        let Some(exit) = worker.exit()? else { return Ok(None) };
+        let how = worker.describe(exit, &self.held.meter.executing(), self.held.lease.memory_bytes);
+        self.worker = None;
+        self.held.meter.settle()?;
+        let (answers, last_words) = self.relay.as_mut().map(Relay::end).unwrap_or_default();
+        let Error { code, message: reason } = last_words.unwrap_or(Error::new(Code::WorkerDied, how));
+        info!(lease = self.held.lease.id, %reason, "worker ended");
+        for answer in answers {
+            if let Some(end) = self.tell(ToClient::FromWorker(answer))? {
+                return Ok(Some(end));
+            }
+        }
+        self.tell_exit(code, reason)
+    }
+
+    pub(super) fn ask_worker(&mut self, message: &[u8]) -> Result<Option<End>, Error> {
+        let Some(relay) = &mut self.relay else {
+            let message = "a client on the node has its worker's own socket";
+            return self.tell(message::failure(&Error::new(Code::Protocol, message)));
+        };
+        match relay.ask(message) {
+            Ok(relayed) => self.relayed(relayed),
+            Err(error) => self.handle(Event::Garbage(error)),
+        }
+    }
+
+    pub(super) fn hear_worker(&mut self) -> Result<Option<End>, Error> {
+        let relayed = self.relay.as_mut().map_or(Relayed::Nothing, Relay::hear);
+        self.relayed(relayed)
+    }
+
+    fn relayed(&mut self, relayed: Relayed) -> Result<Option<End>, Error> {
+        match relayed {
+            Relayed::Nothing => Ok(None),
+            Relayed::ToClient(said) => self.tell(ToClient::FromWorker(said)),
+            Relayed::Stop(why) => self.stop(format!("the worker was stopped: {why}")),
+        }
+    }
+}
+
+/// Says whether the worker is dead.
+pub(super) fn end_worker(mut worker: WorkerProcess, lease: &str) -> bool {
+    match worker.kill() {
+        Ok(()) => true,
+        Err(error) => {
+            error!(lease, %error, "the lease's cores are lost");
+            false
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! What lies between a client on another node and its worker process: messages both ways, and the workers' connections.
+//!
+//! The client has no descriptor of the worker's control socket, so the supervisor keeps it. A worker answers each of
+//! its client's messages once; those answers are relayed. What it says without being asked is kept as its last words, in
+//! case it ends, and no more than one such message is taken from it.
+//!
+//! Invariants:
+//! - Nothing of a worker process is relayed after the client was told of its end.
+//! - A client that asks faster than its worker answers, and a worker that speaks unasked, lose the process or the lease;
+//!   neither makes the agent keep more than a few words.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use sublet_fabric::packet::{PacketError, PacketSocket};
+use sublet_proto::v1::worker_to_client::Body as FromWorker;
+use sublet_proto::v1::{self, ClientToWorker, WorkerToClient, client_to_worker};
+use sublet_proto::{Code, Error, MAX_PACKET_BYTES, decode};
+use tracing::{debug, info};
+
+use crate::carrier::Carrier;
+use crate::links::{Arrival, OpenDesk};
+use crate::node::Node;
+use crate::signal::wait_readable;
+
+/// From one sign of life to the next.
+const ALIVE_PERIOD: Duration = Duration::from_millis(250);
+/// How long a worker process may take to make room for a message.
+const SEND_PATIENCE: Duration = Duration::from_secs(1);
+/// Messages of a client that its worker has not answered yet.
+const MAX_UNANSWERED: u32 = 256;
+/// Longest message of a worker that is relayed, in bytes: as long as one may be, less what is around it.
+const MAX_RELAYED_BYTES: usize = MAX_PACKET_BYTES - 64;
+/// Longest last words, in characters.
+const MAX_LAST_WORDS: usize = 512;
+
+/// See the [module](self).
+pub(super) struct Relay {
+    /// Of tcp.
+    desk: Option<OpenDesk>,
+    next_alive: Instant,
+    process: Option<Process>,
+}
+
+/// The worker process that runs.
+struct Process {
+    /// Until either end closes it.
+    control: Option<PacketSocket>,
+    unanswered: u32,
+    /// It has answered with its readiness.
+    is_ready: bool,
+    last_words: Option<Error>,
+}
+
+/// What came out of a message.
+pub(super) enum Relayed {
+    Nothing,
+    /// To be sent to the client.
+    ToClient(Vec<u8>),
+    /// The worker process has to go, for this reason.
+    Stop(String),
+}
+
+impl Relay {
+    pub(super) fn new(node: &Node, lease: &v1::Lease, carrier: &Carrier) -> Result<Relay, Error> {
+        let desk = match (&node.gate, carrier.secret) {
+            (Some(gate), Some(secret)) => Some(gate.links.open(&lease.id, secret, lease.cores)?),
+            _ => None,
+        };
+        Ok(Relay { desk, next_alive: Instant::now(), process: None })
+    }
+
+    /// A worker process was started; this is the client's end of its control socket.
+    pub(super) fn begin(&mut self, control: PacketSocket) -> Result<(), Error> {
+        control.set_send_timeout(SEND_PATIENCE)?;
+        let control = Some(control);
+        self.process = Some(Process { control, unanswered: 0, is_ready: false, last_words: None });
+        Ok(())
+    }
+
+    /// The worker process has ended. Gives what it had said last, and what is still to be told to the client.
+    pub(super) fn end(&mut self) -> (Vec<Vec<u8>>, Option<Error>) {
+        let mut left = Vec::new();
+        // It answers no more than it was asked, and what it says beside that ends the loop.
+        while let Some(Relayed::ToClient(answer)) = self.has_spoken().then(|| self.hear()) {
+            left.push(answer);
+        }
+        let process = self.process.take();
+        (left, process.and_then(|process| process.last_words))
+    }
+
+    /// Readable when the worker has said something.
+    pub(super) fn control(&self) -> Option<BorrowedFd<'_>> {
+        self.process.as_ref()?.control.as_ref().map(PacketSocket::as_fd)
+    }
+
+    /// Readable when connections have arrived.
+    pub(super) fn arrived(&self) -> Option<BorrowedFd<'_>> {
+        self.desk.as_ref().map(|open| open.desk.arrived.as_fd())
+    }
+
+    pub(super) fn next_alive(&self) -> Instant {
+        self.next_alive
+    }
+
+    pub(super) fn has_told_alive(&mut self, now: Instant) {
+        self.next_alive = now + ALIVE_PERIOD;
+    }
+
+    /// Passes a client's message on. Without a process nobody answers: the client hears of its end, or has already.
+    pub(super) fn ask(&mut self, message: &[u8]) -> Result<Relayed, Error> {
+        let Some(process) = &mut self.process else { return Ok(Relayed::Nothing) };
+        let Some(control) = &process.control else { return Ok(Relayed::Nothing) };
+        if process.unanswered >= MAX_UNANSWERED {
+            let message = format!("the worker has {MAX_UNANSWERED} messages to answer already");
+            return Err(Error::new(Code::Protocol, message));
+        }
+        match control.send(message, &[]) {
+            Ok(()) => process.unanswered += 1,
+            // Its end will be noticed.
+            Err(PacketError::PeerGone) => {}
+            Err(PacketError::TimedOut(_)) => return Ok(Relayed::Stop("it takes no messages".to_owned())),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(Relayed::Nothing)
+    }
+
+    /// Takes what the worker has said.
+    pub(super) fn hear(&mut self) -> Relayed {
+        let Some(process) = &mut self.process else { return Relayed::Nothing };
+        let Some(control) = &process.control else { return Relayed::Nothing };
+        match control.receive(Some(Duration::ZERO)) {
+            Ok(Some(packet)) => process.take(packet.bytes),
+            Err(PacketError::TimedOut(_)) => Relayed::Nothing,
+            Ok(None) => {
+                process.control = None;
+                Relayed::Nothing
+            }
+            Err(error) => Relayed::Stop(format!("it cannot be understood: {error}")),
+        }
+    }
+
+    /// Passes on the connections that have arrived, or turns them away.
+    pub(super) fn pass_links(&self) {
+        let Some(open) = &self.desk else { return };
+        for arrival in open.desk.take() {
+            match self.pass_link(&arrival) {
+                // A client that is gone meanwhile needs no answer.
+                Ok(()) => drop(arrival.greeting.accept(&arrival.socket)),
+                Err(error) => {
+                    info!(worker = arrival.worker, %error, "a worker's connection was refused");
+                    arrival.greeting.refuse(&arrival.socket, &error);
+                }
+            }
+        }
+    }
+
+    fn pass_link(&self, arrival: &Arrival) -> Result<(), Error> {
+        let process = self.process.as_ref().and_then(|process| process.control.as_ref());
+        let control =
+            process.ok_or_else(|| Error::new(Code::WorkerDied, "no worker process of the lease runs"))?;
+        let link = client_to_worker::Body::Link(v1::Link { worker: arrival.worker });
+        let message = ClientToWorker { body: Some(link) }.encode_to_vec();
+        debug!(worker = arrival.worker, "a worker's connection is passed on");
+        control.send(&message, &[arrival.socket.as_fd()]).map_err(|error| {
+            Error::new(Code::WorkerDied, format!("the worker process does not take the connection: {error}"))
+        })
+    }
+
+    fn has_spoken(&self) -> bool {
+        let fds = [self.control()];
+        fds[0].is_some() && matches!(wait_readable(fds, Some(Instant::now())), Ok([true]))
+    }
+}
+
+impl Process {
+    fn take(&mut self, said: Vec<u8>) -> Relayed {
+        let body = match decode::<WorkerToClient>("a worker's message", &said) {
+            Ok(WorkerToClient { body: Some(body) }) => body,
+            Ok(WorkerToClient { body: None }) => return Relayed::Stop("it said nothing".to_owned()),
+            Err(error) => return Relayed::Stop(error.message),
+        };
+        if said.len() > MAX_RELAYED_BYTES {
+            return Relayed::Stop(format!("it said {} bytes at once", said.len()));
+        }
+        if self.unanswered > 0 {
+            self.unanswered -= 1;
+            self.is_ready |= matches!(body, FromWorker::Ready(_));
+            return Relayed::ToClient(said);
+        }
+        match body {
+            FromWorker::Failure(failure) if self.last_words.is_none() => {
+                // Before it is ready a client learns by the code why it cannot be; later, that it died.
+                let code = if self.is_ready { Code::WorkerDied } else { Code::from_number(failure.code) };
+                let readable = |letter: char| if letter.is_control() { ' ' } else { letter };
+                let words = failure.message.chars().take(MAX_LAST_WORDS).map(readable).collect::<String>();
+                self.last_words = Some(Error::new(code, words));
+                Relayed::Nothing
+            }
+            _ => Relayed::Stop("it spoke without being asked".to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sublet_proto::v1::{Failure, Ready, RegionMapped};
+
+    fn relay() -> (Relay, PacketSocket) {
+        let (ours, workers) = PacketSocket::pair().unwrap();
+        let mut relay = Relay { desk: None, next_alive: Instant::now(), process: None };
+        relay.begin(ours).unwrap();
+        (relay, workers)
+    }
+
+    fn say(worker: &PacketSocket, body: FromWorker) -> Vec<u8> {
+        let bytes = WorkerToClient { body: Some(body) }.encode_to_vec();
+        worker.send(&bytes, &[]).unwrap();
+        bytes
+    }
+
+    fn failure(code: Code, message: &str) -> FromWorker {
+        FromWorker::Failure(Failure { code: code.number(), message: message.into() })
+    }
+
+    #[test]
+    fn a_worker_answers_each_message_once() {
+        let (mut relay, worker) = relay();
+        assert!(matches!(relay.ask(b"question"), Ok(Relayed::Nothing)));
+        assert_eq!(worker.receive(None).unwrap().unwrap().bytes, b"question");
+        let answer = say(&worker, FromWorker::RegionMapped(RegionMapped::default()));
+        assert!(matches!(relay.hear(), Relayed::ToClient(said) if said == answer));
+        assert!(matches!(relay.hear(), Relayed::Nothing));
+        say(&worker, FromWorker::RegionMapped(RegionMapped::default()));
+        assert!(matches!(relay.hear(), Relayed::Stop(_)));
+    }
+
+    #[test]
+    fn what_is_no_message_stops_the_worker() {
+        for bytes in [&b"\xff\xff"[..], b"\x7a\x00"] {
+            let (mut relay, worker) = relay();
+            relay.ask(b"question").unwrap();
+            worker.send(bytes, &[]).unwrap();
+            assert!(matches!(relay.hear(), Relayed::Stop(_)), "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn last_words_say_why_a_worker_ends_and_answers_before_them_are_delivered() {
+        let (mut early, worker) = relay();
+        say(&worker, failure(Code::InvalidPackage, "no such symbol"));
+        drop(worker);
+        let (left, words) = early.end();
+        assert!(left.is_empty());
+        assert_eq!(words.unwrap(), Error::new(Code::InvalidPackage, "no such symbol"));
+
+        let (mut late, worker) = relay();
+        late.ask(b"connect").unwrap();
+        let answer = say(&worker, FromWorker::Ready(Ready::default()));
+        say(&worker, failure(Code::AgentUnreachable, "the connection was lost"));
+        drop(worker);
+        let (left, words) = late.end();
+        assert_eq!((left, words.unwrap().code), (vec![answer], Code::WorkerDied));
+        assert!(late.control().is_none());
+    }
+
+    #[test]
+    fn questions_without_answers_have_a_bound_and_go_nowhere_without_a_process() {
+        let (mut relay, _worker) = relay();
+        for _ in 0..MAX_UNANSWERED {
+            relay.ask(b"question").unwrap();
+        }
+        assert_eq!(relay.ask(b"question").err().unwrap().code, Code::Protocol);
+        relay.end();
+        assert!(matches!(relay.ask(b"question"), Ok(Relayed::Nothing)));
+    }
+
+    #[test]
+    fn a_worker_that_closes_its_end_is_not_listened_to_any_more() {
+        let (mut relay, worker) = relay();
+        drop(worker);
+        assert!(matches!(relay.hear(), Relayed::Nothing));
+        assert!(relay.control().is_none());
+    }
+}

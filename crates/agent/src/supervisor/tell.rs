@@ -1,0 +1,70 @@
+//! What a lease's client is told, and that one who cannot be told anything is gone.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use sublet_fabric::packet::{PacketError, PacketSocket};
+use sublet_proto::v1::{self, Started};
+use sublet_proto::{Code, Error};
+
+use super::Supervisor;
+use crate::end::End;
+use crate::message::{self, ToClient};
+
+impl Supervisor<'_> {
+    /// A client on the node gets the inbox; one on another node what proves and protects its connections.
+    pub(super) fn tell_attached(&self) -> Result<Option<End>, Error> {
+        let held = &self.held;
+        let carrier = held.carrier.as_ref();
+        let identity = carrier.and_then(|carrier| carrier.identity.as_ref());
+        let attached = ToClient::Attached(v1::Attached {
+            inbox_bytes: held.inbox.len_bytes(),
+            ticks_per_ns: self.node.calibration.ticks_per_ns(),
+            link_secret: carrier.and_then(|carrier| carrier.secret).map_or(Vec::new(), Vec::from),
+            worker_certificate: identity.map_or(Vec::new(), |identity| identity.certificate.clone()),
+        });
+        match carrier {
+            None => self.tell_with(attached, &[held.inbox.fd()]),
+            Some(_) => self.tell(attached),
+        }
+    }
+
+    pub(super) fn tell_started(
+        &self,
+        started: Result<(Started, Option<PacketSocket>), Error>,
+    ) -> Result<Option<End>, Error> {
+        match started {
+            Ok((started, Some(control))) => self.tell_with(ToClient::Started(started), &[control.as_fd()]),
+            Ok((started, None)) => self.tell(ToClient::Started(started)),
+            Err(error) => self.tell(message::failure(&error)),
+        }
+    }
+
+    pub(super) fn tell_ending(&self, reason: &Error, grace: Duration) -> Result<Option<End>, Error> {
+        let grace_ms = grace.as_millis() as u64;
+        let (code, reason) = (reason.code.number(), reason.message.clone());
+        self.tell(ToClient::Ending(v1::Ending { code, reason, grace_ms }))
+    }
+
+    pub(super) fn tell_exit(&self, code: Code, reason: String) -> Result<Option<End>, Error> {
+        self.tell(ToClient::WorkerExited(v1::WorkerExited { code: code.number(), reason }))
+    }
+
+    pub(super) fn tell_alive(&mut self) -> Result<Option<End>, Error> {
+        self.relay.iter_mut().for_each(|relay| relay.has_told_alive(Instant::now()));
+        self.tell(ToClient::Alive(v1::Alive {}))
+    }
+
+    pub(super) fn tell(&self, body: ToClient) -> Result<Option<End>, Error> {
+        self.tell_with(body, &[])
+    }
+
+    /// A client that cannot be told anything is gone.
+    fn tell_with(&self, body: ToClient, fds: &[BorrowedFd<'_>]) -> Result<Option<End>, Error> {
+        match message::send(self.socket, body, fds) {
+            Ok(()) => Ok(None),
+            Err(PacketError::PeerGone | PacketError::TimedOut(_)) => Ok(Some(End::ClientGone)),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

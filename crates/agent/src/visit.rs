@@ -1,0 +1,38 @@
+//! A connection from the network, until it is known what it is: a client's that shows a ticket, or a worker's that
+//! proves to be of a lease. Anything else is refused with the reason, if it speaks this language at all, and logged.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+
+use sublet_fabric::connection::Connection;
+use sublet_fabric::greeting::{Greeting, Kind};
+use sublet_fabric::remote::RemoteSocket;
+use sublet_proto::{Code, Error};
+use tracing::info;
+
+use crate::connection;
+use crate::node::Node;
+use crate::strangers::Stranger;
+
+/// The body of a connection's thread.
+pub(crate) fn receive(node: &Arc<Node>, socket: TcpStream, stranger: Stranger) {
+    let from = socket.peer_addr().map_or_else(|_| "an address unknown".to_owned(), |from| from.to_string());
+    if let Err(error) = greet(node, socket, stranger) {
+        info!(from, code = %error.code, %error, "a connection was refused");
+    }
+}
+
+fn greet(node: &Arc<Node>, socket: TcpStream, stranger: Stranger) -> Result<(), Error> {
+    let gate =
+        node.gate.as_ref().ok_or_else(|| Error::new(Code::Internal, "a connection through no port"))?;
+    let greeting = Greeting::receive(&socket)?;
+    match greeting.kind {
+        Kind::Data(link) => gate.links.arrive(link, socket, greeting),
+        Kind::Control => {
+            greeting.accept(&socket)?;
+            let remote = RemoteSocket::accept(socket, &gate.identity)?;
+            connection::serve(node, &Connection::Remote(remote), || drop(stranger));
+            Ok(())
+        }
+    }
+}

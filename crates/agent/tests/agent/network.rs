@@ -1,0 +1,359 @@
+//! The agent's port, with clients of another machine who know the protocol, and some who do not keep to it.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use sublet_fabric::greeting::{self, DataLink, Kind};
+use sublet_fabric::packet::PacketError;
+use sublet_fabric::remote::RemoteSocket;
+use sublet_proto::network::Fabric;
+use sublet_proto::v1::agent_to_client::Body as FromAgent;
+use sublet_proto::v1::client_to_agent::Body as ToAgent;
+use sublet_proto::v1::*;
+use sublet_proto::{Code, Error};
+
+use crate::common::*;
+use crate::{SLEEPS, assert_dies};
+
+const LEASE: &str = "0123456789abcdef0123456789abcdef";
+const OTHER_LEASE: &str = "fedcba9876543210fedcba9876543210";
+
+/// A worker that answers nothing and takes nothing.
+fn node() -> Node {
+    node_with(SLEEPS, |_| {})
+}
+
+fn node_with(script: &str, prepare: impl FnOnce(&mut sublet_agent::Network)) -> Node {
+    Node::with(script, |options, _| {
+        let mut network = sublet_agent::Network::at(SocketAddr::from(([127, 0, 0, 1], 0)));
+        prepare(&mut network);
+        options.network = Some(network);
+    })
+}
+
+/// What the node says of its network.
+fn described(node: &Node) -> NodeNetwork {
+    let book = node.manager.book();
+    book.registrations[0].node.as_ref().unwrap().network.clone().unwrap()
+}
+
+fn dial(node: &Node) -> TcpStream {
+    let socket = TcpStream::connect(described(node).address).unwrap();
+    greeting::prepare(&socket).unwrap();
+    socket
+}
+
+/// A client's end of its control connection.
+struct Remote(RemoteSocket);
+
+impl Remote {
+    fn connect(node: &Node) -> Remote {
+        let socket = dial(node);
+        greeting::greet(&socket, &Kind::Control, None).unwrap();
+        Remote(RemoteSocket::connect(socket, &described(node).certificate).unwrap())
+    }
+
+    fn show(node: &Node, lease: Lease, fabric: Option<FabricChoice>) -> Remote {
+        let client = Remote::connect(node);
+        client.say(ToAgent::Attach(Attach { ticket: node.ticket(lease), start: false, fabric }));
+        client
+    }
+
+    /// A lease whose calls would travel over TCP.
+    fn attach(node: &Node) -> (Remote, Attached) {
+        let client = Remote::show(node, node.lease(LEASE), Some(Fabric::Tcp.choice(false)));
+        let attached = client.hear_attached();
+        (client, attached)
+    }
+
+    fn say(&self, body: ToAgent) {
+        self.0.send(&ClientToAgent { body: Some(body) }.encode_to_vec()).unwrap();
+    }
+
+    /// The next message that is no sign of life.
+    fn hear(&self) -> FromAgent {
+        loop {
+            let packet =
+                self.0.receive(Some(PATIENCE)).unwrap().expect("the agent has closed the connection");
+            match AgentToClient::decode(packet.bytes.as_slice()).unwrap().body.unwrap() {
+                FromAgent::Alive(_) => {}
+                body => return body,
+            }
+        }
+    }
+
+    fn hear_attached(&self) -> Attached {
+        match self.hear() {
+            FromAgent::Attached(attached) => attached,
+            other => panic!("{other:?} instead of the attachment"),
+        }
+    }
+
+    fn hear_failure(&self) -> Error {
+        match self.hear() {
+            FromAgent::Failure(failure) => Error::new(Code::from_number(failure.code), failure.message),
+            other => panic!("{other:?} instead of a failure"),
+        }
+    }
+
+    fn start(&self) -> u32 {
+        self.say(ToAgent::Start(Start {}));
+        match self.hear() {
+            FromAgent::Started(started) => started.pid,
+            other => panic!("{other:?} instead of a start"),
+        }
+    }
+
+    fn hear_exit(&self) -> WorkerExited {
+        match self.hear() {
+            FromAgent::WorkerExited(exited) => exited,
+            other => panic!("{other:?} instead of the worker's exit"),
+        }
+    }
+
+    fn assert_closed(&self) {
+        loop {
+            match self.0.receive(Some(PATIENCE)) {
+                Ok(Some(_)) => {}
+                Ok(None) | Err(PacketError::PeerGone) => return,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
+    fn release(&self) {
+        self.say(ToAgent::Release(Release {}));
+        assert!(matches!(self.hear(), FromAgent::LeaseEnded(ended) if ended.code == 0));
+    }
+}
+
+/// A worker's connection as its client makes it, with the agent's answer.
+fn link(node: &Node, lease: &str, link: (u32, u64), secret: &[u8]) -> (TcpStream, Result<(), Error>) {
+    let socket = dial(node);
+    let lease = u128::from_str_radix(lease, 16).unwrap().to_be_bytes();
+    let kind = Kind::Data(DataLink { lease, worker: link.0, counter: link.1 });
+    let answer = greeting::greet(&socket, &kind, Some(&secret.try_into().unwrap()));
+    (socket, answer)
+}
+
+/// The node still does what it is for.
+fn assert_serves(node: &Node) {
+    let lease = node.lease(OTHER_LEASE);
+    Remote::show(node, lease, Some(Fabric::Tcp.choice(false))).hear_attached();
+}
+
+#[test]
+fn the_node_says_where_it_is_reached_and_by_what() {
+    let node = node_with(SLEEPS, |network| network.encrypt = true);
+    let network = described(&node);
+    assert_eq!(node.agent.as_ref().unwrap().address(), Some(network.address.as_str()));
+    assert!(network.address.starts_with("127.0.0.1:") && network.encrypted, "{network:?}");
+    assert_eq!(network.fabrics, ["tcp"]);
+    let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    assert_eq!(node.manager.book().registrations[0].node.as_ref().unwrap().host, boot_id.trim());
+    let silent = Node::with_worker(SLEEPS);
+    assert!(silent.agent.as_ref().unwrap().address().is_none());
+    assert!(silent.manager.book().registrations[0].node.as_ref().unwrap().network.is_none());
+}
+
+#[test]
+fn a_lease_of_another_machine_gets_secrets_in_place_of_descriptors_and_ends_with_its_connection() {
+    let node = node();
+    let (client, attached) = Remote::attach(&node);
+    assert!(attached.inbox_bytes > 0 && attached.ticks_per_ns > 0.0);
+    assert_eq!((attached.link_secret.len(), attached.worker_certificate.len()), (32, 0));
+    let worker = client.start();
+    assert!(is_alive(worker));
+    drop(client);
+    assert_dies(worker);
+    node.manager.wait_ended(LEASE);
+    assert_serves(&node);
+}
+
+#[test]
+fn both_sides_give_signs_of_life() {
+    let node = node();
+    let (client, _) = Remote::attach(&node);
+    for _ in 0..3 {
+        client.say(ToAgent::Alive(Alive {}));
+        let packet = client.0.receive(Some(PATIENCE)).unwrap().unwrap();
+        let said = AgentToClient::decode(packet.bytes.as_slice()).unwrap().body.unwrap();
+        assert!(matches!(said, FromAgent::Alive(_)), "{said:?}");
+    }
+    client.release();
+}
+
+#[test]
+fn what_a_client_wants_and_the_node_does_not_offer_is_refused_and_its_ticket_stays_good() {
+    let node = node_with(SLEEPS, |network| network.encrypt = true);
+    let verbs = Fabric::Ofi("verbs".into()).choice(false);
+    for choice in [None, Some(verbs), Some(Fabric::Tcp.choice(false))] {
+        let client = Remote::show(&node, node.lease(LEASE), choice.clone());
+        let error = client.hear_failure();
+        assert_eq!(error.code, Code::FabricUnavailable, "{choice:?}: {error}");
+        client.assert_closed();
+    }
+    let local = node.connect();
+    let fabric = Some(Fabric::Tcp.choice(true));
+    local.say(ToAgent::Attach(Attach { ticket: node.ticket(node.lease(LEASE)), start: false, fabric }));
+    assert_eq!(local.hear_failure().0, Code::FabricUnavailable, "at the agent's socket");
+    let client = Remote::show(&node, node.lease(LEASE), Some(Fabric::Tcp.choice(true)));
+    assert!(!client.hear_attached().worker_certificate.is_empty());
+}
+
+#[test]
+fn no_command_is_taken_over_the_network() {
+    let node = node();
+    let client = Remote::connect(&node);
+    client.say(ToAgent::Command(Command { state: NodeState::Draining.into(), grace_ms: 0 }));
+    assert_eq!(client.hear_failure().code, Code::PermissionDenied);
+    client.assert_closed();
+    assert_serves(&node);
+}
+
+#[test]
+fn a_workers_connection_must_be_proven_and_no_proof_is_good_twice() {
+    let node = node();
+    let (client, attached) = Remote::attach(&node);
+    let secret = attached.link_secret.as_slice();
+    let refused = |lease, at, secret: &[u8], code| {
+        let error = link(&node, lease, at, secret).1.unwrap_err();
+        assert_eq!(error.code, code, "{error}");
+    };
+    refused(LEASE, (0, 1), secret, Code::WorkerDied);
+    client.start();
+    refused(OTHER_LEASE, (0, 2), secret, Code::UnknownLease);
+    refused(LEASE, (0, 2), &[7; 32], Code::PermissionDenied);
+    refused(LEASE, (1, 2), secret, Code::InvalidArgument);
+    refused(LEASE, (0, 1), secret, Code::PermissionDenied);
+    let (_first, answer) = link(&node, LEASE, (0, 2), secret);
+    answer.unwrap();
+    refused(LEASE, (0, 2), secret, Code::PermissionDenied);
+    // In the place of the first.
+    link(&node, LEASE, (0, 3), secret).1.unwrap();
+    client.release();
+    refused(LEASE, (0, 4), secret, Code::UnknownLease);
+}
+
+#[test]
+fn a_worker_that_says_nothing_ends_with_its_reason_and_the_next_one_is_started() {
+    let node = node_with("exec sleep 0.2", |_| {});
+    let (client, _) = Remote::attach(&node);
+    for _ in 0..2 {
+        client.start();
+        let question = ClientToWorker { body: Some(client_to_worker::Body::Connect(Connect::default())) };
+        client.say(ToAgent::ToWorker(question.encode_to_vec()));
+        let exited = client.hear_exit();
+        assert_eq!(exited.code, Code::WorkerDied.number());
+        assert!(exited.reason.contains("exited with status 0"), "{}", exited.reason);
+    }
+    // To nobody.
+    client.say(ToAgent::ToWorker(b"?".to_vec()));
+    client.release();
+}
+
+#[test]
+fn a_client_that_floods_its_agent_or_its_worker_loses_its_lease_and_nobody_else_does() {
+    for body in [ToAgent::Alive(Alive {}), ToAgent::ToWorker(vec![0; 16])] {
+        let node = node();
+        let (client, _) = Remote::attach(&node);
+        let worker = client.start();
+        let message = ClientToAgent { body: Some(body) }.encode_to_vec();
+        let start = Instant::now();
+        while client.0.send(&message).is_ok() {
+            assert!(start.elapsed() < PATIENCE, "the agent takes everything");
+        }
+        assert_dies(worker);
+        node.manager.wait_ended(LEASE);
+        assert_serves(&node);
+    }
+}
+
+#[test]
+fn strangers_are_answered_nothing_or_the_reason_and_harm_nobody() {
+    let node = node();
+    for said in [&b"GET / HTTP/1.1\r\nHost: node\r\n\r\n"[..], b"\0\0\0\0", &[0xff; 4096], b""] {
+        let mut socket = dial(&node);
+        socket.write_all(said).unwrap();
+        // The agent may have seen enough before.
+        let _ = socket.shutdown(std::net::Shutdown::Write);
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut answer = Vec::new();
+        // It may be reset, for what it has said was not read to the end.
+        let _ = socket.read_to_end(&mut answer);
+        assert!(answer.is_empty(), "{answer:?} to {said:?}");
+    }
+    // Somebody who greets and then does not speak TLS.
+    let mut socket = dial(&node);
+    greeting::greet(&socket, &Kind::Control, None).unwrap();
+    socket.write_all(&[0x55; 2048]).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let _ = socket.read_to_end(&mut Vec::new());
+    // And one who does not trust the agent.
+    let socket = dial(&node);
+    greeting::greet(&socket, &Kind::Control, None).unwrap();
+    let other = sublet_fabric::tls::Identity::generate("another").unwrap();
+    assert!(RemoteSocket::connect(socket, &other.certificate).is_err());
+    assert_serves(&node);
+}
+
+#[test]
+fn strangers_who_say_nothing_leave_room_for_others_and_are_cut_off_when_the_agent_stops() {
+    let mut node = node();
+    let address = described(&node).address;
+    let silent: Vec<_> = (0..64).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    // All have been taken in before the next one is.
+    let socket = dial(&node);
+    let error = greeting::greet(&socket, &Kind::Control, None).unwrap_err();
+    assert!(matches!(error.code, Code::TryLater | Code::AgentUnreachable), "{error}");
+    // From another address there is room.
+    let other = socket_from([127, 0, 0, 2], &address);
+    greeting::greet(&other, &Kind::Control, None).unwrap();
+    let agent = node.agent.take().unwrap();
+    let start = Instant::now();
+    agent.stop();
+    assert!(start.elapsed() < PATIENCE);
+    for mut socket in silent {
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        let ended = socket.read(&mut [0; 1]);
+        assert!(
+            matches!(ended, Ok(0))
+                || ended.is_err_and(|error| error.kind() != std::io::ErrorKind::WouldBlock)
+        );
+    }
+}
+
+/// A connection from this address of the machine.
+fn socket_from(from: [u8; 4], to: &str) -> TcpStream {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let fd = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(fd.as_fd(), &SocketAddr::from((from, 0))).unwrap();
+    connect(fd.as_fd(), &to.parse::<SocketAddr>().unwrap()).unwrap();
+    TcpStream::from(fd)
+}
+
+#[test]
+fn a_port_in_use_keeps_an_agent_from_starting() {
+    let node = node();
+    let address: SocketAddr = described(&node).address.parse().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let network = Some(sublet_agent::Network::at(address));
+    let options = sublet_agent::Options { network, ..options(folder.path(), SLEEPS) };
+    let error = sublet_agent::Agent::start(options).err().unwrap();
+    assert_eq!(error.code, Code::AlreadyRunning);
+    assert!(error.message.contains(&address.port().to_string()), "{error}");
+}
+
+#[test]
+fn a_lease_of_this_machine_is_as_before() {
+    let node = node();
+    let client = node.attach(node.lease(LEASE));
+    let (started, _control) = client.start();
+    client.say(ToAgent::ToWorker(vec![1]));
+    assert_eq!(client.hear_failure().0, Code::Protocol);
+    assert!(client.0.receive(Some(Duration::from_millis(600))).is_err(), "no signs of life within a machine");
+    assert!(is_alive(started.pid));
+}
