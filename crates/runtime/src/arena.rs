@@ -5,7 +5,9 @@
 //! pages and need no room for a header: what a worker must know travels in the request's line.
 //!
 //! Regions are made when allocation outgrows them, each at least as large as all before it together, and stay until
-//! the invoker is dropped; a large freed buffer gives its pages back to the machine at once.
+//! the invoker is dropped; a large freed buffer gives its pages back to the machine at once. On another node a region
+//! is a copy within the lease's memory: so they begin small, a worker process gets only those that hold buffers when
+//! it starts, and one that it has no room for is left aside.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -20,8 +22,8 @@ use sublet_proto::{Code, Error};
 
 use crate::wire::MAX_REGIONS;
 
-/// Size of the first region. Untouched pages of a region take no memory.
-const FIRST_REGION_BYTES: u64 = 64 << 20;
+/// Size of the first region. Untouched pages of a region take no memory, but over a network each counts.
+const FIRST_REGION_BYTES: u64 = 4 << 20;
 /// Largest region, and so the largest buffer: what a call's 32-bit size can say, in whole pages.
 const MAX_REGION_BYTES: u64 = 1 << 32;
 /// From this size on, a freed buffer's pages are given back. Below, keeping them saves the next owner the faults.
@@ -29,16 +31,20 @@ const GIVE_BACK_BYTES: u64 = 32 << 20;
 
 /// Memory that workers can reach.
 pub struct Arena {
-    window: Window,
+    window: Arc<Window>,
     regions: Mutex<Vec<ArenaRegion>>,
 }
 
 /// A region by its index + 1, as the wire numbers it.
 struct ArenaRegion {
-    file: OwnedFd,
+    file: Arc<OwnedFd>,
     len_bytes: u64,
     /// Free stretches, by offset. No two touch.
     free: BTreeMap<u64, u64>,
+    /// A worker may not have it: to be published before anything in it is used.
+    unpublished: bool,
+    /// A worker had no room for it. Nothing is allocated from it unless it is asked for anew, by its exact size.
+    refused: bool,
 }
 
 /// A piece of an arena, in whole pages.
@@ -50,31 +56,57 @@ pub(crate) struct Block {
 
 impl Arena {
     pub(crate) fn new() -> Result<Arc<Arena>, Error> {
-        let window = Window::reserve(MAX_REGIONS, u64::from(u32::MAX))?;
+        let window = Arc::new(Window::reserve(MAX_REGIONS, u64::from(u32::MAX))?);
         Ok(Arc::new(Arena { window, regions: Mutex::new(Vec::new()) }))
     }
 
-    /// Allocates whole pages. `publish` is called after a region was added and before anything in it is given out:
-    /// by then workers must have it.
+    /// Allocates whole pages. `publish` makes every worker have the regions that hold something; it is called before
+    /// anything is given out of a region that a worker may not have.
+    ///
+    /// # Errors
+    /// Those of `publish`. After `insufficient_resources`, of a worker that has no room for a copy of the region,
+    /// smaller pieces may still be had.
     pub(crate) fn allocate(
         &self,
         len_bytes: u64,
-        publish: impl FnOnce() -> Result<(), Error>,
+        mut publish: impl FnMut() -> Result<(), Error>,
     ) -> Result<Block, Error> {
         let wanted =
             page_align(len_bytes.max(1)).filter(|&wanted| wanted <= MAX_REGION_BYTES).ok_or_else(|| {
                 let message = format!("a buffer of {len_bytes} bytes: the largest has {} bytes", u32::MAX);
                 Error::new(Code::InvalidArgument, message)
             })?;
-        if let Some(block) = self.take(wanted) {
+        let (block, unpublished) = match self.take(wanted) {
+            Some(taken) => taken,
+            None => (self.grow(wanted, Growth::Doubling)?, true),
+        };
+        if !unpublished {
             return Ok(block);
         }
-        let region = self.grow(wanted)?;
+        let published = match self.publish(block, &mut publish) {
+            Err(error) if error.code == Code::InsufficientResources => {
+                let block = self.grow(wanted, Growth::Exact)?;
+                return self.publish(block, &mut publish).map(|()| block);
+            }
+            published => published,
+        };
+        published.map(|()| block)
+    }
+
+    /// Makes workers have the region of a block that was just taken; gives the block back if they cannot.
+    fn publish(&self, block: Block, publish: &mut impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
         let published = publish();
-        self.open(region);
-        published?;
-        self.take(wanted)
-            .ok_or_else(|| Error::new(Code::Internal, "a new region was taken before its first buffer"))
+        let mut regions = self.lock();
+        let region = &mut regions[block.at.region as usize - 1];
+        match &published {
+            // The block was in it all the while, so that each process that has started meanwhile has it, too.
+            Ok(()) => (region.unpublished, region.refused) = (false, false),
+            Err(error) => {
+                region.refused = error.code == Code::InsufficientResources;
+                region.insert_free(block.at.offset, block.len_bytes);
+            }
+        }
+        published
     }
 
     pub(crate) fn free(&self, block: Block) {
@@ -92,51 +124,63 @@ impl Arena {
         self.window.pointer(block.at, block.len_bytes)
     }
 
-    /// The place of memory that lies wholly inside of the arena.
-    #[inline(always)]
-    pub(crate) fn locate(&self, pointer: *const u8, len_bytes: u64) -> Option<Address> {
-        self.window.locate(pointer, len_bytes)
+    /// Where its regions are mapped: tells the place of memory that lies wholly inside of the arena.
+    pub(crate) fn window(&self) -> &Arc<Window> {
+        &self.window
     }
 
-    /// Hands every region numbered above `known` to `give`, in order.
-    pub(crate) fn regions_above(
+    /// Hands every region that holds something and is not known yet to `give`, in order. Those that hold nothing are
+    /// published when they are used.
+    pub(crate) fn regions_in_use(
         &self,
-        known: u32,
+        is_known: impl Fn(u32) -> bool,
         mut give: impl FnMut(u32, &OwnedFd, u64) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let regions = self.lock();
-        for (index, region) in regions.iter().enumerate().skip(known as usize) {
-            give(index as u32 + 1, &region.file, region.len_bytes)?;
+        let mut in_use = Vec::new();
+        for (number, region) in (1..).zip(self.lock().iter_mut()) {
+            match (is_known(number), region.is_empty()) {
+                (true, _) => {}
+                (false, true) => region.unpublished = true,
+                (false, false) => in_use.push((number, region.file.clone(), region.len_bytes)),
+            }
         }
-        Ok(())
+        // Without the lock: a worker may take its time.
+        in_use.into_iter().try_for_each(|(number, file, len_bytes)| give(number, &file, len_bytes))
     }
 
-    fn take(&self, wanted: u64) -> Option<Block> {
+    /// A piece of a region that has room, and whether that is still to be published.
+    fn take(&self, wanted: u64) -> Option<(Block, bool)> {
         let mut regions = self.lock();
-        regions.iter_mut().enumerate().find_map(|(index, region)| {
+        (1..).zip(regions.iter_mut()).filter(|(_, region)| !region.refused).find_map(|(number, region)| {
             let offset = region.take_free(wanted)?;
-            Some(Block { at: Address { region: index as u32 + 1, offset }, len_bytes: wanted })
+            Some((Block { at: Address { region: number, offset }, len_bytes: wanted }, region.unpublished))
         })
     }
 
-    /// Adds a region without free space.
-    fn grow(&self, wanted: u64) -> Result<u32, Error> {
+    /// Adds a region, or takes one that was refused before, and the first piece of it.
+    fn grow(&self, wanted: u64, growth: Growth) -> Result<Block, Error> {
         let mut regions = self.lock();
-        let so_far: u64 = regions.iter().map(|region| region.len_bytes).sum();
-        let len_bytes = wanted.max(so_far).clamp(FIRST_REGION_BYTES, MAX_REGION_BYTES);
-        let number = regions.len() as u32 + 1;
-        let file = create_file("sublet-buffers", len_bytes)?;
-        self.window.map(number, file.as_fd(), len_bytes)?;
-        regions.push(ArenaRegion { file, len_bytes, free: BTreeMap::new() });
-        Ok(number)
-    }
-
-    /// Makes the space of a new region free.
-    fn open(&self, number: u32) {
-        let mut regions = self.lock();
-        if let Some(region) = regions.get_mut(number as usize - 1) {
-            region.insert_free(0, region.len_bytes);
-        }
+        let so_far: u64 =
+            regions.iter().filter(|region| !region.refused).map(|region| region.len_bytes).sum();
+        let len_bytes = match growth {
+            Growth::Doubling => wanted.max(so_far).clamp(FIRST_REGION_BYTES, MAX_REGION_BYTES),
+            Growth::Exact => wanted,
+        };
+        let refused =
+            |region: &ArenaRegion| region.refused && region.len_bytes == len_bytes && region.is_empty();
+        let index = match regions.iter().position(refused) {
+            Some(index) => index,
+            None => {
+                let file = Arc::new(create_file("sublet-buffers", len_bytes)?);
+                self.window.map(regions.len() as u32 + 1, file.as_fd(), len_bytes)?;
+                let free = BTreeMap::from([(0, len_bytes)]);
+                regions.push(ArenaRegion { file, len_bytes, free, unpublished: true, refused: false });
+                regions.len() - 1
+            }
+        };
+        let offset = regions[index].take_free(wanted);
+        let offset = offset.ok_or_else(|| Error::new(Code::Internal, "an empty region without room"))?;
+        Ok(Block { at: Address { region: index as u32 + 1, offset }, len_bytes: wanted })
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<ArenaRegion>> {
@@ -144,7 +188,20 @@ impl Arena {
     }
 }
 
+/// How large a new region is.
+enum Growth {
+    /// At least as large as all before it together: so there are few.
+    Doubling,
+    /// As what is wanted, where workers have no room for more.
+    Exact,
+}
+
 impl ArenaRegion {
+    /// Whether nothing in it is taken.
+    fn is_empty(&self) -> bool {
+        self.free.get(&0) == Some(&self.len_bytes)
+    }
+
     /// First fit: low addresses are used again first, and stay in the caches.
     fn take_free(&mut self, wanted: u64) -> Option<u64> {
         let (&offset, &len) = self.free.iter().find(|&(_, &len)| len >= wanted)?;
@@ -192,7 +249,7 @@ impl<T: Pod> Buffer<T> {
     pub(crate) fn new(
         arena: &Arc<Arena>,
         len: usize,
-        publish: impl FnOnce() -> Result<(), Error>,
+        publish: impl FnMut() -> Result<(), Error>,
     ) -> Result<Buffer<T>, Error> {
         let too_large = || {
             let message = format!(
@@ -265,10 +322,10 @@ mod tests {
         let mut values = buffer::<f64>(&arena, 1000).unwrap();
         values.fill(1.5);
         assert_eq!(values.as_ptr() as usize % 4096, 0);
-        assert_eq!(arena.locate(values.as_ptr().cast(), 8000), Some(values.block.at));
-        assert_eq!(arena.locate(values[10..].as_ptr().cast(), 80).unwrap().offset, 80);
+        assert_eq!(arena.window.locate(values.as_ptr().cast(), 8000), Some(values.block.at));
+        assert_eq!(arena.window.locate(values[10..].as_ptr().cast(), 80).unwrap().offset, 80);
         let elsewhere = [0u8; 64];
-        assert_eq!(arena.locate(elsewhere.as_ptr(), 64), None);
+        assert_eq!(arena.window.locate(elsewhere.as_ptr(), 64), None);
     }
 
     #[test]
@@ -296,6 +353,55 @@ mod tests {
         })
         .unwrap();
         assert_eq!((published, first.len() + second.len()), (1, 2));
+    }
+
+    /// A worker with room for so many bytes, which has mapped these regions.
+    fn publisher<'a>(
+        arena: &'a Arc<Arena>,
+        room: u64,
+        mapped: &'a mut Vec<(u32, u64)>,
+    ) -> impl FnMut() -> Result<(), Error> {
+        move || {
+            let known: Vec<_> = mapped.iter().map(|&(number, _)| number).collect();
+            arena.regions_in_use(
+                |number| known.contains(&number),
+                |number, _, len_bytes| {
+                    if mapped.iter().map(|&(_, len)| len).sum::<u64>() + len_bytes > room {
+                        return Err(Error::new(Code::InsufficientResources, "no room"));
+                    }
+                    mapped.push((number, len_bytes));
+                    Ok(())
+                },
+            )
+        }
+    }
+
+    #[test]
+    fn a_worker_without_room_refuses_a_buffer_and_the_arena_goes_on() {
+        let (arena, mut mapped) = (Arena::new().unwrap(), Vec::new());
+        let room = FIRST_REGION_BYTES + 3 * 4096;
+        let mut made = |len: usize| Buffer::<u8>::new(&arena, len, publisher(&arena, room, &mut mapped));
+        let small = made(100).unwrap();
+        for _ in 0..300 {
+            assert_eq!(made(FIRST_REGION_BYTES as usize).err().unwrap().code, Code::InsufficientResources);
+        }
+        let full = made(FIRST_REGION_BYTES as usize - 4096).unwrap();
+        let exact = made(2 * 4096).unwrap();
+        assert_eq!(made(2 * 4096).err().unwrap().code, Code::InsufficientResources);
+        drop((made(4096).unwrap(), small, exact, full));
+        assert_eq!(mapped.iter().map(|&(_, len)| len).sum::<u64>(), room);
+    }
+
+    #[test]
+    fn a_process_that_starts_gets_what_is_in_use_and_the_rest_before_it_is_used() {
+        let (arena, mut first, mut second) = (Arena::new().unwrap(), Vec::new(), Vec::new());
+        let large = Buffer::<u8>::new(&arena, 8 << 20, publisher(&arena, u64::MAX, &mut first)).unwrap();
+        drop(Buffer::<u8>::new(&arena, 9 << 20, publisher(&arena, u64::MAX, &mut first)).unwrap());
+        publisher(&arena, u64::MAX, &mut second)().unwrap();
+        assert_eq!((first.len(), &second[..]), (2, &[(1, 8 << 20)][..]));
+        let again = Buffer::<u8>::new(&arena, 9 << 20, publisher(&arena, u64::MAX, &mut second)).unwrap();
+        assert_eq!((again.block.at.region, second.len()), (2, 2));
+        drop(large);
     }
 
     proptest! {

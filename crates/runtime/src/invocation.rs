@@ -83,7 +83,11 @@ impl<'call> Invocation<'call> {
         if self.ended {
             return true;
         }
-        match self.outcome() {
+        let mut outcome = self.outcome();
+        if outcome.is_none() && self.lease.take_arrived(self.sent.worker) {
+            outcome = self.outcome();
+        }
+        match outcome {
             Some(outcome) if outcome.status != TURNED_AWAY => true,
             None if self.lease.running() && !self.lost() => false,
             _ => self.is_over(),
@@ -339,6 +343,7 @@ impl Future for Invocation<'_> {
             let line = self.lease.result_line(self.sent.worker, self.sent.record);
             let watch = self.lease.result_watch(self.sent.worker, self.sent.record);
             if line.ask_bell(watch, self.sent.turn) && !self.lost() {
+                self.lease.watched(self.sent.worker);
                 return Poll::Pending;
             }
             records.unwatch(self.sent.record);

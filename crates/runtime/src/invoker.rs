@@ -16,6 +16,7 @@ pub use allocation::{Allocation, Policy};
 use crate::access::Access;
 use crate::arena::{Arena, Buffer};
 use crate::deploy::read_package;
+use crate::fabrics::FabricChoice;
 use crate::invocation::Invocation;
 use crate::lease::Call;
 use crate::lease::link::{ColdStart, Notice};
@@ -261,7 +262,11 @@ impl Invoker {
         self.held.take().map_or_else(|| Ok(Vec::new()), |held| held.end())
     }
 
-    /// Allocates a buffer of `len` values that workers reach without copying, now or in a later lease.
+    /// Allocates a buffer of `len` values that workers reach without copying, now or in a later lease. Workers on another
+    /// machine have a copy of it within their lease's memory, and a call's bytes are sent between the two.
+    ///
+    /// # Errors
+    /// `insufficient_resources` if a lease on another machine has no memory left for the copy; smaller buffers may fit.
     pub fn buffer<T: Pod>(&self, len: usize) -> Result<Buffer<T>, Error> {
         Buffer::new(&self.arena, len, || self.held.as_ref().map_or(Ok(()), Held::publish_regions))
     }
@@ -274,6 +279,11 @@ impl Invoker {
     /// Every lease, in the order of their workers' numbers; those that are over included.
     pub fn leases(&self) -> Vec<v1::Lease> {
         self.held.iter().flat_map(Held::leases).map(|lease| lease.description()).collect()
+    }
+
+    /// What carries the calls of each lease, in the order of [`Invoker::leases`].
+    pub fn fabrics(&self) -> Vec<FabricChoice> {
+        self.held.iter().flat_map(Held::leases).map(|lease| lease.fabric()).collect()
     }
 
     /// The leased package, if there is one.

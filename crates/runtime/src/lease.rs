@@ -1,12 +1,17 @@
 //! A lease in the client: the inboxes of its workers, the results of its calls, and how a call is sent.
 //!
 //! The path of a call is [`Lease::dispatch`]. It takes a record and a ring position, both lock-free, and publishes
-//! one line. Everything slow is in [`link`]: attaching, starting the worker process, learning of its death.
+//! one line. Everything slow is elsewhere: attaching ([`attach`]), starting the worker process ([`start`]), learning of
+//! its death ([`monitor`]).
 //!
 //! A worker process may die at any moment. The link then raises each worker's `dead_before` to the ring position up
 //! to which calls are lost; their owners see that and report why. The ring itself goes on: the next worker process
 //! of the lease begins at that position. So whether a call is lost, answered or still to come is decided by two
 //! words, its result's turn and `dead_before`, and nothing is ever reset under a running submission.
+//!
+//! Over a network the ring is reached by a connection, which ends with the worker process. It is ended on this side,
+//! too, before calls are given up: what is sent from then on is neither lost nor a hole in the ring, but kept until the
+//! next process is connected ([`end`]).
 //!
 //! An invoker may hold several leases; a call that one of them turns away finds the others in their [`crew`].
 
@@ -14,26 +19,34 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use sublet_fabric::Endpoint;
 use sublet_fabric::clock::ticks;
 use sublet_fabric::line::{Line, Turn, Watch};
 use sublet_fabric::region::Region;
 use sublet_fabric::ring::{Occupant, Position, Sender};
+use sublet_fabric::shm;
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
-use sublet_fabric::window::Address;
+use sublet_fabric::window::{Address, Window};
 use sublet_proto::v1::{self, PackageInfo, WorkerOptions};
 use sublet_proto::{Code, Error};
 
 use crate::arena::{Arena, Block};
+use crate::fabrics::FabricChoice;
 use crate::wire::{Immediate, InboxLayout, OWN_REGION, Request, ResultsLayout};
+use carrier::Carrier;
 use crew::Crew;
 use records::{Claim, Records};
 
+mod agent;
 pub(crate) mod alarm;
 pub(crate) mod attach;
+mod carrier;
 pub(crate) mod crew;
+mod dial;
+mod end;
 pub(crate) mod link;
+mod monitor;
 pub(crate) mod records;
+mod start;
 
 /// How long a submission spins on a full ring before it starts to sleep between looks.
 const FULL_RING_SPINS: u32 = 2_000;
@@ -62,11 +75,13 @@ pub(crate) struct Lease {
     names: Vec<(String, u16)>,
     pub(crate) options: WorkerOptions,
     pub(crate) arena: Arc<Arena>,
+    /// The arena's.
+    window: Arc<Window>,
     inbox: InboxLayout,
     results_layout: ResultsLayout,
     results: Region,
-    /// The end that reaches the workers: region 0 is their inbox.
-    endpoint: Endpoint,
+    /// What reaches the workers: region 0 is their inbox.
+    carrier: Carrier,
     workers: Box<[WorkerLink]>,
     /// Written by the link alone.
     status: AtomicU32,
@@ -130,6 +145,17 @@ pub(crate) struct Sent {
     pub(crate) staging: Option<Block>,
 }
 
+impl Call {
+    /// The caller's input.
+    fn input(&self) -> &[u8] {
+        if self.input_len == 0 {
+            return &[];
+        }
+        // SAFETY: the caller of `submit_raw` vouches for `input_len` readable bytes at `input` until the call has ended.
+        unsafe { std::slice::from_raw_parts(self.input, self.input_len as usize) }
+    }
+}
+
 impl Lease {
     /// Sends a call of an invoker that has this lease alone, to the worker that it names or one that looks idle.
     #[inline(always)]
@@ -161,6 +187,7 @@ impl Lease {
     #[cold]
     pub(crate) fn take_over(&self, worker: u32, call: &Call, sent: &mut Sent) -> Result<bool, Error> {
         let memory = self.memory(call, sent.staging)?;
+        self.take_arrived(worker);
         let Some(claim) = self.workers[worker as usize].records.claim() else { return Ok(false) };
         let occupant = Occupant { record: claim.record, turn: claim.turn() };
         let Some(position) = self.try_claim(worker, occupant) else {
@@ -212,12 +239,17 @@ impl Lease {
             result_turn: claim.turn(),
             timed: call.timed,
         };
-        if memory.input.is_none() && call.input_len > 0 {
-            self.put_payload(worker, position, call)?;
+        let immediate = Immediate::new(claim.record, claim.uses, call.function).to_bits();
+        match &self.carrier {
+            Carrier::Local(endpoint) => {
+                if memory.input.is_none() && call.input_len > 0 {
+                    self.put_payload(endpoint, worker, position, call)?;
+                }
+                let to = self.inbox.line(worker, position.line);
+                endpoint.put_imm(to, position.turn, immediate, &request.encode())?;
+            }
+            Carrier::Remote(remote) => remote.publish(self, worker, position, (call, &request, immediate)),
         }
-        let immediate = Immediate::new(claim.record, claim.uses, call.function);
-        let to = self.inbox.line(worker, position.line);
-        self.endpoint.put_imm(to, position.turn, immediate.to_bits(), &request.encode())?;
         self.workers[worker as usize].ring.sent(position, occupant);
         Ok(())
     }
@@ -225,7 +257,7 @@ impl Lease {
     /// Where the call's memory lies for a worker, with a stand-in for output that no worker reaches.
     #[inline(always)]
     fn memory(&self, call: &Call, staging: Option<Block>) -> Result<Memory, Error> {
-        let input = self.arena.locate(call.input, u64::from(call.input_len));
+        let input = self.window.locate(call.input, u64::from(call.input_len));
         if input.is_none() && u64::from(call.input_len) > self.options.slot_bytes {
             return Err(self.input_too_large(call));
         }
@@ -240,7 +272,7 @@ impl Lease {
     #[inline(always)]
     fn place_output(&self, call: &Call) -> Result<(Address, Option<Block>), Error> {
         let capacity = u64::from(call.output_capacity);
-        if let Some(address) = self.arena.locate(call.output, capacity) {
+        if let Some(address) = self.window.locate(call.output, capacity) {
             return Ok((address, None));
         }
         if call.output_capacity == 0 {
@@ -251,11 +283,19 @@ impl Lease {
     }
 
     /// The one copy of an input that is not in the arena.
-    fn put_payload(&self, worker: u32, position: Position, call: &Call) -> Result<(), Error> {
-        // SAFETY: the caller of `dispatch` vouches for `input_len` readable bytes at `input`.
-        let bytes = unsafe { std::slice::from_raw_parts(call.input, call.input_len as usize) };
-        let to = Address { region: OWN_REGION, offset: self.inbox.payload(worker, position.line) };
-        Ok(self.endpoint.put(to, bytes)?)
+    fn put_payload(
+        &self,
+        endpoint: &shm::Endpoint,
+        worker: u32,
+        position: Position,
+        call: &Call,
+    ) -> Result<(), Error> {
+        Ok(endpoint.put(self.payload(worker, position), call.input())?)
+    }
+
+    /// Where an input that is not in the arena goes.
+    fn payload(&self, worker: u32, position: Position) -> Address {
+        Address { region: OWN_REGION, offset: self.inbox.payload(worker, position.line) }
     }
 
     /// The worker that the caller names, or one that is idle if a few looks find one, in turn.
@@ -303,6 +343,7 @@ impl Lease {
             if self.status.load(Ordering::Acquire) != RUNNING {
                 self.revive()?;
             }
+            self.take_arrived(worker);
             looks += 1;
             if looks < FULL_RING_SPINS { std::hint::spin_loop() } else { std::thread::sleep(FULL_RING_NAP) }
         }
@@ -358,6 +399,9 @@ impl Lease {
     /// Spins for the result as long as the lease spins. False: it did not come in that time.
     #[inline(always)]
     pub(crate) fn spin(&self, line: &Line, sent: &Sent) -> bool {
+        if let Carrier::Remote(remote) = &self.carrier {
+            return self.spin_remote(remote, line, sent);
+        }
         // Most hot calls end within these looks; the clock is read only after them.
         const FIRST_LOOKS: u32 = 4096;
         const LOOKS: u32 = 256;
@@ -378,9 +422,36 @@ impl Lease {
     /// Sleeps until the result comes, the call is lost, the worker process ends, or the deadline passes. Says
     /// whether the result came.
     pub(crate) fn sleep(&self, line: &Line, sent: &Sent, deadline: Option<std::time::Instant>) -> bool {
+        let over = || self.lost(sent.worker, sent.position) || !self.running();
         let line = (line, self.result_watch(sent.worker, sent.record));
-        self.endpoint
-            .wait(line, sent.turn, deadline, || self.lost(sent.worker, sent.position) || !self.running())
+        match &self.carrier {
+            Carrier::Local(endpoint) => endpoint.wait(line, sent.turn, deadline, over),
+            Carrier::Remote(remote) => remote.wait(sent, line, deadline, over),
+        }
+    }
+
+    /// Takes results that have arrived, if somebody has to. In shared memory nobody has: `false`.
+    #[inline(always)]
+    pub(crate) fn take_arrived(&self, worker: u32) -> bool {
+        match &self.carrier {
+            Carrier::Local(_) => false,
+            Carrier::Remote(remote) => remote.take_arrived(worker),
+        }
+    }
+
+    /// A future is about to sleep on a line of the worker's: over a network somebody must take its result.
+    #[inline(always)]
+    pub(crate) fn watched(&self, worker: u32) {
+        if let Carrier::Remote(remote) = &self.carrier
+            && !remote.is_polled(worker)
+        {
+            self.link.ring();
+        }
+    }
+
+    /// What carries its calls.
+    pub(crate) fn fabric(&self) -> FabricChoice {
+        self.carrier.fabric()
     }
 
     /// The error message of a record's result.

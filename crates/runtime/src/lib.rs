@@ -12,6 +12,7 @@
 pub mod access;
 mod arena;
 pub mod deploy;
+pub mod fabrics;
 mod invocation;
 pub mod invoker;
 mod lease;
@@ -21,6 +22,7 @@ pub mod worker;
 
 pub use access::{Access, Address};
 pub use arena::Buffer;
+pub use fabrics::FabricChoice;
 pub use invocation::{Completion, Invocation, is_repeatable};
 pub use invoker::{Allocation, CallOptions, Function, Invoker, Policy};
 pub use lease::link::{ColdStart, Notice};

@@ -6,15 +6,19 @@
 //! III-D). On a core that it shares it first takes the core, or rejects the request ([`slots`]).
 //!
 //! Between taking a request and publishing its result there is no system call, allocation, lock or log; only a
-//! sleeping client costs a wake-up. A request that makes no sense is answered with an error; a function that breaks
+//! sleeping client costs a wake-up. Over a network what the function has written is sent ahead of the result, with it in
+//! one system call, and a worker whose connection is lost ends its process. A request that makes no sense is answered with an error; a function that breaks
 //! its process is the agent's business ([`process`] says what a worker process is).
 
-use sublet_fabric::Endpoint;
+use std::ptr::NonNull;
+
 use sublet_fabric::clock::ticks;
 use sublet_fabric::line::{Line, Watch};
+use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::region::Region;
 use sublet_fabric::ring::Position;
 use sublet_fabric::window::Address;
+use sublet_fabric::{Endpoint, FabricError};
 use sublet_proto::{ALWAYS_HOT_NS, Code};
 
 use crate::wire::usage::Meter;
@@ -22,8 +26,11 @@ use crate::wire::{Immediate, InboxLayout, MAX_MESSAGE_BYTES, OWN_REGION, Outcome
 use library::{Context, Library, Returned};
 use slots::Core;
 
+mod client;
+mod control;
 mod library;
 pub mod process;
+mod remote;
 mod slots;
 
 /// How often a polling worker looks at its line between two looks at the clock: seldom enough that a call does not
@@ -40,6 +47,8 @@ pub(crate) struct Worker<'lease, C> {
     pub(crate) results: ResultsLayout,
     /// The end that reaches the client: region 0 is its results region, the others are its buffers.
     pub(crate) client: &'lease Endpoint,
+    /// Where it says why it ends.
+    pub(crate) control: &'lease PacketSocket,
     pub(crate) library: &'lease Library,
     pub(crate) meter: Meter<'lease>,
     pub(crate) hot_timeout_ticks: u64,
@@ -60,8 +69,8 @@ enum Waiting {
 
 /// Where a call's bytes lie in this process.
 struct Places {
-    input: *mut u8,
-    output: *mut u8,
+    input: NonNull<u8>,
+    output: NonNull<u8>,
 }
 
 impl<C: Core> Worker<'_, C> {
@@ -112,9 +121,10 @@ impl<C: Core> Worker<'_, C> {
         if let Waiting::Polling { since } = state {
             let mut now = since;
             loop {
-                if line.spin(position.turn, LOOKS_PER_CLOCK) {
+                if self.client.spin((line, watch), position.turn, LOOKS_PER_CLOCK) {
                     return Waiting::Polling { since: now };
                 }
+                self.check_connection();
                 now = ticks();
                 if now.saturating_sub(since) >= self.hot_timeout_ticks {
                     break;
@@ -123,8 +133,18 @@ impl<C: Core> Worker<'_, C> {
             self.meter.sleep();
             self.core.give_back();
         }
-        self.client.wait((line, watch), position.turn, None, || false);
+        while !self.client.wait((line, watch), position.turn, None, || false) {
+            self.check_connection();
+        }
         Waiting::Slept
+    }
+
+    /// Ends the process if nothing can come any more. In shared memory there is nothing to check.
+    #[inline(always)]
+    fn check_connection(&self) {
+        if let Some(reason) = self.client.down() {
+            control::lost(self.control, &reason);
+        }
     }
 
     /// Executes one request and publishes its result. Returns the time at which the function returned.
@@ -142,15 +162,18 @@ impl<C: Core> Worker<'_, C> {
             Waiting::Slept => ticks(),
         };
         let call = self.meter.enter(immediate.function, entered, matches!(waiting, Waiting::Polling { .. }));
-        let ended = match self.places(at, request) {
-            Ok(places) => self.call(immediate.function, request, &places, context),
-            Err(refusal) => refusal,
+        let (ended, output) = match self.places(at, request) {
+            Ok(places) => (self.call(immediate.function, request, &places, context), Some(places.output)),
+            Err(refusal) => (refusal, None),
         };
         let executing_ticks = if request.timed { ticks().saturating_sub(entered) } else { 0 };
         let outcome = self.outcome(&ended, executing_ticks, immediate, context);
         self.meter.answer(&call, ended.code.is_some());
         if self.is_warm() {
             self.core.give_back();
+        }
+        if !matches!(self.client, Endpoint::Shm(_)) {
+            self.push(request, &ended, output);
         }
         self.publish(immediate, request, &outcome);
         // The clock is read when the client has its result already.
@@ -171,8 +194,30 @@ impl<C: Core> Worker<'_, C> {
     fn publish(&self, immediate: Immediate, request: &Request, outcome: &Outcome) {
         let to = self.results.line(self.number, immediate.record());
         let sent = self.client.put_imm(to, request.result_turn, immediate.to_bits(), &outcome.encode());
-        if sent.is_err() {
-            fatal("the results region is smaller than its layout");
+        if let Err(error) = sent {
+            self.unsent(&error);
+        }
+    }
+
+    /// Makes what a function has written the client's.
+    #[cold]
+    fn push(&self, request: &Request, ended: &Ended, output: Option<NonNull<u8>>) {
+        let Ended { code: None, written: 1.. } = *ended else { return };
+        let Some(output) = output else { return };
+        // SAFETY: `places` has found as many bytes there as the request has room for, of which `call` has checked that no
+        // more were written; mapped regions stay mapped. The function that wrote them has returned, and its result's line
+        // follows on this thread. A client that writes there meanwhile makes them any bytes, no worse.
+        let pushed = unsafe { self.client.push(request.output, output, u64::from(ended.written)) };
+        if let Err(error) = pushed {
+            self.unsent(&error);
+        }
+    }
+
+    #[cold]
+    fn unsent(&self, error: &FabricError) -> ! {
+        match self.client {
+            Endpoint::Shm(_) => fatal("the results region is smaller than its layout"),
+            _ => control::lost(self.control, &error.to_string()),
         }
     }
 
@@ -189,14 +234,14 @@ impl<C: Core> Worker<'_, C> {
             self.client.mapped(request.input, input_len)
         };
         let output = if request.output_capacity == 0 {
-            Some(std::ptr::NonNull::<u128>::dangling().cast())
+            Some(NonNull::<u128>::dangling().cast())
         } else if request.output.region == OWN_REGION {
             None
         } else {
             self.client.mapped(request.output, u64::from(request.output_capacity))
         };
         match (input, output) {
-            (Some(input), Some(output)) => Ok(Places { input: input.as_ptr(), output: output.as_ptr() }),
+            (Some(input), Some(output)) => Ok(Places { input, output }),
             _ => Err(Ended::of(Code::InvalidArgument)),
         }
     }
@@ -207,7 +252,8 @@ impl<C: Core> Worker<'_, C> {
             return Ended::of(Code::UnknownFunction);
         };
         context.begin(request.output_capacity);
-        match self.library.call(function, places.input, request.input_len, places.output, context) {
+        let (input, output) = (places.input.as_ptr(), places.output.as_ptr());
+        match self.library.call(function, input, request.input_len, output, context) {
             Returned::Failed(code) => Ended { code: Some(code), written: 0 },
             Returned::Written(written) if written > request.output_capacity => {
                 Ended { code: Some(Code::OutputTooLarge), written }

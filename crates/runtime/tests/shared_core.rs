@@ -125,7 +125,7 @@ impl Neighbour {
         let regions = [neighbour.inbox.fd(), neighbour.usage.fd(), core.region.fd()];
         neighbour._control.send(&setup, &regions).unwrap();
         let results_bytes = neighbour.results.len_bytes();
-        let connect = v1::Connect { results_bytes, start_positions: vec![0] };
+        let connect = v1::Connect { results_bytes, start_positions: vec![0], ..v1::Connect::default() };
         let body = Some(v1::client_to_worker::Body::Connect(connect));
         let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         let message = v1::ClientToWorker { body }.encode_to_vec();

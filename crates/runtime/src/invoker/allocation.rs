@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use sublet_proto::v1::{self, WorkerOptions};
-use sublet_proto::{ALWAYS_HOT_NS, ALWAYS_WARM_NS};
+use sublet_proto::{ALWAYS_HOT_NS, ALWAYS_WARM_NS, Error};
+
+use crate::fabrics::{FabricChoice, Terms};
 
 /// How workers wait for calls (rFaaS III-C).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +50,8 @@ pub struct Allocation {
     wait: Duration,
     idle_timeout: Duration,
     pu: String,
+    fabric: Option<FabricChoice>,
+    interface: Option<String>,
 }
 
 impl Allocation {
@@ -68,6 +72,8 @@ impl Allocation {
             wait: Duration::ZERO,
             idle_timeout: Duration::ZERO,
             pu: String::new(),
+            fabric: None,
+            interface: None,
         }
     }
 
@@ -143,6 +149,24 @@ impl Allocation {
     pub fn pu(mut self, kind: impl Into<String>) -> Allocation {
         self.pu = kind.into();
         self
+    }
+
+    /// Calls are carried by this; without it as `$SUBLET_FABRIC` says, and else by the best that client and node have.
+    pub fn fabric(mut self, fabric: FabricChoice) -> Allocation {
+        self.fabric = Some(fabric);
+        self
+    }
+
+    /// Connections to other machines go out by this interface, said by its name or one of its addresses; without it as
+    /// `$SUBLET_INTERFACE` says, and else as the machine's routes do.
+    pub fn interface(mut self, interface: impl Into<String>) -> Allocation {
+        self.interface = Some(interface.into());
+        self
+    }
+
+    /// How its nodes are reached.
+    pub(super) fn terms(&self) -> Result<Terms, Error> {
+        Terms::new(self.fabric.clone(), self.interface.clone())
     }
 
     /// The same for a package by its digest or name.

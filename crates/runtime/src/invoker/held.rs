@@ -36,7 +36,8 @@ impl Held {
         arena: &Arc<Arena>,
         allocation: Allocation,
     ) -> Result<Held, Error> {
-        let household = Household { arena: arena.clone(), crew: Arc::default(), spin: allocation.spin };
+        let (spin, terms) = (allocation.spin, allocation.terms()?);
+        let household = Household { arena: arena.clone(), crew: Arc::default(), spin, terms };
         let mut leases = take_leases(manager, &allocation, &household, 0)?.into_iter();
         let first = leases.next().ok_or_else(|| Error::new(Code::Protocol, "a grant without a lease"))?;
         Ok(Held { first, others: leases.collect(), allocation, household, next: AtomicU32::new(0) })
@@ -162,7 +163,7 @@ fn attach(
 ) -> Result<Vec<Arc<Lease>>, Error> {
     let ids: Vec<_> = grants.iter().filter_map(|grant| Some(grant.lease.as_ref()?.id.clone())).collect();
     // All tickets are shown before any answer is waited for: the nodes start their workers at the same time.
-    let shown: Vec<_> = grants.into_iter().map(Attaching::begin).collect();
+    let shown: Vec<_> = grants.into_iter().map(|grant| Attaching::begin(grant, &household.terms)).collect();
     let mut leases: Vec<Arc<Lease>> = Vec::new();
     let attached: Result<(), Error> = shown.into_iter().try_for_each(|shown| {
         let number = leases.last().map_or(first_worker, |lease| lease.first_worker + lease.workers());

@@ -5,27 +5,32 @@
 //! answered, and returns when the workers wait for calls.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use prost::Message;
 use rustix::event::{EventfdFlags, eventfd};
 use sublet_fabric::clock::monotonic_ns;
-use sublet_fabric::packet::{PacketError, PacketSocket};
+use sublet_fabric::greeting::{self, Kind};
+use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::region::Region;
+use sublet_fabric::remote::RemoteSocket;
+use sublet_fabric::shm;
 use sublet_fabric::sync::{AtomicU32, AtomicU64};
 use sublet_fabric::window::Window;
-use sublet_fabric::{Endpoint, shm};
 use sublet_proto::v1::{self, agent_to_client, client_to_agent};
 use sublet_proto::{Code, Error, decode};
 
+use super::agent::AgentSocket;
+use super::carrier::{Carrier, Remote, Route};
 use super::crew::Crew;
+use super::dial::Dial;
 use super::link::{AGENT_TIMEOUT, Link, error_of, protocol};
 use super::{IDLE, Lease, WorkerLink};
 use crate::access::socket_path;
 use crate::arena::Arena;
+use crate::fabrics::{self, Here, Network, Terms};
 use crate::wire::{InboxLayout, OWN_REGION, ResultsLayout};
 
 /// What all leases of an invoker share.
@@ -35,6 +40,7 @@ pub(crate) struct Household {
     pub(crate) crew: Arc<Crew>,
     /// How long a waiter spins before it sleeps.
     pub(crate) spin: Duration,
+    pub(crate) terms: Terms,
 }
 
 /// A grant whose ticket has been shown.
@@ -43,30 +49,36 @@ pub(crate) struct Attaching {
     package: v1::PackageInfo,
     options: v1::WorkerOptions,
     inbox: InboxLayout,
-    agent: PacketSocket,
+    agent: AgentSocket,
+    /// Over a network, the way there.
+    by: Option<(Dial, Network)>,
     asked_ns: u64,
 }
 
 impl Attaching {
     /// Shows a grant's ticket to its agent, which attaches the lease and starts its worker process.
-    pub(crate) fn begin(grant: v1::LeaseGrant) -> Result<Attaching, Error> {
+    pub(crate) fn begin(grant: v1::LeaseGrant, terms: &Terms) -> Result<Attaching, Error> {
+        let asked_ns = monotonic_ns();
+        let (agent, by) = reach(&grant, terms)?;
         let description = grant.lease.ok_or_else(|| protocol("the grant names no lease"))?;
         let package = grant.package.ok_or_else(|| protocol("the grant names no package"))?;
         let options = description.options.ok_or_else(|| protocol("the lease has no options"))?;
         let inbox = InboxLayout::new(description.cores, options.slots, options.slot_bytes)?;
-        let asked_ns = monotonic_ns();
-        let agent = connect(&grant.agent)?;
-        let attach = client_to_agent::Body::Attach(v1::Attach { ticket: grant.ticket, start: true });
-        agent.send(&v1::ClientToAgent { body: Some(attach) }.encode_to_vec(), &[]).map_err(gone)?;
-        Ok(Attaching { description, package, options, inbox, agent, asked_ns })
+        let fabric = by.as_ref().map(|(_, network)| network.message());
+        agent.tell(client_to_agent::Body::Attach(v1::Attach {
+            ticket: grant.ticket,
+            start: true,
+            fabric,
+        }))?;
+        Ok(Attaching { description, package, options, inbox, agent, by, asked_ns })
     }
 
     /// The attached lease, whose first worker has this number, with its workers waiting for calls. If they cannot be
     /// started, the lease is given back.
     pub(crate) fn finish(self, household: &Household, first_worker: u32) -> Result<Arc<Lease>, Error> {
-        let (attached, inbox_file) = read_attached(&self.agent)?;
+        let attached = read_attached(&self.agent)?;
         let asked_ns = self.asked_ns;
-        let lease = self.lease((attached, inbox_file), household, first_worker)?;
+        let lease = self.lease(attached, household, first_worker)?;
         match lease.await_start(asked_ns) {
             Ok(()) => Ok(lease),
             Err(error) => {
@@ -79,26 +91,39 @@ impl Attaching {
 
     fn lease(
         self,
-        (attached, inbox_file): (v1::Attached, OwnedFd),
+        (attached, inbox_file): (v1::Attached, Option<OwnedFd>),
         household: &Household,
         first_worker: u32,
     ) -> Result<Arc<Lease>, Error> {
-        let Attaching { description, package, options, inbox, agent, .. } = self;
+        let Attaching { description, package, options, inbox, agent, by, .. } = self;
         let (expected, is) = (inbox.len_bytes(), attached.inbox_bytes);
         if is != expected {
             return Err(protocol(format!("an inbox of {is} bytes instead of {expected}")));
         }
-        let window = Window::reserve(1, expected)?;
-        window.map(OWN_REGION, inbox_file.as_fd(), expected)?;
         let results_layout = ResultsLayout::new(description.cores);
-        let (answer, answers) = sync_channel(1);
+        let results = Region::create("sublet-results", results_layout.len_bytes())?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::new(Code::System, format!("eventfd: {error}")))?;
+        let window = household.arena.window();
+        let carrier = match by {
+            None => local(inbox_file, expected)?,
+            Some(by) => {
+                let route = route(by, agent.peer_ip(), &description.id, &attached)?;
+                let (workers, spin) = (description.cores, household.spin);
+                Carrier::Remote(Box::new(Remote::new(
+                    route,
+                    (&results, window),
+                    (workers, spin),
+                    bell.as_fd(),
+                )?))
+            }
+        };
+        let (link, told) = Link::new(agent, bell);
         let lease = Arc::new(Lease {
             names: names(&package),
-            results: Region::create("sublet-results", results_layout.len_bytes())?,
+            results,
             workers: (0..description.cores).map(|_| WorkerLink::new(options.slots)).collect(),
-            endpoint: Endpoint::Shm(shm::Endpoint::new(window, None)),
+            carrier,
             status: AtomicU32::new(IDLE),
             ending: AtomicU32::new(0),
             deaths: Mutex::new(VecDeque::new()),
@@ -106,10 +131,11 @@ impl Attaching {
             spin_ticks: (household.spin.as_nanos() as f64 * attached.ticks_per_ns) as u64,
             next_worker: AtomicU32::new(0),
             expires_unix_ms: AtomicU64::new(description.expires_unix_ms),
-            link: Link::new(agent, bell, answers),
+            link,
             crew: household.crew.clone(),
             first_worker,
             arena: household.arena.clone(),
+            window: window.clone(),
             description,
             package,
             options,
@@ -119,10 +145,68 @@ impl Attaching {
         let monitored = lease.clone();
         std::thread::Builder::new()
             .name("sublet lease".into())
-            .spawn(move || monitored.monitor(&answer))
+            .spawn(move || monitored.monitor(&told))
             .map_err(|error| Error::new(Code::System, format!("starting the lease's thread: {error}")))?;
         Ok(lease)
     }
+}
+
+/// Connects to a grant's agent: by its Unix socket where memory can be shared, else by a network that both have.
+fn reach(grant: &v1::LeaseGrant, terms: &Terms) -> Result<(AgentSocket, Option<(Dial, Network)>), Error> {
+    let (mut why, mut silent) = (Vec::new(), None);
+    if terms.fabric.allows_sharing() {
+        match fabrics::is_own_host(&grant.host).then(|| connect(&grant.agent)) {
+            Some(Ok(socket)) => return Ok((AgentSocket::Local(socket), None)),
+            Some(Err(error)) => silent = Some(error),
+            None => why.push("the node's host is another one".to_owned()),
+        }
+    }
+    let network = match &grant.network {
+        Some(offered) => terms.fabric.network(offered, &Here).map(|network| (offered, network)),
+        None => Err("the node is on no network".to_owned()),
+    };
+    match network {
+        Ok((offered, network)) => {
+            let dial = Dial { address: offered.address.clone(), interface: terms.interface.clone() };
+            Ok((dial_agent(&dial, &offered.certificate)?, Some((dial, network))))
+        }
+        // An agent whose socket does not answer is gone; it does not lack a network.
+        Err(reason) => Err(silent.unwrap_or_else(|| {
+            why.push(reason);
+            fabrics::unavailable(&terms.fabric, grant, &why)
+        })),
+    }
+}
+
+fn dial_agent(dial: &Dial, certificate: &[u8]) -> Result<AgentSocket, Error> {
+    let socket = dial.connect()?;
+    greeting::greet(&socket, &Kind::Control, None)?;
+    Ok(AgentSocket::remote(RemoteSocket::connect(socket, certificate)?))
+}
+
+/// Memory that is shared with the workers.
+fn local(inbox: Option<OwnedFd>, inbox_bytes: u64) -> Result<Carrier, Error> {
+    let inbox = inbox.ok_or_else(|| protocol("the agent attached a lease without its inbox"))?;
+    let window = Window::reserve(1, inbox_bytes)?;
+    window.map(OWN_REGION, inbox.as_fd(), inbox_bytes)?;
+    Ok(Carrier::Local(shm::Endpoint::new(window, None)))
+}
+
+fn route(
+    (dial, network): (Dial, Network),
+    agent: Option<IpAddr>,
+    lease: &str,
+    attached: &v1::Attached,
+) -> Result<Route, Error> {
+    let id = u128::from_str_radix(lease, 16).map_err(|_| protocol(format!("{lease:?} is no lease's id")))?;
+    let secret = match &network {
+        Network::Tcp { .. } => <[u8; 32]>::try_from(attached.link_secret.as_slice()).map_err(|_| {
+            protocol(format!("a secret of {} bytes instead of 32", attached.link_secret.len()))
+        })?,
+        Network::Ofi { .. } => [0; 32],
+    };
+    let certificate = attached.worker_certificate.clone();
+    Ok(Route { dial, network, agent, lease: id.to_be_bytes(), secret, certificate })
 }
 
 /// Functions by name.
@@ -139,19 +223,27 @@ fn connect(address: &str) -> Result<PacketSocket, Error> {
     })
 }
 
-fn read_attached(agent: &PacketSocket) -> Result<(v1::Attached, OwnedFd), Error> {
-    let closed = || Error::new(Code::AgentUnreachable, "the agent closed the connection");
-    let mut packet = agent.receive(Some(AGENT_TIMEOUT)).map_err(gone)?.ok_or_else(closed)?;
-    let message: v1::AgentToClient = decode("an agent's message", &packet.bytes)?;
-    match (message.body, packet.fds.pop()) {
-        (Some(agent_to_client::Body::Attached(attached)), Some(inbox)) => Ok((attached, inbox)),
-        (Some(agent_to_client::Body::Failure(failure)), _) => Err(error_of(failure.code, failure.message)),
-        (Some(agent_to_client::Body::LeaseEnded(ended)), _) => Err(error_of(ended.code, ended.reason)),
-        (body, _) => Err(protocol(format!("the agent answered a ticket with {body:?}"))),
+fn read_attached(agent: &AgentSocket) -> Result<(v1::Attached, Option<OwnedFd>), Error> {
+    let closed = || gone(&agent.why_gone());
+    let deadline = Instant::now() + AGENT_TIMEOUT;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut packet = agent.receive(Some(left)).map_err(|error| gone(&error))?.ok_or_else(closed)?;
+        let message: v1::AgentToClient = decode("an agent's message", &packet.bytes)?;
+        match message.body {
+            Some(agent_to_client::Body::Attached(attached)) => return Ok((attached, packet.fds.pop())),
+            Some(agent_to_client::Body::Failure(failure)) => {
+                return Err(error_of(failure.code, failure.message));
+            }
+            Some(agent_to_client::Body::LeaseEnded(ended)) => return Err(error_of(ended.code, ended.reason)),
+            // While the token behind the ticket is verified.
+            Some(agent_to_client::Body::Alive(_)) => {}
+            body => return Err(protocol(format!("the agent answered a ticket with {body:?}"))),
+        }
     }
 }
 
 /// An agent that cannot be talked to.
-fn gone(error: PacketError) -> Error {
-    Error::new(Code::AgentUnreachable, format!("the lease's agent does not answer: {error}"))
+fn gone(why: &dyn std::fmt::Display) -> Error {
+    Error::new(Code::AgentUnreachable, format!("the lease's agent does not answer: {why}"))
 }

@@ -109,6 +109,11 @@ impl Records {
         });
     }
 
+    /// Whether anybody is to be told of a result.
+    pub(crate) fn any_watched(&self) -> bool {
+        self.watched.iter().any(|word| word.load(Ordering::Acquire) != 0)
+    }
+
     /// Forgets the record's waker.
     pub(crate) fn unwatch(&self, record: u16) -> Option<Waker> {
         let watched = &self.watched[usize::from(record) / 64];

@@ -130,6 +130,7 @@ fn grant(request: &LeaseRequest, number: usize, node: &Node, cores: u32) -> Leas
         agent: node.address(),
         lease: Some(lease),
         package: Some(package()),
+        ..LeaseGrant::default()
     }
 }
 

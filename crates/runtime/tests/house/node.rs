@@ -142,7 +142,8 @@ impl Node {
         let (alive, over) = (Mutex::new(Arc::new(AtomicBool::new(false))), AtomicBool::new(false));
         let lease = Arc::new(Lease { description, client, inbox, layout, alive, over });
         self.0.leases.lock().unwrap().push(lease.clone());
-        let attached = v1::Attached { inbox_bytes: layout.len_bytes(), ticks_per_ns: 1.0 };
+        let attached =
+            v1::Attached { inbox_bytes: layout.len_bytes(), ticks_per_ns: 1.0, ..v1::Attached::default() };
         lease.tell(agent_to_client::Body::Attached(attached), &[&lease.inbox]);
         if attach.start {
             self.start_process(&lease);
@@ -210,14 +211,19 @@ impl Process {
         while let Ok(Some(mut packet)) = control.receive(None) {
             let message: v1::ClientToWorker = decode("a client's message", &packet.bytes).unwrap();
             let answer = match message.body.unwrap() {
-                client_to_worker::Body::MapRegion(v1::MapRegion { region, len_bytes }) => {
+                client_to_worker::Body::MapRegion(v1::MapRegion { region, len_bytes, .. }) => {
                     let file = packet.fds.pop().unwrap();
-                    match (&early, &endpoint) {
+                    match (&early, endpoint.as_deref()) {
                         (Some(window), _) => window.map(region, file.as_fd(), len_bytes).unwrap(),
-                        (_, Some(endpoint)) => endpoint.register(region, file.as_fd(), len_bytes).unwrap(),
+                        (_, Some(Endpoint::Shm(endpoint))) => {
+                            endpoint.register(region, file.as_fd(), len_bytes).unwrap()
+                        }
                         _ => unreachable!(),
                     }
-                    worker_to_client::Body::RegionMapped(v1::RegionMapped { region })
+                    worker_to_client::Body::RegionMapped(v1::RegionMapped {
+                        region,
+                        ..v1::RegionMapped::default()
+                    })
                 }
                 client_to_worker::Body::Connect(connect) => {
                     let (bell, results) = (packet.fds.pop().unwrap(), packet.fds.pop().unwrap());
@@ -231,6 +237,7 @@ impl Process {
                     endpoint = Some(client);
                     worker_to_client::Body::Ready(v1::Ready::default())
                 }
+                client_to_worker::Body::Link(_) => unreachable!("there is no network here"),
             };
             let bytes = v1::WorkerToClient { body: Some(answer) }.encode_to_vec();
             // The client may have gone meanwhile.

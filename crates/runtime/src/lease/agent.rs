@@ -1,0 +1,81 @@
+//! The connection to a lease's agent: a Unix socket within a node, TLS between nodes. The messages are the same.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use prost::Message;
+use sublet_fabric::packet::{Packet, PacketError, PacketSocket};
+use sublet_fabric::remote::RemoteSocket;
+use sublet_proto::v1::{self, client_to_agent};
+use sublet_proto::{Code, Error};
+
+/// How long an agent may leave what it is told in its sockets' buffers.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+
+pub(super) enum AgentSocket {
+    /// Descriptors travel beside messages.
+    Local(PacketSocket),
+    /// What a client and its worker process say to each other travels inside of messages.
+    Remote(RemoteSocket),
+}
+
+impl AgentSocket {
+    /// A connection to an agent on another machine, whose certificate is known.
+    pub(super) fn remote(socket: RemoteSocket) -> AgentSocket {
+        socket.set_send_timeout(SEND_TIMEOUT);
+        AgentSocket::Remote(socket)
+    }
+
+    pub(super) fn is_remote(&self) -> bool {
+        matches!(self, AgentSocket::Remote(_))
+    }
+
+    /// Where it is, over a network.
+    pub(super) fn peer_ip(&self) -> Option<IpAddr> {
+        match self {
+            AgentSocket::Local(_) => None,
+            AgentSocket::Remote(socket) => socket.peer_address().ok().map(|address| address.ip()),
+        }
+    }
+
+    /// Tells the agent something.
+    pub(super) fn tell(&self, body: client_to_agent::Body) -> Result<(), Error> {
+        let bytes = v1::ClientToAgent { body: Some(body) }.encode_to_vec();
+        let sent = match self {
+            AgentSocket::Local(socket) => socket.send(&bytes, &[]),
+            AgentSocket::Remote(socket) => socket.send(&bytes),
+        };
+        sent.map_err(|error| {
+            let why =
+                if matches!(error, PacketError::PeerGone) { self.why_gone() } else { error.to_string() };
+            Error::new(Code::AgentUnreachable, format!("the lease's agent cannot be told anything: {why}"))
+        })
+    }
+
+    /// What it says next; `None` once it has closed the connection.
+    pub(super) fn receive(&self, timeout: Option<Duration>) -> Result<Option<Packet>, PacketError> {
+        match self {
+            AgentSocket::Local(socket) => socket.receive(timeout),
+            AgentSocket::Remote(socket) => socket.receive(timeout),
+        }
+    }
+
+    /// Why it says nothing any more.
+    pub(super) fn why_gone(&self) -> String {
+        let reason = match self {
+            AgentSocket::Local(_) => None,
+            AgentSocket::Remote(socket) => socket.gone(),
+        };
+        reason.unwrap_or_else(|| "it closed the connection".to_owned())
+    }
+}
+
+impl AsFd for AgentSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            AgentSocket::Local(socket) => socket.as_fd(),
+            AgentSocket::Remote(socket) => socket.as_fd(),
+        }
+    }
+}

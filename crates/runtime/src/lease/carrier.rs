@@ -1,0 +1,303 @@
+//! What carries a lease's requests to its workers: memory that is shared with them, or a connection to each.
+//!
+//! In shared memory a request stays where it was written until a worker process takes it, whichever that is. Over a
+//! network each worker has a connection, which ends with its process ([`end`](super::end)).
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sublet_fabric::exposed::{Exposed, RemoteRegion};
+use sublet_fabric::greeting::{self, DataLink, Kind};
+use sublet_fabric::line::{Line, Watch};
+use sublet_fabric::region::Region;
+use sublet_fabric::ring::Position;
+use sublet_fabric::sync::{Ordering, fence};
+use sublet_fabric::tcp::Stream;
+use sublet_fabric::window::Window;
+use sublet_fabric::{Endpoint, FabricError, ofi, shm, tcp};
+use sublet_proto::v1;
+use sublet_proto::{Code, Error};
+
+use super::dial::Dial;
+use super::end::{End, Input, Message};
+use super::{Call, Lease, Sent};
+use crate::fabrics::{FabricChoice, Network};
+use crate::wire::{MAX_REGIONS, OWN_REGION, Request};
+
+/// See the [module](self).
+pub(super) enum Carrier {
+    /// The common inbox of all workers, mapped here.
+    Local(shm::Endpoint),
+    Remote(Box<Remote>),
+}
+
+impl Carrier {
+    pub(super) fn fabric(&self) -> FabricChoice {
+        match self {
+            Carrier::Local(_) => FabricChoice::Shm,
+            Carrier::Remote(remote) => remote.route.network.choice(),
+        }
+    }
+
+    pub(super) fn remote(&self) -> Option<&Remote> {
+        match self {
+            Carrier::Local(_) => None,
+            Carrier::Remote(remote) => Some(remote),
+        }
+    }
+}
+
+/// The way to a node's workers.
+pub(super) struct Route {
+    pub(super) dial: Dial,
+    pub(super) network: Network,
+    /// Where the agent is.
+    pub(super) agent: Option<IpAddr>,
+    /// The lease's id.
+    pub(super) lease: [u8; 16],
+    /// Of TCP: by which a connection is proven to be this client's.
+    pub(super) secret: [u8; 32],
+    /// The only one that workers may have.
+    pub(super) certificate: Vec<u8>,
+}
+
+/// The connections to the workers of a lease.
+pub(super) struct Remote {
+    route: Route,
+    exposed: Arc<Exposed>,
+    ends: Box<[End]>,
+    /// How long a waiter spins before it sleeps.
+    spin: Duration,
+}
+
+/// Connections to a new worker process, half made: on none of them can anything be sent yet.
+pub(super) enum Links {
+    /// Over TCP: handed to each of its threads already.
+    Streams(Vec<Stream>),
+    /// Over libfabric: where this side's ends are.
+    Contacts(Vec<Vec<u8>>),
+}
+
+/// How the workers reach a region, or this side theirs: by one key, or over libfabric by one for each.
+#[derive(Default)]
+pub(super) struct Keys {
+    pub(super) key: Option<v1::RegionKey>,
+    pub(super) keys: Vec<v1::RegionKey>,
+}
+
+impl Remote {
+    pub(super) fn new(
+        route: Route,
+        (results, window): (&Region, &Arc<Window>),
+        (workers, spin): (u32, Duration),
+        bell: BorrowedFd<'_>,
+    ) -> Result<Remote, Error> {
+        let exposed = Arc::new(Exposed::new(results, window.clone(), MAX_REGIONS)?);
+        let endpoint = |bell: OwnedFd| match &route.network {
+            Network::Tcp { .. } => Endpoint::Tcp(tcp::Endpoint::new(exposed.clone(), Some(bell))),
+            Network::Ofi { .. } => Endpoint::Ofi(ofi::Endpoint::new(exposed.clone(), Some(bell))),
+        };
+        let ends = (0..workers).map(|_| {
+            let bell =
+                bell.try_clone_to_owned().map_err(|error| FabricError::system("dup of a bell", error))?;
+            Ok(End::new(endpoint(bell)))
+        });
+        let ends = ends.collect::<Result<_, FabricError>>()?;
+        Ok(Remote { route, exposed, ends, spin })
+    }
+
+    /// Sends a request, or keeps it for the next connection.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn publish(
+        &self,
+        lease: &Lease,
+        worker: u32,
+        position: Position,
+        (call, request, immediate): (&Call, &Request, u32),
+    ) {
+        let input = match request.input.region {
+            OWN_REGION => Input::Slot(lease.payload(worker, position), Cow::Borrowed(call.input())),
+            _ => Input::Arena(request.input, u64::from(request.input_len)),
+        };
+        self.ends[worker as usize].send(Message {
+            position: position.count,
+            to: lease.inbox.line(worker, position.line),
+            turn: position.turn,
+            immediate,
+            body: request.encode(),
+            input,
+        });
+    }
+
+    /// Sleeps until the result is there, `over` says so, the connection is lost and made anew, or the deadline passes.
+    pub(super) fn wait(
+        &self,
+        sent: &Sent,
+        line: (&Line, &Watch),
+        deadline: Option<Instant>,
+        over: impl Fn() -> bool + Copy,
+    ) -> bool {
+        let endpoint = &self.ends[sent.worker as usize].endpoint;
+        if endpoint.wait(line, sent.turn, deadline, over) {
+            return true;
+        }
+        if endpoint.down().is_none() || over() {
+            return line.0.is(sent.turn);
+        }
+        // Nothing can come, and the lease's thread finds out why.
+        line.0.wait(line.1, sent.turn, deadline, || over() || endpoint.down().is_none())
+    }
+
+    /// Takes what has arrived from a worker; says that it may have.
+    #[cold]
+    pub(super) fn take_arrived(&self, worker: u32) -> bool {
+        // That the connection is down is for the lease's thread to find.
+        let _ = self.ends[worker as usize].endpoint.progress();
+        true
+    }
+
+    /// Whether the lease's thread takes what arrives from a worker, one of whose records was marked as watched before.
+    #[cold]
+    pub(super) fn is_polled(&self, worker: u32) -> bool {
+        // Pairs with the fence in `to_poll`: either this sees the flag down, or that the mark.
+        fence(Ordering::SeqCst);
+        self.ends[worker as usize].polled.load(Ordering::Relaxed) != 0
+    }
+
+    /// For the lease's thread: the connections of the workers with watched records.
+    pub(super) fn to_poll(&self, watched: impl Fn(u32) -> bool) -> Vec<(u32, BorrowedFd<'_>)> {
+        self.ends.iter().for_each(|end| end.polled.store(0, Ordering::Relaxed));
+        fence(Ordering::SeqCst);
+        let watched = (0..).zip(&self.ends).filter(|(worker, _)| watched(*worker));
+        let polled = watched.filter_map(|(worker, end)| {
+            end.polled.store(1, Ordering::Relaxed);
+            Some((worker, end.readable()?))
+        });
+        polled.collect()
+    }
+
+    /// A connection that is down, and why.
+    pub(super) fn down(&self) -> Option<(u32, String)> {
+        (0..).zip(&self.ends).find_map(|(worker, end)| Some((worker, end.endpoint.down()?)))
+    }
+
+    /// Ends all connections. What is sent afterwards is kept for the next ones.
+    pub(super) fn disconnect(&self, reason: &str) {
+        self.ends.iter().for_each(|end| end.disconnect(reason));
+    }
+
+    /// Ends what the worker processes' keys are good for: the lease is over.
+    pub(super) fn withdraw(&self) {
+        (0..MAX_REGIONS).for_each(|region| self.exposed.withdraw(region));
+    }
+
+    /// Whether connections come after the regions; over libfabric keys are of one connection, which comes first.
+    pub(super) fn connects_last(&self) -> bool {
+        matches!(self.route.network, Network::Tcp { .. })
+    }
+
+    /// Begins the connections to all threads of a worker process. No counter is used twice.
+    pub(super) fn link(&self, counter: &mut u64) -> Result<Links, Error> {
+        match &self.route.network {
+            Network::Tcp { encrypted } => {
+                let stream = |(worker, _)| {
+                    *counter += 1;
+                    self.stream(worker, *counter, *encrypted)
+                };
+                Ok(Links::Streams((0..).zip(&self.ends).map(stream).collect::<Result<_, Error>>()?))
+            }
+            Network::Ofi { provider } => {
+                let interface = self.route.dial.interface.clone();
+                let network =
+                    ofi::Network { provider: provider.clone(), interface, toward: self.route.agent };
+                let contacts = self.ends.iter().map(|end| end.contact(&network));
+                Ok(Links::Contacts(contacts.collect::<Result<_, FabricError>>()?))
+            }
+        }
+    }
+
+    fn stream(&self, worker: u32, counter: u64, encrypted: bool) -> Result<Stream, Error> {
+        let socket = self.route.dial.connect()?;
+        let kind = Kind::Data(DataLink { lease: self.route.lease, worker, counter });
+        greeting::greet(&socket, &kind, Some(&self.route.secret))?;
+        Ok(match encrypted {
+            false => Stream::plain(socket)?,
+            true => Stream::encrypted_client(socket, &self.route.certificate)?,
+        })
+    }
+
+    /// A region of this side, as a worker process is told of it.
+    pub(super) fn expose(&self, region: u32) -> Result<Keys, Error> {
+        let said = |RemoteRegion { key, base, .. }| v1::RegionKey { key, base };
+        match self.connects_last() {
+            true => Ok(Keys { key: Some(said(self.exposed.expose(region)?)), keys: Vec::new() }),
+            false => {
+                let keys = self.ends.iter().map(|end| end.expose(region).map(said));
+                Ok(Keys { key: None, keys: keys.collect::<Result<_, FabricError>>()? })
+            }
+        }
+    }
+
+    /// Learns how the worker process's region of a number is reached.
+    pub(super) fn reach(&self, region: u32, said: Keys, len_bytes: u64) -> Result<(), Error> {
+        let keys = match said.key.filter(|_| self.connects_last()) {
+            Some(key) => vec![key; self.ends.len()],
+            None => said.keys,
+        };
+        if keys.len() != self.ends.len() {
+            let message = format!("{} keys of region {region} for {} workers", keys.len(), self.ends.len());
+            return Err(Error::new(Code::Protocol, message));
+        }
+        let reach = |(end, v1::RegionKey { key, base }): (&End, v1::RegionKey)| {
+            end.reach(region, RemoteRegion { key, base, len_bytes })
+        };
+        Ok(self.ends.iter().zip(keys).try_for_each(reach)?)
+    }
+
+    /// Connects all workers, of which over libfabric the ends are there.
+    pub(super) fn connect(&self, links: Links, contacts: &[Vec<u8>]) -> Result<(), Error> {
+        let connected: Result<(), FabricError> = match links {
+            Links::Streams(streams) => {
+                self.ends.iter().zip(streams).try_for_each(|(end, stream)| end.connect(stream))
+            }
+            Links::Contacts(_) if contacts.len() == self.ends.len() => {
+                self.ends.iter().zip(contacts).try_for_each(|(end, contact)| end.meet(contact))
+            }
+            Links::Contacts(_) => {
+                let message = format!("{} contacts of {} workers", contacts.len(), self.ends.len());
+                return Err(Error::new(Code::Protocol, message));
+            }
+        };
+        Ok(connected?)
+    }
+
+    /// Lets requests go, first what was kept from these positions on.
+    pub(super) fn open(&self, starts: &[u64]) -> Result<(), Error> {
+        Ok(self.ends.iter().zip(starts).try_for_each(|(end, &start)| end.open(start))?)
+    }
+}
+
+impl Lease {
+    /// As [`Lease::spin`], beside whatever else arrives.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn spin_remote(&self, remote: &Remote, line: &Line, sent: &Sent) -> bool {
+        const LOOKS: u32 = 256;
+        let endpoint = &remote.ends[sent.worker as usize].endpoint;
+        let watched = (line, self.result_watch(sent.worker, sent.record));
+        let until = Instant::now().checked_add(remote.spin);
+        loop {
+            if endpoint.spin(watched, sent.turn, LOOKS) {
+                return true;
+            }
+            let is_late = until.is_some_and(|until| Instant::now() >= until);
+            if is_late || self.lost(sent.worker, sent.position) || !self.running() {
+                return false;
+            }
+        }
+    }
+}

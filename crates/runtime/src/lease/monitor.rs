@@ -1,0 +1,270 @@
+//! The lease's thread: hears the agent, learns how things end, and completes futures.
+//!
+//! One thread for each lease sleeps on the agent's connection and on the bell (rFaaS IV-B). It is the only reader of the
+//! connection: answers go to whoever asked, announcements change the lease's status. When a worker rings the bell, it
+//! wakes the futures whose results have come. It must never wait for itself: whoever may run on it starts no worker.
+//!
+//! Over a network it also sends a sign of life a few times a second, so that the kernel always has something for the
+//! agent's host to acknowledge and notices within a second that it is out of reach; it takes what arrives from workers
+//! with watched futures; and where the connection to a worker is lost and the agent's is well, it has the worker
+//! process stopped, whose end then takes the usual course.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sublet_fabric::packet::{Packet, PacketError};
+use sublet_fabric::sync::Ordering;
+use sublet_proto::v1::{self, agent_to_client, client_to_agent};
+use sublet_proto::{Code, Error, decode, limits};
+
+use super::carrier::Remote;
+use super::link::{Answer, Answered, FromWorker, Notice, Told, error_of, lock, protocol};
+use super::{Death, ENDED, IDLE, Lease, REMEMBERED_DEATHS, RUNNING};
+
+/// How often the agent of another machine is sent a sign of life.
+const PULSE: Duration = Duration::from_millis(250);
+/// How long the end of a worker process may take to be announced after its connection has ended.
+const DOWN_GRACE: Duration = Duration::from_millis(100);
+/// After this, an agent that was told to stop a worker process is told again.
+const STOP_AGAIN: Duration = Duration::from_secs(2);
+
+/// What is due when, over a network.
+struct Pulse {
+    next: Instant,
+    /// When a connection to a worker is too long down.
+    stop_at: Option<Instant>,
+}
+
+/// What there is to do.
+struct Events {
+    agent: bool,
+    bell: bool,
+    /// Workers from whom something has arrived.
+    workers: Vec<u32>,
+}
+
+impl Lease {
+    /// Until the lease is over.
+    pub(super) fn monitor(&self, told: &Told) {
+        let mut pulse = Pulse { next: Instant::now(), stop_at: None };
+        // What the agent said beside its first answer may have been read with that.
+        let mut more = self.link.agent.is_remote();
+        while !self.is_over() {
+            let now = Instant::now();
+            let alarm = self.link.alarms.ring(now);
+            let due = self.carrier.remote().map(|remote| self.beat(remote, &mut pulse, now));
+            let until = if more { Some(now) } else { [alarm, due].into_iter().flatten().min() };
+            let events = self.await_events(until);
+            if events.bell {
+                let _ = rustix::io::read(&self.link.bell, &mut [0; 8]);
+            }
+            for &worker in &events.workers {
+                self.take_arrived(worker);
+            }
+            if events.bell || !events.workers.is_empty() {
+                self.wake_futures();
+            }
+            if events.agent || more {
+                more = self.hear_agent(told) && self.link.agent.is_remote();
+            }
+        }
+        self.wake_futures();
+        self.link.alarms.close();
+    }
+
+    /// Sends a sign of life when it is time, and looks after the connections. Says when it is to be called again.
+    fn beat(&self, remote: &Remote, pulse: &mut Pulse, now: Instant) -> Instant {
+        let is_due = now >= pulse.next;
+        if is_due {
+            // If the agent is gone, its connection says so when it is next looked at.
+            let _ = self.tell_agent(client_to_agent::Body::Alive(v1::Alive {}));
+            pulse.next = now + PULSE;
+        }
+        if is_due || pulse.stop_at.is_some_and(|at| now >= at) {
+            pulse.stop_at = self.look_after(remote, pulse.stop_at, now);
+        }
+        pulse.stop_at.map_or(pulse.next, |at| at.min(pulse.next))
+    }
+
+    fn look_after(&self, remote: &Remote, stop_at: Option<Instant>, now: Instant) -> Option<Instant> {
+        let (worker, reason) = remote.down().filter(|_| self.running())?;
+        match stop_at {
+            Some(at) if now >= at => {
+                self.stop_worker(format!("the connection to worker {worker} was lost: {reason}"));
+                Some(now + STOP_AGAIN)
+            }
+            Some(at) => Some(at),
+            None => Some(now + DOWN_GRACE),
+        }
+    }
+
+    /// Says whether there may be more to hear.
+    fn hear_agent(&self, told: &Told) -> bool {
+        let gone =
+            |why: &str| Error::new(Code::AgentUnreachable, format!("the lease's agent is gone: {why}"));
+        let packet = match self.link.agent.receive(Some(Duration::ZERO)) {
+            Ok(Some(packet)) => packet,
+            Ok(None) => {
+                self.lease_ended(gone(&self.link.agent.why_gone()), None);
+                return false;
+            }
+            Err(PacketError::TimedOut(_)) => return false,
+            Err(error) => {
+                self.lease_ended(gone(&error.to_string()), None);
+                return false;
+            }
+        };
+        match read_agent(packet) {
+            Ok(Heard::Answer(result)) => drop(told.answer.try_send(result)),
+            Ok(Heard::FromWorker(bytes)) => drop(told.worker.try_send(FromWorker::Said(bytes))),
+            Ok(Heard::Alive) => {}
+            Ok(Heard::WorkerExited(error)) => {
+                self.worker_ended(error);
+                drop(told.worker.try_send(FromWorker::Ended));
+            }
+            Ok(Heard::LeaseEnded(error, usage)) => self.lease_ended(error, Some(usage)),
+            Ok(Heard::Ending(error, grace)) => self.announce(error, grace),
+            Err(error) => self.lease_ended(error, None),
+        }
+        true
+    }
+
+    fn worker_ended(&self, error: Error) {
+        self.disconnect(&error.message);
+        self.bury(self.tails(), error);
+        // Before a next process can be asked for: whoever starts one must not take this end for that of its own.
+        lock(&self.link.ended).exits += 1;
+        let was_running = self.change(RUNNING, IDLE);
+        self.link.changed.notify_all();
+        if was_running {
+            self.poke_all();
+        }
+    }
+
+    fn announce(&self, error: Error, grace: Duration) {
+        let lease = self.description.id.clone();
+        lock(&self.link.ended).notice = Some(Notice { lease, error, until: Instant::now() + grace });
+        self.ending.store(1, Ordering::Relaxed);
+    }
+
+    fn lease_ended(&self, error: Error, usage: Option<v1::Usage>) {
+        self.status.store(ENDED, Ordering::Release);
+        self.disconnect(&error.message);
+        if let Some(remote) = self.carrier.remote() {
+            remote.withdraw();
+        }
+        self.bury(vec![u64::MAX; self.workers.len()], error.clone());
+        lock(&self.link.ended).lease = Some(usage.ok_or(error));
+        self.link.changed.notify_all();
+        self.poke_all();
+    }
+
+    /// Over a network, ends the connections to the workers. To be done before calls are given up: those that were sent
+    /// by then are, and later ones are kept for the next process.
+    pub(super) fn disconnect(&self, reason: &str) {
+        if let Some(remote) = self.carrier.remote() {
+            remote.disconnect(reason);
+        }
+    }
+
+    /// The positions that the next submissions get.
+    pub(super) fn tails(&self) -> Vec<u64> {
+        self.workers.iter().map(|link| link.ring.tail()).collect()
+    }
+
+    /// Gives up the calls below these positions.
+    pub(super) fn bury(&self, before: Vec<u64>, error: Error) {
+        let mut deaths = lock(&self.deaths);
+        if deaths.len() == REMEMBERED_DEATHS {
+            deaths.pop_front();
+        }
+        deaths.push_back(Death { before: before.clone(), error });
+        for (link, before) in self.workers.iter().zip(before) {
+            link.dead_before.fetch_max(before, Ordering::AcqRel);
+        }
+    }
+
+    /// Makes everybody who waits for a result look at what has become of it.
+    pub(super) fn poke_all(&self) {
+        for (worker, link) in self.workers.iter().enumerate() {
+            link.records.each_in_use(|record| self.result_watch(worker as u32, record).poke());
+            link.records.wake(|_| true);
+        }
+    }
+
+    /// Wakes the futures whose results have come, and asks for the bell anew for the others: the worker may have rung
+    /// for the record's call before, with the flag that was set for this one.
+    fn wake_futures(&self) {
+        for (worker, link) in self.workers.iter().enumerate() {
+            let worker = worker as u32;
+            let ended = self.is_over();
+            link.records.wake(|record| {
+                let (line, watch) = (self.result_line(worker, record), self.result_watch(worker, record));
+                ended || !line.ask_bell(watch, link.records.latest_turn(record))
+            });
+        }
+    }
+
+    /// Sleeps until the agent, the bell or a worker with watched futures has something, or until a time.
+    fn await_events(&self, until: Option<Instant>) -> Events {
+        let polled = match self.carrier.remote() {
+            None => Vec::new(),
+            Some(remote) => remote.to_poll(|worker| self.records(worker).any_watched()),
+        };
+        let own = [self.link.agent.as_fd(), self.link.bell.as_fd()];
+        let fds: Vec<BorrowedFd<'_>> = own.into_iter().chain(polled.iter().map(|&(_, fd)| fd)).collect();
+        let ready = poll_until(&fds, until);
+        let workers = polled.iter().zip(&ready[2..]).filter(|(_, ready)| **ready);
+        let workers = workers.map(|(&(worker, _), _)| worker).collect();
+        Events { agent: ready[0], bell: ready[1], workers }
+    }
+}
+
+enum Heard {
+    Answer(Answer),
+    FromWorker(Vec<u8>),
+    Alive,
+    WorkerExited(Error),
+    Ending(Error, Duration),
+    LeaseEnded(Error, v1::Usage),
+}
+
+fn read_agent(mut packet: Packet) -> Result<Heard, Error> {
+    let message: v1::AgentToClient = decode("an agent's message", &packet.bytes)?;
+    match message.body {
+        Some(agent_to_client::Body::Started(started)) => {
+            Ok(Heard::Answer(Ok(Answered::Started(started, packet.fds.pop()))))
+        }
+        Some(agent_to_client::Body::Failure(failure)) => {
+            Ok(Heard::Answer(Err(error_of(failure.code, failure.message))))
+        }
+        Some(agent_to_client::Body::FromWorker(bytes)) => Ok(Heard::FromWorker(bytes)),
+        Some(agent_to_client::Body::Alive(_)) => Ok(Heard::Alive),
+        Some(agent_to_client::Body::Renewed(_)) => Ok(Heard::Answer(Ok(Answered::Renewed))),
+        Some(agent_to_client::Body::Ending(ending)) => {
+            let grace = Duration::from_millis(ending.grace_ms.min(limits::MAX_TIMEOUT_MS));
+            Ok(Heard::Ending(error_of(ending.code, ending.reason), grace))
+        }
+        Some(agent_to_client::Body::WorkerExited(exited)) => {
+            Ok(Heard::WorkerExited(error_of(exited.code, exited.reason)))
+        }
+        Some(agent_to_client::Body::LeaseEnded(ended)) => {
+            let code = if ended.code == 0 { Code::LeaseEnded.number() } else { ended.code };
+            Ok(Heard::LeaseEnded(error_of(code, ended.reason), ended.usage.unwrap_or_default()))
+        }
+        Some(agent_to_client::Body::Attached(_)) => Err(protocol("the agent attached the lease twice")),
+        Some(other) => Err(protocol(format!("the agent said {other:?}"))),
+        None => Err(protocol("an empty message from the agent")),
+    }
+}
+
+/// Which of these are readable, or broken, by that time.
+fn poll_until(fds: &[BorrowedFd<'_>], until: Option<Instant>) -> Vec<bool> {
+    let mut watched: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    // A time beyond what the kernel can say is as good as for ever.
+    let left = until.and_then(|at| Timespec::try_from(at.saturating_duration_since(Instant::now())).ok());
+    // Interrupted: look again.
+    let polled = poll(&mut watched, left.as_ref()).is_ok();
+    watched.iter().map(|fd| polled && !fd.revents().is_empty()).collect()
+}

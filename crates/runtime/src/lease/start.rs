@@ -1,0 +1,377 @@
+//! Starting a lease's worker process: asking the agent for it, handing it the regions, connecting its threads.
+//!
+//! Over a network each thread is connected before the process is told anything else, and used after everything else:
+//! a request must not arrive before its reader, nor go out under the keys of the process before. The process hears
+//! what it is told from its agent, which relays.
+
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use prost::Message;
+use sublet_fabric::clock::monotonic_ns;
+use sublet_fabric::packet::{PacketError, PacketSocket};
+use sublet_fabric::sync::Ordering;
+use sublet_proto::v1::{self, client_to_agent, client_to_worker, worker_to_client};
+use sublet_proto::{Code, Error, decode};
+
+use super::carrier::{Keys, Links, Remote};
+use super::link::{
+    Answered, ColdStart, Control, Endings, FromWorker, WorkerSocket, error_of, lock, protocol,
+};
+use super::{ENDED, IDLE, Lease, RUNNING};
+use crate::wire::OWN_REGION;
+
+/// How long a worker may take to map a region, or to load its package.
+const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long the announcement of a worker's end may take after the end was seen otherwise.
+const ANNOUNCEMENT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a process on another machine that could not be connected has to end by itself.
+const EXIT_GRACE: Duration = Duration::from_millis(100);
+
+impl Lease {
+    /// Starts the worker process unless it runs.
+    #[cold]
+    pub(crate) fn revive(&self) -> Result<(), Error> {
+        let mut control = lock(&self.link.control);
+        match self.status.load(Ordering::Acquire) {
+            RUNNING => Ok(()),
+            ENDED => Err(self.why_over()),
+            _ => {
+                while control.answers.try_recv().is_ok() {}
+                let asked_ns = monotonic_ns();
+                let asked = self.tell_agent(client_to_agent::Body::Start(v1::Start {}));
+                self.start(&mut control, asked.map(|()| asked_ns))
+            }
+        }
+    }
+
+    /// Takes up the worker process that was asked for with the ticket, at this time.
+    pub(super) fn await_start(&self, asked_ns: u64) -> Result<(), Error> {
+        self.start(&mut lock(&self.link.control), Ok(asked_ns))
+    }
+
+    /// As [`Lease::revive`], in the background and only if nobody does so already. If it fails, the calls that wait for
+    /// the process are lost.
+    #[cold]
+    pub(crate) fn revive_soon(self: &Arc<Lease>) {
+        if self.link.reviving.swap(1, Ordering::AcqRel) != 0 {
+            return;
+        }
+        let lease = self.clone();
+        let start = move || {
+            // Whoever waits for the process finds the reason beside its call.
+            let _ = lease.revive();
+            lease.link.reviving.store(0, Ordering::Release);
+        };
+        if std::thread::Builder::new().name("sublet start".into()).spawn(start).is_err() {
+            self.link.reviving.store(0, Ordering::Release);
+        }
+    }
+
+    /// Makes the running worker process map the arena's regions that are in use. Without one, the next start does.
+    pub(crate) fn publish_regions(&self) -> Result<(), Error> {
+        let mut control = lock(&self.link.control);
+        if control.worker.is_none() || self.is_over() {
+            return Ok(());
+        }
+        match self.send_regions(&mut control) {
+            // A worker that died meanwhile takes its reason to those who wait for it, and so does the lease's end.
+            Err(error) if error.code == Code::WorkerDied || self.is_over() => Ok(()),
+            sent => sent,
+        }
+    }
+
+    /// When the running worker process reached what.
+    pub(crate) fn cold_start(&self) -> ColdStart {
+        lock(&self.link.control).cold_start
+    }
+
+    /// Connects the worker process that the agent was asked for at a time, or could not be. If that fails, the calls
+    /// that wait for a process are lost.
+    fn start(&self, control: &mut Control, asked_ns: Result<u64, Error>) -> Result<(), Error> {
+        control.exits = lock(&self.link.ended).exits;
+        control.worker = None;
+        if let Err(error) = asked_ns.and_then(|asked_ns| self.start_process(control, asked_ns)) {
+            // Without its control socket the process ends, if there is one. A later start must not mistake the
+            // announcement of that for the end of its own process.
+            let error = match control.worker.take() {
+                Some(worker) => self.await_exit(worker, control.exits, error),
+                None => error,
+            };
+            self.disconnect(&error.message);
+            self.bury(self.tails(), error.clone());
+            self.poke_all();
+            return Err(error);
+        }
+        if !self.change(IDLE, RUNNING) {
+            return Err(self.why_over());
+        }
+        // The process may have ended before it was said to run: then its end was announced to nobody.
+        if lock(&self.link.ended).exits != control.exits && self.change(RUNNING, IDLE) {
+            if self.carrier.remote().is_some() {
+                // Its connections were made too late to be ended with it, and what they were given is lost.
+                let error = self.why_lost(0, u64::MAX);
+                self.disconnect(&error.message);
+                self.bury(self.tails(), error);
+            }
+            self.poke_all();
+        }
+        if self.carrier.remote().is_some() {
+            // Who waited for a connection now waits for what comes by it, and futures need somebody who takes that.
+            self.poke_all();
+            self.link.ring();
+        }
+        Ok(())
+    }
+
+    /// Changes the status, unless it is another by now.
+    pub(super) fn change(&self, from: u32, to: u32) -> bool {
+        self.status.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    fn start_process(&self, control: &mut Control, asked_ns: u64) -> Result<(), Error> {
+        let started = match (self.hear_answer(control, "start a worker")?, self.carrier.remote()) {
+            (Answered::Started(started, Some(socket)), None) => {
+                control.worker = Some(WorkerSocket::Local(PacketSocket::from(socket)));
+                started
+            }
+            (Answered::Started(started, _), Some(_)) => {
+                control.worker = Some(WorkerSocket::Remote);
+                started
+            }
+            (Answered::Started(_, None), None) => {
+                return Err(protocol("a started worker without its socket"));
+            }
+            (Answered::Renewed, _) => return Err(protocol("the agent answered a start with a renewal")),
+        };
+        control.regions = BTreeSet::new();
+        let starts = self.start_positions();
+        let (ready, heard_ns) = match self.carrier.remote() {
+            None => {
+                self.send_regions(control)?;
+                (self.connect_worker(control, self.connection(&starts))?, monotonic_ns())
+            }
+            Some(remote) => self.connect_remote(control, remote, &starts)?,
+        };
+        let cold_start = ColdStart {
+            asked_ns,
+            requested_ns: started.requested_ns,
+            package_ready_ns: started.package_ready_ns,
+            spawned_ns: started.spawned_ns,
+            entered_ns: ready.entered_ns,
+            loaded_ns: ready.loaded_ns,
+            ready_ns: ready.ready_ns,
+        };
+        let is_here = self.carrier.remote().is_none();
+        control.cold_start = if is_here { cold_start } else { cold_start.seen_from_here(heard_ns) };
+        Ok(())
+    }
+
+    /// Over a network: connects all of its threads, tells it of the regions, and lets requests go.
+    fn connect_remote(
+        &self,
+        control: &mut Control,
+        remote: &Remote,
+        starts: &[u64],
+    ) -> Result<(v1::Ready, u64), Error> {
+        let links = remote.link(&mut control.links)?;
+        if remote.connects_last() {
+            self.send_regions(control)?;
+        }
+        let Keys { key, keys } = remote.expose(OWN_REGION)?;
+        let contacts = if let Links::Contacts(contacts) = &links { contacts.clone() } else { Vec::new() };
+        let connect = v1::Connect { results: key, results_keys: keys, contacts, ..self.connection(starts) };
+        let mut ready = self.connect_worker(control, connect)?;
+        let heard_ns = monotonic_ns();
+        let inbox = Keys { key: ready.inbox, keys: std::mem::take(&mut ready.inbox_keys) };
+        if remote.connects_last() {
+            remote.reach(OWN_REGION, inbox, self.inbox.len_bytes())?;
+            remote.connect(links, &[])?;
+        } else {
+            remote.connect(links, &ready.contacts)?;
+            remote.reach(OWN_REGION, inbox, self.inbox.len_bytes())?;
+            self.send_regions(control)?;
+        }
+        remote.open(starts)?;
+        Ok((ready, heard_ns))
+    }
+
+    fn send_regions(&self, control: &mut Control) -> Result<(), Error> {
+        let known = std::mem::take(&mut control.regions);
+        let mut mapped = known.clone();
+        let sent = self.arena.regions_in_use(
+            |number| known.contains(&number),
+            |number, file, len_bytes| {
+                self.send_region(control, number, (file.as_fd(), len_bytes))?;
+                mapped.insert(number);
+                Ok(())
+            },
+        );
+        control.regions = mapped;
+        sent
+    }
+
+    fn send_region(
+        &self,
+        control: &Control,
+        region: u32,
+        (file, len_bytes): (BorrowedFd<'_>, u64),
+    ) -> Result<(), Error> {
+        let Keys { key, keys } = match self.carrier.remote() {
+            Some(remote) => remote.expose(region)?,
+            None => Keys::default(),
+        };
+        let message = client_to_worker::Body::MapRegion(v1::MapRegion { region, len_bytes, key, keys });
+        let mapped = match self.ask_worker(control, message, &[file])? {
+            worker_to_client::Body::RegionMapped(mapped) if mapped.region == region => mapped,
+            other => return Err(protocol(format!("the worker answered a region with {other:?}"))),
+        };
+        let said = Keys { key: mapped.key, keys: mapped.keys };
+        self.carrier.remote().map_or(Ok(()), |remote| remote.reach(region, said, len_bytes))
+    }
+
+    fn start_positions(&self) -> Vec<u64> {
+        self.workers.iter().map(|link| link.dead_before.load(Ordering::Acquire)).collect()
+    }
+
+    fn connection(&self, starts: &[u64]) -> v1::Connect {
+        let results_bytes = self.results.len_bytes();
+        v1::Connect { results_bytes, start_positions: starts.to_vec(), ..v1::Connect::default() }
+    }
+
+    fn connect_worker(&self, control: &Control, connect: v1::Connect) -> Result<v1::Ready, Error> {
+        let fds = [self.results.fd(), self.link.bell.as_fd()];
+        match self.ask_worker(control, client_to_worker::Body::Connect(connect), &fds)? {
+            worker_to_client::Body::Ready(ready) => Ok(ready),
+            other => Err(protocol(format!("the worker answered a connection with {other:?}"))),
+        }
+    }
+
+    /// Asks the worker process something; within a node with descriptors.
+    fn ask_worker(
+        &self,
+        control: &Control,
+        body: client_to_worker::Body,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<worker_to_client::Body, Error> {
+        let bytes = v1::ClientToWorker { body: Some(body) }.encode_to_vec();
+        let answer = match &control.worker {
+            None => return Err(died("before it could be asked")),
+            Some(WorkerSocket::Local(socket)) => ask_by_socket(socket, &bytes, fds)?,
+            Some(WorkerSocket::Remote) => self.ask_by_agent(control, bytes)?,
+        };
+        match decode::<v1::WorkerToClient>("a worker's message", &answer)?.body {
+            Some(worker_to_client::Body::Failure(failure)) => Err(error_of(failure.code, failure.message)),
+            Some(body) => Ok(body),
+            None => Err(protocol("an empty message from the worker")),
+        }
+    }
+
+    fn ask_by_agent(&self, control: &Control, bytes: Vec<u8>) -> Result<Vec<u8>, Error> {
+        while control.said.try_recv().is_ok() {}
+        // An end from now on is said there, after it was counted here.
+        if lock(&self.link.ended).exits != control.exits {
+            return Err(died("before it could be asked"));
+        }
+        self.tell_agent(client_to_agent::Body::ToWorker(bytes))?;
+        match control.said.recv_timeout(WORKER_TIMEOUT) {
+            Ok(FromWorker::Said(answer)) => Ok(answer),
+            Ok(FromWorker::Ended) => Err(died("while it was being connected")),
+            Err(RecvTimeoutError::Timeout) => {
+                // Whether the agent or the worker is stopped, nobody here can tell; neither is known to have ended.
+                let seconds = WORKER_TIMEOUT.as_secs();
+                let message = format!("the worker did not answer by its agent within {seconds} s");
+                Err(Error::new(Code::AgentUnreachable, message))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(self.why_over()),
+        }
+    }
+
+    /// Waits until the end of a process that did not start well has been announced; chooses the better reason.
+    fn await_exit(&self, worker: WorkerSocket, exits: u64, error: Error) -> Error {
+        let is_remote = matches!(worker, WorkerSocket::Remote);
+        drop(worker);
+        if is_remote && !self.has_exited(exits, EXIT_GRACE) {
+            // It does not end with this side's descriptors.
+            self.stop_worker(format!("the worker could not be connected: {}", error.message));
+            self.has_exited(exits, ANNOUNCEMENT_TIMEOUT);
+            return error;
+        }
+        self.has_exited(exits, ANNOUNCEMENT_TIMEOUT);
+        // A connection that ended does not know why.
+        let is_end = error.code == Code::WorkerDied || is_remote && error.code == Code::AgentUnreachable;
+        if is_end { self.why_lost(0, u64::MAX) } else { error }
+    }
+
+    /// Waits for the end of one more process than these, or of the lease.
+    fn has_exited(&self, exits: u64, timeout: Duration) -> bool {
+        let endings = lock(&self.link.ended);
+        let is_awaited = |endings: &mut Endings| endings.exits == exits && endings.lease.is_none();
+        let waited = self.link.changed.wait_timeout_while(endings, timeout, is_awaited);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+}
+
+impl ColdStart {
+    /// The steps on another machine, whose last was heard of at this time.
+    fn seen_from_here(self, heard_ns: u64) -> ColdStart {
+        let there_ns = self.ready_ns.saturating_sub(self.requested_ns);
+        let ways_ns = heard_ns.saturating_sub(self.asked_ns).saturating_sub(there_ns);
+        let here = |ns: u64| (self.asked_ns + ways_ns / 2).wrapping_add(ns.wrapping_sub(self.requested_ns));
+        ColdStart {
+            asked_ns: self.asked_ns,
+            requested_ns: here(self.requested_ns),
+            package_ready_ns: here(self.package_ready_ns),
+            spawned_ns: here(self.spawned_ns),
+            entered_ns: here(self.entered_ns),
+            loaded_ns: here(self.loaded_ns),
+            ready_ns: here(self.ready_ns),
+        }
+    }
+}
+
+fn ask_by_socket(worker: &PacketSocket, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Vec<u8>, Error> {
+    // A worker that has failed says why before it ends, so a failed send is not the last word.
+    let sent = worker.send(bytes, fds);
+    match worker.receive(Some(WORKER_TIMEOUT)) {
+        Ok(Some(packet)) => Ok(packet.bytes),
+        Ok(None) => Err(died("while it was being connected")),
+        Err(error) => {
+            sent.map_err(|_| died("before it could be connected"))?;
+            Err(no_answer(&error))
+        }
+    }
+}
+
+fn died(when: &str) -> Error {
+    Error::new(Code::WorkerDied, format!("the worker ended {when}"))
+}
+
+fn no_answer(error: &PacketError) -> Error {
+    Error::new(Code::WorkerDied, format!("the worker did not answer: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_steps_of_a_start_elsewhere_lie_between_asking_and_hearing() {
+        let there = |ns: u64| u64::MAX - 1000 + ns;
+        let start = ColdStart {
+            asked_ns: 5_000,
+            requested_ns: there(0),
+            package_ready_ns: there(100),
+            spawned_ns: there(200),
+            entered_ns: there(300),
+            loaded_ns: there(400),
+            ready_ns: there(600),
+        };
+        let here = start.seen_from_here(6_000);
+        let steps = [here.asked_ns, here.requested_ns, here.package_ready_ns, here.spawned_ns, here.ready_ns];
+        assert_eq!(steps, [5_000, 5_200, 5_300, 5_400, 5_800]);
+    }
+}

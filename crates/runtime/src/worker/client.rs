@@ -1,0 +1,137 @@
+//! A worker process's client, as its first thread sees it: the regions that it maps, and its connection.
+//!
+//! On the same machine both are memory, passed as descriptors. Over a network they are copies and connections, see
+//! [`super::remote`].
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use sublet_fabric::clock::monotonic_ns;
+use sublet_fabric::packet::{Packet, PacketSocket};
+use sublet_fabric::window::Window;
+use sublet_fabric::{Endpoint, shm};
+use sublet_proto::network::Fabric;
+use sublet_proto::v1::{self, client_to_worker, worker_to_client};
+use sublet_proto::{Code, Error, decode};
+
+use super::process::Process;
+use super::remote::Remote;
+use crate::wire::{MAX_REGIONS, OWN_REGION, ResultsLayout};
+
+/// What a worker process answers, if it answers.
+pub(super) type Answer = Result<Option<worker_to_client::Body>, Error>;
+
+/// See the [module](self).
+pub(super) struct Client {
+    process: &'static Process,
+    control: &'static PacketSocket,
+    way: Way,
+}
+
+/// How the client is reached, before and after it has connected.
+enum Way {
+    Connecting(Window),
+    Connected(&'static Endpoint),
+    Broken,
+    Remote(Remote),
+}
+
+impl Client {
+    /// One that has not said anything yet.
+    pub(super) fn new(process: &'static Process, control: &'static PacketSocket) -> Result<Client, Error> {
+        let window = Window::reserve(MAX_REGIONS, u64::from(u32::MAX))?;
+        let way = match Fabric::chosen(process.setup.fabric.as_ref())? {
+            None => Way::Connecting(window),
+            Some(fabric) => Way::Remote(Remote::new(process, window, fabric)?),
+        };
+        Ok(Client { process, control, way })
+    }
+
+    /// Does what the client says. An error is the process's end.
+    pub(super) fn take(&mut self, packet: Packet) -> Answer {
+        let message: v1::ClientToWorker = decode("a client's message to its worker", &packet.bytes)?;
+        let body =
+            message.body.ok_or_else(|| Error::new(Code::Protocol, "an empty message from the client"))?;
+        match (&mut self.way, body) {
+            (Way::Remote(remote), body) => remote.take(body, packet.fds, self.control),
+            (way, client_to_worker::Body::MapRegion(region)) => map(way, &region, packet.fds),
+            (_, client_to_worker::Body::Connect(connect)) => self.connect(&connect, packet.fds),
+            (_, client_to_worker::Body::Link(_)) => {
+                Err(Error::new(Code::Protocol, "a connection of a worker that shares its client's memory"))
+            }
+        }
+    }
+
+    fn connect(&mut self, connect: &v1::Connect, fds: Vec<OwnedFd>) -> Answer {
+        let Way::Connecting(window) = std::mem::replace(&mut self.way, Way::Broken) else {
+            return Err(second_connection());
+        };
+        let [results, bell] = descriptors("a connection", fds)?;
+        let results_bytes = check_results(self.process, connect)?;
+        window.map(OWN_REGION, results.as_fd(), results_bytes)?;
+        let endpoint: &'static Endpoint =
+            Box::leak(Box::new(Endpoint::Shm(shm::Endpoint::new(window, Some(bell)))));
+        let clients = std::iter::repeat_n(endpoint, self.process.workers());
+        self.process.start(self.control, clients, &connect.start_positions)?;
+        self.way = Way::Connected(endpoint);
+        Ok(Some(ready(self.process, Reached::default())))
+    }
+}
+
+fn map(way: &Way, region: &v1::MapRegion, fds: Vec<OwnedFd>) -> Answer {
+    let [file] = descriptors("a region", fds)?;
+    check_number(region)?;
+    match way {
+        Way::Connecting(window) => window.map(region.region, file.as_fd(), region.len_bytes)?,
+        Way::Connected(Endpoint::Shm(endpoint)) => {
+            endpoint.register(region.region, file.as_fd(), region.len_bytes)?
+        }
+        _ => return Err(Error::new(Code::Protocol, "a region after a failed connection")),
+    }
+    Ok(Some(worker_to_client::Body::RegionMapped(v1::RegionMapped {
+        region: region.region,
+        ..v1::RegionMapped::default()
+    })))
+}
+
+/// How a client on another node reaches the workers.
+#[derive(Default)]
+pub(super) struct Reached {
+    pub(super) inbox: Option<v1::RegionKey>,
+    pub(super) inbox_keys: Vec<v1::RegionKey>,
+    pub(super) contacts: Vec<Vec<u8>>,
+}
+
+/// That all worker threads wait for calls.
+pub(super) fn ready(process: &Process, reached: Reached) -> worker_to_client::Body {
+    let Process { entered_ns, loaded_ns, .. } = *process;
+    let Reached { inbox, inbox_keys, contacts } = reached;
+    let ready_ns = monotonic_ns();
+    worker_to_client::Body::Ready(v1::Ready { entered_ns, loaded_ns, ready_ns, inbox, contacts, inbox_keys })
+}
+
+pub(super) fn second_connection() -> Error {
+    Error::new(Code::Protocol, "a second connection of the client")
+}
+
+pub(super) fn check_number(region: &v1::MapRegion) -> Result<(), Error> {
+    if region.region == OWN_REGION {
+        return Err(Error::new(Code::Protocol, "region 0 is the results region"));
+    }
+    Ok(())
+}
+
+/// The size of the results region, which both sides know.
+pub(super) fn check_results(process: &Process, connect: &v1::Connect) -> Result<u64, Error> {
+    let expected = ResultsLayout::new(process.workers() as u32).len_bytes();
+    if connect.results_bytes != expected {
+        let message = format!("a results region of {} bytes instead of {expected}", connect.results_bytes);
+        return Err(Error::new(Code::Protocol, message));
+    }
+    Ok(expected)
+}
+
+pub(super) fn descriptors<const N: usize>(what: &str, fds: Vec<OwnedFd>) -> Result<[OwnedFd; N], Error> {
+    <[OwnedFd; N]>::try_from(fds).map_err(|fds| {
+        Error::new(Code::Protocol, format!("{what} with {} descriptors instead of {N}", fds.len()))
+    })
+}

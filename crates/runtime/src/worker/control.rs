@@ -1,0 +1,45 @@
+//! A worker process's control socket: what it is told, what it answers, and how it says that it ends.
+
+use std::process::exit;
+use std::sync::Once;
+use std::time::Duration;
+
+use prost::Message;
+use sublet_fabric::packet::{Packet, PacketSocket};
+use sublet_proto::v1::{self, worker_to_client};
+use sublet_proto::{Code, Error};
+
+/// The next message; nothing once the other end is gone.
+pub(super) fn receive(socket: &PacketSocket) -> Result<Option<Packet>, Error> {
+    socket
+        .receive(None::<Duration>)
+        .map_err(|error| Error::new(Code::System, format!("the control socket: {error}")))
+}
+
+pub(super) fn send(socket: &PacketSocket, body: worker_to_client::Body) -> Result<(), Error> {
+    let bytes = v1::WorkerToClient { body: Some(body) }.encode_to_vec();
+    socket.send(&bytes, &[]).map_err(|error| Error::new(Code::System, format!("the control socket: {error}")))
+}
+
+/// Tells why this worker will not work; if it cannot be told, the worker's end tells it.
+pub(super) fn fail(socket: &PacketSocket, error: &Error) {
+    let _ = send(socket, failure(error));
+}
+
+pub(super) fn failure(error: &Error) -> worker_to_client::Body {
+    let (code, message) = (error.code.number(), error.message.clone());
+    worker_to_client::Body::Failure(v1::Failure { code, message })
+}
+
+/// Ends the process whose client is out of reach. Of several threads that find it so, one says it.
+#[cold]
+pub(super) fn lost(socket: &PacketSocket, why: &str) -> ! {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        let message = format!("the connection to its client was lost: {why}");
+        eprintln!("sublet-worker: {message}");
+        fail(socket, &Error::new(Code::AgentUnreachable, message));
+        exit(Code::AgentUnreachable.number() as i32);
+    });
+    unreachable!("the process has ended")
+}
