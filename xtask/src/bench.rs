@@ -1,15 +1,36 @@
-//! `cargo xtask bench`: runs every `sublet bench` command that SPECIFICATION.md names beside a promise.
+//! `cargo xtask bench`: runs every measuring command that SPECIFICATION.md names beside a promise, and a sweep over
+//! payloads for each fabric, and writes what came out into docs/performance.md, with a plot.
 //!
 //! The commands are read from the document, so the promise and what measures it cannot drift apart. The figures are
-//! judged by the reader: a limit that fails the run would measure the neighbours of this machine.
+//! judged by the reader: a limit that fails the run would measure the neighbours of this machine. A fabric that this
+//! machine cannot use is left out, and the output says so.
 
-use std::collections::BTreeSet;
+mod json;
+mod plot;
+mod report;
+
+use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::process::{Command, ExitCode};
 
 use crate::options::Options;
 use crate::step::{Outcome, Show, Step};
 use crate::{cargo, root};
+use json::Figure;
+
+/// What the plot shows.
+const SWEEPS: [&str; 3] = [
+    "sublet bench latency --fabric shm --mode hot --sweep --json",
+    "sublet bench latency --fabric tcp --mode hot --sweep --json",
+    "sublet bench latency --fabric ofi --mode hot --sweep --json",
+];
+/// Measures over a link of a known rate.
+const LINK: &str = "scripts/bench-link.sh";
+const PLOT: &str = "docs/latency.svg";
+const DOCUMENT: &str = "docs/performance.md";
+/// The error's name where a machine lacks what a fabric needs.
+const UNAVAILABLE: &str = "\"fabric_unavailable\"";
 
 /// Builds, then runs the commands one after the other.
 pub fn chore(options: Options) -> io::Result<ExitCode> {
@@ -26,23 +47,93 @@ fn measure(step: &mut Step) -> io::Result<Outcome> {
     if !step.run(build)? {
         return Ok(Outcome::Failed);
     }
-    let promises = std::fs::read_to_string(root().join("SPECIFICATION.md"))?;
-    let mut all_passed = true;
-    for arguments in commands(&promises) {
-        let mut command = Command::new(root().join("scripts/with-sublet.sh"));
-        command.current_dir(root()).arg("sublet").args(arguments.split_whitespace());
-        let passed = step.run(command)?;
-        step.count(passed);
-        all_passed &= passed;
+    let promises = fs::read_to_string(root().join("SPECIFICATION.md"))?;
+    let (mut all_passed, mut figures, mut series) = (true, Vec::new(), Vec::new());
+    for command in commands(&promises).into_iter().map(Bench::new) {
+        let measured = command.run(step)?;
+        all_passed &= measured.is_some();
+        figures.extend(measured.unwrap_or_default());
+    }
+    for sweep in SWEEPS.map(Bench::new) {
+        let measured = sweep.run(step)?;
+        all_passed &= measured.is_some();
+        series.extend(report::series(&measured.unwrap_or_default()));
+    }
+    fs::write(root().join(PLOT), plot::svg("Latency of a hot echo", &series))?;
+    let document = fs::read_to_string(root().join(DOCUMENT))?;
+    let text = format!("{}\n\n{}", machine(), report::tables(&figures));
+    match report::insert(&document, &text) {
+        Some(document) => fs::write(root().join(DOCUMENT), document)?,
+        None => return Err(io::Error::other(format!("{DOCUMENT} has no place for figures"))),
     }
     Ok(Outcome::from(all_passed))
 }
 
-/// What follows `sublet` in each code span that starts with `sublet bench`, each once.
-fn commands(markdown: &str) -> BTreeSet<&str> {
+/// A command that measures, as a document has it.
+#[derive(Clone, Debug, PartialEq)]
+struct Bench<'text> {
+    words: Vec<&'text str>,
+    /// The rate of the link that it is measured over, if there is one.
+    link: Option<&'text str>,
+}
+
+impl<'text> Bench<'text> {
+    /// As a shell would take it, as far as the documents need that: a word in quotes has no spaces inside.
+    fn new(command: &'text str) -> Bench<'text> {
+        let words: Vec<_> = command.split_whitespace().map(|word| word.trim_matches('\'')).collect();
+        let link = (words[0] == LINK).then(|| words[1]);
+        Bench { words, link }
+    }
+
+    /// The figures; none if it failed.
+    fn run(&self, step: &mut Step) -> io::Result<Option<Vec<Figure>>> {
+        if self.link.is_some() && fs::metadata("/proc/self")?.uid() != 0 {
+            println!("not measured, because only root makes network namespaces: {}", self.words.join(" "));
+            return Ok(Some(Vec::new()));
+        }
+        let mut command = match self.link {
+            Some(_) => Command::new(root().join(LINK)),
+            None => Command::new(root().join("scripts/with-sublet.sh")),
+        };
+        command.current_dir(root()).args(&self.words[usize::from(self.link.is_some())..]);
+        let (succeeded, lines) = step.run_and_keep(command)?;
+        let unavailable = lines.iter().any(|line| line.contains(UNAVAILABLE));
+        let passed = succeeded || unavailable;
+        step.count(passed);
+        let figures = lines.iter().flat_map(|line| Figure::all_of(line));
+        Ok(passed.then(|| figures.map(|figure| figure.over(self.link)).collect()))
+    }
+}
+
+/// Where and when it was measured.
+fn machine() -> String {
+    let said = |program: &str, arguments: &[&str]| {
+        let output = Command::new(program).args(arguments).current_dir(root()).output().ok();
+        let text = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+        text.filter(|text| !text.is_empty()).unwrap_or_else(|| "unknown".to_owned())
+    };
+    let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    format!(
+        "Measured on {} at commit {}, on {} cores of {}, Linux {}.",
+        said("date", &["-u", "+%Y-%m-%d"]),
+        said("git", &["rev-parse", "--short", "HEAD"]),
+        std::thread::available_parallelism().map_or(1, usize::from),
+        model.map_or("an unnamed processor", |(_, model)| model),
+        said("uname", &["-r"])
+    )
+}
+
+/// Each code span that is a command that measures, once, in the document's order.
+fn commands(markdown: &str) -> Vec<&str> {
     let code_spans = markdown.split('`').skip(1).step_by(2);
-    let commands = code_spans.filter_map(|code| code.strip_prefix("sublet "));
-    commands.filter(|command| command.starts_with("bench ")).collect()
+    let mut commands = Vec::new();
+    for command in code_spans.filter(|code| code.starts_with("sublet bench ") || code.starts_with(LINK)) {
+        if !commands.contains(&command) {
+            commands.push(command);
+        }
+    }
+    commands
 }
 
 #[cfg(test)]
@@ -51,8 +142,20 @@ mod tests {
 
     #[test]
     fn each_command_of_the_document_is_run_once() {
-        let markdown =
-            "| a | `sublet bench latency --sweep` |\n| b | `make test`, `sublet bench latency --sweep` |";
-        assert_eq!(commands(markdown), BTreeSet::from(["bench latency --sweep"]));
+        let markdown = "| a | `sublet bench latency --sweep` |\n| b | `make test`, `sublet bench latency --sweep` |\n\
+                        | c | `scripts/bench-link.sh 1gbit bandwidth` | `sublet ps` |";
+        let commands = commands(markdown);
+        assert_eq!(commands, ["sublet bench latency --sweep", "scripts/bench-link.sh 1gbit bandwidth"]);
+        let of = |command| Bench::new(command);
+        assert_eq!((of(commands[0]).link, of(commands[1]).link), (None, Some("1gbit")));
+        let quoted = of("sublet bench latency --provider 'tcp;ofi_rxm'").words;
+        assert_eq!(quoted, ["sublet", "bench", "latency", "--provider", "tcp;ofi_rxm"]);
+    }
+
+    #[test]
+    fn the_document_has_a_place_for_figures() {
+        let document = fs::read_to_string(root().join(DOCUMENT)).unwrap();
+        assert!(report::insert(&document, "").is_some());
+        assert!(document.contains("](latency.svg)"), "{DOCUMENT} does not show the plot");
     }
 }

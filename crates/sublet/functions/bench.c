@@ -1,10 +1,15 @@
 /* The functions that `sublet bench` calls. Built by build.rs and carried inside of the command. */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <linux/futex.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -46,6 +51,103 @@ uint32_t raw(void* in, uint32_t size, void* out) {
     }
     if (parameters.copy_bytes) memcpy(target, source, parameters.copy_bytes);
     atomic_store_explicit(response, round, memory_order_release);
+  }
+  return 0;
+}
+
+/* The input of `raw_tcp`, as bench/raw/tcp.rs writes it. */
+struct tcp_parameters {
+  uint64_t rounds;
+  uint32_t request_bytes;
+  uint32_t response_bytes;
+  uint32_t sleeps;
+  uint32_t connection; /* another number than the last time: connect anew */
+  uint32_t is_v6;
+  uint32_t port;
+  uint32_t scope; /* the interface of a link-local address */
+  uint8_t address[16];
+};
+
+/* What is kept from one call to the next: a connection that is new has a small window. */
+static int tcp_socket = -1;
+static uint32_t tcp_connection;
+static char* tcp_bytes;
+static size_t tcp_capacity;
+
+static int tcp_connect(const struct tcp_parameters* parameters) {
+  struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)parameters->port)};
+  struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)parameters->port)};
+  memcpy(&v6.sin6_addr, parameters->address, sizeof v6.sin6_addr);
+  v6.sin6_scope_id = parameters->scope;
+  memcpy(&v4.sin_addr, parameters->address, sizeof v4.sin_addr);
+  const struct sockaddr* to = parameters->is_v6 ? (const struct sockaddr*)&v6 : (const struct sockaddr*)&v4;
+  int fd = socket(to->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
+  if (fd < 0) return -1;
+  if (connect(fd, to, parameters->is_v6 ? sizeof v6 : sizeof v4) != 0 ||
+      setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) != 0) {
+    close(fd);
+    return -1;
+  }
+  return fd;
+}
+
+/* Whether the socket and the memory are there. */
+static int tcp_prepare(const struct tcp_parameters* parameters) {
+  size_t bytes = parameters->request_bytes;
+  if (bytes < parameters->response_bytes) bytes = parameters->response_bytes;
+  if (bytes > tcp_capacity) {
+    char* grown = realloc(tcp_bytes, bytes);
+    if (grown == NULL) return 0;
+    memset(grown, 7, bytes);
+    tcp_bytes = grown, tcp_capacity = bytes;
+  }
+  if (tcp_socket < 0 || tcp_connection != parameters->connection) {
+    if (tcp_socket >= 0) close(tcp_socket);
+    tcp_socket = tcp_connect(parameters), tcp_connection = parameters->connection;
+  }
+  return tcp_socket >= 0;
+}
+
+static int is_only_not_ready(ssize_t moved) {
+  return moved < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
+}
+
+static int tcp_receive(size_t bytes, int flags) {
+  for (size_t got = 0; got < bytes;) {
+    ssize_t moved = recv(tcp_socket, tcp_bytes + got, bytes - got, flags);
+    if (moved > 0) got += (size_t)moved;
+    else if (!is_only_not_ready(moved)) return 0;
+  }
+  return 1;
+}
+
+static int tcp_send(size_t bytes, int flags) {
+  for (size_t sent = 0; sent < bytes;) {
+    ssize_t moved = send(tcp_socket, tcp_bytes + sent, bytes - sent, flags | MSG_NOSIGNAL);
+    if (moved > 0) sent += (size_t)moved;
+    else if (!is_only_not_ready(moved)) return 0;
+  }
+  return 1;
+}
+
+/* The limit of calls over TCP: takes a request's bytes from a connection of its own and sends a response's, `rounds`
+ * times, spinning, or with `sleeps` blocking. Copies nothing. Ends early where the connection does; returns 1 byte if
+ * it could not connect. */
+uint32_t raw_tcp(void* in, uint32_t size, void* out) {
+  struct tcp_parameters parameters;
+  if (size < sizeof parameters) return 0;
+  memcpy(&parameters, in, sizeof parameters);
+  if (!tcp_prepare(&parameters)) {
+    *(char*)out = 1;
+    return 1;
+  }
+  int flags = parameters.sleeps ? 0 : MSG_DONTWAIT;
+  for (uint64_t round = 0; round < parameters.rounds; round++) {
+    if (!tcp_receive(parameters.request_bytes, flags) || !tcp_send(parameters.response_bytes, flags)) {
+      close(tcp_socket);
+      tcp_socket = -1;
+      break;
+    }
   }
   return 0;
 }

@@ -2,8 +2,8 @@
 //!
 //! Absolute times drift with the machine; ratios within one interleaved run hold. So every latency is measured in
 //! short blocks, a block of calls after a block of raw round trips, between the same two pinned threads in the same
-//! two processes: the raw side is a function as well (`raw` in `functions/bench.c`) that answers a flag in shared
-//! memory with a flag.
+//! two processes: the raw side is a function as well. `raw` in `functions/bench.c` answers a flag in shared memory with
+//! a flag, `raw_tcp` bytes of a TCP connection with bytes.
 
 use serde::Serialize;
 use sublet_fabric::clock::ticks_ordered;
@@ -11,13 +11,19 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Allocation, Invoker};
 
+pub mod bandwidth;
 pub mod cold;
+pub mod connections;
 mod fleet;
 pub mod latency;
 pub mod lease;
 mod own;
+mod pairs;
+pub(crate) mod raw;
 pub mod reject;
+pub(crate) mod spinning;
 pub mod throughput;
+pub mod transport;
 
 const FUNCTIONS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bench.so"));
 
@@ -86,15 +92,32 @@ impl Samples {
     }
 }
 
-/// Pins the calling thread to the first core that it may use: workers are given cores from the last one down.
+/// A core that the calling thread is pinned to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Core {
+    /// The first that it may use.
+    First,
+    /// The last.
+    Last,
+}
+
+/// Pins the client: workers are given cores from the last one down.
 pub(crate) fn pin_client() -> Result<(), Error> {
-    let failed = |error| Error::new(Code::System, format!("pinning the client to a core: {error}"));
+    pin(Core::First)
+}
+
+/// Pins the calling thread.
+pub(crate) fn pin(to: Core) -> Result<(), Error> {
+    let failed = |error| Error::new(Code::System, format!("pinning a thread to a core: {error}"));
     let allowed = rustix::thread::sched_getaffinity(None).map_err(failed)?;
-    let Some(first) = (0..rustix::thread::CpuSet::MAX_CPU).find(|&core| allowed.is_set(core)) else {
-        return Ok(());
+    let mut cores = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core));
+    let core = match to {
+        Core::First => cores.next(),
+        Core::Last => cores.next_back(),
     };
     let mut one = rustix::thread::CpuSet::new();
-    one.set(first);
+    let Some(core) = core else { return Ok(()) };
+    one.set(core);
     rustix::thread::sched_setaffinity(None, &one).map_err(failed)
 }
 

@@ -10,6 +10,7 @@ mod call;
 mod completions;
 pub(crate) mod daemon;
 mod deploy;
+mod fabrics;
 mod lease;
 mod manager;
 mod output;
@@ -41,6 +42,7 @@ Examples:
   sublet call libx/f --input in --output out     call one of them
   sublet ps                                      what is there, and who uses it
   sublet bill                                    what it has cost
+  sublet fabrics                                 what can carry calls on this machine
 
 On many machines:
   sublet manager                                 grants leases, keeps packages and the ledger
@@ -81,6 +83,7 @@ enum Command {
     Bill(bill::Arguments),
     Token(token::Arguments),
     Tenant(tenant::Arguments),
+    Fabrics(fabrics::Arguments),
     Bench(bench::Arguments),
     Completions(completions::Arguments),
 }
@@ -152,6 +155,7 @@ fn run(command: Command, output: &Output) -> Result<(), Error> {
         Command::Agent(arguments) => agent::run(*arguments, output),
         Command::Deploy(arguments) => deploy::run(&arguments, output),
         Command::Call(arguments) => call::run(&arguments, output),
+        Command::Fabrics(arguments) => fabrics::run(&arguments, output),
         Command::Bench(arguments) => bench::run(&arguments, output),
         Command::Ps(arguments) => ps::run(&arguments, output),
         Command::Lease(arguments) => lease::run(&arguments, output),

@@ -65,6 +65,8 @@ pub(crate) enum Kind {
     /// A whole number, or text with a unit.
     Size,
     List,
+    /// `true` or `false`.
+    Switch,
 }
 
 impl Kind {
@@ -75,6 +77,7 @@ impl Kind {
             Kind::Whole => "a whole number of at least 0",
             Kind::Size => "a whole number of bytes, or text as \"4GiB\"",
             Kind::List => "a list of texts, as [\"one\", \"two\"]",
+            Kind::Switch => "true or false",
         }
     }
 }

@@ -26,6 +26,6 @@ pub use sublet_proto::price::bill;
 pub use sublet_proto::v1::{BillLine, Lease, PackageInfo, Usage};
 pub use sublet_proto::{ALWAYS_HOT_NS, ALWAYS_WARM_NS, Code, Error};
 pub use sublet_runtime::{
-    Access, Address, Allocation, Buffer, CallOptions, ColdStart, Completion, Function, Invocation, Invoker,
-    Notice, Policy,
+    Access, Address, Allocation, Buffer, CallOptions, ColdStart, Completion, FabricChoice, Function,
+    Invocation, Invoker, Notice, Policy,
 };

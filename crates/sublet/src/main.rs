@@ -6,6 +6,7 @@
 mod bench;
 mod cli;
 mod config;
+mod fabrics;
 
 use std::process::ExitCode;
 

@@ -21,6 +21,7 @@ const EXAMPLES: &str = "\
 Examples:
   sublet agent                           with /etc/sublet/agent.toml, if it is there
   sublet agent --manager https://m1:7433,https://m2:7433 --ca ca.pem --token-file token
+  sublet agent --listen ''               no port: only clients of this machine use the node
   sublet agent --print-config            what holds, and who has said so
   sublet agent --drain                   no new leases; returns when the last one has ended
   sublet agent --reclaim --grace 10s     hand the node back: leases end in 10 s, by force if need be
@@ -78,6 +79,8 @@ impl Arguments {
 #[derive(Debug, Serialize)]
 struct Serving {
     agent: String,
+    /// Where clients of other machines reach it, if they can.
+    address: Option<String>,
     name: String,
     managers: Vec<String>,
     pid: u32,
@@ -113,7 +116,8 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
 
 async fn serve(options: Options, output: &Output) -> Result<(), Error> {
     let mut signals = Signals::listen()?;
-    let serving = Serving {
+    let mut serving = Serving {
+        address: None,
         agent: format!("unix:{}", options.socket.display()),
         name: options.name.clone(),
         managers: options.access.managers.iter().map(ToString::to_string).collect(),
@@ -126,6 +130,7 @@ async fn serve(options: Options, output: &Output) -> Result<(), Error> {
         () = signals.next() => return Ok(()),
     };
     notify(Phase::Ready);
+    serving.address = agent.address().map(str::to_owned);
     let shown = output.show(&serving, text);
     if shown.is_ok() {
         signals.next().await;
@@ -138,9 +143,10 @@ async fn serve(options: Options, output: &Output) -> Result<(), Error> {
 }
 
 fn text(serving: &Serving) -> String {
-    let Serving { agent, name, managers, .. } = serving;
+    let Serving { agent, address, name, managers, .. } = serving;
+    let elsewhere = address.iter().map(|address| format!(" and {address}")).collect::<String>();
     format!(
-        "node {name} is lent at {agent}, by {}\nCtrl-C ends its leases and stops it\n",
+        "node {name} is lent at {agent}{elsewhere}, by {}\nCtrl-C ends its leases and stops it\n",
         managers.join(" or ")
     )
 }

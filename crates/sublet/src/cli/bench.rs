@@ -1,28 +1,36 @@
 //! `sublet bench`: what calls cost here.
 
 use std::io::IsTerminal;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use indicatif::ProgressBar;
-use sublet_proto::Error;
+use sublet_fabric::Provider;
+use sublet_proto::{Code, Error};
 
 use super::Connection;
 use super::output::{Output, table};
 use super::parse::{duration, size};
-use crate::bench::{cold, latency, lease, reject, throughput};
+use crate::bench::latency::{Called, Mode};
+use crate::bench::transport::{Transport, Where};
+use crate::bench::{bandwidth, cold, connections, latency, lease, reject, throughput};
 
 const EXAMPLES: &str = "\
 Examples:
   sublet bench latency --mode hot --function echo --sweep     every size, beside the raw round trip
   sublet bench latency --mode warm --function noop --size 64
+  sublet bench latency --fabric tcp --sweep                   over TCP, beside a raw TCP ping-pong
+  sublet bench latency --fabric tcp --connections 32          what connections cost that are idle
+  sublet bench bandwidth --fabric tcp --encrypted             large payloads, there and back
   sublet bench cold                                           the steps of a cold start
   sublet bench throughput --workers 1 --in-flight 8
   sublet bench lease --transport tls                          leases granted a second, and how long a grant takes
   sublet bench reject                                         what a busy shared core costs
 
-The first three need a manager with an idle core: see `sublet up`; the others start what they need. Ratios within one
-run hold; absolute times drift with the machine.";
+Over tcp and ofi, `latency` and `bandwidth` start a Sublet of their own, unless they are told a manager; so do `lease` and
+`reject`. The others need a manager with an idle core: see `sublet up`. Ratios within one run hold; absolute times drift
+with the machine.";
 
 /// Measure calls, beside the limit of the machine in the same run
 #[derive(Debug, Args)]
@@ -35,41 +43,114 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Bench {
     Latency(Latency),
+    Bandwidth(Bandwidth),
     Cold(Cold),
     Throughput(Throughput),
     Lease(Lease),
     Reject(Reject),
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Fabric {
-    /// Shared memory
-    Shm,
-}
-
-/// The round trip of a call, and the raw round trip between the same two threads
+/// What carries the calls, and from where to where
 #[derive(Debug, Args)]
-struct Latency {
+struct Carrier {
     /// What carries the calls
     #[arg(long, value_enum, default_value_t = Fabric::Shm)]
     fabric: Fabric,
-    /// How the worker waits
-    #[arg(long, value_enum, default_value_t = latency::Mode::Hot)]
-    mode: latency::Mode,
+    /// Provider of libfabric, as `sublet fabrics` shows it, for --fabric ofi [default: the best there is]
+    #[arg(long, value_name = "NAME")]
+    provider: Option<String>,
+    /// Encrypt the calls, for --fabric tcp; the raw side is never encrypted
+    #[arg(long)]
+    encrypted: bool,
+    /// Address of this machine on which the measurement's own Sublet listens, for tcp and ofi
+    #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    listen_on: IpAddr,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Fabric {
+    /// Shared memory
+    Shm,
+    /// TCP
+    Tcp,
+    /// Whatever libfabric reaches
+    Ofi,
+}
+
+impl Carrier {
+    fn transport(&self) -> Result<Transport, Error> {
+        let fabric = match self.fabric {
+            Fabric::Shm => Provider::Shm,
+            Fabric::Tcp => Provider::Tcp,
+            Fabric::Ofi => Provider::Ofi,
+        };
+        let unfit = |flag: &str, fabric: &str| {
+            Err(Error::new(Code::InvalidArgument, format!("--{flag} goes with --fabric {fabric} alone")))
+        };
+        match self.fabric {
+            Fabric::Tcp | Fabric::Shm if self.provider.is_some() => unfit("provider", "ofi"),
+            Fabric::Shm | Fabric::Ofi if self.encrypted => unfit("encrypted", "tcp"),
+            _ => Ok(Transport { fabric, provider: self.provider.clone(), encrypted: self.encrypted }),
+        }
+    }
+
+    /// A manager that is named, or for shared memory the user's; otherwise a Sublet of its own.
+    fn place(&self) -> Result<Where, Error> {
+        let named = self.connection.manager.as_ref().is_some_and(|manager| !manager.is_empty());
+        if named || self.fabric == Fabric::Shm {
+            Ok(Where::Given(Box::new(self.connection.access()?)))
+        } else {
+            Ok(Where::Own(self.listen_on))
+        }
+    }
+}
+
+/// The round trip of a call, and the raw round trip between the same two threads
+///
+/// The raw round trip moves a flag through shared memory, or the same bytes through a TCP connection, or by libfabric's
+/// fi_writedata; it waits as the call does.
+#[derive(Debug, Args)]
+struct Latency {
+    #[command(flatten)]
+    carrier: Carrier,
+    /// How the worker waits [default: hot, and with --connections warm]
+    #[arg(long, value_enum)]
+    mode: Option<Mode>,
     /// What is called
-    #[arg(long, value_enum, default_value_t = latency::Called::Echo)]
-    function: latency::Called,
+    #[arg(long, value_enum, default_value_t = Called::Echo)]
+    function: Called,
     /// Size of input and output
     #[arg(long, value_name = "SIZE", value_parser = size_32, default_value = "64", conflicts_with = "sweep")]
     size: u32,
     /// Measure 0, 64 B, 1 kB, 4 kB, 64 kB, 1 MB and 5 MB
     #[arg(long)]
     sweep: bool,
-    /// Calls for each size; fewer where copies are large
+    /// Calls for each size; fewer where payloads are large
     #[arg(long, value_name = "CALLS", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     n: u32,
+    /// Instead of the raw round trip: calls to one warm worker of 1, 2, 4 and so on up to N that the client is connected
+    /// to, all of them on one shared core of a Sublet of the measurement's own
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(connections::MOST)),
+          conflicts_with_all = ["sweep", "manager"])]
+    connections: Option<u32>,
+}
+
+/// How fast large payloads go to a worker and come back, and the same bytes without Sublet
+#[derive(Debug, Args)]
+struct Bandwidth {
     #[command(flatten)]
-    connection: Connection,
+    carrier: Carrier,
+    /// How the worker waits
+    #[arg(long, value_enum, default_value_t = Mode::Hot)]
+    mode: Mode,
+    /// Size of input and output [default: 1 MB and 5 MB]
+    #[arg(long, value_name = "SIZE", value_parser = size_32)]
+    size: Option<u32>,
+    /// Calls for each size
+    #[arg(long, value_name = "CALLS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    n: u32,
 }
 
 /// From the request for a lease to the first result, step by step
@@ -151,6 +232,7 @@ fn size_32(text: &str) -> Result<u32, String> {
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     match &arguments.bench {
         Bench::Latency(latency) => run_latency(latency, output),
+        Bench::Bandwidth(bandwidth) => run_bandwidth(bandwidth, output),
         Bench::Cold(cold) => run_cold(cold, output),
         Bench::Throughput(throughput) => run_throughput(throughput, output),
         Bench::Lease(lease) => run_lease(lease, output),
@@ -159,12 +241,16 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
 }
 
 fn run_latency(arguments: &Latency, output: &Output) -> Result<(), Error> {
-    let Fabric::Shm = arguments.fabric;
-    let plan = latency::Plan { mode: arguments.mode, function: arguments.function, calls: arguments.n };
+    if let Some(connections) = arguments.connections {
+        return run_connections(arguments, connections, output);
+    }
+    let (transport, place) = (arguments.carrier.transport()?, arguments.carrier.place()?);
+    let mode = arguments.mode.unwrap_or(Mode::Hot);
+    let plan = latency::Plan { mode, function: arguments.function, calls: arguments.n };
     let one = [arguments.size];
     let sizes = if arguments.sweep { latency::SWEEP } else { &one };
     let bar = progress(sizes.len() as u64, output);
-    let figures = latency::run(&arguments.connection.access()?, plan, sizes, |_| bar.inc(1))?;
+    let figures = latency::run(&place, &transport, plan, sizes, |_| bar.inc(1))?;
     bar.finish_and_clear();
     let text = |figures: &[latency::Figure]| {
         table(&latency::HEADINGS, &figures.iter().map(latency::Figure::cells).collect::<Vec<_>>())
@@ -173,6 +259,34 @@ fn run_latency(arguments: &Latency, output: &Output) -> Result<(), Error> {
         [one] if !arguments.sweep => output.show(one, |one| text(std::slice::from_ref(one))),
         many => output.show(&many, |many| text(many)),
     }
+}
+
+fn run_connections(arguments: &Latency, connections: u32, output: &Output) -> Result<(), Error> {
+    if arguments.mode == Some(Mode::Hot) {
+        let message = "--connections is measured with --mode warm: workers that poll cannot share a core";
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    let Latency { function, size, n: calls, .. } = *arguments;
+    let plan = connections::Plan { function, size, calls, connections };
+    let bar = progress(u64::from(connections::blocks(calls)), output);
+    let place = Where::Own(arguments.carrier.listen_on);
+    let figures = connections::run(&place, &arguments.carrier.transport()?, plan, || bar.inc(1))?;
+    bar.finish_and_clear();
+    output.show(&figures, |figures| {
+        table(&connections::HEADINGS, &figures.iter().map(connections::Figure::cells).collect::<Vec<_>>())
+    })
+}
+
+fn run_bandwidth(arguments: &Bandwidth, output: &Output) -> Result<(), Error> {
+    let (transport, place) = (arguments.carrier.transport()?, arguments.carrier.place()?);
+    let sizes = arguments.size.map_or(bandwidth::SIZES.to_vec(), |size| vec![size]);
+    let bar = progress(sizes.len() as u64, output);
+    let of = (arguments.mode, arguments.n);
+    let figures = bandwidth::run(&place, &transport, of, &sizes, |_| bar.inc(1))?;
+    bar.finish_and_clear();
+    output.show(&figures, |figures| {
+        table(&bandwidth::HEADINGS, &figures.iter().map(bandwidth::Figure::cells).collect::<Vec<_>>())
+    })
 }
 
 fn run_cold(arguments: &Cold, output: &Output) -> Result<(), Error> {

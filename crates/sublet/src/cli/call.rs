@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde::Serialize;
 use sublet_proto::{Code, Error};
-use sublet_runtime::{Allocation, Buffer, CallOptions, Completion, Invoker, Policy, is_repeatable};
+use sublet_runtime::{
+    Allocation, Buffer, CallOptions, Completion, FabricChoice, Invoker, Policy, is_repeatable,
+};
 
 use super::Connection;
 use super::output::Output;
@@ -21,6 +23,7 @@ Examples:
   sublet call libx/f --input in.bin --capacity 64MiB --deadline 10s
   sublet call libx/f --shared --wait 10s --retries 2      on a shared core, when there is one
   sublet call ./libx.so/f < in.bin                        deploys the shared object on the way
+  sublet call libx/f --fabric tcp+tls < in.bin            encrypted, and not by shared memory
 
 Takes a lease, calls, and gives the lease back: a cold start each time. Programs that call often keep a lease.";
 
@@ -64,16 +67,32 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
 
+    /// What carries the call: auto, shm, tcp, tcp+tls, ofi or ofi:PROVIDER [default: $SUBLET_FABRIC, and else shared
+    /// memory on the node's own machine, and the best common network from another one]
+    #[arg(long, value_name = "FABRIC", value_parser = fabric)]
+    fabric: Option<FabricChoice>,
+
+    /// Connect to other machines by this interface: its name, or one of its addresses [default: $SUBLET_INTERFACE, and
+    /// else as the routes say]
+    #[arg(long, value_name = "INTERFACE")]
+    interface: Option<String>,
+
     #[command(flatten)]
     connection: Connection,
 }
 
 impl Arguments {
     fn allocation(&self, package: &str) -> Allocation {
-        let allocation = Allocation::new(package)
+        let mut allocation = Allocation::new(package)
             .policy(Policy::AlwaysWarm)
             .memory_bytes(self.memory.unwrap_or(0))
             .wait(self.wait.unwrap_or_default());
+        if let Some(fabric) = &self.fabric {
+            allocation = allocation.fabric(fabric.clone());
+        }
+        if let Some(interface) = &self.interface {
+            allocation = allocation.interface(interface);
+        }
         if self.shared { allocation.shared() } else { allocation }
     }
 }
@@ -86,6 +105,8 @@ struct Called {
     input_bytes: usize,
     output_bytes: usize,
     executing_ns: u64,
+    /// What carried the call.
+    fabric: String,
     /// From the request for the lease to the result.
     total_ns: u64,
 }
@@ -124,6 +145,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
         lease: invoker.lease().map(|lease| lease.id).unwrap_or_default(),
         input_bytes: input.len(),
         output_bytes: done.output_bytes,
+        fabric: invoker.fabrics().first().map(FabricChoice::to_string).unwrap_or_default(),
         executing_ns: u64::try_from(done.executing.as_nanos()).unwrap_or(u64::MAX),
         total_ns: u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX),
     };
@@ -159,6 +181,10 @@ fn text(called: &Called) -> String {
         show_ns(called.executing_ns),
         show_ns(called.total_ns),
     )
+}
+
+fn fabric(text: &str) -> Result<FabricChoice, String> {
+    text.parse().map_err(|error: Error| error.message)
 }
 
 /// The package and the function of a name.

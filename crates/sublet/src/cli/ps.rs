@@ -8,12 +8,13 @@ use super::Connection;
 use super::output::{Output, table};
 use super::parse::{show_bytes, show_ns};
 use super::time::now_ms;
-use super::view::{LeaseView, ManagerView, NodeView, PackageView};
+use super::view::{LeaseView, ManagerView, NetworkView, NodeView, PackageView};
 
 const EXAMPLES: &str = "\
 Examples:
   sublet ps           nodes, leases, packages and managers
   sublet ps --all     also leases that have ended
+  sublet ps --nodes   nodes alone, and how other machines reach them
   sublet ps --json    {\"nodes\": [...], \"leases\": [...], \"packages\": [...], \"managers\": [...]}
 
 A node is lending, draining (no new leases), reclaimed (handed back), or lost: it has not reported for too long.";
@@ -28,8 +29,12 @@ const DIGEST_SHOWN: usize = "sha256:".len() + 12;
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     /// Show leases that have ended, too
-    #[arg(long)]
+    #[arg(long, conflicts_with = "nodes")]
     all: bool,
+
+    /// Show nodes alone, with their addresses and the fabrics that carry calls
+    #[arg(long)]
+    nodes: bool,
 
     #[command(flatten)]
     connection: Connection,
@@ -44,9 +49,19 @@ struct Everything {
     managers: Vec<ManagerView>,
 }
 
+/// The result of `--nodes`.
+#[derive(Debug, Serialize)]
+struct Nodes {
+    nodes: Vec<NodeView>,
+}
+
 /// Shows what there is.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     let manager = arguments.connection.open()?;
+    if arguments.nodes {
+        let nodes = Nodes { nodes: manager.nodes()?.into_iter().map(NodeView::from).collect() };
+        return output.show(&nodes, nodes_text);
+    }
     let leases = if arguments.all { manager.leases_with_ended()? } else { manager.leases()? };
     let everything = Everything {
         nodes: manager.nodes()?.into_iter().map(NodeView::from).collect(),
@@ -85,6 +100,26 @@ fn text(everything: &Everything, now_ms: u64) -> String {
         tables.push(table(&["MANAGER", "NODES", "CORES FREE", "LAST SEEN"], &managers));
     }
     tables.join("\n")
+}
+
+fn nodes_text(Nodes { nodes }: &Nodes) -> String {
+    let rows: Vec<_> = nodes.iter().map(reach_row).collect();
+    table(&["NODE", "STATE", "ADDRESS", "FABRICS", "AGENT"], &rows)
+}
+
+fn reach_row(node: &NodeView) -> [String; 5] {
+    let none = || "-".to_owned();
+    let fabrics = |network: &NetworkView| match network.encrypted {
+        true => format!("{}, encrypted over tcp", network.fabrics.join(", ")),
+        false => network.fabrics.join(", "),
+    };
+    [
+        node.name.clone(),
+        node.state.to_owned(),
+        node.network.as_ref().map_or_else(none, |network| network.address.clone()),
+        node.network.as_ref().map_or_else(none, fabrics),
+        node.agent.clone(),
+    ]
 }
 
 fn manager_row(manager: &ManagerView, now_ms: u64) -> [String; 4] {

@@ -3,12 +3,14 @@
 //! The two talk over the manager's socket as they would between machines. They start in that order and stop in
 //! the other one, so that the agent's last report is in the ledger before the store closes.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
-use sublet_agent::{Agent, Clients, SharedCores};
+use sublet_agent::{Agent, Clients, Network, SharedCores};
 use sublet_manager::Manager;
+use sublet_proto::network::Fabric;
 use sublet_proto::price::{DEFAULT_PRICE, Prices};
 use sublet_proto::v1::{NodeInfo, Price};
 use sublet_proto::{Code, Error};
@@ -27,6 +29,7 @@ Examples:
   sublet up                               lend all cores of this machine
   sublet up --cores 2 --memory 4GiB       lend less
   sublet up --cores 3 --shared-cores 1    lend one core to leases that share it
+  sublet up --listen 0.0.0.0:7441         also for clients of other machines
   sublet up --state /tmp/s                keep everything in this folder; in a second terminal:
                                           export SUBLET_MANAGER=unix:/tmp/s/manager.sock
 
@@ -56,6 +59,18 @@ pub(crate) struct Arguments {
     /// Workers that may share those cores, in all [default: 4 for each]
     #[arg(long, value_name = "N", requires = "shared_cores")]
     shared_places: Option<u32>,
+
+    /// Let clients of other machines in, at this address, as 0.0.0.0:7441 [default: only those of this machine]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+
+    /// What carries calls from other machines, best first: tcp, ofi:PROVIDER [default: all that this one can use]
+    #[arg(long, value_name = "FABRIC", value_delimiter = ',', requires = "listen")]
+    fabrics: Vec<Fabric>,
+
+    /// Take calls over TCP only if they are encrypted
+    #[arg(long, requires = "listen")]
+    encrypt: bool,
 
     /// Name of this node [default: the host's]
     #[arg(long)]
@@ -168,6 +183,11 @@ fn agent_options(arguments: Arguments, state: &Path, worker: PathBuf) -> sublet_
         worker,
         idle_timeout: None,
         clients: Clients::OwnUser,
+        network: arguments.listen.map(|listen| Network {
+            fabrics: arguments.fabrics,
+            encrypt: arguments.encrypt,
+            ..Network::at(listen)
+        }),
     }
 }
 

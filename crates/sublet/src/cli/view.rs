@@ -3,7 +3,7 @@
 use serde::Serialize;
 use sublet_proto::Code;
 use sublet_proto::v1::{
-    BillBy, BillLine, Lease, LeaseState, ManagerInfo, NodeInfo, NodeState, PackageInfo, Usage,
+    BillBy, BillLine, Lease, LeaseState, ManagerInfo, NodeInfo, NodeNetwork, NodeState, PackageInfo, Usage,
 };
 
 /// A node.
@@ -11,6 +11,10 @@ use sublet_proto::v1::{
 pub(crate) struct NodeView {
     pub(crate) name: String,
     pub(crate) agent: String,
+    /// The boot id of its operating system: nodes and clients with the same one may share memory.
+    pub(crate) host: String,
+    /// Where clients of other machines reach it, if they can.
+    pub(crate) network: Option<NetworkView>,
     pub(crate) architecture: String,
     pub(crate) pu: String,
     pub(crate) state: &'static str,
@@ -25,6 +29,23 @@ pub(crate) struct NodeView {
     pub(crate) last_report_unix_ms: u64,
 }
 
+/// How a node is reached from other machines.
+#[derive(Debug, Serialize)]
+pub(crate) struct NetworkView {
+    pub(crate) address: String,
+    /// What can carry calls, best first.
+    pub(crate) fabrics: Vec<String>,
+    /// Whether calls over TCP must be encrypted.
+    pub(crate) encrypted: bool,
+}
+
+impl From<NodeNetwork> for NetworkView {
+    fn from(network: NodeNetwork) -> NetworkView {
+        let NodeNetwork { address, fabrics, encrypted, .. } = network;
+        NetworkView { address, fabrics, encrypted }
+    }
+}
+
 impl From<NodeInfo> for NodeView {
     fn from(node: NodeInfo) -> NodeView {
         let state = node_state(node.state());
@@ -37,6 +58,8 @@ impl From<NodeInfo> for NodeView {
             shared_leased: node.shared_leased,
             name: description.name,
             agent: description.agent,
+            host: description.host,
+            network: description.network.map(NetworkView::from),
             architecture: description.architecture,
             cores: description.cores,
             cores_leased: node.cores_leased,

@@ -1,9 +1,11 @@
 //! What `sublet agent` can be told.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use sublet_agent::{Clients, Options, SharedCores};
+use sublet_agent::{Clients, Network, Options, SharedCores};
 use sublet_proto::Error;
+use sublet_proto::network::{Fabric, host_and_port};
 use sublet_runtime::Access;
 use sublet_runtime::access::{default_address, default_state};
 
@@ -17,6 +19,9 @@ pub(crate) struct Program;
 impl Configured for Program {
     const SCHEMA: &'static Schema = &SCHEMA;
 }
+
+/// Where an agent listens unless somebody says otherwise: on all addresses.
+const DEFAULT_LISTEN: &str = "0.0.0.0:7441";
 
 /// Its keys.
 pub(crate) const SCHEMA: Schema = Schema {
@@ -50,6 +55,48 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "PATH",
             help: "Unix socket on which clients of this machine reach their leases",
             otherwise: Otherwise::Means("agent.sock in the state folder"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "listen",
+            kind: Kind::Text,
+            environment: "SUBLET_AGENT_LISTEN",
+            flag: "listen",
+            value: "ADDRESS:PORT",
+            help: "Where clients of other machines reach it; empty: nowhere",
+            otherwise: Otherwise::Is(DEFAULT_LISTEN),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "advertise",
+            kind: Kind::Text,
+            environment: "SUBLET_AGENT_ADVERTISE",
+            flag: "advertise",
+            value: "HOST:PORT",
+            help: "Its own address as those clients know it",
+            otherwise: Otherwise::Means(
+                "the address by which it reaches its managers, and the port that it listens on",
+            ),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "fabrics",
+            kind: Kind::List,
+            environment: "SUBLET_AGENT_FABRICS",
+            flag: "fabrics",
+            value: "FABRIC",
+            help: "What carries calls from other machines, best first: tcp, ofi:PROVIDER",
+            otherwise: Otherwise::Means("the RDMA networks that this machine can use, then tcp"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "encrypt",
+            kind: Kind::Switch,
+            environment: "SUBLET_AGENT_ENCRYPT",
+            flag: "encrypt",
+            value: "BOOL",
+            help: "Whether calls over TCP must be encrypted, too: true or false",
+            otherwise: Otherwise::Is("false"),
             shown: Shown::Openly,
         },
         Key {
@@ -187,6 +234,7 @@ pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
         },
         idle_timeout: settings.value("idle_timeout", duration)?,
         clients: settings.needed("clients", clients)?,
+        network: network(settings)?,
         state,
     })
 }
@@ -200,7 +248,17 @@ pub(crate) fn check(settings: &Settings) -> Result<(), Error> {
     settings.value("memory", size)?;
     shared(settings)?;
     settings.value("idle_timeout", duration)?;
+    network(settings)?;
     settings.needed("clients", clients).map(drop)
+}
+
+/// How clients of other machines come, if they may.
+fn network(settings: &Settings) -> Result<Option<Network>, Error> {
+    let listen = settings.value("listen", listen)?.flatten();
+    let advertise = settings.value("advertise", advertise)?;
+    let fabrics = settings.list("fabrics", fabric)?;
+    let encrypt = settings.needed("encrypt", switch)?;
+    Ok(listen.map(|listen| Network { listen, advertise, fabrics, encrypt }))
 }
 
 /// Where the agent that is told so listens.
@@ -253,6 +311,31 @@ fn shared(settings: &Settings) -> Result<Option<SharedCores>, Error> {
             Ok(Some(SharedCores { cores, places }))
         }
     }
+}
+
+/// Nothing if the text is empty.
+fn listen(text: &str) -> Result<Option<SocketAddr>, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let refused = |_| format!("{text:?} is no address to listen on: write it as 0.0.0.0:7441 or [::]:7441");
+    text.parse().map(Some).map_err(refused)
+}
+
+fn advertise(text: &str) -> Result<String, String> {
+    match host_and_port(text) {
+        Ok((_, 0)) => Err(format!("{text:?} has no port that can be reached")),
+        Ok(_) => Ok(text.to_owned()),
+        Err(error) => Err(error.message),
+    }
+}
+
+fn fabric(text: &str) -> Result<Fabric, String> {
+    text.parse().map_err(|error: Error| error.message)
+}
+
+fn switch(text: &str) -> Result<bool, String> {
+    text.parse().map_err(|_| format!("{text:?} is neither true nor false"))
 }
 
 fn clients(text: &str) -> Result<Clients, String> {

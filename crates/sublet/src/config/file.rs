@@ -87,6 +87,7 @@ impl Reader<'_> {
         };
         match (kind, value.get_ref()) {
             (Kind::Text | Kind::Size, DeValue::String(text)) => Ok(text.to_string()),
+            (Kind::Switch, DeValue::Boolean(value)) => Ok(value.to_string()),
             (Kind::Whole | Kind::Size, DeValue::Integer(number)) => {
                 let number = u64::from_str_radix(number.as_str(), number.radix());
                 number.map(|number| number.to_string()).map_err(|_| wrong(value))
@@ -164,6 +165,8 @@ mod tests {
         {
             assert!(settings(text).is_err(), "{text:?}");
         }
-        assert!(parse(Path::new("a.toml"), "memory = 1\ncores = 2", &agent::SCHEMA).is_ok());
+        assert!(parse(Path::new("a.toml"), "memory = 1\ncores = 2\nencrypt = true", &agent::SCHEMA).is_ok());
+        let error = parse(Path::new("a.toml"), "encrypt = 'yes'", &agent::SCHEMA).err().unwrap();
+        assert!(error.message.contains("encrypt: string where it takes true or false"), "{error}");
     }
 }

@@ -1,0 +1,75 @@
+//! How fast large payloads go there and come back, beside the same bytes without Sublet.
+//!
+//! A call carries its payload to the worker, which returns it: one after the other, as the raw side does.
+
+use serde::Serialize;
+use sublet_proto::Error;
+
+use super::pairs::{Called, Mode, Plan, measure};
+use super::transport::{Carried, Transport, Where};
+
+/// The sizes that are measured if none is given, in bytes.
+pub const SIZES: &[u32] = &[1_000_000, 5_000_000];
+
+/// One size's figures.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    bench: &'static str,
+    #[serde(flatten)]
+    carried: Carried,
+    mode: Mode,
+    function: Called,
+    size_bytes: u32,
+    n: usize,
+    /// Payload that was moved, both ways together, in the time of the median call.
+    bytes_per_s: f64,
+    raw_bytes_per_s: f64,
+    ratio: f64,
+}
+
+/// The headings of [`Figure::cells`].
+pub const HEADINGS: [&str; 7] = ["FABRIC", "MODE", "BYTES", "N", "MB/S", "RAW MB/S", "RATIO"];
+
+impl Figure {
+    /// For a table.
+    pub fn cells(&self) -> [String; 7] {
+        [
+            self.carried.cell(),
+            format!("{:?}", self.mode).to_lowercase(),
+            self.size_bytes.to_string(),
+            self.n.to_string(),
+            format!("{:.0}", self.bytes_per_s / 1e6),
+            format!("{:.0}", self.raw_bytes_per_s / 1e6),
+            format!("{:.2}", self.ratio),
+        ]
+    }
+}
+
+/// Measures every size in turn, in one lease. `progress` is told after each.
+pub fn run(
+    place: &Where,
+    transport: &Transport,
+    (mode, calls): (Mode, u32),
+    sizes: &[u32],
+    mut progress: impl FnMut(u32),
+) -> Result<Vec<Figure>, Error> {
+    let plan = Plan { mode, function: Called::Echo, calls };
+    let mut figures = Vec::with_capacity(sizes.len());
+    measure(place, transport, plan, sizes, |size, measured| {
+        let per_s = |median_ns: f64| 2.0 * f64::from(size) * 1e9 / median_ns;
+        let (ours, limit) = (per_s(measured.ours.median_ns), per_s(measured.raw.median_ns));
+        figures.push(Figure {
+            bench: "bandwidth",
+            carried: transport.carried(),
+            mode,
+            function: plan.function,
+            size_bytes: size,
+            n: measured.n,
+            bytes_per_s: ours,
+            raw_bytes_per_s: limit,
+            ratio: ours / limit,
+        });
+        progress(size);
+    })?;
+    Ok(figures)
+}

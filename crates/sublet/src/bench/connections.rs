@@ -1,0 +1,192 @@
+//! What a call costs a client that is connected to more and more workers.
+//!
+//! The workers share one core and sleep. Calls go to the first of them; the others are there, connected and idle. So
+//! what grows is what a client and a node have to look at, and nothing else. Leases of one worker and of several
+//! alternate in short blocks, each a lease of its own.
+
+use serde::Serialize;
+use sublet_fabric::clock::{Calibration, ticks_ordered};
+use sublet_proto::Error;
+use sublet_runtime::{CallOptions, Invoker};
+
+use super::pairs::{Called, Mode, THINK, UNCOUNTED, think};
+use super::transport::{Carried, Site, Transport, Where};
+use super::{Samples, human_ns, pin_client};
+
+/// Most workers of one client.
+pub const MOST: u32 = 32;
+/// Counted calls of a block.
+const BLOCK: u32 = 100;
+/// Memory of a lease, and more for each worker, in bytes.
+const MEMORY_BYTES: u64 = 32 << 20;
+const MEMORY_OF_A_WORKER: u64 = 4 << 20;
+
+/// What to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// What is called.
+    pub function: Called,
+    /// Bytes of input and output.
+    pub size: u32,
+    /// Calls for each number of connections.
+    pub calls: u32,
+    /// Connections at the most.
+    pub connections: u32,
+}
+
+/// The figures of one number of connections.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    bench: &'static str,
+    #[serde(flatten)]
+    carried: Carried,
+    mode: Mode,
+    function: Called,
+    size_bytes: u32,
+    connections: u32,
+    n: usize,
+    median_ns: f64,
+    p99_ns: f64,
+    /// Of medians, to that with one connection.
+    ratio: f64,
+}
+
+/// The headings of [`Figure::cells`].
+pub const HEADINGS: [&str; 7] = ["FABRIC", "CONNECTIONS", "BYTES", "N", "MEDIAN", "P99", "RATIO"];
+
+impl Figure {
+    /// For a table.
+    pub fn cells(&self) -> [String; 7] {
+        [
+            self.carried.cell(),
+            self.connections.to_string(),
+            self.size_bytes.to_string(),
+            self.n.to_string(),
+            human_ns(self.median_ns),
+            human_ns(self.p99_ns),
+            format!("{:.2}", self.ratio),
+        ]
+    }
+}
+
+/// Measures 1, 2, 4 and so on up to the plan's connections. `progress` is told after each round of blocks.
+pub fn run(
+    place: &Where,
+    transport: &Transport,
+    plan: Plan,
+    mut progress: impl FnMut(),
+) -> Result<Vec<Figure>, Error> {
+    let calibration = Calibration::start();
+    let places = plan.connections.to_string();
+    let shared = ["--cores", "0", "--shared-cores", "1", "--shared-places", &places];
+    let transport = &transport.resolved()?;
+    let site = Site::open(place, transport, &shared)?;
+    pin_client()?;
+    let mut invoker = Invoker::connect_with(site.access.clone())?;
+    super::deploy(invoker.manager())?;
+    let think_ticks = (THINK.as_nanos() as f64 * calibration.ticks_per_ns()) as u64;
+    let mut measured: Vec<_> =
+        counts(plan.connections).map(|count| (count, Samples::with_capacity(plan.calls as usize))).collect();
+    for _ in 0..blocks(plan.calls) {
+        for (connections, samples) in &mut measured {
+            block(&mut invoker, (transport, plan), *connections, think_ticks, samples)?;
+        }
+        progress();
+    }
+    Ok(figures(transport, plan, measured, calibration.ticks_per_ns()))
+}
+
+/// How many rounds of blocks so many calls are: steps of the progress.
+pub fn blocks(calls: u32) -> u32 {
+    calls.div_ceil(BLOCK).max(1)
+}
+
+/// Powers of two, and the most.
+fn counts(most: u32) -> impl Iterator<Item = u32> {
+    let powers = (0..u32::BITS).map(|power| 1 << power).take_while(move |&count| count < most);
+    powers.chain([most])
+}
+
+/// Calls in a lease of so many workers, which is this block's alone.
+fn block(
+    invoker: &mut Invoker,
+    (transport, plan): (&Transport, Plan),
+    connections: u32,
+    think_ticks: u64,
+    samples: &mut Samples,
+) -> Result<(), Error> {
+    let memory_bytes = MEMORY_BYTES + MEMORY_OF_A_WORKER * u64::from(connections);
+    let allocation = transport.allocation(Mode::Warm).shared().cores(connections).memory_bytes(memory_bytes);
+    invoker.allocate(&allocation)?;
+    let called = invoker.function(plan.function.name())?;
+    let mut output = invoker.buffer::<u8>(plan.size as usize)?;
+    let mut input = invoker.buffer::<u8>(plan.size as usize)?;
+    input.fill(7);
+    for round in 0..UNCOUNTED + BLOCK {
+        think(think_ticks);
+        let options = CallOptions { worker: Some(0), ..CallOptions::default() };
+        let since = ticks_ordered();
+        invoker.submit_with(called, &input, &mut output, options)?.wait()?;
+        if round >= UNCOUNTED {
+            samples.since(since);
+        }
+    }
+    drop((input, output));
+    invoker.deallocate().map(drop)
+}
+
+fn figures(
+    transport: &Transport,
+    plan: Plan,
+    measured: Vec<(u32, Samples)>,
+    ticks_per_ns: f64,
+) -> Vec<Figure> {
+    let mut figures: Vec<Figure> = Vec::with_capacity(measured.len());
+    for (connections, mut samples) in measured {
+        let summary = samples.summary(ticks_per_ns);
+        let one_ns = figures.first().map_or(summary.median_ns, |one| one.median_ns);
+        figures.push(Figure {
+            bench: "connections",
+            carried: transport.carried(),
+            mode: Mode::Warm,
+            function: plan.function,
+            size_bytes: plan.size,
+            connections,
+            n: samples.len(),
+            median_ns: summary.median_ns,
+            p99_ns: summary.p99_ns,
+            ratio: summary.median_ns / one_ns,
+        });
+    }
+    figures
+}
+
+#[cfg(test)]
+mod tests {
+    use sublet_fabric::Provider;
+
+    use super::*;
+
+    #[test]
+    fn connections_double_up_to_the_most() {
+        let counts = |most| counts(most).collect::<Vec<_>>();
+        assert_eq!(counts(1), [1]);
+        assert_eq!(counts(32), [1, 2, 4, 8, 16, 32]);
+        assert_eq!(counts(5), [1, 2, 4, 5]);
+    }
+
+    #[test]
+    fn ratios_are_to_one_connection() {
+        let samples = |ticks: u64| {
+            let mut samples = Samples::with_capacity(1);
+            samples.push(ticks);
+            samples
+        };
+        let plan = Plan { function: Called::Echo, size: 64, calls: 1, connections: 2 };
+        let transport = Transport { fabric: Provider::Tcp, provider: None, encrypted: false };
+        let figures = figures(&transport, plan, vec![(1, samples(100)), (2, samples(110))], 1.0);
+        let json = serde_json::to_value(&figures).unwrap();
+        assert_eq!((&json[0]["ratio"], &json[1]["ratio"]), (&1.0.into(), &1.1.into()));
+        assert_eq!((&json[1]["bench"], &json[1]["mode"]), (&"connections".into(), &"warm".into()));
+    }
+}

@@ -1,0 +1,198 @@
+//! Calls beside raw round trips: a block of one after a block of the other, so that both see the machine's every mood.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use sublet_fabric::clock::{Calibration, ticks, ticks_ordered};
+use sublet_proto::Error;
+use sublet_runtime::{Buffer, CallOptions, Function, Invoker};
+
+use super::raw::Raw;
+use super::transport::{Site, Transport, Where};
+use super::{Samples, Summary, allocate, pin_client};
+
+/// What lies before the payload in both buffers; in the input's: what the raw side of shared memory needs.
+pub(super) const HEAD_BYTES: usize = 4096;
+/// Rounds of a block that are not counted: caches and branch predictors change over.
+pub(super) const UNCOUNTED: u32 = 8;
+/// Between two calls to a sleeping worker: long enough that it sleeps.
+pub(super) const THINK: Duration = Duration::from_micros(100);
+/// A payload above this takes so long that few calls say enough.
+const LARGE_BYTES: u32 = 64 << 10;
+const LARGE_CALLS: u32 = 2_000;
+
+/// How the worker waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// It polls.
+    Hot,
+    /// It sleeps.
+    Warm,
+}
+
+/// What is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Called {
+    /// Does nothing; the raw side answers with as little as it can.
+    Noop,
+    /// Returns its input; the raw side moves the same bytes.
+    Echo,
+}
+
+impl Called {
+    /// As the package names it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Called::Noop => "noop",
+            Called::Echo => "echo",
+        }
+    }
+}
+
+/// What to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// How the worker waits.
+    pub mode: Mode,
+    /// What is called.
+    pub function: Called,
+    /// Calls for each size; fewer where a call takes long.
+    pub calls: u32,
+}
+
+/// What was measured of one size.
+pub(super) struct Measured {
+    pub(super) n: usize,
+    pub(super) ours: Summary,
+    pub(super) raw: Summary,
+}
+
+/// Measures every size in turn, in one lease; `done` is given the figures of each.
+pub(super) fn measure(
+    place: &Where,
+    transport: &Transport,
+    plan: Plan,
+    sizes: &[u32],
+    mut done: impl FnMut(u32, &Measured),
+) -> Result<(), Error> {
+    let calibration = Calibration::start();
+    let transport = &transport.resolved()?;
+    let site = Site::open(place, transport, &[])?;
+    pin_client()?;
+    let mut invoker = Invoker::connect_with(site.access.clone())?;
+    allocate(&mut invoker, &transport.allocation(plan.mode))?;
+    let mut raw = Raw::new(transport, site.local, sizes.iter().copied().max().unwrap_or_default())?;
+    for &size in sizes {
+        let pairs = Pairs::new(&invoker, &mut raw, plan, size)?;
+        done(size, &pairs.run(calibration.ticks_per_ns())?);
+    }
+    drop(raw);
+    invoker.deallocate().map(drop)
+}
+
+/// The memory of both sides' rounds, and what each of them does.
+pub(super) struct Rounds {
+    pub(super) mode: Mode,
+    pub(super) function: Called,
+    pub(super) size: u32,
+    pub(super) input: Buffer<u32>,
+    pub(super) output: Buffer<u8>,
+    /// How long the client waits before each.
+    pub(super) think_ticks: u64,
+}
+
+/// The state of one size's measurement.
+struct Pairs<'run> {
+    invoker: &'run Invoker,
+    limit: &'run mut Raw,
+    called: Function,
+    calls: u32,
+    rounds: Rounds,
+    ours: Samples,
+    raw: Samples,
+}
+
+impl<'run> Pairs<'run> {
+    fn new(
+        invoker: &'run Invoker,
+        limit: &'run mut Raw,
+        plan: Plan,
+        size: u32,
+    ) -> Result<Pairs<'run>, Error> {
+        let samples = || Samples::with_capacity(plan.calls as usize);
+        Ok(Pairs {
+            called: invoker.function(plan.function.name())?,
+            rounds: Rounds::new(invoker, plan, size)?,
+            calls: plan.calls,
+            ours: samples(),
+            raw: samples(),
+            invoker,
+            limit,
+        })
+    }
+
+    fn run(mut self, ticks_per_ns: f64) -> Result<Measured, Error> {
+        if self.rounds.mode == Mode::Warm {
+            self.rounds.think_ticks = (THINK.as_nanos() as f64 * ticks_per_ns) as u64;
+        }
+        let (blocks, counted) = self.blocks();
+        for _ in 0..blocks {
+            calls(self.invoker, self.called, &mut self.rounds, counted, &mut self.ours)?;
+            self.limit.block(self.invoker, &mut self.rounds, counted, &mut self.raw)?;
+        }
+        let n = self.ours.len();
+        Ok(Measured { n, ours: self.ours.summary(ticks_per_ns), raw: self.raw.summary(ticks_per_ns) })
+    }
+
+    /// How many blocks of how many counted rounds.
+    fn blocks(&self) -> (u32, u32) {
+        let moves = self.rounds.function == Called::Echo || !self.limit.is_shared_memory();
+        let large = moves && self.rounds.size > LARGE_BYTES;
+        let slow = large || self.rounds.mode == Mode::Warm;
+        let counted = if slow { 16 } else { 128 };
+        let calls = if large { self.calls.min(LARGE_CALLS) } else { self.calls };
+        (calls.div_ceil(counted).max(1), counted)
+    }
+}
+
+impl Rounds {
+    fn new(invoker: &Invoker, plan: Plan, size: u32) -> Result<Rounds, Error> {
+        let bytes = HEAD_BYTES + size as usize;
+        let (mut input, mut output) =
+            (invoker.buffer::<u32>(bytes.div_ceil(4))?, invoker.buffer::<u8>(bytes)?);
+        input.fill(7);
+        output.fill(0);
+        Ok(Rounds { mode: plan.mode, function: plan.function, size, input, output, think_ticks: 0 })
+    }
+}
+
+/// Lets time go by, awake.
+pub(super) fn think(for_ticks: u64) {
+    let since = ticks();
+    while ticks().saturating_sub(since) < for_ticks {
+        std::hint::spin_loop();
+    }
+}
+
+fn calls(
+    invoker: &Invoker,
+    called: Function,
+    rounds: &mut Rounds,
+    counted: u32,
+    samples: &mut Samples,
+) -> Result<(), Error> {
+    let size = rounds.size as usize;
+    for round in 0..UNCOUNTED + counted {
+        think(rounds.think_ticks);
+        let input = &bytemuck::cast_slice::<u32, u8>(&rounds.input)[HEAD_BYTES..HEAD_BYTES + size];
+        let output = &mut rounds.output[HEAD_BYTES..];
+        let since = ticks_ordered();
+        invoker.submit_with(called, input, output, CallOptions::default())?.wait()?;
+        if round >= UNCOUNTED {
+            samples.since(since);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,53 @@
+//! The raw round trip: the least that a call can take on what carries it, between the same two cores.
+
+mod ofi;
+mod shm;
+mod tcp;
+
+use std::net::IpAddr;
+
+use sublet_fabric::Provider;
+use sublet_proto::Error;
+use sublet_runtime::Invoker;
+
+use super::Samples;
+use super::pairs::Rounds;
+use super::transport::Transport;
+pub(crate) use ofi::connect as connect_ofi;
+
+/// The raw side of a measurement. What it keeps between blocks, as connections, it keeps as a call's does.
+pub(super) enum Raw {
+    Shm,
+    Tcp(tcp::Raw),
+    Ofi(Box<ofi::Raw>),
+}
+
+impl Raw {
+    /// `local` is the address by which the worker reaches this process; payloads have at most so many bytes.
+    pub(super) fn new(transport: &Transport, local: IpAddr, max_bytes: u32) -> Result<Raw, Error> {
+        Ok(match (transport.fabric, &transport.provider) {
+            (Provider::Tcp, _) => Raw::Tcp(tcp::Raw::listen(local)?),
+            (Provider::Ofi, Some(provider)) => Raw::Ofi(Box::new(ofi::Raw::new(provider, local, max_bytes)?)),
+            _ => Raw::Shm,
+        })
+    }
+
+    pub(super) fn is_shared_memory(&self) -> bool {
+        matches!(self, Raw::Shm)
+    }
+
+    /// A block of so many counted round trips.
+    pub(super) fn block(
+        &mut self,
+        invoker: &Invoker,
+        rounds: &mut Rounds,
+        counted: u32,
+        samples: &mut Samples,
+    ) -> Result<(), Error> {
+        match self {
+            Raw::Shm => shm::block(invoker, rounds, counted, samples),
+            Raw::Tcp(tcp) => tcp.block(invoker, rounds, counted, samples),
+            Raw::Ofi(ofi) => ofi.block(invoker, rounds, counted, samples),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! A plain `fi_writedata` ping-pong on the same provider of libfabric, between the client's core and the worker's, on
+//! which the worker sleeps meanwhile. Both ends poll, whatever the calls do: what providers have to wait by differs.
+
+use std::net::IpAddr;
+use std::thread;
+
+use sublet_fabric::clock::ticks_ordered;
+use sublet_fabric::ofi::Network;
+use sublet_fabric::ofi::raw::PingPong;
+use sublet_proto::{Code, Error};
+use sublet_runtime::Invoker;
+
+use super::tcp;
+use crate::bench::pairs::{Called, Rounds, UNCOUNTED, think};
+use crate::bench::{Core, Samples, pin};
+
+/// Both ends, which are in this process.
+pub(in crate::bench) struct Raw {
+    near: PingPong,
+    far: PingPong,
+    away: tcp::Raw,
+}
+
+impl Raw {
+    /// For messages of up to so many bytes.
+    pub(super) fn new(provider: &str, local: IpAddr, max_bytes: u32) -> Result<Raw, Error> {
+        let network = Network::of(provider).toward(local);
+        let (near, far) = connect(&network, u64::from(max_bytes.max(1)))?;
+        Ok(Raw { near, far, away: tcp::Raw::listen(local)? })
+    }
+
+    pub(super) fn block(
+        &mut self,
+        invoker: &Invoker,
+        rounds: &mut Rounds,
+        counted: u32,
+        samples: &mut Samples,
+    ) -> Result<(), Error> {
+        let request_bytes = u64::from(rounds.size.max(1));
+        let response_bytes = if rounds.function == Called::Echo { request_bytes } else { 1 };
+        let (total, think_ticks) = (UNCOUNTED + counted, rounds.think_ticks);
+        let Raw { near, far, away } = self;
+        let answer = || -> Result<(), Error> {
+            pin(Core::Last)?;
+            for _ in 0..total {
+                far.receive()?;
+                far.send(response_bytes)?;
+            }
+            Ok(())
+        };
+        let mut ask = || -> Result<(), Error> {
+            for round in 1..=total {
+                think(think_ticks);
+                let since = ticks_ordered();
+                near.send(request_bytes)?;
+                near.receive()?;
+                if round > UNCOUNTED {
+                    samples.since(since);
+                }
+            }
+            Ok(())
+        };
+        away.while_the_worker_sleeps(invoker, rounds, || {
+            thread::scope(|scope| {
+                let answering = scope.spawn(answer);
+                let asked = ask();
+                let failed = |_| Error::new(Code::Internal, "the far end of the ping-pong has failed");
+                answering.join().map_err(failed)?.and(asked)
+            })
+        })
+    }
+}
+
+/// Two ends that are connected.
+pub(crate) fn connect(network: &Network, max_bytes: u64) -> Result<(PingPong, PingPong), Error> {
+    let (mut near, contact) = PingPong::open(network, max_bytes)?;
+    let (mut far, contact) = PingPong::accept(network, max_bytes, &contact)?;
+    thread::scope(|scope| {
+        let letting = scope.spawn(|| -> Result<(), Error> {
+            while !far.is_up()? {
+                std::hint::spin_loop();
+            }
+            Ok(())
+        });
+        near.connect(&contact)?;
+        letting.join().map_err(|_| Error::new(Code::Internal, "the far end of the ping-pong has failed"))?
+    })?;
+    Ok((near, far))
+}

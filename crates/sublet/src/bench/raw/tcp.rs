@@ -1,0 +1,196 @@
+//! A TCP connection that carries nothing but the payload: the same bytes forth and back, without delay, and both ends
+//! spin or both block. Nothing is copied, and nothing encrypted.
+
+use std::io::{Error as IoError, ErrorKind};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use sublet_fabric::clock::ticks_ordered;
+use sublet_proto::{Code, Error};
+use sublet_runtime::{CallOptions, Invocation, Invoker};
+
+use crate::bench::Samples;
+use crate::bench::pairs::{Called, Mode, Rounds, UNCOUNTED, think};
+use crate::bench::spinning::{receive, send};
+
+/// How long the worker may take to connect.
+const PATIENCE: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+/// Words of the input of `raw_tcp` in `functions/bench.c`.
+const PARAMETER_WORDS: usize = 14;
+
+/// The client's end; the other is the function `raw_tcp`, in the worker.
+pub(in crate::bench) struct Raw {
+    listener: TcpListener,
+    address: SocketAddr,
+    stream: Option<TcpStream>,
+    /// The number of the connection, the first is 1.
+    connection: u32,
+    bytes: Vec<u8>,
+}
+
+/// What the worker's side of a block does.
+#[derive(Clone, Copy)]
+struct Block {
+    rounds: u32,
+    request_bytes: u32,
+    response_bytes: u32,
+    sleeps: bool,
+}
+
+impl Raw {
+    /// The worker will come to this address.
+    pub(super) fn listen(local: IpAddr) -> Result<Raw, Error> {
+        let failed = |error| system("listening for the raw connection", &error);
+        let listener = TcpListener::bind((local, 0)).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        Ok(Raw { listener, address, stream: None, connection: 0, bytes: Vec::new() })
+    }
+
+    pub(super) fn block(
+        &mut self,
+        invoker: &Invoker,
+        rounds: &mut Rounds,
+        counted: u32,
+        samples: &mut Samples,
+    ) -> Result<(), Error> {
+        // A byte is the least that says anything.
+        let request_bytes = rounds.size.max(1);
+        let response_bytes = if rounds.function == Called::Echo { request_bytes } else { 1 };
+        let sleeps = rounds.mode == Mode::Warm;
+        let block = Block { rounds: UNCOUNTED + counted, request_bytes, response_bytes, sleeps };
+        let think_ticks = rounds.think_ticks;
+        self.beside(invoker, rounds, block, |raw| raw.round_trips(block, think_ticks, samples))
+    }
+
+    /// Does something while the worker is here and sleeps, so that its core is free.
+    pub(super) fn while_the_worker_sleeps(
+        &mut self,
+        invoker: &Invoker,
+        rounds: &mut Rounds,
+        act: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let block = Block { rounds: 1, request_bytes: 1, response_bytes: 1, sleeps: true };
+        self.beside(invoker, rounds, block, |raw| {
+            act()?;
+            raw.round_trips(block, 0, &mut Samples::with_capacity(0))
+        })
+    }
+
+    /// Has the worker do its side of a block while this one acts.
+    fn beside(
+        &mut self,
+        invoker: &Invoker,
+        rounds: &mut Rounds,
+        block: Block,
+        act: impl FnOnce(&mut Raw) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        if self.stream.is_none() {
+            self.connection += 1;
+        }
+        let Rounds { input, output, .. } = rounds;
+        input[..PARAMETER_WORDS].copy_from_slice(&parameters(block, self.connection, self.address));
+        let raw = invoker.function("raw_tcp")?;
+        let (told, said) = (&input[..PARAMETER_WORDS], &mut output[..1]);
+        let mut responder = invoker.submit_with(raw, told, said, CallOptions::default())?;
+        let acted = self.connect(&mut responder).and_then(|()| act(self));
+        if acted.is_err() {
+            // The worker waits for no more of it.
+            self.stream = None;
+        }
+        responder.wait()?;
+        acted
+    }
+
+    /// Takes the worker's connection, if there is none yet.
+    fn connect(&mut self, responder: &mut Invocation<'_>) -> Result<(), Error> {
+        let begun = Instant::now();
+        while self.stream.is_none() {
+            match self.listener.accept() {
+                Ok((stream, _)) => self.stream = Some(prepared(stream)?),
+                Err(error) if error.kind() != ErrorKind::WouldBlock => {
+                    return Err(system("taking the raw connection", &error));
+                }
+                Err(_) if responder.is_ready() || begun.elapsed() > PATIENCE => {
+                    let message = format!("the worker does not reach {} for the raw figure", self.address);
+                    return Err(Error::new(Code::System, message));
+                }
+                Err(_) => std::thread::sleep(LOOK_AGAIN),
+            }
+        }
+        Ok(())
+    }
+
+    fn round_trips(&mut self, block: Block, think_ticks: u64, samples: &mut Samples) -> Result<(), Error> {
+        let Some(stream) = &mut self.stream else {
+            return Err(Error::new(Code::Internal, "no raw connection"));
+        };
+        let failed = |error| system("a raw round trip", &error);
+        stream.set_nonblocking(!block.sleeps).map_err(failed)?;
+        let most = block.request_bytes.max(block.response_bytes) as usize;
+        self.bytes.resize(self.bytes.len().max(most), 7);
+        for round in 1..=block.rounds {
+            think(think_ticks);
+            let since = ticks_ordered();
+            send(stream, &self.bytes[..block.request_bytes as usize]).map_err(failed)?;
+            receive(stream, &mut self.bytes[..block.response_bytes as usize]).map_err(failed)?;
+            if round > UNCOUNTED {
+                samples.since(since);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn prepared(stream: TcpStream) -> Result<TcpStream, Error> {
+    let prepared = stream.set_nodelay(true);
+    prepared.map_err(|error| system("preparing the raw connection", &error))?;
+    Ok(stream)
+}
+
+/// `struct tcp_parameters` of `functions/bench.c`.
+fn parameters(block: Block, connection: u32, address: SocketAddr) -> [u32; PARAMETER_WORDS] {
+    let (is_v6, scope, bytes) = match address {
+        SocketAddr::V4(v4) => {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&v4.ip().octets());
+            (false, 0, bytes)
+        }
+        SocketAddr::V6(v6) => (true, v6.scope_id(), v6.ip().octets()),
+    };
+    let mut words = [0; PARAMETER_WORDS];
+    words[0] = block.rounds;
+    words[2..9].copy_from_slice(&[
+        block.request_bytes,
+        block.response_bytes,
+        u32::from(block.sleeps),
+        connection,
+        u32::from(is_v6),
+        u32::from(address.port()),
+        scope,
+    ]);
+    for (word, bytes) in words[9..13].iter_mut().zip(bytes.chunks_exact(4)) {
+        *word = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    }
+    words
+}
+
+fn system(doing: &str, error: &IoError) -> Error {
+    Error::new(Code::System, format!("{doing} failed: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parameters_lie_where_the_function_reads_them() {
+        let block = Block { rounds: 9, request_bytes: 64, response_bytes: 1, sleeps: true };
+        let words = parameters(block, 3, "127.0.0.1:258".parse().unwrap());
+        assert_eq!(words[..9], [9, 0, 64, 1, 1, 3, 0, 258, 0]);
+        assert_eq!(words[9].to_ne_bytes(), [127, 0, 0, 1]);
+        let words = parameters(block, 3, "[::1]:258".parse().unwrap());
+        assert_eq!((words[6], words[12].to_ne_bytes()), (1, [0, 0, 0, 1]));
+    }
+}

@@ -1,0 +1,174 @@
+//! `sublet fabrics`: what could carry calls here, why something cannot, and what would be taken.
+//!
+//! Everything is read from the kernel and from libfabric, where there is one; nothing is kept. What carries the calls of
+//! a lease is chosen for each lease anew, by its client and its node together: see `sublet_runtime`.
+
+mod addresses;
+mod choice;
+mod interfaces;
+mod measure;
+mod providers;
+mod rdma;
+
+use std::net::IpAddr;
+
+use serde::Serialize;
+use sublet_fabric::Provider;
+use sublet_fabric::ofi::Network;
+use sublet_proto::{Code, Error};
+
+use choice::choose;
+use interfaces::{Interface, default_route, interfaces};
+pub(crate) use measure::Measured;
+use providers::Machine;
+use rdma::{memory_lock, ports};
+
+/// All that there is.
+#[derive(Debug, Serialize)]
+pub(crate) struct Fabrics {
+    pub(crate) fabrics: Vec<Fabric>,
+    pub(crate) chosen: Vec<Chosen>,
+    /// How much memory this process may lock for RDMA; null: as much as there is.
+    pub(crate) memory_lock_bytes: Option<u64>,
+}
+
+/// One way to carry calls.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Fabric {
+    /// As `--fabric` names it.
+    pub(crate) fabric: &'static str,
+    /// Of libfabric.
+    pub(crate) provider: Option<String>,
+    /// The network interface, or the RDMA device where there is none.
+    pub(crate) interface: Option<String>,
+    pub(crate) address: Option<String>,
+    #[serde(skip)]
+    pub(crate) is_loopback: bool,
+    /// As far as the kernel or the library knows.
+    pub(crate) bits_per_s: Option<u64>,
+    pub(crate) mtu_bytes: Option<u64>,
+    pub(crate) usable: bool,
+    /// Why it is not usable.
+    pub(crate) reason: Option<String>,
+    /// What is not as it should be, though it is usable.
+    pub(crate) warning: Option<String>,
+    pub(crate) measured: Option<Measured>,
+}
+
+/// What is taken if nobody says anything.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(crate) struct Chosen {
+    pub(crate) clients: Clients,
+    pub(crate) fabric: &'static str,
+    pub(crate) provider: Option<String>,
+    pub(crate) interface: Option<String>,
+    pub(crate) why: String,
+}
+
+/// Whose calls they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Clients {
+    ThisMachine,
+    OtherMachines,
+}
+
+/// Looks.
+pub(crate) fn look() -> Result<Fabrics, Error> {
+    let failed =
+        |error| Error::new(Code::System, format!("the network interfaces cannot be listed: {error}"));
+    let interfaces = interfaces().map_err(failed)?;
+    let mut fabrics = vec![shared_memory()];
+    fabrics.extend(interfaces.iter().flat_map(tcp));
+    let machine = Machine { interfaces: &interfaces, ports: &ports(), memory_lock: memory_lock() };
+    fabrics.extend(machine.ofi());
+    let offered = sublet_agent::automatic_fabrics(false);
+    let chosen = choose(&offered, &fabrics, default_route().as_deref());
+    Ok(Fabrics { fabrics, chosen, memory_lock_bytes: machine.memory_lock.bytes() })
+}
+
+/// Measures each that is usable, in turn; what cannot be measured says so. `progress` is told after each.
+pub(crate) fn measure(fabrics: &mut Fabrics, mut progress: impl FnMut()) {
+    for fabric in fabrics.fabrics.iter_mut().filter(|fabric| fabric.usable) {
+        match fabric.measure() {
+            Ok(measured) => fabric.measured = Some(measured),
+            Err(error) => fabric.warning = Some(format!("it could not be measured: {error}")),
+        }
+        progress();
+    }
+}
+
+impl Fabric {
+    fn measure(&self) -> Result<Measured, Error> {
+        if let Some(provider) = &self.provider {
+            let network = Network { interface: self.interface.clone(), ..Network::of(provider) };
+            return measure::measure(|bytes| measure::Ofi::connect(&network, bytes));
+        }
+        match self.address.as_deref().map(str::parse::<IpAddr>) {
+            Some(Ok(address)) => measure::measure(|bytes| measure::Tcp::connect(address, bytes)),
+            _ => measure::measure(|bytes| Ok(measure::Flags::connect(bytes))),
+        }
+    }
+}
+
+fn shared_memory() -> Fabric {
+    Fabric { fabric: Provider::Shm.name(), usable: true, ..Fabric::default() }
+}
+
+/// A way for each address. A link-local one is none: it means something only together with an interface.
+fn tcp(interface: &Interface) -> Vec<Fabric> {
+    let fabric = |address: Option<&IpAddr>, reason: Option<&str>| Fabric {
+        fabric: Provider::Tcp.name(),
+        interface: Some(interface.name.clone()),
+        is_loopback: interface.is_loopback,
+        address: address.map(IpAddr::to_string),
+        bits_per_s: interface.bits_per_s,
+        mtu_bytes: interface.mtu_bytes,
+        usable: reason.is_none(),
+        reason: reason.map(str::to_owned),
+        ..Fabric::default()
+    };
+    let global: Vec<_> =
+        interface.addresses.iter().filter(|address| !is_link_local(&address.to_string())).collect();
+    match interface.down {
+        None if global.is_empty() => vec![fabric(None, Some("the interface has link-local addresses alone"))],
+        Some(_) if global.is_empty() => vec![fabric(None, interface.down)],
+        down => global.into_iter().map(|address| fabric(Some(address), down)).collect(),
+    }
+}
+
+/// Whether it is an address that means something only together with an interface.
+fn is_link_local(address: &str) -> bool {
+    match address.parse() {
+        Ok(IpAddr::V4(address)) => address.is_link_local(),
+        Ok(IpAddr::V6(address)) => address.is_unicast_link_local(),
+        Err(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interface(name: &str, down: Option<&'static str>, address: &str) -> Interface {
+        Interface {
+            name: name.into(),
+            is_loopback: name == "lo",
+            down,
+            mtu_bytes: Some(1500),
+            bits_per_s: None,
+            addresses: vec![address.parse().unwrap()],
+        }
+    }
+
+    #[test]
+    fn an_address_that_can_be_used_is_a_way_and_another_says_why_not() {
+        let ways =
+            |interface: &Interface| tcp(interface).into_iter().map(|way| way.reason).collect::<Vec<_>>();
+        assert_eq!(ways(&interface("eth0", None, "192.0.2.1")), [None]);
+        let down = interface("eth0", Some("the interface is down"), "192.0.2.1");
+        assert_eq!(ways(&down), [Some("the interface is down".to_owned())]);
+        let reasons = ways(&interface("eth0", None, "fe80::1"));
+        assert!(reasons[0].as_ref().unwrap().contains("link-local"), "{reasons:?}");
+    }
+}

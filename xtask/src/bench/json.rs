@@ -1,0 +1,191 @@
+//! What `sublet bench --json` prints: an object, or a list of objects, whose values are texts, numbers or truths.
+//!
+//! Objects inside of objects are skipped: nothing that is shown here lies in one.
+
+use std::collections::BTreeMap;
+
+/// The fields of one figure.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Figure {
+    fields: BTreeMap<String, Value>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Value {
+    Text(String),
+    Number(f64),
+    Truth(bool),
+    Nothing,
+}
+
+/// A field that no figure has by itself.
+const LINK: &str = "link";
+/// Deepest nesting that is read.
+const MAX_DEPTH: usize = 16;
+
+impl Figure {
+    /// The figures of a line of output; none if it is no JSON.
+    pub fn all_of(line: &str) -> Vec<Figure> {
+        let mut reader = Reader { rest: line.trim(), figures: Vec::new() };
+        match reader.value(0) {
+            Some(_) if reader.rest.is_empty() => reader.figures,
+            _ => Vec::new(),
+        }
+    }
+
+    /// The same, measured over a link of this rate.
+    pub fn over(mut self, link: Option<&str>) -> Figure {
+        if let Some(rate) = link {
+            self.fields.insert(LINK.to_owned(), Value::Text(rate.to_owned()));
+        }
+        self
+    }
+
+    /// The rate of the link that it was measured over.
+    pub fn link(&self) -> Option<&str> {
+        self.text(LINK)
+    }
+
+    pub fn text(&self, field: &str) -> Option<&str> {
+        match self.fields.get(field)? {
+            Value::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    pub fn number(&self, field: &str) -> Option<f64> {
+        match self.fields.get(field)? {
+            Value::Number(number) => Some(*number),
+            _ => None,
+        }
+    }
+
+    pub fn is(&self, field: &str) -> bool {
+        self.fields.get(field) == Some(&Value::Truth(true))
+    }
+}
+
+/// Reads from the front of what is left. Only objects at the top, or in a list there, are kept: a list is one deeper
+/// than what it is in, an object two.
+struct Reader<'text> {
+    rest: &'text str,
+    figures: Vec<Figure>,
+}
+
+impl Reader<'_> {
+    fn value(&mut self, depth: usize) -> Option<Value> {
+        if depth > MAX_DEPTH {
+            return None;
+        }
+        match self.rest.chars().next()? {
+            '{' => self.object(depth).map(|()| Value::Nothing),
+            '[' => self.list(depth).map(|()| Value::Nothing),
+            '"' => self.text().map(Value::Text),
+            _ => self.word(),
+        }
+    }
+
+    fn object(&mut self, depth: usize) -> Option<()> {
+        let mut figure = Figure::default();
+        self.members('{', '}', |reader| {
+            let name = reader.text()?;
+            reader.take(':')?;
+            let value = reader.value(depth + 2)?;
+            figure.fields.insert(name, value);
+            Some(())
+        })?;
+        if depth <= 1 {
+            self.figures.push(figure);
+        }
+        Some(())
+    }
+
+    fn list(&mut self, depth: usize) -> Option<()> {
+        self.members('[', ']', |reader| reader.value(depth + 1).map(drop))
+    }
+
+    fn members(
+        &mut self,
+        open: char,
+        close: char,
+        mut member: impl FnMut(&mut Self) -> Option<()>,
+    ) -> Option<()> {
+        self.take(open)?;
+        if self.take(close).is_some() {
+            return Some(());
+        }
+        loop {
+            member(self)?;
+            if self.take(',').is_none() {
+                return self.take(close);
+            }
+        }
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let mut text = String::new();
+        let mut characters = self.rest.strip_prefix('"')?.char_indices();
+        while let Some((at, character)) = characters.next() {
+            match character {
+                '"' => {
+                    self.rest = self.rest[at + 2..].trim_start();
+                    return Some(text);
+                }
+                // What is shown has no control characters; another one is itself.
+                '\\' => text.push(characters.next()?.1),
+                other => text.push(other),
+            }
+        }
+        None
+    }
+
+    fn word(&mut self) -> Option<Value> {
+        let end = self.rest.find([',', '}', ']', ':', ' ']).unwrap_or(self.rest.len());
+        let (word, rest) = self.rest.split_at(end);
+        self.rest = rest.trim_start();
+        match word {
+            "true" => Some(Value::Truth(true)),
+            "false" => Some(Value::Truth(false)),
+            "null" => Some(Value::Nothing),
+            number => number.parse().ok().map(Value::Number),
+        }
+    }
+
+    fn take(&mut self, what: char) -> Option<()> {
+        self.rest = self.rest.strip_prefix(what)?.trim_start();
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_has_the_fields_of_its_object() {
+        let line =
+            r#"{"bench":"latency","fabric":"tcp","encrypted":true,"n":20096,"median_ns":1.25e1,"p":null}"#;
+        let figures = Figure::all_of(line);
+        assert_eq!(figures.len(), 1);
+        assert_eq!((figures[0].text("fabric"), figures[0].number("median_ns")), (Some("tcp"), Some(12.5)));
+        assert!(figures[0].is("encrypted") && !figures[0].is("p") && figures[0].number("p").is_none());
+    }
+
+    #[test]
+    fn a_sweep_is_a_list_of_figures() {
+        assert_eq!(Figure::all_of(r#"{"a": {"size_bytes": 9}}"#).len(), 1);
+        let figures = Figure::all_of(
+            r#"[{"size_bytes": 0, "x": {"size_bytes": 9}}, {"size_bytes": 64, "y": [{"z": 1}]}]"#,
+        );
+        let sizes: Vec<_> = figures.iter().map(|figure| figure.number("size_bytes")).collect();
+        assert_eq!(sizes, [Some(0.0), Some(64.0)]);
+    }
+
+    #[test]
+    fn what_is_no_json_has_no_figures() {
+        for line in ["", "warning: x", "{", "{}}", "[1,", r#"{"a":}"#, r#"{"a":"x}"#, &"[".repeat(1000)] {
+            assert_eq!(Figure::all_of(line), [], "{line}");
+        }
+        assert_eq!(Figure::all_of("{}").len(), 1);
+    }
+}

@@ -1,0 +1,150 @@
+//! The tables of docs/performance.md, made of figures.
+
+use super::json::Figure;
+use super::plot::{Point, Series, human_bytes, human_ns};
+
+const BEGIN: &str = "<!-- Written by `cargo xtask bench` from here -->";
+const END: &str = "<!-- to here -->";
+
+/// The document with these figures in the place of those before; none without that place.
+pub fn insert(document: &str, figures: &str) -> Option<String> {
+    let (before, rest) = document.split_once(BEGIN)?;
+    let (_, after) = rest.split_once(END)?;
+    Some(format!("{before}{BEGIN}\n\n{figures}\n{END}{after}"))
+}
+
+/// A table for each kind of figure that is there.
+pub fn tables(figures: &[Figure]) -> String {
+    let of =
+        |bench: &str| figures.iter().filter(|figure| figure.text("bench") == Some(bench)).collect::<Vec<_>>();
+    let latency = table(
+        "| fabric | waits | function | payload | median | p99 | raw median | raw p99 | ratio |",
+        &of("latency"),
+        latency_row,
+    );
+    let bandwidth = table("| fabric | payload | MB/s | raw MB/s | ratio |", &of("bandwidth"), bandwidth_row);
+    let connections = table(
+        "| fabric | connections | payload | median | p99 | ratio to 1 connection |",
+        &of("connections"),
+        connections_row,
+    );
+    let titled = [
+        ("A call and the raw round trip:", latency),
+        ("Large payloads, there and back:", bandwidth),
+        ("A warm call, with connections that are idle:", connections),
+    ];
+    let shown = titled.into_iter().filter_map(|(title, table)| Some(format!("{title}\n\n{}", table?)));
+    shown.collect::<Vec<_>>().join("\n")
+}
+
+fn table(heading: &str, figures: &[&Figure], row: fn(&Figure) -> Option<Vec<String>>) -> Option<String> {
+    let rows: Vec<_> = figures.iter().filter_map(|figure| row(figure)).collect();
+    let line = "|---".repeat(heading.matches('|').count() - 1);
+    let rows: String = rows.iter().map(|cells| format!("| {} |\n", cells.join(" | "))).collect();
+    (!rows.is_empty()).then(|| format!("{heading}\n{line}|\n{rows}"))
+}
+
+fn latency_row(figure: &Figure) -> Option<Vec<String>> {
+    let time = |field: &str| figure.number(field).map(human_ns);
+    Some(vec![
+        fabric(figure)?,
+        figure.text("mode")?.to_owned(),
+        figure.text("function")?.to_owned(),
+        human_bytes(figure.number("size_bytes")?),
+        time("median_ns")?,
+        time("p99_ns")?,
+        time("raw_median_ns")?,
+        time("raw_p99_ns")?,
+        format!("{:.2}", figure.number("ratio")?),
+    ])
+}
+
+fn bandwidth_row(figure: &Figure) -> Option<Vec<String>> {
+    let rate = |field: &str| figure.number(field).map(|rate| format!("{:.0}", rate / 1e6));
+    Some(vec![
+        fabric(figure)?,
+        human_bytes(figure.number("size_bytes")?),
+        rate("bytes_per_s")?,
+        rate("raw_bytes_per_s")?,
+        format!("{:.2}", figure.number("ratio")?),
+    ])
+}
+
+fn connections_row(figure: &Figure) -> Option<Vec<String>> {
+    Some(vec![
+        fabric(figure)?,
+        format!("{}", figure.number("connections")?),
+        human_bytes(figure.number("size_bytes")?),
+        human_ns(figure.number("median_ns")?),
+        human_ns(figure.number("p99_ns")?),
+        format!("{:.2}", figure.number("ratio")?),
+    ])
+}
+
+/// With its provider, whether it encrypts, and the rate of its link.
+fn fabric(figure: &Figure) -> Option<String> {
+    let provider = figure.text("provider").map(|provider| format!(", {provider}")).unwrap_or_default();
+    let how = if figure.is("encrypted") { ", encrypted" } else { "" };
+    let link = figure.link().map(|rate| format!(", over a link of {rate}")).unwrap_or_default();
+    Some(format!("{}{provider}{how}{link}", figure.text("fabric")?))
+}
+
+/// The latencies of a sweep, for the plot.
+pub fn series(figures: &[Figure]) -> Option<Series> {
+    let point = |figure: &Figure| {
+        let [bytes, call_ns, raw_ns] =
+            ["size_bytes", "median_ns", "raw_median_ns"].map(|field| figure.number(field));
+        Some(Point { bytes: bytes?, call_ns: call_ns?, raw_ns: raw_ns? })
+    };
+    Some(Series { name: fabric(figures.first()?)?, points: figures.iter().filter_map(point).collect() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures(line: &str) -> Vec<Figure> {
+        Figure::all_of(line)
+    }
+
+    #[test]
+    fn figures_stand_between_the_marks_and_all_else_stays() {
+        let document = format!("before\n{BEGIN}\nold\n{END}\nafter\n");
+        let new = insert(&document, "new\n").unwrap();
+        assert_eq!(new, format!("before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"));
+        assert_eq!(insert(&new, "new\n").unwrap(), new);
+        assert!(insert("no marks", "new").is_none());
+    }
+
+    #[test]
+    fn each_kind_of_figure_has_its_table() {
+        let mut all = figures(
+            r#"{"bench":"latency","fabric":"tcp","encrypted":false,"mode":"hot","function":"echo","size_bytes":64,
+"median_ns":9000,"p99_ns":12000,"raw_median_ns":8200,"raw_p99_ns":11000,"ratio":1.0976}"#,
+        );
+        all.extend(figures(
+            r#"[{"bench":"bandwidth","fabric":"ofi","provider":"tcp;ofi_rxm","size_bytes":1000000,"bytes_per_s":5e9,"raw_bytes_per_s":5.1e9,"ratio":0.98}]"#,
+        ));
+        all.extend(figures(r#"{"bench":"cold","median_ns":1}"#));
+        let text = tables(&all);
+        assert!(
+            text.contains("| tcp | hot | echo | 64 B | 9 us | 12 us | 8.2 us | 11 us | 1.10 |"),
+            "{text}"
+        );
+        assert!(text.contains("| ofi, tcp;ofi_rxm | 1 MB | 5000 | 5100 | 0.98 |"), "{text}");
+        let linked: Vec<_> = all.iter().map(|figure| figure.clone().over(Some("1gbit"))).collect();
+        assert!(tables(&linked).contains("| tcp, over a link of 1gbit | hot |"), "{linked:?}");
+        assert!(!text.contains("connections") && !text.contains("cold"), "{text}");
+        assert!(text.lines().filter(|line| line.starts_with('|')).all(|line| line.ends_with('|')));
+    }
+
+    #[test]
+    fn a_sweep_is_a_series() {
+        let sweep = figures(
+            r#"[{"fabric":"shm","size_bytes":0,"median_ns":1,"raw_median_ns":1},{"fabric":"shm","size_bytes":64,"median_ns":190,"raw_median_ns":140}]"#,
+        );
+        let series = series(&sweep).unwrap();
+        assert_eq!((series.name.as_str(), series.points.len(), series.points[1].call_ns), ("shm", 2, 190.0));
+        assert_eq!(super::series(&[]), None);
+    }
+}
