@@ -102,6 +102,9 @@ static void what_cannot_be_leased_is_refused(void) {
     allocation = sublet_allocation_default(NULL);
     CHECK_STATUS(sublet_invoker_allocate(invoker, &allocation), SUBLET_INVALID_ARGUMENT);
     allocation = sublet_allocation_default(package);
+    allocation.fabric = "smoke";
+    CHECK_STATUS(sublet_invoker_allocate(invoker, &allocation), SUBLET_INVALID_ARGUMENT);
+    allocation = sublet_allocation_default(package);
     CHECK_OK(sublet_invoker_allocate(invoker, &allocation));
     CHECK_STATUS(sublet_invoker_allocate(invoker, &allocation), SUBLET_ALREADY_ALLOCATED);
     sublet_invoker_free(invoker);

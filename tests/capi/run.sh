@@ -114,11 +114,11 @@ refuses_a_short_file() {
 start() {
     mkdir -p "$SUBLET_STATE"
     # The installed command, which must find the installed worker.
-    "$PREFIX/bin/sublet" up --cores 2 >"$scratch/up.log" 2>&1 &
+    "$PREFIX/bin/sublet" up --cores 2 --listen 127.0.0.1:0 >"$scratch/up.log" 2>&1 &
     server=$!
     local tries
     for ((tries = 0; tries < 100; tries++)); do
-        "$PREFIX/bin/sublet" ps >/dev/null 2>&1 && return
+        "$PREFIX/bin/sublet" ps --json 2>/dev/null | grep -q '"cores"' && return
         kill -0 "$server" 2>/dev/null || break
         sleep 0.1
     done
@@ -127,7 +127,12 @@ start() {
     return 1
 }
 
-export -f says compiles build_with_pkg_config build_with_cmake runs_after_a_move price_a_file refuses_a_short_file
+# over FABRIC COMMAND...: with the calls carried by it.
+over() {
+    SUBLET_FABRIC=$1 "${@:2}"
+}
+
+export -f says over compiles build_with_pkg_config build_with_cmake runs_after_a_move price_a_file refuses_a_short_file
 export TESTS EXAMPLES PREFIX BUILD scratch
 in_shell() { check "$1" bash -c '"$@"' bash "${@:2}"; }
 
@@ -156,9 +161,16 @@ in_shell 'hello by CMake in C' says "$BUILD/hello-c" "$HELLO"
 in_shell 'hello by CMake in C++' says "$BUILD/hello-cpp" "$HELLO"
 in_shell 'hello with the static library' says "$BUILD/hello-static" "$HELLO"
 check 'Listing 2 of the paper' "$BUILD/listing2" "$MANAGER" "$BUILD/libfunctions.so"
+for fabric in tcp tcp+tls; do
+    in_shell "hello in C over $fabric" over "$fabric" says "$scratch/hello-c" "$HELLO"
+    in_shell "hello in C++ over $fabric" over "$fabric" says "$scratch/hello-cpp" "$HELLO"
+    in_shell "hello in Rust over $fabric" over "$fabric" says target/release/hello "$HELLO"
+    in_shell "Listing 2 of the paper over $fabric" over "$fabric" "$BUILD/listing2" "$MANAGER" "$BUILD/libfunctions.so"
+done
 run_tests c "$BUILD/calls-c" "$BUILD/libfunctions.so"
 run_tests c++ "$BUILD/calls-cpp" "$BUILD/libfunctions.so" "$BUILD/libthrowing.so"
 in_shell 'blackscholes prices a file' price_a_file
+in_shell 'blackscholes prices a file over tcp' over tcp price_a_file
 in_shell 'blackscholes refuses a short file' refuses_a_short_file
 
 outcome=ok

@@ -117,8 +117,16 @@ typedef enum sublet_status {
     SUBLET_ALREADY_RUNNING = 55,
     /* The store behind the manager does not answer. */
     SUBLET_STORE_UNREACHABLE = 56,
+    /* No network carries calls between this client and the node, or the one that was asked for cannot. */
+    SUBLET_FABRIC_UNAVAILABLE = 57,
+    /* The peer is of another version, with which this one does not speak. */
+    SUBLET_VERSION_MISMATCH = 58,
+    /* An access to memory of another node with a key that is not, or no longer, good for it. */
+    SUBLET_KEY_REFUSED = 59,
     /* A fault of Sublet's own. */
-    SUBLET_INTERNAL = 60
+    SUBLET_INTERNAL = 60,
+    /* A limit of this machine is too low; the message says which, and how to raise it. */
+    SUBLET_LIMIT_TOO_LOW = 61
 } sublet_status;
 
 /* The name of a status, as "worker_died"; "ok" for SUBLET_OK, "internal" for numbers that are none. Never null, valid
@@ -160,9 +168,13 @@ typedef struct sublet_allocation {
     const char *pu;          /* the kind of processing unit; NULL: "cpu" */
     uint32_t shared;         /* 1: workers share their cores with those of other leases, and a call that finds its core
                                 taken goes to another worker; not for SUBLET_ALWAYS_HOT; 0 */
+    const char *fabric;      /* what carries the calls: "auto", "shm", "tcp", "tcp+tls", "ofi" or "ofi:PROVIDER"; NULL: as
+                                $SUBLET_FABRIC says, and else the best that client and node have */
+    const char *interface;   /* connections to other machines go out by it: its name, or one of its addresses; NULL: as
+                                $SUBLET_INTERFACE says, and else as the machine's routes do */
 } sublet_allocation;
 
-SUBLET_STATIC_ASSERT(sizeof(sublet_allocation) == 96, "the library is built for 64-bit machines");
+SUBLET_STATIC_ASSERT(sizeof(sublet_allocation) == 112, "the library is built for 64-bit machines");
 
 /* One core for the functions of a package, with the values above. The string is kept, not copied. */
 static inline sublet_allocation sublet_allocation_default(const char *package) {
@@ -181,6 +193,8 @@ static inline sublet_allocation sublet_allocation_default(const char *package) {
     allocation.idle_timeout_ns = 0;
     allocation.pu = NULL;
     allocation.shared = 0;
+    allocation.fabric = NULL;
+    allocation.interface = NULL;
     return allocation;
 }
 

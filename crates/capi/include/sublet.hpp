@@ -124,6 +124,8 @@ struct allocation {
     std::chrono::nanoseconds capacity_wait{0};             // how long to wait for capacity
     std::chrono::nanoseconds idle_timeout{0};              // a lease ends after so long without a call; 0: as its node says
     std::string pu;                                        // the kind of processing unit; empty: "cpu"
+    std::string fabric;     // what carries the calls, as "shm" or "tcp"; empty: as the environment says, or the best
+    std::string interface;  // that connections to other machines go out by; empty: as the environment says, or any
 
     static sublet_allocation defaults() noexcept { return sublet_allocation_default(nullptr); }
 };
@@ -434,6 +436,8 @@ public:
         request.wait_ns = detail::nanoseconds_of(wanted.capacity_wait);
         request.idle_timeout_ns = detail::nanoseconds_of(wanted.idle_timeout);
         request.pu = detail::text_or_null(wanted.pu);
+        request.fabric = detail::text_or_null(wanted.fabric);
+        request.interface = detail::text_or_null(wanted.interface);
         detail::check(sublet_invoker_allocate(handle_.get(), &request));
     }
 

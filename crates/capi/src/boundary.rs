@@ -157,6 +157,10 @@ pub(crate) fn status_name(status: sublet_status) -> &'static CStr {
         Code::System => c"system",
         Code::AlreadyRunning => c"already_running",
         Code::StoreUnreachable => c"store_unreachable",
+        Code::FabricUnavailable => c"fabric_unavailable",
+        Code::VersionMismatch => c"version_mismatch",
+        Code::KeyRefused => c"key_refused",
+        Code::LimitTooLow => c"limit_too_low",
         // Also of numbers that are none; a test sees to it that no code's own name is forgotten here.
         _ => c"internal",
     }

@@ -41,6 +41,8 @@ pub struct sublet_allocation {
     idle_timeout_ns: u64,
     pu: *const c_char,
     shared: u32,
+    fabric: *const c_char,
+    interface: *const c_char,
 }
 
 /// `struct sublet_lease`.
@@ -100,7 +102,7 @@ pub struct sublet_call {
 }
 
 // The sizes that sublet.h asserts of its own structures.
-const _: () = assert!(size_of::<sublet_allocation>() == 96);
+const _: () = assert!(size_of::<sublet_allocation>() == 112);
 const _: () = assert!(size_of::<sublet_lease>() == 64);
 const _: () = assert!(size_of::<sublet_bill>() == 72);
 const _: () = assert!(size_of::<sublet_call_options>() == 24);
@@ -184,7 +186,7 @@ impl LeaseTexts {
 
 impl sublet_allocation {
     /// # Safety
-    /// `package` and `pu` are null or strings.
+    /// `package`, `pu`, `fabric` and `interface` are null or strings.
     unsafe fn to_facade(&self) -> Result<Allocation, Error> {
         check_size::<sublet_allocation>(self.size_bytes, "allocation")?;
         // SAFETY: as the caller vouches.
@@ -195,12 +197,13 @@ impl sublet_allocation {
                 self.timeout_ns
             )));
         }
-        let pu = match self.pu.is_null() {
-            true => "",
-            // SAFETY: as the caller vouches.
-            false => unsafe { text(self.pu, "allocation.pu") }?,
-        };
-        let allocation = Allocation::new(package)
+        // SAFETY: as the caller vouches.
+        let pu = unsafe { text_if_any(self.pu, "allocation.pu") }?.unwrap_or_default();
+        // SAFETY: as above.
+        let fabric = unsafe { text_if_any(self.fabric, "allocation.fabric") }?;
+        // SAFETY: as above.
+        let interface = unsafe { text_if_any(self.interface, "allocation.interface") }?;
+        let mut allocation = Allocation::new(package)
             .cores(self.cores)
             .memory_bytes(self.memory_bytes)
             .timeout(Duration::from_nanos(self.timeout_ns))
@@ -212,8 +215,21 @@ impl sublet_allocation {
             .wait(Duration::from_nanos(self.wait_ns))
             .idle_timeout(Duration::from_nanos(self.idle_timeout_ns))
             .pu(pu);
+        if let Some(fabric) = fabric {
+            allocation = allocation.fabric(fabric.parse()?);
+        }
+        if let Some(interface) = interface {
+            allocation = allocation.interface(interface);
+        }
         Ok(if self.shared != 0 { allocation.shared() } else { allocation })
     }
+}
+
+/// # Safety
+/// As for [`text`], or the pointer is null.
+unsafe fn text_if_any<'a>(pointer: *const c_char, name: &str) -> Result<Option<&'a str>, Error> {
+    // SAFETY: as the caller vouches.
+    if pointer.is_null() { Ok(None) } else { unsafe { text(pointer, name) }.map(Some) }
 }
 
 fn policy(hot_ns: u64) -> Policy {
