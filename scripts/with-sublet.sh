@@ -25,7 +25,7 @@ trap finish EXIT
 sublet up >"$LOG" 2>&1 &
 server=$!
 for ((tries = 0; tries < 100; tries++)); do
-    sublet ps >/dev/null 2>&1 && break
+    sublet ps --json 2>/dev/null | grep -q '"cores"' && break
     kill -0 "$server" || exit 1
     sleep 0.1
 done

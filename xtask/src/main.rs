@@ -12,6 +12,7 @@ mod options;
 mod sim;
 mod step;
 mod test;
+mod verbs_vm;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -35,7 +36,12 @@ const CHORES: &[Chore] = &[
         run: sim::chore,
     },
     Chore { usage: "fuzz [--seconds N]", help: "fuzz every decoder, N seconds each (60)", run: fuzz::chore },
-    Chore { usage: "bench", help: "measure the promises of SPECIFICATION.md", run: bench::chore },
+    Chore { usage: "bench", help: "measure the promises, and write docs/performance.md", run: bench::chore },
+    Chore {
+        usage: "verbs-vm",
+        help: "the fabric's suite and latency over verbs, in an emulated machine",
+        run: verbs_vm::chore,
+    },
     Chore {
         usage: "install --prefix DIR",
         help: "install command, library and headers",

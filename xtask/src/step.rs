@@ -16,6 +16,8 @@ use crate::root;
 const SHOWN_LINES: usize = 400;
 /// Lines read and not yet logged.
 const QUEUED_LINES: usize = 1024;
+/// Lines of one command that are kept for who asked for them.
+const KEPT_LINES: usize = 1000;
 /// Longest run of one command of a test run: none takes so long unless it hangs.
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 /// How long no line comes before it is looked whether any can come.
@@ -57,6 +59,8 @@ pub struct Step {
     show: Show,
     log: File,
     log_path: PathBuf,
+    /// Lines that somebody wants to read.
+    kept: Option<Vec<String>>,
     tally: Tally,
     started: Instant,
 }
@@ -68,7 +72,8 @@ impl Step {
         std::fs::create_dir_all(&folder)?;
         let log_path = folder.join(name.replace(' ', "-")).with_extension("log");
         let log = File::create(&log_path)?;
-        let step = Step { name, show, log, log_path, tally: Tally::default(), started: Instant::now() };
+        let (tally, started) = (Tally::default(), Instant::now());
+        let step = Step { name, show, log, log_path, kept: None, tally, started };
         step.progress("");
         Ok(step)
     }
@@ -85,6 +90,14 @@ impl Step {
         // The command holds the pipe's writing end: while it lives, the output has no end.
         drop(command);
         self.follow(child, lines_of(output))
+    }
+
+    /// As [`Step::run`]; also gives the last lines of output, at most [`KEPT_LINES`].
+    pub fn run_and_keep(&mut self, command: Command) -> io::Result<(bool, Vec<String>)> {
+        self.kept = Some(Vec::new());
+        let succeeded = self.run(command);
+        let lines = self.kept.take().unwrap_or_default();
+        succeeded.map(|succeeded| (succeeded, lines))
     }
 
     /// Takes lines until there are no more. A process that outlives the command and holds its output open does not
@@ -153,6 +166,12 @@ impl Step {
 
     fn line(&mut self, line: &str) -> io::Result<()> {
         writeln!(self.log, "{line}")?;
+        if let Some(kept) = &mut self.kept {
+            if kept.len() == KEPT_LINES {
+                kept.remove(0);
+            }
+            kept.push(line.to_owned());
+        }
         if let Some(Tally { passed, failed }) = test_result(line) {
             self.tally.passed += passed;
             self.tally.failed += failed;
