@@ -236,6 +236,11 @@ impl Cluster {
         ] {
             arguments.extend([flag.to_owned(), value]);
         }
+        // Several agents may be on one host.
+        if !more.contains(&"--listen") {
+            let any_port = if host.is_some() { "0.0.0.0:0" } else { "127.0.0.1:0" };
+            arguments.extend(["--listen".into(), any_port.into()]);
+        }
         if let Some((cores, places)) = lent.shared {
             arguments.extend(["--shared-cores".into(), cores.to_string()]);
             arguments.extend(["--shared-places".into(), places.to_string()]);
@@ -314,6 +319,14 @@ impl Cluster {
     /// The command, as an operator beside the first manager.
     pub fn command(&self) -> Command {
         self.managers[0].command()
+    }
+
+    /// The command on a host, as a user of some tenant.
+    pub fn user_command(&self, host: &Host) -> Command {
+        let mut command = sublet();
+        command.env("SUBLET_MANAGER", self.addresses()).env("SUBLET_CA", self.ca_file());
+        command.env("SUBLET_TOKEN", self.user_token(TENANT).secret);
+        inside(&host.entry(), &command)
     }
 
     /// What the command answers in JSON.
@@ -496,7 +509,7 @@ fn manager_name(number: u8) -> String {
 }
 
 /// How to start `sublet`, again and again, on a host or with a disk of its own.
-fn maker(arguments: Vec<String>, entry: Option<String>) -> impl Fn() -> Command + Send + Sync + 'static {
+fn maker(arguments: Vec<String>, entry: Option<Vec<String>>) -> impl Fn() -> Command + Send + Sync + 'static {
     move || {
         let mut command = sublet();
         command.args(&arguments).env("SUBLET_LOG", "info");

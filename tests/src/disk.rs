@@ -39,8 +39,8 @@ impl SmallDisk {
     }
 
     /// How a program is started that sees it: see [`crate::program::inside`].
-    pub fn entry(&self) -> String {
-        format!("--mount=/proc/{}/ns/mnt", self.holder.id())
+    pub fn entry(&self) -> Vec<String> {
+        vec![format!("--mount=/proc/{}/ns/mnt", self.holder.id())]
     }
 
     /// The folder, as this process sees it.

@@ -22,7 +22,7 @@ impl ByHand {
     /// Shows a ticket to an agent, and gives the connection and the answer to it.
     pub fn show(grant: &LeaseGrant, ticket: &[u8]) -> (ByHand, Result<Heard, Error>) {
         let agent = ByHand::to(grant);
-        agent.say(Said::Attach(Attach { ticket: ticket.to_vec(), start: false }));
+        agent.say(Said::Attach(Attach { ticket: ticket.to_vec(), start: false, fabric: None }));
         let heard = agent.hear();
         (agent, heard)
     }

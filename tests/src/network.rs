@@ -1,20 +1,25 @@
 //! Hosts of a test's own: network namespaces, each with a cable to one switch, on which links can be cut.
 //!
 //! A program is started on a host by its [`Host::entry`], and [`Host::run`] lets a thread of the test itself talk from
-//! there. Files are everybody's, so a client and an agent on two hosts still reach each other by a Unix socket.
+//! there. Files are everybody's, so a client and an agent on two hosts of [`Network::make`] still reach each other by a
+//! Unix socket. Those of [`Network::of_machines`] are machines to Sublet: what is started on one sees a boot id of its
+//! own, and shares memory with nobody elsewhere.
 //!
 //! A link is cut in one direction: what comes from one address to another is dropped where it arrives, and nobody is
 //! told. Everything is in namespaces that are named for the test's process, so tests run beside each other; they are
 //! removed when the [`Network`] is dropped, and what a killed test has left behind by the next one.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tempfile::NamedTempFile;
 
 /// Where `ip netns` keeps names.
 const NAMESPACES: &str = "/run/netns";
@@ -24,6 +29,8 @@ pub const ADDRESSES: u8 = 4;
 /// The rule by which the kernel knows its own addresses, moved behind those that drop.
 const LOCAL_RULE: &str = "100";
 const DROPPING_RULES: &str = "50";
+/// What gives a host a boot id of its own, until its standard input ends.
+const HOLD: &str = r#"mount --bind "$1" /proc/sys/kernel/random/boot_id && echo held && cat"#;
 
 /// Hosts on one switch.
 pub struct Network {
@@ -36,6 +43,14 @@ pub struct Network {
 pub struct Host {
     namespace: String,
     number: u8,
+    machine: Option<Arc<Machine>>,
+}
+
+/// What makes a host a machine: a process that holds its mounts.
+#[derive(Debug)]
+struct Machine {
+    holder: Child,
+    _boot_id: NamedTempFile,
 }
 
 impl Network {
@@ -64,6 +79,15 @@ impl Network {
         Some(network)
     }
 
+    /// As [`Network::make`], of machines.
+    pub fn of_machines(hosts: u8) -> Option<Network> {
+        let mut network = Network::make(hosts)?;
+        for host in &mut network.hosts {
+            host.machine = Some(Arc::new(Machine::start(host)));
+        }
+        Some(network)
+    }
+
     /// A host, by its number.
     pub fn host(&self, number: u8) -> Host {
         self.hosts[usize::from(number)].clone()
@@ -79,6 +103,38 @@ impl Network {
         self.rule("del", from, to);
     }
 
+    /// Lets a host send and receive only so many bits a second.
+    pub fn shape(&self, host: u8, mbit: u32) {
+        let (switch, port, rate) = (self.switch(), port(host), format!("{mbit}mbit"));
+        let limits = ["root", "tbf", "rate", &rate, "burst", "256kb", "latency", "50ms"];
+        let [up, down] =
+            [(self.namespace(host), "eth0"), (switch.as_str(), port.as_str())].map(|(namespace, device)| {
+                ["-n", namespace, "qdisc", "add", "dev", device].into_iter().chain(limits).collect::<Vec<_>>()
+            });
+        must_tc(&up);
+        must_tc(&down);
+    }
+
+    /// Sets the largest packet of a host's interface, which cuts what it sends by itself, as a card does on a wire.
+    pub fn set_mtu(&self, host: u8, bytes: u32) {
+        let bytes = bytes.to_string();
+        must(&["-n", self.namespace(host), "link", "set", "eth0", "mtu", &bytes, "gso_max_segs", "1"]);
+    }
+
+    /// Sets the largest packet that the switch takes from and gives to a host. It drops larger ones and tells nobody.
+    pub fn set_port_mtu(&self, host: u8, bytes: u32) {
+        must(&["-n", &self.switch(), "link", "set", &port(host), "mtu", &bytes.to_string()]);
+    }
+
+    /// Takes a host's interface away, for good.
+    pub fn unplug(&self, host: u8) {
+        must(&["-n", self.namespace(host), "link", "del", "eth0"]);
+    }
+
+    fn namespace(&self, host: u8) -> &str {
+        &self.hosts[usize::from(host)].namespace
+    }
+
     fn rule(&self, verb: &str, from: Ipv4Addr, to: Ipv4Addr) {
         let [.., host, _] = to.octets();
         let namespace = &self.hosts[usize::from(host)].namespace;
@@ -88,8 +144,8 @@ impl Network {
     }
 
     fn add_host(&mut self, number: u8) {
-        let host = Host { namespace: format!("{}-{number}", self.name), number };
-        let (namespace, switch, port) = (host.namespace.as_str(), self.switch(), format!("port{number}"));
+        let host = Host { namespace: format!("{}-{number}", self.name), number, machine: None };
+        let (namespace, switch, port) = (host.namespace.as_str(), self.switch(), port(number));
         must(&["netns", "add", namespace]);
         self.hosts.push(host.clone());
         let cable = ["type", "veth", "peer", "name", "eth0", "netns", namespace];
@@ -132,8 +188,13 @@ impl Host {
     }
 
     /// How a program is started on this host: see [`crate::program::inside`].
-    pub fn entry(&self) -> String {
-        format!("--net={}", self.path().display())
+    pub fn entry(&self) -> Vec<String> {
+        match &self.machine {
+            None => vec![format!("--net={}", self.path().display())],
+            Some(machine) => {
+                vec!["--target".into(), machine.holder.id().to_string(), "--net".into(), "--mount".into()]
+            }
+        }
     }
 
     /// Runs something of this process on the host: all sockets that it, or a thread that it starts, opens are there.
@@ -153,6 +214,41 @@ impl Host {
     }
 }
 
+impl Machine {
+    fn start(host: &Host) -> Machine {
+        let mut boot_id = NamedTempFile::new().expect("a folder for temporary files is there");
+        let [.., low] = host.number.to_be_bytes();
+        writeln!(boot_id, "{:08x}-0000-4000-8000-0000000000{low:02x}", std::process::id())
+            .expect("a temporary file can be written to");
+        let mut holder = Command::new("nsenter")
+            .args(host.entry())
+            .args(["unshare", "--mount", "sh", "-c", HOLD, "hold"])
+            .arg(boot_id.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("nsenter of util-linux can be executed");
+        let mut said = String::new();
+        let stdout = holder.stdout.take().expect("its standard output is a pipe");
+        BufReader::new(stdout).read_line(&mut said).expect("a pipe can be read");
+        assert_eq!(said.trim(), "held", "whoever may make a network namespace may mount");
+        Machine { holder, _boot_id: boot_id }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // If it has ended already, that is as well.
+        let _ = self.holder.kill();
+        let _ = self.holder.wait();
+    }
+}
+
+/// A host's place at the switch.
+fn port(host: u8) -> String {
+    format!("port{host}")
+}
+
 /// Removes the namespaces of test processes that are dead.
 fn remove_left_behind() {
     let Ok(entries) = fs::read_dir(NAMESPACES) else { return };
@@ -166,14 +262,25 @@ fn remove_left_behind() {
 }
 
 fn ip(arguments: &[&str]) -> Output {
-    // Debian puts it where an ordinary user does not look.
-    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
-    let run = Command::new("ip").env("PATH", path).args(arguments).output();
-    run.unwrap_or_else(|error| panic!("ip of iproute2 is needed: {error}"))
+    iproute2("ip", arguments)
 }
 
 fn must(arguments: &[&str]) {
-    let output = ip(arguments);
+    must_succeed("ip", arguments, &ip(arguments));
+}
+
+fn must_tc(arguments: &[&str]) {
+    must_succeed("tc", arguments, &iproute2("tc", arguments));
+}
+
+fn must_succeed(program: &str, arguments: &[&str], output: &Output) {
     let why = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "ip {}: {why}", arguments.join(" "));
+    assert!(output.status.success(), "{program} {}: {why}", arguments.join(" "));
+}
+
+fn iproute2(program: &str, arguments: &[&str]) -> Output {
+    // Debian puts it where an ordinary user does not look.
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let run = Command::new(program).env("PATH", path).args(arguments).output();
+    run.unwrap_or_else(|error| panic!("{program} of iproute2 is needed: {error}"))
 }

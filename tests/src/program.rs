@@ -137,9 +137,9 @@ impl Drop for Program {
 }
 
 /// The same program in other namespaces, as the entry says; its process is the one that is started.
-pub fn inside(entry: &str, program: &Command) -> Command {
+pub fn inside(entry: &[String], program: &Command) -> Command {
     let mut command = Command::new("nsenter");
-    command.arg(entry).arg(program.get_program()).args(program.get_args());
+    command.args(entry).arg(program.get_program()).args(program.get_args());
     for (variable, value) in program.get_envs() {
         match value {
             Some(value) => command.env(variable, value),

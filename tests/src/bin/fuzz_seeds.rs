@@ -119,6 +119,12 @@ fn node() -> v1::NodeDescription {
         name: "node".into(),
         agent: "unix:/agent.sock".into(),
         cores: 2,
+        network: Some(v1::NodeNetwork {
+            address: "192.0.2.7:7441".into(),
+            certificate: vec![1; 40],
+            fabrics: vec!["tcp".into()],
+            encrypted: false,
+        }),
         ..Default::default()
     }
 }
@@ -131,6 +137,8 @@ fn control_messages() -> Vec<Vec<u8>> {
         agent: "unix:/agent.sock".into(),
         lease: Some(lease()),
         package: Some(package_info()),
+        host: "host".into(),
+        network: node().network,
     };
     let request =
         v1::LeaseRequest { package: "seed".into(), cores: 1, options: Some(options()), ..Default::default() };
@@ -170,13 +178,20 @@ fn node_messages() -> Vec<Vec<u8>> {
     use worker_to_client::Body as FromWorker;
     let failure = || v1::Failure { code: Code::NoCapacity.number(), message: "2 cores asked".into() };
     let to_agent = [
-        ToAgent::Attach(v1::Attach { ticket: vec![1; 80], start: true }),
+        ToAgent::Attach(v1::Attach { ticket: vec![1; 80], start: true, fabric: None }),
         ToAgent::Start(v1::Start {}),
         ToAgent::Stop(v1::Stop { reason: "deadline".into() }),
         ToAgent::Release(v1::Release {}),
+        ToAgent::ToWorker(vec![1; 20]),
+        ToAgent::Alive(v1::Alive {}),
     ];
     let from_agent = [
-        FromAgent::Attached(v1::Attached { inbox_bytes: 1 << 20, ticks_per_ns: 2.5 }),
+        FromAgent::Attached(v1::Attached {
+            inbox_bytes: 1 << 20,
+            ticks_per_ns: 2.5,
+            link_secret: vec![1; 32],
+            worker_certificate: vec![2; 40],
+        }),
         FromAgent::Started(v1::Started { pid: 7, requested_ns: 1, package_ready_ns: 2, spawned_ns: 3 }),
         FromAgent::WorkerExited(v1::WorkerExited {
             code: Code::WorkerDied.number(),
@@ -184,14 +199,23 @@ fn node_messages() -> Vec<Vec<u8>> {
         }),
         FromAgent::LeaseEnded(v1::LeaseEnded { code: 0, reason: "released".into(), usage: Some(usage()) }),
         FromAgent::Failure(failure()),
+        FromAgent::FromWorker(vec![1; 20]),
+        FromAgent::Alive(v1::Alive {}),
     ];
     let to_worker = [
-        ToWorker::Connect(v1::Connect { results_bytes: 4096, start_positions: vec![0, 1 << 40] }),
-        ToWorker::MapRegion(v1::MapRegion { region: 2, len_bytes: 1 << 20 }),
+        ToWorker::Connect(v1::Connect {
+            results_bytes: 4096,
+            start_positions: vec![0, 1 << 40],
+            results: Some(v1::RegionKey { key: 1 << 20, base: 0 }),
+            contacts: vec![vec![1; 40]],
+            ..v1::Connect::default()
+        }),
+        ToWorker::MapRegion(v1::MapRegion { region: 2, len_bytes: 1 << 20, ..v1::MapRegion::default() }),
+        ToWorker::Link(v1::Link { worker: 1 }),
     ];
     let from_worker = [
-        FromWorker::Ready(v1::Ready { entered_ns: 1, loaded_ns: 2, ready_ns: 3 }),
-        FromWorker::RegionMapped(v1::RegionMapped { region: 2 }),
+        FromWorker::Ready(v1::Ready { entered_ns: 1, loaded_ns: 2, ready_ns: 3, ..v1::Ready::default() }),
+        FromWorker::RegionMapped(v1::RegionMapped { region: 2, ..v1::RegionMapped::default() }),
         FromWorker::Failure(failure()),
     ];
     let setup = v1::WorkerSetup {

@@ -489,7 +489,7 @@ fn description(agent: u32, capacity: Room) -> v1::NodeDescription {
         memory_bytes: capacity.memory_bytes,
         shared_cores: capacity.places / 2,
         shared_places: capacity.places,
-        pu: String::new(),
+        ..v1::NodeDescription::default()
     }
 }
 

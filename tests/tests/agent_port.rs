@@ -1,0 +1,297 @@
+//! The agent's port, as real programs have it: calls over TCP within one machine, and strangers who want anything else.
+//! What clients who know the protocol may not do is tested beside the agent.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+
+use prost::Message;
+use rustix::process::Signal;
+use sublet::{Allocation, Code, FabricChoice, Invoker};
+use sublet_fabric::greeting::{self, ANSWER_BYTES, Answer, DataLink, HELLO_BYTES, Kind, VERSION};
+use sublet_fabric::remote::RemoteSocket;
+use sublet_proto::network::Fabric;
+use sublet_proto::v1::agent_to_client::Body as Heard;
+use sublet_proto::v1::client_to_agent::Body as Said;
+use sublet_proto::v1::*;
+use sublet_runtime::wire::ResultsLayout;
+use sublet_tests::functions::package;
+use sublet_tests::platform::{Platform, assert_echoes, kill, sublet};
+use sublet_tests::process::{PATIENCE, is_alive, wait_until};
+
+const ANY_PORT: &str = "127.0.0.1:0";
+const MIB: usize = 1 << 20;
+
+fn platform(more: &[&str]) -> Platform {
+    Platform::start_with(|up| {
+        up.args(["--listen", ANY_PORT, "--fabrics", "tcp"]).args(more);
+    })
+}
+
+fn address(platform: &Platform) -> String {
+    platform.said["node"]["network"]["address"].as_str().unwrap().to_owned()
+}
+
+fn over_tcp(encrypted: bool) -> Allocation {
+    Allocation::new(package("calls.c")).fabric(FabricChoice::Tcp { encrypted })
+}
+
+fn echo_in_place(client: &Invoker, len: usize) {
+    let (mut input, mut output) = (client.buffer::<u8>(len).unwrap(), client.buffer::<u8>(len).unwrap());
+    for round in 0..3 {
+        input.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at * 31 + round) as u8);
+        let done = client.submit("echo", &input, &mut output).unwrap().wait().unwrap();
+        assert_eq!(done.output_bytes, len);
+        assert!(input[..] == output[..], "{len} bytes came back as others");
+    }
+}
+
+#[test]
+fn calls_of_all_sizes_travel_over_tcp_and_the_arena_grows_meanwhile() {
+    let platform = platform(&[]);
+    for encrypted in [false, true] {
+        let client = platform.client_with(&over_tcp(encrypted).memory_bytes(256 << 20));
+        assert_echoes(&client);
+        for len in [1, 64, 4095, 65_537, MIB, 9 * MIB] {
+            echo_in_place(&client, len);
+        }
+        assert_echoes(&client);
+    }
+}
+
+#[test]
+fn a_worker_that_dies_is_replaced_and_its_client_is_told_why() {
+    let platform = platform(&[]);
+    let client = platform.client_with(&over_tcp(false));
+    assert_echoes(&client);
+    let worker = platform.worker();
+    kill(worker, Signal::KILL);
+    wait_until("the worker is dead", || !is_alive(worker));
+    let mut output = [0u8; 5];
+    wait_until("calls are answered again", || {
+        client.submit("echo", b"hello", &mut output).and_then(sublet::Invocation::wait).is_ok()
+    });
+    assert_ne!(platform.worker(), worker);
+    echo_in_place(&client, MIB);
+}
+
+#[test]
+fn buffers_beyond_the_leases_memory_are_refused_with_both_sizes_and_calls_go_on() {
+    let platform = platform(&[]);
+    let client = platform.client_with(&over_tcp(false).memory_bytes(32 << 20));
+    let error = client.buffer::<u8>(64 * MIB).err().unwrap();
+    assert_eq!(error.code, Code::InsufficientResources, "{error}");
+    assert!(error.message.contains(&(64 * MIB).to_string()), "{error}");
+    assert_echoes(&client);
+    echo_in_place(&client, MIB);
+}
+
+#[test]
+fn a_node_that_wants_calls_encrypted_says_so_and_gets_no_others() {
+    let platform = platform(&["--encrypt"]);
+    let nodes = platform.json(&["ps", "--nodes"]);
+    let network = &nodes["nodes"][0]["network"];
+    assert_eq!((network["encrypted"].as_bool(), network["fabrics"][0].as_str()), (Some(true), Some("tcp")));
+    assert_eq!(network["address"].as_str(), Some(address(&platform).as_str()));
+    assert!(nodes.get("leases").is_none(), "{nodes}");
+    let table = platform.run(&["ps", "--nodes"]);
+    let table = String::from_utf8_lossy(&table.stdout).into_owned();
+    assert!(table.contains(&address(&platform)) && table.contains("encrypted"), "{table}");
+    let client = platform.client_with(&over_tcp(false));
+    assert_eq!(client.fabrics()[0].to_string(), "tcp+tls");
+    assert_echoes(&client);
+}
+
+/// A lease that the test holds message by message, with its worker started and linked.
+struct ByHand {
+    agent: RemoteSocket,
+    worker: TcpStream,
+}
+
+impl ByHand {
+    fn start(platform: &Platform) -> ByHand {
+        let client = platform.client("calls.c");
+        let digest = client.package().unwrap().digest.clone();
+        drop(client);
+        let request = LeaseRequest { package: digest, cores: 1, wait_ms: 20_000, ..LeaseRequest::default() };
+        let grant = platform.invoker().manager().request_lease(request).unwrap().grants.remove(0);
+        let network = grant.network.unwrap();
+        let socket = TcpStream::connect(&network.address).unwrap();
+        greeting::greet(&socket, &Kind::Control, None).unwrap();
+        let agent = RemoteSocket::connect(socket, &network.certificate).unwrap();
+        let fabric = Some(Fabric::Tcp.choice(false));
+        say(&agent, Said::Attach(Attach { ticket: grant.ticket, start: true, fabric }));
+        let Heard::Attached(attached) = hear(&agent) else { panic!("no attachment") };
+        assert!(matches!(hear(&agent), Heard::Started(_)));
+        let lease = u128::from_str_radix(&grant.lease.unwrap().id, 16).unwrap().to_be_bytes();
+        let worker = TcpStream::connect(&network.address).unwrap();
+        let kind = Kind::Data(DataLink { lease, worker: 0, counter: 1 });
+        greeting::greet(&worker, &kind, Some(&attached.link_secret.try_into().unwrap())).unwrap();
+        ByHand { agent, worker }
+    }
+
+    fn ask(&self, body: client_to_worker::Body) -> worker_to_client::Body {
+        say(&self.agent, Said::ToWorker(ClientToWorker { body: Some(body) }.encode_to_vec()));
+        match hear(&self.agent) {
+            Heard::FromWorker(said) => WorkerToClient::decode(said.as_slice()).unwrap().body.unwrap(),
+            other => panic!("{other:?} instead of the worker's answer"),
+        }
+    }
+
+    fn connect(&self) -> Ready {
+        let connect = Connect {
+            results_bytes: ResultsLayout::new(1).len_bytes(),
+            start_positions: vec![0],
+            results: Some(RegionKey { key: 1 << 20, base: 0 }),
+            ..Connect::default()
+        };
+        match self.ask(client_to_worker::Body::Connect(connect)) {
+            worker_to_client::Body::Ready(ready) => ready,
+            other => panic!("{other:?} instead of readiness"),
+        }
+    }
+
+    fn exit(&self) -> WorkerExited {
+        match hear(&self.agent) {
+            Heard::WorkerExited(exited) => exited,
+            other => panic!("{other:?} instead of the worker's end"),
+        }
+    }
+}
+
+fn say(agent: &RemoteSocket, body: Said) {
+    agent.send(&ClientToAgent { body: Some(body) }.encode_to_vec()).unwrap();
+}
+
+fn hear(agent: &RemoteSocket) -> Heard {
+    loop {
+        let packet = agent.receive(Some(PATIENCE)).unwrap().expect("the agent has closed the connection");
+        match AgentToClient::decode(packet.bytes.as_slice()).unwrap().body.unwrap() {
+            Heard::Alive(_) => {}
+            body => return body,
+        }
+    }
+}
+
+#[test]
+fn a_worker_whose_connection_ends_says_so_and_the_lease_can_start_another() {
+    let platform = platform(&[]);
+    let client = ByHand::start(&platform);
+    assert!(client.connect().inbox.is_some_and(|inbox| inbox.key != 0));
+    client.worker.shutdown(std::net::Shutdown::Both).unwrap();
+    let exited = client.exit();
+    assert_eq!(exited.code, Code::WorkerDied.number(), "{}", exited.reason);
+    assert!(exited.reason.starts_with("the connection to its client was lost: "), "{}", exited.reason);
+    say(&client.agent, Said::Start(Start {}));
+    assert!(matches!(hear(&client.agent), Heard::Started(_)));
+    // Nothing was linked to this one.
+    let connect = Connect {
+        results_bytes: ResultsLayout::new(1).len_bytes(),
+        start_positions: vec![0],
+        results: Some(RegionKey { key: 1 << 20, base: 0 }),
+        ..Connect::default()
+    };
+    let said = client.ask(client_to_worker::Body::Connect(connect));
+    let worker_to_client::Body::Failure(failure) = said else { panic!("{said:?} without a connection") };
+    assert_eq!(failure.code, Code::FabricUnavailable.number(), "{}", failure.message);
+    assert!(failure.message.contains("worker 0"), "{}", failure.message);
+}
+
+#[test]
+fn a_client_that_puts_frames_where_nothing_is_its_own_loses_the_process_and_nobody_else_does() {
+    let platform = platform(&[]);
+    let client = ByHand::start(&platform);
+    client.connect();
+    (&client.worker).write_all(&[0xa5; 4096]).unwrap();
+    let exited = client.exit();
+    assert!(exited.reason.starts_with("the connection to its client was lost: "), "{}", exited.reason);
+    drop(client);
+    platform.assert_serves();
+}
+
+#[test]
+fn copies_have_one_bound_together_and_regions_their_keys() {
+    let platform = platform(&[]);
+    let client = ByHand::start(&platform);
+    let map = |region, len_bytes| {
+        let key = Some(RegionKey { key: 1 << 20 | u64::from(region), base: 0 });
+        let map = MapRegion { region, len_bytes, key, ..MapRegion::default() };
+        client.ask(client_to_worker::Body::MapRegion(map))
+    };
+    let worker_to_client::Body::RegionMapped(one) = map(1, MIB as u64) else { panic!("there is room") };
+    let worker_to_client::Body::RegionMapped(two) = map(7, MIB as u64) else { panic!("there is room") };
+    assert_eq!((one.region, two.region), (1, 7));
+    assert!(one.key.unwrap().key != two.key.unwrap().key && one.keys.is_empty());
+    for too_large in [u64::MAX, 1 << 40] {
+        let said = map(2, too_large);
+        let worker_to_client::Body::Failure(failure) = said else { panic!("{said:?}") };
+        assert_eq!(failure.code, Code::InsufficientResources.number(), "{}", failure.message);
+        assert!(failure.message.contains(&too_large.to_string()), "{}", failure.message);
+        assert!(failure.message.contains(&(2 * MIB).to_string()), "{}", failure.message);
+    }
+    client.connect();
+    assert!(matches!(map(2, 4096), worker_to_client::Body::RegionMapped(_)));
+}
+
+#[test]
+fn strangers_are_refused_and_others_are_served_beside_them() {
+    let platform = platform(&[]);
+    let address = address(&platform);
+    let dial = || {
+        let socket = TcpStream::connect(&address).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket
+    };
+    let mut browser = dial();
+    browser.write_all(b"GET / HTTP/1.1\r\nHost: node\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    let _ = browser.read_to_end(&mut answer);
+    assert!(answer.is_empty(), "{answer:?}");
+    // Of another version; its greeting may be longer than ours.
+    let mut newer = dial();
+    let mut hello = [0u8; 2 * HELLO_BYTES];
+    hello[..8].copy_from_slice(b"\x89Sublet\n");
+    hello[8..12].copy_from_slice(&(VERSION + 1).to_le_bytes());
+    newer.write_all(&hello).unwrap();
+    let mut answer = [0; ANSWER_BYTES];
+    newer.read_exact(&mut answer).unwrap();
+    let refusal = Answer::decode(&answer).unwrap().refusal.unwrap();
+    assert_eq!(refusal.code, Code::VersionMismatch);
+    for version in [VERSION, VERSION + 1] {
+        assert!(refusal.message.contains(&version.to_string()), "{refusal}");
+    }
+    // As many who say nothing as one address may have.
+    let silent: Vec<_> = (0..64).map(|_| dial()).collect();
+    platform.assert_serves();
+    drop(silent);
+    let client = wait_for_client(&platform);
+    assert_echoes(&client);
+}
+
+/// A client over TCP, as soon as there is room for its connection.
+fn wait_for_client(platform: &Platform) -> Invoker {
+    let mut client = platform.invoker();
+    wait_until("a client over TCP is let in", || client.allocate(&over_tcp(false)).is_ok());
+    client
+}
+
+#[test]
+fn an_agent_that_cannot_listen_says_what_is_in_its_way() {
+    let taken = TcpListener::bind(ANY_PORT).unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let refuses = |listen: &str, more: &[&str], code: Code, named: &[&str]| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut up: Command = sublet();
+        up.args(["up", "--json", "--listen", listen, "--state"]).arg(folder.path()).args(more);
+        let output = up.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), i32::try_from(code.number()).ok(), "{listen}: {said}");
+        assert!(named.iter().all(|name| said.contains(name)), "{listen}: {said}");
+    };
+    refuses(&format!("127.0.0.1:{port}"), &[], Code::AlreadyRunning, &[&port, "127.0.0.1", "in use"]);
+    refuses("192.0.2.1:7441", &[], Code::InvalidArgument, &["192.0.2.1", "no interface"]);
+    let smoke = ["--fabrics", "ofi:smoke_signals"];
+    refuses(ANY_PORT, &smoke, Code::FabricUnavailable, &["ofi:smoke_signals"]);
+}

@@ -1,0 +1,115 @@
+//! `sublet fabrics` and `sublet bench --fabric`, as people and scripts use them. No time is judged.
+
+#![allow(clippy::unwrap_used)]
+
+use std::process::{Output, Stdio};
+
+use serde_json::{Value, json};
+use sublet::Code;
+use sublet_tests::platform::sublet;
+
+fn run(arguments: &[&str]) -> Output {
+    sublet().args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+#[track_caller]
+fn answer(arguments: &[&str]) -> Value {
+    let output = run(&[arguments, &["--json"]].concat());
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Every name is a field, and a number above 0.
+#[track_caller]
+fn assert_measured(figure: &Value, fields: &[&str]) {
+    for field in fields {
+        assert!(figure[field].as_f64() > Some(0.0), "{field} of {figure}");
+    }
+}
+
+#[test]
+fn the_fabrics_of_this_machine_are_listed_without_a_running_sublet() {
+    let said = answer(&["fabrics"]);
+    let fabrics = said["fabrics"].as_array().unwrap();
+    let shared_memory = &fabrics[0];
+    assert_eq!((&shared_memory["fabric"], &shared_memory["usable"]), (&json!("shm"), &json!(true)));
+    let loopback = fabrics.iter().find(|fabric| fabric["address"] == "127.0.0.1").unwrap();
+    assert_eq!((&loopback["fabric"], &loopback["usable"]), (&json!("tcp"), &json!(true)));
+    assert!(loopback["mtu_bytes"].as_u64() > Some(0), "{loopback}");
+    for fabric in fabrics {
+        // Whatever cannot be used says why.
+        assert_eq!(fabric["usable"].as_bool(), Some(fabric["reason"].is_null()), "{fabric}");
+        assert!(fabric["measured"].is_null(), "{fabric}");
+    }
+    assert!(fabrics.iter().any(|fabric| fabric["fabric"] == "ofi"), "nothing is said of libfabric: {said}");
+    let chosen = &said["chosen"][0];
+    assert_eq!((&chosen["clients"], &chosen["fabric"]), (&json!("this_machine"), &json!("shm")));
+    assert!(!chosen["why"].as_str().unwrap().is_empty());
+}
+
+#[test]
+fn a_person_reads_a_table_and_what_is_chosen() {
+    let output = run(&["fabrics"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.starts_with("FABRIC"), "{text}");
+    assert!(text.contains("clients of this machine get shm"), "{text}");
+}
+
+#[test]
+fn what_is_usable_is_measured_if_that_is_asked() {
+    let said = answer(&["fabrics", "--measure"]);
+    for fabric in said["fabrics"].as_array().unwrap() {
+        match fabric["usable"].as_bool() {
+            Some(true) => assert_measured(&fabric["measured"], &["round_trip_ns", "bytes_per_s"]),
+            _ => assert!(fabric["measured"].is_null(), "{fabric}"),
+        }
+    }
+}
+
+#[test]
+fn calls_over_tcp_are_measured_beside_a_raw_connection() {
+    let fields = ["median_ns", "p99_ns", "raw_median_ns", "raw_p99_ns", "ratio", "size_bytes", "n"];
+    for (more, mode, encrypted) in [
+        (&["--mode", "hot"][..], "hot", false),
+        (&["--mode", "warm", "--function", "noop"], "warm", false),
+        (&["--encrypted", "--size", "100000"], "hot", true),
+    ] {
+        let figure = answer(&[&["bench", "latency", "--fabric", "tcp", "--n", "16"], more].concat());
+        assert_eq!((&figure["bench"], &figure["fabric"]), (&json!("latency"), &json!("tcp")), "{figure}");
+        assert_eq!((&figure["mode"], &figure["encrypted"]), (&json!(mode), &json!(encrypted)), "{figure}");
+        assert_measured(&figure, &fields);
+    }
+}
+
+#[test]
+fn bandwidth_over_tcp_is_measured_beside_a_raw_connection() {
+    let said = answer(&["bench", "bandwidth", "--fabric", "tcp", "--n", "16", "--size", "1MB"]);
+    let figure = &said[0];
+    assert_eq!((&figure["bench"], &figure["size_bytes"]), (&json!("bandwidth"), &json!(1_000_000)));
+    assert_measured(figure, &["bytes_per_s", "raw_bytes_per_s", "ratio", "n"]);
+}
+
+#[test]
+fn connections_are_measured_beside_one() {
+    let said = answer(&["bench", "latency", "--fabric", "tcp", "--connections", "3", "--n", "1"]);
+    let connections: Vec<_> = said.as_array().unwrap().iter().map(|figure| &figure["connections"]).collect();
+    assert_eq!(connections, [1, 2, 3]);
+    assert_eq!(said[0]["ratio"], 1.0);
+    assert_measured(&said[2], &["median_ns", "p99_ns", "ratio", "n"]);
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused_with_the_reason() {
+    for (arguments, reason) in [
+        (&["--fabric", "tcp", "--provider", "verbs"][..], "--fabric ofi alone"),
+        (&["--fabric", "shm", "--encrypted"], "--fabric tcp alone"),
+        (&["--fabric", "tcp", "--connections", "33"], "33"),
+        (&["--fabric", "tcp", "--connections", "2", "--mode", "hot"], "warm"),
+    ] {
+        let output = run(&[&["bench", "latency", "--json"], arguments].concat());
+        let said = String::from_utf8_lossy(&output.stderr);
+        let status = i32::try_from(Code::InvalidArgument.number()).ok();
+        assert_eq!(output.status.code(), status, "{arguments:?}: {said}");
+        assert!(said.contains(reason), "{said}");
+    }
+}

@@ -1,0 +1,257 @@
+//! Clients, managers and agents on machines of their own: calls travel over a network whose links are cut, shaped and
+//! taken away. Network namespaces stand in for machines; see `sublet_tests::network`.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::process::Stdio;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use sublet::{Allocation, CallOptions, Code, Invoker};
+use sublet_tests::cluster::{CLIENT_HOST, Cluster, FIRST_AGENT_HOST, Lent, Plan};
+use sublet_tests::functions::package;
+use sublet_tests::network::{Host, Network};
+use sublet_tests::platform::{assert_echoes, kill};
+use sublet_tests::process::wait_until;
+
+/// A client's machine, one of a manager, and one for each agent, which lends a core. `None` where this user may not.
+fn cluster(agents: u8) -> Option<Cluster> {
+    let network = Network::of_machines(FIRST_AGENT_HOST + agents)?;
+    let mut cluster = Cluster::start(Plan { network: Some(network), ..Plan::default() });
+    for _ in 0..agents {
+        cluster.add_agent(Lent::cores(1));
+    }
+    Some(cluster)
+}
+
+fn host(cluster: &Cluster, number: u8) -> Host {
+    cluster.network.as_ref().unwrap().host(number)
+}
+
+fn allocation() -> Allocation {
+    Allocation::new(package("calls.c")).wait(Duration::from_secs(20))
+}
+
+/// By what the calls of each lease travel.
+fn fabrics(client: &Invoker) -> Vec<String> {
+    client.fabrics().iter().map(ToString::to_string).collect()
+}
+
+fn is_free(cluster: &Cluster, node: &str) -> bool {
+    cluster.node(node).unwrap().cores_leased == 0
+}
+
+fn echoes(client: &Invoker, len: usize) -> Result<(), sublet::Error> {
+    let input: Vec<u8> = (0..len).map(|index| (index * 31 + len) as u8).collect();
+    let mut buffer = client.buffer::<u8>(len)?;
+    buffer.copy_from_slice(&input);
+    let mut output = client.buffer::<u8>(len)?;
+    let done = client.submit("echo", &buffer, &mut output)?.wait()?;
+    assert_eq!(done.output_bytes, len);
+    assert!(output[..] == input[..], "{len} bytes came back as others");
+    Ok(())
+}
+
+#[test]
+fn a_client_elsewhere_calls_over_tcp_and_one_beside_the_worker_through_memory() {
+    let Some(cluster) = cluster(1) else { return };
+    host(&cluster, CLIENT_HOST).run(|| {
+        let mut client = cluster.invoker();
+        client.allocate(&allocation()).unwrap();
+        assert_eq!(fabrics(&client), ["tcp"]);
+        assert_echoes(&client);
+    });
+    // A program that sees the agent's boot id is on its machine.
+    let beside = host(&cluster, FIRST_AGENT_HOST);
+    let (input, output) = (cluster.folder().join("input"), cluster.folder().join("output"));
+    fs::write(&input, "near").unwrap();
+    let mut call = cluster.user_command(&beside);
+    call.args(["call", "libcalls/echo", "--json", "--input"]).arg(&input).arg("--output").arg(&output);
+    let said = call.output().unwrap();
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    let said: serde_json::Value = serde_json::from_slice(&said.stdout).unwrap();
+    assert_eq!((said["fabric"].as_str(), fs::read(&output).unwrap().as_slice()), (Some("shm"), &b"near"[..]));
+}
+
+#[test]
+fn workers_of_two_nodes_are_called_in_parallel() {
+    let Some(cluster) = cluster(2) else { return };
+    host(&cluster, CLIENT_HOST).run(|| {
+        let mut client = cluster.invoker();
+        client.allocate(&allocation().cores(2)).unwrap();
+        assert_eq!(fabrics(&client), ["tcp", "tcp"]);
+        let (busy, echo) = (client.function("busy").unwrap(), client.function("echo").unwrap());
+        for (long, short) in [(0, 1), (1, 0)] {
+            let on = |worker| CallOptions { worker: Some(worker), ..CallOptions::default() };
+            let mut nothing = [0u8; 0];
+            let mut slow = client.submit_with(busy, &[1_000u32], &mut nothing, on(long)).unwrap();
+            for _ in 0..100 {
+                let mut output = [0u8; 2];
+                client.submit_with(echo, b"hi", &mut output, on(short)).unwrap().wait().unwrap();
+                assert_eq!(&output, b"hi");
+            }
+            assert!(!slow.is_ready(), "the calls waited for each other");
+            slow.wait().unwrap();
+        }
+        let usage = client.deallocate().unwrap();
+        assert_eq!(usage.calls, 202);
+        cluster.wait_until_idle();
+    });
+}
+
+/// A cut that leaves the agent with its manager.
+fn the_link_is_cut(to_client: bool, to_agent: bool) {
+    let Some(cluster) = cluster(1) else { return };
+    let network = cluster.network.as_ref().unwrap();
+    let [here, there] = [CLIENT_HOST, FIRST_AGENT_HOST].map(|number| network.host(number).address(0));
+    let pairs: Vec<_> =
+        [(to_client, (there, here)), (to_agent, (here, there))].into_iter().filter(|(cut, _)| *cut).collect();
+    host(&cluster, CLIENT_HOST).run(|| {
+        let mut client = cluster.invoker();
+        client.allocate(&allocation()).unwrap();
+        let lease = client.lease().unwrap().id;
+        assert_echoes(&client);
+        let mut nothing = [0u8; 0];
+        let in_flight = client.submit("busy", &[60_000u32], &mut nothing).unwrap();
+        for (_, (from, to)) in &pairs {
+            network.cut(*from, *to);
+        }
+        let error = in_flight.wait().unwrap_err();
+        assert_eq!(error.code, Code::AgentUnreachable, "{error}");
+        wait_until("the agent frees what its client had", || is_free(&cluster, "node-0"));
+        assert_eq!(client.deallocate().unwrap_err().code, Code::AgentUnreachable);
+        for (_, (from, to)) in &pairs {
+            network.mend(*from, *to);
+        }
+        assert!(cluster.final_bill(&lease).usage.unwrap().calls >= 1);
+        cluster.assert_serves();
+    });
+}
+
+#[test]
+fn a_link_that_is_cut_ends_the_lease_on_both_sides() {
+    the_link_is_cut(true, true);
+}
+
+#[test]
+fn a_link_that_carries_nothing_to_the_client_ends_the_lease_on_both_sides() {
+    the_link_is_cut(true, false);
+}
+
+#[test]
+fn a_link_that_carries_nothing_to_the_agent_ends_the_lease_on_both_sides() {
+    the_link_is_cut(false, true);
+}
+
+#[test]
+fn calls_that_may_be_repeated_go_on_at_the_other_node_when_a_link_is_cut() {
+    let Some(cluster) = cluster(2) else { return };
+    let network = cluster.network.as_ref().unwrap();
+    host(&cluster, CLIENT_HOST).run(|| {
+        let mut client = cluster.invoker();
+        client.allocate(&allocation().cores(2)).unwrap();
+        let leaving: u8 = client.leases()[1].node.strip_prefix("node-").unwrap().parse().unwrap();
+        let [here, there] =
+            [CLIENT_HOST, FIRST_AGENT_HOST + leaving].map(|number| network.host(number).address(0));
+        let busy = client.function("busy").unwrap();
+        let options = CallOptions::default().repeatable(1);
+        let mut nothings = [[0u8; 0]; 2];
+        // One for each worker; the one that is lost is repeated by the other.
+        let calls =
+            nothings.iter_mut().map(|nothing| client.submit_with(busy, &[1_500u32], nothing, options));
+        let calls: Vec<_> = calls.map(Result::unwrap).collect();
+        network.cut(here, there);
+        network.cut(there, here);
+        for call in calls {
+            call.wait().unwrap();
+        }
+        for _ in 0..10 {
+            assert_echoes(&client);
+        }
+        network.mend(here, there);
+        network.mend(there, here);
+        drop(client);
+        cluster.wait_until_idle();
+    });
+}
+
+#[test]
+fn a_slow_link_carries_large_calls_whole() {
+    let Some(cluster) = cluster(1) else { return };
+    cluster.network.as_ref().unwrap().shape(FIRST_AGENT_HOST, 300);
+    host(&cluster, CLIENT_HOST).run(|| {
+        let mut client = cluster.invoker();
+        client.allocate(&allocation()).unwrap();
+        for len in [1, 1_000, 100_000, 5_000_000] {
+            echoes(&client, len).unwrap();
+        }
+        client.deallocate().unwrap();
+    });
+}
+
+#[test]
+fn an_interface_that_vanishes_ends_the_lease_and_frees_the_node() {
+    let Some(cluster) = cluster(2) else { return };
+    let network = cluster.network.as_ref().unwrap();
+    host(&cluster, CLIENT_HOST).run(|| {
+        let mut client = cluster.invoker();
+        client.allocate(&allocation()).unwrap();
+        let node = client.lease().unwrap().node;
+        let number: u8 = node.strip_prefix("node-").unwrap().parse().unwrap();
+        let mut nothing = [0u8; 0];
+        let in_flight = client.submit("busy", &[60_000u32], &mut nothing).unwrap();
+        let worker = cluster.agents[usize::from(number)].worker();
+        network.unplug(FIRST_AGENT_HOST + number);
+        let error = in_flight.wait().unwrap_err();
+        assert_eq!(error.code, Code::AgentUnreachable, "{error}");
+        wait_until("the agent stops the worker", || !sublet_tests::process::is_alive(worker));
+        drop(client);
+        cluster.assert_serves();
+    });
+}
+
+#[test]
+fn packets_that_a_switch_drops_for_their_size_are_an_error_and_no_hang() {
+    let Some(cluster) = cluster(1) else { return };
+    let network = cluster.network.as_ref().unwrap();
+    for number in [CLIENT_HOST, FIRST_AGENT_HOST] {
+        network.set_port_mtu(number, 9_000);
+        network.set_mtu(number, 9_000);
+    }
+    host(&cluster, CLIENT_HOST).run(|| {
+        let mut client = cluster.invoker();
+        client.allocate(&allocation()).unwrap();
+        echoes(&client, 100_000).unwrap();
+        network.set_port_mtu(FIRST_AGENT_HOST, 1_500);
+        echoes(&client, 64).unwrap();
+        // Small packets still pass, so the agent is there; the connection to the worker is not.
+        let error = echoes(&client, 100_000).unwrap_err();
+        assert!(matches!(error.code, Code::WorkerDied | Code::AgentUnreachable), "{error}");
+        assert!(error.message.contains("connection"), "{error}");
+        network.set_port_mtu(FIRST_AGENT_HOST, 9_000);
+        drop(client);
+        wait_until("the agent frees what its client had", || is_free(&cluster, "node-0"));
+        cluster.assert_serves();
+    });
+}
+
+#[test]
+fn a_client_that_stands_still_keeps_its_lease() {
+    let Some(cluster) = cluster(1) else { return };
+    let input = cluster.folder().join("milliseconds");
+    fs::write(&input, 60_000u32.to_le_bytes()).unwrap();
+    let mut holder = cluster.user_command(&host(&cluster, CLIENT_HOST));
+    holder.arg("call").arg(package("calls.c") + "/busy").arg("--input").arg(&input);
+    let mut holder = holder.stdout(Stdio::null()).spawn().unwrap();
+    wait_until("the client's worker runs", || !cluster.agents[0].workers().is_empty());
+    kill(holder.id(), Signal::STOP);
+    // Longer than a connection may be silent.
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(!is_free(&cluster, "node-0"), "a client that was stopped for a while was taken for lost");
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    wait_until("the lease of a client that is killed ends", || is_free(&cluster, "node-0"));
+    host(&cluster, CLIENT_HOST).run(|| cluster.assert_serves());
+}
