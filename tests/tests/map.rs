@@ -131,7 +131,8 @@ fn every_chore_that_a_document_names_exists() {
 fn words_after<'a>(markdown: &'a str, start: &'a str) -> impl Iterator<Item = &'a str> {
     let code = markdown.split('`').skip(1).step_by(2).flat_map(str::lines);
     let commands = code.filter_map(move |line| line.trim_start().strip_prefix(start));
-    let words = commands.filter_map(|rest| rest.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').next());
+    let words =
+        commands.filter_map(|rest| rest.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').next());
     words.filter(|word| !word.is_empty() && word.chars().all(|c| c.is_ascii_lowercase() || c == '-'))
 }
 

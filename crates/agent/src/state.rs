@@ -55,7 +55,9 @@ impl StateFolder {
         let now_ms = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
         let started_ms = before_ms.map_or(now_ms, |before| now_ms.max(before.saturating_add(1)));
         let part = self.path.join("agent.started.part");
-        if let Err(error) = fs::write(&part, format!("{started_ms}\n")).and_then(|()| fs::rename(&part, &file)) {
+        if let Err(error) =
+            fs::write(&part, format!("{started_ms}\n")).and_then(|()| fs::rename(&part, &file))
+        {
             warn!(%error, file = %file.display(), "the time of the start could not be kept");
         }
         started_ms
