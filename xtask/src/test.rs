@@ -60,10 +60,12 @@ fn format(step: &mut Step) -> io::Result<Outcome> {
     Ok(Outcome::from(step.run(workspace)? && step.run(fuzz)?))
 }
 
-/// Also what the black-box tests start: they run the real binaries.
+/// Also what the black-box tests start: they run the real binaries. The tests themselves are built along, since what
+/// they need of dependencies is then built once; without them cargo would choose other features, and build all of it
+/// again for the tests.
 fn build(step: &mut Step) -> io::Result<Outcome> {
     let mut command = cargo();
-    command.args(["build", "--release", "--workspace"]);
+    command.args(["build", "--release", "--workspace", "--lib", "--bins", "--examples", "--tests"]);
     Ok(Outcome::from(step.run(command)?))
 }
 
