@@ -15,6 +15,7 @@ use sublet::{Code, Error};
 pub mod cluster;
 pub mod crowd;
 pub mod disk;
+pub mod executor;
 pub mod functions;
 pub mod hand;
 pub mod nats;

@@ -211,6 +211,24 @@ pub fn assert_echoes(client: &Invoker) {
     assert_eq!((done.output_bytes, &output), (5, b"hello"));
 }
 
+/// 200 calls of `add_index` that are submitted before any is waited for end well, each with its own result.
+#[track_caller]
+pub fn assert_more_calls_than_slots(client: &Invoker) {
+    let inputs: Vec<[u32; 3]> = (0..200).map(|n| [n, n + 1, n + 2]).collect();
+    let mut outputs = vec![[0u32; 3]; inputs.len()];
+    let calls: Vec<_> = inputs
+        .iter()
+        .zip(&mut outputs)
+        .map(|(input, output)| client.submit("add_index", input, output).expect("calls wait for room"))
+        .collect();
+    for call in calls {
+        assert_eq!(call.wait().unwrap_or_else(|error| panic!("{error}")).output_bytes, 12);
+    }
+    for (input, output) in inputs.iter().zip(&outputs) {
+        assert_eq!(*output, [input[0], input[1] + 1, input[2] + 2]);
+    }
+}
+
 /// The command, free of the caller's own settings.
 pub fn sublet() -> Command {
     let program = programs().join("sublet");

@@ -2,19 +2,15 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::future::Future;
-use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use sublet::{Allocation, CallOptions, Code, Invoker, Policy};
 use sublet_tests::assert_fails;
+use sublet_tests::executor::block_on;
 use sublet_tests::functions::package;
-use sublet_tests::platform::{Platform, assert_echoes};
+use sublet_tests::platform::{Platform, assert_echoes, assert_more_calls_than_slots};
 use sublet_tests::process::{PATIENCE, thread_states, wait_until};
 
 fn calls() -> Allocation {
@@ -185,19 +181,7 @@ fn call_numbers_wrap_without_a_wrong_result() {
 fn more_calls_than_slots_wait_for_room() {
     let platform = Platform::start();
     let mut client = platform.client_with(&calls().slots(4));
-    let inputs: Vec<[u32; 3]> = (0..200).map(|n| [n, n + 1, n + 2]).collect();
-    let mut outputs = vec![[0u32; 3]; inputs.len()];
-    let submitted: Vec<_> = inputs
-        .iter()
-        .zip(&mut outputs)
-        .map(|(input, output)| client.submit("add_index", input, output).unwrap())
-        .collect();
-    for call in submitted {
-        assert_eq!(call.wait().unwrap().output_bytes, 12);
-    }
-    for (input, output) in inputs.iter().zip(&outputs) {
-        assert_eq!(*output, [input[0], input[1] + 1, input[2] + 2]);
-    }
+    assert_more_calls_than_slots(&client);
     assert_eq!(client.deallocate().unwrap().calls, 200);
 }
 
@@ -383,31 +367,6 @@ fn a_dropped_call_is_waited_for() {
     });
     assert_eq!(words[2], 8, "it was dropped before the function had returned");
     assert_eq!(client.deallocate().unwrap().calls, 1);
-}
-
-/// Wakes a thread, and counts how often.
-struct Wakes(Thread, AtomicU32);
-
-impl Wake for Wakes {
-    fn wake(self: Arc<Self>) {
-        self.1.fetch_add(1, Ordering::AcqRel);
-        self.0.unpark();
-    }
-}
-
-/// The smallest executor: polls, and sleeps until it is woken. Gives how often that was, too.
-fn block_on<F: Future>(future: F) -> (F::Output, u32) {
-    let wakes = Arc::new(Wakes(std::thread::current(), AtomicU32::new(0)));
-    let waker = Waker::from(wakes.clone());
-    let mut future = pin!(future);
-    let since = Instant::now();
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return (output, wakes.1.load(Ordering::Acquire));
-        }
-        assert!(since.elapsed() < PATIENCE, "the future is not woken");
-        std::thread::park_timeout(PATIENCE);
-    }
 }
 
 #[test]

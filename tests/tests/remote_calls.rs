@@ -3,20 +3,17 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::future::Future;
-use std::pin::pin;
 use std::process::Stdio;
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{Thread, sleep};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use sublet::{Allocation, CallOptions, Code, Completion, Error, FabricChoice, Invocation, Invoker, Policy};
 use sublet_tests::assert_fails;
+use sublet_tests::executor::block_on;
 use sublet_tests::functions::package;
-use sublet_tests::platform::{Platform, assert_echoes, kill};
-use sublet_tests::process::{PATIENCE, is_alive, thread_states, wait_until};
+use sublet_tests::platform::{Platform, assert_echoes, assert_more_calls_than_slots, kill};
+use sublet_tests::process::{is_alive, thread_states, wait_until};
 
 const MIB: u64 = 1 << 20;
 const TCP: FabricChoice = FabricChoice::Tcp { encrypted: false };
@@ -127,17 +124,7 @@ fn more_calls_than_slots_and_threads_at_once_get_their_own_results() {
     let platform = open_platform();
     for fabric in [TCP, TLS] {
         let mut client = platform.client_with(&over(fabric, "calls.c").slots(4));
-        let inputs: Vec<[u32; 3]> = (0..200).map(|n| [n, n + 1, n + 2]).collect();
-        let mut outputs = vec![[0u32; 3]; inputs.len()];
-        let calls: Vec<_> = inputs
-            .iter()
-            .zip(&mut outputs)
-            .map(|(input, output)| client.submit("add_index", input, output).unwrap())
-            .collect();
-        for call in calls {
-            assert_eq!(call.wait().unwrap().output_bytes, 12);
-        }
-        assert!(inputs.iter().zip(&outputs).all(|(i, o)| *o == [i[0], i[1] + 1, i[2] + 2]));
+        assert_more_calls_than_slots(&client);
         std::thread::scope(|scope| {
             for thread in 0..4u32 {
                 let client = &client;
@@ -153,26 +140,6 @@ fn more_calls_than_slots_and_threads_at_once_get_their_own_results() {
             }
         });
         assert_eq!(client.deallocate().unwrap().calls, 200 + 1200);
-    }
-}
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-fn block_on<F: Future>(future: F) -> F::Output {
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    let (mut future, since) = (pin!(future), Instant::now());
-    loop {
-        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return output;
-        }
-        assert!(since.elapsed() < PATIENCE, "the future is not woken");
-        std::thread::park_timeout(PATIENCE);
     }
 }
 
@@ -216,7 +183,7 @@ fn awaited_calls_that_lose_their_worker_wake_with_the_reason() {
     let worker = platform.worker();
     std::thread::scope(|scope| {
         let awaiting = scope
-            .spawn(|| block_on(async { client.submit("spin", &[0u8; 4], &mut [0u8; 0]).unwrap().await }));
+            .spawn(|| block_on(async { client.submit("spin", &[0u8; 4], &mut [0u8; 0]).unwrap().await }).0);
         wait_until_it_executes(worker);
         kill(worker, Signal::KILL);
         assert_fails(awaiting.join().unwrap(), Code::WorkerDied, &["SIGKILL"]);

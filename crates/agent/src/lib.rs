@@ -65,6 +65,7 @@ use sublet_fabric::packet::PacketListener;
 use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Code, Error};
 use sublet_runtime::access::Access;
+use sublet_runtime::fabrics::own_host;
 
 use crate::gate::Gate;
 use crate::journal::Journal;
@@ -203,7 +204,7 @@ fn node(
         memory_bytes,
         shared_cores: cores.shared.len() as u32,
         shared_places,
-        host: boot_id()?,
+        host: own_host()?,
         network: gate.as_ref().map(|gate| gate.described.clone()),
         ..NodeDescription::default()
     };
@@ -224,13 +225,6 @@ fn node(
         gate,
     };
     Ok((node, port))
-}
-
-/// What no other operating system that runs has, nor this one after its next start.
-fn boot_id() -> Result<String, Error> {
-    let path = Path::new("/proc/sys/kernel/random/boot_id");
-    let id = fs::read_to_string(path).map_err(|error| system("reading", path, &error))?;
-    Ok(id.trim().to_owned())
 }
 
 fn new_instance() -> Result<String, Error> {

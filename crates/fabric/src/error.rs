@@ -2,6 +2,8 @@
 
 use sublet_proto::{Code, Error};
 
+use crate::window::Address;
+
 /// An error of a fabric operation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -87,6 +89,18 @@ impl FabricError {
     /// A failed system call.
     pub fn system(operation: impl Into<String>, source: impl Into<std::io::Error>) -> FabricError {
         FabricError::System { operation: operation.into(), source: source.into() }
+    }
+
+    /// An access of that many bytes from there is not inside of a region.
+    #[cold]
+    pub(crate) fn out_of_bounds(at: Address, len_bytes: u64) -> FabricError {
+        FabricError::OutOfBounds { region: at.region, offset: at.offset, len_bytes }
+    }
+
+    /// The offset is no multiple.
+    #[cold]
+    pub(crate) fn unaligned(at: Address, alignment: u64) -> FabricError {
+        FabricError::Unaligned { region: at.region, offset: at.offset, alignment }
     }
 }
 

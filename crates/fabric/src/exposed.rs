@@ -61,7 +61,7 @@ impl Exposed {
     pub fn expose(&self, region: u32) -> Result<RemoteRegion, FabricError> {
         let len_bytes = self.region_bytes(region);
         let Some(place) = self.keys.get(region as usize).filter(|_| len_bytes > 0) else {
-            return Err(FabricError::OutOfBounds { region, offset: 0, len_bytes: 0 });
+            return Err(FabricError::out_of_bounds(Address { region, offset: 0 }, 0));
         };
         let fresh = new_key(region)?;
         let key = match place.compare_exchange(NONE, fresh, Ordering::AcqRel, Ordering::Acquire) {
@@ -92,8 +92,8 @@ impl Exposed {
         {
             return Err(self.refuse(key, region));
         }
-        let out_of_bounds = || FabricError::OutOfBounds { region, offset, len_bytes };
-        self.pointer(Address { region, offset }, len_bytes).ok_or_else(out_of_bounds)
+        let at = Address { region, offset };
+        self.pointer(at, len_bytes).ok_or_else(|| FabricError::out_of_bounds(at, len_bytes))
     }
 
     /// Where bytes of a region lie in this process.

@@ -27,7 +27,7 @@ mod connect;
 mod counters;
 mod wire;
 
-pub use connect::{connect, dial, dial_from};
+pub use connect::dial;
 pub use counters::Counters;
 pub use wire::{ANSWER_BYTES, Answer, DataLink, Greeting, HELLO_BYTES, Kind, Secret, VERSION};
 

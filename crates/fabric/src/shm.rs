@@ -101,7 +101,7 @@ impl Endpoint {
     fn view<T: Shared>(&self, at: Address) -> Result<&T, FabricError> {
         let pointer = self.inside(at, size_of::<T>() as u64)?.cast::<T>();
         if !pointer.is_aligned() {
-            return Err(unaligned(at, align_of::<T>() as u64));
+            return Err(FabricError::unaligned(at, align_of::<T>() as u64));
         }
         // SAFETY: aligned, and inside of a mapping that lives as long as the window; the rest is `Shared`'s promise.
         Ok(unsafe { pointer.as_ref() })
@@ -111,7 +111,7 @@ impl Endpoint {
     fn inside(&self, at: Address, len_bytes: u64) -> Result<NonNull<u8>, FabricError> {
         match self.window.pointer(at, len_bytes) {
             Some(pointer) => Ok(pointer),
-            None => Err(out_of_bounds(at, len_bytes)),
+            None => Err(FabricError::out_of_bounds(at, len_bytes)),
         }
     }
 
@@ -122,14 +122,4 @@ impl Endpoint {
             let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
         }
     }
-}
-
-#[cold]
-fn out_of_bounds(at: Address, len_bytes: u64) -> FabricError {
-    FabricError::OutOfBounds { region: at.region, offset: at.offset, len_bytes }
-}
-
-#[cold]
-fn unaligned(at: Address, alignment: u64) -> FabricError {
-    FabricError::Unaligned { region: at.region, offset: at.offset, alignment }
 }

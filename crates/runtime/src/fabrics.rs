@@ -18,6 +18,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 pub const FABRIC_VARIABLE: &str = "SUBLET_FABRIC";
 /// The environment's interface, for allocations that name none.
 pub const INTERFACE_VARIABLE: &str = "SUBLET_INTERFACE";
+
 /// What is to carry the calls of a lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -217,12 +218,14 @@ pub(crate) fn unavailable(choice: &FabricChoice, grant: &v1::LeaseGrant, why: &[
 
 /// Whether a node's operating system is this one. Of a node that does not say so, its socket tells.
 pub(crate) fn is_own_host(host: &str) -> bool {
-    host.is_empty() || own_host().is_some_and(|own| own == host)
+    host.is_empty() || own_host().is_ok_and(|own| own == host)
 }
 
-/// The id of this start of this operating system.
-pub fn own_host() -> Option<String> {
-    std::fs::read_to_string(BOOT_ID).ok().map(|id| id.trim().to_owned()).filter(|id| !id.is_empty())
+/// The id of this start of this operating system: no other that runs has it, nor this one after its next start.
+pub fn own_host() -> Result<String, Error> {
+    let id = std::fs::read_to_string(BOOT_ID)
+        .map_err(|error| Error::new(Code::System, format!("reading {BOOT_ID}: {error}")))?;
+    Ok(id.trim().to_owned())
 }
 
 fn variable(name: &str) -> Option<String> {

@@ -6,9 +6,10 @@
 //! III-D). On a core that it shares it first takes the core, or rejects the request ([`slots`]).
 //!
 //! Between taking a request and publishing its result there is no system call, allocation, lock or log; only a
-//! sleeping client costs a wake-up. Over a network what the function has written is sent ahead of the result, with it in
-//! one system call, and a worker whose connection is lost ends its process. A request that makes no sense is answered with an error; a function that breaks
-//! its process is the agent's business ([`process`] says what a worker process is).
+//! sleeping client costs a wake-up. Over a network what the function has written is sent ahead of the result, with it
+//! in one system call, and a worker whose connection is lost ends its process. A request that makes no sense is
+//! answered with an error; a function that breaks its process is the agent's business ([`process`] says what a worker
+//! process is).
 
 use std::ptr::NonNull;
 

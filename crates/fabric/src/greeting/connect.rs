@@ -8,32 +8,16 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, Protocol, Socket, Type};
 use sublet_proto::{Code, Error};
 
-use super::{Kind, PATIENCE, Secret, greet_until, prepare};
+use super::prepare;
 use crate::FabricError;
 
 /// Of a name that has more addresses, the first ones are tried.
 const MAX_ADDRESSES: usize = 8;
 
-/// Connects to the agent at "host:port" and greets it. The host is a name, an IPv4 address, or an IPv6 address in
-/// brackets.
-pub fn connect(
-    address: &str,
-    kind: &Kind,
-    secret: Option<&Secret>,
-    deadline: Instant,
-) -> Result<TcpStream, Error> {
-    let socket = dial(address, deadline)?;
-    greet_until(&socket, kind, secret, deadline.min(Instant::now() + PATIENCE))?;
-    Ok(socket)
-}
-
-/// Connects without a greeting. Each address of a name gets its part of the time that is left.
-pub fn dial(address: &str, deadline: Instant) -> Result<TcpStream, Error> {
-    dial_from(address, None, deadline)
-}
-
-/// As [`dial`], out by an interface: its name or one of its addresses.
-pub fn dial_from(address: &str, interface: Option<&str>, deadline: Instant) -> Result<TcpStream, Error> {
+/// Connects to the agent at "host:port"; the greeting is the next step. The host is a name, an IPv4 address, or an
+/// IPv6 address in brackets. The way out may be given by an interface: its name, or one of its addresses. Each
+/// address of a name gets its part of the time that is left.
+pub fn dial(address: &str, interface: Option<&str>, deadline: Instant) -> Result<TcpStream, Error> {
     let addresses = look_up(address, deadline)?;
     let mut failures = Vec::new();
     for (tried, candidate) in addresses.iter().enumerate() {

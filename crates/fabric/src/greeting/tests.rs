@@ -172,7 +172,10 @@ fn an_agent_is_found_by_name_and_both_kinds_of_address() {
         let Ok(listener) = TcpListener::bind(bind) else { continue };
         let address = format!("{host}:{}", listener.local_addr().unwrap().port());
         thread::scope(|scope| {
-            let client = scope.spawn(|| connect(&address, &Kind::Control, None, Instant::now() + PATIENCE));
+            let client = scope.spawn(|| {
+                let socket = dial(&address, None, Instant::now() + PATIENCE).unwrap();
+                greet(&socket, &Kind::Control, None)
+            });
             let there = listener.accept().unwrap().0;
             Greeting::receive(&there).unwrap().accept(&there).unwrap();
             client.join().unwrap().unwrap();
@@ -184,18 +187,19 @@ fn an_agent_is_found_by_name_and_both_kinds_of_address() {
 fn an_agent_that_cannot_be_reached_is_named_with_the_reason() {
     let soon = || Instant::now() + Duration::from_millis(300);
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let refused = dial(&format!("127.0.0.1:{port}"), soon()).unwrap_err();
+    let refused = dial(&format!("127.0.0.1:{port}"), None, soon()).unwrap_err();
     assert!(refused.message.contains(&format!(":{port} refuses connections")), "{refused}");
-    let unknown = dial("no-such-host.invalid:1", soon()).unwrap_err();
+    let unknown = dial("no-such-host.invalid:1", None, soon()).unwrap_err();
     assert!(unknown.message.contains("no-such-host.invalid"), "{unknown}");
     assert_eq!((refused.code, unknown.code), (Code::AgentUnreachable, Code::AgentUnreachable));
     for malformed in ["", "host", ":1", "host:", "host:99999", "::1"] {
-        let error = dial(malformed, soon()).unwrap_err();
+        let error = dial(malformed, None, soon()).unwrap_err();
         assert!(error.code == Code::InvalidArgument || malformed == "::1", "{malformed}: {error}");
     }
     // Who listens and does not answer.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let error = connect(&silent.local_addr().unwrap().to_string(), &Kind::Control, None, soon()).unwrap_err();
+    let socket = dial(&silent.local_addr().unwrap().to_string(), None, soon()).unwrap();
+    let error = greet_until(&socket, &Kind::Control, None, soon()).unwrap_err();
     assert!(error.code == Code::AgentUnreachable && error.message.contains("in time"), "{error}");
 }
 

@@ -14,7 +14,7 @@ use super::live::{Live, SLOTS_OFFSET};
 use crate::FabricError;
 use crate::exposed::Exposed;
 use crate::region::{PAGE_BYTES, Region};
-use crate::window::Window;
+use crate::window::{Address, Window};
 
 /// One end of a ping-pong.
 pub struct PingPong {
@@ -69,11 +69,8 @@ impl PingPong {
         while self.left < self.sent {
             self.poll()?;
         }
-        let local = self.outgoing.pointer(0, len_bytes).ok_or(FabricError::OutOfBounds {
-            region: 0,
-            offset: 0,
-            len_bytes,
-        })?;
+        let outside = || FabricError::out_of_bounds(Address { region: 0, offset: 0 }, len_bytes);
+        let local = self.outgoing.pointer(0, len_bytes).ok_or_else(outside)?;
         let transfer = Transfer {
             local: local.as_ptr().cast(),
             len_bytes: len_bytes as usize,

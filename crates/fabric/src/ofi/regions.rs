@@ -39,9 +39,9 @@ impl Regions {
     /// Registers a region, so that the peer can reach it; the same answer each time.
     pub fn expose(&mut self, link: &mut Link, region: u32) -> Result<RemoteRegion, FabricError> {
         let exposed = self.exposed.expose(region)?;
-        let outside = || FabricError::OutOfBounds { region, offset: 0, len_bytes: exposed.len_bytes };
-        let memory =
-            self.exposed.pointer(Address { region, offset: 0 }, exposed.len_bytes).ok_or_else(outside)?;
+        let start = Address { region, offset: 0 };
+        let outside = || FabricError::out_of_bounds(start, exposed.len_bytes);
+        let memory = self.exposed.pointer(start, exposed.len_bytes).ok_or_else(outside)?;
         let base = if link.facts.virtual_addresses != 0 { memory.as_ptr() as u64 } else { 0 };
         let place = place_for(&mut self.ours, region)?;
         if let Some(known) = place.as_ref().filter(|known| known.exposed_key == exposed.key) {
@@ -83,7 +83,7 @@ impl Regions {
                 let place = Place { key: known.key, region: at.region, offset: at.offset };
                 Ok((place, known.base.wrapping_add(at.offset)))
             }
-            None => Err(FabricError::OutOfBounds { region: at.region, offset: at.offset, len_bytes }),
+            None => Err(FabricError::out_of_bounds(at, len_bytes)),
         }
     }
 
@@ -143,8 +143,8 @@ fn place_for<T>(table: &mut Vec<Option<T>>, region: u32) -> Result<&mut Option<T
 
 /// Whether an offset is a multiple.
 pub fn aligned(at: Address, alignment: u64) -> Result<(), FabricError> {
-    if at.offset.is_multiple_of(alignment) {
-        return Ok(());
+    match at.offset.is_multiple_of(alignment) {
+        true => Ok(()),
+        false => Err(FabricError::unaligned(at, alignment)),
     }
-    Err(FabricError::Unaligned { region: at.region, offset: at.offset, alignment })
 }

@@ -13,6 +13,7 @@ use crate::FabricError;
 use crate::line::{BODY_WORDS, Line, Turn, Watch};
 use crate::region::Shared;
 use crate::sync::{AtomicU64, MutexGuard, Ordering, lock};
+use crate::window::Address;
 
 /// System calls of one turn, at most: then others have theirs.
 const MAX_TAKES: u32 = 16;
@@ -194,7 +195,7 @@ impl Endpoint {
         let pointer: NonNull<T> = self.exposed.find(key, offset, size_of::<T>() as u64)?.cast();
         if !pointer.is_aligned() {
             let region = (key & ((1 << REGION_BITS) - 1)) as u32;
-            return Err(FabricError::Unaligned { region, offset, alignment: align_of::<T>() as u64 });
+            return Err(FabricError::unaligned(Address { region, offset }, align_of::<T>() as u64));
         }
         // SAFETY: aligned, and inside of a region, which stays mapped as long as `exposed`; the rest is `Shared`'s
         // promise.

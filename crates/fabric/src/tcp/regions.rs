@@ -53,13 +53,14 @@ impl Regions {
     /// Where bytes of the peer's are.
     #[inline]
     pub(super) fn find(&self, at: Address, len_bytes: u64) -> Result<Place, FabricError> {
-        let entry = self.0.get(at.region as usize).ok_or_else(|| out_of_bounds(at, len_bytes))?;
+        let outside = || FabricError::out_of_bounds(at, len_bytes);
+        let entry = self.0.get(at.region as usize).ok_or_else(outside)?;
         let region_bytes = entry.len_bytes.load(Ordering::Acquire);
         match at.offset.checked_add(len_bytes) {
             Some(end) if end <= region_bytes && region_bytes > 0 => {
                 Ok(Place { key: entry.key.load(Ordering::Acquire), base: entry.base.load(Ordering::Acquire) })
             }
-            _ => Err(out_of_bounds(at, len_bytes)),
+            _ => Err(outside()),
         }
     }
 
@@ -67,16 +68,9 @@ impl Regions {
     #[inline]
     pub(super) fn find_aligned(&self, at: Address, len_bytes: u64) -> Result<Place, FabricError> {
         let place = self.find(at, len_bytes)?;
-        if at.offset.is_multiple_of(len_bytes) { Ok(place) } else { Err(unaligned(at, len_bytes)) }
+        match at.offset.is_multiple_of(len_bytes) {
+            true => Ok(place),
+            false => Err(FabricError::unaligned(at, len_bytes)),
+        }
     }
-}
-
-#[cold]
-fn out_of_bounds(at: Address, len_bytes: u64) -> FabricError {
-    FabricError::OutOfBounds { region: at.region, offset: at.offset, len_bytes }
-}
-
-#[cold]
-fn unaligned(at: Address, alignment: u64) -> FabricError {
-    FabricError::Unaligned { region: at.region, offset: at.offset, alignment }
 }

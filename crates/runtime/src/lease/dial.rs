@@ -3,7 +3,7 @@
 use std::net::TcpStream;
 use std::time::Instant;
 
-use sublet_fabric::greeting::dial_from;
+use sublet_fabric::greeting;
 use sublet_proto::Error;
 
 use crate::access::CONNECT_TIMEOUT;
@@ -20,7 +20,7 @@ pub(super) struct Dial {
 impl Dial {
     /// A new connection, within [`CONNECT_TIMEOUT`].
     pub(super) fn connect(&self) -> Result<TcpStream, Error> {
-        dial_from(&self.address, self.interface.as_deref(), Instant::now() + CONNECT_TIMEOUT)
+        greeting::dial(&self.address, self.interface.as_deref(), Instant::now() + CONNECT_TIMEOUT)
     }
 }
 
