@@ -5,7 +5,8 @@
 //!
 //! The manager's clock is known within bounds, from when its latest answer was asked for and when it came: it is at
 //! least `lower` and at most `upper`. What must not happen too late is decided by `upper`: tickets grow old and leases
-//! expire by it. What others may rely on is told by `lower`: no ticket that was too old by then is taken any more.
+//! expire by it. What others may rely on is told by `lower`: no ticket that was too old by then is taken any more, even
+//! if the next answer shows that this node's clock had run fast.
 //!
 //! Invariants:
 //! - Tickets of the current registration hold, and no others. Another manager's, or an earlier one's, are void.
@@ -115,6 +116,8 @@ pub struct Book<H> {
     /// The latest report whose answer has come.
     answered: u64,
     clock: ManagerClock,
+    /// What the latest report has said of the manager's clock.
+    told_ms: u64,
     state: NodeState,
     entries: BTreeMap<String, Entry<H>>,
     /// Leases whose tickets must not be taken any more, and until when that is to be remembered.
@@ -130,6 +133,7 @@ impl<H> Book<H> {
             sequence: 0,
             answered: 0,
             clock: ManagerClock::default(),
+            told_ms: 0,
             state: NodeState::Lending,
             entries: BTreeMap::new(),
             void: BTreeMap::new(),
@@ -156,7 +160,7 @@ impl<H> Book<H> {
     /// The node has registered: from now on tickets of this registration hold.
     pub fn registered(&mut self, registration: &NodeRegistration, exchange: Exchange) {
         self.registration = registration.registration;
-        (self.sequence, self.answered) = (0, 0);
+        (self.sequence, self.answered, self.told_ms) = (0, 0, 0);
         self.clock.learn(registration.now_unix_ms, exchange);
     }
 
@@ -236,12 +240,13 @@ impl<H> Book<H> {
     pub fn report(&mut self, now: MonotonicMs, read: impl Fn(&H) -> Used) -> NodeReport {
         self.sequence += 1;
         self.void.retain(|_, until| *until > now);
+        self.told_ms = self.clock.lower(now).max(self.told_ms);
         NodeReport {
             node: self.node.clone(),
             leases: self.entries.iter().map(|(id, entry)| entry.report(id, &read)).collect(),
             registration: self.registration,
             sequence: self.sequence,
-            clock_unix_ms: self.clock.lower(now),
+            clock_unix_ms: self.told_ms,
             state: self.state.into(),
             answered: self.answered,
         }
@@ -314,7 +319,7 @@ impl<H> Book<H> {
                 format!("node {} has registered anew since lease {} was granted", self.node, lease.id);
             return Err(Error::new(Code::TicketSuperseded, message));
         }
-        let clock = self.clock.upper(now);
+        let clock = self.clock.upper(now).max(self.told_ms);
         if lease.expires_unix_ms <= clock {
             return Err(Error::new(Code::LeaseExpired, format!("lease {} has expired", lease.id)));
         }
@@ -466,6 +471,19 @@ mod tests {
         assert!(book.holds(&ticket("a"), ATTACH_GRACE_MS) && !book.holds(&ticket("a"), ATTACH_GRACE_MS + 1));
         // Whatever is still taken when a report is made was not too old by the report's clock.
         assert!(book.report(ATTACH_GRACE_MS, used).clock_unix_ms <= ISSUED + ATTACH_GRACE_MS);
+    }
+
+    #[test]
+    fn what_a_report_has_said_of_the_managers_clock_holds_when_this_nodes_clock_has_run_fast() {
+        let mut book = book();
+        let asked = ATTACH_GRACE_MS + 101;
+        assert_eq!(book.report(asked, used).clock_unix_ms, ISSUED + ATTACH_GRACE_MS + 1);
+        let slower = NodeReportReply { now_unix_ms: ISSUED + ATTACH_GRACE_MS - 50, ..Default::default() };
+        book.answered(&slower, Exchange { asked, answered: asked });
+        assert!(!book.holds(&ticket("a"), asked), "its manager has given the ticket up");
+        let fresh = Ticket { issued_unix_ms: slower.now_unix_ms, ..ticket("b") };
+        assert!(book.holds(&fresh, asked));
+        assert_eq!(book.report(asked, used).clock_unix_ms, ISSUED + ATTACH_GRACE_MS + 1);
     }
 
     #[test]

@@ -298,9 +298,8 @@ impl Agent {
             scene.truth.promise(self.number, report.clock_unix_ms);
             Ask::Report(report)
         } else {
-            // Until the answer comes, no ticket holds.
-            scene.truth.adopt(scene.now_us, self.number, 0);
             self.generation += 1;
+            scene.truth.asks(scene.now_us, self.number, self.generation);
             Ask::Register(Box::new(v1::Registration {
                 leases: process.book.register(now_ms, read),
                 instance: format!("{:032x}", process.instance),

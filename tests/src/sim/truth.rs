@@ -120,6 +120,8 @@ struct Node {
     held: Held,
     registration: u64,
     registered_us: u64,
+    /// Of the registration that its agent has asked for last.
+    generation: u64,
     /// Leases that are open or attached, by their index.
     live: Vec<u32>,
     /// Its agent does not come back.
@@ -230,6 +232,7 @@ impl Truth {
             held: Held::default(),
             registration: 0,
             registered_us: 0,
+            generation: 0,
             live: Vec::new(),
             is_lost: false,
         };
@@ -318,11 +321,10 @@ impl Truth {
         self.check_quota(now_us, granted.tenant, granted.registration >> EPOCH_SHIFT);
     }
 
-    /// Whether the agent has taken up a later registration than the ticket's, and will not take that one up any more.
+    /// Whether the agent has asked for a later registration than the ticket's, and will not take that one up any more.
     fn is_outdated(&self, granted: &Granted) -> bool {
-        let taken_up = self.nodes[granted.agent as usize].registration;
-        let generation = |registration| self.generations.get(&registration);
-        taken_up != granted.registration && generation(taken_up) > generation(granted.registration)
+        let latest = self.nodes[granted.agent as usize].generation;
+        self.generations.get(&granted.registration).is_some_and(|&generation| generation < latest)
     }
 
     /// Whether a lease was granted under this name.
@@ -347,8 +349,14 @@ impl Truth {
         self.generations.insert(registration, generation);
     }
 
-    /// An agent has taken up a registration: tickets of others are void. It has never more than one registration on
-    /// its way, so that it will not take up an earlier one later.
+    /// An agent asks for a registration. It has never more than one on its way, so that it will not take up an earlier
+    /// one later; until it has this one, no ticket holds.
+    pub fn asks(&mut self, now_us: u64, agent: u32, generation: u64) {
+        self.nodes[agent as usize].generation = generation;
+        self.adopt(now_us, agent, 0);
+    }
+
+    /// An agent has taken up a registration: tickets of others are void.
     pub fn adopt(&mut self, now_us: u64, agent: u32, registration: u64) {
         let node = &mut self.nodes[agent as usize];
         node.registration = registration;
