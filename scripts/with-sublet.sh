@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs a command beside a `sublet up` of its own: scripts/with-sublet.sh COMMAND [ARGUMENT...]. Its state is a folder that
-# is gone afterwards; its exit status is the command's. Needs what `cargo build --release` has built.
+# is gone afterwards; its exit status is the command's. The variable START has the words that start it, if
+# not `sublet up`. Needs what `cargo build --release` has built.
 set -euo pipefail
 top=$(cd "$(dirname "$0")/.." && pwd)
 
@@ -22,7 +23,7 @@ finish() {
 }
 trap finish EXIT
 
-sublet up >"$LOG" 2>&1 &
+${START:-sublet up} >"$LOG" 2>&1 &
 server=$!
 for ((tries = 0; tries < 100; tries++)); do
     sublet ps --json 2>/dev/null | grep -q '"cores"' && break
