@@ -22,6 +22,7 @@ mod pairs;
 pub(crate) mod raw;
 pub mod reject;
 pub(crate) mod spinning;
+mod subject;
 pub mod throughput;
 pub mod transport;
 

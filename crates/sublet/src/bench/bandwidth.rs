@@ -6,7 +6,8 @@ use serde::Serialize;
 use sublet_proto::Error;
 
 use super::pairs::{Called, Mode, Plan, measure};
-use super::transport::{Carried, Transport, Where};
+use super::subject::Subject;
+use super::transport::{Transport, Where};
 
 /// The sizes that are measured if none is given, in bytes.
 pub const SIZES: &[u32] = &[1_000_000, 5_000_000];
@@ -14,12 +15,8 @@ pub const SIZES: &[u32] = &[1_000_000, 5_000_000];
 /// One size's figures.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
-    bench: &'static str,
     #[serde(flatten)]
-    carried: Carried,
-    mode: Mode,
-    function: Called,
-    size_bytes: u32,
+    subject: Subject,
     n: usize,
     /// Payload that was moved, both ways together, in the time of the median call.
     bytes_per_s: f64,
@@ -33,10 +30,11 @@ pub const HEADINGS: [&str; 7] = ["FABRIC", "MODE", "BYTES", "N", "MB/S", "RAW MB
 impl Figure {
     /// For a table.
     pub fn cells(&self) -> [String; 7] {
+        let [fabric, mode, _, bytes] = self.subject.cells();
         [
-            self.carried.cell(),
-            format!("{:?}", self.mode).to_lowercase(),
-            self.size_bytes.to_string(),
+            fabric,
+            mode,
+            bytes,
             self.n.to_string(),
             format!("{:.0}", self.bytes_per_s / 1e6),
             format!("{:.0}", self.raw_bytes_per_s / 1e6),
@@ -59,11 +57,13 @@ pub fn run(
         let per_s = |median_ns: f64| 2.0 * f64::from(size) * 1e9 / median_ns;
         let (ours, limit) = (per_s(measured.ours.median_ns), per_s(measured.raw.median_ns));
         figures.push(Figure {
-            bench: "bandwidth",
-            carried: transport.carried(),
-            mode,
-            function: plan.function,
-            size_bytes: size,
+            subject: Subject {
+                bench: "bandwidth",
+                carried: transport.carried(),
+                mode,
+                function: plan.function,
+                size_bytes: size,
+            },
             n: measured.n,
             bytes_per_s: ours,
             raw_bytes_per_s: limit,

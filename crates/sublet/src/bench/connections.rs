@@ -10,7 +10,8 @@ use sublet_proto::Error;
 use sublet_runtime::{CallOptions, Invoker};
 
 use super::pairs::{Called, Mode, THINK, UNCOUNTED, think};
-use super::transport::{Carried, Site, Transport, Where};
+use super::subject::Subject;
+use super::transport::{Site, Transport, Where};
 use super::{Samples, human_ns, pin_client};
 
 /// Most workers of one client.
@@ -37,12 +38,8 @@ pub struct Plan {
 /// The figures of one number of connections.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
-    bench: &'static str,
     #[serde(flatten)]
-    carried: Carried,
-    mode: Mode,
-    function: Called,
-    size_bytes: u32,
+    subject: Subject,
     connections: u32,
     n: usize,
     median_ns: f64,
@@ -57,10 +54,11 @@ pub const HEADINGS: [&str; 7] = ["FABRIC", "CONNECTIONS", "BYTES", "N", "MEDIAN"
 impl Figure {
     /// For a table.
     pub fn cells(&self) -> [String; 7] {
+        let [fabric, _, _, bytes] = self.subject.cells();
         [
-            self.carried.cell(),
+            fabric,
             self.connections.to_string(),
-            self.size_bytes.to_string(),
+            bytes,
             self.n.to_string(),
             human_ns(self.median_ns),
             human_ns(self.p99_ns),
@@ -146,11 +144,13 @@ fn figures(
         let summary = samples.summary(ticks_per_ns);
         let one_ns = figures.first().map_or(summary.median_ns, |one| one.median_ns);
         figures.push(Figure {
-            bench: "connections",
-            carried: transport.carried(),
-            mode: Mode::Warm,
-            function: plan.function,
-            size_bytes: plan.size,
+            subject: Subject {
+                bench: "connections",
+                carried: transport.carried(),
+                mode: Mode::Warm,
+                function: plan.function,
+                size_bytes: plan.size,
+            },
             connections,
             n: samples.len(),
             median_ns: summary.median_ns,

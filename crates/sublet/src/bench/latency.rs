@@ -7,7 +7,8 @@ pub use super::pairs::{Called, Mode, Plan};
 
 use super::human_ns;
 use super::pairs::measure;
-use super::transport::{Carried, Transport, Where};
+use super::subject::Subject;
+use super::transport::{Transport, Where};
 
 /// The sizes of `--sweep`, in bytes.
 pub const SWEEP: &[u32] = &[0, 64, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 5 << 20];
@@ -15,12 +16,8 @@ pub const SWEEP: &[u32] = &[0, 64, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 5 << 20]
 /// One size's figures.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
-    bench: &'static str,
     #[serde(flatten)]
-    carried: Carried,
-    mode: Mode,
-    function: Called,
-    size_bytes: u32,
+    subject: Subject,
     n: usize,
     median_ns: f64,
     p99_ns: f64,
@@ -36,11 +33,12 @@ pub const HEADINGS: [&str; 10] =
 impl Figure {
     /// For a table.
     pub fn cells(&self) -> [String; 10] {
+        let [fabric, mode, function, bytes] = self.subject.cells();
         [
-            self.carried.cell(),
-            format!("{:?}", self.mode).to_lowercase(),
-            format!("{:?}", self.function).to_lowercase(),
-            self.size_bytes.to_string(),
+            fabric,
+            mode,
+            function,
+            bytes,
             self.n.to_string(),
             human_ns(self.median_ns),
             human_ns(self.p99_ns),
@@ -62,11 +60,13 @@ pub fn run(
     let mut figures = Vec::with_capacity(sizes.len());
     measure(place, transport, plan, sizes, |size, measured| {
         figures.push(Figure {
-            bench: "latency",
-            carried: transport.carried(),
-            mode: plan.mode,
-            function: plan.function,
-            size_bytes: size,
+            subject: Subject {
+                bench: "latency",
+                carried: transport.carried(),
+                mode: plan.mode,
+                function: plan.function,
+                size_bytes: size,
+            },
             n: measured.n,
             median_ns: measured.ours.median_ns,
             p99_ns: measured.ours.p99_ns,

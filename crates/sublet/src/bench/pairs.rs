@@ -31,6 +31,16 @@ pub enum Mode {
     Warm,
 }
 
+impl Mode {
+    /// As the command and its output say it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Mode::Hot => "hot",
+            Mode::Warm => "warm",
+        }
+    }
+}
+
 /// What is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -42,7 +52,7 @@ pub enum Called {
 }
 
 impl Called {
-    /// As the package names it.
+    /// As the package names it, and the output.
     pub(super) fn name(self) -> &'static str {
         match self {
             Called::Noop => "noop",

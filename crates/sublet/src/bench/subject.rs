@@ -1,0 +1,45 @@
+//! What a figure is of: the fields that every figure of calls begins with.
+
+use serde::Serialize;
+
+use super::pairs::{Called, Mode};
+use super::transport::Carried;
+
+/// In the order of the JSON output.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Subject {
+    pub(super) bench: &'static str,
+    #[serde(flatten)]
+    pub(super) carried: Carried,
+    pub(super) mode: Mode,
+    pub(super) function: Called,
+    pub(super) size_bytes: u32,
+}
+
+impl Subject {
+    /// For a table: what carries, how the worker waits, what is called, and the bytes.
+    pub(super) fn cells(&self) -> [String; 4] {
+        [
+            self.carried.cell(),
+            self.mode.name().to_owned(),
+            self.function.name().to_owned(),
+            self.size_bytes.to_string(),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Programs may read fields in order, and people do.
+    #[test]
+    fn figures_begin_with_what_they_are_of() {
+        let carried = Carried { fabric: "tcp", provider: None, encrypted: Some(false) };
+        let subject =
+            Subject { bench: "latency", carried, mode: Mode::Warm, function: Called::Noop, size_bytes: 64 };
+        let json = r#"{"bench":"latency","fabric":"tcp","encrypted":false,"mode":"warm","function":"noop","size_bytes":64}"#;
+        assert_eq!(serde_json::to_string(&subject).unwrap(), json);
+        assert_eq!(subject.cells(), ["tcp", "warm", "noop", "64"]);
+    }
+}
