@@ -7,7 +7,6 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -22,6 +21,12 @@ uint32_t noop(void* in, uint32_t size, void* out) {
 /* Returns its input. */
 uint32_t echo(void* in, uint32_t size, void* out) {
   memcpy(out, in, size);
+  return size;
+}
+
+/* Returns as many bytes as it is given, whatever lies there: what is measured is their way. */
+uint32_t exchange(void* in, uint32_t size, void* out) {
+  (void)in, (void)out;
   return size;
 }
 
@@ -71,8 +76,6 @@ struct tcp_parameters {
 /* What is kept from one call to the next: a connection that is new has a small window. */
 static int tcp_socket = -1;
 static uint32_t tcp_connection;
-static char* tcp_bytes;
-static size_t tcp_capacity;
 
 static int tcp_connect(const struct tcp_parameters* parameters) {
   struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)parameters->port)};
@@ -91,16 +94,8 @@ static int tcp_connect(const struct tcp_parameters* parameters) {
   return fd;
 }
 
-/* Whether the socket and the memory are there. */
+/* Whether the socket is there. */
 static int tcp_prepare(const struct tcp_parameters* parameters) {
-  size_t bytes = parameters->request_bytes;
-  if (bytes < parameters->response_bytes) bytes = parameters->response_bytes;
-  if (bytes > tcp_capacity) {
-    char* grown = realloc(tcp_bytes, bytes);
-    if (grown == NULL) return 0;
-    memset(grown, 7, bytes);
-    tcp_bytes = grown, tcp_capacity = bytes;
-  }
   if (tcp_socket < 0 || tcp_connection != parameters->connection) {
     if (tcp_socket >= 0) close(tcp_socket);
     tcp_socket = tcp_connect(parameters), tcp_connection = parameters->connection;
@@ -112,18 +107,18 @@ static int is_only_not_ready(ssize_t moved) {
   return moved < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR);
 }
 
-static int tcp_receive(size_t bytes, int flags) {
+static int tcp_receive(char* into, size_t bytes, int flags) {
   for (size_t got = 0; got < bytes;) {
-    ssize_t moved = recv(tcp_socket, tcp_bytes + got, bytes - got, flags);
+    ssize_t moved = recv(tcp_socket, into + got, bytes - got, flags);
     if (moved > 0) got += (size_t)moved;
     else if (!is_only_not_ready(moved)) return 0;
   }
   return 1;
 }
 
-static int tcp_send(size_t bytes, int flags) {
+static int tcp_send(const char* from, size_t bytes, int flags) {
   for (size_t sent = 0; sent < bytes;) {
-    ssize_t moved = send(tcp_socket, tcp_bytes + sent, bytes - sent, flags | MSG_NOSIGNAL);
+    ssize_t moved = send(tcp_socket, from + sent, bytes - sent, flags | MSG_NOSIGNAL);
     if (moved > 0) sent += (size_t)moved;
     else if (!is_only_not_ready(moved)) return 0;
   }
@@ -131,10 +126,11 @@ static int tcp_send(size_t bytes, int flags) {
 }
 
 /* The limit of calls over TCP: takes a request's bytes from a connection of its own and sends a response's, `rounds`
- * times, spinning, or with `sleeps` blocking. Copies nothing. Ends early where the connection does; returns 1 byte if
- * it could not connect. */
+ * times, spinning, or with `sleeps` blocking. Nothing is copied: a request lies where a call's input would, and its bytes
+ * are the response's. Ends early where the connection does; returns 1 byte if it could not connect. */
 uint32_t raw_tcp(void* in, uint32_t size, void* out) {
   struct tcp_parameters parameters;
+  char* bytes = (char*)in + HEAD_BYTES;
   if (size < sizeof parameters) return 0;
   memcpy(&parameters, in, sizeof parameters);
   if (!tcp_prepare(&parameters)) {
@@ -143,7 +139,7 @@ uint32_t raw_tcp(void* in, uint32_t size, void* out) {
   }
   int flags = parameters.sleeps ? 0 : MSG_DONTWAIT;
   for (uint64_t round = 0; round < parameters.rounds; round++) {
-    if (!tcp_receive(parameters.request_bytes, flags) || !tcp_send(parameters.response_bytes, flags)) {
+    if (!tcp_receive(bytes, parameters.request_bytes, flags) || !tcp_send(bytes, parameters.response_bytes, flags)) {
       close(tcp_socket);
       tcp_socket = -1;
       break;

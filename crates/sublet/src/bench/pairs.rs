@@ -49,6 +49,8 @@ pub enum Called {
     Noop,
     /// Returns its input; the raw side moves the same bytes.
     Echo,
+    /// Returns as many bytes as its input has, and copies none; the raw side moves as many.
+    Exchange,
 }
 
 impl Called {
@@ -57,6 +59,7 @@ impl Called {
         match self {
             Called::Noop => "noop",
             Called::Echo => "echo",
+            Called::Exchange => "exchange",
         }
     }
 }
@@ -169,12 +172,26 @@ impl<'run> Pairs<'run> {
 
 impl Rounds {
     fn new(invoker: &Invoker, plan: Plan, size: u32) -> Result<Rounds, Error> {
-        let bytes = HEAD_BYTES + size as usize;
+        // The raw side over a network moves a byte at least.
+        let bytes = HEAD_BYTES + size.max(1) as usize;
         let (mut input, mut output) =
             (invoker.buffer::<u32>(bytes.div_ceil(4))?, invoker.buffer::<u8>(bytes)?);
         input.fill(7);
         output.fill(0);
         Ok(Rounds { mode: plan.mode, function: plan.function, size, input, output, think_ticks: 0 })
+    }
+
+    /// What a round moves to the worker over a network: a byte is the least that says anything.
+    pub(super) fn request_bytes(&self) -> u32 {
+        self.size.max(1)
+    }
+
+    /// What it moves back.
+    pub(super) fn response_bytes(&self) -> u32 {
+        match self.function {
+            Called::Noop => 1,
+            Called::Echo | Called::Exchange => self.request_bytes(),
+        }
     }
 }
 
@@ -197,7 +214,7 @@ fn calls(
     for round in 0..UNCOUNTED + counted {
         think(rounds.think_ticks);
         let input = &bytemuck::cast_slice::<u32, u8>(&rounds.input)[HEAD_BYTES..HEAD_BYTES + size];
-        let output = &mut rounds.output[HEAD_BYTES..];
+        let output = &mut rounds.output[HEAD_BYTES..HEAD_BYTES + size];
         let since = ticks_ordered();
         invoker.submit_with(called, input, output, CallOptions::default())?.wait()?;
         if round >= UNCOUNTED {

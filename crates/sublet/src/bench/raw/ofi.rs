@@ -11,7 +11,7 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::Invoker;
 
 use super::tcp;
-use crate::bench::pairs::{Called, Rounds, UNCOUNTED, think};
+use crate::bench::pairs::{Rounds, UNCOUNTED, think};
 use crate::bench::{Core, Samples, pin};
 
 /// Both ends, which are in this process.
@@ -36,8 +36,7 @@ impl Raw {
         counted: u32,
         samples: &mut Samples,
     ) -> Result<(), Error> {
-        let request_bytes = u64::from(rounds.size.max(1));
-        let response_bytes = if rounds.function == Called::Echo { request_bytes } else { 1 };
+        let (request_bytes, response_bytes) = (rounds.request_bytes().into(), rounds.response_bytes().into());
         let (total, think_ticks) = (UNCOUNTED + counted, rounds.think_ticks);
         let Raw { near, far, away } = self;
         let answer = || -> Result<(), Error> {
