@@ -10,15 +10,17 @@
 //! | 16..24 | offset: of the bytes, the word, or the line |
 //! | 24..32 | length; a line's watch; the value added or expected; the value that was |
 //! | 32..40 | a line's turn; the new value |
+//! | 40..64 | 0 |
 //!
-//! What a kind does not use is 0, so that a frame has one form only. A decoder is given any 40 bytes and answers with a
+//! What a kind does not use is 0, so that a frame has one form only. A decoder is given any 64 bytes and answers with a
 //! frame or an error; whether its places exist is not the frame's affair.
 
 use crate::FabricError;
 use crate::line::{BODY_WORDS, Turn};
 
-/// Bytes of a header.
-pub const HEADER_BYTES: usize = 40;
+/// Bytes of a header: a cache line, so that a payload that is aligned to lines lies aligned to them in the kernel, too.
+/// Some processors copy twenty times as slowly to a place that is a few bytes further into its page than the source.
+pub const HEADER_BYTES: usize = 64;
 /// Bytes of the longest reason of a [`Frame::Cut`]; the rest of a longer one is left out.
 pub const MAX_REASON_BYTES: usize = 512;
 
