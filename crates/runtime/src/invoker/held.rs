@@ -12,7 +12,8 @@ use sublet_proto::{Code, Error};
 use super::Allocation;
 use crate::arena::Arena;
 use crate::lease::attach::{Attaching, Household};
-use crate::lease::{Call, LOOKS, Lease, Sent, no_such_worker};
+use crate::lease::dispatch::{LOOKS, no_such_worker};
+use crate::lease::{Call, Lease, Sent};
 use crate::manager::ManagerClient;
 
 /// How often a request is made if what it was granted cannot be attached.

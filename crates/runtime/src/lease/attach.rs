@@ -26,6 +26,7 @@ use super::agent::AgentSocket;
 use super::carrier::{Carrier, Remote, Route};
 use super::crew::Crew;
 use super::dial::Dial;
+use super::function::names;
 use super::link::{AGENT_TIMEOUT, Link, error_of, protocol};
 use super::{IDLE, Lease, WorkerLink};
 use crate::access::socket_path;
@@ -207,14 +208,6 @@ fn route(
     };
     let certificate = attached.worker_certificate.clone();
     Ok(Route { dial, network, agent, lease: id.to_be_bytes(), secret, certificate })
-}
-
-/// Functions by name.
-fn names(package: &v1::PackageInfo) -> Vec<(String, u16)> {
-    let mut names: Vec<_> =
-        package.functions.iter().enumerate().map(|(index, info)| (info.name.clone(), index as u16)).collect();
-    names.sort_unstable();
-    names
 }
 
 fn connect(address: &str) -> Result<PacketSocket, Error> {

@@ -1,0 +1,53 @@
+//! The functions of a lease's package, by their names.
+
+use sublet_proto::v1::PackageInfo;
+use sublet_proto::{Code, Error};
+
+use super::Lease;
+
+/// How many functions are named to somebody who asked for another.
+const SHOWN: usize = 8;
+
+/// The functions of a package with their indices, sorted by name.
+pub(super) fn names(package: &PackageInfo) -> Vec<(String, u16)> {
+    let mut names: Vec<_> =
+        package.functions.iter().enumerate().map(|(index, info)| (info.name.clone(), index as u16)).collect();
+    names.sort_unstable();
+    names
+}
+
+impl Lease {
+    /// The index of a function, by its own name or with the package's before it.
+    #[inline(always)]
+    pub(crate) fn function(&self, name: &str) -> Result<u16, Error> {
+        match self.find(name) {
+            Some(index) => Ok(index),
+            None => self.function_of_package(name),
+        }
+    }
+
+    #[inline(always)]
+    fn find(&self, name: &str) -> Option<u16> {
+        let found = self.names.binary_search_by(|(known, _)| known.as_str().cmp(name)).ok()?;
+        Some(self.names[found].1)
+    }
+
+    #[cold]
+    fn function_of_package(&self, name: &str) -> Result<u16, Error> {
+        let package = &self.package.name;
+        let own = name.strip_prefix(package.as_str()).and_then(|rest| rest.strip_prefix('/'));
+        own.and_then(|own| self.find(own)).ok_or_else(|| {
+            let known: Vec<_> = self.names.iter().take(SHOWN).map(|(name, _)| name.as_str()).collect();
+            let more = if self.names.len() > SHOWN { ", ..." } else { "" };
+            let message =
+                format!("package {package} has no function {name}; it has {}{more}", known.join(", "));
+            Error::new(Code::UnknownFunction, message)
+        })
+    }
+
+    /// The name of a function as `package/function`.
+    pub(crate) fn function_name(&self, index: u16) -> String {
+        let own = self.package.functions.get(usize::from(index)).map_or("?", |info| info.name.as_str());
+        format!("{}/{own}", self.package.name)
+    }
+}

@@ -1,0 +1,129 @@
+//! How a call's result is waited for, read, and let go.
+//!
+//! A result is there when its line has the call's turn. It will never be if the call's ring position is below the worker's
+//! `dead_before`; then [`Lease::why_lost`] tells the reason.
+
+use std::time::Instant;
+
+use sublet_fabric::clock::ticks;
+use sublet_fabric::line::{Line, Watch};
+use sublet_fabric::sync::Ordering;
+use sublet_proto::{Code, Error};
+
+use super::carrier::Carrier;
+use super::link::lock;
+use super::{Lease, Sent};
+use crate::wire::MAX_MESSAGE_BYTES;
+
+impl Lease {
+    /// The line on which a record's result is published.
+    #[inline(always)]
+    pub(crate) fn result_line(&self, worker: u32, record: u16) -> &Line {
+        match self.results.view(self.results_layout.line(worker, record).line) {
+            Some(line) => line,
+            None => outside_of_layout(),
+        }
+    }
+
+    /// Where whoever waits for a record's result sleeps.
+    pub(crate) fn result_watch(&self, worker: u32, record: u16) -> &Watch {
+        match self.results.view(self.results_layout.line(worker, record).watch) {
+            Some(watch) => watch,
+            None => outside_of_layout(),
+        }
+    }
+
+    /// Whether the call at this position was lost, if it has no result.
+    #[inline(always)]
+    pub(crate) fn lost(&self, worker: u32, position: u64) -> bool {
+        position < self.workers[worker as usize].dead_before.load(Ordering::Acquire)
+    }
+
+    /// Spins for the result as long as the lease spins. False: it did not come in that time.
+    #[inline(always)]
+    pub(crate) fn spin(&self, line: &Line, sent: &Sent) -> bool {
+        if let Carrier::Remote(remote) = &self.carrier {
+            return self.spin_remote(remote, line, sent);
+        }
+        // Most hot calls end within these looks; the clock is read only after them.
+        const FIRST_LOOKS: u32 = 4096;
+        const LOOKS: u32 = 256;
+        for _ in 0..FIRST_LOOKS {
+            if line.is(sent.turn) {
+                return true;
+            }
+        }
+        let since = ticks();
+        while ticks().saturating_sub(since) < self.spin_ticks && !self.lost(sent.worker, sent.position) {
+            if line.spin(sent.turn, LOOKS) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Sleeps until the result comes, the call is lost, the worker process ends, or the deadline passes. Says
+    /// whether the result came.
+    pub(crate) fn sleep(&self, line: &Line, sent: &Sent, deadline: Option<Instant>) -> bool {
+        let over = || self.lost(sent.worker, sent.position) || !self.running();
+        let line = (line, self.result_watch(sent.worker, sent.record));
+        match &self.carrier {
+            Carrier::Local(endpoint) => endpoint.wait(line, sent.turn, deadline, over),
+            Carrier::Remote(remote) => remote.wait(sent, line, deadline, over),
+        }
+    }
+
+    /// Takes results that have arrived, if somebody has to. In shared memory nobody has: `false`.
+    #[inline(always)]
+    pub(crate) fn take_arrived(&self, worker: u32) -> bool {
+        match &self.carrier {
+            Carrier::Local(_) => false,
+            Carrier::Remote(remote) => remote.take_arrived(worker),
+        }
+    }
+
+    /// A future is about to sleep on a line of the worker's: over a network somebody must take its result.
+    #[inline(always)]
+    pub(crate) fn watched(&self, worker: u32) {
+        if let Carrier::Remote(remote) = &self.carrier
+            && !remote.is_polled(worker)
+        {
+            self.link.ring();
+        }
+    }
+
+    /// The error message of a record's result.
+    pub(crate) fn message(&self, worker: u32, record: u16, len: u64) -> String {
+        let mut bytes = vec![0; len.min(MAX_MESSAGE_BYTES) as usize];
+        match self.results.read(self.results_layout.message(worker, record), &mut bytes) {
+            Some(()) => String::from_utf8_lossy(&bytes).into_owned(),
+            None => String::new(),
+        }
+    }
+
+    /// The call is over: its record is free, and so is the stand-in of its output.
+    #[inline(always)]
+    pub(crate) fn release(&self, sent: &mut Sent) {
+        if let Some(block) = sent.staging.take() {
+            self.arena.free(block);
+        }
+        self.workers[sent.worker as usize].records.release(sent.record);
+    }
+
+    /// Why the call at a position was lost.
+    pub(crate) fn why_lost(&self, worker: u32, position: u64) -> Error {
+        let deaths = lock(&self.deaths);
+        let death =
+            deaths.iter().find(|death| death.before.get(worker as usize).is_some_and(|&end| position < end));
+        death.or(deaths.back()).map_or_else(
+            || Error::new(Code::WorkerDied, "the worker ended before the call did"),
+            |death| death.error.clone(),
+        )
+    }
+}
+
+/// Records and workers are numbered by this crate alone, so the layout holds all of them.
+#[cold]
+fn outside_of_layout() -> ! {
+    unreachable!("a result line outside of the results region")
+}
