@@ -35,6 +35,9 @@ pub use wire::{ANSWER_BYTES, Answer, DataLink, Greeting, HELLO_BYTES, Kind, Secr
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// After so long without an acknowledgement by the other end's kernel a control connection is given up.
 pub const SILENCE: Duration = Duration::from_millis(800);
+/// From one sign of life on a control connection to the next, of each end: so the other end's kernel always has something
+/// to acknowledge, and the other end's process something to hear, several times within [`SILENCE`].
+pub const PULSE: Duration = Duration::from_millis(250);
 /// Of a longer greeting of another version: what is read away, so that the answer is not lost with the connection.
 const REST_BYTES: usize = 1024;
 

@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use prost::Message;
+use sublet_fabric::greeting::PULSE;
 use sublet_fabric::packet::{PacketError, PacketSocket};
 use sublet_proto::v1::worker_to_client::Body as FromWorker;
 use sublet_proto::v1::{self, ClientToWorker, WorkerToClient, client_to_worker};
@@ -24,8 +25,6 @@ use crate::links::{Arrival, OpenDesk};
 use crate::node::Node;
 use crate::signal::wait_readable;
 
-/// From one sign of life to the next.
-const ALIVE_PERIOD: Duration = Duration::from_millis(250);
 /// How long a worker process may take to make room for a message.
 const SEND_PATIENCE: Duration = Duration::from_secs(1);
 /// Messages of a client that its worker has not answered yet.
@@ -105,7 +104,7 @@ impl Relay {
     }
 
     pub(super) fn has_told_alive(&mut self, now: Instant) {
-        self.next_alive = now + ALIVE_PERIOD;
+        self.next_alive = now + PULSE;
     }
 
     /// Passes a client's message on. Without a process nobody answers: the client hears of its end, or has already.

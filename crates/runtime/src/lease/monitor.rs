@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sublet_fabric::greeting::PULSE;
 use sublet_fabric::packet::{Packet, PacketError};
 use sublet_fabric::sync::Ordering;
 use sublet_proto::v1::{self, agent_to_client, client_to_agent};
@@ -22,8 +23,6 @@ use super::carrier::Remote;
 use super::link::{Answer, Answered, FromWorker, Notice, Told, error_of, lock, protocol};
 use super::{Death, ENDED, IDLE, Lease, REMEMBERED_DEATHS, RUNNING};
 
-/// How often the agent of another machine is sent a sign of life.
-const PULSE: Duration = Duration::from_millis(250);
 /// How long the end of a worker process may take to be announced after its connection has ended.
 const DOWN_GRACE: Duration = Duration::from_millis(100);
 /// After this, an agent that was told to stop a worker process is told again.
