@@ -338,6 +338,30 @@ fn an_agent_that_is_stopped_for_a_while_is_not_lost() {
 }
 
 #[test]
+fn a_buffer_that_a_stopped_agent_does_not_hand_on_is_refused_by_its_silence_and_had_later() {
+    let platform = open_platform();
+    let client = platform.client_with(&over(TCP, "calls.c").memory_bytes(512 * MIB));
+    assert_echoes(&client);
+    platform.signal(Signal::STOP);
+    for _ in 0..3 {
+        let refused = client.buffer::<u8>(16 << 20).map(drop);
+        assert_fails(refused, Code::AgentUnreachable, &["sign of life", "800 ms"]);
+        assert_echoes(&client);
+    }
+    platform.signal(Signal::CONT);
+    let worker = platform.worker();
+    for len in [16 << 20, 48 << 20] {
+        let bytes = pattern(len);
+        let mut input = client.buffer::<u8>(len).unwrap();
+        input.copy_from_slice(&bytes);
+        let mut output = client.buffer::<u8>(len).unwrap();
+        client.submit("echo", &input, &mut output).unwrap().wait().unwrap();
+        assert!(output[..] == bytes, "{len} bytes came back as others");
+    }
+    assert_eq!(platform.worker(), worker, "an answer that came late was taken for another's");
+}
+
+#[test]
 fn an_agent_that_is_gone_ends_the_lease_and_says_so() {
     let mut platform = open_platform();
     let client = platform.client_with(&over(TCP, "calls.c"));

@@ -43,7 +43,9 @@ mod end;
 mod function;
 pub(crate) mod link;
 mod monitor;
+mod patience;
 pub(crate) mod records;
+mod regions;
 mod result;
 mod start;
 

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use super::alarm::Alarms;
 use super::records::Records;
 use super::{Lease, WorkerLink};
 
-/// How long an agent may take to answer; starting a worker includes fetching its package.
+/// How long an agent may take to answer.
 pub(super) const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Messages of a worker process that nobody has asked for yet, or any more.
 const WORKER_MESSAGES: usize = 4;
@@ -66,6 +66,8 @@ pub(super) struct Link {
     pub(super) ended: Mutex<Endings>,
     pub(super) changed: Condvar,
     pub(super) alarms: Alarms,
+    /// When the agent last said anything, by this machine's monotonic clock. Written by the monitor.
+    pub(super) heard_ns: AtomicU64,
     /// Not 0: a thread is starting a worker process.
     pub(super) reviving: AtomicU32,
 }
@@ -80,9 +82,18 @@ pub(super) struct Control {
     pub(super) exits: u64,
     /// The arena's regions that the running worker process has mapped.
     pub(super) regions: BTreeSet<u32>,
+    /// The region that it was told of last and has said nothing of yet.
+    pub(super) untold: Option<Untold>,
     /// Connections that were made to workers' threads.
     pub(super) links: u64,
     pub(super) cold_start: ColdStart,
+}
+
+/// A region that a worker process on another machine was told of. Its answer will come, or the process's end.
+#[derive(Clone, Copy)]
+pub(super) struct Untold {
+    pub(super) region: u32,
+    pub(super) len_bytes: u64,
 }
 
 /// The way to a worker process.
@@ -133,6 +144,7 @@ impl Link {
             worker: None,
             exits: 0,
             regions: BTreeSet::new(),
+            untold: None,
             links: 0,
             cold_start: ColdStart::default(),
         };
@@ -143,6 +155,7 @@ impl Link {
             ended: Mutex::new(Endings::default()),
             changed: Condvar::new(),
             alarms: Alarms::new(),
+            heard_ns: AtomicU64::new(0),
             reviving: AtomicU32::new(0),
         };
         (link, Told { answer, worker })
@@ -189,7 +202,7 @@ impl Lease {
         let control = lock(&self.link.control);
         while control.answers.try_recv().is_ok() {}
         self.tell_agent(client_to_agent::Body::Renew(v1::Renew { ticket: grant.ticket }))?;
-        match self.hear_answer(&control, "renew the lease")? {
+        match self.hear_answer(&control, "renew the lease", AGENT_TIMEOUT)? {
             Answered::Renewed => {
                 self.expires_unix_ms.store(renewed.expires_unix_ms, Ordering::Relaxed);
                 Ok(())
@@ -247,16 +260,17 @@ impl Lease {
         }
     }
 
-    pub(super) fn hear_answer(&self, control: &Control, what: &str) -> Result<Answered, Error> {
-        match control.answers.recv_timeout(AGENT_TIMEOUT) {
-            Ok(answer) => answer,
-            Err(RecvTimeoutError::Timeout) => {
-                let seconds = AGENT_TIMEOUT.as_secs();
-                let message = format!("the agent did not {what} within {seconds} s");
-                Err(Error::new(Code::AgentUnreachable, message))
-            }
-            Err(RecvTimeoutError::Disconnected) => Err(self.why_over()),
-        }
+    pub(super) fn hear_answer(
+        &self,
+        control: &Control,
+        what: &str,
+        longest: Duration,
+    ) -> Result<Answered, Error> {
+        let late = || {
+            let message = format!("the agent did not {what} within {} s", longest.as_secs());
+            Error::new(Code::AgentUnreachable, message)
+        };
+        self.wait_for_word(&control.answers, longest, late)?
     }
 
     pub(super) fn tell_agent(&self, body: client_to_agent::Body) -> Result<(), Error> {

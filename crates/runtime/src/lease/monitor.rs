@@ -103,7 +103,10 @@ impl Lease {
         let gone =
             |why: &str| Error::new(Code::AgentUnreachable, format!("the lease's agent is gone: {why}"));
         let packet = match self.link.agent.receive(Some(Duration::ZERO)) {
-            Ok(Some(packet)) => packet,
+            Ok(Some(packet)) => {
+                self.has_heard();
+                packet
+            }
             Ok(None) => {
                 self.lease_ended(gone(&self.link.agent.why_gone()), None);
                 return false;
@@ -259,7 +262,7 @@ fn read_agent(mut packet: Packet) -> Result<Heard, Error> {
 }
 
 /// Which of these are readable, or broken, by that time.
-fn poll_until(fds: &[BorrowedFd<'_>], until: Option<Instant>) -> Vec<bool> {
+pub(super) fn poll_until(fds: &[BorrowedFd<'_>], until: Option<Instant>) -> Vec<bool> {
     let mut watched: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     // A time beyond what the kernel can say is as good as for ever.
     let left = until.and_then(|at| Timespec::try_from(at.saturating_duration_since(Instant::now())).ok());

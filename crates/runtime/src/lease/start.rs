@@ -1,4 +1,5 @@
-//! Starting a lease's worker process: asking the agent for it, handing it the regions, connecting its threads.
+//! Starting a lease's worker process: asking the agent for it, handing it the regions ([`regions`](super::regions)),
+//! connecting its threads.
 //!
 //! Over a network each thread is connected before the process is told anything else, and used after everything else:
 //! a request must not arrive before its reader, nor go out under the keys of the process before. The process hears
@@ -6,7 +7,6 @@
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::mpsc::RecvTimeoutError;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -19,11 +19,14 @@ use sublet_proto::{Code, Error, decode};
 
 use super::carrier::{Keys, Links, Remote};
 use super::link::{
-    Answered, ColdStart, Control, Endings, FromWorker, WorkerSocket, error_of, lock, protocol,
+    AGENT_TIMEOUT, Answered, ColdStart, Control, Endings, FromWorker, WorkerSocket, error_of, lock, protocol,
 };
 use super::{ENDED, IDLE, Lease, RUNNING};
 use crate::wire::OWN_REGION;
 
+/// How long an agent on another machine may take to start a worker, of which it is known that it is there: it fetches the
+/// package before if it has not got it, from a manager that may not answer in a minute.
+const LONGEST_START: Duration = Duration::from_secs(120);
 /// How long a worker may take to map a region, or to load its package.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the announcement of a worker's end may take after the end was seen otherwise.
@@ -71,19 +74,6 @@ impl Lease {
         }
     }
 
-    /// Makes the running worker process map the arena's regions that are in use. Without one, the next start does.
-    pub(crate) fn publish_regions(&self) -> Result<(), Error> {
-        let mut control = lock(&self.link.control);
-        if control.worker.is_none() || self.is_over() {
-            return Ok(());
-        }
-        match self.send_regions(&mut control) {
-            // A worker that died meanwhile takes its reason to those who wait for it, and so does the lease's end.
-            Err(error) if error.code == Code::WorkerDied || self.is_over() => Ok(()),
-            sent => sent,
-        }
-    }
-
     /// When the running worker process reached what.
     pub(crate) fn cold_start(&self) -> ColdStart {
         lock(&self.link.control).cold_start
@@ -99,7 +89,13 @@ impl Lease {
             // announcement of that for the end of its own process.
             let error = match control.worker.take() {
                 Some(worker) => self.await_exit(worker, control.exits, error),
-                None => error,
+                None => {
+                    // One that is started yet would be nobody's, and in the way of the next.
+                    if error.code == Code::AgentUnreachable {
+                        self.stop_worker("its client has waited for it long enough".to_owned());
+                    }
+                    error
+                }
             };
             self.disconnect(&error.message);
             self.bury(self.tails(), error.clone());
@@ -133,7 +129,9 @@ impl Lease {
     }
 
     fn start_process(&self, control: &mut Control, asked_ns: u64) -> Result<(), Error> {
-        let started = match (self.hear_answer(control, "start a worker")?, self.carrier.remote()) {
+        let longest = if self.carrier.remote().is_some() { LONGEST_START } else { AGENT_TIMEOUT };
+        let answer = self.hear_answer(control, "start a worker", longest)?;
+        let started = match (answer, self.carrier.remote()) {
             (Answered::Started(started, Some(socket)), None) => {
                 control.worker = Some(WorkerSocket::Local(PacketSocket::from(socket)));
                 started
@@ -147,7 +145,7 @@ impl Lease {
             }
             (Answered::Renewed, _) => return Err(protocol("the agent answered a start with a renewal")),
         };
-        control.regions = BTreeSet::new();
+        (control.regions, control.untold) = (BTreeSet::new(), None);
         let starts = self.start_positions();
         let (ready, heard_ns) = match self.carrier.remote() {
             None => {
@@ -199,40 +197,6 @@ impl Lease {
         Ok((ready, heard_ns))
     }
 
-    fn send_regions(&self, control: &mut Control) -> Result<(), Error> {
-        let known = std::mem::take(&mut control.regions);
-        let mut mapped = known.clone();
-        let sent = self.arena.regions_in_use(
-            |number| known.contains(&number),
-            |number, file, len_bytes| {
-                self.send_region(control, number, (file.as_fd(), len_bytes))?;
-                mapped.insert(number);
-                Ok(())
-            },
-        );
-        control.regions = mapped;
-        sent
-    }
-
-    fn send_region(
-        &self,
-        control: &Control,
-        region: u32,
-        (file, len_bytes): (BorrowedFd<'_>, u64),
-    ) -> Result<(), Error> {
-        let Keys { key, keys } = match self.carrier.remote() {
-            Some(remote) => remote.expose(region)?,
-            None => Keys::default(),
-        };
-        let message = client_to_worker::Body::MapRegion(v1::MapRegion { region, len_bytes, key, keys });
-        let mapped = match self.ask_worker(control, message, &[file])? {
-            worker_to_client::Body::RegionMapped(mapped) if mapped.region == region => mapped,
-            other => return Err(protocol(format!("the worker answered a region with {other:?}"))),
-        };
-        let said = Keys { key: mapped.key, keys: mapped.keys };
-        self.carrier.remote().map_or(Ok(()), |remote| remote.reach(region, said, len_bytes))
-    }
-
     fn start_positions(&self) -> Vec<u64> {
         self.workers.iter().map(|link| link.dead_before.load(Ordering::Acquire)).collect()
     }
@@ -251,7 +215,7 @@ impl Lease {
     }
 
     /// Asks the worker process something; within a node with descriptors.
-    fn ask_worker(
+    pub(super) fn ask_worker(
         &self,
         control: &Control,
         body: client_to_worker::Body,
@@ -263,30 +227,35 @@ impl Lease {
             Some(WorkerSocket::Local(socket)) => ask_by_socket(socket, &bytes, fds)?,
             Some(WorkerSocket::Remote) => self.ask_by_agent(control, bytes)?,
         };
-        match decode::<v1::WorkerToClient>("a worker's message", &answer)?.body {
-            Some(worker_to_client::Body::Failure(failure)) => Err(error_of(failure.code, failure.message)),
-            Some(body) => Ok(body),
-            None => Err(protocol("an empty message from the worker")),
-        }
+        read_worker(&answer)
     }
 
     fn ask_by_agent(&self, control: &Control, bytes: Vec<u8>) -> Result<Vec<u8>, Error> {
         while control.said.try_recv().is_ok() {}
         // An end from now on is said there, after it was counted here.
-        if lock(&self.link.ended).exits != control.exits {
-            return Err(died("before it could be asked"));
-        }
+        self.check_lives(control)?;
         self.tell_agent(client_to_agent::Body::ToWorker(bytes))?;
-        match control.said.recv_timeout(WORKER_TIMEOUT) {
-            Ok(FromWorker::Said(answer)) => Ok(answer),
-            Ok(FromWorker::Ended) => Err(died("while it was being connected")),
-            Err(RecvTimeoutError::Timeout) => {
-                // Whether the agent or the worker is stopped, nobody here can tell; neither is known to have ended.
-                let seconds = WORKER_TIMEOUT.as_secs();
-                let message = format!("the worker did not answer by its agent within {seconds} s");
-                Err(Error::new(Code::AgentUnreachable, message))
-            }
-            Err(RecvTimeoutError::Disconnected) => Err(self.why_over()),
+        self.hear_worker(control)
+    }
+
+    pub(super) fn check_lives(&self, control: &Control) -> Result<(), Error> {
+        match lock(&self.link.ended).exits == control.exits {
+            true => Ok(()),
+            false => Err(died("before it could be asked")),
+        }
+    }
+
+    /// What the worker process says by its agent.
+    pub(super) fn hear_worker(&self, control: &Control) -> Result<Vec<u8>, Error> {
+        let late = || {
+            // Whether the worker is stopped or takes long, nobody here can tell; it is not known to have ended.
+            let seconds = WORKER_TIMEOUT.as_secs();
+            let message = format!("the worker did not answer by its agent within {seconds} s");
+            Error::new(Code::AgentUnreachable, message)
+        };
+        match self.wait_for_word(&control.said, WORKER_TIMEOUT, late)? {
+            FromWorker::Said(answer) => Ok(answer),
+            FromWorker::Ended => Err(died("while it was being connected")),
         }
     }
 
@@ -330,6 +299,15 @@ impl ColdStart {
             loaded_ns: here(self.loaded_ns),
             ready_ns: here(self.ready_ns),
         }
+    }
+}
+
+/// What a worker process answers.
+pub(super) fn read_worker(answer: &[u8]) -> Result<worker_to_client::Body, Error> {
+    match decode::<v1::WorkerToClient>("a worker's message", answer)?.body {
+        Some(worker_to_client::Body::Failure(failure)) => Err(error_of(failure.code, failure.message)),
+        Some(body) => Ok(body),
+        None => Err(protocol("an empty message from the worker")),
     }
 }
 

@@ -1,0 +1,93 @@
+//! Handing a lease's worker process the arena's regions: all that hold something when it starts, more when the arena grows.
+//!
+//! A worker process answers each region once, in order. Over a network whoever waits for an answer may give up before it
+//! comes, because the agent stands still. The region is then neither mapped nor to be told again: its answer is taken
+//! before anything else is asked.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use sublet_proto::v1::{self, client_to_worker, worker_to_client};
+use sublet_proto::{Code, Error};
+
+use super::Lease;
+use super::carrier::Keys;
+use super::link::{Control, Untold, lock, protocol};
+use super::start::read_worker;
+
+impl Lease {
+    /// Makes the running worker process map the arena's regions that are in use. Without one, the next start does.
+    pub(crate) fn publish_regions(&self) -> Result<(), Error> {
+        let mut control = lock(&self.link.control);
+        if control.worker.is_none() || self.is_over() {
+            return Ok(());
+        }
+        match self.send_regions(&mut control) {
+            // A worker that died meanwhile takes its reason to those who wait for it, and so does the lease's end.
+            Err(error) if error.code == Code::WorkerDied || self.is_over() => Ok(()),
+            sent => sent,
+        }
+    }
+
+    pub(super) fn send_regions(&self, control: &mut Control) -> Result<(), Error> {
+        self.take_late_answer(control)?;
+        let known = std::mem::take(&mut control.regions);
+        let mut mapped = known.clone();
+        let sent = self.arena.regions_in_use(
+            |number| known.contains(&number),
+            |number, file, len_bytes| {
+                self.send_region(control, number, (file.as_fd(), len_bytes))?;
+                mapped.insert(number);
+                Ok(())
+            },
+        );
+        control.regions = mapped;
+        sent
+    }
+
+    fn send_region(
+        &self,
+        control: &mut Control,
+        region: u32,
+        (file, len_bytes): (BorrowedFd<'_>, u64),
+    ) -> Result<(), Error> {
+        let Keys { key, keys } = match self.carrier.remote() {
+            Some(remote) => remote.expose(region)?,
+            None => Keys::default(),
+        };
+        let message = client_to_worker::Body::MapRegion(v1::MapRegion { region, len_bytes, key, keys });
+        let answer = self.ask_worker(control, message, &[file]);
+        if let (Err(error), Some(_)) = (&answer, self.carrier.remote())
+            && error.code == Code::AgentUnreachable
+        {
+            control.untold = Some(Untold { region, len_bytes });
+        }
+        self.take_answer(answer?, region, len_bytes)
+    }
+
+    /// Learns how a region is reached that the worker process has mapped.
+    fn take_answer(&self, answer: worker_to_client::Body, region: u32, len_bytes: u64) -> Result<(), Error> {
+        let mapped = match answer {
+            worker_to_client::Body::RegionMapped(mapped) if mapped.region == region => mapped,
+            other => return Err(protocol(format!("the worker answered a region with {other:?}"))),
+        };
+        let said = Keys { key: mapped.key, keys: mapped.keys };
+        self.carrier.remote().map_or(Ok(()), |remote| remote.reach(region, said, len_bytes))
+    }
+
+    /// Takes the answer for which somebody has not waited long enough.
+    fn take_late_answer(&self, control: &mut Control) -> Result<(), Error> {
+        let Some(Untold { region, len_bytes }) = control.untold else { return Ok(()) };
+        self.check_lives(control)?;
+        let answer = self.hear_worker(control)?;
+        control.untold = None;
+        match read_worker(&answer) {
+            // It had no room; whoever needs the region asks for it again.
+            Err(error) if error.code == Code::InsufficientResources => Ok(()),
+            answer => {
+                self.take_answer(answer?, region, len_bytes)?;
+                control.regions.insert(region);
+                Ok(())
+            }
+        }
+    }
+}
