@@ -1,8 +1,13 @@
 //! A client's end of its conversation with an agent, message by message, for tests that say what no library would.
 
+use std::net::TcpStream;
+
 use prost::Message;
 use sublet::{Code, Error};
+use sublet_fabric::connection::Connection;
+use sublet_fabric::greeting::{self, Kind};
 use sublet_fabric::packet::PacketSocket;
+use sublet_fabric::remote::RemoteSocket;
 use sublet_proto::v1::agent_to_client::Body as Heard;
 use sublet_proto::v1::client_to_agent::Body as Said;
 use sublet_proto::v1::{AgentToClient, Attach, ClientToAgent, LeaseGrant, Release};
@@ -10,13 +15,22 @@ use sublet_proto::v1::{AgentToClient, Attach, ClientToAgent, LeaseGrant, Release
 use crate::process::PATIENCE;
 
 /// A connection to an agent.
-pub struct ByHand(PacketSocket);
+pub struct ByHand(Connection);
 
 impl ByHand {
-    /// To the agent of a grant's node.
+    /// To the agent of a grant's node, on its machine.
     pub fn to(grant: &LeaseGrant) -> ByHand {
         let path = grant.agent.strip_prefix("unix:").expect("an agent has a Unix socket");
-        ByHand(PacketSocket::connect(path).unwrap_or_else(|error| panic!("{path}: {error}")))
+        ByHand(PacketSocket::connect(path).unwrap_or_else(|error| panic!("{path}: {error}")).into())
+    }
+
+    /// To the agent of a grant's node, as from another machine.
+    pub fn from_afar(grant: &LeaseGrant) -> ByHand {
+        let network = grant.network.as_ref().expect("the node is on a network");
+        let socket = TcpStream::connect(&network.address).expect("the agent listens");
+        greeting::greet(&socket, &Kind::Control, None).unwrap_or_else(|error| panic!("{error}"));
+        let agent = RemoteSocket::connect(socket, &network.certificate);
+        ByHand(agent.unwrap_or_else(|error| panic!("{error}")).into())
     }
 
     /// Shows a ticket to an agent, and gives the connection and the answer to it.
@@ -54,7 +68,7 @@ impl ByHand {
     }
 
     /// The socket itself.
-    pub fn socket(&self) -> &PacketSocket {
+    pub fn socket(&self) -> &Connection {
         &self.0
     }
 }

@@ -11,13 +11,13 @@ use prost::Message;
 use rustix::process::Signal;
 use sublet::{Allocation, Code, FabricChoice, Invoker};
 use sublet_fabric::greeting::{self, ANSWER_BYTES, Answer, DataLink, HELLO_BYTES, Kind, VERSION};
-use sublet_fabric::remote::RemoteSocket;
 use sublet_proto::network::Fabric;
 use sublet_proto::v1::agent_to_client::Body as Heard;
 use sublet_proto::v1::client_to_agent::Body as Said;
 use sublet_proto::v1::*;
 use sublet_runtime::wire::ResultsLayout;
 use sublet_tests::functions::package;
+use sublet_tests::hand;
 use sublet_tests::platform::{Platform, assert_echoes, kill, sublet};
 use sublet_tests::process::{PATIENCE, is_alive, wait_until};
 
@@ -106,7 +106,7 @@ fn a_node_that_wants_calls_encrypted_says_so_and_gets_no_others() {
 
 /// A lease that the test holds message by message, with its worker started and linked.
 struct ByHand {
-    agent: RemoteSocket,
+    agent: hand::ByHand,
     worker: TcpStream,
 }
 
@@ -117,23 +117,21 @@ impl ByHand {
         drop(client);
         let request = LeaseRequest { package: digest, cores: 1, wait_ms: 20_000, ..LeaseRequest::default() };
         let grant = platform.invoker().manager().request_lease(request).unwrap().grants.remove(0);
-        let network = grant.network.unwrap();
-        let socket = TcpStream::connect(&network.address).unwrap();
-        greeting::greet(&socket, &Kind::Control, None).unwrap();
-        let agent = RemoteSocket::connect(socket, &network.certificate).unwrap();
+        let address = grant.network.as_ref().unwrap().address.clone();
+        let agent = hand::ByHand::from_afar(&grant);
         let fabric = Some(Fabric::Tcp.choice(false));
-        say(&agent, Said::Attach(Attach { ticket: grant.ticket, start: true, fabric }));
+        agent.say(Said::Attach(Attach { ticket: grant.ticket, start: true, fabric }));
         let Heard::Attached(attached) = hear(&agent) else { panic!("no attachment") };
         assert!(matches!(hear(&agent), Heard::Started(_)));
         let lease = u128::from_str_radix(&grant.lease.unwrap().id, 16).unwrap().to_be_bytes();
-        let worker = TcpStream::connect(&network.address).unwrap();
+        let worker = TcpStream::connect(address).unwrap();
         let kind = Kind::Data(DataLink { lease, worker: 0, counter: 1 });
         greeting::greet(&worker, &kind, Some(&attached.link_secret.try_into().unwrap())).unwrap();
         ByHand { agent, worker }
     }
 
     fn ask(&self, body: client_to_worker::Body) -> worker_to_client::Body {
-        say(&self.agent, Said::ToWorker(ClientToWorker { body: Some(body) }.encode_to_vec()));
+        self.agent.say(Said::ToWorker(ClientToWorker { body: Some(body) }.encode_to_vec()));
         match hear(&self.agent) {
             Heard::FromWorker(said) => WorkerToClient::decode(said.as_slice()).unwrap().body.unwrap(),
             other => panic!("{other:?} instead of the worker's answer"),
@@ -161,14 +159,9 @@ impl ByHand {
     }
 }
 
-fn say(agent: &RemoteSocket, body: Said) {
-    agent.send(&ClientToAgent { body: Some(body) }.encode_to_vec()).unwrap();
-}
-
-fn hear(agent: &RemoteSocket) -> Heard {
+fn hear(agent: &hand::ByHand) -> Heard {
     loop {
-        let packet = agent.receive(Some(PATIENCE)).unwrap().expect("the agent has closed the connection");
-        match AgentToClient::decode(packet.bytes.as_slice()).unwrap().body.unwrap() {
+        match agent.hear().unwrap() {
             Heard::Alive(_) => {}
             body => return body,
         }
@@ -184,7 +177,7 @@ fn a_worker_whose_connection_ends_says_so_and_the_lease_can_start_another() {
     let exited = client.exit();
     assert_eq!(exited.code, Code::WorkerDied.number(), "{}", exited.reason);
     assert!(exited.reason.starts_with("the connection to its client was lost: "), "{}", exited.reason);
-    say(&client.agent, Said::Start(Start {}));
+    client.agent.say(Said::Start(Start {}));
     assert!(matches!(hear(&client.agent), Heard::Started(_)));
     // Nothing was linked to this one.
     let connect = Connect {

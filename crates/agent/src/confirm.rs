@@ -4,56 +4,41 @@
 //! [`Confirmation`], which ends the request and its thread.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use sublet_proto::{Code, Error};
 use tokio::sync::oneshot;
 
-use crate::lock;
+use crate::errand::Errand;
 use crate::manager::Manager;
-use crate::signal::Signal;
 
 /// A question to the manager, until it is dropped.
 pub(crate) struct Confirmation {
-    answer: Arc<Answer>,
+    answer: Errand<Vec<u8>>,
     give_up: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
-}
-
-struct Answer {
-    /// Raised when the outcome is there.
-    signal: Signal,
-    outcome: Mutex<Option<Result<Vec<u8>, Error>>>,
 }
 
 impl Confirmation {
     /// Asks whether a lease may be taken up.
     pub(crate) fn ask(mut manager: Manager, lease: &str) -> Result<Confirmation, Error> {
-        let answer = Arc::new(Answer { signal: Signal::new()?, outcome: Mutex::new(None) });
         let (give_up, given_up) = oneshot::channel();
-        let (answered, lease) = (answer.clone(), lease.to_owned());
-        let thread = std::thread::Builder::new()
-            .name("sublet-confirm".into())
-            .spawn(move || {
-                let outcome = manager.confirm(&lease, given_up).map_err(|error| unverified(&lease, error));
-                *lock(&answered.outcome) = Some(outcome);
-                answered.signal.raise();
-            })
-            .map_err(|error| Error::new(Code::System, format!("cannot start a thread: {error}")))?;
+        let lease = lease.to_owned();
+        let ask = move || manager.confirm(&lease, given_up).map_err(|error| unverified(&lease, error));
+        let (answer, thread) = Errand::begin("sublet-confirm", ask)?;
         Ok(Confirmation { answer, give_up: Some(give_up), thread: Some(thread) })
     }
 
     /// What the manager has said, if it has: the ticket by which the lease is held from now on.
     pub(crate) fn outcome(&self) -> Option<Result<Vec<u8>, Error>> {
-        lock(&self.answer.outcome).clone()
+        self.answer.outcome()
     }
 }
 
 impl AsFd for Confirmation {
     /// Readable once the outcome is there.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.answer.signal.as_fd()
+        self.answer.as_fd()
     }
 }
 

@@ -29,6 +29,7 @@ mod command;
 mod confirm;
 mod connection;
 mod end;
+mod errand;
 mod gate;
 mod idle;
 mod journal;
@@ -216,7 +217,7 @@ fn node(
         calibration,
         pool: Pool::new(Resources::new(cores, memory_bytes, shared_places)?),
         ledger: Arc::new(Ledger::new(&options.name)),
-        packages: Packages::open(&state.path, managers.clone())?,
+        packages: Arc::new(Packages::open(&state.path, managers.clone())?),
         managers,
         stopping: Signal::new()?,
         idle_timeout: options.idle_timeout,

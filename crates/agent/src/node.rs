@@ -31,7 +31,7 @@ pub(crate) struct Node {
     pub(crate) pool: Pool,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) managers: Arc<Managers>,
-    pub(crate) packages: Packages,
+    pub(crate) packages: Arc<Packages>,
     /// Raised when the agent stops; whoever waits for a client watches it.
     pub(crate) stopping: Signal,
     /// Of leases that do not say themselves how long they may be idle.

@@ -59,12 +59,17 @@ impl Packages {
         Ok(Packages { folder, managers, known: Mutex::default(), fetching: Mutex::default() })
     }
 
-    /// The package of a digest, fetched if it is not here.
-    pub(crate) fn ensure(&self, digest: &str) -> Result<Arc<Unpacked>, Error> {
-        if !is_digest(digest) {
-            return Err(Error::new(Code::UnknownPackage, format!("{digest:?} is not a package's digest")));
+    /// The package of a digest, if it is here.
+    pub(crate) fn at_hand(&self, digest: &str) -> Result<Option<Arc<Unpacked>>, Error> {
+        match is_digest(digest) {
+            true => self.find(digest),
+            false => Err(Error::new(Code::UnknownPackage, format!("{digest:?} is not a package's digest"))),
         }
-        if let Some(unpacked) = self.find(digest)? {
+    }
+
+    /// The package of a digest, fetched if it is not here: that may take a minute and more.
+    pub(crate) fn ensure(&self, digest: &str) -> Result<Arc<Unpacked>, Error> {
+        if let Some(unpacked) = self.at_hand(digest)? {
             return Ok(unpacked);
         }
         let _fetching = lock(&self.fetching);

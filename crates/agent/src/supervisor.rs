@@ -18,6 +18,8 @@
 //! - Nothing of a lease is handed to its client before the token behind it was verified.
 //! - An end that somebody asks for is announced to the client first, with the time that is left.
 //! - Worker processes are started on this thread and do not outlive it.
+//! - This thread waits for events alone, and for the end of a worker that it kills: a client on another node hears all the
+//!   while that there is somebody.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -29,6 +31,7 @@ use sublet_proto::{Code, Error};
 use tracing::{error, info};
 
 use crate::attach::Attached;
+use crate::confirm::Confirmation;
 use crate::end::End;
 use crate::idle::{self, IdleWatch, Verdict};
 use crate::message::{self, FromClient, ToClient};
@@ -38,9 +41,11 @@ use crate::signal::{WantedEnd, Watch, wait_for, wait_readable};
 use crate::worker::WorkerProcess;
 use process::end_worker;
 use relay::Relay;
+use start::Start;
 
 mod process;
 mod relay;
+mod start;
 mod tell;
 
 /// How long a client waits at most for a manager to hear of the end of its lease.
@@ -56,6 +61,7 @@ pub(crate) fn supervise(node: &Node, socket: &Connection, held: Attached) {
     Supervisor {
         worker: None,
         relay: None,
+        start: Start::None,
         held,
         ending: None,
         idle,
@@ -73,6 +79,7 @@ struct Supervisor<'node> {
     worker: Option<WorkerProcess>,
     /// Between nodes.
     relay: Option<Relay>,
+    start: Start,
     held: Attached,
     /// What was announced to the client.
     ending: Option<WantedEnd>,
@@ -98,6 +105,8 @@ enum Event {
     /// The client said something that makes no sense.
     Garbage(Error),
     ClientGone,
+    /// The package that a worker waits for is here, or is not to be had.
+    Fetched,
     /// Between nodes: the worker has said something,
     FromWorker,
     /// connections of workers have arrived,
@@ -123,13 +132,15 @@ impl Supervisor<'_> {
             self.relay = Some(Relay::new(self.node, &self.held.lease, carrier)?);
         }
         // A worker that is wanted at once starts while the manager verifies the token.
-        let started = self.held.start.then(|| self.start_worker());
+        if self.held.start {
+            self.begin_start();
+        }
         let mut end = self.await_confirmation()?;
         if end.is_none() {
             end = self.tell_attached()?;
         }
-        if let Some(started) = started.filter(|_| end.is_none()) {
-            end = self.tell_started(started)?;
+        if end.is_none() {
+            end = self.tell_start()?;
         }
         loop {
             if let Some(end) = end {
@@ -140,33 +151,45 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Waits for the manager's word about a provisional ticket. The client may go meanwhile; what it says waits.
+    /// Waits for the manager's word about a provisional ticket. The client may go meanwhile; what it says waits. A worker
+    /// whose package comes is started.
     fn await_confirmation(&mut self) -> Result<Option<End>, Error> {
         while let Some(confirmation) = &self.held.confirmation {
             let watches = [
                 Some(Watch::Readable(confirmation.as_fd())),
                 Some(Watch::Readable(self.held.end.signal.as_fd())),
                 Some(Watch::Closed(self.socket.as_fd())),
+                self.fetched().map(Watch::Readable),
             ];
-            let [_, end_wanted, client_gone] = wait_for(watches, Some(self.held.expires))?;
+            let [_, end_wanted, client_gone, _] = wait_for(watches, Some(self.until_alive()))?;
             if client_gone {
                 return Ok(Some(End::ClientGone));
             }
             if let Some(wanted) = self.held.end.take_note().filter(|_| end_wanted) {
                 return Ok(Some(End::Refused(wanted.reason)));
             }
-            match confirmation.outcome() {
-                Some(Ok(ticket)) => {
-                    self.held.enrolment.renew(&ticket)?;
-                    self.held.confirmation = None;
-                    self.held.enrolment.bill(self.held.meter.clone());
-                }
-                Some(Err(error)) => return Ok(Some(End::Refused(error))),
-                None if Instant::now() >= self.held.expires => return Ok(Some(End::Refused(self.expired()))),
-                None => {}
+            self.go_on_starting();
+            let end = if self.is_alive_due(Instant::now()) { self.tell_alive()? } else { None };
+            if let Some(end) = end.or(self.take_confirmation()?) {
+                return Ok(Some(end));
             }
         }
         Ok(None)
+    }
+
+    /// Takes the manager's word, if it is there.
+    fn take_confirmation(&mut self) -> Result<Option<End>, Error> {
+        match self.held.confirmation.as_ref().and_then(Confirmation::outcome) {
+            Some(Ok(ticket)) => {
+                self.held.enrolment.renew(&ticket)?;
+                self.held.confirmation = None;
+                self.held.enrolment.bill(self.held.meter.clone());
+                Ok(None)
+            }
+            Some(Err(error)) => Ok(Some(End::Refused(error))),
+            None if Instant::now() >= self.held.expires => Ok(Some(End::Refused(self.expired()))),
+            None => Ok(None),
+        }
     }
 
     fn next_event(&mut self) -> Result<Event, Error> {
@@ -179,9 +202,11 @@ impl Supervisor<'_> {
                 Some(self.socket.as_fd()),
                 relay.and_then(Relay::control),
                 relay.and_then(Relay::arrived),
+                self.fetched(),
             ];
             let deadline = if self.has_more { Instant::now() } else { self.next_deadline() };
-            let [worker_ended, end_wanted, readable, said, arrived] = wait_readable(fds, Some(deadline))?;
+            let [worker_ended, end_wanted, readable, said, arrived, fetched] =
+                wait_readable(fds, Some(deadline))?;
             if worker_ended {
                 return Ok(Event::WorkerEnded);
             }
@@ -190,6 +215,9 @@ impl Supervisor<'_> {
             }
             if let Some(event) = self.due_event(Instant::now()) {
                 return Ok(event);
+            }
+            if fetched {
+                return Ok(Event::Fetched);
             }
             if said {
                 return Ok(Event::FromWorker);
@@ -208,8 +236,17 @@ impl Supervisor<'_> {
     fn next_deadline(&self) -> Instant {
         let ending = self.ending.as_ref().map(|ending| ending.at);
         let look = self.idle.as_ref().map(IdleWatch::next_look);
+        [ending, look].into_iter().flatten().fold(self.until_alive(), Instant::min)
+    }
+
+    /// When the client is to hear that there is somebody, or the lease expires.
+    fn until_alive(&self) -> Instant {
         let alive = self.relay.as_ref().map(Relay::next_alive);
-        [ending, look, alive].into_iter().flatten().fold(self.held.expires, Instant::min)
+        alive.map_or(self.held.expires, |alive| alive.min(self.held.expires))
+    }
+
+    fn is_alive_due(&self, now: Instant) -> bool {
+        self.relay.as_ref().is_some_and(|relay| now >= relay.next_alive())
     }
 
     fn due_event(&self, now: Instant) -> Option<Event> {
@@ -219,7 +256,7 @@ impl Supervisor<'_> {
         if now >= self.held.expires {
             return Some(Event::Expired);
         }
-        if self.relay.as_ref().is_some_and(|relay| now >= relay.next_alive()) {
+        if self.is_alive_due(now) {
             return Some(Event::Alive);
         }
         self.idle.as_ref().filter(|idle| now >= idle.next_look()).map(|_| Event::Look)
@@ -253,6 +290,10 @@ impl Supervisor<'_> {
             Event::Expired => Ok(Some(End::Error(self.expired()))),
             Event::Look => self.look_for_calls(),
             Event::Message(message) => self.obey(message),
+            Event::Fetched => {
+                self.go_on_starting();
+                self.tell_start()
+            }
             Event::FromWorker => self.hear_worker(),
             Event::Links => {
                 self.relay.iter().for_each(Relay::pass_links);
@@ -297,7 +338,11 @@ impl Supervisor<'_> {
     }
 
     fn look_for_calls(&mut self) -> Result<Option<End>, Error> {
+        let is_fetching = self.is_fetching();
         let Some(idle) = &mut self.idle else { return Ok(None) };
+        if is_fetching {
+            idle.touch(Instant::now());
+        }
         let verdict = idle.look(Instant::now(), self.held.meter.activity());
         let reason = format!("lease {} was idle for {} s", self.held.lease.id, idle.timeout.as_secs_f64());
         let reason = Error::new(Code::LeaseEnded, reason);

@@ -1,11 +1,7 @@
-//! A lease's worker process: started, stopped, ended by itself; and what its client on another node says to it.
+//! A lease's worker process: stopped, ended by itself; and what its client on another node says to it.
 
-use std::time::Instant;
-
-use sublet_fabric::packet::PacketSocket;
-use sublet_proto::v1::Started;
 use sublet_proto::{Code, Error};
-use tracing::{debug, error, info};
+use tracing::{error, info};
 
 use super::relay::{Relay, Relayed};
 use super::{Event, Supervisor};
@@ -14,34 +10,12 @@ use crate::message::{self, ToClient};
 use crate::worker::WorkerProcess;
 
 impl Supervisor<'_> {
-    pub(super) fn start(&mut self) -> Result<Option<End>, Error> {
-        if self.worker.is_some() {
-            let message = format!("the worker of lease {} runs already", self.held.lease.id);
-            return self.tell(message::failure(&Error::new(Code::AlreadyAllocated, message)));
-        }
-        let started = self.start_worker();
-        self.tell_started(started)
-    }
-
-    /// The client's end of the worker's control socket comes with it, for a client on the node.
-    pub(super) fn start_worker(&mut self) -> Result<(Started, Option<PacketSocket>), Error> {
-        let (worker, started, control) =
-            WorkerProcess::start(self.node, &self.held).inspect_err(|error| {
-                error!(lease = self.held.lease.id, %error, "the worker could not be started");
-            })?;
-        debug!(lease = self.held.lease.id, pid = started.pid, "worker started");
-        self.worker = Some(worker);
-        if let Some(idle) = &mut self.idle {
-            idle.touch(Instant::now());
-        }
-        match &mut self.relay {
-            Some(relay) => relay.begin(control).map(|()| (started, None)),
-            None => Ok((started, Some(control))),
-        }
-    }
-
-    /// The client wants the worker dead. If it has just died by itself, the client knows already.
+    /// The client wants the worker dead, or not to be started any more. If it has just died by itself, the client knows
+    /// already.
     pub(super) fn stop(&mut self, reason: String) -> Result<Option<End>, Error> {
+        if self.give_up_start() {
+            return self.tell(message::failure(&Error::new(Code::WorkerDied, reason)));
+        }
         let Some(mut worker) = self.worker.take() else { return Ok(None) };
         if let Err(error) = worker.kill() {
             self.worker = Some(worker);

@@ -3,11 +3,12 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use sublet_fabric::packet::{PacketError, PacketSocket};
-use sublet_proto::v1::{self, Started};
+use sublet_fabric::packet::PacketError;
+use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
 use super::Supervisor;
+use super::start::Outcome;
 use crate::end::End;
 use crate::message::{self, ToClient};
 
@@ -29,10 +30,7 @@ impl Supervisor<'_> {
         }
     }
 
-    pub(super) fn tell_started(
-        &self,
-        started: Result<(Started, Option<PacketSocket>), Error>,
-    ) -> Result<Option<End>, Error> {
+    pub(super) fn tell_started(&self, started: Outcome) -> Result<Option<End>, Error> {
         match started {
             Ok((started, Some(control))) => self.tell_with(ToClient::Started(started), &[control.as_fd()]),
             Ok((started, None)) => self.tell(ToClient::Started(started)),

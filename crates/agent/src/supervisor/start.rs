@@ -1,0 +1,124 @@
+//! Starting a lease's worker process: at once if its package is here, and else when it has been fetched.
+//!
+//! A package is fetched on a thread of its own, while the supervisor attends to all else: its client, who hears that there
+//! is somebody, and the end of the lease. A fetch that nobody waits for any more goes on, for whoever wants the package
+//! next. The process is started on the supervisor's thread.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use sublet_fabric::clock::monotonic_ns;
+use sublet_fabric::packet::PacketSocket;
+use sublet_proto::v1::Started;
+use sublet_proto::{Code, Error};
+use tracing::{debug, error};
+
+use super::Supervisor;
+use crate::end::End;
+use crate::errand::Errand;
+use crate::message;
+use crate::packages::Unpacked;
+use crate::worker::WorkerProcess;
+
+/// What a client is to be told: what was started, with the client's end of the worker's control socket for a client on
+/// the node.
+pub(super) type Outcome = Result<(Started, Option<PacketSocket>), Error>;
+
+/// How far a start is.
+pub(super) enum Start {
+    /// There is none, or it was told.
+    None,
+    /// It waits for the package since then.
+    Fetching { package: Errand<Arc<Unpacked>>, requested_ns: u64 },
+    /// It is to be told.
+    Over(Outcome),
+}
+
+impl Supervisor<'_> {
+    /// The client wants a worker.
+    pub(super) fn start(&mut self) -> Result<Option<End>, Error> {
+        if self.worker.is_some() || self.is_fetching() {
+            let message = format!("the worker of lease {} runs already", self.held.lease.id);
+            return self.tell(message::failure(&Error::new(Code::AlreadyAllocated, message)));
+        }
+        self.begin_start();
+        self.tell_start()
+    }
+
+    pub(super) fn begin_start(&mut self) {
+        let requested_ns = monotonic_ns();
+        let begun = self.node.packages.at_hand(&self.held.lease.package).and_then(|package| match package {
+            Some(package) => Ok(Start::Over(self.start_worker(package, requested_ns))),
+            None => Ok(Start::Fetching { package: self.fetch()?, requested_ns }),
+        });
+        self.start = begun.unwrap_or_else(|error| Start::Over(Err(error)));
+    }
+
+    /// The package that was waited for is here, or is not to be had.
+    pub(super) fn go_on_starting(&mut self) {
+        let Start::Fetching { package, requested_ns } = &self.start else { return };
+        let (fetched, requested_ns) = (package.outcome(), *requested_ns);
+        if let Some(fetched) = fetched {
+            let started = fetched.and_then(|package| self.start_worker(package, requested_ns));
+            self.start = Start::Over(started);
+        }
+    }
+
+    /// Tells the client what came of a start, if that is known.
+    pub(super) fn tell_start(&mut self) -> Result<Option<End>, Error> {
+        match std::mem::replace(&mut self.start, Start::None) {
+            Start::Over(outcome) => {
+                if let Err(error) = &outcome {
+                    error!(lease = self.held.lease.id, %error, "the worker could not be started");
+                }
+                self.tell_started(outcome)
+            }
+            start => {
+                self.start = start;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Says whether a worker was still waiting for its package.
+    pub(super) fn give_up_start(&mut self) -> bool {
+        let is_fetching = self.is_fetching();
+        if is_fetching {
+            self.start = Start::None;
+        }
+        is_fetching
+    }
+
+    pub(super) fn is_fetching(&self) -> bool {
+        matches!(self.start, Start::Fetching { .. })
+    }
+
+    /// Readable once the package that is waited for is here, or is not to be had.
+    pub(super) fn fetched(&self) -> Option<BorrowedFd<'_>> {
+        match &self.start {
+            Start::Fetching { package, .. } => Some(package.as_fd()),
+            _ => None,
+        }
+    }
+
+    fn fetch(&self) -> Result<Errand<Arc<Unpacked>>, Error> {
+        let (packages, digest) = (self.node.packages.clone(), self.held.lease.package.clone());
+        debug!(lease = self.held.lease.id, digest, "the worker's package is fetched");
+        Errand::begin("sublet-fetch", move || packages.ensure(&digest)).map(|(package, _)| package)
+    }
+
+    fn start_worker(&mut self, package: Arc<Unpacked>, requested_ns: u64) -> Outcome {
+        let (worker, started, control) =
+            WorkerProcess::start(self.node, &self.held, (package, requested_ns))?;
+        debug!(lease = self.held.lease.id, pid = started.pid, "worker started");
+        self.worker = Some(worker);
+        if let Some(idle) = &mut self.idle {
+            idle.touch(Instant::now());
+        }
+        match &mut self.relay {
+            Some(relay) => relay.begin(control).map(|()| (started, None)),
+            None => Ok((started, Some(control))),
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Packages that take long to come to a node: its clients hear all the while that there is somebody, and the node is its
+//! owner's.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::process::Stdio;
+use std::time::Duration;
+
+use sublet::{Allocation, Code};
+use sublet_proto::network::Fabric;
+use sublet_proto::v1::agent_to_client::Body as Heard;
+use sublet_proto::v1::client_to_agent::Body as Said;
+use sublet_proto::v1::{Attach, BillRequest, LeaseGrant, LeaseRequest};
+use sublet_runtime::deploy::read_package;
+use sublet_tests::assert_fails;
+use sublet_tests::cluster::{CLIENT_HOST, Cluster, FIRST_AGENT_HOST, Lent, MANAGER_HOST, Plan};
+use sublet_tests::functions::library;
+use sublet_tests::hand::ByHand;
+use sublet_tests::network::Network;
+use sublet_tests::platform::assert_echoes;
+
+/// Signs of life in two seconds and more.
+const SIGNS: usize = 10;
+
+/// A lease for functions that its node has not got.
+fn granted(cluster: &Cluster, source: &'static str) -> LeaseGrant {
+    let client = cluster.invoker();
+    let package = read_package(&library(source)).and_then(|encoded| client.manager().deploy(encoded));
+    let package = package.unwrap().package.unwrap().digest;
+    let request = LeaseRequest { package, cores: 1, wait_ms: 20_000, ..LeaseRequest::default() };
+    client.manager().request_lease(request).unwrap().grants.remove(0)
+}
+
+/// Shows the ticket as from another machine, with a worker to be started; the lease is attached.
+fn attach(grant: &LeaseGrant) -> ByHand {
+    let client = ByHand::from_afar(grant);
+    let fabric = Some(Fabric::Tcp.choice(false));
+    client.say(Said::Attach(Attach { ticket: grant.ticket.clone(), start: true, fabric }));
+    assert!(matches!(hear_more(&client).unwrap(), Heard::Attached(_)));
+    client
+}
+
+/// What is said beside signs of life.
+fn hear_more(client: &ByHand) -> Result<Heard, sublet::Error> {
+    loop {
+        match client.hear() {
+            Ok(Heard::Alive(_)) => {}
+            heard => return heard,
+        }
+    }
+}
+
+#[test]
+fn a_client_elsewhere_hears_signs_of_life_until_the_package_is_there() {
+    let cluster = Cluster::with_agents(1);
+    let grant = granted(&cluster, "calls.c");
+    cluster.managers[0].pause();
+    let client = attach(&grant);
+    for _ in 0..SIGNS {
+        let heard = client.hear().unwrap();
+        assert!(matches!(heard, Heard::Alive(_)), "{heard:?} without a package");
+    }
+    cluster.managers[0].resume();
+    assert!(matches!(hear_more(&client).unwrap(), Heard::Started(_)));
+    client.release();
+    cluster.assert_serves();
+}
+
+#[test]
+fn a_lease_that_waits_for_its_package_is_given_back_or_reclaimed_at_once() {
+    let cluster = Cluster::with_agents(1);
+    let given_back = granted(&cluster, "calls.c");
+    cluster.managers[0].pause();
+    attach(&given_back).release();
+    cluster.managers[0].resume();
+    let grant = granted(&cluster, "faults.c");
+    cluster.managers[0].pause();
+    let client = attach(&grant);
+    let mut reclaim = cluster.agents[0].told(&["--reclaim", "--grace", "500ms"]);
+    let mut reclaim = reclaim.stdout(Stdio::null()).spawn().unwrap();
+    assert!(matches!(hear_more(&client).unwrap(), Heard::Ending(_)));
+    assert_fails(hear_more(&client).map(drop), Code::NodeReclaimed, &[]);
+    assert!(reclaim.wait().unwrap().success());
+    cluster.managers[0].resume();
+}
+
+#[test]
+fn a_client_elsewhere_waits_for_a_package_as_long_as_it_takes() {
+    let Some(network) = Network::of_machines(FIRST_AGENT_HOST + 1) else { return };
+    let mut cluster = Cluster::start(Plan { network: Some(network), ..Plan::default() });
+    cluster.add_agent(Lent::cores(1));
+    let folder = cluster.folder().join("large");
+    fs::create_dir(&folder).unwrap();
+    fs::copy(library("calls.c"), folder.join("libcalls.so")).unwrap();
+    fs::write(folder.join("sublet.toml"), "name = 'large'\nlibrary = 'libcalls.so'\n").unwrap();
+    fs::write(folder.join("data"), vec![7; 1_500_000]).unwrap();
+    let host = cluster.network.as_ref().unwrap().host(CLIENT_HOST);
+    host.run(|| {
+        let mut client = cluster.invoker();
+        let digest = client.manager().deploy(read_package(&folder).unwrap()).unwrap().package.unwrap().digest;
+        // More than ten seconds for what was deployed.
+        cluster.network.as_ref().unwrap().shape(MANAGER_HOST, 1);
+        client.allocate(&Allocation::new(digest).wait(Duration::from_secs(20))).unwrap();
+        assert_echoes(&client);
+        client.deallocate().unwrap();
+        let lines = cluster.operator().manager().bill(BillRequest::default()).unwrap().lines;
+        assert_eq!(lines.len(), 1, "it was given up and asked for anew: {lines:?}");
+    });
+}
