@@ -104,6 +104,12 @@ static void what_cannot_be_leased_is_refused(void) {
     allocation = sublet_allocation_default(package);
     allocation.fabric = "smoke";
     CHECK_STATUS(sublet_invoker_allocate(invoker, &allocation), SUBLET_INVALID_ARGUMENT);
+    allocation.fabric = "ofi:smoke";
+    CHECK_STATUS(sublet_invoker_allocate(invoker, &allocation), SUBLET_FABRIC_UNAVAILABLE);
+    allocation.fabric = "tcp";
+    allocation.interface = "no-such-link";
+    CHECK_STATUS(sublet_invoker_allocate(invoker, &allocation), SUBLET_FABRIC_UNAVAILABLE);
+    CHECK(strstr(sublet_error_message(), "no-such-link") != NULL);
     allocation = sublet_allocation_default(package);
     CHECK_OK(sublet_invoker_allocate(invoker, &allocation));
     CHECK_STATUS(sublet_invoker_allocate(invoker, &allocation), SUBLET_ALREADY_ALLOCATED);

@@ -1,12 +1,15 @@
-//! `sublet fabrics` and `sublet bench --fabric`, as people and scripts use them. No time is judged.
+//! `sublet fabrics` and `sublet bench --fabric`, as people and scripts use them, and what becomes of a choice that cannot
+//! be had. No time is judged.
 
 #![allow(clippy::unwrap_used)]
 
 use std::process::{Output, Stdio};
 
 use serde_json::{Value, json};
-use sublet::Code;
-use sublet_tests::platform::sublet;
+use sublet::{Allocation, Code, FabricChoice};
+use sublet_tests::assert_fails;
+use sublet_tests::functions::package;
+use sublet_tests::platform::{Platform, assert_echoes, sublet};
 
 fn run(arguments: &[&str]) -> Output {
     sublet().args(arguments).stdin(Stdio::null()).output().unwrap()
@@ -111,5 +114,50 @@ fn what_cannot_be_measured_is_refused_with_the_reason() {
         let status = i32::try_from(Code::InvalidArgument.number()).ok();
         assert_eq!(output.status.code(), status, "{arguments:?}: {said}");
         assert!(said.contains(reason), "{said}");
+    }
+}
+
+fn over(fabric: &str) -> Allocation {
+    Allocation::new(package("calls.c")).fabric(fabric.parse().unwrap())
+}
+
+/// A node of one core, which is free whenever its only client is told that it has nothing.
+fn assert_refused_and_free(platform: &Platform, bad: &Allocation, good: &Allocation, named: &str) {
+    let mut client = platform.invoker();
+    for _ in 0..2 {
+        assert_fails(client.allocate(bad), Code::FabricUnavailable, &[named]);
+    }
+    client.allocate(good).unwrap();
+    assert_echoes(&client);
+    // The core is free, and the next choice as bad as the first.
+    client.deallocate().unwrap();
+    assert_fails(client.allocate(bad), Code::FabricUnavailable, &[named]);
+}
+
+#[test]
+fn what_cannot_carry_calls_holds_no_core_when_that_is_said() {
+    let one_core = |more: &[&str]| {
+        Platform::start_with(|up| {
+            up.args(["--cores", "1"]).args(more);
+        })
+    };
+    let open = one_core(&["--listen", "127.0.0.1:0", "--fabrics", "tcp"]);
+    // The client knows these by itself,
+    let interface = "no-such-link";
+    assert_refused_and_free(&open, &over("ofi:smoke"), &over("tcp"), "ofi:smoke");
+    assert_refused_and_free(&open, &over("tcp").interface(interface), &over("tcp+tls"), interface);
+    assert_refused_and_free(&open, &over("auto").interface(interface), &over("shm"), interface);
+    // and these when it knows the node, if libfabric is here.
+    assert_refused_and_free(&open, &over("ofi"), &over("tcp"), "ofi");
+    let closed = one_core(&[]);
+    for fabric in ["tcp", "tcp+tls"] {
+        assert_refused_and_free(&closed, &over(fabric), &over("shm"), "no network");
+    }
+}
+
+#[test]
+fn a_choice_that_is_none_is_refused_with_those_that_there_are() {
+    for (text, named) in [("smoke", "tcp+tls"), ("ofi+tls", "tcp alone"), ("shm+tls", "tcp+tls")] {
+        assert_fails(text.parse::<FabricChoice>(), Code::InvalidArgument, &[text, named]);
     }
 }

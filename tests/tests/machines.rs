@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use sublet::{Allocation, CallOptions, Code, Invoker};
+use sublet_tests::assert_fails;
 use sublet_tests::cluster::{CLIENT_HOST, Cluster, FIRST_AGENT_HOST, Lent, Plan};
 use sublet_tests::functions::package;
 use sublet_tests::network::{Host, Network};
@@ -143,6 +144,23 @@ fn a_link_that_carries_nothing_to_the_client_ends_the_lease_on_both_sides() {
 #[test]
 fn a_link_that_carries_nothing_to_the_agent_ends_the_lease_on_both_sides() {
     the_link_is_cut(false, true);
+}
+
+#[test]
+fn a_node_out_of_reach_is_free_when_its_client_is_told_so() {
+    let Some(cluster) = cluster(1) else { return };
+    let network = cluster.network.as_ref().unwrap();
+    let [here, there] = [CLIENT_HOST, FIRST_AGENT_HOST].map(|number| network.host(number).address(0));
+    host(&cluster, CLIENT_HOST).run(|| {
+        let (mut client, at_once) = (cluster.invoker(), Allocation::new(package("calls.c")));
+        network.cut(here, there);
+        for _ in 0..2 {
+            assert_fails(client.allocate(&at_once), Code::AgentUnreachable, &[&there.to_string()]);
+        }
+        network.mend(here, there);
+        client.allocate(&at_once).unwrap();
+        assert_echoes(&client);
+    });
 }
 
 #[test]

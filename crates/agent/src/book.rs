@@ -277,6 +277,13 @@ impl<H> Book<H> {
         orders
     }
 
+    /// Whether a report's answer ends a lease that nobody has attached here, and says so for the first time: its manager
+    /// holds room for it until it knows that this has been heard.
+    pub fn frees(&self, reply: &NodeReportReply) -> bool {
+        let is_new = |lease: &String| !self.entries.contains_key(lease) && !self.void.contains_key(lease);
+        reply.end.iter().any(|order| is_new(&order.lease))
+    }
+
     /// Whether leases may come; said by the next report.
     pub fn set_state(&mut self, state: NodeState) {
         self.state = state;

@@ -195,6 +195,9 @@ impl Ledger {
         wanted: impl Fn(&EndOrder) -> WantedEnd,
     ) {
         let mut state = lock(&self.state);
+        if state.book.frees(reply) {
+            state.news += 1;
+        }
         for order in state.book.answered(reply, exchange) {
             if let Some(Holder::Runs { end, .. }) = state.book.entry(&order.lease).map(|entry| &entry.holder)
             {

@@ -1,7 +1,8 @@
 //! The reporter: one thread that keeps a manager informed, and through which managers end leases.
 //!
-//! Each second, and at once when a lease ends or the node is drained, it sends what all leases have used. Usage is
-//! cumulative and an end is repeated until it is acknowledged, so no lost report loses anything.
+//! Each second, and at once when a lease ends, a manager's word frees one that nobody attached, or the node is drained,
+//! it sends what all leases have used. Usage is cumulative and an end is repeated until it is acknowledged, so no lost
+//! report loses anything.
 //!
 //! The node obeys one manager at a time. It stays with it while it answers; when it is silent for [`SILENCE`] the node
 //! registers with the next one, and so on in turn. A manager that does not know the node (it was started anew, or the

@@ -27,7 +27,7 @@ mod connect;
 mod counters;
 mod wire;
 
-pub use connect::dial;
+pub use connect::{check_interface, dial};
 pub use counters::Counters;
 pub use wire::{ANSWER_BYTES, Answer, DataLink, Greeting, HELLO_BYTES, Kind, Secret, VERSION};
 

@@ -5,6 +5,7 @@
 //! store come after the lock. A request whose answer takes longer waits on a channel of its own; when its client goes
 //! away it is withdrawn.
 
+mod ends;
 mod nodes;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -41,6 +42,8 @@ pub(crate) struct Shell {
     database: Database,
     /// Grows whenever a provisional lease has been verified or rejected.
     decided: watch::Sender<u64>,
+    /// Grows, while somebody looks, whenever a lease may have ended.
+    ended: watch::Sender<u64>,
 }
 
 struct State {
@@ -138,6 +141,7 @@ impl Shell {
             ledger: Ledger::new(),
             database,
             decided: watch::Sender::default(),
+            ended: watch::Sender::default(),
         })
     }
 
@@ -193,8 +197,14 @@ impl Shell {
                 Action::Granted { .. } | Action::Refused { .. } if is_request => answer = Some(action),
                 Action::Granted { tenant, request, leases } => state.granted(tenant, request, &leases),
                 Action::Refused { tenant, request, error } => state.refused(tenant, request, &error),
-                Action::Save { lease, revision } => self.ledger.mark(lease, revision),
-                Action::Forgotten(lease) => state.taken.remove(lease),
+                Action::Save { lease, revision } => {
+                    self.ledger.mark(lease, revision);
+                    self.may_have_ended();
+                }
+                Action::Forgotten(lease) => {
+                    state.taken.remove(lease);
+                    self.may_have_ended();
+                }
                 Action::Registered { .. }
                 | Action::NotRegistered(_)
                 | Action::Reported(_)
@@ -278,26 +288,6 @@ impl Shell {
             Some(Action::NotRenewed(_, error)) => Err(error),
             other => Err(Error::new(Code::Internal, format!("a renewal was answered by {other:?}"))),
         }
-    }
-
-    /// Ends leases before their time. Whether the caller may is asked with their tenants.
-    ///
-    /// # Errors
-    /// Of the first that is not there or not the caller's; the others are ended.
-    pub(crate) fn end(&self, leases: &[String], is_callers: impl Fn(&str) -> bool) -> Result<(), Error> {
-        let mut ended = Ok(());
-        let mut state = self.lock()?;
-        for lease in leases {
-            let lease = parse_lease(lease).and_then(|id| state.check_owner(id, &is_callers).map(|()| id));
-            match lease {
-                Ok(id) => {
-                    let error = Error::new(Code::LeaseEnded, "it was ended by its tenant");
-                    self.handle(&mut state, Event::End(id, error));
-                }
-                Err(error) => ended = ended.and(Err(error)),
-            }
-        }
-        ended
     }
 
     /// Says how the verification of these leases' token came out: whose they are, or why they are nobody's.

@@ -178,7 +178,7 @@ async fn what_is_another_tenants_is_not_there() {
     house.agent.report(vec![used(&lease, LeaseState::Attached, 5)]).await.unwrap();
     let renew = RenewRequest { lease: lease.clone(), timeout_ms: 1000 };
     assert_eq!(done(other.renew_lease(renew).await).unwrap_err().code, Code::UnknownLease);
-    let end = EndLeaseRequest { leases: vec![lease.clone()] };
+    let end = EndLeaseRequest { leases: vec![lease.clone()], wait_ms: 0 };
     assert_eq!(done(other.end_lease(end).await).unwrap_err().code, Code::UnknownLease);
     for include_ended in [false, true] {
         let listed = done(other.list_leases(ListLeasesRequest { include_ended }).await).unwrap().leases;

@@ -116,21 +116,43 @@ async fn a_lease_is_renewed_and_ended_by_its_tenant() {
     let renewed = done(house.client.renew_lease(renew).await).unwrap();
     assert!(renewed.lease.unwrap().expires_unix_ms > grant.lease.as_ref().unwrap().expires_unix_ms);
 
-    house.client.end_lease(EndLeaseRequest { leases: vec![id(&grant)] }).await.unwrap();
+    house.client.end_lease(EndLeaseRequest { leases: vec![id(&grant)], wait_ms: 0 }).await.unwrap();
     let reply = house.agent.report(vec![used(&id(&grant), LeaseState::Attached, 2)]).await.unwrap();
     assert_eq!((reply.end.len(), reply.end[0].lease.clone()), (1, id(&grant)));
 
     let unattached = lease(&mut house.client, 1).await.unwrap();
-    house.client.end_lease(EndLeaseRequest { leases: vec![id(&unattached)] }).await.unwrap();
+    house.client.end_lease(EndLeaseRequest { leases: vec![id(&unattached)], wait_ms: 0 }).await.unwrap();
     for _ in 0..2 {
         house.agent.report(vec![used(&id(&grant), LeaseState::Attached, 3)]).await.unwrap();
     }
     lease(&mut house.client, 1).await.unwrap();
     for lease in ["", "nothing", &"0".repeat(32)] {
         let refused =
-            done(house.client.end_lease(EndLeaseRequest { leases: vec![lease.into()] }).await).unwrap_err();
+            done(house.client.end_lease(EndLeaseRequest { leases: vec![lease.into()], wait_ms: 0 }).await)
+                .unwrap_err();
         assert!(matches!(refused.code, Code::UnknownLease | Code::InvalidArgument), "{refused}");
     }
+}
+
+#[tokio::test]
+async fn whoever_wants_to_know_hears_of_an_end_when_it_holds_nothing_any_more() {
+    let mut house = house().await;
+    let granted = lease(&mut house.client, 2).await.unwrap();
+    let leases = vec![id(&granted), "0".repeat(32)];
+    let mut ending = house.client.clone();
+    let ended =
+        tokio::spawn(
+            async move { done(ending.end_lease(EndLeaseRequest { leases, wait_ms: 60_000 }).await) },
+        );
+    // The agent takes the ticket until it has been told, and says with its next report that it has.
+    house.agent.report(Vec::new()).await.unwrap();
+    assert!(!ended.is_finished() && lease(&mut house.client, 1).await.is_err(), "it holds its cores yet");
+    while !ended.is_finished() {
+        house.agent.report(Vec::new()).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(ended.await.unwrap().unwrap_err().code, Code::UnknownLease, "of the other one");
+    lease(&mut house.client, 2).await.unwrap();
 }
 
 #[tokio::test]
@@ -144,7 +166,7 @@ async fn leases_are_ended_together_and_an_unknown_one_does_not_keep_the_others()
         .await
         .unwrap();
     let leases = vec![id(&first), "0".repeat(32), id(&second)];
-    let refused = done(house.client.end_lease(EndLeaseRequest { leases }).await).unwrap_err();
+    let refused = done(house.client.end_lease(EndLeaseRequest { leases, wait_ms: 0 }).await).unwrap_err();
     assert_eq!(refused.code, Code::UnknownLease, "{refused}");
     let reply = house
         .agent
@@ -153,7 +175,7 @@ async fn leases_are_ended_together_and_an_unknown_one_does_not_keep_the_others()
         .unwrap();
     assert_eq!(reply.end.len(), 2, "{:?}", reply.end);
     for leases in [Vec::new(), vec![id(&first); MAX_ENDS + 1]] {
-        let refused = done(house.client.end_lease(EndLeaseRequest { leases }).await).unwrap_err();
+        let refused = done(house.client.end_lease(EndLeaseRequest { leases, wait_ms: 0 }).await).unwrap_err();
         assert_eq!(refused.code, Code::InvalidArgument, "{refused}");
     }
 }
@@ -169,7 +191,7 @@ async fn a_request_waits_for_capacity_and_is_withdrawn_with_its_client() {
     let mut patient = house.client.clone();
     let granted = tokio::spawn(async move { done(patient.request_lease(waiting).await) });
     tokio::time::sleep(Duration::from_millis(200)).await;
-    house.client.end_lease(EndLeaseRequest { leases: vec![id(&first)] }).await.unwrap();
+    house.client.end_lease(EndLeaseRequest { leases: vec![id(&first)], wait_ms: 0 }).await.unwrap();
     for _ in 0..2 {
         house.agent.report(Vec::new()).await.unwrap();
     }

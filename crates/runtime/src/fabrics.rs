@@ -12,6 +12,10 @@ use sublet_proto::network::Fabric;
 use sublet_proto::v1::{self, NodeNetwork};
 use sublet_proto::{Code, Error};
 
+mod check;
+
+/// What any client could use.
+const CLIENT_HAS: &str = "this client can use shm on its own host, tcp, tcp+tls, and what libfabric finds";
 /// Where the kernel tells the id of this start of the operating system.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// The environment's choice, for allocations that make none.
@@ -51,6 +55,9 @@ pub(crate) enum Network {
 pub(crate) trait Providers {
     /// Whether this provider can be used here, and without being named.
     fn usable(&self, provider: &str) -> Result<Usable, String>;
+
+    /// Whether any can be used here, be it by name alone.
+    fn any(&self) -> Result<(), String>;
 }
 
 /// When a provider is used.
@@ -78,6 +85,14 @@ impl Providers for Here {
                 .into_iter()
                 .find_map(|found| found.usable.clone().err())
                 .unwrap_or_else(|| "libfabric does not have it here".to_owned())),
+        }
+    }
+
+    fn any(&self) -> Result<(), String> {
+        let all = ofi::providers().map_err(|error| error.to_string())?;
+        match all.iter().any(|found| found.usable.is_ok()) {
+            true => Ok(()),
+            false => Err("libfabric finds no network here".to_owned()),
         }
     }
 }
@@ -142,14 +157,18 @@ impl FromStr for FabricChoice {
             "tcp+tls" => Ok(FabricChoice::Tcp { encrypted: true }),
             "ofi" => Ok(FabricChoice::Ofi { provider: None }),
             _ => match text.strip_prefix("ofi:").filter(|provider| !provider.is_empty()) {
+                _ if text.ends_with("+tls") => Err(no_fabric(text, "; tcp alone can be encrypted")),
                 Some(provider) => Ok(FabricChoice::Ofi { provider: Some(provider.to_owned()) }),
-                None => Err(Error::new(
-                    Code::InvalidArgument,
-                    format!("{text:?} is no fabric: there are auto, shm, tcp, tcp+tls, ofi and ofi:PROVIDER"),
-                )),
+                None => Err(no_fabric(text, "")),
             },
         }
     }
+}
+
+fn no_fabric(text: &str, why: &str) -> Error {
+    let message =
+        format!("{text:?} is no fabric: there are auto, shm, tcp, tcp+tls, ofi and ofi:PROVIDER{why}");
+    Error::new(Code::InvalidArgument, message)
 }
 
 impl fmt::Display for FabricChoice {
@@ -209,8 +228,7 @@ pub(crate) fn unavailable(choice: &FabricChoice, grant: &v1::LeaseGrant, why: &[
         _ => "shm to clients on its own host alone".to_owned(),
     };
     let message = format!(
-        "no network carries calls to node {node} by {choice}: it offers {offers}; this client can use shm on its own \
-         host, tcp, tcp+tls, and what libfabric finds: {}",
+        "no network carries calls to node {node} by {choice}: it offers {offers}; {CLIENT_HAS}: {}",
         why.join("; ")
     );
     Error::new(Code::FabricUnavailable, message)
@@ -246,7 +264,7 @@ mod tests {
         for text in ["auto", "shm", "tcp", "tcp+tls", "ofi", "ofi:verbs", "ofi:tcp;ofi_rxm"] {
             assert_eq!(text.parse::<FabricChoice>().unwrap().to_string(), text);
         }
-        for text in ["", "TCP", "ofi:", "tls", "shm+tls", "rdma"] {
+        for text in ["", "TCP", "ofi:", "tls", "shm+tls", "rdma", "ofi+tls", "ofi:verbs+tls"] {
             let error = text.parse::<FabricChoice>().unwrap_err();
             assert_eq!(error.code, Code::InvalidArgument);
             assert!(
@@ -266,6 +284,10 @@ mod tests {
                 "tcp;ofi_rxm" => Ok(Usable::ByName),
                 _ => Err("no card".to_owned()),
             }
+        }
+
+        fn any(&self) -> Result<(), String> {
+            Ok(())
         }
     }
 

@@ -199,7 +199,9 @@ impl Invoker {
     ///
     /// # Errors
     /// `already_allocated`; what is wrong with the package; `insufficient_resources` or `no_capacity` where the nodes
-    /// do not have so much, ever or now; `quota_exceeded`; `try_later` if too many wait.
+    /// do not have so much, ever or now; `quota_exceeded`; `try_later` if too many wait; `fabric_unavailable` if calls cannot
+    /// be carried as the allocation says. Whatever it is, nothing is held of any node when it is returned, except of one
+    /// whose agent is out of its manager's reach, too.
     pub fn allocate(&mut self, allocation: &Allocation) -> Result<(), Error> {
         if let Some(held) = &self.held {
             let message = format!("this invoker holds lease {}: deallocate it first", held.first.id());

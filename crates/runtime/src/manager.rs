@@ -138,10 +138,19 @@ impl ManagerClient {
 
     /// Ends a lease before its time.
     pub fn end_lease(&self, lease: &str) -> Result<(), Error> {
-        let request = v1::EndLeaseRequest { leases: vec![lease.to_owned()] };
-        let ended = self
-            .connection
-            .ask(of_a_lease(), request, async |mut stub, request| stub.end_lease(request).await);
+        self.end_leases(&[lease.to_owned()], Duration::ZERO)
+    }
+
+    /// Ends leases before their time, and waits at most so long until they hold nothing of their nodes any more.
+    ///
+    /// # Errors
+    /// `unknown_lease` if one of them is not there; the others are ended.
+    pub fn end_leases(&self, leases: &[String], wait: Duration) -> Result<(), Error> {
+        let wait_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+        let request = v1::EndLeaseRequest { leases: leases.to_vec(), wait_ms };
+        let terms = Terms { deadline: CALL_DEADLINE.saturating_add(wait), ..of_a_lease() };
+        let ended =
+            self.connection.ask(terms, request, async |mut stub, request| stub.end_lease(request).await);
         ended.map(|_| ())
     }
 

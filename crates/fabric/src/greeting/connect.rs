@@ -1,7 +1,7 @@
 //! Finding the agent at an address.
 
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -48,6 +48,12 @@ fn socket_at(address: &SocketAddr, interface: Option<&str>) -> Result<Socket, Er
     bound.map(|()| socket).map_err(|error| {
         Error::new(Code::FabricUnavailable, format!("the interface {interface} cannot be used: {error}"))
     })
+}
+
+/// Whether connections can go out by an interface: its name or one of its addresses. It need not lead anywhere.
+pub fn check_interface(interface: &str) -> Result<(), Error> {
+    let own = interface.parse().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    socket_at(&SocketAddr::new(own, 0), Some(interface)).map(drop)
 }
 
 fn outcome(error: &std::io::Error, waited: Duration) -> String {

@@ -75,12 +75,17 @@ impl Manager for Service {
 
     async fn end_lease(&self, request: Request<EndLeaseRequest>) -> Result<Response<EndLeaseReply>, Status> {
         let caller = caller(&request)?;
-        let leases = request.into_inner().leases;
+        let EndLeaseRequest { leases, wait_ms } = request.into_inner();
         if !(1..=MAX_ENDS).contains(&leases.len()) {
             let message = format!("{} leases to end, one request ends 1 to {MAX_ENDS}", leases.len());
             return Err(Error::new(Code::InvalidArgument, message).into_status());
         }
-        let ended = self.0.shell.end(&leases, |tenant| caller.may_see(tenant));
+        let is_callers = |tenant: &str| caller.may_see(tenant);
+        let ended = self.0.shell.end(&leases, is_callers);
+        if wait_ms > 0 {
+            let wait = Duration::from_millis(wait_ms);
+            answer(self.0.shell.await_ends(&leases, is_callers, wait).await)?;
+        }
         answer(ended.map(|()| EndLeaseReply {}))
     }
 

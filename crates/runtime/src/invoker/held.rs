@@ -4,13 +4,16 @@
 //! lease a call goes straight to it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use sublet_fabric::sync::{AtomicU32, Ordering};
+use sublet_proto::limits::MAX_ENDS;
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
 use super::Allocation;
 use crate::arena::Arena;
+use crate::fabrics::Here;
 use crate::lease::attach::{Attaching, Household};
 use crate::lease::dispatch::{LOOKS, no_such_worker};
 use crate::lease::{Call, Lease, Sent};
@@ -18,6 +21,9 @@ use crate::manager::ManagerClient;
 
 /// How often a request is made if what it was granted cannot be attached.
 const ATTEMPTS: u32 = 3;
+/// How long a failed allocation waits at most until what it was granted in vain is free again: a node takes back what
+/// nobody has attached with its next two reports, of which the second follows the first at once.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(3);
 
 pub(super) struct Held {
     pub(super) first: Arc<Lease>,
@@ -127,26 +133,55 @@ impl Held {
     }
 }
 
-/// Takes leases for all cores of an allocation, whose workers are numbered from here on. What was granted and cannot be
-/// attached, because its node registered anew or went away meanwhile, is asked for anew, a few times.
+/// Takes leases for all cores of an allocation, whose workers are numbered from here on. Of what was granted and could not
+/// be attached nothing is held any longer when this fails.
 fn take_leases(
     manager: &ManagerClient,
     allocation: &Allocation,
     household: &Household,
     first_worker: u32,
 ) -> Result<Vec<Arc<Lease>>, Error> {
+    household.terms.check(&Here)?;
+    let mut in_vain = Vec::new();
+    let taken = try_to_take(manager, allocation, household, (first_worker, &mut in_vain));
+    if taken.is_err() {
+        // Whoever hears of the error may ask for something better at once.
+        end_unattached(manager, &in_vain, RELEASE_PATIENCE);
+    }
+    taken
+}
+
+/// What was granted and cannot be attached, because its node registered anew or went away meanwhile, is asked for anew, a
+/// few times; it is told with those that were granted in vain.
+fn try_to_take(
+    manager: &ManagerClient,
+    allocation: &Allocation,
+    household: &Household,
+    (first_worker, in_vain): (u32, &mut Vec<String>),
+) -> Result<Vec<Arc<Lease>>, Error> {
     let request = allocation.request();
-    let mut attempt = 1;
+    let (mut attempt, mut out_of_reach) = (1, None);
     loop {
         // Without a name of the client's own, each request is a new one.
-        let grants = manager.request_lease(request.clone())?.grants;
-        match attach(manager, grants, household, first_worker) {
-            Err(error) if attempt < ATTEMPTS && may_be_asked_anew(error.code) => attempt += 1,
+        let grants = match manager.request_lease(request.clone()) {
+            Ok(granted) => granted.grants,
+            // What is missing is what was granted in vain.
+            Err(error) if error.code == Code::NoCapacity => return Err(out_of_reach.unwrap_or(error)),
             Err(error) => return Err(error),
+        };
+        let before = in_vain.len();
+        match attach(grants, household, (first_worker, in_vain)) {
             Ok(leases) => {
                 household.crew.join(&leases);
                 return Ok(leases);
             }
+            Err(error) if attempt < ATTEMPTS && may_be_asked_anew(error.code) => {
+                // Meanwhile they keep the next request from the same nodes.
+                end_unattached(manager, &in_vain[before..], Duration::ZERO);
+                out_of_reach = Some(error).filter(|error| error.code == Code::AgentUnreachable);
+                attempt += 1;
+            }
+            Err(error) => return Err(error),
         }
     }
 }
@@ -155,12 +190,11 @@ fn may_be_asked_anew(code: Code) -> bool {
     matches!(code, Code::TicketSuperseded | Code::AgentUnreachable | Code::NoCapacity)
 }
 
-/// Attaches all grants, or none.
+/// Attaches all grants, or none: those that are attached are given back, the others told with what was granted in vain.
 fn attach(
-    manager: &ManagerClient,
     grants: Vec<v1::LeaseGrant>,
     household: &Household,
-    first_worker: u32,
+    (first_worker, in_vain): (u32, &mut Vec<String>),
 ) -> Result<Vec<Arc<Lease>>, Error> {
     let ids: Vec<_> = grants.iter().filter_map(|grant| Some(grant.lease.as_ref()?.id.clone())).collect();
     // All tickets are shown before any answer is waited for: the nodes start their workers at the same time.
@@ -171,22 +205,18 @@ fn attach(
         leases.push(shown?.finish(household, number)?);
         Ok(())
     });
-    match attached {
-        Ok(()) => Ok(leases),
-        Err(error) => {
-            give_back(manager, &leases, &ids);
-            Err(error)
-        }
+    if attached.is_err() {
+        // The reason why not all could be attached is the better thing to say.
+        leases.iter().for_each(|lease| drop(lease.end()));
+        in_vain.extend(ids.into_iter().filter(|id| leases.iter().all(|lease| lease.id() != id.as_str())));
     }
+    attached.map(|()| leases)
 }
 
-/// Ends leases of these names, of which some are attached. What cannot be told so is over by itself: an agent sees
-/// that its client is gone, and a manager takes back what nobody attaches. This is sooner.
-fn give_back(manager: &ManagerClient, attached: &[Arc<Lease>], all: &[String]) {
-    for lease in attached {
-        let _ = lease.end();
-    }
-    for id in all.iter().filter(|id| attached.iter().all(|lease| lease.id() != id.as_str())) {
-        let _ = manager.end_lease(id);
+/// Ends leases that nobody has attached, or that are over, and waits for a while until they hold nothing any more. What
+/// cannot be told so is over by itself: a manager takes back what nobody attaches. This is sooner.
+fn end_unattached(manager: &ManagerClient, leases: &[String], wait: Duration) {
+    for leases in leases.chunks(MAX_ENDS) {
+        let _ = manager.end_leases(leases, wait);
     }
 }

@@ -209,7 +209,7 @@ impl Client {
 
     /// Gives leases back.
     async fn end(&mut self, leases: Vec<String>) -> Result<(), Error> {
-        let request = self.access.authorize(tonic::Request::new(EndLeaseRequest { leases }));
+        let request = self.access.authorize(tonic::Request::new(EndLeaseRequest { leases, wait_ms: 0 }));
         self.stub.end_lease(request).await.map(drop).map_err(|status| Error::from_status(&status))
     }
 }
