@@ -25,6 +25,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use sublet_fabric::connection::Connection;
+use sublet_fabric::greeting::PULSE;
 use sublet_fabric::packet::PacketError;
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
@@ -385,9 +386,19 @@ impl Supervisor<'_> {
         info!(lease = lease.id, reason = end.reason(), "lease ended");
         enrolment.finish(end.for_the_book());
         if matches!(end, End::Released | End::Error(_)) {
-            node.ledger.wait_told(&lease.id, TELL_PATIENCE);
+            wait_told(node, socket, &lease.id);
         }
         // It may have gone meanwhile, which changes nothing.
         let _ = message::send(socket, end.message(usage), &[]);
+    }
+}
+
+/// Waits until a manager has heard of the end of a lease, while its client on another node hears that there is somebody.
+fn wait_told(node: &Node, socket: &Connection, lease: &str) {
+    let until = Instant::now() + TELL_PATIENCE;
+    while !node.ledger.wait_told(lease, PULSE) && Instant::now() < until {
+        if socket.is_remote() && message::send(socket, ToClient::Alive(v1::Alive {}), &[]).is_err() {
+            return;
+        }
     }
 }
