@@ -20,8 +20,8 @@ use sublet_tests::hand::ByHand;
 use sublet_tests::network::Network;
 use sublet_tests::platform::assert_echoes;
 
-/// Signs of life in two seconds and more.
-const SIGNS: usize = 10;
+/// For longer than an agent may be silent, and shorter than one tries to connect to a manager that says nothing.
+const SIGNS: usize = 5;
 
 /// A lease for functions that its node has not got.
 fn granted(cluster: &Cluster, source: &'static str) -> LeaseGrant {
