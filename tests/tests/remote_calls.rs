@@ -343,6 +343,7 @@ fn a_buffer_that_a_stopped_agent_does_not_hand_on_is_refused_by_its_silence_and_
     let client = platform.client_with(&over(TCP, "calls.c").memory_bytes(512 * MIB));
     assert_echoes(&client);
     platform.signal(Signal::STOP);
+    wait_until("it stands still", || thread_states(platform.pid(), "").iter().all(|&state| state == 'T'));
     for _ in 0..3 {
         let refused = client.buffer::<u8>(16 << 20).map(drop);
         assert_fails(refused, Code::AgentUnreachable, &["sign of life", "800 ms"]);
