@@ -16,6 +16,7 @@
 
 #![allow(unsafe_code)]
 
+mod awaited;
 pub mod clock;
 #[cfg(not(loom))]
 pub mod connection;

@@ -7,6 +7,7 @@
 
 use std::ptr::NonNull;
 
+use crate::awaited::Awaited;
 use crate::line::Watch;
 use crate::sync::{AtomicU32, Mutex, Ordering, fence, lock};
 
@@ -29,7 +30,7 @@ struct Place(NonNull<Watch>);
 unsafe impl Send for Place {}
 
 /// The right to read, and the duty to pass it on.
-pub(crate) struct Reader<'waiters>(&'waiters Waiters);
+struct Reader<'waiters>(&'waiters Waiters);
 
 /// A note of where a waiter sleeps.
 pub(crate) struct Sleeper<'waiters, 'watch> {
@@ -42,8 +43,25 @@ impl Waiters {
         Waiters { sleepers: Mutex::new(Vec::with_capacity(USUAL_SLEEPERS)), reading: AtomicU32::new(0) }
     }
 
+    /// Waits, with others or alone, as long as the connection is up. Whoever of them is the reader `read`s for all, until
+    /// its own wait is over. Says whether what it waits for has come.
+    pub(crate) fn wait<G: FnMut() -> bool>(
+        &self,
+        mut awaited: Awaited<'_, G>,
+        is_up: impl Fn() -> bool,
+        mut read: impl FnMut(&mut Awaited<'_, G>),
+    ) -> bool {
+        while awaited.left(&is_up).is_some() {
+            match self.read() {
+                Some(_reader) => read(&mut awaited),
+                None => awaited.sleep_beside(self, &is_up),
+            }
+        }
+        awaited.is_here()
+    }
+
     /// Becomes the reader, if there is none.
-    pub(crate) fn read(&self) -> Option<Reader<'_>> {
+    fn read(&self) -> Option<Reader<'_>> {
         let free = self.reading.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst);
         fence(Ordering::SeqCst);
         free.ok().map(|_| Reader(self))
@@ -116,19 +134,17 @@ mod tests {
     impl Model {
         fn wait(&self, own: usize) {
             let (line, watch) = &self.lines[own];
-            while !line.is(Turn::of_use(0)) {
-                if let Some(_reader) = self.waiters.read() {
-                    // Takes one message, whosever it is, unless its own has come meanwhile.
-                    if !line.is(Turn::of_use(0)) {
-                        let number = self.arrived.fetch_add(1, Ordering::AcqRel) as usize;
-                        let (line, watch) = &self.lines[number];
-                        line.publish(watch, Turn::of_use(0), 0, &[0; 1]);
-                    }
-                } else {
-                    let _sleeper = self.waiters.sleep(watch);
-                    line.wait(watch, Turn::of_use(0), None, || !self.waiters.has_reader());
+            let turn = Turn::of_use(0);
+            let awaited = Awaited { line, watch, turn, deadline: None, give_up: || false };
+            let read = |awaited: &mut Awaited<'_, _>| {
+                // Takes one message, whosever it is, unless its own has come meanwhile.
+                if !awaited.is_here() {
+                    let number = self.arrived.fetch_add(1, Ordering::AcqRel) as usize;
+                    let (line, watch) = &self.lines[number];
+                    line.publish(watch, turn, 0, &[0; 1]);
                 }
-            }
+            };
+            assert!(self.waiters.wait(awaited, || true, read));
         }
     }
 

@@ -1,195 +1,113 @@
-//! Who reads a connection while nobody looks: one thread sleeps on its descriptors and takes what arrives for all; the
-//! others sleep on their lines' watches. When the reading one leaves it wakes another, which reads on.
-//!
-//! The reader sleeps on a descriptor, so what others do for it must reach it there: whoever publishes a line while the
-//! reader sleeps, and whoever ends the connection, writes to an eventfd. As with a line's watch, the reader says that it
-//! is asleep and then looks once more, the other does its work and then looks whether the reader is asleep.
+//! How this side waits: whoever waits takes what has arrived, and one of several does so for all.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::Mutex;
-use std::time::Duration;
+use std::os::fd::BorrowedFd;
+use std::sync::TryLockError;
+use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
-
+use super::Endpoint;
+use super::live::Live;
 use crate::FabricError;
-use crate::line::Watch;
-use crate::sync::{AtomicU32, Ordering, fence};
+use crate::awaited::Awaited;
+use crate::line::{Line, Turn, Watch};
+use crate::sync::Ordering;
 
-const NOBODY: u32 = 0;
-const SOMEBODY: u32 = 1;
+/// A sleeping reader looks at least so often whether it should give up, should who makes it so wake the watch alone.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// Looks at memory that take about as long as a look at the network.
+const LOOKS_PER_POLL: u32 = 128;
 
-/// See the [module](self).
-pub struct Waiting {
-    reading: AtomicU32,
-    /// 1 while the reader sleeps or is about to.
-    asleep: AtomicU32,
-    /// 1 since the last poke that was not taken.
-    poked: AtomicU32,
-    sleepers: Mutex<Vec<Sleeper>>,
-    descriptors: Option<Descriptors>,
-}
-
-struct Descriptors {
-    all: OwnedFd,
-    poke: OwnedFd,
-}
-
-/// A watch that somebody sleeps on.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Sleeper(*const Watch);
-
-// SAFETY: a watch is an atomic; it is there for as long as it is listed (`Waiting::sleep_beside`).
-unsafe impl Send for Sleeper {}
-
-impl Waiting {
-    /// Nobody waits. Without descriptors (the process has too many) readers look every millisecond.
-    pub fn new() -> Waiting {
-        Waiting {
-            reading: AtomicU32::new(NOBODY),
-            asleep: AtomicU32::new(0),
-            poked: AtomicU32::new(0),
-            sleepers: Mutex::new(Vec::new()),
-            descriptors: Descriptors::new().ok(),
+impl Endpoint {
+    /// See [`crate::Endpoint::spin`].
+    #[inline]
+    pub fn spin(&self, (line, _): (&Line, &Watch), turn: Turn, looks: u32) -> bool {
+        if self.up.load(Ordering::Relaxed) == 0 {
+            return line.spin(turn, looks);
         }
+        for _ in 0..looks.div_ceil(LOOKS_PER_POLL) {
+            if line.is(turn) {
+                return true;
+            }
+            match self.state.try_lock() {
+                // An error ends the connection, which the caller learns from its next operation.
+                Ok(mut state) => drop(self.look(&mut state, false)),
+                Err(TryLockError::WouldBlock) => return line.spin(turn, looks),
+                Err(TryLockError::Poisoned(_)) => return false,
+            }
+        }
+        line.is(turn)
     }
 
-    /// What is readable when somebody should look, after [`Waiting::watch`].
+    /// See [`crate::Endpoint::progress`]. Puts that wait for a line are sent without it.
+    pub fn progress(&self) -> Result<(), FabricError> {
+        self.sleep.take_pokes();
+        let has_puts = {
+            let mut state = self.lock();
+            self.look(&mut state, true)?;
+            state.live()?.has_puts
+        };
+        if has_puts { self.flush() } else { Ok(()) }
+    }
+
+    /// See [`crate::Endpoint::wait`].
+    pub fn wait(
+        &self,
+        (line, watch): (&Line, &Watch),
+        turn: Turn,
+        deadline: Option<Instant>,
+        give_up: impl FnMut() -> bool,
+    ) -> bool {
+        // What was put takes effect, whoever reads. That there is no connection ends the wait below.
+        let _ = self.progress();
+        let awaited = Awaited { line, watch, turn, deadline, give_up };
+        self.waiters.wait(awaited, || !self.is_down(), |awaited| self.read_until(awaited))
+    }
+
+    /// See [`crate::Endpoint::poke`].
+    pub fn poke(&self, watch: &Watch) {
+        watch.poke();
+        self.sleep.notify();
+    }
+
+    /// Readable when there is something to take; to be polled beside other descriptors. To be asked for before each
+    /// poll: what has arrived already makes it readable.
     pub fn readable(&self) -> Option<BorrowedFd<'_>> {
-        self.descriptors.as_ref().map(|descriptors| descriptors.all.as_fd())
-    }
-
-    /// Adds descriptors that tell of arrivals, for as long as they are open. Being watched makes arrivals dearer.
-    pub fn watch(&self, fds: [RawFd; 2]) -> Result<(), FabricError> {
-        let Some(descriptors) = &self.descriptors else { return Ok(()) };
-        for fd in fds.into_iter().filter(|fd| *fd >= 0) {
-            // SAFETY: the link that owns the descriptor is open during the call.
-            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-            epoll::add(&descriptors.all, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
-                .map_err(|error| FabricError::system("epoll_ctl for a connection's descriptor", error))?;
-        }
-        Ok(())
-    }
-
-    /// Becomes the reader, if there is none.
-    pub fn begin_reading(&self) -> bool {
-        self.reading.compare_exchange(NOBODY, SOMEBODY, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-    }
-
-    /// Stops to be the reader; another that sleeps becomes it.
-    pub fn end_reading(&self) {
-        self.reading.store(NOBODY, Ordering::SeqCst);
-        let mut list = self.list();
-        if let Some(Sleeper(watch)) = list.pop() {
-            // SAFETY: whoever was listed has not left, for it needs the lock that is held here.
-            unsafe { (*watch).poke() };
-        }
-    }
-
-    /// Whether somebody reads.
-    pub fn is_read(&self) -> bool {
-        self.reading.load(Ordering::SeqCst) == SOMEBODY
-    }
-
-    /// Sleeps by `sleep` beside a watch, which is poked when a reader is wanted.
-    pub fn sleep_beside<T>(&self, watch: &Watch, sleep: impl FnOnce() -> T) -> T {
-        let sleeper = Sleeper(watch);
-        self.list().push(sleeper);
-        let woken = sleep();
-        let mut list = self.list();
-        if let Some(at) = list.iter().position(|known| *known == sleeper) {
-            list.swap_remove(at);
-        }
-        woken
-    }
-
-    /// The reader says that it will sleep; it must look once more before it does.
-    pub fn fall_asleep(&self) {
-        self.asleep.store(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-    }
-
-    /// The reader sleeps until a descriptor tells of arrivals or somebody pokes it, at most for so long. Without a
-    /// descriptor for completions (the first) that is a millisecond.
-    pub fn sleep(&self, fds: [RawFd; 2], limit: Duration) {
-        let limit = if fds[0] < 0 { limit.min(Duration::from_millis(1)) } else { limit };
-        match &self.descriptors {
-            Some(descriptors) => descriptors.wait(fds, limit),
-            None => std::thread::sleep(limit.min(Duration::from_millis(1))),
-        }
-    }
-
-    /// The reader is awake.
-    pub fn awake(&self) {
-        self.asleep.store(0, Ordering::SeqCst);
-    }
-
-    /// After something was done that the reader may wait for.
-    #[inline]
-    pub fn notify(&self) {
-        fence(Ordering::SeqCst);
-        if self.asleep.load(Ordering::Relaxed) != 0 {
-            self.poke();
-        }
-    }
-
-    /// Makes the descriptors readable.
-    #[cold]
-    pub fn poke(&self) {
-        self.poked.store(1, Ordering::SeqCst);
-        if let Some(descriptors) = &self.descriptors {
-            // A full counter means that it is readable already.
-            let _ = rustix::io::write(&descriptors.poke, &1u64.to_ne_bytes());
-        }
-    }
-
-    /// Takes the pokes.
-    #[inline]
-    pub fn take_pokes(&self) {
-        if self.poked.load(Ordering::Relaxed) == 0 {
-            return;
-        }
-        self.poked.store(0, Ordering::SeqCst);
-        if let Some(descriptors) = &self.descriptors {
-            let _ = rustix::io::read(&descriptors.poke, &mut [0; 8]);
-        }
-    }
-
-    /// Everybody looks again.
-    pub fn wake_all(&self) {
-        self.poke();
-        for Sleeper(watch) in self.list().iter() {
-            // SAFETY: whoever is listed has not left, for it needs the lock that is held here.
-            unsafe { (**watch).poke() };
-        }
-    }
-
-    fn list(&self) -> std::sync::MutexGuard<'_, Vec<Sleeper>> {
-        self.sleepers.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-}
-
-impl Descriptors {
-    fn new() -> Result<Descriptors, rustix::io::Errno> {
-        let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let poke = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        epoll::add(&all, &poke, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
-        Ok(Descriptors { all, poke })
-    }
-
-    fn wait(&self, fds: [RawFd; 2], limit: Duration) {
-        let limit = rustix::event::Timespec {
-            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(limit.subsec_nanos()),
+        let mut state = self.lock();
+        let can_sleep = match &mut state.live {
+            Ok(live) => self.watch(live) && live.may_sleep(),
+            Err(_) => false,
         };
-        let poll_of = |fd| {
-            // SAFETY: if another thread ends the connection now, the number may be closed or name something else: then
-            // the sleep ends early or at its limit, and this thread is poked anyway.
-            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-            PollFd::from_borrowed_fd(fd, PollFlags::IN)
-        };
-        let other = |fd: RawFd| poll_of(if fd >= 0 { fd } else { self.poke.as_raw_fd() });
-        let mut polled = [PollFd::new(&self.poke, PollFlags::IN), other(fds[0]), other(fds[1])];
-        // Every outcome means: look again.
-        let _ = poll(&mut polled, Some(&limit));
+        if !can_sleep {
+            self.sleep.poke();
+        }
+        self.sleep.readable()
+    }
+
+    fn watch(&self, live: &mut Live) -> bool {
+        let is_watched = live.is_watched || self.sleep.watch(live.descriptors()).is_ok();
+        live.is_watched = is_watched;
+        is_watched
+    }
+
+    /// As the one thread that reads: takes what arrives for all, and sleeps in between.
+    fn read_until(&self, awaited: &mut Awaited<'_, impl FnMut() -> bool>) {
+        loop {
+            // An error ends the connection, and with it the wait.
+            let _ = self.look(&mut self.lock(), true);
+            self.sleep.fall_asleep();
+            let Some(left) = awaited.left(|| !self.is_down()) else { return self.sleep.awake() };
+            if let Some(fds) = self.descriptors_to_sleep_on() {
+                self.sleep.sleep(fds, left.min(LOOK_AGAIN));
+            }
+            self.sleep.awake();
+            // Only before a look: a poke may say that something has to be taken.
+            self.sleep.take_pokes();
+        }
+    }
+
+    /// What tells of arrivals, if nothing has arrived yet.
+    fn descriptors_to_sleep_on(&self) -> Option<[i32; 2]> {
+        let mut state = self.lock();
+        let live = state.live.as_mut().ok()?;
+        live.may_sleep().then(|| live.descriptors())
     }
 }

@@ -6,6 +6,7 @@ use super::Endpoint;
 use super::receiving::Received;
 use super::stream::Until;
 use crate::FabricError;
+use crate::awaited::Awaited;
 use crate::line::{Line, Turn, Watch};
 use crate::sync::{Ordering, fence, lock};
 
@@ -16,26 +17,6 @@ const LOOKS_MEANWHILE: u32 = 64;
 /// How long the reader sleeps at most before it looks whether its wait is over for a reason of its own. Those who end a
 /// wait [wake](Endpoint::poke) the reader; this is for a watch that is poked by somebody who knows of no endpoint.
 const MAX_SLEEP: Duration = Duration::from_millis(50);
-
-/// What a waiter waits for.
-struct Awaited<'line, G> {
-    line: &'line Line,
-    watch: &'line Watch,
-    turn: Turn,
-    deadline: Option<Instant>,
-    give_up: G,
-}
-
-impl<G: FnMut() -> bool> Awaited<'_, G> {
-    /// How long it may still sleep; none if the wait is over.
-    fn left(&mut self, endpoint: &Endpoint) -> Option<Duration> {
-        if self.line.is(self.turn) || !endpoint.link.is_up() || (self.give_up)() {
-            return None;
-        }
-        let left = self.deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
-        (!left.is_zero()).then_some(left)
-    }
-}
 
 impl Endpoint {
     /// See [`crate::Endpoint::spin`].
@@ -95,14 +76,8 @@ impl Endpoint {
         deadline: Option<Instant>,
         give_up: impl FnMut() -> bool,
     ) -> bool {
-        let mut awaited = Awaited { line, watch, turn, deadline, give_up };
-        while awaited.left(self).is_some() {
-            match self.waiters.read() {
-                Some(_reader) => self.read_until(&mut awaited),
-                None => self.sleep_until(&mut awaited),
-            }
-        }
-        line.is(turn)
+        let awaited = Awaited { line, watch, turn, deadline, give_up };
+        self.waiters.wait(awaited, || self.link.is_up(), |awaited| self.read_until(awaited))
     }
 
     /// See [`crate::Endpoint::poke`].
@@ -116,7 +91,7 @@ impl Endpoint {
 
     /// Reads for everybody until this wait is over.
     fn read_until(&self, awaited: &mut Awaited<'_, impl FnMut() -> bool>) {
-        while let Some(left) = awaited.left(self) {
+        while let Some(left) = awaited.left(|| self.link.is_up()) {
             let until =
                 if !self.is_unsent() || self.flush() { Until::Readable } else { Until::ReadableOrWritable };
             let Some(stream) = lock(&self.receiving).stream.clone() else { return };
@@ -125,7 +100,7 @@ impl Endpoint {
                 self.link.clear_wake();
             }
             if polled.readable {
-                self.read(|| awaited.line.is(awaited.turn));
+                self.read(|| awaited.is_here());
             } else if !polled.woken {
                 self.end_if_stalled(&stream);
             }
@@ -141,12 +116,5 @@ impl Endpoint {
         if !self.replies.is_empty() {
             self.flush();
         }
-    }
-
-    /// Sleeps on the line's own watch while another thread reads.
-    fn sleep_until(&self, awaited: &mut Awaited<'_, impl FnMut() -> bool>) {
-        let Awaited { line, watch, turn, deadline, give_up } = awaited;
-        let _sleeper = self.waiters.sleep(watch);
-        line.wait(watch, *turn, *deadline, || !self.waiters.has_reader() || !self.link.is_up() || give_up());
     }
 }

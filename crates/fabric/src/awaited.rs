@@ -1,0 +1,40 @@
+//! What a thread waits for at an end that it may share with others: a turn of a line, until then or then, or until there
+//! is a reason to give up.
+
+use std::time::{Duration, Instant};
+
+use crate::line::{Line, Turn, Watch};
+use crate::waiters::Waiters;
+
+/// See the [module](self).
+pub(crate) struct Awaited<'line, G> {
+    pub(crate) line: &'line Line,
+    pub(crate) watch: &'line Watch,
+    pub(crate) turn: Turn,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) give_up: G,
+}
+
+impl<G: FnMut() -> bool> Awaited<'_, G> {
+    /// Whether it has come.
+    #[inline]
+    pub(crate) fn is_here(&self) -> bool {
+        self.line.is(self.turn)
+    }
+
+    /// How long it may still sleep; none if the wait is over.
+    pub(crate) fn left(&mut self, is_up: impl FnOnce() -> bool) -> Option<Duration> {
+        if self.is_here() || !is_up() || (self.give_up)() {
+            return None;
+        }
+        let left = self.deadline.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()));
+        (!left.is_zero()).then_some(left)
+    }
+
+    /// Sleeps on the line's own watch while another thread reads.
+    pub(crate) fn sleep_beside(&mut self, waiters: &Waiters, is_up: impl Fn() -> bool) {
+        let Awaited { line, watch, turn, deadline, give_up } = self;
+        let _sleeper = waiters.sleep(watch);
+        line.wait(watch, *turn, *deadline, || !waiters.has_reader() || !is_up() || give_up());
+    }
+}

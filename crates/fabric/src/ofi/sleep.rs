@@ -1,0 +1,130 @@
+//! Where the thread that reads for all sleeps: on the network's descriptors, and on one of its own.
+//!
+//! What others of this process do for it must reach it there: whoever publishes a line while it sleeps, and whoever ends
+//! the connection, writes to an eventfd. As with a line's watch, the reader says that it is asleep and then looks once
+//! more, the other does its work and then looks whether the reader is asleep.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, epoll, eventfd, poll};
+
+use crate::FabricError;
+use crate::sync::{AtomicU32, Ordering, fence};
+
+/// See the [module](self).
+pub struct Sleep {
+    /// 1 while the reader sleeps or is about to. Written by it, SeqCst: it says so before it looks once more, and others
+    /// look after what they have done.
+    asleep: AtomicU32,
+    /// 1 since the last poke that was not taken.
+    poked: AtomicU32,
+    descriptors: Option<Descriptors>,
+}
+
+struct Descriptors {
+    all: OwnedFd,
+    poke: OwnedFd,
+}
+
+impl Sleep {
+    /// Nobody sleeps. Without descriptors (the process has too many) readers look every millisecond.
+    pub fn new() -> Sleep {
+        Sleep { asleep: AtomicU32::new(0), poked: AtomicU32::new(0), descriptors: Descriptors::new().ok() }
+    }
+
+    /// What is readable when somebody should look, after [`Sleep::watch`].
+    pub fn readable(&self) -> Option<BorrowedFd<'_>> {
+        self.descriptors.as_ref().map(|descriptors| descriptors.all.as_fd())
+    }
+
+    /// Adds descriptors that tell of arrivals, for as long as they are open. Being watched makes arrivals dearer.
+    pub fn watch(&self, fds: [RawFd; 2]) -> Result<(), FabricError> {
+        let Some(descriptors) = &self.descriptors else { return Ok(()) };
+        for fd in fds.into_iter().filter(|fd| *fd >= 0) {
+            // SAFETY: the link that owns the descriptor is open during the call.
+            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+            epoll::add(&descriptors.all, fd, epoll::EventData::new_u64(0), epoll::EventFlags::IN)
+                .map_err(|error| FabricError::system("epoll_ctl for a connection's descriptor", error))?;
+        }
+        Ok(())
+    }
+
+    /// The reader says that it will sleep; it must look once more before it does.
+    pub fn fall_asleep(&self) {
+        self.asleep.store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// The reader sleeps until a descriptor tells of arrivals or somebody pokes it, at most for so long. Without a
+    /// descriptor for completions (the first) that is a millisecond.
+    pub fn sleep(&self, fds: [RawFd; 2], limit: Duration) {
+        let limit = if fds[0] < 0 { limit.min(Duration::from_millis(1)) } else { limit };
+        match &self.descriptors {
+            Some(descriptors) => descriptors.wait(fds, limit),
+            None => std::thread::sleep(limit.min(Duration::from_millis(1))),
+        }
+    }
+
+    /// The reader is awake.
+    pub fn awake(&self) {
+        self.asleep.store(0, Ordering::SeqCst);
+    }
+
+    /// After something was done that the reader may wait for.
+    #[inline]
+    pub fn notify(&self) {
+        fence(Ordering::SeqCst);
+        if self.asleep.load(Ordering::Relaxed) != 0 {
+            self.poke();
+        }
+    }
+
+    /// Makes the descriptors readable.
+    #[cold]
+    pub fn poke(&self) {
+        self.poked.store(1, Ordering::SeqCst);
+        if let Some(descriptors) = &self.descriptors {
+            // A full counter means that it is readable already.
+            let _ = rustix::io::write(&descriptors.poke, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Takes the pokes.
+    #[inline]
+    pub fn take_pokes(&self) {
+        if self.poked.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        self.poked.store(0, Ordering::SeqCst);
+        if let Some(descriptors) = &self.descriptors {
+            let _ = rustix::io::read(&descriptors.poke, &mut [0; 8]);
+        }
+    }
+}
+
+impl Descriptors {
+    fn new() -> Result<Descriptors, rustix::io::Errno> {
+        let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let poke = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&all, &poke, epoll::EventData::new_u64(1), epoll::EventFlags::IN)?;
+        Ok(Descriptors { all, poke })
+    }
+
+    fn wait(&self, fds: [RawFd; 2], limit: Duration) {
+        let limit = rustix::event::Timespec {
+            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(limit.subsec_nanos()),
+        };
+        let poll_of = |fd| {
+            // SAFETY: if another thread ends the connection now, the number may be closed or name something else: then
+            // the sleep ends early or at its limit, and this thread is poked anyway.
+            let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+            PollFd::from_borrowed_fd(fd, PollFlags::IN)
+        };
+        let other = |fd: RawFd| poll_of(if fd >= 0 { fd } else { self.poke.as_raw_fd() });
+        let mut polled = [PollFd::new(&self.poke, PollFlags::IN), other(fds[0]), other(fds[1])];
+        // Every outcome means: look again.
+        let _ = poll(&mut polled, Some(&limit));
+    }
+}

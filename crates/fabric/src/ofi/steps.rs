@@ -1,0 +1,89 @@
+//! Steps at the connection, under its lock: what arrives is taken, and what was to be done is tried until it can be.
+
+use std::time::Duration;
+
+use super::live::Live;
+use super::{Endpoint, State};
+use crate::FabricError;
+
+impl Endpoint {
+    /// Takes what has arrived, and does for others what follows from it. An error has ended the connection.
+    #[inline]
+    pub(super) fn look(&self, state: &mut State, events: bool) -> Result<(), FabricError> {
+        let live = state.live()?;
+        let looked = if events { live.progress_all() } else { live.progress() };
+        let effects = std::mem::take(&mut live.effects);
+        if effects.bell {
+            self.ring_bell();
+        }
+        if effects.published {
+            self.sleep.notify();
+        }
+        looked.and_then(|()| live.settle()).map_err(|error| self.end(state, error))
+    }
+
+    /// Tries a step until it says that it is done, taking what arrives in between. Without a peer, or with another than
+    /// `generation` says, it fails. Says of which generation the connection was.
+    #[inline]
+    pub(super) fn attempt<T>(
+        &self,
+        generation: Option<u64>,
+        mut step: impl FnMut(&mut Live) -> Result<Option<T>, FabricError>,
+    ) -> Result<(u64, T), FabricError> {
+        let mut rounds = 0;
+        loop {
+            let mut state = self.lock();
+            if self.is_down() {
+                return Err(self.not_connected(&mut state));
+            }
+            if generation.is_some_and(|expected| expected != state.generation) {
+                return Err(FabricError::Disconnected { reason: "it was connected anew meanwhile".into() });
+            }
+            let (of, live) = (state.generation, state.live()?);
+            let tried = if live.is_up() { step(live) } else { Ok(None) };
+            match tried {
+                Ok(Some(done)) => return Ok((of, done)),
+                Ok(None) => self.look(&mut state, false)?,
+                Err(error) if is_the_callers(&error) => return Err(error),
+                Err(error) => return Err(self.end(&mut state, error)),
+            }
+            drop(state);
+            pause(rounds);
+            rounds += 1;
+        }
+    }
+
+    fn not_connected(&self, state: &mut State) -> FabricError {
+        let reason = match &state.live {
+            Ok(_) => "it is not connected yet".into(),
+            Err(reason) => reason.clone(),
+        };
+        FabricError::Disconnected { reason }
+    }
+
+    #[cold]
+    fn ring_bell(&self) {
+        if let Some(bell) = &self.bell {
+            // A full counter means that the bell is ringing already.
+            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// Whether an operation was wrong, and not the connection.
+fn is_the_callers(error: &FabricError) -> bool {
+    use FabricError::{DoesNotFit, Limit, OutOfBounds, Unaligned, Unsupported};
+    matches!(error, OutOfBounds { .. } | Unaligned { .. } | DoesNotFit { .. } | Limit(_) | Unsupported(_))
+}
+
+/// Between two attempts: the longer it takes, the more is left to others.
+#[inline]
+fn pause(rounds: u32) {
+    const ALONE: u32 = 1 << 14;
+    const NAP: Duration = Duration::from_micros(100);
+    match rounds {
+        0..ALONE if rounds % 32 != 31 => std::hint::spin_loop(),
+        0..ALONE => std::thread::yield_now(),
+        _ => std::thread::sleep(NAP),
+    }
+}
