@@ -35,6 +35,8 @@ mod outgoing;
 mod providers;
 pub mod raw;
 mod regions;
+#[cfg(libfabric)]
+mod signals;
 mod sleep;
 mod steps;
 mod transfer;

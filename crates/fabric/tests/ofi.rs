@@ -2,14 +2,17 @@
 
 #![allow(clippy::unwrap_used, unsafe_code)]
 
+use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
+use std::process::{Child, Command, Stdio};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use sublet_fabric::exposed::{Exposed, OWN};
+use sublet_fabric::exposed::{Exposed, OWN, RemoteRegion};
 use sublet_fabric::line::{Line, Turn, Watch};
+use sublet_fabric::ofi::raw::PingPong;
 use sublet_fabric::ofi::{Endpoint, Network};
 use sublet_fabric::region::Region;
 use sublet_fabric::window::{Address, LineAddress, Window};
@@ -267,7 +270,7 @@ fn sleepers_wake_whoever_of_them_reads() {
 fn a_wrong_key_ends_the_connection_and_says_so() {
     over_all(|client, worker| {
         let good = worker.end.expose(OWN).unwrap();
-        let wrong = sublet_fabric::exposed::RemoteRegion { key: good.key ^ 1 << 20, ..good };
+        let wrong = RemoteRegion { key: good.key ^ 1 << 20, ..good };
         client.end.reach(OWN, wrong).unwrap();
         client.end.put_imm(line_at(0), Turn::of_use(0), 0, &[0]).unwrap();
         assert!(!worker.end.wait(worker.line(0), Turn::of_use(0), None, || false));
@@ -291,7 +294,7 @@ fn a_withdrawn_key_is_told_from_a_wrong_one() {
 fn a_large_access_with_a_wrong_key_fails_and_harms_nobody() {
     over_all(|client, worker| {
         let good = worker.end.expose(SHARED).unwrap();
-        let wrong = sublet_fabric::exposed::RemoteRegion { key: good.key ^ 1 << 20, ..good };
+        let wrong = RemoteRegion { key: good.key ^ 1 << 20, ..good };
         client.end.reach(SHARED, wrong).unwrap();
         served(&worker, || {
             let got = client.end.get(Address { region: SHARED, offset: 0 }, &mut [0; 64]);
@@ -329,6 +332,83 @@ fn an_end_that_leaves_says_why_and_another_can_take_its_place() {
     }
 }
 
+/// The child of the next test: waits at an end that its parent connects, until it is killed.
+#[test]
+fn helper_that_waits_until_it_is_killed() {
+    let Ok(told) = std::env::var("OFI_HELPER_WAITS") else { return };
+    let (number, contact) = told.split_once('@').unwrap();
+    let side = Side::new();
+    let contact = side.end.accept(&networks()[number.parse::<usize>().unwrap()], &from_hex(contact)).unwrap();
+    let RemoteRegion { key, base, len_bytes } = side.end.expose(OWN).unwrap();
+    println!("\n{key} {base} {len_bytes} {}", to_hex(&contact));
+    side.end.wait(side.line(0), Turn::of_use(9), None, || false);
+}
+
+fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(text: &str) -> Vec<u8> {
+    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
+}
+
+/// Connects an end to a new process, which waits there.
+fn connected_to_a_process(number: usize, network: &Network, side: &Side) -> Child {
+    let contact = side.end.open(network).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "helper_that_waits_until_it_is_killed", "--nocapture"])
+        .env("OFI_HELPER_WAITS", format!("{number}@{}", to_hex(&contact)))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let said = lines.map(|line| line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+    let words = said.into_iter().find(|words| words.len() == 4 && words[0].parse::<u64>().is_ok()).unwrap();
+    let [key, base, len_bytes] = [0, 1, 2].map(|word: usize| words[word].parse().unwrap());
+    side.end.connect(&from_hex(&words[3])).unwrap();
+    side.end.reach(OWN, RemoteRegion { key, base, len_bytes }).unwrap();
+    child
+}
+
+/// A network says that a peer it has connected is gone. One that sends to any other may be silent about it, or try to
+/// reach it for ever: then whoever is told otherwise ends it.
+#[test]
+fn whoever_waits_for_a_killed_peer_or_sends_to_it_goes_on_at_the_latest_when_it_is_told() {
+    if let Err(error) = ofi::providers() {
+        eprintln!("skipped: {error}");
+        return;
+    }
+    for (number, network) in networks().iter().enumerate() {
+        let side = Side::new();
+        for process in 0..2 {
+            let mut child = connected_to_a_process(number, network, &side);
+            side.end.put_imm(line_at(0), Turn::of_use(0), 0, &[0]).unwrap();
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| side.end.wait(side.line(0), Turn::of_use(7), None, || false));
+                let sender = scope.spawn(|| {
+                    let send = |n| side.end.put_imm(line_at(64), Turn::of_use(n), 0, &[n]);
+                    (0..).find_map(|n| send(n).err()).unwrap()
+                });
+                std::thread::sleep(Duration::from_millis(20));
+                child.kill().unwrap();
+                child.wait().unwrap();
+                if network.provider == "tcp" {
+                    // Connected: nobody has to say it.
+                    assert!(!waiter.join().unwrap());
+                } else {
+                    std::thread::sleep(Duration::from_millis(100));
+                    side.end.disconnect("its agent says that it is dead");
+                    assert!(!waiter.join().unwrap());
+                }
+                let error = sender.join().unwrap();
+                assert!(matches!(error, FabricError::Disconnected { .. }), "{process}: {error}");
+            });
+            assert!(side.end.down().is_some());
+        }
+    }
+}
+
 #[test]
 fn what_is_not_there_is_named() {
     if let Err(error) = ofi::providers() {
@@ -344,6 +424,64 @@ fn what_is_not_there_is_named() {
     side.end.open(&by_address).unwrap();
     side.end.disconnect("it was opened for nothing");
     assert!(matches!(side.end.progress(), Err(FabricError::Disconnected { .. })));
+}
+
+/// Loads libfabric in a process that had not, and says which signals have handlers before and after.
+#[test]
+fn helper_that_loads_libfabric() {
+    if std::env::var_os("OFI_HELPER_LOADS").is_none() {
+        return;
+    }
+    let caught = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        status.lines().find(|line| line.starts_with("SigCgt")).unwrap().to_owned()
+    };
+    let before = caught();
+    let _ = ofi::providers();
+    assert_eq!(before, caught());
+    println!("loaded");
+}
+
+#[test]
+fn libraries_that_are_loaded_leave_the_programs_signal_handlers_alone() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "helper_that_loads_libfabric", "--nocapture"])
+        .env("OFI_HELPER_LOADS", "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains("loaded"), "{said}");
+}
+
+#[test]
+fn a_plain_ping_pong_comes_to_its_end_or_says_what_did_not_come() {
+    if let Err(error) = ofi::providers() {
+        eprintln!("skipped: {error}");
+        return;
+    }
+    for network in networks() {
+        let (near, contact) = PingPong::open(&network, 4096).unwrap();
+        let (mut far, contact) = PingPong::accept(&network, 4096, &contact).unwrap();
+        let mut near = near.patience(Duration::from_millis(200));
+        std::thread::scope(|scope| {
+            let answering = scope.spawn(|| -> Result<(), FabricError> {
+                far.meet()?;
+                for _ in 0..100 {
+                    far.receive()?;
+                    far.send(64)?;
+                }
+                Ok(())
+            });
+            near.connect(&contact).unwrap();
+            for _ in 0..100 {
+                near.send(4096).unwrap();
+                near.receive().unwrap();
+            }
+            answering.join().unwrap().unwrap();
+        });
+        let silent = near.receive().unwrap_err().to_string();
+        assert!(silent.contains("no message came for 200 ms"), "{silent}");
+    }
 }
 
 #[test]

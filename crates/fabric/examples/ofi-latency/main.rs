@@ -123,7 +123,7 @@ fn connect(run: &Run) -> Result<Ends, FabricError> {
     let connected = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {
-            while !pong.is_up()? {}
+            pong.meet()?;
             pong.receive()?;
             while !connected.load(Ordering::SeqCst) {
                 worker.end.progress()?;

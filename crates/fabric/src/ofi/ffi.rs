@@ -3,6 +3,8 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
+#[cfg(libfabric)]
+use super::signals::Handlers;
 use crate::FabricError;
 
 /// Bytes of what a connecting side shows to the listening one.
@@ -235,13 +237,28 @@ fn load() -> Result<&'static Table, String> {
 
 #[cfg(libfabric)]
 fn load() -> Result<&'static Table, String> {
+    let handlers = Handlers::now();
+    let table = bind_and_begin();
+    handlers.restore();
+    table
+}
+
+#[cfg(libfabric)]
+fn bind_and_begin() -> Result<&'static Table, String> {
     let exports = bind()?;
     // SAFETY: `exports` has the functions that the shim's header names, of the library that it was built for or one
     // that is compatible; nobody else calls this.
     let table = unsafe { sublet_ofi_bind(&exports) };
     // SAFETY: null, or the shim's table, which is never freed or changed again.
-    unsafe { table.as_ref() }.ok_or_else(|| format!("{NEEDED}, version 1.9 or later"))
+    let table = unsafe { table.as_ref() }.ok_or_else(|| format!("{NEEDED}, version 1.9 or later"))?;
+    // The first question makes libfabric load its providers, with all that these load.
+    // SAFETY: the visitor looks at nothing.
+    unsafe { (table.providers)(ignore, std::ptr::null_mut()) };
+    Ok(table)
 }
+
+#[cfg(libfabric)]
+unsafe extern "C" fn ignore(_context: *mut c_void, _facts: *const Facts) {}
 
 fn bind() -> Result<Exports, String> {
     // SAFETY: loading runs the library's own initialization, which asks nothing of its callers.

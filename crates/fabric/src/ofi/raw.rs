@@ -1,10 +1,11 @@
 //! A ping-pong as plain as libfabric allows: what the endpoint is measured against.
 //!
 //! Each message is one `fi_writedata` to the same place of the peer, who spins on its completion queue and looks at
-//! nothing else.
+//! nothing else. An end whose peer does nothing for longer than its patience fails.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::Network;
 use super::contact::Contact;
@@ -16,17 +17,29 @@ use crate::exposed::Exposed;
 use crate::region::{PAGE_BYTES, Region};
 use crate::window::{Address, Window};
 
+/// How long the peer may take for its part, if nothing else is said.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Polls between two looks at the clock, which would cost a part of what is measured.
+const POLLS_PER_CLOCK: u32 = 1024;
+
 /// One end of a ping-pong.
 pub struct PingPong {
     live: Live,
-    arrived: u64,
-    taken: u64,
-    left: u64,
-    sent: u64,
+    counts: Counts,
+    patience: Duration,
     descriptor: *mut std::ffi::c_void,
     context: Box<[u64; 8]>,
     /// After `live`, whose link has it registered.
     outgoing: Region,
+}
+
+/// Messages so far.
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    arrived: u64,
+    taken: u64,
+    left: u64,
+    sent: u64,
 }
 
 impl PingPong {
@@ -46,29 +59,33 @@ impl PingPong {
         PingPong::new(&network, max_bytes, Some(&peer))
     }
 
-    /// Goes on with the peer whose contact is there. The other end must call [`PingPong::is_up`] meanwhile.
-    pub fn connect(&mut self, contact: &[u8]) -> Result<(), FabricError> {
-        self.live.meet(&Contact::decode(contact)?)?;
-        while !self.is_up()? {
-            std::hint::spin_loop();
-        }
-        Ok(())
+    /// Gives the peer so long for its part.
+    pub fn patience(self, patience: Duration) -> PingPong {
+        PingPong { patience, ..self }
     }
 
-    /// Whether the peer is connected; lets it be.
-    pub fn is_up(&mut self) -> Result<bool, FabricError> {
-        if !self.live.is_up() {
-            // What has arrived already is a message for `receive`.
-            self.live.take_events()?;
-        }
-        Ok(self.live.is_up())
+    /// Goes on with the peer whose contact is there, who must [be met](PingPong::meet) meanwhile.
+    pub fn connect(&mut self, contact: &[u8]) -> Result<(), FabricError> {
+        self.live.meet(&Contact::decode(contact)?)?;
+        self.meet()
+    }
+
+    /// Spins until the peer is connected; lets it be.
+    pub fn meet(&mut self) -> Result<(), FabricError> {
+        self.until("the peer is not connected", |end| {
+            if !end.live.is_up() {
+                // What has arrived already is a message for `receive`.
+                end.live.take_events()?;
+            }
+            Ok(end.live.is_up())
+        })
     }
 
     /// Sends a message.
     pub fn send(&mut self, len_bytes: u64) -> Result<(), FabricError> {
-        while self.left < self.sent {
-            self.poll()?;
-        }
+        self.until("the message before has not left", |end| {
+            Ok(end.counts.left == end.counts.sent || end.polled()?.left == end.counts.sent)
+        })?;
         let outside = || FabricError::out_of_bounds(Address { region: 0, offset: 0 }, len_bytes);
         let local = self.outgoing.pointer(0, len_bytes).ok_or_else(outside)?;
         let transfer = Transfer {
@@ -80,21 +97,25 @@ impl PingPong {
             data: 1,
             context: self.context.as_mut_ptr().cast(),
         };
-        // SAFETY: the bytes and the context stay in place until the message has left, which is waited for before either
-        // is used again; the link is closed before they go.
-        while !unsafe { self.live.link.post(Post::WriteData, &transfer)? } {
-            self.poll()?;
-        }
-        self.sent += 1;
+        self.until("the provider takes no message", |end| {
+            // SAFETY: the bytes and the context stay in place until the message has left, which is waited for before
+            // either is used again; the link is closed before they go.
+            let posted = unsafe { end.live.link.post(Post::WriteData, &transfer)? };
+            if !posted {
+                end.polled()?;
+            }
+            Ok(posted)
+        })?;
+        self.counts.sent += 1;
         Ok(())
     }
 
     /// Spins until the next message is here.
     pub fn receive(&mut self) -> Result<(), FabricError> {
-        while self.arrived == self.taken {
-            self.poll()?;
-        }
-        self.taken += 1;
+        self.until("no message came", |end| {
+            Ok(end.counts.arrived != end.counts.taken || end.polled()?.arrived != end.counts.taken)
+        })?;
+        self.counts.taken += 1;
         Ok(())
     }
 
@@ -117,29 +138,50 @@ impl PingPong {
         if let Some(peer) = peer {
             live.meet(peer)?;
         }
-        let context = Box::new([0; 8]);
-        Ok((
-            PingPong { live, arrived: 0, taken: 0, left: 0, sent: 0, descriptor, context, outgoing },
-            contact,
-        ))
+        let (counts, context) = (Counts::default(), Box::new([0; 8]));
+        let end = PingPong { live, counts, patience: PATIENCE, descriptor, context, outgoing };
+        Ok((end, contact))
     }
 
+    /// Tries a step until it is done, or the peer has had its time.
     #[inline]
-    fn poll(&mut self) -> Result<(), FabricError> {
+    fn until(
+        &mut self,
+        late: &str,
+        mut step: impl FnMut(&mut PingPong) -> Result<bool, FabricError>,
+    ) -> Result<(), FabricError> {
+        let mut last: Option<Instant> = None;
+        loop {
+            for _ in 0..POLLS_PER_CLOCK {
+                if step(self)? {
+                    return Ok(());
+                }
+            }
+            let now = Instant::now();
+            if now >= *last.get_or_insert(now + self.patience) {
+                let reason = format!("{late} for {} ms of a plain ping-pong", self.patience.as_millis());
+                return Err(FabricError::Disconnected { reason });
+            }
+        }
+    }
+
+    /// The counts after a look.
+    #[inline]
+    fn polled(&mut self) -> Result<Counts, FabricError> {
         let mut completions = [Completion::EMPTY; 4];
         let link = &mut self.live.link;
         let taken = link.poll(&mut completions)?;
         for completion in &completions[..taken] {
             if completion.flags & link.remote_data() == 0 {
-                self.left += 1;
+                self.counts.left += 1;
                 continue;
             }
-            self.arrived += 1;
+            self.counts.arrived += 1;
             if link.facts.receives != 0 {
                 while !link.receive(completion.context)? {}
             }
         }
-        Ok(())
+        Ok(self.counts)
     }
 }
 
