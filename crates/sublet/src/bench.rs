@@ -5,6 +5,8 @@
 //! two processes: the raw side is a function as well. `raw` in `functions/bench.c` answers a flag in shared memory with
 //! a flag, `raw_tcp` bytes of a TCP connection with bytes.
 
+use std::sync::OnceLock;
+
 use serde::Serialize;
 use sublet_fabric::clock::ticks_ordered;
 use sublet_proto::{Code, Error};
@@ -107,19 +109,27 @@ pub(crate) fn pin_client() -> Result<(), Error> {
     pin(Core::First)
 }
 
-/// Pins the calling thread.
+/// Pins the calling thread to a core of this process, whatever the thread that started it is pinned to.
 pub(crate) fn pin(to: Core) -> Result<(), Error> {
     let failed = |error| Error::new(Code::System, format!("pinning a thread to a core: {error}"));
-    let allowed = rustix::thread::sched_getaffinity(None).map_err(failed)?;
-    let mut cores = (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core));
-    let core = match to {
-        Core::First => cores.next(),
-        Core::Last => cores.next_back(),
+    let core = match (to, cores().map_err(failed)?) {
+        (_, []) => return Ok(()),
+        (Core::First, [first, ..]) => *first,
+        (Core::Last, [.., last]) => *last,
     };
     let mut one = rustix::thread::CpuSet::new();
-    let Some(core) = core else { return Ok(()) };
     one.set(core);
     rustix::thread::sched_setaffinity(None, &one).map_err(failed)
+}
+
+/// The cores that this process had before any of its threads was pinned: threads inherit what their starter has left.
+fn cores() -> Result<&'static [usize], rustix::io::Errno> {
+    static CORES: OnceLock<Result<Vec<usize>, rustix::io::Errno>> = OnceLock::new();
+    let look = || {
+        let allowed = rustix::thread::sched_getaffinity(None)?;
+        Ok((0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect())
+    };
+    CORES.get_or_init(look).as_deref().map_err(|error| *error)
 }
 
 /// Nanoseconds as a person reads them.
@@ -128,5 +138,30 @@ pub(crate) fn human_ns(ns: f64) -> String {
         ns if ns < 10_000.0 => format!("{ns:.0} ns"),
         ns if ns < 10_000_000.0 => format!("{:.1} us", ns / 1e3),
         ns => format!("{:.1} ms", ns / 1e6),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::thread::{CpuSet, sched_getaffinity};
+    use std::thread;
+
+    #[test]
+    fn a_thread_of_a_pinned_one_reaches_the_other_end_of_the_cores() {
+        let of_process = sched_getaffinity(None).unwrap();
+        let last = (0..CpuSet::MAX_CPU).rev().find(|&core| of_process.is_set(core)).unwrap();
+        let pinned = || {
+            pin(Core::Last).unwrap();
+            sched_getaffinity(None).unwrap()
+        };
+        let far = thread::scope(|scope| {
+            let near = scope.spawn(|| {
+                pin(Core::First).unwrap();
+                scope.spawn(pinned).join().unwrap()
+            });
+            near.join().unwrap()
+        });
+        assert!(far.is_set(last) && far.count() == 1, "not on core {last} alone");
     }
 }

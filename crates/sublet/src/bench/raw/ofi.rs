@@ -1,6 +1,8 @@
 //! A plain `fi_writedata` ping-pong on the same provider of libfabric, between the client's core and the worker's, on
-//! which the worker sleeps meanwhile. Both ends poll, whatever the calls do: what providers have to wait by differs.
+//! which the worker sleeps meanwhile. Both ends poll, whatever the calls do: what providers have to wait by differs. On
+//! one core they would take turns of a scheduler's tick; an end that waits for longer than seconds says so.
 
+use std::any::Any;
 use std::net::IpAddr;
 use std::thread;
 
@@ -63,8 +65,8 @@ impl Raw {
             thread::scope(|scope| {
                 let answering = scope.spawn(answer);
                 let asked = ask();
-                let failed = |_| Error::new(Code::Internal, "the far end of the ping-pong has failed");
-                answering.join().map_err(failed)?.and(asked)
+                // An end that fails leaves the other waiting for its patience: the first reason counts.
+                asked.and(answering.join().map_err(failed)?)
             })
         })
     }
@@ -75,14 +77,13 @@ pub(crate) fn connect(network: &Network, max_bytes: u64) -> Result<(PingPong, Pi
     let (mut near, contact) = PingPong::open(network, max_bytes)?;
     let (mut far, contact) = PingPong::accept(network, max_bytes, &contact)?;
     thread::scope(|scope| {
-        let letting = scope.spawn(|| -> Result<(), Error> {
-            while !far.is_up()? {
-                std::hint::spin_loop();
-            }
-            Ok(())
-        });
+        let letting = scope.spawn(|| far.meet());
         near.connect(&contact)?;
-        letting.join().map_err(|_| Error::new(Code::Internal, "the far end of the ping-pong has failed"))?
+        Ok::<_, Error>(letting.join().map_err(failed)??)
     })?;
     Ok((near, far))
+}
+
+fn failed(_panic: Box<dyn Any + Send>) -> Error {
+    Error::new(Code::Internal, "the far end of the ping-pong has failed")
 }
