@@ -97,14 +97,17 @@ impl Gate {
 }
 
 /// What a node offers if nobody says anything, best first: the RDMA networks that this machine can use, and tcp. Where
-/// calls over TCP must be encrypted it is tcp alone, for those networks do not encrypt.
+/// calls over TCP must be encrypted it is tcp alone, for those networks do not encrypt. libfabric is asked only where the
+/// kernel lists a device for it.
 pub fn automatic_fabrics(encrypt: bool) -> Vec<Fabric> {
     let mut fabrics: Vec<Fabric> = Vec::new();
-    // Without the library there is no such network.
-    for found in ofi::providers().unwrap_or_default().into_iter().filter(|_| !encrypt) {
-        let fabric = Fabric::Ofi(found.name.clone());
-        if found.is_automatic() && !fabrics.contains(&fabric) && fabrics.len() < MAX_FABRICS - 1 {
-            fabrics.push(fabric);
+    if !encrypt && ofi::has_devices() {
+        // Without the library there is no such network.
+        for found in ofi::providers().unwrap_or_default() {
+            let fabric = Fabric::Ofi(found.name.clone());
+            if found.is_automatic() && !fabrics.contains(&fabric) && fabrics.len() < MAX_FABRICS - 1 {
+                fabrics.push(fabric);
+            }
         }
     }
     fabrics.push(Fabric::Tcp);

@@ -24,6 +24,7 @@
 
 mod connecting;
 mod contact;
+mod devices;
 mod ffi;
 mod flow;
 mod incoming;
@@ -46,6 +47,7 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+pub use devices::has_devices;
 pub use link::Network;
 pub use providers::{Kind, ProviderInfo, providers};
 
