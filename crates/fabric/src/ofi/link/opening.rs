@@ -1,0 +1,121 @@
+//! Which network a connection goes over, and how an interface of it is opened.
+
+use std::ffi::{CString, c_int};
+use std::net::IpAddr;
+use std::ptr::NonNull;
+
+use super::{Link, MSG, RDM};
+use crate::FabricError;
+use crate::ofi::ffi::{self, Facts, Query, Table};
+
+/// Which network a connection goes over.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Network {
+    /// libfabric's name of the provider, whole: "verbs", "efa", "tcp;ofi_rxm".
+    pub provider: String,
+    /// The interface, as the provider names its domain, or its IP address. None: the one that leads to the peer, or the
+    /// first.
+    pub interface: Option<String>,
+    /// Where the peer is, as far as is known: chooses among the interfaces.
+    pub toward: Option<IpAddr>,
+}
+
+impl Network {
+    /// The provider's interface that leads to the peer.
+    pub fn of(provider: &str) -> Network {
+        Network { provider: provider.into(), ..Network::default() }
+    }
+
+    /// The same, toward a peer.
+    pub fn toward(mut self, peer: IpAddr) -> Network {
+        self.toward = Some(peer);
+        self
+    }
+}
+
+impl Link {
+    /// Opens an interface of the provider; connects to nobody.
+    pub fn open(network: &Network) -> Result<Link, FabricError> {
+        let table = ffi::table()?;
+        let named = network.interface.as_deref().filter(|name| name.parse::<IpAddr>().is_ok());
+        let toward = network.toward.and_then(source_toward).map(|address| address.to_string());
+        let sources: &[Option<&str>] = match (named, &toward) {
+            (Some(_), _) => &[named],
+            // The way to the peer may lead over an interface that is not the provider's; then its first is taken.
+            (None, Some(toward)) => &[Some(toward), None],
+            (None, None) => &[None],
+        };
+        let tries = [RDM, MSG].into_iter().flat_map(|kind| sources.iter().map(move |source| (kind, *source)));
+        let mut last = -ffi::ENODATA;
+        for (kind, source) in tries {
+            match open_one(table, network, kind, source)? {
+                Ok(link) => return Ok(link),
+                // What was found and failed says more than what was not found.
+                Err(rc) if last == -ffi::ENODATA => last = rc,
+                Err(_) => {}
+            }
+        }
+        Err(open_error(table, network, last))
+    }
+}
+
+/// The outer error ends the search, the inner lets it go on.
+fn open_one(
+    table: &'static Table,
+    network: &Network,
+    kind: u32,
+    source: Option<&str>,
+) -> Result<Result<Link, c_int>, FabricError> {
+    let text = |text: &str| {
+        CString::new(text).map_err(|_| FabricError::Protocol(format!("{text:?} is not a name of a network")))
+    };
+    let provider = text(&network.provider)?;
+    let domain = network.interface.as_deref().filter(|name| name.parse::<IpAddr>().is_err());
+    let domain = domain.map(text).transpose()?;
+    let source = source.map(text).transpose()?;
+    let pointer = |text: &Option<CString>| text.as_ref().map_or(std::ptr::null(), |text| text.as_ptr());
+    let query = Query {
+        provider: provider.as_ptr(),
+        domain: pointer(&domain),
+        source: pointer(&source),
+        kind,
+        want_descriptor: 1,
+    };
+    let (mut raw, mut facts) = (std::ptr::null_mut(), Facts::empty());
+    // SAFETY: the query's strings outlive the call, and both results are writable.
+    let rc = unsafe { (table.open)(&raw const query, &raw mut raw, &raw mut facts) };
+    match NonNull::new(raw).filter(|_| rc == 0) {
+        Some(raw) => Ok(Ok(Link { table, raw, registrations: Vec::new(), facts })),
+        None => Ok(Err(rc)),
+    }
+}
+
+fn open_error(table: &Table, network: &Network, rc: c_int) -> FabricError {
+    let Network { provider, interface, .. } = network;
+    let on = interface.as_ref().map(|name| format!(" on interface {name}")).unwrap_or_default();
+    if rc == -ffi::ENODATA {
+        return FabricError::Unsupported(format!(
+            "libfabric finds nothing here that provider {provider}{on} could use; `sublet fabrics` lists what it finds"
+        ));
+    }
+    FabricError::system(format!("opening {provider}{on}"), std::io::Error::other(table.text(rc)))
+}
+
+/// The address of this machine from which packets to the peer go. Sends nothing.
+fn source_toward(peer: IpAddr) -> Option<IpAddr> {
+    const ANY_PORT: u16 = 9;
+    let any: IpAddr = if peer.is_ipv4() { [0u8; 4].into() } else { [0u8; 16].into() };
+    let socket = std::net::UdpSocket::bind((any, 0)).ok()?;
+    socket.connect((peer, ANY_PORT)).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_to_this_machine_is_this_machine() {
+        assert_eq!(source_toward([127, 0, 0, 1].into()), Some([127, 0, 0, 1].into()));
+    }
+}

@@ -1,0 +1,110 @@
+//! Operations on a link, and their completions.
+
+use std::ffi::{c_int, c_void};
+
+use super::Link;
+use crate::FabricError;
+use crate::ofi::ffi::{self, Completion, Failure, Transfer};
+
+/// An operation that moves bytes, as the shim posts it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Post {
+    /// Completes when the local bytes may be reused.
+    Write,
+    /// Completes when the bytes are in the peer's memory.
+    WriteDelivered,
+    /// As `Write`, and the peer gets a completion with data.
+    WriteData,
+    /// As `WriteData`, without a completion here.
+    WriteDataSilently,
+    /// The local bytes may be reused at once; there is no completion.
+    Inject,
+    /// As `Inject`, and the peer gets a completion with data.
+    InjectData,
+    /// Completes when the peer's bytes are here.
+    Read,
+    /// On words: operand, expected, result.
+    FetchAdd,
+    /// As `FetchAdd`.
+    CompareSwap,
+}
+
+impl Link {
+    /// Posts an operation. False: not now, something must complete first.
+    ///
+    /// # Safety
+    /// The local bytes must stay in place and unchanged until it has completed or the link is closed (for `Inject*`:
+    /// during the call), those of a read or an atomic must not be touched by others meanwhile, and the context must
+    /// stay in place as long.
+    #[inline]
+    pub unsafe fn post(&mut self, what: Post, transfer: &Transfer) -> Result<bool, FabricError> {
+        let table = self.table;
+        let post = match what {
+            Post::Write => table.write,
+            Post::WriteDelivered => table.write_delivered,
+            Post::WriteData => table.write_data,
+            Post::WriteDataSilently => table.write_data_silently,
+            Post::Inject => table.inject,
+            Post::InjectData => table.inject_data,
+            Post::Read => table.read,
+            Post::FetchAdd => table.fetch_add,
+            Post::CompareSwap => table.compare_swap,
+        };
+        // SAFETY: the link is open; the rest is the caller's duty.
+        let rc = unsafe { post(self.raw.as_ptr(), transfer) };
+        self.posted("posting an operation", rc)
+    }
+
+    /// Posts room for a remote completion. False: not now.
+    pub fn receive(&mut self, context: *mut c_void) -> Result<bool, FabricError> {
+        // SAFETY: the link is open, and the context stays in place by the engine's duty.
+        let rc = unsafe { (self.table.receive)(self.raw.as_ptr(), context) };
+        self.posted("posting a receive", rc)
+    }
+
+    /// Takes completions. Says how many.
+    #[inline]
+    pub fn poll(&mut self, completions: &mut [Completion]) -> Result<usize, FabricError> {
+        // SAFETY: there is room for as many as is said, and the link is open.
+        let rc = unsafe { (self.table.poll)(self.raw.as_ptr(), completions.as_mut_ptr(), completions.len()) };
+        match rc {
+            0.. => Ok(rc as usize),
+            _ if rc == -ffi::EAGAIN => Ok(0),
+            _ => Err(self.completion_error(rc)),
+        }
+    }
+
+    /// Whether the descriptors will tell of what comes next. False: something is there already.
+    pub fn try_wait(&mut self) -> bool {
+        // SAFETY: the link is open.
+        unsafe { (self.table.try_wait)(self.raw.as_ptr()) == 0 }
+    }
+
+    /// Which flag a completion with the peer's data has.
+    pub fn remote_data(&self) -> u64 {
+        self.table.remote_data
+    }
+
+    #[inline]
+    fn posted(&self, what: &str, rc: c_int) -> Result<bool, FabricError> {
+        match rc {
+            0 => Ok(true),
+            _ if rc == -ffi::EAGAIN => Ok(false),
+            _ => self.check(what, rc).map(|()| true),
+        }
+    }
+
+    #[cold]
+    fn completion_error(&mut self, rc: c_int) -> FabricError {
+        let mut failure = Failure::empty();
+        // SAFETY: `failure` is writable, and the link is open.
+        let taken =
+            rc == -ffi::EAVAIL && unsafe { (self.table.failure)(self.raw.as_ptr(), &raw mut failure) } > 0;
+        let reason = match (taken, failure.text()) {
+            (false, _) => self.table.text(rc),
+            (true, text) if text.is_empty() => self.table.text(failure.error),
+            (true, text) => format!("{}: {text}", self.table.text(failure.error)),
+        };
+        FabricError::Disconnected { reason: format!("{}: {reason}", self.facts.provider()) }
+    }
+}

@@ -1,0 +1,196 @@
+//! Moves bytes directly, in the pieces and by the way that the provider takes.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use crate::FabricError;
+use crate::ofi::Endpoint;
+use crate::ofi::ffi::{MAX_TRANSFER_BYTES, RawRegistration};
+use crate::ofi::link::Post;
+use crate::ofi::live::{BOUNCE_BYTES, Live};
+use crate::ofi::message::Place;
+use crate::ofi::operations::{Group, PUSHES};
+use crate::ofi::outgoing::Piece;
+use crate::region::copy_bytes;
+
+/// From here on, memory that the provider does not know is registered for the time instead of being copied.
+const WORTH_REGISTERING_BYTES: u64 = 1 << 20;
+
+/// How the provider gets at bytes of this process.
+#[derive(Clone, Copy)]
+enum Access {
+    /// By the descriptor of a registration, or null.
+    Direct(*mut c_void),
+    /// By a registration that is made for the time.
+    Registered(RawRegistration),
+    /// By the bounce bytes.
+    Copied,
+}
+
+impl Endpoint {
+    /// Writes from memory that stays as it is until the next line is published: waits for nothing where the provider
+    /// can read it there.
+    ///
+    /// # Safety
+    /// As said.
+    pub(super) unsafe fn push_all(
+        &self,
+        from: NonNull<u8>,
+        len_bytes: u64,
+        to: (Place, u64),
+    ) -> Result<(), FabricError> {
+        let (generation, access) =
+            self.attempt(None, |live| access(live, from, len_bytes, false).map(Some))?;
+        match access {
+            // SAFETY: the caller's duty; the next line waits for the group.
+            Access::Direct(descriptor) => unsafe {
+                self.move_pieces(generation, Post::Write, (from, len_bytes), descriptor, to, PUSHES)
+            },
+            // SAFETY: the caller's duty.
+            _ => unsafe { self.move_all(Post::Write, from, len_bytes, to) },
+        }
+    }
+
+    /// Moves bytes and waits until they have left or come.
+    ///
+    /// # Safety
+    /// The local bytes must be readable, of a read writable, and nobody may touch them meanwhile.
+    pub(super) unsafe fn move_all(
+        &self,
+        what: Post,
+        local: NonNull<u8>,
+        len_bytes: u64,
+        at: (Place, u64),
+    ) -> Result<(), FabricError> {
+        if len_bytes == 0 {
+            return Ok(());
+        }
+        let may_register = len_bytes >= WORTH_REGISTERING_BYTES;
+        let (generation, (access, group)) = self.attempt(None, |live| {
+            let Some(group) = live.operations.begin_group() else { return Ok(None) };
+            let access = access(live, local, len_bytes, may_register);
+            if access.is_err() {
+                live.operations.end_group(group);
+            }
+            access.map(|access| Some((access, group)))
+        })?;
+        // SAFETY: the caller's duty, and what is waited for below.
+        unsafe {
+            match access {
+                Access::Direct(descriptor) => {
+                    self.move_pieces(generation, what, (local, len_bytes), descriptor, at, group)?;
+                }
+                Access::Registered(registration) => {
+                    let descriptor = registration.descriptor;
+                    self.move_pieces(generation, what, (local, len_bytes), descriptor, at, group)?;
+                    self.finish(generation, group)?;
+                    self.attempt(Some(generation), |live| {
+                        live.link.dismiss(&registration);
+                        Ok(Some(()))
+                    })?;
+                }
+                Access::Copied => self.move_copies(generation, what, (local, len_bytes), at, group)?,
+            }
+        }
+        self.end_group(generation, group)
+    }
+
+    /// Posts bytes in pieces that the provider takes. Waits for none of them to complete.
+    ///
+    /// # Safety
+    /// The local bytes must be valid for what is done until the group is done.
+    unsafe fn move_pieces(
+        &self,
+        generation: u64,
+        what: Post,
+        (local, len_bytes): (NonNull<u8>, u64),
+        descriptor: *mut c_void,
+        (at, remote): (Place, u64),
+        group: Group,
+    ) -> Result<(), FabricError> {
+        let mut done = 0;
+        while done < len_bytes {
+            let (_, posted) = self.attempt(Some(generation), |live| {
+                let most = live.link.facts.max_message_bytes.clamp(1, MAX_TRANSFER_BYTES);
+                let piece = Piece {
+                    // SAFETY: `done` is less than the length of the bytes.
+                    local: unsafe { local.add(done as usize) },
+                    len_bytes: most.min(len_bytes - done) as usize,
+                    descriptor,
+                    key: at.key,
+                    remote: remote.wrapping_add(done),
+                };
+                let what = if what == Post::Write { live.write() } else { what };
+                // SAFETY: the caller's duty.
+                let posted = unsafe { live.move_bytes(what, &piece, group)? };
+                Ok(posted.then_some(piece.len_bytes as u64))
+            })?;
+            done += posted;
+        }
+        Ok(())
+    }
+
+    /// Moves bytes by way of the bounce bytes, as many at a time as these are.
+    ///
+    /// # Safety
+    /// The local bytes must be valid for what is done during the call.
+    unsafe fn move_copies(
+        &self,
+        generation: u64,
+        what: Post,
+        (local, len_bytes): (NonNull<u8>, u64),
+        (at, remote): (Place, u64),
+        group: Group,
+    ) -> Result<(), FabricError> {
+        let _bounce = self.bounce();
+        let (_, (bounce, descriptor)) =
+            self.attempt(Some(generation), |live| Ok(Some((live.bounce(), live.outgoing_descriptor))))?;
+        for done in (0..len_bytes).step_by(BOUNCE_BYTES as usize) {
+            let len = BOUNCE_BYTES.min(len_bytes - done);
+            // SAFETY: `done` is less than the length of the bytes.
+            let local = unsafe { local.add(done as usize) };
+            let copy = |from: NonNull<u8>, into: NonNull<u8>| {
+                self.attempt(Some(generation), |_| {
+                    // SAFETY: both have `len` bytes; the bounce bytes are this thread's, and mapped while the
+                    // connection of this generation lives, which the attempt's lock ensures.
+                    unsafe { copy_bytes(from.as_ptr(), into.as_ptr(), len as usize) };
+                    Ok(Some(()))
+                })
+            };
+            if what == Post::Write {
+                copy(local, bounce)?;
+            }
+            // SAFETY: the bounce bytes are this thread's, which waits for the group.
+            unsafe {
+                self.move_pieces(generation, what, (bounce, len), descriptor, (at, remote + done), group)?
+            };
+            self.finish(generation, group)?;
+            if what == Post::Read {
+                copy(bounce, local)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How the provider gets at bytes of this process.
+fn access(
+    live: &mut Live,
+    local: NonNull<u8>,
+    len_bytes: u64,
+    may_register: bool,
+) -> Result<Access, FabricError> {
+    if live.link.facts.local_registration == 0 {
+        return Ok(Access::Direct(std::ptr::null_mut()));
+    }
+    if let Some(known) = live.regions.registration_of(local.as_ptr(), len_bytes) {
+        return Ok(Access::Direct(known.descriptor));
+    }
+    if !may_register {
+        return Ok(Access::Copied);
+    }
+    // SAFETY: dismissed before the call for which it is made returns, or with the link, which an error has closed.
+    let registered = unsafe { live.link.enroll(local, len_bytes, false) };
+    // What cannot be registered, as memory that is not writable, can still be copied.
+    Ok(registered.map_or(Access::Copied, Access::Registered))
+}
