@@ -7,6 +7,7 @@ use std::process::{Output, Stdio};
 
 use serde_json::{Value, json};
 use sublet::{Allocation, Code, FabricChoice};
+use sublet_fabric::ofi;
 use sublet_tests::assert_fails;
 use sublet_tests::functions::package;
 use sublet_tests::platform::{Platform, assert_echoes, sublet};
@@ -81,6 +82,24 @@ fn calls_over_tcp_are_measured_beside_a_raw_connection() {
         assert_eq!((&figure["bench"], &figure["fabric"]), (&json!("latency"), &json!("tcp")), "{figure}");
         assert_eq!((&figure["mode"], &figure["encrypted"]), (&json!(mode), &json!(encrypted)), "{figure}");
         assert_measured(&figure, &fields);
+    }
+}
+
+#[test]
+fn calls_over_libfabric_are_measured_beside_a_plain_ping_pong_of_its() {
+    if let Err(error) = ofi::providers() {
+        println!("skipped: {error}");
+        return;
+    }
+    let provider = ["bench", "latency", "--fabric", "ofi", "--provider", "tcp;ofi_rxm", "--n", "16"];
+    for mode in ["hot", "warm"] {
+        for size in ["0", "64", "100000", "5000000"] {
+            let more = ["--mode", mode, "--function", "echo", "--size", size];
+            let figure = answer(&[&provider[..], &more].concat());
+            let said = (&figure["provider"], &figure["mode"], figure["size_bytes"].to_string());
+            assert_eq!(said, (&json!("tcp;ofi_rxm"), &json!(mode), size.to_owned()), "{figure}");
+            assert_measured(&figure, &["median_ns", "p99_ns", "raw_median_ns", "raw_p99_ns", "ratio", "n"]);
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use sublet::{Allocation, CallOptions, Code, Invoker};
+use sublet_fabric::ofi;
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{CLIENT_HOST, Cluster, FIRST_AGENT_HOST, Lent, Plan};
 use sublet_tests::functions::package;
@@ -17,12 +18,20 @@ use sublet_tests::network::{Host, Network};
 use sublet_tests::platform::{assert_echoes, kill};
 use sublet_tests::process::wait_until;
 
+/// What agents offer that are to be reached by libfabric without a card, too.
+const LIBFABRIC: &[&str] = &["--fabrics", "tcp,ofi:tcp;ofi_rxm"];
+
 /// A client's machine, one of a manager, and one for each agent, which lends a core. `None` where this user may not.
 fn cluster(agents: u8) -> Option<Cluster> {
+    cluster_with(agents, &[])
+}
+
+/// As [`cluster`], with more on the agents' command lines.
+fn cluster_with(agents: u8, more: &[&str]) -> Option<Cluster> {
     let network = Network::of_machines(FIRST_AGENT_HOST + agents)?;
     let mut cluster = Cluster::start(Plan { network: Some(network), ..Plan::default() });
     for _ in 0..agents {
-        cluster.add_agent(Lent::cores(1));
+        cluster.add_agent_with(Lent::cores(1), more);
     }
     Some(cluster)
 }
@@ -105,13 +114,17 @@ fn workers_of_two_nodes_are_called_in_parallel() {
 /// A cut that leaves the agent with its manager.
 fn the_link_is_cut(to_client: bool, to_agent: bool) {
     let Some(cluster) = cluster(1) else { return };
+    the_link_is_cut_under(&cluster, &allocation(), (to_client, to_agent));
+}
+
+fn the_link_is_cut_under(cluster: &Cluster, allocation: &Allocation, (to_client, to_agent): (bool, bool)) {
     let network = cluster.network.as_ref().unwrap();
     let [here, there] = [CLIENT_HOST, FIRST_AGENT_HOST].map(|number| network.host(number).address(0));
     let pairs: Vec<_> =
         [(to_client, (there, here)), (to_agent, (here, there))].into_iter().filter(|(cut, _)| *cut).collect();
-    host(&cluster, CLIENT_HOST).run(|| {
+    host(cluster, CLIENT_HOST).run(|| {
         let mut client = cluster.invoker();
-        client.allocate(&allocation()).unwrap();
+        client.allocate(allocation).unwrap();
         let lease = client.lease().unwrap().id;
         assert_echoes(&client);
         let mut nothing = [0u8; 0];
@@ -121,7 +134,7 @@ fn the_link_is_cut(to_client: bool, to_agent: bool) {
         }
         let error = in_flight.wait().unwrap_err();
         assert_eq!(error.code, Code::AgentUnreachable, "{error}");
-        wait_until("the agent frees what its client had", || is_free(&cluster, "node-0"));
+        wait_until("the agent frees what its client had", || is_free(cluster, "node-0"));
         assert_eq!(client.deallocate().unwrap_err().code, Code::AgentUnreachable);
         for (_, (from, to)) in &pairs {
             network.mend(*from, *to);
@@ -144,6 +157,18 @@ fn a_link_that_carries_nothing_to_the_client_ends_the_lease_on_both_sides() {
 #[test]
 fn a_link_that_carries_nothing_to_the_agent_ends_the_lease_on_both_sides() {
     the_link_is_cut(false, true);
+}
+
+/// The provider's ends send to any other, and nothing of it says that the peer is out of reach: the control connections do.
+#[test]
+fn a_link_that_is_cut_ends_the_lease_on_both_sides_under_libfabric_too() {
+    if let Err(error) = ofi::providers() {
+        println!("skipped: {error}");
+        return;
+    }
+    let Some(cluster) = cluster_with(1, LIBFABRIC) else { return };
+    let allocation = allocation().fabric("ofi:tcp;ofi_rxm".parse().unwrap());
+    the_link_is_cut_under(&cluster, &allocation, (true, true));
 }
 
 #[test]

@@ -215,12 +215,15 @@ impl Live {
         [self.link.facts.completion_fd, self.link.facts.event_fd]
     }
 
-    /// Whether the descriptors tell of all that comes next.
-    pub fn may_sleep(&mut self) -> bool {
+    /// Whether there is a descriptor that tells of what arrives and completes. Not every provider has one.
+    pub fn has_descriptor(&self) -> bool {
         self.link.facts.completion_fd >= 0
-            && self.unposted.is_empty()
-            && self.owed.is_empty()
-            && self.link.try_wait()
+    }
+
+    /// Whether nothing is there and nothing is owed; what comes next, the descriptor tells.
+    pub fn may_sleep(&mut self) -> bool {
+        let is_idle = self.unposted.is_empty() && self.owed.is_empty() && self.flow.to_tell().is_none();
+        is_idle && (!self.has_descriptor() || self.link.try_wait())
     }
 
     /// Takes what has arrived and completed. To be followed by [`Live::settle`], after what the effects ask for.

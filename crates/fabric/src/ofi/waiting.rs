@@ -73,7 +73,7 @@ impl Endpoint {
     pub fn readable(&self) -> Option<BorrowedFd<'_>> {
         let mut state = self.lock();
         let can_sleep = match &mut state.live {
-            Ok(live) => self.watch(live) && live.may_sleep(),
+            Ok(live) => live.has_descriptor() && self.watch(live) && live.may_sleep(),
             Err(_) => false,
         };
         if !can_sleep {
