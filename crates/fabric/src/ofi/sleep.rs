@@ -83,11 +83,12 @@ impl Sleep {
     /// Makes the descriptors readable.
     #[cold]
     pub fn poke(&self) {
-        self.poked.store(1, Ordering::SeqCst);
         if let Some(descriptors) = &self.descriptors {
             // A full counter means that it is readable already.
             let _ = rustix::io::write(&descriptors.poke, &1u64.to_ne_bytes());
         }
+        // Afterwards: whoever took the note before the poke would leave the descriptor readable for ever.
+        self.poked.store(1, Ordering::SeqCst);
     }
 
     /// Takes the pokes.
@@ -126,5 +127,40 @@ impl Descriptors {
         let mut polled = [PollFd::new(&self.poke, PollFlags::IN), other(fds[0]), other(fds[1])];
         // Every outcome means: look again.
         let _ = poll(&mut polled, Some(&limit));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_poke_that_is_taken_while_it_is_made_leaves_nothing_behind() {
+        const ROUNDS: u32 = 20_000;
+        let (sleep, begun, made) = (Sleep::new(), AtomicU32::new(0), AtomicU32::new(0));
+        let at = |count: &AtomicU32, round| count.load(Ordering::SeqCst) == round;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    while !at(&begun, round) {
+                        std::thread::yield_now();
+                    }
+                    sleep.poke();
+                    made.store(round, Ordering::SeqCst);
+                }
+            });
+            for round in 1..=ROUNDS {
+                begun.store(round, Ordering::SeqCst);
+                while !at(&made, round) {
+                    sleep.take_pokes();
+                    std::thread::yield_now();
+                }
+                sleep.take_pokes();
+                let fd = sleep.readable().unwrap();
+                let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+                let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+                assert_eq!(poll(&mut polled, Some(&now)).unwrap(), 0, "round {round}");
+            }
+        });
     }
 }
