@@ -12,7 +12,7 @@ use sublet_proto::ticket::{ATTACH_GRACE_MS, Signing};
 use sublet_proto::v1::agent_to_client::Body as Heard;
 use sublet_proto::v1::client_to_agent::Body as Said;
 use sublet_proto::v1::{LeaseGrant, LeaseRequest, Renew, SignedTicket, Ticket};
-use sublet_tests::cluster::{Cluster, Lent, TENANT, connect};
+use sublet_tests::cluster::{Cluster, Lent, Plan, TENANT, connect};
 use sublet_tests::functions::package;
 use sublet_tests::hand::ByHand;
 
@@ -87,6 +87,10 @@ fn a_ticket_is_good_for_one_attachment() {
     assert_eq!(refused(&grant, &grant.ticket).code, Code::PermissionDenied);
     agent.release();
     assert_eq!(refused(&grant, &grant.ticket).code, Code::PermissionDenied);
+    // The agent forgets the lease when its end is stored, and the ticket when that is too old anyway.
+    cluster.final_bill(&grant.lease.as_ref().unwrap().id);
+    sleep(Duration::from_millis(1_500));
+    assert_eq!(refused(&grant, &grant.ticket).code, Code::PermissionDenied);
     // Nor is it good elsewhere.
     let grant = request(&connect(&access), &package);
     let other = usize::from(grant.lease.as_ref().unwrap().node == "node-0");
@@ -138,7 +142,8 @@ fn a_ticket_of_an_earlier_registration_is_superseded() {
 
 #[test]
 fn another_tenants_lease_is_nobodys_to_renew_end_or_see() {
-    let cluster = Cluster::with_agents(1);
+    let mut cluster = Cluster::start(Plan::default());
+    cluster.add_agent(Lent::cores(2));
     let (ours, theirs) = (cluster.user("ours"), cluster.user("theirs"));
     let package = deploy(&ours);
     let (our_client, their_client) = (connect(&ours), connect(&theirs));
@@ -152,12 +157,19 @@ fn another_tenants_lease_is_nobodys_to_renew_end_or_see() {
     assert!(their_client.manager().leases_with_ended().unwrap().is_empty());
     let bill = their_client.manager().bill(Default::default()).unwrap();
     assert!(bill.lines.is_empty(), "{bill:?}");
-    // A ticket of their own lease does not renew ours.
+    // Neither a forged ticket renews ours nor a good one of their own lease on the same node.
     our_client.manager().renew_lease(&lease, 60_000).unwrap();
     let forged =
         Signing::from_seed(&[7; 32]).sign(&Ticket { lease: grant.lease.clone(), ..Ticket::default() });
-    agent.say(Said::Renew(Renew { ticket: forged }));
-    assert_eq!(agent.hear().unwrap_err().code, Code::PermissionDenied);
+    let their_grant = request(&their_client, &package);
+    let their_agent = taken(&their_grant);
+    let good = their_client.manager().renew_lease(&their_grant.lease.as_ref().unwrap().id, 60_000).unwrap();
+    for ticket in [forged, good.ticket] {
+        agent.say(Said::Renew(Renew { ticket }));
+        let refused = agent.hear().expect_err("a ticket of another lease renews ours");
+        assert_eq!(refused.code, Code::PermissionDenied, "{refused}");
+    }
+    their_agent.release();
     let renewed = our_client.manager().renew_lease(&lease, 120_000).unwrap();
     agent.say(Said::Renew(Renew { ticket: renewed.ticket }));
     assert!(matches!(agent.hear(), Ok(Heard::Renewed(_))));

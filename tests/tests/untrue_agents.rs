@@ -6,7 +6,7 @@
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-use sublet::{Access, Allocation, Code, Error};
+use sublet::{Access, Allocation, Code, Error, Invoker};
 use sublet_proto::ticket::Signing;
 use sublet_proto::v1::nodes_client::NodesClient;
 use sublet_proto::v1::{
@@ -17,6 +17,7 @@ use sublet_proto::v1::{
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, TENANT, connect};
 use sublet_tests::functions::package;
+use sublet_tests::hand::ByHand;
 use sublet_tests::platform::assert_echoes;
 use sublet_tests::process::wait_until;
 use tokio::runtime::{Builder, Runtime};
@@ -40,12 +41,13 @@ struct Liar {
 }
 
 impl Liar {
-    /// With a token for so many cores of its node.
+    /// With a token for so many cores of its node, and as many GiB of its memory.
     fn new(cluster: &Cluster, max_cores: u32) -> Liar {
         let token = cluster.token(&CreateTokenRequest {
             role: Role::Agent.into(),
             node: LIAR.into(),
             max_cores,
+            max_memory_bytes: u64::from(max_cores) * GIB,
             ..CreateTokenRequest::default()
         });
         let access = cluster.access(&cluster.addresses(), &token.secret);
@@ -105,6 +107,18 @@ fn granted(cluster: &Cluster) -> LeaseGrant {
     client.manager().request_lease(request).unwrap().grants.remove(0)
 }
 
+/// A lease on a node that has an agent.
+fn grant_elsewhere(client: &Invoker, request: &LeaseRequest) -> LeaseGrant {
+    loop {
+        let grant = client.manager().request_lease(request.clone()).unwrap().grants.remove(0);
+        let lease = grant.lease.as_ref().unwrap();
+        if lease.node != LIAR {
+            return grant;
+        }
+        client.manager().end_lease(&lease.id).unwrap();
+    }
+}
+
 fn report_of(lease: &str, state: LeaseState, usage: Usage) -> LeaseReport {
     let usage = Some(usage);
     LeaseReport { lease: lease.into(), state: state.into(), usage, ..LeaseReport::default() }
@@ -115,11 +129,17 @@ fn boast() -> Usage {
 }
 
 #[test]
-fn more_cores_than_the_token_allows_are_not_lent() {
+fn more_than_the_token_allows_is_not_lent() {
     let cluster = Cluster::with_agents(1);
     let mut liar = Liar::new(&cluster, 2);
-    let refused = liar.register(Liar::node(3), Vec::new());
-    assert_fails(refused, Code::PermissionDenied, &["3", "2"]);
+    for (node, too_many, allowed) in [
+        (Liar::node(3), 3, 2),
+        (NodeDescription { shared_cores: 1, shared_places: 1, ..Liar::node(2) }, 3, 2),
+        (NodeDescription { memory_bytes: 2 * GIB + 1, ..Liar::node(2) }, 2 * GIB + 1, 2 * GIB),
+    ] {
+        let refused = liar.register(node, Vec::new());
+        assert_fails(refused, Code::PermissionDenied, &[&too_many.to_string(), &allowed.to_string()]);
+    }
     assert!(cluster.node(LIAR).is_none());
     let other = NodeDescription { name: "node-0".into(), ..Liar::node(1) };
     assert_fails(liar.register(other, Vec::new()), Code::PermissionDenied, &["node-0"]);
@@ -193,6 +213,9 @@ fn usage_beyond_wall_time_is_cut() {
     liar.report(vec![report_of(&lease, LeaseState::Attached, boast())]).unwrap();
     // Less than before is no usage given back.
     liar.report(vec![report_of(&lease, LeaseState::Attached, Usage::default())]).unwrap();
+    // What changes is stored within a second.
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(cluster.billed(&lease).usage.unwrap().allocated_ns >= 1_000_000_000);
     liar.report(vec![report_of(&lease, LeaseState::Ended, boast())]).unwrap();
     let wall_ns = (granted_at.elapsed() + CLOCK_SLACK).as_nanos() as u64;
     let line = cluster.final_bill(&lease);
@@ -208,7 +231,7 @@ fn usage_beyond_wall_time_is_cut() {
 
 #[test]
 fn leases_that_an_agent_makes_up_or_that_are_anothers_are_not_its_to_report() {
-    let cluster = Cluster::with_agents(1);
+    let cluster = Cluster::with_agents(2);
     let mut client = cluster.client("calls.c");
     let theirs = client.lease().unwrap();
     wait_until("its agent has reported it", || {
@@ -217,14 +240,12 @@ fn leases_that_an_agent_makes_up_or_that_are_anothers_are_not_its_to_report() {
     let mut liar = Liar::new(&cluster, 0);
     liar.register(Liar::node(4), Vec::new()).unwrap();
     let made_up = format!("{:032x}", 0xbad);
-    let reply = liar
-        .report(vec![
-            report_of(&made_up, LeaseState::Attached, boast()),
-            report_of(&theirs.id, LeaseState::Ended, boast()),
-            report_of("no lease at all", LeaseState::Attached, boast()),
-        ])
-        .unwrap_or_default();
-    assert!(!reply.acknowledged.contains(&theirs.id), "{reply:?}");
+    let senseless = report_of("no lease at all", LeaseState::Attached, boast());
+    assert!(liar.report(vec![senseless]).is_err());
+    let reply = liar.report(vec![report_of(&made_up, LeaseState::Attached, boast())]).unwrap();
+    assert!(reply.end.iter().any(|order| order.lease == made_up), "{reply:?}");
+    liar.report(vec![report_of(&theirs.id, LeaseState::Ended, boast())]).unwrap();
+    assert_eq!(cluster.lease(&theirs.id).unwrap().state(), LeaseState::Attached);
     // With tickets of its own making, in a registration.
     let ticket =
         |lease: Lease| Signing::from_seed(&[7; 32]).sign(&Ticket { lease: Some(lease), ..Ticket::default() });
@@ -234,14 +255,29 @@ fn leases_that_an_agent_makes_up_or_that_are_anothers_are_not_its_to_report() {
         report: Some(report_of(&lease.id, LeaseState::Attached, boast())),
         remaining_ms: 60_000,
     };
-    // It is refused, or what it says is not believed.
-    let _ = liar.register(Liar::node(4), vec![running(&made), running(&theirs)]);
-    let _ = liar.report(vec![report_of(&theirs.id, LeaseState::Ended, boast())]);
+    // And with a good one, of another node's lease.
+    let request = LeaseRequest { package: theirs.package.clone(), cores: 1, ..LeaseRequest::default() };
+    let stolen = grant_elsewhere(&client, &request);
+    let (agent, attached) = ByHand::show(&stolen, &stolen.ticket);
+    attached.unwrap();
+    let stolen_id = stolen.lease.as_ref().unwrap().id.clone();
+    let over = RunningLease {
+        ticket: stolen.ticket,
+        report: Some(report_of(&stolen_id, LeaseState::Attached, boast())),
+        remaining_ms: 0,
+    };
+    liar.register(Liar::node(4), vec![running(&made), running(&theirs), over]).unwrap();
+    liar.report(vec![report_of(&theirs.id, LeaseState::Ended, boast())]).unwrap();
+    // A few heartbeats.
+    std::thread::sleep(Duration::from_secs(3));
     assert_echoes(&client);
     assert!(cluster.lease(&made_up).is_none());
-    assert_eq!(cluster.lease(&theirs.id).unwrap().state(), LeaseState::Attached);
+    for lease in [&theirs.id, &stolen_id] {
+        assert_eq!(cluster.lease(lease).unwrap().state(), LeaseState::Attached);
+    }
+    agent.release();
     let usage = client.deallocate().unwrap();
     assert_eq!(cluster.final_bill(&theirs.id).usage.unwrap(), usage);
     let bill = cluster.json(&["bill"]);
-    assert_eq!(bill["leases"].as_array().unwrap().len(), 1, "{bill}");
+    assert_eq!(bill["leases"].as_array().unwrap().len(), 2, "{bill}");
 }
