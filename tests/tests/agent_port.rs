@@ -1,21 +1,27 @@
 //! The agent's port, as real programs have it: calls over TCP within one machine, and strangers who want anything else.
-//! What clients who know the protocol may not do is tested beside the agent.
+//! More of what clients who know the protocol may not do is tested beside the agent.
 
 #![allow(clippy::unwrap_used)]
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
+use std::time::Instant;
 
 use prost::Message;
 use rustix::process::Signal;
-use sublet::{Allocation, Code, FabricChoice, Invoker};
-use sublet_fabric::greeting::{self, ANSWER_BYTES, Answer, DataLink, HELLO_BYTES, Kind, VERSION};
+use sublet::{Allocation, Code, Error, FabricChoice, Invoker};
+use sublet_fabric::greeting::{self, ANSWER_BYTES, Answer, DataLink, HELLO_BYTES, Kind, Secret, VERSION};
+use sublet_fabric::packet::PacketError;
+use sublet_fabric::remote::RemoteSocket;
+use sublet_fabric::tcp::frame::Frame;
 use sublet_proto::network::Fabric;
 use sublet_proto::v1::agent_to_client::Body as Heard;
 use sublet_proto::v1::client_to_agent::Body as Said;
 use sublet_proto::v1::*;
 use sublet_runtime::wire::ResultsLayout;
+use sublet_tests::assert_fails;
+use sublet_tests::cluster::{Cluster, Lent, Plan};
 use sublet_tests::functions::package;
 use sublet_tests::hand;
 use sublet_tests::platform::{Platform, assert_echoes, kill, sublet};
@@ -32,6 +38,12 @@ fn platform(more: &[&str]) -> Platform {
 
 fn address(platform: &Platform) -> String {
     platform.said["node"]["network"]["address"].as_str().unwrap().to_owned()
+}
+
+/// As the manager tells it to clients.
+fn certificate(platform: &Platform) -> Vec<u8> {
+    let node = platform.invoker().manager().nodes().unwrap().remove(0);
+    node.description.unwrap().network.unwrap().certificate
 }
 
 fn over_tcp(encrypted: bool) -> Allocation {
@@ -108,26 +120,28 @@ fn a_node_that_wants_calls_encrypted_says_so_and_gets_no_others() {
 struct ByHand {
     agent: hand::ByHand,
     worker: TcpStream,
+    address: String,
+    lease: [u8; 16],
+    secret: Secret,
 }
 
 impl ByHand {
     fn start(platform: &Platform) -> ByHand {
-        let client = platform.client("calls.c");
-        let digest = client.package().unwrap().digest.clone();
-        drop(client);
-        let request = LeaseRequest { package: digest, cores: 1, wait_ms: 20_000, ..LeaseRequest::default() };
-        let grant = platform.invoker().manager().request_lease(request).unwrap().grants.remove(0);
-        let address = grant.network.as_ref().unwrap().address.clone();
-        let agent = hand::ByHand::from_afar(&grant);
-        let fabric = Some(Fabric::Tcp.choice(false));
-        agent.say(Said::Attach(Attach { ticket: grant.ticket, start: true, fabric }));
+        let grant = granted(platform);
+        let agent = show(&grant, Some(Fabric::Tcp.choice(false)));
         let Heard::Attached(attached) = hear(&agent) else { panic!("no attachment") };
         assert!(matches!(hear(&agent), Heard::Started(_)));
         let lease = u128::from_str_radix(&grant.lease.unwrap().id, 16).unwrap().to_be_bytes();
-        let worker = TcpStream::connect(address).unwrap();
-        let kind = Kind::Data(DataLink { lease, worker: 0, counter: 1 });
-        greeting::greet(&worker, &kind, Some(&attached.link_secret.try_into().unwrap())).unwrap();
-        ByHand { agent, worker }
+        let (address, secret) = (grant.network.unwrap().address, attached.link_secret.try_into().unwrap());
+        let worker = link(&address, lease, 1, &secret).unwrap();
+        ByHand { agent, worker, address, lease, secret }
+    }
+
+    /// Has the agent start a worker process after the one before has ended, and links it.
+    fn start_again(&mut self, counter: u64) {
+        self.agent.say(Said::Start(Start {}));
+        assert!(matches!(hear(&self.agent), Heard::Started(_)));
+        self.worker = link(&self.address, self.lease, counter, &self.secret).unwrap();
     }
 
     fn ask(&self, body: client_to_worker::Body) -> worker_to_client::Body {
@@ -159,13 +173,44 @@ impl ByHand {
     }
 }
 
-fn hear(agent: &hand::ByHand) -> Heard {
+/// A lease of the functions, to which nobody has attached.
+fn granted(platform: &Platform) -> LeaseGrant {
+    let client = platform.client("calls.c");
+    let digest = client.package().unwrap().digest.clone();
+    drop(client);
+    let request = LeaseRequest { package: digest, cores: 1, wait_ms: 20_000, ..LeaseRequest::default() };
+    platform.invoker().manager().request_lease(request).unwrap().grants.remove(0)
+}
+
+/// Shows a grant's ticket at the agent's port.
+fn show(grant: &LeaseGrant, fabric: Option<sublet_proto::v1::FabricChoice>) -> hand::ByHand {
+    let agent = hand::ByHand::from_afar(grant);
+    agent.say(Said::Attach(Attach { ticket: grant.ticket.clone(), start: true, fabric }));
+    agent
+}
+
+/// The connection of a lease's first worker, as its client makes it.
+fn link(address: &str, lease: [u8; 16], counter: u64, secret: &Secret) -> Result<TcpStream, Error> {
+    let socket = TcpStream::connect(address).unwrap();
+    let kind = Kind::Data(DataLink { lease, worker: 0, counter });
+    greeting::greet(&socket, &kind, Some(secret)).map(|()| socket)
+}
+
+/// What the agent says beside that it is alive.
+fn heard(agent: &hand::ByHand) -> Result<Heard, Error> {
+    let since = Instant::now();
     loop {
-        match agent.hear().unwrap() {
-            Heard::Alive(_) => {}
-            body => return body,
+        match agent.hear()? {
+            Heard::Alive(_) => {
+                assert!(since.elapsed() < PATIENCE, "the agent says that it is alive and no more")
+            }
+            body => return Ok(body),
         }
     }
+}
+
+fn hear(agent: &hand::ByHand) -> Heard {
+    heard(agent).unwrap()
 }
 
 #[test]
@@ -202,6 +247,68 @@ fn a_client_that_puts_frames_where_nothing_is_its_own_loses_the_process_and_nobo
     assert!(exited.reason.starts_with("the connection to its client was lost: "), "{}", exited.reason);
     drop(client);
     platform.assert_serves();
+}
+
+#[test]
+fn a_key_of_nobody_and_one_of_the_process_before_cut_the_connection() {
+    let platform = platform(&[]);
+    let mut client = ByHand::start(&platform);
+    let before = client.connect().inbox.unwrap().key;
+    let cut_by = |client: &ByHand, key| {
+        let put = Frame::Put { key, offset: 0, len_bytes: 8 };
+        (&client.worker).write_all(&[&put.encode()[..], &[0; 8]].concat()).unwrap();
+        let exited = client.exit();
+        assert!(exited.reason.contains("the key is of no region"), "{}", exited.reason);
+    };
+    cut_by(&client, before ^ 1 << 40);
+    client.start_again(2);
+    assert_ne!(client.connect().inbox.unwrap().key, before);
+    cut_by(&client, before);
+    drop(client);
+    platform.assert_serves();
+}
+
+#[test]
+fn a_workers_connection_is_its_clients_who_proves_it_anew_each_time() {
+    let platform = platform(&[]);
+    let client = ByHand::start(&platform);
+    let (address, lease, secret) = (client.address.as_str(), client.lease, &client.secret);
+    assert_fails(link(address, lease, 2, &[7; 32]), Code::PermissionDenied, &["prove"]);
+    assert_fails(link(address, lease, 1, secret), Code::PermissionDenied, &["counter 1", "before"]);
+    assert_fails(link(address, [7; 16], 2, secret), Code::UnknownLease, &["0707"]);
+    client.connect();
+}
+
+#[test]
+fn who_asks_a_node_for_what_it_does_not_offer_is_refused() {
+    let platform = platform(&["--encrypt"]);
+    let grant = granted(&platform);
+    let verbs = Fabric::Ofi("verbs".into()).choice(false);
+    for (fabric, named) in [(Fabric::Tcp.choice(false), "encrypted"), (verbs, "ofi:verbs")] {
+        assert_fails(heard(&show(&grant, Some(fabric))), Code::FabricUnavailable, &[named]);
+    }
+    assert!(matches!(hear(&show(&grant, Some(Fabric::Tcp.choice(true)))), Heard::Attached(_)));
+}
+
+#[test]
+fn an_agent_of_another_version_is_told_from_one_of_this() {
+    let newer = TcpListener::bind(ANY_PORT).unwrap();
+    let address = newer.local_addr().unwrap().to_string();
+    let mut cluster = Cluster::start(Plan::default());
+    cluster.add_agent_with(Lent::cores(1), &["--advertise", &address]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut client = newer.accept().unwrap().0;
+            client.read_exact(&mut [0; HELLO_BYTES]).unwrap();
+            let mut answer = Answer { refusal: None }.encode();
+            answer[8..12].copy_from_slice(&(VERSION + 1).to_le_bytes());
+            client.write_all(&answer).unwrap();
+        });
+        let versions = [VERSION, VERSION + 1].map(|version| format!("version {version}"));
+        let refused = cluster.invoker().allocate(&over_tcp(false));
+        assert_fails(refused, Code::VersionMismatch, &[&address, &versions[0], &versions[1]]);
+    });
+    cluster.assert_serves();
 }
 
 #[test]
@@ -255,12 +362,37 @@ fn strangers_are_refused_and_others_are_served_beside_them() {
     for version in [VERSION, VERSION + 1] {
         assert!(refusal.message.contains(&version.to_string()), "{refusal}");
     }
-    // As many who say nothing as one address may have.
+    // As many who say nothing as one address may have, and one more.
     let silent: Vec<_> = (0..64).map(|_| dial()).collect();
+    let error = greeting::greet(&dial(), &Kind::Control, None).unwrap_err();
+    // What it had said may make the kernel take the answer back.
+    assert!(matches!(error.code, Code::TryLater | Code::AgentUnreachable), "{error}");
+    // From another address there is room for some who do not go on.
+    let elsewhere = || {
+        let socket = greeting::dial(&address, Some("127.0.0.2"), Instant::now() + PATIENCE).unwrap();
+        greeting::greet(&socket, &Kind::Control, None).unwrap();
+        socket
+    };
+    let without_tls = elsewhere();
+    let without_ticket = RemoteSocket::connect(elsewhere(), &certificate(&platform)).unwrap();
     platform.assert_serves();
-    drop(silent);
+    without_tls.set_read_timeout(Some(PATIENCE)).unwrap();
+    silent.into_iter().chain([without_tls]).for_each(assert_cut_off);
+    loop {
+        match without_ticket.receive(Some(PATIENCE)) {
+            Ok(Some(_)) => {}
+            Ok(None) | Err(PacketError::PeerGone) => break,
+            Err(error) => panic!("who shows no ticket is let be: {error}"),
+        }
+    }
     let client = wait_for_client(&platform);
     assert_echoes(&client);
+}
+
+/// That the agent waits no longer for what never comes.
+fn assert_cut_off(mut socket: TcpStream) {
+    let waits = |error: std::io::Error| matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+    assert!(!socket.read(&mut [0; 1]).is_err_and(waits), "who says nothing is let be");
 }
 
 /// A client over TCP, as soon as there is room for its connection.

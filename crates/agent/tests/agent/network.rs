@@ -75,9 +75,10 @@ impl Remote {
 
     /// The next message that is no sign of life.
     fn hear(&self) -> FromAgent {
+        let deadline = Instant::now() + PATIENCE;
         loop {
-            let packet =
-                self.0.receive(Some(PATIENCE)).unwrap().expect("the agent has closed the connection");
+            let left = deadline.saturating_duration_since(Instant::now());
+            let packet = self.0.receive(Some(left)).unwrap().expect("the agent has closed the connection");
             match AgentToClient::decode(packet.bytes.as_slice()).unwrap().body.unwrap() {
                 FromAgent::Alive(_) => {}
                 body => return body,
