@@ -5,18 +5,19 @@
 
 use std::fs;
 use std::process::Stdio;
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use sublet::{Allocation, CallOptions, Code, Invoker};
+use sublet::{Allocation, CallOptions, Code, Completion, Error, Invocation, Invoker};
 use sublet_fabric::ofi;
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{CLIENT_HOST, Cluster, FIRST_AGENT_HOST, Lent, Plan};
 use sublet_tests::functions::package;
 use sublet_tests::network::{Host, Network};
 use sublet_tests::platform::{assert_echoes, kill};
-use sublet_tests::process::wait_until;
+use sublet_tests::process::{PATIENCE, is_alive, wait_until};
 
 /// What agents offer that are to be reached by libfabric without a card, too.
 const LIBFABRIC: &[&str] = &["--fabrics", "tcp,ofi:tcp;ofi_rxm"];
@@ -53,12 +54,17 @@ fn is_free(cluster: &Cluster, node: &str) -> bool {
     cluster.node(node).unwrap().cores_leased == 0
 }
 
-fn echoes(client: &Invoker, len: usize) -> Result<(), sublet::Error> {
+/// What becomes of a call that ends in any case.
+fn end_of(call: Invocation) -> Result<Completion, Error> {
+    call.wait_deadline(Instant::now() + PATIENCE)
+}
+
+fn echoes(client: &Invoker, len: usize) -> Result<(), Error> {
     let input: Vec<u8> = (0..len).map(|index| (index * 31 + len) as u8).collect();
     let mut buffer = client.buffer::<u8>(len)?;
     buffer.copy_from_slice(&input);
     let mut output = client.buffer::<u8>(len)?;
-    let done = client.submit("echo", &buffer, &mut output)?.wait()?;
+    let done = end_of(client.submit("echo", &buffer, &mut output)?)?;
     assert_eq!(done.output_bytes, len);
     assert!(output[..] == input[..], "{len} bytes came back as others");
     Ok(())
@@ -129,10 +135,12 @@ fn the_link_is_cut_under(cluster: &Cluster, allocation: &Allocation, (to_client,
         assert_echoes(&client);
         let mut nothing = [0u8; 0];
         let in_flight = client.submit("busy", &[60_000u32], &mut nothing).unwrap();
+        // What it has sent is acknowledged by now.
+        sleep(Duration::from_secs(1));
         for (_, (from, to)) in &pairs {
             network.cut(*from, *to);
         }
-        let error = in_flight.wait().unwrap_err();
+        let error = end_of(in_flight).unwrap_err();
         assert_eq!(error.code, Code::AgentUnreachable, "{error}");
         wait_until("the agent frees what its client had", || is_free(cluster, "node-0"));
         assert_eq!(client.deallocate().unwrap_err().code, Code::AgentUnreachable);
@@ -185,6 +193,30 @@ fn a_node_out_of_reach_is_free_when_its_client_is_told_so() {
         network.mend(here, there);
         client.allocate(&at_once).unwrap();
         assert_echoes(&client);
+    });
+}
+
+#[test]
+fn a_lease_that_nobody_uses_ends_when_its_client_is_out_of_reach_in_either_direction() {
+    let Some(cluster) = cluster(1) else { return };
+    let network = cluster.network.as_ref().unwrap();
+    let [here, there] = [CLIENT_HOST, FIRST_AGENT_HOST].map(|number| network.host(number).address(0));
+    host(&cluster, CLIENT_HOST).run(|| {
+        for (from, to) in [(there, here), (here, there)] {
+            let mut client = cluster.invoker();
+            client.allocate(&allocation()).unwrap();
+            let lease = client.lease().unwrap().id;
+            assert_echoes(&client);
+            // What that has sent is acknowledged by now, and nothing is under way but signs of life.
+            sleep(Duration::from_secs(1));
+            network.cut(from, to);
+            wait_until("the agent frees what its client had", || is_free(&cluster, "node-0"));
+            let error = echoes(&client, 1).unwrap_err();
+            assert_eq!(error.code, Code::AgentUnreachable, "{error}");
+            network.mend(from, to);
+            assert_eq!(cluster.final_bill(&lease).usage.unwrap().calls, 1);
+        }
+        cluster.assert_serves();
     });
 }
 
@@ -247,9 +279,9 @@ fn an_interface_that_vanishes_ends_the_lease_and_frees_the_node() {
         let in_flight = client.submit("busy", &[60_000u32], &mut nothing).unwrap();
         let worker = cluster.agents[usize::from(number)].worker();
         network.unplug(FIRST_AGENT_HOST + number);
-        let error = in_flight.wait().unwrap_err();
+        let error = end_of(in_flight).unwrap_err();
         assert_eq!(error.code, Code::AgentUnreachable, "{error}");
-        wait_until("the agent stops the worker", || !sublet_tests::process::is_alive(worker));
+        wait_until("the agent stops the worker", || !is_alive(worker));
         drop(client);
         cluster.assert_serves();
     });
@@ -291,7 +323,7 @@ fn a_client_that_stands_still_keeps_its_lease() {
     wait_until("the client's worker runs", || !cluster.agents[0].workers().is_empty());
     kill(holder.id(), Signal::STOP);
     // Longer than a connection may be silent.
-    std::thread::sleep(Duration::from_secs(3));
+    sleep(Duration::from_secs(3));
     assert!(!is_free(&cluster, "node-0"), "a client that was stopped for a while was taken for lost");
     holder.kill().unwrap();
     holder.wait().unwrap();

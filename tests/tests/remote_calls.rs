@@ -13,7 +13,7 @@ use sublet_tests::assert_fails;
 use sublet_tests::executor::block_on;
 use sublet_tests::functions::package;
 use sublet_tests::platform::{Platform, assert_echoes, assert_more_calls_than_slots, kill};
-use sublet_tests::process::{is_alive, thread_states, wait_until};
+use sublet_tests::process::{PATIENCE, is_alive, thread_states, wait_until};
 
 const MIB: u64 = 1 << 20;
 const TCP: FabricChoice = FabricChoice::Tcp { encrypted: false };
@@ -31,7 +31,7 @@ fn over(fabric: FabricChoice, source: &'static str) -> Allocation {
 }
 
 fn call(client: &Invoker, function: &str) -> Result<Completion, Error> {
-    client.submit(function, &[0u8; 0], &mut [0u8; 8])?.wait()
+    client.submit(function, &[0u8; 0], &mut [0u8; 8])?.wait_deadline(Instant::now() + PATIENCE)
 }
 
 /// Bytes that differ from their neighbours and from those of other sizes.
