@@ -1,18 +1,36 @@
-//! A client's end of its conversation with an agent, message by message, for tests that say what no library would.
+//! A client's end of its conversations with a manager and an agent, message by message, for tests that say what no
+//! library would.
 
 use std::net::TcpStream;
 
 use prost::Message;
-use sublet::{Code, Error};
+use sublet::{Access, Code, Error};
 use sublet_fabric::connection::Connection;
 use sublet_fabric::greeting::{self, Kind};
 use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::remote::RemoteSocket;
 use sublet_proto::v1::agent_to_client::Body as Heard;
 use sublet_proto::v1::client_to_agent::Body as Said;
-use sublet_proto::v1::{AgentToClient, Attach, ClientToAgent, LeaseGrant, Release};
+use sublet_proto::v1::manager_client::ManagerClient;
+use sublet_proto::v1::{AgentToClient, Attach, ClientToAgent, LeaseGrant, LeaseRequest, Release};
+use tokio::runtime::Builder;
 
 use crate::process::PATIENCE;
+
+/// Asks the first manager of an access for a core, once, and no other manager, as a client that knows the package does.
+///
+/// # Errors
+/// What the manager says.
+pub fn ask(access: &Access, package: &str) -> Result<LeaseGrant, Error> {
+    let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime can be made");
+    let request = LeaseRequest { package: package.into(), cores: 1, ..LeaseRequest::default() };
+    let request = access.authorize(tonic::Request::new(request));
+    let answer = runtime.block_on(async {
+        let channel = access.channel(0).unwrap_or_else(|error| panic!("{error}"));
+        ManagerClient::new(channel).request_lease(request).await
+    });
+    Ok(answer.map_err(|status| Error::from_status(&status))?.into_inner().grants.remove(0))
+}
 
 /// A connection to an agent.
 pub struct ByHand(Connection);

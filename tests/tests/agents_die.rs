@@ -64,6 +64,25 @@ fn a_killed_agents_workers_die_its_clients_are_told_and_its_bill_lacks_a_second_
 }
 
 #[test]
+fn what_a_killed_agent_could_tell_no_manager_the_next_one_finds_and_tells() {
+    let mut cluster = Cluster::with_agents(1);
+    let mut client = cluster.invoker();
+    client.allocate(&allocation()).unwrap();
+    let lease = client.lease().unwrap().id;
+    assert_echoes(&client);
+    cluster.billed(&lease);
+    cluster.managers[0].kill();
+    let used = Duration::from_secs(4);
+    busy(&client, used.as_millis() as u32).unwrap();
+    cluster.agents[0].kill();
+    cluster.managers[0].restart();
+    cluster.agents[0].restart();
+    let usage = cluster.final_bill(&lease).usage.unwrap();
+    assert!(Duration::from_nanos(usage.executing_ns) + LOST_AT_MOST >= used, "{usage:?}");
+    cluster.assert_serves();
+}
+
+#[test]
 fn calls_that_may_be_repeated_go_on_at_another_node_when_an_agent_is_killed() {
     let mut cluster = Cluster::with_agents(2);
     let mut client = cluster.invoker();

@@ -7,15 +7,13 @@ use std::time::Duration;
 
 use sublet::{Access, Allocation, Code, Error};
 use sublet_proto::v1::client_to_agent::Body as Said;
-use sublet_proto::v1::manager_client::ManagerClient;
-use sublet_proto::v1::{Attach, CreateTokenRequest, LeaseGrant, LeaseRequest, NodeState, Role};
+use sublet_proto::v1::{Attach, CreateTokenRequest, NodeState, Role};
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, Lent, Plan, TENANT, connect};
 use sublet_tests::functions::package;
-use sublet_tests::hand::ByHand;
+use sublet_tests::hand::{ByHand, ask};
 use sublet_tests::platform::assert_echoes;
 use sublet_tests::process::wait_until;
-use tokio::runtime::Builder;
 
 /// A token of the right form that nobody has made.
 fn made_up() -> String {
@@ -153,16 +151,6 @@ fn two_managers() -> Cluster {
     cluster
 }
 
-/// Asks the first manager for a lease, as a client that knows the package does.
-fn request(access: &Access, package: &str) -> Result<LeaseGrant, Error> {
-    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-    let request = LeaseRequest { package: package.into(), cores: 1, ..LeaseRequest::default() };
-    let request = access.authorize(tonic::Request::new(request));
-    let answer = runtime
-        .block_on(async { ManagerClient::new(access.channel(0).unwrap()).request_lease(request).await });
-    Ok(answer.map_err(|status| Error::from_status(&status))?.into_inner().grants.remove(0))
-}
-
 #[test]
 fn nothing_is_released_to_a_token_that_is_still_being_looked_up() {
     let cluster = two_managers();
@@ -176,7 +164,7 @@ fn nothing_is_released_to_a_token_that_is_still_being_looked_up() {
     nats.pause();
     // Nobody can say yet that this token is worth nothing.
     let owner = cluster.managers.iter().find(|manager| manager.hears_of("node-0")).unwrap();
-    let grant = request(&cluster.access(&owner.address, &made_up()), &digest).unwrap();
+    let grant = ask(&cluster.access(&owner.address, &made_up()), &digest).unwrap();
     let agent = ByHand::to(&grant);
     agent.say(Said::Attach(Attach { ticket: grant.ticket.clone(), start: true, fabric: None }));
     let early = agent.socket().receive(Some(Duration::from_secs(1)));
