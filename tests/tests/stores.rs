@@ -111,7 +111,11 @@ fn leases_are_granted_and_billed_while_the_store_is_slow() {
     nats.pause();
     sleep(SLOW);
     leases.push(lease_and_call(&mut client).unwrap());
+    // What cannot do without it says so, and does not wait for as long as it may take.
+    let (status, said) = deploy(&cluster, &package("faults.c")).unwrap_err();
+    assert_eq!(status, exit_status(Code::StoreUnreachable), "{said}");
     nats.resume();
+    wait_until("packages can be deployed again", || deploy(&cluster, &package("faults.c")).is_ok());
     assert_billed(&cluster, &leases);
 }
 
@@ -153,6 +157,9 @@ fn a_full_server_takes_no_package_and_leases_are_granted_and_billed() {
 fn a_full_disk_takes_no_package_and_what_was_used_meanwhile_is_billed_when_there_is_room() {
     let (mut cluster, mut client) = in_use(Plan { disk_bytes: Some(16 * MIB), ..Plan::default() });
     let Some(disk) = &cluster.disk else { return };
+    // There is room for it, but it would leave too little to the ledger.
+    let (status, said) = deploy(&cluster, &large_package(&cluster, "nearly", 7 * MIB)).unwrap_err();
+    assert_eq!(status, exit_status(Code::StoreFull), "{said}");
     disk.fill();
     let (status, said) = deploy(&cluster, &large_package(&cluster, "large", MIB)).unwrap_err();
     assert_eq!(status, exit_status(Code::StoreFull), "{said}");
