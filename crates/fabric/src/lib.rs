@@ -31,6 +31,8 @@ pub mod line;
 pub mod ofi;
 #[cfg(not(loom))]
 pub mod packet;
+#[cfg(not(loom))]
+pub mod progress;
 pub mod region;
 #[cfg(not(loom))]
 pub mod remote;

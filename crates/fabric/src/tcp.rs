@@ -26,7 +26,6 @@ pub mod frame;
 mod inbox;
 mod link;
 mod outbox;
-mod progress;
 mod receiving;
 mod regions;
 mod replies;
@@ -36,7 +35,6 @@ mod stalled;
 mod stream;
 mod waiting;
 
-pub use progress::Progress;
 pub use stream::Stream;
 
 use frame::Frame;

@@ -14,7 +14,7 @@ use sublet_fabric::tcp::{self, Stream};
 use sublet_fabric::{Endpoint, FabricError};
 
 use crate::pairs::{
-    LEN, NETWORKS, Node, at, connect, introduce, meet, over, own_at, own_line, plain, sockets,
+    LEN, Node, STREAMS, at, connect, introduce, meet, over, own_at, own_line, plain, sockets,
 };
 
 /// A short conversation: everything once. The other side answers the line.
@@ -175,7 +175,7 @@ fn a_peer_whose_process_is_killed_is_noticed_at_once() {
 
 #[test]
 fn a_disconnect_wakes_all_who_wait_and_fails_what_comes_after() {
-    over(NETWORKS, |pair| {
+    over(STREAMS, |pair| {
         let Endpoint::Tcp(ours) = &pair.end else { panic!("a network's end") };
         let node = Node::new(LEN);
         std::thread::scope(|scope| {

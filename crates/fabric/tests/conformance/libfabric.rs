@@ -1,16 +1,21 @@
 //! Two ends over a provider of libfabric that needs no hardware (tcp;ofi_rxm), or the one that the environment names:
-//! `SUBLET_CONFORMANCE_OFI`, and an address of its interface in `SUBLET_CONFORMANCE_OFI_TOWARD`.
+//! `SUBLET_CONFORMANCE_OFI`, and an address of its interface in `SUBLET_CONFORMANCE_OFI_TOWARD`. A run with a named one
+//! is about that one alone.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
+use sublet_fabric::exposed::OWN;
 use sublet_fabric::line::{LINE_BYTES, Turn};
 use sublet_fabric::ofi::{Endpoint, Network};
 use sublet_fabric::region::Region;
 
 use crate::pairs::{LEN, Node, Passive};
+
+const PROVIDER: &str = "SUBLET_CONFORMANCE_OFI";
+const TOWARD: &str = "SUBLET_CONFORMANCE_OFI_TOWARD";
 
 /// A thread that waits on an end for ever, as a worker does: it makes progress.
 pub struct Waiter {
@@ -39,17 +44,51 @@ impl Drop for Waiter {
     }
 }
 
+/// Whether the environment names a provider.
+pub fn is_named() -> bool {
+    std::env::var_os(PROVIDER).is_some()
+}
+
+fn network() -> Network {
+    let or = |name, default: &str| std::env::var(name).unwrap_or(default.into());
+    let toward = or(TOWARD, "127.0.0.1").parse().unwrap();
+    Network::of(&or(PROVIDER, "tcp;ofi_rxm")).toward(toward)
+}
+
 /// Two connected ends, the second served by a thread; it rings the bell.
 pub fn ends(bell: OwnedFd) -> (Endpoint, Passive, Waiter) {
-    let or = |name, default: &str| std::env::var(name).unwrap_or(default.into());
-    let toward = or("SUBLET_CONFORMANCE_OFI_TOWARD", "127.0.0.1").parse().unwrap();
-    let network = Network::of(&or("SUBLET_CONFORMANCE_OFI", "tcp;ofi_rxm")).toward(toward);
     let (ours, theirs) = (Node::new(LEN), Node::new(LEN));
     let end = Endpoint::new(ours.exposed.clone(), None);
     let passive = Arc::new(Endpoint::new(theirs.exposed.clone(), Some(bell)));
-    let contact = end.open(&network).unwrap();
-    let answer = passive.accept(&network, &contact).unwrap();
+    let answer = open(&end, &passive);
     let waiter = Waiter::start(passive.clone(), theirs.own);
     end.connect(&answer).unwrap();
     (end, Passive::Ofi(passive, theirs.exposed), waiter)
+}
+
+/// Connects two ends, each of which learns how the other's own region is reached.
+pub fn meet(ours: &Endpoint, theirs: &Endpoint) {
+    let answer = open(ours, theirs);
+    let is_connected = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_connected.load(Ordering::SeqCst) {
+                // That it is down is for the test to find.
+                let _ = theirs.progress();
+                std::thread::yield_now();
+            }
+        });
+        let connected = ours.connect(&answer);
+        is_connected.store(true, Ordering::SeqCst);
+        connected.unwrap();
+    });
+    ours.reach(OWN, theirs.expose(OWN).unwrap()).unwrap();
+    theirs.reach(OWN, ours.expose(OWN).unwrap()).unwrap();
+}
+
+/// Opens the network at both; returns what the first connects to.
+pub fn open(ours: &Endpoint, theirs: &Endpoint) -> Vec<u8> {
+    let network = network();
+    let contact = ours.open(&network).unwrap();
+    theirs.accept(&network, &contact).unwrap()
 }

@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used, unsafe_code)]
 
 mod ends;
+mod large;
 mod libfabric;
 mod operations;
 mod pairs;
 mod passive;
 mod refusals;
+mod sides;
 mod threads;
 mod transfers;

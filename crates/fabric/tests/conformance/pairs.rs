@@ -8,9 +8,10 @@ use std::time::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 use sublet_fabric::exposed::{Exposed, OWN};
 use sublet_fabric::line::{LINE_BYTES, Line, Turn, Watch};
+use sublet_fabric::progress::Progress;
 use sublet_fabric::region::Region;
 use sublet_fabric::sim::{Faults, Side, Sim};
-use sublet_fabric::tcp::{self, Progress, Stream};
+use sublet_fabric::tcp::{self, Stream};
 use sublet_fabric::tls::Identity;
 use sublet_fabric::window::{Address, LineAddress, Window};
 use sublet_fabric::{Endpoint, FabricError, ofi, shm};
@@ -49,8 +50,11 @@ pub const CARRIERS: &[Carrier] = &[
     Carrier::Sim(3),
     Carrier::Ofi,
 ];
-/// Those between nodes, on which a connection can be lost.
-pub const NETWORKS: &[Carrier] = &[Carrier::Tcp, Carrier::Tls, Carrier::Sim(4), Carrier::Sim(5)];
+/// Those between nodes.
+pub const NETWORKS: &[Carrier] =
+    &[Carrier::Tcp, Carrier::Tls, Carrier::Sim(4), Carrier::Sim(5), Carrier::Ofi];
+/// Those of frames on a stream, which a test can break or write to.
+pub const STREAMS: &[Carrier] = &[Carrier::Tcp, Carrier::Tls, Carrier::Sim(4), Carrier::Sim(5)];
 
 /// An end, and the memory of the other side, which it reaches as region 3.
 pub struct Pair {
@@ -111,7 +115,7 @@ pub fn pair(carrier: Carrier) -> Pair {
         Carrier::Shm => (shm_end(their_bell), Passive::Shm, None),
         Carrier::Tcp | Carrier::Tls => {
             let (ours, theirs) = stream_ends(Some(their_bell));
-            let (left, right) = if carrier == Carrier::Tcp { plain() } else { encrypted() };
+            let (left, right) = streams(carrier);
             connect((&ours, left), (&theirs, right));
             let progress = Progress::start().unwrap();
             progress.serve(theirs.clone()).unwrap();
@@ -209,6 +213,19 @@ pub fn connect(ours: (&tcp::Endpoint, Stream), theirs: (&tcp::Endpoint, Stream))
     theirs.0.connect(theirs.1).unwrap();
 }
 
+/// The two ends of a stream of this kind.
+pub fn streams(carrier: Carrier) -> (Stream, Stream) {
+    match carrier {
+        Carrier::Tcp => plain(),
+        Carrier::Tls => encrypted(),
+        Carrier::Sim(seed) => {
+            let (_, left, right) = Sim::pair(Faults::of_seed(seed));
+            (Stream::sim(left), Stream::sim(right))
+        }
+        Carrier::Shm | Carrier::Ofi => panic!("{carrier:?} is no stream"),
+    }
+}
+
 /// Two ends of a connection over loopback.
 pub fn sockets() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -267,16 +284,26 @@ pub fn line_at(offset: u64) -> LineAddress {
     LineAddress { region: REGION, line: offset, watch: WATCH }
 }
 
-/// Runs a test for each of these.
+/// Runs a test with a pair for each of these.
 pub fn over(carriers: &[Carrier], test: impl Fn(Pair)) {
-    for &carrier in carriers {
+    for_each(carriers, |carrier| test(pair(carrier)));
+}
+
+/// Runs a test for each of these. Where the environment names a provider of libfabric, that is all that is tried.
+pub fn for_each(carriers: &[Carrier], test: impl Fn(Carrier)) {
+    for &carrier in carriers.iter().filter(|carrier| **carrier == Carrier::Ofi || !libfabric::is_named()) {
         if let Some(reason) = unavailable(carrier) {
             println!("skipped over {carrier:?}: {reason}");
             continue;
         }
         println!("over {carrier:?}");
-        test(pair(carrier));
+        test(carrier);
     }
+}
+
+/// Bytes that no other place and no other seed has.
+pub fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|index| (index.wrapping_mul(31) >> 3) as u8 ^ (index + seed) as u8).collect()
 }
 
 /// Why this machine cannot try a carrier, if it cannot.

@@ -1,45 +1,87 @@
 //! A side that runs nothing of its own: one thread serves all its ends.
 
-use std::io::Write;
+use std::io::{IoSlice, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use sublet_fabric::exposed::OWN;
+use sublet_fabric::exposed::{OWN, RemoteRegion};
+use sublet_fabric::progress::Progress;
 use sublet_fabric::tcp::frame::Frame;
-use sublet_fabric::tcp::{self, Progress, Stream};
+use sublet_fabric::tcp::{self, Stream};
+use sublet_fabric::tls::{Identity, TlsStream};
+use sublet_fabric::{Endpoint, ofi};
 
-use crate::pairs::{LEN, Node, own_at, sockets};
+use crate::libfabric;
+use crate::pairs::{Carrier, LEN, Node, for_each, own_at, sockets, streams};
 
+/// Those over which a target's progress has a part in what others do with its memory.
+const SERVED: &[Carrier] = &[Carrier::Tcp, Carrier::Tls, Carrier::Ofi];
 const CLIENTS: usize = 4;
 
 /// A memory component: one region, one thread, an end for each client.
 struct Component {
+    carrier: Carrier,
     node: Node,
     progress: Progress,
 }
 
 impl Component {
-    fn new() -> Component {
-        Component { node: Node::new(LEN), progress: Progress::start().unwrap() }
+    fn new(carrier: Carrier) -> Component {
+        Component { carrier, node: Node::new(LEN), progress: Progress::start().unwrap() }
     }
 
-    /// The socket of a new client, which nobody has taken up on its side.
-    fn admit(&self) -> (TcpStream, Arc<tcp::Endpoint>) {
-        let (left, right) = sockets();
-        let end = Arc::new(self.node.end(None));
-        end.connect(Stream::plain(right).unwrap()).unwrap();
-        self.progress.serve(end.clone()).unwrap();
-        (left, end)
-    }
-
-    fn client(&self) -> tcp::Endpoint {
-        let (socket, theirs) = self.admit();
-        let client = Node::new(4096).end(None);
-        client.connect(Stream::plain(socket).unwrap()).unwrap();
-        client.reach(OWN, theirs.expose(OWN).unwrap()).unwrap();
+    fn client(&self) -> Endpoint {
+        let (client, remote) = self.client_without_memory();
+        reach(&client, remote);
         client
+    }
+
+    fn client_with_wrong_key(&self) -> Endpoint {
+        let (client, remote) = self.client_without_memory();
+        reach(&client, RemoteRegion { key: remote.key ^ 1 << 20, ..remote });
+        client
+    }
+
+    /// Also returns how the component's memory is reached.
+    fn client_without_memory(&self) -> (Endpoint, RemoteRegion) {
+        let node = Node::new(4096);
+        if self.carrier == Carrier::Ofi {
+            let client = ofi::Endpoint::new(node.exposed.clone(), None);
+            let theirs = Arc::new(ofi::Endpoint::new(self.node.exposed.clone(), None));
+            let answer = libfabric::open(&client, &theirs);
+            self.progress.serve(theirs.clone()).unwrap();
+            client.connect(&answer).unwrap();
+            return (Endpoint::Ofi(client), theirs.expose(OWN).unwrap());
+        }
+        let (ours, theirs) = streams(self.carrier);
+        let client = node.end(None);
+        client.connect(ours).unwrap();
+        (Endpoint::Tcp(client), self.serve(theirs).expose(OWN).unwrap())
+    }
+
+    /// A client of which there is no more than its connection.
+    fn bare_client(&self) -> (BareClient, RemoteRegion) {
+        let (left, right) = sockets();
+        if self.carrier == Carrier::Tcp {
+            let theirs = self.serve(Stream::plain(right).unwrap());
+            return (BareClient::Plain(left), theirs.expose(OWN).unwrap());
+        }
+        let identity = Identity::generate("conformance").unwrap();
+        std::thread::scope(|scope| {
+            let server = scope.spawn(|| Stream::encrypted_server(right, &identity).unwrap());
+            let client = TlsStream::client(left, &identity.certificate).unwrap();
+            let theirs = self.serve(server.join().unwrap());
+            (BareClient::Encrypted(Box::new(client)), theirs.expose(OWN).unwrap())
+        })
+    }
+
+    fn serve(&self, stream: Stream) -> Arc<tcp::Endpoint> {
+        let end = Arc::new(self.node.end(None));
+        end.connect(stream).unwrap();
+        self.progress.serve(end.clone()).unwrap();
+        end
     }
 
     fn wait_until_serving(&self, count: usize) {
@@ -49,7 +91,34 @@ impl Component {
     }
 }
 
-fn use_memory(client: &tcp::Endpoint, number: usize) {
+enum BareClient {
+    Plain(TcpStream),
+    Encrypted(Box<TlsStream>),
+}
+
+impl BareClient {
+    /// A few frames, for which there is room.
+    fn send(&mut self, frame: Frame) {
+        let bytes = frame.encode();
+        match self {
+            BareClient::Plain(socket) => socket.write_all(&bytes).unwrap(),
+            BareClient::Encrypted(stream) => {
+                assert_eq!(stream.send(&[IoSlice::new(&bytes)]).unwrap(), bytes.len());
+                stream.flush().unwrap();
+            }
+        }
+    }
+}
+
+fn reach(client: &Endpoint, remote: RemoteRegion) {
+    match client {
+        Endpoint::Tcp(end) => end.reach(OWN, remote).unwrap(),
+        Endpoint::Ofi(end) => end.reach(OWN, remote).unwrap(),
+        _ => panic!("a network's end"),
+    }
+}
+
+fn use_memory(client: &Endpoint, number: usize) {
     let area = 4096 + number as u64 * 65_536;
     for round in 0..40 {
         let bytes = vec![(round * 7 + number) as u8; 1 + round * 1500];
@@ -61,55 +130,86 @@ fn use_memory(client: &tcp::Endpoint, number: usize) {
     }
 }
 
-#[test]
-fn several_clients_are_served_while_one_floods_one_does_not_read_and_one_dies_amid_a_frame() {
-    let component = Component::new();
-    let clients: Vec<_> = (0..CLIENTS).map(|_| component.client()).collect();
-    let (mut half_dead, theirs) = component.admit();
-    let key = theirs.expose(OWN).unwrap().key;
-    let frame = Frame::Put { key, offset: 0, len_bytes: 1000 };
-    half_dead.write_all(&frame.encode()).unwrap();
-    // Asks for as much as it may, again and again, and reads none of it.
-    let (mut deaf, _) = component.admit();
-    for request in 0..32 {
-        let frame = Frame::Get { request, key, offset: 0, len_bytes: LEN };
-        deaf.write_all(&frame.encode()).unwrap();
-    }
-    let flooder = component.client();
-    let stop = AtomicBool::new(false);
+/// All at once, each in its own place, and together in one word.
+fn use_memory_at_once(clients: &[Endpoint]) {
     std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let bytes = vec![1; 32 << 10];
-            while !stop.load(Ordering::Relaxed) {
-                flooder.put(own_at(LEN / 2), &bytes).unwrap();
-            }
-        });
-        let users: Vec<_> = clients
-            .iter()
-            .enumerate()
-            .map(|(number, client)| scope.spawn(move || use_memory(client, number)))
-            .collect();
-        for user in users {
-            user.join().unwrap();
+        for (number, client) in clients.iter().enumerate() {
+            scope.spawn(move || use_memory(client, number));
         }
-        stop.store(true, Ordering::Relaxed);
     });
-    assert_eq!(clients[0].fetch_add(own_at(0), 0).unwrap(), 40 * CLIENTS as u64);
-    assert_eq!(component.progress.serving(), CLIENTS + 3);
-    drop((half_dead, deaf));
-    component.wait_until_serving(CLIENTS + 1);
+    assert_eq!(clients[0].fetch_add(own_at(0), 0).unwrap(), 40 * clients.len() as u64);
+}
+
+#[test]
+fn several_clients_are_served_while_one_floods_and_one_leaves() {
+    for_each(SERVED, |carrier| {
+        let component = Component::new(carrier);
+        let clients: Vec<_> = (0..CLIENTS).map(|_| component.client()).collect();
+        let (flooder, leaver) = (component.client(), component.client());
+        assert_eq!(component.progress.serving(), CLIENTS + 2);
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let bytes = vec![1; 32 << 10];
+                while !is_over.load(Ordering::Relaxed) {
+                    flooder.put(own_at(LEN / 2), &bytes).unwrap();
+                }
+            });
+            scope.spawn(move || {
+                leaver.put(own_at(LEN / 2), &vec![2; 32 << 10]).unwrap();
+                drop(leaver);
+            });
+            let used = std::panic::catch_unwind(|| use_memory_at_once(&clients));
+            is_over.store(true, Ordering::Relaxed);
+            used.unwrap();
+        });
+        component.wait_until_serving(CLIENTS + 1);
+    });
+}
+
+#[test]
+fn several_clients_are_served_while_one_does_not_read_and_one_dies_amid_a_frame() {
+    for_each(&[Carrier::Tcp, Carrier::Tls], |carrier| {
+        let component = Component::new(carrier);
+        let clients: Vec<_> = (0..CLIENTS).map(|_| component.client()).collect();
+        let (mut half_dead, RemoteRegion { key, .. }) = component.bare_client();
+        half_dead.send(Frame::Put { key, offset: 0, len_bytes: 1000 });
+        // Asks for as much as it may, again and again, and reads none of it.
+        let (mut deaf, RemoteRegion { key, .. }) = component.bare_client();
+        for request in 0..32 {
+            deaf.send(Frame::Get { request, key, offset: 0, len_bytes: LEN });
+        }
+        use_memory_at_once(&clients);
+        assert_eq!(component.progress.serving(), CLIENTS + 2);
+        drop((half_dead, deaf));
+        component.wait_until_serving(CLIENTS);
+    });
 }
 
 #[test]
 fn a_client_that_is_cut_off_is_let_go_and_the_others_stay() {
-    let component = Component::new();
-    let (good, bad) = (component.client(), component.client());
-    let wrong = sublet_fabric::exposed::RemoteRegion { key: 1 << 20, base: 0, len_bytes: LEN };
-    bad.reach(OWN, wrong).unwrap();
-    assert!(bad.get(own_at(0), &mut [0; 8]).is_err());
-    component.wait_until_serving(1);
-    assert!(bad.down().unwrap().contains("the key is of no region"), "{:?}", bad.down());
-    use_memory(&good, 0);
-    drop(good);
-    component.wait_until_serving(0);
+    for_each(&[Carrier::Tcp, Carrier::Tls], |carrier| {
+        let component = Component::new(carrier);
+        let (good, bad) = (component.client(), component.client_with_wrong_key());
+        assert!(bad.get(own_at(0), &mut [0; 8]).is_err());
+        component.wait_until_serving(1);
+        assert!(bad.down().unwrap().contains("the key is of no region"), "{:?}", bad.down());
+        use_memory(&good, 0);
+        drop(good);
+        component.wait_until_serving(0);
+    });
+}
+
+/// Over libfabric the target may never hear of it.
+#[test]
+fn a_client_with_a_wrong_key_gets_nothing_and_the_others_stay() {
+    for_each(SERVED, |carrier| {
+        let component = Component::new(carrier);
+        let (good, bad) = (component.client(), component.client_with_wrong_key());
+        good.put(own_at(0), &[7; 8]).unwrap();
+        let mut got = [0; 8];
+        assert!(bad.get(own_at(0), &mut got).is_err() && got == [0; 8]);
+        good.put(own_at(0), &[0; 8]).unwrap();
+        use_memory(&good, 0);
+    });
 }

@@ -10,7 +10,7 @@ use sublet_fabric::tcp::frame::{Frame, HEADER_BYTES};
 use sublet_fabric::tcp::{self, Stream};
 use sublet_fabric::{Endpoint, FabricError};
 
-use crate::pairs::{LEN, NETWORKS, Node, Pair, REGION, at, line_at, over, sockets};
+use crate::pairs::{LEN, Node, Pair, REGION, STREAMS, at, line_at, over, sockets};
 
 /// Waits until the passive side is down, and says why.
 fn their_reason(pair: &Pair) -> String {
@@ -25,7 +25,7 @@ fn their_reason(pair: &Pair) -> String {
 
 /// What this side believes of the peer's region is wrong; the first use of it ends the connection.
 fn misled(remote: impl Fn(RemoteRegion) -> RemoteRegion, expected: &str) {
-    over(NETWORKS, |pair| {
+    over(STREAMS, |pair| {
         let theirs = pair.passive.stream();
         let Endpoint::Tcp(ours) = &pair.end else { panic!("a network's end") };
         ours.reach(REGION, remote(theirs.expose(REGION).unwrap())).unwrap();
@@ -54,7 +54,7 @@ fn a_place_outside_ends_the_connection_and_both_sides_say_why() {
 
 #[test]
 fn an_unaligned_word_ends_the_connection_and_both_sides_say_why() {
-    over(NETWORKS, |pair| {
+    over(STREAMS, |pair| {
         let theirs = pair.passive.stream();
         let Endpoint::Tcp(ours) = &pair.end else { panic!("a network's end") };
         ours.reach(REGION, RemoteRegion { base: 4, ..theirs.expose(REGION).unwrap() }).unwrap();
@@ -66,7 +66,7 @@ fn an_unaligned_word_ends_the_connection_and_both_sides_say_why() {
 
 #[test]
 fn a_key_that_has_expired_says_so_on_both_sides() {
-    over(NETWORKS, |pair| {
+    over(STREAMS, |pair| {
         pair.end.fetch_add(at(0), 1).unwrap();
         pair.passive.stream().exposed().withdraw(REGION);
         let error = pair.end.fetch_add(at(0), 1).unwrap_err();
@@ -183,7 +183,7 @@ fn a_flood_of_requests_whose_replies_nobody_reads_is_cut_off() {
 
 #[test]
 fn the_reason_of_a_disconnect_is_told_to_the_peer() {
-    over(NETWORKS, |pair| {
+    over(STREAMS, |pair| {
         let Endpoint::Tcp(ours) = &pair.end else { panic!("a network's end") };
         pair.end.fetch_add(at(0), 1).unwrap();
         ours.disconnect("the lease is over");

@@ -1,21 +1,23 @@
-//! One thread that takes what arrives for ends whose owner runs nothing of its own.
+//! One thread that takes what arrives for ends whose owner runs nothing of its own: a memory component's.
+//!
+//! Over TCP all that a peer asks for is done by the target's progress. Over libfabric that depends on the provider: the
+//! software ones are as TCP, a card does most by itself, and what is left (messages, atomics where it has none) is little.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
-use super::Endpoint;
-use crate::FabricError;
 use crate::sync::{AtomicU32, Mutex, Ordering, lock};
+use crate::{FabricError, ofi, tcp};
 
 /// Ends that are asked about with one system call.
 const EVENTS_AT_ONCE: usize = 32;
 /// What the epoll calls the thread's own alarm; ends are called by their place in the table.
 const ALARM: u64 = u64::MAX;
 
-/// One thread that serves many ends: a memory component's. Each has a bounded turn when something has arrived for it or
+/// One thread that serves many ends. Each has a bounded turn when something has arrived for it or
 /// there is room again for what it has to send, so that no peer, slow or busy, keeps it from the others. An end that
 /// goes down is let go. The thread ends when this is dropped.
 pub struct Progress {
@@ -23,11 +25,20 @@ pub struct Progress {
     thread: Option<JoinHandle<()>>,
 }
 
+/// An end that can be served.
+#[derive(Clone)]
+pub enum Served {
+    /// See [`tcp`].
+    Tcp(Arc<tcp::Endpoint>),
+    /// See [`ofi`].
+    Ofi(Arc<ofi::Endpoint>),
+}
+
 struct Shared {
     epoll: OwnedFd,
     alarm: OwnedFd,
     stop: AtomicU32,
-    served: Mutex<Vec<Option<Arc<Endpoint>>>>,
+    served: Mutex<Vec<Option<Served>>>,
 }
 
 impl Progress {
@@ -50,7 +61,8 @@ impl Progress {
     }
 
     /// Serves this end until its connection goes down.
-    pub fn serve(&self, endpoint: Arc<Endpoint>) -> Result<(), FabricError> {
+    pub fn serve(&self, endpoint: impl Into<Served>) -> Result<(), FabricError> {
+        let endpoint = endpoint.into();
         let not_served = |error| FabricError::system("epoll_ctl for an end to be served", error);
         let readable = endpoint.readable().ok_or_else(|| not_served(rustix::io::Errno::BADF))?;
         let mut served = lock(&self.shared.served);
@@ -75,12 +87,22 @@ impl Shared {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(EVENTS_AT_ONCE);
         while self.stop.load(Ordering::Acquire) == 0 {
             events.clear();
+            self.look_out();
             // A signal is a wait that brought nothing.
             let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), None);
             for event in &events {
                 if event.data.u64() != ALARM {
                     self.turn(event.data.u64() as usize);
                 }
+            }
+        }
+    }
+
+    /// What has arrived over libfabric makes a descriptor readable only if that is asked for before each wait.
+    fn look_out(&self) {
+        for endpoint in lock(&self.served).iter().flatten() {
+            if let Served::Ofi(endpoint) = endpoint {
+                endpoint.readable();
             }
         }
     }
@@ -95,6 +117,34 @@ impl Shared {
             }
             lock(&self.served)[place] = None;
         }
+    }
+}
+
+impl Served {
+    fn readable(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Served::Tcp(endpoint) => endpoint.readable(),
+            Served::Ofi(endpoint) => endpoint.readable(),
+        }
+    }
+
+    fn progress(&self) -> Result<(), FabricError> {
+        match self {
+            Served::Tcp(endpoint) => endpoint.progress(),
+            Served::Ofi(endpoint) => endpoint.progress(),
+        }
+    }
+}
+
+impl From<Arc<tcp::Endpoint>> for Served {
+    fn from(endpoint: Arc<tcp::Endpoint>) -> Served {
+        Served::Tcp(endpoint)
+    }
+}
+
+impl From<Arc<ofi::Endpoint>> for Served {
+    fn from(endpoint: Arc<ofi::Endpoint>) -> Served {
+        Served::Ofi(endpoint)
     }
 }
 

@@ -1,0 +1,79 @@
+//! Two sides that are both at work: each waits on its own end and reaches the other's own region.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use sublet_fabric::exposed::OWN;
+use sublet_fabric::line::{Line, Turn, Watch};
+use sublet_fabric::window::Window;
+use sublet_fabric::{Endpoint, ofi, shm};
+
+use crate::libfabric;
+use crate::pairs::{Carrier, Node, connect, introduce, streams};
+
+/// One of them.
+pub struct Side {
+    pub node: Node,
+    pub end: Endpoint,
+}
+
+/// Two sides that [`join`] connects. Their memory may be changed until then.
+pub fn sides(carrier: Carrier, own_bytes: u64) -> [Side; 2] {
+    let nodes = [Node::new(own_bytes), Node::new(own_bytes)];
+    let ends = [(&nodes[0], &nodes[1]), (&nodes[1], &nodes[0])].map(|(ours, theirs)| match carrier {
+        Carrier::Shm => {
+            let end = shm::Endpoint::new(Window::reserve(1, own_bytes).unwrap(), None);
+            end.register(OWN, theirs.own.fd(), own_bytes).unwrap();
+            Endpoint::Shm(end)
+        }
+        Carrier::Tcp | Carrier::Tls | Carrier::Sim(_) => Endpoint::Tcp(ours.end(None)),
+        Carrier::Ofi => Endpoint::Ofi(ofi::Endpoint::new(ours.exposed.clone(), None)),
+    });
+    let mut ends = ends.into_iter();
+    nodes.map(|node| Side { node, end: ends.next().unwrap() })
+}
+
+/// Connects them.
+pub fn join(carrier: Carrier, [left, right]: &[Side; 2]) {
+    match (&left.end, &right.end) {
+        (Endpoint::Tcp(ours), Endpoint::Tcp(theirs)) => {
+            let streams = streams(carrier);
+            connect((ours, streams.0), (theirs, streams.1));
+            introduce(ours, theirs);
+        }
+        (Endpoint::Ofi(ours), Endpoint::Ofi(theirs)) => libfabric::meet(ours, theirs),
+        // Who shares memory is connected.
+        _ => {}
+    }
+}
+
+impl Side {
+    pub fn line(&self, offset: u64) -> (&Line, &Watch) {
+        self.node.line(offset)
+    }
+
+    /// Waits for a line of its own.
+    pub fn receive(&self, offset: u64, turn: Turn) {
+        assert!(self.end.wait(self.line(offset), turn, None, || false), "{:?}", self.end.down());
+    }
+
+    /// Waits, as a worker does, while something is done at the other side.
+    pub fn serving<T>(&self, act: impl FnOnce() -> T) -> T {
+        /// Also where `act` panics.
+        struct Stop<'a>(&'a AtomicBool, &'a Side);
+        impl Drop for Stop<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::SeqCst);
+                self.1.end.poke(self.1.line(0).1);
+            }
+        }
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let never = Turn::of_use(u64::from(u32::MAX) - 1);
+                self.end.wait(self.line(0), never, None, || is_done.load(Ordering::SeqCst))
+            });
+            let _stop = Stop(&is_done, self);
+            act()
+        })
+    }
+}
