@@ -38,7 +38,7 @@ const CHORES: &[Chore] = &[
     Chore { usage: "fuzz [--seconds N]", help: "fuzz every decoder, N seconds each (60)", run: fuzz::chore },
     Chore { usage: "bench", help: "measure the promises, and write docs/performance.md", run: bench::chore },
     Chore {
-        usage: "verbs-vm",
+        usage: "verbs-vm [--only PART,...] [--limit SECONDS]",
         help: "the fabric's suite and latency over verbs, in an emulated machine",
         run: verbs_vm::chore,
     },
@@ -81,9 +81,15 @@ fn root() -> PathBuf {
     here.parent().expect("xtask/ stands inside the repository").to_path_buf()
 }
 
-/// The cargo that runs this, in the repository's top folder, without colours: its output goes to logs.
+/// The cargo that runs this, in the repository's top folder, without colours: its output goes to logs. What it has told
+/// this program about itself is taken away again: some build scripts (ring's) run anew if that changes, and half of the
+/// workspace with them.
 fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let told = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(told)) {
+        command.env_remove(name);
+    }
     command.current_dir(root()).env("CARGO_TERM_COLOR", "never").env("CARGO_TERM_PROGRESS_WHEN", "never");
     command
 }

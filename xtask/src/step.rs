@@ -231,7 +231,7 @@ fn summary(name: &str, verdict: &str, took: Duration, detail: &str) -> String {
 }
 
 /// The numbers of a line such as `test result: ok. 12 passed; 0 failed; 1 ignored; ...`.
-fn test_result(line: &str) -> Option<Tally> {
+pub fn test_result(line: &str) -> Option<Tally> {
     let (_, counts) = line.trim_start().strip_prefix("test result: ")?.split_once(". ")?;
     let count = |what: &str| {
         let part = counts.split("; ").find_map(|part| part.strip_suffix(what))?;

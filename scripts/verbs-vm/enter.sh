@@ -1,0 +1,38 @@
+# The guest's second program: an interface, a card in software on it, then what the caller wants (guest.sh).
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root
+ulimit -l unlimited
+mkdir -p /dev/shm /dev/pts
+for folder in /dev/shm /tmp /run; do mount -t tmpfs tmpfs $folder; done
+mount -t devpts devpts /dev/pts
+# The kernel itself asks for modules, too, where they always are.
+mkdir -p /lib/modules
+mount --bind /kernel/lib/modules /lib/modules
+for module in rdma_rxe ib_uverbs rdma_ucm veth; do modprobe $module; done
+ip link set lo up
+# Room for the largest packet that there is in RDMA (4096 bytes), so that large messages need fewer.
+ip link add veth0 mtu 4500 type veth peer name veth1 mtu 4500
+ip addr add 10.0.0.1/24 dev veth0
+ip link set veth0 up
+ip link set veth1 up
+rdma link add rxe0 type rxe netdev veth0
+node() { IFS=: read -r major minor <"$2" && [ -e "$1" ] || mknod "$1" c "$major" "$minor"; }
+mkdir -p /dev/infiniband
+for verbs in /sys/class/infiniband_verbs/uverbs*; do node "/dev/infiniband/$(basename "$verbs")" "$verbs/dev"; done
+node /dev/infiniband/rdma_cm /sys/class/misc/rdma_cm/dev
+
+cd /share
+say() { echo "$*" >>progress; }
+# Runs a command as part NAME, at most so many seconds: NAME.log has its output, NAME.status how it ended and after how long.
+part() {
+    local name=$1 limit_s=$2 began_s=$SECONDS status=0
+    shift 2
+    say "  $name, at most $limit_s s"
+    timeout --kill-after=5 "$limit_s" "$@" >"$name.log" 2>&1 || status=$?
+    echo "$status $((SECONDS - began_s))" >"$name.status"
+    say "  $name: ended with $status after $((SECONDS - began_s)) s"
+}
+say "  kernel $(uname -r), up after $(cut -d' ' -f1 /proc/uptime) s, $(nproc) processors, $(awk '/MemTotal/ { print int($2 / 1024) }' /proc/meminfo) MiB"
+source ./guest.sh
+echo done >finished
+sync
+poweroff -f 2>/dev/null || /bin/busybox poweroff -f

@@ -1,0 +1,225 @@
+//! What came of each part, as a table and as JSON.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use super::parts::{Kind, Part};
+use super::read;
+use crate::step::{Tally, test_result};
+
+/// How `timeout` says that it had to end a command: by asking, and by killing it.
+const TIMED_OUT: [i32; 2] = [124, 137];
+
+/// How a part ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    Passed,
+    Failed,
+    LeftOut,
+}
+
+/// One line of the table.
+#[derive(Debug)]
+pub struct PartOutcome {
+    pub name: &'static str,
+    pub ended: Ended,
+    /// Tests that passed and that failed; none of a measurement.
+    tests: Option<(u64, u64)>,
+    seconds: Option<u64>,
+    /// Why it failed or what was left out.
+    reasons: Vec<String>,
+}
+
+impl PartOutcome {
+    /// From what the guest left.
+    pub fn read(part: &Part, share: &Path) -> PartOutcome {
+        let log = read(share, &format!("{}.log", part.name));
+        let status = read(share, &format!("{}.status", part.name));
+        PartOutcome::of(part, &status, &log)
+    }
+
+    fn of(part: &Part, status: &str, log: &str) -> PartOutcome {
+        let bare = PartOutcome {
+            name: part.name,
+            ended: Ended::Failed,
+            tests: None,
+            seconds: None,
+            reasons: Vec::new(),
+        };
+        let (is_tests, limit_s) = match part.kind {
+            Kind::LeftOut(reason) => {
+                return PartOutcome { ended: Ended::LeftOut, reasons: vec![reason.into()], ..bare };
+            }
+            Kind::Tests { limit_s, .. } => (true, limit_s),
+            Kind::Measurement { limit_s, .. } => (false, limit_s),
+        };
+        let Some((status, seconds)) = numbers(status) else {
+            return PartOutcome { reasons: vec![unfinished(log)], ..bare };
+        };
+        let tally = is_tests.then(|| tally(log));
+        let mut reasons = left_out(log);
+        let did_something = tally.is_none_or(|tally| tally.passed > 0);
+        let ended = match () {
+            () if status != 0 || !did_something => Ended::Failed,
+            () if !reasons.is_empty() && !log.lines().any(|line| line.starts_with("over ")) => Ended::LeftOut,
+            () => Ended::Passed,
+        };
+        if TIMED_OUT.contains(&status) {
+            reasons.push(format!("not done after {limit_s} s{}", running(log)));
+        } else if ended == Ended::Failed {
+            reasons.extend(failed(log));
+            reasons.push(format!("exit status {status}"));
+        }
+        let tests = tally.map(|tally| (tally.passed, tally.failed));
+        PartOutcome { ended, tests, seconds: Some(seconds), reasons, ..bare }
+    }
+
+    /// Whether it passed, or was not to run.
+    pub fn is_good(&self) -> bool {
+        self.ended != Ended::Failed
+    }
+
+    /// Whether it is a check at all.
+    pub fn was_to_run(&self) -> bool {
+        self.ended != Ended::LeftOut
+    }
+
+    fn verdict(&self) -> &'static str {
+        match self.ended {
+            Ended::Passed => "ok",
+            Ended::Failed => "FAILED",
+            Ended::LeftOut => "left out",
+        }
+    }
+}
+
+/// For people.
+pub fn table(outcomes: &[PartOutcome]) -> String {
+    let mut table = format!("{:<14}{:<10}{:>8}{:>8}{:>8}  \n", "over verbs", "", "passed", "failed", "time");
+    for outcome in outcomes {
+        let count =
+            |of: fn((u64, u64)) -> u64| outcome.tests.map_or("-".to_owned(), |tests| of(tests).to_string());
+        let time = outcome.seconds.map_or("-".to_owned(), |seconds| format!("{seconds} s"));
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            table,
+            "{:<14}{:<10}{:>8}{:>8}{:>8}  {}",
+            outcome.name,
+            outcome.verdict(),
+            count(|tests| tests.0),
+            count(|tests| tests.1),
+            time,
+            outcome.reasons.join("; ")
+        );
+    }
+    table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+}
+
+/// For programs.
+pub fn json(outcomes: &[PartOutcome]) -> String {
+    let number = |number: Option<u64>| number.map_or("null".to_owned(), |number| number.to_string());
+    let objects = outcomes.iter().map(|outcome| {
+        format!(
+            "{{\"name\": \"{}\", \"result\": \"{}\", \"passed\": {}, \"failed\": {}, \"seconds\": {}, \
+             \"reason\": \"{}\"}}",
+            outcome.name,
+            outcome.verdict().to_lowercase().replace(' ', "_"),
+            number(outcome.tests.map(|tests| tests.0)),
+            number(outcome.tests.map(|tests| tests.1)),
+            number(outcome.seconds),
+            outcome.reasons.join("; ").replace(['"', '\\'], "'")
+        )
+    });
+    format!("[{}]", objects.collect::<Vec<_>>().join(", "))
+}
+
+/// Exit status and seconds.
+fn numbers(status: &str) -> Option<(i32, u64)> {
+    let (status, seconds) = status.trim().split_once(' ')?;
+    Some((status.parse().ok()?, seconds.parse().ok()?))
+}
+
+fn tally(log: &str) -> Tally {
+    log.lines().filter_map(test_result).fold(Tally::default(), |sum, result| Tally {
+        passed: sum.passed + result.passed,
+        failed: sum.failed + result.failed,
+    })
+}
+
+/// What tests say that they left out, each once.
+fn left_out(log: &str) -> Vec<String> {
+    let mut reasons: Vec<String> = Vec::new();
+    for line in log.lines().filter(|line| line.starts_with("skipped")) {
+        if !reasons.iter().any(|known| known == line) {
+            reasons.push(line.to_owned());
+        }
+    }
+    reasons
+}
+
+/// Of a part without an end.
+fn unfinished(log: &str) -> String {
+    match log {
+        "" => "not begun when the emulated machine ended".to_owned(),
+        _ => format!("not done when the emulated machine ended{}", running(log)),
+    }
+}
+
+/// The test that had begun and not ended.
+fn running(log: &str) -> String {
+    let test = log.lines().rev().find_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... "));
+    test.map_or(String::new(), |test| format!(", in {test}"))
+}
+
+/// The tests that failed.
+fn failed(log: &str) -> Option<String> {
+    let names = log.lines().filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... FAILED"));
+    let names: Vec<_> = names.collect();
+    (!names.is_empty()).then(|| names.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG: &str = "running 2 tests\ntest a::one ... ok\ntest a::two ... ";
+    const OK: &str = "over Ofi\ntest result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 3 filtered out\n";
+
+    fn of(status: &str, log: &str) -> PartOutcome {
+        let kind = Kind::Tests { program: "conformance", arguments: "a::", limit_s: 7 };
+        PartOutcome::of(&Part { name: "a", kind }, status, log)
+    }
+
+    #[test]
+    fn tests_that_pass_are_counted_and_those_that_fail_or_hang_are_named() {
+        let passed = of("0 12\n", OK);
+        assert_eq!((passed.ended, passed.tests, passed.seconds), (Ended::Passed, Some((2, 0)), Some(12)));
+        let hangs = of("124 7\n", LOG);
+        assert_eq!((hangs.ended, &*hangs.reasons[0]), (Ended::Failed, "not done after 7 s, in a::two"));
+        let fails =
+            of("101 3\n", "test a::one ... FAILED\ntest result: FAILED. 1 passed; 1 failed; 0 ignored\n");
+        assert_eq!((fails.ended, fails.tests, &*fails.reasons[0]), (Ended::Failed, Some((1, 1)), "a::one"));
+        assert!(table(&[fails]).contains("FAILED"));
+    }
+
+    #[test]
+    fn a_part_that_did_nothing_has_not_passed() {
+        assert_eq!(of("0 1\n", "").ended, Ended::Failed);
+        assert_eq!(
+            (of("", "").ended, &*of("", "").reasons[0]),
+            (Ended::Failed, "not begun when the emulated machine ended")
+        );
+        assert!(of("", LOG).reasons[0].ends_with("in a::two"));
+        assert_eq!(of("0 1\n", "test result: ok. 0 passed; 0 failed; 9 filtered out\n").ended, Ended::Failed);
+    }
+
+    #[test]
+    fn what_tests_leave_out_is_told_with_its_reason() {
+        let log = format!("skipped over Ofi: no room\nskipped over Ofi: no room\n{OK}");
+        let some = of("0 1\n", &log);
+        assert_eq!((some.ended, some.reasons.len()), (Ended::Passed, 1));
+        let all = of("0 1\n", &log.replace("over Ofi\ntest", "test"));
+        assert_eq!((all.ended, &*all.reasons[0]), (Ended::LeftOut, "skipped over Ofi: no room"));
+        assert!(json(&[all]).contains("\"result\": \"left_out\""));
+    }
+}
