@@ -16,13 +16,14 @@ pub struct Side {
     pub end: Endpoint,
 }
 
-/// Two sides that [`join`] connects. Their memory may be changed until then.
-pub fn sides(carrier: Carrier, own_bytes: u64) -> [Side; 2] {
-    let nodes = [Node::new(own_bytes), Node::new(own_bytes)];
+/// Two sides with own regions of these sizes, which [`join`] connects. Their memory may be mapped anew until then.
+pub fn sides(carrier: Carrier, own_bytes: [u64; 2]) -> [Side; 2] {
+    let nodes = own_bytes.map(Node::new);
     let ends = [(&nodes[0], &nodes[1]), (&nodes[1], &nodes[0])].map(|(ours, theirs)| match carrier {
         Carrier::Shm => {
-            let end = shm::Endpoint::new(Window::reserve(1, own_bytes).unwrap(), None);
-            end.register(OWN, theirs.own.fd(), own_bytes).unwrap();
+            let len_bytes = theirs.own.len_bytes();
+            let end = shm::Endpoint::new(Window::reserve(1, len_bytes).unwrap(), None);
+            end.register(OWN, theirs.own.fd(), len_bytes).unwrap();
             Endpoint::Shm(end)
         }
         Carrier::Tcp | Carrier::Tls | Carrier::Sim(_) => Endpoint::Tcp(ours.end(None)),

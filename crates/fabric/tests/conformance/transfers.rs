@@ -63,7 +63,7 @@ fn two_ends_that_send_to_each_other_at_once_both_arrive() {
     const DATA: u64 = 4096;
     for_each(BOTH_WAYS, |carrier| {
         let len: usize = if matches!(carrier, Carrier::Sim(_)) { 1 << 20 } else { 64 << 20 };
-        let sides = sides(carrier, DATA + len as u64);
+        let sides = sides(carrier, [DATA + len as u64; 2]);
         join(carrier, &sides);
         let send_and_wait = |side: &Side, seed: usize| {
             side.end.put(own_at(DATA), &pattern(len, seed)).unwrap();
@@ -85,7 +85,7 @@ fn a_slow_receiver_holds_its_sender_back_and_loses_nothing() {
     const PUTS: u64 = 64;
     const DATA: u64 = PUTS * 128;
     for_each(&[Carrier::Tcp, Carrier::Tls, Carrier::Ofi], |carrier| {
-        let sides = sides(carrier, LEN);
+        let sides = sides(carrier, [LEN; 2]);
         join(carrier, &sides);
         let [sender, receiver] = &sides;
         std::thread::scope(|scope| {
