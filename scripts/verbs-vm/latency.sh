@@ -3,7 +3,7 @@
 set -euo pipefail
 readonly PORT=18515 TOWARD=10.0.0.1 BYTES=64
 
-perftest() { taskset -c "$1" ib_write_lat -d rxe0 -x 1 -s "$BYTES" -n 2000 -F "${@:2}"; }
+perftest() { taskset -c "$1" ib_write_lat -d rxe0 -x 1 -s "$BYTES" -n 1000 -F "${@:2}"; }
 
 for ((round = 1; round <= $1; round++)); do
     perftest 1 >/tmp/perftest-server.log 2>&1 &

@@ -49,7 +49,7 @@ pub fn chore(mut options: Options) -> io::Result<ExitCode> {
     Ok(if is_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn run(step: &mut Step, parts: &[&Part], limit_s: u64) -> io::Result<Outcome> {
+fn run(step: &mut Step, parts: &[Part], limit_s: u64) -> io::Result<Outcome> {
     let (prepared, lines) = step.run_and_keep(prepare())?;
     if !prepared {
         let reason = lines.iter().find_map(|line| line.strip_prefix(SKIPPED));
@@ -87,7 +87,7 @@ fn boot(share: &Path, limit_s: u64) -> Command {
 }
 
 /// Builds the programs, and puts them and what is to be done into a folder of their own.
-fn furnish(parts: &[&Part]) -> io::Result<PathBuf> {
+fn furnish(parts: &[Part]) -> io::Result<PathBuf> {
     let share = root().join(SHARE);
     if share.exists() {
         std::fs::remove_dir_all(&share)?;
