@@ -322,9 +322,10 @@ impl Truth {
     }
 
     /// Whether the agent has asked for a later registration than the ticket's, and will not take that one up any more.
+    /// Of a registration whose generation was not said nothing is known.
     fn is_outdated(&self, granted: &Granted) -> bool {
         let latest = self.nodes[granted.agent as usize].generation;
-        self.generations.get(&granted.registration).is_some_and(|&generation| generation < latest)
+        self.generations.get(&granted.registration).is_some_and(|generation| (1..latest).contains(generation))
     }
 
     /// Whether a lease was granted under this name.
