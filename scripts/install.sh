@@ -2,7 +2,7 @@
 # Installs what `cargo build --release` has built: scripts/install.sh PREFIX [--systemd]. Packagers put $DESTDIR before it.
 #
 #   bin/sublet                   the command
-#   libexec/sublet/              the worker program, which only agents start
+#   libexec/sublet/              the worker program, and the one that makes sandboxes, which only agents start
 #   lib/libsublet.{so,a}         the C library; lib/pkgconfig and lib/cmake tell how to use it
 #   include/                     sublet.h, sublet.hpp, sublet_function.h
 #   share/                       completions for bash, zsh and fish
@@ -53,6 +53,7 @@ completions() {
 
 put 755 $BUILT/sublet bin/sublet
 put 755 $BUILT/sublet-worker libexec/sublet/sublet-worker
+put 755 $BUILT/sublet-spawner libexec/sublet/sublet-spawner
 
 put 755 $BUILT/libsublet_c.so "lib/libsublet.so.$interface"
 ln --symbolic --force --no-dereference "libsublet.so.$interface" "$prefix/lib/libsublet.so"

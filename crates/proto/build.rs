@@ -1,7 +1,11 @@
 //! Generates the control messages and the gRPC stubs from the schema, which is their documentation.
 
-const SCHEMAS: [&str; 3] =
-    ["proto/sublet/v1/control.proto", "proto/sublet/v1/node.proto", "proto/sublet/v1/store.proto"];
+const SCHEMAS: [&str; 4] = [
+    "proto/sublet/v1/control.proto",
+    "proto/sublet/v1/node.proto",
+    "proto/sublet/v1/sandbox.proto",
+    "proto/sublet/v1/store.proto",
+];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     tonic_prost_build::configure().build_transport(false).compile_protos(&SCHEMAS, &["proto"])?;

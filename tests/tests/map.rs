@@ -24,6 +24,7 @@ const DOCUMENTS: &[&str] = &[
     "SPECIFICATION.md",
     "STYLE.md",
     "CHANGELOG.md",
+    "docs/isolation.md",
     "docs/performance.md",
     "docs/security.md",
 ];

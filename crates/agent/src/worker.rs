@@ -10,7 +10,7 @@ use sublet_fabric::clock::monotonic_ns;
 use sublet_fabric::packet::PacketSocket;
 use sublet_proto::v1::{PackageInfo, Started, WorkerSetup};
 use sublet_proto::{Code, Error};
-use sublet_sandbox::{Exit, Id, Kind, SandboxError, Sandboxes, Signal, Spec};
+use sublet_sandbox::bare::{Exit, Id, Kind, SandboxError, Sandboxes, Signal, Spec};
 
 use crate::attach::Attached;
 use crate::node::Node;

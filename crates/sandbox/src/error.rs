@@ -1,10 +1,11 @@
 //! What can go wrong with a sandbox.
 
-use std::path::PathBuf;
+use std::borrow::Cow;
+use std::io;
 
 use sublet_proto::{Code, Error};
 
-use crate::{Id, MAX_SANDBOXES, Status};
+use crate::{Id, MAX_SANDBOXES, MAX_VECTOR, Status};
 
 /// Why a verb failed for one sandbox.
 #[derive(Debug, thiserror::Error)]
@@ -13,8 +14,8 @@ pub enum SandboxError {
     /// The table has no such sandbox.
     #[error("there is no sandbox {0}")]
     Unknown(Id),
-    /// The table is full.
-    #[error("there are {MAX_SANDBOXES} sandboxes already")]
+    /// The table is full, or the vector is too long.
+    #[error("there are {MAX_SANDBOXES} sandboxes already, or more than {MAX_VECTOR} were asked for at once")]
     TooMany,
     /// The verb does not apply to a sandbox in this state.
     #[error("cannot {verb} sandbox {id}, which is {status:?}")]
@@ -26,30 +27,33 @@ pub enum SandboxError {
         /// What was asked.
         verb: &'static str,
     },
-    /// The program could not be started.
-    #[error("cannot start {}: {source}", program.display())]
-    Spawn {
-        /// Which program.
-        program: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// A system call on a running sandbox failed.
-    #[error("{operation} of process {pid} failed: {source}")]
+    /// Something that a sandbox needs could not be done.
+    #[error("{operation} failed: {source}")]
     System {
-        /// Which call.
-        operation: &'static str,
-        /// Of which process.
-        pid: i32,
+        /// What.
+        operation: Cow<'static, str>,
         /// What the system said.
-        source: std::io::Error,
+        source: io::Error,
     },
+    /// The spawner is gone, and every sandbox with it.
+    #[error("the process that makes sandboxes is gone: {0}")]
+    SpawnerGone(io::Error),
+}
+
+impl SandboxError {
+    /// That an operation failed in the system.
+    pub(crate) fn system(
+        operation: impl Into<Cow<'static, str>>,
+        source: impl Into<io::Error>,
+    ) -> SandboxError {
+        SandboxError::System { operation: operation.into(), source: source.into() }
+    }
 }
 
 impl From<SandboxError> for Error {
     fn from(error: SandboxError) -> Error {
         let code = match error {
-            SandboxError::Spawn { .. } | SandboxError::System { .. } => Code::System,
+            SandboxError::System { .. } | SandboxError::SpawnerGone(_) => Code::System,
             SandboxError::TooMany => Code::NoCapacity,
             SandboxError::Unknown(_) | SandboxError::WrongStatus { .. } => Code::Internal,
         };

@@ -1,36 +1,54 @@
 //! Isolated places to execute, by the five verbs of the OCI runtime: create, start, state, kill, delete.
 //!
-//! Every verb takes a vector, since some kinds have one cost for many (a program image that holds several kernels,
-//! a warm template that forks several times); the answers come in the order of what was asked, each on its own.
+//! Every verb takes a vector, since some kinds have one cost for many (processes that are made side by side, a program
+//! image that holds several kernels, a warm template that forks several times); the answers come in the order of what
+//! was asked, each on its own.
 //!
 //! ```text
 //! create -> Created -> start -> Running -> (it ends, or kill) -> Stopped -> delete
 //! ```
 //!
+//! Two processes have a part in it. Whoever wants sandboxes has [`Sandboxes`], the [`client`]; it starts the
+//! [`spawner`], a small program with a single thread, which makes all of them: forking a process is dear if it holds
+//! much memory, and unsafe if it has other threads. What the new process does to itself before it becomes the program
+//! is in `inside`.
+//!
 //! A sandbox gets one connection to the outside, its control socket, and knows nothing else of its surroundings.
-//! There is one kind so far, the bare [`process`]; kinds are an enum here, not plug-ins.
+//! There is one kind so far, the isolated process; kinds are an enum here, not plug-ins.
 //!
 //! Invariants:
-//! - Whoever drops its [`Sandboxes`] leaves no process behind.
+//! - Whoever drops its [`Sandboxes`], or dies, leaves no process behind: the spawner dies with its connection, and every
+//!   sandbox with the spawner.
+//! - A sandbox whose end is known has nothing left that runs: its first process is its namespace's init.
 //! - A sandbox that runs is never forgotten: `delete` refuses it.
-//! - Nothing here waits, but for the end of what was just killed while a table is dropped. Callers who want to hear
-//!   of an end poll [`Sandboxes::exit_fd`].
 
+pub mod bare;
+mod client;
 mod error;
-pub mod process;
+mod inside;
+pub mod spawner;
+mod strength;
+mod system;
+mod wire;
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
+pub use client::{Made, Sandboxes};
 pub use error::SandboxError;
-use process::Process;
 pub use rustix::process::Signal;
+pub use strength::{Finding, LOOK, Strength, strengths};
 
-/// Most sandboxes of one table.
+/// Most sandboxes of one spawner.
 pub const MAX_SANDBOXES: usize = 4096;
+/// Most sandboxes of one verb.
+pub const MAX_VECTOR: usize = 32;
+/// Where a sandbox finds the folder that its specification names, read-only.
+pub const FOLDER: &str = "/package";
+/// The only place where a sandbox can write files.
+pub const SCRATCH: &str = "/tmp";
 
 /// One sandbox of one [`Sandboxes`] table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,7 +64,7 @@ impl fmt::Display for Id {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
-    /// A process of this user that restricts itself before it runs foreign code.
+    /// A process in namespaces and a control group of its own, with few system calls and no privileges.
     Process,
 }
 
@@ -55,26 +73,56 @@ pub enum Kind {
 pub struct Spec {
     /// How it isolates.
     pub kind: Kind,
-    /// The program; a path, not looked up.
+    /// The program: a path outside, not looked up. Of the host's files a sandbox has this one, the folder and the shared
+    /// libraries.
     pub program: PathBuf,
     /// Its arguments, without its name.
     pub args: Vec<OsString>,
-    /// Its environment, apart from what every sandbox inherits (see [`process`]).
+    /// Its whole environment.
     pub env: Vec<(OsString, OsString)>,
+    /// A folder that it finds, read-only, as [`FOLDER`].
+    pub folder: Option<PathBuf>,
     /// Its connection to the outside: the program finds it as descriptor 0.
     pub control: OwnedFd,
+    /// What it reaches by the network.
+    pub network: Network,
+    /// What it may use.
+    pub limits: Limits,
+}
+
+/// What a sandbox reaches by the network. A connected socket that it is handed works in either case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Network {
+    /// Nothing: it can make no socket, and there is no interface.
+    None,
+    /// What its host reaches: for programs that dial by themselves, as RDMA libraries do. It can make sockets of the
+    /// internet's protocols, and use the host's RDMA devices.
+    Host,
+}
+
+/// What a sandbox may use. What the machine cannot enforce is told by [`strengths`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// The cores on which it may run; none: all that the spawner has.
+    pub cores: Vec<u32>,
+    /// Memory of all its processes together, with what it writes to [`SCRATCH`], in bytes. Who takes more is killed.
+    pub memory_bytes: Option<u64>,
+    /// Processes and threads at the same time, with its first process.
+    pub processes: Option<u32>,
+    /// Size of [`SCRATCH`], in bytes.
+    pub scratch_bytes: u64,
 }
 
 /// Where a sandbox stands in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// Being made. A kind whose `create` is immediate never shows it.
+    /// Being made. A kind whose `create` is complete when it returns never shows it.
     Creating,
     /// Made; the program does not run yet.
     Created,
     /// The program runs.
     Running,
-    /// The program has ended.
+    /// The program has ended, and all that it had started with it.
     Stopped,
 }
 
@@ -85,16 +133,19 @@ pub enum Exit {
     Status(i32),
     /// This signal killed it.
     Signal(i32),
+    /// It was killed because its sandbox wanted more than this many bytes of memory.
+    OutOfMemory(u64),
 }
 
 impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Exit::Status(status) => write!(f, "exited with status {status}"),
-            Exit::Signal(number) => match process::signal_name(number) {
+            Exit::Signal(number) => match system::signal_name(number) {
                 Some(name) => write!(f, "killed by {name}"),
                 None => write!(f, "killed by signal {number}"),
             },
+            Exit::OutOfMemory(limit) => write!(f, "out of memory: it was limited to {limit} bytes"),
         }
     }
 }
@@ -104,89 +155,8 @@ impl fmt::Display for Exit {
 pub struct State {
     /// Where it stands.
     pub status: Status,
-    /// The program's process, from its start on.
+    /// The program's process, as this machine numbers it, from its start on.
     pub pid: Option<u32>,
     /// How it ended, once it is stopped.
     pub exit: Option<Exit>,
-}
-
-/// A table of sandboxes of any kind, owned by the one thread that supervises them.
-///
-/// That thread must outlive them: a worker asks the kernel to be killed when the thread that started it ends.
-#[derive(Debug, Default)]
-pub struct Sandboxes {
-    entries: BTreeMap<Id, Sandbox>,
-    created: u64,
-}
-
-#[derive(Debug)]
-enum Sandbox {
-    Process(Process),
-}
-
-impl Sandboxes {
-    /// An empty table.
-    pub fn new() -> Sandboxes {
-        Sandboxes::default()
-    }
-
-    /// Makes sandboxes; none of their programs runs yet.
-    pub fn create(&mut self, specs: Vec<Spec>) -> Vec<Result<Id, SandboxError>> {
-        specs.into_iter().map(|spec| self.create_one(spec)).collect()
-    }
-
-    /// Starts the programs.
-    pub fn start(&mut self, ids: &[Id]) -> Vec<Result<(), SandboxError>> {
-        ids.iter().map(|&id| self.process(id)?.start(id)).collect()
-    }
-
-    /// Where the sandboxes stand now.
-    pub fn state(&mut self, ids: &[Id]) -> Vec<Result<State, SandboxError>> {
-        ids.iter().map(|&id| self.process(id)?.state()).collect()
-    }
-
-    /// Sends a signal to everything that runs in the sandboxes; one that does not run is left as it is.
-    pub fn kill(&mut self, ids: &[Id], signal: Signal) -> Vec<Result<(), SandboxError>> {
-        ids.iter().map(|&id| self.process(id)?.kill(signal)).collect()
-    }
-
-    /// Forgets sandboxes that do not run.
-    pub fn delete(&mut self, ids: &[Id]) -> Vec<Result<(), SandboxError>> {
-        ids.iter().map(|&id| self.delete_one(id)).collect()
-    }
-
-    /// What becomes readable when a sandbox stops, and stays so; `None` for one that was never started.
-    pub fn exit_fd(&self, id: Id) -> Option<BorrowedFd<'_>> {
-        let Sandbox::Process(process) = self.entries.get(&id)?;
-        process.exit_fd()
-    }
-
-    fn create_one(&mut self, spec: Spec) -> Result<Id, SandboxError> {
-        if self.entries.len() >= MAX_SANDBOXES {
-            return Err(SandboxError::TooMany);
-        }
-        let id = Id(self.created);
-        self.created += 1;
-        let sandbox = match spec.kind {
-            Kind::Process => Sandbox::Process(Process::create(spec)),
-        };
-        self.entries.insert(id, sandbox);
-        Ok(id)
-    }
-
-    fn delete_one(&mut self, id: Id) -> Result<(), SandboxError> {
-        let status = self.process(id)?.state()?.status;
-        if status == Status::Running {
-            return Err(SandboxError::WrongStatus { id, status, verb: "delete" });
-        }
-        self.entries.remove(&id);
-        Ok(())
-    }
-
-    fn process(&mut self, id: Id) -> Result<&mut Process, SandboxError> {
-        match self.entries.get_mut(&id) {
-            Some(Sandbox::Process(process)) => Ok(process),
-            None => Err(SandboxError::Unknown(id)),
-        }
-    }
 }

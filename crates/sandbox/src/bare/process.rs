@@ -26,7 +26,7 @@ use rustix::process::{
 };
 use rustix::time::Timespec;
 
-use crate::{Exit, Id, SandboxError, Spec, State, Status};
+use super::{Exit, Id, SandboxError, Spec, State, Status};
 
 /// How long a dropped sandbox waits for the process that it has killed.
 const LONGEST_END: Duration = Duration::from_secs(10);

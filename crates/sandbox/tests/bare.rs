@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
-use sublet_sandbox::{Exit, Id, Kind, SandboxError, Sandboxes, Signal, Spec, State, Status};
+use sublet_sandbox::bare::{Exit, Id, Kind, SandboxError, Sandboxes, Signal, Spec, State, Status};
 
 /// A shell that executes `script` with one end of a connection as its descriptor 0; the other end is returned.
 fn shell(script: &str) -> (Spec, UnixStream) {

@@ -1,0 +1,67 @@
+//! How long a sandbox takes from the request to the program's first instruction, beside a bare fork and exec of the same
+//! program: both are measured in turns, in one run. `cargo bench -p sublet-sandbox [-- STARTS]` prints JSON.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use support::House;
+
+/// Between two starts: the spawner makes ready what the next one needs.
+const PAUSE: Duration = Duration::from_millis(10);
+const DEFAULT_STARTS: usize = 200;
+
+fn main() {
+    let starts = std::env::args().skip(1).find_map(|word| word.parse().ok()).unwrap_or(DEFAULT_STARTS);
+    let house = House::open();
+    let (mut sandboxed, mut answered, mut bare) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..starts {
+        std::thread::sleep(PAUSE);
+        let begun = now_ns();
+        let mut tenant = house.start(&["now"]);
+        answered.push(now_ns() - begun);
+        sandboxed.push(tenant.read_all().trim().parse::<u64>().unwrap() - begun);
+        house.wait(&tenant.made);
+        house.sandboxes.delete(&[tenant.made.id]).remove(0).unwrap();
+        std::thread::sleep(PAUSE);
+        bare.push(start_bare());
+    }
+    let [first, first_p99] = summary(&mut sandboxed);
+    let [answer, _] = summary(&mut answered);
+    let [floor, floor_p99] = summary(&mut bare);
+    println!(
+        "{{\"bench\":\"sandbox start\",\"n\":{starts},\"median_us\":{first},\"p99_us\":{first_p99},\
+         \"answer_us\":{answer},\"floor_us\":{floor},\"floor_p99_us\":{floor_p99}}}"
+    );
+}
+
+fn start_bare() -> u64 {
+    let (mut outside, inside) = UnixStream::pair().unwrap();
+    let begun = now_ns();
+    let mut command = Command::new(support::program());
+    let mut child = command.arg("now").stdin(OwnedFd::from(inside)).stdout(Stdio::null()).spawn().unwrap();
+    drop(command);
+    let mut said = String::new();
+    outside.read_to_string(&mut said).unwrap();
+    child.wait().unwrap();
+    said.trim().parse::<u64>().unwrap() - begun
+}
+
+/// Median and p99, in microseconds.
+fn summary(samples: &mut [u64]) -> [f64; 2] {
+    samples.sort_unstable();
+    [samples[samples.len() / 2], samples[samples.len() * 99 / 100]].map(|ns| ns as f64 / 1e3)
+}
+
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}

@@ -1,0 +1,25 @@
+//! The process that makes sandboxes: started by an agent, with a folder and a socket to it as standard input. With
+//! `--look FOLDER` it prints how strong sandboxes are here instead.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use sublet_sandbox::{LOOK, spawner};
+
+fn main() -> ExitCode {
+    if let Some(status) = spawner::trial() {
+        return ExitCode::from(status as u8);
+    }
+    let words: Vec<OsString> = std::env::args_os().skip(1).collect();
+    match words.as_slice() {
+        [look, folder] if look == LOOK => spawner::look(folder.as_ref()),
+        [folder] => spawner::run(folder.as_ref()),
+        _ => {
+            eprintln!(
+                "sublet-spawner is started by an agent, with a folder and a socket as its standard input"
+            );
+            return ExitCode::from(2);
+        }
+    }
+    ExitCode::SUCCESS
+}

@@ -1,0 +1,160 @@
+//! The side of whoever wants sandboxes: starts the spawner and asks it.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use sublet_proto::v1::sandbox_request::Body;
+use sublet_proto::v1::{SandboxAnswer, SandboxCreate, SandboxIds, SandboxKill, SandboxReply, SandboxRequest};
+
+use crate::wire::{self, decode_answer, encode_spec};
+use crate::{Id, MAX_VECTOR, SandboxError, Signal, Spec, State};
+
+/// The sandboxes of one spawner. Dropped, all of them are dead, and the spawner with them.
+///
+/// Threads may share it: they are served one after the other.
+#[derive(Debug)]
+pub struct Sandboxes {
+    /// Closed before the process is waited for.
+    connection: Mutex<Option<OwnedFd>>,
+    spawner: Child,
+}
+
+/// A sandbox that was made.
+#[derive(Debug)]
+pub struct Made {
+    /// By which the verbs name it.
+    pub id: Id,
+    /// As it is now: its pid, if it was started.
+    pub state: State,
+    /// Becomes readable when nothing of the sandbox runs any more, and stays so.
+    pub ended: OwnedFd,
+}
+
+impl Sandboxes {
+    /// Starts a spawner: the program, with an existing folder over which it mounts what sandboxes see, in a namespace
+    /// of its own, so that nobody else ever finds anything in there.
+    ///
+    /// # Errors
+    /// If it cannot be started. What it itself cannot do is told when a sandbox is made.
+    pub fn open(program: &Path, folder: &Path) -> Result<Sandboxes, SandboxError> {
+        let failed = |source| SandboxError::system(format!("starting {}", program.display()), source);
+        let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let (outside, inside) =
+            rustix::net::socketpair(kind.0, kind.1, kind.2, None).map_err(|errno| failed(errno.into()))?;
+        let output = io::stderr().as_fd().try_clone_to_owned().map_err(failed)?;
+        let spawner = Command::new(program)
+            .arg(folder)
+            .env_clear()
+            // What is typed at the agent's terminal is the agent's business.
+            .process_group(0)
+            .stdin(inside)
+            .stdout(output)
+            .stderr(Stdio::inherit())
+            .spawn()
+            .map_err(failed)?;
+        Ok(Sandboxes { connection: Mutex::new(Some(outside)), spawner })
+    }
+
+    /// Makes sandboxes; none of their programs runs yet.
+    pub fn create(&self, specs: Vec<Spec>) -> Vec<Result<Made, SandboxError>> {
+        self.make(specs, false)
+    }
+
+    /// Creates and starts, in one go. One whose program cannot be started is gone at once.
+    pub fn launch(&self, specs: Vec<Spec>) -> Vec<Result<Made, SandboxError>> {
+        self.make(specs, true)
+    }
+
+    /// Starts the programs.
+    pub fn start(&self, ids: &[Id]) -> Vec<Result<State, SandboxError>> {
+        self.ask("start", ids, |ids| Body::Start(SandboxIds { ids }))
+    }
+
+    /// Where the sandboxes stand now.
+    pub fn state(&self, ids: &[Id]) -> Vec<Result<State, SandboxError>> {
+        self.ask("look at", ids, |ids| Body::State(SandboxIds { ids }))
+    }
+
+    /// Sends the programs a signal; SIGKILL ends everything that runs in the sandboxes. One that does not run is left
+    /// as it is.
+    pub fn kill(&self, ids: &[Id], signal: Signal) -> Vec<Result<State, SandboxError>> {
+        self.ask("kill", ids, |ids| Body::Kill(SandboxKill { ids, signal: signal.as_raw() }))
+    }
+
+    /// Forgets sandboxes that do not run.
+    pub fn delete(&self, ids: &[Id]) -> Vec<Result<State, SandboxError>> {
+        self.ask("delete", ids, |ids| Body::Delete(SandboxIds { ids }))
+    }
+
+    fn make(&self, specs: Vec<Spec>, start: bool) -> Vec<Result<Made, SandboxError>> {
+        let count = specs.len();
+        if count > MAX_VECTOR {
+            return specs.iter().map(|_| Err(SandboxError::TooMany)).collect();
+        }
+        let (specs, controls): (Vec<_>, Vec<_>) = specs.into_iter().map(encode_spec).unzip();
+        let request = SandboxRequest { body: Some(Body::Create(SandboxCreate { specs, start })) };
+        let (answers, fds) = match self.exchange(&request, &controls) {
+            Ok(reply) => reply,
+            Err(error) => return all_gone(count, &error),
+        };
+        let mut fds = fds.into_iter();
+        let made = |answer: SandboxAnswer| {
+            let (id, state) = decode_answer(answer, "create")?;
+            let ended =
+                fds.next().ok_or_else(|| SandboxError::SpawnerGone(io::ErrorKind::InvalidData.into()))?;
+            Ok(Made { id, state, ended })
+        };
+        answers.into_iter().map(made).collect()
+    }
+
+    fn ask(
+        &self,
+        verb: &'static str,
+        ids: &[Id],
+        body: impl FnOnce(Vec<u64>) -> Body,
+    ) -> Vec<Result<State, SandboxError>> {
+        let request = SandboxRequest { body: Some(body(ids.iter().map(|id| id.0).collect())) };
+        match self.exchange(&request, &[]) {
+            Ok((answers, _)) if answers.len() == ids.len() => {
+                let state = |answer| decode_answer(answer, verb).map(|(_, state)| state);
+                answers.into_iter().map(state).collect()
+            }
+            Ok(_) => all_gone(ids.len(), &io::ErrorKind::InvalidData.into()),
+            Err(error) => all_gone(ids.len(), &error),
+        }
+    }
+
+    fn exchange(
+        &self,
+        request: &SandboxRequest,
+        fds: &[OwnedFd],
+    ) -> io::Result<(Vec<SandboxAnswer>, Vec<OwnedFd>)> {
+        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let socket = connection.as_ref().ok_or(io::ErrorKind::NotConnected)?.as_fd();
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        wire::send(socket, request, &fds)?;
+        let (reply, fds) = wire::receive::<SandboxReply>(socket)?.ok_or(io::ErrorKind::BrokenPipe)?;
+        Ok((reply.answers, fds))
+    }
+}
+
+impl Drop for Sandboxes {
+    fn drop(&mut self) {
+        // Its end of the socket is what keeps the spawner alive.
+        drop(self.connection.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        let _ = self.spawner.wait();
+    }
+}
+
+fn all_gone<T>(count: usize, error: &io::Error) -> Vec<Result<T, SandboxError>> {
+    let again = || match error.raw_os_error() {
+        Some(number) => io::Error::from_raw_os_error(number),
+        None => error.kind().into(),
+    };
+    (0..count).map(|_| Err(SandboxError::SpawnerGone(again()))).collect()
+}

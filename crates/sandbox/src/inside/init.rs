@@ -1,0 +1,154 @@
+//! The sandbox's first process, once the program shall run: starts it, passes on what it prints, reaps what it leaves
+//! behind, and tells how it ended. With its own end the kernel ends all that is left.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use libc::STDERR_FILENO;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::pipe::PipeFlags;
+use rustix::process::{Pid, Resource, Rlimit, WaitOptions, WaitStatus, setrlimit, wait};
+
+use super::{PROGRAM, Plan, Report, Step};
+use crate::system;
+
+/// What is passed on at once, in bytes: no more than a pipe takes in one piece.
+const CHUNK_BYTES: usize = 4096;
+/// The status of a process that did not become the program. Nobody sees it: it has said why.
+const NOT_EXECUTED: i32 = 127;
+
+pub(super) fn run(plan: &Plan) -> ! {
+    let link = plan.link.as_fd();
+    match start(plan) {
+        Ok((program, ends, output)) => {
+            let _ = Report::Running.send(link);
+            let _ = attend(program, &ends, output).send(link);
+        }
+        Err(error) => drop(Report::failed(Step::Fork, &error).send(link)),
+    }
+    system::leave(0)
+}
+
+/// Forks the program's process. Comes back when that has become the program, or has ended.
+fn start(plan: &Plan) -> io::Result<(Pid, OwnedFd, Output)> {
+    let ends = system::child_ends()?;
+    let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    let Some(program) = system::fork_until_exec()? else {
+        let Err((step, error)) = become_program(plan, &write);
+        let _ = Report::failed(step, &error).send(plan.link.as_fd());
+        system::leave(NOT_EXECUTED)
+    };
+    rustix::io::ioctl_fionbio(&read, true)?;
+    let (link, output) = (plan.link.as_raw_fd(), STDERR_FILENO);
+    // What is the program's alone, its control socket above all, ends with it.
+    system::keep_only(&mut [link, output, ends.as_raw_fd(), read.as_raw_fd()])?;
+    std::mem::forget(write);
+    Ok((program, ends, Output { pipe: Some(read), pending: Vec::new() }))
+}
+
+fn become_program(plan: &Plan, output: &OwnedFd) -> Result<std::convert::Infallible, (Step, io::Error)> {
+    let failed = |step: Step| move |errno: Errno| (step, errno.into());
+    Report::Started.send(plan.link.as_fd()).map_err(|error| (Step::Fork, error))?;
+    system::hear_child_ends().map_err(|error| (Step::Limits, error))?;
+    limit(plan).map_err(failed(Step::Limits))?;
+    rustix::stdio::dup2_stdin(&plan.control).map_err(failed(Step::Exec))?;
+    rustix::stdio::dup2_stdout(output).map_err(failed(Step::Exec))?;
+    rustix::stdio::dup2_stderr(output).map_err(failed(Step::Exec))?;
+    system::close_on_exec().map_err(|error| (Step::Exec, error))?;
+    Err((Step::Exec, system::exec(PROGRAM, &plan.args, &plan.env)))
+}
+
+/// What each process by itself may do. The kernel counts processes for each user namespace, so that is a second bound of
+/// them, and the only one without a control group.
+fn limit(plan: &Plan) -> Result<(), Errno> {
+    let at_most = |most| Rlimit { current: Some(most), maximum: Some(most) };
+    for resource in [Resource::Core, Resource::Rtprio, Resource::Nice, Resource::Msgqueue] {
+        setrlimit(resource, at_most(0))?;
+    }
+    plan.processes.map_or(Ok(()), |processes| setrlimit(Resource::Nproc, at_most(processes.into())))
+}
+
+/// What the program prints, on its way to whatever the spawner has as standard error. The program has a pipe, and not
+/// that itself: it could cut off a file, or type into a terminal.
+struct Output {
+    /// Until its other end is closed.
+    pipe: Option<OwnedFd>,
+    pending: Vec<u8>,
+}
+
+impl Output {
+    /// Moves some of it, as far as that can be done without waiting; says whether something was moved.
+    fn pass_on(&mut self) -> bool {
+        if self.pending.is_empty() {
+            return self.take();
+        }
+        let mut ready = [PollFd::from_borrowed_fd(rustix::stdio::stderr(), PollFlags::OUT)];
+        if !poll(&mut ready, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }))
+            .is_ok_and(|count| count > 0)
+        {
+            return false;
+        }
+        match retry_on_intr(|| rustix::io::write(rustix::stdio::stderr(), &self.pending)) {
+            Ok(written) => drop(self.pending.drain(..written)),
+            // Nobody is there to read it.
+            Err(_) => self.pending.clear(),
+        }
+        true
+    }
+
+    fn take(&mut self) -> bool {
+        let Some(pipe) = &self.pipe else { return false };
+        let mut bytes = [0; CHUNK_BYTES];
+        match retry_on_intr(|| rustix::io::read(pipe, &mut bytes)) {
+            Ok(0) => self.pipe = None,
+            Ok(count) => self.pending.extend_from_slice(&bytes[..count]),
+            Err(_) => return false,
+        }
+        true
+    }
+}
+
+/// Waits for the end of the program.
+fn attend(program: Pid, ends: &OwnedFd, mut output: Output) -> Report {
+    loop {
+        if let Some(report) = reap(program) {
+            // What it still said; as much as is taken at once.
+            while output.pass_on() {}
+            return report;
+        }
+        let mut watched = vec![PollFd::new(ends, PollFlags::IN)];
+        match &output.pipe {
+            _ if !output.pending.is_empty() => {
+                watched.push(PollFd::from_borrowed_fd(rustix::stdio::stderr(), PollFlags::OUT));
+            }
+            Some(pipe) => watched.push(PollFd::new(pipe, PollFlags::IN)),
+            None => {}
+        }
+        let _ = poll(&mut watched, None);
+        // What it says does not matter: it was readable, and is not any more.
+        let _ = rustix::io::read(ends, &mut [0; 128]);
+        output.pass_on();
+    }
+}
+
+/// Takes leave of processes that have ended, also of those that others have left to this one; says how the program
+/// ended, if it was among them.
+fn reap(program: Pid) -> Option<Report> {
+    loop {
+        match retry_on_intr(|| wait(WaitOptions::NOHANG)) {
+            Ok(Some((pid, status))) if pid == program => return Some(report(status)),
+            Ok(Some(_)) => {}
+            Ok(None) => return None,
+            // While the program was not seen to end there is a child.
+            Err(_) => return Some(Report::Killed(libc::SIGKILL)),
+        }
+    }
+}
+
+fn report(status: WaitStatus) -> Report {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(status), _) => Report::Exited(status),
+        (None, signal) => Report::Killed(signal.unwrap_or(libc::SIGKILL)),
+    }
+}

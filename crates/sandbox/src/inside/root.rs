@@ -1,0 +1,67 @@
+//! A sandbox's root: the host's shared libraries, a few devices, the program and its folder, all read-only; its own
+//! processes as `/proc`; and a small `/tmp` in memory.
+//!
+//! What all sandboxes have in common the spawner mounts once, as the template; its working directory is there. A new
+//! process has a copy of the spawner's mounts, in which everything is locked: what was read-only there stays so even
+//! for whoever had all rights in the sandbox.
+
+use std::ffi::{CStr, CString};
+use std::io;
+
+use rustix::fs::CWD;
+use rustix::mount::{
+    MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, move_mount, open_tree, unmount,
+};
+
+use super::Plan;
+
+/// The program, as the sandbox finds it.
+pub(crate) const PROGRAM: &CStr = c"/program";
+/// Of the host, shown to sandboxes with the host's network, where they are: what RDMA libraries look for.
+pub(crate) const SYSTEM_FOLDERS: [MountPoint; 3] =
+    [MountPoint("sys"), MountPoint("dev/infiniband"), MountPoint("etc/libibverbs.d")];
+
+/// A place in the template where something can be mounted, relative to the root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MountPoint(pub(crate) &'static str);
+
+impl MountPoint {
+    pub(crate) const PROGRAM: MountPoint = MountPoint("program");
+    pub(crate) const FOLDER: MountPoint = MountPoint("package");
+}
+
+/// Makes this process's own copy of the template its root. Nothing else of what the spawner sees is left.
+pub(super) fn enter(plan: &Plan) -> io::Result<()> {
+    let flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+    let tree = open_tree(CWD, ".", flags)?;
+    let from_descriptor = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    move_mount(&tree, "", CWD, ".", from_descriptor)?;
+    rustix::process::fchdir(&tree)?;
+    for (place, detached) in &plan.mounts {
+        move_mount(detached, "", CWD, place.0, from_descriptor)?;
+    }
+    mount_scratch(plan.scratch_bytes)?;
+    mount_processes()?;
+    rustix::process::pivot_root(".", ".")?;
+    unmount(".", UnmountFlags::DETACH)?;
+    Ok(rustix::process::chdir("/")?)
+}
+
+fn mount_scratch(len_bytes: u64) -> io::Result<()> {
+    // A file takes a page at least, so no more inodes are of use.
+    let inodes = len_bytes / 4096 + 2;
+    let options = CString::new(format!("size={len_bytes},nr_inodes={inodes},mode=1777"))?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    Ok(mount("tmpfs", "tmp", "tmpfs", flags, Some(options.as_c_str()))?)
+}
+
+/// Only processes: nothing of what else `/proc` tells of the machine, or lets one change.
+fn mount_processes() -> io::Result<()> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::RDONLY;
+    match mount("proc", "proc", "proc", flags, Some(c"subset=pid")) {
+        // Where the host itself may not see all of it, as in many containers, a sandbox does without.
+        Err(rustix::io::Errno::PERM) => Ok(()),
+        mounted => Ok(mounted?),
+    }
+}

@@ -1,0 +1,349 @@
+//! Which system calls a sandbox may make: those on a list, some only with harmless arguments. All others fail with
+//! EPERM, as if the caller had not the right.
+//!
+//! What is not on the list is, above all: what traces or reads other processes, mounts, namespaces, keys, modules,
+//! programs for the kernel (bpf), io_uring (which would do what is forbidden here), userfaultfd, performance events,
+//! handles of files, clocks, and sockets. A sandbox without a network can use a socket that it is given and neither
+//! make nor connect one: it is of the host's network, and could be connected anew.
+//!
+//! `clone3` is said not to exist, since a filter cannot see its flags; the C libraries then use `clone`, whose flags it
+//! can see.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    TargetArch, apply_filter,
+};
+
+use crate::Network;
+
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+/// Harmless with any arguments: they concern the caller's own memory, threads, files and time.
+const ALLOWED: &[i64] = &[
+    libc::SYS_brk,
+    libc::SYS_mmap,
+    libc::SYS_mprotect,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_msync,
+    libc::SYS_mincore,
+    libc::SYS_mlock,
+    libc::SYS_mlock2,
+    libc::SYS_mlockall,
+    libc::SYS_munlock,
+    libc::SYS_munlockall,
+    libc::SYS_membarrier,
+    libc::SYS_memfd_create,
+    libc::SYS_pkey_alloc,
+    libc::SYS_pkey_free,
+    libc::SYS_pkey_mprotect,
+    libc::SYS_mbind,
+    libc::SYS_get_mempolicy,
+    libc::SYS_set_mempolicy,
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_preadv2,
+    libc::SYS_write,
+    libc::SYS_writev,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+    libc::SYS_pwritev2,
+    libc::SYS_lseek,
+    libc::SYS_close,
+    libc::SYS_close_range,
+    libc::SYS_dup,
+    libc::SYS_dup3,
+    libc::SYS_fcntl,
+    libc::SYS_flock,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_sync_file_range,
+    libc::SYS_ftruncate,
+    libc::SYS_fallocate,
+    libc::SYS_fadvise64,
+    libc::SYS_readahead,
+    libc::SYS_sendfile,
+    libc::SYS_copy_file_range,
+    libc::SYS_splice,
+    libc::SYS_tee,
+    libc::SYS_pipe2,
+    libc::SYS_eventfd2,
+    libc::SYS_timerfd_create,
+    libc::SYS_timerfd_settime,
+    libc::SYS_timerfd_gettime,
+    libc::SYS_signalfd4,
+    libc::SYS_inotify_init1,
+    libc::SYS_inotify_add_watch,
+    libc::SYS_inotify_rm_watch,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_ppoll,
+    libc::SYS_pselect6,
+    libc::SYS_openat,
+    libc::SYS_openat2,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+    libc::SYS_statx,
+    libc::SYS_statfs,
+    libc::SYS_fstatfs,
+    libc::SYS_getdents64,
+    libc::SYS_readlinkat,
+    libc::SYS_getcwd,
+    libc::SYS_chdir,
+    libc::SYS_fchdir,
+    libc::SYS_mkdirat,
+    libc::SYS_unlinkat,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    libc::SYS_linkat,
+    libc::SYS_symlinkat,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_utimensat,
+    libc::SYS_truncate,
+    libc::SYS_umask,
+    libc::SYS_getxattr,
+    libc::SYS_fgetxattr,
+    libc::SYS_lgetxattr,
+    libc::SYS_listxattr,
+    libc::SYS_flistxattr,
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_kill,
+    libc::SYS_tkill,
+    libc::SYS_tgkill,
+    libc::SYS_pidfd_open,
+    libc::SYS_pidfd_send_signal,
+    libc::SYS_prctl,
+    libc::SYS_set_tid_address,
+    libc::SYS_set_robust_list,
+    libc::SYS_get_robust_list,
+    libc::SYS_rseq,
+    libc::SYS_futex,
+    libc::SYS_restart_syscall,
+    libc::SYS_sched_yield,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_setaffinity,
+    libc::SYS_sched_getparam,
+    libc::SYS_sched_getscheduler,
+    libc::SYS_sched_setscheduler,
+    libc::SYS_sched_getattr,
+    libc::SYS_sched_get_priority_max,
+    libc::SYS_sched_get_priority_min,
+    libc::SYS_sched_rr_get_interval,
+    libc::SYS_getcpu,
+    libc::SYS_getpriority,
+    libc::SYS_setpriority,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_getppid,
+    libc::SYS_getpgid,
+    libc::SYS_setpgid,
+    libc::SYS_getsid,
+    libc::SYS_setsid,
+    libc::SYS_getuid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getegid,
+    libc::SYS_getresuid,
+    libc::SYS_getresgid,
+    libc::SYS_getgroups,
+    libc::SYS_capget,
+    libc::SYS_getrlimit,
+    libc::SYS_setrlimit,
+    libc::SYS_prlimit64,
+    libc::SYS_getrusage,
+    libc::SYS_times,
+    libc::SYS_uname,
+    libc::SYS_sysinfo,
+    libc::SYS_getrandom,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigpending,
+    libc::SYS_rt_sigsuspend,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_rt_sigqueueinfo,
+    libc::SYS_rt_tgsigqueueinfo,
+    libc::SYS_sigaltstack,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_getres,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_nanosleep,
+    libc::SYS_gettimeofday,
+    libc::SYS_getitimer,
+    libc::SYS_setitimer,
+    libc::SYS_timer_create,
+    libc::SYS_timer_delete,
+    libc::SYS_timer_settime,
+    libc::SYS_timer_gettime,
+    libc::SYS_timer_getoverrun,
+    libc::SYS_socketpair,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_shutdown,
+    libc::SYS_getsockname,
+    libc::SYS_getpeername,
+    libc::SYS_getsockopt,
+    libc::SYS_setsockopt,
+    libc::SYS_landlock_create_ruleset,
+    libc::SYS_landlock_add_rule,
+    libc::SYS_landlock_restrict_self,
+    libc::SYS_seccomp,
+];
+
+/// What x86-64 has beside those, from before there were calls relative to a folder.
+#[cfg(target_arch = "x86_64")]
+const ALLOWED_OF_OLD: &[i64] = &[
+    libc::SYS_open,
+    libc::SYS_creat,
+    libc::SYS_stat,
+    libc::SYS_lstat,
+    libc::SYS_access,
+    libc::SYS_readlink,
+    libc::SYS_getdents,
+    libc::SYS_mkdir,
+    libc::SYS_rmdir,
+    libc::SYS_unlink,
+    libc::SYS_rename,
+    libc::SYS_link,
+    libc::SYS_symlink,
+    libc::SYS_chmod,
+    libc::SYS_utime,
+    libc::SYS_utimes,
+    libc::SYS_futimesat,
+    libc::SYS_dup2,
+    libc::SYS_pipe,
+    libc::SYS_poll,
+    libc::SYS_select,
+    libc::SYS_epoll_create,
+    libc::SYS_epoll_wait,
+    libc::SYS_eventfd,
+    libc::SYS_signalfd,
+    libc::SYS_inotify_init,
+    libc::SYS_fork,
+    libc::SYS_vfork,
+    libc::SYS_getpgrp,
+    libc::SYS_alarm,
+    libc::SYS_pause,
+    libc::SYS_time,
+    libc::SYS_arch_prctl,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const ALLOWED_OF_OLD: &[i64] = &[];
+
+/// Of a sandbox with the host's network, beside those.
+const DIALLING: &[i64] = &[
+    libc::SYS_connect,
+    libc::SYS_bind,
+    libc::SYS_listen,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    // RDMA libraries ask their devices in as many ways as there are devices.
+    libc::SYS_ioctl,
+];
+
+/// Every way to be in a namespace that is not the sandbox's.
+const NEW_NAMESPACES: u64 = (libc::CLONE_NEWNS
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWCGROUP) as u64;
+/// Asks of descriptors that concern the descriptor alone.
+const HARMLESS_IOCTLS: [u64; 6] =
+    [libc::FIONREAD, libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX, libc::TCGETS, libc::TIOCGWINSZ];
+/// What [`Network::Host`] may make sockets of: the internet's protocols, and the kernel's word on interfaces.
+const HOST_FAMILIES: [libc::c_int; 3] = [libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
+
+/// The compiled filters, one set for each kind of network.
+pub(crate) struct Filters {
+    without_network: BpfProgram,
+    host_network: BpfProgram,
+    /// Says of some calls that they do not exist.
+    missing: BpfProgram,
+}
+
+impl Filters {
+    pub(crate) fn compile() -> io::Result<Filters> {
+        let denied = SeccompAction::Errno(libc::EPERM as u32);
+        let missing = BTreeMap::from([(libc::SYS_clone3, vec![])]);
+        Ok(Filters {
+            without_network: compile(rules(Network::None)?, denied.clone(), SeccompAction::Allow)?,
+            host_network: compile(rules(Network::Host)?, denied, SeccompAction::Allow)?,
+            missing: compile(missing, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))?,
+        })
+    }
+
+    /// Restricts this process and all that it will start, for ever.
+    pub(super) fn apply(&self, network: Network) -> io::Result<()> {
+        let filter = match network {
+            Network::None => &self.without_network,
+            Network::Host => &self.host_network,
+        };
+        // Of two filters that refuse a call the one that came last says how.
+        apply_filter(filter).map_err(io::Error::other)?;
+        apply_filter(&self.missing).map_err(io::Error::other)
+    }
+}
+
+fn compile(rules: Rules, otherwise: SeccompAction, matched: SeccompAction) -> io::Result<BpfProgram> {
+    let architecture = TargetArch::try_from(std::env::consts::ARCH).map_err(io::Error::other)?;
+    let filter = SeccompFilter::new(rules, otherwise, matched, architecture).map_err(io::Error::other)?;
+    BpfProgram::try_from(filter).map_err(io::Error::other)
+}
+
+fn rules(network: Network) -> io::Result<Rules> {
+    let mut rules: Rules = ALLOWED.iter().chain(ALLOWED_OF_OLD).map(|&number| (number, vec![])).collect();
+    rules.insert(libc::SYS_clone3, vec![]);
+    rules.insert(libc::SYS_clone, vec![without_bits(0, NEW_NAMESPACES)?]);
+    rules.insert(libc::SYS_personality, vec![equal(0, 0)?, equal(0, 0xffff_ffff)?]);
+    // Fast open connects, whatever the socket was connected to before.
+    let fast_open = libc::MSG_FASTOPEN as u64;
+    rules.insert(libc::SYS_sendto, vec![without_bits(3, fast_open)?]);
+    rules.insert(libc::SYS_sendmsg, vec![without_bits(2, fast_open)?]);
+    rules.insert(libc::SYS_sendmmsg, vec![without_bits(3, fast_open)?]);
+    match network {
+        Network::None => {
+            let harmless =
+                HARMLESS_IOCTLS.iter().map(|&request| equal(1, request)).collect::<Result<_, _>>()?;
+            rules.insert(libc::SYS_ioctl, harmless);
+        }
+        Network::Host => {
+            rules.extend(DIALLING.iter().map(|&number| (number, vec![])));
+            let families =
+                HOST_FAMILIES.iter().map(|&family| equal(0, family as u64)).collect::<Result<_, _>>()?;
+            rules.insert(libc::SYS_socket, families);
+        }
+    }
+    Ok(rules)
+}
+
+fn equal(argument: u8, value: u64) -> io::Result<SeccompRule> {
+    rule(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
+}
+
+fn without_bits(argument: u8, bits: u64) -> io::Result<SeccompRule> {
+    rule(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(bits), 0)
+}
+
+fn rule(argument: u8, len: SeccompCmpArgLen, operator: SeccompCmpOp, value: u64) -> io::Result<SeccompRule> {
+    let condition = SeccompCondition::new(argument, len, operator, value).map_err(io::Error::other)?;
+    SeccompRule::new(vec![condition]).map_err(io::Error::other)
+}

@@ -1,0 +1,105 @@
+//! The spawner: a process with a single thread that makes all sandboxes of one agent, and ends with it.
+//!
+//! It answers one request after the other and does nothing by itself, but for making ready, while nobody asks, what the
+//! next sandboxes will need: control groups and network namespaces. Its only connection is its standard input; when
+//! the other end is closed it ends, and with it everything that it has started.
+//!
+//! What it needs and cannot have, it does without, as `strengths` tells: control groups, users of their own. What is left
+//! then is always namespaces, a root of their own, no capabilities, and few system calls.
+
+mod birth;
+mod cgroups;
+mod look;
+mod networks;
+mod root;
+mod sandbox;
+mod table;
+mod users;
+
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::rc::Rc;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
+use rustix::stdio::stdin;
+use rustix::time::Timespec;
+use sublet_proto::v1::{SandboxReply, SandboxRequest};
+
+use crate::inside::seccomp::Filters;
+use crate::{SandboxError, system, wire};
+use cgroups::Cgroups;
+use networks::Networks;
+use table::Table;
+use users::Users;
+
+/// What every sandbox is made with.
+struct Workshop {
+    cgroups: Cgroups,
+    networks: Networks,
+    users: Users,
+    filters: Rc<Filters>,
+}
+
+/// Prints how strong sandboxes are here, a wall in each line. The folder is as for [`run`].
+pub fn look(folder: &Path) {
+    for finding in look::findings(folder) {
+        println!("{}", finding.line());
+    }
+}
+
+/// If this process is in the sandbox that [`look`] has made, the status to end with.
+pub fn trial() -> Option<i32> {
+    std::env::args_os().nth(1).is_some_and(|word| word == look::INSIDE).then(look::inside)
+}
+
+/// Serves until the other end of standard input is closed. The folder is an existing one, over which the template of all
+/// roots is mounted in a namespace of this process's own.
+pub fn run(folder: &Path) {
+    // The first three only: nothing in this process owns others yet.
+    let closed = system::keep_only(&mut [0, 1, 2]);
+    let opened = closed.map_err(|error| SandboxError::system("closing descriptors", error));
+    let mut served = opened.and_then(|()| Workshop::open(folder)).map(Table::new);
+    loop {
+        if let Ok(table) = &mut served {
+            while !is_asked() && table.workshop.make_ready() {}
+        }
+        let (reply, fds) = match wire::receive::<SandboxRequest>(stdin()) {
+            Ok(None) | Err(_) => return,
+            Ok(Some((request, fds))) => match &mut served {
+                Ok(table) => table.serve(request, fds),
+                Err(error) => (table::refuse(request, error), Vec::new()),
+            },
+        };
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        let reply = SandboxReply { answers: reply };
+        if wire::send(stdin(), &reply, &fds).is_err() {
+            return;
+        }
+    }
+}
+
+impl Workshop {
+    fn open(folder: &Path) -> Result<Workshop, SandboxError> {
+        let failed = |what: &'static str| move |error: std::io::Error| SandboxError::system(what, error);
+        // Before the namespaces: there what this process's control group is called would no longer be true.
+        let cgroups = Cgroups::open();
+        let users = Users::enter().map_err(failed("entering a user namespace"))?;
+        root::mount_template(folder).map_err(failed("mounting the root of sandboxes"))?;
+        let networks = Networks::open().map_err(failed("opening this network namespace"))?;
+        let filters = Filters::compile().map_err(failed("compiling the filters of system calls"))?.into();
+        Ok(Workshop { cgroups, networks, users, filters })
+    }
+
+    /// Makes one thing of those that shall be ready; says whether there may be more to make.
+    fn make_ready(&mut self) -> bool {
+        self.cgroups.make_ready() || self.networks.make_ready()
+    }
+}
+
+/// Whether a request waits, or the end.
+fn is_asked() -> bool {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let input = stdin();
+    !matches!(retry_on_intr(|| poll(&mut [PollFd::new(&input, PollFlags::IN)], Some(&now))), Ok(0))
+}

@@ -1,0 +1,143 @@
+//! How a sandbox comes to be: forked into its namespaces, told who it is, and awaited.
+//!
+//! The steps are apart so that those of a vector run side by side: all are forked before the first is awaited.
+
+use std::ffi::{CString, OsString};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair, sockopt};
+use rustix::process::Pid;
+
+use super::networks::Networks;
+use super::sandbox::{Belongings, Sandbox};
+use super::users::INSIDE;
+use super::{Workshop, root};
+use crate::inside::{self, Order, Plan, Report};
+use crate::system::{Clone, Fork, clone};
+use crate::{Network, SandboxError, Spec};
+
+/// How long a new process may take for one step. It does what takes less than a millisecond.
+const PATIENCE: Duration = Duration::from_secs(20);
+const NAMESPACES: i32 =
+    libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
+
+/// Forks the first process of a sandbox and tells it who it is. It is not complete before [`await_made`].
+pub(super) fn begin(workshop: &mut Workshop, spec: Spec) -> Result<Sandbox, SandboxError> {
+    let failed = |what: &'static str| move |error: io::Error| SandboxError::system(what, error);
+    let named = |error| SandboxError::system(format!("showing a sandbox {}", spec.program.display()), error);
+    let mounts = root::mounts_of(&spec).map_err(named)?;
+    let limits = spec.limits.clone();
+    let (link, theirs) = link().map_err(failed("connecting a sandbox"))?;
+    let plan = plan(workshop, spec, mounts, theirs).map_err(failed("reading a specification"))?;
+    let cgroup = workshop.cgroups.take(&limits).map_err(failed("limiting a sandbox"))?;
+    let user = workshop.users.take();
+    let begin_in = cgroup.as_ref().and_then(|cgroup| cgroup.begin_in());
+    let forked = fork(&mut workshop.networks, plan, begin_in);
+    let (pid, pidfd) = forked.map_err(failed("forking a sandbox"))?;
+    let sandbox = Sandbox::new(pidfd, link, Belongings { cgroup, user, limits });
+    match tell_who_it_is(workshop, pid, &sandbox) {
+        Ok(()) => Ok(sandbox),
+        // It may have ended already, and have said why.
+        Err(error) => Err(reported(&sandbox).unwrap_or_else(|| failed("telling a sandbox who it is")(error))),
+    }
+}
+
+/// Waits until it is complete but for its program.
+pub(super) fn await_made(sandbox: &Sandbox) -> Result<(), SandboxError> {
+    expect(sandbox.link(), Report::Made).map(drop)
+}
+
+/// What went wrong, if it has said so.
+fn reported(sandbox: &Sandbox) -> Option<SandboxError> {
+    match Report::receive(sandbox.link(), RecvFlags::DONTWAIT) {
+        Ok(Some((Report::Failed { step, errno }, _))) => {
+            Some(SandboxError::system(step.describe(), io::Error::from_raw_os_error(errno)))
+        }
+        _ => None,
+    }
+}
+
+/// Has the program started.
+pub(super) fn order_start(sandbox: &Sandbox) -> Result<(), SandboxError> {
+    Order::Start.send(sandbox.link()).map_err(|error| SandboxError::system("reaching a sandbox", error))
+}
+
+/// Waits until the program runs; gives its process.
+pub(super) fn await_running(sandbox: &Sandbox) -> Result<u32, SandboxError> {
+    let pid = expect(sandbox.link(), Report::Started)?;
+    expect(sandbox.link(), Report::Running)?;
+    Ok(pid.unsigned_abs())
+}
+
+fn expect(link: BorrowedFd<'_>, expected: Report) -> Result<i32, SandboxError> {
+    let lost = |error| SandboxError::system("hearing from a new sandbox", error);
+    match Report::receive(link, RecvFlags::empty()).map_err(lost)? {
+        Some((report, sender)) if report == expected => Ok(sender),
+        Some((Report::Failed { step, errno }, _)) => {
+            Err(SandboxError::system(step.describe(), io::Error::from_raw_os_error(errno)))
+        }
+        // Killed while it was made, as by who is out of memory.
+        _ => Err(lost(io::ErrorKind::UnexpectedEof.into())),
+    }
+}
+
+/// The spawner's end, which gives up after a time and learns who sends; and the sandbox's.
+fn link() -> io::Result<(OwnedFd, OwnedFd)> {
+    let (own, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_passcred(&own, true)?;
+    sockopt::set_socket_timeout(&own, sockopt::Timeout::Recv, Some(PATIENCE))?;
+    Ok((own, theirs))
+}
+
+fn plan(
+    workshop: &Workshop,
+    spec: Spec,
+    mounts: Vec<(inside::MountPoint, OwnedFd)>,
+    link: OwnedFd,
+) -> io::Result<Plan> {
+    let text = |string: OsString| CString::new(string.into_vec());
+    let program = spec.program.into_os_string();
+    let args = std::iter::once(program).chain(spec.args).map(text).collect::<Result<_, _>>()?;
+    let variable = |(mut name, value): (OsString, OsString)| {
+        name.push("=");
+        name.push(value);
+        text(name)
+    };
+    Ok(Plan {
+        mounts,
+        args,
+        env: spec.env.into_iter().map(variable).collect::<Result<_, _>>()?,
+        control: spec.control,
+        link,
+        network: spec.network,
+        scratch_bytes: spec.limits.scratch_bytes,
+        processes: spec.limits.processes,
+        user: INSIDE,
+        leaves_groups: workshop.users.leave_groups(),
+        filters: workshop.filters.clone(),
+    })
+}
+
+/// The new process never comes back from here.
+fn fork(networks: &mut Networks, plan: Plan, cgroup: Option<BorrowedFd<'_>>) -> io::Result<(Pid, OwnedFd)> {
+    let network = plan.network;
+    let fork = move |network| match clone(Clone { flags: NAMESPACES | network, cgroup })? {
+        Fork::Child => inside::run(plan),
+        Fork::Parent(pid, pidfd) => Ok((pid, pidfd)),
+    };
+    match network {
+        Network::None => networks.within(fork),
+        Network::Host => fork(0),
+    }
+}
+
+fn tell_who_it_is(workshop: &Workshop, pid: Pid, sandbox: &Sandbox) -> io::Result<()> {
+    workshop.users.map(pid, sandbox.belongings.user.as_ref())?;
+    if let Some(cgroup) = &sandbox.belongings.cgroup {
+        cgroup.adopt(pid)?;
+    }
+    Order::Go.send(sandbox.link())
+}

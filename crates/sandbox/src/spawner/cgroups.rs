@@ -1,0 +1,177 @@
+//! Control groups, one for each sandbox: what bounds its memory, processes and cores, all of its processes together.
+//!
+//! Version 2 is used where its controllers are to be had, otherwise version 1, otherwise none: a spawner without the
+//! right to make groups still makes sandboxes. Groups are made ahead of time. None is used twice, since memory of a
+//! dead sandbox that others still share stays charged to its group.
+
+mod v1;
+mod v2;
+
+use std::fs;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::process::Pid;
+
+use crate::Limits;
+use v1::V1;
+use v2::V2;
+
+/// How many are kept ready.
+const READY: usize = 8;
+/// How the group of a spawner is called, with its process's number after it.
+const PREFIX: &str = "sublet-";
+
+/// The groups of one spawner.
+pub(super) struct Cgroups {
+    version: Option<Version>,
+    ready: Vec<Cgroup>,
+    made: u64,
+}
+
+enum Version {
+    One(V1),
+    Two(V2),
+}
+
+/// A group for one sandbox. Its folders are removed when it is dropped, if nothing is in it any more.
+#[derive(Debug)]
+pub(super) enum Cgroup {
+    One(v1::Group),
+    Two(v2::Group),
+}
+
+impl Cgroups {
+    pub(super) fn open() -> Cgroups {
+        let version = V2::open().map(Version::Two).or_else(|| V1::open().map(Version::One));
+        Cgroups { version, ready: Vec::new(), made: 0 }
+    }
+
+    /// The version that is used, if one is, and which controllers are there.
+    pub(super) fn describe(&self) -> Option<(u32, Vec<&'static str>)> {
+        match self.version.as_ref()? {
+            Version::One(v1) => Some((1, v1.controllers())),
+            Version::Two(v2) => Some((2, v2.controllers())),
+        }
+    }
+
+    /// Makes one if fewer than wanted are ready; says whether it did.
+    pub(super) fn make_ready(&mut self) -> bool {
+        if self.ready.len() >= READY {
+            return false;
+        }
+        let made = self.make();
+        let is_made = made.is_some();
+        self.ready.extend(made);
+        is_made
+    }
+
+    /// A group with these limits, if there are groups.
+    pub(super) fn take(&mut self, limits: &Limits) -> io::Result<Option<Cgroup>> {
+        let Some(mut group) = self.ready.pop().or_else(|| self.make()) else { return Ok(None) };
+        match &mut group {
+            Cgroup::One(group) => group.limit(limits)?,
+            Cgroup::Two(group) => group.limit(limits)?,
+        }
+        Ok(Some(group))
+    }
+
+    fn make(&mut self) -> Option<Cgroup> {
+        self.made += 1;
+        let name = self.made.to_string();
+        let made = match self.version.as_ref()? {
+            Version::One(v1) => v1.make(&name).map(Cgroup::One),
+            Version::Two(v2) => v2.make(&name).map(Cgroup::Two),
+        };
+        made.inspect_err(|error| eprintln!("sublet-spawner: a control group cannot be made: {error}")).ok()
+    }
+}
+
+impl Cgroup {
+    /// In which a process can be made.
+    pub(super) fn begin_in(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Cgroup::One(_) => None,
+            Cgroup::Two(group) => Some(group.folder()),
+        }
+    }
+
+    /// Takes a process that was not made in it.
+    pub(super) fn adopt(&self, process: Pid) -> io::Result<()> {
+        match self {
+            Cgroup::One(group) => group.adopt(process),
+            Cgroup::Two(_) => Ok(()),
+        }
+    }
+
+    /// How many of its processes were killed because they wanted more memory than it has.
+    pub(super) fn out_of_memory_kills(&self) -> u64 {
+        match self {
+            Cgroup::One(group) => group.out_of_memory_kills(),
+            Cgroup::Two(group) => group.out_of_memory_kills(),
+        }
+    }
+}
+
+/// The name of this spawner's group.
+fn own_name() -> String {
+    format!("{PREFIX}{}", std::process::id())
+}
+
+/// Removes what dead spawners have left in a folder.
+fn remove_left(parent: &Path) {
+    let Ok(entries) = fs::read_dir(parent) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let Some(number) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
+        if number.parse::<u32>().is_ok() && !Path::new("/proc").join(number).exists() {
+            remove(&entry.path());
+        }
+    }
+}
+
+/// Removes a group and those in it. What still has processes stays.
+fn remove(group: &Path) {
+    let folders = fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path());
+    folders.filter(|path| path.is_dir()).for_each(|path| drop(fs::remove_dir(path)));
+    // Whoever comes next tries again.
+    let _ = fs::remove_dir(group);
+}
+
+/// Where a file system of control groups is mounted that has these options.
+fn mounted(kind: &str, option: Option<&str>) -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    mounts.lines().find_map(|line| {
+        let (mount, system) = line.split_once(" - ")?;
+        let mut system = system.split(' ');
+        let is_kind = system.next()? == kind;
+        let options = system.nth(1).unwrap_or_default();
+        let has_option = option.is_none_or(|option| options.split(',').any(|word| word == option));
+        (is_kind && has_option).then(|| PathBuf::from(mount.split(' ').nth(4).unwrap_or_default()))
+    })
+}
+
+/// The path of this process's group in a hierarchy, relative to where that is mounted.
+fn own_path(controller: &str) -> Option<PathBuf> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    groups.lines().find_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let controllers = fields.next()?;
+        let path = fields.next()?.trim_start_matches('/');
+        let is_it = controllers.split(',').any(|word| word == controller);
+        is_it.then(|| PathBuf::from(path))
+    })
+}
+
+/// The number after a word in a file of "word number" lines.
+fn counter(path: &Path, word: &str) -> u64 {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let mut numbers = text.lines().filter_map(|line| line.strip_prefix(word)?.trim().parse().ok());
+    numbers.next().unwrap_or(0)
+}
+
+/// Cores as the kernel reads them: "1,3".
+fn core_list(cores: &[u32]) -> String {
+    cores.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}

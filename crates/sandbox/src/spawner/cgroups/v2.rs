@@ -1,0 +1,114 @@
+//! Version 2: one hierarchy, in which a process can be made in its group, and a group of processes dies as one.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+
+use super::{core_list, counter, mounted, own_name, own_path, remove, remove_left};
+use crate::Limits;
+
+/// The controllers that are used, of which the first two have to be there.
+const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpuset", "cpu"];
+const NEEDED: usize = 2;
+/// The time in which a quota is counted, in microseconds.
+const PERIOD_US: u64 = 100_000;
+
+pub(super) struct V2 {
+    folder: PathBuf,
+    controllers: Vec<&'static str>,
+}
+
+#[derive(Debug)]
+pub(in crate::spawner) struct Group {
+    path: PathBuf,
+    folder: File,
+    controllers: Vec<&'static str>,
+}
+
+impl V2 {
+    /// Nothing if memory and processes cannot be limited.
+    pub(super) fn open() -> Option<V2> {
+        let mount = mounted("cgroup2", None)?;
+        let own = mount.join(own_path("")?);
+        // In its own group, if nothing but groups is in there; beside it, as where a service has a group of its own in one
+        // that was handed to it; else, with the right to, beside everybody's.
+        let beside = own.parent().filter(|_| own != mount).map(Path::to_owned);
+        [Some(own), beside, Some(mount)].iter().flatten().find_map(|parent| V2::open_in(parent))
+    }
+
+    fn open_in(parent: &Path) -> Option<V2> {
+        remove_left(parent);
+        let folder = parent.join(own_name());
+        fs::create_dir(&folder).ok()?;
+        let v2 = V2 { controllers: enable(parent, &folder), folder };
+        CONTROLLERS[..NEEDED].iter().all(|needed| v2.controllers.contains(needed)).then_some(v2)
+    }
+
+    pub(super) fn controllers(&self) -> Vec<&'static str> {
+        self.controllers.clone()
+    }
+
+    pub(super) fn make(&self, name: &str) -> io::Result<Group> {
+        let path = self.folder.join(name);
+        fs::create_dir(&path)?;
+        let folder = File::open(&path)?;
+        Ok(Group { path, folder, controllers: self.controllers.clone() })
+    }
+}
+
+impl Drop for V2 {
+    fn drop(&mut self) {
+        remove(&self.folder);
+    }
+}
+
+impl Group {
+    pub(super) fn folder(&self) -> BorrowedFd<'_> {
+        self.folder.as_fd()
+    }
+
+    pub(super) fn limit(&mut self, limits: &Limits) -> io::Result<()> {
+        if let Some(bytes) = limits.memory_bytes {
+            self.write("memory.max", &bytes.to_string())?;
+            self.write("memory.oom.group", "1")?;
+            // Not there without swap.
+            let _ = self.write("memory.swap.max", "0");
+        }
+        if let Some(count) = limits.processes {
+            self.write("pids.max", &count.to_string())?;
+        }
+        match limits.cores.as_slice() {
+            [] => Ok(()),
+            cores if self.controllers.contains(&"cpuset") => self.write("cpuset.cpus", &core_list(cores)),
+            cores if self.controllers.contains(&"cpu") => {
+                let quota = PERIOD_US * cores.len() as u64;
+                self.write("cpu.max", &format!("{quota} {PERIOD_US}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn out_of_memory_kills(&self) -> u64 {
+        counter(&self.path.join("memory.events"), "oom_kill ")
+    }
+
+    fn write(&self, file: &str, text: &str) -> io::Result<()> {
+        fs::write(self.path.join(file), text)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.path);
+    }
+}
+
+/// Has the controllers in a group, and in those in it; says which are.
+fn enable(parent: &Path, folder: &Path) -> Vec<&'static str> {
+    let turn_on = |group: &Path, controller: &str| {
+        fs::write(group.join("cgroup.subtree_control"), format!("+{controller}")).is_ok()
+    };
+    let both = |&controller: &&'static str| turn_on(parent, controller) && turn_on(folder, controller);
+    CONTROLLERS.into_iter().filter(both).collect()
+}

@@ -1,0 +1,142 @@
+//! What sandboxes are like here: each wall, and what follows from one that is missing.
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use sublet_proto::v1::{SandboxCreate, SandboxIds, SandboxRequest, sandbox_request::Body};
+
+use super::table::Table;
+use super::{Workshop, users};
+use crate::strength::{Finding, Strength};
+use crate::wire::{decode_answer, encode_spec};
+use crate::{Exit, Kind, Limits, Network, SandboxError, Spec, system};
+
+/// With which the program tells, in the sandbox that is made for it, that it is in there.
+pub(super) const INSIDE: &str = "--inside";
+/// The statuses with which it says whether it finds its processes.
+const WITH_PROCESSES: i32 = 10;
+const WITHOUT_PROCESSES: i32 = 11;
+/// From this one of Landlock's interfaces on, everything that is asked of it is there.
+const WHOLE_LANDLOCK: u32 = 6;
+
+/// In the sandbox: the status to end with.
+pub(super) fn inside() -> i32 {
+    if Path::new("/proc/self").exists() { WITH_PROCESSES } else { WITHOUT_PROCESSES }
+}
+
+/// All walls of sandboxes that this process makes.
+pub(super) fn findings(folder: &Path) -> Vec<Finding> {
+    let is_privileged = users::is_privileged();
+    let workshop = match Workshop::open(folder) {
+        Ok(workshop) => workshop,
+        Err(error) => return vec![Finding::new("sandboxes", Strength::Missing, none(&error))],
+    };
+    let mut findings = vec![user(is_privileged, &workshop), landlock(system::landlock_abi())];
+    findings.extend(cgroups(workshop.cgroups.describe()));
+    findings.extend(trial(workshop));
+    findings
+}
+
+fn none(error: &SandboxError) -> String {
+    format!("there are none: {error}")
+}
+
+fn user(is_privileged: bool, workshop: &Workshop) -> Finding {
+    if workshop.users.are_own() {
+        return Finding::new("users", Strength::Full, "each sandbox is a user that nobody else is");
+    }
+    let why = if is_privileged { "here are no other users to be had" } else { "without root" };
+    let follows = "every sandbox is the agent's own user: between them stand namespaces, Landlock and the filter of system \
+                   calls, and not the users' rights";
+    Finding::new("users", Strength::Weaker, format!("{why}, {follows}"))
+}
+
+fn landlock(abi: u32) -> Finding {
+    match abi {
+        0 => Finding::new(
+            "landlock",
+            Strength::Missing,
+            "the kernel has none: files are behind one wall, the mounts",
+        ),
+        abi if abi < WHOLE_LANDLOCK => {
+            let why =
+                format!("interface {abi} of the kernel; {WHOLE_LANDLOCK} knows of all that is restricted");
+            Finding::new("landlock", Strength::Weaker, why)
+        }
+        abi => Finding::new("landlock", Strength::Full, format!("interface {abi} of the kernel")),
+    }
+}
+
+/// What is bounded by control groups, and what follows where it is not.
+fn cgroups(found: Option<(u32, Vec<&'static str>)>) -> Vec<Finding> {
+    let (version, controllers) = found.unwrap_or_default();
+    let walls = [
+        ("memory", "a sandbox's memory is bounded for each process, not for all together with its files"),
+        ("pids", "a fork bomb is bounded by what the agent's user may have"),
+        ("cpuset", "a sandbox may run on all cores of the agent"),
+    ];
+    let finding = |(controller, missing): (&'static str, &str)| {
+        if controllers.contains(&controller) {
+            let why = format!("by control groups, version {version}");
+            return Finding::new(controller, Strength::Full, why);
+        }
+        let why = format!("no such controller can be used: {missing}");
+        Finding::new(controller, Strength::Missing, why)
+    };
+    walls.into_iter().map(finding).collect()
+}
+
+/// Makes a sandbox with this program in it.
+fn trial(workshop: Workshop) -> Vec<Finding> {
+    let isolation = |strength, why: String| Finding::new("namespaces", strength, why);
+    let processes = |strength, why: &str| Finding::new("processes", strength, why);
+    match run_inside(Table::new(workshop)) {
+        Ok(Exit::Status(WITH_PROCESSES)) => vec![
+            isolation(Strength::Full, "user, mount, pid, network, ipc, uts and cgroup of its own".to_owned()),
+            processes(Strength::Full, "a sandbox sees its own in /proc, and nothing else"),
+        ],
+        Ok(Exit::Status(WITHOUT_PROCESSES)) => vec![
+            isolation(Strength::Full, "user, mount, pid, network, ipc, uts and cgroup of its own".to_owned()),
+            processes(
+                Strength::Weaker,
+                "there is no /proc in sandboxes, since not all of it is seen here: functions in C++ fail",
+            ),
+        ],
+        Ok(exit) => vec![isolation(Strength::Missing, format!("a sandbox {exit}"))],
+        Err(error) => vec![isolation(Strength::Missing, none(&error))],
+    }
+}
+
+fn run_inside(mut table: Table) -> Result<Exit, SandboxError> {
+    let failed = |error| SandboxError::system("trying a sandbox", error);
+    let program: PathBuf = std::env::current_exe().map_err(failed)?;
+    let (control, _outside) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .map_err(|errno| failed(errno.into()))?;
+    let limits = Limits { cores: Vec::new(), memory_bytes: None, processes: None, scratch_bytes: 1 << 20 };
+    let (spec, control) = encode_spec(Spec {
+        kind: Kind::Process,
+        program,
+        args: vec![INSIDE.into()],
+        env: Vec::new(),
+        folder: None,
+        control,
+        network: Network::None,
+        limits,
+    });
+    let create = Body::Create(SandboxCreate { specs: vec![spec], start: true });
+    let (answers, pidfds) = table.serve(SandboxRequest { body: Some(create) }, vec![control]);
+    let answer = answers.into_iter().next().unwrap_or_default();
+    let (id, _) = decode_answer(answer, "create")?;
+    if let Some(pidfd) = pidfds.first() {
+        let _ = rustix::event::poll(
+            &mut [rustix::event::PollFd::new(&pidfd.as_fd(), rustix::event::PollFlags::IN)],
+            None,
+        );
+    }
+    let state = Body::State(SandboxIds { ids: vec![id.0] });
+    let (answers, _) = table.serve(SandboxRequest { body: Some(state) }, Vec::new());
+    let (_, state) = decode_answer(answers.into_iter().next().unwrap_or_default(), "look at")?;
+    state.exit.ok_or(SandboxError::Unknown(id))
+}

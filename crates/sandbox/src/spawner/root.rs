@@ -1,0 +1,90 @@
+//! The template of all roots, mounted once, and the detached mounts that each sandbox has for itself.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use rustix::fs::CWD;
+use rustix::io::Errno;
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, mount, mount_change, mount_remount,
+    move_mount, open_tree,
+};
+
+use crate::inside::{MountPoint, SYSTEM_FOLDERS};
+use crate::system::{self, restrict_mount};
+use crate::{Network, Spec};
+
+/// Where hosts have shared libraries, and what the dynamic loader knows about them.
+const LIBRARIES: [&str; 7] =
+    ["lib", "lib64", "usr/lib", "usr/lib64", "usr/local/lib", "etc/ld.so.cache", "etc/ld.so.conf"];
+/// The devices that a sandbox has.
+const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
+
+/// Mounts what all sandboxes have in common over the folder, in a namespace of this process's own, and goes there.
+pub(super) fn mount_template(folder: &Path) -> io::Result<()> {
+    system::unshare(libc::CLONE_NEWNS)?;
+    // What the host mounts later is seen here; nothing that is mounted here is seen there.
+    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)?;
+    mount("tmpfs", folder, "tmpfs", MountFlags::empty(), Some(c"size=1m,mode=755"))?;
+    rustix::process::chdir(folder)?;
+    for folder in ["proc", "tmp", "etc", "dev", "usr", MountPoint::FOLDER.0].into_iter() {
+        fs::create_dir(folder)?;
+    }
+    for MountPoint(folder) in SYSTEM_FOLDERS {
+        fs::create_dir_all(folder)?;
+    }
+    File::create(MountPoint::PROGRAM.0)?;
+    LIBRARIES.iter().try_for_each(|path| show(path, libc::MOUNT_ATTR_NODEV))?;
+    DEVICES.iter().try_for_each(|name| show(&format!("dev/{name}"), libc::MOUNT_ATTR_NOEXEC))?;
+    symlink("/proc/self/fd", "dev/fd")?;
+    let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
+    Ok(mount_remount(".", flags, "")?)
+}
+
+/// What a sandbox has for itself.
+pub(super) fn mounts_of(spec: &Spec) -> io::Result<Vec<(MountPoint, OwnedFd)>> {
+    let mut mounts = vec![(MountPoint::PROGRAM, detached(&spec.program, libc::MOUNT_ATTR_NODEV)?)];
+    if let Some(folder) = &spec.folder {
+        mounts.push((MountPoint::FOLDER, detached(folder, libc::MOUNT_ATTR_NODEV)?));
+    }
+    if spec.network == Network::Host {
+        for place in SYSTEM_FOLDERS {
+            match detached(&Path::new("/").join(place.0), 0) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                mount => mounts.push((place, mount?)),
+            }
+        }
+    }
+    Ok(mounts)
+}
+
+/// Shows a path of the host, if it is there, at the same place of the template.
+fn show(path: &str, attributes: u64) -> io::Result<()> {
+    let outside = Path::new("/").join(path);
+    let Ok(kind) = fs::symlink_metadata(&outside).map(|metadata| metadata.file_type()) else { return Ok(()) };
+    if kind.is_symlink() {
+        return symlink(fs::read_link(&outside)?, path);
+    }
+    if kind.is_dir() {
+        fs::create_dir_all(path)?;
+    } else {
+        File::create(path)?;
+    }
+    let mount = detached(&outside, attributes)?;
+    Ok(move_mount(&mount, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+/// A file or folder of the host, as a read-only mount that is not anywhere yet.
+fn detached(path: &Path, attributes: u64) -> io::Result<OwnedFd> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let tree = match open_tree(CWD, path, flags | OpenTreeFlags::AT_RECURSIVE) {
+        // What is mounted beneath cannot be had.
+        Err(Errno::INVAL) => open_tree(CWD, path, flags)?,
+        tree => tree?,
+    };
+    restrict_mount(tree.as_fd(), libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | attributes)?;
+    Ok(tree)
+}

@@ -1,0 +1,137 @@
+//! One sandbox as the spawner knows it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::{Errno, retry_on_intr};
+use rustix::net::RecvFlags;
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
+};
+use rustix::time::Timespec;
+
+use super::cgroups::Cgroup;
+use super::users::User;
+use crate::inside::Report;
+use crate::{Exit, Limits, SandboxError, State, Status};
+
+/// How long the end of what was killed is awaited.
+const LONGEST_END: Duration = Duration::from_secs(10);
+
+/// What a sandbox has of the spawner's while it lives.
+pub(super) struct Belongings {
+    pub(super) cgroup: Option<Cgroup>,
+    pub(super) user: Option<User>,
+    pub(super) limits: Limits,
+}
+
+/// A sandbox. Killed when it is dropped.
+pub(super) struct Sandbox {
+    /// Of its first process.
+    pidfd: OwnedFd,
+    link: OwnedFd,
+    pub(super) belongings: Belongings,
+    phase: Phase,
+}
+
+enum Phase {
+    Created,
+    /// With the program's process, and a descriptor of it, unless it ended before that could be had.
+    Running {
+        pid: u32,
+        program: Option<OwnedFd>,
+    },
+    Stopped {
+        pid: Option<u32>,
+        exit: Option<Exit>,
+    },
+}
+
+impl Sandbox {
+    pub(super) fn new(pidfd: OwnedFd, link: OwnedFd, belongings: Belongings) -> Sandbox {
+        Sandbox { pidfd, link, belongings, phase: Phase::Created }
+    }
+
+    pub(super) fn link(&self) -> BorrowedFd<'_> {
+        self.link.as_fd()
+    }
+
+    /// Readable once nothing of it runs.
+    pub(super) fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// The program's process is there.
+    pub(super) fn set_running(&mut self, pid: u32) {
+        let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let program = number.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        self.phase = Phase::Running { pid, program };
+    }
+
+    /// As it is now: takes note of its end.
+    pub(super) fn state(&mut self) -> State {
+        if !matches!(self.phase, Phase::Stopped { .. }) && self.has_ended() {
+            let (pid, exit) = match &self.phase {
+                Phase::Running { pid, .. } => (Some(*pid), Some(self.exit())),
+                Phase::Created | Phase::Stopped { .. } => (None, None),
+            };
+            self.phase = Phase::Stopped { pid, exit };
+        }
+        match self.phase {
+            Phase::Created => State { status: Status::Created, pid: None, exit: None },
+            Phase::Running { pid, .. } => State { status: Status::Running, pid: Some(pid), exit: None },
+            Phase::Stopped { pid, exit } => State { status: Status::Stopped, pid, exit },
+        }
+    }
+
+    pub(super) fn kill(&mut self, signal: Signal) -> Result<(), SandboxError> {
+        let target = match &self.phase {
+            Phase::Created | Phase::Running { .. } if signal == Signal::KILL => &self.pidfd,
+            Phase::Running { program: Some(program), .. } => program,
+            _ => return Ok(()),
+        };
+        match pidfd_send_signal(target, signal) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(errno) => Err(SandboxError::system("sending a signal to a sandbox", errno)),
+        }
+    }
+
+    /// Kills it and waits for its end.
+    pub(super) fn end(&mut self) {
+        // Nobody is left to hear of an error; a process that cannot be killed is the kernel's.
+        let _ = self.kill(Signal::KILL);
+        let timeout = Timespec::try_from(LONGEST_END).ok();
+        let _ = retry_on_intr(|| poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], timeout.as_ref()));
+        self.state();
+    }
+
+    /// Reaps the first process, if it has ended; with it everything in the sandbox has.
+    fn has_ended(&self) -> bool {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        matches!(retry_on_intr(|| waitid(WaitId::PidFd(self.pidfd.as_fd()), options)), Ok(Some(_)) | Err(_))
+    }
+
+    /// What its first process has said last; if nothing, it was killed.
+    fn exit(&self) -> Exit {
+        let said = std::iter::from_fn(|| Report::receive(self.link(), RecvFlags::DONTWAIT).ok().flatten());
+        let exit = said.fold(Exit::Signal(libc::SIGKILL), |exit, (report, _)| match report {
+            Report::Exited(status) => Exit::Status(status),
+            Report::Killed(signal) => Exit::Signal(signal),
+            _ => exit,
+        });
+        let kills = self.belongings.cgroup.as_ref().map_or(0, Cgroup::out_of_memory_kills);
+        match (exit, self.belongings.limits.memory_bytes) {
+            (Exit::Signal(libc::SIGKILL), Some(limit)) if kills > 0 => Exit::OutOfMemory(limit),
+            _ => exit,
+        }
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        if !matches!(self.phase, Phase::Stopped { .. }) {
+            self.end();
+        }
+    }
+}

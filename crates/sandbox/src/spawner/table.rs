@@ -1,0 +1,178 @@
+//! The sandboxes of one spawner, and the verbs.
+
+use std::collections::BTreeMap;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use sublet_proto::v1::sandbox_request::Body;
+use sublet_proto::v1::{SandboxAnswer, SandboxCreate, SandboxIds, SandboxKill, SandboxRequest, SandboxSpec};
+
+use super::sandbox::Sandbox;
+use super::{Workshop, birth};
+use crate::wire::{decode_spec, encode_answer};
+use crate::{Id, MAX_SANDBOXES, SandboxError, Signal, State, Status};
+
+/// See the [module](self).
+pub(super) struct Table {
+    /// Dropped, and dead, before what they were made with.
+    entries: BTreeMap<Id, Sandbox>,
+    created: u64,
+    pub(super) workshop: Workshop,
+}
+
+impl Table {
+    pub(super) fn new(workshop: Workshop) -> Table {
+        Table { entries: BTreeMap::new(), created: 0, workshop }
+    }
+
+    /// Does what is asked. Of sandboxes that were made there is a descriptor each, in the answers' order.
+    pub(super) fn serve(
+        &mut self,
+        request: SandboxRequest,
+        fds: Vec<OwnedFd>,
+    ) -> (Vec<SandboxAnswer>, Vec<BorrowedFd<'_>>) {
+        match request.body {
+            Some(Body::Create(create)) => self.create(create, fds),
+            Some(Body::Start(SandboxIds { ids })) => (self.start(&ids), Vec::new()),
+            Some(Body::State(SandboxIds { ids })) => (self.each(&ids, Table::state), Vec::new()),
+            Some(Body::Kill(SandboxKill { ids, signal })) => {
+                (self.each(&ids, |table, id| table.kill(id, signal)), Vec::new())
+            }
+            Some(Body::Delete(SandboxIds { ids })) => (self.each(&ids, Table::delete), Vec::new()),
+            None => (Vec::new(), Vec::new()),
+        }
+    }
+
+    fn create(
+        &mut self,
+        create: SandboxCreate,
+        fds: Vec<OwnedFd>,
+    ) -> (Vec<SandboxAnswer>, Vec<BorrowedFd<'_>>) {
+        let begun: Vec<_> =
+            create.specs.into_iter().zip(fds).map(|(spec, control)| self.begin(spec, control)).collect();
+        let mut made = self.go_on(begun, |sandbox| birth::await_made(sandbox));
+        if create.start {
+            made = self.go_on(made, |sandbox| birth::order_start(sandbox));
+            made = self.go_on(made, |sandbox| Ok(sandbox.set_running(birth::await_running(sandbox)?)));
+        }
+        let answers: Vec<_> = made
+            .into_iter()
+            .map(|(id, outcome)| {
+                let state = outcome.and_then(|()| self.state(id));
+                encode_answer(id, state)
+            })
+            .collect();
+        let fds =
+            answers.iter().filter_map(|answer| Some(self.entries.get(&Id(answer.id))?.pidfd())).collect();
+        (answers, fds)
+    }
+
+    fn begin(&mut self, spec: SandboxSpec, control: OwnedFd) -> (Id, Result<(), SandboxError>) {
+        let id = Id(self.created);
+        self.created += 1;
+        let begun = if self.entries.len() < MAX_SANDBOXES {
+            decode_spec(spec, control).and_then(|spec| birth::begin(&mut self.workshop, spec))
+        } else {
+            Err(SandboxError::TooMany)
+        };
+        (id, begun.map(|sandbox| drop(self.entries.insert(id, sandbox))))
+    }
+
+    /// Takes all one step further. Those that fail are gone.
+    fn go_on(
+        &mut self,
+        sandboxes: Vec<(Id, Result<(), SandboxError>)>,
+        mut step: impl FnMut(&mut Sandbox) -> Result<(), SandboxError>,
+    ) -> Vec<(Id, Result<(), SandboxError>)> {
+        let mut next = |(id, outcome): (Id, Result<(), SandboxError>)| {
+            let outcome = outcome.and_then(|()| step(self.get(id)?));
+            if outcome.is_err() {
+                self.entries.remove(&id);
+            }
+            (id, outcome)
+        };
+        sandboxes.into_iter().map(&mut next).collect()
+    }
+
+    fn start(&mut self, ids: &[u64]) -> Vec<SandboxAnswer> {
+        let ordered: Vec<_> = ids
+            .iter()
+            .map(|&id| {
+                let id = Id(id);
+                let ordered = self.get(id).and_then(|sandbox| match sandbox.state().status {
+                    Status::Created => birth::order_start(sandbox),
+                    status => Err(SandboxError::WrongStatus { id, status, verb: "start" }),
+                });
+                (id, ordered)
+            })
+            .collect();
+        let started = ordered.into_iter().map(|(id, ordered)| {
+            let started = ordered.and_then(|()| {
+                let sandbox = self.get(id)?;
+                let pid = birth::await_running(sandbox).inspect_err(|_| sandbox.end())?;
+                sandbox.set_running(pid);
+                Ok(sandbox.state())
+            });
+            encode_answer(id, started)
+        });
+        started.collect()
+    }
+
+    fn each(
+        &mut self,
+        ids: &[u64],
+        verb: impl Fn(&mut Table, Id) -> Result<State, SandboxError>,
+    ) -> Vec<SandboxAnswer> {
+        ids.iter().map(|&id| encode_answer(Id(id), verb(self, Id(id)))).collect()
+    }
+
+    fn state(&mut self, id: Id) -> Result<State, SandboxError> {
+        Ok(self.get(id)?.state())
+    }
+
+    fn kill(&mut self, id: Id, signal: i32) -> Result<State, SandboxError> {
+        let sandbox = self.get(id)?;
+        let named = Signal::from_named_raw(signal);
+        let signal =
+            named.ok_or_else(|| SandboxError::system("sending a signal", rustix::io::Errno::INVAL))?;
+        sandbox.kill(signal)?;
+        Ok(sandbox.state())
+    }
+
+    fn delete(&mut self, id: Id) -> Result<State, SandboxError> {
+        let state = self.state(id)?;
+        if state.status == Status::Running {
+            return Err(SandboxError::WrongStatus { id, status: state.status, verb: "delete" });
+        }
+        self.entries.remove(&id);
+        Ok(state)
+    }
+
+    fn get(&mut self, id: Id) -> Result<&mut Sandbox, SandboxError> {
+        self.entries.get_mut(&id).ok_or(SandboxError::Unknown(id))
+    }
+}
+
+/// The answers of a spawner that can make no sandboxes.
+pub(super) fn refuse(request: SandboxRequest, error: &SandboxError) -> Vec<SandboxAnswer> {
+    let count = match request.body {
+        Some(Body::Create(create)) => create.specs.len(),
+        Some(
+            Body::Start(SandboxIds { ids })
+            | Body::State(SandboxIds { ids })
+            | Body::Delete(SandboxIds { ids }),
+        ) => ids.len(),
+        Some(Body::Kill(SandboxKill { ids, .. })) => ids.len(),
+        None => 0,
+    };
+    let again = || match error {
+        SandboxError::System { operation, source } => {
+            let source = match source.raw_os_error() {
+                Some(number) => std::io::Error::from_raw_os_error(number),
+                None => source.kind().into(),
+            };
+            SandboxError::system(operation.clone(), source)
+        }
+        _ => SandboxError::TooMany,
+    };
+    (0..count).map(|_| encode_answer(Id(0), Err(again()))).collect()
+}

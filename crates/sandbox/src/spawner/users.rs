@@ -1,0 +1,108 @@
+//! As whom sandboxes run: each as a user of its own that nobody else on the machine is, where the spawner has the right
+//! to that; otherwise as the spawner's own user.
+//!
+//! Inside, each sees itself as the same user, and nobody else.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::rc::Rc;
+
+use rustix::process::{DumpableBehavior, Pid, getgid, getuid, set_dumpable_behavior};
+use rustix::thread::{CapabilitySet, capabilities};
+
+use crate::{MAX_SANDBOXES, system};
+
+/// As whom a sandbox appears to itself.
+pub(super) const INSIDE: u32 = 1000;
+/// The first of the users that sandboxes are, on the machine: above those that systems give to people, services,
+/// containers and virtual machines, below those that are no valid number somewhere.
+const FIRST: u32 = 1_900_000_000;
+/// How many spawners have users that no other has, by their process numbers.
+const SPAWNERS: u32 = 1 << 14;
+
+pub(super) struct Users {
+    /// The first of this spawner's, if it may be others than itself.
+    first: Option<u32>,
+    taken: Rc<RefCell<BTreeSet<u32>>>,
+    /// The spawner's user and group.
+    own: (u32, u32),
+}
+
+/// A user that a sandbox is on the machine. No other is, until this is dropped.
+pub(super) struct User {
+    number: u32,
+    taken: Rc<RefCell<BTreeSet<u32>>>,
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        self.taken.borrow_mut().remove(&self.number);
+    }
+}
+
+impl Users {
+    /// Enters a namespace in which this process has all rights, unless it has them already.
+    pub(super) fn enter() -> io::Result<Users> {
+        let own = (getuid().as_raw(), getgid().as_raw());
+        let is_privileged = is_privileged();
+        if !is_privileged {
+            enter_own_namespace(own)?;
+        }
+        let first = FIRST + (std::process::id() % SPAWNERS) * MAX_SANDBOXES as u32;
+        let maps = fs::read_to_string("/proc/self/uid_map")? + &fs::read_to_string("/proc/self/gid_map")?;
+        let may_map = is_privileged && maps.lines().all(|line| is_mapped(line, first));
+        Ok(Users { first: may_map.then_some(first), taken: Rc::default(), own })
+    }
+
+    /// Whether sandboxes can leave the groups of the spawner's user: not if it had to enter a namespace by itself.
+    pub(super) fn leave_groups(&self) -> bool {
+        fs::read_to_string("/proc/self/setgroups").is_ok_and(|said| said.trim() == "allow")
+    }
+
+    /// Whether each sandbox is a user of its own.
+    pub(super) fn are_own(&self) -> bool {
+        self.first.is_some()
+    }
+
+    /// A user that no living sandbox of this spawner is; nothing if it may be nobody else than itself.
+    pub(super) fn take(&self) -> Option<User> {
+        let first = self.first?;
+        let mut taken = self.taken.borrow_mut();
+        let number = (first..first + MAX_SANDBOXES as u32).find(|number| !taken.contains(number))?;
+        taken.insert(number);
+        Some(User { number, taken: self.taken.clone() })
+    }
+
+    /// Says who a new process is that is in a user namespace of its own.
+    pub(super) fn map(&self, process: Pid, user: Option<&User>) -> io::Result<()> {
+        let (uid, gid) = user.map_or(self.own, |user| (user.number, user.number));
+        let folder = format!("/proc/{}", process.as_raw_nonzero());
+        fs::write(format!("{folder}/uid_map"), format!("{INSIDE} {uid} 1"))?;
+        fs::write(format!("{folder}/gid_map"), format!("{INSIDE} {gid} 1"))
+    }
+}
+
+/// Whether this process may mount, make namespaces and map users.
+pub(super) fn is_privileged() -> bool {
+    let needed = CapabilitySet::SYS_ADMIN | CapabilitySet::SETUID | CapabilitySet::SETGID;
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(needed))
+}
+
+/// Whether a line of a map, "first there, first here, how many", says that all of these numbers mean something.
+fn is_mapped(line: &str, first: u32) -> bool {
+    let numbers: Vec<u64> = line.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+    let &[begin, _, count] = numbers.as_slice() else { return false };
+    let first = u64::from(first);
+    begin <= first && first + MAX_SANDBOXES as u64 <= begin + count
+}
+
+fn enter_own_namespace((uid, gid): (u32, u32)) -> io::Result<()> {
+    system::unshare(libc::CLONE_NEWUSER)?;
+    // Entering has made `/proc/self` root's, whom this process is not.
+    set_dumpable_behavior(DumpableBehavior::Dumpable)?;
+    fs::write("/proc/self/setgroups", "deny")?;
+    fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
+    fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))
+}

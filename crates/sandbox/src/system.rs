@@ -1,0 +1,213 @@
+//! System calls that no library wraps, each in a function that keeps its promises.
+//!
+//! All that fork have one duty in common: the process that calls them has a single thread. Then the child may do what
+//! any process may; had it others, it could find their locks held for ever.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use rustix::process::{Pid, Signal};
+
+/// As the kernel has it: the library's own does not fit its type.
+const CLONE_INTO_CGROUP: u64 = 1 << 33;
+
+/// Which side of a fork this is.
+pub(crate) enum Fork {
+    /// The new process.
+    Child,
+    /// The process that made it, with its number and a descriptor of it.
+    Parent(Pid, OwnedFd),
+}
+
+/// Of a process that is to be made.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Clone<'fd> {
+    /// `CLONE_NEW...`, or `CLONE_VFORK` to wait until it has ended or become another program.
+    pub(crate) flags: i32,
+    /// The control group (v2) that it begins in.
+    pub(crate) cgroup: Option<BorrowedFd<'fd>>,
+}
+
+/// Forks this process, which must have a single thread.
+pub(crate) fn clone(how: Clone<'_>) -> io::Result<Fork> {
+    let mut pidfd: RawFd = -1;
+    // SAFETY: all fields are integers, for which zero says: nothing.
+    let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
+    arguments.flags = (libc::CLONE_PIDFD | how.flags) as u64;
+    arguments.pidfd = (&raw mut pidfd) as u64;
+    arguments.exit_signal = libc::SIGCHLD as u64;
+    if let Some(cgroup) = how.cgroup {
+        arguments.flags |= CLONE_INTO_CGROUP;
+        arguments.cgroup = cgroup.as_raw_fd() as u64;
+    }
+    // SAFETY: without CLONE_VM the child has memory of its own, and continues on its copy of this stack; `arguments`
+    // and `pidfd` live throughout the call. That there are no other threads is the caller's duty.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<libc::clone_args>()) };
+    match i32::try_from(pid) {
+        Ok(0) => Ok(Fork::Child),
+        // SAFETY: the kernel has just opened it for us.
+        Ok(pid) if pid > 0 => match Pid::from_raw(pid) {
+            Some(pid) => Ok(Fork::Parent(pid, unsafe { OwnedFd::from_raw_fd(pidfd) })),
+            None => Err(io::ErrorKind::InvalidData.into()),
+        },
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Forks this process, which must have a single thread, by the older call, and goes on when the child has become another
+/// program or has ended. Gives the child's number, and nothing to the child.
+pub(crate) fn fork_until_exec() -> io::Result<Option<Pid>> {
+    let none = std::ptr::null::<libc::c_void>();
+    let flags = libc::CLONE_VFORK | libc::SIGCHLD;
+    // SAFETY: without CLONE_VM the child has memory of its own, and continues on its copy of this stack; null says that
+    // neither a new stack nor a place for its number is wanted. That there are no other threads is the caller's duty.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, flags, none, none, none, none) };
+    checked(pid)?;
+    Ok(i32::try_from(pid).ok().and_then(Pid::from_raw))
+}
+
+/// Becomes another program. Returns only what prevented it.
+pub(crate) fn exec(program: &CStr, args: &[CString], env: &[CString]) -> io::Error {
+    let pointers = |strings: &[CString]| -> Vec<*const libc::c_char> {
+        strings.iter().map(|string| string.as_ptr()).chain([std::ptr::null()]).collect()
+    };
+    let (args, env) = (pointers(args), pointers(env));
+    // SAFETY: each pointer is to a string that ends with 0 and lives throughout the call, and both lists end with null.
+    // A signal's default is a valid disposition for it; Rust's own start has changed this one.
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+        libc::execve(program.as_ptr(), args.as_ptr(), env.as_ptr());
+    }
+    io::Error::last_os_error()
+}
+
+/// Enters the namespace that a descriptor means.
+pub(crate) fn enter(namespace: BorrowedFd<'_>, kind: i32) -> io::Result<()> {
+    // SAFETY: the descriptor is open; no memory is passed.
+    checked(unsafe { libc::setns(namespace.as_raw_fd(), kind) }.into())
+}
+
+/// Leaves namespaces for new ones of this process's own.
+pub(crate) fn unshare(flags: i32) -> io::Result<()> {
+    // SAFETY: no memory is passed; with CLONE_NEW... flags nothing that this process holds becomes invalid.
+    checked(unsafe { libc::unshare(flags) }.into())
+}
+
+/// Adds attributes (`MOUNT_ATTR_...`) to a mount and all beneath it.
+pub(crate) fn restrict_mount(mount: BorrowedFd<'_>, attributes: u64) -> io::Result<()> {
+    let change =
+        libc::mount_attr { attr_set: attributes, attr_clr: 0, propagation: libc::MS_PRIVATE, userns_fd: 0 };
+    // SAFETY: the descriptor is open, the path is an empty string, and `change` lives throughout the call.
+    checked(unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH | libc::AT_RECURSIVE,
+            &raw const change,
+            size_of::<libc::mount_attr>(),
+        )
+    })
+}
+
+/// Has all descriptors above the standard ones closed when this process becomes another program.
+pub(crate) fn close_on_exec() -> io::Result<()> {
+    close_range(3, libc::c_uint::MAX, libc::CLOSE_RANGE_CLOEXEC)
+}
+
+/// Closes all descriptors but these, in a process that never again uses what owns the others: one that was just
+/// started, or one that was forked and does not return to where that happened.
+pub(crate) fn keep_only(descriptors: &mut [RawFd]) -> io::Result<()> {
+    descriptors.sort_unstable();
+    let mut first = 0;
+    for kept in descriptors.iter().filter_map(|&number| libc::c_uint::try_from(number).ok()) {
+        if kept > first {
+            close_range(first, kept - 1, 0)?;
+        }
+        first = kept + 1;
+    }
+    close_range(first, libc::c_uint::MAX, 0)
+}
+
+fn close_range(first: libc::c_uint, last: libc::c_uint, flags: libc::c_uint) -> io::Result<()> {
+    // SAFETY: no memory is passed. With the flag the descriptors stay open until exec; without it nothing uses them any
+    // more, which is the duty of `keep_only`'s caller.
+    checked(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) })
+}
+
+/// A descriptor that is readable while a child's end has not been looked at. The signal that tells of it is blocked
+/// from now on.
+pub(crate) fn child_ends() -> io::Result<OwnedFd> {
+    let set = child_signal();
+    // SAFETY: the set lives throughout the calls; the descriptor is new and nobody else's.
+    unsafe {
+        checked(libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()).into())?;
+        let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        checked(fd.into())?;
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// What [`child_ends`] has blocked reaches this process again.
+pub(crate) fn hear_child_ends() -> io::Result<()> {
+    let set = child_signal();
+    // SAFETY: the set lives throughout the call.
+    checked(unsafe { libc::sigprocmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut()) }.into())
+}
+
+fn child_signal() -> libc::sigset_t {
+    // SAFETY: `sigemptyset` makes it a set before it is used as one.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, libc::SIGCHLD);
+        set
+    }
+}
+
+/// Ends this process without running anything of what it was forked from.
+pub(crate) fn leave(status: i32) -> ! {
+    // SAFETY: ends the process, whatever its state.
+    unsafe { libc::_exit(status) }
+}
+
+/// The newest of Landlock's interfaces that the kernel has; 0 if it has none.
+pub(crate) fn landlock_abi() -> u32 {
+    const VERSION: libc::c_uint = 1;
+    let none = std::ptr::null::<libc::c_void>();
+    // SAFETY: with this flag the kernel reads no memory, and only says a number.
+    let abi = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, none, 0_usize, VERSION) };
+    u32::try_from(abi).unwrap_or(0)
+}
+
+fn checked(result: libc::c_long) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The name of a signal that ends processes.
+pub(crate) fn signal_name(number: i32) -> Option<&'static str> {
+    const NAMES: [(Signal, &str); 18] = [
+        (Signal::HUP, "SIGHUP"),
+        (Signal::INT, "SIGINT"),
+        (Signal::QUIT, "SIGQUIT"),
+        (Signal::ILL, "SIGILL"),
+        (Signal::TRAP, "SIGTRAP"),
+        (Signal::ABORT, "SIGABRT"),
+        (Signal::BUS, "SIGBUS"),
+        (Signal::FPE, "SIGFPE"),
+        (Signal::KILL, "SIGKILL"),
+        (Signal::USR1, "SIGUSR1"),
+        (Signal::SEGV, "SIGSEGV"),
+        (Signal::USR2, "SIGUSR2"),
+        (Signal::PIPE, "SIGPIPE"),
+        (Signal::ALARM, "SIGALRM"),
+        (Signal::TERM, "SIGTERM"),
+        (Signal::XCPU, "SIGXCPU"),
+        (Signal::XFSZ, "SIGXFSZ"),
+        (Signal::SYS, "SIGSYS"),
+    ];
+    NAMES.iter().find(|(signal, _)| signal.as_raw() == number).map(|&(_, name)| name)
+}

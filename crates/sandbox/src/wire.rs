@@ -1,0 +1,217 @@
+//! What client and spawner say to each other, and the packets that carry it: both ends of `sandbox.proto`.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use prost::Message;
+use rustix::io::retry_on_intr;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
+use sublet_proto::MAX_PACKET_BYTES;
+use sublet_proto::v1::{
+    SandboxAnswer, SandboxExit, SandboxFailure, SandboxSpec, SandboxSystemFailure, sandbox_exit,
+    sandbox_failure,
+};
+
+use crate::{Exit, Id, Kind, Limits, MAX_VECTOR, Network, SandboxError, Spec, State, Status};
+
+/// As `sandbox.proto` numbers the kinds.
+const PROCESS: u32 = 1;
+
+/// Sends a message with descriptors.
+pub(crate) fn send(socket: BorrowedFd<'_>, message: &impl Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let bytes = message.encode_to_vec();
+    if bytes.len() > MAX_PACKET_BYTES {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is larger than a packet"));
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_VECTOR))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it has too many descriptors"));
+    }
+    retry_on_intr(|| {
+        rustix::net::sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)
+    })?;
+    Ok(())
+}
+
+/// Waits for a message; nothing once the other end is closed.
+pub(crate) fn receive<M: Message + Default>(socket: BorrowedFd<'_>) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
+    let mut bytes = vec![0; MAX_PACKET_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_VECTOR))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = retry_on_intr(|| {
+        rustix::net::recvmsg(
+            socket,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+    })?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message was cut off"));
+    }
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    let message = M::decode(&bytes[..received.bytes])
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    Ok(Some((message, fds)))
+}
+
+/// What the spawner is told of a specification, and the descriptor that goes beside it.
+pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, OwnedFd) {
+    let Spec { kind: Kind::Process, program, args, env, folder, control, network, limits } = spec;
+    let variable = |(name, value): (OsString, OsString)| [name.as_bytes(), b"=", value.as_bytes()].concat();
+    let message = SandboxSpec {
+        kind: PROCESS,
+        program: program.into_os_string().into_vec(),
+        args: args.into_iter().map(OsString::into_vec).collect(),
+        env: env.into_iter().map(variable).collect(),
+        folder: folder.map(|folder| folder.into_os_string().into_vec()).unwrap_or_default(),
+        host_network: network == Network::Host,
+        cores: limits.cores,
+        memory_bytes: limits.memory_bytes.unwrap_or(0),
+        processes: limits.processes.unwrap_or(0),
+        scratch_bytes: limits.scratch_bytes,
+    };
+    (message, control)
+}
+
+/// The specification that a message means.
+pub(crate) fn decode_spec(message: SandboxSpec, control: OwnedFd) -> Result<Spec, SandboxError> {
+    let invalid = |why| {
+        SandboxError::system("reading a specification", io::Error::new(io::ErrorKind::InvalidData, why))
+    };
+    if message.kind != PROCESS {
+        return Err(invalid("its kind is unknown"));
+    }
+    let env = message.env.into_iter().map(|bytes| {
+        let equals =
+            bytes.iter().position(|&byte| byte == b'=').ok_or_else(|| invalid("a variable has no ="))?;
+        let (name, value) = (&bytes[..equals], &bytes[equals + 1..]);
+        Ok((OsStr::from_bytes(name).to_owned(), OsStr::from_bytes(value).to_owned()))
+    });
+    let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
+    Ok(Spec {
+        kind: Kind::Process,
+        program: path(message.program),
+        args: message.args.into_iter().map(OsString::from_vec).collect(),
+        env: env.collect::<Result<_, _>>()?,
+        folder: Some(message.folder).filter(|folder| !folder.is_empty()).map(path),
+        control,
+        network: if message.host_network { Network::Host } else { Network::None },
+        limits: Limits {
+            cores: message.cores,
+            memory_bytes: Some(message.memory_bytes).filter(|&bytes| bytes > 0),
+            processes: Some(message.processes).filter(|&processes| processes > 0),
+            scratch_bytes: message.scratch_bytes,
+        },
+    })
+}
+
+/// The answer about one sandbox.
+pub(crate) fn encode_answer(id: Id, outcome: Result<State, SandboxError>) -> SandboxAnswer {
+    let Id(id) = id;
+    match outcome {
+        Ok(State { status, pid, exit }) => SandboxAnswer {
+            id,
+            status: encode_status(status),
+            pid: pid.unwrap_or(0),
+            exit: exit.map(|exit| SandboxExit { how: Some(encode_exit(exit)) }),
+            failure: None,
+        },
+        Err(error) => SandboxAnswer { id, failure: Some(encode_failure(error)), ..SandboxAnswer::default() },
+    }
+}
+
+/// What an answer to a verb means.
+pub(crate) fn decode_answer(answer: SandboxAnswer, verb: &'static str) -> Result<(Id, State), SandboxError> {
+    let id = Id(answer.id);
+    if let Some(failure) = answer.failure {
+        return Err(decode_failure(id, verb, failure));
+    }
+    let exit = answer.exit.and_then(|exit| exit.how).map(decode_exit);
+    let pid = Some(answer.pid).filter(|&pid| pid > 0);
+    Ok((id, State { status: decode_status(answer.status), pid, exit }))
+}
+
+fn encode_status(status: Status) -> u32 {
+    match status {
+        Status::Creating => 1,
+        Status::Created => 2,
+        Status::Running => 3,
+        Status::Stopped => 4,
+    }
+}
+
+fn decode_status(number: u32) -> Status {
+    match number {
+        1 => Status::Creating,
+        2 => Status::Created,
+        3 => Status::Running,
+        _ => Status::Stopped,
+    }
+}
+
+fn encode_exit(exit: Exit) -> sandbox_exit::How {
+    match exit {
+        Exit::Status(status) => sandbox_exit::How::Status(status),
+        Exit::Signal(signal) => sandbox_exit::How::Signal(signal),
+        Exit::OutOfMemory(limit) => sandbox_exit::How::OutOfMemory(limit),
+    }
+}
+
+fn decode_exit(how: sandbox_exit::How) -> Exit {
+    match how {
+        sandbox_exit::How::Status(status) => Exit::Status(status),
+        sandbox_exit::How::Signal(signal) => Exit::Signal(signal),
+        sandbox_exit::How::OutOfMemory(limit) => Exit::OutOfMemory(limit),
+    }
+}
+
+fn encode_failure(error: SandboxError) -> SandboxFailure {
+    let why = match error {
+        SandboxError::Unknown(_) => sandbox_failure::Why::Unknown(true),
+        SandboxError::TooMany => sandbox_failure::Why::TooMany(true),
+        SandboxError::WrongStatus { status, .. } => sandbox_failure::Why::WrongStatus(encode_status(status)),
+        SandboxError::System { operation, source } => {
+            // What has no number is a message of this crate, and is told as such.
+            let (operation, errno) = match source.raw_os_error() {
+                Some(errno) => (operation.into_owned(), errno),
+                None => (format!("{operation}: {source}"), libc::EINVAL),
+            };
+            sandbox_failure::Why::System(SandboxSystemFailure { operation, errno })
+        }
+        SandboxError::SpawnerGone(source) => sandbox_failure::Why::System(SandboxSystemFailure {
+            operation: "reaching the process that makes sandboxes".to_owned(),
+            errno: source.raw_os_error().unwrap_or(libc::EPIPE),
+        }),
+    };
+    SandboxFailure { why: Some(why) }
+}
+
+fn decode_failure(id: Id, verb: &'static str, failure: SandboxFailure) -> SandboxError {
+    match failure.why {
+        None | Some(sandbox_failure::Why::Unknown(_)) => SandboxError::Unknown(id),
+        Some(sandbox_failure::Why::TooMany(_)) => SandboxError::TooMany,
+        Some(sandbox_failure::Why::WrongStatus(status)) => {
+            SandboxError::WrongStatus { id, status: decode_status(status), verb }
+        }
+        Some(sandbox_failure::Why::System(SandboxSystemFailure { operation, errno })) => {
+            SandboxError::system(operation, io::Error::from_raw_os_error(errno))
+        }
+    }
+}

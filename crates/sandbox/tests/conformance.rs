@@ -1,0 +1,133 @@
+//! The five verbs, on every kind of sandbox that there is.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::io::Write;
+use std::path::Path;
+
+use sublet_sandbox::{Exit, Id, SandboxError, Signal, State, Status};
+use support::{House, probe};
+
+/// Not even as remains that wait to be reaped.
+fn is_there(pid: u32) -> bool {
+    Path::new("/proc").join(pid.to_string()).exists()
+}
+
+#[test]
+fn a_sandbox_goes_through_the_states_of_its_life() {
+    let house = House::open();
+    let (spec, mut outside) = probe(&["wait", "3"]);
+    let made = house.sandboxes.create(vec![spec]).remove(0).unwrap();
+    let state = || house.sandboxes.state(&[made.id]).remove(0).unwrap();
+    assert_eq!(state(), State { status: Status::Created, pid: None, exit: None });
+    let started = house.sandboxes.start(&[made.id]).remove(0).unwrap();
+    assert_eq!(started.status, Status::Running);
+    assert_eq!(state(), started);
+    let status = std::fs::read_to_string(format!("/proc/{}/status", started.pid.unwrap())).unwrap();
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap();
+    assert!(numbers.ends_with("\t2"), "the pid is the program's, as this machine numbers it: {numbers}");
+    let ids = [made.id];
+    let again = house.sandboxes.start(&ids).remove(0);
+    assert!(matches!(again, Err(SandboxError::WrongStatus { status: Status::Running, .. })), "{again:?}");
+    assert!(matches!(house.sandboxes.delete(&ids).remove(0), Err(SandboxError::WrongStatus { .. })));
+    outside.write_all(b"x").unwrap();
+    let stopped = house.wait(&made);
+    assert_eq!((stopped.status, stopped.exit), (Status::Stopped, Some(Exit::Status(3))));
+    assert_eq!(house.wait(&made), stopped, "an end can be heard of again");
+    house.sandboxes.delete(&ids).remove(0).unwrap();
+    assert!(matches!(house.sandboxes.state(&ids).remove(0), Err(SandboxError::Unknown(_))));
+}
+
+#[test]
+fn a_vector_is_answered_in_order_and_one_of_it_can_fail_alone() {
+    let house = House::open();
+    let (mut specs, controls): (Vec<_>, Vec<_>) =
+        (0..5).map(|number| probe(&["exit", &number.to_string()])).unzip();
+    specs[2].program = "/no/such/program".into();
+    let mut made = house.sandboxes.create(specs);
+    let error = made.remove(2).unwrap_err().to_string();
+    assert!(error.contains("/no/such/program"), "{error}");
+    let made: Vec<_> = made.into_iter().map(Result::unwrap).collect();
+    let ids: Vec<Id> = made.iter().map(|made| made.id).collect();
+    assert!(house.sandboxes.start(&ids).iter().all(Result::is_ok));
+    let exits: Vec<_> = made.iter().map(|made| house.wait(made).exit.unwrap()).collect();
+    assert_eq!(exits, [0, 1, 3, 4].map(Exit::Status));
+    assert!(house.sandboxes.delete(&ids).iter().all(Result::is_ok));
+    drop(controls);
+}
+
+#[test]
+fn what_is_no_program_is_refused_when_it_is_started_and_leaves_nothing() {
+    let house = House::open();
+    let (mut spec, _outside) = probe(&[]);
+    let file = house.folder.path().join("text");
+    std::fs::write(&file, "no program").unwrap();
+    spec.program = file;
+    let error = house.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string();
+    assert!(error.contains("executing"), "{error}");
+}
+
+#[test]
+fn an_end_says_its_status_or_its_signal() {
+    let house = House::open();
+    assert_eq!(house.run(&["exit", "7"]).1.to_string(), "exited with status 7");
+    assert_eq!(house.run(&["raise", "11"]).1.to_string(), "killed by SIGSEGV");
+    assert_eq!(house.run(&["abort"]).1.to_string(), "killed by SIGABRT");
+    assert_eq!(house.run(&["raise", "34"]).1.to_string(), "killed by signal 34");
+}
+
+#[test]
+fn a_signal_reaches_the_program_and_kill_ends_everything() {
+    let house = House::open();
+    let mut tenant = house.start(&["wait"]);
+    assert_eq!(tenant.read_line(), "said ready");
+    house.kill(&tenant, Signal::TERM);
+    assert_eq!(house.wait(&tenant.made).exit, Some(Exit::Signal(15)));
+    let tenant = house.start(&["wait"]);
+    house.kill(&tenant, Signal::KILL);
+    assert_eq!(house.wait(&tenant.made).exit, Some(Exit::Signal(9)));
+    house.kill(&tenant, Signal::KILL);
+}
+
+#[test]
+fn what_is_created_and_never_started_can_be_deleted() {
+    let house = House::open();
+    let (spec, mut outside) = probe(&["wait"]);
+    let made = house.sandboxes.create(vec![spec]).remove(0).unwrap();
+    house.sandboxes.delete(&[made.id]).remove(0).unwrap();
+    let mut nothing = String::new();
+    std::io::Read::read_to_string(&mut outside, &mut nothing).unwrap();
+}
+
+#[test]
+fn whoever_drops_its_sandboxes_leaves_none() {
+    let house = House::open();
+    let mut tenants: Vec<_> = (0..3).map(|_| house.start(&["survive"])).collect();
+    for tenant in &mut tenants {
+        for _ in 0..3 {
+            assert_eq!(tenant.read_line(), "said hidden");
+        }
+    }
+    let pids: Vec<_> = tenants.iter().map(|tenant| tenant.made.state.pid.unwrap()).collect();
+    assert!(pids.iter().all(|&pid| is_there(pid)));
+    drop(house);
+    assert!(!pids.iter().any(|&pid| is_there(pid)));
+    tenants.iter_mut().for_each(|tenant| drop(tenant.read_all()));
+}
+
+#[test]
+fn a_program_gets_its_environment_its_control_socket_and_nothing_else() {
+    let house = House::open();
+    let (said, _) = house.run_with(&["show"], |spec| spec.limits.cores = vec![0]);
+    let lines = |word: &str| -> Vec<String> {
+        said.lines().filter_map(|line| line.strip_prefix(word)).map(str::to_owned).collect()
+    };
+    assert_eq!(lines("said env "), ["GIVEN=yes"]);
+    let descriptors = lines("said fd ");
+    assert_eq!(descriptors.len(), 3, "{said}");
+    assert!(descriptors[0].starts_with("0 socket") && descriptors[1].starts_with("1 pipe"), "{said}");
+    assert_eq!(lines("said user "), ["1000 pid 2 parent 1"]);
+    assert!(!support::is_root() || lines("said cores ") == ["1"], "{said}");
+}

@@ -1,0 +1,147 @@
+//! What the tests of sandboxes share: a spawner, and a program that tries things.
+
+#![allow(clippy::unwrap_used, dead_code)]
+
+use std::fs;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+use sublet_sandbox::{Exit, Kind, Limits, Made, Network, Sandboxes, Signal, Spec, State};
+use tempfile::TempDir;
+
+pub const MIB: u64 = 1 << 20;
+/// After this long something that should have happened never will.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A spawner of a test's own.
+pub struct House {
+    pub sandboxes: Sandboxes,
+    pub folder: TempDir,
+}
+
+/// A sandbox that was started, and the outside of its control socket.
+pub struct Tenant {
+    pub made: Made,
+    pub outside: UnixStream,
+}
+
+impl House {
+    pub fn open() -> House {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("root");
+        fs::create_dir(&root).unwrap();
+        let sandboxes = Sandboxes::open(Path::new(env!("CARGO_BIN_EXE_sublet-spawner")), &root).unwrap();
+        House { sandboxes, folder }
+    }
+
+    /// Starts the probe with these words.
+    #[track_caller]
+    pub fn start(&self, words: &[&str]) -> Tenant {
+        self.start_with(words, |_| {})
+    }
+
+    /// As [`House::start`], with a changed specification.
+    #[track_caller]
+    pub fn start_with(&self, words: &[&str], change: impl FnOnce(&mut Spec)) -> Tenant {
+        let (mut spec, outside) = probe(words);
+        change(&mut spec);
+        let made = self.sandboxes.launch(vec![spec]).remove(0).unwrap_or_else(|error| panic!("{error}"));
+        Tenant { made, outside }
+    }
+
+    /// Waits for the end of a sandbox.
+    #[track_caller]
+    pub fn wait(&self, made: &Made) -> State {
+        let patience = Timespec::try_from(PATIENCE).unwrap();
+        let ready = poll(&mut [PollFd::new(&made.ended, PollFlags::IN)], Some(&patience)).unwrap();
+        assert_eq!(ready, 1, "the sandbox does not end");
+        self.sandboxes.state(&[made.id]).remove(0).unwrap()
+    }
+
+    /// What the probe says with these words, and how it ends.
+    #[track_caller]
+    pub fn run(&self, words: &[&str]) -> (String, Exit) {
+        self.run_with(words, |_| {})
+    }
+
+    /// As [`House::run`], with a changed specification.
+    #[track_caller]
+    pub fn run_with(&self, words: &[&str], change: impl FnOnce(&mut Spec)) -> (String, Exit) {
+        let mut tenant = self.start_with(words, change);
+        let said = tenant.read_all();
+        (said, self.wait(&tenant.made).exit.unwrap())
+    }
+
+    pub fn kill(&self, tenant: &Tenant, signal: Signal) {
+        self.sandboxes.kill(&[tenant.made.id], signal).remove(0).unwrap();
+    }
+}
+
+impl Tenant {
+    /// What is said until nobody inside has the socket any more.
+    pub fn read_all(&mut self) -> String {
+        self.outside.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut said = Vec::new();
+        self.outside.read_to_end(&mut said).unwrap();
+        String::from_utf8_lossy(&said).into_owned()
+    }
+
+    /// The next line.
+    pub fn read_line(&mut self) -> String {
+        self.outside.set_read_timeout(Some(PATIENCE)).unwrap();
+        let (mut line, mut byte) = (Vec::new(), [0]);
+        while self.outside.read(&mut byte).unwrap() == 1 && byte != *b"\n" {
+            line.extend(byte);
+        }
+        String::from_utf8_lossy(&line).into_owned()
+    }
+}
+
+/// A specification of the probe with these words, and the outside of its control socket.
+pub fn probe(words: &[&str]) -> (Spec, UnixStream) {
+    let (outside, inside) = UnixStream::pair().unwrap();
+    let spec = Spec {
+        kind: Kind::Process,
+        program: program().to_owned(),
+        args: words.iter().map(Into::into).collect(),
+        env: vec![("GIVEN".into(), "yes".into())],
+        folder: None,
+        control: OwnedFd::from(inside),
+        network: Network::None,
+        limits: Limits {
+            cores: Vec::new(),
+            memory_bytes: Some(64 * MIB),
+            processes: Some(32),
+            scratch_bytes: 4 * MIB,
+        },
+    };
+    (spec, outside)
+}
+
+/// The probe, compiled when it is first asked for.
+pub fn program() -> &'static Path {
+    static PROGRAM: OnceLock<(PathBuf, TempDir)> = OnceLock::new();
+    let (path, _) = PROGRAM.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("probe");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/probe.c");
+        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+        let compiled =
+            Command::new(compiler).args(["-O1", "-w", "-o"]).arg(&path).arg(source).status().unwrap();
+        assert!(compiled.success());
+        (path, folder)
+    });
+    path
+}
+
+/// Whether this test has the rights to limit memory and processes and to be several users.
+pub fn is_root() -> bool {
+    rustix::process::getuid().is_root()
+}
