@@ -1,4 +1,4 @@
-//! Packets between a client, its agent and its worker: each of the messages that travel on a node's sockets.
+//! Packets between a client, its agent, its worker and the spawner of sandboxes: each of the messages that travel on a node's sockets.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -7,13 +7,15 @@ use sublet_proto::{Code, decode, v1};
 
 fuzz_target!(|input: (u8, &[u8])| {
     let (kind, bytes) = input;
-    match kind % 6 {
+    match kind % 8 {
         0 => round_trip::<v1::ClientToAgent>(bytes),
         1 => agent_to_client(bytes),
         2 => round_trip::<v1::WorkerSetup>(bytes),
         3 => round_trip::<v1::ClientToWorker>(bytes),
         4 => round_trip::<v1::WorkerToClient>(bytes),
-        _ => round_trip::<v1::Package>(bytes),
+        5 => round_trip::<v1::Package>(bytes),
+        6 => round_trip::<v1::SandboxRequest>(bytes),
+        _ => round_trip::<v1::SandboxReply>(bytes),
     }
 });
 

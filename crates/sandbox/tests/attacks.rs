@@ -186,10 +186,12 @@ fn a_memory_bomb_is_killed_alone_and_its_end_says_so() {
 #[test]
 fn what_is_written_has_a_bound_and_a_place() {
     let house = House::open();
-    let (said, _) = house.run_with(&["disk"], |spec| spec.limits.scratch_bytes = 4 * MIB);
-    assert!(said.contains(&format!("said {} ENOSPC", 4 * MIB)), "{said}");
-    assert!(said.contains("files ENOSPC"), "{said}");
-    assert_blocked(&said, 8);
+    for (given, room) in [(4 * MIB, 4 * MIB), (0, 4096)] {
+        let (said, _) = house.run_with(&["disk"], |spec| spec.limits.scratch_bytes = given);
+        assert!(said.contains(&format!("said {room} ENOSPC")), "{said}");
+        assert!(said.contains("files ENOSPC"), "{said}");
+        assert_blocked(&said, 8);
+    }
 }
 
 #[test]

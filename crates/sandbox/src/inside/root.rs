@@ -21,6 +21,8 @@ pub(crate) const PROGRAM: &CStr = c"/program";
 pub(crate) const SYSTEM_FOLDERS: [MountPoint; 3] =
     [MountPoint("sys"), MountPoint("dev/infiniband"), MountPoint("etc/libibverbs.d")];
 
+const PAGE_BYTES: u64 = 4096;
+
 /// A place in the template where something can be mounted, relative to the root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MountPoint(pub(crate) &'static str);
@@ -49,8 +51,10 @@ pub(super) fn enter(plan: &Plan) -> io::Result<()> {
 }
 
 fn mount_scratch(len_bytes: u64) -> io::Result<()> {
+    // Of a size of nothing the kernel makes one without a bound.
+    let len_bytes = len_bytes.max(PAGE_BYTES);
     // A file takes a page at least, so no more inodes are of use.
-    let inodes = len_bytes / 4096 + 2;
+    let inodes = len_bytes / PAGE_BYTES + 2;
     let options = CString::new(format!("size={len_bytes},nr_inodes={inodes},mode=1777"))?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
     Ok(mount("tmpfs", "tmp", "tmpfs", flags, Some(options.as_c_str()))?)

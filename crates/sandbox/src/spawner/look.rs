@@ -73,7 +73,7 @@ fn cgroups(found: Option<(u32, Vec<&'static str>)>) -> Vec<Finding> {
     let (version, controllers) = found.unwrap_or_default();
     let walls = [
         ("memory", "a sandbox's memory is bounded for each process, not for all together with its files"),
-        ("pids", "a fork bomb is bounded by what the agent's user may have"),
+        ("pids", "processes are bounded by the kernel's count for each user namespace alone"),
         ("cpuset", "a sandbox may run on all cores of the agent"),
     ];
     let finding = |(controller, missing): (&'static str, &str)| {

@@ -30,7 +30,7 @@ pub(super) fn mount_template(folder: &Path) -> io::Result<()> {
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)?;
     mount("tmpfs", folder, "tmpfs", MountFlags::empty(), Some(c"size=1m,mode=755"))?;
     rustix::process::chdir(folder)?;
-    for folder in ["proc", "tmp", "etc", "dev", "usr", MountPoint::FOLDER.0].into_iter() {
+    for folder in ["proc", "tmp", "etc", "dev", "usr", MountPoint::FOLDER.0] {
         fs::create_dir(folder)?;
     }
     for MountPoint(folder) in SYSTEM_FOLDERS {

@@ -49,10 +49,17 @@ impl Table {
     ) -> (Vec<SandboxAnswer>, Vec<BorrowedFd<'_>>) {
         let begun: Vec<_> =
             create.specs.into_iter().zip(fds).map(|(spec, control)| self.begin(spec, control)).collect();
-        let mut made = self.go_on(begun, |sandbox| birth::await_made(sandbox));
+        let mut made = begun;
         if create.start {
+            // It finds the order when it is ready, and does not wait for this process in between.
             made = self.go_on(made, |sandbox| birth::order_start(sandbox));
-            made = self.go_on(made, |sandbox| Ok(sandbox.set_running(birth::await_running(sandbox)?)));
+        }
+        made = self.go_on(made, |sandbox| birth::await_made(sandbox));
+        if create.start {
+            made = self.go_on(made, |sandbox| {
+                sandbox.set_running(birth::await_running(sandbox)?);
+                Ok(())
+            });
         }
         let answers: Vec<_> = made
             .into_iter()
