@@ -145,7 +145,13 @@ fn no_file_names_a_developers_own_folders() {
     for path in files("", &endings) {
         let text = read(&path);
         for home in &homes {
-            assert!(!text.contains(home), "{} names {home}", path.display());
+            let named = text.match_indices(home).any(|(at, _)| !is_a_process(&text[..at]));
+            assert!(!named, "{} names {home}", path.display());
         }
     }
+}
+
+/// Whether a text ends in the path of a process: what `root` in it names is nobody's home.
+fn is_a_process(text: &str) -> bool {
+    text.rsplit('/').nth(1) == Some("proc")
 }

@@ -48,8 +48,8 @@ pub(crate) fn clone(how: Clone<'_>) -> io::Result<Fork> {
     let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<libc::clone_args>()) };
     match i32::try_from(pid) {
         Ok(0) => Ok(Fork::Child),
-        // SAFETY: the kernel has just opened it for us.
         Ok(pid) if pid > 0 => match Pid::from_raw(pid) {
+            // SAFETY: the kernel has just opened it for us.
             Some(pid) => Ok(Fork::Parent(pid, unsafe { OwnedFd::from_raw_fd(pidfd) })),
             None => Err(io::ErrorKind::InvalidData.into()),
         },

@@ -41,7 +41,6 @@ fn the_hosts_files_are_not_there() {
         "/etc/passwd",
         "/etc/shadow",
         "/etc/hostname",
-        "/root/.bashrc",
         "/home",
         "/var/log",
         "/boot",
