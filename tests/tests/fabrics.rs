@@ -11,6 +11,7 @@ use sublet_fabric::ofi;
 use sublet_tests::assert_fails;
 use sublet_tests::functions::package;
 use sublet_tests::platform::{Platform, assert_echoes, sublet};
+use sublet_tests::process::{children, is_alive, wait_until};
 
 fn run(arguments: &[&str]) -> Output {
     sublet().args(arguments).stdin(Stdio::null()).output().unwrap()
@@ -134,6 +135,35 @@ fn what_cannot_be_measured_is_refused_with_the_reason() {
         assert_eq!(output.status.code(), status, "{arguments:?}: {said}");
         assert!(said.contains(reason), "{said}");
     }
+}
+
+#[test]
+fn the_sublet_of_a_measurement_ends_with_it_even_if_it_is_killed() {
+    let state = tempfile::tempdir().unwrap();
+    let mut bench = sublet()
+        .args(["bench", "latency", "--fabric", "tcp", "--mode", "warm", "--n", "10000000"])
+        .env("TMPDIR", state.path())
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_until("it has started a Sublet that has a worker", || {
+        children(bench.id()).iter().any(|own| !children(*own).is_empty())
+    });
+    let own = children(bench.id())[0];
+    let workers = children(own);
+    bench.kill().unwrap();
+    bench.wait().unwrap();
+    wait_until("its Sublet has ended", || !is_alive(own));
+    wait_until("the workers have", || !workers.iter().any(|worker| is_alive(*worker)));
+}
+
+#[test]
+fn what_is_to_end_with_its_parent_says_if_that_is_another() {
+    let state = tempfile::tempdir().unwrap();
+    let output = sublet().args(["up", "--with-parent", "1", "--state"]).arg(state.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), i32::try_from(Code::InvalidArgument.number()).ok(), "{said}");
+    assert!(said.contains("process 1 has ended, or did not start this one"), "{said}");
 }
 
 fn over(fabric: &str) -> Allocation {

@@ -190,6 +190,8 @@ fn answer_all(run: &Run, worker: &Side, pong: &mut PingPong) -> Result<(), Fabri
             pong.receive()?;
             pong.send(run.len_bytes as u64)?;
         }
+        // While calls are made nobody polls it.
+        pong.finish()?;
     }
     Ok(())
 }

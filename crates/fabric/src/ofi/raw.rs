@@ -83,9 +83,7 @@ impl PingPong {
 
     /// Sends a message.
     pub fn send(&mut self, len_bytes: u64) -> Result<(), FabricError> {
-        self.until("the message before has not left", |end| {
-            Ok(end.counts.left == end.counts.sent || end.polled()?.left == end.counts.sent)
-        })?;
+        self.finish()?;
         let outside = || FabricError::out_of_bounds(Address { region: 0, offset: 0 }, len_bytes);
         let local = self.outgoing.pointer(0, len_bytes).ok_or_else(outside)?;
         let transfer = Transfer {
@@ -117,6 +115,14 @@ impl PingPong {
         })?;
         self.counts.taken += 1;
         Ok(())
+    }
+
+    /// Spins until the last message has left. A provider may send by this end's polls alone, so an end that is not
+    /// polled any more must have finished.
+    pub fn finish(&mut self) -> Result<(), FabricError> {
+        self.until("the last message has not left", |end| {
+            Ok(end.counts.left == end.counts.sent || end.polled()?.left == end.counts.sent)
+        })
     }
 
     fn new(

@@ -1,4 +1,5 @@
-//! A Sublet of a measurement's own: a child process of this program, with a state folder that is gone afterwards.
+//! A Sublet of a measurement's own: a child process of this program that does not outlive it, with a state folder that is
+//! gone afterwards.
 
 use std::fs::{self, DirBuilder};
 use std::io::{BufRead, BufReader};
@@ -48,7 +49,12 @@ impl Own {
                 command.env_remove(&variable);
             }
         }
-        command.arg("--json").arg("--state").arg(&state).stdin(Stdio::null()).stdout(Stdio::piped());
+        command
+            .arg("--json")
+            .arg("--state")
+            .arg(&state)
+            .args(["--with-parent", &std::process::id().to_string()]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
         let process = command.spawn().map_err(|error| failed("starting a Sublet in", &state, &error))?;
         let mut own = Own { process, state };
         own.wait_until_it_serves()?;

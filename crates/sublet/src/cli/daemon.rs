@@ -1,12 +1,14 @@
 //! What programs in the foreground share: signals, and what a service manager wants to hear.
 //!
-//! The first SIGTERM or SIGINT stops in order, the second at once. If `$NOTIFY_SOCKET` is set, as systemd does for
+//! The first SIGTERM or SIGINT stops in order, the second at once. Who starts such a program for itself alone can have it
+//! stopped by its own end. If `$NOTIFY_SOCKET` is set, as systemd does for
 //! `Type=notify`, it is told when the program serves and when it begins to stop.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 
+use rustix::process::{Signal as Number, getppid, set_parent_process_death_signal};
 use sublet_proto::{Code, Error};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -60,6 +62,29 @@ pub(crate) async fn stop_in_order(
     }
 }
 
+/// For whom a program runs.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ForWhom {
+    /// Stop when this process ends, which must be the one that starts this one, as in a script: --with-parent $$
+    #[arg(long, value_name = "PID")]
+    with_parent: Option<u32>,
+}
+
+impl ForWhom {
+    /// Asks for SIGTERM at the parent's end; at that of its thread, if it starts processes from several.
+    fn stop_with_it(&self) -> Result<(), Error> {
+        let Some(parent) = self.with_parent else { return Ok(()) };
+        set_parent_process_death_signal(Some(Number::TERM))
+            .map_err(|error| Error::new(Code::System, format!("PR_SET_PDEATHSIG failed: {error}")))?;
+        // Afterwards: an end before would have been missed.
+        if getppid().is_some_and(|pid| pid.as_raw_pid().unsigned_abs() == parent) {
+            return Ok(());
+        }
+        let message = format!("--with-parent: process {parent} has ended, or did not start this one");
+        Err(Error::new(Code::InvalidArgument, message))
+    }
+}
+
 /// The signals that mean: stop.
 pub(crate) struct Signals {
     interrupt: Signal,
@@ -67,6 +92,13 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
+    /// Also to the end of the process for which this one runs.
+    pub(crate) fn listen_for(whom: &ForWhom) -> Result<Signals, Error> {
+        let signals = Signals::listen()?;
+        whom.stop_with_it()?;
+        Ok(signals)
+    }
+
     pub(crate) fn listen() -> Result<Signals, Error> {
         let listen = |kind| {
             let failed = |error| Error::new(Code::System, format!("cannot wait for signals: {error}"));

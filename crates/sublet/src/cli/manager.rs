@@ -7,7 +7,7 @@ use serde::Serialize;
 use sublet_manager::{Manager, Options, Tls};
 use sublet_proto::{Code, Error};
 
-use super::daemon::{Phase, Signals, notify, stop_in_order};
+use super::daemon::{ForWhom, Phase, Signals, notify, stop_in_order};
 use super::output::Output;
 use super::settings;
 use crate::config::{self, Flags, Settings};
@@ -30,6 +30,9 @@ pub(crate) struct Arguments {
     /// Show the configuration that holds and where each value comes from, and do nothing else
     #[arg(long)]
     print_config: bool,
+
+    #[command(flatten)]
+    for_whom: ForWhom,
 
     #[command(flatten)]
     flags: Flags<config::manager::Program>,
@@ -59,11 +62,11 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
         .enable_all()
         .build()
         .map_err(|error| Error::new(Code::System, format!("cannot make a tokio runtime: {error}")))?;
-    runtime.block_on(serve(options, output))
+    runtime.block_on(serve(options, &arguments.for_whom, output))
 }
 
-async fn serve(options: Options, output: &Output) -> Result<(), Error> {
-    let mut signals = Signals::listen()?;
+async fn serve(options: Options, for_whom: &ForWhom, output: &Output) -> Result<(), Error> {
+    let mut signals = Signals::listen_for(for_whom)?;
     let ca = matches!(options.tls, Tls::Generated { .. }) && !options.listen.is_empty();
     let serving = Serving {
         manager: format!("unix:{}", options.socket.display()),

@@ -18,7 +18,7 @@ use sublet_runtime::access::{default_address, default_state, manager_address};
 use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Access, Address};
 
-use super::daemon::{Phase, Signals, blocking, find_worker, host_name, notify, stop_in_order};
+use super::daemon::{ForWhom, Phase, Signals, blocking, find_worker, host_name, notify, stop_in_order};
 use super::output::Output;
 use super::parse::{show_bytes, size};
 use super::view::NodeView;
@@ -77,6 +77,9 @@ pub(crate) struct Arguments {
     name: Option<String>,
 
     #[command(flatten)]
+    for_whom: ForWhom,
+
+    #[command(flatten)]
     price: PriceArguments,
 }
 
@@ -125,7 +128,7 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
 }
 
 async fn serve(arguments: Arguments, output: &Output) -> Result<(), Error> {
-    let mut signals = Signals::listen()?;
+    let mut signals = Signals::listen_for(&arguments.for_whom)?;
     let state = absolute(&arguments.state.clone().unwrap_or_else(default_state))?;
     let worker = worker()?;
     let options = sublet_manager::Options {

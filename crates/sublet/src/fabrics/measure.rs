@@ -209,6 +209,7 @@ impl End for Ofi {
             return Ok(true);
         }
         self.end.send(1)?;
+        self.end.finish()?;
         Ok(false)
     }
 

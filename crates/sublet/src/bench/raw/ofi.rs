@@ -47,7 +47,7 @@ impl Raw {
                 far.receive()?;
                 far.send(response_bytes)?;
             }
-            Ok(())
+            Ok(far.finish()?)
         };
         let mut ask = || -> Result<(), Error> {
             for round in 1..=total {
