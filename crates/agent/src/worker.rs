@@ -33,11 +33,13 @@ pub(crate) struct WorkerProcess {
 }
 
 impl WorkerProcess {
-    /// Starts it with its package, which was asked for at that time. The socket is the client's end of its control connection, on which the set-up is already under way.
+    /// Starts it with its package, which was asked for at that time. The socket is the client's end of its control
+    /// connection, on which the set-up is already under way.
     pub(crate) fn start(
         node: &Node,
         held: &Attached,
-        (package, requested_ns): (Arc<Unpacked>, u64),
+        package: Arc<Unpacked>,
+        requested_ns: u64,
     ) -> Result<(WorkerProcess, Started, PacketSocket), Error> {
         let package_ready_ns = monotonic_ns();
         let (outside, inside) = PacketSocket::pair()?;

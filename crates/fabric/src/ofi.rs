@@ -52,6 +52,7 @@ pub use link::Network;
 pub use providers::{Kind, ProviderInfo, providers};
 
 use crate::FabricError;
+use crate::bell::Bell;
 use crate::exposed::{Exposed, RemoteRegion};
 use crate::line::Turn;
 use crate::sync::AtomicU32;
@@ -66,7 +67,7 @@ use sleep::Sleep;
 /// is connected in its place.
 pub struct Endpoint {
     exposed: Arc<Exposed>,
-    bell: Option<OwnedFd>,
+    bell: Bell,
     state: Mutex<State>,
     /// 1 while there is a peer, so that whoever spins need not lock to learn that there is none.
     up: AtomicU32,
@@ -84,6 +85,14 @@ struct State {
 }
 
 impl State {
+    /// Why there is no connection, of an end that is not up.
+    fn why_down(&self) -> String {
+        match &self.live {
+            Ok(_) => "it is not connected yet".into(),
+            Err(reason) => reason.clone(),
+        }
+    }
+
     fn live(&mut self) -> Result<&mut Live, FabricError> {
         match &mut self.live {
             Ok(live) => Ok(live),
@@ -97,7 +106,7 @@ impl Endpoint {
     pub fn new(exposed: Arc<Exposed>, bell: Option<OwnedFd>) -> Endpoint {
         Endpoint {
             exposed,
-            bell,
+            bell: Bell(bell),
             state: Mutex::new(State { generation: 0, live: Err("it was never connected".into()) }),
             up: AtomicU32::new(0),
             waiters: Waiters::new(),

@@ -11,6 +11,7 @@ use std::ptr::NonNull;
 use std::time::Instant;
 
 use crate::FabricError;
+use crate::bell::Bell;
 use crate::line::{Line, Turn, Watch};
 use crate::region::{Shared, copy_bytes};
 use crate::sync::{AtomicU64, Ordering};
@@ -19,13 +20,13 @@ use crate::window::{Address, LineAddress, Window};
 /// One end of a connection within a node.
 pub struct Endpoint {
     window: Window,
-    bell: Option<OwnedFd>,
+    bell: Bell,
 }
 
 impl Endpoint {
     /// An end that reaches what is mapped into `window`, and rings `bell` (an eventfd) where a line asks for it.
     pub fn new(window: Window, bell: Option<OwnedFd>) -> Endpoint {
-        Endpoint { window, bell }
+        Endpoint { window, bell: Bell(bell) }
     }
 
     /// See [`crate::Endpoint::put_imm`].
@@ -40,7 +41,7 @@ impl Endpoint {
         let line: &Line = self.view(Address { region: to.region, offset: to.line })?;
         let watch: &Watch = self.view(Address { region: to.region, offset: to.watch })?;
         if line.publish(watch, turn, immediate, body) {
-            self.ring_bell();
+            self.bell.ring();
         }
         Ok(())
     }
@@ -112,14 +113,6 @@ impl Endpoint {
         match self.window.pointer(at, len_bytes) {
             Some(pointer) => Ok(pointer),
             None => Err(FabricError::out_of_bounds(at, len_bytes)),
-        }
-    }
-
-    #[cold]
-    fn ring_bell(&self) {
-        if let Some(bell) = &self.bell {
-            // A full counter means that the bell is ringing already.
-            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
         }
     }
 }

@@ -47,6 +47,7 @@ use replies::Replies;
 use requests::{Request, Requests};
 use sending::{LineFrame, Sending};
 
+use crate::bell::Bell;
 use crate::exposed::{Exposed, RemoteRegion};
 use crate::line::{LINE_BYTES, Turn, WATCH_BYTES};
 use crate::sync::{AtomicU32, Mutex, Ordering, lock};
@@ -63,7 +64,7 @@ const LOOKS_FOR_REPLY: u32 = 1 << 15;
 /// next one is connected in its place.
 pub struct Endpoint {
     exposed: Arc<Exposed>,
-    bell: Option<OwnedFd>,
+    bell: Bell,
     regions: Regions,
     link: Link,
     sending: Mutex<Sending>,
@@ -83,7 +84,7 @@ impl Endpoint {
         Endpoint {
             regions: Regions::new(exposed.regions()),
             exposed,
-            bell,
+            bell: Bell(bell),
             link: Link::new(),
             sending: Mutex::new(Sending { stream: None, outbox: Outbox::new() }),
             receiving: Mutex::new(Receiving { stream: None, inbox: Inbox::new(), idle: 0 }),

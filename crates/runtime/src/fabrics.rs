@@ -4,10 +4,11 @@
 //! networks that the node offers, best first, which this machine can use, too. A choice that cannot be had is an error
 //! that says what the node offers, what this client can use, and why not the rest; nothing is chosen in its place.
 
+use std::cell::OnceCell;
 use std::fmt;
 use std::str::FromStr;
 
-use sublet_fabric::ofi;
+use sublet_fabric::ofi::{self, ProviderInfo};
 use sublet_proto::network::Fabric;
 use sublet_proto::v1::{self, NodeNetwork};
 use sublet_proto::{Code, Error};
@@ -69,13 +70,20 @@ pub(crate) enum Usable {
     ByName,
 }
 
-/// This machine's.
-pub(crate) struct Here;
+/// This machine's, as they are when they are first asked for: listing them takes libfabric milliseconds.
+#[derive(Default)]
+pub(crate) struct Here(OnceCell<Result<Vec<ProviderInfo>, String>>);
+
+impl Here {
+    fn all(&self) -> Result<&[ProviderInfo], String> {
+        let found = self.0.get_or_init(|| ofi::providers().map_err(|error| error.to_string()));
+        found.as_deref().map_err(String::clone)
+    }
+}
 
 impl Providers for Here {
     fn usable(&self, provider: &str) -> Result<Usable, String> {
-        let all = ofi::providers().map_err(|error| error.to_string())?;
-        let named: Vec<_> = all.iter().filter(|found| found.name == provider).collect();
+        let named: Vec<_> = self.all()?.iter().filter(|found| found.name == provider).collect();
         if named.iter().any(|found| found.is_automatic()) {
             return Ok(Usable::ByItself);
         }
@@ -89,8 +97,7 @@ impl Providers for Here {
     }
 
     fn any(&self) -> Result<(), String> {
-        let all = ofi::providers().map_err(|error| error.to_string())?;
-        match all.iter().any(|found| found.usable.is_ok()) {
+        match self.all()?.iter().any(|found| found.usable.is_ok()) {
             true => Ok(()),
             false => Err("libfabric finds no network here".to_owned()),
         }

@@ -109,8 +109,7 @@ impl Supervisor<'_> {
     }
 
     fn start_worker(&mut self, package: Arc<Unpacked>, requested_ns: u64) -> Outcome {
-        let (worker, started, control) =
-            WorkerProcess::start(self.node, &self.held, (package, requested_ns))?;
+        let (worker, started, control) = WorkerProcess::start(self.node, &self.held, package, requested_ns)?;
         debug!(lease = self.held.lease.id, pid = started.pid, "worker started");
         self.worker = Some(worker);
         if let Some(idle) = &mut self.idle {

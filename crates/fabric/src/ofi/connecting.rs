@@ -78,13 +78,7 @@ impl Endpoint {
 
     /// Why there is no connection, if there is none.
     pub fn down(&self) -> Option<String> {
-        if self.up.load(Ordering::SeqCst) == 1 {
-            return None;
-        }
-        match &self.lock().live {
-            Ok(_) => Some("it is not connected yet".into()),
-            Err(reason) => Some(reason.clone()),
-        }
+        self.is_down().then(|| self.lock().why_down())
     }
 
     pub(super) fn is_down(&self) -> bool {

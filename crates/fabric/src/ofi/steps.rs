@@ -14,7 +14,7 @@ impl Endpoint {
         let looked = if events { live.progress_all() } else { live.progress() };
         let effects = std::mem::take(&mut live.effects);
         if effects.bell {
-            self.ring_bell();
+            self.bell.ring();
         }
         if effects.published {
             self.sleep.notify();
@@ -34,7 +34,7 @@ impl Endpoint {
         loop {
             let mut state = self.lock();
             if self.is_down() {
-                return Err(self.not_connected(&mut state));
+                return Err(FabricError::Disconnected { reason: state.why_down() });
             }
             if generation.is_some_and(|expected| expected != state.generation) {
                 return Err(FabricError::Disconnected { reason: "it was connected anew meanwhile".into() });
@@ -50,22 +50,6 @@ impl Endpoint {
             drop(state);
             pause(rounds);
             rounds += 1;
-        }
-    }
-
-    fn not_connected(&self, state: &mut State) -> FabricError {
-        let reason = match &state.live {
-            Ok(_) => "it is not connected yet".into(),
-            Err(reason) => reason.clone(),
-        };
-        FabricError::Disconnected { reason }
-    }
-
-    #[cold]
-    fn ring_bell(&self) {
-        if let Some(bell) = &self.bell {
-            // A full counter means that the bell is ringing already.
-            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
         }
     }
 }

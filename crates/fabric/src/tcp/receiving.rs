@@ -177,15 +177,7 @@ impl Endpoint {
     #[inline]
     fn publish(&self, (line, watch): (&Line, &Watch), turn: Turn, immediate: u32, body: &[u64; BODY_WORDS]) {
         if line.publish(watch, turn, immediate, body) {
-            self.ring_bell();
-        }
-    }
-
-    #[cold]
-    fn ring_bell(&self) {
-        if let Some(bell) = &self.bell {
-            // A full counter means that the bell is ringing already.
-            let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
+            self.bell.ring();
         }
     }
 

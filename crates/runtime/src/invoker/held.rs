@@ -133,84 +133,96 @@ impl Held {
     }
 }
 
-/// Takes leases for all cores of an allocation, whose workers are numbered from here on. Of what was granted and could not
-/// be attached nothing is held any longer when this fails.
 fn take_leases(
     manager: &ManagerClient,
     allocation: &Allocation,
     household: &Household,
     first_worker: u32,
 ) -> Result<Vec<Arc<Lease>>, Error> {
-    household.terms.check(&Here)?;
-    let mut in_vain = Vec::new();
-    let taken = try_to_take(manager, allocation, household, (first_worker, &mut in_vain));
-    if taken.is_err() {
-        // Whoever hears of the error may ask for something better at once.
-        end_unattached(manager, &in_vain, RELEASE_PATIENCE);
-    }
-    taken
+    let (here, in_vain) = (Here::default(), Vec::new());
+    Taking { manager, allocation, household, first_worker, here, in_vain }.take()
 }
 
-/// What was granted and cannot be attached, because its node registered anew or went away meanwhile, is asked for anew, a
-/// few times; it is told with those that were granted in vain.
-fn try_to_take(
-    manager: &ManagerClient,
-    allocation: &Allocation,
-    household: &Household,
-    (first_worker, in_vain): (u32, &mut Vec<String>),
-) -> Result<Vec<Arc<Lease>>, Error> {
-    let request = allocation.request();
-    let (mut attempt, mut out_of_reach) = (1, None);
-    loop {
-        // Without a name of the client's own, each request is a new one.
-        let grants = match manager.request_lease(request.clone()) {
-            Ok(granted) => granted.grants,
-            // What is missing is what was granted in vain.
-            Err(error) if error.code == Code::NoCapacity => return Err(out_of_reach.unwrap_or(error)),
-            Err(error) => return Err(error),
-        };
-        let before = in_vain.len();
-        match attach(grants, household, (first_worker, in_vain)) {
-            Ok(leases) => {
-                household.crew.join(&leases);
-                return Ok(leases);
-            }
-            Err(error) if attempt < ATTEMPTS && may_be_asked_anew(error.code) => {
-                // Meanwhile they keep the next request from the same nodes.
-                end_unattached(manager, &in_vain[before..], Duration::ZERO);
-                out_of_reach = Some(error).filter(|error| error.code == Code::AgentUnreachable);
-                attempt += 1;
-            }
-            Err(error) => return Err(error),
+/// Leases being taken for all cores of an allocation.
+struct Taking<'held> {
+    manager: &'held ManagerClient,
+    allocation: &'held Allocation,
+    household: &'held Household,
+    /// The number of their first worker.
+    first_worker: u32,
+    here: Here,
+    /// What was granted and could not be attached.
+    in_vain: Vec<String>,
+}
+
+impl Taking<'_> {
+    /// When this fails, nothing is held any longer of what was granted and could not be attached.
+    fn take(mut self) -> Result<Vec<Arc<Lease>>, Error> {
+        self.household.terms.check(&self.here)?;
+        let taken = self.ask_until_attached();
+        if taken.is_err() {
+            // Whoever hears of the error may ask for something better at once.
+            end_unattached(self.manager, &self.in_vain, RELEASE_PATIENCE);
         }
+        taken
+    }
+
+    /// What was granted and cannot be attached, because its node registered anew or went away meanwhile, is asked for
+    /// anew, a few times.
+    fn ask_until_attached(&mut self) -> Result<Vec<Arc<Lease>>, Error> {
+        let request = self.allocation.request();
+        let (mut attempt, mut out_of_reach) = (1, None);
+        loop {
+            // Without a name of the client's own, each request is a new one.
+            let grants = match self.manager.request_lease(request.clone()) {
+                Ok(granted) => granted.grants,
+                // What is missing is what was granted in vain.
+                Err(error) if error.code == Code::NoCapacity => return Err(out_of_reach.unwrap_or(error)),
+                Err(error) => return Err(error),
+            };
+            let before = self.in_vain.len();
+            match self.attach(grants) {
+                Ok(leases) => {
+                    self.household.crew.join(&leases);
+                    return Ok(leases);
+                }
+                Err(error) if attempt < ATTEMPTS && may_be_asked_anew(error.code) => {
+                    // Meanwhile they keep the next request from the same nodes.
+                    end_unattached(self.manager, &self.in_vain[before..], Duration::ZERO);
+                    out_of_reach = Some(error).filter(|error| error.code == Code::AgentUnreachable);
+                    attempt += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Attaches all grants, or none: those that are attached are given back, the others noted as granted in vain.
+    fn attach(&mut self, grants: Vec<v1::LeaseGrant>) -> Result<Vec<Arc<Lease>>, Error> {
+        let ids: Vec<_> = grants.iter().filter_map(|grant| Some(grant.lease.as_ref()?.id.clone())).collect();
+        // All tickets are shown before any answer is waited for: the nodes start their workers at the same time.
+        let terms = &self.household.terms;
+        let shown: Vec<_> =
+            grants.into_iter().map(|grant| Attaching::begin(grant, terms, &self.here)).collect();
+        let mut leases: Vec<Arc<Lease>> = Vec::new();
+        let attached: Result<(), Error> = shown.into_iter().try_for_each(|shown| {
+            let number =
+                leases.last().map_or(self.first_worker, |lease| lease.first_worker + lease.workers());
+            leases.push(shown?.finish(self.household, number)?);
+            Ok(())
+        });
+        if attached.is_err() {
+            // The reason why not all could be attached is the better thing to say.
+            leases.iter().for_each(|lease| drop(lease.end()));
+            let in_vain = ids.into_iter().filter(|id| leases.iter().all(|lease| lease.id() != id.as_str()));
+            self.in_vain.extend(in_vain);
+        }
+        attached.map(|()| leases)
     }
 }
 
 fn may_be_asked_anew(code: Code) -> bool {
     matches!(code, Code::TicketSuperseded | Code::AgentUnreachable | Code::NoCapacity)
-}
-
-/// Attaches all grants, or none: those that are attached are given back, the others told with what was granted in vain.
-fn attach(
-    grants: Vec<v1::LeaseGrant>,
-    household: &Household,
-    (first_worker, in_vain): (u32, &mut Vec<String>),
-) -> Result<Vec<Arc<Lease>>, Error> {
-    let ids: Vec<_> = grants.iter().filter_map(|grant| Some(grant.lease.as_ref()?.id.clone())).collect();
-    // All tickets are shown before any answer is waited for: the nodes start their workers at the same time.
-    let shown: Vec<_> = grants.into_iter().map(|grant| Attaching::begin(grant, &household.terms)).collect();
-    let mut leases: Vec<Arc<Lease>> = Vec::new();
-    let attached: Result<(), Error> = shown.into_iter().try_for_each(|shown| {
-        let number = leases.last().map_or(first_worker, |lease| lease.first_worker + lease.workers());
-        leases.push(shown?.finish(household, number)?);
-        Ok(())
-    });
-    if attached.is_err() {
-        // The reason why not all could be attached is the better thing to say.
-        leases.iter().for_each(|lease| drop(lease.end()));
-        in_vain.extend(ids.into_iter().filter(|id| leases.iter().all(|lease| lease.id() != id.as_str())));
-    }
-    attached.map(|()| leases)
 }
 
 /// Ends leases that nobody has attached, or that are over, and waits for a while until they hold nothing any more. What

@@ -58,9 +58,9 @@ pub(crate) struct Attaching {
 
 impl Attaching {
     /// Shows a grant's ticket to its agent, which attaches the lease and starts its worker process.
-    pub(crate) fn begin(grant: v1::LeaseGrant, terms: &Terms) -> Result<Attaching, Error> {
+    pub(crate) fn begin(grant: v1::LeaseGrant, terms: &Terms, here: &Here) -> Result<Attaching, Error> {
         let asked_ns = monotonic_ns();
-        let (agent, by) = reach(&grant, terms)?;
+        let (agent, by) = reach(&grant, terms, here)?;
         let description = grant.lease.ok_or_else(|| protocol("the grant names no lease"))?;
         let package = grant.package.ok_or_else(|| protocol("the grant names no package"))?;
         let options = description.options.ok_or_else(|| protocol("the lease has no options"))?;
@@ -153,7 +153,11 @@ impl Attaching {
 }
 
 /// Connects to a grant's agent: by its Unix socket where memory can be shared, else by a network that both have.
-fn reach(grant: &v1::LeaseGrant, terms: &Terms) -> Result<(AgentSocket, Option<(Dial, Network)>), Error> {
+fn reach(
+    grant: &v1::LeaseGrant,
+    terms: &Terms,
+    here: &Here,
+) -> Result<(AgentSocket, Option<(Dial, Network)>), Error> {
     let (mut why, mut silent) = (Vec::new(), None);
     if terms.fabric.allows_sharing() {
         match fabrics::is_own_host(&grant.host).then(|| connect(&grant.agent)) {
@@ -163,7 +167,7 @@ fn reach(grant: &v1::LeaseGrant, terms: &Terms) -> Result<(AgentSocket, Option<(
         }
     }
     let network = match &grant.network {
-        Some(offered) => terms.fabric.network(offered, &Here).map(|network| (offered, network)),
+        Some(offered) => terms.fabric.network(offered, here).map(|network| (offered, network)),
         None => Err("the node is on no network".to_owned()),
     };
     match network {
