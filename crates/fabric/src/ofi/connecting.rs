@@ -12,7 +12,7 @@ use crate::sync::Ordering;
 /// How long a peer that was called may take to answer.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 /// How long the last message may take to leave.
-const GOODBYE_LIMIT: Duration = Duration::from_millis(100);
+const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 
 /// How far the first message is.
 #[derive(Clone, Copy, PartialEq, Eq)]
