@@ -31,6 +31,6 @@ for namespace in "$CLIENT" "$NODE"; do
 done
 
 # The manager's socket is in the file system, which both namespaces share; calls take the cable.
-export START="ip netns exec $NODE sublet up --listen 198.18.0.2:0 --fabrics tcp"
+export START="ip netns exec $NODE sublet up --lend-network --listen 198.18.0.2:0 --fabrics tcp"
 readonly MEASURE='exec sublet bench "$0" --fabric tcp --manager "unix:$SUBLET_STATE/manager.sock" "$@"'
 "$(dirname "$0")/with-sublet.sh" ip netns exec "$CLIENT" sh -c "$MEASURE" "$BENCH" "$@"

@@ -25,7 +25,7 @@ use crate::functions::package;
 use crate::nats::{self, NatsServer};
 use crate::network::{Host, Network};
 use crate::platform::{assert_echoes, sublet};
-use crate::process::{children, is_alive, wait_until};
+use crate::process::{self, is_alive, wait_until};
 use crate::program::{Program, inside};
 
 /// The port of managers on hosts of their own.
@@ -453,7 +453,7 @@ impl Manager {
 impl Agent {
     /// The processes of its workers.
     pub fn workers(&self) -> Vec<u32> {
-        children(self.pid())
+        process::workers(self.pid())
     }
 
     /// The process of its only worker.

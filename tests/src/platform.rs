@@ -11,7 +11,7 @@ use sublet::{Allocation, Code, Invoker};
 use tempfile::TempDir;
 
 use crate::functions::package;
-use crate::process::{children, wait_until};
+use crate::process::{self, wait_until};
 
 /// A running `sublet up`, killed when it is dropped, and its workers with it.
 pub struct Platform {
@@ -74,7 +74,7 @@ impl Platform {
 
     /// The processes of its workers.
     pub fn workers(&self) -> Vec<u32> {
-        children(self.pid())
+        process::workers(self.pid())
     }
 
     /// The process of its only worker.
@@ -233,7 +233,7 @@ pub fn assert_more_calls_than_slots(client: &Invoker) {
 pub fn sublet() -> Command {
     let program = programs().join("sublet");
     let worker = programs().join("sublet-worker");
-    for file in [&program, &worker] {
+    for file in [&program, &worker, &programs().join("sublet-spawner")] {
         assert!(
             file.is_file(),
             "{} is missing: run `cargo build --release --workspace` first",

@@ -30,6 +30,23 @@ pub fn is_alive(pid: u32) -> bool {
     Stat::of(Path::new(&format!("/proc/{pid}"))).is_some_and(|stat| stat.state != 'Z')
 }
 
+/// The worker processes that the agent in a process has started, by the process that makes its sandboxes, and that have
+/// not ended.
+pub fn workers(agent: u32) -> Vec<u32> {
+    let below = |parents: Vec<u32>| parents.into_iter().flat_map(children).collect::<Vec<_>>();
+    let inits = below(spawner(agent).into_iter().collect());
+    below(inits).into_iter().filter(|&pid| is_called(pid, "sublet-worker")).collect()
+}
+
+/// The process that makes an agent's sandboxes.
+pub fn spawner(agent: u32) -> Option<u32> {
+    children(agent).into_iter().find(|&child| is_called(child, "sublet-spawner"))
+}
+
+fn is_called(pid: u32, name: &str) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim_end() == name)
+}
+
 /// The processes that a process has started and that have not ended.
 pub fn children(pid: u32) -> Vec<u32> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };

@@ -6,15 +6,15 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::process::Signal;
 use sublet::{Allocation, Invoker, Policy};
 use sublet_tests::functions::{library, package};
-use sublet_tests::platform::{Platform, programs};
+use sublet_tests::platform::{Platform, kill, programs};
 use sublet_tests::process::{stay_on_lowest_core, wait_until};
 
 /// Calls that are counted.
@@ -31,21 +31,63 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A platform whose workers are started by a shell script's last command, with the worker program as `$WORKER`.
-fn platform_with_worker(folder: &Path, command: &str) -> Platform {
-    let script = folder.join("worker");
-    let worker = programs().join("sublet-worker");
-    fs::write(&script, format!("#!/bin/sh\nWORKER='{}'\n{command}\n", worker.display())).unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o700)).unwrap();
-    Platform::start_with(|up| {
-        up.env("SUBLET_WORKER", &script);
-    })
+/// What a sandbox executes in place of the worker program: that program, from the package, with a library before others.
+const LAUNCHER: &str = r#"
+#include <stdlib.h>
+#include <unistd.h>
+int main(int count, char **words) {
+    setenv("LD_PRELOAD", "/package/libcounting.so", 1);
+    return execv("/package/sublet-worker", words);
+}
+"#;
+
+/// A platform whose workers count what they allocate, and the package that they need for that.
+fn counting_platform(folder: &Path) -> (Platform, String) {
+    let own = folder.join("counted");
+    fs::create_dir(&own).unwrap();
+    fs::write(own.join("sublet.toml"), "name = 'counted'\nlibrary = 'libobserver.so'\n").unwrap();
+    fs::copy(library("observer.c"), own.join("libobserver.so")).unwrap();
+    fs::copy(library("counting.c"), own.join("libcounting.so")).unwrap();
+    fs::copy(programs().join("sublet-worker"), own.join("sublet-worker")).unwrap();
+    let (source, launcher) = (folder.join("launcher.c"), folder.join("launcher"));
+    fs::write(&source, LAUNCHER).unwrap();
+    assert!(Command::new("cc").arg("-o").args([&launcher, &source]).status().unwrap().success());
+    let platform = Platform::start_with(|up| {
+        up.env("SUBLET_WORKER", &launcher);
+    });
+    (platform, own.to_str().unwrap().to_owned())
 }
 
-fn hot_client(platform: &Platform) -> Invoker {
+/// A trace of all threads of a process, for as long as this lives.
+struct Trace(Child);
+
+impl Trace {
+    fn of(process: u32, log: &Path) -> Trace {
+        let pid = process.to_string();
+        let strace = Command::new("strace").args(["-f", "-qq", "-p", &pid, "-o"]).arg(log).spawn().unwrap();
+        let trace = Trace(strace);
+        wait_until("all threads are traced", || {
+            let mut tasks = fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten();
+            tasks.all(|task| {
+                let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
+                status.lines().any(|line| line.starts_with("TracerPid:") && !line.ends_with("\t0"))
+            })
+        });
+        trace
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        // Killed, it would leave the process stopped.
+        kill(self.0.id(), Signal::TERM);
+        let _ = self.0.wait();
+    }
+}
+
+fn hot_client(platform: &Platform, package: String) -> Invoker {
     stay_on_lowest_core();
-    platform
-        .client_with(&Allocation::new(package("observer.c")).policy(Policy::AlwaysHot).spin(Duration::MAX))
+    platform.client_with(&Allocation::new(package).policy(Policy::AlwaysHot).spin(Duration::MAX))
 }
 
 /// Calls of all kinds that a worker may get to execute: in place, copied, empty.
@@ -91,9 +133,8 @@ fn markers(log: &Path) -> usize {
 #[test]
 fn a_hot_call_allocates_nothing_in_the_worker() {
     let (_turn, folder) = (turn(), tempfile::tempdir().unwrap());
-    let command = format!("LD_PRELOAD='{}' exec \"$WORKER\"", library("counting.c").display());
-    let platform = platform_with_worker(folder.path(), &command);
-    let client = hot_client(&platform);
+    let (platform, package) = counting_platform(folder.path());
+    let client = hot_client(&platform, package);
     let mut output = client.buffer::<u64>(1).unwrap();
     let mut allocations = || {
         client.submit::<u8, u64>("allocations", &[], &mut output).unwrap().wait().unwrap();
@@ -116,9 +157,9 @@ fn a_hot_call_makes_no_system_call_in_the_worker() {
         return;
     }
     let log = folder.path().join("trace");
-    let command = format!("exec strace -f -qq -o '{}' \"$WORKER\"", log.display());
-    let platform = platform_with_worker(folder.path(), &command);
-    let client = hot_client(&platform);
+    let platform = Platform::start();
+    let client = hot_client(&platform, package("observer.c"));
+    let _trace = Trace::of(platform.worker(), &log);
     let call = |name: &str| {
         client.submit::<u8, u8>(name, &[], &mut []).unwrap().wait().unwrap();
     };

@@ -195,6 +195,7 @@ fn a_full_disk_is_reported_and_everything_else_goes_on() {
             "--mount",
             "--pid",
             "--fork",
+            "--mount-proc",
             "--kill-child",
             "sh",
             "-c",

@@ -43,6 +43,7 @@ mod pace;
 mod packages;
 mod report;
 mod resources;
+mod sandboxes;
 mod shared;
 mod signal;
 mod state;
@@ -75,6 +76,7 @@ use crate::managers::Managers;
 use crate::node::Node;
 use crate::packages::Packages;
 use crate::resources::{Pool, Resources};
+use crate::sandboxes::Maker;
 use crate::signal::Signal;
 use crate::state::{StateFolder, system, utf8};
 
@@ -102,6 +104,10 @@ pub struct Options {
     pub memory_bytes: Option<u64>,
     /// The worker program.
     pub worker: PathBuf,
+    /// The program that makes sandboxes.
+    pub spawner: PathBuf,
+    /// Whether functions that ask for it may use this machine's network.
+    pub lend_network: bool,
     /// When leases that do not say so themselves end for want of calls; never if nothing is said.
     pub idle_timeout: Option<Duration>,
     /// Whose clients it serves.
@@ -213,7 +219,9 @@ fn node(
     let node = Node {
         instance: new_instance()?,
         started_ms: state.started_ms(SystemTime::now()),
-        worker: find_worker(&options.worker)?,
+        worker: find_program("worker", &options.worker)?,
+        lends_network: options.lend_network,
+        sandboxes: Maker::start(find_program("spawner", &options.spawner)?, state.path.join("root"))?,
         calibration,
         pool: Pool::new(Resources::new(cores, memory_bytes, shared_places)?),
         ledger: Arc::new(Ledger::new(&options.name)),
@@ -245,13 +253,13 @@ fn listen(options: &Options) -> Result<PacketListener, Error> {
     Ok(listener)
 }
 
-fn find_worker(program: &Path) -> Result<PathBuf, Error> {
-    let found =
-        fs::canonicalize(program).map_err(|error| system("finding the worker program", program, &error))?;
+fn find_program(what: &str, program: &Path) -> Result<PathBuf, Error> {
+    let found = fs::canonicalize(program)
+        .map_err(|error| system(&format!("finding the {what} program"), program, &error))?;
     if found.is_file() {
         return Ok(found);
     }
-    Err(Error::new(Code::InvalidArgument, format!("the worker program {} is no file", program.display())))
+    Err(Error::new(Code::InvalidArgument, format!("the {what} program {} is no file", program.display())))
 }
 
 /// Locks even if a thread failed while it held the lock: every critical section of this crate leaves its data whole.

@@ -14,6 +14,7 @@ use crate::ledger::Ledger;
 use crate::managers::Managers;
 use crate::packages::Packages;
 use crate::resources::Pool;
+use crate::sandboxes::Maker;
 use crate::signal::Signal;
 
 /// One node, as its connections, its acceptor, its reporter and its journal's keeper see it.
@@ -26,6 +27,10 @@ pub(crate) struct Node {
     pub(crate) started_ms: u64,
     /// The worker program.
     pub(crate) worker: PathBuf,
+    /// Whether functions that ask for it may use this machine's network.
+    pub(crate) lends_network: bool,
+    /// Where those of all leases are made.
+    pub(crate) sandboxes: Maker,
     /// Of the time-stamp counter, since the agent's start.
     pub(crate) calibration: Calibration,
     pub(crate) pool: Pool,

@@ -8,9 +8,9 @@
 //! before a file is made.
 
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -165,7 +165,25 @@ fn unpack(checked: &Checked, folder: &Path) -> Result<(), Error> {
     write(&folder.join(INFO_FILE), &checked.info().encode_to_vec(), false)?;
     write(&folder.join(MANIFEST_FILE), checked.package.manifest.as_bytes(), false)?;
     checked.package.files.iter().try_for_each(|file| unpack_file(file, folder))?;
+    open_to_workers(folder).map_err(|error| failed("opening to workers", folder, error))?;
     sync(folder)
+}
+
+/// Lets everybody read who gets here, whatever this process's mask is. Workers do, each as another user, by a mount;
+/// everybody else is kept out by the folder above.
+fn open_to_workers(folder: &Path) -> io::Result<()> {
+    fs::set_permissions(folder, Permissions::from_mode(0o755))?;
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let metadata = fs::symlink_metadata(&path)?;
+        if metadata.is_dir() {
+            open_to_workers(&path)?;
+        } else {
+            let is_executable = metadata.permissions().mode() & 0o100 != 0;
+            fs::set_permissions(&path, Permissions::from_mode(if is_executable { 0o555 } else { 0o444 }))?;
+        }
+    }
+    Ok(())
 }
 
 /// The path was checked to stay in the folder, in which there are no links.
@@ -238,6 +256,7 @@ mod tests {
             architecture: std::env::consts::ARCH,
             library: "lib/p.so".into(),
             functions: Vec::new(),
+            network: false,
             size_bytes: 0,
             package: Package { manifest: "name = 'p'".into(), files },
         }
@@ -249,6 +268,8 @@ mod tests {
         let folder = state.path().join("p");
         unpack(&checked(&[("data/a", b"x"), ("lib/p.so", b"elf")]), &folder).unwrap();
         assert_eq!(fs::read(folder.join("lib/p.so")).unwrap(), b"elf");
+        let mode = |path: &str| fs::metadata(folder.join(path)).unwrap().permissions().mode() & 0o777;
+        assert_eq!([mode(""), mode("lib"), mode("lib/p.so")], [0o755, 0o755, 0o444]);
         assert_eq!(fs::read(folder.join("data/a")).unwrap(), b"x");
         assert_eq!(fs::read(folder.join(MANIFEST_FILE)).unwrap(), b"name = 'p'");
         let info: PackageInfo = decode("info", &fs::read(folder.join(INFO_FILE)).unwrap()).unwrap();

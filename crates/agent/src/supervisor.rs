@@ -17,7 +17,7 @@
 //!   manager and the client hear of it. A core on which a worker cannot be killed is never lent again.
 //! - Nothing of a lease is handed to its client before the token behind it was verified.
 //! - An end that somebody asks for is announced to the client first, with the time that is left.
-//! - Worker processes are started on this thread and do not outlive it.
+//! - A worker process does not outlive the thread of its lease.
 //! - This thread waits for events alone, and for the end of a worker that it kills: a client on another node hears all the
 //!   while that there is somebody.
 

@@ -1,16 +1,16 @@
-//! One lease's worker process: how it is started, ended, and what its end is called.
+//! One lease's worker process: how it is started in its sandbox, ended, and what its end is called.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prost::Message;
 use sublet_fabric::clock::monotonic_ns;
 use sublet_fabric::packet::PacketSocket;
+use sublet_proto::network::Fabric;
 use sublet_proto::v1::{PackageInfo, Started, WorkerSetup};
 use sublet_proto::{Code, Error};
-use sublet_sandbox::bare::{Exit, Id, Kind, SandboxError, Sandboxes, Signal, Spec};
+use sublet_sandbox::{Exit, FOLDER, Kind, Limits, Made, Network, SandboxError, Sandboxes, Signal, Spec};
 
 use crate::attach::Attached;
 use crate::node::Node;
@@ -21,14 +21,21 @@ use crate::signal::wait_readable;
 /// How long a killed process may take to end.
 const LONGEST_END: Duration = Duration::from_secs(10);
 const MIB: u64 = 1 << 20;
+/// What a sandbox may take beside the lease's memory: its two processes' own, and the kernel's on their behalf, in bytes.
+const OWN_MEMORY_BYTES: u64 = 64 * MIB;
+/// The same for each worker thread.
+const THREAD_MEMORY_BYTES: u64 = 10 * MIB;
+/// Processes and threads that a worker process may have beside one for each core.
+const MAX_PROCESSES: u32 = 512;
+/// What functions can write to files, in bytes, as far as the lease's memory goes.
+const SCRATCH_BYTES: u64 = 64 * MIB;
 
-/// The worker process of a lease, started and ended by the lease's supervisor. That thread must outlive it, since
-/// the process asks to be killed when the thread that started it ends.
+/// The worker process of a lease, started and ended by the lease's supervisor. Killed when it is dropped.
 pub(crate) struct WorkerProcess {
-    sandboxes: Sandboxes,
-    id: Id,
+    sandboxes: Arc<Sandboxes>,
+    sandbox: Made,
     package: Arc<Unpacked>,
-    /// On shared cores, until it is known to be dead; if it is dropped before, its sandbox has killed it by then.
+    /// On shared cores, until it is known to be dead.
     occupancy: Option<Occupancy>,
 }
 
@@ -42,28 +49,38 @@ impl WorkerProcess {
         requested_ns: u64,
     ) -> Result<(WorkerProcess, Started, PacketSocket), Error> {
         let package_ready_ns = monotonic_ns();
+        check_network(node, &package.info)?;
         let (outside, inside) = PacketSocket::pair()?;
         let occupancy = held.reservation.slots.as_ref().map(SlotHold::occupy);
-        let setup = setup(node, held, &package, occupancy.as_ref())?.encode_to_vec();
+        let setup = setup(node, held, occupancy.as_ref()).encode_to_vec();
         let slots = occupancy.iter().flat_map(|occupancy| &occupancy.regions).map(|region| region.fd());
         let regions: Vec<_> = [held.inbox.fd(), held.meter.region().fd()].into_iter().chain(slots).collect();
         outside.send(&setup, &regions)?;
-        let mut sandboxes = Sandboxes::new();
-        let (id, pid) = launch(&mut sandboxes, node.worker.clone(), inside.into())?;
+        let sandboxes = node.sandboxes.current()?;
+        let sandbox = one(sandboxes.launch(vec![spec(node, held, &package, inside)]))?;
+        let pid = sandbox.state.pid.unwrap_or_default();
         let started = Started { pid, requested_ns, package_ready_ns, spawned_ns: monotonic_ns() };
-        Ok((WorkerProcess { sandboxes, id, package, occupancy }, started, outside))
+        Ok((WorkerProcess { sandboxes, sandbox, package, occupancy }, started, outside))
     }
 
     /// Readable once it has ended.
     pub(crate) fn exit_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.sandboxes.exit_fd(self.id)
+        Some(self.sandbox.ended.as_fd())
+    }
+
+    /// How it ended if nobody can tell any more.
+    fn killed_with_its_maker(&self) -> Result<Option<Exit>, Error> {
+        let [has_ended] = wait_readable([self.exit_fd()], Some(Instant::now()))?;
+        Ok(has_ended.then_some(Exit::Signal(Signal::KILL.as_raw())))
     }
 
     /// Kills it and waits for its end. An error says that it may still run.
     pub(crate) fn kill(&mut self) -> Result<(), Error> {
-        one(self.sandboxes.kill(&[self.id], Signal::KILL))?;
-        if let Some(fd) = self.sandboxes.exit_fd(self.id) {
-            wait_readable([Some(fd.as_fd())], Some(Instant::now() + LONGEST_END))?;
+        // Of whoever makes sandboxes it does not outlive the end.
+        let told = one(self.sandboxes.kill(&[self.sandbox.id], Signal::KILL));
+        let [has_ended] = wait_readable([self.exit_fd()], Some(Instant::now() + LONGEST_END))?;
+        if !has_ended {
+            told?;
         }
         match self.exit()? {
             Some(_) => Ok(()),
@@ -77,7 +94,10 @@ impl WorkerProcess {
 
     /// How it ended, if it has.
     pub(crate) fn exit(&mut self) -> Result<Option<Exit>, Error> {
-        let exit = one(self.sandboxes.state(&[self.id]))?.exit;
+        let exit = match self.sandboxes.state(&[self.sandbox.id]).pop() {
+            Some(Err(SandboxError::SpawnerGone(_))) => self.killed_with_its_maker()?,
+            answer => one(answer.into_iter().collect())?.exit,
+        };
         if exit.is_some() {
             self.occupancy = None;
         }
@@ -90,32 +110,63 @@ impl WorkerProcess {
     }
 }
 
-fn launch(sandboxes: &mut Sandboxes, program: PathBuf, control: OwnedFd) -> Result<(Id, u32), Error> {
-    let spec = Spec { kind: Kind::Process, program, args: Vec::new(), env: Vec::new(), control };
-    let id = one(sandboxes.create(vec![spec]))?;
-    one(sandboxes.start(&[id]))?;
-    let pid = one(sandboxes.state(&[id]))?.pid;
-    Ok((id, pid.unwrap_or_default()))
+impl Drop for WorkerProcess {
+    fn drop(&mut self) {
+        // Should it live on, the spawner still has it, and ends it with the agent.
+        let _ = self.kill();
+        let _ = one(self.sandboxes.delete(&[self.sandbox.id]));
+    }
 }
 
-fn setup(
-    node: &Node,
-    held: &Attached,
-    package: &Unpacked,
-    occupancy: Option<&Occupancy>,
-) -> Result<WorkerSetup, Error> {
-    let folder = package.folder.to_str().ok_or_else(|| {
-        Error::new(Code::InvalidArgument, format!("the path {} is not UTF-8", package.folder.display()))
-    })?;
+/// Whether this node lets a package's functions open connections by themselves, if they do.
+fn check_network(node: &Node, package: &PackageInfo) -> Result<(), Error> {
+    if package.network && !node.lends_network {
+        let message = format!(
+            "the functions of package {} want the network, which node {} does not lend (lend_network)",
+            package.name, node.description.name
+        );
+        return Err(Error::new(Code::PermissionDenied, message));
+    }
+    Ok(())
+}
+
+/// The sandbox in which a lease's workers run.
+fn spec(node: &Node, held: &Attached, package: &Unpacked, control: PacketSocket) -> Spec {
+    let workers = held.reservation.cores.len() as u64;
+    let mut cores = held.reservation.cores.clone();
+    cores.sort_unstable();
+    cores.dedup();
+    // Over tcp it is given its connections. Over libfabric it makes them.
+    let fabric = held.carrier.as_ref().map(|carrier| Fabric::chosen(Some(&carrier.choice)));
+    let dials = package.info.network || matches!(fabric, Some(Ok(Some(Fabric::Ofi(_)))));
+    let own_bytes = OWN_MEMORY_BYTES.saturating_add(THREAD_MEMORY_BYTES.saturating_mul(workers));
+    Spec {
+        kind: Kind::Process,
+        program: node.worker.clone(),
+        args: Vec::new(),
+        env: Vec::new(),
+        folder: Some(package.folder.clone()),
+        control: control.into(),
+        network: if dials { Network::Host } else { Network::None },
+        limits: Limits {
+            cores,
+            memory_bytes: Some(held.lease.memory_bytes.saturating_add(own_bytes)),
+            processes: Some(MAX_PROCESSES.saturating_add(workers as u32)),
+            scratch_bytes: SCRATCH_BYTES.min(held.lease.memory_bytes),
+        },
+    }
+}
+
+fn setup(node: &Node, held: &Attached, occupancy: Option<&Occupancy>) -> WorkerSetup {
     let carrier = held.carrier.as_ref();
     let identity = carrier.and_then(|carrier| carrier.identity.clone());
     let (certificate, private_key) =
         identity.map_or_else(Default::default, |identity| (identity.certificate, identity.private_key));
     // The inbox is part of what the lease pays for; `attach` has checked that it fits.
     let memory_bytes = held.lease.memory_bytes.saturating_sub(held.inbox.len_bytes());
-    Ok(WorkerSetup {
+    WorkerSetup {
         lease: held.lease.id.clone(),
-        package_folder: folder.to_owned(),
+        package_folder: FOLDER.to_owned(),
         cores: held.reservation.cores.clone(),
         options: Some(held.options),
         memory_bytes,
@@ -128,7 +179,7 @@ fn setup(
         private_key,
         // What a copy takes is taken from the same memory.
         copies_bytes: carrier.map_or(0, |_| memory_bytes),
-    })
+    }
 }
 
 /// The answer about the only one that was asked about.
@@ -147,7 +198,11 @@ fn describe(package: &PackageInfo, exit: Exit, executing: &[u32], memory_bytes: 
         [] => "between calls".to_owned(),
         names => format!("while executing {}", names.join(", ")),
     };
-    format!("worker {exit} {doing}; the lease's memory is {}", memory(memory_bytes))
+    let how = match exit {
+        Exit::OutOfMemory(_) => "was killed out of memory".to_owned(),
+        exit => exit.to_string(),
+    };
+    format!("worker {how} {doing}; the lease's memory is {}", memory(memory_bytes))
 }
 
 /// Rounded to a tenth of a MiB.
@@ -171,39 +226,7 @@ fn function_name(package: &PackageInfo, index: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::capacity::Cores;
-    use crate::resources::{Pool, Reservation, Resources, Wanted};
-    use std::num::NonZeroU32;
-    use sublet_fabric::slot::{CoreSlot, Holder};
     use sublet_proto::v1::FunctionInfo;
-
-    /// A process on a shared core that waits for the end of its standard input, and has taken the core.
-    fn shared_worker(reservation: &Reservation) -> (WorkerProcess, PacketSocket) {
-        let (outside, inside) = PacketSocket::pair().unwrap();
-        let mut sandboxes = Sandboxes::new();
-        let (id, _) = launch(&mut sandboxes, "/bin/cat".into(), inside.into()).unwrap();
-        let package = Arc::new(Unpacked { info: PackageInfo::default(), folder: PathBuf::new() });
-        let occupancy = reservation.slots.as_ref().unwrap().occupy();
-        let holder = Holder { process: NonZeroU32::new(occupancy.holder).unwrap(), worker: 0 };
-        assert!(occupancy.regions[0].view::<CoreSlot>(0).unwrap().take(holder), "the core was not free");
-        (WorkerProcess { sandboxes, id, package, occupancy: Some(occupancy) }, outside)
-    }
-
-    #[test]
-    fn however_a_worker_ends_its_shared_core_is_free_once_that_is_known() {
-        let cores = Cores { exclusive: Vec::new(), shared: vec![0] };
-        let pool = Pool::new(Resources::new(cores, 0, 1).unwrap());
-        let reservation = pool.reserve(&Wanted { cores: 1, memory_bytes: 0, shared: true }).unwrap();
-        let (mut killed, _control) = shared_worker(&reservation);
-        killed.kill().unwrap();
-        let (mut ended, control) = shared_worker(&reservation);
-        drop(control);
-        wait_readable([ended.exit_fd()], Some(Instant::now() + LONGEST_END)).unwrap();
-        assert_eq!(ended.exit().unwrap(), Some(Exit::Status(0)));
-        let (dropped, _control) = shared_worker(&reservation);
-        drop(dropped);
-        shared_worker(&reservation);
-    }
 
     #[test]
     fn an_end_is_told_with_what_was_executed_and_the_memory() {
@@ -217,6 +240,10 @@ mod tests {
         assert_eq!(
             told(Exit::Signal(11), &[0], 64 * MIB),
             "worker killed by SIGSEGV while executing libx/f; the lease's memory is 64 MiB"
+        );
+        assert_eq!(
+            told(Exit::OutOfMemory(80 * MIB), &[1], 16 * MIB),
+            "worker was killed out of memory while executing libx/g; the lease's memory is 16 MiB"
         );
         assert_eq!(
             told(Exit::Status(3), &[1, 0, 1], 4097),

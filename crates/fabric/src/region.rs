@@ -184,6 +184,12 @@ pub(crate) unsafe fn copy_bytes(from: *const u8, into: *mut u8, len_bytes: usize
     unsafe { std::ptr::copy(from, into, len_bytes) };
 }
 
+/// Takes the pages of a range of a region from the machine. They count as this process's, whoever writes them.
+pub fn take_pages(file: BorrowedFd<'_>, offset: u64, len_bytes: u64) -> Result<(), FabricError> {
+    rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), offset, len_bytes)
+        .map_err(|error| FabricError::system(format!("fallocate of {len_bytes} bytes"), error))
+}
+
 /// Gives the pages of a range of a region back to the machine; they read as zero afterwards.
 pub fn punch_hole(file: BorrowedFd<'_>, offset: u64, len_bytes: u64) -> Result<(), FabricError> {
     use rustix::fs::FallocateFlags;

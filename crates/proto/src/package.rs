@@ -56,6 +56,9 @@ pub struct Manifest {
     pub name: String,
     /// The path of the shared object in the package.
     pub library: String,
+    /// Whether the functions open connections by themselves. Only nodes that lend their network execute them then.
+    #[serde(default)]
+    pub network: bool,
     /// The functions that the package offers, in the order of their indexes. None: every exported C function.
     #[serde(default, rename = "function")]
     pub functions: Vec<ManifestFunction>,
@@ -127,6 +130,8 @@ pub struct Checked {
     pub library: String,
     /// Its functions, in the order of their indexes.
     pub functions: Vec<FunctionInfo>,
+    /// Whether they open connections by themselves.
+    pub network: bool,
     /// Size of the encoded package.
     pub size_bytes: u64,
     /// The decoded package: its files may be unpacked into an empty folder.
@@ -144,6 +149,7 @@ impl Checked {
             functions: self.functions.clone(),
             deployed_unix_ms: 0,
             library: self.library.clone(),
+            network: self.network,
         }
     }
 }
@@ -227,6 +233,7 @@ pub fn validate(encoded: &[u8]) -> Result<Checked, Error> {
         architecture: library.architecture,
         library: manifest.library,
         functions,
+        network: manifest.network,
         size_bytes,
         package,
     })

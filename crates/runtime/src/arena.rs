@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Pod;
-use sublet_fabric::region::{create_file, page_align, punch_hole};
+use sublet_fabric::region::{create_file, page_align, punch_hole, take_pages};
 use sublet_fabric::window::{Address, Window};
 use sublet_proto::{Code, Error};
 
@@ -67,6 +67,21 @@ impl Arena {
     /// Those of `publish`. After `insufficient_resources`, of a worker that has no room for a copy of the region,
     /// smaller pieces may still be had.
     pub(crate) fn allocate(
+        &self,
+        len_bytes: u64,
+        publish: impl FnMut() -> Result<(), Error>,
+    ) -> Result<Block, Error> {
+        let block = self.allocate_bare(len_bytes, publish)?;
+        if let Some(region) = self.lock().get(block.at.region as usize - 1) {
+            // What the worker is first to write would count as the worker's, whose sandbox has room for the lease's memory
+            // only. If there are no pages now, there may be when they are written.
+            let _ = take_pages(region.file.as_fd(), block.at.offset, block.len_bytes);
+        }
+        Ok(block)
+    }
+
+    /// A block whose pages are taken when they are first written.
+    fn allocate_bare(
         &self,
         len_bytes: u64,
         mut publish: impl FnMut() -> Result<(), Error>,

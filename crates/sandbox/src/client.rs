@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{SandboxAnswer, SandboxCreate, SandboxIds, SandboxKill, SandboxReply, SandboxRequest};
 
@@ -58,6 +59,12 @@ impl Sandboxes {
             .spawn()
             .map_err(failed)?;
         Ok(Sandboxes { connection: Mutex::new(Some(outside)), spawner })
+    }
+
+    /// Whether the spawner has ended, and every sandbox with it.
+    pub fn is_gone(&self) -> bool {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        matches!(waitid(WaitId::Pid(Pid::from_child(&self.spawner)), options), Ok(Some(_)) | Err(_))
     }
 
     /// Makes sandboxes; none of their programs runs yet.

@@ -2,10 +2,12 @@
 //!
 //! ```text
 //! spawner           init, the sandbox's first process                       program
-//!    │ clone: namespaces, pooled network, cgroup (v2)
-//!    ├──────────────────► root: mounts, pivot
+//!    │ clone: namespaces, cgroup (v2)
+//!    ├──────────────────► a root of its own
 //!    │ maps of users, cgroup (v1)
-//!    ├─── go ───────────► identity, host name, capabilities, Landlock, seccomp
+//!    ├─── go ───────────► cgroup namespace, host name
+//!    :  until it is wanted
+//!    ├─── plan ─────────► mounts, pivot, identity, capabilities, Landlock, seccomp
 //!    │◄── made ───────────┤
 //!    ├─── start ────────► │ fork ────────────────────────────────────────► limits, descriptors
 //!    │◄── started (with the kernel's word for its pid) ────────────────────┤
@@ -13,6 +15,9 @@
 //!    │                    │ passes on what is printed, reaps ◄─────────────┤ ends
 //!    │◄── ended ──────────┘
 //! ```
+//!
+//! What comes before the plan is the same for all, and happens before anybody asks: it is what takes long, above all
+//! entering a control group of version 1, for which the kernel waits until all processors have taken note.
 //!
 //! Init has all restrictions before the program is there, so both have the same; it differs in that it cannot be traced
 //! by the program, and that the kernel ends everything in the sandbox when it ends.
@@ -22,36 +27,29 @@
 
 mod init;
 mod landlock;
+mod plan;
 mod privileges;
 mod report;
 mod root;
 pub(crate) mod seccomp;
 
-use std::ffi::CString;
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::rc::Rc;
 
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal};
 
-use crate::Network;
 use crate::system;
+pub(crate) use plan::Plan;
 pub(crate) use report::{Order, Report, Step};
 pub(crate) use root::{MountPoint, PROGRAM, SYSTEM_FOLDERS};
 use seccomp::Filters;
 
-/// All that the new process needs, made before it is there.
-pub(crate) struct Plan {
-    /// Detached mounts, and where they belong.
-    pub(crate) mounts: Vec<(MountPoint, OwnedFd)>,
-    pub(crate) args: Vec<CString>,
-    pub(crate) env: Vec<CString>,
-    pub(crate) control: OwnedFd,
+/// What a process is made with, before anybody knows what it will be.
+pub(crate) struct Blank {
     /// To the spawner.
     pub(crate) link: OwnedFd,
-    pub(crate) network: Network,
-    pub(crate) scratch_bytes: u64,
-    pub(crate) processes: Option<u32>,
-    /// As whom it appears to itself.
+    /// As whom it will appear to itself.
     pub(crate) user: u32,
     /// Whether the groups of the spawner's user can be left: not without privileges.
     pub(crate) leaves_groups: bool,
@@ -59,46 +57,58 @@ pub(crate) struct Plan {
 }
 
 /// The life of a sandbox's first process.
-pub(crate) fn run(plan: Plan) -> ! {
-    let link = plan.link.as_fd();
-    let Err((step, error)) = prepare(&plan) else {
-        if Report::Made.send(link).is_ok() && Order::receive(link) == Some(Order::Start) {
-            init::run(&plan)
+pub(crate) fn run(blank: Blank) -> ! {
+    let link = blank.link.as_fd();
+    let prepared = make_ready(&blank).and_then(|()| {
+        let plan = plan::receive(link).map_err(|error| (Step::Plan, error))?;
+        become_sandbox(&blank, &plan).map(|()| plan)
+    });
+    match prepared {
+        Ok(plan) => {
+            if Report::Made.send(link).is_ok() && Order::receive(link) == Some(Order::Start) {
+                init::run(&plan, &blank.link)
+            }
+            // The spawner is gone, or does not want it any more.
+            system::leave(0)
         }
-        // The spawner is gone, or does not want it any more.
-        system::leave(0)
-    };
-    // If it cannot be told, the end of this process tells enough.
-    let _ = Report::failed(step, &error).send(link);
-    system::leave(1)
+        Err((step, error)) => {
+            // If it cannot be told, the end of this process tells enough.
+            let _ = Report::failed(step, &error).send(link);
+            system::leave(1)
+        }
+    }
 }
 
-fn prepare(plan: &Plan) -> Result<(), (Step, std::io::Error)> {
-    let at = |step: Step| move |error: std::io::Error| (step, error);
-    forget_spawner(plan).map_err(at(Step::Root))?;
+/// All that does not depend on what it will be.
+fn make_ready(blank: &Blank) -> Result<(), (Step, io::Error)> {
+    let at = |step: Step| move |error: io::Error| (step, error);
+    forget_spawner(blank).map_err(at(Step::Root))?;
     die_with_spawner().map_err(at(Step::Identity))?;
-    root::enter(plan).map_err(at(Step::Root))?;
-    if Order::receive(plan.link.as_fd()) != Some(Order::Go) {
+    root::begin().map_err(at(Step::Root))?;
+    if Order::receive(blank.link.as_fd()) != Some(Order::Go) {
         system::leave(0);
     }
     system::unshare(libc::CLONE_NEWCGROUP).map_err(at(Step::Cgroup))?;
-    privileges::become_user(plan).map_err(at(Step::Identity))?;
+    rustix::system::sethostname(b"sandbox").map_err(|errno| (Step::HostName, errno.into()))
+}
+
+fn become_sandbox(blank: &Blank, plan: &Plan) -> Result<(), (Step, io::Error)> {
+    let at = |step: Step| move |error: io::Error| (step, error);
+    root::enter(plan).map_err(at(Step::Root))?;
+    privileges::become_user(blank).map_err(at(Step::Identity))?;
     // A change of user has cleared it.
     die_with_spawner().map_err(at(Step::Identity))?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|errno| (Step::Identity, errno.into()))?;
-    rustix::system::sethostname(b"sandbox").map_err(|errno| (Step::HostName, errno.into()))?;
     privileges::drop_capabilities().map_err(at(Step::Capabilities))?;
     landlock::restrict(plan.network).map_err(at(Step::Landlock))?;
-    plan.filters.apply(plan.network).map_err(at(Step::Seccomp))
+    blank.filters.apply(plan.network).map_err(at(Step::Seccomp))
 }
 
 /// Closes what belongs to the spawner and to its other sandboxes, but for where messages are printed.
-fn forget_spawner(plan: &Plan) -> std::io::Result<()> {
-    let own = [libc::STDOUT_FILENO, libc::STDERR_FILENO, plan.control.as_raw_fd(), plan.link.as_raw_fd()];
-    let mounts = plan.mounts.iter().map(|(_, mount)| mount.as_raw_fd());
-    system::keep_only(&mut own.into_iter().chain(mounts).collect::<Vec<_>>())
+fn forget_spawner(blank: &Blank) -> io::Result<()> {
+    system::keep_only(&mut [libc::STDOUT_FILENO, libc::STDERR_FILENO, blank.link.as_raw_fd()])
 }
 
-fn die_with_spawner() -> std::io::Result<()> {
+fn die_with_spawner() -> io::Result<()> {
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }

@@ -22,7 +22,6 @@
 //! - A sandbox whose end is known has nothing left that runs: its first process is its namespace's init.
 //! - A sandbox that runs is never forgotten: `delete` refuses it.
 
-pub mod bare;
 mod client;
 mod error;
 mod inside;

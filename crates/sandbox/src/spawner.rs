@@ -1,8 +1,8 @@
 //! The spawner: a process with a single thread that makes all sandboxes of one agent, and ends with it.
 //!
-//! It answers one request after the other and does nothing by itself, but for making ready, while nobody asks, what the
-//! next sandboxes will need: control groups and network namespaces. Its only connection is its standard input; when
-//! the other end is closed it ends, and with it everything that it has started.
+//! It answers one request after the other and does nothing by itself, but for making ready, while nobody asks, the first
+//! processes of the next sandboxes, which wait in their namespaces and control groups for what they are to become. Its
+//! only connection is its standard input; when the other end is closed it ends, and with it everything that it has started.
 //!
 //! What it needs and cannot have, it does without, as `strengths` tells: control groups, users of their own. What is left
 //! then is always namespaces, a root of their own, no capabilities, and few system calls.
@@ -10,7 +10,6 @@
 mod birth;
 mod cgroups;
 mod look;
-mod networks;
 mod root;
 mod sandbox;
 mod table;
@@ -27,16 +26,20 @@ use rustix::time::Timespec;
 use sublet_proto::v1::{SandboxReply, SandboxRequest};
 
 use crate::inside::seccomp::Filters;
-use crate::{SandboxError, system, wire};
+use crate::{Network, SandboxError, Status, system, wire};
 use cgroups::Cgroups;
-use networks::Networks;
+use sandbox::Sandbox;
 use table::Table;
 use users::Users;
 
+/// How many first processes are kept ready.
+const READY: usize = 8;
+
 /// What every sandbox is made with.
 struct Workshop {
+    /// Without a network. Dropped, and dead, before what they were made with.
+    ready: Vec<Sandbox>,
     cgroups: Cgroups,
-    networks: Networks,
     users: Users,
     filters: Rc<Filters>,
 }
@@ -86,14 +89,30 @@ impl Workshop {
         let cgroups = Cgroups::open();
         let users = Users::enter().map_err(failed("entering a user namespace"))?;
         root::mount_template(folder).map_err(failed("mounting the root of sandboxes"))?;
-        let networks = Networks::open().map_err(failed("opening this network namespace"))?;
-        let filters = Filters::compile().map_err(failed("compiling the filters of system calls"))?.into();
-        Ok(Workshop { cgroups, networks, users, filters })
+        Ok(Workshop { ready: Vec::new(), cgroups, users, filters: Filters::compile().into() })
     }
 
-    /// Makes one thing of those that shall be ready; says whether there may be more to make.
+    /// Makes one first process if fewer than wanted are ready; says whether it did.
     fn make_ready(&mut self) -> bool {
-        self.cgroups.make_ready() || self.networks.make_ready()
+        if self.ready.len() >= READY {
+            return false;
+        }
+        let made = birth::blank(self, Network::None);
+        let is_made = made.is_ok();
+        // Whoever needs one is told what is in the way.
+        self.ready.extend(made);
+        is_made
+    }
+
+    /// A first process that waits for what it is to become.
+    fn take(&mut self, network: Network) -> Result<Sandbox, SandboxError> {
+        while let (Network::None, Some(mut sandbox)) = (network, self.ready.pop()) {
+            // Somebody may have killed it.
+            if sandbox.state().status == Status::Created {
+                return Ok(sandbox);
+            }
+        }
+        birth::blank(self, network)
     }
 }
 

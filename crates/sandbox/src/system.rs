@@ -84,12 +84,6 @@ pub(crate) fn exec(program: &CStr, args: &[CString], env: &[CString]) -> io::Err
     io::Error::last_os_error()
 }
 
-/// Enters the namespace that a descriptor means.
-pub(crate) fn enter(namespace: BorrowedFd<'_>, kind: i32) -> io::Result<()> {
-    // SAFETY: the descriptor is open; no memory is passed.
-    checked(unsafe { libc::setns(namespace.as_raw_fd(), kind) }.into())
-}
-
 /// Leaves namespaces for new ones of this process's own.
 pub(crate) fn unshare(flags: i32) -> io::Result<()> {
     // SAFETY: no memory is passed; with CLONE_NEW... flags nothing that this process holds becomes invalid.
@@ -172,6 +166,18 @@ fn child_signal() -> libc::sigset_t {
 pub(crate) fn leave(status: i32) -> ! {
     // SAFETY: ends the process, whatever its state.
     unsafe { libc::_exit(status) }
+}
+
+/// Has the kernel ask a filter about each system call of this process and of all that it will start, for ever. The process
+/// must have given up new privileges.
+pub(crate) fn filter_calls(program: &[libc::sock_filter]) -> io::Result<()> {
+    let len = libc::c_ushort::try_from(program.len()).map_err(io::Error::other)?;
+    let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
+    let none: libc::c_ulong = 0;
+    // SAFETY: the program has so many instructions, which the kernel copies and does not change.
+    checked(unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, none, &raw const program)
+    })
 }
 
 /// The newest of Landlock's interfaces that the kernel has; 0 if it has none.

@@ -9,6 +9,8 @@ use std::sync::OnceLock;
 
 use serde::Serialize;
 use sublet_fabric::clock::ticks_ordered;
+use sublet_proto::package;
+use sublet_proto::v1::PackageFile;
 use sublet_proto::{Code, Error};
 use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Allocation, Invoker};
@@ -32,11 +34,18 @@ const FUNCTIONS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bench.so"));
 
 /// The package of the functions that are measured.
 pub(crate) const PACKAGE: &str = "sublet-bench";
+/// The same functions where the raw side opens a connection.
+pub(crate) const DIALLING_PACKAGE: &str = "sublet-bench-network";
 
 /// Deploys the functions that are measured.
 pub(crate) fn deploy(manager: &ManagerClient) -> Result<(), Error> {
-    let package = sublet_proto::package::from_library(&format!("{PACKAGE}.so"), FUNCTIONS.to_vec())?;
-    manager.deploy(sublet_proto::package::encode(&package)).map(drop)
+    for (name, network) in [(PACKAGE, false), (DIALLING_PACKAGE, true)] {
+        let library = format!("{name}.so");
+        let manifest = format!("name = \"{name}\"\nlibrary = \"{library}\"\nnetwork = {network}\n");
+        let file = PackageFile { path: library, data: FUNCTIONS.to_vec(), executable: true };
+        manager.deploy(package::encode(&package::from_files(&manifest, vec![file])?))?;
+    }
+    Ok(())
 }
 
 /// A lease of the measured functions.

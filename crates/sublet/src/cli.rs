@@ -10,6 +10,7 @@ mod call;
 mod completions;
 pub(crate) mod daemon;
 mod deploy;
+mod doctor;
 mod fabrics;
 mod lease;
 mod manager;
@@ -43,6 +44,7 @@ Examples:
   sublet ps                                      what is there, and who uses it
   sublet bill                                    what it has cost
   sublet fabrics                                 what can carry calls on this machine
+  sublet doctor                                  how strong its sandboxes are
 
 On many machines:
   sublet manager                                 grants leases, keeps packages and the ledger
@@ -84,6 +86,7 @@ enum Command {
     Token(token::Arguments),
     Tenant(tenant::Arguments),
     Fabrics(fabrics::Arguments),
+    Doctor(doctor::Arguments),
     Bench(bench::Arguments),
     Completions(completions::Arguments),
 }
@@ -156,6 +159,7 @@ fn run(command: Command, output: &Output) -> Result<(), Error> {
         Command::Deploy(arguments) => deploy::run(&arguments, output),
         Command::Call(arguments) => call::run(&arguments, output),
         Command::Fabrics(arguments) => fabrics::run(&arguments, output),
+        Command::Doctor(_) => doctor::run(output),
         Command::Bench(arguments) => bench::run(&arguments, output),
         Command::Ps(arguments) => ps::run(&arguments, output),
         Command::Lease(arguments) => lease::run(&arguments, output),

@@ -4,7 +4,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -286,19 +285,19 @@ pub struct Node {
 }
 
 impl Node {
-    pub fn with_worker(script: &str) -> Node {
-        Node::with(script, |_, _| {})
+    pub fn with_worker(does: &str) -> Node {
+        Node::with(does, |_, _| {})
     }
 
     /// `prepare` sees the options and the manager before the agent starts.
-    pub fn with(script: &str, prepare: impl FnOnce(&mut Options, &FakeManager)) -> Node {
+    pub fn with(does: &str, prepare: impl FnOnce(&mut Options, &FakeManager)) -> Node {
         let folder = tempfile::tempdir().unwrap();
         let manager = FakeManager::start(folder.path().join("manager.sock"), 1);
         let encoded =
             package::encode(&package::from_library("libx.so", shared_object(folder.path())).unwrap());
         let package = package::digest(&encoded);
         manager.book().packages.push(encoded);
-        let mut options = options(folder.path(), script);
+        let mut options = options(folder.path(), does);
         prepare(&mut options, &manager);
         let agent = Some(Agent::start(options.clone()).unwrap());
         Node { manager, agent, folder, package, options }
@@ -419,7 +418,7 @@ impl Client {
     }
 }
 
-pub fn options(folder: &Path, script: &str) -> Options {
+pub fn options(folder: &Path, does: &str) -> Options {
     Options {
         state: folder.join("state"),
         socket: folder.join("agent.sock"),
@@ -428,7 +427,9 @@ pub fn options(folder: &Path, script: &str) -> Options {
         cores: Some(1),
         shared: None,
         memory_bytes: Some(16 * MIB),
-        worker: worker_script(folder, script),
+        worker: worker(folder, does),
+        spawner: spawner(),
+        lend_network: false,
         idle_timeout: None,
         clients: Clients::OwnUser,
         network: None,
@@ -443,18 +444,22 @@ pub fn unix_ms() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
-/// A program that a shell writes: a file that this process has held open for writing could not be executed while
-/// another test is starting a process.
-fn worker_script(folder: &Path, script: &str) -> PathBuf {
-    let path = folder.join("worker");
-    let written = Command::new("/bin/sh")
-        .args(["-c", "printf '#!/bin/sh\\n%s\\n' \"$1\" >\"$0\""])
-        .arg(&path)
-        .arg(script)
-        .status();
-    assert!(written.unwrap().success());
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
-    path
+/// A worker program that does one thing: a sandbox has no shell that could.
+fn worker(folder: &Path, does: &str) -> PathBuf {
+    let (source, program) = (folder.join("worker.c"), folder.join("worker"));
+    let text = format!("#include <signal.h>\n#include <unistd.h>\nint main(void) {{ {does} }}\n");
+    fs::write(&source, text).unwrap();
+    let compiled = Command::new("cc").arg("-o").arg(&program).arg(&source).status();
+    assert!(compiled.unwrap().success());
+    program
+}
+
+/// The program that makes sandboxes, beside the folder of this test.
+fn spawner() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let program = own.ancestors().nth(2).unwrap().join("sublet-spawner");
+    assert!(program.is_file(), "{} is missing: run `cargo build --release --workspace`", program.display());
+    program
 }
 
 fn shared_object(folder: &Path) -> Vec<u8> {

@@ -18,7 +18,7 @@ use sublet_proto::Code;
 use sublet_proto::v1::client_to_agent::Body as ToAgent;
 use sublet_proto::v1::*;
 
-const SLEEPS: &str = "exec sleep 1000";
+const SLEEPS: &str = "for (;;) pause();";
 
 fn assert_dies(pid: u32) {
     let start = std::time::Instant::now();
@@ -80,7 +80,7 @@ fn a_client_that_dies_loses_its_lease_and_its_worker() {
 
 #[test]
 fn the_end_of_a_worker_is_told_and_another_can_be_started() {
-    let node = Node::with_worker("exit 3");
+    let node = Node::with_worker("return 3;");
     let client = node.attach(node.lease("a"));
     for _ in 0..2 {
         client.start();
@@ -94,7 +94,7 @@ fn the_end_of_a_worker_is_told_and_another_can_be_started() {
 
 #[test]
 fn a_killed_worker_is_told_by_its_signal() {
-    let node = Node::with_worker("kill -SEGV $$");
+    let node = Node::with_worker("return raise(SIGSEGV);");
     let client = node.attach(node.lease("a"));
     client.start();
     assert!(client.hear_exit().reason.starts_with("worker killed by SIGSEGV between calls"));

@@ -26,8 +26,8 @@ fn node() -> Node {
     node_with(SLEEPS, |_| {})
 }
 
-fn node_with(script: &str, prepare: impl FnOnce(&mut sublet_agent::Network)) -> Node {
-    Node::with(script, |options, _| {
+fn node_with(does: &str, prepare: impl FnOnce(&mut sublet_agent::Network)) -> Node {
+    Node::with(does, |options, _| {
         let mut network = sublet_agent::Network::at(SocketAddr::from(([127, 0, 0, 1], 0)));
         prepare(&mut network);
         options.network = Some(network);
@@ -241,7 +241,7 @@ fn a_workers_connection_must_be_proven_and_no_proof_is_good_twice() {
 
 #[test]
 fn a_worker_that_says_nothing_ends_with_its_reason_and_the_next_one_is_started() {
-    let node = node_with("exec sleep 0.2", |_| {});
+    let node = node_with("usleep(200000); return 0;", |_| {});
     let (client, _) = Remote::attach(&node);
     for _ in 0..2 {
         client.start();

@@ -88,6 +88,7 @@ fn package() -> Checked {
         architecture: "x86_64",
         library: "p.so".into(),
         functions: vec![FunctionInfo { name: "f".into(), symbol: "f".into() }],
+        network: false,
         size_bytes: 1,
         package: Default::default(),
     }

@@ -18,38 +18,41 @@ const CHUNK_BYTES: usize = 4096;
 /// The status of a process that did not become the program. Nobody sees it: it has said why.
 const NOT_EXECUTED: i32 = 127;
 
-pub(super) fn run(plan: &Plan) -> ! {
-    let link = plan.link.as_fd();
-    match start(plan) {
+pub(super) fn run(plan: &Plan, link: &OwnedFd) -> ! {
+    match start(plan, link) {
         Ok((program, ends, output)) => {
-            let _ = Report::Running.send(link);
-            let _ = attend(program, &ends, output).send(link);
+            let _ = Report::Running.send(link.as_fd());
+            let _ = attend(program, &ends, output).send(link.as_fd());
         }
-        Err(error) => drop(Report::failed(Step::Fork, &error).send(link)),
+        Err(error) => drop(Report::failed(Step::Fork, &error).send(link.as_fd())),
     }
     system::leave(0)
 }
 
 /// Forks the program's process. Comes back when that has become the program, or has ended.
-fn start(plan: &Plan) -> io::Result<(Pid, OwnedFd, Output)> {
+fn start(plan: &Plan, link: &OwnedFd) -> io::Result<(Pid, OwnedFd, Output)> {
     let ends = system::child_ends()?;
     let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
     let Some(program) = system::fork_until_exec()? else {
-        let Err((step, error)) = become_program(plan, &write);
-        let _ = Report::failed(step, &error).send(plan.link.as_fd());
+        let Err((step, error)) = become_program(plan, link, &write);
+        let _ = Report::failed(step, &error).send(link.as_fd());
         system::leave(NOT_EXECUTED)
     };
     rustix::io::ioctl_fionbio(&read, true)?;
-    let (link, output) = (plan.link.as_raw_fd(), STDERR_FILENO);
+    let (link, output) = (link.as_raw_fd(), STDERR_FILENO);
     // What is the program's alone, its control socket above all, ends with it.
     system::keep_only(&mut [link, output, ends.as_raw_fd(), read.as_raw_fd()])?;
     std::mem::forget(write);
     Ok((program, ends, Output { pipe: Some(read), pending: Vec::new() }))
 }
 
-fn become_program(plan: &Plan, output: &OwnedFd) -> Result<std::convert::Infallible, (Step, io::Error)> {
+fn become_program(
+    plan: &Plan,
+    link: &OwnedFd,
+    output: &OwnedFd,
+) -> Result<std::convert::Infallible, (Step, io::Error)> {
     let failed = |step: Step| move |errno: Errno| (step, errno.into());
-    Report::Started.send(plan.link.as_fd()).map_err(|error| (Step::Fork, error))?;
+    Report::Started.send(link.as_fd()).map_err(|error| (Step::Fork, error))?;
     system::hear_child_ends().map_err(|error| (Step::Limits, error))?;
     limit(plan).map_err(failed(Step::Limits))?;
     rustix::stdio::dup2_stdin(&plan.control).map_err(failed(Step::Exec))?;

@@ -10,16 +10,16 @@ use rustix::thread::{
     set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 
-use super::Plan;
+use super::Blank;
 
 /// The kernel numbers capabilities with fewer bits than these.
 const MAX_CAPABILITIES: u32 = 64;
 
-pub(super) fn become_user(plan: &Plan) -> io::Result<()> {
-    if plan.leaves_groups {
+pub(super) fn become_user(blank: &Blank) -> io::Result<()> {
+    if blank.leaves_groups {
         set_thread_groups(&[])?;
     }
-    let (user, group) = (Uid::from_raw(plan.user), Gid::from_raw(plan.user));
+    let (user, group) = (Uid::from_raw(blank.user), Gid::from_raw(blank.user));
     set_thread_res_gid(group, group, group)?;
     Ok(set_thread_res_uid(user, user, user)?)
 }

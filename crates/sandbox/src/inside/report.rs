@@ -12,6 +12,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlag
 pub(crate) enum Step {
     Root,
     Cgroup,
+    Plan,
     Identity,
     HostName,
     Capabilities,
@@ -23,9 +24,10 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    const ALL: [(Step, &'static str); 10] = [
+    const ALL: [(Step, &'static str); 11] = [
         (Step::Root, "mounting a sandbox's root"),
         (Step::Cgroup, "entering a sandbox's cgroup namespace"),
+        (Step::Plan, "telling a sandbox what to become"),
         (Step::Identity, "becoming a sandbox's user"),
         (Step::HostName, "setting a sandbox's host name"),
         (Step::Capabilities, "dropping a sandbox's capabilities"),
@@ -44,7 +46,7 @@ impl Step {
 /// What the spawner tells a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// Its users are mapped, and it is in its control group.
+    /// Its users are mapped, and it is in its control group. What it is to become follows.
     Go = 1,
     /// The program shall run.
     Start = 2,

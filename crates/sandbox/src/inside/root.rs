@@ -20,6 +20,9 @@ pub(crate) const PROGRAM: &CStr = c"/program";
 /// Of the host, shown to sandboxes with the host's network, where they are: what RDMA libraries look for.
 pub(crate) const SYSTEM_FOLDERS: [MountPoint; 3] =
     [MountPoint("sys"), MountPoint("dev/infiniband"), MountPoint("etc/libibverbs.d")];
+/// All places, by which messages number them.
+const PLACES: [MountPoint; 5] =
+    [MountPoint::PROGRAM, MountPoint::FOLDER, SYSTEM_FOLDERS[0], SYSTEM_FOLDERS[1], SYSTEM_FOLDERS[2]];
 
 const PAGE_BYTES: u64 = 4096;
 
@@ -30,21 +33,32 @@ pub(crate) struct MountPoint(pub(crate) &'static str);
 impl MountPoint {
     pub(crate) const PROGRAM: MountPoint = MountPoint("program");
     pub(crate) const FOLDER: MountPoint = MountPoint("package");
+
+    pub(super) fn number(self) -> u32 {
+        PLACES.iter().position(|place| *place == self).map_or(u32::MAX, |number| number as u32)
+    }
+
+    pub(super) fn of_number(number: u32) -> Option<MountPoint> {
+        PLACES.get(number as usize).copied()
+    }
 }
 
-/// Makes this process's own copy of the template its root. Nothing else of what the spawner sees is left.
-pub(super) fn enter(plan: &Plan) -> io::Result<()> {
+/// Makes a copy of the template that is this process's own, and goes there.
+pub(super) fn begin() -> io::Result<()> {
     let flags =
         OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
     let tree = open_tree(CWD, ".", flags)?;
-    let from_descriptor = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
-    move_mount(&tree, "", CWD, ".", from_descriptor)?;
+    move_mount(&tree, "", CWD, ".", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     rustix::process::fchdir(&tree)?;
+    mount_processes()
+}
+
+/// Mounts in there what only this sandbox has, and makes it the root. Nothing else of what the spawner sees is left.
+pub(super) fn enter(plan: &Plan) -> io::Result<()> {
     for (place, detached) in &plan.mounts {
-        move_mount(detached, "", CWD, place.0, from_descriptor)?;
+        move_mount(detached, "", CWD, place.0, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     }
     mount_scratch(plan.scratch_bytes)?;
-    mount_processes()?;
     rustix::process::pivot_root(".", ".")?;
     unmount(".", UnmountFlags::DETACH)?;
     Ok(rustix::process::chdir("/")?)

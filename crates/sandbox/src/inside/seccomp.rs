@@ -9,17 +9,14 @@
 //! `clone3` is said not to exist, since a filter cannot see its flags; the C libraries then use `clone`, whose flags it
 //! can see.
 
-use std::collections::BTreeMap;
+mod program;
+
 use std::io;
 
-use seccompiler::{
-    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
-    TargetArch, apply_filter,
-};
+use program::{Rules, Test, Verdict};
 
 use crate::Network;
-
-type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+use crate::system;
 
 /// Harmless with any arguments: they concern the caller's own memory, threads, files and time.
 const ALLOWED: &[i64] = &[
@@ -259,91 +256,67 @@ const DIALLING: &[i64] = &[
 ];
 
 /// Every way to be in a namespace that is not the sandbox's.
-const NEW_NAMESPACES: u64 = (libc::CLONE_NEWNS
+const NEW_NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWUSER
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET
     | libc::CLONE_NEWIPC
     | libc::CLONE_NEWUTS
-    | libc::CLONE_NEWCGROUP) as u64;
+    | libc::CLONE_NEWCGROUP) as u32;
+const FAST_OPEN: u32 = libc::MSG_FASTOPEN as u32;
 /// Asks of descriptors that concern the descriptor alone.
 const HARMLESS_IOCTLS: [u64; 6] =
     [libc::FIONREAD, libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX, libc::TCGETS, libc::TIOCGWINSZ];
 /// What [`Network::Host`] may make sockets of: the internet's protocols, and the kernel's word on interfaces.
 const HOST_FAMILIES: [libc::c_int; 3] = [libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
-/// The compiled filters, one set for each kind of network.
+/// The compiled filters, one for each kind of network.
 pub(crate) struct Filters {
-    without_network: BpfProgram,
-    host_network: BpfProgram,
-    /// Says of some calls that they do not exist.
-    missing: BpfProgram,
+    without_network: Vec<libc::sock_filter>,
+    host_network: Vec<libc::sock_filter>,
 }
 
 impl Filters {
-    pub(crate) fn compile() -> io::Result<Filters> {
-        let denied = SeccompAction::Errno(libc::EPERM as u32);
-        let missing = BTreeMap::from([(libc::SYS_clone3, vec![])]);
-        Ok(Filters {
-            without_network: compile(rules(Network::None)?, denied.clone(), SeccompAction::Allow)?,
-            host_network: compile(rules(Network::Host)?, denied, SeccompAction::Allow)?,
-            missing: compile(missing, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))?,
-        })
+    pub(crate) fn compile() -> Filters {
+        let of = |network| program::compile(&rules(network), libc::EPERM);
+        Filters { without_network: of(Network::None), host_network: of(Network::Host) }
     }
 
     /// Restricts this process and all that it will start, for ever.
     pub(super) fn apply(&self, network: Network) -> io::Result<()> {
-        let filter = match network {
+        system::filter_calls(match network {
             Network::None => &self.without_network,
             Network::Host => &self.host_network,
-        };
-        // Of two filters that refuse a call the one that came last says how.
-        apply_filter(filter).map_err(io::Error::other)?;
-        apply_filter(&self.missing).map_err(io::Error::other)
+        })
     }
 }
 
-fn compile(rules: Rules, otherwise: SeccompAction, matched: SeccompAction) -> io::Result<BpfProgram> {
-    let architecture = TargetArch::try_from(std::env::consts::ARCH).map_err(io::Error::other)?;
-    let filter = SeccompFilter::new(rules, otherwise, matched, architecture).map_err(io::Error::other)?;
-    BpfProgram::try_from(filter).map_err(io::Error::other)
+fn rules(network: Network) -> Rules {
+    let allowed = ALLOWED.iter().chain(ALLOWED_OF_OLD).map(|&call| (call, Verdict::Allow));
+    let tested = [
+        (libc::SYS_clone, vec![Test::Without { argument: 0, bits: NEW_NAMESPACES }]),
+        (libc::SYS_personality, [0, u32::MAX].map(|value| Test::Equal { argument: 0, value }).to_vec()),
+        // Fast open connects, whatever the socket was connected to before.
+        (libc::SYS_sendto, vec![Test::Without { argument: 3, bits: FAST_OPEN }]),
+        (libc::SYS_sendmsg, vec![Test::Without { argument: 2, bits: FAST_OPEN }]),
+        (libc::SYS_sendmmsg, vec![Test::Without { argument: 3, bits: FAST_OPEN }]),
+    ];
+    let tested = tested.map(|(call, tests)| (call, Verdict::AllowIf(tests)));
+    let missing = [(libc::SYS_clone3, Verdict::Fail(libc::ENOSYS))];
+    let numbered = |(call, verdict): (i64, Verdict)| (call as u32, verdict);
+    allowed.chain(tested).chain(missing).chain(by_network(network)).map(numbered).collect()
 }
 
-fn rules(network: Network) -> io::Result<Rules> {
-    let mut rules: Rules = ALLOWED.iter().chain(ALLOWED_OF_OLD).map(|&number| (number, vec![])).collect();
-    rules.insert(libc::SYS_clone3, vec![]);
-    rules.insert(libc::SYS_clone, vec![without_bits(0, NEW_NAMESPACES)?]);
-    rules.insert(libc::SYS_personality, vec![equal(0, 0)?, equal(0, 0xffff_ffff)?]);
-    // Fast open connects, whatever the socket was connected to before.
-    let fast_open = libc::MSG_FASTOPEN as u64;
-    rules.insert(libc::SYS_sendto, vec![without_bits(3, fast_open)?]);
-    rules.insert(libc::SYS_sendmsg, vec![without_bits(2, fast_open)?]);
-    rules.insert(libc::SYS_sendmmsg, vec![without_bits(3, fast_open)?]);
+fn by_network(network: Network) -> Vec<(i64, Verdict)> {
     match network {
         Network::None => {
-            let harmless =
-                HARMLESS_IOCTLS.iter().map(|&request| equal(1, request)).collect::<Result<_, _>>()?;
-            rules.insert(libc::SYS_ioctl, harmless);
+            let harmless = HARMLESS_IOCTLS.map(|value| Test::Equal { argument: 1, value: value as u32 });
+            vec![(libc::SYS_ioctl, Verdict::AllowIf(harmless.to_vec()))]
         }
         Network::Host => {
-            rules.extend(DIALLING.iter().map(|&number| (number, vec![])));
-            let families =
-                HOST_FAMILIES.iter().map(|&family| equal(0, family as u64)).collect::<Result<_, _>>()?;
-            rules.insert(libc::SYS_socket, families);
+            let families = HOST_FAMILIES.map(|value| Test::Equal { argument: 0, value: value as u32 });
+            let dialling = DIALLING.iter().map(|&call| (call, Verdict::Allow));
+            dialling.chain([(libc::SYS_socket, Verdict::AllowIf(families.to_vec()))]).collect()
         }
     }
-    Ok(rules)
-}
-
-fn equal(argument: u8, value: u64) -> io::Result<SeccompRule> {
-    rule(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value)
-}
-
-fn without_bits(argument: u8, bits: u64) -> io::Result<SeccompRule> {
-    rule(argument, SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(bits), 0)
-}
-
-fn rule(argument: u8, len: SeccompCmpArgLen, operator: SeccompCmpOp, value: u64) -> io::Result<SeccompRule> {
-    let condition = SeccompCondition::new(argument, len, operator, value).map_err(io::Error::other)?;
-    SeccompRule::new(vec![condition]).map_err(io::Error::other)
 }

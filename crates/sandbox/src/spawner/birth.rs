@@ -1,21 +1,18 @@
-//! How a sandbox comes to be: forked into its namespaces, told who it is, and awaited.
+//! How a sandbox comes to be: forked into its namespaces ahead of time, told what to become, and awaited.
 //!
-//! The steps are apart so that those of a vector run side by side: all are forked before the first is awaited.
+//! The steps are apart so that those of a vector run side by side: all are told before the first is awaited.
 
-use std::ffi::{CString, OsString};
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair, sockopt};
 use rustix::process::Pid;
 
-use super::networks::Networks;
-use super::sandbox::{Belongings, Sandbox};
+use super::sandbox::Sandbox;
 use super::users::INSIDE;
 use super::{Workshop, root};
-use crate::inside::{self, Order, Plan, Report};
+use crate::inside::{self, Blank, Order, Plan, Report};
 use crate::system::{Clone, Fork, clone};
 use crate::{Network, SandboxError, Spec};
 
@@ -24,25 +21,38 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const NAMESPACES: i32 =
     libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 
-/// Forks the first process of a sandbox and tells it who it is. It is not complete before [`await_made`].
-pub(super) fn begin(workshop: &mut Workshop, spec: Spec) -> Result<Sandbox, SandboxError> {
+/// Makes the first process of a sandbox, of which nothing is decided but whether it has the host's network. It waits for
+/// what it is to become.
+pub(super) fn blank(workshop: &mut Workshop, network: Network) -> Result<Sandbox, SandboxError> {
     let failed = |what: &'static str| move |error: io::Error| SandboxError::system(what, error);
-    let named = |error| SandboxError::system(format!("showing a sandbox {}", spec.program.display()), error);
-    let mounts = root::mounts_of(&spec).map_err(named)?;
-    let limits = spec.limits.clone();
     let (link, theirs) = link().map_err(failed("connecting a sandbox"))?;
-    let plan = plan(workshop, spec, mounts, theirs).map_err(failed("reading a specification"))?;
-    let cgroup = workshop.cgroups.take(&limits).map_err(failed("limiting a sandbox"))?;
-    let user = workshop.users.take();
+    let cgroup = workshop.cgroups.make();
+    let user = workshop.users.take().map_err(failed("finding a sandbox a user"))?;
+    let filters = workshop.filters.clone();
+    let blank = Blank { link: theirs, user: INSIDE, leaves_groups: workshop.users.leave_groups(), filters };
     let begin_in = cgroup.as_ref().and_then(|cgroup| cgroup.begin_in());
-    let forked = fork(&mut workshop.networks, plan, begin_in);
-    let (pid, pidfd) = forked.map_err(failed("forking a sandbox"))?;
-    let sandbox = Sandbox::new(pidfd, link, Belongings { cgroup, user, limits });
+    let (pid, pidfd) = fork(blank, network, begin_in).map_err(failed("forking a sandbox"))?;
+    let sandbox = Sandbox::new(pidfd, link, cgroup, user);
     match tell_who_it_is(workshop, pid, &sandbox) {
         Ok(()) => Ok(sandbox),
         // It may have ended already, and have said why.
         Err(error) => Err(reported(&sandbox).unwrap_or_else(|| failed("telling a sandbox who it is")(error))),
     }
+}
+
+/// Has a process that waits for it become a sandbox, which is not complete before [`await_made`].
+pub(super) fn begin(workshop: &mut Workshop, spec: Spec) -> Result<Sandbox, SandboxError> {
+    let failed = |what: &'static str| move |error: io::Error| SandboxError::system(what, error);
+    let named = |error| SandboxError::system(format!("showing a sandbox {}", spec.program.display()), error);
+    let mounts = root::mounts_of(&spec).map_err(named)?;
+    let mut sandbox = workshop.take(spec.network)?;
+    sandbox.limit(&spec.limits).map_err(failed("limiting a sandbox"))?;
+    let plan = Plan::new(spec, mounts).map_err(failed("reading a specification"))?;
+    let told = plan.send(sandbox.link());
+    told.map_err(|error| {
+        reported(&sandbox).unwrap_or_else(|| failed("telling a sandbox what to become")(error))
+    })?;
+    Ok(sandbox)
 }
 
 /// Waits until it is complete but for its program.
@@ -92,51 +102,21 @@ fn link() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok((own, theirs))
 }
 
-fn plan(
-    workshop: &Workshop,
-    spec: Spec,
-    mounts: Vec<(inside::MountPoint, OwnedFd)>,
-    link: OwnedFd,
-) -> io::Result<Plan> {
-    let text = |string: OsString| CString::new(string.into_vec());
-    let program = spec.program.into_os_string();
-    let args = std::iter::once(program).chain(spec.args).map(text).collect::<Result<_, _>>()?;
-    let variable = |(mut name, value): (OsString, OsString)| {
-        name.push("=");
-        name.push(value);
-        text(name)
-    };
-    Ok(Plan {
-        mounts,
-        args,
-        env: spec.env.into_iter().map(variable).collect::<Result<_, _>>()?,
-        control: spec.control,
-        link,
-        network: spec.network,
-        scratch_bytes: spec.limits.scratch_bytes,
-        processes: spec.limits.processes,
-        user: INSIDE,
-        leaves_groups: workshop.users.leave_groups(),
-        filters: workshop.filters.clone(),
-    })
-}
-
 /// The new process never comes back from here.
-fn fork(networks: &mut Networks, plan: Plan, cgroup: Option<BorrowedFd<'_>>) -> io::Result<(Pid, OwnedFd)> {
-    let network = plan.network;
-    let fork = move |network| match clone(Clone { flags: NAMESPACES | network, cgroup })? {
-        Fork::Child => inside::run(plan),
-        Fork::Parent(pid, pidfd) => Ok((pid, pidfd)),
+fn fork(blank: Blank, network: Network, cgroup: Option<BorrowedFd<'_>>) -> io::Result<(Pid, OwnedFd)> {
+    let own_network = match network {
+        Network::None => libc::CLONE_NEWNET,
+        Network::Host => 0,
     };
-    match network {
-        Network::None => networks.within(fork),
-        Network::Host => fork(0),
+    match clone(Clone { flags: NAMESPACES | own_network, cgroup })? {
+        Fork::Child => inside::run(blank),
+        Fork::Parent(pid, pidfd) => Ok((pid, pidfd)),
     }
 }
 
 fn tell_who_it_is(workshop: &Workshop, pid: Pid, sandbox: &Sandbox) -> io::Result<()> {
-    workshop.users.map(pid, sandbox.belongings.user.as_ref())?;
-    if let Some(cgroup) = &sandbox.belongings.cgroup {
+    workshop.users.map(pid, sandbox.user())?;
+    if let Some(cgroup) = sandbox.cgroup() {
         cgroup.adopt(pid)?;
     }
     Order::Go.send(sandbox.link())

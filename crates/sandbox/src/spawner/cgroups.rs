@@ -1,7 +1,7 @@
 //! Control groups, one for each sandbox: what bounds its memory, processes and cores, all of its processes together.
 //!
 //! Version 2 is used where its controllers are to be had, otherwise version 1, otherwise none: a spawner without the
-//! right to make groups still makes sandboxes. Groups are made ahead of time. None is used twice, since memory of a
+//! right to make groups still makes sandboxes. None is used twice, since memory of a
 //! dead sandbox that others still share stays charged to its group.
 
 mod v1;
@@ -18,15 +18,12 @@ use crate::Limits;
 use v1::V1;
 use v2::V2;
 
-/// How many are kept ready.
-const READY: usize = 8;
 /// How the group of a spawner is called, with its process's number after it.
 const PREFIX: &str = "sublet-";
 
 /// The groups of one spawner.
 pub(super) struct Cgroups {
     version: Option<Version>,
-    ready: Vec<Cgroup>,
     made: u64,
 }
 
@@ -45,7 +42,7 @@ pub(super) enum Cgroup {
 impl Cgroups {
     pub(super) fn open() -> Cgroups {
         let version = V2::open().map(Version::Two).or_else(|| V1::open().map(Version::One));
-        Cgroups { version, ready: Vec::new(), made: 0 }
+        Cgroups { version, made: 0 }
     }
 
     /// The version that is used, if one is, and which controllers are there.
@@ -56,28 +53,8 @@ impl Cgroups {
         }
     }
 
-    /// Makes one if fewer than wanted are ready; says whether it did.
-    pub(super) fn make_ready(&mut self) -> bool {
-        if self.ready.len() >= READY {
-            return false;
-        }
-        let made = self.make();
-        let is_made = made.is_some();
-        self.ready.extend(made);
-        is_made
-    }
-
-    /// A group with these limits, if there are groups.
-    pub(super) fn take(&mut self, limits: &Limits) -> io::Result<Option<Cgroup>> {
-        let Some(mut group) = self.ready.pop().or_else(|| self.make()) else { return Ok(None) };
-        match &mut group {
-            Cgroup::One(group) => group.limit(limits)?,
-            Cgroup::Two(group) => group.limit(limits)?,
-        }
-        Ok(Some(group))
-    }
-
-    fn make(&mut self) -> Option<Cgroup> {
+    /// A new group, if there are groups.
+    pub(super) fn make(&mut self) -> Option<Cgroup> {
         self.made += 1;
         let name = self.made.to_string();
         let made = match self.version.as_ref()? {
@@ -89,6 +66,14 @@ impl Cgroups {
 }
 
 impl Cgroup {
+    /// Bounds what is in it, or will be.
+    pub(super) fn limit(&self, limits: &Limits) -> io::Result<()> {
+        match self {
+            Cgroup::One(group) => group.limit(limits),
+            Cgroup::Two(group) => group.limit(limits),
+        }
+    }
+
     /// In which a process can be made.
     pub(super) fn begin_in(&self) -> Option<BorrowedFd<'_>> {
         match self {

@@ -17,9 +17,17 @@ use crate::inside::{MountPoint, SYSTEM_FOLDERS};
 use crate::system::{self, restrict_mount};
 use crate::{Network, Spec};
 
-/// Where hosts have shared libraries, and what the dynamic loader knows about them.
-const LIBRARIES: [&str; 7] =
-    ["lib", "lib64", "usr/lib", "usr/lib64", "usr/local/lib", "etc/ld.so.cache", "etc/ld.so.conf"];
+/// Where hosts have shared libraries, which of several they prefer, and what the dynamic loader knows about them.
+const LIBRARIES: [&str; 8] = [
+    "lib",
+    "lib64",
+    "usr/lib",
+    "usr/lib64",
+    "usr/local/lib",
+    "etc/alternatives",
+    "etc/ld.so.cache",
+    "etc/ld.so.conf",
+];
 /// The devices that a sandbox has.
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 

@@ -1,5 +1,6 @@
 //! One sandbox as the spawner knows it.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -19,20 +20,16 @@ use crate::{Exit, Limits, SandboxError, State, Status};
 /// How long the end of what was killed is awaited.
 const LONGEST_END: Duration = Duration::from_secs(10);
 
-/// What a sandbox has of the spawner's while it lives.
-pub(super) struct Belongings {
-    pub(super) cgroup: Option<Cgroup>,
-    pub(super) user: Option<User>,
-    pub(super) limits: Limits,
-}
-
 /// A sandbox. Killed when it is dropped.
 pub(super) struct Sandbox {
     /// Of its first process.
     pidfd: OwnedFd,
     link: OwnedFd,
-    pub(super) belongings: Belongings,
+    memory_bytes: Option<u64>,
     phase: Phase,
+    // What it has of the spawner's while it lives: dropped after it is dead.
+    cgroup: Option<Cgroup>,
+    user: Option<User>,
 }
 
 enum Phase {
@@ -49,8 +46,22 @@ enum Phase {
 }
 
 impl Sandbox {
-    pub(super) fn new(pidfd: OwnedFd, link: OwnedFd, belongings: Belongings) -> Sandbox {
-        Sandbox { pidfd, link, belongings, phase: Phase::Created }
+    pub(super) fn new(pidfd: OwnedFd, link: OwnedFd, cgroup: Option<Cgroup>, user: Option<User>) -> Sandbox {
+        Sandbox { pidfd, link, memory_bytes: None, phase: Phase::Created, cgroup, user }
+    }
+
+    pub(super) fn cgroup(&self) -> Option<&Cgroup> {
+        self.cgroup.as_ref()
+    }
+
+    pub(super) fn user(&self) -> Option<&User> {
+        self.user.as_ref()
+    }
+
+    /// Bounds what its control group bounds.
+    pub(super) fn limit(&mut self, limits: &Limits) -> io::Result<()> {
+        self.memory_bytes = limits.memory_bytes;
+        self.cgroup.as_ref().map_or(Ok(()), |cgroup| cgroup.limit(limits))
     }
 
     pub(super) fn link(&self) -> BorrowedFd<'_> {
@@ -120,8 +131,8 @@ impl Sandbox {
             Report::Killed(signal) => Exit::Signal(signal),
             _ => exit,
         });
-        let kills = self.belongings.cgroup.as_ref().map_or(0, Cgroup::out_of_memory_kills);
-        match (exit, self.belongings.limits.memory_bytes) {
+        let kills = self.cgroup.as_ref().map_or(0, Cgroup::out_of_memory_kills);
+        match (exit, self.memory_bytes) {
             (Exit::Signal(libc::SIGKILL), Some(limit)) if kills > 0 => Exit::OutOfMemory(limit),
             _ => exit,
         }

@@ -7,11 +7,13 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
+use std::path::Path;
 use std::rc::Rc;
 
 use rustix::process::{DumpableBehavior, Pid, getgid, getuid, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, capabilities};
 
+use super::READY;
 use crate::{MAX_SANDBOXES, system};
 
 /// As whom a sandbox appears to itself.
@@ -19,6 +21,8 @@ pub(super) const INSIDE: u32 = 1000;
 /// The first of the users that sandboxes are, on the machine: above those that systems give to people, services,
 /// containers and virtual machines, below those that are no valid number somewhere.
 const FIRST: u32 = 1_900_000_000;
+/// How many users a spawner has: those of what it makes ready are taken already.
+const USERS: u32 = (MAX_SANDBOXES + READY) as u32;
 /// How many spawners have users that no other has, by their process numbers.
 const SPAWNERS: u32 = 1 << 14;
 
@@ -45,12 +49,18 @@ impl Drop for User {
 impl Users {
     /// Enters a namespace in which this process has all rights, unless it has them already.
     pub(super) fn enter() -> io::Result<Users> {
+        // Sandboxes are told who they are by the numbers of their processes in `/proc`.
+        let own_number = std::process::id().to_string();
+        if fs::read_link("/proc/self").ok().is_none_or(|link| link != Path::new(&own_number)) {
+            let message = "the /proc that is mounted here is not of this process's namespace";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, message));
+        }
         let own = (getuid().as_raw(), getgid().as_raw());
         let is_privileged = is_privileged();
         if !is_privileged {
             enter_own_namespace(own)?;
         }
-        let first = FIRST + (std::process::id() % SPAWNERS) * MAX_SANDBOXES as u32;
+        let first = FIRST + (std::process::id() % SPAWNERS) * USERS;
         let maps = fs::read_to_string("/proc/self/uid_map")? + &fs::read_to_string("/proc/self/gid_map")?;
         let may_map = is_privileged && maps.lines().all(|line| is_mapped(line, first));
         Ok(Users { first: may_map.then_some(first), taken: Rc::default(), own })
@@ -67,12 +77,13 @@ impl Users {
     }
 
     /// A user that no living sandbox of this spawner is; nothing if it may be nobody else than itself.
-    pub(super) fn take(&self) -> Option<User> {
-        let first = self.first?;
+    pub(super) fn take(&self) -> io::Result<Option<User>> {
+        let Some(first) = self.first else { return Ok(None) };
         let mut taken = self.taken.borrow_mut();
-        let number = (first..first + MAX_SANDBOXES as u32).find(|number| !taken.contains(number))?;
+        let free = (first..first + USERS).find(|number| !taken.contains(number));
+        let number = free.ok_or_else(|| io::Error::from_raw_os_error(libc::EAGAIN))?;
         taken.insert(number);
-        Some(User { number, taken: self.taken.clone() })
+        Ok(Some(User { number, taken: self.taken.clone() }))
     }
 
     /// Says who a new process is that is in a user namespace of its own.
@@ -95,7 +106,7 @@ fn is_mapped(line: &str, first: u32) -> bool {
     let numbers: Vec<u64> = line.split_whitespace().filter_map(|number| number.parse().ok()).collect();
     let &[begin, _, count] = numbers.as_slice() else { return false };
     let first = u64::from(first);
-    begin <= first && first + MAX_SANDBOXES as u64 <= begin + count
+    begin <= first && first + u64::from(USERS) <= begin + count
 }
 
 fn enter_own_namespace((uid, gid): (u32, u32)) -> io::Result<()> {

@@ -1,22 +1,35 @@
-//! A cold start: from the request for a lease to the first result, step by step.
+//! A cold start: from the request for a lease to the first result, step by step, beside what the system takes at least to
+//! start a program that does nothing and to hear of its end.
+
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use serde::Serialize;
 use sublet_fabric::clock::monotonic_ns;
 use sublet_proto::{Code, Error};
 use sublet_runtime::{Access, Allocation, Invoker, Policy};
 
-use super::{PACKAGE, Samples, Summary, deploy, human_ns};
+use super::{PACKAGE, Samples, deploy, human_ns};
 
 /// The kind of sandbox that workers start in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Sandbox {
-    /// A plain process.
+    /// An isolated process.
     Process,
 }
 
+impl Sandbox {
+    /// What the floor is measured with: `fork` and `exec` of a program that does nothing.
+    fn floor(self) -> Command {
+        match self {
+            Sandbox::Process => Command::new("true"),
+        }
+    }
+}
+
 /// The steps in their order; each ends where the next begins.
-const STEPS: &[&str] = &["lease", "ask_agent", "package", "spawn", "exec", "load", "connect", "first_call"];
+const STEPS: &[&str] = &["lease", "ask_agent", "package", "sandbox", "load", "connect", "first_call"];
 
 /// The figures of all starts.
 #[derive(Clone, Debug, Serialize)]
@@ -24,8 +37,10 @@ pub struct Figure {
     bench: &'static str,
     sandbox: Sandbox,
     n: u32,
-    median_ns: f64,
-    p99_ns: f64,
+    median_us: f64,
+    p99_us: f64,
+    /// The median of what is measured in turn with the starts.
+    floor_us: f64,
     steps: Vec<Step>,
 }
 
@@ -33,22 +48,23 @@ pub struct Figure {
 #[derive(Clone, Debug, Serialize)]
 pub struct Step {
     step: &'static str,
-    #[serde(flatten)]
-    summary: Summary,
+    median_us: f64,
+    p99_us: f64,
 }
+
+const NS_PER_US: f64 = 1e3;
 
 /// The headings of [`Figure::rows`].
 pub const HEADINGS: [&str; 3] = ["STEP", "MEDIAN", "P99"];
 
 impl Figure {
-    /// For a table: the steps, and the whole.
+    /// For a table: the steps, the whole, and the floor.
     pub fn rows(&self) -> Vec<[String; 3]> {
-        let row = |step: &str, summary: &Summary| {
-            [step.to_owned(), human_ns(summary.median_ns), human_ns(summary.p99_ns)]
-        };
-        let whole = Summary { median_ns: self.median_ns, p99_ns: self.p99_ns };
-        let steps = self.steps.iter().map(|step| row(step.step, &step.summary));
-        steps.chain([row("request to first result", &whole)]).collect()
+        let human_us = |us: f64| human_ns(us * NS_PER_US);
+        let row = |step: &str, median_us, p99_us| [step.to_owned(), human_us(median_us), human_us(p99_us)];
+        let steps = self.steps.iter().map(|step| row(step.step, step.median_us, step.p99_us));
+        let floor = ["fork and exec of nothing".to_owned(), human_us(self.floor_us), String::new()];
+        steps.chain([row("request to first result", self.median_us, self.p99_us), floor]).collect()
     }
 }
 
@@ -56,7 +72,7 @@ impl Figure {
 pub fn run(access: &Access, sandbox: Sandbox, n: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
     let mut invoker = Invoker::connect_with(access.clone())?;
     deploy(invoker.manager())?;
-    let mut total = Samples::with_capacity(n as usize);
+    let (mut total, mut floor) = (Samples::with_capacity(n as usize), Samples::with_capacity(n as usize));
     let mut steps: Vec<_> = STEPS.iter().map(|_| Samples::with_capacity(n as usize)).collect();
     // One more, not counted: it unpacks the package on the node.
     for start in 0..=n {
@@ -66,20 +82,34 @@ pub fn run(access: &Access, sandbox: Sandbox, n: u32, mut progress: impl FnMut()
             for (step, pair) in steps.iter_mut().zip(times.windows(2)) {
                 step.push(pair[1].saturating_sub(pair[0]));
             }
+            floor.push(start_nothing(sandbox.floor())?);
             progress();
         }
     }
-    let whole = total.summary(1.0);
-    let steps =
-        STEPS.iter().zip(&mut steps).map(|(step, samples)| Step { step, summary: samples.summary(1.0) });
-    Ok(Figure {
-        bench: "cold",
-        sandbox,
-        n,
-        median_ns: whole.median_ns,
-        p99_ns: whole.p99_ns,
-        steps: steps.collect(),
-    })
+    let (median_us, p99_us) = micros(&mut total);
+    let (floor_us, _) = micros(&mut floor);
+    let steps = STEPS.iter().zip(&mut steps).map(|(step, samples)| {
+        let (median_us, p99_us) = micros(samples);
+        Step { step, median_us, p99_us }
+    });
+    Ok(Figure { bench: "cold", sandbox, n, median_us, p99_us, floor_us, steps: steps.collect() })
+}
+
+/// Median and p99 of nanoseconds.
+fn micros(samples: &mut Samples) -> (f64, f64) {
+    let summary = samples.summary(1.0);
+    (summary.median_ns / NS_PER_US, summary.p99_ns / NS_PER_US)
+}
+
+fn start_nothing(mut command: Command) -> Result<u64, Error> {
+    let failed = |error| Error::new(Code::System, format!("starting the floor's program failed: {error}"));
+    let begun = Instant::now();
+    let status = command.stdin(Stdio::null()).status().map_err(failed)?;
+    let took_ns = begun.elapsed().as_nanos() as u64;
+    match status.success() {
+        true => Ok(took_ns),
+        false => Err(Error::new(Code::System, format!("the floor's program: {status}"))),
+    }
 }
 
 /// The moments between the steps, in nanoseconds.
@@ -99,7 +129,6 @@ fn start_once(invoker: &mut Invoker) -> Result<Vec<u64>, Error> {
         cold.asked_ns,
         cold.requested_ns,
         cold.package_ready_ns,
-        cold.spawned_ns,
         cold.entered_ns,
         cold.loaded_ns,
         cold.ready_ns,

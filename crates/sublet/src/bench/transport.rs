@@ -9,9 +9,9 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Access, Allocation, FabricChoice, Policy};
 
-use super::PACKAGE;
 use super::own::Own;
 use super::pairs::Mode;
+use super::{DIALLING_PACKAGE, PACKAGE};
 
 /// What carries the calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +63,8 @@ impl Transport {
             Mode::Warm if self.fabric == Provider::Shm => (Policy::AlwaysWarm, Duration::MAX),
             Mode::Warm => (Policy::AlwaysWarm, Duration::ZERO),
         };
-        Allocation::new(PACKAGE).policy(policy).spin(spin).fabric(self.choice())
+        let package = if self.fabric == Provider::Shm { PACKAGE } else { DIALLING_PACKAGE };
+        Allocation::new(package).policy(policy).spin(spin).fabric(self.choice())
     }
 
     /// With a provider of libfabric's where there must be one: the best that this machine can use.
@@ -126,7 +127,7 @@ impl Site {
                 let listen = SocketAddr::new(*address, 0).to_string();
                 let offer = transport.offer();
                 let fabrics = offer.as_ref().map_or(vec![], |offer| vec!["--fabrics", offer]);
-                let own = Own::up(&[&["--listen", &listen], &fabrics[..], flags].concat())?;
+                let own = Own::up(&[&["--lend-network", "--listen", &listen], &fabrics[..], flags].concat())?;
                 Ok(Site { access: own.access(), local: *address, _own: Some(own) })
             }
         }

@@ -13,6 +13,7 @@ use sublet_proto::{Code, Error};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 const WORKER: &str = "sublet-worker";
+const SPAWNER: &str = "sublet-spawner";
 
 /// What a program goes through, as a service manager is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,15 +127,22 @@ pub(crate) fn host_name() -> String {
 
 /// The worker program: beside this one, or where an installation has it.
 pub(crate) fn find_worker() -> Result<PathBuf, Error> {
+    find(WORKER, "; or set SUBLET_WORKER")
+}
+
+/// The program that makes sandboxes, at the same places.
+pub(crate) fn find_spawner() -> Result<PathBuf, Error> {
+    find(SPAWNER, "")
+}
+
+fn find(program: &str, otherwise: &str) -> Result<PathBuf, Error> {
     let own = std::env::current_exe()
         .map_err(|error| Error::new(Code::System, format!("cannot find this program's own path: {error}")))?;
     let folder = own.parent().unwrap_or(Path::new("/"));
-    let places = [folder.join(WORKER), folder.join("../libexec/sublet").join(WORKER)];
+    let places = [folder.join(program), folder.join("../libexec/sublet").join(program)];
     places.iter().find(|path| path.is_file()).cloned().ok_or_else(|| {
         let places = places.map(|path| path.display().to_string()).join(" and ");
-        Error::new(
-            Code::System,
-            format!("the worker program is missing: looked for {places}; or set SUBLET_WORKER"),
-        )
+        let message = format!("the program {program} is missing: looked for {places}{otherwise}");
+        Error::new(Code::System, message)
     })
 }

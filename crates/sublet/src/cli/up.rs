@@ -18,7 +18,9 @@ use sublet_runtime::access::{default_address, default_state, manager_address};
 use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Access, Address};
 
-use super::daemon::{ForWhom, Phase, Signals, blocking, find_worker, host_name, notify, stop_in_order};
+use super::daemon::{
+    ForWhom, Phase, Signals, blocking, find_spawner, find_worker, host_name, notify, stop_in_order,
+};
 use super::output::Output;
 use super::parse::{show_bytes, size};
 use super::view::NodeView;
@@ -71,6 +73,10 @@ pub(crate) struct Arguments {
     /// Take calls over TCP only if they are encrypted
     #[arg(long, requires = "listen")]
     encrypt: bool,
+
+    /// Let functions use this machine's network if their package asks for it (network = true in its sublet.toml)
+    #[arg(long)]
+    lend_network: bool,
 
     /// Name of this node [default: the host's]
     #[arg(long)]
@@ -130,13 +136,13 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
 async fn serve(arguments: Arguments, output: &Output) -> Result<(), Error> {
     let mut signals = Signals::listen_for(&arguments.for_whom)?;
     let state = absolute(&arguments.state.clone().unwrap_or_else(default_state))?;
-    let worker = worker()?;
+    let programs = Programs { worker: worker()?, spawner: find_spawner()? };
     let options = sublet_manager::Options {
         prices: Prices { default: arguments.price.price(), ..Prices::default() },
         ..sublet_manager::Options::in_folder(state.clone())
     };
     let manager = Manager::start(options).await?;
-    let served = lend(agent_options(arguments, &state, worker), &state, output, &mut signals).await;
+    let served = lend(agent_options(arguments, &state, programs), &state, output, &mut signals).await;
     manager.stop().await.and(served)
 }
 
@@ -167,7 +173,13 @@ async fn lend(
     stop_in_order(stop, signals).await.and(shown)
 }
 
-fn agent_options(arguments: Arguments, state: &Path, worker: PathBuf) -> sublet_agent::Options {
+/// What the agent starts.
+struct Programs {
+    worker: PathBuf,
+    spawner: PathBuf,
+}
+
+fn agent_options(arguments: Arguments, state: &Path, programs: Programs) -> sublet_agent::Options {
     sublet_agent::Options {
         state: state.to_owned(),
         socket: state.join("agent.sock"),
@@ -183,7 +195,9 @@ fn agent_options(arguments: Arguments, state: &Path, worker: PathBuf) -> sublet_
             cores,
             places: arguments.shared_places.unwrap_or(cores.saturating_mul(PLACES_OF_A_SHARED_CORE)),
         }),
-        worker,
+        worker: programs.worker,
+        spawner: programs.spawner,
+        lend_network: arguments.lend_network,
         idle_timeout: None,
         clients: Clients::OwnUser,
         network: arguments.listen.map(|listen| Network {

@@ -10,7 +10,7 @@ use sublet_runtime::Access;
 use sublet_runtime::access::{default_address, default_state};
 
 use super::{Configured, Key, Kind, Otherwise, Schema, Settings, Shown};
-use crate::cli::daemon::{find_worker, host_name};
+use crate::cli::daemon::{find_spawner, find_worker, host_name};
 use crate::cli::parse::{absolute, duration, size, whole};
 
 /// `sublet agent`.
@@ -200,6 +200,16 @@ pub(crate) const SCHEMA: Schema = Schema {
             shown: Shown::Openly,
         },
         Key {
+            name: "lend_network",
+            kind: Kind::Switch,
+            environment: "SUBLET_LEND_NETWORK",
+            flag: "lend-network",
+            value: "BOOL",
+            help: "Whether functions may use this machine's network if their package asks for it: true or false",
+            otherwise: Otherwise::Is("false"),
+            shown: Shown::Openly,
+        },
+        Key {
             name: "worker",
             kind: Kind::Text,
             environment: "SUBLET_WORKER",
@@ -232,6 +242,8 @@ pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
             Some(worker) => worker,
             None => find_worker()?,
         },
+        spawner: find_spawner()?,
+        lend_network: settings.needed("lend_network", switch)?,
         idle_timeout: settings.value("idle_timeout", duration)?,
         clients: settings.needed("clients", clients)?,
         network: network(settings)?,
@@ -249,6 +261,7 @@ pub(crate) fn check(settings: &Settings) -> Result<(), Error> {
     shared(settings)?;
     settings.value("idle_timeout", duration)?;
     network(settings)?;
+    settings.needed("lend_network", switch)?;
     settings.needed("clients", clients).map(drop)
 }
 

@@ -58,7 +58,7 @@ impl Drop for V1 {
 }
 
 impl Group {
-    pub(super) fn limit(&mut self, limits: &Limits) -> io::Result<()> {
+    pub(super) fn limit(&self, limits: &Limits) -> io::Result<()> {
         for (controller, folder) in &self.folders {
             match (*controller, limits) {
                 (MEMORY, Limits { memory_bytes: Some(bytes), .. }) => limit_memory(folder, *bytes)?,

@@ -5,12 +5,16 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
+use rustix::process::{getpid, getppid};
+
 use super::{core_list, counter, mounted, own_name, own_path, remove, remove_left};
 use crate::Limits;
 
 /// The controllers that are used, of which the first two have to be there.
 const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpuset", "cpu"];
 const NEEDED: usize = 2;
+/// Where the agent and its spawner go if their own group is to be shared out.
+const LEAF: &str = "agent";
 /// The time in which a quota is counted, in microseconds.
 const PERIOD_US: u64 = 100_000;
 
@@ -33,6 +37,7 @@ impl V2 {
         let own = mount.join(own_path("")?);
         // In its own group, if nothing but groups is in there; beside it, as where a service has a group of its own in one
         // that was handed to it; else, with the right to, beside everybody's.
+        make_room(&own);
         let beside = own.parent().filter(|_| own != mount).map(Path::to_owned);
         [Some(own), beside, Some(mount)].iter().flatten().find_map(|parent| V2::open_in(parent))
     }
@@ -57,6 +62,23 @@ impl V2 {
     }
 }
 
+/// A group that has processes can share out no controllers to groups in it. If the agent and its spawner are all that is in
+/// theirs, as where a service manager has handed them one, they go into one below.
+fn make_room(own: &Path) {
+    let text = |file: &str| fs::read_to_string(own.join(file)).unwrap_or_default();
+    let controllers = text("cgroup.controllers");
+    let has = |needed: &&str| controllers.split_whitespace().any(|controller| controller == *needed);
+    let ours =
+        [Some(getpid()), getppid()].map(|pid| pid.map_or(0, |pid| pid.as_raw_nonzero().get()).to_string());
+    let processes = text("cgroup.procs");
+    let are_ours = processes.lines().all(|process| ours.iter().any(|own| own == process));
+    let leaf = own.join(LEAF);
+    if CONTROLLERS[..NEEDED].iter().all(has) && are_ours && fs::create_dir(&leaf).is_ok() {
+        // One that stays behind leaves things as they were: no controllers.
+        processes.lines().for_each(|process| drop(fs::write(leaf.join("cgroup.procs"), process)));
+    }
+}
+
 impl Drop for V2 {
     fn drop(&mut self) {
         remove(&self.folder);
@@ -68,7 +90,7 @@ impl Group {
         self.folder.as_fd()
     }
 
-    pub(super) fn limit(&mut self, limits: &Limits) -> io::Result<()> {
+    pub(super) fn limit(&self, limits: &Limits) -> io::Result<()> {
         if let Some(bytes) = limits.memory_bytes {
             self.write("memory.max", &bytes.to_string())?;
             self.write("memory.oom.group", "1")?;

@@ -1,0 +1,64 @@
+//! `sublet doctor`: how strong sandboxes are on this machine.
+
+use clap::Args;
+use serde::Serialize;
+use sublet_proto::{Code, Error};
+use sublet_sandbox::{Finding, strengths};
+
+use super::daemon::find_spawner;
+use super::output::{Output, table};
+
+const EXAMPLES: &str = "\
+Examples:
+  sublet doctor           what isolates functions that run here, and what is weaker than it could be
+  sudo sublet doctor      the same for an agent that runs as root
+  sublet doctor --json    {\"walls\": [{\"wall\": \"memory\", \"strength\": \"full\", \"why\": ...}]}
+
+It makes a sandbox, as an agent of the same user would, and leaves nothing behind. It needs no running Sublet.";
+
+/// Show how strong the sandboxes of this machine are, and what is weaker without root
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {}
+
+/// The JSON output, which is a promise.
+#[derive(Debug, Serialize)]
+struct Health {
+    walls: Vec<Wall>,
+}
+
+#[derive(Debug, Serialize)]
+struct Wall {
+    wall: String,
+    strength: &'static str,
+    why: String,
+}
+
+/// Shows what there is.
+pub(crate) fn run(output: &Output) -> Result<(), Error> {
+    let folder = std::env::temp_dir().join(format!("sublet-doctor-{}", std::process::id()));
+    let failed =
+        |error| Error::new(Code::System, format!("making the folder {} failed: {error}", folder.display()));
+    std::fs::create_dir(&folder).map_err(failed)?;
+    let found = find_spawner().and_then(|spawner| Ok(strengths(&spawner, &folder)?));
+    // It is empty; if it cannot be removed, so be it.
+    let _ = std::fs::remove_dir(&folder);
+    let health = Health { walls: found?.into_iter().map(wall).collect() };
+    output.show(&health, text)
+}
+
+fn wall(Finding { wall, strength, why }: Finding) -> Wall {
+    Wall { wall, strength: strength.name(), why }
+}
+
+fn text(health: &Health) -> String {
+    let row = |wall: &Wall| vec![wall.wall.clone(), wall.strength.to_owned(), wall.why.clone()];
+    let rows: Vec<_> = health.walls.iter().map(row).collect();
+    let weaker = health.walls.iter().filter(|wall| wall.strength != "full").count();
+    let sum = match weaker {
+        0 => "all walls of a sandbox are whole here".to_owned(),
+        1 => "one wall of a sandbox is not whole here".to_owned(),
+        some => format!("{some} walls of a sandbox are not whole here"),
+    };
+    table(&["WALL", "STRENGTH", "WHY"], &rows) + "\n" + &sum
+}

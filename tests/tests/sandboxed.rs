@@ -1,0 +1,88 @@
+//! What functions can do in their sandboxes, as seen from a client: nothing on the network unless node and package say so;
+//! and what the operator is told of the walls.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::net::TcpListener;
+use std::path::Path;
+
+use rustix::io::Errno;
+use rustix::process::Signal;
+use serde_json::json;
+use sublet::{Allocation, Code};
+use sublet_tests::assert_fails;
+use sublet_tests::functions::{library, package};
+use sublet_tests::platform::{Platform, assert_echoes, kill, sublet};
+use sublet_tests::process::{is_alive, spawner};
+
+/// A package of `network.c` that asks for the network.
+fn dialling(folder: &Path) -> Allocation {
+    fs::copy(library("network.c"), folder.join("libnetwork.so")).unwrap();
+    let manifest = "name = 'dials'\nlibrary = 'libnetwork.so'\nnetwork = true\n";
+    fs::write(folder.join("sublet.toml"), manifest).unwrap();
+    Allocation::new(folder.to_str().unwrap())
+}
+
+/// What comes of connecting to a port of this machine.
+fn dial(platform: &Platform, allocation: &Allocation) -> i32 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (client, mut error) = (platform.client_with(allocation), [-1i32]);
+    let port = [listener.local_addr().unwrap().port()];
+    assert_eq!(client.submit("dial", &port, &mut error).unwrap().wait().unwrap().output_bytes, 4);
+    error[0]
+}
+
+#[test]
+fn functions_have_the_network_if_their_package_asks_for_it_and_the_node_lends_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let asking = dialling(folder.path());
+    let lending = Platform::start_with(|up| {
+        up.arg("--lend-network");
+    });
+    assert_eq!(dial(&lending, &asking), 0);
+    let refused = Errno::PERM.raw_os_error();
+    assert_eq!(dial(&lending, &Allocation::new(package("network.c"))), refused, "it did not ask");
+    let keeping = Platform::start();
+    assert_eq!(dial(&keeping, &Allocation::new(package("network.c"))), refused);
+    let mut client = keeping.invoker();
+    assert_fails(client.allocate(&asking), Code::PermissionDenied, &["dials", "lend_network"]);
+    // It holds nothing, and the node goes on.
+    assert_eq!(keeping.json(&["ps"])["leases"], json!([]));
+    assert_eq!(dial(&keeping, &Allocation::new(package("network.c"))), refused);
+}
+
+#[test]
+fn if_what_makes_sandboxes_dies_its_workers_do_and_the_next_lease_has_new_ones() {
+    let platform = Platform::start();
+    let mut client = platform.client("calls.c");
+    assert_echoes(&client);
+    let worker = platform.worker();
+    let mut nothing = [0u8; 0];
+    let in_flight = client.submit("busy", &[60_000u32], &mut nothing).unwrap();
+    kill(spawner(platform.pid()).unwrap(), Signal::KILL);
+    assert_fails(in_flight.wait(), Code::WorkerDied, &["SIGKILL"]);
+    assert!(!is_alive(worker));
+    client.deallocate().unwrap();
+    for _ in 0..2 {
+        client.allocate(&Allocation::new(package("calls.c"))).unwrap();
+        assert_echoes(&client);
+        client.deallocate().unwrap();
+    }
+}
+
+#[test]
+fn an_operator_is_told_how_strong_each_wall_is() {
+    let output = sublet().args(["doctor", "--json"]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let walls = said["walls"].as_array().unwrap();
+    for name in ["users", "landlock", "memory", "pids", "cpuset", "namespaces"] {
+        let wall = walls.iter().find(|wall| wall["wall"] == name).unwrap_or_else(|| panic!("{name}: {said}"));
+        assert!(["full", "weaker", "missing"].iter().any(|strength| wall["strength"] == *strength), "{wall}");
+        assert!(!wall["why"].as_str().unwrap().is_empty(), "{wall}");
+    }
+    let table = sublet().arg("doctor").output().unwrap();
+    let table = String::from_utf8_lossy(&table.stdout).into_owned();
+    assert!(table.starts_with("WALL") && table.contains("here"), "{table}");
+}
