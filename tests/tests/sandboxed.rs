@@ -9,12 +9,16 @@ use std::path::Path;
 
 use rustix::io::Errno;
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 use sublet::{Allocation, Code};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::{library, package};
 use sublet_tests::platform::{Platform, assert_echoes, kill, sublet};
-use sublet_tests::process::{is_alive, spawner};
+use sublet_tests::process::{is_alive, spawner, wait_until};
+
+fn status(code: Code) -> Option<i32> {
+    i32::try_from(code.number()).ok()
+}
 
 /// A package of `network.c` that asks for the network.
 fn dialling(folder: &Path) -> Allocation {
@@ -72,10 +76,73 @@ fn if_what_makes_sandboxes_dies_its_workers_do_and_the_next_lease_has_new_ones()
 }
 
 #[test]
+fn an_operator_makes_starts_kills_and_deletes_sandboxes_of_the_node() {
+    let platform = Platform::start();
+    let agent = platform.state().join("agent.sock");
+    let sandbox = |words: &[&str]| {
+        let agent = ["sandbox", "--json", "--agent", agent.to_str().unwrap()];
+        let output = sublet().args(agent).args(words).output().unwrap();
+        (
+            output.status.code(),
+            String::from_utf8(output.stdout).unwrap(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    let answer = |words: &[&str]| -> Value {
+        let (status, said, complained) = sandbox(words);
+        assert_eq!(status, Some(0), "{words:?}: {complained}");
+        serde_json::from_str::<Value>(&said).unwrap()["sandboxes"].take()
+    };
+    let made = answer(&["create", "--count", "2", "--memory", "64MiB", "--", "/bin/sleep", "1000"]);
+    let [one, other] = [0, 1].map(|index: usize| made[index]["id"].to_string());
+    assert_eq!((&made[0]["status"], &made[1]["status"]), (&json!("created"), &json!("created")));
+    let started = answer(&["start", &one, &other]);
+    assert_eq!((&started[1]["status"], started[1]["pid"].as_u64() > Some(1)), (&json!("running"), true));
+    let refused = sandbox(&["delete", &one]);
+    assert!(refused.0 == status(Code::InvalidArgument) && refused.2.contains("Running"), "{refused:?}");
+    answer(&["kill", &one]);
+    answer(&["kill", &other, "--signal", "KILL"]);
+    wait_until("both have ended", || {
+        let states = answer(&["state", &one, &other]);
+        [0, 1].iter().all(|index: &usize| states[*index]["status"] == "stopped")
+    });
+    let ended = answer(&["state", &one, &other]);
+    assert_eq!(
+        (&ended[0]["exit"], &ended[1]["exit"]),
+        (&json!("killed by SIGTERM"), &json!("killed by SIGKILL"))
+    );
+    answer(&["delete", &one, &other]);
+    assert_eq!(answer(&["state"]), json!([]));
+
+    // Those of leases are seen, and end with their leases alone.
+    let client = platform.client("calls.c");
+    let seen = answer(&["state"]);
+    assert_eq!(seen[0]["pid"], json!(platform.worker()));
+    let leases = seen[0]["id"].to_string();
+    for verb in ["kill", "start", "delete"] {
+        let refused = sandbox(&[verb, &leases]);
+        assert!(
+            refused.0 == status(Code::InvalidArgument) && refused.2.contains("ends with the lease"),
+            "{refused:?}"
+        );
+    }
+    assert_echoes(&client);
+    for (bad, named) in [
+        (&["state", "99"][..], "no sandbox 99"),
+        (&["create", "--start", "--", "/no/such/program"], "/no/such/program"),
+        (&["create", "--start", "--", "/etc/passwd"], "executing"),
+        (&["kill", "1", "--signal", "NONSENSE"], "NONSENSE"),
+    ] {
+        let refused = sandbox(bad);
+        assert!(refused.0 != Some(0) && (refused.1 + &refused.2).contains(named), "{bad:?}");
+    }
+}
+
+#[test]
 fn an_operator_is_told_how_strong_each_wall_is() {
     let output = sublet().args(["doctor", "--json"]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
     let walls = said["walls"].as_array().unwrap();
     for name in ["users", "landlock", "memory", "pids", "cpuset", "namespaces"] {
         let wall = walls.iter().find(|wall| wall["wall"] == name).unwrap_or_else(|| panic!("{name}: {said}"));

@@ -1,4 +1,4 @@
-//! What an operator of the node commands: lend, drain, reclaim. Both ends of it.
+//! What an operator of the node commands: lend, drain, reclaim; sandboxes of its own. Both ends of it.
 //!
 //! A command is the first message of a connection of its own. It is taken from the agent's own user and from root,
 //! which the kernel tells; a ticket is no authority for it, and no manager is needed. The node's state is answered at
@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use sublet_fabric::connection::Connection;
 use sublet_fabric::packet::{PacketError, PacketSocket};
-use sublet_proto::v1::{AgentToClient, ClientToAgent, Command, NodeState, NodeStatus};
+use sublet_proto::v1::{
+    AgentToClient, ClientToAgent, Command, NodeState, NodeStatus, SandboxAnswer, SandboxRequest,
+};
 use sublet_proto::{Code, Error, decode, limits};
 use tracing::info;
 
@@ -37,34 +39,88 @@ pub fn command(
     command: Command,
     mut on_status: impl FnMut(&NodeStatus),
 ) -> Result<NodeStatus, Error> {
-    let gone = |why: &str| {
-        Error::new(Code::AgentUnreachable, format!("no agent answers at {}: {why}", socket.display()))
-    };
-    let connection = PacketSocket::connect(socket).map_err(|error| gone(&error.to_string()))?;
-    let message = ClientToAgent { body: Some(FromClient::Command(command)) };
-    // An agent that has refused the connection already says why.
-    let sent = connection.send(&prost::Message::encode_to_vec(&message), &[]);
+    let asked = Asked::of(socket, FromClient::Command(command))?;
     let mut last = None;
-    loop {
-        let packet = match connection.receive(Some(SILENCE)) {
-            Ok(Some(packet)) => packet,
-            Ok(None) => break,
-            Err(error) => return Err(gone(&error.to_string())),
-        };
-        let answer: AgentToClient = decode("an agent's message", &packet.bytes)?;
-        match answer.body {
-            Some(ToClient::Status(status)) => {
+    while let Some(answer) = asked.answer()? {
+        match answer {
+            ToClient::Status(status) => {
                 on_status(&status);
                 last = Some(status);
             }
-            Some(ToClient::Failure(failure)) => {
-                return Err(Error::new(Code::from_number(failure.code), failure.message));
-            }
-            other => return Err(Error::new(Code::Protocol, format!("{other:?} is no answer to a command"))),
+            other => return Err(no_answer(&other)),
         }
     }
-    sent.map_err(|error| gone(&error.to_string()))?;
-    last.ok_or_else(|| gone("it closed the connection"))
+    asked.sent?;
+    last.ok_or_else(|| gone(socket, "it closed the connection"))
+}
+
+/// Asks a node's agent something of the operator's sandboxes.
+///
+/// # Errors
+///
+/// As [`command`].
+pub fn sandboxes(socket: &Path, request: SandboxRequest) -> Result<Vec<SandboxAnswer>, Error> {
+    let asked = Asked::of(socket, FromClient::Sandboxes(request))?;
+    match asked.answer()? {
+        Some(ToClient::Sandboxes(reply)) => Ok(reply.answers),
+        Some(other) => Err(no_answer(&other)),
+        None => asked.sent.and_then(|()| Err(gone(socket, "it closed the connection"))),
+    }
+}
+
+/// What an agent was asked.
+struct Asked<'socket> {
+    socket: &'socket Path,
+    connection: PacketSocket,
+    /// An agent that has refused the connection already says why.
+    sent: Result<(), Error>,
+}
+
+impl Asked<'_> {
+    fn of(socket: &Path, body: FromClient) -> Result<Asked<'_>, Error> {
+        let connection = PacketSocket::connect(socket).map_err(|error| gone(socket, &error.to_string()))?;
+        let message = ClientToAgent { body: Some(body) };
+        let sent = connection.send(&prost::Message::encode_to_vec(&message), &[]);
+        Ok(Asked { socket, connection, sent: sent.map_err(|error| gone(socket, &error.to_string())) })
+    }
+
+    /// The next answer, until the agent closes the connection.
+    fn answer(&self) -> Result<Option<ToClient>, Error> {
+        let packet = match self.connection.receive(Some(SILENCE)) {
+            Ok(Some(packet)) => packet,
+            Ok(None) => return Ok(None),
+            Err(error) => return Err(gone(self.socket, &error.to_string())),
+        };
+        let answer: AgentToClient = decode("an agent's message", &packet.bytes)?;
+        match answer.body {
+            Some(ToClient::Failure(failure)) => {
+                Err(Error::new(Code::from_number(failure.code), failure.message))
+            }
+            Some(body) => Ok(Some(body)),
+            None => Err(Error::new(Code::Protocol, "an agent's message is of no known kind")),
+        }
+    }
+}
+
+fn gone(socket: &Path, why: &str) -> Error {
+    Error::new(Code::AgentUnreachable, format!("no agent answers at {}: {why}", socket.display()))
+}
+
+fn no_answer(other: &ToClient) -> Error {
+    Error::new(Code::Protocol, format!("{other:?} is no answer to a command"))
+}
+
+/// Does what an operator asks of sandboxes.
+pub(crate) fn make_sandboxes(
+    node: &Node,
+    connection: &Connection,
+    request: &SandboxRequest,
+) -> Result<(), Error> {
+    let reply = node.sandboxes.obey(request)?;
+    match message::send(connection, ToClient::Sandboxes(reply), &[]) {
+        Ok(()) | Err(PacketError::PeerGone | PacketError::TimedOut(_)) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Obeys a command; returns when it is done or its sender has gone.

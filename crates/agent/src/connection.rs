@@ -34,6 +34,9 @@ pub(crate) fn serve(node: &Arc<Node>, connection: &Connection, known: impl FnOnc
         Some(FromClient::Command(request)) => {
             check_operator(connection).and_then(|()| command::obey(node, connection, &request))
         }
+        Some(FromClient::Sandboxes(request)) => {
+            check_operator(connection).and_then(|()| command::make_sandboxes(node, connection, &request))
+        }
         Some(_) => Err(Error::new(Code::Protocol, "the first message of a client is not its ticket")),
     });
     if let Err(error) = served {

@@ -81,7 +81,7 @@ use crate::signal::Signal;
 use crate::state::{StateFolder, system, utf8};
 
 pub use crate::capacity::{MAX_SHARED_CORES, MAX_WORKERS_PER_CORE, SharedCores};
-pub use crate::command::command;
+pub use crate::command::{command, sandboxes};
 pub use crate::gate::{Network, automatic_fabrics};
 pub use crate::node::Clients;
 

@@ -1,22 +1,38 @@
 //! The process that makes this node's sandboxes, and the next one, should it have died.
+//!
+//! Beside those of leases there are those of the node's operator, who tries and looks at things. Operators see the former,
+//! and cannot touch them: a lease ends its own.
 
-use std::fs;
+use std::collections::BTreeSet;
+use std::fs::{self, File};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use sublet_proto::Error;
+use sublet_proto::v1::sandbox_request::Body;
+use sublet_proto::v1::{SandboxIds, SandboxKill, SandboxReply, SandboxRequest};
+use sublet_proto::{Code, Error};
 use sublet_sandbox::Sandboxes;
 use tracing::warn;
 
 use crate::{lock, system};
+
+/// What the control socket of an operator's sandbox is.
+const NOWHERE: &str = "/dev/null";
 
 /// See the [module](self).
 pub(crate) struct Maker {
     program: PathBuf,
     /// Always empty, but for that process.
     root: PathBuf,
-    current: Mutex<Arc<Sandboxes>>,
+    current: Mutex<Current>,
+}
+
+struct Current {
+    sandboxes: Arc<Sandboxes>,
+    /// The operator's.
+    operators: BTreeSet<u64>,
 }
 
 impl Maker {
@@ -28,21 +44,72 @@ impl Maker {
             }
             _ => {}
         }
-        let current = Mutex::new(Arc::new(open(&program, &root)?));
+        let current = Mutex::new(Current::open(&program, &root)?);
         Ok(Maker { program, root, current })
     }
 
     /// Where sandboxes are to be made now. Those of one that has died are dead.
     pub(crate) fn current(&self) -> Result<Arc<Sandboxes>, Error> {
+        Ok(self.renewed(&mut lock(&self.current))?.sandboxes.clone())
+    }
+
+    /// Does what an operator asks.
+    pub(crate) fn obey(&self, request: &SandboxRequest) -> Result<SandboxReply, Error> {
         let mut current = lock(&self.current);
-        if current.is_gone() {
-            warn!("the process that makes sandboxes has died, and every sandbox with it; it is started anew");
-            *current = Arc::new(open(&self.program, &self.root)?);
+        let Current { sandboxes, operators } = self.renewed(&mut current)?;
+        let mut controls = Vec::new();
+        match &request.body {
+            Some(Body::Create(create)) => {
+                controls = create.specs.iter().map(|_| nowhere()).collect::<Result<_, _>>()?;
+            }
+            Some(
+                Body::Start(SandboxIds { ids })
+                | Body::Kill(SandboxKill { ids, .. })
+                | Body::Delete(SandboxIds { ids }),
+            ) => check_operators(ids, operators)?,
+            Some(Body::State(_) | Body::List(_)) | None => {}
         }
-        Ok(current.clone())
+        let answers = sandboxes.relay(request, &controls)?;
+        let successful = answers.iter().filter(|answer| answer.failure.is_none()).map(|answer| answer.id);
+        match &request.body {
+            Some(Body::Create(_)) => operators.extend(successful),
+            Some(Body::Delete(_)) => {
+                let deleted: BTreeSet<u64> = successful.collect();
+                operators.retain(|id| !deleted.contains(id));
+            }
+            _ => {}
+        }
+        Ok(SandboxReply { answers, served: true })
+    }
+
+    fn renewed<'locked>(&self, current: &'locked mut Current) -> Result<&'locked mut Current, Error> {
+        if current.sandboxes.is_gone() {
+            warn!("the process that makes sandboxes has died, and every sandbox with it; it is started anew");
+            *current = Current::open(&self.program, &self.root)?;
+        }
+        Ok(current)
     }
 }
 
-fn open(program: &Path, root: &Path) -> Result<Sandboxes, Error> {
-    Ok(Sandboxes::open(program, root)?)
+impl Current {
+    fn open(program: &Path, root: &Path) -> Result<Current, Error> {
+        let sandboxes = Arc::new(Sandboxes::open(program, root)?);
+        Ok(Current { sandboxes, operators: BTreeSet::new() })
+    }
+}
+
+fn check_operators(ids: &[u64], operators: &BTreeSet<u64>) -> Result<(), Error> {
+    match ids.iter().find(|id| !operators.contains(id)) {
+        None => Ok(()),
+        Some(id) => {
+            let message =
+                format!("no operator of this node has made a sandbox {id}; a lease's ends with the lease");
+            Err(Error::new(Code::InvalidArgument, message))
+        }
+    }
+}
+
+fn nowhere() -> Result<OwnedFd, Error> {
+    let opened = File::options().read(true).write(true).open(NOWHERE);
+    opened.map(OwnedFd::from).map_err(|error| system("opening", Path::new(NOWHERE), &error))
 }

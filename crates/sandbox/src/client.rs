@@ -98,6 +98,17 @@ impl Sandboxes {
         self.ask("delete", ids, |ids| Body::Delete(SandboxIds { ids }))
     }
 
+    /// Passes on a request as it is, for whoever has no sandboxes of its own. Of a sandbox that it creates only the state is
+    /// known here.
+    pub fn relay(
+        &self,
+        request: &SandboxRequest,
+        controls: &[OwnedFd],
+    ) -> Result<Vec<SandboxAnswer>, SandboxError> {
+        let exchanged = self.exchange(request, controls);
+        exchanged.map(|(answers, _)| answers).map_err(SandboxError::SpawnerGone)
+    }
+
     fn make(&self, specs: Vec<Spec>, start: bool) -> Vec<Result<Made, SandboxError>> {
         let count = specs.len();
         if count > MAX_VECTOR {

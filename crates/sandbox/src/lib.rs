@@ -39,6 +39,8 @@ pub use client::{Made, Sandboxes};
 pub use error::SandboxError;
 pub use rustix::process::Signal;
 pub use strength::{Finding, LOOK, Strength, strengths};
+pub use system::signal_name;
+pub use wire::{PROCESS, decode_answer};
 
 /// Most sandboxes of one spawner.
 pub const MAX_SANDBOXES: usize = 4096;

@@ -194,7 +194,7 @@ fn checked(result: libc::c_long) -> io::Result<()> {
 }
 
 /// The name of a signal that ends processes.
-pub(crate) fn signal_name(number: i32) -> Option<&'static str> {
+pub fn signal_name(number: i32) -> Option<&'static str> {
     const NAMES: [(Signal, &str); 18] = [
         (Signal::HUP, "SIGHUP"),
         (Signal::INT, "SIGINT"),

@@ -21,8 +21,8 @@ use sublet_proto::v1::{
 
 use crate::{Exit, Id, Kind, Limits, MAX_VECTOR, Network, SandboxError, Spec, State, Status};
 
-/// As `sandbox.proto` numbers the kinds.
-const PROCESS: u32 = 1;
+/// The isolated process, as `sandbox.proto` numbers the kinds.
+pub const PROCESS: u32 = 1;
 
 /// Sends a message with descriptors.
 pub(crate) fn send(socket: BorrowedFd<'_>, message: &impl Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -138,7 +138,7 @@ pub(crate) fn encode_answer(id: Id, outcome: Result<State, SandboxError>) -> San
 }
 
 /// What an answer to a verb means.
-pub(crate) fn decode_answer(answer: SandboxAnswer, verb: &'static str) -> Result<(Id, State), SandboxError> {
+pub fn decode_answer(answer: SandboxAnswer, verb: &'static str) -> Result<(Id, State), SandboxError> {
     let id = Id(answer.id);
     if let Some(failure) = answer.failure {
         return Err(decode_failure(id, verb, failure));

@@ -17,6 +17,7 @@ mod manager;
 mod output;
 pub(crate) mod parse;
 mod ps;
+mod sandbox;
 mod settings;
 mod tenant;
 mod time;
@@ -87,6 +88,7 @@ enum Command {
     Tenant(tenant::Arguments),
     Fabrics(fabrics::Arguments),
     Doctor(doctor::Arguments),
+    Sandbox(sandbox::Arguments),
     Bench(bench::Arguments),
     Completions(completions::Arguments),
 }
@@ -160,6 +162,7 @@ fn run(command: Command, output: &Output) -> Result<(), Error> {
         Command::Call(arguments) => call::run(&arguments, output),
         Command::Fabrics(arguments) => fabrics::run(&arguments, output),
         Command::Doctor(_) => doctor::run(output),
+        Command::Sandbox(arguments) => sandbox::run(arguments, output),
         Command::Bench(arguments) => bench::run(&arguments, output),
         Command::Ps(arguments) => ps::run(&arguments, output),
         Command::Lease(arguments) => lease::run(&arguments, output),

@@ -4,12 +4,17 @@ use std::collections::BTreeMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use sublet_proto::v1::sandbox_request::Body;
-use sublet_proto::v1::{SandboxAnswer, SandboxCreate, SandboxIds, SandboxKill, SandboxRequest, SandboxSpec};
+use sublet_proto::v1::{
+    SandboxAnswer, SandboxCreate, SandboxIds, SandboxKill, SandboxList, SandboxRequest, SandboxSpec,
+};
 
 use super::sandbox::Sandbox;
 use super::{Workshop, birth};
 use crate::wire::{decode_spec, encode_answer};
 use crate::{Id, MAX_SANDBOXES, SandboxError, Signal, State, Status};
+
+/// Sandboxes that are listed at once: their states fit into a packet.
+const LISTED: usize = 512;
 
 /// See the [module](self).
 pub(super) struct Table {
@@ -38,8 +43,14 @@ impl Table {
                 (self.each(&ids, |table, id| table.kill(id, signal)), Vec::new())
             }
             Some(Body::Delete(SandboxIds { ids })) => (self.each(&ids, Table::delete), Vec::new()),
+            Some(Body::List(SandboxList { from })) => (self.list(from), Vec::new()),
             None => (Vec::new(), Vec::new()),
         }
+    }
+
+    fn list(&mut self, from: u64) -> Vec<SandboxAnswer> {
+        let ids: Vec<_> = self.entries.range(Id(from)..).take(LISTED).map(|(id, _)| id.0).collect();
+        self.each(&ids, Table::state)
     }
 
     fn create(
@@ -169,7 +180,7 @@ pub(super) fn refuse(request: SandboxRequest, error: &SandboxError) -> Vec<Sandb
             | Body::Delete(SandboxIds { ids }),
         ) => ids.len(),
         Some(Body::Kill(SandboxKill { ids, .. })) => ids.len(),
-        None => 0,
+        Some(Body::List(_)) | None => 0,
     };
     let again = || match error {
         SandboxError::System { operation, source } => {

@@ -1,0 +1,273 @@
+//! `sublet sandbox`: the five verbs of the OCI runtime, for the operator of a node, who wants to try or to look at a sandbox.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use sublet_proto::v1::sandbox_request::Body;
+use sublet_proto::v1::{SandboxAnswer, SandboxCreate, SandboxIds, SandboxKill, SandboxList};
+use sublet_proto::v1::{SandboxRequest, SandboxSpec};
+use sublet_proto::{Code, Error};
+use sublet_runtime::access::default_state;
+use sublet_sandbox::{MAX_VECTOR, PROCESS, Signal, State, Status, decode_answer};
+
+use super::output::{Output, table};
+use super::parse::{absolute, size};
+
+const EXAMPLES: &str = "\
+Examples:
+  sublet sandbox create -- /bin/ls -l /          make one, whose program does not run yet
+  sublet sandbox create --count 8 --start --memory 64MiB -- /usr/bin/python3 -c 'print(1)'
+  sublet sandbox start 3 4                        run the programs of two
+  sublet sandbox state                            all sandboxes of the node, those of leases among them
+  sublet sandbox kill 3 --signal TERM
+  sublet sandbox delete 3 4                       forget two that have ended
+  sublet sandbox state --json                     {\"sandboxes\": [{\"id\": 3, \"status\": \"stopped\", \"pid\": 71, ...}]}
+
+They are made by the node's agent, for its own user and for root. What a program prints goes to the agent's log. It finds
+shared libraries of the host, and else nothing of it. Sandboxes of leases are shown, and end with their leases alone.";
+
+/// Make, start, look at, kill and delete sandboxes of this node
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+
+    /// Unix socket of the agent [default: that of this user's own `sublet up`]
+    #[arg(long, value_name = "PATH", env = "SUBLET_AGENT", hide_env_values = true, global = true)]
+    agent: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Create(Box<Create>),
+    Start(Ids),
+    State(AnyIds),
+    Kill(Kill),
+    Delete(Ids),
+}
+
+/// Make sandboxes of a program
+#[derive(Debug, Args)]
+struct Create {
+    /// The program, and what it is told
+    #[arg(required = true, last = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+
+    /// How many of the same, side by side
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_VECTOR as i64))]
+    count: u32,
+
+    /// Start them, too
+    #[arg(long)]
+    start: bool,
+
+    /// A folder that the program finds, read-only, as /package
+    #[arg(long, value_name = "FOLDER", value_parser = absolute)]
+    folder: Option<PathBuf>,
+
+    /// A variable of its environment, which is else empty
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    env: Vec<String>,
+
+    /// Cores on which it may run, as 0,3 [default: all of the agent's]
+    #[arg(long, value_name = "CORES", value_delimiter = ',')]
+    cores: Vec<u32>,
+
+    /// Memory of all its processes together, as 64MiB [default: not bounded]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    memory: Option<u64>,
+
+    /// Processes and threads at a time [default: not bounded]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    processes: Option<u32>,
+
+    /// What it can write to /tmp
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = size)]
+    scratch: u64,
+
+    /// Let it use this machine's network
+    #[arg(long)]
+    network: bool,
+}
+
+/// Sandboxes by their ids
+#[derive(Debug, Args)]
+struct Ids {
+    /// As `create` has told them
+    #[arg(required = true, value_name = "ID", num_args = 1..=MAX_VECTOR)]
+    ids: Vec<u64>,
+}
+
+/// Show where sandboxes stand
+#[derive(Debug, Args)]
+struct AnyIds {
+    /// Which [default: all]
+    #[arg(value_name = "ID", num_args = 0..=MAX_VECTOR)]
+    ids: Vec<u64>,
+}
+
+/// Send the programs of sandboxes a signal
+#[derive(Debug, Args)]
+struct Kill {
+    #[command(flatten)]
+    which: Ids,
+
+    /// Which signal, as TERM or 15; KILL ends everything in the sandbox
+    #[arg(long, value_name = "SIGNAL", default_value = "TERM", value_parser = signal)]
+    signal: i32,
+}
+
+/// The JSON output, which is a promise.
+#[derive(Debug, Serialize)]
+struct Sandboxes {
+    sandboxes: Vec<Sandbox>,
+}
+
+#[derive(Debug, Serialize)]
+struct Sandbox {
+    id: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pid: Option<u32>,
+    /// How its program ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exit: Option<String>,
+    /// Why the verb failed for this one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// Asks the agent, and shows each sandbox as it is now. If the verb failed for one of them, so does the command.
+pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
+    let socket = arguments.agent.unwrap_or_else(|| default_state().join("agent.sock"));
+    let ask = |body| sublet_agent::sandboxes(&socket, SandboxRequest { body: Some(body) });
+    let (verb, answers) = match arguments.verb {
+        Verb::Create(create) => ("create", ask(Body::Create(specifications(*create)?))?),
+        Verb::Start(Ids { ids }) => ("start", ask(Body::Start(SandboxIds { ids }))?),
+        Verb::State(AnyIds { ids }) if ids.is_empty() => ("look at", all(ask)?),
+        Verb::State(AnyIds { ids }) => ("look at", ask(Body::State(SandboxIds { ids }))?),
+        Verb::Kill(Kill { which: Ids { ids }, signal }) => {
+            ("kill", ask(Body::Kill(SandboxKill { ids, signal }))?)
+        }
+        Verb::Delete(Ids { ids }) => ("delete", ask(Body::Delete(SandboxIds { ids }))?),
+    };
+    let told: Vec<_> = answers.into_iter().map(|answer| (answer.id, decode_answer(answer, verb))).collect();
+    let mut failed = None;
+    let sandboxes = told.into_iter().map(|(id, outcome)| match outcome {
+        Ok((_, State { status, pid, exit })) => Sandbox {
+            id,
+            status: Some(name(status)),
+            pid,
+            exit: exit.map(|exit| exit.to_string()),
+            error: None,
+        },
+        Err(error) => {
+            let message = error.to_string();
+            failed.get_or_insert(Error::new(Code::InvalidArgument, message.clone()));
+            Sandbox { id, status: None, pid: None, exit: None, error: Some(message) }
+        }
+    });
+    let sandboxes = Sandboxes { sandboxes: sandboxes.collect() };
+    output.show(&sandboxes, text)?;
+    failed.map_or(Ok(()), Err)
+}
+
+/// They come by as many as fit into an answer.
+fn all(ask: impl Fn(Body) -> Result<Vec<SandboxAnswer>, Error>) -> Result<Vec<SandboxAnswer>, Error> {
+    let mut known = Vec::new();
+    loop {
+        let from = known.last().map_or(0, |last: &SandboxAnswer| last.id + 1);
+        match ask(Body::List(SandboxList { from }))? {
+            more if more.is_empty() => return Ok(known),
+            more => known.extend(more),
+        }
+    }
+}
+
+fn specifications(create: Create) -> Result<SandboxCreate, Error> {
+    let mut words = create.program.into_iter();
+    let program = absolute(&words.next().unwrap_or_default().to_string_lossy())
+        .map_err(|reason| Error::new(Code::InvalidArgument, reason))?;
+    let spec = SandboxSpec {
+        kind: PROCESS,
+        program: program.into_os_string().into_vec(),
+        args: words.map(OsString::into_vec).collect(),
+        env: create.env.into_iter().map(String::into_bytes).collect(),
+        folder: create.folder.map(|folder| folder.as_os_str().as_bytes().to_vec()).unwrap_or_default(),
+        host_network: create.network,
+        cores: create.cores,
+        memory_bytes: create.memory.unwrap_or(0),
+        processes: create.processes.unwrap_or(0),
+        scratch_bytes: create.scratch,
+    };
+    Ok(SandboxCreate { specs: vec![spec; create.count as usize], start: create.start })
+}
+
+fn variable(text: &str) -> Result<String, String> {
+    match text.split_once('=') {
+        Some((name, _)) if !name.is_empty() => Ok(text.to_owned()),
+        _ => Err(format!("{text:?} is not NAME=VALUE")),
+    }
+}
+
+/// By its number, or its name with or without SIG.
+fn signal(text: &str) -> Result<i32, String> {
+    let named = |number: &i32| {
+        let name = sublet_sandbox::signal_name(*number).unwrap_or_default();
+        name == text || name.strip_prefix("SIG") == Some(text)
+    };
+    let number = text.parse().ok().or_else(|| (1..=64).find(named));
+    let known = number.filter(|&number| Signal::from_named_raw(number).is_some());
+    known.ok_or_else(|| format!("{text:?} is no signal"))
+}
+
+fn name(status: Status) -> &'static str {
+    match status {
+        Status::Creating => "creating",
+        Status::Created => "created",
+        Status::Running => "running",
+        Status::Stopped => "stopped",
+    }
+}
+
+fn text(Sandboxes { sandboxes }: &Sandboxes) -> String {
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let rows: Vec<_> = sandboxes
+        .iter()
+        .map(|sandbox| {
+            vec![
+                sandbox.id.to_string(),
+                or_dash(sandbox.status.map(str::to_owned)),
+                or_dash(sandbox.pid.map(|pid| pid.to_string())),
+                or_dash(sandbox.exit.clone().or_else(|| sandbox.error.clone())),
+            ]
+        })
+        .collect();
+    table(&["ID", "STATUS", "PID", "END"], &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_are_known_by_name_and_number() {
+        for text in ["TERM", "SIGTERM", "15"] {
+            assert_eq!(signal(text), Ok(15), "{text}");
+        }
+        for text in ["", "SIG", "0", "65", "-9", "TERMINATE", "term"] {
+            assert!(signal(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_variable_has_a_name() {
+        assert!(variable("A=").is_ok() && variable("A=b=c").is_ok());
+        assert!(variable("=b").is_err() && variable("A").is_err());
+    }
+}
