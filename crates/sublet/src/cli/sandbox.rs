@@ -218,8 +218,8 @@ fn variable(text: &str) -> Result<String, String> {
 /// By its number, or its name with or without SIG.
 fn signal(text: &str) -> Result<i32, String> {
     let named = |number: &i32| {
-        let name = sublet_sandbox::signal_name(*number).unwrap_or_default();
-        name == text || name.strip_prefix("SIG") == Some(text)
+        let is_it = |name: &str| name == text || name.strip_prefix("SIG") == Some(text);
+        sublet_sandbox::signal_name(*number).is_some_and(is_it)
     };
     let number = text.parse().ok().or_else(|| (1..=64).find(named));
     let known = number.filter(|&number| Signal::from_named_raw(number).is_some());
