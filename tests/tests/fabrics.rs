@@ -11,7 +11,7 @@ use sublet_fabric::ofi;
 use sublet_tests::assert_fails;
 use sublet_tests::functions::package;
 use sublet_tests::platform::{Platform, assert_echoes, sublet};
-use sublet_tests::process::{children, is_alive, wait_until};
+use sublet_tests::process::{children, is_alive, wait_until, workers};
 
 fn run(arguments: &[&str]) -> Output {
     sublet().args(arguments).stdin(Stdio::null()).output().unwrap()
@@ -147,10 +147,10 @@ fn the_sublet_of_a_measurement_ends_with_it_even_if_it_is_killed() {
         .spawn()
         .unwrap();
     wait_until("it has started a Sublet that has a worker", || {
-        children(bench.id()).iter().any(|own| !children(*own).is_empty())
+        children(bench.id()).iter().any(|own| !workers(*own).is_empty())
     });
     let own = children(bench.id())[0];
-    let workers = children(own);
+    let workers = workers(own);
     bench.kill().unwrap();
     bench.wait().unwrap();
     wait_until("its Sublet has ended", || !is_alive(own));
