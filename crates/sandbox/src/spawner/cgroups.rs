@@ -1,8 +1,8 @@
 //! Control groups, one for each sandbox: what bounds its memory, processes and cores, all of its processes together.
 //!
 //! Version 2 is used where its controllers are to be had, otherwise version 1, otherwise none: a spawner without the
-//! right to make groups still makes sandboxes. None is used twice, since memory of a
-//! dead sandbox that others still share stays charged to its group.
+//! right to make groups still makes sandboxes. None is used twice, since memory of a dead sandbox that others still share
+//! stays charged to its group.
 
 mod v1;
 mod v2;
