@@ -105,8 +105,11 @@ impl Sandboxes {
         request: &SandboxRequest,
         controls: &[OwnedFd],
     ) -> Result<Vec<SandboxAnswer>, SandboxError> {
-        let exchanged = self.exchange(request, controls);
-        exchanged.map(|(answers, _)| answers).map_err(SandboxError::SpawnerGone)
+        // The reply to a longer one would not fit into a packet, and the spawner ends when it cannot answer.
+        if wire::count(request) > MAX_VECTOR {
+            return Err(SandboxError::TooMany);
+        }
+        self.exchange(request, controls).map(|(answers, _)| answers)
     }
 
     fn make(&self, specs: Vec<Spec>, start: bool) -> Vec<Result<Made, SandboxError>> {
@@ -118,13 +121,12 @@ impl Sandboxes {
         let request = SandboxRequest { body: Some(Body::Create(SandboxCreate { specs, start })) };
         let (answers, fds) = match self.exchange(&request, &controls) {
             Ok(reply) => reply,
-            Err(error) => return all_gone(count, &error),
+            Err(error) => return wire::each(count, &error),
         };
         let mut fds = fds.into_iter();
         let made = |answer: SandboxAnswer| {
             let (id, state) = decode_answer(answer, "create")?;
-            let ended =
-                fds.next().ok_or_else(|| SandboxError::SpawnerGone(io::ErrorKind::InvalidData.into()))?;
+            let ended = fds.next().ok_or_else(incomplete)?;
             Ok(Made { id, state, ended })
         };
         answers.into_iter().map(made).collect()
@@ -136,14 +138,17 @@ impl Sandboxes {
         ids: &[Id],
         body: impl FnOnce(Vec<u64>) -> Body,
     ) -> Vec<Result<State, SandboxError>> {
+        if ids.len() > MAX_VECTOR {
+            return ids.iter().map(|_| Err(SandboxError::TooMany)).collect();
+        }
         let request = SandboxRequest { body: Some(body(ids.iter().map(|id| id.0).collect())) };
         match self.exchange(&request, &[]) {
             Ok((answers, _)) if answers.len() == ids.len() => {
                 let state = |answer| decode_answer(answer, verb).map(|(_, state)| state);
                 answers.into_iter().map(state).collect()
             }
-            Ok(_) => all_gone(ids.len(), &io::ErrorKind::InvalidData.into()),
-            Err(error) => all_gone(ids.len(), &error),
+            Ok(_) => wire::each(ids.len(), &incomplete()),
+            Err(error) => wire::each(ids.len(), &error),
         }
     }
 
@@ -151,12 +156,17 @@ impl Sandboxes {
         &self,
         request: &SandboxRequest,
         fds: &[OwnedFd],
-    ) -> io::Result<(Vec<SandboxAnswer>, Vec<OwnedFd>)> {
+    ) -> Result<(Vec<SandboxAnswer>, Vec<OwnedFd>), SandboxError> {
         let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
-        let socket = connection.as_ref().ok_or(io::ErrorKind::NotConnected)?.as_fd();
+        let gone = |error: io::ErrorKind| SandboxError::SpawnerGone(error.into());
+        let socket = connection.as_ref().ok_or_else(|| gone(io::ErrorKind::NotConnected))?.as_fd();
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        wire::send(socket, request, &fds)?;
-        let (reply, fds) = wire::receive::<SandboxReply>(socket)?.ok_or(io::ErrorKind::BrokenPipe)?;
+        wire::send(socket, request, &fds).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => SandboxError::system("asking for sandboxes", error),
+            _ => SandboxError::SpawnerGone(error),
+        })?;
+        let received = wire::receive::<SandboxReply>(socket).map_err(SandboxError::SpawnerGone)?;
+        let (reply, fds) = received.ok_or_else(|| gone(io::ErrorKind::BrokenPipe))?;
         Ok((reply.answers, fds))
     }
 }
@@ -169,10 +179,7 @@ impl Drop for Sandboxes {
     }
 }
 
-fn all_gone<T>(count: usize, error: &io::Error) -> Vec<Result<T, SandboxError>> {
-    let again = || match error.raw_os_error() {
-        Some(number) => io::Error::from_raw_os_error(number),
-        None => error.kind().into(),
-    };
-    (0..count).map(|_| Err(SandboxError::SpawnerGone(again()))).collect()
+/// That a reply has not as many answers or descriptors as there were sandboxes in the request.
+fn incomplete() -> SandboxError {
+    SandboxError::SpawnerGone(io::ErrorKind::InvalidData.into())
 }

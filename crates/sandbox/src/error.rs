@@ -48,6 +48,23 @@ impl SandboxError {
     ) -> SandboxError {
         SandboxError::System { operation: operation.into(), source: source.into() }
     }
+
+    /// The same once more, for another of a vector.
+    pub(crate) fn again(&self) -> SandboxError {
+        let same = |error: &io::Error| match error.raw_os_error() {
+            Some(number) => io::Error::from_raw_os_error(number),
+            None => io::Error::new(error.kind(), error.to_string()),
+        };
+        match self {
+            &SandboxError::Unknown(id) => SandboxError::Unknown(id),
+            SandboxError::TooMany => SandboxError::TooMany,
+            &SandboxError::WrongStatus { id, status, verb } => SandboxError::WrongStatus { id, status, verb },
+            SandboxError::System { operation, source } => {
+                SandboxError::System { operation: operation.clone(), source: same(source) }
+            }
+            SandboxError::SpawnerGone(error) => SandboxError::SpawnerGone(same(error)),
+        }
+    }
 }
 
 impl From<SandboxError> for Error {

@@ -71,7 +71,7 @@ pub fn run(folder: &Path) {
             Ok(None) | Err(_) => return,
             Ok(Some((request, fds))) => match &mut served {
                 Ok(table) => table.serve(request, fds),
-                Err(error) => (table::refuse(request, error), Vec::new()),
+                Err(error) => (table::refuse(&request, error), Vec::new()),
             },
         };
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();

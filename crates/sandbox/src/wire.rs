@@ -14,9 +14,10 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags,
 };
 use sublet_proto::MAX_PACKET_BYTES;
+use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{
-    SandboxAnswer, SandboxExit, SandboxFailure, SandboxSpec, SandboxSystemFailure, sandbox_exit,
-    sandbox_failure,
+    SandboxAnswer, SandboxExit, SandboxFailure, SandboxIds, SandboxKill, SandboxRequest, SandboxSpec,
+    SandboxSystemFailure, sandbox_exit, sandbox_failure,
 };
 
 use crate::{Exit, Id, Kind, Limits, MAX_VECTOR, Network, SandboxError, Spec, State, Status};
@@ -71,15 +72,38 @@ pub(crate) fn receive<M: Message + Default>(socket: BorrowedFd<'_>) -> io::Resul
     Ok(Some((message, fds)))
 }
 
+/// How many sandboxes a request is about.
+pub(crate) fn count(request: &SandboxRequest) -> usize {
+    match &request.body {
+        Some(Body::Create(create)) => create.specs.len(),
+        Some(
+            Body::Start(SandboxIds { ids })
+            | Body::State(SandboxIds { ids })
+            | Body::Kill(SandboxKill { ids, .. })
+            | Body::Delete(SandboxIds { ids }),
+        ) => ids.len(),
+        Some(Body::List(_)) | None => 0,
+    }
+}
+
+/// The same failure for each of so many sandboxes.
+pub(crate) fn each<T>(count: usize, error: &SandboxError) -> Vec<Result<T, SandboxError>> {
+    (0..count).map(|_| Err(error.again())).collect()
+}
+
+/// A variable of an environment, as programs get it.
+pub(crate) fn variable(name: &OsStr, value: &OsStr) -> Vec<u8> {
+    [name.as_bytes(), b"=", value.as_bytes()].concat()
+}
+
 /// What the spawner is told of a specification, and the descriptor that goes beside it.
 pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, OwnedFd) {
     let Spec { kind: Kind::Process, program, args, env, folder, control, network, limits } = spec;
-    let variable = |(name, value): (OsString, OsString)| [name.as_bytes(), b"=", value.as_bytes()].concat();
     let message = SandboxSpec {
         kind: PROCESS,
         program: program.into_os_string().into_vec(),
         args: args.into_iter().map(OsString::into_vec).collect(),
-        env: env.into_iter().map(variable).collect(),
+        env: env.iter().map(|(name, value)| variable(name, value)).collect(),
         folder: folder.map(|folder| folder.into_os_string().into_vec()).unwrap_or_default(),
         host_network: network == Network::Host,
         cores: limits.cores,

@@ -7,7 +7,10 @@ mod support;
 use std::io::Write;
 use std::path::Path;
 
-use sublet_sandbox::{Exit, Id, SandboxError, Signal, State, Status};
+use sublet_proto::MAX_PACKET_BYTES;
+use sublet_proto::v1::sandbox_request::Body;
+use sublet_proto::v1::{SandboxIds, SandboxRequest};
+use sublet_sandbox::{Exit, Id, MAX_VECTOR, SandboxError, Signal, State, Status};
 use support::{House, probe};
 
 /// Not even as remains that wait to be reaped.
@@ -56,6 +59,22 @@ fn a_vector_is_answered_in_order_and_one_of_it_can_fail_alone() {
     assert_eq!(exits, [0, 1, 3, 4].map(Exit::Status));
     assert!(house.sandboxes.delete(&ids).iter().all(Result::is_ok));
     drop(controls);
+}
+
+#[test]
+fn a_request_that_is_too_large_is_refused_and_harms_nobody() {
+    let house = House::open();
+    let tenant = house.start(&["wait"]);
+    let asked = house.sandboxes.state(&[tenant.made.id; MAX_VECTOR + 1]);
+    assert!(asked.iter().all(|state| matches!(state, Err(SandboxError::TooMany))), "{asked:?}");
+    // Those are the words of an operator; the answers would not fit into a packet.
+    let request = SandboxRequest { body: Some(Body::State(SandboxIds { ids: vec![0; 10_000] })) };
+    let relayed = house.sandboxes.relay(&request, &[]);
+    assert!(matches!(relayed, Err(SandboxError::TooMany)), "{relayed:?}");
+    let (spec, _outside) = probe(&[&"long".repeat(MAX_PACKET_BYTES)]);
+    let error = house.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string();
+    assert!(error.contains("larger than a packet"), "{error}");
+    assert_eq!(house.sandboxes.state(&[tenant.made.id]).remove(0).unwrap().status, Status::Running);
 }
 
 #[test]

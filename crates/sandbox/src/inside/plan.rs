@@ -1,6 +1,6 @@
 //! What a process that was made ahead of time is to become: how the spawner tells it.
 
-use std::ffi::{CString, OsString};
+use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
@@ -25,17 +25,12 @@ pub(crate) struct Plan {
 impl Plan {
     /// Of a sandbox with these mounts.
     pub(crate) fn new(spec: Spec, mounts: Vec<(MountPoint, OwnedFd)>) -> io::Result<Plan> {
-        let text = |string: OsString| CString::new(string.into_vec());
         let args = std::iter::once(spec.program.into_os_string()).chain(spec.args);
-        let variable = |(mut name, value): (OsString, OsString)| {
-            name.push("=");
-            name.push(value);
-            text(name)
-        };
+        let env = spec.env.iter().map(|(name, value)| CString::new(wire::variable(name, value)));
         Ok(Plan {
             mounts,
-            args: args.map(text).collect::<Result<_, _>>()?,
-            env: spec.env.into_iter().map(variable).collect::<Result<_, _>>()?,
+            args: args.map(|word| CString::new(word.into_vec())).collect::<Result<_, _>>()?,
+            env: env.collect::<Result<_, _>>()?,
             control: spec.control,
             network: spec.network,
             scratch_bytes: spec.limits.scratch_bytes,

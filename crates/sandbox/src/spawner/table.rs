@@ -10,7 +10,7 @@ use sublet_proto::v1::{
 
 use super::sandbox::Sandbox;
 use super::{Workshop, birth};
-use crate::wire::{decode_spec, encode_answer};
+use crate::wire::{self, decode_spec, encode_answer};
 use crate::{Id, MAX_SANDBOXES, SandboxError, Signal, State, Status};
 
 /// Sandboxes that are listed at once: their states fit into a packet.
@@ -171,26 +171,7 @@ impl Table {
 }
 
 /// The answers of a spawner that can make no sandboxes.
-pub(super) fn refuse(request: SandboxRequest, error: &SandboxError) -> Vec<SandboxAnswer> {
-    let count = match request.body {
-        Some(Body::Create(create)) => create.specs.len(),
-        Some(
-            Body::Start(SandboxIds { ids })
-            | Body::State(SandboxIds { ids })
-            | Body::Delete(SandboxIds { ids }),
-        ) => ids.len(),
-        Some(Body::Kill(SandboxKill { ids, .. })) => ids.len(),
-        Some(Body::List(_)) | None => 0,
-    };
-    let again = || match error {
-        SandboxError::System { operation, source } => {
-            let source = match source.raw_os_error() {
-                Some(number) => std::io::Error::from_raw_os_error(number),
-                None => source.kind().into(),
-            };
-            SandboxError::system(operation.clone(), source)
-        }
-        _ => SandboxError::TooMany,
-    };
-    (0..count).map(|_| encode_answer(Id(0), Err(again()))).collect()
+pub(super) fn refuse(request: &SandboxRequest, error: &SandboxError) -> Vec<SandboxAnswer> {
+    let each = wire::each(wire::count(request), error).into_iter();
+    each.map(|refusal| encode_answer(Id(0), refusal)).collect()
 }

@@ -32,6 +32,7 @@ pub(super) struct Users {
     taken: Rc<RefCell<BTreeSet<u32>>>,
     /// The spawner's user and group.
     own: (u32, u32),
+    leave_groups: bool,
 }
 
 /// A user that a sandbox is on the machine. No other is, until this is dropped.
@@ -63,12 +64,13 @@ impl Users {
         let first = FIRST + (std::process::id() % SPAWNERS) * USERS;
         let maps = fs::read_to_string("/proc/self/uid_map")? + &fs::read_to_string("/proc/self/gid_map")?;
         let may_map = is_privileged && maps.lines().all(|line| is_mapped(line, first));
-        Ok(Users { first: may_map.then_some(first), taken: Rc::default(), own })
+        let leave_groups = fs::read_to_string("/proc/self/setgroups")?.trim() == "allow";
+        Ok(Users { first: may_map.then_some(first), taken: Rc::default(), own, leave_groups })
     }
 
     /// Whether sandboxes can leave the groups of the spawner's user: not if it had to enter a namespace by itself.
     pub(super) fn leave_groups(&self) -> bool {
-        fs::read_to_string("/proc/self/setgroups").is_ok_and(|said| said.trim() == "allow")
+        self.leave_groups
     }
 
     /// Whether each sandbox is a user of its own.
