@@ -10,7 +10,9 @@ use sublet_fabric::packet::PacketSocket;
 use sublet_proto::network::Fabric;
 use sublet_proto::v1::{PackageInfo, Started, WorkerSetup};
 use sublet_proto::{Code, Error};
-use sublet_sandbox::{Exit, FOLDER, Kind, Limits, Made, Network, SandboxError, Sandboxes, Signal, Spec};
+use sublet_sandbox::{
+    Exit, FOLDER, Kind, Limits, Made, Network, Program, SandboxError, Sandboxes, Signal, Spec,
+};
 
 use crate::attach::Attached;
 use crate::node::Node;
@@ -142,7 +144,7 @@ fn spec(node: &Node, held: &Attached, package: &Unpacked, control: PacketSocket)
     let own_bytes = OWN_MEMORY_BYTES.saturating_add(THREAD_MEMORY_BYTES.saturating_mul(workers));
     Spec {
         kind: Kind::Process,
-        program: node.worker.clone(),
+        program: Program::Outside(node.worker.clone()),
         args: Vec::new(),
         env: Vec::new(),
         folder: Some(package.folder.clone()),

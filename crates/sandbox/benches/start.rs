@@ -1,5 +1,5 @@
 //! How long a sandbox takes from the request to the program's first instruction, beside a bare fork and exec of the same
-//! program: both are measured in turns, in one run. `cargo bench -p sublet-sandbox [-- STARTS]` prints JSON.
+//! program: both are measured in turns, for each kind. `cargo bench -p sublet-sandbox [-- STARTS]` prints JSON.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,11 +9,12 @@ mod support;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
-use support::House;
+use support::{House, Sort};
 
 /// Between two starts: the spawner makes ready what the next one needs.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -21,7 +22,16 @@ const DEFAULT_STARTS: usize = 200;
 
 fn main() {
     let starts = std::env::args().skip(1).find_map(|word| word.parse().ok()).unwrap_or(DEFAULT_STARTS);
-    let house = House::open();
+    for (kind, sort, program) in [
+        ("process", Sort::Process, support::program().to_owned()),
+        ("container", Sort::Container, support::image()[0].join("bin/probe")),
+    ] {
+        measure(kind, sort, &program, starts);
+    }
+}
+
+fn measure(kind: &str, sort: Sort, program: &Path, starts: usize) {
+    let house = House::open(sort);
     let (mut sandboxed, mut answered, mut bare) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..starts {
         std::thread::sleep(PAUSE);
@@ -32,21 +42,22 @@ fn main() {
         house.wait(&tenant.made);
         house.sandboxes.delete(&[tenant.made.id]).remove(0).unwrap();
         std::thread::sleep(PAUSE);
-        bare.push(start_bare());
+        bare.push(start_bare(program));
     }
     let [least, first, first_p99] = summary(&mut sandboxed);
     let [_, answer, _] = summary(&mut answered);
     let [floor_least, floor, floor_p99] = summary(&mut bare);
     println!(
-        "{{\"bench\":\"sandbox start\",\"n\":{starts},\"median_us\":{first},\"p99_us\":{first_p99},\"least_us\":{least},\
-         \"answer_us\":{answer},\"floor_us\":{floor},\"floor_p99_us\":{floor_p99},\"floor_least_us\":{floor_least}}}"
+        "{{\"bench\":\"sandbox start\",\"sandbox\":\"{kind}\",\"n\":{starts},\"median_us\":{first},\"p99_us\":{first_p99},\
+         \"least_us\":{least},\"answer_us\":{answer},\"floor_us\":{floor},\"floor_p99_us\":{floor_p99},\
+         \"floor_least_us\":{floor_least}}}"
     );
 }
 
-fn start_bare() -> u64 {
+fn start_bare(program: &Path) -> u64 {
     let (mut outside, inside) = UnixStream::pair().unwrap();
     let begun = now_ns();
-    let mut command = Command::new(support::program());
+    let mut command = Command::new(program);
     let mut child = command.arg("now").stdin(OwnedFd::from(inside)).stdout(Stdio::null()).spawn().unwrap();
     drop(command);
     let mut said = String::new();

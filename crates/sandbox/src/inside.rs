@@ -7,7 +7,7 @@
 //!    │ maps of users, cgroup (v1)
 //!    ├─── go ───────────► cgroup namespace, host name
 //!    :  until it is wanted
-//!    ├─── plan ─────────► mounts, pivot, identity, capabilities, Landlock, seccomp
+//!    ├─── plan ─────────► identity, mounts, pivot, capabilities, Landlock, seccomp
 //!    │◄── made ───────────┤
 //!    ├─── start ────────► │ fork ────────────────────────────────────────► limits, descriptors
 //!    │◄── started (with the kernel's word for its pid) ────────────────────┤
@@ -25,6 +25,7 @@
 //! All of this runs in a process forked from the spawner, which has a single thread: it may allocate and fail like any
 //! other. It never returns into the spawner's code.
 
+mod container;
 mod init;
 mod landlock;
 mod plan;
@@ -94,13 +95,17 @@ fn make_ready(blank: &Blank) -> Result<(), (Step, io::Error)> {
 
 fn become_sandbox(blank: &Blank, plan: &Plan) -> Result<(), (Step, io::Error)> {
     let at = |step: Step| move |error: io::Error| (step, error);
-    root::enter(plan).map_err(at(Step::Root))?;
+    // Before it makes files, which are to be its own. It has its rights over its namespaces still.
     privileges::become_user(blank).map_err(at(Step::Identity))?;
     // A change of user has cleared it.
     die_with_spawner().map_err(at(Step::Identity))?;
+    match &plan.image {
+        None => root::enter(plan).map_err(at(Step::Root))?,
+        Some(image) => container::enter(plan, image).map_err(at(Step::Container))?,
+    }
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|errno| (Step::Identity, errno.into()))?;
     privileges::drop_capabilities().map_err(at(Step::Capabilities))?;
-    landlock::restrict(plan.network).map_err(at(Step::Landlock))?;
+    landlock::restrict(plan).map_err(at(Step::Landlock))?;
     blank.filters.apply(plan.network).map_err(at(Step::Seccomp))
 }
 

@@ -14,7 +14,7 @@
 //! is in `inside`.
 //!
 //! A sandbox gets one connection to the outside, its control socket, and knows nothing else of its surroundings.
-//! There is one kind so far, the isolated process; kinds are an enum here, not plug-ins.
+//! Two kinds are made here, the isolated process and the container; kinds are an enum, not plug-ins.
 //!
 //! Invariants:
 //! - Whoever drops its [`Sandboxes`], or dies, leaves no process behind: the spawner dies with its connection, and every
@@ -33,22 +33,26 @@ mod wire;
 use std::ffi::OsString;
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 pub use client::{Made, Sandboxes};
 pub use error::SandboxError;
 pub use rustix::process::Signal;
 pub use strength::{Finding, LOOK, Strength, strengths};
 pub use system::signal_name;
-pub use wire::{PROCESS, decode_answer};
+pub use wire::{CONTAINER, PROCESS, decode_answer};
 
 /// Most sandboxes of one spawner.
 pub const MAX_SANDBOXES: usize = 4096;
 /// Most sandboxes of one verb.
 pub const MAX_VECTOR: usize = 32;
+/// Most layers of an image.
+pub const MAX_LAYERS: usize = 128;
+/// The user as whom a sandbox sees itself. Files of an image belong to it, on the disk, too, if the spawner is root.
+pub const USER: u32 = 1000;
 /// Where a sandbox finds the folder that its specification names, read-only.
 pub const FOLDER: &str = "/package";
-/// The only place where a sandbox can write files.
+/// Where a sandbox can write files: a process nowhere else.
 pub const SCRATCH: &str = "/tmp";
 
 /// One sandbox of one [`Sandboxes`] table.
@@ -62,11 +66,45 @@ impl fmt::Display for Id {
 }
 
 /// How a sandbox isolates.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+///
+/// All kinds have the same walls around them. They differ in the files inside.
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Kind {
-    /// A process in namespaces and a control group of its own, with few system calls and no privileges.
+    /// A process in namespaces and a control group of its own, with few system calls and no privileges. Of the host's files
+    /// it has the shared libraries, and can change none.
     Process,
+    /// The same in the file system of an image. It may change all of that; the changes are its own, and end with it.
+    Container(Image),
+}
+
+/// A file system to begin with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Image {
+    /// Folders, each over those before it, as overlayfs has them: a file that is none any more is a device 0/0, a folder
+    /// that hides what is below it has the attribute `user.overlay.opaque`. Every file belongs to [`USER`], or to the
+    /// spawner's user if that is not root.
+    pub layers: Vec<PathBuf>,
+    /// In which folder of it the program begins.
+    pub working_folder: PathBuf,
+}
+
+/// What a sandbox executes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// A file of the host, not looked up: the sandbox is shown it.
+    Outside(PathBuf),
+    /// A file that it has anyway, as of its folder or its image.
+    Inside(PathBuf),
+}
+
+impl Program {
+    /// Its path, wherever that leads.
+    pub fn path(&self) -> &Path {
+        match self {
+            Program::Outside(path) | Program::Inside(path) => path,
+        }
+    }
 }
 
 /// What a sandbox is made of.
@@ -74,9 +112,8 @@ pub enum Kind {
 pub struct Spec {
     /// How it isolates.
     pub kind: Kind,
-    /// The program: a path outside, not looked up. Of the host's files a sandbox has this one, the folder and the shared
-    /// libraries.
-    pub program: PathBuf,
+    /// What it executes.
+    pub program: Program,
     /// Its arguments, without its name.
     pub args: Vec<OsString>,
     /// Its whole environment.
@@ -110,7 +147,7 @@ pub struct Limits {
     pub memory_bytes: Option<u64>,
     /// Processes and threads at the same time, with its first process.
     pub processes: Option<u32>,
-    /// Size of [`SCRATCH`], in bytes.
+    /// Size of all that it can write, in bytes, but for what it maps.
     pub scratch_bytes: u64,
 }
 

@@ -94,6 +94,22 @@ pub(crate) fn unshare(flags: i32) -> io::Result<()> {
 pub(crate) fn restrict_mount(mount: BorrowedFd<'_>, attributes: u64) -> io::Result<()> {
     let change =
         libc::mount_attr { attr_set: attributes, attr_clr: 0, propagation: libc::MS_PRIVATE, userns_fd: 0 };
+    change_mount(mount, &change)
+}
+
+/// Shows the files of a mount that is not anywhere yet, and of all beneath it, as belonging to those whom their owners' numbers
+/// mean in a namespace of users.
+pub(crate) fn map_owners(mount: BorrowedFd<'_>, users: BorrowedFd<'_>) -> io::Result<()> {
+    let change = libc::mount_attr {
+        attr_set: libc::MOUNT_ATTR_IDMAP,
+        attr_clr: 0,
+        propagation: 0,
+        userns_fd: users.as_raw_fd() as u64,
+    };
+    change_mount(mount, &change)
+}
+
+fn change_mount(mount: BorrowedFd<'_>, change: &libc::mount_attr) -> io::Result<()> {
     // SAFETY: the descriptor is open, the path is an empty string, and `change` lives throughout the call.
     checked(unsafe {
         libc::syscall(
@@ -101,7 +117,7 @@ pub(crate) fn restrict_mount(mount: BorrowedFd<'_>, attributes: u64) -> io::Resu
             mount.as_raw_fd(),
             c"".as_ptr(),
             libc::AT_EMPTY_PATH | libc::AT_RECURSIVE,
-            &raw const change,
+            std::ptr::from_ref(change),
             size_of::<libc::mount_attr>(),
         )
     })

@@ -5,7 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use prost::Message;
 use rustix::io::retry_on_intr;
@@ -20,10 +20,18 @@ use sublet_proto::v1::{
     SandboxSystemFailure, sandbox_exit, sandbox_failure,
 };
 
-use crate::{Exit, Id, Kind, Limits, MAX_VECTOR, Network, SandboxError, Spec, State, Status};
+use crate::{
+    Exit, Id, Image, Kind, Limits, MAX_LAYERS, MAX_VECTOR, Network, Program, SandboxError, Spec, State,
+    Status,
+};
 
 /// The isolated process, as `sandbox.proto` numbers the kinds.
 pub const PROCESS: u32 = 1;
+/// The container.
+pub const CONTAINER: u32 = 2;
+/// Most descriptors beside a message: those of a container's layers, of what is shown to a sandbox, and its control
+/// socket. The kernel takes 253.
+const MAX_DESCRIPTORS: usize = MAX_LAYERS + MAX_VECTOR;
 
 /// Sends a message with descriptors.
 pub(crate) fn send(socket: BorrowedFd<'_>, message: &impl Message, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -31,7 +39,7 @@ pub(crate) fn send(socket: BorrowedFd<'_>, message: &impl Message, fds: &[Borrow
     if bytes.len() > MAX_PACKET_BYTES {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is larger than a packet"));
     }
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_VECTOR))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it has too many descriptors"));
@@ -45,7 +53,7 @@ pub(crate) fn send(socket: BorrowedFd<'_>, message: &impl Message, fds: &[Borrow
 /// Waits for a message; nothing once the other end is closed.
 pub(crate) fn receive<M: Message + Default>(socket: BorrowedFd<'_>) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
     let mut bytes = vec![0; MAX_PACKET_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_VECTOR))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = retry_on_intr(|| {
         rustix::net::recvmsg(
@@ -98,18 +106,27 @@ pub(crate) fn variable(name: &OsStr, value: &OsStr) -> Vec<u8> {
 
 /// What the spawner is told of a specification, and the descriptor that goes beside it.
 pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, OwnedFd) {
-    let Spec { kind: Kind::Process, program, args, env, folder, control, network, limits } = spec;
+    let Spec { kind, program, args, env, folder, control, network, limits } = spec;
+    let program_inside = matches!(program, Program::Inside(_));
+    let (kind, Image { layers, working_folder }) = match kind {
+        Kind::Process => (PROCESS, Image::default()),
+        Kind::Container(image) => (CONTAINER, image),
+    };
+    let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
     let message = SandboxSpec {
-        kind: PROCESS,
-        program: program.into_os_string().into_vec(),
+        kind,
+        program: bytes(program.path()),
         args: args.into_iter().map(OsString::into_vec).collect(),
         env: env.iter().map(|(name, value)| variable(name, value)).collect(),
-        folder: folder.map(|folder| folder.into_os_string().into_vec()).unwrap_or_default(),
+        folder: folder.as_deref().map(bytes).unwrap_or_default(),
         host_network: network == Network::Host,
         cores: limits.cores,
         memory_bytes: limits.memory_bytes.unwrap_or(0),
         processes: limits.processes.unwrap_or(0),
         scratch_bytes: limits.scratch_bytes,
+        program_inside,
+        layers: layers.iter().map(|layer| bytes(layer)).collect(),
+        working_folder: bytes(&working_folder),
     };
     (message, control)
 }
@@ -119,19 +136,27 @@ pub(crate) fn decode_spec(message: SandboxSpec, control: OwnedFd) -> Result<Spec
     let invalid = |why| {
         SandboxError::system("reading a specification", io::Error::new(io::ErrorKind::InvalidData, why))
     };
-    if message.kind != PROCESS {
-        return Err(invalid("its kind is unknown"));
-    }
+    let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
+    let kind = match (message.kind, message.layers.len()) {
+        (PROCESS, 0) => Kind::Process,
+        (PROCESS, _) => return Err(invalid("a process has no layers")),
+        (CONTAINER, 1..=MAX_LAYERS) => Kind::Container(Image {
+            layers: message.layers.into_iter().map(path).collect(),
+            working_folder: path(message.working_folder),
+        }),
+        (CONTAINER, _) => return Err(invalid("a container has 1 to 128 layers")),
+        _ => return Err(invalid("its kind is unknown")),
+    };
     let env = message.env.into_iter().map(|bytes| {
         let equals =
             bytes.iter().position(|&byte| byte == b'=').ok_or_else(|| invalid("a variable has no ="))?;
         let (name, value) = (&bytes[..equals], &bytes[equals + 1..]);
         Ok((OsStr::from_bytes(name).to_owned(), OsStr::from_bytes(value).to_owned()))
     });
-    let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
+    let program = path(message.program);
     Ok(Spec {
-        kind: Kind::Process,
-        program: path(message.program),
+        kind,
+        program: if message.program_inside { Program::Inside(program) } else { Program::Outside(program) },
         args: message.args.into_iter().map(OsString::from_vec).collect(),
         env: env.collect::<Result<_, _>>()?,
         folder: Some(message.folder).filter(|folder| !folder.is_empty()).map(path),

@@ -12,8 +12,24 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use sublet_sandbox::{Exit, Signal};
-use support::{House, MIB, is_root, program};
+use sublet_sandbox::{Exit, Program, Signal};
+use support::{House, MIB, Sort, image, is_root, program};
+
+for_every_kind! {
+    the_hosts_files_are_not_there
+    another_sandboxs_files_are_not_there
+    other_processes_cannot_be_seen_traced_signalled_or_read
+    no_socket_can_be_made
+    a_connection_that_it_was_given_leads_nowhere_else
+    nothing_can_be_mounted_and_no_namespace_made
+    dangerous_system_calls_are_refused
+    what_it_prints_goes_through_a_pipe_and_cannot_be_taken_back
+    a_fork_bomb_ends_at_its_limit_and_others_go_on
+    a_memory_bomb_is_killed_alone_and_its_end_says_so
+    nothing_outlives_its_sandbox
+    links_and_devices_in_a_folder_lead_nowhere
+    a_program_of_another_user_gives_no_rights
+}
 
 /// That there were tries, and none of them succeeded.
 #[track_caller]
@@ -32,9 +48,8 @@ fn secret(house: &House) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-#[test]
-fn the_hosts_files_are_not_there() {
-    let house = House::open();
+fn the_hosts_files_are_not_there(sort: Sort) {
+    let house = House::open(sort);
     let own = format!("/proc/{}/environ", std::process::id());
     let (secret, probe) = (secret(&house), program().to_str().unwrap());
     let paths = [
@@ -77,9 +92,8 @@ fn the_hosts_files_are_not_there() {
     assert_blocked(&said, 6 * (paths.len() - 1));
 }
 
-#[test]
-fn another_sandboxs_files_are_not_there() {
-    let house = House::open();
+fn another_sandboxs_files_are_not_there(sort: Sort) {
+    let house = House::open(sort);
     let folder = house.folder.path().join("others");
     fs::create_dir(&folder).unwrap();
     fs::write(folder.join("theirs"), "theirs").unwrap();
@@ -100,9 +114,8 @@ fn another_sandboxs_files_are_not_there() {
     drop(other);
 }
 
-#[test]
-fn other_processes_cannot_be_seen_traced_signalled_or_read() {
-    let house = House::open();
+fn other_processes_cannot_be_seen_traced_signalled_or_read(sort: Sort) {
+    let house = House::open(sort);
     let mut child = Command::new("/bin/sleep").arg("1000").spawn().unwrap();
     for outside in [std::process::id(), child.id()] {
         let (said, _) = house.run(&["processes", &outside.to_string()]);
@@ -112,14 +125,12 @@ fn other_processes_cannot_be_seen_traced_signalled_or_read() {
     child.wait().unwrap();
 }
 
-#[test]
-fn no_socket_can_be_made() {
-    assert_blocked(&House::open().run(&["sockets"]).0, 36);
+fn no_socket_can_be_made(sort: Sort) {
+    assert_blocked(&House::open(sort).run(&["sockets"]).0, 36);
 }
 
-#[test]
-fn a_connection_that_it_was_given_leads_nowhere_else() {
-    let house = House::open();
+fn a_connection_that_it_was_given_leads_nowhere_else(sort: Sort) {
+    let house = House::open(sort);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let elsewhere = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -134,24 +145,20 @@ fn a_connection_that_it_was_given_leads_nowhere_else() {
     house.wait(&tenant.made);
 }
 
-#[test]
-fn nothing_can_be_mounted_and_no_namespace_made() {
-    assert_blocked(&House::open().run(&["namespaces"]).0, 27);
+fn nothing_can_be_mounted_and_no_namespace_made(sort: Sort) {
+    assert_blocked(&House::open(sort).run(&["namespaces"]).0, 27);
 }
 
-#[test]
-fn dangerous_system_calls_are_refused() {
-    assert_blocked(&House::open().run(&["calls"]).0, 38);
+fn dangerous_system_calls_are_refused(sort: Sort) {
+    assert_blocked(&House::open(sort).run(&["calls"]).0, 38);
 }
 
-#[test]
-fn what_it_prints_goes_through_a_pipe_and_cannot_be_taken_back() {
-    assert_blocked(&House::open().run(&["output"]).0, 2);
+fn what_it_prints_goes_through_a_pipe_and_cannot_be_taken_back(sort: Sort) {
+    assert_blocked(&House::open(sort).run(&["output"]).0, 2);
 }
 
-#[test]
-fn a_fork_bomb_ends_at_its_limit_and_others_go_on() {
-    let house = House::open();
+fn a_fork_bomb_ends_at_its_limit_and_others_go_on(sort: Sort) {
+    let house = House::open(sort);
     let mut neighbour = house.start(&["wait", "5"]);
     assert_eq!(neighbour.read_line(), "said ready");
     let mut bomb = house.start_with(&["forks"], |spec| spec.limits.processes = Some(20));
@@ -164,13 +171,12 @@ fn a_fork_bomb_ends_at_its_limit_and_others_go_on() {
     assert_eq!(house.wait(&neighbour.made).exit, Some(Exit::Status(5)));
 }
 
-#[test]
-fn a_memory_bomb_is_killed_alone_and_its_end_says_so() {
+fn a_memory_bomb_is_killed_alone_and_its_end_says_so(sort: Sort) {
     if !is_root() {
         println!("skipped: without control groups there is no limit of a sandbox's memory");
         return;
     }
-    let house = House::open();
+    let house = House::open(sort);
     let mut neighbour = house.start(&["wait", "5"]);
     assert_eq!(neighbour.read_line(), "said ready");
     for how in ["private", "shared"] {
@@ -184,7 +190,7 @@ fn a_memory_bomb_is_killed_alone_and_its_end_says_so() {
 
 #[test]
 fn what_is_written_has_a_bound_and_a_place() {
-    let house = House::open();
+    let house = House::open(Sort::Process);
     for (given, room) in [(4 * MIB, 4 * MIB), (0, 4096)] {
         let (said, _) = house.run_with(&["disk"], |spec| spec.limits.scratch_bytes = given);
         assert!(said.contains(&format!("said {room} ENOSPC")), "{said}");
@@ -193,9 +199,8 @@ fn what_is_written_has_a_bound_and_a_place() {
     }
 }
 
-#[test]
-fn nothing_outlives_its_sandbox() {
-    let house = House::open();
+fn nothing_outlives_its_sandbox(sort: Sort) {
+    let house = House::open(sort);
     let mut tenant = house.start(&["survive"]);
     for _ in 0..3 {
         assert_eq!(tenant.read_line(), "said hidden");
@@ -208,9 +213,8 @@ fn nothing_outlives_its_sandbox() {
     assert_eq!(house.wait(&tenant.made).exit, Some(Exit::Status(6)));
 }
 
-#[test]
-fn links_and_devices_in_a_folder_lead_nowhere() {
-    let house = House::open();
+fn links_and_devices_in_a_folder_lead_nowhere(sort: Sort) {
+    let house = House::open(sort);
     let secret = secret(&house);
     fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
     let folder = house.folder.path().join("package");
@@ -238,17 +242,17 @@ fn links_and_devices_in_a_folder_lead_nowhere() {
     assert_blocked(&said, 6 * names.len());
 }
 
-#[test]
-fn a_program_of_another_user_gives_no_rights() {
+fn a_program_of_another_user_gives_no_rights(sort: Sort) {
     if !is_root() {
         println!("skipped: only root can make such a program");
         return;
     }
-    let house = House::open();
+    let house = House::open(sort);
     let path = house.folder.path().join("suid");
-    fs::copy(program(), &path).unwrap();
+    // It needs no libraries, which an image may lack.
+    fs::copy(image()[0].join("bin/probe"), &path).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
-    let (said, _) = house.run_with(&["show"], |spec| spec.program = path);
+    let (said, _) = house.run_with(&["show"], |spec| spec.program = Program::Outside(path));
     assert!(said.contains("said user 1000 "), "{said}");
 }
 
@@ -270,7 +274,7 @@ fn bare(words: &[&str]) -> String {
 
 #[test]
 fn outside_of_a_sandbox_the_same_tries_succeed() {
-    let house = House::open();
+    let house = House::open(Sort::Process);
     let breaches = |words: &[&str]| bare(words).lines().filter(|line| line.starts_with("BREACH")).count();
     assert!(Path::new("/etc/passwd").exists());
     assert!(breaches(&["files", "/etc/passwd", &secret(&house)]) >= 4);
@@ -285,11 +289,16 @@ fn outside_of_a_sandbox_the_same_tries_succeed() {
 fn the_document_ties_each_threat_to_a_test_that_is_here() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let document = fs::read_to_string(root.join("../../docs/isolation.md")).unwrap();
-    let tests = fs::read_to_string(root.join("tests/attacks.rs")).unwrap();
-    let rows: Vec<_> = document.lines().filter(|line| line.starts_with("| process |")).collect();
-    assert!(rows.len() >= 15, "{} rows", rows.len());
-    for row in rows {
-        let name = row.rsplit('`').nth(1).unwrap_or_else(|| panic!("no test in {row}"));
-        assert!(tests.contains(&format!("fn {name}()")), "there is no test {name}");
+    let sources =
+        ["tests/attacks.rs", "tests/containers.rs"].map(|path| fs::read_to_string(root.join(path)).unwrap());
+    for kind in ["process", "container"] {
+        let begin = format!("| {kind} |");
+        let rows: Vec<_> = document.lines().filter(|line| line.starts_with(&begin)).collect();
+        assert!(rows.len() >= 4, "{} rows of {kind}", rows.len());
+        for row in rows {
+            let name = row.rsplit('`').nth(1).unwrap_or_else(|| panic!("no test in {row}"));
+            let test = format!("fn {name}(");
+            assert!(sources.iter().any(|source| source.contains(&test)), "there is no test {name}");
+        }
     }
 }

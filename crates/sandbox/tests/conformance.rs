@@ -10,18 +10,29 @@ use std::path::Path;
 use sublet_proto::MAX_PACKET_BYTES;
 use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{SandboxIds, SandboxRequest};
-use sublet_sandbox::{Exit, Id, MAX_VECTOR, SandboxError, Signal, State, Status};
-use support::{House, probe};
+use sublet_sandbox::{Exit, Id, MAX_VECTOR, Program, SandboxError, Signal, State, Status};
+use support::{House, Sort};
+
+for_every_kind! {
+    a_sandbox_goes_through_the_states_of_its_life
+    a_vector_is_answered_in_order_and_one_of_it_can_fail_alone
+    a_request_that_is_too_large_is_refused_and_harms_nobody
+    what_is_no_program_is_refused_when_it_is_started_and_leaves_nothing
+    an_end_says_its_status_or_its_signal
+    a_signal_reaches_the_program_and_kill_ends_everything
+    what_is_created_and_never_started_can_be_deleted
+    whoever_drops_its_sandboxes_leaves_none
+    a_program_gets_its_environment_its_control_socket_and_nothing_else
+}
 
 /// Not even as remains that wait to be reaped.
 fn is_there(pid: u32) -> bool {
     Path::new("/proc").join(pid.to_string()).exists()
 }
 
-#[test]
-fn a_sandbox_goes_through_the_states_of_its_life() {
-    let house = House::open();
-    let (spec, mut outside) = probe(&["wait", "3"]);
+fn a_sandbox_goes_through_the_states_of_its_life(sort: Sort) {
+    let house = House::open(sort);
+    let (spec, mut outside) = house.probe(&["wait", "3"]);
     let made = house.sandboxes.create(vec![spec]).remove(0).unwrap();
     let state = || house.sandboxes.state(&[made.id]).remove(0).unwrap();
     assert_eq!(state(), State { status: Status::Created, pid: None, exit: None });
@@ -43,12 +54,11 @@ fn a_sandbox_goes_through_the_states_of_its_life() {
     assert!(matches!(house.sandboxes.state(&ids).remove(0), Err(SandboxError::Unknown(_))));
 }
 
-#[test]
-fn a_vector_is_answered_in_order_and_one_of_it_can_fail_alone() {
-    let house = House::open();
+fn a_vector_is_answered_in_order_and_one_of_it_can_fail_alone(sort: Sort) {
+    let house = House::open(sort);
     let (mut specs, controls): (Vec<_>, Vec<_>) =
-        (0..5).map(|number| probe(&["exit", &number.to_string()])).unzip();
-    specs[2].program = "/no/such/program".into();
+        (0..5).map(|number| house.probe(&["exit", &number.to_string()])).unzip();
+    specs[2].program = Program::Outside("/no/such/program".into());
     let mut made = house.sandboxes.create(specs);
     let error = made.remove(2).unwrap_err().to_string();
     assert!(error.contains("/no/such/program"), "{error}");
@@ -61,9 +71,8 @@ fn a_vector_is_answered_in_order_and_one_of_it_can_fail_alone() {
     drop(controls);
 }
 
-#[test]
-fn a_request_that_is_too_large_is_refused_and_harms_nobody() {
-    let house = House::open();
+fn a_request_that_is_too_large_is_refused_and_harms_nobody(sort: Sort) {
+    let house = House::open(sort);
     let tenant = house.start(&["wait"]);
     let asked = house.sandboxes.state(&[tenant.made.id; MAX_VECTOR + 1]);
     assert!(asked.iter().all(|state| matches!(state, Err(SandboxError::TooMany))), "{asked:?}");
@@ -71,35 +80,32 @@ fn a_request_that_is_too_large_is_refused_and_harms_nobody() {
     let request = SandboxRequest { body: Some(Body::State(SandboxIds { ids: vec![0; 10_000] })) };
     let relayed = house.sandboxes.relay(&request, &[]);
     assert!(matches!(relayed, Err(SandboxError::TooMany)), "{relayed:?}");
-    let (spec, _outside) = probe(&[&"long".repeat(MAX_PACKET_BYTES)]);
+    let (spec, _outside) = house.probe(&[&"long".repeat(MAX_PACKET_BYTES)]);
     let error = house.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string();
     assert!(error.contains("larger than a packet"), "{error}");
     assert_eq!(house.sandboxes.state(&[tenant.made.id]).remove(0).unwrap().status, Status::Running);
 }
 
-#[test]
-fn what_is_no_program_is_refused_when_it_is_started_and_leaves_nothing() {
-    let house = House::open();
-    let (mut spec, _outside) = probe(&[]);
+fn what_is_no_program_is_refused_when_it_is_started_and_leaves_nothing(sort: Sort) {
+    let house = House::open(sort);
+    let (mut spec, _outside) = house.probe(&[]);
     let file = house.folder.path().join("text");
     std::fs::write(&file, "no program").unwrap();
-    spec.program = file;
+    spec.program = Program::Outside(file);
     let error = house.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string();
     assert!(error.contains("executing"), "{error}");
 }
 
-#[test]
-fn an_end_says_its_status_or_its_signal() {
-    let house = House::open();
+fn an_end_says_its_status_or_its_signal(sort: Sort) {
+    let house = House::open(sort);
     assert_eq!(house.run(&["exit", "7"]).1.to_string(), "exited with status 7");
     assert_eq!(house.run(&["raise", "11"]).1.to_string(), "killed by SIGSEGV");
     assert_eq!(house.run(&["abort"]).1.to_string(), "killed by SIGABRT");
     assert_eq!(house.run(&["raise", "34"]).1.to_string(), "killed by signal 34");
 }
 
-#[test]
-fn a_signal_reaches_the_program_and_kill_ends_everything() {
-    let house = House::open();
+fn a_signal_reaches_the_program_and_kill_ends_everything(sort: Sort) {
+    let house = House::open(sort);
     let mut tenant = house.start(&["wait"]);
     assert_eq!(tenant.read_line(), "said ready");
     house.kill(&tenant, Signal::TERM);
@@ -110,19 +116,17 @@ fn a_signal_reaches_the_program_and_kill_ends_everything() {
     house.kill(&tenant, Signal::KILL);
 }
 
-#[test]
-fn what_is_created_and_never_started_can_be_deleted() {
-    let house = House::open();
-    let (spec, mut outside) = probe(&["wait"]);
+fn what_is_created_and_never_started_can_be_deleted(sort: Sort) {
+    let house = House::open(sort);
+    let (spec, mut outside) = house.probe(&["wait"]);
     let made = house.sandboxes.create(vec![spec]).remove(0).unwrap();
     house.sandboxes.delete(&[made.id]).remove(0).unwrap();
     let mut nothing = String::new();
     std::io::Read::read_to_string(&mut outside, &mut nothing).unwrap();
 }
 
-#[test]
-fn whoever_drops_its_sandboxes_leaves_none() {
-    let house = House::open();
+fn whoever_drops_its_sandboxes_leaves_none(sort: Sort) {
+    let house = House::open(sort);
     let mut tenants: Vec<_> = (0..3).map(|_| house.start(&["survive"])).collect();
     for tenant in &mut tenants {
         for _ in 0..3 {
@@ -136,9 +140,8 @@ fn whoever_drops_its_sandboxes_leaves_none() {
     tenants.iter_mut().for_each(|tenant| drop(tenant.read_all()));
 }
 
-#[test]
-fn a_program_gets_its_environment_its_control_socket_and_nothing_else() {
-    let house = House::open();
+fn a_program_gets_its_environment_its_control_socket_and_nothing_else(sort: Sort) {
+    let house = House::open(sort);
     let (said, _) = house.run_with(&["show"], |spec| spec.limits.cores = vec![0]);
     let lines = |word: &str| -> Vec<String> {
         said.lines().filter_map(|line| line.strip_prefix(word)).map(str::to_owned).collect()

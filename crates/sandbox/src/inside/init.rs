@@ -10,7 +10,7 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, Resource, Rlimit, WaitOptions, WaitStatus, setrlimit, wait};
 
-use super::{PROGRAM, Plan, Report, Step};
+use super::{Plan, Report, Step};
 use crate::system;
 
 /// What is passed on at once, in bytes: no more than a pipe takes in one piece.
@@ -59,7 +59,7 @@ fn become_program(
     rustix::stdio::dup2_stdout(output).map_err(failed(Step::Exec))?;
     rustix::stdio::dup2_stderr(output).map_err(failed(Step::Exec))?;
     system::close_on_exec().map_err(|error| (Step::Exec, error))?;
-    Err((Step::Exec, system::exec(PROGRAM, &plan.args, &plan.env)))
+    Err((Step::Exec, system::exec(&plan.program, &plan.args, &plan.env)))
 }
 
 /// What each process by itself may do. The kernel counts processes for each user namespace, so that is a second bound of

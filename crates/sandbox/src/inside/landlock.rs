@@ -11,19 +11,25 @@ use landlock::{
     RulesetCreatedAttr, Scope,
 };
 
+use super::Plan;
 use crate::{Network, SCRATCH};
 
 /// The newest of Landlock's interfaces of which everything is used.
 const NEWEST: ABI = ABI::V6;
 
-pub(super) fn restrict(network: Network) -> io::Result<()> {
-    apply(network).map_err(io::Error::other)
+pub(super) fn restrict(plan: &Plan) -> io::Result<()> {
+    apply(plan.network, plan.image.is_some()).map_err(io::Error::other)
 }
 
-fn apply(network: Network) -> Result<(), Box<dyn Error + Send + Sync>> {
+fn apply(network: Network, is_container: bool) -> Result<(), Box<dyn Error + Send + Sync>> {
     let files = AccessFs::from_all(NEWEST);
-    let nodes = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::MakeSock | AccessFs::Execute;
+    let nodes = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::MakeSock;
     let devices = AccessFs::from_read(NEWEST) | AccessFs::WriteFile | AccessFs::IoctlDev;
+    // All of a container's files are its own, but those that are mounted read-only.
+    let (root, scratch) = match is_container {
+        true => (files & !nodes & !AccessFs::IoctlDev, files & !nodes),
+        false => (AccessFs::from_read(NEWEST), files & !nodes & !AccessFs::Execute),
+    };
     let mut ruleset = Ruleset::default().set_compatibility(CompatLevel::BestEffort).handle_access(files)?;
     if network == Network::None {
         ruleset = ruleset.handle_access(AccessNet::from_all(NEWEST))?;
@@ -31,9 +37,9 @@ fn apply(network: Network) -> Result<(), Box<dyn Error + Send + Sync>> {
     ruleset
         .scope(Scope::from_all(NEWEST))?
         .create()?
-        .add_rule(PathBeneath::new(PathFd::new("/")?, AccessFs::from_read(NEWEST)))?
+        .add_rule(PathBeneath::new(PathFd::new("/")?, root))?
         .add_rule(PathBeneath::new(PathFd::new("/dev")?, devices))?
-        .add_rule(PathBeneath::new(PathFd::new(SCRATCH)?, files & !nodes))?
+        .add_rule(PathBeneath::new(PathFd::new(SCRATCH)?, scratch))?
         .restrict_self()?;
     Ok(())
 }

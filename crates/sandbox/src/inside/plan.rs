@@ -3,17 +3,22 @@
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
 
 use sublet_proto::v1::SandboxPlan;
 
-use super::MountPoint;
-use crate::{Network, Spec, wire};
+use super::{MountPoint, PROGRAM};
+use crate::{Kind, Network, Program, Spec, wire};
 
 /// All that it has to know.
 pub(crate) struct Plan {
     /// Detached mounts, and where they belong.
     pub(super) mounts: Vec<(MountPoint, OwnedFd)>,
+    /// Of a container.
+    pub(super) image: Option<LayerMounts>,
+    /// As the sandbox finds it.
+    pub(super) program: CString,
     pub(super) args: Vec<CString>,
     pub(super) env: Vec<CString>,
     pub(super) control: OwnedFd,
@@ -22,13 +27,37 @@ pub(crate) struct Plan {
     pub(super) processes: Option<u32>,
 }
 
+/// The layers of an image as detached mounts, the lowest first, and where in it the program begins.
+pub(crate) struct LayerMounts {
+    pub(super) layers: Vec<OwnedFd>,
+    pub(super) working_folder: CString,
+}
+
 impl Plan {
-    /// Of a sandbox with these mounts.
-    pub(crate) fn new(spec: Spec, mounts: Vec<(MountPoint, OwnedFd)>) -> io::Result<Plan> {
-        let args = std::iter::once(spec.program.into_os_string()).chain(spec.args);
+    /// Of a sandbox with these mounts, those of its image's layers among them.
+    pub(crate) fn new(
+        spec: Spec,
+        mounts: Vec<(MountPoint, OwnedFd)>,
+        layers: Vec<OwnedFd>,
+    ) -> io::Result<Plan> {
+        let text = |path: &Path| CString::new(path.as_os_str().as_bytes());
+        let image = match &spec.kind {
+            Kind::Process => None,
+            Kind::Container(image) => {
+                Some(LayerMounts { layers, working_folder: text(&image.working_folder)? })
+            }
+        };
+        let program = match &spec.program {
+            Program::Outside(_) => PROGRAM.to_owned(),
+            Program::Inside(path) => text(path)?,
+        };
+        let name = spec.program.path().as_os_str().to_owned();
+        let args = std::iter::once(name).chain(spec.args);
         let env = spec.env.iter().map(|(name, value)| CString::new(wire::variable(name, value)));
         Ok(Plan {
             mounts,
+            image,
+            program,
             args: args.map(|word| CString::new(word.into_vec())).collect::<Result<_, _>>()?,
             env: env.collect::<Result<_, _>>()?,
             control: spec.control,
@@ -48,9 +77,17 @@ impl Plan {
             host_network: self.network == Network::Host,
             scratch_bytes: self.scratch_bytes,
             processes: self.processes.unwrap_or(0),
+            program: self.program.into_bytes(),
+            layers: self.image.as_ref().map_or(0, |image| image.layers.len() as u32),
+            working_folder: self
+                .image
+                .as_ref()
+                .map(|image| image.working_folder.to_bytes().to_vec())
+                .unwrap_or_default(),
         };
         let mounts = self.mounts.iter().map(|(_, mount)| mount.as_fd());
-        wire::send(link, &message, &mounts.chain([self.control.as_fd()]).collect::<Vec<_>>())
+        let layers = self.image.iter().flat_map(|image| image.layers.iter().map(AsFd::as_fd));
+        wire::send(link, &message, &mounts.chain(layers).chain([self.control.as_fd()]).collect::<Vec<_>>())
     }
 }
 
@@ -60,10 +97,16 @@ pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<Plan> {
     let (message, mut fds) = wire::receive::<SandboxPlan>(link)?.ok_or(io::ErrorKind::UnexpectedEof)?;
     let control = fds.pop().ok_or(io::ErrorKind::InvalidData)?;
     let places = message.places.into_iter().map(MountPoint::of_number).collect::<Option<Vec<_>>>();
-    let places = places.filter(|places| places.len() == fds.len()).ok_or(io::ErrorKind::InvalidData)?;
+    let layers = message.layers as usize;
+    let is_whole = |places: &Vec<MountPoint>| places.len() + layers == fds.len();
+    let places = places.filter(is_whole).ok_or(io::ErrorKind::InvalidData)?;
+    let layers = fds.split_off(places.len());
+    let working_folder = CString::new(message.working_folder)?;
     let text = |strings: Vec<Vec<u8>>| strings.into_iter().map(CString::new).collect::<Result<_, _>>();
     Ok(Plan {
         mounts: places.into_iter().zip(fds).collect(),
+        image: (!layers.is_empty()).then_some(LayerMounts { layers, working_folder }),
+        program: CString::new(message.program)?,
         args: text(message.args)?,
         env: text(message.env)?,
         control,

@@ -11,6 +11,7 @@ use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlag
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     Root,
+    Container,
     Cgroup,
     Plan,
     Identity,
@@ -24,8 +25,9 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    const ALL: [(Step, &'static str); 11] = [
+    const ALL: [(Step, &'static str); 12] = [
         (Step::Root, "mounting a sandbox's root"),
+        (Step::Container, "mounting a container's image"),
         (Step::Cgroup, "entering a sandbox's cgroup namespace"),
         (Step::Plan, "telling a sandbox what to become"),
         (Step::Identity, "becoming a sandbox's user"),

@@ -24,6 +24,9 @@ pub(crate) const SYSTEM_FOLDERS: [MountPoint; 3] =
 const PLACES: [MountPoint; 5] =
     [MountPoint::PROGRAM, MountPoint::FOLDER, SYSTEM_FOLDERS[0], SYSTEM_FOLDERS[1], SYSTEM_FOLDERS[2]];
 
+/// Where the template has room for [`crate::SCRATCH`].
+pub(super) const SCRATCH_POINT: &str = "tmp";
+
 const PAGE_BYTES: u64 = 4096;
 
 /// A place in the template where something can be mounted, relative to the root.
@@ -58,20 +61,26 @@ pub(super) fn enter(plan: &Plan) -> io::Result<()> {
     for (place, detached) in &plan.mounts {
         move_mount(detached, "", CWD, place.0, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     }
-    mount_scratch(plan.scratch_bytes)?;
+    mount_scratch(plan.scratch_bytes, 2, "1777", MountFlags::NOEXEC)?;
+    make_root()
+}
+
+/// Makes the working directory the root, which must be where something is mounted.
+pub(super) fn make_root() -> io::Result<()> {
     rustix::process::pivot_root(".", ".")?;
     unmount(".", UnmountFlags::DETACH)?;
     Ok(rustix::process::chdir("/")?)
 }
 
-fn mount_scratch(len_bytes: u64) -> io::Result<()> {
+/// What the sandbox writes, at `/tmp` of the template, with room for so many files beside the sandbox's.
+pub(super) fn mount_scratch(len_bytes: u64, own_files: u64, mode: &str, flags: MountFlags) -> io::Result<()> {
     // Of a size of nothing the kernel makes one without a bound.
     let len_bytes = len_bytes.max(PAGE_BYTES);
     // A file takes a page at least, so no more inodes are of use.
-    let inodes = len_bytes / PAGE_BYTES + 2;
-    let options = CString::new(format!("size={len_bytes},nr_inodes={inodes},mode=1777"))?;
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    Ok(mount("tmpfs", "tmp", "tmpfs", flags, Some(options.as_c_str()))?)
+    let inodes = len_bytes / PAGE_BYTES + own_files;
+    let options = CString::new(format!("size={len_bytes},nr_inodes={inodes},mode={mode}"))?;
+    let flags = flags | MountFlags::NOSUID | MountFlags::NODEV;
+    Ok(mount("tmpfs", SCRATCH_POINT, "tmpfs", flags, Some(options.as_c_str()))?)
 }
 
 /// Only processes: nothing of what else `/proc` tells of the machine, or lets one change.

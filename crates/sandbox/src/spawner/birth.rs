@@ -3,18 +3,17 @@
 //! The steps are apart so that those of a vector run side by side: all are told before the first is awaited.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair, sockopt};
 use rustix::process::Pid;
 
 use super::sandbox::Sandbox;
-use super::users::INSIDE;
 use super::{Workshop, root};
 use crate::inside::{self, Blank, Order, Plan, Report};
 use crate::system::{Clone, Fork, clone};
-use crate::{Network, SandboxError, Spec};
+use crate::{Network, SandboxError, Spec, USER};
 
 /// How long a new process may take for one step. It does what takes less than a millisecond.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -29,10 +28,10 @@ pub(super) fn blank(workshop: &mut Workshop, network: Network) -> Result<Sandbox
     let cgroup = workshop.cgroups.make();
     let user = workshop.users.take().map_err(failed("finding a sandbox a user"))?;
     let filters = workshop.filters.clone();
-    let blank = Blank { link: theirs, user: INSIDE, leaves_groups: workshop.users.leave_groups(), filters };
+    let blank = Blank { link: theirs, user: USER, leaves_groups: workshop.users.leave_groups(), filters };
     let begin_in = cgroup.as_ref().and_then(|cgroup| cgroup.begin_in());
     let (pid, pidfd) = fork(blank, network, begin_in).map_err(failed("forking a sandbox"))?;
-    let sandbox = Sandbox::new(pidfd, link, cgroup, user);
+    let sandbox = Sandbox::new(pid, pidfd, link, cgroup, user);
     match tell_who_it_is(workshop, pid, &sandbox) {
         Ok(()) => Ok(sandbox),
         // It may have ended already, and have said why.
@@ -43,11 +42,16 @@ pub(super) fn blank(workshop: &mut Workshop, network: Network) -> Result<Sandbox
 /// Has a process that waits for it become a sandbox, which is not complete before [`await_made`].
 pub(super) fn begin(workshop: &mut Workshop, spec: Spec) -> Result<Sandbox, SandboxError> {
     let failed = |what: &'static str| move |error: io::Error| SandboxError::system(what, error);
-    let named = |error| SandboxError::system(format!("showing a sandbox {}", spec.program.display()), error);
+    let program = spec.program.path();
+    let named = |error| SandboxError::system(format!("showing a sandbox {}", program.display()), error);
     let mounts = root::mounts_of(&spec).map_err(named)?;
+    let layers = root::layers_of(&spec)?;
     let mut sandbox = workshop.take(spec.network)?;
+    let owned = layers.iter().try_for_each(|layer| sandbox.make_owner(layer.as_fd()));
+    owned
+        .map_err(failed("giving a container the files of its image (their file system has to map owners)"))?;
     sandbox.limit(&spec.limits).map_err(failed("limiting a sandbox"))?;
-    let plan = Plan::new(spec, mounts).map_err(failed("reading a specification"))?;
+    let plan = Plan::new(spec, mounts, layers).map_err(failed("reading a specification"))?;
     let told = plan.send(sandbox.link());
     told.map_err(|error| {
         reported(&sandbox).unwrap_or_else(|| failed("telling a sandbox what to become")(error))

@@ -1,7 +1,7 @@
 //! What sandboxes are like here: each wall, and what follows from one that is missing.
 
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sublet_proto::v1::{SandboxCreate, SandboxIds, SandboxRequest, sandbox_request::Body};
@@ -10,7 +10,7 @@ use super::table::Table;
 use super::{Workshop, users};
 use crate::strength::{Finding, Strength};
 use crate::wire::{decode_answer, encode_spec};
-use crate::{Exit, Kind, Limits, Network, SandboxError, Spec, system};
+use crate::{Exit, Kind, Limits, Network, Program, SandboxError, Spec, system};
 
 /// With which the program tells, in the sandbox that is made for it, that it is in there.
 pub(super) const INSIDE: &str = "--inside";
@@ -110,7 +110,7 @@ fn trial(workshop: Workshop) -> Vec<Finding> {
 
 fn run_inside(mut table: Table) -> Result<Exit, SandboxError> {
     let failed = |error| SandboxError::system("trying a sandbox", error);
-    let program: PathBuf = std::env::current_exe().map_err(failed)?;
+    let program = Program::Outside(std::env::current_exe().map_err(failed)?);
     let (control, _outside) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(|errno| failed(errno.into()))?;

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::CWD;
 use rustix::io::Errno;
@@ -15,7 +15,7 @@ use rustix::mount::{
 
 use crate::inside::{MountPoint, SYSTEM_FOLDERS};
 use crate::system::{self, restrict_mount};
-use crate::{Network, Spec};
+use crate::{Kind, Network, Program, SandboxError, Spec};
 
 /// Where hosts have shared libraries, which of several they prefer, and what the dynamic loader knows about them.
 const LIBRARIES: [&str; 8] = [
@@ -54,7 +54,10 @@ pub(super) fn mount_template(folder: &Path) -> io::Result<()> {
 
 /// What a sandbox has for itself.
 pub(super) fn mounts_of(spec: &Spec) -> io::Result<Vec<(MountPoint, OwnedFd)>> {
-    let mut mounts = vec![(MountPoint::PROGRAM, detached(&spec.program, libc::MOUNT_ATTR_NODEV)?)];
+    let mut mounts = Vec::new();
+    if let Program::Outside(program) = &spec.program {
+        mounts.push((MountPoint::PROGRAM, detached(program, libc::MOUNT_ATTR_NODEV)?));
+    }
     if let Some(folder) = &spec.folder {
         mounts.push((MountPoint::FOLDER, detached(folder, libc::MOUNT_ATTR_NODEV)?));
     }
@@ -67,6 +70,16 @@ pub(super) fn mounts_of(spec: &Spec) -> io::Result<Vec<(MountPoint, OwnedFd)>> {
         }
     }
     Ok(mounts)
+}
+
+/// The layers of an image, if it is a container.
+pub(super) fn layers_of(spec: &Spec) -> Result<Vec<OwnedFd>, SandboxError> {
+    let Kind::Container(image) = &spec.kind else { return Ok(Vec::new()) };
+    let layer = |path: &PathBuf| {
+        let mount = detached(path, libc::MOUNT_ATTR_NODEV);
+        mount.map_err(|error| SandboxError::system(format!("showing a container {}", path.display()), error))
+    };
+    image.layers.iter().map(layer).collect()
 }
 
 /// Shows a path of the host, if it is there, at the same place of the template.

@@ -1,5 +1,6 @@
 //! One sandbox as the spawner knows it.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -15,6 +16,7 @@ use rustix::time::Timespec;
 use super::cgroups::Cgroup;
 use super::users::User;
 use crate::inside::Report;
+use crate::system::map_owners;
 use crate::{Exit, Limits, SandboxError, State, Status};
 
 /// How long the end of what was killed is awaited.
@@ -23,6 +25,7 @@ const LONGEST_END: Duration = Duration::from_secs(10);
 /// A sandbox. Killed when it is dropped.
 pub(super) struct Sandbox {
     /// Of its first process.
+    pid: Pid,
     pidfd: OwnedFd,
     link: OwnedFd,
     memory_bytes: Option<u64>,
@@ -46,8 +49,14 @@ enum Phase {
 }
 
 impl Sandbox {
-    pub(super) fn new(pidfd: OwnedFd, link: OwnedFd, cgroup: Option<Cgroup>, user: Option<User>) -> Sandbox {
-        Sandbox { pidfd, link, memory_bytes: None, phase: Phase::Created, cgroup, user }
+    pub(super) fn new(
+        pid: Pid,
+        pidfd: OwnedFd,
+        link: OwnedFd,
+        cgroup: Option<Cgroup>,
+        user: Option<User>,
+    ) -> Sandbox {
+        Sandbox { pid, pidfd, link, memory_bytes: None, phase: Phase::Created, cgroup, user }
     }
 
     pub(super) fn cgroup(&self) -> Option<&Cgroup> {
@@ -56,6 +65,16 @@ impl Sandbox {
 
     pub(super) fn user(&self) -> Option<&User> {
         self.user.as_ref()
+    }
+
+    /// Makes it the owner of the files of a mount that belong to [`crate::USER`] on the disk. Nothing is to be done if it is
+    /// no user of its own: then they are its already.
+    pub(super) fn make_owner(&self, mount: BorrowedFd<'_>) -> io::Result<()> {
+        if self.user.is_none() {
+            return Ok(());
+        }
+        let users = File::open(format!("/proc/{}/ns/user", self.pid.as_raw_nonzero()))?;
+        map_owners(mount, users.as_fd())
     }
 
     /// Bounds what its control group bounds.

@@ -14,10 +14,8 @@ use rustix::process::{DumpableBehavior, Pid, getgid, getuid, set_dumpable_behavi
 use rustix::thread::{CapabilitySet, capabilities};
 
 use super::READY;
-use crate::{MAX_SANDBOXES, system};
+use crate::{MAX_SANDBOXES, USER, system};
 
-/// As whom a sandbox appears to itself.
-pub(super) const INSIDE: u32 = 1000;
 /// The first of the users that sandboxes are, on the machine: above those that systems give to people, services,
 /// containers and virtual machines, below those that are no valid number somewhere.
 const FIRST: u32 = 1_900_000_000;
@@ -92,8 +90,8 @@ impl Users {
     pub(super) fn map(&self, process: Pid, user: Option<&User>) -> io::Result<()> {
         let (uid, gid) = user.map_or(self.own, |user| (user.number, user.number));
         let folder = format!("/proc/{}", process.as_raw_nonzero());
-        fs::write(format!("{folder}/uid_map"), format!("{INSIDE} {uid} 1"))?;
-        fs::write(format!("{folder}/gid_map"), format!("{INSIDE} {gid} 1"))
+        fs::write(format!("{folder}/uid_map"), format!("{USER} {uid} 1"))?;
+        fs::write(format!("{folder}/gid_map"), format!("{USER} {gid} 1"))
     }
 }
 

@@ -257,6 +257,56 @@ static void disk(void) {
     tell("executing what was written", (fd = open("/tmp/0", O_RDONLY), mmap(NULL, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0)) == MAP_FAILED ? -1 : 0);
 }
 
+// The first bytes of a file, or why there are none.
+static const char *beginning(const char *path) {
+    static char text[64];
+    int fd = open(path, O_RDONLY);
+    if (fd < 0) return strerrorname_np(errno);
+    ssize_t length = read(fd, text, sizeof text - 1);
+    text[length > 0 ? length : 0] = 0;
+    close(fd);
+    // Of a program only what says that it is one.
+    if (text[0] == 0x7f) text[4] = 0;
+    return text;
+}
+
+// Each file before and after it was written anew, and after it was removed.
+static void change(int count, char **paths) {
+    for (int i = 0; i < count; i++) {
+        char before[64], written[64];
+        strcpy(before, beginning(paths[i]));
+        if (rename(paths[i], "/aside") < 0 && errno != ENOENT) line("said renaming %s", strerrorname_np(errno));
+        int fd = open(paths[i], O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        if (fd < 0 || write(fd, "changed", 7) != 7) line("said writing %s", strerrorname_np(errno));
+        close(fd);
+        strcpy(written, beginning(paths[i]));
+        if (unlink(paths[i]) < 0) line("said removing %s", strerrorname_np(errno));
+        line("said %s %s, %s, %s", paths[i], before, written, beginning(paths[i]));
+    }
+}
+
+// Fills what can be written of a container.
+static void flood(void) {
+    static char block[65536];
+    const char *elsewhere[] = {"/package/x", "/dev/x", "/proc/x"};
+    for (unsigned i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
+        tell(elsewhere[i], open(elsewhere[i], O_WRONLY | O_CREAT, 0600));
+    tell("a device", mknod("/tmp/disk", S_IFBLK | 0600, makedev(254, 0)));
+    tell("a node 1, 1", mknod("/mem", S_IFCHR | 0600, makedev(1, 1)));
+    long written = 0, count = 0;
+    int fd = open("/fill", O_WRONLY | O_CREAT, 0600);
+    for (ssize_t wrote; (wrote = write(fd, block, sizeof block)) > 0;) written += wrote;
+    line("said %ld %s", written, strerrorname_np(errno));
+    unlink("/fill");
+    close(fd);
+    for (char path[64]; count < 10000000; count++) {
+        snprintf(path, sizeof path, "/etc/%ld", count);
+        if ((fd = open(path, O_WRONLY | O_CREAT, 0600)) < 0) break;
+        close(fd);
+    }
+    line("said %ld files %s", count, strerrorname_np(errno));
+}
+
 // Processes that try hard not to die, and hold descriptor 0.
 static void survive(void) {
     for (int i = 0; i < 3; i++)
@@ -310,6 +360,8 @@ int main(int count, char **words, char **environment) {
     if (!strcmp(act, "forks")) { forks(); return 0; }
     if (!strcmp(act, "memory")) memory(word);
     if (!strcmp(act, "disk")) disk();
+    if (!strcmp(act, "change")) change(count - 2, words + 2);
+    if (!strcmp(act, "flood")) flood();
     if (!strcmp(act, "survive")) { survive(); pause(); }
     if (!strcmp(act, "orphan")) { survive(); usleep(100000); return number; }
     if (!strcmp(act, "output")) {

@@ -13,15 +13,38 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
-use sublet_sandbox::{Exit, Kind, Limits, Made, Network, Sandboxes, Signal, Spec, State};
+use sublet_sandbox::{
+    Exit, Image, Kind, Limits, Made, Network, Program, Sandboxes, Signal, Spec, State, USER,
+};
 use tempfile::TempDir;
 
 pub const MIB: u64 = 1 << 20;
 /// After this long something that should have happened never will.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A kind of sandbox, without what one of it needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sort {
+    Process,
+    Container,
+}
+
+/// Makes a test of each function that takes a kind of sandbox, for every kind.
+#[macro_export]
+macro_rules! for_every_kind {
+    ($($test:ident)*) => {
+        mod process {
+            $(#[test] fn $test() { super::$test($crate::support::Sort::Process) })*
+        }
+        mod container {
+            $(#[test] fn $test() { super::$test($crate::support::Sort::Container) })*
+        }
+    };
+}
+
 /// A spawner of a test's own.
 pub struct House {
+    sort: Sort,
     pub sandboxes: Sandboxes,
     pub folder: TempDir,
 }
@@ -33,12 +56,21 @@ pub struct Tenant {
 }
 
 impl House {
-    pub fn open() -> House {
+    /// For sandboxes of a kind.
+    pub fn open(sort: Sort) -> House {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("root");
         fs::create_dir(&root).unwrap();
         let sandboxes = Sandboxes::open(Path::new(env!("CARGO_BIN_EXE_sublet-spawner")), &root).unwrap();
-        House { sandboxes, folder }
+        House { sort, sandboxes, folder }
+    }
+
+    /// A specification of the probe with these words, and the outside of its control socket.
+    pub fn probe(&self, words: &[&str]) -> (Spec, UnixStream) {
+        match self.sort {
+            Sort::Process => probe(words),
+            Sort::Container => contained_probe(words),
+        }
     }
 
     /// Starts the probe with these words.
@@ -50,7 +82,7 @@ impl House {
     /// As [`House::start`], with a changed specification.
     #[track_caller]
     pub fn start_with(&self, words: &[&str], change: impl FnOnce(&mut Spec)) -> Tenant {
-        let (mut spec, outside) = probe(words);
+        let (mut spec, outside) = self.probe(words);
         change(&mut spec);
         let made = self.sandboxes.launch(vec![spec]).remove(0).unwrap_or_else(|error| panic!("{error}"));
         Tenant { made, outside }
@@ -109,7 +141,7 @@ pub fn probe(words: &[&str]) -> (Spec, UnixStream) {
     let (outside, inside) = UnixStream::pair().unwrap();
     let spec = Spec {
         kind: Kind::Process,
-        program: program().to_owned(),
+        program: Program::Outside(program().to_owned()),
         args: words.iter().map(Into::into).collect(),
         env: vec![("GIVEN".into(), "yes".into())],
         folder: None,
@@ -125,20 +157,75 @@ pub fn probe(words: &[&str]) -> (Spec, UnixStream) {
     (spec, outside)
 }
 
+/// The same in a container: the probe is in its image.
+pub fn contained_probe(words: &[&str]) -> (Spec, UnixStream) {
+    let (mut spec, outside) = probe(words);
+    spec.kind = Kind::Container(Image { layers: image().to_vec(), working_folder: "/".into() });
+    spec.program = Program::Inside("/bin/probe".into());
+    (spec, outside)
+}
+
+/// The layers of a small image: the probe below; above it a changed file, and one that is gone.
+pub fn image() -> &'static [PathBuf] {
+    static IMAGE: OnceLock<(Vec<PathBuf>, TempDir)> = OnceLock::new();
+    let (layers, _) = IMAGE.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let [lower, upper] = ["lower", "upper"].map(|name| folder.path().join(name));
+        fs::create_dir_all(lower.join("bin")).unwrap();
+        compile(&["-static"], &lower.join("bin/probe"));
+        for (layer, text) in [(&lower, "lower"), (&upper, "upper")] {
+            fs::create_dir_all(layer.join("etc")).unwrap();
+            fs::write(layer.join("etc/issue"), text).unwrap();
+        }
+        fs::write(lower.join("etc/gone"), "lower").unwrap();
+        // A device 0/0, which anybody may make.
+        let (mode, none) = (rustix::fs::Mode::empty(), rustix::fs::makedev(0, 0));
+        let gone = upper.join("etc/gone");
+        rustix::fs::mknodat(rustix::fs::CWD, gone, rustix::fs::FileType::CharacterDevice, mode, none)
+            .unwrap();
+        for layer in [&lower, &upper] {
+            own(layer);
+        }
+        (vec![lower, upper], folder)
+    });
+    layers
+}
+
+/// Makes all files of a layer those of the user that sandboxes are to themselves, if that can be.
+pub fn own(path: &Path) {
+    if !is_root() {
+        return;
+    }
+    std::os::unix::fs::lchown(path, Some(USER), Some(USER)).unwrap();
+    if fs::symlink_metadata(path).unwrap().is_dir() {
+        fs::read_dir(path).unwrap().for_each(|entry| own(&entry.unwrap().path()));
+    }
+}
+
 /// The probe, compiled when it is first asked for.
 pub fn program() -> &'static Path {
     static PROGRAM: OnceLock<(PathBuf, TempDir)> = OnceLock::new();
     let (path, _) = PROGRAM.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("probe");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/probe.c");
-        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
-        let compiled =
-            Command::new(compiler).args(["-O1", "-w", "-o"]).arg(&path).arg(source).status().unwrap();
-        assert!(compiled.success());
+        compile(&[], &path);
         (path, folder)
     });
     path
+}
+
+fn compile(flags: &[&str], to: &Path) {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/probe.c");
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    let compiled = Command::new(compiler)
+        .args(["-O1", "-w"])
+        .args(flags)
+        .arg("-o")
+        .arg(to)
+        .arg(source)
+        .status()
+        .unwrap();
+    assert!(compiled.success());
 }
 
 /// Whether this test has the rights to limit memory and processes and to be several users.

@@ -204,6 +204,7 @@ fn specifications(create: Create) -> Result<SandboxCreate, Error> {
         memory_bytes: create.memory.unwrap_or(0),
         processes: create.processes.unwrap_or(0),
         scratch_bytes: create.scratch,
+        ..SandboxSpec::default()
     };
     Ok(SandboxCreate { specs: vec![spec; create.count as usize], start: create.start })
 }

@@ -1,0 +1,171 @@
+//! What is a container's alone: the files of its image. What it has in common with every kind is in `conformance.rs` and
+//! `attacks.rs`.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use sublet_sandbox::{Exit, Kind, MAX_LAYERS, Program, Spec};
+use support::{House, MIB, Sort, image, is_root, own};
+
+/// The layers of a specification.
+fn layers(spec: &mut Spec) -> &mut Vec<PathBuf> {
+    match &mut spec.kind {
+        Kind::Container(image) => &mut image.layers,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Puts what this makes over the image.
+fn add_layer(house: &House, spec: &mut Spec, make: impl FnOnce(&Path)) {
+    let layer = house.folder.path().join("layer");
+    fs::create_dir(&layer).unwrap();
+    fs::set_permissions(&layer, fs::Permissions::from_mode(0o755)).unwrap();
+    make(&layer);
+    own(&layer);
+    layers(spec).push(layer);
+}
+
+#[test]
+fn a_container_has_its_image_and_its_changes_end_with_it() {
+    let house = House::open(Sort::Container);
+    let words = ["change", "/etc/issue", "/etc/gone", "/etc/new", "/bin/probe"];
+    for _ in 0..2 {
+        let (said, exit) = house.run(&words);
+        let lines: Vec<_> = said.lines().collect();
+        // Each before and after it was written, and after it was removed.
+        let expected = [
+            "said /etc/issue upper, changed, ENOENT",
+            "said /etc/gone ENOENT, changed, ENOENT",
+            "said /etc/new ENOENT, changed, ENOENT",
+            "said /bin/probe \u{7f}ELF, changed, ENOENT",
+            "said done",
+        ];
+        assert_eq!(lines, expected);
+        assert_eq!(exit, Exit::Status(0));
+    }
+    assert_eq!(fs::read_to_string(image()[0].join("etc/issue")).unwrap(), "lower");
+    assert_eq!(fs::read_to_string(image()[1].join("etc/issue")).unwrap(), "upper");
+}
+
+#[test]
+fn a_program_of_the_host_runs_in_a_container() {
+    let house = House::open(Sort::Container);
+    let path = house.folder.path().join("outside");
+    fs::copy(image()[0].join("bin/probe"), &path).unwrap();
+    let (said, exit) =
+        house.run_with(&["change", "/etc/issue"], |spec| spec.program = Program::Outside(path));
+    assert_eq!(
+        (said.as_str(), exit),
+        ("said /etc/issue upper, changed, ENOENT\nsaid done\n", Exit::Status(0))
+    );
+}
+
+#[test]
+fn what_makes_no_container_is_named_and_leaves_nothing() {
+    let house = House::open(Sort::Container);
+    let refusal = |change: &dyn Fn(&mut Spec)| {
+        let (mut spec, _outside) = house.probe(&["exit"]);
+        change(&mut spec);
+        house.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string()
+    };
+    let missing = refusal(&|spec| layers(spec)[0] = "/no/such/layer".into());
+    assert!(missing.contains("showing a container /no/such/layer"), "{missing}");
+    for count in [0, MAX_LAYERS + 1] {
+        let counted = refusal(&|spec| *layers(spec) = vec![image()[0].clone(); count]);
+        assert!(counted.contains("1 to 128 layers"), "{counted}");
+    }
+    let folder = refusal(&|spec| match &mut spec.kind {
+        Kind::Container(image) => image.working_folder = "/not/there".into(),
+        other => panic!("{other:?}"),
+    });
+    assert!(folder.contains("mounting a container's image failed: No such file"), "{folder}");
+    let program = refusal(&|spec| spec.program = Program::Inside("/bin/none".into()));
+    assert!(program.contains("executing a sandbox's program failed: No such file"), "{program}");
+}
+
+#[test]
+fn as_many_layers_as_are_taken_can_be_mounted() {
+    let house = House::open(Sort::Container);
+    let (mut spec, _outside) = house.probe(&["exit", "4"]);
+    let folders: Vec<_> =
+        (1..MAX_LAYERS).map(|number| house.folder.path().join(number.to_string())).collect();
+    for folder in &folders {
+        fs::create_dir(folder).unwrap();
+        fs::write(folder.join("last"), folder.file_name().unwrap().as_encoded_bytes()).unwrap();
+        own(folder);
+    }
+    layers(&mut spec).truncate(1);
+    layers(&mut spec).extend(folders);
+    let made = house.sandboxes.launch(vec![spec]).remove(0).unwrap();
+    assert_eq!(house.wait(&made).exit, Some(Exit::Status(4)));
+}
+
+#[test]
+fn what_a_container_writes_has_a_bound() {
+    let house = House::open(Sort::Container);
+    let (said, _) = house.run_with(&["flood"], |spec| spec.limits.scratch_bytes = 4 * MIB);
+    assert!(said.contains("said 4194304 ENOSPC"), "{said}");
+    assert!(said.contains("files ENOSPC"), "{said}");
+    let blocked = said.lines().filter(|line| line.starts_with("blocked")).count();
+    assert_eq!((blocked, said.contains("BREACH")), (5, false), "{said}");
+}
+
+#[test]
+fn links_and_devices_in_an_image_lead_nowhere() {
+    let house = House::open(Sort::Container);
+    let secret = house.folder.path().join("secret");
+    fs::write(&secret, "secret").unwrap();
+    let outside = house.folder.path().join("outside");
+    fs::create_dir(&outside).unwrap();
+    let paths = ["/absolute", "/relative", "/process", "/mem"];
+    let words: Vec<_> = ["files"].into_iter().chain(paths).collect();
+    let (said, _) = house.run_with(&words, |spec| {
+        let folder = house.folder.path().join("package");
+        fs::create_dir(&folder).unwrap();
+        spec.folder = Some(folder);
+        add_layer(&house, spec, |layer| {
+            symlink(&secret, layer.join("absolute")).unwrap();
+            symlink("../../../../../../../../../../../etc/passwd", layer.join("relative")).unwrap();
+            symlink("/proc/1/root/etc/passwd", layer.join("process")).unwrap();
+            // Where something is mounted.
+            symlink(&outside, layer.join("package")).unwrap();
+            symlink(&outside, layer.join("tmp")).unwrap();
+            symlink("../../../../../../../../etc", layer.join("dev")).unwrap();
+            symlink("nowhere", layer.join("proc")).unwrap();
+            if is_root() {
+                let mknod =
+                    |arguments: &[&str]| Command::new("mknod").args(arguments).status().unwrap().success();
+                assert!(mknod(&[layer.join("mem").to_str().unwrap(), "--mode=666", "c", "1", "1"]));
+            }
+        });
+    });
+    assert!(!said.contains("BREACH"), "{said}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("blocked")).count(), 6 * paths.len(), "{said}");
+    assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
+}
+
+#[test]
+fn a_program_of_another_user_in_an_image_gives_no_rights() {
+    if !is_root() {
+        println!("skipped: only root can make such a program");
+        return;
+    }
+    let house = House::open(Sort::Container);
+    let (said, _) = house.run_with(&["show"], |spec| {
+        add_layer(&house, spec, |layer| {
+            fs::create_dir(layer.join("bin")).unwrap();
+            fs::copy(image()[0].join("bin/probe"), layer.join("bin/suid")).unwrap();
+        });
+        let path = house.folder.path().join("layer/bin/suid");
+        std::os::unix::fs::chown(&path, Some(0), Some(0)).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
+        spec.program = Program::Inside("/bin/suid".into());
+    });
+    assert!(said.contains("said user 1000 "), "{said}");
+}
