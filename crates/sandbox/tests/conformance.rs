@@ -6,7 +6,9 @@ mod support;
 
 use std::io::Write;
 use std::path::Path;
+use std::time::Duration;
 
+use rustix::process::{Pid, kill_process};
 use sublet_proto::MAX_PACKET_BYTES;
 use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{SandboxIds, SandboxRequest};
@@ -19,6 +21,7 @@ for_every_kind! {
     a_request_that_is_too_large_is_refused_and_harms_nobody
     what_is_no_program_is_refused_when_it_is_started_and_leaves_nothing
     an_end_says_its_status_or_its_signal
+    a_program_that_has_ended_is_stopped_and_what_it_ended_of_is_awaited
     a_signal_reaches_the_program_and_kill_ends_everything
     what_is_created_and_never_started_can_be_deleted
     whoever_drops_its_sandboxes_leaves_none
@@ -102,6 +105,32 @@ fn an_end_says_its_status_or_its_signal(sort: Sort) {
     assert_eq!(house.run(&["raise", "11"]).1.to_string(), "killed by SIGSEGV");
     assert_eq!(house.run(&["abort"]).1.to_string(), "killed by SIGABRT");
     assert_eq!(house.run(&["raise", "34"]).1.to_string(), "killed by signal 34");
+}
+
+/// Whoever looks after the end of the program, and before its first process has told of it, must not be told that it runs.
+fn a_program_that_has_ended_is_stopped_and_what_it_ended_of_is_awaited(sort: Sort) {
+    let house = House::open(sort);
+    for (goes_on, expected) in [(true, Signal::SEGV), (false, Signal::KILL)] {
+        let mut tenant = house.start(&["wait"]);
+        assert_eq!(tenant.read_line(), "said ready");
+        let program = Pid::from_raw(tenant.made.state.pid.unwrap().cast_signed()).unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{program}/status")).unwrap();
+        let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap();
+        let init = Pid::from_raw(parent.trim().parse().unwrap()).unwrap();
+        kill_process(init, Signal::STOP).unwrap();
+        kill_process(program, Signal::SEGV).unwrap();
+        // Nobody else has its socket.
+        assert_eq!(tenant.read_all(), "");
+        let state = std::thread::scope(|scope| {
+            let looking = scope.spawn(|| house.sandboxes.state(&[tenant.made.id]).remove(0).unwrap());
+            std::thread::sleep(Duration::from_millis(50));
+            if goes_on {
+                kill_process(init, Signal::CONT).unwrap();
+            }
+            looking.join().unwrap()
+        });
+        assert_eq!((state.status, state.exit), (Status::Stopped, Some(Exit::Signal(expected.as_raw()))));
+    }
 }
 
 fn a_signal_reaches_the_program_and_kill_ends_everything(sort: Sort) {

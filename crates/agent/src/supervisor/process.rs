@@ -10,11 +10,16 @@ use crate::message::{self, ToClient};
 use crate::worker::WorkerProcess;
 
 impl Supervisor<'_> {
-    /// The client wants the worker dead, or not to be started any more. If it has just died by itself, the client knows
-    /// already.
+    /// The client wants the worker dead, or not to be started any more. If it has just died by itself, that is what the
+    /// client is told, or knows already: a lost connection is often the first that is seen of it.
     pub(super) fn stop(&mut self, reason: String) -> Result<Option<End>, Error> {
         if self.give_up_start() {
             return self.tell(message::failure(&Error::new(Code::WorkerDied, reason)));
+        }
+        if let Some(worker) = &mut self.worker
+            && worker.exit()?.is_some()
+        {
+            return self.worker_ended();
         }
         let Some(mut worker) = self.worker.take() else { return Ok(None) };
         if let Err(error) = worker.kill() {

@@ -21,6 +21,8 @@ use crate::{Exit, Limits, SandboxError, State, Status};
 
 /// How long the end of what was killed is awaited.
 const LONGEST_END: Duration = Duration::from_secs(10);
+/// How long a first process may take to tell how its program has ended. It has nothing else to do.
+const LONGEST_TELLING: Duration = Duration::from_secs(1);
 
 /// A sandbox. Killed when it is dropped.
 pub(super) struct Sandbox {
@@ -131,15 +133,28 @@ impl Sandbox {
     pub(super) fn end(&mut self) {
         // Nobody is left to hear of an error; a process that cannot be killed is the kernel's.
         let _ = self.kill(Signal::KILL);
-        let timeout = Timespec::try_from(LONGEST_END).ok();
-        let _ = retry_on_intr(|| poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], timeout.as_ref()));
+        is_readable(&self.pidfd, LONGEST_END);
         self.state();
     }
 
-    /// Reaps the first process, if it has ended; with it everything in the sandbox has.
+    /// Reaps the first process, if it has ended; with it everything in the sandbox has. If the program has, it is awaited:
+    /// it is about to tell how, and to end what is left.
     fn has_ended(&self) -> bool {
+        if self.has_program_ended() && !is_readable(&self.pidfd, LONGEST_TELLING) {
+            let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+            is_readable(&self.pidfd, LONGEST_END);
+        }
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
         matches!(retry_on_intr(|| waitid(WaitId::PidFd(self.pidfd.as_fd()), options)), Ok(Some(_)) | Err(_))
+    }
+
+    fn has_program_ended(&self) -> bool {
+        match &self.phase {
+            Phase::Running { program, .. } => {
+                program.as_ref().is_none_or(|program| is_readable(program, Duration::ZERO))
+            }
+            Phase::Created | Phase::Stopped { .. } => false,
+        }
     }
 
     /// What its first process has said last; if nothing, it was killed.
@@ -164,4 +179,10 @@ impl Drop for Sandbox {
             self.end();
         }
     }
+}
+
+fn is_readable(fd: &OwnedFd, within: Duration) -> bool {
+    let timeout = Timespec::try_from(within).ok();
+    let polled = retry_on_intr(|| poll(&mut [PollFd::new(fd, PollFlags::IN)], timeout.as_ref()));
+    polled.is_ok_and(|ready| ready > 0)
 }
