@@ -1,5 +1,5 @@
 //! How long a sandbox takes from the request to the program's first instruction, beside a bare fork and exec of the same
-//! program: both are measured in turns, for each kind. `cargo bench -p sublet-sandbox [-- STARTS]` prints JSON.
+//! program: both are measured in turns, for each kind, and for what crun makes. `cargo bench -p sublet-sandbox [-- STARTS]` prints JSON.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,6 +14,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
+use sublet_sandbox::{Image, Kind, Spec};
 use support::{House, Sort};
 
 /// Between two starts: the spawner makes ready what the next one needs.
@@ -26,17 +27,24 @@ fn main() {
         ("process", Sort::Process, support::program().to_owned()),
         ("container", Sort::Container, support::image()[0].join("bin/probe")),
     ] {
-        measure(kind, sort, &program, starts);
+        measure(kind, &House::open(sort), &program, starts, |_| {});
+    }
+    let crun = Path::new("/usr/bin/crun");
+    if crun.exists() && support::is_root() {
+        let image = Image { layers: support::image().to_vec(), working_folder: "/".into() };
+        let program = support::image()[0].join("bin/probe");
+        measure("crun", &House::open(Sort::Container), &program, starts, |spec| {
+            spec.kind = Kind::Delegated { runtime: crun.to_owned(), image: image.clone() };
+        });
     }
 }
 
-fn measure(kind: &str, sort: Sort, program: &Path, starts: usize) {
-    let house = House::open(sort);
+fn measure(kind: &str, house: &House, program: &Path, starts: usize, change: impl Fn(&mut Spec)) {
     let (mut sandboxed, mut answered, mut bare) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..starts {
         std::thread::sleep(PAUSE);
         let begun = now_ns();
-        let mut tenant = house.start(&["now"]);
+        let mut tenant = house.start_with(&["now"], &change);
         answered.push(now_ns() - begun);
         sandboxed.push(tenant.read_all().trim().parse::<u64>().unwrap() - begun);
         house.wait(&tenant.made);

@@ -26,6 +26,7 @@
 //! other. It never returns into the spawner's code.
 
 mod container;
+mod delegate;
 mod init;
 mod landlock;
 mod plan;
@@ -50,7 +51,7 @@ use seccomp::Filters;
 pub(crate) struct Blank {
     /// To the spawner.
     pub(crate) link: OwnedFd,
-    /// As whom it will appear to itself.
+    /// As whom it will appear to itself: the sandbox's user, or root for an OCI runtime.
     pub(crate) user: u32,
     /// Whether the groups of the spawner's user can be left: not without privileges.
     pub(crate) leaves_groups: bool,
@@ -61,8 +62,8 @@ pub(crate) struct Blank {
 pub(crate) fn run(blank: Blank) -> ! {
     let link = blank.link.as_fd();
     let prepared = make_ready(&blank).and_then(|()| {
-        let plan = plan::receive(link).map_err(|error| (Step::Plan, error))?;
-        become_sandbox(&blank, &plan).map(|()| plan)
+        let mut plan = plan::receive(link).map_err(|error| (Step::Plan, error))?;
+        become_sandbox(&blank, &mut plan).map(|()| plan)
     });
     match prepared {
         Ok(plan) => {
@@ -93,7 +94,7 @@ fn make_ready(blank: &Blank) -> Result<(), (Step, io::Error)> {
     rustix::system::sethostname(b"sandbox").map_err(|errno| (Step::HostName, errno.into()))
 }
 
-fn become_sandbox(blank: &Blank, plan: &Plan) -> Result<(), (Step, io::Error)> {
+fn become_sandbox(blank: &Blank, plan: &mut Plan) -> Result<(), (Step, io::Error)> {
     let at = |step: Step| move |error: io::Error| (step, error);
     // Before it makes files, which are to be its own. It has its rights over its namespaces still.
     privileges::become_user(blank).map_err(at(Step::Identity))?;
@@ -101,6 +102,8 @@ fn become_sandbox(blank: &Blank, plan: &Plan) -> Result<(), (Step, io::Error)> {
     die_with_spawner().map_err(at(Step::Identity))?;
     match &plan.image {
         None => root::enter(plan).map_err(at(Step::Root))?,
+        // Its walls are the runtime's.
+        Some(_) if plan.is_delegated() => return delegate::enter(plan).map_err(at(Step::Container)),
         Some(image) => container::enter(plan, image).map_err(at(Step::Container))?,
     }
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|errno| (Step::Identity, errno.into()))?;

@@ -14,7 +14,8 @@
 //! is in `inside`.
 //!
 //! A sandbox gets one connection to the outside, its control socket, and knows nothing else of its surroundings.
-//! Two kinds are made here, the isolated process and the container; kinds are an enum, not plug-ins.
+//! Two kinds are made here, the isolated process and the container, and a third by another program, an OCI runtime. Kinds
+//! are an enum, not plug-ins.
 //!
 //! Invariants:
 //! - Whoever drops its [`Sandboxes`], or dies, leaves no process behind: the spawner dies with its connection, and every
@@ -40,7 +41,7 @@ pub use error::SandboxError;
 pub use rustix::process::Signal;
 pub use strength::{Finding, LOOK, Strength, strengths};
 pub use system::signal_name;
-pub use wire::{CONTAINER, PROCESS, decode_answer};
+pub use wire::{CONTAINER, DELEGATED, PROCESS, decode_answer};
 
 /// Most sandboxes of one spawner.
 pub const MAX_SANDBOXES: usize = 4096;
@@ -76,6 +77,24 @@ pub enum Kind {
     Process,
     /// The same in the file system of an image. It may change all of that; the changes are its own, and end with it.
     Container(Image),
+    /// The file system of an image, in what this OCI runtime makes of it: the program of crun, runc and their like, which has
+    /// walls of its own. The same limits hold, and with its end everything in it has ended, too.
+    Delegated {
+        /// The program.
+        runtime: PathBuf,
+        /// What it is given.
+        image: Image,
+    },
+}
+
+impl Kind {
+    /// The image, if it has one.
+    pub(crate) fn image(&self) -> Option<&Image> {
+        match self {
+            Kind::Process => None,
+            Kind::Container(image) | Kind::Delegated { image, .. } => Some(image),
+        }
+    }
 }
 
 /// A file system to begin with.

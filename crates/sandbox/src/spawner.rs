@@ -97,22 +97,26 @@ impl Workshop {
         if self.ready.len() >= READY {
             return false;
         }
-        let made = birth::blank(self, Network::None);
+        let made = birth::blank(self, Network::None, false);
         let is_made = made.is_ok();
         // Whoever needs one is told what is in the way.
         self.ready.extend(made);
         is_made
     }
 
-    /// A first process that waits for what it is to become.
-    fn take(&mut self, network: Network) -> Result<Sandbox, SandboxError> {
+    /// A first process that waits for what it is to become. Those that are ready have no network, and no root beside the
+    /// sandbox's user.
+    fn take(&mut self, network: Network, has_root: bool) -> Result<Sandbox, SandboxError> {
+        if has_root {
+            return birth::blank(self, network, true);
+        }
         while let (Network::None, Some(mut sandbox)) = (network, self.ready.pop()) {
             // Somebody may have killed it.
             if sandbox.state().status == Status::Created {
                 return Ok(sandbox);
             }
         }
-        birth::blank(self, network)
+        birth::blank(self, network, false)
     }
 }
 

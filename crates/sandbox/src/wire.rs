@@ -29,6 +29,8 @@ use crate::{
 pub const PROCESS: u32 = 1;
 /// The container.
 pub const CONTAINER: u32 = 2;
+/// What an OCI runtime makes.
+pub const DELEGATED: u32 = 3;
 /// Most descriptors beside a message: those of a container's layers, of what is shown to a sandbox, and its control
 /// socket. The kernel takes 253.
 const MAX_DESCRIPTORS: usize = MAX_LAYERS + MAX_VECTOR;
@@ -108,9 +110,10 @@ pub(crate) fn variable(name: &OsStr, value: &OsStr) -> Vec<u8> {
 pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, OwnedFd) {
     let Spec { kind, program, args, env, folder, control, network, limits } = spec;
     let program_inside = matches!(program, Program::Inside(_));
-    let (kind, Image { layers, working_folder }) = match kind {
-        Kind::Process => (PROCESS, Image::default()),
-        Kind::Container(image) => (CONTAINER, image),
+    let (kind, Image { layers, working_folder }, runtime) = match kind {
+        Kind::Process => (PROCESS, Image::default(), PathBuf::new()),
+        Kind::Container(image) => (CONTAINER, image, PathBuf::new()),
+        Kind::Delegated { runtime, image } => (DELEGATED, image, runtime),
     };
     let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
     let message = SandboxSpec {
@@ -127,6 +130,7 @@ pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, OwnedFd) {
         program_inside,
         layers: layers.iter().map(|layer| bytes(layer)).collect(),
         working_folder: bytes(&working_folder),
+        runtime: bytes(&runtime),
     };
     (message, control)
 }
@@ -137,14 +141,17 @@ pub(crate) fn decode_spec(message: SandboxSpec, control: OwnedFd) -> Result<Spec
         SandboxError::system("reading a specification", io::Error::new(io::ErrorKind::InvalidData, why))
     };
     let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
-    let kind = match (message.kind, message.layers.len()) {
+    let layers = message.layers.len();
+    let image = Image {
+        layers: message.layers.into_iter().map(path).collect(),
+        working_folder: path(message.working_folder),
+    };
+    let kind = match (message.kind, layers) {
         (PROCESS, 0) => Kind::Process,
         (PROCESS, _) => return Err(invalid("a process has no layers")),
-        (CONTAINER, 1..=MAX_LAYERS) => Kind::Container(Image {
-            layers: message.layers.into_iter().map(path).collect(),
-            working_folder: path(message.working_folder),
-        }),
-        (CONTAINER, _) => return Err(invalid("a container has 1 to 128 layers")),
+        (CONTAINER, 1..=MAX_LAYERS) => Kind::Container(image),
+        (DELEGATED, 1..=MAX_LAYERS) => Kind::Delegated { runtime: path(message.runtime), image },
+        (CONTAINER | DELEGATED, _) => return Err(invalid("a container has 1 to 128 layers")),
         _ => return Err(invalid("its kind is unknown")),
     };
     let env = message.env.into_iter().map(|bytes| {

@@ -289,9 +289,9 @@ fn outside_of_a_sandbox_the_same_tries_succeed() {
 fn the_document_ties_each_threat_to_a_test_that_is_here() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let document = fs::read_to_string(root.join("../../docs/isolation.md")).unwrap();
-    let sources =
-        ["tests/attacks.rs", "tests/containers.rs"].map(|path| fs::read_to_string(root.join(path)).unwrap());
-    for kind in ["process", "container"] {
+    let sources = ["tests/attacks.rs", "tests/containers.rs", "tests/delegated.rs"]
+        .map(|path| fs::read_to_string(root.join(path)).unwrap());
+    for kind in ["process", "container", "delegated"] {
         let begin = format!("| {kind} |");
         let rows: Vec<_> = document.lines().filter(|line| line.starts_with(&begin)).collect();
         assert!(rows.len() >= 4, "{} rows of {kind}", rows.len());

@@ -22,7 +22,9 @@ use crate::{MAX_LAYERS, SCRATCH};
 const SHOWN: [&str; 2] = ["proc", "dev"];
 
 /// Room for what is made here: a folder for each layer, and places to mount things.
-const OWN_FILES: u64 = MAX_LAYERS as u64 + 32;
+pub(super) const OWN_FILES: u64 = MAX_LAYERS as u64 + 32;
+/// Where the layers are mounted over each other.
+pub(super) const ROOT: &str = "root";
 
 /// Makes the image the root, with what only this sandbox has mounted in there.
 pub(super) fn enter(plan: &Plan, image: &LayerMounts) -> io::Result<()> {
@@ -30,7 +32,7 @@ pub(super) fn enter(plan: &Plan, image: &LayerMounts) -> io::Result<()> {
     mount_scratch(plan.scratch_bytes, OWN_FILES, "755", MountFlags::empty())?;
     rustix::process::chdir(SCRATCH_POINT)?;
     mount_layers(&image.layers)?;
-    rustix::process::chdir("root")?;
+    rustix::process::chdir(ROOT)?;
     make_root()?;
     for shown in shown {
         let (path, mount) = shown?;
@@ -44,9 +46,9 @@ pub(super) fn enter(plan: &Plan, image: &LayerMounts) -> io::Result<()> {
     Ok(rustix::process::chdir(image.working_folder.as_c_str())?)
 }
 
-/// Mounts them over each other as `root`, and a folder that can be written over them all, in the working directory.
-fn mount_layers(layers: &[OwnedFd]) -> io::Result<()> {
-    for folder in ["root", "upper", "work", "layers"] {
+/// Mounts them over each other as [`ROOT`], and `upper`, that can be written, over them all, in the working directory.
+pub(super) fn mount_layers(layers: &[OwnedFd]) -> io::Result<()> {
+    for folder in [ROOT, "upper", "work", "layers"] {
         DirBuilder::new().mode(0o755).create(folder)?;
     }
     for (number, layer) in layers.iter().enumerate() {
@@ -59,7 +61,7 @@ fn mount_layers(layers: &[OwnedFd]) -> io::Result<()> {
     let lower: Vec<_> = numbers.map(|number| format!("layers/{number}")).collect();
     let options = format!("lowerdir={},upperdir=upper,workdir=work,userxattr", lower.join(":"));
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
-    Ok(mount("overlay", "root", "overlay", flags, Some(CString::new(options)?.as_c_str()))?)
+    Ok(mount("overlay", ROOT, "overlay", flags, Some(CString::new(options)?.as_c_str()))?)
 }
 
 /// A part of the template with all that is mounted in it, as a mount that is not anywhere yet.
@@ -71,9 +73,8 @@ fn copy(path: &str) -> io::Result<OwnedFd> {
 
 /// Mounts it at a path of the image, where whatever is in the way is none any more.
 fn show(path: &Path, mount: &OwnedFd) -> io::Result<()> {
-    let is_folder = rustix::fs::fstat(mount)?.st_mode & libc::S_IFMT == libc::S_IFDIR;
     path.parent().map_or(Ok(()), fs::create_dir_all)?;
-    if is_folder {
+    if is_folder(mount)? {
         make_folder(path)?;
     } else {
         remove_unless(path, |kind| kind.is_file())?;
@@ -100,6 +101,11 @@ fn remove_unless(path: &Path, is_right: impl Fn(fs::FileType) -> bool) -> io::Re
     }
 }
 
-fn attach(mount: &OwnedFd, path: &Path) -> io::Result<()> {
+pub(super) fn is_folder(mount: &OwnedFd) -> io::Result<bool> {
+    Ok(rustix::fs::fstat(mount)?.st_mode & libc::S_IFMT == libc::S_IFDIR)
+}
+
+/// Mounts it there.
+pub(super) fn attach(mount: &OwnedFd, path: &Path) -> io::Result<()> {
     Ok(move_mount(mount.as_fd(), "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }

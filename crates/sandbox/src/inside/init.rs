@@ -10,7 +10,7 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, Resource, Rlimit, WaitOptions, WaitStatus, setrlimit, wait};
 
-use super::{Plan, Report, Step};
+use super::{Plan, Report, Step, delegate};
 use crate::system;
 
 /// What is passed on at once, in bytes: no more than a pipe takes in one piece.
@@ -20,30 +20,48 @@ const NOT_EXECUTED: i32 = 127;
 
 pub(super) fn run(plan: &Plan, link: &OwnedFd) -> ! {
     match start(plan, link) {
-        Ok((program, ends, output)) => {
+        Ok(Started { program, ends, output }) => {
             let _ = Report::Running.send(link.as_fd());
             let _ = attend(program, &ends, output).send(link.as_fd());
         }
-        Err(error) => drop(Report::failed(Step::Fork, &error).send(link.as_fd())),
+        Err((step, error)) => drop(Report::failed(step, &error).send(link.as_fd())),
     }
     system::leave(0)
 }
 
+/// The program, what becomes readable when a process here has ended, and what is printed.
+struct Started {
+    program: Pid,
+    ends: OwnedFd,
+    output: Output,
+}
+
 /// Forks the program's process. Comes back when that has become the program, or has ended.
-fn start(plan: &Plan, link: &OwnedFd) -> io::Result<(Pid, OwnedFd, Output)> {
-    let ends = system::child_ends()?;
-    let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    let Some(program) = system::fork_until_exec()? else {
+fn start(plan: &Plan, link: &OwnedFd) -> Result<Started, (Step, io::Error)> {
+    let at_fork = |error: io::Error| (Step::Fork, error);
+    let ends = system::child_ends().map_err(at_fork)?;
+    let pipe = rustix::pipe::pipe_with(PipeFlags::CLOEXEC);
+    let (read, write) = pipe.map_err(|errno| at_fork(errno.into()))?;
+    let Some(child) = system::fork_until_exec().map_err(at_fork)? else {
         let Err((step, error)) = become_program(plan, link, &write);
         let _ = Report::failed(step, &error).send(link.as_fd());
         system::leave(NOT_EXECUTED)
     };
-    rustix::io::ioctl_fionbio(&read, true)?;
-    let (link, output) = (link.as_raw_fd(), STDERR_FILENO);
+    rustix::io::ioctl_fionbio(&read, true).map_err(|errno| at_fork(errno.into()))?;
     // What is the program's alone, its control socket above all, ends with it.
-    system::keep_only(&mut [link, output, ends.as_raw_fd(), read.as_raw_fd()])?;
+    let mut kept = [link.as_raw_fd(), STDERR_FILENO, ends.as_raw_fd(), read.as_raw_fd()];
+    system::keep_only(&mut kept).map_err(at_fork)?;
     std::mem::forget(write);
-    Ok((program, ends, Output { pipe: Some(read), pending: Vec::new() }))
+    let mut output = Output { pipe: Some(read), pending: Vec::new() };
+    if !plan.is_delegated() {
+        return Ok(Started { program: child, ends, output });
+    }
+    let made = delegate::container(child);
+    // Why there is none it has said.
+    while output.pass_on() {}
+    let program = made.map_err(|error| (Step::Runtime, error))?;
+    Report::Started.send_for(link.as_fd(), program).map_err(at_fork)?;
+    Ok(Started { program, ends, output })
 }
 
 fn become_program(
@@ -52,7 +70,9 @@ fn become_program(
     output: &OwnedFd,
 ) -> Result<std::convert::Infallible, (Step, io::Error)> {
     let failed = |step: Step| move |errno: Errno| (step, errno.into());
-    Report::Started.send(link.as_fd()).map_err(|error| (Step::Fork, error))?;
+    if !plan.is_delegated() {
+        Report::Started.send(link.as_fd()).map_err(|error| (Step::Fork, error))?;
+    }
     system::hear_child_ends().map_err(|error| (Step::Limits, error))?;
     limit(plan).map_err(failed(Step::Limits))?;
     rustix::stdio::dup2_stdin(&plan.control).map_err(failed(Step::Exec))?;

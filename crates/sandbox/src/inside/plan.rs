@@ -31,6 +31,8 @@ pub(crate) struct Plan {
 pub(crate) struct LayerMounts {
     pub(super) layers: Vec<OwnedFd>,
     pub(super) working_folder: CString,
+    /// The OCI runtime that makes the container, if this process does not.
+    pub(super) runtime: Option<CString>,
 }
 
 impl Plan {
@@ -41,12 +43,12 @@ impl Plan {
         layers: Vec<OwnedFd>,
     ) -> io::Result<Plan> {
         let text = |path: &Path| CString::new(path.as_os_str().as_bytes());
-        let image = match &spec.kind {
-            Kind::Process => None,
-            Kind::Container(image) => {
-                Some(LayerMounts { layers, working_folder: text(&image.working_folder)? })
-            }
+        let runtime = match &spec.kind {
+            Kind::Delegated { runtime, .. } => Some(text(runtime)?),
+            Kind::Process | Kind::Container(_) => None,
         };
+        let folder = spec.kind.image().map(|image| text(&image.working_folder)).transpose()?;
+        let image = folder.map(|working_folder| LayerMounts { layers, working_folder, runtime });
         let program = match &spec.program {
             Program::Outside(_) => PROGRAM.to_owned(),
             Program::Inside(path) => text(path)?,
@@ -67,8 +69,15 @@ impl Plan {
         })
     }
 
+    /// Whether an OCI runtime makes the container.
+    pub(super) fn is_delegated(&self) -> bool {
+        self.image.as_ref().is_some_and(|image| image.runtime.is_some())
+    }
+
     /// Tells the process at the other end.
     pub(crate) fn send(self, link: BorrowedFd<'_>) -> io::Result<()> {
+        let bytes_of = |text: &CString| text.to_bytes().to_vec();
+        let runtime = self.image.as_ref().and_then(|image| image.runtime.as_ref());
         let bytes = |strings: Vec<CString>| strings.into_iter().map(CString::into_bytes).collect();
         let message = SandboxPlan {
             places: self.mounts.iter().map(|(place, _)| place.number()).collect(),
@@ -82,8 +91,9 @@ impl Plan {
             working_folder: self
                 .image
                 .as_ref()
-                .map(|image| image.working_folder.to_bytes().to_vec())
+                .map(|image| bytes_of(&image.working_folder))
                 .unwrap_or_default(),
+            runtime: runtime.map(bytes_of).unwrap_or_default(),
         };
         let mounts = self.mounts.iter().map(|(_, mount)| mount.as_fd());
         let layers = self.image.iter().flat_map(|image| image.layers.iter().map(AsFd::as_fd));
@@ -102,10 +112,11 @@ pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<Plan> {
     let places = places.filter(is_whole).ok_or(io::ErrorKind::InvalidData)?;
     let layers = fds.split_off(places.len());
     let working_folder = CString::new(message.working_folder)?;
+    let runtime = Some(message.runtime).filter(|path| !path.is_empty()).map(CString::new).transpose()?;
     let text = |strings: Vec<Vec<u8>>| strings.into_iter().map(CString::new).collect::<Result<_, _>>();
     Ok(Plan {
         mounts: places.into_iter().zip(fds).collect(),
-        image: (!layers.is_empty()).then_some(LayerMounts { layers, working_folder }),
+        image: (!layers.is_empty()).then_some(LayerMounts { layers, working_folder, runtime }),
         program: CString::new(message.program)?,
         args: text(message.args)?,
         env: text(message.env)?,

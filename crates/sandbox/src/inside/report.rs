@@ -1,11 +1,15 @@
 //! What spawner and sandbox tell each other while a sandbox is made, and when its program ends: one small packet each.
 
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 
 use rustix::io::retry_on_intr;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, UCred,
+};
+use rustix::process::{Pid, getgid, getuid};
 
 /// Where making a sandbox can fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,10 +26,11 @@ pub(crate) enum Step {
     Fork,
     Limits,
     Exec,
+    Runtime,
 }
 
 impl Step {
-    const ALL: [(Step, &'static str); 12] = [
+    const ALL: [(Step, &'static str); 13] = [
         (Step::Root, "mounting a sandbox's root"),
         (Step::Container, "mounting a container's image"),
         (Step::Cgroup, "entering a sandbox's cgroup namespace"),
@@ -38,6 +43,7 @@ impl Step {
         (Step::Fork, "forking in a sandbox"),
         (Step::Limits, "limiting a sandbox's program"),
         (Step::Exec, "executing a sandbox's program"),
+        (Step::Runtime, "making a container by an OCI runtime, which has told the agent's log why,"),
     ];
 
     pub(crate) fn describe(self) -> &'static str {
@@ -98,6 +104,23 @@ impl Report {
     }
 
     pub(super) fn send(self, link: BorrowedFd<'_>) -> io::Result<()> {
+        self.send_with(link, &mut SendAncillaryBuffer::default())
+    }
+
+    /// In the name of another process of the sandbox's: the kernel tells the spawner which one that is there.
+    pub(super) fn send_for(self, link: BorrowedFd<'_>, process: Pid) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let who = UCred { pid: process, uid: getuid(), gid: getgid() };
+        control.push(SendAncillaryMessage::ScmCredentials(who));
+        self.send_with(link, &mut control)
+    }
+
+    fn send_with(
+        self,
+        link: BorrowedFd<'_>,
+        control: &mut SendAncillaryBuffer<'_, '_, '_>,
+    ) -> io::Result<()> {
         let (kind, step, number) = match self {
             Report::Made => (1, 0, 0),
             Report::Started => (2, 0, 0),
@@ -107,7 +130,8 @@ impl Report {
             Report::Killed(signal) => (6, 0, signal),
         };
         let [a, b, c, d] = number.to_le_bytes();
-        retry_on_intr(|| rustix::net::send(link, &[kind, step, a, b, c, d], SendFlags::NOSIGNAL))?;
+        let bytes = [kind, step, a, b, c, d];
+        retry_on_intr(|| rustix::net::sendmsg(link, &[IoSlice::new(&bytes)], control, SendFlags::NOSIGNAL))?;
         Ok(())
     }
 

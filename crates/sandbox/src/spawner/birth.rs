@@ -13,25 +13,35 @@ use super::sandbox::Sandbox;
 use super::{Workshop, root};
 use crate::inside::{self, Blank, Order, Plan, Report};
 use crate::system::{Clone, Fork, clone};
-use crate::{Network, SandboxError, Spec, USER};
+use crate::{Kind, Network, SandboxError, Spec, USER};
 
 /// How long a new process may take for one step. It does what takes less than a millisecond.
 const PATIENCE: Duration = Duration::from_secs(20);
 const NAMESPACES: i32 =
     libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 
-/// Makes the first process of a sandbox, of which nothing is decided but whether it has the host's network. It waits for
-/// what it is to become.
-pub(super) fn blank(workshop: &mut Workshop, network: Network) -> Result<Sandbox, SandboxError> {
+/// Makes the first process of a sandbox, of which nothing is decided but whether it has the host's network, and whether it is
+/// root in there for an OCI runtime. It waits for what it is to become.
+pub(super) fn blank(
+    workshop: &mut Workshop,
+    network: Network,
+    is_root: bool,
+) -> Result<Sandbox, SandboxError> {
     let failed = |what: &'static str| move |error: io::Error| SandboxError::system(what, error);
     let (link, theirs) = link().map_err(failed("connecting a sandbox"))?;
     let cgroup = workshop.cgroups.make();
-    let user = workshop.users.take().map_err(failed("finding a sandbox a user"))?;
+    let users = if is_root { workshop.users.take_with_root() } else { workshop.users.take() };
+    let users = users.map_err(failed("finding a sandbox a user"))?;
     let filters = workshop.filters.clone();
-    let blank = Blank { link: theirs, user: USER, leaves_groups: workshop.users.leave_groups(), filters };
+    let blank = Blank {
+        link: theirs,
+        user: if is_root { 0 } else { USER },
+        leaves_groups: workshop.users.leave_groups(),
+        filters,
+    };
     let begin_in = cgroup.as_ref().and_then(|cgroup| cgroup.begin_in());
     let (pid, pidfd) = fork(blank, network, begin_in).map_err(failed("forking a sandbox"))?;
-    let sandbox = Sandbox::new(pid, pidfd, link, cgroup, user);
+    let sandbox = Sandbox::new(pid, pidfd, link, cgroup, users);
     match tell_who_it_is(workshop, pid, &sandbox) {
         Ok(()) => Ok(sandbox),
         // It may have ended already, and have said why.
@@ -46,7 +56,8 @@ pub(super) fn begin(workshop: &mut Workshop, spec: Spec) -> Result<Sandbox, Sand
     let named = |error| SandboxError::system(format!("showing a sandbox {}", program.display()), error);
     let mounts = root::mounts_of(&spec).map_err(named)?;
     let layers = root::layers_of(&spec)?;
-    let mut sandbox = workshop.take(spec.network)?;
+    let is_delegated = matches!(spec.kind, Kind::Delegated { .. });
+    let mut sandbox = workshop.take(spec.network, is_delegated)?;
     let owned = layers.iter().try_for_each(|layer| sandbox.make_owner(layer.as_fd()));
     owned
         .map_err(failed("giving a container the files of its image (their file system has to map owners)"))?;
@@ -119,7 +130,7 @@ fn fork(blank: Blank, network: Network, cgroup: Option<BorrowedFd<'_>>) -> io::R
 }
 
 fn tell_who_it_is(workshop: &Workshop, pid: Pid, sandbox: &Sandbox) -> io::Result<()> {
-    workshop.users.map(pid, sandbox.user())?;
+    workshop.users.map(pid, sandbox.users())?;
     if let Some(cgroup) = sandbox.cgroup() {
         cgroup.adopt(pid)?;
     }

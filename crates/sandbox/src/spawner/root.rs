@@ -15,7 +15,7 @@ use rustix::mount::{
 
 use crate::inside::{MountPoint, SYSTEM_FOLDERS};
 use crate::system::{self, restrict_mount};
-use crate::{Kind, Network, Program, SandboxError, Spec};
+use crate::{Network, Program, SandboxError, Spec};
 
 /// Where hosts have shared libraries, which of several they prefer, and what the dynamic loader knows about them.
 const LIBRARIES: [&str; 8] = [
@@ -74,7 +74,7 @@ pub(super) fn mounts_of(spec: &Spec) -> io::Result<Vec<(MountPoint, OwnedFd)>> {
 
 /// The layers of an image, if it is a container.
 pub(super) fn layers_of(spec: &Spec) -> Result<Vec<OwnedFd>, SandboxError> {
-    let Kind::Container(image) = &spec.kind else { return Ok(Vec::new()) };
+    let Some(image) = spec.kind.image() else { return Ok(Vec::new()) };
     let layer = |path: &PathBuf| {
         let mount = detached(path, libc::MOUNT_ATTR_NODEV);
         mount.map_err(|error| SandboxError::system(format!("showing a container {}", path.display()), error))

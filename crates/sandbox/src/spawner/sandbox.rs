@@ -24,6 +24,9 @@ const LONGEST_END: Duration = Duration::from_secs(10);
 /// How long a first process may take to tell how its program has ended. It has nothing else to do.
 const LONGEST_TELLING: Duration = Duration::from_secs(1);
 
+/// With which a program ends that says of another that it was killed.
+const STATUS_OF_KILLED: i32 = 128 + libc::SIGKILL;
+
 /// A sandbox. Killed when it is dropped.
 pub(super) struct Sandbox {
     /// Of its first process.
@@ -34,7 +37,7 @@ pub(super) struct Sandbox {
     phase: Phase,
     // What it has of the spawner's while it lives: dropped after it is dead.
     cgroup: Option<Cgroup>,
-    user: Option<User>,
+    users: Vec<User>,
 }
 
 enum Phase {
@@ -56,23 +59,23 @@ impl Sandbox {
         pidfd: OwnedFd,
         link: OwnedFd,
         cgroup: Option<Cgroup>,
-        user: Option<User>,
+        users: Vec<User>,
     ) -> Sandbox {
-        Sandbox { pid, pidfd, link, memory_bytes: None, phase: Phase::Created, cgroup, user }
+        Sandbox { pid, pidfd, link, memory_bytes: None, phase: Phase::Created, cgroup, users }
     }
 
     pub(super) fn cgroup(&self) -> Option<&Cgroup> {
         self.cgroup.as_ref()
     }
 
-    pub(super) fn user(&self) -> Option<&User> {
-        self.user.as_ref()
+    pub(super) fn users(&self) -> &[User] {
+        &self.users
     }
 
     /// Makes it the owner of the files of a mount that belong to [`crate::USER`] on the disk. Nothing is to be done if it is
     /// no user of its own: then they are its already.
     pub(super) fn make_owner(&self, mount: BorrowedFd<'_>) -> io::Result<()> {
-        if self.user.is_none() {
+        if self.users.is_empty() {
             return Ok(());
         }
         let users = File::open(format!("/proc/{}/ns/user", self.pid.as_raw_nonzero()))?;
@@ -167,7 +170,10 @@ impl Sandbox {
         });
         let kills = self.cgroup.as_ref().map_or(0, Cgroup::out_of_memory_kills);
         match (exit, self.memory_bytes) {
-            (Exit::Signal(libc::SIGKILL), Some(limit)) if kills > 0 => Exit::OutOfMemory(limit),
+            // As whoever started what was killed tells of it: shells, and OCI runtimes.
+            (Exit::Signal(libc::SIGKILL) | Exit::Status(STATUS_OF_KILLED), Some(limit)) if kills > 0 => {
+                Exit::OutOfMemory(limit)
+            }
             _ => exit,
         }
     }

@@ -76,22 +76,40 @@ impl Users {
         self.first.is_some()
     }
 
-    /// A user that no living sandbox of this spawner is; nothing if it may be nobody else than itself.
-    pub(super) fn take(&self) -> io::Result<Option<User>> {
-        let Some(first) = self.first else { return Ok(None) };
+    /// A user that no living sandbox of this spawner is; none if it may be nobody else than itself.
+    pub(super) fn take(&self) -> io::Result<Vec<User>> {
+        self.first.map(|first| self.take_from(first)).into_iter().collect()
+    }
+
+    /// Another one as well, to be root of the sandbox's namespace.
+    pub(super) fn take_with_root(&self) -> io::Result<Vec<User>> {
+        let first = self.first.ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "handing a container to an OCI runtime needs root",
+            )
+        })?;
+        Ok(vec![self.take_from(first)?, self.take_from(first)?])
+    }
+
+    fn take_from(&self, first: u32) -> io::Result<User> {
         let mut taken = self.taken.borrow_mut();
         let free = (first..first + USERS).find(|number| !taken.contains(number));
         let number = free.ok_or_else(|| io::Error::from_raw_os_error(libc::EAGAIN))?;
         taken.insert(number);
-        Ok(Some(User { number, taken: self.taken.clone() }))
+        Ok(User { number, taken: self.taken.clone() })
     }
 
-    /// Says who a new process is that is in a user namespace of its own.
-    pub(super) fn map(&self, process: Pid, user: Option<&User>) -> io::Result<()> {
-        let (uid, gid) = user.map_or(self.own, |user| (user.number, user.number));
+    /// Says who a new process is that is in a user namespace of its own: the sandbox's user, and perhaps root.
+    pub(super) fn map(&self, process: Pid, users: &[User]) -> io::Result<()> {
         let folder = format!("/proc/{}", process.as_raw_nonzero());
-        fs::write(format!("{folder}/uid_map"), format!("{USER} {uid} 1"))?;
-        fs::write(format!("{folder}/gid_map"), format!("{USER} {gid} 1"))
+        let line = |(inside, user): (u32, &User)| format!("{inside} {} 1\n", user.number);
+        let map: String = [USER, 0].into_iter().zip(users).map(line).collect();
+        for (file, own) in [("uid_map", self.own.0), ("gid_map", self.own.1)] {
+            let map = if users.is_empty() { format!("{USER} {own} 1") } else { map.clone() };
+            fs::write(format!("{folder}/{file}"), map)?;
+        }
+        Ok(())
     }
 }
 

@@ -160,6 +160,20 @@ static void namespaces(void) {
     tell("sethostname", sethostname("x", 1));
 }
 
+// What makes a way out of a root.
+static void mounts(void) {
+    tell("mount", mount("none", "/etc", "tmpfs", 0, NULL));
+    tell("remount", mount(NULL, "/", NULL, MS_REMOUNT | MS_BIND, NULL));
+    tell("umount", umount2("/proc", MNT_DETACH));
+    tell("pivot_root", syscall(SYS_pivot_root, ".", "."));
+    tell("chroot", chroot("/etc"));
+    tell("open_tree", syscall(SYS_open_tree, AT_FDCWD, "/", 1));
+    tell("fsopen", syscall(SYS_fsopen, "tmpfs", 0));
+    tell("mknod", mknod("/etc/disk", S_IFBLK | 0600, makedev(254, 0)));
+    tell("setuid", setuid(0));
+    tell("sethostname", sethostname("x", 1));
+}
+
 static void calls(void) {
     char memory[4096] = {0};
 #define TRY(name, ...) tell(#name, syscall(SYS_##name, ##__VA_ARGS__))
@@ -356,6 +370,7 @@ int main(int count, char **words, char **environment) {
     if (!strcmp(act, "sockets")) sockets();
     if (!strcmp(act, "reconnect")) reconnect(number);
     if (!strcmp(act, "namespaces")) namespaces();
+    if (!strcmp(act, "mounts")) mounts();
     if (!strcmp(act, "calls")) calls();
     if (!strcmp(act, "forks")) { forks(); return 0; }
     if (!strcmp(act, "memory")) memory(word);

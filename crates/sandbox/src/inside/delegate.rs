@@ -1,0 +1,101 @@
+//! A container that another program makes: an OCI runtime, which is given a bundle.
+//!
+//! It runs where a sandbox's program otherwise would, in the sandbox's namespaces, control group and limits. There it is root,
+//! which outside is a user that nobody else is; what it starts is the sandbox's user, as ever. So whichever runtime it
+//! is, and wherever it puts its own processes, everything ends with the sandbox's first process.
+
+mod config;
+
+use std::ffi::{CStr, CString, OsStr};
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, chown};
+use std::path::{Path, PathBuf};
+
+use rustix::io::retry_on_intr;
+use rustix::mount::{MountFlags, mount};
+use rustix::process::{Pid, WaitOptions, waitpid};
+
+use super::Plan;
+use super::container::{OWN_FILES, attach, is_folder, mount_layers};
+use super::root::{MountPoint, SCRATCH_POINT, mount_scratch};
+use crate::USER;
+
+/// What the runtime calls the only container that it sees.
+const NAME: &CStr = c"sandbox";
+/// Where it writes the number of the container's process.
+const PID_FILE: &CStr = c"container.pid";
+/// Where runtimes look for programs that they need.
+const PATH: &CStr = c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Makes the bundle, and the plan one of running the runtime with it.
+pub(super) fn enter(plan: &mut Plan) -> io::Result<()> {
+    let Some(image) = &plan.image else { return Ok(()) };
+    let Some(runtime) = image.runtime.clone() else { return Ok(()) };
+    mount_own_view()?;
+    mount_scratch(plan.scratch_bytes, OWN_FILES, "755", MountFlags::empty())?;
+    rustix::process::chdir(SCRATCH_POINT)?;
+    mount_layers(&image.layers)?;
+    chown("upper", Some(USER), Some(USER))?;
+    let shown = attach_shown(plan)?;
+    fs::write("config.json", config::of(plan, image, &shown)?)?;
+    plan.args = command(&runtime);
+    plan.env = vec![PATH.to_owned()];
+    plan.program = runtime;
+    Ok(())
+}
+
+/// What the runtime sees of processes: its own. Where both versions of control groups are mounted, crun takes neither: it is shown
+/// the first.
+fn mount_own_view() -> io::Result<()> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("proc", "/proc", "proc", flags, None)?;
+    match mount("tmpfs", "/sys/fs/cgroup/unified", "tmpfs", flags | MountFlags::RDONLY, None) {
+        Err(rustix::io::Errno::NOENT) => Ok(()),
+        mounted => Ok(mounted?),
+    }
+}
+
+/// Puts what the sandbox is shown where the runtime can bind it from. Gives each place in the container with its source.
+fn attach_shown(plan: &Plan) -> io::Result<Vec<(PathBuf, PathBuf)>> {
+    let here = std::env::current_dir()?.join("shown");
+    fs::create_dir(&here)?;
+    let attach_one = |(number, (MountPoint(place), mounted)): (usize, &(MountPoint, _))| {
+        let source = here.join(number.to_string());
+        if is_folder(mounted)? {
+            DirBuilder::new().mode(0o755).create(&source)?;
+        } else {
+            File::create(&source)?;
+        }
+        attach(mounted, &source)?;
+        Ok((Path::new("/").join(place), source))
+    };
+    plan.mounts.iter().enumerate().map(attach_one).collect()
+}
+
+fn command(runtime: &CStr) -> Vec<CString> {
+    let name = Path::new(OsStr::from_bytes(runtime.to_bytes())).file_name().unwrap_or_default();
+    let mut words = vec![runtime, c"--root", c"state"];
+    // These insist on control groups unless they are told not to. What bounds the sandbox bounds them already.
+    match name.as_bytes() {
+        name if name.starts_with(b"crun") => words.push(c"--cgroup-manager=disabled"),
+        name if name.starts_with(b"runc") => words.push(c"--rootless=true"),
+        _ => {}
+    }
+    // The container is then this sandbox's first process's to wait for, and has its control socket as it is.
+    words.extend([c"run", c"--detach", c"--pid-file", PID_FILE, c"--bundle", c".", NAME]);
+    words.into_iter().map(CStr::to_owned).collect()
+}
+
+/// The container's process, once the runtime has made it and has ended.
+pub(super) fn container(runtime: Pid) -> io::Result<Pid> {
+    let ended = retry_on_intr(|| waitpid(Some(runtime), WaitOptions::empty()))?;
+    let status = ended.and_then(|(_, status)| status.exit_status());
+    if status != Some(0) {
+        return Err(io::Error::from_raw_os_error(libc::ECHILD));
+    }
+    let number = fs::read_to_string(Path::new(OsStr::from_bytes(PID_FILE.to_bytes())))?;
+    let number = number.trim().parse().ok().and_then(Pid::from_raw);
+    number.ok_or_else(|| io::ErrorKind::InvalidData.into())
+}

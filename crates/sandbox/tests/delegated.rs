@@ -1,0 +1,154 @@
+//! Containers that OCI runtimes make: crun, which the set-up of the tests installs, and runc if it is here.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use sublet_sandbox::{Exit, Image, Kind, Program, SandboxError, Signal, Spec, Status};
+use support::{House, MIB, Sort, image, is_root};
+
+/// Those that are here, if this test may use them.
+fn runtimes() -> Vec<PathBuf> {
+    if !is_root() {
+        println!("skipped: handing a container to an OCI runtime needs root");
+        return Vec::new();
+    }
+    let folders = ["/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"];
+    let found =
+        |name: &str| folders.iter().map(|folder| Path::new(folder).join(name)).find(|path| path.exists());
+    let found: Vec<_> = ["crun", "runc"].iter().filter_map(|name| found(name)).collect();
+    assert!(!found.is_empty(), "crun is not installed");
+    found
+}
+
+fn hand_over(spec: &mut Spec, runtime: &Path) {
+    let image = Image { layers: image().to_vec(), working_folder: "/".into() };
+    spec.kind = Kind::Delegated { runtime: runtime.to_owned(), image };
+    spec.limits.processes = Some(64);
+}
+
+#[test]
+fn a_runtimes_container_goes_through_the_states_of_its_life() {
+    let house = House::open(Sort::Container);
+    for runtime in runtimes() {
+        let (mut spec, mut outside) = house.probe(&["wait", "3"]);
+        hand_over(&mut spec, &runtime);
+        let made = house.sandboxes.create(vec![spec]).remove(0).unwrap();
+        let state = || house.sandboxes.state(&[made.id]).remove(0).unwrap();
+        assert_eq!(state().status, Status::Created);
+        assert_eq!(house.sandboxes.start(&[made.id]).remove(0).unwrap().status, Status::Running);
+        assert!(matches!(
+            house.sandboxes.delete(&[made.id]).remove(0),
+            Err(SandboxError::WrongStatus { .. })
+        ));
+        outside.write_all(b"x").unwrap();
+        let stopped = house.wait(&made);
+        assert_eq!((stopped.status, stopped.exit), (Status::Stopped, Some(Exit::Status(3))), "{runtime:?}");
+        house.sandboxes.delete(&[made.id]).remove(0).unwrap();
+        let mut tenant = house.start_with(&["wait"], |spec| hand_over(spec, &runtime));
+        assert_eq!(tenant.read_line(), "said ready");
+        let pid = tenant.made.state.pid.unwrap();
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap();
+        assert_eq!(name.trim(), "probe", "it is the container's process");
+        house.kill(&tenant, Signal::USR1);
+        // A first process of a namespace hears only the signals that it asks for.
+        assert_eq!(house.sandboxes.state(&[tenant.made.id]).remove(0).unwrap().status, Status::Running);
+        house.kill(&tenant, Signal::KILL);
+        assert_eq!(house.wait(&tenant.made).exit, Some(Exit::Signal(9)));
+    }
+}
+
+#[test]
+fn a_runtimes_container_has_its_image_what_it_is_shown_and_nothing_else() {
+    let house = House::open(Sort::Container);
+    let folder = house.folder.path().join("package");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("theirs"), "shown").unwrap();
+    let program = house.folder.path().join("outside");
+    std::fs::copy(image()[0].join("bin/probe"), &program).unwrap();
+    for runtime in runtimes() {
+        for program in [Program::Inside("/bin/probe".into()), Program::Outside(program.clone())] {
+            let (said, exit) = house.run_with(&["change", "/etc/issue", "/etc/gone"], |spec| {
+                hand_over(spec, &runtime);
+                spec.program = program;
+            });
+            let expected =
+                "said /etc/issue upper, changed, ENOENT\nsaid /etc/gone ENOENT, changed, ENOENT\nsaid done\n";
+            assert_eq!((said.as_str(), exit), (expected, Exit::Status(0)), "{runtime:?}");
+        }
+        let (said, _) = house.run_with(&["show"], |spec| hand_over(spec, &runtime));
+        let lines = |word: &str| said.lines().filter(|line| line.starts_with(word)).count();
+        assert_eq!(lines("said fd "), 3, "{said}");
+        assert!(
+            said.contains("said env GIVEN=yes\n") && said.contains("said user 1000 pid 1 parent 0"),
+            "{said}"
+        );
+        let (said, _) = house.run_with(&["files", "/package/theirs"], |spec| {
+            hand_over(spec, &runtime);
+            spec.folder = Some(folder.clone());
+        });
+        assert!(said.contains("BREACH /package/theirs"), "the folder is to be read: {said}");
+        assert_eq!(std::fs::read_to_string(image()[1].join("etc/issue")).unwrap(), "upper");
+    }
+}
+
+#[test]
+fn what_a_runtimes_container_may_not_do_it_cannot() {
+    let house = House::open(Sort::Container);
+    let secret = house.folder.path().join("secret");
+    std::fs::write(&secret, "secret").unwrap();
+    for runtime in runtimes() {
+        let paths = ["files", "/etc/passwd", "/home", "/proc/kcore", "/dev/mem", secret.to_str().unwrap()];
+        for words in [&paths[..], &["mounts"]] {
+            let (said, _) = house.run_with(words, |spec| hand_over(spec, &runtime));
+            let breaches: Vec<_> = said.lines().filter(|line| line.starts_with("BREACH")).collect();
+            assert!(breaches.is_empty() && said.ends_with("said done\n"), "{runtime:?} {words:?}: {said}");
+        }
+    }
+}
+
+#[test]
+fn limits_hold_in_a_runtimes_container_and_its_end_is_the_end_of_all() {
+    let house = House::open(Sort::Container);
+    for runtime in runtimes() {
+        let (_, exit) = house.run_with(&["memory", "private"], |spec| {
+            hand_over(spec, &runtime);
+            spec.limits.memory_bytes = Some(48 * MIB);
+        });
+        assert_eq!(exit, Exit::OutOfMemory(48 * MIB), "{runtime:?}");
+        let (said, exit) = house.run_with(&["flood"], |spec| hand_over(spec, &runtime));
+        // What the runtime notes is written there, too.
+        let written = said
+            .lines()
+            .find_map(|line| line.strip_prefix("said ")?.strip_suffix(" ENOSPC")?.parse::<u64>().ok());
+        assert!(written.is_some_and(|bytes| (3 * MIB..=4 * MIB).contains(&bytes)), "{runtime:?}: {said}");
+        assert!(said.contains("files ENOSPC") && exit == Exit::Status(0), "{runtime:?}: {said}");
+        let mut tenant = house.start_with(&["survive"], |spec| hand_over(spec, &runtime));
+        for _ in 0..3 {
+            assert_eq!(tenant.read_line(), "said hidden");
+        }
+        house.kill(&tenant, Signal::KILL);
+        assert_eq!(house.wait(&tenant.made).exit, Some(Exit::Signal(9)));
+        assert_eq!(tenant.read_all(), "", "whoever lived on would have the socket");
+    }
+}
+
+#[test]
+fn a_runtime_that_is_none_is_an_error_or_an_end() {
+    if !is_root() {
+        println!("skipped: handing a container to an OCI runtime needs root");
+        return;
+    }
+    let house = House::open(Sort::Container);
+    let (mut spec, _outside) = house.probe(&["exit"]);
+    hand_over(&mut spec, Path::new("/no/such/runtime"));
+    let error = house.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string();
+    assert!(error.contains("executing a sandbox's program failed: No such file"), "{error}");
+    let (mut spec, _outside) = house.probe(&["exit"]);
+    hand_over(&mut spec, Path::new("/bin/false"));
+    let error = house.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string();
+    assert!(error.contains("making a container by an OCI runtime"), "{error}");
+}
