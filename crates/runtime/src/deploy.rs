@@ -1,4 +1,4 @@
-//! Reads what a user deploys, a folder or a bare shared object, into an encoded package.
+//! Reads what a user deploys, a folder or a bare library, into an encoded package.
 //!
 //! Only what lies in the folder gets into the package: symbolic links are refused rather than followed, and
 //! nothing but regular files and folders is opened. Everything else about the package is for
@@ -18,7 +18,7 @@ use sublet_proto::{Code, Error};
 const MAX_DEPTH: usize = 32;
 const ANY_EXECUTE: u32 = 0o111;
 
-/// The encoded package of a folder with a `sublet.toml`, or of a bare shared object.
+/// The encoded package of a folder with a `sublet.toml`, or of a bare shared object or WebAssembly module.
 ///
 /// The path itself may be a symbolic link, as installed libraries often are; nothing inside of a folder may.
 ///

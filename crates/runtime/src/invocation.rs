@@ -291,6 +291,7 @@ impl<'call> Invocation<'call> {
         let said = self.lease.message(self.sent.worker, self.sent.record, outcome.detail);
         let message = match code {
             Code::FunctionFailed => self.describe(&format!("failed: {said}")),
+            Code::DeadlineExceeded => self.describe(&said),
             Code::MemoryExceeded => {
                 let memory_bytes = self.lease.memory_bytes();
                 self.describe(&format!("ran out of the lease's memory of {memory_bytes} bytes: {said}"))

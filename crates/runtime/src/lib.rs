@@ -3,7 +3,7 @@
 //! A reader's path: [`invoker`] `submit` -> [`wire`] -> `sublet_fabric::shm` `put_imm` -> [`worker`] `run` -> back.
 //!
 //! - [`Invoker`] is the client's side: it takes a lease, and submits calls into the inboxes of the lease's workers.
-//! - [`worker`] is the other side, run by the `sublet-worker` program.
+//! - [`worker`] is the other side, run by the `sublet-worker` program, and by those of other engines.
 //! - [`wire`] is what the two say to each other; [`access`], [`manager`] and [`deploy`] set things up and are never on
 //!   the path of a call.
 

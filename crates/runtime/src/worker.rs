@@ -1,11 +1,12 @@
 //! The worker: a thread that executes what is written into its inbox.
 //!
 //! [`run`](Worker::run) takes the requests of one ring in order. For each it finds input and output in mapped
-//! memory, calls the function in place, and publishes the result in the client's memory. While nothing comes it
+//! memory, calls the function through its [`engine`], and publishes the result in the client's memory. While nothing comes it
 //! polls (hot) for as long as its lease says, then sleeps (warm); it switches by itself, call by call (rFaaS III-C,
 //! III-D). On a core that it shares it first takes the core, or rejects the request ([`slots`]).
 //!
-//! Between taking a request and publishing its result there is no system call, allocation, lock or log; only a
+//! Between taking a request and publishing its result there is no system call, allocation, lock or log but the engine's
+//! own, and native code has none; only a
 //! sleeping client costs a wake-up. Over a network what the function has written is sent ahead of the result, with it
 //! in one system call, and a worker whose connection is lost ends its process. A request that makes no sense is
 //! answered with an error; a function that breaks its process is the agent's business ([`process`] says what a worker
@@ -24,13 +25,15 @@ use sublet_proto::{ALWAYS_HOT_NS, Code};
 
 use crate::wire::usage::Meter;
 use crate::wire::{Immediate, InboxLayout, MAX_MESSAGE_BYTES, OWN_REGION, Outcome, Request, ResultsLayout};
-use library::{Context, Library, Returned};
+use engine::{Caller, Input, Output};
 use slots::Core;
 
 mod client;
 mod control;
-mod library;
+pub mod engine;
+pub mod library;
 pub mod process;
+pub mod program;
 mod remote;
 mod slots;
 
@@ -50,7 +53,6 @@ pub(crate) struct Worker<'lease, C> {
     pub(crate) client: &'lease Endpoint,
     /// Where it says why it ends.
     pub(crate) control: &'lease PacketSocket,
-    pub(crate) library: &'lease Library,
     pub(crate) meter: Meter<'lease>,
     pub(crate) hot_timeout_ticks: u64,
     /// The ring position that is executed first.
@@ -76,8 +78,7 @@ struct Places {
 
 impl<C: Core> Worker<'_, C> {
     /// Executes requests for ever.
-    pub(crate) fn run(&self) -> ! {
-        let mut context = Context::new();
+    pub(crate) fn run(&self, caller: &mut impl Caller) -> ! {
         let mut waiting = if self.is_warm() || !self.core.take() {
             Waiting::Slept
         } else {
@@ -99,7 +100,7 @@ impl<C: Core> Worker<'_, C> {
                 waiting = Waiting::Slept;
                 continue;
             }
-            let since = self.serve(position, immediate, &request, &mut context, waiting);
+            let since = self.serve(position, immediate, &request, caller, waiting);
             waiting = if self.is_warm() {
                 self.meter.rest();
                 Waiting::Slept
@@ -155,7 +156,7 @@ impl<C: Core> Worker<'_, C> {
         at: Position,
         immediate: Immediate,
         request: &Request,
-        context: &mut Context,
+        caller: &mut impl Caller,
         waiting: Waiting,
     ) -> u64 {
         let entered = match waiting {
@@ -164,11 +165,11 @@ impl<C: Core> Worker<'_, C> {
         };
         let call = self.meter.enter(immediate.function, entered, matches!(waiting, Waiting::Polling { .. }));
         let (ended, output) = match self.places(at, request) {
-            Ok(places) => (self.call(immediate.function, request, &places, context), Some(places.output)),
+            Ok(places) => (self.call(immediate.function, request, &places, caller), Some(places.output)),
             Err(refusal) => (refusal, None),
         };
         let executing_ticks = if request.timed { ticks().saturating_sub(entered) } else { 0 };
-        let outcome = self.outcome(&ended, executing_ticks, immediate, context);
+        let outcome = self.outcome(&ended, executing_ticks, immediate, caller);
         self.meter.answer(&call, ended.code.is_some());
         if self.is_warm() {
             self.core.give_back();
@@ -180,6 +181,7 @@ impl<C: Core> Worker<'_, C> {
         // The clock is read when the client has its result already.
         let left = ticks();
         self.meter.leave(&call, left, left.saturating_sub(entered));
+        caller.rest();
         left
     }
 
@@ -248,18 +250,18 @@ impl<C: Core> Worker<'_, C> {
     }
 
     #[inline(always)]
-    fn call(&self, function: u16, request: &Request, places: &Places, context: &mut Context) -> Ended {
-        let Some(function) = self.library.function(function) else {
-            return Ended::of(Code::UnknownFunction);
+    fn call(&self, function: u16, request: &Request, places: &Places, caller: &mut impl Caller) -> Ended {
+        // SAFETY: `places` has found the bytes of both in mapped regions, which stay mapped; nobody in this process refers
+        // to memory that clients write to.
+        let (input, output) = unsafe {
+            (Input::new(places.input, request.input_len), Output::new(places.output, request.output_capacity))
         };
-        context.begin(request.output_capacity);
-        let (input, output) = (places.input.as_ptr(), places.output.as_ptr());
-        match self.library.call(function, input, request.input_len, output, context) {
-            Returned::Failed(code) => Ended { code: Some(code), written: 0 },
-            Returned::Written(written) if written > request.output_capacity => {
+        match caller.call(function, input, output) {
+            Err(code) => Ended { code: Some(code), written: 0 },
+            Ok(written) if written > request.output_capacity => {
                 Ended { code: Some(Code::OutputTooLarge), written }
             }
-            Returned::Written(written) => Ended { code: None, written },
+            Ok(written) => Ended { code: None, written },
         }
     }
 
@@ -270,12 +272,12 @@ impl<C: Core> Worker<'_, C> {
         ended: &Ended,
         executing_ticks: u64,
         immediate: Immediate,
-        context: &Context,
+        caller: &impl Caller,
     ) -> Outcome {
         let detail = match ended.code {
             None => executing_ticks,
-            Some(Code::FunctionFailed | Code::MemoryExceeded) => {
-                self.put_message(immediate, context.message())
+            Some(Code::FunctionFailed | Code::MemoryExceeded | Code::DeadlineExceeded) => {
+                self.put_message(immediate, caller.message())
             }
             Some(_) => 0,
         };

@@ -1,39 +1,10 @@
-//! The worker process: started by an agent, with its control socket as standard input.
+//! The worker program of packages of native code.
 
-use std::os::fd::OwnedFd;
 use std::process::ExitCode;
 
-fn main() -> ExitCode {
-    // In its sandbox the program is called otherwise; whoever looks at the machine's processes shall find it.
-    let _ = rustix::thread::set_name(c"sublet-worker");
-    // A bug of ours must not leave a client waiting for a thread that is gone.
-    let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |panic| {
-        hook(panic);
-        std::process::abort();
-    }));
-    let control = match take_standard_input() {
-        Ok(control) => control,
-        Err(error) => {
-            eprintln!("sublet-worker is started by an agent, with a socket as its standard input: {error}");
-            return ExitCode::from(2);
-        }
-    };
-    match sublet_runtime::worker::process::run(control) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("sublet-worker: {error}");
-            ExitCode::from(error.code.number() as u8)
-        }
-    }
-}
+use sublet_runtime::worker::library::Library;
+use sublet_runtime::worker::program;
 
-/// Takes the control socket out of the way of functions that read standard input.
-fn take_standard_input() -> std::io::Result<OwnedFd> {
-    let stdin = rustix::stdio::stdin();
-    rustix::net::sockopt::socket_type(stdin)?;
-    let control = rustix::io::fcntl_dupfd_cloexec(stdin, 3)?;
-    let null = std::fs::File::open("/dev/null")?;
-    rustix::stdio::dup2_stdin(&null)?;
-    Ok(control)
+fn main() -> ExitCode {
+    program::main(Library::load)
 }

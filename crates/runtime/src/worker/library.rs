@@ -7,12 +7,12 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::Path;
 
 use libloading::os::unix::{Library as Object, RTLD_LAZY, RTLD_LOCAL, RTLD_NOW};
 use sublet_proto::v1::PackageInfo;
 use sublet_proto::{Code, Error};
 
+use super::engine::{Caller, Engine, Input, Load, Output};
 use crate::wire::MAX_MESSAGE_BYTES;
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
@@ -21,7 +21,7 @@ compile_error!(
 );
 
 /// A function of a package.
-pub(crate) type Function = unsafe extern "C" fn(*mut c_void, u32, *mut c_void, *mut Context) -> u32;
+type Function = unsafe extern "C" fn(*mut c_void, u32, *mut c_void, *mut Context) -> u32;
 
 type GuardedCall = unsafe extern "C" fn(
     Function,
@@ -36,7 +36,7 @@ type GuardedCall = unsafe extern "C" fn(
 
 /// What the long form of a function gets as its fourth argument: `struct sublet_context` of `sublet_function.h`.
 #[repr(C)]
-pub(crate) struct Context {
+struct Context {
     size_bytes: u32,
     capacity: u32,
     fail: unsafe extern "C" fn(*mut Context, *const c_char),
@@ -45,7 +45,7 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    pub(crate) fn new() -> Context {
+    fn new() -> Context {
         Context {
             size_bytes: size_of::<Context>() as u32,
             capacity: 0,
@@ -57,13 +57,13 @@ impl Context {
 
     /// Makes it ready for a call with an output of so many bytes.
     #[inline(always)]
-    pub(crate) fn begin(&mut self, capacity: u32) {
+    fn begin(&mut self, capacity: u32) {
         self.capacity = capacity;
         self.failed = false;
     }
 
     /// What the function said when it failed.
-    pub(crate) fn message(&self) -> &[u8] {
+    fn message(&self) -> &[u8] {
         let len = self.message.iter().position(|&byte| byte == 0).unwrap_or(self.message.len());
         &self.message[..len]
     }
@@ -90,16 +90,8 @@ unsafe extern "C" fn sublet_context_fail(context: *mut Context, message: *const 
     context.message[..len].copy_from_slice(&bytes[..len]);
 }
 
-/// How a function came back.
-pub(crate) enum Returned {
-    /// With so many bytes of output.
-    Written(u32),
-    /// With an error; the context holds its message.
-    Failed(Code),
-}
-
-/// A loaded package.
-pub(crate) struct Library {
+/// A loaded shared object.
+pub struct Library {
     functions: Vec<Function>,
     guard: Option<GuardedCall>,
     // Functions and guard point into these; they stay loaded as long as the process.
@@ -108,8 +100,12 @@ pub(crate) struct Library {
 
 impl Library {
     /// Loads a package's shared object from its folder and finds its functions.
-    pub(crate) fn load(folder: &Path, package: &PackageInfo) -> Result<Library, Error> {
-        let path = folder.join(&package.library);
+    ///
+    /// # Errors
+    /// What the dynamic loader says, as [`Code::InvalidPackage`], and [`Code::MissingSymbol`].
+    pub fn load(load: &Load<'_>) -> Result<Library, Error> {
+        let package = load.package;
+        let path = load.folder.join(&package.library);
         // SAFETY: loading runs the object's constructors. That is what the tenant leased this process for: it holds
         // nothing of anybody else.
         let object = unsafe { Object::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
@@ -125,43 +121,55 @@ impl Library {
         let guard = load_guard(&mut objects)?;
         Ok(Library { functions, guard, _objects: objects })
     }
+}
 
-    #[inline(always)]
-    pub(crate) fn function(&self, index: u16) -> Option<Function> {
-        self.functions.get(usize::from(index)).copied()
+impl Engine for Library {
+    type Caller<'library> = NativeCaller<'library>;
+
+    fn caller(&self, _worker: u32) -> Result<NativeCaller<'_>, Error> {
+        Ok(NativeCaller { library: self, context: Context::new() })
     }
+}
 
+/// What one thread calls the functions of a shared object with.
+pub struct NativeCaller<'library> {
+    library: &'library Library,
+    context: Context,
+}
+
+impl Caller for NativeCaller<'_> {
     /// Calls a function in place. What it may break, it breaks in this process only.
     #[inline(always)]
-    pub(crate) fn call(
-        &self,
-        function: Function,
-        input: *mut u8,
-        size: u32,
-        output: *mut u8,
-        context: &mut Context,
-    ) -> Returned {
-        let (input, output) = (input.cast(), output.cast());
-        let written = match self.guard {
+    fn call(&mut self, function: u16, input: Input<'_>, mut output: Output<'_>) -> Result<u32, Code> {
+        let Some(&function) = self.library.functions.get(usize::from(function)) else {
+            return Err(Code::UnknownFunction);
+        };
+        self.context.begin(output.capacity());
+        let (size, input) = (input.len(), input.address().as_ptr().cast());
+        let output = output.address().as_ptr().cast();
+        let written = match self.library.guard {
             // SAFETY: the symbol is an exported function of the package, whose interface is the tenant's promise;
             // input and output are mapped for `size` and the context's capacity; the context is this thread's own.
-            None => unsafe { function(input, size, output, context) },
-            Some(guard) => match self.call_guarded(guard, function, (input, size, output), context) {
-                Ok(written) => written,
-                Err(code) => return Returned::Failed(code),
-            },
+            None => unsafe { function(input, size, output, &mut self.context) },
+            Some(guard) => self.call_guarded(guard, function, (input, size, output))?,
         };
-        if context.failed { Returned::Failed(Code::FunctionFailed) } else { Returned::Written(written) }
+        if self.context.failed { Err(Code::FunctionFailed) } else { Ok(written) }
     }
 
+    fn message(&self) -> &[u8] {
+        self.context.message()
+    }
+}
+
+impl NativeCaller<'_> {
     #[inline(always)]
     fn call_guarded(
-        &self,
+        &mut self,
         guard: GuardedCall,
         function: Function,
         (input, size, output): (*mut c_void, u32, *mut c_void),
-        context: &mut Context,
     ) -> Result<u32, Code> {
+        let context = &mut self.context;
         let mut written = 0;
         let message = context.message.as_mut_ptr().cast::<c_char>();
         let message_bytes = context.message.len();

@@ -7,6 +7,9 @@
 //!
 //! The process takes its rights away before it loads the package: no new privileges, memory limited to the lease's,
 //! no core dumps, and death with the agent. Stronger walls are the sandbox's.
+//!
+//! What loads the package and calls its functions is the program's [`Engine`]. Its type is known again where a thread
+//! starts, and in all of the thread's loop.
 
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
@@ -25,7 +28,7 @@ use sublet_proto::{Code, Error, decode};
 
 use super::client::Client;
 use super::control;
-use super::library::Library;
+use super::engine::{Caller, Engine, Load};
 use super::slots::{Core, Own, Slots};
 use super::{Worker, hot_timeout_ticks};
 use crate::wire::usage::{Meter, UsageLayout};
@@ -35,15 +38,21 @@ use crate::wire::{InboxLayout, ResultsLayout};
 const OWN_MEMORY_BYTES: u64 = 16 << 20;
 const STACK_BYTES: u64 = 8 << 20;
 
-/// Runs a worker process on its control socket until the client is gone.
-pub fn run(control: OwnedFd) -> Result<(), Error> {
+/// Runs a worker process on its control socket until the client is gone, with the engine that is loaded by then.
+///
+/// # Errors
+/// What the client was told, if it could be told anything.
+pub fn run<E: Engine>(
+    control: OwnedFd,
+    load: impl FnOnce(&Load<'_>) -> Result<E, Error>,
+) -> Result<(), Error> {
     let entered_ns = monotonic_ns();
     let socket = PacketSocket::from(control);
     let Some(first) = control::receive(&socket)? else { return Ok(()) };
     let (setup, regions) = (decode::<v1::WorkerSetup>("the worker's set-up", &first.bytes)?, first.fds);
     let process = (|| {
         confine(&setup)?;
-        Process::new(setup, regions, entered_ns)
+        Process::new(setup, regions, entered_ns, load)
     })();
     match process {
         Ok(process) => process.serve(socket),
@@ -63,13 +72,18 @@ pub(super) struct Process {
     usage_layout: UsageLayout,
     usage: Region,
     slots: Option<Slots>,
-    library: Library,
+    engine: Box<dyn Works>,
     pub(super) entered_ns: u64,
     pub(super) loaded_ns: u64,
 }
 
 impl Process {
-    fn new(setup: v1::WorkerSetup, regions: Vec<OwnedFd>, entered_ns: u64) -> Result<Process, Error> {
+    fn new<E: Engine>(
+        setup: v1::WorkerSetup,
+        regions: Vec<OwnedFd>,
+        entered_ns: u64,
+        load: impl FnOnce(&Load<'_>) -> Result<E, Error>,
+    ) -> Result<Process, Error> {
         let protocol = |message: &str| Error::new(Code::Protocol, format!("the worker's set-up {message}"));
         let options = setup.options.ok_or_else(|| protocol("has no options"))?;
         let workers = u32::try_from(setup.cores.len()).map_err(|_| protocol("has too many cores"))?;
@@ -83,7 +97,8 @@ impl Process {
         let usage = Region::attach(usage, usage_layout.len_bytes())?;
         let slots = Slots::attach(&setup, regions.collect())?;
         let folder = Path::new(&setup.package_folder);
-        let library = Library::load(folder, &read_manifest(folder)?)?;
+        let package = &read_manifest(folder)?;
+        let engine = load(&Load { folder, package, workers, memory_bytes: setup.memory_bytes })?;
         let loaded_ns = monotonic_ns();
         Ok(Process {
             setup,
@@ -93,7 +108,7 @@ impl Process {
             usage_layout,
             usage,
             slots,
-            library,
+            engine: Box::new(engine),
             entered_ns,
             loaded_ns,
         })
@@ -148,10 +163,7 @@ impl Process {
     }
 
     fn run_worker(&self, post: &Post, ready: &Sender<Result<(), Error>>) {
-        let Err(error) = pin(post.core).and_then(|()| match &self.slots {
-            None => self.work(post, Own, ready),
-            Some(slots) => self.work(post, slots.core(post.number)?, ready),
-        });
+        let Err(error) = pin(post.core).and_then(|()| self.engine.work(self, post, ready));
         let _ = ready.send(Err(error));
     }
 
@@ -160,6 +172,7 @@ impl Process {
         &self,
         post: &Post,
         core: C,
+        caller: &mut impl Caller,
         ready: &Sender<Result<(), Error>>,
     ) -> Result<Infallible, Error> {
         let meter = Meter::new(&self.usage, self.usage_layout, post.number)?;
@@ -171,14 +184,38 @@ impl Process {
             results: ResultsLayout::new(self.workers() as u32),
             client: post.client,
             control: post.control,
-            library: &self.library,
             meter,
             hot_timeout_ticks: hot_timeout_ticks(self.options.hot_timeout_ns, self.setup.ticks_per_ns),
             start: post.start,
             core,
         };
         let _ = ready.send(Ok(()));
-        worker.run()
+        worker.run(caller)
+    }
+}
+
+/// An engine of any type, as far as a process has to know: what a worker thread does for as long as it runs.
+trait Works: Send + Sync {
+    fn work(
+        &self,
+        process: &Process,
+        post: &Post,
+        ready: &Sender<Result<(), Error>>,
+    ) -> Result<Infallible, Error>;
+}
+
+impl<E: Engine> Works for E {
+    fn work(
+        &self,
+        process: &Process,
+        post: &Post,
+        ready: &Sender<Result<(), Error>>,
+    ) -> Result<Infallible, Error> {
+        let mut caller = self.caller(post.number)?;
+        match &process.slots {
+            None => process.work(post, Own, &mut caller, ready),
+            Some(slots) => process.work(post, slots.core(post.number)?, &mut caller, ready),
+        }
     }
 }
 

@@ -1,0 +1,185 @@
+//! What calls the functions of a package: native code in this crate ([`super::library`]), or an engine of another.
+//!
+//! A worker program is [`super::process::run`] with one [`Engine`]. The loop of [`Worker`](super::Worker) is compiled for
+//! the engine's own [`Caller`], so that choosing between engines costs a call nothing: a process has one kind of package,
+//! and its program is that kind's.
+//!
+//! A client can write to inputs and outputs at any time. Therefore an engine gets them as [`Input`] and [`Output`], which
+//! copy, or hand out addresses to who knows what to do with them, and are never references.
+
+use std::marker::PhantomData;
+use std::path::Path;
+use std::ptr::NonNull;
+
+use sublet_proto::v1::PackageInfo;
+use sublet_proto::{Code, Error};
+
+use crate::wire::MAX_MESSAGE_BYTES;
+
+/// A loaded package, shared by the threads of a worker process for as long as it lives.
+pub trait Engine: Send + Sync + 'static {
+    /// What one thread calls functions with.
+    type Caller<'engine>: Caller
+    where
+        Self: 'engine;
+
+    /// The caller of one worker thread, made on that thread before its first call.
+    ///
+    /// # Errors
+    /// Whatever keeps the engine from it is told to the client.
+    fn caller(&self, worker: u32) -> Result<Self::Caller<'_>, Error>;
+}
+
+/// What one worker thread calls functions with; it holds what an engine has for each thread.
+pub trait Caller {
+    /// Calls the function of this index in the package, and says how many bytes of output there are. More than the
+    /// output's capacity is an error that the worker finds by itself.
+    ///
+    /// # Errors
+    /// [`Code::UnknownFunction`] without such a function. With [`Code::FunctionFailed`], [`Code::MemoryExceeded`] and
+    /// [`Code::DeadlineExceeded`] goes [`Caller::message`]. None of them ends the worker.
+    fn call(&mut self, function: u16, input: Input<'_>, output: Output<'_>) -> Result<u32, Code>;
+
+    /// Why the latest call failed.
+    fn message(&self) -> &[u8];
+
+    /// The client has its result: time to clean up after the call, or to prepare the next.
+    #[inline(always)]
+    fn rest(&mut self) {}
+}
+
+/// What an engine is loaded from, and what all of its calls together may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Load<'setup> {
+    /// The folder of the unpacked package.
+    pub folder: &'setup Path,
+    /// The package.
+    pub package: &'setup PackageInfo,
+    /// How many threads will call its functions.
+    pub workers: u32,
+    /// The lease's memory as far as the process may allocate it.
+    pub memory_bytes: u64,
+}
+
+/// A call's input, in memory that the client can write to.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'call> {
+    at: NonNull<u8>,
+    len: u32,
+    call: PhantomData<&'call ()>,
+}
+
+impl<'call> Input<'call> {
+    /// One of private memory, for calls that no client makes.
+    pub fn of(bytes: &'call [u8]) -> Input<'call> {
+        let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        Input { at: NonNull::from(bytes).cast(), len, call: PhantomData }
+    }
+
+    /// # Safety
+    /// So many bytes are mapped there for as long as the input lives.
+    #[inline(always)]
+    pub(crate) unsafe fn new(at: NonNull<u8>, len: u32) -> Self {
+        Input { at, len, call: PhantomData }
+    }
+
+    /// How many bytes it has.
+    #[inline(always)]
+    #[expect(clippy::len_without_is_empty, reason = "an empty input is like any other")]
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Where it lies in this process, for those who read it in place.
+    #[inline(always)]
+    pub fn address(&self) -> NonNull<u8> {
+        self.at
+    }
+
+    /// Copies it to the front of `into`, as far as both go. A client that writes meanwhile makes them any bytes.
+    #[inline(always)]
+    pub fn copy_to(&self, into: &mut [u8]) {
+        let count = into.len().min(self.len as usize);
+        // SAFETY: `new` promises `len` mapped bytes; `into` is private memory, and has as many.
+        unsafe { std::ptr::copy_nonoverlapping(self.at.as_ptr(), into.as_mut_ptr(), count) };
+    }
+}
+
+/// Where a call's output goes, in memory that the client can write to.
+#[derive(Debug)]
+pub struct Output<'call> {
+    at: NonNull<u8>,
+    capacity: u32,
+    call: PhantomData<&'call ()>,
+}
+
+impl<'call> Output<'call> {
+    /// One of private memory, for calls that no client makes.
+    pub fn of(bytes: &'call mut [u8]) -> Output<'call> {
+        let capacity = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        Output { at: NonNull::from(bytes).cast(), capacity, call: PhantomData }
+    }
+
+    /// # Safety
+    /// So many bytes are mapped there for as long as the output lives, and nobody in this process refers to them.
+    #[inline(always)]
+    pub(crate) unsafe fn new(at: NonNull<u8>, capacity: u32) -> Self {
+        Output { at, capacity, call: PhantomData }
+    }
+
+    /// How many bytes it takes.
+    #[inline(always)]
+    pub fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// Where it lies in this process, for those who write it in place.
+    #[inline(always)]
+    pub fn address(&mut self) -> NonNull<u8> {
+        self.at
+    }
+
+    /// Writes its first bytes, as far as it goes.
+    #[inline(always)]
+    pub fn copy_from(&mut self, from: &[u8]) {
+        let count = from.len().min(self.capacity as usize);
+        // SAFETY: `new` promises `capacity` mapped bytes; `from` is private memory, and has as many.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.at.as_ptr(), count) };
+    }
+}
+
+/// What a failed call has to say, cut to what a result has room for.
+#[derive(Clone, Debug)]
+pub struct Message {
+    len: usize,
+    bytes: [u8; MAX_MESSAGE_BYTES as usize],
+}
+
+impl Message {
+    /// How many bytes it can have.
+    pub const CAPACITY: usize = MAX_MESSAGE_BYTES as usize;
+
+    /// An empty one.
+    pub const fn new() -> Message {
+        Message { len: 0, bytes: [0; Message::CAPACITY] }
+    }
+
+    /// As much of it as there is room for.
+    pub fn of(bytes: &[u8]) -> Message {
+        let mut message = Message::new();
+        message.len = bytes.len().min(Message::CAPACITY);
+        message.bytes[..message.len].copy_from_slice(&bytes[..message.len]);
+        message
+    }
+
+    /// What it says.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+impl Default for Message {
+    fn default() -> Message {
+        Message::new()
+    }
+}
