@@ -41,6 +41,7 @@ mod message;
 mod node;
 mod pace;
 mod packages;
+mod programs;
 mod report;
 mod resources;
 mod sandboxes;
@@ -75,6 +76,7 @@ use crate::ledger::Ledger;
 use crate::managers::Managers;
 use crate::node::Node;
 use crate::packages::Packages;
+use crate::programs::Programs;
 use crate::resources::{Pool, Resources};
 use crate::sandboxes::Maker;
 use crate::signal::Signal;
@@ -102,7 +104,7 @@ pub struct Options {
     pub shared: Option<SharedCores>,
     /// How much memory it lends, in bytes; three quarters of what is usable if nothing is said.
     pub memory_bytes: Option<u64>,
-    /// The worker program.
+    /// The worker program of native code; those of other kinds of packages stand beside it.
     pub worker: PathBuf,
     /// The program that makes sandboxes.
     pub spawner: PathBuf,
@@ -219,7 +221,7 @@ fn node(
     let node = Node {
         instance: new_instance()?,
         started_ms: state.started_ms(SystemTime::now()),
-        worker: find_program("worker", &options.worker)?,
+        programs: Programs::beside(find_program("worker", &options.worker)?),
         lends_network: options.lend_network,
         sandboxes: Maker::start(find_program("spawner", &options.spawner)?, state.path.join("root"))?,
         calibration,

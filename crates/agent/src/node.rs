@@ -1,6 +1,5 @@
 //! What the threads of one agent share.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -13,6 +12,7 @@ use crate::gate::Gate;
 use crate::ledger::Ledger;
 use crate::managers::Managers;
 use crate::packages::Packages;
+use crate::programs::Programs;
 use crate::resources::Pool;
 use crate::sandboxes::Maker;
 use crate::signal::Signal;
@@ -25,8 +25,8 @@ pub(crate) struct Node {
     pub(crate) instance: String,
     /// In milliseconds of Unix time, later than any earlier start on the state folder.
     pub(crate) started_ms: u64,
-    /// The worker program.
-    pub(crate) worker: PathBuf,
+    /// The worker programs.
+    pub(crate) programs: Programs,
     /// Whether functions that ask for it may use this machine's network.
     pub(crate) lends_network: bool,
     /// Where those of all leases are made.

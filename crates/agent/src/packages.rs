@@ -15,7 +15,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use prost::Message;
-use sublet_proto::package::{Checked, INFO_FILE, MANIFEST_FILE, digest as digest_of, is_digest, validate};
+use sublet_proto::package::{
+    Checked, INFO_FILE, MANIFEST_FILE, digest as digest_of, is_digest, runs_on, validate,
+};
 use sublet_proto::v1::{PackageFile, PackageInfo};
 use sublet_proto::{Code, Error, decode};
 
@@ -150,7 +152,7 @@ fn check(digest: &str, encoded: &[u8]) -> Result<Checked, Error> {
     }
     let checked = validate(encoded)?;
     let here = std::env::consts::ARCH;
-    if checked.architecture != here {
+    if !runs_on(checked.architecture, here) {
         let message =
             format!("package {} is for {}, and this node is {here}", checked.name, checked.architecture);
         return Err(Error::new(Code::WrongArchitecture, message));

@@ -1,6 +1,7 @@
 //! One lease's worker process: how it is started in its sandbox, ended, and what its end is called.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -51,6 +52,7 @@ impl WorkerProcess {
         requested_ns: u64,
     ) -> Result<(WorkerProcess, Started, PacketSocket), Error> {
         let package_ready_ns = monotonic_ns();
+        let program = node.programs.of(&package.info)?;
         check_network(node, &package.info)?;
         let (outside, inside) = PacketSocket::pair()?;
         let occupancy = held.reservation.slots.as_ref().map(SlotHold::occupy);
@@ -59,7 +61,7 @@ impl WorkerProcess {
         let regions: Vec<_> = [held.inbox.fd(), held.meter.region().fd()].into_iter().chain(slots).collect();
         outside.send(&setup, &regions)?;
         let sandboxes = node.sandboxes.current()?;
-        let sandbox = one(sandboxes.launch(vec![spec(node, held, &package, inside)]))?;
+        let sandbox = one(sandboxes.launch(vec![spec(program, held, &package, inside)]))?;
         let pid = sandbox.state.pid.unwrap_or_default();
         let started = Started { pid, requested_ns, package_ready_ns, spawned_ns: monotonic_ns() };
         Ok((WorkerProcess { sandboxes, sandbox, package, occupancy }, started, outside))
@@ -133,7 +135,7 @@ fn check_network(node: &Node, package: &PackageInfo) -> Result<(), Error> {
 }
 
 /// The sandbox in which a lease's workers run.
-fn spec(node: &Node, held: &Attached, package: &Unpacked, control: PacketSocket) -> Spec {
+fn spec(program: PathBuf, held: &Attached, package: &Unpacked, control: PacketSocket) -> Spec {
     let workers = held.reservation.cores.len() as u64;
     let mut cores = held.reservation.cores.clone();
     cores.sort_unstable();
@@ -144,7 +146,7 @@ fn spec(node: &Node, held: &Attached, package: &Unpacked, control: PacketSocket)
     let own_bytes = OWN_MEMORY_BYTES.saturating_add(THREAD_MEMORY_BYTES.saturating_mul(workers));
     Spec {
         kind: Kind::Process,
-        program: Program::Outside(node.worker.clone()),
+        program: Program::Outside(program),
         args: Vec::new(),
         env: Vec::new(),
         folder: Some(package.folder.clone()),

@@ -37,11 +37,11 @@ codes! {
     UnknownPackage = 12, "unknown_package";
     /// No such lease.
     UnknownLease = 13, "unknown_lease";
-    /// The package is malformed: its manifest, a path in it, or its shared object.
+    /// The package is malformed: its manifest, a path in it, or its library.
     InvalidPackage = 14, "invalid_package";
     /// The shared object is for another processor.
     WrongArchitecture = 15, "wrong_architecture";
-    /// The manifest names a symbol that the shared object does not export.
+    /// The manifest names a symbol that the library does not export.
     MissingSymbol = 16, "missing_symbol";
     /// The input is larger than an inbox slot and not in the client's allocator.
     InputTooLarge = 17, "input_too_large";
@@ -73,11 +73,12 @@ codes! {
     TicketSuperseded = 38, "ticket_superseded";
     /// The lease's node was handed back to its owner.
     NodeReclaimed = 39, "node_reclaimed";
-    /// The function reported an error or threw; the message is its own.
+    /// The function reported an error or threw, and the message is its own; in WebAssembly also: it trapped.
     FunctionFailed = 40, "function_failed";
     /// The worker process ended before the call did.
     WorkerDied = 41, "worker_died";
-    /// The call's deadline passed; its worker process was stopped.
+    /// The call's deadline passed, and its worker process was stopped; or a WebAssembly function's own limit, and only the
+    /// call was.
     DeadlineExceeded = 42, "deadline_exceeded";
     /// The function ran out of the lease's memory.
     MemoryExceeded = 43, "memory_exceeded";

@@ -1,19 +1,21 @@
 //! Packages: what is deployed, how it is addressed, and what makes it valid.
 //!
-//! A package is a manifest (`sublet.toml`) and files, one of which is a shared object with the functions. It is
-//! stored and sent as the canonical encoding of [`v1::Package`] and is known by the SHA-256 of those bytes, so
+//! A package is a manifest (`sublet.toml`) and files, one of which is the library with the functions: a shared object or
+//! a WebAssembly module ([`Kind`]). It is stored and sent as the canonical encoding of [`v1::Package`] and is known by the SHA-256 of those bytes, so
 //! that the same content is the same package wherever it is deployed.
 //!
 //! Building one ([`from_library`], [`from_files`], [`encode`]) checks only what it needs to; [`validate`] is the
 //! gate that every encoded package passes before it is stored or unpacked, and it trusts nothing:
 //!
 //! - every path is relative and stays inside of the package's folder, none stands twice or inside of another file;
-//! - the shared object is complete, for a known processor, and exports every function that the package offers;
+//! - the library is complete, for a known processor or for all, and exports every function that the package offers;
 //! - everything is bounded by the constants here.
 //!
 //! A function is addressed as `package/function`, where the package is a name or a digest.
 
 mod elf;
+mod kind;
+mod wasm;
 
 use std::collections::BTreeSet;
 
@@ -23,6 +25,8 @@ use sha2::{Digest, Sha256};
 
 use crate::v1::{self, FunctionInfo, PackageFile};
 use crate::{Code, Error};
+
+pub use kind::{Kind, PORTABLE, runs_on};
 
 /// The manifest's name in a package's folder; no file of the package may have it.
 pub const MANIFEST_FILE: &str = "sublet.toml";
@@ -54,7 +58,7 @@ const DIGEST_HEX_DIGITS: usize = 64;
 pub struct Manifest {
     /// The package's name.
     pub name: String,
-    /// The path of the shared object in the package.
+    /// The path of the library in the package.
     pub library: String,
     /// Whether the functions open connections by themselves. Only nodes that lend their network execute them then.
     #[serde(default)]
@@ -62,7 +66,27 @@ pub struct Manifest {
     /// The functions that the package offers, in the order of their indexes. None: every exported C function.
     #[serde(default, rename = "function")]
     pub functions: Vec<ManifestFunction>,
+    /// What calls of a WebAssembly module may take.
+    pub wasm: Option<WasmLimits>,
 }
+
+/// The `[wasm]` of a manifest: what one call of a WebAssembly function may take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WasmLimits {
+    /// How long it may run, in milliseconds; [`DEFAULT_DEADLINE_MS`] if it is left out.
+    pub deadline_ms: Option<u64>,
+    /// The largest size of its linear memory, in bytes, input and output included; its part of the lease's memory if it is
+    /// left out, and never more.
+    pub memory_bytes: Option<u64>,
+    /// How many units of fuel it may burn, about one for each instruction; any number if it is left out.
+    pub fuel: Option<u64>,
+}
+
+/// How long a call of a WebAssembly function may run if its package does not say, in milliseconds.
+pub const DEFAULT_DEADLINE_MS: u64 = 60_000;
+/// The longest time that a package may give its calls, in milliseconds: a day.
+pub const MAX_DEADLINE_MS: u64 = 24 * 60 * 60 * 1000;
 
 /// One `[[function]]` of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -70,7 +94,7 @@ pub struct Manifest {
 pub struct ManifestFunction {
     /// What callers say.
     pub name: String,
-    /// What the shared object exports; the same as the name if it is left out.
+    /// What the library exports; the same as the name if it is left out.
     pub symbol: Option<String>,
 }
 
@@ -88,7 +112,19 @@ impl Manifest {
         check_name("package", &manifest.name)?;
         check_path(&manifest.library)?;
         manifest.check_functions()?;
+        manifest.check_limits()?;
         Ok(manifest)
+    }
+
+    fn check_limits(&self) -> Result<(), Error> {
+        let limits = self.wasm.unwrap_or_default();
+        if limits.deadline_ms.is_some_and(|ms| !(1..=MAX_DEADLINE_MS).contains(&ms)) {
+            return Err(invalid(format!("{MANIFEST_FILE}: deadline_ms is not 1 to {MAX_DEADLINE_MS}")));
+        }
+        if limits.memory_bytes == Some(0) || limits.fuel == Some(0) {
+            return Err(invalid(format!("{MANIFEST_FILE}: no function runs without memory or fuel")));
+        }
+        Ok(())
     }
 
     fn check_functions(&self) -> Result<(), Error> {
@@ -124,9 +160,11 @@ pub struct Checked {
     pub name: String,
     /// "sha256:" and 64 hexadecimal digits.
     pub digest: String,
-    /// The processor of its shared object, as Rust names it.
+    /// What its library is.
+    pub kind: Kind,
+    /// The processor of its library, as Rust names it; [`PORTABLE`] for all.
     pub architecture: &'static str,
-    /// The path of the shared object in the package.
+    /// The path of the library in the package.
     pub library: String,
     /// Its functions, in the order of their indexes.
     pub functions: Vec<FunctionInfo>,
@@ -150,16 +188,20 @@ impl Checked {
             deployed_unix_ms: 0,
             library: self.library.clone(),
             network: self.network,
+            kind: self.kind.name().to_owned(),
         }
     }
 }
 
-/// A package of one shared object. Its name is the file's name without `.so` and what follows: `libx` of
-/// `libx.so`, `libx.so.1` or `libx`. Every exported C function becomes callable: `f` as `libx/f`.
+/// A package of one library. Its name is the file's name without `.so` and what follows, or `.wasm`: `libx` of `libx.so`,
+/// `libx.so.1`, `libx.wasm` or `libx`. Every exported function becomes callable: `f` as `libx/f`.
 pub fn from_library(file_name: &str, bytes: Vec<u8>) -> Result<v1::Package, Error> {
-    let name = library_stem(file_name);
+    let (name, suffix) = match Kind::of(&bytes) {
+        Kind::Native => (library_stem(file_name), "so"),
+        Kind::Wasm => (file_name.strip_suffix(".wasm").unwrap_or(file_name), "wasm"),
+    };
     check_name("package", name)?;
-    let library = format!("{name}.so");
+    let library = format!("{name}.{suffix}");
     let manifest = format!("name = \"{name}\"\nlibrary = \"{library}\"\n");
     from_files(&manifest, vec![PackageFile { path: library, data: bytes, executable: true }])
 }
@@ -225,11 +267,18 @@ pub fn validate(encoded: &[u8]) -> Result<Checked, Error> {
     check_files(&package.files)?;
     let manifest = Manifest::parse(&package.manifest)?;
     let file = find_file(&package.files, &manifest.library)?;
-    let library = elf::read(&file.data).map_err(|reason| invalid(format!("{}: {reason}", file.path)))?;
+    let library = read_library(&file.data).map_err(|reason| invalid(format!("{}: {reason}", file.path)))?;
+    if manifest.wasm.is_some() && library.kind != Kind::Wasm {
+        return Err(invalid(format!(
+            "{MANIFEST_FILE} has limits for a WebAssembly module, which {} is not",
+            file.path
+        )));
+    }
     let functions = functions(&manifest, &library)?;
     Ok(Checked {
         name: manifest.name,
         digest: digest(encoded),
+        kind: library.kind,
         architecture: library.architecture,
         library: manifest.library,
         functions,
@@ -342,7 +391,24 @@ fn find_file<'a>(files: &'a [PackageFile], path: &str) -> Result<&'a PackageFile
     })
 }
 
-fn functions(manifest: &Manifest, library: &elf::Library<'_>) -> Result<Vec<FunctionInfo>, Error> {
+/// What is known of a complete library.
+#[derive(Debug)]
+struct Library<'data> {
+    kind: Kind,
+    architecture: &'static str,
+    /// What it exports that can be called, with names of at most [`MAX_SYMBOL_BYTES`].
+    functions: BTreeSet<&'data str>,
+}
+
+/// Reads a library, or says why it is none that can be run.
+fn read_library(data: &[u8]) -> Result<Library<'_>, String> {
+    match Kind::of(data) {
+        Kind::Native => elf::read(data),
+        Kind::Wasm => wasm::read(data),
+    }
+}
+
+fn functions(manifest: &Manifest, library: &Library<'_>) -> Result<Vec<FunctionInfo>, Error> {
     if manifest.functions.is_empty() {
         return exported_functions(library);
     }
@@ -350,29 +416,35 @@ fn functions(manifest: &Manifest, library: &elf::Library<'_>) -> Result<Vec<Func
 }
 
 /// Every exported function that C code would call by its name: none of the compiler's or of C++.
-fn exported_functions(library: &elf::Library<'_>) -> Result<Vec<FunctionInfo>, Error> {
+fn exported_functions(library: &Library<'_>) -> Result<Vec<FunctionInfo>, Error> {
     let callable: Vec<_> =
         library.functions.iter().filter(|symbol| !symbol.starts_with('_') && is_name(symbol)).collect();
     if callable.is_empty() {
-        return Err(invalid("the library exports no C function"));
+        return Err(invalid(match library.kind {
+            Kind::Native => "the library exports no C function",
+            Kind::Wasm => "the module exports no function of the type (i32, i32, i32[, i32]) -> i32",
+        }));
     }
     check_function_count(callable.len())?;
     let info = |symbol: &&&str| FunctionInfo { name: symbol.to_string(), symbol: symbol.to_string() };
     Ok(callable.iter().map(info).collect())
 }
 
-fn named_function(function: &ManifestFunction, library: &elf::Library<'_>) -> Result<FunctionInfo, Error> {
+fn named_function(function: &ManifestFunction, library: &Library<'_>) -> Result<FunctionInfo, Error> {
     let symbol = function.symbol();
     if library.functions.contains(symbol) {
         return Ok(FunctionInfo { name: function.name.clone(), symbol: symbol.to_owned() });
     }
     Err(Error::new(
         Code::MissingSymbol,
-        format!("the library does not export the function {symbol:?}; it exports {}", some_of(library)),
+        format!(
+            "the library does not export a function {symbol:?} that can be called, but {}",
+            some_of(library)
+        ),
     ))
 }
 
-fn some_of(library: &elf::Library<'_>) -> String {
+fn some_of(library: &Library<'_>) -> String {
     const SHOWN: usize = 8;
     let shown: Vec<_> = library.functions.iter().take(SHOWN).copied().collect();
     match library.functions.len() {

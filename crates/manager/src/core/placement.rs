@@ -5,6 +5,7 @@
 //! many managers, spread. Finding a rank is a scan of bits, so a decision costs the same with ten nodes or ten
 //! thousand.
 
+use sublet_proto::package::PORTABLE;
 use sublet_proto::{Code, Error};
 
 use super::chance::Chance;
@@ -123,13 +124,26 @@ pub(super) struct Classes {
 impl Classes {
     pub(super) fn key(&mut self, pu: &str, architecture: &str) -> ClassKey {
         let pu = if pu.is_empty() { DEFAULT_PU } else { pu };
-        let known = self.names.iter().position(|(p, a)| p == pu && a == architecture);
+        let known = match architecture {
+            PORTABLE => self.roomiest(pu),
+            _ => self.names.iter().position(|(p, a)| p == pu && a == architecture),
+        };
         let at = known.unwrap_or_else(|| {
             self.names.push((pu.to_owned(), architecture.to_owned()));
             self.ranks.push(Default::default());
             self.names.len() - 1
         });
         ClassKey(at as u16)
+    }
+
+    /// Of all architectures the one whose nodes have the most room, for what runs on each of them.
+    fn roomiest(&self, pu: &str) -> Option<usize> {
+        let room = |at: &usize| {
+            let sum = |of: fn(&Ranks) -> u64| self.ranks[*at].iter().map(of).sum::<u64>();
+            (sum(|ranks| ranks.free), sum(|ranks| ranks.capacity))
+        };
+        let of_pu = |at: &usize| self.names[*at].0 == pu;
+        (0..self.names.len()).filter(of_pu).max_by_key(room)
     }
 
     pub(super) fn pu(&self, class: ClassKey) -> &str {

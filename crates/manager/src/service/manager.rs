@@ -163,7 +163,7 @@ impl Parts {
         nodes.retain(|architecture| !architecture.is_empty());
         nodes.sort();
         nodes.dedup();
-        if nodes.is_empty() || nodes.iter().any(|node| node == package.architecture) {
+        if nodes.is_empty() || nodes.iter().any(|node| package::runs_on(package.architecture, node)) {
             return Ok(());
         }
         let nodes = nodes.join(", ");

@@ -9,22 +9,13 @@ use object::LittleEndian;
 use object::elf::{self, FileHeader64, Sym64};
 use object::read::elf::{FileHeader, ProgramHeader, SectionHeader, SectionTable, Sym};
 
-use super::MAX_SYMBOL_BYTES;
+use super::{Kind, Library, MAX_SYMBOL_BYTES};
 
 /// Most dynamic symbols that are looked at.
 const MAX_SYMBOLS: usize = 1 << 18;
 
 const ENDIAN: LittleEndian = LittleEndian;
 type Header = FileHeader64<LittleEndian>;
-
-/// A complete shared object.
-#[derive(Debug)]
-pub(super) struct Library<'data> {
-    /// As Rust names it.
-    pub(super) architecture: &'static str,
-    /// Exported, defined functions with names of at most [`MAX_SYMBOL_BYTES`].
-    pub(super) functions: BTreeSet<&'data str>,
-}
 
 /// Reads a shared object, or says why it is none that can be run.
 pub(super) fn read(data: &[u8]) -> Result<Library<'_>, String> {
@@ -38,7 +29,7 @@ pub(super) fn read(data: &[u8]) -> Result<Library<'_>, String> {
     check_segments(header, data)?;
     let sections = header.sections(ENDIAN, data).map_err(truncated)?;
     check_sections(&sections, data)?;
-    Ok(Library { architecture, functions: exported_functions(&sections, data)? })
+    Ok(Library { kind: Kind::Native, architecture, functions: exported_functions(&sections, data)? })
 }
 
 fn truncated(error: object::Error) -> String {

@@ -17,6 +17,7 @@ use super::view::PackageView;
 const EXAMPLES: &str = "\
 Examples:
   sublet deploy ./libx.so     every exported C function f becomes libx/f
+  sublet deploy ./x.wasm      the same of a WebAssembly module: x/f, on every kind of node
   sublet deploy ./pricing     a folder with a sublet.toml:
 
       name = \"pricing\"
@@ -26,13 +27,17 @@ Examples:
       name = \"price\"
       symbol = \"price_v2\"     # optional: the function's name
 
+      [wasm]                  # optional, of a WebAssembly module: what one call may take
+      deadline_ms = 1000
+      memory_bytes = 67108864
+
 A package is known by the digest of its content; deploying it again changes nothing.";
 
-/// Deploy a shared object, or a folder with a sublet.toml
+/// Deploy a shared object, a WebAssembly module, or a folder with a sublet.toml
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// A shared object, or a folder with a sublet.toml
+    /// A shared object, a WebAssembly module, or a folder with a sublet.toml
     path: PathBuf,
 
     #[command(flatten)]

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use sublet_proto::Code;
+use sublet_proto::package::Kind;
 use sublet_proto::v1::{
     BillBy, BillLine, Lease, LeaseState, ManagerInfo, NodeInfo, NodeNetwork, NodeState, PackageInfo, Usage,
 };
@@ -98,6 +99,8 @@ impl From<ManagerInfo> for ManagerView {
 pub(crate) struct PackageView {
     pub(crate) name: String,
     pub(crate) digest: String,
+    /// What its library is: native, wasm.
+    pub(crate) kind: String,
     pub(crate) architecture: String,
     pub(crate) size_bytes: u64,
     pub(crate) deployed_unix_ms: u64,
@@ -113,6 +116,8 @@ impl From<PackageInfo> for PackageView {
             functions,
             name: package.name,
             digest: package.digest,
+            // Packages of before there were kinds have none.
+            kind: if package.kind.is_empty() { Kind::Native.name().to_owned() } else { package.kind },
             architecture: package.architecture,
             size_bytes: package.size_bytes,
             deployed_unix_ms: package.deployed_unix_ms,

@@ -1,0 +1,46 @@
+//! The kinds of packages: what their library is made of, and therefore what executes it.
+
+use crate::{Code, Error};
+
+/// What a package's library is, told from its first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A shared object for one kind of processor, called directly.
+    Native,
+    /// A WebAssembly module, for every processor.
+    Wasm,
+}
+
+/// The architecture of what runs on every node.
+pub const PORTABLE: &str = "wasm32";
+
+const WASM_MAGIC: &[u8] = b"\0asm";
+
+impl Kind {
+    /// What a file is. Whatever is not known by its first bytes is read as a shared object, which says what is wrong.
+    pub fn of(library: &[u8]) -> Kind {
+        if library.starts_with(WASM_MAGIC) { Kind::Wasm } else { Kind::Native }
+    }
+
+    /// As it is stored and shown.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Native => "native",
+            Kind::Wasm => "wasm",
+        }
+    }
+
+    /// From its name; packages of before there were kinds have none, and are native.
+    pub fn parse(name: &str) -> Result<Kind, Error> {
+        match name {
+            "" | "native" => Ok(Kind::Native),
+            "wasm" => Ok(Kind::Wasm),
+            _ => Err(Error::new(Code::InvalidPackage, format!("there is no kind of package {name:?}"))),
+        }
+    }
+}
+
+/// Whether a node of this architecture executes what is for that one.
+pub fn runs_on(architecture: &str, node: &str) -> bool {
+    architecture == node || architecture == PORTABLE
+}
