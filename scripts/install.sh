@@ -53,6 +53,7 @@ completions() {
 
 put 755 $BUILT/sublet bin/sublet
 put 755 $BUILT/sublet-worker libexec/sublet/sublet-worker
+put 755 $BUILT/sublet-worker-wasm libexec/sublet/sublet-worker-wasm
 put 755 $BUILT/sublet-spawner libexec/sublet/sublet-spawner
 
 put 755 $BUILT/libsublet_c.so "lib/libsublet.so.$interface"

@@ -8,11 +8,16 @@ readonly CARGO_DENY=0.20.2
 
 # command:package pairs
 readonly BUILD_TOOLS=(gcc:gcc g++:g++ make:make protoc:protobuf-compiler)
-readonly TEST_TOOLS=(cmake:cmake pkg-config:pkg-config strace:strace nats-server:nats-server ip:iproute2 tc:iproute2 crun:crun)
+readonly TEST_TOOLS=(cmake:cmake pkg-config:pkg-config strace:strace nats-server:nats-server ip:iproute2 tc:iproute2
+    crun:crun clang:clang wasm-ld:lld)
 # A library that a test preloads to move a process's clock; it has no command of its own.
 readonly FAKETIME_PACKAGE=libfaketime
 # libfabric's headers, against which the ofi provider is built. With them comes the library, which it loads.
 readonly LIBFABRIC_PACKAGE=libfabric-dev
+# A C library for WebAssembly, with which tests and examples are compiled.
+readonly WASI_PACKAGE=wasi-libc
+# What Rust compiles WebAssembly for.
+readonly WASM_TARGET=wasm32-unknown-unknown
 
 stop() {
     printf '%s\n' '' "$@" >&2
@@ -45,6 +50,10 @@ has_faketime() {
 
 has_libfabric_headers() {
     printf '#include <rdma/fabric.h>\n' | gcc -fsyntax-only -x c - 2>/dev/null
+}
+
+has_wasi_library() {
+    printf '#include <stdlib.h>\n' | clang --target=wasm32-wasi -fsyntax-only -x c - 2>/dev/null
 }
 
 may_become_root() {
@@ -87,6 +96,15 @@ install_component() {
     rustup component add "$component"
 }
 
+# Rust's standard library for another target.
+install_target() {
+    [[ -d $(rustc --print sysroot)/lib/rustlib/$1 ]] && return
+    command -v rustup >/dev/null ||
+        stop "Rust's target $1 is missing, and there is no rustup to add it. Install it, then run make again."
+    echo "installing the Rust target $1"
+    rustup target add "$1"
+}
+
 install_cargo_deny() {
     local version
     if version=$(cargo-deny --version 2>/dev/null) && at_least "${version#cargo-deny }" "$CARGO_DENY"; then
@@ -101,12 +119,14 @@ main() {
     [[ $1 == test ]] && tools+=("${TEST_TOOLS[@]}")
     packages=$(missing_packages "${tools[@]}")
     [[ $1 != test ]] || has_faketime || packages+="$FAKETIME_PACKAGE "
+    [[ $1 != test ]] || has_wasi_library || packages+="$WASI_PACKAGE "
     has_libfabric_headers || packages+="$LIBFABRIC_PACKAGE "
     [[ -z $packages ]] || install_packages "$packages"
     check_rust
     if [[ $1 == test ]]; then
         install_component rustfmt rustfmt --version
         install_component clippy cargo-clippy --version
+        install_target "$WASM_TARGET"
         install_cargo_deny
     fi
 }

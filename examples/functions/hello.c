@@ -1,6 +1,10 @@
 /* The functions that hello calls, in each language. They link with nothing of Sublet's:
  *
  *     cc -O2 -shared -fPIC -o libhello.so hello.c
+ *
+ * or, for every processor, as a WebAssembly module (with Debian's wasi-libc: and -nodefaultlibs -lc):
+ *
+ *     clang --target=wasm32-wasi -mexec-model=reactor -O2 -Wl,--export-dynamic -o hello.wasm hello.c
  */
 #include <ctype.h>
 #include <stdio.h>

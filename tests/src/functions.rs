@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::{platform, root};
@@ -24,19 +25,37 @@ pub fn package(source: &'static str) -> String {
     library(source).to_string_lossy().into_owned()
 }
 
-/// Compiles beside its place and moves it there: a worker of another test may have the old one mapped.
+/// A source of `tests/functions` as a WebAssembly module, compiled without a C library.
+pub fn module(source: &'static str) -> PathBuf {
+    let mut clang = Command::new("clang");
+    clang.args(["--target=wasm32", "-mbulk-memory", "-O2", "-nostdlib"]);
+    clang.args(["-Wl,--no-entry", "-Wl,--export-dynamic"]);
+    let source = root().join("tests/functions").join(source);
+    let name = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    build(clang, &source, &format!("{name}.wasm"))
+}
+
 fn compile(source: &str) -> PathBuf {
-    let folder = platform::programs().join("test-functions");
-    std::fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let source = root().join("tests/functions").join(source);
     let name = source.file_stem().unwrap_or_default().to_string_lossy();
+    let mut compiler = compiler(&source);
+    compiler.args(["-O2", "-shared", "-fPIC"]);
+    build(compiler, &source, &format!("lib{name}.so"))
+}
+
+/// Compiles beside its place and moves it there: a worker of another test may have the old one mapped.
+fn build(mut compiler: Command, source: &Path, library: &str) -> PathBuf {
+    static BUILT: AtomicU32 = AtomicU32::new(0);
+    let folder = platform::programs().join("test-functions");
+    std::fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let built = BUILT.fetch_add(1, Ordering::Relaxed);
     let (object, part) =
-        (folder.join(format!("lib{name}.so")), folder.join(format!("{name}.{}", std::process::id())));
-    let output = compiler(&source)
-        .args(["-O2", "-shared", "-fPIC", "-o"])
-        .args([&part, &source])
+        (folder.join(library), folder.join(format!("{library}.{}.{built}", std::process::id())));
+    let output = compiler
+        .arg("-o")
+        .args([part.as_path(), source])
         .output()
-        .unwrap_or_else(|error| panic!("a C and C++ compiler is needed: {error}"));
+        .unwrap_or_else(|error| panic!("a compiler is missing, see scripts/setup.sh: {error}"));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     std::fs::rename(&part, &object).unwrap_or_else(|error| panic!("{}: {error}", object.display()));
     object

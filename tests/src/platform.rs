@@ -233,7 +233,8 @@ pub fn assert_more_calls_than_slots(client: &Invoker) {
 pub fn sublet() -> Command {
     let program = programs().join("sublet");
     let worker = programs().join("sublet-worker");
-    for file in [&program, &worker, &programs().join("sublet-spawner")] {
+    let others = ["sublet-spawner", "sublet-worker-wasm"].map(|name| programs().join(name));
+    for file in others.iter().chain([&program, &worker]) {
         assert!(
             file.is_file(),
             "{} is missing: run `cargo build --release --workspace` first",

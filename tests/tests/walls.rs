@@ -12,6 +12,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("sublet-fabric", &["sublet-proto"]),
     ("sublet-sandbox", &["sublet-proto"]),
     ("sublet-runtime", &["sublet-proto", "sublet-fabric"]),
+    ("sublet-wasm", &["sublet-proto", "sublet-runtime"]),
     ("sublet-manager", &["sublet-proto", "sublet-fabric"]),
     ("sublet-agent", &["sublet-proto", "sublet-fabric", "sublet-runtime", "sublet-sandbox"]),
     (

@@ -19,6 +19,7 @@ pub mod bandwidth;
 pub mod cold;
 pub mod connections;
 mod fleet;
+mod instance;
 pub mod latency;
 pub mod lease;
 mod own;

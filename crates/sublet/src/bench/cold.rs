@@ -1,5 +1,5 @@
-//! A cold start: from the request for a lease to the first result, step by step, beside what the system takes at least to
-//! start a program that does nothing and to hear of its end.
+//! A cold start: from the request to the first result, step by step, beside a floor. Of processes: from the request for a
+//! lease, beside what the system takes at least to start a program that does nothing and to hear of its end.
 
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -9,7 +9,7 @@ use sublet_fabric::clock::monotonic_ns;
 use sublet_proto::{Code, Error};
 use sublet_runtime::{Access, Allocation, Invoker, Policy};
 
-use super::{PACKAGE, Samples, deploy, human_ns};
+use super::{PACKAGE, Samples, deploy, human_ns, instance};
 
 /// The kind of sandbox that workers start in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -17,16 +17,30 @@ use super::{PACKAGE, Samples, deploy, human_ns};
 pub enum Sandbox {
     /// An isolated process.
     Process,
+    /// A fresh instance in the engine of a process that has loaded the package.
+    Wasm,
 }
 
 impl Sandbox {
-    /// What the floor is measured with: `fork` and `exec` of a program that does nothing.
-    fn floor(self) -> Command {
+    /// How many starts there are if nothing is said: more where they take microseconds.
+    pub fn usual_starts(self) -> u32 {
         match self {
-            Sandbox::Process => Command::new("true"),
+            Sandbox::Process => 50,
+            Sandbox::Wasm => 20_000,
+        }
+    }
+
+    /// What the floor is.
+    fn floor(self) -> &'static str {
+        match self {
+            Sandbox::Process => "fork and exec of nothing",
+            Sandbox::Wasm => "the same of native code",
         }
     }
 }
+
+/// What the floor of processes is measured with: `fork` and `exec` of a program that does nothing.
+const NOTHING: &str = "true";
 
 /// The steps in their order; each ends where the next begins.
 const STEPS: &[&str] = &["lease", "ask_agent", "package", "sandbox", "load", "connect", "first_call"];
@@ -34,25 +48,25 @@ const STEPS: &[&str] = &["lease", "ask_agent", "package", "sandbox", "load", "co
 /// The figures of all starts.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
-    bench: &'static str,
-    sandbox: Sandbox,
-    n: u32,
-    median_us: f64,
-    p99_us: f64,
+    pub(super) bench: &'static str,
+    pub(super) sandbox: Sandbox,
+    pub(super) n: u32,
+    pub(super) median_us: f64,
+    pub(super) p99_us: f64,
     /// The median of what is measured in turn with the starts.
-    floor_us: f64,
-    steps: Vec<Step>,
+    pub(super) floor_us: f64,
+    pub(super) steps: Vec<Step>,
 }
 
 /// One step of a cold start.
 #[derive(Clone, Debug, Serialize)]
 pub struct Step {
-    step: &'static str,
-    median_us: f64,
-    p99_us: f64,
+    pub(super) step: &'static str,
+    pub(super) median_us: f64,
+    pub(super) p99_us: f64,
 }
 
-const NS_PER_US: f64 = 1e3;
+pub(super) const NS_PER_US: f64 = 1e3;
 
 /// The headings of [`Figure::rows`].
 pub const HEADINGS: [&str; 3] = ["STEP", "MEDIAN", "P99"];
@@ -63,13 +77,21 @@ impl Figure {
         let human_us = |us: f64| human_ns(us * NS_PER_US);
         let row = |step: &str, median_us, p99_us| [step.to_owned(), human_us(median_us), human_us(p99_us)];
         let steps = self.steps.iter().map(|step| row(step.step, step.median_us, step.p99_us));
-        let floor = ["fork and exec of nothing".to_owned(), human_us(self.floor_us), String::new()];
+        let floor = [self.sandbox.floor().to_owned(), human_us(self.floor_us), String::new()];
         steps.chain([row("request to first result", self.median_us, self.p99_us), floor]).collect()
     }
 }
 
-/// Starts `n` times, each with a lease of its own.
-pub fn run(access: &Access, sandbox: Sandbox, n: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
+/// Starts `n` times.
+pub fn run(access: &Access, sandbox: Sandbox, n: u32, progress: impl FnMut()) -> Result<Figure, Error> {
+    match sandbox {
+        Sandbox::Process => processes(access, n, progress),
+        Sandbox::Wasm => instance::run(access, n, progress),
+    }
+}
+
+/// Starts `n` processes, each with a lease of its own.
+fn processes(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
     let mut invoker = Invoker::connect_with(access.clone())?;
     deploy(invoker.manager())?;
     let (mut total, mut floor) = (Samples::with_capacity(n as usize), Samples::with_capacity(n as usize));
@@ -82,7 +104,7 @@ pub fn run(access: &Access, sandbox: Sandbox, n: u32, mut progress: impl FnMut()
             for (step, pair) in steps.iter_mut().zip(times.windows(2)) {
                 step.push(pair[1].saturating_sub(pair[0]));
             }
-            floor.push(start_nothing(sandbox.floor())?);
+            floor.push(start_nothing(Command::new(NOTHING))?);
             progress();
         }
     }
@@ -92,11 +114,19 @@ pub fn run(access: &Access, sandbox: Sandbox, n: u32, mut progress: impl FnMut()
         let (median_us, p99_us) = micros(samples);
         Step { step, median_us, p99_us }
     });
-    Ok(Figure { bench: "cold", sandbox, n, median_us, p99_us, floor_us, steps: steps.collect() })
+    Ok(Figure {
+        bench: "cold",
+        sandbox: Sandbox::Process,
+        n,
+        median_us,
+        p99_us,
+        floor_us,
+        steps: steps.collect(),
+    })
 }
 
 /// Median and p99 of nanoseconds.
-fn micros(samples: &mut Samples) -> (f64, f64) {
+pub(super) fn micros(samples: &mut Samples) -> (f64, f64) {
     let summary = samples.summary(1.0);
     (summary.median_ns / NS_PER_US, summary.p99_ns / NS_PER_US)
 }

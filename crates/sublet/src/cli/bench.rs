@@ -159,9 +159,9 @@ struct Cold {
     /// What workers start in
     #[arg(long, value_enum, default_value_t = cold::Sandbox::Process)]
     sandbox: cold::Sandbox,
-    /// Cold starts
-    #[arg(long, value_name = "STARTS", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    n: u32,
+    /// Cold starts [default: 50, of wasm 20000]
+    #[arg(long, value_name = "STARTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    n: Option<u32>,
     #[command(flatten)]
     connection: Connection,
 }
@@ -290,9 +290,10 @@ fn run_bandwidth(arguments: &Bandwidth, output: &Output) -> Result<(), Error> {
 }
 
 fn run_cold(arguments: &Cold, output: &Output) -> Result<(), Error> {
-    let bar = progress(u64::from(arguments.n), output);
+    let n = arguments.n.unwrap_or(arguments.sandbox.usual_starts());
+    let bar = progress(u64::from(n), output);
     let access = arguments.connection.access()?;
-    let figure = cold::run(&access, arguments.sandbox, arguments.n, || bar.inc(1))?;
+    let figure = cold::run(&access, arguments.sandbox, n, || bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figure, |figure| table(&cold::HEADINGS, &figure.rows()))
 }

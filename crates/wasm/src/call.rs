@@ -1,0 +1,208 @@
+//! One call: a fresh instance, input in, output out.
+//!
+//! Input, output and context lie together in the linear memory, at a place that the module does not use: what its own
+//! allocator gives, if it exports it; otherwise pages by which its memory is grown. Allocators of C's libraries may take
+//! for theirs all that there is when they are first asked, therefore `sublet_function.h` exports them. Others, as that of
+//! Rust, get what they have by growing, and never give away the same.
+
+use sublet_proto::Code;
+use sublet_runtime::worker::engine::{Caller, Input, Message, Output};
+use wasmtime::{Instance, Memory, Result, Store, TypedFunc};
+
+use crate::engine::{Function, WasmEngine};
+use crate::failure::Failure;
+use crate::host::State;
+use crate::limits::PAGE_BYTES;
+
+/// `struct sublet_context` of `sublet_function.h`, as it is in WebAssembly: its own size, and the output's capacity.
+const CONTEXT_BYTES: u32 = 8;
+/// What input and output are aligned to.
+const ALIGN_BYTES: u64 = 16;
+
+/// What one worker thread calls the functions of a module with.
+pub struct WasmCaller<'engine> {
+    engine: &'engine WasmEngine,
+    message: Message,
+    /// The instance of the latest call, until there is time to take it down.
+    used: Option<Store<State>>,
+}
+
+impl<'engine> WasmCaller<'engine> {
+    pub(crate) fn new(engine: &'engine WasmEngine) -> WasmCaller<'engine> {
+        WasmCaller { engine, message: Message::new(), used: None }
+    }
+}
+
+impl Caller for WasmCaller<'_> {
+    fn call(&mut self, function: u16, input: Input<'_>, mut output: Output<'_>) -> Result<u32, Code> {
+        let Some(&function) = self.engine.functions.get(usize::from(function)) else {
+            return Err(Code::UnknownFunction);
+        };
+        let under_way = self.engine.ticker.enter();
+        // The pool has one place for this thread.
+        self.used = None;
+        let store = self.used.insert(self.engine.store());
+        let called = call(self.engine, store, function, input, &mut output);
+        drop(under_way);
+        called.map_err(|failure| {
+            let (code, message) = failure.tell(&self.engine.limits);
+            self.message = message;
+            code
+        })
+    }
+
+    fn message(&self) -> &[u8] {
+        self.message.as_bytes()
+    }
+
+    fn rest(&mut self) {
+        self.used = None;
+    }
+}
+
+impl WasmEngine {
+    fn store(&self) -> Store<State> {
+        let mut store = Store::new(self.instances.module().engine(), State::default());
+        store.set_epoch_deadline(self.ticker.deadline_ticks());
+        store
+    }
+}
+
+fn call(
+    engine: &WasmEngine,
+    store: &mut Store<State>,
+    function: Function,
+    input: Input<'_>,
+    output: &mut Output<'_>,
+) -> Result<u32, Failure> {
+    if let Some(fuel) = engine.limits.fuel {
+        store.set_fuel(fuel)?;
+    }
+    let live = Live::start(engine, store)?;
+    let place = live.place(engine, store, Layout::of(input.len(), output.capacity()))?;
+    let Layout { input: input_at, output: output_at, .. } = place;
+    let memory = live.memory.data_mut(&mut *store);
+    put(memory, place.context, &CONTEXT_BYTES.to_le_bytes());
+    put(memory, place.context + 4, &output.capacity().to_le_bytes());
+    input.copy_to(&mut memory[input_at as usize..][..input.len() as usize]);
+    let arguments = (input_at as u32, input.len(), output_at as u32);
+    let written = match function.has_context {
+        true => {
+            let (input, size, output) = arguments;
+            let long: TypedFunc<(u32, u32, u32, u32), u32> = live.function(store, &function.export)?;
+            long.call(&mut *store, (input, size, output, place.context as u32))
+        }
+        false => {
+            let short: TypedFunc<(u32, u32, u32), u32> = live.function(store, &function.export)?;
+            short.call(&mut *store, arguments)
+        }
+    };
+    if let Some(said) = store.data_mut().failure.take() {
+        return Err(Failure::Said(said));
+    }
+    let written = written?;
+    if written <= output.capacity() {
+        output.copy_from(&live.memory.data(&*store)[output_at as usize..][..written as usize]);
+    }
+    Ok(written)
+}
+
+fn put(memory: &mut [u8], at: u64, bytes: &[u8; 4]) {
+    memory[at as usize..][..bytes.len()].copy_from_slice(bytes);
+}
+
+/// Where a call's bytes lie in the linear memory.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    context: u64,
+    input: u64,
+    output: u64,
+    end: u64,
+}
+
+impl Layout {
+    /// One that begins at 0.
+    fn of(input_bytes: u32, output_bytes: u32) -> Layout {
+        let input = u64::from(CONTEXT_BYTES).next_multiple_of(ALIGN_BYTES);
+        let output = (input + u64::from(input_bytes)).next_multiple_of(ALIGN_BYTES);
+        Layout { context: 0, input, output, end: output + u64::from(output_bytes) }
+    }
+
+    /// The same, from there on.
+    fn at(self, start: u64) -> Layout {
+        Layout {
+            context: self.context + start,
+            input: self.input + start,
+            output: self.output + start,
+            end: self.end + start,
+        }
+    }
+}
+
+/// An instance that has begun.
+struct Live {
+    instance: Instance,
+    memory: Memory,
+}
+
+impl Live {
+    fn start(engine: &WasmEngine, store: &mut Store<State>) -> Result<Live> {
+        let instance = engine.instances.instantiate(&mut *store)?;
+        let memory = instance
+            .get_module_export(&mut *store, &engine.exports.memory)
+            .and_then(wasmtime::Extern::into_memory)
+            .ok_or_else(|| wasmtime::Error::msg("the module's memory is none"))?;
+        let live = Live { instance, memory };
+        if let Some(initialize) = &engine.exports.initialize {
+            live.function::<(), ()>(store, initialize)?.call(&mut *store, ())?;
+        }
+        Ok(live)
+    }
+
+    fn function<P: wasmtime::WasmParams, R: wasmtime::WasmResults>(
+        &self,
+        store: &mut Store<State>,
+        export: &wasmtime::ModuleExport,
+    ) -> Result<TypedFunc<P, R>> {
+        let function = self
+            .instance
+            .get_module_export(&mut *store, export)
+            .and_then(wasmtime::Extern::into_func)
+            .ok_or_else(|| wasmtime::Error::msg("the module's function is none"))?;
+        function.typed(&*store)
+    }
+
+    /// Finds a place for a call's bytes.
+    fn place(
+        &self,
+        engine: &WasmEngine,
+        store: &mut Store<State>,
+        layout: Layout,
+    ) -> Result<Layout, Failure> {
+        let start = match &engine.exports.allocate {
+            Some(allocate) => self.allocate(store, allocate, layout.end)?,
+            None => self.grow(store, layout.end),
+        };
+        let memory_bytes = self.memory.data_size(&*store) as u64;
+        // What a module's allocator says is a stranger's word.
+        let placed = start.map(|start| layout.at(start)).filter(|placed| placed.end <= memory_bytes);
+        placed.ok_or(Failure::NoRoom { wanted_bytes: layout.end, memory_bytes })
+    }
+
+    fn allocate(
+        &self,
+        store: &mut Store<State>,
+        allocate: &wasmtime::ModuleExport,
+        bytes: u64,
+    ) -> Result<Option<u64>> {
+        let Ok(bytes) = u32::try_from(bytes) else { return Ok(None) };
+        let allocate: TypedFunc<u32, u32> = self.function(store, allocate)?;
+        let at = allocate.call(&mut *store, bytes)?;
+        Ok((at != 0).then_some(u64::from(at)))
+    }
+
+    fn grow(&self, store: &mut Store<State>, bytes: u64) -> Option<u64> {
+        let pages = self.memory.grow(&mut *store, bytes.div_ceil(PAGE_BYTES)).ok()?;
+        Some(pages * PAGE_BYTES)
+    }
+}

@@ -1,0 +1,147 @@
+//! A package's module, compiled and linked, from which instances are made.
+
+use std::fs;
+use std::path::Path;
+
+use sublet_proto::package::{MANIFEST_FILE, Manifest};
+use sublet_proto::{Code, Error};
+use sublet_runtime::worker::engine::{Engine, Load};
+use wasmtime::{ExternType, FuncType, InstancePre, Linker, Module, ModuleExport, ValType};
+
+use crate::call::WasmCaller;
+use crate::host::{self, State};
+use crate::limits::Limits;
+use crate::ticker::Ticker;
+
+/// Under which name a module exports its linear memory.
+pub(crate) const MEMORY: &str = "memory";
+/// A module's own allocator, as `sublet_function.h` exports it, or as other tools do.
+const ALLOCATE: [&str; 2] = ["sublet_allocate", "malloc"];
+/// What a module wants to have called before its functions (WASI's reactors).
+const INITIALIZE: &str = "_initialize";
+
+/// A loaded module. See the [crate](crate).
+pub struct WasmEngine {
+    pub(crate) instances: InstancePre<State>,
+    pub(crate) functions: Vec<Function>,
+    pub(crate) exports: Exports,
+    pub(crate) limits: Limits,
+    pub(crate) ticker: Ticker,
+}
+
+/// A function of the package.
+#[derive(Clone, Copy)]
+pub(crate) struct Function {
+    pub(crate) export: ModuleExport,
+    /// Whether it is of the long form.
+    pub(crate) has_context: bool,
+}
+
+/// What is used of every instance.
+pub(crate) struct Exports {
+    pub(crate) memory: ModuleExport,
+    pub(crate) allocate: Option<ModuleExport>,
+    pub(crate) initialize: Option<ModuleExport>,
+}
+
+impl WasmEngine {
+    /// Compiles and links a package's module.
+    ///
+    /// # Errors
+    /// [`Code::InvalidPackage`] if it is no valid module, imports what there is not, or exceeds the lease's memory before
+    /// it begins; [`Code::MissingSymbol`]; [`Code::System`] if its files cannot be read.
+    pub fn load(load: &Load<'_>) -> Result<WasmEngine, Error> {
+        let manifest = Manifest::parse(&String::from_utf8_lossy(&read(load.folder, MANIFEST_FILE)?))?;
+        let limits = Limits::new(manifest.wasm.unwrap_or_default(), load);
+        let engine = wasmtime::Engine::new(&limits.config(load.workers))
+            .map_err(|error| Error::new(Code::System, format!("setting Wasmtime up: {error:#}")))?;
+        let library = &load.package.library;
+        let refused = |error| refused(library, &error);
+        let module = Module::from_binary(&engine, &read(load.folder, library)?).map_err(refused)?;
+        let mut linker = Linker::new(&engine);
+        let linked = host::link(&mut linker, &module);
+        let instances = linked.and_then(|()| linker.instantiate_pre(&module)).map_err(refused)?;
+        Ok(WasmEngine {
+            functions: functions(load, &module)?,
+            exports: Exports::of(&module, library)?,
+            ticker: Ticker::start(&engine, limits.deadline)?,
+            instances,
+            limits,
+        })
+    }
+}
+
+impl Engine for WasmEngine {
+    type Caller<'engine> = WasmCaller<'engine>;
+
+    fn caller(&self, _worker: u32) -> Result<WasmCaller<'_>, Error> {
+        wasmtime::Engine::tls_eager_initialize();
+        Ok(WasmCaller::new(self))
+    }
+}
+
+impl Exports {
+    fn of(module: &Module, library: &str) -> Result<Exports, Error> {
+        let missing =
+            || Error::new(Code::InvalidPackage, format!("{library} exports no memory named {MEMORY:?}"));
+        let is_memory = matches!(module.get_export(MEMORY), Some(ExternType::Memory(_)));
+        let memory = module.get_export_index(MEMORY).filter(|_| is_memory).ok_or_else(missing)?;
+        let function = |name, parameters: &[ValType], results: &[ValType]| {
+            let is_one =
+                function_type(module, name).is_some_and(|of_type| has_type(&of_type, parameters, results));
+            module.get_export_index(name).filter(|_| is_one)
+        };
+        Ok(Exports {
+            memory,
+            allocate: ALLOCATE.iter().find_map(|name| function(name, &[ValType::I32], &[ValType::I32])),
+            initialize: function(INITIALIZE, &[], &[]),
+        })
+    }
+}
+
+fn functions(load: &Load<'_>, module: &Module) -> Result<Vec<Function>, Error> {
+    let find = |symbol: &str| {
+        let of_type = function_type(module, symbol)?;
+        let is_form = |count| has_type(&of_type, &vec![ValType::I32; count], &[ValType::I32]);
+        let export = module.get_export_index(symbol)?;
+        (is_form(3) || is_form(4)).then(|| Function { export, has_context: is_form(4) })
+    };
+    let missing = |symbol: &str| {
+        let (library, package) = (&load.package.library, &load.package.name);
+        let message =
+            format!("{library} of package {package} exports no function {symbol} that can be called");
+        Error::new(Code::MissingSymbol, message)
+    };
+    load.package
+        .functions
+        .iter()
+        .map(|info| find(&info.symbol).ok_or_else(|| missing(&info.symbol)))
+        .collect()
+}
+
+fn function_type(module: &Module, name: &str) -> Option<FuncType> {
+    match module.get_export(name)? {
+        ExternType::Func(of_type) => Some(of_type),
+        _ => None,
+    }
+}
+
+fn has_type(of_type: &FuncType, parameters: &[ValType], results: &[ValType]) -> bool {
+    let are = |values: &mut dyn Iterator<Item = ValType>, expected: &[ValType]| {
+        let values: Vec<_> = values.collect();
+        values.len() == expected.len()
+            && values.iter().zip(expected).all(|(value, expected)| ValType::eq(value, expected))
+    };
+    are(&mut of_type.params(), parameters) && are(&mut of_type.results(), results)
+}
+
+fn read(folder: &Path, file: &str) -> Result<Vec<u8>, Error> {
+    let path = folder.join(file);
+    fs::read(&path).map_err(|error| Error::new(Code::System, format!("reading {}: {error}", path.display())))
+}
+
+/// Wasmtime's own words, on one line.
+fn refused(library: &str, error: &wasmtime::Error) -> Error {
+    let why = format!("{error:#}").split_whitespace().collect::<Vec<_>>().join(" ");
+    Error::new(Code::InvalidPackage, format!("{library} cannot be used: {why}"))
+}

@@ -1,0 +1,67 @@
+//! What a module may import, and the state that one call has on this side.
+
+use std::fmt;
+
+use sublet_runtime::worker::engine::Message;
+use wasmtime::{Caller, Error, Extern, Linker, Module, Result};
+
+use crate::wasi;
+
+/// The name of Sublet's own functions as a module.
+const SUBLET: &str = "sublet";
+
+/// What a call has on the host's side.
+#[derive(Default)]
+pub(crate) struct State {
+    /// What the function said when it failed, if it has.
+    pub(crate) failure: Option<Message>,
+}
+
+/// The function ended itself as a program would.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Exit(pub(crate) i32);
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "it exited with status {}", self.0)
+    }
+}
+
+impl std::error::Error for Exit {}
+
+/// Everything that this module may import.
+pub(crate) fn link(linker: &mut Linker<State>, module: &Module) -> Result<()> {
+    linker.func_wrap(SUBLET, "fail", fail)?;
+    wasi::link(linker, module)
+}
+
+/// `sublet_fail` of `sublet_function.h`: the first report of a call counts. A null address is no message.
+fn fail(mut caller: Caller<'_, State>, message: u32) -> Result<()> {
+    let (memory, state) = memory(&mut caller)?;
+    let said = match message {
+        0 => &[][..],
+        at => memory.get(at as usize..).ok_or_else(|| outside(at, 1))?,
+    };
+    let said = &said[..said.len().min(Message::CAPACITY)];
+    let said = said.split(|&byte| byte == 0).next().unwrap_or_default();
+    state.failure.get_or_insert_with(|| Message::of(said));
+    Ok(())
+}
+
+/// The linear memory, and the state beside it.
+pub(crate) fn memory<'a>(caller: &'a mut Caller<'_, State>) -> Result<(&'a mut [u8], &'a mut State)> {
+    match caller.get_export(crate::engine::MEMORY) {
+        Some(Extern::Memory(memory)) => Ok(memory.data_and_store_mut(caller)),
+        _ => Err(Error::msg("the module exports no memory")),
+    }
+}
+
+/// A range of the linear memory that a module has said.
+pub(crate) fn range(memory: &mut [u8], at: u32, len: u32) -> Result<&mut [u8]> {
+    let end = u64::from(at) + u64::from(len);
+    memory.get_mut(at as usize..end as usize).ok_or_else(|| outside(at, len))
+}
+
+fn outside(at: u32, len: u32) -> Error {
+    Error::msg(format!("it passed an address outside of its memory: {len} bytes at {at:#x}"))
+}

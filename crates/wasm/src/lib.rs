@@ -1,0 +1,24 @@
+//! WebAssembly functions: the engine that calls them, for the worker program `sublet-worker-wasm`.
+//!
+//! - [`WasmEngine`] compiles a package's module, links it with the little that it may import, and keeps a pool with room
+//!   for one instance for each worker thread.
+//! - [`WasmCaller`] serves one call: it makes a fresh instance, places input and output in its linear memory, calls, and
+//!   copies the output out. Nothing of an instance is there for the next call: globals, memory and tables begin as the
+//!   module says.
+//! - A call ends at its limits of time, memory and fuel, with an error of its own and not with the process.
+//!
+//! The module is a stranger's. It is compiled and executed in the sandbox of its lease's worker process, so that a fault in
+//! the compiler is no more than a fault in native code of the same tenant. There is no unsafe code here: what clients
+//! write to while it is read is copied by [`Input`](sublet_runtime::worker::engine::Input) and
+//! [`Output`](sublet_runtime::worker::engine::Output).
+
+mod call;
+mod engine;
+mod failure;
+mod host;
+mod limits;
+mod ticker;
+mod wasi;
+
+pub use call::WasmCaller;
+pub use engine::WasmEngine;

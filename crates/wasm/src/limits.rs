@@ -1,0 +1,72 @@
+//! What a call may take, and the configuration of Wasmtime that holds it to that.
+
+use std::time::Duration;
+
+use sublet_proto::package::{DEFAULT_DEADLINE_MS, WasmLimits};
+use sublet_runtime::worker::engine::Load;
+use wasmtime::{Config, InstanceAllocationStrategy, PoolingAllocationConfig};
+
+/// The size of a page of linear memory, in bytes.
+pub(crate) const PAGE_BYTES: u64 = 1 << 16;
+/// Most tables of a module, and the most elements of each.
+const MAX_TABLES: u32 = 2;
+const MAX_TABLE_ELEMENTS: usize = 1 << 16;
+/// What Wasmtime keeps of one instance beside its memory and tables, in bytes.
+const MAX_INSTANCE_BYTES: usize = 16 << 20;
+/// How deep wasm calls may go, in bytes of a worker thread's stack.
+const MAX_STACK_BYTES: usize = 1 << 20;
+/// So much of a linear memory is cleared by writing zeros and not by giving pages back, in bytes.
+const KEEP_RESIDENT_BYTES: usize = 64 << 10;
+
+/// What one call may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) deadline: Duration,
+    /// Of the linear memory, input and output included; whole pages.
+    pub(crate) memory_bytes: u64,
+    pub(crate) fuel: Option<u64>,
+}
+
+impl Limits {
+    /// What the package says, as far as the lease has it.
+    pub(crate) fn new(said: WasmLimits, load: &Load<'_>) -> Limits {
+        let share = load.memory_bytes / u64::from(load.workers.max(1));
+        let memory_bytes = said.memory_bytes.unwrap_or(u64::MAX).min(share).min(1 << 32);
+        Limits {
+            deadline: Duration::from_millis(said.deadline_ms.unwrap_or(DEFAULT_DEADLINE_MS)),
+            memory_bytes: memory_bytes / PAGE_BYTES * PAGE_BYTES,
+            fuel: said.fuel,
+        }
+    }
+
+    /// The configuration for so many calls at a time.
+    pub(crate) fn config(&self, workers: u32) -> Config {
+        let mut config = Config::new();
+        config
+            .allocation_strategy(InstanceAllocationStrategy::Pooling(self.pool(workers)))
+            .epoch_interruption(true)
+            .consume_fuel(self.fuel.is_some())
+            .max_wasm_stack(MAX_STACK_BYTES)
+            // What went wrong is told in one line; the places in the code would take memory for each instruction.
+            .wasm_backtrace(false)
+            .generate_address_map(false)
+            .wasm_memory64(false)
+            .wasm_multi_memory(false);
+        config
+    }
+
+    fn pool(&self, workers: u32) -> PoolingAllocationConfig {
+        let mut pool = PoolingAllocationConfig::new();
+        pool.total_core_instances(workers)
+            .total_memories(workers)
+            .total_tables(workers.saturating_mul(MAX_TABLES))
+            .max_memories_per_module(1)
+            .max_tables_per_module(MAX_TABLES)
+            .max_memory_size(self.memory_bytes as usize)
+            .table_elements(MAX_TABLE_ELEMENTS)
+            .max_core_instance_size(MAX_INSTANCE_BYTES)
+            .linear_memory_keep_resident(KEEP_RESIDENT_BYTES)
+            .table_keep_resident(KEEP_RESIDENT_BYTES);
+        pool
+    }
+}

@@ -1,0 +1,128 @@
+//! As much of WASI (preview 1) as a function needs that has no rights: the time, random numbers, an end, and a log.
+//!
+//! There are no arguments, no environment, no files and no sockets: whatever would use a descriptor but the two outputs is
+//! answered as if it were not open, and libraries that look for folders at their start find that there are none. What a
+//! function prints goes to the worker's own output.
+
+use std::io::Write;
+
+use rustix::time::{ClockId, Timespec, clock_getres, clock_gettime};
+use wasmtime::{Caller, Error, ExternType, Linker, Module, Result, Val};
+
+use crate::host::{Exit, State, memory, range};
+
+const WASI: &str = "wasi_snapshot_preview1";
+
+/// Numbers of errors, as WASI has them.
+mod errno {
+    pub(super) const SUCCESS: i32 = 0;
+    pub(super) const BADF: i32 = 8;
+    pub(super) const INVAL: i32 = 28;
+    pub(super) const IO: i32 = 29;
+    pub(super) const NOSYS: i32 = 52;
+}
+
+/// Most pieces of one output.
+const MAX_PIECES: u32 = 1024;
+const PIECE_BYTES: u32 = 8;
+
+/// Defines what the module imports of WASI.
+pub(crate) fn link(linker: &mut Linker<State>, module: &Module) -> Result<()> {
+    linker.func_wrap(WASI, "args_sizes_get", no_words)?;
+    linker.func_wrap(WASI, "environ_sizes_get", no_words)?;
+    linker.func_wrap(WASI, "args_get", |_: u32, _: u32| errno::SUCCESS)?;
+    linker.func_wrap(WASI, "environ_get", |_: u32, _: u32| errno::SUCCESS)?;
+    linker.func_wrap(WASI, "clock_time_get", clock_time)?;
+    linker.func_wrap(WASI, "clock_res_get", clock_resolution)?;
+    linker.func_wrap(WASI, "random_get", random)?;
+    linker.func_wrap(WASI, "fd_write", write)?;
+    linker.func_wrap(WASI, "sched_yield", || errno::SUCCESS)?;
+    linker.func_wrap(WASI, "proc_exit", |status: i32| Err::<(), _>(Error::new(Exit(status))))?;
+    for import in module.imports().filter(|import| import.module() == WASI) {
+        let (Some(answer), ExternType::Func(of_type)) = (absent(import.name()), import.ty()) else {
+            continue;
+        };
+        if of_type.results().len() != 1 {
+            continue;
+        }
+        linker.func_new(WASI, import.name(), of_type, move |_, _, results| {
+            results[0] = Val::I32(answer);
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+/// What is answered by a known function that does nothing here.
+fn absent(name: &str) -> Option<i32> {
+    match name {
+        "fd_write" => None,
+        "poll_oneoff" | "proc_raise" => Some(errno::NOSYS),
+        _ if ["fd_", "path_", "sock_"].iter().any(|part| name.starts_with(part)) => Some(errno::BADF),
+        _ => None,
+    }
+}
+
+fn put<const N: usize>(caller: &mut Caller<'_, State>, at: u32, bytes: [u8; N]) -> Result<()> {
+    range(memory(caller)?.0, at, N as u32)?.copy_from_slice(&bytes);
+    Ok(())
+}
+
+/// No arguments and no environment: none, in no bytes.
+fn no_words(mut caller: Caller<'_, State>, count: u32, bytes: u32) -> Result<i32> {
+    put(&mut caller, count, [0; 4])?;
+    put(&mut caller, bytes, [0; 4])?;
+    Ok(errno::SUCCESS)
+}
+
+fn clock(id: u32) -> Option<ClockId> {
+    [ClockId::Realtime, ClockId::Monotonic].get(id as usize).copied()
+}
+
+fn nanoseconds(time: Timespec) -> [u8; 8] {
+    (time.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec as u64).to_le_bytes()
+}
+
+fn clock_time(mut caller: Caller<'_, State>, id: u32, _precision: u64, time: u32) -> Result<i32> {
+    let Some(clock) = clock(id) else { return Ok(errno::INVAL) };
+    put(&mut caller, time, nanoseconds(clock_gettime(clock)))?;
+    Ok(errno::SUCCESS)
+}
+
+fn clock_resolution(mut caller: Caller<'_, State>, id: u32, resolution: u32) -> Result<i32> {
+    let Some(clock) = clock(id) else { return Ok(errno::INVAL) };
+    put(&mut caller, resolution, nanoseconds(clock_getres(clock)))?;
+    Ok(errno::SUCCESS)
+}
+
+fn random(mut caller: Caller<'_, State>, at: u32, len: u32) -> Result<i32> {
+    let bytes = range(memory(&mut caller)?.0, at, len)?;
+    Ok(getrandom::fill(bytes).map_or(errno::IO, |()| errno::SUCCESS))
+}
+
+/// Writes pieces, each an address and a size, to one of the outputs.
+fn write(mut caller: Caller<'_, State>, to: u32, pieces: u32, count: u32, written: u32) -> Result<i32> {
+    let mut output: Box<dyn Write> = match to {
+        1 => Box::new(std::io::stdout()),
+        2 => Box::new(std::io::stderr()),
+        _ => return Ok(errno::BADF),
+    };
+    let (memory, _) = memory(&mut caller)?;
+    let mut total = 0u32;
+    for piece in 0..count.min(MAX_PIECES) {
+        let at = pieces.wrapping_add(piece * PIECE_BYTES);
+        let (at, len) = (word(memory, at)?, word(memory, at.wrapping_add(4))?);
+        if output.write_all(range(memory, at, len)?).is_err() {
+            return Ok(errno::IO);
+        }
+        total = total.wrapping_add(len);
+    }
+    let _ = output.flush();
+    put(&mut caller, written, total.to_le_bytes())?;
+    Ok(errno::SUCCESS)
+}
+
+fn word(memory: &mut [u8], at: u32) -> Result<u32> {
+    let bytes = range(memory, at, 4)?;
+    Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+}
