@@ -11,16 +11,18 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("sublet-proto", &[]),
     ("sublet-fabric", &["sublet-proto"]),
     ("sublet-sandbox", &["sublet-proto"]),
+    ("sublet-image", &["sublet-proto"]),
     ("sublet-runtime", &["sublet-proto", "sublet-fabric"]),
     ("sublet-wasm", &["sublet-proto", "sublet-runtime"]),
     ("sublet-manager", &["sublet-proto", "sublet-fabric"]),
-    ("sublet-agent", &["sublet-proto", "sublet-fabric", "sublet-runtime", "sublet-sandbox"]),
+    ("sublet-agent", &["sublet-proto", "sublet-fabric", "sublet-runtime", "sublet-sandbox", "sublet-image"]),
     (
         "sublet",
         &[
             "sublet-proto",
             "sublet-fabric",
             "sublet-sandbox",
+            "sublet-image",
             "sublet-runtime",
             "sublet-manager",
             "sublet-agent",
@@ -33,7 +35,12 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
 const NEVER_IMPORT: &[(&str, &[&str], &str)] = &[
     ("sublet-proto", &["tokio", "rustix", "libc", "nix"], "it does no I/O"),
     ("sublet-fabric", &["tokio", "tonic", "prost"], "it is the hot path, below any async runtime"),
-    ("sublet-sandbox", &["tokio", "tonic"], "it forks, which an async runtime does not survive"),
+    (
+        "sublet-sandbox",
+        &["tokio", "tonic", "ureq", "rustls", "tar"],
+        "it forks, which an async runtime does not survive, and holds rights that no reader of strangers' bytes should have",
+    ),
+    ("sublet-image", &["tokio", "tonic"], "it waits for one thing at a time"),
 ];
 
 /// The folders whose sources may hold unsafe code.

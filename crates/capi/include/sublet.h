@@ -73,6 +73,10 @@ typedef enum sublet_status {
     SUBLET_NOT_ALLOCATED = 20,
     /* There is a lease already: deallocate first. */
     SUBLET_ALREADY_ALLOCATED = 21,
+    /* There is no image of that name or digest. */
+    SUBLET_UNKNOWN_IMAGE = 22,
+    /* The image is malformed or hostile: a document of it, a layer, or a file in a layer. */
+    SUBLET_INVALID_IMAGE = 23,
     /* No node has so much, even if it were idle. */
     SUBLET_INSUFFICIENT_RESOURCES = 30,
     /* Nodes have so much, but it is leased now. */
@@ -126,7 +130,9 @@ typedef enum sublet_status {
     /* A fault of Sublet's own. */
     SUBLET_INTERNAL = 60,
     /* A limit of this machine is too low; the message says which, and how to raise it. */
-    SUBLET_LIMIT_TOO_LOW = 61
+    SUBLET_LIMIT_TOO_LOW = 61,
+    /* The registry of images does not answer. */
+    SUBLET_REGISTRY_UNREACHABLE = 62
 } sublet_status;
 
 /* The name of a status, as "worker_died"; "ok" for SUBLET_OK, "internal" for numbers that are none. Never null, valid

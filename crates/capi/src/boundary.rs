@@ -135,6 +135,8 @@ pub(crate) fn status_name(status: sublet_status) -> &'static CStr {
         Code::TooManyInFlight => c"too_many_in_flight",
         Code::NotAllocated => c"not_allocated",
         Code::AlreadyAllocated => c"already_allocated",
+        Code::UnknownImage => c"unknown_image",
+        Code::InvalidImage => c"invalid_image",
         Code::InsufficientResources => c"insufficient_resources",
         Code::NoCapacity => c"no_capacity",
         Code::LeaseExpired => c"lease_expired",
@@ -161,6 +163,7 @@ pub(crate) fn status_name(status: sublet_status) -> &'static CStr {
         Code::VersionMismatch => c"version_mismatch",
         Code::KeyRefused => c"key_refused",
         Code::LimitTooLow => c"limit_too_low",
+        Code::RegistryUnreachable => c"registry_unreachable",
         // Also of numbers that are none; a test sees to it that no code's own name is forgotten here.
         _ => c"internal",
     }

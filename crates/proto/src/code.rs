@@ -53,6 +53,10 @@ codes! {
     NotAllocated = 20, "not_allocated";
     /// There is a lease already: deallocate first.
     AlreadyAllocated = 21, "already_allocated";
+    /// There is no image of that name or digest.
+    UnknownImage = 22, "unknown_image";
+    /// The image is malformed or hostile: a document of it, a layer, or a file in a layer.
+    InvalidImage = 23, "invalid_image";
     /// No node has so much, even if it were idle.
     InsufficientResources = 30, "insufficient_resources";
     /// Nodes have so much, but it is leased now.
@@ -108,6 +112,8 @@ codes! {
     Internal = 60, "internal";
     /// A limit of this machine is too low; the message says which, and how to raise it.
     LimitTooLow = 61, "limit_too_low";
+    /// The registry of images does not answer.
+    RegistryUnreachable = 62, "registry_unreachable";
 }
 
 impl Code {
@@ -142,10 +148,14 @@ impl Error {
     /// As a gRPC status; the code's number travels in the details.
     pub fn into_status(self) -> tonic::Status {
         let grpc = match self.code {
-            Code::InvalidArgument | Code::InvalidPackage | Code::WrongArchitecture | Code::MissingSymbol => {
-                tonic::Code::InvalidArgument
+            Code::InvalidArgument
+            | Code::InvalidPackage
+            | Code::InvalidImage
+            | Code::WrongArchitecture
+            | Code::MissingSymbol => tonic::Code::InvalidArgument,
+            Code::UnknownFunction | Code::UnknownPackage | Code::UnknownImage | Code::UnknownLease => {
+                tonic::Code::NotFound
             }
-            Code::UnknownFunction | Code::UnknownPackage | Code::UnknownLease => tonic::Code::NotFound,
             Code::InsufficientResources
             | Code::NoCapacity
             | Code::StoreFull

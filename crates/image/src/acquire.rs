@@ -1,0 +1,113 @@
+//! From a source to an image in the store, whatever the source is.
+
+use std::io::{Seek, SeekFrom};
+
+use crate::digest::Digest;
+use crate::error::{ImageError, Part};
+use crate::layer::{self, Unpacked};
+use crate::limits::{Limits, MAX_INDEX_DEPTH};
+use crate::manifest::{Config, Descriptor, Document, Manifest, choose};
+use crate::source::{Nameless, Source, copy, document};
+use crate::store::{Claim, Facts, Image, Presence, Progress, Record, Store};
+
+/// One image on its way into a store.
+pub(crate) struct Acquisition<'a> {
+    store: &'a Store,
+    presence: &'a Presence,
+    source: &'a mut dyn Source,
+    told: &'a mut dyn FnMut(Progress),
+    progress: Progress,
+    /// What its layers may still need.
+    limits: Limits,
+}
+
+impl<'a> Acquisition<'a> {
+    /// The caller is present in the store, so that what is found there stays.
+    pub(crate) fn new(
+        store: &'a Store,
+        presence: &'a Presence,
+        source: &'a mut dyn Source,
+        told: &'a mut dyn FnMut(Progress),
+    ) -> Acquisition<'a> {
+        Acquisition { store, presence, source, told, progress: Progress::default(), limits: store.limits() }
+    }
+
+    /// Takes the image to which an index or a manifest leads on this machine.
+    pub(crate) fn image(&mut self, root: &Descriptor, names: &[String]) -> Result<Image, ImageError> {
+        let mut names = names.to_vec();
+        let mut next = root.clone();
+        for _ in 0..=MAX_INDEX_DEPTH {
+            let bytes = document(self.source, Part::Manifest, &next)?;
+            match Document::read(&bytes)? {
+                Document::Manifest(manifest) => return self.manifest(next.digest, &manifest, &names),
+                Document::Index(entries) => {
+                    names.push(next.digest.to_string());
+                    next = choose(&entries)?.descriptor.clone();
+                }
+            }
+        }
+        Err(ImageError::Depth)
+    }
+
+    /// Takes the image of a manifest that was read.
+    pub(crate) fn manifest(
+        &mut self,
+        digest: Digest,
+        manifest: &Manifest,
+        names: &[String],
+    ) -> Result<Image, ImageError> {
+        let config = Config::read(&document(self.source, Part::Config, &manifest.config)?)?;
+        if config.diff_ids.len() != manifest.layers.len() {
+            let problem = "it has another number of layers than the manifest";
+            return Err(ImageError::Document { part: Part::Config, problem });
+        }
+        let wanted = manifest.layers.iter().map(|layer| layer.size_bytes);
+        self.progress.wanted_bytes = wanted.fold(0, u64::saturating_add);
+        self.progress.layers = manifest.layers.len();
+        for (blob, diff_id) in manifest.layers.iter().zip(&config.diff_ids) {
+            self.layer(blob, diff_id)?;
+        }
+        let record = Record { digest, config };
+        self.store.keep(&record, names, self.presence)?;
+        self.store.image(record)
+    }
+
+    /// Fetches and unpacks a layer, unless it is there.
+    fn layer(&mut self, blob: &Descriptor, diff_id: &Digest) -> Result<(), ImageError> {
+        match self.store.claim(diff_id, self.presence)? {
+            Some(claim) => self.unpack(claim, blob, diff_id)?,
+            None => self.progress.wanted_bytes = self.progress.wanted_bytes.saturating_sub(blob.size_bytes),
+        }
+        self.progress.layers_done += 1;
+        (self.told)(self.progress);
+        Ok(())
+    }
+
+    fn unpack(&mut self, claim: Claim, blob: &Descriptor, expected: &Digest) -> Result<(), ImageError> {
+        let fetched = self.fetch(blob)?;
+        let Unpacked { diff_id: actual, bytes: unpacked_bytes, skipped, .. } =
+            layer::unpack(fetched, claim.folder(), &mut self.limits)?;
+        if actual != *expected {
+            return Err(ImageError::DigestMismatch { part: Part::Layer, expected: *expected, actual });
+        }
+        self.store.keep_facts(expected, Facts { unpacked_bytes, skipped }, self.presence)?;
+        claim.finish()
+    }
+
+    /// Into a file without a name, so that nothing is left of it in any case.
+    fn fetch(&mut self, blob: &Descriptor) -> Result<std::fs::File, ImageError> {
+        let limit = self.limits.unpacked_bytes;
+        if blob.size_bytes > limit {
+            return Err(ImageError::TooLarge { part: Part::Layer, limit, unit: "bytes" });
+        }
+        let failed = |error| ImageError::system("making a file in", self.store.folder(), error);
+        let mut file = tempfile::tempfile_in(self.store.folder()).map_err(failed)?;
+        let (progress, told) = (&mut self.progress, &mut self.told);
+        copy(self.source, Part::Layer, blob, &mut Nameless(&mut file), &mut |bytes| {
+            progress.fetched_bytes += bytes;
+            told(*progress);
+        })?;
+        file.seek(SeekFrom::Start(0)).map_err(failed)?;
+        Ok(file)
+    }
+}

@@ -1,0 +1,86 @@
+//! Images from a file or a folder: an OCI layout, or what `docker save` writes.
+//!
+//! Both are blobs and a list of images. Newer versions of Docker write a layout with both lists; then the layout's
+//! counts. What the older format names by path is looked up by its digest here, too, so that everything after this is
+//! the same for all.
+
+mod archive;
+mod docker;
+mod files;
+mod layout;
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::Path;
+
+use crate::digest::Digest;
+use crate::error::{ImageError, Part};
+use crate::limits::{Limits, MAX_DOCUMENT_BYTES};
+use crate::manifest::{Descriptor, Manifest};
+use crate::source::Source;
+
+use files::Files;
+
+/// The images of a file or a folder, and where their blobs are.
+pub(crate) struct Found {
+    pub(crate) source: Box<dyn Source>,
+    /// One at least.
+    pub(crate) images: Vec<Named>,
+}
+
+/// One of them.
+pub(crate) enum Named {
+    /// By an index or a manifest, whose digest is the image's.
+    ByManifest { root: Descriptor, names: Vec<String> },
+    /// Without a manifest: the digest of its configuration is the image's.
+    ByConfig { manifest: Manifest, names: Vec<String> },
+}
+
+/// Looks which images there are. What must be unpacked for that is kept in a file without a name in `scratch`.
+pub(crate) fn open(path: &Path, scratch: &Path, limits: &Limits) -> Result<Found, ImageError> {
+    let files = Files::open(path, scratch, limits)?;
+    let (images, paths) = match (files.document("index.json")?, files.document("manifest.json")?) {
+        (Some(index), _) => (layout::images(&index)?, BTreeMap::new()),
+        (None, Some(manifest)) => docker::images(&files, &manifest)?,
+        (None, None) => return Err(ImageError::NoImages { path: path.to_owned() }),
+    };
+    match images.is_empty() {
+        true => Err(ImageError::NoImages { path: path.to_owned() }),
+        false => Ok(Found { source: Box::new(Blobs { files, paths }), images }),
+    }
+}
+
+/// Blobs by their digests.
+struct Blobs {
+    files: Files,
+    /// Of those that are not where a layout has them.
+    paths: BTreeMap<Digest, String>,
+}
+
+impl Source for Blobs {
+    fn open<'a>(&'a mut self, part: Part, blob: &Descriptor) -> Result<Box<dyn Read + 'a>, ImageError> {
+        let usual = || format!("blobs/sha256/{}", blob.digest.hex());
+        let path = self.paths.get(&blob.digest).cloned().unwrap_or_else(usual);
+        let missing = || ImageError::Size {
+            part,
+            digest: blob.digest,
+            relation: "none of",
+            expected_bytes: blob.size_bytes,
+        };
+        self.files.open_file(&path)?.ok_or_else(missing).map(|(reader, _)| reader)
+    }
+}
+
+impl Files {
+    /// A small file, whole; `None`: there is none of that name.
+    fn document(&self, name: &str) -> Result<Option<Vec<u8>>, ImageError> {
+        let Some((reader, bytes)) = self.open_file(name)? else { return Ok(None) };
+        if bytes > MAX_DOCUMENT_BYTES {
+            return Err(ImageError::TooLarge { part: Part::Index, limit: MAX_DOCUMENT_BYTES, unit: "bytes" });
+        }
+        let mut content = Vec::new();
+        let read = reader.take(MAX_DOCUMENT_BYTES + 1).read_to_end(&mut content);
+        read.map_err(|source| ImageError::Damaged { part: Part::Archive, source })?;
+        Ok(Some(content))
+    }
+}

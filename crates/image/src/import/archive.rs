@@ -1,0 +1,149 @@
+//! An archive whose members are read in any order: where each of them lies is looked up once.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use crate::error::{ImageError, Part};
+use crate::layer::{Kind, decompressed, for_each};
+use crate::limits::{Limits, MAX_ARCHIVE_MEMBERS};
+
+/// How many links may lead to one another.
+const MAX_LINKS: usize = 8;
+const PIECE_BYTES: usize = 128 << 10;
+
+/// A tar, not compressed.
+pub(super) struct Archive {
+    file: File,
+    members: BTreeMap<Vec<u8>, Member>,
+}
+
+enum Member {
+    Content {
+        position: u64,
+        bytes: u64,
+    },
+    /// To another member, by its name. Older versions of Docker link a layer that several images have.
+    Link(Vec<u8>),
+}
+
+impl Archive {
+    /// Looks where everything is; what is compressed is unpacked into a file without a name first.
+    pub(super) fn open(mut file: File, scratch: &Path, limits: &Limits) -> Result<Archive, ImageError> {
+        if is_compressed(&file)? {
+            file = unpacked(file, scratch, limits)?;
+        }
+        file.seek(SeekFrom::Start(0)).map_err(damaged)?;
+        let mut members = BTreeMap::new();
+        for_each(&file, |entry, _| {
+            let name = normal(b"", &entry.path);
+            let member = match entry.kind {
+                Kind::File => Member::Content { position: entry.position, bytes: entry.bytes },
+                Kind::SymbolicLink => Member::Link(normal(folder_of(&name), &entry.target)),
+                Kind::HardLink => Member::Link(normal(b"", &entry.target)),
+                _ => return Ok(()),
+            };
+            members.insert(name, member);
+            match members.len() > MAX_ARCHIVE_MEMBERS {
+                true => {
+                    let limit = MAX_ARCHIVE_MEMBERS as u64;
+                    Err(ImageError::TooLarge { part: Part::Archive, limit, unit: "files" })
+                }
+                false => Ok(()),
+            }
+        })?;
+        Ok(Archive { file, members })
+    }
+
+    /// A member's content and its length; `None`: there is none of that name.
+    pub(super) fn open_member<'a>(&'a self, name: &[u8]) -> Option<(Box<dyn Read + 'a>, u64)> {
+        let mut name = normal(b"", name);
+        for _ in 0..MAX_LINKS {
+            match self.members.get(&name)? {
+                Member::Link(target) => name = target.clone(),
+                &Member::Content { position, bytes } => {
+                    return Some((
+                        Box::new(Section { file: &self.file, position, left_bytes: bytes }),
+                        bytes,
+                    ));
+                }
+            }
+        }
+        None
+    }
+}
+
+/// A part of a file, read without moving in it.
+struct Section<'a> {
+    file: &'a File,
+    position: u64,
+    left_bytes: u64,
+}
+
+impl Read for Section<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = buffer.len().min(usize::try_from(self.left_bytes).unwrap_or(usize::MAX));
+        let read = self.file.read_at(&mut buffer[..most], self.position)?;
+        self.position += read as u64;
+        self.left_bytes -= read as u64;
+        Ok(read)
+    }
+}
+
+fn is_compressed(file: &File) -> Result<bool, ImageError> {
+    let mut first = [0; 4];
+    let read = file.read_at(&mut first, 0).map_err(damaged)?;
+    Ok(first[..read].starts_with(&[0x1f, 0x8b]) || first[..read] == [0x28, 0xb5, 0x2f, 0xfd])
+}
+
+fn unpacked(file: File, scratch: &Path, limits: &Limits) -> Result<File, ImageError> {
+    let limit = limits.unpacked_bytes;
+    let failed = |error| ImageError::system("writing a file in", scratch, error);
+    let mut plain = tempfile::tempfile_in(scratch).map_err(failed)?;
+    let mut content = decompressed(file).map_err(damaged)?.take(limit.saturating_add(1));
+    let mut piece = vec![0; PIECE_BYTES];
+    while let read @ 1.. = content.read(&mut piece).map_err(damaged)? {
+        plain.write_all(&piece[..read]).map_err(failed)?;
+    }
+    match content.limit() {
+        0 => Err(ImageError::TooLarge { part: Part::Archive, limit, unit: "bytes when it is unpacked" }),
+        _ => Ok(plain),
+    }
+}
+
+/// A member's name without what does not change where it leads. What would lead out of the archive stays in it.
+fn normal(folder: &[u8], path: &[u8]) -> Vec<u8> {
+    let mut names: Vec<&[u8]> = Vec::new();
+    for name in folder.split(|&byte| byte == b'/').chain(path.split(|&byte| byte == b'/')) {
+        match name {
+            b"" | b"." => {}
+            b".." => drop(names.pop()),
+            name => names.push(name),
+        }
+    }
+    names.join(&b'/')
+}
+
+fn folder_of(name: &[u8]) -> &[u8] {
+    name.iter().rposition(|&byte| byte == b'/').map_or(b"", |slash| &name[..slash])
+}
+
+fn damaged(source: io::Error) -> ImageError {
+    ImageError::Damaged { part: Part::Archive, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lead_nowhere_else() {
+        assert_eq!(normal(b"", b"./a//b/./c"), b"a/b/c");
+        assert_eq!(normal(b"a/b", b"../c/layer.tar"), b"a/c/layer.tar");
+        assert_eq!(normal(b"a", b"../../../etc/passwd"), b"etc/passwd");
+        assert_eq!(folder_of(b"a/b/c"), b"a/b");
+        assert_eq!(folder_of(b"c"), b"");
+    }
+}

@@ -1,0 +1,62 @@
+//! The files in which images came: in a folder or in an archive.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use rustix::fs::{self, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+use super::archive::Archive;
+use crate::error::ImageError;
+use crate::limits::Limits;
+
+/// Files by their names.
+pub(super) enum Files {
+    Folder(File),
+    Archive(Archive),
+}
+
+impl Files {
+    /// Those of a folder or of a tar.
+    pub(super) fn open(path: &Path, scratch: &Path, limits: &Limits) -> Result<Files, ImageError> {
+        let failed = |error: io::Error| ImageError::system("opening", path, error);
+        // Not to wait for whoever may write to a FIFO.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let file = File::from(fs::open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?);
+        let kind = file.metadata().map_err(failed)?.file_type();
+        match () {
+            () if kind.is_dir() => Ok(Files::Folder(file)),
+            () if kind.is_file() => Archive::open(file, scratch, limits).map(Files::Archive),
+            () => Err(ImageError::NoImages { path: path.to_owned() }),
+        }
+    }
+
+    /// A file and its length; `None`: there is none of that name.
+    pub(super) fn open_file<'a>(
+        &'a self,
+        name: &str,
+    ) -> Result<Option<(Box<dyn Read + 'a>, u64)>, ImageError> {
+        match self {
+            Files::Archive(archive) => Ok(archive.open_member(name.as_bytes())),
+            Files::Folder(folder) => {
+                let file = beneath(folder, name)?;
+                Ok(file.map(|(file, bytes)| (Box::new(file) as Box<dyn Read>, bytes)))
+            }
+        }
+    }
+}
+
+/// A regular file of a folder, wherever links within the folder lead.
+fn beneath(folder: &File, name: &str) -> Result<Option<(File, u64)>, ImageError> {
+    let failed = |errno| ImageError::system("opening", name, errno);
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let rules = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let file = match fs::openat2(folder, name, flags, Mode::empty(), rules) {
+        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+        opened => opened.map_err(failed)?,
+    };
+    let found = fs::fstat(&file).map_err(failed)?;
+    let is_file = FileType::from_raw_mode(found.st_mode) == FileType::RegularFile;
+    Ok(is_file.then(|| (File::from(file), u64::try_from(found.st_size).unwrap_or(0))))
+}

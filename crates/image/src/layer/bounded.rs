@@ -1,0 +1,56 @@
+//! A reader that gives no more than so many bytes, against archives that unpack to more than a disk holds.
+
+use std::io::{self, Read};
+
+/// Fails once its bound is exceeded, and says so afterwards.
+pub(crate) struct Bounded<R> {
+    inner: R,
+    left_bytes: u64,
+    is_exceeded: bool,
+}
+
+impl<R: Read> Bounded<R> {
+    /// At most so many bytes.
+    pub(crate) fn new(inner: R, bytes: u64) -> Bounded<R> {
+        Bounded { inner, left_bytes: bytes, is_exceeded: false }
+    }
+
+    /// Whether there was more.
+    pub(crate) fn is_exceeded(&self) -> bool {
+        self.is_exceeded
+    }
+
+    pub(crate) fn into_inner(self) -> R {
+        self.inner
+    }
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(buffer)?;
+        match self.left_bytes.checked_sub(read as u64) {
+            Some(left_bytes) => {
+                self.left_bytes = left_bytes;
+                Ok(read)
+            }
+            None => {
+                self.is_exceeded = true;
+                Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is larger than it may be"))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_much_as_is_allowed_passes_and_a_byte_more_does_not() {
+        for (bytes, passes) in [(9, false), (10, true), (11, true)] {
+            let mut bounded = Bounded::new(&b"ten bytes."[..], bytes);
+            assert_eq!(io::copy(&mut bounded, &mut io::sink()).is_ok(), passes, "{bytes}");
+            assert_eq!(bounded.is_exceeded(), !passes);
+        }
+    }
+}

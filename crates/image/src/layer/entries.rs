@@ -1,0 +1,183 @@
+//! The entries of an archive, one after the other, with the headers that extend others put where they belong.
+//!
+//! The library reads extended headers of any length into memory. So it is asked for the headers as they stand, and
+//! those are read here, within a bound.
+
+use std::io::{self, Read};
+
+use tar::{Archive, EntryType, Header, PaxExtensions};
+
+use crate::error::{EntryProblem, ImageError, Part};
+use crate::limits::{MAX_EXTENSION_BYTES, MAX_PATH_BYTES, MAX_TARGET_BYTES};
+
+/// Where GNU's tar keeps what is too long for a header.
+const GNU_SPARSE: &[u8] = b"GNU.sparse.";
+
+/// What an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    File,
+    Folder,
+    SymbolicLink,
+    HardLink,
+    /// A device node, a FIFO or a socket.
+    Special,
+    /// What does not belong into a layer.
+    Foreign,
+}
+
+/// What an archive says of one file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) kind: Kind,
+    /// As it stands there.
+    pub(crate) path: Vec<u8>,
+    /// Where a link leads to.
+    pub(crate) target: Vec<u8>,
+    /// Permissions and more.
+    pub(crate) mode: u32,
+    /// When it was modified, in seconds of Unix time.
+    pub(crate) modified_s: i64,
+    /// Length of its content.
+    pub(crate) bytes: u64,
+    /// Where in the archive its content begins.
+    pub(crate) position: u64,
+}
+
+/// What extended headers say of the entry after them.
+#[derive(Default)]
+struct Extension {
+    path: Option<Vec<u8>>,
+    target: Option<Vec<u8>>,
+    bytes: Option<u64>,
+    modified_s: Option<i64>,
+    is_sparse: bool,
+}
+
+/// Calls for each entry, with its content.
+pub(crate) fn for_each(
+    archive: impl Read,
+    mut take: impl FnMut(&Entry, &mut dyn Read) -> Result<(), ImageError>,
+) -> Result<(), ImageError> {
+    let mut archive = Archive::new(archive);
+    let mut extension = Extension::default();
+    for raw in archive.entries().map_err(damaged)?.raw(true) {
+        let mut raw = raw.map_err(damaged)?;
+        if !extension.read(&mut raw)? {
+            let entry = entry(&raw, std::mem::take(&mut extension))?;
+            take(&entry, &mut raw)?;
+        }
+    }
+    Ok(())
+}
+
+fn entry<R: Read>(raw: &tar::Entry<'_, R>, extension: Extension) -> Result<Entry, ImageError> {
+    let header = raw.header();
+    let path = extension.path.unwrap_or_else(|| header.path_bytes().into_owned());
+    if extension.is_sparse {
+        return Err(ImageError::entry(&path, EntryProblem::Kind));
+    }
+    // Another size than that of the header, from which the next header's place follows, would hide entries.
+    if extension.bytes.is_some_and(|bytes| bytes != raw.size()) {
+        return Err(ImageError::entry(&path, EntryProblem::Size));
+    }
+    let header_target = || header.link_name_bytes().map(|target| target.into_owned()).unwrap_or_default();
+    let header_time = || header.mtime().unwrap_or(0).min(i64::MAX as u64) as i64;
+    Ok(Entry {
+        kind: kind(header, &path),
+        target: extension.target.unwrap_or_else(header_target),
+        mode: header.mode().map_err(damaged)?,
+        modified_s: extension.modified_s.unwrap_or_else(header_time),
+        bytes: raw.size(),
+        position: raw.raw_file_position(),
+        path,
+    })
+}
+
+fn kind(header: &Header, path: &[u8]) -> Kind {
+    match header.entry_type() {
+        // As archives older than folders write them.
+        EntryType::Regular if path.ends_with(b"/") => Kind::Folder,
+        EntryType::Regular | EntryType::Continuous => Kind::File,
+        EntryType::Directory => Kind::Folder,
+        EntryType::Symlink => Kind::SymbolicLink,
+        EntryType::Link => Kind::HardLink,
+        EntryType::Char | EntryType::Block | EntryType::Fifo => Kind::Special,
+        _ => Kind::Foreign,
+    }
+}
+
+impl Extension {
+    /// Takes what a header says of the next one; false: this is an entry itself.
+    fn read<R: Read>(&mut self, raw: &mut tar::Entry<'_, R>) -> Result<bool, ImageError> {
+        match raw.header().entry_type() {
+            EntryType::GNULongName => self.path = Some(long(raw, MAX_PATH_BYTES)?),
+            EntryType::GNULongLink => self.target = Some(long(raw, MAX_TARGET_BYTES)?),
+            EntryType::XHeader => {
+                let bytes = content(raw)?;
+                for record in PaxExtensions::new(&bytes) {
+                    let record = record.map_err(damaged)?;
+                    self.keep(record.key_bytes(), record.value_bytes())?;
+                }
+            }
+            // What holds for all entries names none of them.
+            EntryType::XGlobalHeader => drop(content(raw)?),
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn keep(&mut self, key: &[u8], value: &[u8]) -> Result<(), ImageError> {
+        match key {
+            b"path" => self.path = Some(value.to_owned()),
+            b"linkpath" => self.target = Some(value.to_owned()),
+            b"size" => self.bytes = Some(number(value).ok_or_else(|| no_number(key))?),
+            // In whole seconds; a fraction and what is before 1970 may follow or precede.
+            b"mtime" => {
+                let whole = value.split(|&byte| byte == b'.').next().unwrap_or_default();
+                self.modified_s = Some(number(whole).ok_or_else(|| no_number(key))?);
+            }
+            _ => self.is_sparse |= key.starts_with(GNU_SPARSE),
+        }
+        Ok(())
+    }
+}
+
+fn number<T: std::str::FromStr>(value: &[u8]) -> Option<T> {
+    std::str::from_utf8(value).ok()?.parse().ok()
+}
+
+fn no_number(key: &[u8]) -> ImageError {
+    let message = format!("an extended header's {} is no number", String::from_utf8_lossy(key));
+    damaged(io::Error::new(io::ErrorKind::InvalidData, message))
+}
+
+/// A path or a target in an entry of its own; up to its final zero byte.
+fn long<R: Read>(raw: &mut tar::Entry<'_, R>, max_bytes: usize) -> Result<Vec<u8>, ImageError> {
+    let mut bytes = content(raw)?;
+    if bytes.last() == Some(&0) {
+        bytes.pop();
+    }
+    match bytes.len() {
+        too_long if too_long > max_bytes => Err(ImageError::entry(&bytes, EntryProblem::TooLong)),
+        _ => Ok(bytes),
+    }
+}
+
+fn content<R: Read>(raw: &mut tar::Entry<'_, R>) -> Result<Vec<u8>, ImageError> {
+    let size = raw.size();
+    if size > MAX_EXTENSION_BYTES {
+        let unit = "bytes in an extended header";
+        return Err(ImageError::TooLarge { part: Part::Archive, limit: MAX_EXTENSION_BYTES, unit });
+    }
+    let mut bytes = Vec::new();
+    raw.read_to_end(&mut bytes).map_err(damaged)?;
+    match bytes.len() as u64 {
+        read if read == size => Ok(bytes),
+        _ => Err(damaged(io::ErrorKind::UnexpectedEof.into())),
+    }
+}
+
+fn damaged(source: io::Error) -> ImageError {
+    ImageError::Damaged { part: Part::Archive, source }
+}

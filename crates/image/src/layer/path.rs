@@ -1,0 +1,123 @@
+//! Where an entry belongs, decided by its path alone, and what its name says if it is a whiteout.
+
+use crate::error::{EntryProblem, ImageError};
+use crate::limits::{MAX_NAME_BYTES, MAX_PATH_BYTES, MAX_PATH_NAMES};
+
+const WHITEOUT: &[u8] = b".wh.";
+/// Of aufs, whose whiteouts these are; but for one of them they mean nothing to others.
+const WHITEOUT_OF_AUFS: &[u8] = b".wh..wh.";
+const OPAQUE: &[u8] = b".wh..wh..opq";
+
+/// What an entry's path means.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Meaning {
+    /// The folder of the layer itself.
+    Root,
+    /// A file of this name in a folder.
+    File(Place),
+    /// What layers below have of this name is not to be seen.
+    Whiteout(Place),
+    /// Nothing that layers below have in this folder is to be seen.
+    Opaque(Vec<u8>),
+    /// Nothing at all.
+    Nothing,
+}
+
+/// A name in a folder, neither of which can lead anywhere else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Names with a slash between them; empty: the layer's own folder.
+    pub(crate) folder: Vec<u8>,
+    /// Not empty, without a slash, neither `.` nor `..`.
+    pub(crate) name: Vec<u8>,
+}
+
+impl Place {
+    /// Names with a slash between them.
+    pub(crate) fn path(&self) -> Vec<u8> {
+        match self.folder.is_empty() {
+            true => self.name.clone(),
+            false => [&self.folder, &b"/"[..], &self.name].concat(),
+        }
+    }
+}
+
+/// Reads the path of an entry. One that is absolute is taken from the layer's folder on, as everywhere.
+pub(crate) fn meaning(path: &[u8]) -> Result<Meaning, ImageError> {
+    let Some(Place { folder, name }) = place(path)? else { return Ok(Meaning::Root) };
+    let wrong = || Err(ImageError::entry(path, EntryProblem::Whiteout));
+    if folder.split(|&byte| byte == b'/').any(|name| name.starts_with(WHITEOUT)) {
+        return wrong();
+    }
+    match name.strip_prefix(WHITEOUT) {
+        None => Ok(Meaning::File(Place { folder, name })),
+        Some(_) if name == OPAQUE => Ok(Meaning::Opaque(folder)),
+        Some(_) if name.starts_with(WHITEOUT_OF_AUFS) => Ok(Meaning::Nothing),
+        Some(b"" | b"." | b"..") => wrong(),
+        Some(hidden) => Ok(Meaning::Whiteout(Place { folder, name: hidden.to_owned() })),
+    }
+}
+
+/// Where a path leads, by its names alone; `None`: to the layer's folder itself.
+pub(crate) fn place(path: &[u8]) -> Result<Option<Place>, ImageError> {
+    let wrong = |problem| Err(ImageError::entry(path, problem));
+    let names = || path.split(|&byte| byte == b'/').filter(|name| !matches!(*name, b"" | b"."));
+    if path.contains(&0) {
+        return wrong(EntryProblem::ZeroByte);
+    }
+    if names().any(|name| name == b"..") {
+        return wrong(EntryProblem::Upwards);
+    }
+    let is_long = path.len() > MAX_PATH_BYTES || names().count() > MAX_PATH_NAMES;
+    if is_long || names().any(|name| name.len() > MAX_NAME_BYTES) {
+        return wrong(EntryProblem::TooLong);
+    }
+    let mut names: Vec<_> = names().collect();
+    let name = names.pop();
+    Ok(name.map(|name| Place { folder: names.join(&b'/'), name: name.to_owned() }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(folder: &str, name: &str) -> Place {
+        Place { folder: folder.into(), name: name.into() }
+    }
+
+    #[test]
+    fn a_path_is_a_name_in_a_folder_of_the_layer() {
+        for path in ["a/b/c", "./a/b/c", "/a/b/c", "a//b/./c/", "///a/b/c"] {
+            assert_eq!(meaning(path.as_bytes()).unwrap(), Meaning::File(at("a/b", "c")), "{path}");
+        }
+        for path in ["", ".", "/", "./", "/./."] {
+            assert_eq!(meaning(path.as_bytes()).unwrap(), Meaning::Root, "{path}");
+        }
+        assert_eq!(
+            meaning(b"a\xff").unwrap(),
+            Meaning::File(Place { folder: vec![], name: b"a\xff".to_vec() })
+        );
+    }
+
+    #[test]
+    fn whiteouts_are_known_by_their_names() {
+        assert_eq!(meaning(b"a/.wh.b").unwrap(), Meaning::Whiteout(at("a", "b")));
+        assert_eq!(meaning(b"a/.wh...b").unwrap(), Meaning::Whiteout(at("a", "..b")));
+        assert_eq!(meaning(b"a/.wh..wh..opq").unwrap(), Meaning::Opaque(b"a".to_vec()));
+        assert_eq!(meaning(b".wh..wh..opq").unwrap(), Meaning::Opaque(b"".to_vec()));
+        assert_eq!(meaning(b".wh..wh.plnk/1.2").is_err(), true);
+        assert_eq!(meaning(b".wh..wh.plnk").unwrap(), Meaning::Nothing);
+    }
+
+    #[test]
+    fn what_leads_elsewhere_or_nowhere_is_refused() {
+        let (deep, long) = ("a/".repeat(200), format!("a/{}", "b".repeat(256)));
+        let longer = format!("{}/", "c".repeat(200)).repeat(11);
+        for path in [
+            "..", "../a", "a/..", "a/../b", "/../a", "a/b\0c", ".wh.", "a/.wh..", ".wh...", ".wh.../a",
+            ".wh.a/b", &deep, &long, &longer,
+        ] {
+            assert!(meaning(path.as_bytes()).is_err(), "{path:?}");
+        }
+    }
+}

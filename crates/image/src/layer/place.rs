@@ -1,0 +1,59 @@
+//! Puts one entry of an archive where it belongs.
+
+use std::io::Read;
+
+use crate::error::{EntryProblem, ImageError};
+use crate::limits::MAX_TARGET_BYTES;
+
+use super::entries::{Entry, Kind};
+use super::path::{Meaning, Place, meaning, place as place_of};
+use super::tree::{Attributes, Tree};
+
+/// Makes what the entry says, or counts it.
+pub(crate) fn place(tree: &mut Tree<'_>, entry: &Entry, content: &mut dyn Read) -> Result<(), ImageError> {
+    match meaning(&entry.path)? {
+        Meaning::Root => root(tree, entry),
+        Meaning::File(place) => file(tree, entry, &place, content),
+        Meaning::Whiteout(place) => tree.whiteout(&place),
+        Meaning::Opaque(folder) => tree.make_opaque(&folder),
+        Meaning::Nothing => Ok(()),
+    }
+}
+
+fn root(tree: &mut Tree<'_>, entry: &Entry) -> Result<(), ImageError> {
+    match entry.kind {
+        Kind::Folder => tree.root(attributes(entry)),
+        _ => Err(ImageError::entry(&entry.path, EntryProblem::Nameless)),
+    }
+}
+
+fn file(tree: &mut Tree<'_>, entry: &Entry, place: &Place, content: &mut dyn Read) -> Result<(), ImageError> {
+    let attributes = attributes(entry);
+    match entry.kind {
+        Kind::File => tree.file(place, content, entry.bytes, attributes),
+        Kind::Folder => tree.folder(place, attributes),
+        Kind::SymbolicLink => tree.symbolic_link(place, target(entry)?, attributes),
+        Kind::HardLink => {
+            let target = place_of(&entry.target)?;
+            let target = target.ok_or_else(|| ImageError::entry(&entry.path, EntryProblem::Nameless))?;
+            tree.hard_link(place, &target)
+        }
+        Kind::Special => tree.skip(),
+        Kind::Foreign => Err(ImageError::entry(&entry.path, EntryProblem::Kind)),
+    }
+}
+
+/// A symbolic link may lead anywhere: nobody follows it but the image's own programs, within their root.
+fn target(entry: &Entry) -> Result<&[u8], ImageError> {
+    let wrong = |problem| Err(ImageError::entry(&entry.path, problem));
+    match &entry.target {
+        target if target.is_empty() => wrong(EntryProblem::Nameless),
+        target if target.len() > MAX_TARGET_BYTES => wrong(EntryProblem::TooLong),
+        target if target.contains(&0) => wrong(EntryProblem::ZeroByte),
+        target => Ok(target),
+    }
+}
+
+fn attributes(entry: &Entry) -> Attributes {
+    Attributes { mode: entry.mode, modified_s: entry.modified_s }
+}

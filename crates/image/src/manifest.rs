@@ -1,0 +1,282 @@
+//! The three documents of an image, read from bytes of strangers: index, manifest and configuration.
+//!
+//! Nothing here does I/O. What is returned is bounded and holds together; what is not needed is not kept.
+
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::error::{ImageError, Part};
+use crate::limits::{MAX_DOCUMENT_BYTES, MAX_LAYERS};
+
+/// How this machine is called in images.
+pub const HERE: &str = match std::env::consts::ARCH.as_bytes() {
+    b"x86_64" => "amd64",
+    b"aarch64" => "arm64",
+    _ => std::env::consts::ARCH,
+};
+const SYSTEM: &str = "linux";
+/// The lowest level of each architecture, which all machines of it have.
+const BASE_VARIANTS: &[(&str, &str)] = &[("amd64", "v1"), ("arm64", "v8")];
+
+/// What an index or a manifest may call itself.
+const INDEX_TYPES: &[&str] =
+    &["application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json"];
+const MANIFEST_TYPES: &[&str] =
+    &["application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json"];
+/// How the types of layers begin; which compression it is, the first bytes tell.
+const LAYER_TYPES: &[&str] = &[
+    "application/vnd.oci.image.layer.v1.tar",
+    "application/vnd.oci.image.layer.nondistributable.v1.tar",
+    "application/vnd.docker.image.rootfs.diff.tar",
+    "application/vnd.docker.image.rootfs.foreign.diff.tar",
+];
+const COMPRESSIONS: &[&str] = &["", "+gzip", "+zstd", ".gzip", ".zstd"];
+
+/// The types of documents that a registry is asked for.
+pub(crate) fn accepted_types() -> impl Iterator<Item = &'static str> {
+    INDEX_TYPES.iter().chain(MANIFEST_TYPES).copied()
+}
+
+/// A blob by its digest and size.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Descriptor {
+    /// What it says of its type.
+    #[serde(default, rename = "mediaType")]
+    pub media_type: String,
+    /// Its content.
+    pub digest: Digest,
+    /// Its length.
+    #[serde(rename = "size")]
+    pub size_bytes: u64,
+}
+
+/// A manifest in an index.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Entry {
+    /// The manifest or the next index.
+    #[serde(flatten)]
+    pub descriptor: Descriptor,
+    /// For which machines; nothing: that is only said in its configuration.
+    #[serde(default)]
+    pub platform: Option<Platform>,
+    /// What else is said of it.
+    #[serde(default)]
+    pub annotations: Option<Annotations>,
+}
+
+/// The annotations by which images are named in layouts.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct Annotations {
+    /// A whole name, as containerd and Docker write it.
+    #[serde(default, rename = "io.containerd.image.name")]
+    pub name: Option<String>,
+    /// A tag, or a whole name.
+    #[serde(default, rename = "org.opencontainers.image.ref.name")]
+    pub reference: Option<String>,
+}
+
+/// A kind of machine.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Platform {
+    architecture: String,
+    os: String,
+    #[serde(default)]
+    variant: String,
+}
+
+impl Platform {
+    /// Whether every machine of this one's architecture is of that kind.
+    pub fn is_here(&self) -> bool {
+        self.os == SYSTEM
+            && self.architecture == HERE
+            && (self.variant.is_empty() || BASE_VARIANTS.contains(&(HERE, &self.variant)))
+    }
+}
+
+/// What a name or a digest leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Document {
+    /// To manifests of one image for several kinds of machines, or of several images.
+    Index(Vec<Entry>),
+    /// To the manifest of an image.
+    Manifest(Manifest),
+}
+
+/// Of what an image consists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manifest {
+    /// How it is run.
+    pub config: Descriptor,
+    /// Its files, from the bottom to the top.
+    pub layers: Vec<Descriptor>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawDocument {
+    schema_version: u32,
+    media_type: Option<String>,
+    manifests: Option<Vec<Entry>>,
+    config: Option<Descriptor>,
+    layers: Option<Vec<Descriptor>>,
+}
+
+impl Document {
+    /// Reads an index or a manifest. One that could be taken for either is refused.
+    pub fn read(bytes: &[u8]) -> Result<Document, ImageError> {
+        let wrong = |problem| Err(ImageError::Document { part: Part::Manifest, problem });
+        let raw: RawDocument = json(Part::Manifest, bytes)?;
+        let is_type = |types: &[&str]| raw.media_type.as_deref().is_none_or(|own| types.contains(&own));
+        if raw.schema_version != 2 {
+            return wrong("it is not of schema version 2");
+        }
+        match (raw.manifests, raw.config, raw.layers) {
+            (Some(entries), None, None) if is_type(INDEX_TYPES) => Ok(Document::Index(entries)),
+            (None, Some(config), Some(layers)) if is_type(MANIFEST_TYPES) => {
+                Manifest::checked(config, layers).map(Document::Manifest)
+            }
+            (Some(_), None, None) | (None, Some(_), Some(_)) => wrong("its type contradicts its content"),
+            _ => wrong("it is neither an index nor a manifest"),
+        }
+    }
+}
+
+impl Manifest {
+    fn checked(config: Descriptor, layers: Vec<Descriptor>) -> Result<Manifest, ImageError> {
+        if layers.len() > MAX_LAYERS {
+            return Err(ImageError::Layers(layers.len()));
+        }
+        match layers.iter().find(|layer| !is_layer(&layer.media_type)) {
+            Some(Descriptor { media_type, .. }) => {
+                let media_type = media_type.chars().take(200).collect();
+                Err(ImageError::MediaType { part: Part::Layer, media_type })
+            }
+            None => Ok(Manifest { config, layers }),
+        }
+    }
+}
+
+fn is_layer(media_type: &str) -> bool {
+    let rest = LAYER_TYPES.iter().find_map(|known| media_type.strip_prefix(known));
+    rest.is_some_and(|rest| COMPRESSIONS.contains(&rest))
+}
+
+/// Which manifest of an index this machine takes: the first that is for it, or else the first that does not say.
+pub fn choose(entries: &[Entry]) -> Result<&Entry, ImageError> {
+    let is_for_here = |entry: &&Entry| entry.platform.as_ref().is_some_and(Platform::is_here);
+    let says_nothing = |entry: &&Entry| entry.platform.is_none();
+    let chosen = entries.iter().find(is_for_here).or_else(|| entries.iter().find(says_nothing));
+    chosen.ok_or_else(|| ImageError::Architecture { found: platforms(entries), here: HERE })
+}
+
+fn platforms(entries: &[Entry]) -> String {
+    const SHOWN: usize = 16;
+    let named = entries.iter().filter_map(|entry| entry.platform.as_ref()).take(SHOWN).map(|platform| {
+        let slash = if platform.variant.is_empty() { "" } else { "/" };
+        let text = format!("{}/{}{slash}{}", platform.os, platform.architecture, platform.variant);
+        text.chars().take(64).collect::<String>()
+    });
+    let named: Vec<_> = named.collect();
+    if named.is_empty() { "no machine".to_owned() } else { named.join(", ") }
+}
+
+/// How an image is run, as its author wants it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Config {
+    /// The processor, in images' words: `amd64`, `arm64`.
+    pub architecture: String,
+    /// The environment: names and values.
+    pub env: Vec<(String, String)>,
+    /// The user and group, as names or numbers: `1000:1000`; empty: nobody in particular.
+    pub user: String,
+    /// Where it runs; empty: the root.
+    pub working_folder: String,
+    /// The program and its first arguments.
+    pub entry_point: Vec<String>,
+    /// The other arguments; the program itself, if there is no entry point.
+    pub cmd: Vec<String>,
+    /// The digests of the unpacked layers, from the bottom to the top.
+    pub diff_ids: Vec<Digest>,
+}
+
+#[derive(Deserialize)]
+struct RawConfig {
+    #[serde(default)]
+    architecture: String,
+    #[serde(default)]
+    os: String,
+    config: Option<RawExecution>,
+    rootfs: RawRoot,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct RawExecution {
+    user: Option<String>,
+    env: Option<Vec<String>>,
+    entrypoint: Option<Vec<String>>,
+    cmd: Option<Vec<String>>,
+    working_dir: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct RawRoot {
+    diff_ids: Option<Vec<Digest>>,
+}
+
+impl Config {
+    /// Reads a configuration of an image for this machine.
+    pub fn read(bytes: &[u8]) -> Result<Config, ImageError> {
+        let raw: RawConfig = json(Part::Config, bytes)?;
+        let platform = Platform { architecture: raw.architecture, os: raw.os, variant: String::new() };
+        if !platform.is_here() {
+            let found = format!("{:.32}/{:.32}", platform.os, platform.architecture);
+            return Err(ImageError::Architecture { found, here: HERE });
+        }
+        let run = raw.config.unwrap_or_default();
+        let env = run.env.unwrap_or_default().into_iter();
+        let config = Config {
+            architecture: platform.architecture,
+            env: env.filter_map(variable).collect(),
+            user: run.user.unwrap_or_default(),
+            working_folder: run.working_dir.unwrap_or_default(),
+            entry_point: run.entrypoint.unwrap_or_default(),
+            cmd: run.cmd.unwrap_or_default(),
+            diff_ids: raw.rootfs.diff_ids.unwrap_or_default(),
+        };
+        config.checked()
+    }
+
+    fn checked(self) -> Result<Config, ImageError> {
+        let words = self.entry_point.iter().chain(&self.cmd).chain([&self.user, &self.working_folder]);
+        let mut texts = words.chain(self.env.iter().flat_map(|(name, value)| [name, value]));
+        let has_zero = texts.any(|text| text.contains('\0'));
+        drop(texts);
+        if has_zero {
+            let problem = "a zero byte is in what is handed to its program";
+            return Err(ImageError::Document { part: Part::Config, problem });
+        }
+        match self.diff_ids.len() {
+            too_many if too_many > MAX_LAYERS => Err(ImageError::Layers(too_many)),
+            _ => Ok(self),
+        }
+    }
+}
+
+/// What has no name and no value cannot be in an environment.
+fn variable(text: String) -> Option<(String, String)> {
+    let (name, value) = text.split_once('=')?;
+    (!name.is_empty()).then(|| (name.to_owned(), value.to_owned()))
+}
+
+/// Reads JSON of bounded size and depth.
+pub(crate) fn json<'a, T: Deserialize<'a>>(part: Part, bytes: &'a [u8]) -> Result<T, ImageError> {
+    if bytes.len() as u64 > MAX_DOCUMENT_BYTES {
+        return Err(ImageError::TooLarge { part, limit: MAX_DOCUMENT_BYTES, unit: "bytes" });
+    }
+    // Deeper than 128 levels is an error of the library's.
+    serde_json::from_slice(bytes).map_err(|source| ImageError::Json { part, source })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,206 @@
+//! A registry, asked by the distribution protocol over HTTP/1.1.
+//!
+//! Nothing that it says has an effect without a bound: documents, headers and tokens have a largest size, blobs the size
+//! that was announced, redirections a number, and each answer a time in which it must come.
+
+mod challenge;
+mod token;
+
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ureq::config::RedirectAuthHeaders;
+use ureq::http::{Response, StatusCode, header};
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
+use ureq::{Agent, Body};
+
+use crate::credentials::Credentials;
+use crate::error::{ImageError, Part};
+use crate::limits::MAX_DOCUMENT_BYTES;
+use crate::manifest::{Descriptor, accepted_types};
+use crate::reference::Reference;
+use crate::source::{Source, describe};
+
+use challenge::Challenge;
+
+const CONNECT_TIME: Duration = Duration::from_secs(10);
+const ANSWER_TIME: Duration = Duration::from_secs(60);
+/// A blob's bytes may come no slower, on the average.
+const LEAST_BYTES_PER_S: u64 = 16 << 10;
+const MAX_REDIRECTIONS: u32 = 5;
+const MAX_HEADER_BYTES: usize = 64 << 10;
+
+/// How a registry is asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// As whom.
+    pub credentials: Credentials,
+    /// Over what.
+    pub transport: Transport,
+}
+
+/// What carries the questions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Transport {
+    /// TLS, with the certificates that this machine trusts; plain HTTP for registries of this machine (`localhost`).
+    #[default]
+    Safe,
+    /// Plain HTTP: whoever is on the way reads credentials and images, and can refuse images, but not change them if they
+    /// are pinned.
+    Plain,
+}
+
+/// One repository of one registry.
+pub(crate) struct Registry {
+    agent: Agent,
+    registry: String,
+    /// `https://HOST/v2/REPOSITORY`.
+    base: String,
+    repository: String,
+    is_plain: bool,
+    credentials: Credentials,
+    /// What to send, once the registry has said what it wants.
+    authorization: Option<String>,
+    /// The document to which the name has led, so that it is fetched once.
+    root: Option<(Descriptor, Vec<u8>)>,
+}
+
+impl Registry {
+    pub(crate) fn new(reference: &Reference, access: &Access) -> Result<Registry, ImageError> {
+        let is_plain = access.transport == Transport::Plain || reference.is_local();
+        let scheme = if is_plain { "http" } else { "https" };
+        Ok(Registry {
+            agent: agent(reference, is_plain),
+            registry: reference.registry.clone(),
+            base: format!("{scheme}://{}/v2/{}", reference.host(), reference.repository),
+            repository: reference.repository.clone(),
+            is_plain,
+            credentials: access.credentials.clone(),
+            authorization: None,
+            root: None,
+        })
+    }
+
+    /// To what a name leads: an index or a manifest. It has the digest that is asked for, if one is.
+    pub(crate) fn root(&mut self, reference: &Reference) -> Result<Descriptor, ImageError> {
+        let wanted = reference.wanted();
+        let mut response = self.get(&format!("manifests/{wanted}"), ANSWER_TIME)?;
+        let bytes = self.short(&mut response)?;
+        let found = describe(&bytes);
+        if let Some(expected) = reference.digest.filter(|expected| *expected != found.digest) {
+            return Err(ImageError::DigestMismatch { part: Part::Manifest, expected, actual: found.digest });
+        }
+        self.root = Some((found.clone(), bytes));
+        Ok(found)
+    }
+
+    /// Asks, with credentials as soon as the registry wants some.
+    fn get(&mut self, what: &str, body_time: Duration) -> Result<Response<Body>, ImageError> {
+        let response = self.try_get(what, body_time)?;
+        if response.status() != StatusCode::UNAUTHORIZED {
+            return self.checked(what, response);
+        }
+        let challenges = response.headers().get_all(header::WWW_AUTHENTICATE);
+        let challenges = challenges.iter().filter_map(|header| header.to_str().ok());
+        let challenges: Vec<_> = challenges.filter_map(Challenge::parse).collect();
+        drop(response);
+        self.authorization = self.authorize(&challenges)?;
+        let response = self.try_get(what, body_time)?;
+        self.checked(what, response)
+    }
+
+    fn try_get(&self, what: &str, body_time: Duration) -> Result<Response<Body>, ImageError> {
+        let mut request = self.agent.get(format!("{}/{what}", self.base));
+        if what.starts_with("manifests/") {
+            request = request.header(header::ACCEPT, accepted_types().collect::<Vec<_>>().join(", "));
+        }
+        if let Some(authorization) = &self.authorization {
+            request = request.header(header::AUTHORIZATION, authorization);
+        }
+        let sent = request.config().timeout_recv_body(Some(body_time)).build().call();
+        sent.map_err(|error| self.unreachable(error))
+    }
+
+    fn checked(&self, what: &str, response: Response<Body>) -> Result<Response<Body>, ImageError> {
+        let (registry, what) = (self.registry.clone(), format!("{}/{what}", self.repository));
+        match response.status().as_u16() {
+            200 => Ok(response),
+            404 => Err(ImageError::NotInRegistry { registry, what }),
+            status @ (401 | 403) => Err(ImageError::Refused { registry, status }),
+            status => Err(ImageError::Status { registry, what, status }),
+        }
+    }
+
+    /// The body of an answer that is no blob.
+    fn short(&self, response: &mut Response<Body>) -> Result<Vec<u8>, ImageError> {
+        let mut bytes = Vec::new();
+        let reader = response.body_mut().with_config().limit(u64::MAX).reader();
+        let read = reader.take(MAX_DOCUMENT_BYTES + 1).read_to_end(&mut bytes);
+        read.map_err(|error| self.unreachable(error.into()))?;
+        match bytes.len() as u64 > MAX_DOCUMENT_BYTES {
+            true => {
+                Err(ImageError::TooLarge { part: Part::Manifest, limit: MAX_DOCUMENT_BYTES, unit: "bytes" })
+            }
+            false => Ok(bytes),
+        }
+    }
+
+    fn unreachable(&self, error: ureq::Error) -> ImageError {
+        ImageError::Unreachable { registry: self.registry.clone(), source: Box::new(error) }
+    }
+
+    fn nonsense(&self, problem: &'static str) -> ImageError {
+        ImageError::Nonsense { registry: self.registry.clone(), problem }
+    }
+}
+
+impl Source for Registry {
+    fn open<'a>(&'a mut self, part: Part, blob: &Descriptor) -> Result<Box<dyn Read + 'a>, ImageError> {
+        let is_root = self.root.as_ref().is_some_and(|(root, _)| root.digest == blob.digest);
+        if is_root && part == Part::Manifest {
+            let bytes = self.root.as_ref().map(|(_, bytes)| bytes.as_slice());
+            return Ok(Box::new(bytes.unwrap_or_default()));
+        }
+        let kind = if part == Part::Manifest { "manifests" } else { "blobs" };
+        let time = ANSWER_TIME + Duration::from_secs(blob.size_bytes / LEAST_BYTES_PER_S);
+        let response = self.get(&format!("{kind}/{}", blob.digest), time)?;
+        Ok(Box::new(response.into_body().into_with_config().limit(u64::MAX).reader()))
+    }
+
+    fn damaged(&self, _part: Part, error: io::Error) -> ImageError {
+        self.unreachable(error.into())
+    }
+}
+
+fn agent(reference: &Reference, is_plain: bool) -> Agent {
+    let mut config = Agent::config_builder()
+        .http_status_as_error(false)
+        .https_only(!is_plain)
+        .max_redirects(MAX_REDIRECTIONS)
+        .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+        .max_response_header_size(MAX_HEADER_BYTES)
+        .user_agent(concat!("sublet/", env!("CARGO_PKG_VERSION")))
+        .timeout_resolve(Some(CONNECT_TIME))
+        .timeout_connect(Some(CONNECT_TIME))
+        .timeout_recv_response(Some(ANSWER_TIME));
+    if !is_plain {
+        config = config.tls_config(tls());
+    }
+    // The environment may name a proxy, which leads elsewhere.
+    if reference.is_local() {
+        config = config.proxy(None);
+    }
+    config.build().into()
+}
+
+/// With the certificates that this machine trusts; those of them that cannot be read are not trusted.
+fn tls() -> TlsConfig {
+    let found = rustls_native_certs::load_native_certs().certs;
+    let certificates: Vec<_> = found.iter().map(|found| Certificate::from_der(found).to_owned()).collect();
+    TlsConfig::builder()
+        .root_certs(RootCerts::new_with_certs(&certificates))
+        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .build()
+}

@@ -1,0 +1,255 @@
+//! The folder of one node's images, which several processes may use at once.
+//!
+//! ```text
+//! lock            locked shared by whoever adds, exclusively by whoever removes
+//! images/HEX      a record: what is known of the image with this digest
+//! names/HEX       which image a name means; HEX is the digest of the name
+//! layers/HEX/     the files of the layer with this diff id
+//! facts/HEX       what was counted when they were unpacked
+//! */.unfinished-  what somebody is making, or has left when it was killed
+//! ```
+//!
+//! A file or folder gets its final name when it is complete and on the disk. Locks are the kernel's (`flock`), so they are
+//! gone with their processes. A layer that is in use is locked shared by its users: see [`Image::hold`].
+
+mod claim;
+mod lock;
+mod record;
+mod removal;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::acquire::Acquisition;
+use crate::digest::Digest;
+use crate::error::ImageError;
+use crate::import;
+use crate::limits::Limits;
+use crate::manifest::Config;
+use crate::reference::Reference;
+use crate::registry::{Access, Registry};
+
+pub(crate) use claim::Claim;
+pub use lock::InUse;
+pub(crate) use lock::Presence;
+pub(crate) use record::{Facts, Record};
+
+const LOCK: &str = "lock";
+const IMAGES: &str = "images";
+const NAMES: &str = "names";
+const LAYERS: &str = "layers";
+const FACTS: &str = "facts";
+/// How the name of a file or folder begins while it is not complete.
+const UNFINISHED: &str = ".unfinished-";
+
+/// The images of one node.
+#[derive(Clone, Debug)]
+pub struct Store {
+    /// Absolute.
+    folder: PathBuf,
+    limits: Limits,
+}
+
+/// An image whose layers are all here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Image {
+    /// That of its manifest; of its configuration, if it came without one, as `docker save` used to write them.
+    pub digest: Digest,
+    /// What it is called here, and the digests of indexes that have led to it.
+    pub names: Vec<String>,
+    /// How it is run.
+    pub config: Config,
+    /// Its layers' folders, absolute, from the bottom to the top. Nobody may change anything in them.
+    pub layers: Vec<PathBuf>,
+    /// The bytes of its unpacked layers, as they were in their archives.
+    pub unpacked_bytes: u64,
+    /// Device nodes, FIFOs and sockets of its layers that were not made.
+    pub skipped: u64,
+}
+
+/// How far a pull or an import has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Compressed bytes of layers that were fetched.
+    pub fetched_bytes: u64,
+    /// Those that are to be fetched in all.
+    pub wanted_bytes: u64,
+    /// Layers that are here.
+    pub layers_done: usize,
+    /// Layers of the image.
+    pub layers: usize,
+}
+
+/// What was pruned.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pruned {
+    /// Layers that no image has any more.
+    pub layers: usize,
+    /// Layers that none has, but somebody uses.
+    pub in_use: usize,
+}
+
+impl Store {
+    /// The store in a folder, which is made if it is not there. What killed processes left unfinished is removed, if
+    /// nobody is at work.
+    pub fn open(folder: impl AsRef<Path>) -> Result<Store, ImageError> {
+        Store::open_with(folder, Limits::default())
+    }
+
+    /// The same, with other limits for what it takes.
+    pub fn open_with(folder: impl AsRef<Path>, limits: Limits) -> Result<Store, ImageError> {
+        let folder = folder.as_ref();
+        for name in ["", IMAGES, NAMES, LAYERS, FACTS] {
+            record::make_folder(&folder.join(name))?;
+        }
+        let folder =
+            fs::canonicalize(folder).map_err(|error| ImageError::system("finding", folder, error))?;
+        let store = Store { folder, limits };
+        if let Some(alone) = store.try_alone()? {
+            store.remove_unfinished(&alone)?;
+        }
+        Ok(store)
+    }
+
+    /// Fetches an image from its registry; what is here already is not fetched again.
+    pub fn pull(
+        &self,
+        reference: &Reference,
+        access: &Access,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Image, ImageError> {
+        let presence = self.be_present()?;
+        let mut registry = Registry::new(reference, access)?;
+        let root = registry.root(reference)?;
+        let mut acquisition = Acquisition::new(self, &presence, &mut registry, progress);
+        acquisition.image(&root, &[reference.to_string()])
+    }
+
+    /// The digest that a name means now, by which a package can pin it. Of an image for several kinds of machines it is
+    /// that of the index, so that it means the same on all of them.
+    pub fn resolve(&self, reference: &Reference, access: &Access) -> Result<Digest, ImageError> {
+        match reference.digest {
+            Some(digest) => Ok(digest),
+            None => Ok(Registry::new(reference, access)?.root(reference)?.digest),
+        }
+    }
+
+    /// Takes the images for this machine of an OCI layout, in a folder or in a tar, or of a tar by `docker save`; either
+    /// may be compressed. At least one, or it is an error.
+    pub fn import(&self, path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Image>, ImageError> {
+        let presence = self.be_present()?;
+        let import::Found { mut source, images } = import::open(path, &self.folder, &self.limits)?;
+        let mut taken = Vec::new();
+        for image in &images {
+            let mut acquisition = Acquisition::new(self, &presence, &mut *source, &mut *progress);
+            taken.push(match image {
+                import::Named::ByManifest { root, names } => acquisition.image(root, names)?,
+                import::Named::ByConfig { manifest, names } => {
+                    acquisition.manifest(manifest.config.digest, manifest, names)?
+                }
+            });
+        }
+        Ok(taken)
+    }
+
+    /// The image of a digest: of its manifest, or of an index that has led to it.
+    pub fn find(&self, digest: &Digest) -> Result<Option<Image>, ImageError> {
+        match self.record(digest)? {
+            Some(record) => self.image(record).map(Some),
+            None => self.named(&digest.to_string()),
+        }
+    }
+
+    /// The image of a name as [`Reference`] writes it, or of a digest as text.
+    pub fn named(&self, name: &str) -> Result<Option<Image>, ImageError> {
+        let Some(digest) = self.meaning(name)? else { return Ok(None) };
+        self.record(&digest)?.map(|record| self.image(record)).transpose()
+    }
+
+    /// All images, in the order of their digests.
+    pub fn list(&self) -> Result<Vec<Image>, ImageError> {
+        let mut images = Vec::new();
+        for digest in self.digests(IMAGES)? {
+            if let Some(record) = self.record(&digest)? {
+                images.push(self.image(record)?);
+            }
+        }
+        Ok(images)
+    }
+
+    /// Forgets an image and its names. Its layers stay, for whoever uses them and for other images, until
+    /// [`Store::prune`].
+    pub fn remove(&self, digest: &Digest) -> Result<(), ImageError> {
+        let _alone = self.be_alone()?;
+        if !self.remove_record(digest)? {
+            return Err(ImageError::Unknown(digest.to_string()));
+        }
+        self.remove_names(digest)
+    }
+
+    /// Removes the layers that no image has and nobody uses. Waits for pulls and imports that are under way.
+    pub fn prune(&self) -> Result<Pruned, ImageError> {
+        let alone = self.be_alone()?;
+        self.remove_unfinished(&alone)?;
+        let mut wanted = Vec::new();
+        for digest in self.digests(IMAGES)? {
+            wanted.extend(self.record(&digest)?.into_iter().flat_map(|record| record.config.diff_ids));
+        }
+        wanted.sort();
+        let mut pruned = Pruned::default();
+        for layer in self.digests(LAYERS)? {
+            if wanted.binary_search(&layer).is_err() {
+                match self.remove_layer(&layer, &alone)? {
+                    true => pruned.layers += 1,
+                    false => pruned.in_use += 1,
+                }
+            }
+        }
+        Ok(pruned)
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    pub(crate) fn layer(&self, diff_id: &Digest) -> PathBuf {
+        self.folder.join(LAYERS).join(diff_id.hex())
+    }
+
+    pub(crate) fn image(&self, record: Record) -> Result<Image, ImageError> {
+        let Record { digest, config } = record;
+        let diff_ids = topmost(&config.diff_ids);
+        let layers = diff_ids.iter().map(|diff_id| self.layer(diff_id)).collect();
+        let names = self.names(&digest)?;
+        let mut image = Image { digest, names, config, layers, unpacked_bytes: 0, skipped: 0 };
+        for diff_id in diff_ids {
+            let facts = self.facts(&diff_id)?;
+            image.unpacked_bytes += facts.unpacked_bytes;
+            image.skipped += facts.skipped;
+        }
+        Ok(image)
+    }
+}
+
+/// Each layer once, where it is for the last time. Overlayfs takes no folder twice, and nothing is lost: what a layer makes
+/// or hides, it makes or hides above all that was between.
+fn topmost(diff_ids: &[Digest]) -> Vec<Digest> {
+    let is_last = |&(index, diff_id): &(usize, &Digest)| !diff_ids[index + 1..].contains(diff_id);
+    diff_ids.iter().enumerate().filter(is_last).map(|(_, diff_id)| *diff_id).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layer_that_is_there_twice_counts_where_it_is_on_top() {
+        let [a, b, c] = [b"a", b"b", b"c"].map(|bytes| Digest::of(bytes));
+        assert_eq!(topmost(&[a, b, a, c, b]), [a, c, b]);
+        assert_eq!(topmost(&[]), []);
+    }
+}

@@ -1,0 +1,86 @@
+//! Who may do what in a store at the same time.
+
+use std::fs::{File, OpenOptions};
+use std::io::ErrorKind;
+use std::os::unix::fs::OpenOptionsExt;
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use super::{Image, LOCK, Store};
+use crate::error::ImageError;
+
+/// While it is held nothing is removed from the store.
+#[derive(Debug)]
+pub(crate) struct Presence {
+    _lock: File,
+}
+
+/// While it is held nobody else adds or removes anything.
+#[derive(Debug)]
+pub(crate) struct Alone {
+    _lock: File,
+}
+
+/// An image whose layers are not removed while this is held, not even if the image is. Gone with its process.
+#[derive(Debug)]
+pub struct InUse {
+    _layers: Vec<File>,
+}
+
+impl Image {
+    /// Keeps the layers where they are, for as long as something is made of them.
+    pub fn hold(&self) -> Result<InUse, ImageError> {
+        let hold = |path: &std::path::PathBuf| {
+            let layer = File::open(path).and_then(|layer| {
+                flock(&layer, FlockOperation::LockShared)?;
+                // It was removed before it was locked, if it is not there any more.
+                std::fs::symlink_metadata(path).map(|_| layer)
+            });
+            layer.map_err(|error| match error.kind() {
+                ErrorKind::NotFound => ImageError::Unknown(self.digest.to_string()),
+                _ => ImageError::system("locking", path, error),
+            })
+        };
+        self.layers.iter().map(hold).collect::<Result<_, _>>().map(|_layers| InUse { _layers })
+    }
+}
+
+impl Store {
+    /// Waits until nobody removes anything.
+    pub(crate) fn be_present(&self) -> Result<Presence, ImageError> {
+        self.lock(FlockOperation::LockShared).map(|_lock| Presence { _lock })
+    }
+
+    /// Waits until nobody does anything.
+    pub(super) fn be_alone(&self) -> Result<Alone, ImageError> {
+        self.lock(FlockOperation::LockExclusive).map(|_lock| Alone { _lock })
+    }
+
+    /// `None`: somebody does something.
+    pub(super) fn try_alone(&self) -> Result<Option<Alone>, ImageError> {
+        let lock = self.open_lock()?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Alone { _lock: lock })),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(errno) => Err(ImageError::system("locking", self.folder.join(LOCK), errno)),
+        }
+    }
+
+    fn lock(&self, operation: FlockOperation) -> Result<File, ImageError> {
+        let lock = self.open_lock()?;
+        loop {
+            match flock(&lock, operation) {
+                Ok(()) => return Ok(lock),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(ImageError::system("locking", self.folder.join(LOCK), errno)),
+            }
+        }
+    }
+
+    fn open_lock(&self) -> Result<File, ImageError> {
+        let path = self.folder.join(LOCK);
+        let opened = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        opened.map_err(|error| ImageError::system("opening", path, error))
+    }
+}

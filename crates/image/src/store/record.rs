@@ -1,0 +1,175 @@
+//! What is known of each image, and what each name means: small files, complete when they have their names.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::{FACTS, IMAGES, NAMES, Presence, Store, UNFINISHED};
+use crate::digest::Digest;
+use crate::error::{ImageError, Part};
+use crate::manifest::{Config, json};
+
+/// An image as the store keeps it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) digest: Digest,
+    pub(crate) config: Config,
+}
+
+/// What was counted of a layer.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Facts {
+    pub(crate) unpacked_bytes: u64,
+    pub(crate) skipped: u64,
+}
+
+/// A name as the store keeps it.
+#[derive(Serialize, Deserialize)]
+struct Name {
+    name: String,
+    digest: Digest,
+}
+
+impl Store {
+    /// Keeps an image whose layers are all here, and lets these names mean it from now on.
+    pub(crate) fn keep(
+        &self,
+        record: &Record,
+        names: &[String],
+        _present: &Presence,
+    ) -> Result<(), ImageError> {
+        self.write(IMAGES, &record.digest, record)?;
+        for name in names {
+            self.write(
+                NAMES,
+                &Digest::of(name.as_bytes()),
+                &Name { name: name.clone(), digest: record.digest },
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Keeps what was counted of a layer, which gets its own name afterwards.
+    pub(crate) fn keep_facts(
+        &self,
+        diff_id: &Digest,
+        facts: Facts,
+        _present: &Presence,
+    ) -> Result<(), ImageError> {
+        self.write(FACTS, diff_id, &facts)
+    }
+
+    /// What was counted of a layer.
+    pub(super) fn facts(&self, diff_id: &Digest) -> Result<Facts, ImageError> {
+        self.read(FACTS, diff_id).map(Option::unwrap_or_default)
+    }
+
+    /// Forgets it.
+    pub(super) fn remove_facts(&self, diff_id: &Digest) -> Result<(), ImageError> {
+        self.remove_file(FACTS, diff_id).map(drop)
+    }
+
+    /// What is known of an image with this digest.
+    pub(crate) fn record(&self, digest: &Digest) -> Result<Option<Record>, ImageError> {
+        self.read(IMAGES, digest)
+    }
+
+    /// The digest that a name means.
+    pub(super) fn meaning(&self, name: &str) -> Result<Option<Digest>, ImageError> {
+        let known: Option<Name> = self.read(NAMES, &Digest::of(name.as_bytes()))?;
+        Ok(known.map(|known| known.digest))
+    }
+
+    /// The names of an image, sorted.
+    pub(super) fn names(&self, digest: &Digest) -> Result<Vec<String>, ImageError> {
+        let mut names = Vec::new();
+        for key in self.digests(NAMES)? {
+            let known: Option<Name> = self.read(NAMES, &key)?;
+            names.extend(known.filter(|known| known.digest == *digest).map(|known| known.name));
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// False: there is none.
+    pub(super) fn remove_record(&self, digest: &Digest) -> Result<bool, ImageError> {
+        self.remove_file(IMAGES, digest)
+    }
+
+    /// Removes all names of an image.
+    pub(super) fn remove_names(&self, digest: &Digest) -> Result<(), ImageError> {
+        for key in self.digests(NAMES)? {
+            let known: Option<Name> = self.read(NAMES, &key)?;
+            if known.is_some_and(|known| known.digest == *digest) {
+                self.remove_file(NAMES, &key)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The digests that are names of files in a folder of the store, sorted.
+    pub(super) fn digests(&self, folder: &str) -> Result<Vec<Digest>, ImageError> {
+        let folder = self.folder.join(folder);
+        let failed = |error| ImageError::system("reading", &folder, error);
+        let mut digests = Vec::new();
+        for entry in fs::read_dir(&folder).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            digests.extend(name.to_str().and_then(Digest::from_hex));
+        }
+        digests.sort();
+        Ok(digests)
+    }
+
+    fn remove_file(&self, folder: &str, key: &Digest) -> Result<bool, ImageError> {
+        let folder = self.folder.join(folder);
+        let path = folder.join(key.hex());
+        match fs::remove_file(&path) {
+            Ok(()) => sync(&folder).map(|()| true),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(ImageError::system("removing", path, error)),
+        }
+    }
+
+    fn read<T: DeserializeOwned>(&self, folder: &str, key: &Digest) -> Result<Option<T>, ImageError> {
+        let path = self.folder.join(folder).join(key.hex());
+        match fs::read(&path) {
+            Ok(bytes) => json(Part::Config, &bytes).map(Some),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(ImageError::system("reading", path, error)),
+        }
+    }
+
+    fn write(&self, folder: &str, key: &Digest, value: &impl Serialize) -> Result<(), ImageError> {
+        let folder = self.folder.join(folder);
+        let path = folder.join(key.hex());
+        let written = || {
+            let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&folder)?;
+            file.write_all(&serde_json::to_vec(value)?)?;
+            file.as_file().sync_all()?;
+            file.persist(&path).map_err(|error| error.error)
+        };
+        written().map_err(|error| ImageError::system("writing", &path, error))?;
+        sync(&folder)
+    }
+}
+
+/// Makes a folder that nobody else may enter, and those above it, if it is not there.
+pub(super) fn make_folder(path: &Path) -> Result<(), ImageError> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.map_err(|error| ImageError::system("making the folder", path, error))
+}
+
+/// Makes a folder that nobody else may enter.
+pub(super) fn make_private(path: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).create(path)
+}
+
+/// Writes to the disk what a folder has.
+pub(super) fn sync(folder: &Path) -> Result<(), ImageError> {
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(|error| ImageError::system("writing", folder, error))
+}

@@ -1,0 +1,85 @@
+//! How layers and what is left of them are removed: never through a link, and whatever their permissions are.
+
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, flock, openat, statat, unlinkat};
+use rustix::io::Errno;
+
+use super::lock::Alone;
+use super::{FACTS, IMAGES, LAYERS, NAMES, Store, UNFINISHED};
+use crate::digest::Digest;
+use crate::error::ImageError;
+
+impl Store {
+    /// Removes what killed processes have left.
+    pub(super) fn remove_unfinished(&self, _alone: &Alone) -> Result<(), ImageError> {
+        for name in [IMAGES, NAMES, LAYERS, FACTS] {
+            let folder = self.folder.join(name);
+            let failed = |error| ImageError::system("reading", &folder, error);
+            for entry in fs::read_dir(&folder).map_err(failed)? {
+                let entry = entry.map_err(failed)?;
+                if entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
+                    remove_tree(&entry.path())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// False: somebody uses it. It loses its name first, so that what is left of it is no layer.
+    pub(super) fn remove_layer(&self, diff_id: &Digest, _alone: &Alone) -> Result<bool, ImageError> {
+        let path = self.layer(diff_id);
+        let failed = |error: io::Error| ImageError::system("removing", &path, error);
+        let layer = File::open(&path).map_err(failed)?;
+        match flock(&layer, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => return Ok(false),
+            locked => locked.map_err(|errno| failed(errno.into()))?,
+        }
+        let unfinished = self.folder.join(LAYERS).join(format!("{UNFINISHED}{}", diff_id.hex()));
+        fs::rename(&path, &unfinished).map_err(failed)?;
+        remove_tree(&unfinished)?;
+        self.remove_facts(diff_id).map(|()| true)
+    }
+}
+
+/// Removes a file, a link or a folder with all that is in it, if it is there.
+pub(super) fn remove_tree(path: &Path) -> Result<(), ImageError> {
+    let failed = |error: io::Error| ImageError::system("removing", path, error);
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Ok(metadata) if metadata.is_dir() => {}
+        found => return found.and_then(|_| fs::remove_file(path)).map_err(failed),
+    }
+    empty(&File::open(path).map_err(failed)?, path)?;
+    fs::remove_dir(path).map_err(failed)
+}
+
+/// Removes all that is in a folder.
+pub(super) fn empty(folder: &File, path: &Path) -> Result<(), ImageError> {
+    empty_within(folder.as_fd()).map_err(|errno| ImageError::system("emptying", path, errno))
+}
+
+/// Folders are as deep as the paths of layers may be, so this needs neither a deep stack nor many descriptors.
+fn empty_within(folder: BorrowedFd<'_>) -> Result<(), Errno> {
+    // Whoever is not root needs the permission; who owns the folder may give it.
+    rustix::fs::fchmod(folder, Mode::RWXU)?;
+    for entry in Dir::read_from(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if matches!(name.to_bytes(), b"." | b"..") {
+            continue;
+        }
+        let found = statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if FileType::from_raw_mode(found.st_mode) == FileType::Directory {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            empty_within(openat(folder, name, flags, Mode::empty())?.as_fd())?;
+            unlinkat(folder, name, AtFlags::REMOVEDIR)?;
+        } else {
+            unlinkat(folder, name, AtFlags::empty())?;
+        }
+    }
+    Ok(())
+}
