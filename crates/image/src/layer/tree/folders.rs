@@ -16,7 +16,7 @@ const RULES: ResolveFlags = ResolveFlags::BENEATH
     .union(ResolveFlags::NO_SYMLINKS)
     .union(ResolveFlags::NO_MAGICLINKS)
     .union(ResolveFlags::NO_XDEV);
-const AS_FOLDER: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC).union(OFlags::NOFOLLOW);
+const AS_FOLDER: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
 /// By this attribute overlayfs knows, with `userxattr`, that a folder is not merged with those below.
 const OPAQUE: &str = "user.overlay.opaque";
 
