@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what `make demo` (setup.sh build) or `make test` (setup.sh test) needs and this machine lacks.
-# Silent and quick where nothing is missing. Changes nothing but packages and Rust components.
+# Silent and quick where nothing is missing. Changes nothing but packages, Rust components and target/tools.
 set -euo pipefail
 
 readonly RUST_NEEDED=1.89
@@ -9,7 +9,7 @@ readonly CARGO_DENY=0.20.2
 # command:package pairs
 readonly BUILD_TOOLS=(gcc:gcc g++:g++ make:make protoc:protobuf-compiler)
 readonly TEST_TOOLS=(cmake:cmake pkg-config:pkg-config strace:strace nats-server:nats-server ip:iproute2 tc:iproute2
-    crun:crun clang:clang wasm-ld:lld)
+    crun:crun umoci:umoci clang:clang wasm-ld:lld)
 # A library that a test preloads to move a process's clock; it has no command of its own.
 readonly FAKETIME_PACKAGE=libfaketime
 # libfabric's headers, against which the ofi provider is built. With them comes the library, which it loads.
@@ -18,6 +18,9 @@ readonly LIBFABRIC_PACKAGE=libfabric-dev
 readonly WASI_PACKAGE=wasi-libc
 # What Rust compiles WebAssembly for.
 readonly WASM_TARGET=wasm32-unknown-unknown
+# The registry of the tests. Its package would start a server here, now and at each boot, so it is only unpacked.
+readonly REGISTRY_PACKAGE=docker-registry
+readonly REGISTRY_FOLDER=target/tools/docker-registry
 
 stop() {
     printf '%s\n' '' "$@" >&2
@@ -75,6 +78,31 @@ install_packages() {
         stop "The packages could not be installed. As root, run this line, then make again:" "  $line"
 }
 
+as_root() {
+    if [[ $(id -u) -eq 0 ]]; then "$@"; else may_become_root && sudo "$@"; fi
+}
+
+# The newest package of a name, put into a folder, which needs no rights but where no lists of packages are there yet.
+download_package() {
+    local folder=$1 package=$2
+    (cd "$folder" && apt-get download --quiet "$package") 2>/dev/null && return
+    as_root apt-get update --quiet >/dev/null && (cd "$folder" && apt-get download --quiet "$package")
+}
+
+unpack_registry() {
+    has_command docker-registry && return
+    [[ -x $REGISTRY_FOLDER/usr/bin/docker-registry ]] && return
+    echo "unpacking $REGISTRY_PACKAGE into $REGISTRY_FOLDER"
+    local folder
+    folder=$(mktemp --directory)
+    { download_package "$folder" "$REGISTRY_PACKAGE" && dpkg-deb --extract "$folder"/*.deb "$folder/unpacked"; } ||
+        stop "$REGISTRY_PACKAGE could not be fetched. Install a docker-registry whose command is found, then run make again."
+    mkdir -p "$(dirname "$REGISTRY_FOLDER")"
+    rm -rf "$REGISTRY_FOLDER"
+    mv "$folder/unpacked" "$REGISTRY_FOLDER"
+    rm -rf "$folder"
+}
+
 check_rust() {
     command -v cargo >/dev/null ||
         stop "A Rust toolchain (cargo, $RUST_NEEDED or later) is needed. Install it by https://rustup.rs, then run make again:" \
@@ -115,6 +143,7 @@ install_cargo_deny() {
 }
 
 main() {
+    cd "$(dirname "${BASH_SOURCE[0]}")/.."
     local tools=("${BUILD_TOOLS[@]}") packages
     [[ $1 == test ]] && tools+=("${TEST_TOOLS[@]}")
     packages=$(missing_packages "${tools[@]}")
@@ -128,6 +157,7 @@ main() {
         install_component clippy cargo-clippy --version
         install_target "$WASM_TARGET"
         install_cargo_deny
+        unpack_registry
     fi
 }
 

@@ -17,6 +17,7 @@
 mod bounded;
 mod decompress;
 mod entries;
+mod padded;
 mod path;
 mod place;
 mod tree;

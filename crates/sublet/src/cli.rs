@@ -12,6 +12,7 @@ pub(crate) mod daemon;
 mod deploy;
 mod doctor;
 mod fabrics;
+mod image;
 mod lease;
 mod manager;
 mod output;
@@ -89,6 +90,7 @@ enum Command {
     Fabrics(fabrics::Arguments),
     Doctor(doctor::Arguments),
     Sandbox(sandbox::Arguments),
+    Image(image::Arguments),
     Bench(bench::Arguments),
     Completions(completions::Arguments),
 }
@@ -163,6 +165,7 @@ fn run(command: Command, output: &Output) -> Result<(), Error> {
         Command::Fabrics(arguments) => fabrics::run(&arguments, output),
         Command::Doctor(_) => doctor::run(output),
         Command::Sandbox(arguments) => sandbox::run(arguments, output),
+        Command::Image(arguments) => image::run(arguments, output),
         Command::Bench(arguments) => bench::run(&arguments, output),
         Command::Ps(arguments) => ps::run(&arguments, output),
         Command::Lease(arguments) => lease::run(&arguments, output),

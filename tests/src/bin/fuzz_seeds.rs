@@ -32,6 +32,7 @@ fn write_all(folder: &Path) -> io::Result<()> {
     write(folder, "control_messages", control_messages())?;
     write(folder, "node_messages", node_messages())?;
     write(folder, "wire_request", vec![vec![0; 44], vec![1; 44]])?;
+    write(folder, "image", images())?;
     write(folder, "error_status", statuses())
 }
 
@@ -236,6 +237,63 @@ fn node_messages() -> Vec<Vec<u8>> {
     seeds.extend(to_worker.map(|body| tagged(3, &v1::ClientToWorker { body: Some(body) }.encode_to_vec())));
     seeds.extend(from_worker.map(|body| tagged(4, &v1::WorkerToClient { body: Some(body) }.encode_to_vec())));
     seeds
+}
+
+/// An index, a manifest and a configuration; a name; a layer with an entry of each kind.
+fn images() -> Vec<Vec<u8>> {
+    const BLOB: &str =
+        r#""digest": "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", "size": 7"#;
+    const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+    let platform = r#""platform": {"os": "linux", "architecture": "amd64", "variant": "v1"}"#;
+    let index = format!(r#"{{"schemaVersion": 2, "manifests": [{{{BLOB}, {platform}}}]}}"#);
+    let layer = format!(r#"{{"mediaType": "{LAYER}", {BLOB}}}"#);
+    let manifest = format!(r#"{{"schemaVersion": 2, "config": {{{BLOB}}}, "layers": [{layer}]}}"#);
+    let config = r#"{"architecture": "amd64", "os": "linux", "config": {"Env": ["A=b"], "Cmd": ["/c"]}, "rootfs": {"diff_ids": []}}"#;
+    vec![
+        tagged(0, index.as_bytes()),
+        tagged(0, manifest.as_bytes()),
+        tagged(1, config.as_bytes()),
+        tagged(2, b"localhost:5000/some/app:1.2"),
+        tagged(3, &archive()),
+    ]
+}
+
+fn archive() -> Vec<u8> {
+    let entries = [
+        (b'5', "folder/", "", ""),
+        (b'0', "folder/file", "", "content"),
+        (b'2', "link", "../../etc", ""),
+        (b'1', "folder/hard", "folder/file", ""),
+        (b'0', "folder/.wh.gone", "", ""),
+        (b'0', "folder/.wh..wh..opq", "", ""),
+        (b'L', "././@LongLink", "", "a/long/name"),
+        (b'3', "device", "", ""),
+        (b'x', "PaxHeaders", "", "21 path=another/name\n"),
+        (b'0', "file", "", ""),
+    ];
+    let mut archive: Vec<u8> = entries.iter().flat_map(|entry| tar_entry(*entry)).collect();
+    archive.resize(archive.len() + 1024, 0);
+    archive
+}
+
+/// Kind, name, target of a link, content.
+fn tar_entry((kind, name, target, content): (u8, &str, &str, &str)) -> Vec<u8> {
+    let mut block = vec![0; if content.is_empty() { 512 } else { 1024 }];
+    let mut put = |at: usize, text: &[u8]| block[at..at + text.len()].copy_from_slice(text);
+    put(0, name.as_bytes());
+    put(100, b"0000755");
+    put(124, format!("{:011o}", content.len()).as_bytes());
+    put(136, b"00000000001");
+    put(148, b"        ");
+    put(156, &[kind]);
+    put(157, target.as_bytes());
+    put(257, b"ustar\x0000");
+    if !content.is_empty() {
+        put(512, content.as_bytes());
+    }
+    let sum: u32 = block[..512].iter().map(|&byte| u32::from(byte)).sum();
+    block[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    block
 }
 
 /// A gRPC code, then the details that a peer of ours sends.

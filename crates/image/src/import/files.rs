@@ -53,7 +53,8 @@ fn beneath(folder: &File, name: &str) -> Result<Option<(File, u64)>, ImageError>
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let rules = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let file = match fs::openat2(folder, name, flags, Mode::empty(), rules) {
-        Err(Errno::NOENT | Errno::NOTDIR) => return Ok(None),
+        // What a link leads to outside of the folder is none of its files.
+        Err(Errno::NOENT | Errno::NOTDIR | Errno::XDEV | Errno::LOOP) => return Ok(None),
         opened => opened.map_err(failed)?,
     };
     let found = fs::fstat(&file).map_err(failed)?;

@@ -7,6 +7,7 @@ use std::io::{self, Read};
 
 use tar::{Archive, EntryType, Header, PaxExtensions};
 
+use super::padded::Padded;
 use crate::error::{EntryProblem, ImageError, Part};
 use crate::limits::{MAX_EXTENSION_BYTES, MAX_PATH_BYTES, MAX_TARGET_BYTES};
 
@@ -59,6 +60,8 @@ pub(crate) fn for_each(
     archive: impl Read,
     mut take: impl FnMut(&Entry, &mut dyn Read) -> Result<(), ImageError>,
 ) -> Result<(), ImageError> {
+    let archive = Padded::new(archive);
+    let is_padding = archive.is_padding();
     let mut archive = Archive::new(archive);
     let mut extension = Extension::default();
     for raw in archive.entries().map_err(damaged)?.raw(true) {
@@ -66,6 +69,10 @@ pub(crate) fn for_each(
         if !extension.read(&mut raw)? {
             let entry = entry(&raw, std::mem::take(&mut extension))?;
             take(&entry, &mut raw)?;
+            // After a file's content zeros may be missing, within it nothing.
+            if is_padding.get() {
+                return Err(damaged(io::ErrorKind::UnexpectedEof.into()));
+            }
         }
     }
     Ok(())

@@ -44,17 +44,24 @@ impl Attributes {
     }
 }
 
-/// Who owns all files of all layers: user and group 1000 if this process may give files away, as root; else itself.
+/// Who owns all files of all layers: user and group 1000 if this process can give files away, as root; else itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Owner(Option<(Uid, Gid)>);
 
 impl Owner {
     const ID: u32 = 1000;
 
-    /// Of what this process makes.
-    pub(crate) fn of_this_process() -> Owner {
-        let is_root = rustix::process::geteuid().is_root();
-        Owner(is_root.then(|| (Uid::from_raw(Owner::ID), Gid::from_raw(Owner::ID))))
+    /// Gives the folder away, too.
+    fn of_files_in(folder: BorrowedFd<'_>) -> Result<Owner, Errno> {
+        if !rustix::process::geteuid().is_root() {
+            return Ok(Owner(None));
+        }
+        let other = Owner(Some((Uid::from_raw(Owner::ID), Gid::from_raw(Owner::ID))));
+        match other.own_open(folder) {
+            // The root of a user namespace has only the users that the namespace has.
+            Err(Errno::INVAL | Errno::PERM) => Ok(Owner(None)),
+            owned => owned.map(|()| other),
+        }
     }
 
     fn own(self, folder: BorrowedFd<'_>, name: &OsStr) -> Result<(), Errno> {
@@ -86,8 +93,7 @@ pub(crate) struct Tree<'a> {
 impl<'a> Tree<'a> {
     /// Of an empty folder, for at most so many files.
     pub(crate) fn new(root: BorrowedFd<'a>, files: u64) -> Result<Tree<'a>, ImageError> {
-        let owner = Owner::of_this_process();
-        owner.own_open(root).map_err(|errno| failed("giving away", b".", errno))?;
+        let owner = Owner::of_files_in(root).map_err(|errno| failed("giving away", b".", errno))?;
         let mut tree = Tree {
             root,
             owner,

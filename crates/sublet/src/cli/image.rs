@@ -1,0 +1,274 @@
+//! `sublet image`: the images of a node, which its agent and this command keep in one folder.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+use sublet_image::{Access, Credentials, Digest, Image, ImageError, Progress, Reference, Store, Transport};
+use sublet_proto::Error;
+use sublet_runtime::access::default_state;
+
+use super::output::{Output, table};
+use super::parse::show_bytes;
+
+/// Where in the state an agent has its images.
+const FOLDER: &str = "images";
+
+const EXAMPLES: &str = "\
+Examples:
+  sublet image pull debian:12                    fetch an image from its registry
+  sublet image pull --plain-http lab:5000/app    from one without TLS, which is only taken unasked on localhost
+  sublet image import ./app.tar                  take what `docker save` has written, or an OCI layout
+  sublet image list                              all images of this node
+  sublet image show debian:12                    how one is run, and where its layers are
+  sublet image remove debian:12
+  sublet image prune                             remove layers that no image has any more
+  sublet image list --json                       {\"images\": [{\"digest\": \"sha256:...\", \"names\": [...], ...}]}
+
+The images are those of the agent with the same state folder, which need not run. Registries are asked with what
+`docker login` has left in $DOCKER_CONFIG/config.json or ~/.docker/config.json, if it has.";
+
+/// Fetch, show and remove container images of this node
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+
+    /// Folder of the agent's state [default: $XDG_RUNTIME_DIR/sublet or ~/.local/state/sublet]
+    #[arg(long, value_name = "FOLDER", env = "SUBLET_STATE", hide_env_values = true, global = true)]
+    state: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    Pull(Pull),
+    Import(Import),
+    /// Show all images
+    List,
+    Show(One),
+    Remove(One),
+    /// Remove the layers that no image has any more and nobody uses
+    Prune,
+}
+
+/// Fetch an image from its registry
+#[derive(Debug, Args)]
+struct Pull {
+    /// Its name, as debian:12, ghcr.io/user/app@sha256:... or localhost:5000/app
+    #[arg(value_name = "IMAGE")]
+    image: String,
+
+    /// Ask without TLS: whoever is on the way can read all, and change what is not named by a digest
+    #[arg(long)]
+    plain_http: bool,
+}
+
+/// Take images from a file or a folder
+#[derive(Debug, Args)]
+struct Import {
+    /// An OCI layout, as a folder or a tar, or a tar of `docker save`; tars may be compressed
+    #[arg(value_name = "PATH")]
+    path: PathBuf,
+}
+
+/// One image
+#[derive(Debug, Args)]
+struct One {
+    /// Its name or its digest
+    #[arg(value_name = "IMAGE")]
+    image: String,
+}
+
+/// The JSON output, which is a promise.
+#[derive(Debug, Serialize)]
+struct Images {
+    images: Vec<Shown>,
+}
+
+#[derive(Debug, Serialize)]
+struct Shown {
+    digest: String,
+    names: Vec<String>,
+    architecture: String,
+    unpacked_bytes: u64,
+    /// Device nodes and their like, which were not made.
+    skipped: u64,
+    env: Vec<String>,
+    user: String,
+    working_folder: String,
+    entry_point: Vec<String>,
+    cmd: Vec<String>,
+    /// From the bottom to the top.
+    layers: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Removed {
+    digest: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Pruned {
+    layers: usize,
+    in_use: usize,
+}
+
+/// Does what the verb says, in the agent's own store.
+pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
+    let state = arguments.state.filter(|state| !state.as_os_str().is_empty());
+    let store = Store::open(state.unwrap_or_else(default_state).join(FOLDER))?;
+    match arguments.verb {
+        Verb::Pull(pull) => output.show(&images(vec![fetch(&store, &pull, output)?]), detailed),
+        Verb::Import(import) => output.show(&images(take(&store, &import, output)?), detailed),
+        Verb::List => output.show(&images(store.list()?), text),
+        Verb::Show(one) => output.show(&images(vec![find(&store, &one.image)?]), detailed),
+        Verb::Remove(one) => {
+            let Image { digest, .. } = find(&store, &one.image)?;
+            store.remove(&digest)?;
+            let removed = Removed { digest: digest.to_string() };
+            output
+                .show(&removed, |removed| format!("{} is removed; prune removes its layers", removed.digest))
+        }
+        Verb::Prune => {
+            let sublet_image::Pruned { layers, in_use } = store.prune()?;
+            output.show(&Pruned { layers, in_use }, |pruned| {
+                format!("{} layers are removed, {} are still in use", pruned.layers, pruned.in_use)
+            })
+        }
+    }
+}
+
+fn fetch(store: &Store, pull: &Pull, output: &Output) -> Result<Image, Error> {
+    let reference: Reference = pull.image.parse()?;
+    let transport = if pull.plain_http { Transport::Plain } else { Transport::Safe };
+    let access = Access { credentials: Credentials::of_docker(&reference)?, transport };
+    with_progress(output, |told| store.pull(&reference, &access, told))
+}
+
+fn take(store: &Store, import: &Import, output: &Output) -> Result<Vec<Image>, Error> {
+    with_progress(output, |told| store.import(&import.path, told))
+}
+
+/// Shows how far it is where somebody looks.
+fn with_progress<T>(
+    output: &Output,
+    act: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<T, ImageError>,
+) -> Result<T, Error> {
+    let for_people = output.is_for_people() && std::io::stderr().is_terminal();
+    let bar = if for_people { ProgressBar::new(0) } else { ProgressBar::hidden() };
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {bytes}/{total_bytes} {bytes_per_sec} {msg}") {
+        bar.set_style(style);
+    }
+    let done = act(&mut |progress| {
+        bar.set_length(progress.wanted_bytes);
+        bar.set_position(progress.fetched_bytes);
+        bar.set_message(format!("{} of {} layers", progress.layers_done, progress.layers));
+    });
+    bar.finish_and_clear();
+    Ok(done?)
+}
+
+/// By its digest, or by its name with what that leaves out.
+fn find(store: &Store, image: &str) -> Result<Image, Error> {
+    let found = match image.parse::<Digest>() {
+        Ok(digest) => store.find(&digest)?,
+        Err(_) => by_name(store, &image.parse()?)?,
+    };
+    Ok(found.ok_or_else(|| ImageError::Unknown(image.to_owned()))?)
+}
+
+fn by_name(store: &Store, reference: &Reference) -> Result<Option<Image>, ImageError> {
+    match (store.named(&reference.to_string())?, reference.digest) {
+        (None, Some(digest)) => store.find(&digest),
+        (found, _) => Ok(found),
+    }
+}
+
+fn images(images: Vec<Image>) -> Images {
+    Images { images: images.into_iter().map(shown).collect() }
+}
+
+fn shown(image: Image) -> Shown {
+    let config = image.config;
+    Shown {
+        digest: image.digest.to_string(),
+        names: image.names,
+        architecture: config.architecture,
+        unpacked_bytes: image.unpacked_bytes,
+        skipped: image.skipped,
+        env: config.env.into_iter().map(|(name, value)| format!("{name}={value}")).collect(),
+        user: config.user,
+        working_folder: config.working_folder,
+        entry_point: config.entry_point,
+        cmd: config.cmd,
+        layers: image.layers.iter().map(|layer| layer.display().to_string()).collect(),
+    }
+}
+
+fn text(Images { images }: &Images) -> String {
+    let row = |image: &Shown| {
+        let name = image.names.iter().find(|name| !name.starts_with("sha256:"));
+        let name = name.cloned().unwrap_or_else(|| "-".to_owned());
+        [image.digest.clone(), show_bytes(image.unpacked_bytes), image.layers.len().to_string(), name]
+    };
+    table(&["DIGEST", "SIZE", "LAYERS", "NAME"], &images.iter().map(row).collect::<Vec<_>>())
+}
+
+fn detailed(Images { images }: &Images) -> String {
+    images.iter().map(details).collect::<Vec<_>>().join("\n")
+}
+
+fn details(image: &Shown) -> String {
+    let mut lines = vec![
+        ("digest", image.digest.clone()),
+        ("names", image.names.join(" ")),
+        ("for", format!("linux/{}", image.architecture)),
+        ("size", format!("{}, {} layers", show_bytes(image.unpacked_bytes), image.layers.len())),
+        ("user", image.user.clone()),
+        ("folder", image.working_folder.clone()),
+        ("program", [image.entry_point.as_slice(), &image.cmd].concat().join(" ")),
+    ];
+    lines.extend(image.env.iter().map(|variable| ("variable", variable.clone())));
+    lines.extend(image.layers.iter().map(|layer| ("layer", layer.clone())));
+    if image.skipped > 0 {
+        lines.push(("left out", format!("{} device nodes, FIFOs or sockets", image.skipped)));
+    }
+    let lines = lines.iter().filter(|(_, value)| !value.is_empty());
+    lines.map(|(name, value)| format!("{name:9} {}\n", printable(value))).collect()
+}
+
+/// What strangers have written does not reach the terminal's own commands.
+fn printable(text: &str) -> String {
+    text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image() -> Image {
+        Image {
+            digest: Digest::of(b"x"),
+            names: vec!["docker.io/library/debian:12".into(), Digest::of(b"index").to_string()],
+            config: sublet_image::Config {
+                entry_point: vec!["/bin/sh\u{1b}[2J".into()],
+                ..Default::default()
+            },
+            layers: vec!["/state/images/layers/1".into()],
+            unpacked_bytes: 3 << 20,
+            skipped: 2,
+        }
+    }
+
+    #[test]
+    fn a_person_reads_what_an_image_is_and_nothing_that_moves_the_cursor() {
+        let shown = images(vec![image()]);
+        let (list, one) = (text(&shown), detailed(&shown));
+        assert!(list.contains("docker.io/library/debian:12") && list.contains("LAYERS"), "{list}");
+        assert!(one.contains("2 device nodes") && one.contains("/state/images/layers/1"), "{one}");
+        assert!(!one.contains('\u{1b}'), "{one}");
+    }
+}
