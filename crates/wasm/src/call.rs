@@ -1,7 +1,8 @@
 //! One call: a fresh instance, input in, output out.
 //!
 //! Input, output and context lie together in the linear memory, at a place that the module does not use: what its own
-//! allocator gives, if it exports it; otherwise pages by which its memory is grown. Allocators of C's libraries may take
+//! allocator gives, if it exports it; otherwise pages behind all that it has: small ones are there from the beginning, for
+//! large ones its memory is grown. Allocators of C's libraries may take
 //! for theirs all that there is when they are first asked, therefore `sublet_function.h` exports them. Others, as that of
 //! Rust, get what they have by growing, and never give away the same.
 
@@ -13,6 +14,7 @@ use crate::engine::{Function, WasmEngine};
 use crate::failure::Failure;
 use crate::host::State;
 use crate::limits::PAGE_BYTES;
+use crate::room::ROOM_BYTES;
 
 /// `struct sublet_context` of `sublet_function.h`, as it is in WebAssembly: its own size, and the output's capacity.
 const CONTEXT_BYTES: u32 = 8;
@@ -179,9 +181,10 @@ impl Live {
         store: &mut Store<State>,
         layout: Layout,
     ) -> Result<Layout, Failure> {
-        let start = match &engine.exports.allocate {
-            Some(allocate) => self.allocate(store, allocate, layout.end)?,
-            None => self.grow(store, layout.end),
+        let start = match (&engine.exports.allocate, engine.room) {
+            (Some(allocate), _) => self.allocate(store, allocate, layout.end)?,
+            (None, Some(room)) if layout.end <= ROOM_BYTES => Some(room),
+            (None, _) => self.grow(store, layout.end),
         };
         let memory_bytes = self.memory.data_size(&*store) as u64;
         // What a module's allocator says is a stranger's word.

@@ -11,6 +11,7 @@ use wasmtime::{ExternType, FuncType, InstancePre, Linker, Module, ModuleExport, 
 use crate::call::WasmCaller;
 use crate::host::{self, State};
 use crate::limits::Limits;
+use crate::room::{self, WithRoom};
 use crate::ticker::Ticker;
 
 /// Under which name a module exports its linear memory.
@@ -25,6 +26,8 @@ pub struct WasmEngine {
     pub(crate) instances: InstancePre<State>,
     pub(crate) functions: Vec<Function>,
     pub(crate) exports: Exports,
+    /// Where every instance has room for a call's bytes.
+    pub(crate) room: Option<u64>,
     pub(crate) limits: Limits,
     pub(crate) ticker: Ticker,
 }
@@ -57,7 +60,7 @@ impl WasmEngine {
             .map_err(|error| Error::new(Code::System, format!("setting Wasmtime up: {error:#}")))?;
         let library = &load.package.library;
         let refused = |error| refused(library, &error);
-        let module = Module::from_binary(&engine, &read(load.folder, library)?).map_err(refused)?;
+        let (module, room) = compile(&engine, &read(load.folder, library)?, &limits).map_err(refused)?;
         let mut linker = Linker::new(&engine);
         let linked = host::link(&mut linker, &module);
         let instances = linked.and_then(|()| linker.instantiate_pre(&module)).map_err(refused)?;
@@ -66,8 +69,22 @@ impl WasmEngine {
             exports: Exports::of(&module, library)?,
             ticker: Ticker::start(&engine, limits.deadline)?,
             instances,
+            room,
             limits,
         })
+    }
+}
+
+/// Compiles a module, with room in its memory if nothing of it runs before that is used.
+fn compile(
+    engine: &wasmtime::Engine,
+    bytes: &[u8],
+    limits: &Limits,
+) -> wasmtime::Result<(Module, Option<u64>)> {
+    let [allocate, malloc] = ALLOCATE;
+    match room::make(bytes, limits.memory_bytes, &[INITIALIZE, allocate, malloc]) {
+        Some(WithRoom { module, at }) => Ok((Module::from_binary(engine, &module)?, Some(at))),
+        None => Ok((Module::from_binary(engine, bytes)?, None)),
     }
 }
 

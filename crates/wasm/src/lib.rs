@@ -17,6 +17,7 @@ mod engine;
 mod failure;
 mod host;
 mod limits;
+mod room;
 mod ticker;
 mod wasi;
 

@@ -15,8 +15,9 @@ const MAX_TABLE_ELEMENTS: usize = 1 << 16;
 const MAX_INSTANCE_BYTES: usize = 16 << 20;
 /// How deep wasm calls may go, in bytes of a worker thread's stack.
 const MAX_STACK_BYTES: usize = 1 << 20;
-/// So much of a linear memory is cleared by writing zeros and not by giving pages back, in bytes.
-const KEEP_RESIDENT_BYTES: usize = 64 << 10;
+/// So much of a linear memory, and of tables, is cleared by writing zeros and not by giving pages back, in bytes: a page of
+/// a module's own and one of room, which is what small calls touch.
+const KEEP_RESIDENT_BYTES: usize = 128 << 10;
 
 /// What one call may take.
 #[derive(Clone, Copy, Debug)]
