@@ -1,0 +1,190 @@
+//! A process of its own that reads strangers' programs: it compiles their sources and tries their binaries.
+//!
+//! A compiler is a large program that was not written to withstand its input: a source can name the machine's files
+//! (`#include "/etc/hostname"` puts them into the error's text; an assembler's `.incbin` into the program), expand for ever,
+//! or find a bug; and PoCL dies of some binaries that are none. So this is done by the program `sublet-device-builder`,
+//! once for each image, which
+//!
+//! - can read the compiler, the machine's libraries and its own folder, and nothing else; write its own folder; and reach
+//!   no network (Landlock: see [`Confinement`]);
+//! - has a limit of memory, processor time, wall-clock time and of what it writes;
+//! - answers by a pipe, with as much as is taken, or is killed with all that it started.
+//!
+//! Whoever of a vector kills it fails alone: the others are built once more without.
+//!
+//! What comes back is machine code that the tenant could have sent as such: it runs in the tenant's own process.
+
+mod confine;
+mod wire;
+
+use std::io::{Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process_group};
+
+use crate::driver::{Build, Part};
+use crate::{DeviceError, opencl};
+
+/// Largest answer, in bytes: an image and its objects.
+const MAX_ANSWER_BYTES: u64 = 512 << 20;
+/// What of the environment decides which devices there are.
+const PASSED_ON: &[&str] =
+    &["OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "LD_LIBRARY_PATH", "POCL_DEVICES", "PATH"];
+
+/// How builders are started.
+#[derive(Clone, Debug)]
+pub struct Builder {
+    /// The program `sublet-device-builder`.
+    pub program: PathBuf,
+    /// What stands between its compiler and the machine.
+    pub confinement: Confinement,
+    /// How long it may take, in wall-clock time; each of its processes may use as much of a processor.
+    pub time: Duration,
+    /// How much memory it may map, in bytes.
+    pub memory_bytes: u64,
+}
+
+/// What keeps a compiler from the machine's files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Confinement {
+    /// Landlock, of its own making; where the kernel has none nothing is built.
+    Own,
+    /// Where it is started: a sandbox in which there is nothing to be read.
+    Surroundings,
+}
+
+impl Builder {
+    /// With the usual limits.
+    pub fn new(program: PathBuf) -> Builder {
+        let (time, memory_bytes) = (Duration::from_secs(120), 8 << 30);
+        Builder { program, confinement: Confinement::Own, time, memory_bytes }
+    }
+
+    /// Builds. If that ends the builder, each part is built for itself, and those that can be become the image.
+    pub(crate) fn build(&self, identity: &str, parts: &[Part<'_>]) -> Result<Build, DeviceError> {
+        match (self.run(identity, parts)?, parts.len()) {
+            (Ok(build), _) => Ok(build),
+            (Err(died), 1) => Ok(Build { programs: Vec::new(), parts: vec![Err(died)] }),
+            (Err(_), _) => self.build_each(identity, parts),
+        }
+    }
+
+    fn build_each(&self, identity: &str, parts: &[Part<'_>]) -> Result<Build, DeviceError> {
+        let mut build = Build::default();
+        for part in parts {
+            let Build { programs, parts } = self.build(identity, std::slice::from_ref(part))?;
+            let before = build.programs.len();
+            build.programs.extend(programs);
+            build.parts.extend(parts.into_iter().map(|part| {
+                part.map(|mut part| {
+                    part.program += before;
+                    part
+                })
+            }));
+        }
+        Ok(build)
+    }
+
+    /// One builder's answer, or how it died of its work.
+    fn run(&self, identity: &str, parts: &[Part<'_>]) -> Result<Result<Build, String>, DeviceError> {
+        let folder = tempfile::tempdir().map_err(|error| failed("has no folder to work in", &error))?;
+        let mut child = self.start(folder.path())?;
+        let job = wire::encode_job(identity, parts);
+        let (mut stdin, stdout) = (child.stdin.take(), child.stdout.take());
+        let writer = std::thread::spawn(move || stdin.as_mut().map(|stdin| stdin.write_all(&job)));
+        let (answered, answer) = mpsc::channel();
+        let reader = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            let read = stdout.map(|stdout| stdout.take(MAX_ANSWER_BYTES).read_to_end(&mut bytes));
+            // Nobody waits for it any more if it comes too late.
+            let _ = answered.send(read.and_then(Result::ok).map(|_| bytes));
+        });
+        let bytes = answer.recv_timeout(self.time);
+        end(&child);
+        let status = child.wait().map_err(|error| failed("cannot be waited for", &error))?;
+        let _ = (writer.join(), reader.join());
+        let Ok(bytes) = bytes else {
+            return Ok(Err(format!("it was not built within {} s", self.time.as_secs())));
+        };
+        match wire::decode_answer(&bytes.unwrap_or_default(), parts.len()) {
+            Some(Ok(build)) => Ok(Ok(build)),
+            Some(Err(reason)) => Err(DeviceError::Builder(reason)),
+            None => Ok(Err(format!("the compiler {}", how(status)))),
+        }
+    }
+
+    fn start(&self, folder: &Path) -> Result<Child, DeviceError> {
+        let mut command = Command::new(&self.program);
+        command.env_clear().envs(opencl::ENVIRONMENT.iter().copied());
+        command.envs(PASSED_ON.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+        for name in ["HOME", "TMPDIR", "XDG_CACHE_HOME", "POCL_CACHE_DIR"] {
+            command.env(name, folder);
+        }
+        let confinement = match self.confinement {
+            Confinement::Own => "own",
+            Confinement::Surroundings => "surroundings",
+        };
+        command.arg(folder).arg(confinement);
+        command.arg(self.time.as_secs().max(1).to_string()).arg(self.memory_bytes.to_string());
+        command.current_dir(folder).process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.spawn().map_err(|error| {
+            DeviceError::Builder(format!("{} cannot be started: {error}", self.program.display()))
+        })
+    }
+}
+
+/// Ends what is left of a builder and of all that it started.
+fn end(child: &Child) {
+    if let Some(group) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
+        let _ = kill_process_group(group, Signal::KILL);
+    }
+}
+
+fn how(status: ExitStatus) -> String {
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => format!("was killed by signal {signal}"),
+        (_, code) => format!("left with status {} and without a word", code.unwrap_or_default()),
+    }
+}
+
+fn failed(what: &str, error: &std::io::Error) -> DeviceError {
+    DeviceError::Builder(format!("{what}: {error}"))
+}
+
+/// The builder's own end: the whole of `sublet-device-builder`.
+pub fn serve() -> ExitCode {
+    match answer() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("sublet-device-builder: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn answer() -> std::io::Result<()> {
+    let limits = confine::Limits::of(std::env::args_os().skip(1))?;
+    // What a compiler prints must not be taken for the answer.
+    let mut channel = std::fs::File::from(rustix::io::dup(rustix::stdio::stdout())?);
+    rustix::stdio::dup2_stdout(std::fs::File::options().write(true).open("/dev/null")?)?;
+    let built = match confine::apply(&limits) {
+        Err(reason) => Err(reason),
+        Ok(()) => {
+            let mut job = Vec::new();
+            std::io::stdin().lock().take(MAX_ANSWER_BYTES).read_to_end(&mut job)?;
+            let (identity, parts) = wire::decode_job(&job).ok_or(std::io::ErrorKind::InvalidData)?;
+            opencl::serve(&identity, &parts.borrowed()).map_err(|error| error.to_string())
+        }
+    };
+    channel.write_all(&wire::encode_answer(&built))?;
+    drop(channel);
+    // Drivers have threads that may hang when they are told to end; nobody needs their end.
+    rustix::process::kill_process(rustix::process::getpid(), Signal::KILL)?;
+    Ok(())
+}

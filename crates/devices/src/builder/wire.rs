@@ -1,0 +1,176 @@
+//! What is said to a builder and what it answers. Neither end trusts the other's lengths.
+
+use crate::MAX_VECTOR;
+use crate::bytes::{Reader, Writer};
+use crate::driver::{Build, BuiltPart, Part};
+
+const SOURCE: u64 = 1;
+const OBJECT: u64 = 2;
+const BINARY: u64 = 3;
+
+/// Parts that own what they were read from.
+pub(super) struct Parts(Vec<Owned>);
+
+enum Owned {
+    Source { text: String, options: String, kernels: Vec<String>, prefix: String },
+    Object { bytes: Vec<u8>, prefix: String },
+    Binary(Vec<u8>),
+}
+
+impl Parts {
+    pub fn borrowed(&self) -> Vec<Part<'_>> {
+        let borrow = |part| match part {
+            &Owned::Source { ref text, ref options, ref kernels, ref prefix } => {
+                Part::Source { text, options, kernels, prefix }
+            }
+            Owned::Object { bytes, prefix } => Part::Object { bytes: bytes.clone(), prefix },
+            Owned::Binary(bytes) => Part::Binary(bytes),
+        };
+        self.0.iter().map(borrow).collect()
+    }
+}
+
+pub(super) fn encode_job(identity: &str, parts: &[Part<'_>]) -> Vec<u8> {
+    let mut writer = Writer::default();
+    writer.field(identity.as_bytes());
+    writer.number(parts.len() as u64);
+    for part in parts {
+        match part {
+            Part::Source { text, options, kernels, prefix } => {
+                writer.number(SOURCE);
+                [text, options, prefix].iter().for_each(|text| writer.field(text.as_bytes()));
+                writer.number(kernels.len() as u64);
+                kernels.iter().for_each(|kernel| writer.field(kernel.as_bytes()));
+            }
+            Part::Object { bytes, prefix } => {
+                writer.number(OBJECT);
+                writer.field(bytes);
+                writer.field(prefix.as_bytes());
+            }
+            Part::Binary(bytes) => {
+                writer.number(BINARY);
+                writer.field(bytes);
+            }
+        }
+    }
+    writer.0
+}
+
+pub(super) fn decode_job(bytes: &[u8]) -> Option<(String, Parts)> {
+    let mut reader = Reader(bytes);
+    let identity = reader.text()?;
+    let count = reader.count().filter(|count| *count <= MAX_VECTOR)?;
+    let parts = (0..count).map(|_| decode_part(&mut reader)).collect::<Option<_>>()?;
+    reader.end()?;
+    Some((identity, Parts(parts)))
+}
+
+fn decode_part(reader: &mut Reader<'_>) -> Option<Owned> {
+    Some(match reader.number()? {
+        SOURCE => {
+            let [text, options, prefix] = [reader.text()?, reader.text()?, reader.text()?];
+            let count = reader.count()?;
+            let kernels = (0..count).map(|_| reader.text()).collect::<Option<_>>()?;
+            Owned::Source { text, options, kernels, prefix }
+        }
+        OBJECT => Owned::Object { bytes: reader.field()?.to_vec(), prefix: reader.text()? },
+        BINARY => Owned::Binary(reader.field()?.to_vec()),
+        _ => return None,
+    })
+}
+
+/// A whole build, or why nothing could be built.
+pub(super) fn encode_answer(built: &Result<Build, String>) -> Vec<u8> {
+    let mut writer = Writer::default();
+    let build = match built {
+        Ok(build) => build,
+        Err(reason) => {
+            writer.number(0);
+            writer.field(reason.as_bytes());
+            return writer.0;
+        }
+    };
+    writer.number(1);
+    writer.number(build.programs.len() as u64);
+    build.programs.iter().for_each(|program| writer.field(program));
+    for part in &build.parts {
+        match part {
+            Ok(BuiltPart { object, program, is_prefixed }) => {
+                writer.number(1);
+                writer.field(object.as_deref().unwrap_or_default());
+                writer.number(*program as u64);
+                writer.number(u64::from(*is_prefixed));
+            }
+            Err(log) => {
+                writer.number(0);
+                writer.field(log.as_bytes());
+            }
+        }
+    }
+    writer.0
+}
+
+/// What [`encode_answer`] wrote for so many parts; nothing if it is not that.
+pub(super) fn decode_answer(bytes: &[u8], parts: usize) -> Option<Result<Build, String>> {
+    let mut reader = Reader(bytes);
+    if reader.number()? == 0 {
+        return Some(Err(said(reader.field()?)));
+    }
+    let count = reader.count().filter(|count| *count <= MAX_VECTOR)?;
+    let programs = (0..count).map(|_| reader.field().map(<[u8]>::to_vec)).collect::<Option<Vec<_>>>()?;
+    let parts = (0..parts).map(|_| decode_built(&mut reader, programs.len())).collect::<Option<_>>()?;
+    reader.end()?;
+    Some(Ok(Build { programs, parts }))
+}
+
+fn decode_built(reader: &mut Reader<'_>, programs: usize) -> Option<Result<BuiltPart, String>> {
+    if reader.number()? == 0 {
+        return Some(Err(said(reader.field()?)));
+    }
+    let object = Some(reader.field()?.to_vec()).filter(|object| !object.is_empty());
+    let program = usize::try_from(reader.number()?).ok().filter(|program| *program < programs)?;
+    Some(Ok(BuiltPart { object, program, is_prefixed: reader.number()? != 0 }))
+}
+
+fn said(bytes: &[u8]) -> String {
+    crate::bytes::told(bytes, crate::MAX_MESSAGE_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn build() -> Build {
+        let part = BuiltPart { object: Some(vec![1]), program: 1, is_prefixed: true };
+        Build { programs: vec![vec![1, 2], vec![3]], parts: vec![Ok(part), Err("no".into())] }
+    }
+
+    #[test]
+    fn a_job_and_its_answer_arrive_as_they_were_sent() {
+        let kernels = ["f".to_owned(), "g".to_owned()];
+        let source = Part::Source { text: "text", options: "-DX", kernels: &kernels, prefix: "p_" };
+        let parts = [source, Part::Object { bytes: vec![7], prefix: "q_" }, Part::Binary(&[8])];
+        let job = encode_job("device", &parts);
+        let (identity, read) = decode_job(&job).unwrap();
+        assert_eq!((identity.as_str(), encode_job("device", &read.borrowed())), ("device", job));
+        let answer = encode_answer(&Ok(build()));
+        assert_eq!(encode_answer(&decode_answer(&answer, 2).unwrap()), answer);
+        assert_eq!(decode_answer(&encode_answer(&Err("why".into())), 2).unwrap().unwrap_err(), "why");
+        assert!(decode_answer(&[], 2).is_none() && decode_answer(&answer, 1).is_none());
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_a_builder_answers_holds_together(at in 0..200usize, by in 1..=255u8, cut in 0..200usize) {
+            let mut answer = encode_answer(&Ok(build()));
+            let len = answer.len();
+            answer[at % len] ^= by;
+            answer.truncate(len - cut % len);
+            if let Some(Ok(build)) = decode_answer(&answer, 2) {
+                prop_assert!(build.parts.iter().flatten().all(|part| part.program < build.programs.len()));
+            }
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! `runG`: kernels by CUDA's driver interface, on NVIDIA's graphics processors.
+//!
+//! Every program is a module of its own in one context, so names need not be unique. PTX is compiled by the driver, once:
+//! what the driver made of it, a cubin, is kept like every image. Several functions run at once on several streams.
+//!
+//! ```c
+//! extern "C" __global__ void f(const uint8_t *input, uint32_t size, uint8_t *output, uint32_t capacity, uint32_t *written)
+//! ```
+//!
+//! What the kernel does with `*written` is as in [`crate::opencl`].
+//!
+//! A kernel that reads or writes outside of its memory ends its context, which is this process's and this tenant's: the
+//! hardware keeps other processes' memory apart. After that every operation fails, and the process has to be replaced.
+
+mod ffi;
+mod formats;
+mod live;
+
+use std::ffi::CString;
+use std::sync::Arc;
+
+use crate::driver::{Arguments, Build, BuiltPart, Driver, Grid, Part, Progress};
+use crate::{DeviceError, Kind, MAX_LANES, Patience};
+use formats::Format;
+pub use live::{DeviceInfo, discover};
+
+/// Work-items of a group, if a specification says nothing.
+const USUAL_GROUP: u32 = 128;
+
+/// An open GPU.
+pub struct Cuda {
+    info: DeviceInfo,
+    identity: String,
+    context: Arc<live::Context>,
+    lanes: usize,
+}
+
+impl Cuda {
+    /// Opens a GPU that was discovered, for so many launches at once.
+    pub fn open(info: &DeviceInfo, streams: u32) -> Result<Cuda, DeviceError> {
+        let lanes = streams as usize;
+        if lanes == 0 || lanes > MAX_LANES {
+            let reason = format!("{streams} launches at once: 1 to {MAX_LANES} can be");
+            return Err(DeviceError::Unusable { kind: Kind::Cuda, reason });
+        }
+        let (identity, info) = (info.identity(), info.clone());
+        Ok(Cuda { context: live::Context::new(&info)?, info, identity, lanes })
+    }
+
+    /// What it can do and how much.
+    pub fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// What the driver can load, of one part.
+    fn translate(&self, part: &Part<'_>) -> Result<(Vec<u8>, Option<Vec<u8>>), String> {
+        match part {
+            Part::Binary(bytes) => formats::check(bytes).map(|_| (bytes.to_vec(), None)),
+            Part::Object { bytes, .. } => formats::check(bytes).map(|_| (bytes.clone(), None)),
+            Part::Source { options, .. } if !options.trim().is_empty() => {
+                Err("the driver's compiler takes no options".into())
+            }
+            Part::Source { text, kernels, .. } => {
+                formats::check_ptx(text, kernels)?;
+                let cubin = self.context.compile(text).map_err(|error| match error {
+                    DeviceError::Build { log, .. } => log,
+                    other => other.to_string(),
+                })?;
+                match formats::check(&cubin)? {
+                    Format::Cubin => Ok((cubin.clone(), Some(cubin))),
+                    Format::Fatbin => Err("the driver made a fatbin of it".into()),
+                }
+            }
+        }
+    }
+}
+
+impl Driver for Cuda {
+    const KIND: Kind = Kind::Cuda;
+    type Module = live::Module;
+    type Kernel = live::Kernel;
+    type Memory = live::Memory;
+    type Lane = live::Stream;
+
+    fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    fn most_bytes(&self) -> u64 {
+        self.info.memory_bytes
+    }
+
+    fn lanes(&self) -> usize {
+        self.lanes
+    }
+
+    fn build(&self, parts: &[Part<'_>]) -> Result<Build, DeviceError> {
+        let mut build = Build::default();
+        for part in parts {
+            let built = self.translate(part).map(|(program, object)| {
+                build.programs.push(program);
+                BuiltPart { object, program: build.programs.len() - 1, is_prefixed: false }
+            });
+            build.parts.push(built);
+        }
+        Ok(build)
+    }
+
+    fn load(&self, program: &[u8]) -> Result<live::Module, DeviceError> {
+        let build = |log| DeviceError::Build { name: String::new(), log };
+        formats::check(program).map_err(build)?;
+        live::Module::new(&self.context, program).map_err(|error| build(error.to_string()))
+    }
+
+    fn kernel(&self, module: &live::Module, name: &str) -> Result<live::Kernel, DeviceError> {
+        let name = CString::new(name).expect("names have letters, digits and '_'");
+        module.kernel(&name)
+    }
+
+    fn memory(&self, len_bytes: u64) -> Result<live::Memory, DeviceError> {
+        live::Memory::new(&self.context, len_bytes)
+    }
+
+    fn lane(&self, _number: usize) -> Result<live::Stream, DeviceError> {
+        live::Stream::new(&self.context)
+    }
+
+    fn write(&self, lane: &live::Stream, memory: &live::Memory, bytes: &[u8]) -> Result<(), DeviceError> {
+        lane.write(memory, bytes)
+    }
+
+    fn read(&self, lane: &live::Stream, memory: &live::Memory, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        lane.read(memory, bytes)
+    }
+
+    fn wipe(&self, lane: &live::Stream, memory: &live::Memory, len_bytes: u64) -> Result<(), DeviceError> {
+        lane.wipe(memory, len_bytes)
+    }
+
+    fn finish(&self, lane: &live::Stream) -> Result<(), DeviceError> {
+        lane.finish()
+    }
+
+    fn launch(
+        &self,
+        lane: &live::Stream,
+        kernel: &mut live::Kernel,
+        arguments: &Arguments<'_, Cuda>,
+        grid: Grid,
+        patience: Patience,
+    ) -> Result<Progress, DeviceError> {
+        let most = u64::from(self.info.most_group_items);
+        let group = grid.group.map_or(u64::from(USUAL_GROUP).min(grid.items), u64::from);
+        if group > most {
+            return Err(DeviceError::TooLarge { len_bytes: group, most_bytes: most });
+        }
+        let size = live::Size { groups: grid.items.div_ceil(group) as u32, group: group as u32 };
+        let block = live::Block::new(arguments);
+        lane.launch(kernel, block, size, patience)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_where_there_is_no_gpu_is_said() {
+        if let Err(error) = discover() {
+            assert!(matches!(error, DeviceError::Unusable { kind: Kind::Cuda, .. }), "{error}");
+            assert!(error.to_string().starts_with("cuda cannot be used: "), "{error}");
+        }
+    }
+}

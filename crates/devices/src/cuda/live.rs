@@ -1,0 +1,379 @@
+//! CUDA's objects with owners: each is released once, when its last user drops it, and keeps its context.
+//!
+//! CUDA does not count references: what releases memory or a module waits for what still uses it, or takes it away. So
+//! nothing is released while a launch has not ended; whoever gives one up never releases anything again.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+
+use super::Cuda;
+use super::ffi::{self, Address, Handle, Table};
+use crate::{Arguments, DeviceError, Kind, MAX_MESSAGE_BYTES, Patience, Progress, bytes, waiting};
+
+/// Bytes of a GPU's name.
+const NAME_BYTES: usize = 256;
+
+/// A GPU and what it can do.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// What it calls itself.
+    pub name: String,
+    /// Which of the driver's GPUs.
+    pub number: u32,
+    /// What code it executes: `8.0` for instance.
+    pub capability: (u32, u32),
+    /// The newest CUDA that the driver knows, times 1000.
+    pub driver_version: u32,
+    /// Units that compute at the same time.
+    pub compute_units: u32,
+    /// Memory, in bytes.
+    pub memory_bytes: u64,
+    /// Most work-items of one group.
+    pub most_group_items: u32,
+}
+
+impl DeviceInfo {
+    /// GPU and driver with their versions. Programs that were built for this are good for nothing else.
+    pub(super) fn identity(&self) -> String {
+        let DeviceInfo { name, capability: (major, minor), driver_version, .. } = self;
+        format!("{name}; {major}.{minor}; driver {driver_version}")
+    }
+}
+
+/// All GPUs of the driver. That there is no driver, or no GPU, is an error that says so.
+pub fn discover() -> Result<Vec<DeviceInfo>, DeviceError> {
+    let table = ffi::table()?;
+    let (mut count, mut version) = (0, 0);
+    // SAFETY: room for a number each.
+    let codes = unsafe { [(table.device_count)(&mut count), (table.driver_version)(&mut version)] };
+    codes.iter().try_for_each(|code| table.check("counting GPUs", *code))?;
+    if count <= 0 {
+        let reason = "NVIDIA's driver has no GPU".into();
+        return Err(DeviceError::Unusable { kind: Kind::Cuda, reason });
+    }
+    (0..count).map(|number| device_info(table, number, version as u32)).collect()
+}
+
+fn device_info(table: &Table, number: c_int, driver_version: u32) -> Result<DeviceInfo, DeviceError> {
+    let (mut device, mut memory_bytes, mut name) = (0, 0usize, [0 as c_char; NAME_BYTES]);
+    // SAFETY: room for a number.
+    table.check("opening a GPU", unsafe { (table.device)(&mut device, number) })?;
+    // SAFETY: room for a name of as many bytes as is said, and for a number.
+    let codes = unsafe {
+        [
+            (table.device_name)(name.as_mut_ptr(), NAME_BYTES as c_int, device),
+            (table.device_memory)(&mut memory_bytes, device),
+        ]
+    };
+    codes.iter().try_for_each(|code| table.check("asking a GPU", *code))?;
+    let attribute = |which: c_int| {
+        let mut value = 0;
+        // SAFETY: room for a number.
+        let code = unsafe { (table.device_attribute)(&mut value, which, device) };
+        table.check("asking a GPU", code).map(|()| value as u32)
+    };
+    Ok(DeviceInfo {
+        name: bytes::told(&name.map(|byte| byte as u8), NAME_BYTES),
+        number: number as u32,
+        capability: (attribute(ffi::CAPABILITY_MAJOR)?, attribute(ffi::CAPABILITY_MINOR)?),
+        driver_version,
+        compute_units: attribute(ffi::MULTIPROCESSORS)?,
+        memory_bytes: memory_bytes as u64,
+        most_group_items: attribute(ffi::MAX_THREADS_PER_BLOCK)?,
+    })
+}
+
+/// What all other objects are in. A thread's calls are about the context that it has entered last.
+pub struct Context {
+    table: &'static Table,
+    handle: Handle,
+}
+
+// SAFETY: a context belongs to no thread; the driver locks it.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub fn new(info: &DeviceInfo) -> Result<Arc<Context>, DeviceError> {
+        let (table, mut handle, mut device) = (ffi::table()?, null_mut(), 0);
+        // SAFETY: room for a number.
+        table.check("opening a GPU", unsafe { (table.device)(&mut device, info.number as c_int) })?;
+        // SAFETY: room for a handle.
+        table.check("making a context", unsafe { (table.create_context)(&mut handle, 0, device) })?;
+        Ok(Arc::new(Context { table, handle }))
+    }
+
+    fn enter(&self) -> Result<&'static Table, DeviceError> {
+        // SAFETY: the context lives as long as this.
+        let code = unsafe { (self.table.set_context)(self.handle) };
+        self.table.check("entering a context", code).map(|()| self.table)
+    }
+
+    /// Has the driver compile PTX to a cubin.
+    pub fn compile(&self, text: &str) -> Result<Vec<u8>, DeviceError> {
+        let table = self.enter()?;
+        let mut log = vec![0u8; MAX_MESSAGE_BYTES];
+        let options = [ffi::JIT_ERROR_LOG, ffi::JIT_ERROR_LOG_BYTES];
+        // Numbers are given in the place of pointers.
+        let values = [log.as_mut_ptr().cast::<c_void>(), log.len() as *mut c_void];
+        let mut link = null_mut();
+        // SAFETY: two options with their values; the log has as many bytes as is said, and outlives the link.
+        let code = unsafe { (table.link_create)(2, options.as_ptr(), values.as_ptr(), &mut link) };
+        table.check("starting the compiler", code)?;
+        let made = link_one(table, link, text);
+        // SAFETY: the link was made above, and what came of it was copied.
+        unsafe { (table.link_destroy)(link) };
+        made.map_err(|error| {
+            let said = bytes::told(&log, MAX_MESSAGE_BYTES);
+            let log = if said.is_empty() { error.to_string() } else { said };
+            DeviceError::Build { name: String::new(), log }
+        })
+    }
+}
+
+fn link_one(table: &Table, link: Handle, text: &str) -> Result<Vec<u8>, DeviceError> {
+    let mut text = text.as_bytes().to_vec();
+    text.push(0);
+    // SAFETY: a text that ends in zero, of as many bytes; no options.
+    let code = unsafe {
+        let (data, len) = (text.as_mut_ptr().cast(), text.len());
+        (table.link_add)(link, ffi::JIT_INPUT_PTX, data, len, c"function".as_ptr(), 0, null(), null())
+    };
+    table.check("compiling", code)?;
+    let (mut cubin, mut len) = (null_mut(), 0);
+    // SAFETY: room for a pointer and a size.
+    table.check("compiling", unsafe { (table.link_complete)(link, &mut cubin, &mut len) })?;
+    if cubin.is_null() {
+        return Err(DeviceError::Driver { operation: "compiling", reason: "nothing came of it".into() });
+    }
+    // SAFETY: the driver says that there are so many bytes, until the link is destroyed.
+    Ok(unsafe { std::slice::from_raw_parts(cubin.cast::<u8>(), len) }.to_vec())
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: whatever is in it keeps it, so nothing is in it any more.
+        unsafe { (self.table.destroy_context)(self.handle) };
+    }
+}
+
+/// A program, loaded.
+pub struct Module {
+    inner: Arc<LoadedModule>,
+}
+
+struct LoadedModule {
+    handle: Handle,
+    context: Arc<Context>,
+}
+
+// SAFETY: a module belongs to its context and to no thread.
+unsafe impl Send for LoadedModule {}
+// SAFETY: as above.
+unsafe impl Sync for LoadedModule {}
+
+impl Module {
+    /// Of a cubin or fatbin whose sizes were checked.
+    pub fn new(context: &Arc<Context>, program: &[u8]) -> Result<Module, DeviceError> {
+        let (table, mut handle) = (context.enter()?, null_mut());
+        // The driver wants its words aligned.
+        let mut words = vec![0u64; program.len().div_ceil(8) + 1];
+        for (word, bytes) in words.iter_mut().zip(program.chunks(8)) {
+            let mut full = [0; 8];
+            full[..bytes.len()].copy_from_slice(bytes);
+            *word = u64::from_ne_bytes(full);
+        }
+        // SAFETY: a whole program, as the caller has checked, followed by zeros.
+        let code = unsafe { (table.load)(&mut handle, words.as_ptr().cast()) };
+        table.check("loading a program", code)?;
+        Ok(Module { inner: Arc::new(LoadedModule { handle, context: Arc::clone(context) }) })
+    }
+
+    pub fn kernel(&self, name: &CStr) -> Result<Kernel, DeviceError> {
+        let (table, mut handle) = (self.inner.context.enter()?, null_mut());
+        // SAFETY: the module is loaded, the name ends in zero.
+        let code = unsafe { (table.function)(&mut handle, self.inner.handle, name.as_ptr()) };
+        let found = table.check("finding a kernel", code);
+        found.map_err(|error| DeviceError::NoKernel { name: String::new(), reason: error.to_string() })?;
+        Ok(Kernel { handle, _module: Arc::clone(&self.inner) })
+    }
+}
+
+impl Drop for LoadedModule {
+    fn drop(&mut self) {
+        if let Ok(table) = self.context.enter() {
+            // SAFETY: every kernel of it keeps it, so there is none any more.
+            unsafe { (table.unload)(self.handle) };
+        }
+    }
+}
+
+/// A kernel.
+pub struct Kernel {
+    handle: Handle,
+    _module: Arc<LoadedModule>,
+}
+
+// SAFETY: a kernel belongs to its module and to no thread.
+unsafe impl Send for Kernel {}
+
+/// A piece of memory.
+pub struct Memory {
+    address: Address,
+    len_bytes: u64,
+    context: Arc<Context>,
+}
+
+impl Memory {
+    pub fn new(context: &Arc<Context>, len_bytes: u64) -> Result<Memory, DeviceError> {
+        let (table, mut address) = (context.enter()?, 0);
+        // SAFETY: room for an address.
+        let code = unsafe { (table.allocate)(&mut address, len_bytes as usize) };
+        table.check("taking device memory", code)?;
+        Ok(Memory { address, len_bytes, context: Arc::clone(context) })
+    }
+
+    fn check(&self, len_bytes: u64) -> Result<(), DeviceError> {
+        let most_bytes = self.len_bytes;
+        if len_bytes <= most_bytes { Ok(()) } else { Err(DeviceError::TooLarge { len_bytes, most_bytes }) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Ok(table) = self.context.enter() {
+            // SAFETY: it was taken for this owner, and no launch that uses it has not ended.
+            unsafe { (table.free)(self.address) };
+        }
+    }
+}
+
+/// A kernel's arguments as they lie in memory.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Block {
+    input: Address,
+    size: u32,
+    _gap: u32,
+    output: Address,
+    capacity: u32,
+    _hole: u32,
+    written: Address,
+}
+
+const _: () = assert!(size_of::<Block>() == 40 && std::mem::offset_of!(Block, written) == 32);
+
+impl Block {
+    pub(super) fn new(arguments: &Arguments<'_, Cuda>) -> Block {
+        let Arguments { input, size, output, capacity, written } = arguments;
+        let (input, output, written) = (input.address, output.address, written.address);
+        Block { input, size: *size, _gap: 0, output, capacity: *capacity, _hole: 0, written }
+    }
+}
+
+/// How many groups, and work-items of each.
+#[derive(Clone, Copy)]
+pub struct Size {
+    pub groups: u32,
+    pub group: u32,
+}
+
+/// Commands in order.
+pub struct Stream {
+    handle: Handle,
+    context: Arc<Context>,
+}
+
+// SAFETY: a stream belongs to its context and to no thread.
+unsafe impl Send for Stream {}
+
+impl Stream {
+    pub fn new(context: &Arc<Context>) -> Result<Stream, DeviceError> {
+        let (table, mut handle) = (context.enter()?, null_mut());
+        // SAFETY: room for a handle.
+        let code = unsafe { (table.create_stream)(&mut handle, ffi::STREAM_NON_BLOCKING) };
+        table.check("making a stream", code)?;
+        Ok(Stream { handle, context: Arc::clone(context) })
+    }
+
+    pub fn write(&self, memory: &Memory, bytes: &[u8]) -> Result<(), DeviceError> {
+        memory.check(bytes.len() as u64)?;
+        let table = self.context.enter()?;
+        // SAFETY: the piece has as many bytes, and the host's are there until the stream is done, right below.
+        let code = unsafe { (table.write)(memory.address, bytes.as_ptr().cast(), bytes.len(), self.handle) };
+        let begun = table.check("writing to the device", code);
+        begun.and(self.finish())
+    }
+
+    pub fn read(&self, memory: &Memory, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        memory.check(bytes.len() as u64)?;
+        let table = self.context.enter()?;
+        // SAFETY: the piece has as many bytes, and the host's are there until the stream is done, right below.
+        let code =
+            unsafe { (table.read)(bytes.as_mut_ptr().cast(), memory.address, bytes.len(), self.handle) };
+        let begun = table.check("reading from the device", code);
+        begun.and(self.finish())
+    }
+
+    /// Zeros, some time before what follows.
+    pub fn wipe(&self, memory: &Memory, len_bytes: u64) -> Result<(), DeviceError> {
+        memory.check(len_bytes)?;
+        let table = self.context.enter()?;
+        // SAFETY: the piece has as many bytes, in whole words, since pieces and the word both are.
+        let code = unsafe { (table.fill)(memory.address, 0, len_bytes as usize / 4, self.handle) };
+        table.check("wiping memory", code)
+    }
+
+    pub fn finish(&self) -> Result<(), DeviceError> {
+        let table = self.context.enter()?;
+        // SAFETY: it takes any stream.
+        table.check("waiting for the device", unsafe { (table.synchronize)(self.handle) })
+    }
+
+    /// Launches, and waits if patience has an end.
+    pub fn launch(
+        &self,
+        kernel: &mut Kernel,
+        mut block: Block,
+        size: Size,
+        patience: Patience,
+    ) -> Result<Progress, DeviceError> {
+        let table = self.context.enter()?;
+        let mut len = size_of::<Block>();
+        // With the size of the block the driver sees whether the kernel takes something else.
+        let extra = [
+            ffi::LAUNCH_BUFFER as *mut c_void,
+            (&raw mut block).cast(),
+            ffi::LAUNCH_BUFFER_SIZE as *mut c_void,
+            (&raw mut len).cast(),
+            ffi::LAUNCH_END,
+        ];
+        let (groups, group): (c_uint, c_uint) = (size.groups, size.group);
+        // SAFETY: one dimension; the block has as many bytes as is said, and is copied before the call returns.
+        let code = unsafe {
+            (table.launch)(kernel.handle, groups, 1, 1, group, 1, 1, 0, self.handle, null(), extra.as_ptr())
+        };
+        table.check("launching", code)?;
+        match patience {
+            Patience::Forever => Ok(Progress::Launched),
+            Patience::Until(end) => waiting::until(end, || {
+                // SAFETY: it takes any stream.
+                let code = unsafe { (table.query)(self.handle) };
+                Ok(code != ffi::NOT_READY && table.check("executing the kernel", code).map(|()| true)?)
+            }),
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if let Ok(table) = self.context.enter() {
+            // SAFETY: it was made for this owner, and nothing is in it that was not waited for.
+            unsafe { (table.destroy_stream)(self.handle) };
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! A program image: what one `create` made of several functions' programs, as it is kept on disk and loaded.
+//!
+//! Usually it is one device program, in which every kernel has a name of its own. What cannot be linked into one (two
+//! functions with helpers of one name, binaries that are complete) lies in further programs of the same image.
+
+use crate::bytes::{Reader, Writer};
+
+/// Most device programs of one image: one for each sandbox of a vector would be the most.
+const MAX_PROGRAMS: usize = crate::MAX_VECTOR;
+
+/// Device programs, and where the kernels of each part are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Image {
+    /// What the driver loads.
+    pub programs: Vec<Vec<u8>>,
+    /// For each part of which it was made.
+    pub places: Vec<Place>,
+}
+
+/// Where the kernels of one part are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Which of the image's programs.
+    pub program: usize,
+    /// What stands before each kernel's name there.
+    pub prefix: String,
+}
+
+impl Image {
+    pub fn len_bytes(&self) -> u64 {
+        self.programs.iter().map(|program| program.len() as u64).sum()
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let mut writer = Writer::default();
+        writer.number(self.programs.len() as u64);
+        self.programs.iter().for_each(|program| writer.field(program));
+        writer.number(self.places.len() as u64);
+        for place in &self.places {
+            writer.number(place.program as u64);
+            writer.field(place.prefix.as_bytes());
+        }
+        writer.0
+    }
+
+    /// What was encoded for so many parts; nothing if these bytes are not that.
+    pub fn decode(bytes: &[u8], parts: usize) -> Option<Image> {
+        let mut reader = Reader(bytes);
+        let count = reader.count().filter(|count| *count <= MAX_PROGRAMS)?;
+        let programs = (0..count).map(|_| reader.field().map(<[u8]>::to_vec)).collect::<Option<Vec<_>>>()?;
+        let count = reader.count().filter(|count| *count == parts)?;
+        let places = (0..count).map(|_| Place::decode(&mut reader, programs.len())).collect::<Option<_>>()?;
+        reader.end()?;
+        Some(Image { programs, places })
+    }
+}
+
+impl Place {
+    fn decode(reader: &mut Reader<'_>, programs: usize) -> Option<Place> {
+        let program = usize::try_from(reader.number()?).ok().filter(|program| *program < programs)?;
+        Some(Place { program, prefix: reader.text()? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn image() -> Image {
+        let places =
+            vec![Place { program: 1, prefix: "x".into() }, Place { program: 0, prefix: String::new() }];
+        Image { programs: vec![vec![1, 2], vec![]], places }
+    }
+
+    #[test]
+    fn an_image_is_read_as_it_was_written() {
+        assert_eq!(Image::decode(&image().encode(), 2), Some(image()));
+        assert_eq!(Image::decode(&image().encode(), 3), None);
+    }
+
+    proptest! {
+        #[test]
+        fn damaged_images_are_refused_or_hold_together(at in 0..100usize, by in 1..=255u8, cut in 0..100usize) {
+            let mut bytes = image().encode();
+            let len = bytes.len();
+            bytes[at % len] ^= by;
+            bytes.truncate(len - cut % len);
+            if let Some(image) = Image::decode(&bytes, 2) {
+                prop_assert!(image.places.iter().all(|place| place.program < image.programs.len()));
+            }
+        }
+    }
+}

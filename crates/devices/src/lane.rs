@@ -1,0 +1,228 @@
+//! Where launches go one after the other: a driver's lane, with memory for inputs and outputs that come from the host.
+//!
+//! The word in which a kernel says how much it wrote is zero before each launch; it is made so right after it was read,
+//! which the host need not wait for.
+
+use std::sync::Arc;
+
+use crate::memory::{Piece, Pool};
+use crate::{Arguments, DeviceBuffer, DeviceError, Driver, FAILED, Grid, MAX_MESSAGE_BYTES, Patience};
+use crate::{Progress, Tenant, bytes};
+
+/// What a launch reads.
+pub enum Input<'a, D: Driver> {
+    /// Bytes that are copied to the device first.
+    Host(&'a [u8]),
+    /// What a launch before has left on the device.
+    Device(&'a DeviceBuffer<D>),
+}
+
+/// Where a launch writes.
+pub enum Output<'a, D: Driver> {
+    /// Bytes that are copied from the device in the end: as many as were written.
+    Host(&'a mut [u8]),
+    /// A buffer that stays on the device.
+    Device(&'a mut DeviceBuffer<D>),
+}
+
+impl<D: Driver> Output<'_, D> {
+    fn capacity_bytes(&self) -> u64 {
+        match self {
+            Output::Host(bytes) => bytes.len() as u64,
+            Output::Device(buffer) => u64::from(buffer.capacity_bytes()),
+        }
+    }
+}
+
+/// One lane.
+pub(crate) struct Lane<D: Driver> {
+    queue: D::Lane,
+    pool: Arc<Pool<D>>,
+    staging: Option<Staging<D>>,
+    word: Piece<D>,
+    is_word_zero: bool,
+}
+
+/// One tenant's memory for what comes from the host and goes there.
+struct Staging<D: Driver> {
+    tenant: Tenant,
+    input: Piece<D>,
+    output: Piece<D>,
+}
+
+/// What is launched, and for how long it is waited for.
+pub(crate) struct Launch<'a, D: Driver> {
+    pub tenant: Tenant,
+    pub kernel: &'a mut D::Kernel,
+    pub grid: Grid,
+    pub patience: Patience,
+}
+
+impl<D: Driver> Lane<D> {
+    pub fn new(pool: &Arc<Pool<D>>, number: usize) -> Result<Lane<D>, DeviceError> {
+        let queue = pool.driver.lane(number)?;
+        let word = pool.take(Tenant(u64::MAX), size_of::<u32>() as u64)?;
+        Ok(Lane { queue, pool: Arc::clone(pool), staging: None, word, is_word_zero: true })
+    }
+
+    /// Launches, waits, and says how many bytes were written.
+    pub fn run(
+        &mut self,
+        launch: Launch<'_, D>,
+        input: Input<'_, D>,
+        mut output: Output<'_, D>,
+    ) -> Result<u32, DeviceError> {
+        let (size, capacity) = self.prepare(launch.tenant, &input, &output)?;
+        let staging = self.staging.as_ref();
+        let staged = || staging.expect("prepared for whatever is on the host");
+        let pool = Arc::clone(&self.pool);
+        if let Input::Host(bytes) = &input
+            && !bytes.is_empty()
+        {
+            pool.write(&self.queue, &staged().input.memory, bytes)?;
+        }
+        let arguments = Arguments {
+            input: match &input {
+                Input::Host(_) => &staged().input.memory,
+                Input::Device(buffer) => buffer.memory(),
+            },
+            size,
+            output: match &output {
+                Output::Host(_) => &staged().output.memory,
+                Output::Device(buffer) => buffer.memory(),
+            },
+            capacity,
+            written: &self.word.memory,
+        };
+        let is_word_zero = std::mem::replace(&mut self.is_word_zero, false);
+        let (driver, queue) = (&pool.driver, &self.queue);
+        if !is_word_zero {
+            driver.wipe(queue, &self.word.memory, size_of::<u32>() as u64)?;
+        }
+        if driver.launch(queue, launch.kernel, &arguments, launch.grid, launch.patience)? == Progress::RunsOn
+        {
+            pool.lose();
+            return Err(DeviceError::RunsOn);
+        }
+        let mut word = [0; size_of::<u32>()];
+        driver.read(queue, &self.word.memory, &mut word)?;
+        let written = u32::from_le_bytes(word);
+        let staged = staging.map(|staging| &staging.output.memory);
+        let ended = collect(&pool, queue, staged, written, &mut output);
+        self.clear_word(written)?;
+        ended
+    }
+
+    /// Checks sizes and buffers, and has memory for what is on the host.
+    fn prepare(
+        &mut self,
+        tenant: Tenant,
+        input: &Input<'_, D>,
+        output: &Output<'_, D>,
+    ) -> Result<(u32, u32), DeviceError> {
+        let (mut input_bytes, mut output_bytes) = (None, None);
+        let size = match input {
+            Input::Host(bytes) => *input_bytes.insert(bytes.len() as u64),
+            Input::Device(buffer) => {
+                buffer.check(tenant, &self.pool).map(|()| u64::from(buffer.len_bytes()))?
+            }
+        };
+        let capacity = output.capacity_bytes();
+        match output {
+            Output::Host(_) => output_bytes = Some(capacity),
+            Output::Device(buffer) => buffer.check(tenant, &self.pool)?,
+        }
+        // The largest number says that a kernel failed.
+        let most_bytes = u64::from(FAILED - 1);
+        let narrow = |len_bytes: u64| {
+            u32::try_from(len_bytes)
+                .ok()
+                .filter(|len| *len != FAILED)
+                .ok_or(DeviceError::TooLarge { len_bytes, most_bytes })
+        };
+        let sizes = (narrow(size)?, narrow(capacity)?);
+        if input_bytes.is_some() || output_bytes.is_some() {
+            self.stage(tenant, input_bytes.unwrap_or(0), output_bytes.unwrap_or(0))?;
+        }
+        Ok(sizes)
+    }
+
+    /// Has memory of this tenant, at least so large.
+    fn stage(&mut self, tenant: Tenant, input_bytes: u64, output_bytes: u64) -> Result<(), DeviceError> {
+        let is_enough = self.staging.as_ref().is_some_and(|staging| {
+            let Staging { tenant: owner, input, output } = staging;
+            *owner == tenant && input.len_bytes >= input_bytes && output.len_bytes >= output_bytes
+        });
+        if is_enough {
+            return Ok(());
+        }
+        self.unstage();
+        let input = self.pool.take(tenant, input_bytes)?;
+        let output = match self.pool.take(tenant, output_bytes) {
+            Ok(output) => output,
+            Err(error) => {
+                self.pool.give(input);
+                return Err(error);
+            }
+        };
+        self.staging = Some(Staging { tenant, input, output });
+        Ok(())
+    }
+
+    fn unstage(&mut self) {
+        if let Some(Staging { input, output, .. }) = self.staging.take() {
+            self.pool.give(input);
+            self.pool.give(output);
+        }
+    }
+
+    fn clear_word(&mut self, written: u32) -> Result<(), DeviceError> {
+        if written != 0 {
+            self.pool.driver.wipe(&self.queue, &self.word.memory, size_of::<u32>() as u64)?;
+        }
+        self.is_word_zero = true;
+        Ok(())
+    }
+}
+
+impl<D: Driver> Drop for Lane<D> {
+    fn drop(&mut self) {
+        self.unstage();
+    }
+}
+
+/// What a launch that has ended has to show.
+fn collect<D: Driver>(
+    pool: &Pool<D>,
+    queue: &D::Lane,
+    staged: Option<&D::Memory>,
+    written: u32,
+    output: &mut Output<'_, D>,
+) -> Result<u32, DeviceError> {
+    let capacity = output.capacity_bytes() as u32;
+    if written == FAILED {
+        let memory = match output {
+            Output::Host(_) => staged.expect("prepared for whatever is on the host"),
+            Output::Device(buffer) => buffer.memory(),
+        };
+        let mut said = vec![0; (capacity as usize).min(MAX_MESSAGE_BYTES)];
+        if !said.is_empty() {
+            pool.read(queue, memory, &mut said)?;
+        }
+        let message = bytes::told(&said, MAX_MESSAGE_BYTES);
+        let message = if message.is_empty() { "the kernel failed without a message".into() } else { message };
+        return Err(DeviceError::Failed(message));
+    }
+    if written > capacity {
+        return Err(DeviceError::WroteTooMuch { written, capacity_bytes: capacity });
+    }
+    match output {
+        Output::Host(_) if written == 0 => {}
+        Output::Host(bytes) => {
+            let memory = staged.expect("prepared for whatever is on the host");
+            pool.read(queue, memory, &mut bytes[..written as usize])?;
+        }
+        Output::Device(buffer) => buffer.len_bytes = written,
+    }
+    Ok(written)
+}

@@ -1,0 +1,170 @@
+//! From specifications to loaded functions, by the shortest way there is: an image from the disk; else one that is linked
+//! of parts, each compiled before or now.
+//!
+//! All of one call are one tenant's: a program has variables and names that its functions share.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::image::{Image, Place};
+use crate::keep_alive::Cost;
+use crate::loaded::Function;
+use crate::spec::{Digest, image_digest};
+use crate::store::Store;
+use crate::{Build, DeviceError, Driver, KernelSpec, Part, Program};
+
+/// A function and what it cost to have it.
+pub(crate) type Made<D> = (Arc<Function<D>>, Cost);
+
+/// One program of those that are wanted, with the kernels that are wanted of it.
+struct Wanted<'a> {
+    program: &'a Program,
+    digest: Digest,
+    kernels: Vec<String>,
+    /// What tells its kernels from others' of the same name.
+    prefix: String,
+}
+
+/// Where the functions come from.
+pub(crate) struct Maker<'a, D> {
+    pub driver: &'a D,
+    pub store: Option<&'a Store>,
+}
+
+impl<D: Driver> Maker<'_, D> {
+    /// One tenant's functions, each on its own.
+    pub fn make(&self, specs: &[&KernelSpec]) -> Vec<Result<Made<D>, DeviceError>> {
+        let begun = Instant::now();
+        let wanted = wanted(specs);
+        let (image, parts, modules) = match self.image(&wanted) {
+            Ok(found) => found,
+            Err(error) => return specs.iter().map(|_| Err(error.clone())).collect(),
+        };
+        let load_us = begun.elapsed().as_micros() as u64;
+        let cost = Cost { load_us, size_bytes: image.len_bytes().div_ceil(specs.len().max(1) as u64) };
+        let function = |spec: &&KernelSpec| {
+            let digest = spec.program.digest();
+            let at = wanted.iter().position(|part| part.digest == digest).expect("each spec is in a part");
+            let place = parts[at]
+                .as_ref()
+                .map_err(|log| DeviceError::Build { name: spec.kernel.clone(), log: log.clone() })?;
+            let module = modules[place.program].clone().map_err(|error| named(error, &spec.kernel))?;
+            let name = place.prefix.clone() + &spec.kernel;
+            // Whether there is one shows now and not when it is called.
+            self.driver.kernel(&module, &name).map_err(|error| named(error, &spec.kernel))?;
+            Ok((Arc::new(Function { module, name }), cost))
+        };
+        specs.iter().map(function).collect()
+    }
+
+    fn image(&self, wanted: &[Wanted<'_>]) -> Result<Found<D>, DeviceError> {
+        if let Some(image) = self.stored(wanted) {
+            let modules = self.load(&image);
+            // What is on disk may be refused in spite of its digest; then it is as if it were not there.
+            if modules.iter().all(Result::is_ok) {
+                let parts = image.places.iter().cloned().map(Ok).collect();
+                return Ok((image, parts, modules));
+            }
+        }
+        let (image, parts) = self.build(wanted)?;
+        let modules = self.load(&image);
+        Ok((image, parts, modules))
+    }
+
+    fn stored(&self, wanted: &[Wanted<'_>]) -> Option<Image> {
+        let (payload, _) = self.store?.get(&self.digest(wanted.iter()))?;
+        Image::decode(&payload, wanted.len())
+    }
+
+    fn load(&self, image: &Image) -> Vec<Result<Arc<D::Module>, DeviceError>> {
+        image.programs.iter().map(|program| self.driver.load(program).map(Arc::new)).collect()
+    }
+
+    /// Builds, and keeps what was built: the objects, and the image of those parts that did build.
+    fn build(&self, wanted: &[Wanted<'_>]) -> Result<(Image, Vec<Result<Place, String>>), DeviceError> {
+        let begun = Instant::now();
+        let parts: Vec<_> = wanted.iter().map(|wanted| self.part(wanted)).collect();
+        let Build { programs, parts } = self.driver.build(&parts)?;
+        let build_us = begun.elapsed().as_micros() as u64;
+        let place = |wanted: &Wanted<'_>, part: Result<crate::driver::BuiltPart, String>| {
+            let part = part?;
+            if let (Some(store), Some(object)) = (self.store, &part.object) {
+                // What cannot be kept is built again.
+                let _ = store.put(&self.object_digest(wanted), build_us / parts_of(wanted), object);
+            }
+            let prefix = if part.is_prefixed { wanted.prefix.clone() } else { String::new() };
+            Ok(Place { program: part.program, prefix })
+        };
+        let places: Vec<Result<Place, String>> =
+            wanted.iter().zip(parts).map(|(wanted, part)| place(wanted, part)).collect();
+        let image = Image { programs, places: places.iter().flatten().cloned().collect() };
+        if let Some(store) = self.store
+            && !image.places.is_empty()
+        {
+            let good =
+                wanted.iter().zip(&places).filter(|(_, place)| place.is_ok()).map(|(wanted, _)| wanted);
+            let _ = store.put(&self.digest(good), build_us, &image.encode());
+        }
+        Ok((image, places))
+    }
+
+    fn part<'w>(&self, wanted: &'w Wanted<'_>) -> Part<'w> {
+        let prefix = &wanted.prefix;
+        match wanted.program {
+            Program::Binary(bytes) => Part::Binary(bytes),
+            Program::Source { text, options } => {
+                match self.store.and_then(|store| store.get(&self.object_digest(wanted))) {
+                    Some((bytes, _)) => Part::Object { bytes, prefix },
+                    None => Part::Source { text, options, kernels: &wanted.kernels, prefix },
+                }
+            }
+        }
+    }
+
+    fn digest<'w>(&self, parts: impl Iterator<Item = &'w Wanted<'w>>) -> Digest {
+        let parts = parts.map(|wanted| (wanted.digest, &wanted.kernels[..]));
+        image_digest(D::KIND, self.driver.identity(), parts)
+    }
+
+    fn object_digest(&self, wanted: &Wanted<'_>) -> Digest {
+        let object = ["(object)".to_owned()];
+        let parts = [(wanted.digest, &wanted.kernels[..]), ([0; 32], &object[..])];
+        image_digest(D::KIND, self.driver.identity(), parts.into_iter())
+    }
+}
+
+type Found<D> = (Image, Vec<Result<Place, String>>, Vec<Result<Arc<<D as Driver>::Module>, DeviceError>>);
+
+fn parts_of(wanted: &Wanted<'_>) -> u64 {
+    wanted.kernels.len().max(1) as u64
+}
+
+/// The different programs, in an order that does not depend on that of the specifications.
+fn wanted<'a>(specs: &[&'a KernelSpec]) -> Vec<Wanted<'a>> {
+    let mut programs: BTreeMap<Digest, Wanted<'a>> = BTreeMap::new();
+    for spec in specs {
+        let digest = spec.program.digest();
+        let (program, kernels) = (&spec.program, Vec::new());
+        let hex: String = digest[..6].iter().map(|byte| format!("{byte:02x}")).collect();
+        let prefix = format!("f{hex}_");
+        let wanted = programs.entry(digest).or_insert_with(|| Wanted { program, digest, kernels, prefix });
+        wanted.kernels.push(spec.kernel.clone());
+    }
+    let mut wanted: Vec<_> = programs.into_values().collect();
+    for program in &mut wanted {
+        program.kernels.sort();
+        program.kernels.dedup();
+    }
+    wanted
+}
+
+/// The same error, of this kernel.
+fn named(error: DeviceError, kernel: &str) -> DeviceError {
+    let name = kernel.to_owned();
+    match error {
+        DeviceError::Build { log, .. } => DeviceError::Build { name, log },
+        DeviceError::NoKernel { reason, .. } => DeviceError::NoKernel { name, reason },
+        other => other,
+    }
+}

@@ -1,0 +1,232 @@
+//! Device memory, and whose it is.
+//!
+//! Pieces are kept and handed out again, since taking memory from a driver is dear. A piece that was another tenant's, or
+//! comes from the driver, which does not say whose it was, is wiped before it is handed out; it is wiped again before it
+//! goes back to the driver, whose next owner may not know that it must. A tenant's own pieces come back as they were.
+//!
+//! A [`DeviceBuffer`] is a piece that a caller holds: the output of one launch and the input of the next, without a copy.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::{DeviceError, Driver, Tenant};
+
+/// Smallest piece, in bytes.
+const LEAST_BYTES: u64 = 4096;
+/// Pieces beyond this are no longer powers of two but multiples of it, in bytes.
+const STEP_BYTES: u64 = 1 << 20;
+
+/// What went between host and device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Transfers {
+    /// Copies of inputs to the device.
+    pub to_device: u64,
+    /// Copies of outputs to the host. The four bytes that say how much was written are none.
+    pub to_host: u64,
+    /// Pieces that were handed out again.
+    pub reused: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    to_device: AtomicU64,
+    to_host: AtomicU64,
+    reused: AtomicU64,
+}
+
+/// A piece of device memory.
+pub(crate) struct Piece<D: Driver> {
+    pub memory: D::Memory,
+    pub len_bytes: u64,
+    owner: Tenant,
+}
+
+/// An open device and its memory.
+pub(crate) struct Pool<D: Driver> {
+    pub driver: D,
+    free: Mutex<Vec<Piece<D>>>,
+    /// For wiping: a lane of launches may be busy.
+    service: Mutex<D::Lane>,
+    most_free_bytes: u64,
+    counters: Counters,
+    /// Set for good when a kernel has not ended in time.
+    is_lost: AtomicBool,
+}
+
+impl<D: Driver> Pool<D> {
+    pub fn new(driver: D, most_free_bytes: u64) -> Result<Pool<D>, DeviceError> {
+        let service = Mutex::new(driver.lane(driver.lanes())?);
+        let (free, counters, is_lost) = (Mutex::default(), Counters::default(), AtomicBool::new(false));
+        Ok(Pool { driver, free, service, most_free_bytes, counters, is_lost })
+    }
+
+    /// A piece of at least so many bytes, in which nothing of another is.
+    pub fn take(&self, tenant: Tenant, len_bytes: u64) -> Result<Piece<D>, DeviceError> {
+        self.check()?;
+        let len_bytes = size_class(len_bytes);
+        if len_bytes > self.driver.most_bytes() {
+            return Err(DeviceError::TooLarge { len_bytes, most_bytes: self.driver.most_bytes() });
+        }
+        let found = self.find(tenant, len_bytes);
+        let is_own = found.as_ref().is_some_and(|piece| piece.owner == tenant);
+        let mut piece = match found {
+            Some(piece) => {
+                self.counters.reused.fetch_add(1, Relaxed);
+                piece
+            }
+            None => self.allocate(tenant, len_bytes)?,
+        };
+        if !is_own {
+            self.wipe(&piece)?;
+            piece.owner = tenant;
+        }
+        Ok(piece)
+    }
+
+    /// Takes a piece back. What a lost kernel may still write is never handed on.
+    pub fn give(&self, piece: Piece<D>) {
+        if self.is_lost() {
+            return std::mem::forget(piece);
+        }
+        let mut free = lock(&self.free);
+        let free_bytes: u64 = free.iter().map(|piece| piece.len_bytes).sum();
+        if free_bytes + piece.len_bytes <= self.most_free_bytes {
+            return free.push(piece);
+        }
+        drop(free);
+        // If it cannot be wiped the device is beyond use; whoever takes memory of it wipes first.
+        let _ = self.wipe(&piece);
+    }
+
+    pub fn write(&self, lane: &D::Lane, memory: &D::Memory, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.counters.to_device.fetch_add(1, Relaxed);
+        self.driver.write(lane, memory, bytes)
+    }
+
+    pub fn read(&self, lane: &D::Lane, memory: &D::Memory, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.counters.to_host.fetch_add(1, Relaxed);
+        self.driver.read(lane, memory, bytes)
+    }
+
+    pub fn transfers(&self) -> Transfers {
+        let Counters { to_device, to_host, reused } = &self.counters;
+        let [to_device, to_host, reused] = [to_device, to_host, reused].map(|counter| counter.load(Relaxed));
+        Transfers { to_device, to_host, reused }
+    }
+
+    /// Gives the device up: from now on nothing of it is released or handed on, since a kernel may still use it.
+    pub fn lose(&self) {
+        self.is_lost.store(true, Relaxed);
+    }
+
+    pub fn is_lost(&self) -> bool {
+        self.is_lost.load(Relaxed)
+    }
+
+    pub fn check(&self) -> Result<(), DeviceError> {
+        if self.is_lost() { Err(DeviceError::RunsOn) } else { Ok(()) }
+    }
+
+    fn find(&self, tenant: Tenant, len_bytes: u64) -> Option<Piece<D>> {
+        let mut free = lock(&self.free);
+        let fits = |piece: &Piece<D>| piece.len_bytes == len_bytes;
+        let own = free.iter().position(|piece| fits(piece) && piece.owner == tenant);
+        let at = own.or_else(|| free.iter().position(fits))?;
+        Some(free.swap_remove(at))
+    }
+
+    fn allocate(&self, tenant: Tenant, len_bytes: u64) -> Result<Piece<D>, DeviceError> {
+        let first = self.driver.memory(len_bytes);
+        let memory = first.or_else(|_| {
+            self.release()?;
+            self.driver.memory(len_bytes)
+        })?;
+        Ok(Piece { memory, len_bytes, owner: tenant })
+    }
+
+    /// Gives back all that nobody holds, so that there is room.
+    fn release(&self) -> Result<(), DeviceError> {
+        let free = std::mem::take(&mut *lock(&self.free));
+        free.iter().try_for_each(|piece| self.wipe(piece))
+    }
+
+    fn wipe(&self, piece: &Piece<D>) -> Result<(), DeviceError> {
+        let service = lock(&self.service);
+        self.driver.wipe(&service, &piece.memory, piece.len_bytes)?;
+        self.driver.finish(&service)
+    }
+}
+
+impl<D: Driver> Drop for Pool<D> {
+    fn drop(&mut self) {
+        let _ = self.release();
+    }
+}
+
+/// So large is a piece for so many bytes.
+fn size_class(len_bytes: u64) -> u64 {
+    if len_bytes <= STEP_BYTES {
+        len_bytes.max(LEAST_BYTES).next_power_of_two()
+    } else {
+        len_bytes.next_multiple_of(STEP_BYTES)
+    }
+}
+
+/// Locks what is whole between any two statements.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Bytes that stay on the device from one launch to the next: one tenant's.
+pub struct DeviceBuffer<D: Driver> {
+    /// There until it is dropped.
+    piece: Option<Piece<D>>,
+    pool: Arc<Pool<D>>,
+    tenant: Tenant,
+    capacity_bytes: u32,
+    pub(crate) len_bytes: u32,
+}
+
+impl<D: Driver> DeviceBuffer<D> {
+    pub(crate) fn new(pool: &Arc<Pool<D>>, tenant: Tenant, capacity_bytes: u32) -> Result<Self, DeviceError> {
+        let piece = Some(pool.take(tenant, u64::from(capacity_bytes))?);
+        Ok(DeviceBuffer { piece, pool: Arc::clone(pool), tenant, capacity_bytes, len_bytes: 0 })
+    }
+
+    /// Whose it is.
+    pub fn tenant(&self) -> Tenant {
+        self.tenant
+    }
+
+    /// How much can be in it, in bytes.
+    pub fn capacity_bytes(&self) -> u32 {
+        self.capacity_bytes
+    }
+
+    /// How much the last launch wrote into it, in bytes.
+    pub fn len_bytes(&self) -> u32 {
+        self.len_bytes
+    }
+
+    pub(crate) fn memory(&self) -> &D::Memory {
+        &self.piece.as_ref().expect("it goes when the buffer is dropped").memory
+    }
+
+    /// That a kernel of this tenant may have it, on this device.
+    pub(crate) fn check(&self, user: Tenant, pool: &Arc<Pool<D>>) -> Result<(), DeviceError> {
+        if !Arc::ptr_eq(&self.pool, pool) {
+            let reason = "the buffer is of another device".into();
+            return Err(DeviceError::Driver { operation: "launching", reason });
+        }
+        let owner = self.tenant;
+        if owner == user { Ok(()) } else { Err(DeviceError::Foreign { owner, user }) }
+    }
+}
+
+impl<D: Driver> Drop for DeviceBuffer<D> {
+    fn drop(&mut self) {
+        if let Some(piece) = self.piece.take() {
+            self.pool.give(piece);
+        }
+    }
+}

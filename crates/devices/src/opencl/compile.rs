@@ -1,0 +1,147 @@
+//! From sources to one program: what a builder does.
+
+use std::ffi::CString;
+use std::fmt::Write;
+use std::sync::Arc;
+
+use super::live::{Context, Module};
+use super::{DeviceInfo, discover};
+use crate::driver::{Build, BuiltPart, Part};
+use crate::{DeviceError, MAX_MESSAGE_BYTES, bytes};
+
+const NO_COMPILER: &str = "the device has no compiler: it takes binaries that its vendor's tools have made";
+
+/// Builds for the device of this identity.
+pub(crate) fn serve(identity: &str, parts: &[Part<'_>]) -> Result<Build, DeviceError> {
+    let devices = discover()?;
+    let gone = || super::unusable(format!("there is no device {identity:?} for the builder"));
+    let info = devices.iter().find(|info| info.identity() == identity).ok_or_else(gone)?;
+    let context = Context::new(vec![info.device])?;
+    let mut build = Build::default();
+    let mut linkable = Vec::new();
+    for part in parts {
+        let made = match part {
+            Part::Binary(binary) => whole(&context, binary).map(|()| build.take(binary.to_vec(), false)),
+            _ => compiled(&context, info, part).map(|(module, object)| {
+                linkable.push((build.parts.len(), module));
+                BuiltPart { object, program: 0, is_prefixed: true }
+            }),
+        };
+        build.parts.push(made.map_err(said));
+    }
+    link(&context, linkable, &mut build);
+    Ok(build)
+}
+
+/// What can be had without a builder.
+pub(super) fn binaries_only(parts: &[Part<'_>]) -> Build {
+    let mut build = Build::default();
+    for part in parts {
+        let made = match part {
+            Part::Binary(binary) => Ok(build.take(binary.to_vec(), false)),
+            _ => Err("sources need a builder, and there is none".to_owned()),
+        };
+        build.parts.push(made);
+    }
+    build
+}
+
+impl Build {
+    /// Adds a program that is one part.
+    fn take(&mut self, program: Vec<u8>, is_prefixed: bool) -> BuiltPart {
+        self.programs.push(program);
+        BuiltPart { object: None, program: self.programs.len() - 1, is_prefixed }
+    }
+}
+
+/// That a binary can be loaded, at least here.
+fn whole(context: &Arc<Context>, binary: &[u8]) -> Result<(), DeviceError> {
+    Module::of_binary(context, binary)?.build()
+}
+
+/// What can be linked, and its object if that is new.
+fn compiled(
+    context: &Arc<Context>,
+    info: &DeviceInfo,
+    part: &Part<'_>,
+) -> Result<(Module, Option<Vec<u8>>), DeviceError> {
+    let Part::Source { text, options, kernels, prefix } = part else {
+        let Part::Object { bytes, .. } = part else { unreachable!("binaries are not linked") };
+        return Ok((Module::of_binary(context, bytes)?, None));
+    };
+    if !info.has_compiler {
+        return Err(DeviceError::Build { name: String::new(), log: NO_COMPILER.into() });
+    }
+    let mut line = (*options).to_owned();
+    for kernel in *kernels {
+        let _ = write!(line, " -D{kernel}={prefix}{kernel}");
+    }
+    let module = Module::of_source(context, text)?;
+    module.compile(&CString::new(line).expect("options have no zero bytes"))?;
+    let object = module.binary()?;
+    Ok((module, Some(object)))
+}
+
+/// Links all into one program if that can be; otherwise into as many as it takes.
+fn link(context: &Arc<Context>, mut rest: Vec<(usize, Module)>, build: &mut Build) {
+    while !rest.is_empty() {
+        let all: Vec<_> = (0..rest.len()).collect();
+        let (program, chosen) = match linked(context, &rest, &all) {
+            Ok(program) => (Ok(program), all),
+            Err(_) => largest(context, &rest),
+        };
+        let (taken, left) = split(rest, &chosen);
+        rest = left;
+        let parts = taken.into_iter().map(|(part, _)| part);
+        match program {
+            Ok(program) => {
+                build.programs.push(program);
+                parts.for_each(|part| {
+                    build.parts[part].iter_mut().for_each(|part| part.program = build.programs.len() - 1)
+                });
+            }
+            Err(error) => parts.for_each(|part| build.parts[part] = Err(said(error.clone()))),
+        }
+    }
+}
+
+/// The first that can be linked, with all that can be linked with it and each other; or the first with its error.
+fn largest(
+    context: &Arc<Context>,
+    modules: &[(usize, Module)],
+) -> (Result<Vec<u8>, DeviceError>, Vec<usize>) {
+    let mut chosen = vec![0];
+    let mut program = linked(context, modules, &chosen);
+    for next in (1..modules.len()).filter(|_| program.is_ok()).collect::<Vec<_>>() {
+        chosen.push(next);
+        match linked(context, modules, &chosen) {
+            Ok(larger) => program = Ok(larger),
+            Err(_) => drop(chosen.pop()),
+        }
+    }
+    (program, chosen)
+}
+
+fn linked(
+    context: &Arc<Context>,
+    modules: &[(usize, Module)],
+    chosen: &[usize],
+) -> Result<Vec<u8>, DeviceError> {
+    let modules: Vec<_> = chosen.iter().map(|at| &modules[*at].1).collect();
+    Module::link(context, &modules)?.binary()
+}
+
+fn split<T>(all: Vec<T>, chosen: &[usize]) -> (Vec<T>, Vec<T>) {
+    let (taken, left): (Vec<_>, Vec<_>) =
+        all.into_iter().enumerate().partition(|(at, _)| chosen.contains(at));
+    let items = |pairs: Vec<(usize, T)>| pairs.into_iter().map(|(_, item)| item).collect();
+    (items(taken), items(left))
+}
+
+/// What is told of a failure: of a compiler's its log.
+fn said(error: DeviceError) -> String {
+    match error {
+        DeviceError::Build { log, .. } => log,
+        other => bytes::told(other.to_string().as_bytes(), MAX_MESSAGE_BYTES),
+    }
+}

@@ -1,0 +1,178 @@
+//! Which devices there are, and what each can do.
+
+#![allow(unsafe_code)]
+
+use std::ffi::c_uint;
+use std::ptr::{null, null_mut};
+use std::sync::Mutex;
+
+use super::ffi::{self, Handle, Table, answer, number, text};
+use crate::memory::lock;
+use crate::{DeviceError, Kind};
+
+/// Most platforms, and most devices of one, that are looked at.
+const MOST: c_uint = 64;
+
+/// What computes on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeviceKind {
+    /// The machine's own processors.
+    Processor,
+    /// A graphics processor.
+    Graphics,
+    /// An FPGA or the like.
+    Accelerator,
+}
+
+/// A device, what it can do and how much.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// What it calls itself.
+    pub name: String,
+    /// Who made it.
+    pub vendor: String,
+    /// The platform (the driver) that has it, with its version.
+    pub platform: String,
+    /// Versions of the device's OpenCL and of its driver.
+    pub version: String,
+    /// What computes.
+    pub kind: DeviceKind,
+    /// Units that compute at the same time.
+    pub compute_units: u32,
+    /// Memory, in bytes.
+    pub memory_bytes: u64,
+    /// Largest piece of it, in bytes.
+    pub most_bytes: u64,
+    /// Most work-items of one group.
+    pub most_group_items: u64,
+    /// Whether it takes sources; otherwise binaries that its vendor's tools have made.
+    pub has_compiler: bool,
+    /// Into how many parts it can be cut that share nothing but memory.
+    pub most_parts: u32,
+    /// Why it cannot be used, if it cannot.
+    pub unusable: Option<String>,
+    pub(super) device: Device,
+}
+
+/// A device of the loader, which is there as long as the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device(pub Handle);
+
+// SAFETY: a device's handle is an identifier: the loader's functions take it on any thread.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+impl DeviceInfo {
+    /// Device and driver with their versions. Programs that were built for this are good for nothing else.
+    pub(super) fn identity(&self) -> String {
+        let DeviceInfo { name, vendor, platform, version, .. } = self;
+        format!("{platform}; {vendor}; {name}; {version}")
+    }
+}
+
+/// All devices of all platforms, always in the same order, also those that cannot be used. That there are none is an
+/// error that says what is missing.
+pub fn discover() -> Result<Vec<DeviceInfo>, DeviceError> {
+    let table = ffi::table()?;
+    // PoCL's first answers are wrong if two threads ask at once.
+    static ASKING: Mutex<()> = Mutex::new(());
+    let _asking = lock(&ASKING);
+    let mut platforms = [null_mut(); MOST as usize];
+    let mut count = 0;
+    // SAFETY: there is room for as many as is said.
+    let code = unsafe { (table.platforms)(MOST, platforms.as_mut_ptr(), &mut count) };
+    let unusable = |reason: &str| DeviceError::Unusable { kind: Kind::OpenCl, reason: reason.into() };
+    if code == ffi::NO_PLATFORM || (code == 0 && count == 0) {
+        return Err(unusable("no driver is installed (Debian: pocl-opencl-icd for the processor)"));
+    }
+    ffi::check("listing platforms", code)?;
+    let platforms = &platforms[..count.min(MOST) as usize];
+    let found: Vec<_> = platforms.iter().flat_map(|platform| devices(table, *platform)).collect();
+    if found.is_empty() { Err(unusable("no driver has a device")) } else { Ok(found) }
+}
+
+fn devices(table: &Table, platform: Handle) -> Vec<DeviceInfo> {
+    let mut devices = [null_mut(); MOST as usize];
+    let mut count = 0;
+    // SAFETY: the platform is the loader's, and there is room for as many devices as is said.
+    let code =
+        unsafe { (table.devices)(platform, ffi::DEVICE_TYPE_ALL, MOST, devices.as_mut_ptr(), &mut count) };
+    let count = if code == 0 { count.min(MOST) as usize } else { 0 };
+    let describe = |what| {
+        // SAFETY: `answer` gives room for as many bytes as it says.
+        let said = answer("asking a platform", |len, to, out| unsafe {
+            (table.platform_info)(platform, what, len, to, out)
+        });
+        said.map(|bytes| text(&bytes)).unwrap_or_default()
+    };
+    let name = format!("{} {}", describe(ffi::PLATFORM_NAME), describe(ffi::PLATFORM_VERSION));
+    devices[..count].iter().map(|device| device_info(table, Device(*device), name.clone())).collect()
+}
+
+fn device_info(table: &Table, device: Device, platform: String) -> DeviceInfo {
+    let ask = |what: c_uint| {
+        // SAFETY: the device is the loader's; `answer` gives room for as many bytes as it says.
+        let said = answer("asking a device", |len, to, out| unsafe {
+            (table.device_info)(device.0, what, len, to, out)
+        });
+        said.unwrap_or_default()
+    };
+    let (word, words) = (|what| number(&ask(what)), |what| text(&ask(what)));
+    let unusable = match () {
+        () if word(ffi::DEVICE_AVAILABLE) == 0 => Some("its driver says that it is not available".into()),
+        () if word(ffi::DEVICE_LITTLE_ENDIAN) == 0 => Some("its bytes are in another order".into()),
+        () if word(ffi::DEVICE_COMPUTE_UNITS) == 0 => Some("it has nothing that computes".into()),
+        () => None,
+    };
+    DeviceInfo {
+        name: words(ffi::DEVICE_NAME),
+        vendor: words(ffi::DEVICE_VENDOR),
+        platform,
+        version: format!("{}, driver {}", words(ffi::DEVICE_VERSION), words(ffi::DRIVER_VERSION)),
+        kind: match word(ffi::DEVICE_TYPE) {
+            bits if bits & ffi::TYPE_CPU != 0 => DeviceKind::Processor,
+            bits if bits & ffi::TYPE_GPU != 0 => DeviceKind::Graphics,
+            _ => DeviceKind::Accelerator,
+        },
+        compute_units: word(ffi::DEVICE_COMPUTE_UNITS) as u32,
+        memory_bytes: word(ffi::DEVICE_MEMORY),
+        most_bytes: word(ffi::DEVICE_MAX_ALLOCATION),
+        most_group_items: word(ffi::DEVICE_WORK_GROUP),
+        has_compiler: word(ffi::DEVICE_COMPILER) != 0 && word(ffi::DEVICE_LINKER) != 0,
+        most_parts: word(ffi::DEVICE_MOST_SUB_DEVICES) as u32,
+        unusable,
+        device,
+    }
+}
+
+/// Cuts a device into parts, each with as many of its units as is said.
+pub(super) fn cut(info: &DeviceInfo, counts: &[u32]) -> Result<Vec<Device>, DeviceError> {
+    let table = ffi::table()?;
+    let mut properties = vec![ffi::PARTITION_BY_COUNTS];
+    properties.extend(counts.iter().map(|count| *count as isize));
+    properties.extend([0, 0]);
+    let mut parts = vec![null_mut(); counts.len()];
+    let mut made = 0;
+    // SAFETY: the list of properties ends in zero; there is room for as many parts as is said. They are never released:
+    // the loader has them as it has devices, as long as the process.
+    let code = unsafe {
+        (table.sub_devices)(
+            info.device.0,
+            properties.as_ptr(),
+            counts.len() as c_uint,
+            parts.as_mut_ptr(),
+            &mut made,
+        )
+    };
+    ffi::check("cutting the device", code)?;
+    if made as usize != counts.len() {
+        let reason = format!("{made} parts were made of {}", counts.len());
+        return Err(DeviceError::Driver { operation: "cutting the device", reason });
+    }
+    Ok(parts.into_iter().map(Device).collect())
+}
+
+/// No list of properties.
+pub(super) const NO_PROPERTIES: *const isize = null();

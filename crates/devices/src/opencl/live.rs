@@ -1,0 +1,421 @@
+//! OpenCL's objects with owners: each is released once, when its last user drops it, and keeps its context.
+//!
+//! OpenCL counts references itself: what a command that has not ended uses stays until it has. All its functions may be
+//! called from any thread, but the one that sets a kernel's arguments; a [`Kernel`] is therefore not shared.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::ptr::{null, null_mut};
+use std::sync::Arc;
+
+use super::discover::{Device, NO_PROPERTIES};
+use super::ffi::{self, Handle, Table, answer, check};
+use crate::{DeviceError, MAX_MESSAGE_BYTES, Patience, Progress, bytes, waiting};
+
+/// Every kernel's arguments.
+const ARGUMENTS: u64 = 5;
+
+type Release = unsafe extern "C" fn(Handle) -> c_int;
+
+/// An object that is released when it is dropped.
+struct Owned {
+    handle: Handle,
+    release: Release,
+}
+
+// SAFETY: OpenCL's objects belong to no thread.
+unsafe impl Send for Owned {}
+// SAFETY: OpenCL's functions may be called with the same object at once, but for a kernel's arguments; see `Kernel`.
+unsafe impl Sync for Owned {}
+
+impl Owned {
+    fn new(
+        operation: &'static str,
+        handle: Handle,
+        code: c_int,
+        release: Release,
+    ) -> Result<Owned, DeviceError> {
+        check(operation, code)?;
+        if handle.is_null() {
+            return Err(DeviceError::Driver { operation, reason: "nothing came of it".into() });
+        }
+        Ok(Owned { handle, release })
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // SAFETY: the object was made for this owner and is released this once.
+        unsafe { (self.release)(self.handle) };
+    }
+}
+
+/// Devices that share memory and programs.
+pub struct Context {
+    table: &'static Table,
+    context: Owned,
+    pub devices: Vec<Device>,
+}
+
+impl Context {
+    pub fn new(devices: Vec<Device>) -> Result<Arc<Context>, DeviceError> {
+        let (table, mut code) = (ffi::table()?, 0);
+        let handles: Vec<Handle> = devices.iter().map(|device| device.0).collect();
+        // SAFETY: as many devices as is said; nobody is to be notified.
+        let handle = unsafe {
+            (table.create_context)(
+                NO_PROPERTIES,
+                handles.len() as c_uint,
+                handles.as_ptr(),
+                null(),
+                null_mut(),
+                &mut code,
+            )
+        };
+        let context = Owned::new("making a context", handle, code, table.release_context)?;
+        Ok(Arc::new(Context { table, context, devices }))
+    }
+
+    fn handles(&self) -> Vec<Handle> {
+        self.devices.iter().map(|device| device.0).collect()
+    }
+}
+
+/// Commands in order.
+pub struct Queue {
+    queue: Owned,
+    context: Arc<Context>,
+}
+
+impl Queue {
+    pub fn new(context: &Arc<Context>, device: Device) -> Result<Queue, DeviceError> {
+        let (table, mut code) = (context.table, 0);
+        // SAFETY: the device is one of the context's.
+        let handle = unsafe { (table.create_queue)(context.context.handle, device.0, 0, &mut code) };
+        let queue = Owned::new("making a queue", handle, code, table.release_queue)?;
+        Ok(Queue { queue, context: Arc::clone(context) })
+    }
+
+    pub fn write(&self, memory: &Memory, bytes: &[u8]) -> Result<(), DeviceError> {
+        memory.check(bytes.len() as u64)?;
+        // SAFETY: the piece has as many bytes, and the copy is complete when the blocking call returns.
+        let code = unsafe {
+            (self.context.table.write)(
+                self.queue.handle,
+                memory.memory.handle,
+                1,
+                0,
+                bytes.len(),
+                bytes.as_ptr().cast(),
+                0,
+                null(),
+                null_mut(),
+            )
+        };
+        check("writing to the device", code)
+    }
+
+    pub fn read(&self, memory: &Memory, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        memory.check(bytes.len() as u64)?;
+        // SAFETY: the piece has as many bytes, and the copy is complete when the blocking call returns.
+        let code = unsafe {
+            (self.context.table.read)(
+                self.queue.handle,
+                memory.memory.handle,
+                1,
+                0,
+                bytes.len(),
+                bytes.as_mut_ptr().cast(),
+                0,
+                null(),
+                null_mut(),
+            )
+        };
+        check("reading from the device", code)
+    }
+
+    /// Zeros, some time before what follows.
+    pub fn wipe(&self, memory: &Memory, len_bytes: u64) -> Result<(), DeviceError> {
+        memory.check(len_bytes)?;
+        let pattern = 0u32;
+        // SAFETY: the pattern is copied before the call returns; the piece has as many bytes, in whole patterns, since
+        // pieces and the word both are.
+        let code = unsafe {
+            (self.context.table.fill)(
+                self.queue.handle,
+                memory.memory.handle,
+                (&raw const pattern).cast(),
+                size_of::<u32>(),
+                0,
+                len_bytes as usize,
+                0,
+                null(),
+                null_mut(),
+            )
+        };
+        check("wiping memory", code)
+    }
+
+    pub fn finish(&self) -> Result<(), DeviceError> {
+        // SAFETY: it takes any queue.
+        check("waiting for the device", unsafe { (self.context.table.finish)(self.queue.handle) })
+    }
+
+    /// Launches, and waits if patience has an end.
+    pub fn launch(
+        &self,
+        kernel: &mut Kernel,
+        items: u64,
+        group: Option<u32>,
+        patience: Patience,
+    ) -> Result<Progress, DeviceError> {
+        let table = self.context.table;
+        let (items, group, mut event) = (items as usize, group.map(|group| group as usize), null_mut());
+        let group = group.as_ref().map_or(null(), |group| group as *const usize);
+        let wanted = if patience == Patience::Forever { null_mut() } else { &raw mut event };
+        // SAFETY: one dimension, of which both sizes are there during the call; the kernel's arguments are set.
+        let code = unsafe {
+            (table.launch)(
+                self.queue.handle,
+                kernel.kernel.handle,
+                1,
+                null(),
+                &items,
+                group,
+                0,
+                null(),
+                wanted,
+            )
+        };
+        check("launching", code)?;
+        let Patience::Until(end) = patience else { return Ok(Progress::Launched) };
+        let event = Owned::new("launching", event, 0, table.release_event)?;
+        // SAFETY: it takes any queue.
+        check("launching", unsafe { (table.flush)(self.queue.handle) })?;
+        let progress = waiting::until(end, || {
+            let mut status: c_int = 0;
+            // SAFETY: there is room for the number that is asked for.
+            let code = unsafe {
+                let (to, len) = ((&raw mut status).cast::<c_void>(), size_of::<c_int>());
+                (table.event_info)(event.handle, ffi::EVENT_STATUS, len, to, null_mut())
+            };
+            check("asking for a launch", code)?;
+            check("executing the kernel", status).map(|()| status == 0)
+        });
+        if matches!(progress, Ok(Progress::RunsOn)) {
+            std::mem::forget(event);
+        }
+        progress
+    }
+}
+
+/// A piece of memory.
+pub struct Memory {
+    memory: Owned,
+    len_bytes: u64,
+    _context: Arc<Context>,
+}
+
+impl Memory {
+    pub fn new(context: &Arc<Context>, len_bytes: u64) -> Result<Memory, DeviceError> {
+        let (table, mut code) = (context.table, 0);
+        // SAFETY: no memory of the host is involved.
+        let handle = unsafe {
+            let len = len_bytes as usize;
+            (table.create_buffer)(context.context.handle, ffi::MEMORY_READ_WRITE, len, null_mut(), &mut code)
+        };
+        let memory = Owned::new("taking device memory", handle, code, table.release_memory)?;
+        Ok(Memory { memory, len_bytes, _context: Arc::clone(context) })
+    }
+
+    fn check(&self, len_bytes: u64) -> Result<(), DeviceError> {
+        let most_bytes = self.len_bytes;
+        if len_bytes <= most_bytes { Ok(()) } else { Err(DeviceError::TooLarge { len_bytes, most_bytes }) }
+    }
+}
+
+/// A program, at some stage of its making.
+pub struct Module {
+    program: Owned,
+    context: Arc<Context>,
+}
+
+impl Module {
+    pub fn of_source(context: &Arc<Context>, source: &str) -> Result<Module, DeviceError> {
+        let (table, mut code) = (context.table, 0);
+        let (text, len) = (source.as_ptr().cast(), source.len());
+        // SAFETY: one text of as many bytes, which is copied before the call returns.
+        let handle = unsafe { (table.program_of_source)(context.context.handle, 1, &text, &len, &mut code) };
+        let program = Owned::new("taking a source", handle, code, table.release_program)?;
+        Ok(Module { program, context: Arc::clone(context) })
+    }
+
+    /// The same binary for each device of the context.
+    pub fn of_binary(context: &Arc<Context>, binary: &[u8]) -> Result<Module, DeviceError> {
+        let (table, mut code, handles) = (context.table, 0, context.handles());
+        let count = handles.len();
+        let (lens, binaries) = (vec![binary.len(); count], vec![binary.as_ptr(); count]);
+        let mut each = vec![0; count];
+        // SAFETY: for each device a binary of as many bytes, copied before the call returns, and room for a number.
+        let handle = unsafe {
+            (table.program_of_binary)(
+                context.context.handle,
+                count as c_uint,
+                handles.as_ptr(),
+                lens.as_ptr(),
+                binaries.as_ptr(),
+                each.as_mut_ptr(),
+                &mut code,
+            )
+        };
+        let program = Owned::new("taking a binary", handle, code, table.release_program)?;
+        each.iter().try_for_each(|code| check("taking a binary", *code))?;
+        Ok(Module { program, context: Arc::clone(context) })
+    }
+
+    /// Compiles a source to what can be linked.
+    pub fn compile(&self, options: &CStr) -> Result<(), DeviceError> {
+        let (table, handles) = (self.context.table, self.context.handles());
+        // SAFETY: as many devices as is said, no headers, nobody to notify.
+        let code = unsafe {
+            (table.compile)(
+                self.program.handle,
+                handles.len() as c_uint,
+                handles.as_ptr(),
+                options.as_ptr(),
+                0,
+                null(),
+                null(),
+                null(),
+                null_mut(),
+            )
+        };
+        self.built(code, "compiling")
+    }
+
+    /// One program of several that are compiled.
+    pub fn link(context: &Arc<Context>, modules: &[&Module]) -> Result<Module, DeviceError> {
+        let (table, mut code, handles) = (context.table, 0, context.handles());
+        let programs: Vec<Handle> = modules.iter().map(|module| module.program.handle).collect();
+        // SAFETY: as many devices and programs as is said, no options, nobody to notify.
+        let handle = unsafe {
+            (table.link)(
+                context.context.handle,
+                handles.len() as c_uint,
+                handles.as_ptr(),
+                c"".as_ptr(),
+                programs.len() as c_uint,
+                programs.as_ptr(),
+                null(),
+                null_mut(),
+                &mut code,
+            )
+        };
+        let program =
+            Owned::new("linking", handle, if handle.is_null() { code } else { 0 }, table.release_program)?;
+        let module = Module { program, context: Arc::clone(context) };
+        module.built(code, "linking").map(|()| module)
+    }
+
+    /// Makes a complete binary executable.
+    pub fn build(&self) -> Result<(), DeviceError> {
+        let (table, handles) = (self.context.table, self.context.handles());
+        // SAFETY: as many devices as is said, no options, nobody to notify.
+        let code = unsafe {
+            (table.build)(
+                self.program.handle,
+                handles.len() as c_uint,
+                handles.as_ptr(),
+                c"".as_ptr(),
+                null(),
+                null_mut(),
+            )
+        };
+        self.built(code, "building")
+    }
+
+    /// What was made, for the first device: all of a context are of one kind.
+    pub fn binary(&self) -> Result<Vec<u8>, DeviceError> {
+        let operation = "taking the program";
+        let table = self.context.table;
+        let program = self.program.handle;
+        // SAFETY: `answer` gives room for as many bytes as it says.
+        let sizes = answer(operation, |len, to, out| unsafe {
+            (table.program_info)(program, ffi::PROGRAM_BINARY_SIZES, len, to, out)
+        })?;
+        let size = |size: &[u8]| ffi::number(size) as usize;
+        let mut binaries: Vec<Vec<u8>> =
+            sizes.chunks_exact(size_of::<usize>()).map(|bytes| vec![0; size(bytes)]).collect();
+        let mut pointers: Vec<*mut u8> = binaries.iter_mut().map(|binary| binary.as_mut_ptr()).collect();
+        // SAFETY: a pointer for each device, each to as many bytes as the driver has just asked for.
+        let code = unsafe {
+            let (to, len) = (pointers.as_mut_ptr().cast(), pointers.len() * size_of::<*mut u8>());
+            (table.program_info)(program, ffi::PROGRAM_BINARIES, len, to, null_mut())
+        };
+        check(operation, code)?;
+        let first = binaries.into_iter().next().filter(|binary| !binary.is_empty());
+        first.ok_or_else(|| DeviceError::Driver { operation, reason: "the driver gives none".into() })
+    }
+
+    /// A compiler's failure with what it said.
+    fn built(&self, code: c_int, operation: &'static str) -> Result<(), DeviceError> {
+        let Err(error) = check(operation, code) else { return Ok(()) };
+        let (table, device) = (self.context.table, self.context.devices[0].0);
+        // SAFETY: `answer` gives room for as many bytes as it says.
+        let log = answer(operation, |len, to, out| unsafe {
+            (table.build_info)(self.program.handle, device, ffi::PROGRAM_BUILD_LOG, len, to, out)
+        });
+        let log = bytes::told(&log.unwrap_or_default(), MAX_MESSAGE_BYTES);
+        let log = if log.is_empty() { error.to_string() } else { log };
+        Err(DeviceError::Build { name: String::new(), log })
+    }
+}
+
+/// A kernel. Setting its arguments needs it alone, and so does a launch.
+pub struct Kernel {
+    kernel: Owned,
+    table: &'static Table,
+}
+
+impl Kernel {
+    pub fn new(module: &Module, name: &CStr) -> Result<Kernel, DeviceError> {
+        let (table, mut code) = (module.context.table, 0);
+        // SAFETY: the name ends in zero.
+        let handle = unsafe { (table.create_kernel)(module.program.handle, name.as_ptr(), &mut code) };
+        let no_kernel = |reason: String| DeviceError::NoKernel { name: String::new(), reason };
+        let kernel = Owned::new("finding a kernel", handle, code, table.release_kernel)
+            .map_err(|error| no_kernel(error.to_string()))?;
+        let kernel = Kernel { kernel, table };
+        match kernel.arguments()? {
+            ARGUMENTS => Ok(kernel),
+            count => Err(no_kernel(format!("it has {count} arguments, and functions have {ARGUMENTS}"))),
+        }
+    }
+
+    pub fn set_memory(&mut self, number: c_uint, memory: &Memory) -> Result<(), DeviceError> {
+        let handle = &raw const memory.memory.handle;
+        // SAFETY: the driver reads the handle during the call; a kernel's argument of another size is refused.
+        let code = unsafe {
+            (self.table.set_argument)(self.kernel.handle, number, size_of::<Handle>(), handle.cast())
+        };
+        check("setting an argument", code)
+    }
+
+    pub fn set_number(&mut self, number: c_uint, value: u32) -> Result<(), DeviceError> {
+        // SAFETY: the driver reads the number during the call; a kernel's argument of another size is refused.
+        let code = unsafe {
+            let value = (&raw const value).cast();
+            (self.table.set_argument)(self.kernel.handle, number, size_of::<u32>(), value)
+        };
+        check("setting an argument", code)
+    }
+
+    fn arguments(&self) -> Result<u64, DeviceError> {
+        // SAFETY: `answer` gives room for as many bytes as it says.
+        let said = answer("asking a kernel", |len, to, out| unsafe {
+            (self.table.kernel_info)(self.kernel.handle, ffi::KERNEL_NUMBER_OF_ARGUMENTS, len, to, out)
+        })?;
+        Ok(ffi::number(&said))
+    }
+}

@@ -1,0 +1,307 @@
+//! The five verbs and the launch, on one open device.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, TryLockError};
+
+use crate::lane::{Lane, Launch};
+use crate::loaded::{Function, Loaded};
+use crate::making::Maker;
+use crate::memory::{Pool, lock};
+use crate::spec::Digest;
+use crate::store::Store;
+use crate::{DeviceBuffer, DeviceError, Driver, Grid, Id, KernelSpec, MAX_LANES, MAX_SANDBOXES, MAX_VECTOR};
+use crate::{Patience, State, Status, Tenant, Transfers, WorkSize};
+
+pub use crate::lane::{Input, Output};
+
+/// What is kept for later.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The folder of programs on disk; none: nothing outlives the process.
+    pub store: Option<PathBuf>,
+    /// Most bytes there.
+    pub store_bytes: u64,
+    /// Most bytes of programs that are kept loaded while no sandbox has them.
+    pub loaded_bytes: u64,
+    /// Most bytes of device memory that are kept while nobody holds them.
+    pub free_bytes: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings { store: None, store_bytes: 1 << 30, loaded_bytes: 256 << 20, free_bytes: 256 << 20 }
+    }
+}
+
+/// The sandboxes of one process on one device.
+pub struct Sandboxes<D: Driver> {
+    pool: Arc<Pool<D>>,
+    lanes: Vec<Mutex<Lane<D>>>,
+    /// Where the next who finds every lane busy waits.
+    next_lane: AtomicUsize,
+    store: Option<Store>,
+    loaded: Mutex<Loaded<D>>,
+    /// Held while something is built: two at once would build the same.
+    making: Mutex<()>,
+    table: Mutex<Table<D>>,
+}
+
+struct Table<D: Driver> {
+    last: u64,
+    instances: HashMap<Id, Arc<Instance<D>>>,
+}
+
+struct Instance<D: Driver> {
+    tenant: Tenant,
+    work: WorkSize,
+    digest: Digest,
+    function: Arc<Function<D>>,
+    /// One for each lane, from its start on.
+    kernels: OnceLock<Vec<Mutex<D::Kernel>>>,
+    state: Mutex<State>,
+}
+
+impl<D: Driver> Sandboxes<D> {
+    /// Takes the device.
+    pub fn open(driver: D, settings: &Settings) -> Result<Sandboxes<D>, DeviceError> {
+        let open = |folder: &PathBuf| Store::open(folder, settings.store_bytes);
+        let store = settings.store.as_ref().map(open).transpose()?;
+        let lanes = driver.lanes().clamp(1, MAX_LANES);
+        let pool = Arc::new(Pool::new(driver, settings.free_bytes)?);
+        let lanes =
+            (0..lanes).map(|number| Lane::new(&pool, number).map(Mutex::new)).collect::<Result<_, _>>()?;
+        Ok(Sandboxes {
+            pool,
+            lanes,
+            next_lane: AtomicUsize::new(0),
+            store,
+            loaded: Mutex::new(Loaded::new(settings.loaded_bytes)),
+            making: Mutex::new(()),
+            table: Mutex::new(Table { last: 0, instances: HashMap::new() }),
+        })
+    }
+
+    /// The device.
+    pub fn driver(&self) -> &D {
+        &self.pool.driver
+    }
+
+    /// Makes sandboxes: those of one tenant become one program image, as far as they are not on the device yet.
+    pub fn create(&self, specs: &[KernelSpec]) -> Vec<Result<Id, DeviceError>> {
+        let room = MAX_SANDBOXES - lock(&self.table).instances.len();
+        if specs.len() > MAX_VECTOR.min(room) {
+            return specs.iter().map(|_| Err(DeviceError::TooMany)).collect();
+        }
+        if let Err(error) = self.pool.check() {
+            return specs.iter().map(|_| Err(error.clone())).collect();
+        }
+        let _making = lock(&self.making);
+        let checked: Vec<_> = specs.iter().map(KernelSpec::check).collect();
+        let good = specs.iter().zip(&checked).filter(|(_, checked)| checked.is_ok()).map(|(spec, _)| spec);
+        let functions = self.functions(good);
+        let pairs = specs.iter().zip(checked);
+        let created = pairs.map(|(spec, checked)| {
+            checked?;
+            let function = functions.get(&spec.digest()).expect("each that was checked was looked for");
+            self.insert(spec, function.clone()?)
+        });
+        created.collect()
+    }
+
+    /// Makes sandboxes launchable.
+    pub fn start(&self, ids: &[Id]) -> Vec<Result<State, DeviceError>> {
+        self.each(ids, |id, instance| {
+            let mut state = lock(&instance.state);
+            if state.status != Status::Created {
+                return Err(DeviceError::WrongStatus { id, status: state.status, verb: "start" });
+            }
+            let kernel = |_: &_| self.driver().kernel(&instance.function.module, &instance.function.name);
+            let kernels: Result<Vec<_>, _> =
+                self.lanes.iter().map(|lane| kernel(lane).map(Mutex::new)).collect();
+            let _ = instance.kernels.set(kernels?);
+            state.status = Status::Running;
+            Ok(*state)
+        })
+    }
+
+    /// Where sandboxes stand.
+    pub fn state(&self, ids: &[Id]) -> Vec<Result<State, DeviceError>> {
+        self.each(ids, |_, instance| Ok(*lock(&instance.state)))
+    }
+
+    /// Ends sandboxes: they are launched no more. A launch that has not ended is told of in the answer; neither OpenCL nor
+    /// CUDA can stop it, so whoever wants it to end ends this process.
+    pub fn kill(&self, ids: &[Id]) -> Vec<Result<State, DeviceError>> {
+        self.each(ids, |_, instance| {
+            let mut state = lock(&instance.state);
+            state.status = Status::Stopped;
+            Ok(*state)
+        })
+    }
+
+    /// Forgets sandboxes. Their programs stay on the device until others need the room.
+    pub fn delete(&self, ids: &[Id]) -> Vec<Result<(), DeviceError>> {
+        self.each(ids, |id, instance| {
+            self.pool.check()?;
+            let State { status, launches } = *lock(&instance.state);
+            if status == Status::Running {
+                return Err(DeviceError::WrongStatus { id, status, verb: "delete" });
+            }
+            if launches > 0 {
+                return Err(DeviceError::RunsOn);
+            }
+            if lock(&self.table).instances.remove(&id).is_some() {
+                lock(&self.loaded).unpin(&instance.digest);
+            }
+            Ok(())
+        })
+    }
+
+    /// Calls a function: launches its kernel on the first lane that is free, waits, and says how many bytes it wrote.
+    pub fn launch(
+        &self,
+        id: Id,
+        input: Input<'_, D>,
+        output: Output<'_, D>,
+        patience: Patience,
+    ) -> Result<u32, DeviceError> {
+        self.pool.check()?;
+        let instance = self.find(id)?;
+        let entered = Entered::new(id, &instance)?;
+        let size = match &input {
+            Input::Host(bytes) => u32::try_from(bytes.len()).unwrap_or(u32::MAX),
+            Input::Device(buffer) => buffer.len_bytes(),
+        };
+        let grid = Grid { items: instance.work.items_for(size), group: instance.work.group };
+        let kernels = instance.kernels.get().expect("what runs was started");
+        let ended = self.on_free_lane(|number, lane| {
+            let mut kernel = lock(&kernels[number]);
+            let launch = Launch { tenant: instance.tenant, kernel: &mut *kernel, grid, patience };
+            lane.run(launch, input, output)
+        });
+        if matches!(ended, Err(DeviceError::RunsOn)) {
+            // It counts as long as this process lives.
+            std::mem::forget(entered);
+        }
+        ended
+    }
+
+    /// A buffer on the device for one tenant's functions.
+    pub fn buffer(&self, tenant: Tenant, capacity_bytes: u32) -> Result<DeviceBuffer<D>, DeviceError> {
+        DeviceBuffer::new(&self.pool, tenant, capacity_bytes)
+    }
+
+    /// What went between host and device so far.
+    pub fn transfers(&self) -> Transfers {
+        self.pool.transfers()
+    }
+
+    /// The functions of specifications, those that are not there made now.
+    fn functions<'a>(
+        &self,
+        specs: impl Iterator<Item = &'a KernelSpec>,
+    ) -> HashMap<Digest, FunctionResult<D>> {
+        let (mut functions, mut missing) = (HashMap::new(), BTreeMap::<Tenant, Vec<&KernelSpec>>::new());
+        for spec in specs {
+            let digest = spec.digest();
+            let is_new = !functions.contains_key(&digest);
+            match lock(&self.loaded).find(&digest) {
+                Some(function) => drop(functions.insert(digest, Ok(function))),
+                None if is_new => {
+                    functions.insert(digest, Err(DeviceError::TooMany));
+                    missing.entry(spec.tenant).or_default().push(spec);
+                }
+                None => {}
+            }
+        }
+        let maker = Maker { driver: self.driver(), store: self.store.as_ref() };
+        for specs in missing.into_values() {
+            for (spec, made) in specs.iter().zip(maker.make(&specs)) {
+                let function = made.map(|(function, cost)| {
+                    lock(&self.loaded).insert(spec.digest(), Arc::clone(&function), cost);
+                    function
+                });
+                functions.insert(spec.digest(), function);
+            }
+        }
+        functions
+    }
+
+    fn insert(&self, spec: &KernelSpec, function: Arc<Function<D>>) -> Result<Id, DeviceError> {
+        let digest = spec.digest();
+        lock(&self.loaded).pin(&digest);
+        let state = Mutex::new(State { status: Status::Created, launches: 0 });
+        let (tenant, work, kernels) = (spec.tenant, spec.work, OnceLock::new());
+        let instance = Instance { tenant, work, digest, function, kernels, state };
+        let mut table = lock(&self.table);
+        table.last += 1;
+        let id = Id(table.last);
+        table.instances.insert(id, Arc::new(instance));
+        Ok(id)
+    }
+
+    fn find(&self, id: Id) -> Result<Arc<Instance<D>>, DeviceError> {
+        lock(&self.table).instances.get(&id).cloned().ok_or(DeviceError::Unknown(id))
+    }
+
+    fn each<T>(
+        &self,
+        ids: &[Id],
+        verb: impl Fn(Id, &Instance<D>) -> Result<T, DeviceError>,
+    ) -> Vec<Result<T, DeviceError>> {
+        if ids.len() > MAX_VECTOR {
+            return ids.iter().map(|_| Err(DeviceError::TooMany)).collect();
+        }
+        ids.iter().map(|id| self.find(*id).and_then(|instance| verb(*id, &instance))).collect()
+    }
+
+    fn on_free_lane<T>(&self, work: impl FnOnce(usize, &mut Lane<D>) -> T) -> T {
+        for (number, lane) in self.lanes.iter().enumerate() {
+            match lane.try_lock() {
+                Ok(mut lane) => return work(number, &mut lane),
+                Err(TryLockError::Poisoned(poisoned)) => return work(number, &mut poisoned.into_inner()),
+                Err(TryLockError::WouldBlock) => {}
+            }
+        }
+        let number = self.next_lane.fetch_add(1, Relaxed) % self.lanes.len();
+        work(number, &mut lock(&self.lanes[number]))
+    }
+}
+
+impl<D: Driver> Drop for Sandboxes<D> {
+    /// A kernel that has not ended keeps all that it may use: even asking a driver to release it could wait for ever.
+    fn drop(&mut self) {
+        if self.pool.is_lost() {
+            std::mem::forget(Arc::clone(&self.pool));
+            std::mem::forget(std::mem::take(&mut self.lanes));
+            std::mem::forget(std::mem::take(&mut lock(&self.table).instances));
+            std::mem::forget(std::mem::replace(&mut *lock(&self.loaded), Loaded::new(0)));
+        }
+    }
+}
+
+type FunctionResult<D> = Result<Arc<Function<D>>, DeviceError>;
+
+/// A launch that has not ended.
+struct Entered<'a> {
+    state: &'a Mutex<State>,
+}
+
+impl<'a> Entered<'a> {
+    fn new<D: Driver>(id: Id, instance: &'a Instance<D>) -> Result<Entered<'a>, DeviceError> {
+        let mut state = lock(&instance.state);
+        if state.status != Status::Running {
+            return Err(DeviceError::WrongStatus { id, status: state.status, verb: "launch" });
+        }
+        state.launches += 1;
+        Ok(Entered { state: &instance.state })
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        lock(self.state).launches -= 1;
+    }
+}

@@ -1,0 +1,183 @@
+//! Device programs on disk, found by what they were made of.
+//!
+//! A file's name is the digest of the sources, the options, the device and its driver's version. It is written to another
+//! name and renamed when it is complete, so that a reader finds all of it or nothing; what it says is checked against its
+//! own digest and its name, and whatever fails is removed and made anew. The folder belongs to one user, whom alone it
+//! lets in: what is loaded from it runs as that user.
+//!
+//! Its size is bounded. What goes first is decided by [`KeepAlive`], which learns of files that others have written when it
+//! next makes room.
+
+mod record;
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, SystemTime};
+
+use crate::DeviceError;
+use crate::keep_alive::{Cost, KeepAlive};
+use crate::spec::Digest;
+use record::{HEADER_BYTES, Header};
+
+/// What a file of a program is called after its digest.
+const ENDING: &str = ".program";
+/// What one is called while it is written: by whoever died of it, in the end.
+const UNFINISHED: &str = ".unfinished-";
+/// After this long nobody is still writing one.
+const UNFINISHED_AGE: Duration = Duration::from_secs(3600);
+/// Most files that are looked at: more than fit were not all written by this.
+const MAX_FILES: usize = 65536;
+/// Largest file that is read, in bytes.
+const MAX_FILE_BYTES: u64 = 1 << 30;
+
+/// A folder of programs.
+#[derive(Debug)]
+pub struct Store {
+    folder: PathBuf,
+    kept: Mutex<KeepAlive<Digest>>,
+}
+
+impl Store {
+    /// Opens or makes the folder, and bounds it. One that others can write to, or that is another user's, is refused.
+    pub fn open(folder: &Path, capacity_bytes: u64) -> Result<Store, DeviceError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+        made.map_err(|error| DeviceError::store(folder, error))?;
+        let found = fs::symlink_metadata(folder).map_err(|error| DeviceError::store(folder, error))?;
+        let user = rustix::process::geteuid().as_raw();
+        if !found.is_dir() || found.uid() != user || found.mode() & 0o022 != 0 {
+            let reason = format!("it is not a folder of user {user} alone");
+            return Err(DeviceError::store(folder, std::io::Error::other(reason)));
+        }
+        let store = Store { folder: folder.to_owned(), kept: Mutex::new(KeepAlive::new(capacity_bytes)) };
+        store.learn(&mut store.lock());
+        Ok(store)
+    }
+
+    /// What was kept by this digest and how long it took to make, in microseconds.
+    pub(crate) fn get(&self, digest: &Digest) -> Option<(Vec<u8>, u64)> {
+        let path = self.path(digest);
+        let bytes = read(&path)?;
+        match record::decode(bytes, digest) {
+            Some((header, payload)) => {
+                self.lock().touch(digest);
+                Some((payload, header.load_us))
+            }
+            None => {
+                // Damaged, or never written by this: it is made anew.
+                let _ = fs::remove_file(&path);
+                self.lock().remove(digest);
+                None
+            }
+        }
+    }
+
+    /// Keeps what took so long to make. That it could not be kept changes nothing but the time that it takes once more.
+    pub(crate) fn put(&self, digest: &Digest, load_us: u64, payload: &[u8]) -> Result<(), DeviceError> {
+        let bytes = record::encode(digest, load_us, payload);
+        self.write(digest, &bytes).map_err(|error| DeviceError::store(&self.folder, error))?;
+        let mut kept = self.lock();
+        self.learn(&mut kept);
+        let gone = kept.insert(*digest, Cost { load_us, size_bytes: bytes.len() as u64 });
+        self.drop_files(&gone);
+        Ok(())
+    }
+
+    /// What a digest's file is called.
+    fn path(&self, digest: &Digest) -> PathBuf {
+        self.folder.join(digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>() + ENDING)
+    }
+
+    fn write(&self, digest: &Digest, bytes: &[u8]) -> std::io::Result<()> {
+        let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&self.folder)?;
+        file.write_all(bytes)?;
+        file.as_file().sync_data()?;
+        file.persist(self.path(digest)).map_err(|error| error.error)?;
+        Ok(())
+    }
+
+    /// Takes note of files that others have written or removed, the longest unused first, and clears away what nobody
+    /// will finish.
+    fn learn(&self, kept: &mut KeepAlive<Digest>) {
+        let mut files = self.files();
+        files.sort_by_key(|(_, _, modified)| *modified);
+        let mut there = std::collections::HashSet::new();
+        for (digest, size_bytes, _) in files {
+            there.insert(digest);
+            if kept.contains(&digest) {
+                continue;
+            }
+            let load_us = header(&self.path(&digest)).map_or(0, |header| header.load_us);
+            let gone = kept.insert(digest, Cost { load_us, size_bytes });
+            self.drop_files(&gone);
+        }
+        let lost: Vec<Digest> = kept.keys().filter(|digest| !there.contains(*digest)).copied().collect();
+        for digest in &lost {
+            kept.remove(digest);
+        }
+    }
+
+    fn files(&self) -> Vec<(Digest, u64, SystemTime)> {
+        let Ok(entries) = fs::read_dir(&self.folder) else { return Vec::new() };
+        let mut files = Vec::new();
+        for entry in entries.take(MAX_FILES).flatten() {
+            let (Ok(found), name) = (entry.metadata(), entry.file_name()) else { continue };
+            let modified = found.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            let Some(name) = name.to_str() else { continue };
+            if let Some(digest) = name.strip_suffix(ENDING).and_then(digest_of) {
+                files.push((digest, found.len(), modified));
+            } else if name.starts_with(UNFINISHED) && modified.elapsed().is_ok_and(|age| age > UNFINISHED_AGE)
+            {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+        files
+    }
+
+    fn drop_files(&self, gone: &[Digest]) {
+        gone.iter().for_each(|digest| drop(fs::remove_file(self.path(digest))));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, KeepAlive<Digest>> {
+        // The policy is whole after each of its methods, whoever panicked in between.
+        self.kept.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// The bytes of a regular file, not through a link, and not more than is sane.
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let file = open(path)?;
+    // For the next process: what was used last stays longest.
+    let _ = file.set_modified(SystemTime::now());
+    let found = file.metadata().ok().filter(|found| found.is_file() && found.len() <= MAX_FILE_BYTES)?;
+    let mut bytes = Vec::with_capacity(usize::try_from(found.len()).ok()?);
+    file.take(MAX_FILE_BYTES).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+fn header(path: &Path) -> Option<Header> {
+    let mut bytes = [0; HEADER_BYTES];
+    open(path)?.read_exact(&mut bytes).ok()?;
+    Header::decode(&bytes)
+}
+
+fn open(path: &Path) -> Option<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+    OpenOptions::new().read(true).custom_flags(flags).open(path).ok()
+}
+
+fn digest_of(hex: &str) -> Option<Digest> {
+    let mut digest = [0; 32];
+    if hex.len() != 64 || !hex.is_ascii() {
+        return None;
+    }
+    for (at, byte) in digest.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(digest)
+}
+
+#[cfg(test)]
+mod tests;

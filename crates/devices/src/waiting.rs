@@ -1,0 +1,31 @@
+//! Waiting for what a driver can only be asked about: eagerly at first, since most launches are short, then with pauses.
+
+use std::time::{Duration, Instant};
+
+use crate::{DeviceError, Progress};
+
+/// Longest pause between two looks.
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
+/// For so long a look follows the last at once: a pause takes longer than most launches.
+const EAGER: Duration = Duration::from_micros(100);
+
+/// Looks whether a launch has ended until it has, or the time is over.
+pub(crate) fn until(
+    end: Instant,
+    mut has_ended: impl FnMut() -> Result<bool, DeviceError>,
+) -> Result<Progress, DeviceError> {
+    let (begun, mut pause) = (Instant::now(), EAGER / 2);
+    while !has_ended()? {
+        let now = Instant::now();
+        if now >= end {
+            return Ok(Progress::RunsOn);
+        }
+        if now - begun < EAGER {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(pause.min(end - now));
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+    Ok(Progress::Launched)
+}

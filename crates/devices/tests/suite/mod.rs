@@ -1,0 +1,315 @@
+//! What every kind of device must do, written once. A kind says how it is opened and how its kernels are spelled.
+
+// Each of the tests' programs uses what it needs.
+#![allow(dead_code, clippy::unwrap_used)]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sublet_devices::{
+    DeviceBuffer, DeviceError, Driver, Id, Input, KernelSpec, Output, Patience, Program, Sandboxes, Settings,
+    State, Status, Tenant, WorkSize,
+};
+
+pub const ONE: Tenant = Tenant(1);
+pub const TWO: Tenant = Tenant(2);
+
+/// A kind of device.
+pub trait House {
+    type Driver: Driver;
+
+    /// Opens it for so many launches at once.
+    fn driver(lanes: u32) -> Self::Driver;
+
+    /// A program by its name.
+    ///
+    /// - `echo`: `main_kernel` copies input to output, a byte for each work-item.
+    /// - `add`: `main_kernel` adds one to each byte, by a helper called `helper`.
+    /// - `double`: `main_kernel` doubles each byte, by another helper of the same name.
+    /// - `leak`: `main_kernel` copies as much of what lies at its input as its output takes, whatever its size.
+    /// - `answers`: `fails` with the message `no luck`, `lies` about what it wrote, `is_silent`.
+    /// - `slow`: `main_kernel` computes for a while in one work-item, and then echoes one byte.
+    /// - `broken`: does not compile.
+    fn source(name: &str) -> String;
+}
+
+pub fn open<H: House>(lanes: u32) -> Sandboxes<H::Driver> {
+    Sandboxes::open(H::driver(lanes), &Settings { store: Some(store()), ..Settings::default() }).unwrap()
+}
+
+/// One folder for all tests of a process: what is built once need not be built again.
+pub fn store() -> PathBuf {
+    static FOLDER: std::sync::OnceLock<tempfile::TempDir> = std::sync::OnceLock::new();
+    FOLDER.get_or_init(|| tempfile::tempdir().unwrap()).path().join("programs")
+}
+
+pub fn spec<H: House>(tenant: Tenant, program: &str, kernel: &str) -> KernelSpec {
+    let program = Program::Source { text: H::source(program), options: String::new() };
+    KernelSpec { tenant, kernel: kernel.into(), program, work: WorkSize::per_bytes(1) }
+}
+
+pub fn started<D: Driver>(sandboxes: &Sandboxes<D>, specs: &[KernelSpec]) -> Vec<Id> {
+    let ids: Vec<Id> = sandboxes.create(specs).into_iter().map(Result::unwrap).collect();
+    sandboxes
+        .start(&ids)
+        .into_iter()
+        .for_each(|started| assert_eq!(started.unwrap().status, Status::Running));
+    ids
+}
+
+/// Input and output on the host.
+pub fn call<D: Driver>(sandboxes: &Sandboxes<D>, id: Id, input: &[u8]) -> Result<Vec<u8>, DeviceError> {
+    let mut output = vec![0; input.len() + 64];
+    let input = Input::Host(input);
+    let written = sandboxes.launch(id, input, Output::Host(&mut output), Patience::Forever)?;
+    output.truncate(written as usize);
+    Ok(output)
+}
+
+pub fn states_and_verbs<H: House>() {
+    let sandboxes = open::<H>(1);
+    let id = sandboxes.create(&[spec::<H>(ONE, "echo", "main_kernel")]).remove(0).unwrap();
+    let state = || sandboxes.state(&[id]).remove(0).unwrap();
+    assert_eq!(state(), State { status: Status::Created, launches: 0 });
+    let early = call(&sandboxes, id, b"x");
+    assert!(matches!(early, Err(DeviceError::WrongStatus { status: Status::Created, .. })), "{early:?}");
+    sandboxes.start(&[id]).remove(0).unwrap();
+    assert_eq!(state().status, Status::Running);
+    let again = sandboxes.start(&[id]).remove(0);
+    assert!(matches!(again, Err(DeviceError::WrongStatus { status: Status::Running, .. })), "{again:?}");
+    assert!(matches!(sandboxes.delete(&[id]).remove(0), Err(DeviceError::WrongStatus { .. })));
+    assert_eq!(call(&sandboxes, id, b"some bytes").unwrap(), b"some bytes");
+    assert_eq!(call(&sandboxes, id, b"").unwrap(), b"");
+    assert_eq!(sandboxes.kill(&[id]).remove(0).unwrap(), State { status: Status::Stopped, launches: 0 });
+    let late = call(&sandboxes, id, b"x");
+    assert!(matches!(late, Err(DeviceError::WrongStatus { status: Status::Stopped, .. })), "{late:?}");
+    sandboxes.delete(&[id]).remove(0).unwrap();
+    assert!(matches!(sandboxes.state(&[id]).remove(0), Err(DeviceError::Unknown(_))));
+}
+
+pub fn large_inputs_come_through<H: House>() {
+    let sandboxes = open::<H>(1);
+    let id = started(&sandboxes, &[spec::<H>(ONE, "echo", "main_kernel")])[0];
+    for len in [1usize, 63, 4096, 4097, 5_000_000] {
+        let input: Vec<u8> = (0..len).map(|at| (at * 7 % 251) as u8).collect();
+        assert!(call(&sandboxes, id, &input).unwrap() == input, "{len} bytes");
+    }
+}
+
+pub fn a_vector_is_one_image_and_fails_alone<H: House>() {
+    let sandboxes = open::<H>(1);
+    let mut missing = spec::<H>(ONE, "echo", "no_such_kernel");
+    missing.program = Program::Source { text: H::source("echo") + "\n", options: String::new() };
+    let specs = [
+        spec::<H>(ONE, "add", "main_kernel"),
+        spec::<H>(ONE, "broken", "main_kernel"),
+        spec::<H>(ONE, "double", "main_kernel"),
+        missing,
+        spec::<H>(ONE, "echo", "main_kernel"),
+        spec::<H>(ONE, "echo", "main kernel"),
+    ];
+    let created = sandboxes.create(&specs);
+    let error = |at: usize| created[at].as_ref().unwrap_err();
+    assert!(matches!(error(1), DeviceError::Build { name, log } if name == "main_kernel" && !log.is_empty()));
+    assert!(error(1).to_string().len() < 5000, "the log is bounded");
+    assert!(matches!(error(3), DeviceError::NoKernel { .. } | DeviceError::Build { .. }), "{}", error(3));
+    assert!(matches!(error(5), DeviceError::Spec { .. }), "{}", error(5));
+    let ids = [0, 2, 4].map(|at: usize| *created[at].as_ref().unwrap());
+    assert!(sandboxes.start(&ids).iter().all(Result::is_ok));
+    let outputs = ids.map(|id| call(&sandboxes, id, &[1, 2, 30]).unwrap());
+    assert_eq!(outputs, [vec![2, 3, 31], vec![2, 4, 60], vec![1, 2, 30]]);
+}
+
+pub fn answers_of_kernels_are_checked<H: House>() {
+    let sandboxes = open::<H>(1);
+    let specs = ["fails", "lies", "is_silent"].map(|kernel| spec::<H>(ONE, "answers", kernel));
+    let ids = started(&sandboxes, &specs);
+    assert_eq!(call(&sandboxes, ids[0], b"x").unwrap_err().to_string(), "no luck");
+    let lie = call(&sandboxes, ids[1], b"x");
+    assert!(matches!(lie, Err(DeviceError::WroteTooMuch { written: 66, capacity_bytes: 65 })), "{lie:?}");
+    assert_eq!(call(&sandboxes, ids[2], b"x").unwrap(), b"", "nothing is left of the call before");
+}
+
+pub fn a_chain_stays_on_the_device<H: House>() {
+    let sandboxes = open::<H>(1);
+    let specs = ["add", "double", "echo"].map(|program| spec::<H>(ONE, program, "main_kernel"));
+    let ids = started(&sandboxes, &specs);
+    let mut buffers: [DeviceBuffer<H::Driver>; 2] = [0, 1].map(|_| sandboxes.buffer(ONE, 1000).unwrap());
+    let before = sandboxes.transfers();
+    let input: Vec<u8> = (0..100).collect();
+    let [one, two] = &mut buffers;
+    sandboxes.launch(ids[0], Input::Host(&input), Output::Device(one), Patience::Forever).unwrap();
+    assert_eq!((one.len_bytes(), one.capacity_bytes()), (100, 1000));
+    sandboxes.launch(ids[1], Input::Device(one), Output::Device(two), Patience::Forever).unwrap();
+    sandboxes.launch(ids[2], Input::Device(two), Output::Device(one), Patience::Forever).unwrap();
+    let between = sandboxes.transfers();
+    assert_eq!((between.to_device - before.to_device, between.to_host - before.to_host), (1, 0));
+    let mut output = [0; 100];
+    sandboxes.launch(ids[2], Input::Device(one), Output::Host(&mut output), Patience::Forever).unwrap();
+    let after = sandboxes.transfers();
+    assert_eq!((after.to_device - before.to_device, after.to_host - before.to_host), (1, 1));
+    assert!(output.iter().enumerate().all(|(at, byte)| *byte == (at as u8 + 1) * 2), "{output:?}");
+}
+
+pub fn memory_is_wiped_between_tenants<H: House>() {
+    let sandboxes = open::<H>(1);
+    let leaks = [ONE, TWO].map(|tenant| spec::<H>(tenant, "leak", "main_kernel"));
+    let ids = started(&sandboxes, &leaks);
+    let echo = started(&sandboxes, &[spec::<H>(ONE, "echo", "main_kernel")])[0];
+    let secret = [0x5a; 3000];
+    // Through the memory for what comes from the host: what the first call left is looked for by the next.
+    call(&sandboxes, echo, &secret).unwrap();
+    let look = |id: Id, input: Input<'_, H::Driver>| {
+        let mut found = vec![1; 4096];
+        let written = sandboxes.launch(id, input, Output::Host(&mut found), Patience::Forever).unwrap();
+        assert_eq!(written, 4096);
+        found.iter().filter(|byte| **byte == 0x5a).count()
+    };
+    assert!(
+        look(ids[0], Input::Host(b"")) >= 2990,
+        "the tenant's own is still there: the look is a good one"
+    );
+    assert_eq!(look(ids[1], Input::Host(b"")), 0);
+    // Through a buffer.
+    let mut buffer = sandboxes.buffer(ONE, 4096).unwrap();
+    sandboxes.launch(echo, Input::Host(&secret), Output::Device(&mut buffer), Patience::Forever).unwrap();
+    drop(buffer);
+    let before = sandboxes.transfers().reused;
+    let mut found = vec![1; 4096];
+    let theirs = sandboxes.buffer(TWO, 4096).unwrap();
+    assert!(sandboxes.transfers().reused > before, "it is the same memory");
+    let output = Output::Host(&mut found);
+    sandboxes.launch(ids[1], Input::Device(&theirs), output, Patience::Forever).unwrap();
+    assert_eq!(found, vec![0; 4096]);
+}
+
+pub fn tenants_share_nothing<H: House>() {
+    let sandboxes = open::<H>(2);
+    let specs = [ONE, TWO].map(|tenant| spec::<H>(tenant, "echo", "main_kernel"));
+    let ids = started(&sandboxes, &specs);
+    let mut buffer = sandboxes.buffer(ONE, 100).unwrap();
+    let into = sandboxes.launch(ids[1], Input::Host(b"x"), Output::Device(&mut buffer), Patience::Forever);
+    assert!(matches!(into, Err(DeviceError::Foreign { owner: ONE, user: TWO })), "{into:?}");
+    let mut output = [0; 100];
+    let from = sandboxes.launch(ids[1], Input::Device(&buffer), Output::Host(&mut output), Patience::Forever);
+    assert!(matches!(from, Err(DeviceError::Foreign { .. })), "{from:?}");
+    for round in 0..20u8 {
+        ids.iter().for_each(|id| assert_eq!(call(&sandboxes, *id, &[round; 9]).unwrap(), [round; 9]));
+    }
+}
+
+pub fn two_kernels_run_at_once<H: House>() {
+    let sandboxes = open::<H>(2);
+    let specs = ["slow", "echo"].map(|program| spec::<H>(ONE, program, "main_kernel"));
+    let ids = started(&sandboxes, &specs);
+    call(&sandboxes, ids[0], &[1]).unwrap();
+    let order = std::thread::scope(|scope| {
+        let slow = scope.spawn(|| {
+            call(&sandboxes, ids[0], &[200]).unwrap();
+            Instant::now()
+        });
+        while sandboxes.state(&[ids[0]]).remove(0).unwrap().launches == 0 {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        call(&sandboxes, ids[1], b"x").unwrap();
+        let echoed = Instant::now();
+        (echoed, slow.join().unwrap())
+    });
+    assert!(order.0 < order.1, "the one waited for the other");
+}
+
+pub fn what_was_deleted_is_ready_at_once<H: House>() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings { store: Some(folder.path().join("programs")), ..Settings::default() };
+    let specs = [spec::<H>(ONE, "add", "main_kernel")];
+    let sandboxes = Sandboxes::open(H::driver(1), &settings).unwrap();
+    let files = || std::fs::read_dir(folder.path().join("programs")).unwrap().count();
+    let ids = started(&sandboxes, &specs);
+    let built = files();
+    assert!(built >= 1, "nothing was kept");
+    sandboxes.kill(&ids);
+    sandboxes.delete(&ids).remove(0).unwrap();
+    for file in std::fs::read_dir(folder.path().join("programs")).unwrap() {
+        std::fs::remove_file(file.unwrap().path()).unwrap();
+    }
+    // Neither the disk nor a build: it was there all the time.
+    let ids = started(&sandboxes, &specs);
+    assert_eq!(files(), 0);
+    assert_eq!(call(&sandboxes, ids[0], &[1]).unwrap(), [2]);
+}
+
+pub fn damaged_programs_are_built_anew<H: House>() {
+    let folder = tempfile::tempdir().unwrap();
+    let programs = folder.path().join("programs");
+    let settings = Settings { store: Some(programs.clone()), ..Settings::default() };
+    let specs = [spec::<H>(ONE, "add", "main_kernel")];
+    drop(started(&Sandboxes::open(H::driver(1), &settings).unwrap(), &specs));
+    let files = || -> Vec<PathBuf> {
+        std::fs::read_dir(&programs).unwrap().map(|entry| entry.unwrap().path()).collect()
+    };
+    for path in files() {
+        let mut bytes = std::fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 0xff;
+        std::fs::write(&path, bytes).unwrap();
+    }
+    let damaged: Vec<_> = files().iter().map(|path| std::fs::read(path).unwrap()).collect();
+    let sandboxes = Sandboxes::open(H::driver(1), &settings).unwrap();
+    let ids = started(&sandboxes, &specs);
+    assert_eq!(call(&sandboxes, ids[0], &[1]).unwrap(), [2]);
+    assert!(files().iter().all(|path| !damaged.contains(&std::fs::read(path).unwrap())));
+}
+
+pub fn many_threads_get_their_own_answers<H: House>() {
+    let sandboxes = Arc::new(open::<H>(2));
+    let ids = started(&sandboxes, &["add", "double"].map(|program| spec::<H>(ONE, program, "main_kernel")));
+    let threads: Vec<_> = (0..4u8)
+        .map(|number| {
+            let (sandboxes, id) = (Arc::clone(&sandboxes), ids[usize::from(number % 2)]);
+            std::thread::spawn(move || {
+                for round in 0..50u8 {
+                    let input = [round, number];
+                    let wanted =
+                        if number % 2 == 0 { input.map(|byte| byte + 1) } else { input.map(|byte| byte * 2) };
+                    assert_eq!(call(&sandboxes, id, &input).unwrap(), wanted);
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+pub fn launches_that_end_in_time_are_answered<H: House>() {
+    let sandboxes = open::<H>(1);
+    let id = started(&sandboxes, &[spec::<H>(ONE, "slow", "main_kernel")])[0];
+    let (mut output, end) = ([0; 8], Instant::now() + Duration::from_secs(600));
+    let written =
+        sandboxes.launch(id, Input::Host(&[5]), Output::Host(&mut output), Patience::Until(end)).unwrap();
+    assert_eq!((written, output[0]), (1, 5));
+}
+
+/// The suite as tests of one kind.
+#[macro_export]
+macro_rules! conformance {
+    ($house:ty $(, #[$attribute:meta])?) => {
+        $crate::conformance!(@ $house, ($(#[$attribute])?), [
+            states_and_verbs, large_inputs_come_through, a_vector_is_one_image_and_fails_alone,
+            answers_of_kernels_are_checked, a_chain_stays_on_the_device, memory_is_wiped_between_tenants,
+            tenants_share_nothing, two_kernels_run_at_once, what_was_deleted_is_ready_at_once,
+            damaged_programs_are_built_anew, many_threads_get_their_own_answers,
+            launches_that_end_in_time_are_answered
+        ]);
+    };
+    (@ $house:ty, $attribute:tt, [$($name:ident),*]) => {
+        $($crate::conformance!(@@ $house, $attribute, $name);)*
+    };
+    (@@ $house:ty, ($(#[$attribute:meta])?), $name:ident) => {
+        #[test]
+        $(#[$attribute])?
+        fn $name() {
+            suite::$name::<$house>();
+        }
+    };
+}
