@@ -21,6 +21,8 @@ readonly WASM_TARGET=wasm32-unknown-unknown
 # The registry of the tests. Its package would start a server here, now and at each boot, so it is only unpacked.
 readonly REGISTRY_PACKAGE=docker-registry
 readonly REGISTRY_FOLDER=target/tools/docker-registry
+# OpenCL's loader and PoCL, by which the processor is a device: what kernels are tested on.
+readonly OPENCL_PACKAGES=(ocl-icd-libopencl1 pocl-opencl-icd)
 
 stop() {
     printf '%s\n' '' "$@" >&2
@@ -57,6 +59,14 @@ has_libfabric_headers() {
 
 has_wasi_library() {
     printf '#include <stdlib.h>\n' | clang --target=wasm32-wasi -fsyntax-only -x c - 2>/dev/null
+}
+
+has_library() {
+    PATH=$PATH:/usr/sbin:/sbin ldconfig -p | grep -q "^[[:space:]]*$1 "
+}
+
+has_opencl() {
+    has_library libOpenCL.so.1 && compgen -G '/etc/OpenCL/vendors/*.icd' >/dev/null
 }
 
 may_become_root() {
@@ -149,6 +159,7 @@ main() {
     packages=$(missing_packages "${tools[@]}")
     [[ $1 != test ]] || has_faketime || packages+="$FAKETIME_PACKAGE "
     [[ $1 != test ]] || has_wasi_library || packages+="$WASI_PACKAGE "
+    [[ $1 != test ]] || has_opencl || packages+="${OPENCL_PACKAGES[*]} "
     has_libfabric_headers || packages+="$LIBFABRIC_PACKAGE "
     [[ -z $packages ]] || install_packages "$packages"
     check_rust

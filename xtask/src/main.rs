@@ -6,6 +6,7 @@
 mod bench;
 mod deny;
 mod fuzz;
+mod gpu_check;
 mod install;
 mod loom;
 mod options;
@@ -41,6 +42,11 @@ const CHORES: &[Chore] = &[
         usage: "verbs-vm [--only PART,...] [--limit SECONDS]",
         help: "the fabric's suite and latency over verbs, in an emulated machine",
         run: verbs_vm::chore,
+    },
+    Chore {
+        usage: "gpu-check",
+        help: "the devices' suite on a GPU by CUDA, where there is one",
+        run: gpu_check::chore,
     },
     Chore {
         usage: "install --prefix DIR",

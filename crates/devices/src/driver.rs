@@ -2,6 +2,9 @@
 //!
 //! A driver has one open device, with a number of lanes: what is in one lane goes in order, and lanes go at once. Its
 //! handles keep what they need alive, and may be dropped in any order.
+//!
+//! A caller writes, wipes and releases memory only while nothing that uses it is in a lane: where host and device share
+//! memory it is the host that does it, at once. Who launches therefore reads, or gives the device up for good.
 
 use crate::{DeviceError, Kind, Patience};
 
@@ -48,7 +51,7 @@ pub trait Driver: Sized + Send + Sync + 'static {
     /// Copies from the device when all that is before it in the lane has ended.
     fn read(&self, lane: &Self::Lane, memory: &Self::Memory, bytes: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// Sets the first bytes of a piece to zero, some time before what follows in the lane.
+    /// Sets the first bytes of a piece to zero, before what follows in the lane begins.
     fn wipe(&self, lane: &Self::Lane, memory: &Self::Memory, len_bytes: u64) -> Result<(), DeviceError>;
 
     /// Waits for all that is in the lane.

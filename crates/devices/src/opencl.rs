@@ -20,6 +20,7 @@
 //! middle of a call, and a compiler and a linker in the tenant's sandbox: whoever starts a process that uses devices puts
 //! [`ENVIRONMENT`] into its environment. The builder has it.
 
+pub mod bare;
 mod compile;
 mod discover;
 mod ffi;
@@ -81,7 +82,8 @@ impl OpenCl {
             Partition::Parts(_) => discover::cut(info, &vec![info.compute_units / count; count as usize])?,
         };
         let (identity, info) = (info.identity(), info.clone());
-        Ok(OpenCl { info, identity, context: live::Context::new(devices)?, lanes: count as usize, builder })
+        let context = live::Context::new(devices, info.shares_memory)?;
+        Ok(OpenCl { info, identity, context, lanes: count as usize, builder })
     }
 
     /// What it can do and how much.

@@ -88,7 +88,8 @@ fn assembled(path: &std::path::Path) -> KernelSpec {
 #[test]
 fn an_assemblers_include_reads_no_files_of_the_host() {
     let (sandboxes, secret) = (open::<OpenClHouse>(1), secret());
-    let Ok(id) = sandboxes.create(&[assembled(secret.path())]).remove(0) else { return };
+    let created = sandboxes.create(&[assembled(secret.path())]).remove(0);
+    let Ok(id) = created else { return };
     sandboxes.start(&[id]).remove(0).unwrap();
     let found = call(&sandboxes, id, &[0; 18]);
     assert!(!found.as_ref().is_ok_and(|bytes| bytes.starts_with(b"sublet_secret_word")), "{found:?}");
@@ -101,6 +102,8 @@ fn without_its_confinement_a_builder_would_read_the_hosts_files() {
     let before = format!("#include \"{}\"", secret.path().display());
     let said = refused_alone(&sandboxes, of_source(source(&before, "")));
     assert!(said.contains("sublet_secret_word"), "the tries are good ones: {said}");
+    let ids = started(&sandboxes, &[assembled(secret.path())]);
+    assert_eq!(call(&sandboxes, ids[0], &[0; 18]).unwrap(), b"sublet_secret_word");
 }
 
 #[test]

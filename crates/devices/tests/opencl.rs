@@ -1,10 +1,80 @@
-//! The suite of all devices, on OpenCL.
+//! The suite of all devices, on OpenCL; and what only OpenCL has.
 
 #![allow(clippy::unwrap_used)]
 
 mod suite;
 mod support;
 
-use support::OpenClHouse;
+use sublet_devices::opencl::{OpenCl, Partition};
+use sublet_devices::{DeviceError, Sandboxes, Settings};
+use suite::{ONE, call, spec, started};
+use support::{OpenClHouse, builder, device};
 
 conformance!(OpenClHouse);
+
+mod apart {
+    use crate::suite;
+
+    crate::conformance!(crate::support::ApartHouse);
+}
+
+#[test]
+fn a_device_says_what_it_is_and_has() {
+    let device = device();
+    assert!(device.compute_units > 0 && device.memory_bytes > 0 && device.most_bytes > 0, "{device:?}");
+    assert!(!device.name.is_empty() && !device.platform.is_empty() && !device.version.is_empty());
+}
+
+#[test]
+fn a_device_that_is_cut_into_parts_runs_programs_that_were_built_for_the_whole() {
+    let device = device();
+    let settings = Settings { store: Some(suite::store()), ..Settings::default() };
+    let function = [spec::<OpenClHouse>(ONE, "double", "main_kernel")];
+    if device.most_parts.min(device.compute_units) < 2 {
+        let refused = OpenCl::open(&device, Partition::Parts(2), None);
+        assert!(matches!(refused, Err(DeviceError::Unusable { .. })));
+        return;
+    }
+    let parts = OpenCl::open(&device, Partition::Parts(2), Some(builder())).unwrap();
+    let sandboxes = Sandboxes::open(parts, &settings).unwrap();
+    let id = started(&sandboxes, &function)[0];
+    std::thread::scope(|scope| {
+        for thread in 0..4u8 {
+            let sandboxes = &sandboxes;
+            scope.spawn(move || {
+                (0..50).for_each(|_| assert_eq!(call(sandboxes, id, &[thread]).unwrap(), [thread * 2]))
+            });
+        }
+    });
+}
+
+#[test]
+fn a_partition_that_cannot_be_is_refused() {
+    for partition in
+        [Partition::Queues(0), Partition::Queues(1000), Partition::Parts(0), Partition::Parts(16)]
+    {
+        if let Partition::Parts(16) = partition
+            && device().compute_units >= 16
+        {
+            continue;
+        }
+        assert!(matches!(OpenCl::open(&device(), partition, None), Err(DeviceError::Unusable { .. })));
+    }
+}
+
+#[test]
+fn without_a_builder_sources_are_refused_and_the_reason_is_said() {
+    let driver = OpenCl::open(&device(), Partition::Queues(1), None).unwrap();
+    let sandboxes = Sandboxes::open(driver, &Settings::default()).unwrap();
+    let error = sandboxes.create(&[spec::<OpenClHouse>(ONE, "echo", "main_kernel")]).remove(0).unwrap_err();
+    assert!(error.to_string().contains("sources need a builder"), "{error}");
+}
+
+#[test]
+fn a_builder_that_is_not_there_is_named() {
+    let absent = sublet_devices::builder::Builder::new("/no/such/builder".into());
+    let driver = OpenCl::open(&device(), Partition::Queues(1), Some(absent)).unwrap();
+    let sandboxes = Sandboxes::open(driver, &Settings::default()).unwrap();
+    let error = sandboxes.create(&[spec::<OpenClHouse>(ONE, "echo", "main_kernel")]).remove(0).unwrap_err();
+    assert!(error.to_string().contains("/no/such/builder"), "{error}");
+}

@@ -16,7 +16,7 @@ pub(crate) fn serve(identity: &str, parts: &[Part<'_>]) -> Result<Build, DeviceE
     let devices = discover()?;
     let gone = || super::unusable(format!("there is no device {identity:?} for the builder"));
     let info = devices.iter().find(|info| info.identity() == identity).ok_or_else(gone)?;
-    let context = Context::new(vec![info.device])?;
+    let context = Context::new(vec![info.device], info.shares_memory)?;
     let mut build = Build::default();
     let mut linkable = Vec::new();
     for part in parts {

@@ -50,6 +50,8 @@ pub struct DeviceInfo {
     pub has_compiler: bool,
     /// Into how many parts it can be cut that share nothing but memory.
     pub most_parts: u32,
+    /// Whether host and device use the same memory: then nothing is copied by commands.
+    pub shares_memory: bool,
     /// Why it cannot be used, if it cannot.
     pub unusable: Option<String>,
     pub(super) device: Device,
@@ -142,6 +144,7 @@ fn device_info(table: &Table, device: Device, platform: String) -> DeviceInfo {
         most_group_items: word(ffi::DEVICE_WORK_GROUP),
         has_compiler: word(ffi::DEVICE_COMPILER) != 0 && word(ffi::DEVICE_LINKER) != 0,
         most_parts: word(ffi::DEVICE_MOST_SUB_DEVICES) as u32,
+        shares_memory: word(ffi::DEVICE_SHARED_MEMORY) & ffi::SHARED_FINE != 0 && ffi::shared().is_some(),
         unusable,
         device,
     }

@@ -53,6 +53,15 @@ functions! {
     }
 }
 
+functions! {
+    /// What OpenCL 2 adds: memory that host and device share.
+    Shared {
+        allocate = b"clSVMAlloc\0" (Handle, u64, Size, c_uint) -> *mut c_void;
+        free = b"clSVMFree\0" (Handle, *mut c_void) -> ();
+        set_argument = b"clSetKernelArgSVMPointer\0" (Handle, c_uint, *const c_void) -> c_int;
+    }
+}
+
 pub const PLATFORM_VERSION: c_uint = 0x0901;
 pub const PLATFORM_NAME: c_uint = 0x0902;
 pub const DEVICE_TYPE: c_uint = 0x1000;
@@ -69,6 +78,10 @@ pub const DRIVER_VERSION: c_uint = 0x102D;
 pub const DEVICE_VERSION: c_uint = 0x102F;
 pub const DEVICE_LINKER: c_uint = 0x103E;
 pub const DEVICE_MOST_SUB_DEVICES: c_uint = 0x1043;
+pub const DEVICE_SHARED_MEMORY: c_uint = 0x1053;
+/// Host and device may both use a piece, without a word to each other, while no kernel does.
+pub const SHARED_FINE: u64 = 1 << 1;
+pub const MEMORY_SHARED_FINE: u64 = 1 << 10;
 pub const PARTITION_BY_COUNTS: isize = 0x1087;
 pub const DEVICE_TYPE_ALL: u64 = 0xFFFF_FFFF;
 pub const TYPE_CPU: u64 = 1 << 1;
@@ -81,21 +94,36 @@ pub const KERNEL_NUMBER_OF_ARGUMENTS: c_uint = 0x1191;
 pub const EVENT_STATUS: c_uint = 0x11D3;
 pub const NO_PLATFORM: c_int = -1001;
 
+struct Loaded {
+    table: Table,
+    shared: Option<Shared>,
+}
+
 /// The functions; the library is never unloaded, since its drivers start threads.
 pub fn table() -> Result<&'static Table, DeviceError> {
-    static LOADED: OnceLock<Result<Table, String>> = OnceLock::new();
+    loaded().map(|loaded| &loaded.table)
+}
+
+/// Those of OpenCL 2, where the loader has them.
+pub fn shared() -> Option<&'static Shared> {
+    loaded().ok().and_then(|loaded| loaded.shared.as_ref())
+}
+
+fn loaded() -> Result<&'static Loaded, DeviceError> {
+    static LOADED: OnceLock<Result<Loaded, String>> = OnceLock::new();
     let unusable = |reason: &String| DeviceError::Unusable { kind: Kind::OpenCl, reason: reason.clone() };
     LOADED.get_or_init(load).as_ref().map_err(unusable)
 }
 
-fn load() -> Result<Table, String> {
+fn load() -> Result<Loaded, String> {
     let needed = "libOpenCL.so.1 (Debian: ocl-icd-libopencl1, Fedora: ocl-icd) is needed";
     // SAFETY: loading runs the library's own initialization, which asks nothing of its callers.
     let library = unsafe { libloading::Library::new("libOpenCL.so.1") };
     let library = library.map_err(|error| format!("{needed}: {error}"))?;
     let table = Table::find(&library).map_err(|error| format!("{needed}, for OpenCL 1.2: {error}"))?;
+    let shared = Shared::find(&library).ok();
     std::mem::forget(library);
-    Ok(table)
+    Ok(Loaded { table, shared })
 }
 
 /// A number that means an error, by the name that `CL/cl.h` gives it.

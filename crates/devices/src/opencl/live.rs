@@ -6,11 +6,11 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
-use std::ptr::{null, null_mut};
+use std::ptr::{NonNull, null, null_mut};
 use std::sync::Arc;
 
 use super::discover::{Device, NO_PROPERTIES};
-use super::ffi::{self, Handle, Table, answer, check};
+use super::ffi::{self, Handle, Shared, Table, answer, check};
 use crate::{DeviceError, MAX_MESSAGE_BYTES, Patience, Progress, bytes, waiting};
 
 /// Every kernel's arguments.
@@ -56,10 +56,12 @@ pub struct Context {
     table: &'static Table,
     context: Owned,
     pub devices: Vec<Device>,
+    /// By which memory is taken that the host has, too; none: memory is the device's, and bytes go by commands.
+    shared: Option<&'static Shared>,
 }
 
 impl Context {
-    pub fn new(devices: Vec<Device>) -> Result<Arc<Context>, DeviceError> {
+    pub fn new(devices: Vec<Device>, shares_memory: bool) -> Result<Arc<Context>, DeviceError> {
         let (table, mut code) = (ffi::table()?, 0);
         let handles: Vec<Handle> = devices.iter().map(|device| device.0).collect();
         // SAFETY: as many devices as is said; nobody is to be notified.
@@ -74,7 +76,8 @@ impl Context {
             )
         };
         let context = Owned::new("making a context", handle, code, table.release_context)?;
-        Ok(Arc::new(Context { table, context, devices }))
+        let shared = ffi::shared().filter(|_| shares_memory);
+        Ok(Arc::new(Context { table, context, devices, shared }))
     }
 
     fn handles(&self) -> Vec<Handle> {
@@ -99,11 +102,19 @@ impl Queue {
 
     pub fn write(&self, memory: &Memory, bytes: &[u8]) -> Result<(), DeviceError> {
         memory.check(bytes.len() as u64)?;
+        let buffer = match &memory.place {
+            Place::Device(buffer) => buffer,
+            Place::Shared(at) => {
+                // SAFETY: the piece has as many bytes, and nothing that uses it is in a queue: see `Driver`.
+                unsafe { at.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+                return Ok(());
+            }
+        };
         // SAFETY: the piece has as many bytes, and the copy is complete when the blocking call returns.
         let code = unsafe {
             (self.context.table.write)(
                 self.queue.handle,
-                memory.memory.handle,
+                buffer.handle,
                 1,
                 0,
                 bytes.len(),
@@ -118,11 +129,21 @@ impl Queue {
 
     pub fn read(&self, memory: &Memory, bytes: &mut [u8]) -> Result<(), DeviceError> {
         memory.check(bytes.len() as u64)?;
+        let buffer = match &memory.place {
+            Place::Device(buffer) => buffer,
+            Place::Shared(at) => {
+                self.finish()?;
+                let len = bytes.len();
+                // SAFETY: the piece has as many bytes, and what wrote them has ended.
+                unsafe { at.copy_to_nonoverlapping(NonNull::from(bytes).cast(), len) };
+                return Ok(());
+            }
+        };
         // SAFETY: the piece has as many bytes, and the copy is complete when the blocking call returns.
         let code = unsafe {
             (self.context.table.read)(
                 self.queue.handle,
-                memory.memory.handle,
+                buffer.handle,
                 1,
                 0,
                 bytes.len(),
@@ -138,13 +159,21 @@ impl Queue {
     /// Zeros, some time before what follows.
     pub fn wipe(&self, memory: &Memory, len_bytes: u64) -> Result<(), DeviceError> {
         memory.check(len_bytes)?;
+        let buffer = match &memory.place {
+            Place::Device(buffer) => buffer,
+            Place::Shared(at) => {
+                // SAFETY: the piece has as many bytes, and nothing that uses it is in a queue: see `Driver`.
+                unsafe { at.write_bytes(0, len_bytes as usize) };
+                return Ok(());
+            }
+        };
         let pattern = 0u32;
         // SAFETY: the pattern is copied before the call returns; the piece has as many bytes, in whole patterns, since
         // pieces and the word both are.
         let code = unsafe {
             (self.context.table.fill)(
                 self.queue.handle,
-                memory.memory.handle,
+                buffer.handle,
                 (&raw const pattern).cast(),
                 size_of::<u32>(),
                 0,
@@ -212,26 +241,64 @@ impl Queue {
 
 /// A piece of memory.
 pub struct Memory {
-    memory: Owned,
+    place: Place,
     len_bytes: u64,
-    _context: Arc<Context>,
+    context: Arc<Context>,
 }
+
+enum Place {
+    /// The device's: only commands reach it.
+    Device(Owned),
+    /// The host's, too.
+    Shared(NonNull<u8>),
+}
+
+// SAFETY: the bytes belong to no thread; they are copied in and out, and never lent.
+unsafe impl Send for Memory {}
+// SAFETY: who reads or writes them at the same time is the caller's to decide, as for the device's own: a kernel can
+// write anywhere. No reference to them is ever made.
+unsafe impl Sync for Memory {}
 
 impl Memory {
     pub fn new(context: &Arc<Context>, len_bytes: u64) -> Result<Memory, DeviceError> {
-        let (table, mut code) = (context.table, 0);
+        let place = match context.shared {
+            Some(shared) => Memory::share(context, shared, len_bytes)?,
+            None => Memory::take(context, len_bytes)?,
+        };
+        Ok(Memory { place, len_bytes, context: Arc::clone(context) })
+    }
+
+    fn take(context: &Context, len_bytes: u64) -> Result<Place, DeviceError> {
+        let (table, mut code, len) = (context.table, 0, len_bytes as usize);
         // SAFETY: no memory of the host is involved.
         let handle = unsafe {
-            let len = len_bytes as usize;
-            (table.create_buffer)(context.context.handle, ffi::MEMORY_READ_WRITE, len, null_mut(), &mut code)
+            let flags = ffi::MEMORY_READ_WRITE;
+            (table.create_buffer)(context.context.handle, flags, len, null_mut(), &mut code)
         };
-        let memory = Owned::new("taking device memory", handle, code, table.release_memory)?;
-        Ok(Memory { memory, len_bytes, _context: Arc::clone(context) })
+        Owned::new("taking device memory", handle, code, table.release_memory).map(Place::Device)
+    }
+
+    fn share(context: &Context, shared: &Shared, len_bytes: u64) -> Result<Place, DeviceError> {
+        let flags = ffi::MEMORY_READ_WRITE | ffi::MEMORY_SHARED_FINE;
+        // SAFETY: the context's devices can; the alignment is that of the largest type.
+        let at = unsafe { (shared.allocate)(context.context.handle, flags, len_bytes as usize, 0) };
+        let none =
+            DeviceError::Driver { operation: "taking shared memory", reason: "there is no more".into() };
+        NonNull::new(at.cast()).map(Place::Shared).ok_or(none)
     }
 
     fn check(&self, len_bytes: u64) -> Result<(), DeviceError> {
         let most_bytes = self.len_bytes;
         if len_bytes <= most_bytes { Ok(()) } else { Err(DeviceError::TooLarge { len_bytes, most_bytes }) }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let (Place::Shared(at), Some(shared)) = (&self.place, self.context.shared) {
+            // SAFETY: it was taken for this owner, and no launch that uses it has not ended: see `Driver`.
+            unsafe { (shared.free)(self.context.context.handle, at.as_ptr().cast()) };
+        }
     }
 }
 
@@ -394,10 +461,19 @@ impl Kernel {
     }
 
     pub fn set_memory(&mut self, number: c_uint, memory: &Memory) -> Result<(), DeviceError> {
-        let handle = &raw const memory.memory.handle;
-        // SAFETY: the driver reads the handle during the call; a kernel's argument of another size is refused.
+        // SAFETY: the driver reads the handle, or takes the address, during the call; a kernel's argument of another size
+        // is refused.
         let code = unsafe {
-            (self.table.set_argument)(self.kernel.handle, number, size_of::<Handle>(), handle.cast())
+            match (&memory.place, memory.context.shared) {
+                (Place::Shared(at), Some(shared)) => {
+                    (shared.set_argument)(self.kernel.handle, number, at.as_ptr().cast())
+                }
+                (Place::Device(Owned { handle, .. }), _) => {
+                    let size = size_of::<Handle>();
+                    (self.table.set_argument)(self.kernel.handle, number, size, (&raw const *handle).cast())
+                }
+                (Place::Shared(_), None) => unreachable!("shared memory is taken by what shares it"),
+            }
         };
         check("setting an argument", code)
     }

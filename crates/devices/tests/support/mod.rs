@@ -1,6 +1,7 @@
 //! OpenCL's house: PoCL on the processor, and the kernels in OpenCL C.
 
-#![allow(clippy::expect_used, clippy::unwrap_used)]
+// Each of the tests' programs uses what it needs.
+#![allow(dead_code, clippy::unwrap_used)]
 
 use sublet_devices::builder::Builder;
 use sublet_devices::opencl::{DeviceInfo, OpenCl, Partition, discover};
@@ -18,6 +19,23 @@ pub fn builder() -> Builder {
 }
 
 pub struct OpenClHouse;
+
+/// The same, where host and device share no memory: everything goes by commands, as to most graphics processors.
+pub struct ApartHouse;
+
+impl House for ApartHouse {
+    type Driver = OpenCl;
+
+    fn driver(lanes: u32) -> OpenCl {
+        let mut device = device();
+        device.shares_memory = false;
+        OpenCl::open(&device, Partition::Queues(lanes), Some(builder())).unwrap()
+    }
+
+    fn source(name: &str) -> String {
+        OpenClHouse::source(name)
+    }
+}
 
 impl House for OpenClHouse {
     type Driver = OpenCl;

@@ -1,0 +1,78 @@
+//! `cargo xtask gpu-check`: the suite of all devices, on a GPU by CUDA, and the figures of a launch.
+//!
+//! Everything of CUDA is compiled and its decisions are tested everywhere; what only a GPU can show is shown here, where
+//! there is one. Where there is none this says so, with the driver's reason, and that is no failure.
+
+use std::io;
+use std::process::{Command, ExitCode};
+
+use crate::cargo;
+use crate::options::Options;
+use crate::step::{Outcome, Show, Step};
+
+/// How a test tells of a GPU, and how of none.
+const HAS: &str = "gpu: ";
+const HAS_NOT: &str = "no gpu: ";
+
+/// Looks for a GPU, and runs the suite on it.
+pub fn chore(options: Options) -> io::Result<ExitCode> {
+    options.end()?;
+    let mut step = Step::start("gpu-check", Show::Everything)?;
+    let outcome = check(&mut step)?;
+    let is_failed = matches!(outcome, Outcome::Failed);
+    step.finish(outcome)?;
+    Ok(if is_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+fn check(step: &mut Step) -> io::Result<Outcome> {
+    let (asked, lines) = step.run_and_keep(tests(&["--nocapture", "--exact", "what_gpu_is_there"]))?;
+    match answer(&lines) {
+        _ if !asked => Ok(Outcome::Failed),
+        Answer::Gpu(name) => {
+            println!("gpu-check: {name}");
+            Ok(Outcome::from(step.run(tests(&["--test-threads=1", "--skip", "what_gpu_is_there"]))?))
+        }
+        Answer::None(reason) => Ok(Outcome::Skipped(format!("there is no GPU: {reason}"))),
+        Answer::Nothing => Ok(Outcome::Failed),
+    }
+}
+
+fn tests(words: &[&str]) -> Command {
+    let mut command = cargo();
+    command
+        .args(["test", "--release", "-p", "sublet-devices", "--test", "cuda", "--", "--ignored"])
+        .args(words);
+    command
+}
+
+#[derive(Debug, PartialEq)]
+enum Answer {
+    Gpu(String),
+    None(String),
+    Nothing,
+}
+
+fn answer(lines: &[String]) -> Answer {
+    for line in lines {
+        if let Some(reason) = line.strip_prefix(HAS_NOT) {
+            return Answer::None(reason.to_owned());
+        }
+        if let Some(name) = line.strip_prefix(HAS) {
+            return Answer::Gpu(name.to_owned());
+        }
+    }
+    Answer::Nothing
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_test_says_of_gpus_is_understood() {
+        let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(answer(&lines("running\nno gpu: no driver\nok")), Answer::None("no driver".into()));
+        assert_eq!(answer(&lines("running\ngpu: one\nok")), Answer::Gpu("one".into()));
+        assert_eq!(answer(&lines("running")), Answer::Nothing);
+    }
+}
