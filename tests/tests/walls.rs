@@ -12,6 +12,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("sublet-fabric", &["sublet-proto"]),
     ("sublet-sandbox", &["sublet-proto"]),
     ("sublet-image", &["sublet-proto"]),
+    ("sublet-devices", &["sublet-proto"]),
     ("sublet-runtime", &["sublet-proto", "sublet-fabric"]),
     ("sublet-wasm", &["sublet-proto", "sublet-runtime"]),
     ("sublet-manager", &["sublet-proto", "sublet-fabric"]),
@@ -41,10 +42,16 @@ const NEVER_IMPORT: &[(&str, &[&str], &str)] = &[
         "it forks, which an async runtime does not survive, and holds rights that no reader of strangers' bytes should have",
     ),
     ("sublet-image", &["tokio", "tonic"], "it waits for one thing at a time"),
+    (
+        "sublet-devices",
+        &["tokio", "tonic", "opencl3", "cudarc"],
+        "drivers are loaded at run time, by thin bindings",
+    ),
 ];
 
 /// The folders whose sources may hold unsafe code.
-const UNSAFE_WALL: &[&str] = &["crates/fabric/", "crates/sandbox/", "crates/runtime/", "crates/capi/"];
+const UNSAFE_WALL: &[&str] =
+    &["crates/fabric/", "crates/sandbox/", "crates/devices/", "crates/runtime/", "crates/capi/"];
 
 /// Names that say nothing about what a crate is for.
 const NAMELESS: &[&str] = &["common", "utils", "util", "types", "helpers", "misc"];

@@ -236,3 +236,19 @@ fn a_kernel_that_writes_outside_ends_its_own_process_alone() {
     let ids = started(&sandboxes, &[spec::<OpenClHouse>(ONE, "echo", "main_kernel")]);
     assert_eq!(call(&sandboxes, ids[0], b"x").unwrap(), b"x");
 }
+
+#[test]
+fn the_document_ties_each_threat_to_a_test_that_is_here() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let document = std::fs::read_to_string(folder.join("../../docs/isolation.md")).unwrap();
+    let tests: String = ["tests/hostile.rs", "tests/suite/mod.rs"]
+        .map(|file| std::fs::read_to_string(folder.join(file)).unwrap())
+        .concat();
+    let rows: Vec<_> = document.lines().filter(|line| line.starts_with("| opencl |")).collect();
+    assert!(rows.len() >= 10, "{} rows", rows.len());
+    for row in rows {
+        let name = row.rsplit('`').nth(1).unwrap_or_else(|| panic!("no test in {row}"));
+        let is_there = ["()", "<H: House>()"].iter().any(|rest| tests.contains(&format!("fn {name}{rest}")));
+        assert!(is_there, "there is no test {name}");
+    }
+}

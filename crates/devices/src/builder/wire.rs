@@ -20,7 +20,7 @@ enum Owned {
 impl Parts {
     pub fn borrowed(&self) -> Vec<Part<'_>> {
         let borrow = |part| match part {
-            &Owned::Source { ref text, ref options, ref kernels, ref prefix } => {
+            Owned::Source { text, options, kernels, prefix } => {
                 Part::Source { text, options, kernels, prefix }
             }
             Owned::Object { bytes, prefix } => Part::Object { bytes: bytes.clone(), prefix },
