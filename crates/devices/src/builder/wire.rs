@@ -19,14 +19,19 @@ enum Owned {
 
 impl Parts {
     pub fn borrowed(&self) -> Vec<Part<'_>> {
-        let borrow = |part| match part {
+        self.0.iter().map(Owned::borrow).collect()
+    }
+}
+
+impl Owned {
+    fn borrow(&self) -> Part<'_> {
+        match self {
             Owned::Source { text, options, kernels, prefix } => {
                 Part::Source { text, options, kernels, prefix }
             }
             Owned::Object { bytes, prefix } => Part::Object { bytes: bytes.clone(), prefix },
             Owned::Binary(bytes) => Part::Binary(bytes),
-        };
-        self.0.iter().map(borrow).collect()
+        }
     }
 }
 
