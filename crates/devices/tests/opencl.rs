@@ -6,8 +6,8 @@ mod suite;
 mod support;
 
 use sublet_devices::opencl::{OpenCl, Partition};
-use sublet_devices::{DeviceError, Sandboxes, Settings};
-use suite::{ONE, call, spec, started};
+use sublet_devices::{DeviceError, Driver, Part, Sandboxes, Settings};
+use suite::{House, ONE, call, spec, started};
 use support::{OpenClHouse, builder, device};
 
 conformance!(OpenClHouse);
@@ -77,4 +77,27 @@ fn a_builder_that_is_not_there_is_named() {
     let sandboxes = Sandboxes::open(driver, &Settings::default()).unwrap();
     let error = sandboxes.create(&[spec::<OpenClHouse>(ONE, "echo", "main_kernel")]).remove(0).unwrap_err();
     assert!(error.to_string().contains("/no/such/builder"), "{error}");
+}
+
+/// How many programs an image of these has.
+fn programs(names: &[&str]) -> usize {
+    let kernels = ["main_kernel".to_owned()];
+    let texts: Vec<String> = names.iter().map(|name| OpenClHouse::source(name)).collect();
+    let prefixes: Vec<String> = (0..names.len()).map(|number| format!("f{number}_")).collect();
+    let part = |(text, prefix)| Part::Source { text, options: "", kernels: &kernels, prefix };
+    let parts: Vec<_> =
+        texts.iter().map(String::as_str).zip(prefixes.iter().map(String::as_str)).map(part).collect();
+    let build = OpenClHouse::driver(1).build(&parts).unwrap();
+    assert!(build.parts.iter().all(Result::is_ok), "{:?}", build.parts);
+    build.programs.len()
+}
+
+#[test]
+fn functions_whose_kernels_are_called_the_same_become_one_program() {
+    assert_eq!(programs(&["echo", "leak", "add"]), 1);
+}
+
+#[test]
+fn functions_whose_helpers_clash_become_as_few_programs_as_can_be() {
+    assert_eq!(programs(&["add", "double", "echo"]), 2);
 }
