@@ -32,6 +32,7 @@ mod end;
 mod errand;
 mod gate;
 mod idle;
+mod images;
 mod journal;
 mod ledger;
 mod links;
@@ -71,6 +72,7 @@ use sublet_runtime::access::Access;
 use sublet_runtime::fabrics::own_host;
 
 use crate::gate::Gate;
+use crate::images::Images;
 use crate::journal::Journal;
 use crate::ledger::Ledger;
 use crate::managers::Managers;
@@ -110,6 +112,8 @@ pub struct Options {
     pub spawner: PathBuf,
     /// Whether functions that ask for it may use this machine's network.
     pub lend_network: bool,
+    /// The OCI runtime that makes containers, if the agent is not to make them itself.
+    pub container_runtime: Option<PathBuf>,
     /// When leases that do not say so themselves end for want of calls; never if nothing is said.
     pub idle_timeout: Option<Duration>,
     /// Whose clients it serves.
@@ -218,16 +222,19 @@ fn node(
         ..NodeDescription::default()
     };
     let managers = Arc::new(Managers::new(options.access.clone()));
+    let images = Arc::new(Images::open(&state.path)?);
     let node = Node {
         instance: new_instance()?,
         started_ms: state.started_ms(SystemTime::now()),
         programs: Programs::beside(find_program("worker", &options.worker)?),
         lends_network: options.lend_network,
+        container_runtime: options.container_runtime.as_deref().map(find_runtime).transpose()?,
         sandboxes: Maker::start(find_program("spawner", &options.spawner)?, state.path.join("root"))?,
         calibration,
         pool: Pool::new(Resources::new(cores, memory_bytes, shared_places)?),
         ledger: Arc::new(Ledger::new(&options.name)),
-        packages: Arc::new(Packages::open(&state.path, managers.clone())?),
+        packages: Arc::new(Packages::open(&state.path, managers.clone(), images.clone())?),
+        images,
         managers,
         stopping: Signal::new()?,
         idle_timeout: options.idle_timeout,
@@ -262,6 +269,20 @@ fn find_program(what: &str, program: &Path) -> Result<PathBuf, Error> {
         return Ok(found);
     }
     Err(Error::new(Code::InvalidArgument, format!("the {what} program {} is no file", program.display())))
+}
+
+/// An OCI runtime: a path, or the name of a program where this process looks for programs.
+fn find_runtime(program: &Path) -> Result<PathBuf, Error> {
+    if program.components().count() > 1 {
+        return find_program("container runtime", program);
+    }
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let mut found =
+        std::env::split_paths(&folders).map(|folder| folder.join(program)).filter(|path| path.is_file());
+    found.next().ok_or_else(|| {
+        let message = format!("there is no container runtime {} where programs are", program.display());
+        Error::new(Code::InvalidArgument, message)
+    })
 }
 
 /// Locks even if a thread failed while it held the lock: every critical section of this crate leaves its data whole.

@@ -1,5 +1,6 @@
 //! What the threads of one agent share.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Code, Error};
 
 use crate::gate::Gate;
+use crate::images::Images;
 use crate::ledger::Ledger;
 use crate::managers::Managers;
 use crate::packages::Packages;
@@ -29,6 +31,10 @@ pub(crate) struct Node {
     pub(crate) programs: Programs,
     /// Whether functions that ask for it may use this machine's network.
     pub(crate) lends_network: bool,
+    /// In which the functions of some packages run.
+    pub(crate) images: Arc<Images>,
+    /// The OCI runtime that makes their containers, if the agent does not.
+    pub(crate) container_runtime: Option<PathBuf>,
     /// Where those of all leases are made.
     pub(crate) sandboxes: Maker,
     /// Of the time-stamp counter, since the agent's start.

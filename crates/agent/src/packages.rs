@@ -21,6 +21,7 @@ use sublet_proto::package::{
 use sublet_proto::v1::{PackageFile, PackageInfo};
 use sublet_proto::{Code, Error, decode};
 
+use crate::images::Images;
 use crate::lock;
 use crate::managers::Managers;
 
@@ -41,6 +42,7 @@ pub(crate) struct Unpacked {
 pub(crate) struct Packages {
     folder: PathBuf,
     managers: Arc<Managers>,
+    images: Arc<Images>,
     known: Mutex<BTreeMap<String, Arc<Unpacked>>>,
     /// Held while a package is fetched, so that none is fetched twice at once.
     fetching: Mutex<()>,
@@ -48,7 +50,11 @@ pub(crate) struct Packages {
 
 impl Packages {
     /// Those in `STATE/packages`; what an agent that died has left unfinished is removed.
-    pub(crate) fn open(state: &Path, managers: Arc<Managers>) -> Result<Packages, Error> {
+    pub(crate) fn open(
+        state: &Path,
+        managers: Arc<Managers>,
+        images: Arc<Images>,
+    ) -> Result<Packages, Error> {
         let folder = state.join("packages");
         make_folder(&folder)?;
         let failed = |error| failed("reading", &folder, error);
@@ -58,22 +64,29 @@ impl Packages {
                 fs::remove_dir_all(entry.path()).map_err(failed)?;
             }
         }
-        Ok(Packages { folder, managers, known: Mutex::default(), fetching: Mutex::default() })
+        Ok(Packages { folder, managers, images, known: Mutex::default(), fetching: Mutex::default() })
     }
 
-    /// The package of a digest, if it is here.
+    /// The package of a digest, if it is here, and its image, too.
     pub(crate) fn at_hand(&self, digest: &str) -> Result<Option<Arc<Unpacked>>, Error> {
-        match is_digest(digest) {
-            true => self.find(digest),
-            false => Err(Error::new(Code::UnknownPackage, format!("{digest:?} is not a package's digest"))),
+        if !is_digest(digest) {
+            return Err(Error::new(Code::UnknownPackage, format!("{digest:?} is not a package's digest")));
         }
+        let Some(unpacked) = self.find(digest)? else { return Ok(None) };
+        Ok(self.images.are_at_hand(&unpacked.info)?.then_some(unpacked))
     }
 
-    /// The package of a digest, fetched if it is not here: that may take a minute and more.
+    /// The package of a digest, fetched with its image if they are not here: that may take a minute and more.
     pub(crate) fn ensure(&self, digest: &str) -> Result<Arc<Unpacked>, Error> {
         if let Some(unpacked) = self.at_hand(digest)? {
             return Ok(unpacked);
         }
+        let unpacked = self.ensure_unpacked(digest)?;
+        self.images.ensure(&unpacked.info)?;
+        Ok(unpacked)
+    }
+
+    fn ensure_unpacked(&self, digest: &str) -> Result<Arc<Unpacked>, Error> {
         let _fetching = lock(&self.fetching);
         if let Some(unpacked) = self.find(digest)? {
             return Ok(unpacked);
@@ -236,11 +249,13 @@ fn failed(operation: &str, path: &Path, error: io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sublet_proto::package::Kind;
     use sublet_proto::v1::Package;
     use sublet_runtime::access::Access;
 
     fn open(state: &Path) -> Packages {
-        Packages::open(state, Arc::new(Managers::new(Access::parse("unix:/nowhere").unwrap()))).unwrap()
+        let managers = Arc::new(Managers::new(Access::parse("unix:/nowhere").unwrap()));
+        Packages::open(state, managers, Arc::new(Images::open(state).unwrap())).unwrap()
     }
 
     fn checked(files: &[(&str, &[u8])]) -> Checked {
@@ -255,10 +270,12 @@ mod tests {
         Checked {
             name: "p".into(),
             digest: String::new(),
+            kind: Kind::Native,
             architecture: std::env::consts::ARCH,
             library: "lib/p.so".into(),
             functions: Vec::new(),
             network: false,
+            image: String::new(),
             size_bytes: 0,
             package: Package { manifest: "name = 'p'".into(), files },
         }

@@ -1,7 +1,7 @@
 //! One lease's worker process: how it is started in its sandbox, ended, and what its end is called.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,10 +12,11 @@ use sublet_proto::network::Fabric;
 use sublet_proto::v1::{PackageInfo, Started, WorkerSetup};
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{
-    Exit, FOLDER, Kind, Limits, Made, Network, Program, SandboxError, Sandboxes, Signal, Spec,
+    Exit, FOLDER, Image, Kind, Limits, Made, Network, Program, SandboxError, Sandboxes, Signal, Spec,
 };
 
 use crate::attach::Attached;
+use crate::images::HeldImage;
 use crate::node::Node;
 use crate::packages::Unpacked;
 use crate::shared::{Occupancy, SlotHold};
@@ -38,6 +39,8 @@ pub(crate) struct WorkerProcess {
     sandboxes: Arc<Sandboxes>,
     sandbox: Made,
     package: Arc<Unpacked>,
+    /// In which it runs, if in one.
+    _image: Option<HeldImage>,
     /// On shared cores, until it is known to be dead.
     occupancy: Option<Occupancy>,
 }
@@ -61,10 +64,17 @@ impl WorkerProcess {
         let regions: Vec<_> = [held.inbox.fd(), held.meter.region().fd()].into_iter().chain(slots).collect();
         outside.send(&setup, &regions)?;
         let sandboxes = node.sandboxes.current()?;
-        let sandbox = one(sandboxes.launch(vec![spec(program, held, &package, inside)]))?;
+        let image = node.images.hold(&package.info)?;
+        let mut spec = spec(program, held, &package, inside);
+        if let Some(held) = &image {
+            contain(&mut spec, node.container_runtime.as_deref(), &held.image);
+        }
+        let launched = one(sandboxes.launch(vec![spec]));
+        let sandbox = launched.map_err(|error| explain(error, &package.info))?;
         let pid = sandbox.state.pid.unwrap_or_default();
         let started = Started { pid, requested_ns, package_ready_ns, spawned_ns: monotonic_ns() };
-        Ok((WorkerProcess { sandboxes, sandbox, package, occupancy }, started, outside))
+        let worker = WorkerProcess { sandboxes, sandbox, package, _image: image, occupancy };
+        Ok((worker, started, outside))
     }
 
     /// Readable once it has ended.
@@ -159,6 +169,32 @@ fn spec(program: PathBuf, held: &Attached, package: &Unpacked, control: PacketSo
             scratch_bytes: SCRATCH_BYTES.min(held.lease.memory_bytes),
         },
     }
+}
+
+/// Has it run in an image.
+fn contain(spec: &mut Spec, runtime: Option<&Path>, image: &sublet_image::Image) {
+    let folder = &image.config.working_folder;
+    let root = Image {
+        layers: image.layers.clone(),
+        working_folder: if folder.is_empty() { "/".into() } else { folder.into() },
+    };
+    spec.kind = match runtime {
+        None => Kind::Container(root),
+        Some(runtime) => Kind::Delegated { runtime: runtime.to_owned(), image: root },
+    };
+    spec.env = image.config.env.iter().map(|(name, value)| (name.into(), value.into())).collect();
+}
+
+/// What may be behind a sandbox that cannot be made.
+fn explain(error: Error, package: &PackageInfo) -> Error {
+    if package.image.is_empty() {
+        return error;
+    }
+    let message = format!(
+        "{} (in the image {}, which has to have the C library for which the worker program was built, glibc)",
+        error.message, package.image
+    );
+    Error::new(error.code, message)
 }
 
 fn setup(node: &Node, held: &Attached, occupancy: Option<&Occupancy>) -> WorkerSetup {

@@ -41,5 +41,5 @@ pub use error::{EntryProblem, ImageError, Part};
 pub use limits::{Limits, MAX_DOCUMENT_BYTES, MAX_LAYERS};
 pub use manifest::Config;
 pub use reference::Reference;
-pub use registry::{Access, Transport};
+pub use registry::{Access, Transport, resolve};
 pub use store::{Image, InUse, Progress, Pruned, Store};

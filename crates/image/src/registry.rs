@@ -16,6 +16,7 @@ use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::{Agent, Body};
 
 use crate::credentials::Credentials;
+use crate::digest::Digest;
 use crate::error::{ImageError, Part};
 use crate::limits::MAX_DOCUMENT_BYTES;
 use crate::manifest::{Descriptor, accepted_types};
@@ -50,6 +51,15 @@ pub enum Transport {
     /// Plain HTTP: whoever is on the way reads credentials and images, and can refuse images, but not change them if they
     /// are pinned.
     Plain,
+}
+
+/// The digest that a name means now, by which a package can pin it. Of an image for several kinds of machines it is that of
+/// the index, so that it means the same on all of them.
+pub fn resolve(reference: &Reference, access: &Access) -> Result<Digest, ImageError> {
+    match reference.digest {
+        Some(digest) => Ok(digest),
+        None => Ok(Registry::new(reference, access)?.root(reference)?.digest),
+    }
 }
 
 /// One repository of one registry.

@@ -125,15 +125,6 @@ impl Store {
         acquisition.image(&root, &[reference.to_string()])
     }
 
-    /// The digest that a name means now, by which a package can pin it. Of an image for several kinds of machines it is
-    /// that of the index, so that it means the same on all of them.
-    pub fn resolve(&self, reference: &Reference, access: &Access) -> Result<Digest, ImageError> {
-        match reference.digest {
-            Some(digest) => Ok(digest),
-            None => Ok(Registry::new(reference, access)?.root(reference)?.digest),
-        }
-    }
-
     /// Takes the images for this machine of an OCI layout, in a folder or in a tar, or of a tar by `docker save`; either
     /// may be compressed. At least one, or it is an error.
     pub fn import(&self, path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Vec<Image>, ImageError> {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use making::{INDEX, Layer, Layout, Tar, left_in};
 use serving::{Answer, DebianRegistry, FakeRegistry, always, respond};
 use sublet_image::manifest::HERE;
-use sublet_image::{Access, Credentials, Digest, Image, ImageError, Reference, Store};
+use sublet_image::{Access, Credentials, Digest, Image, ImageError, Reference, Store, resolve};
 use sublet_proto::Code;
 
 fn me() -> Access {
@@ -50,7 +50,7 @@ fn an_image_is_pulled_by_its_tag_and_pinned_by_its_digest() {
     assert_eq!(image.names, [name.clone()]);
     assert_eq!(fs::read(image.layers[0].join("hello")).unwrap(), b"bottom");
     // The tag moves on; what was pinned does not.
-    let digest = store.resolve(&name.parse().unwrap(), &Access::default()).unwrap();
+    let digest = resolve(&name.parse().unwrap(), &Access::default()).unwrap();
     assert_eq!(digest, image.digest);
     layout.index(&[layout.manifest(&layers()[..1])]);
     registry.push(&layout.folder, "some/app", "1");
@@ -59,7 +59,7 @@ fn an_image_is_pulled_by_its_tag_and_pinned_by_its_digest() {
     let other = Store::open(folder.path().join("other")).unwrap();
     let pinned: Reference = format!("localhost:{}/some/app@{digest}", registry.port).parse().unwrap();
     assert_eq!(other.pull(&pinned, &Access::default(), &mut |_| ()).unwrap().digest, digest);
-    assert_eq!(other.resolve(&pinned, &Access::default()).unwrap(), digest);
+    assert_eq!(resolve(&pinned, &Access::default()).unwrap(), digest);
     for missing in ["some/app:2", "another/app:1"] {
         let name = format!("localhost:{}/{missing}", registry.port);
         assert_eq!(code(pull(&other, &name, &Access::default())), Code::UnknownImage, "{missing}");
@@ -82,7 +82,7 @@ fn of_several_architectures_this_machine_s_is_pulled() {
     let image = pull(&store, &name, &Access::default()).unwrap();
     assert_eq!(image.layers.len(), 2);
     let index = Digest::of(index.as_bytes());
-    assert_eq!(store.resolve(&name.parse().unwrap(), &Access::default()).unwrap(), index);
+    assert_eq!(resolve(&name.parse().unwrap(), &Access::default()).unwrap(), index);
     assert_eq!(store.find(&index).unwrap().unwrap().digest, image.digest);
 }
 

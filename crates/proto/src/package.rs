@@ -14,6 +14,7 @@
 //! A function is addressed as `package/function`, where the package is a name or a digest.
 
 mod elf;
+mod image;
 mod kind;
 mod wasm;
 
@@ -26,6 +27,7 @@ use sha2::{Digest, Sha256};
 use crate::v1::{self, FunctionInfo, PackageFile};
 use crate::{Code, Error};
 
+pub use image::{is_pinned, pin_image, unpinned_image};
 pub use kind::{Kind, PORTABLE, runs_on};
 
 /// The manifest's name in a package's folder; no file of the package may have it.
@@ -63,6 +65,9 @@ pub struct Manifest {
     /// Whether the functions open connections by themselves. Only nodes that lend their network execute them then.
     #[serde(default)]
     pub network: bool,
+    /// The OCI image in whose file system the functions run, as `REGISTRY/NAME:TAG@sha256:...`. Without a digest it can
+    /// neither be stored nor run: [`pin_image`].
+    pub image: Option<String>,
     /// The functions that the package offers, in the order of their indexes. None: every exported C function.
     #[serde(default, rename = "function")]
     pub functions: Vec<ManifestFunction>,
@@ -111,6 +116,7 @@ impl Manifest {
             toml::from_str(text).map_err(|error| invalid(format!("{MANIFEST_FILE}: {}", error.message())))?;
         check_name("package", &manifest.name)?;
         check_path(&manifest.library)?;
+        manifest.image.as_deref().map_or(Ok(()), image::check_image)?;
         manifest.check_functions()?;
         manifest.check_limits()?;
         Ok(manifest)
@@ -170,6 +176,8 @@ pub struct Checked {
     pub functions: Vec<FunctionInfo>,
     /// Whether they open connections by themselves.
     pub network: bool,
+    /// The image in whose file system they run, pinned by its digest; empty: none.
+    pub image: String,
     /// Size of the encoded package.
     pub size_bytes: u64,
     /// The decoded package: its files may be unpacked into an empty folder.
@@ -189,6 +197,7 @@ impl Checked {
             library: self.library.clone(),
             network: self.network,
             kind: self.kind.name().to_owned(),
+            image: self.image.clone(),
         }
     }
 }
@@ -274,6 +283,10 @@ pub fn validate(encoded: &[u8]) -> Result<Checked, Error> {
             file.path
         )));
     }
+    image::check_pinned(manifest.image.as_deref())?;
+    if manifest.image.is_some() && library.kind != Kind::Native {
+        return Err(invalid(format!("{MANIFEST_FILE} names an image, and {} needs none", file.path)));
+    }
     let functions = functions(&manifest, &library)?;
     Ok(Checked {
         name: manifest.name,
@@ -283,6 +296,7 @@ pub fn validate(encoded: &[u8]) -> Result<Checked, Error> {
         library: manifest.library,
         functions,
         network: manifest.network,
+        image: manifest.image.unwrap_or_default(),
         size_bytes,
         package,
     })

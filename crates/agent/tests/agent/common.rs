@@ -430,6 +430,7 @@ pub fn options(folder: &Path, does: &str) -> Options {
         worker: worker(folder, does),
         spawner: spawner(),
         lend_network: false,
+        container_runtime: None,
         idle_timeout: None,
         clients: Clients::OwnUser,
         network: None,

@@ -110,9 +110,10 @@ fn json(bytes: &[u8]) -> serde_json::Value {
 
 /// Installed, or as `scripts/setup.sh test` has unpacked it.
 fn program() -> PathBuf {
-    let unpacked = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../target/tools/docker-registry/usr/bin/docker-registry");
-    if unpacked.exists() { unpacked } else { PathBuf::from("docker-registry") }
+    let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let mut unpacked =
+        above.map(|folder| folder.join("target/tools/docker-registry/usr/bin/docker-registry"));
+    unpacked.find(|program| program.exists()).unwrap_or_else(|| PathBuf::from("docker-registry"))
 }
 
 /// An answer: everything that is sent for a path, the head of it included.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sublet_proto::package::{self, Checked};
+use sublet_proto::package::{self, Checked, Kind};
 use sublet_proto::price::Prices;
 use sublet_proto::ticket::{Signing, Verifying};
 use sublet_proto::v1::manager_server::Manager;
@@ -85,6 +85,8 @@ fn package() -> Checked {
     Checked {
         name: "p".into(),
         digest: package::digest(b"p"),
+        kind: Kind::Native,
+        image: String::new(),
         architecture: "x86_64",
         library: "p.so".into(),
         functions: vec![FunctionInfo { name: "f".into(), symbol: "f".into() }],

@@ -22,16 +22,16 @@ use crate::{MAX_LAYERS, SCRATCH};
 const SHOWN: [&str; 2] = ["proc", "dev"];
 
 /// Room for what is made here: a folder for each layer, and places to mount things.
-pub(super) const OWN_FILES: u64 = MAX_LAYERS as u64 + 32;
+const OWN_FILES: u64 = MAX_LAYERS as u64 + 32;
 /// Where the layers are mounted over each other.
 pub(super) const ROOT: &str = "root";
+/// What is written over them.
+pub(super) const UPPER: &str = "upper";
 
 /// Makes the image the root, with what only this sandbox has mounted in there.
 pub(super) fn enter(plan: &Plan, image: &LayerMounts) -> io::Result<()> {
     let shown = SHOWN.map(|path| copy(path).map(|mount| (path, mount)));
-    mount_scratch(plan.scratch_bytes, OWN_FILES, "755", MountFlags::empty())?;
-    rustix::process::chdir(SCRATCH_POINT)?;
-    mount_layers(&image.layers)?;
+    prepare(SCRATCH_POINT, plan, image)?;
     rustix::process::chdir(ROOT)?;
     make_root()?;
     for shown in shown {
@@ -46,9 +46,16 @@ pub(super) fn enter(plan: &Plan, image: &LayerMounts) -> io::Result<()> {
     Ok(rustix::process::chdir(image.working_folder.as_c_str())?)
 }
 
-/// Mounts them over each other as [`ROOT`], and `upper`, that can be written, over them all, in the working directory.
-pub(super) fn mount_layers(layers: &[OwnedFd]) -> io::Result<()> {
-    for folder in [ROOT, "upper", "work", "layers"] {
+/// Mounts what the container writes over a folder, goes there, and mounts the layers over each other as [`ROOT`], with
+/// [`UPPER`], which can be written, over them all.
+pub(super) fn prepare(folder: &str, plan: &Plan, image: &LayerMounts) -> io::Result<()> {
+    mount_scratch(folder, plan.scratch_bytes, OWN_FILES, "755", MountFlags::empty())?;
+    rustix::process::chdir(folder)?;
+    mount_layers(&image.layers)
+}
+
+fn mount_layers(layers: &[OwnedFd]) -> io::Result<()> {
+    for folder in [ROOT, UPPER, "work", "layers"] {
         DirBuilder::new().mode(0o755).create(folder)?;
     }
     for (number, layer) in layers.iter().enumerate() {
@@ -59,7 +66,7 @@ pub(super) fn mount_layers(layers: &[OwnedFd]) -> io::Result<()> {
     // Overlayfs has the highest first.
     let numbers = (0..layers.len()).rev();
     let lower: Vec<_> = numbers.map(|number| format!("layers/{number}")).collect();
-    let options = format!("lowerdir={},upperdir=upper,workdir=work,userxattr", lower.join(":"));
+    let options = format!("lowerdir={},upperdir={UPPER},workdir=work,userxattr", lower.join(":"));
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     Ok(mount("overlay", ROOT, "overlay", flags, Some(CString::new(options)?.as_c_str()))?)
 }

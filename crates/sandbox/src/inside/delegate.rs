@@ -18,10 +18,13 @@ use rustix::mount::{MountFlags, mount};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
 use super::Plan;
-use super::container::{OWN_FILES, attach, is_folder, mount_layers};
-use super::root::{MountPoint, SCRATCH_POINT, mount_scratch};
+use super::container::{UPPER, attach, is_folder, prepare};
+use super::root::MountPoint;
 use crate::USER;
 
+/// Where the bundle is made, in mounts that nobody else has: whoever the runtime is on this machine, it gets there, as it would
+/// not to the folder of the agent.
+const BUNDLE: &str = "/tmp";
 /// What the runtime calls the only container that it sees.
 const NAME: &CStr = c"sandbox";
 /// Where it writes the number of the container's process.
@@ -34,10 +37,8 @@ pub(super) fn enter(plan: &mut Plan) -> io::Result<()> {
     let Some(image) = &plan.image else { return Ok(()) };
     let Some(runtime) = image.runtime.clone() else { return Ok(()) };
     mount_own_view()?;
-    mount_scratch(plan.scratch_bytes, OWN_FILES, "755", MountFlags::empty())?;
-    rustix::process::chdir(SCRATCH_POINT)?;
-    mount_layers(&image.layers)?;
-    chown("upper", Some(USER), Some(USER))?;
+    prepare(BUNDLE, plan, image)?;
+    chown(UPPER, Some(USER), Some(USER))?;
     let shown = attach_shown(plan)?;
     fs::write("config.json", config::of(plan, image, &shown)?)?;
     plan.args = command(&runtime);

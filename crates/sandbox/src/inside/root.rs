@@ -61,7 +61,7 @@ pub(super) fn enter(plan: &Plan) -> io::Result<()> {
     for (place, detached) in &plan.mounts {
         move_mount(detached, "", CWD, place.0, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     }
-    mount_scratch(plan.scratch_bytes, 2, "1777", MountFlags::NOEXEC)?;
+    mount_scratch(SCRATCH_POINT, plan.scratch_bytes, 2, "1777", MountFlags::NOEXEC)?;
     make_root()
 }
 
@@ -72,15 +72,21 @@ pub(super) fn make_root() -> io::Result<()> {
     Ok(rustix::process::chdir("/")?)
 }
 
-/// What the sandbox writes, at `/tmp` of the template, with room for so many files beside the sandbox's.
-pub(super) fn mount_scratch(len_bytes: u64, own_files: u64, mode: &str, flags: MountFlags) -> io::Result<()> {
+/// What the sandbox writes, at a folder, with room for so many files beside the sandbox's.
+pub(super) fn mount_scratch(
+    folder: &str,
+    len_bytes: u64,
+    own_files: u64,
+    mode: &str,
+    flags: MountFlags,
+) -> io::Result<()> {
     // Of a size of nothing the kernel makes one without a bound.
     let len_bytes = len_bytes.max(PAGE_BYTES);
     // A file takes a page at least, so no more inodes are of use.
     let inodes = len_bytes / PAGE_BYTES + own_files;
     let options = CString::new(format!("size={len_bytes},nr_inodes={inodes},mode={mode}"))?;
     let flags = flags | MountFlags::NOSUID | MountFlags::NODEV;
-    Ok(mount("tmpfs", SCRATCH_POINT, "tmpfs", flags, Some(options.as_c_str()))?)
+    Ok(mount("tmpfs", folder, "tmpfs", flags, Some(options.as_c_str()))?)
 }
 
 /// Only processes: nothing of what else `/proc` tells of the machine, or lets one change.

@@ -5,6 +5,7 @@
 use std::fs;
 use std::io::Read;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -59,6 +60,8 @@ impl House {
     /// For sandboxes of a kind.
     pub fn open(sort: Sort) -> House {
         let folder = tempfile::tempdir().unwrap();
+        // As an agent's folder.
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
         let root = folder.path().join("root");
         fs::create_dir(&root).unwrap();
         let sandboxes = Sandboxes::open(Path::new(env!("CARGO_BIN_EXE_sublet-spawner")), &root).unwrap();

@@ -6,7 +6,10 @@ use std::path::PathBuf;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
-use sublet_proto::{Code, Error};
+use sublet_image::{Access, Credentials, Reference, resolve};
+use sublet_proto::package::{encode, pin_image, unpinned_image};
+use sublet_proto::v1::Package;
+use sublet_proto::{Code, Error, decode};
 use sublet_runtime::deploy::read_package;
 
 use super::Connection;
@@ -26,6 +29,9 @@ Examples:
       [[function]]            # optional: without any, every exported C function
       name = \"price\"
       symbol = \"price_v2\"     # optional: the function's name
+
+      image = \"debian:12\"     # optional: an OCI image in which the functions run, pinned when
+                              # it is deployed; stands before the first [[function]]
 
       [wasm]                  # optional, of a WebAssembly module: what one call may take
       deadline_ms = 1000
@@ -55,7 +61,7 @@ struct Deployed {
 
 /// Deploys.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
-    let encoded = read_package(&arguments.path)?;
+    let encoded = pinned(read_package(&arguments.path)?)?;
     let manager = arguments.connection.open()?;
     let bar = progress_bar(encoded.len() as u64, output);
     let progress = bar.clone();
@@ -64,6 +70,16 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     let reply = reply?;
     let package = reply.package.ok_or_else(|| Error::new(Code::Protocol, "the manager names no package"))?;
     output.show(&Deployed { known: reply.known, package: package.into() }, text)
+}
+
+/// The same package with the image that it names pinned by the digest that its registry says now.
+fn pinned(encoded: Vec<u8>) -> Result<Vec<u8>, Error> {
+    let mut package: Package = decode("a package", &encoded)?;
+    let Some(image) = unpinned_image(&package)? else { return Ok(encoded) };
+    let reference: Reference = image.parse()?;
+    let access = Access { credentials: Credentials::of_docker(&reference)?, ..Access::default() };
+    pin_image(&mut package, &resolve(&reference, &access)?.to_string())?;
+    Ok(encode(&package))
 }
 
 fn text(deployed: &Deployed) -> String {
@@ -76,6 +92,9 @@ fn text(deployed: &Deployed) -> String {
         package.architecture,
         package.digest
     );
+    if !package.image.is_empty() {
+        text += &format!("  in {}\n", package.image);
+    }
     for function in &package.functions {
         text += &format!("  {function}\n");
     }

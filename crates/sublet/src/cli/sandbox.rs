@@ -2,16 +2,17 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use sublet_image::{Digest, Image, Reference, Store};
 use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{SandboxAnswer, SandboxCreate, SandboxIds, SandboxKill, SandboxList};
 use sublet_proto::v1::{SandboxRequest, SandboxSpec};
 use sublet_proto::{Code, Error};
 use sublet_runtime::access::default_state;
-use sublet_sandbox::{MAX_VECTOR, PROCESS, Signal, State, Status, decode_answer};
+use sublet_sandbox::{CONTAINER, DELEGATED, MAX_VECTOR, PROCESS, Signal, State, Status, decode_answer};
 
 use super::output::{Output, table};
 use super::parse::{absolute, size};
@@ -20,6 +21,7 @@ const EXAMPLES: &str = "\
 Examples:
   sublet sandbox create -- /bin/ls -l /          make one, whose program does not run yet
   sublet sandbox create --count 8 --start --memory 64MiB -- /usr/bin/python3 -c 'print(1)'
+  sublet sandbox create --start --image debian:12 -- /bin/ls -l /
   sublet sandbox start 3 4                        run the programs of two
   sublet sandbox state                            all sandboxes of the node, those of leases among them
   sublet sandbox kill 3 --signal TERM
@@ -53,9 +55,17 @@ enum Verb {
 /// Make sandboxes of a program
 #[derive(Debug, Args)]
 struct Create {
-    /// The program, and what it is told
-    #[arg(required = true, last = true, value_name = "PROGRAM")]
+    /// The program, and what it is told; of an image by its path in there [default: what the image says]
+    #[arg(required_unless_present = "image", last = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
+
+    /// Make them containers of an image that the node has, as `sublet image list` names it
+    #[arg(long, value_name = "IMAGE")]
+    image: Option<String>,
+
+    /// Have an OCI runtime make the containers
+    #[arg(long, value_name = "PROGRAM", requires = "image", value_parser = absolute)]
+    runtime: Option<PathBuf>,
 
     /// How many of the same, side by side
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_VECTOR as i64))]
@@ -147,7 +157,10 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
     let socket = arguments.agent.unwrap_or_else(|| default_state().join("agent.sock"));
     let ask = |body| sublet_agent::sandboxes(&socket, SandboxRequest { body: Some(body) });
     let (verb, answers) = match arguments.verb {
-        Verb::Create(create) => ("create", ask(Body::Create(specifications(*create)?))?),
+        Verb::Create(create) => {
+            let images = socket.with_file_name("images");
+            ("create", ask(Body::Create(specifications(*create, &images)?))?)
+        }
         Verb::Start(Ids { ids }) => ("start", ask(Body::Start(SandboxIds { ids }))?),
         Verb::State(AnyIds { ids }) if ids.is_empty() => ("look at", all(ask)?),
         Verb::State(AnyIds { ids }) => ("look at", ask(Body::State(SandboxIds { ids }))?),
@@ -189,24 +202,76 @@ fn all(ask: impl Fn(Body) -> Result<Vec<SandboxAnswer>, Error>) -> Result<Vec<Sa
     }
 }
 
-fn specifications(create: Create) -> Result<SandboxCreate, Error> {
-    let mut words = create.program.into_iter();
-    let program = absolute(&words.next().unwrap_or_default().to_string_lossy())
-        .map_err(|reason| Error::new(Code::InvalidArgument, reason))?;
+fn specifications(mut create: Create, images: &Path) -> Result<SandboxCreate, Error> {
+    let words = std::mem::take(&mut create.program);
+    let of_kind = match &create.image {
+        None => of_host(words)?,
+        Some(name) => of_image(words, create.runtime.as_deref(), &find_image(images, name)?)?,
+    };
+    let env = create.env.into_iter().map(String::into_bytes);
     let spec = SandboxSpec {
-        kind: PROCESS,
-        program: program.into_os_string().into_vec(),
-        args: words.map(OsString::into_vec).collect(),
-        env: create.env.into_iter().map(String::into_bytes).collect(),
+        env: of_kind.env.iter().cloned().chain(env).collect(),
         folder: create.folder.map(|folder| folder.as_os_str().as_bytes().to_vec()).unwrap_or_default(),
         host_network: create.network,
         cores: create.cores,
         memory_bytes: create.memory.unwrap_or(0),
         processes: create.processes.unwrap_or(0),
         scratch_bytes: create.scratch,
-        ..SandboxSpec::default()
+        ..of_kind
     };
     Ok(SandboxCreate { specs: vec![spec; create.count as usize], start: create.start })
+}
+
+fn of_host(words: Vec<OsString>) -> Result<SandboxSpec, Error> {
+    let mut words = words.into_iter();
+    let program = absolute(&words.next().unwrap_or_default().to_string_lossy())
+        .map_err(|reason| Error::new(Code::InvalidArgument, reason))?;
+    Ok(SandboxSpec {
+        kind: PROCESS,
+        program: program.into_os_string().into_vec(),
+        args: words.map(OsString::into_vec).collect(),
+        ..SandboxSpec::default()
+    })
+}
+
+fn of_image(words: Vec<OsString>, runtime: Option<&Path>, image: &Image) -> Result<SandboxSpec, Error> {
+    let own = image.config.entry_point.iter().chain(&image.config.cmd).map(OsString::from);
+    let words: Vec<OsString> = if words.is_empty() { own.collect() } else { words };
+    let (program, args) =
+        words.split_first().ok_or_else(|| refuse("the image names no program".to_owned()))?;
+    if !Path::new(program).is_absolute() {
+        return Err(refuse(format!("the program {program:?} is no absolute path in the image")));
+    }
+    let folder = Some(&image.config.working_folder).filter(|folder| !folder.is_empty());
+    Ok(SandboxSpec {
+        kind: if runtime.is_some() { DELEGATED } else { CONTAINER },
+        program: program.as_bytes().to_vec(),
+        program_inside: true,
+        args: args.iter().map(|word| word.as_bytes().to_vec()).collect(),
+        env: image.config.env.iter().map(|(name, value)| format!("{name}={value}").into_bytes()).collect(),
+        layers: image.layers.iter().map(|layer| layer.as_os_str().as_bytes().to_vec()).collect(),
+        working_folder: folder.map_or("/", String::as_str).as_bytes().to_vec(),
+        runtime: runtime.map(|path| path.as_os_str().as_bytes().to_vec()).unwrap_or_default(),
+        ..SandboxSpec::default()
+    })
+}
+
+/// By its digest, or by its name as it was pulled or imported.
+fn find_image(folder: &Path, name: &str) -> Result<Image, Error> {
+    let none = || refuse(format!("this node has no image {name}: see `sublet image list`"));
+    if !folder.is_dir() {
+        return Err(none());
+    }
+    let store = Store::open(folder)?;
+    let found = match name.parse::<Digest>() {
+        Ok(digest) => store.find(&digest)?,
+        Err(_) => store.named(&name.parse::<Reference>()?.to_string())?,
+    };
+    found.ok_or_else(none)
+}
+
+fn refuse(message: String) -> Error {
+    Error::new(Code::InvalidArgument, message)
 }
 
 fn variable(text: &str) -> Result<String, String> {

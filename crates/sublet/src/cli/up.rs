@@ -78,6 +78,11 @@ pub(crate) struct Arguments {
     #[arg(long)]
     lend_network: bool,
 
+    /// Have an OCI runtime make the containers of packages with an image: crun, runc or another, by its name or path
+    /// [default: the agent makes them]
+    #[arg(long, value_name = "PROGRAM")]
+    container_runtime: Option<PathBuf>,
+
     /// Name of this node [default: the host's]
     #[arg(long)]
     name: Option<String>,
@@ -198,6 +203,7 @@ fn agent_options(arguments: Arguments, state: &Path, programs: Programs) -> subl
         worker: programs.worker,
         spawner: programs.spawner,
         lend_network: arguments.lend_network,
+        container_runtime: arguments.container_runtime,
         idle_timeout: None,
         clients: Clients::OwnUser,
         network: arguments.listen.map(|listen| Network {

@@ -101,6 +101,9 @@ pub(crate) struct PackageView {
     pub(crate) digest: String,
     /// What its library is: native, wasm.
     pub(crate) kind: String,
+    /// The image in whose file system its functions run, pinned by its digest.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) image: String,
     pub(crate) architecture: String,
     pub(crate) size_bytes: u64,
     pub(crate) deployed_unix_ms: u64,
@@ -118,6 +121,7 @@ impl From<PackageInfo> for PackageView {
             digest: package.digest,
             // Packages of before there were kinds have none.
             kind: if package.kind.is_empty() { Kind::Native.name().to_owned() } else { package.kind },
+            image: package.image,
             architecture: package.architecture,
             size_bytes: package.size_bytes,
             deployed_unix_ms: package.deployed_unix_ms,

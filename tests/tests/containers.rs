@@ -1,0 +1,167 @@
+//! Functions in the file systems of OCI images: deployed with an image's name, pulled from a real registry by the node, and
+//! called as any others.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../crates/image/tests/making/mod.rs"]
+mod making;
+#[path = "../../crates/image/tests/serving/mod.rs"]
+mod serving;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use making::tar::{FILE, Tar};
+use making::{Layer, Layout};
+use serving::DebianRegistry;
+use sublet::{Allocation, Code, Invoker};
+use sublet_tests::assert_fails;
+use sublet_tests::functions::library;
+use sublet_tests::platform::{Platform, programs};
+
+/// What stands in the file of the image that functions read.
+const ISSUE: &str = "of the image";
+
+/// A registry with an image that has the host's C library, and a folder to work in.
+struct Scene {
+    registry: DebianRegistry,
+    folder: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let scene = Scene { registry: DebianRegistry::start(), folder: tempfile::tempdir().unwrap() };
+        scene.push("with", &[Layer::gzip(&libraries()), Layer::gzip(&issue())]);
+        scene.push("without", &[Layer::gzip(&issue())]);
+        scene
+    }
+
+    fn push(&self, name: &str, layers: &[Layer]) {
+        let layout = Layout::of(&self.folder.path().join(name), layers);
+        self.registry.push(&layout.folder, name, "1");
+    }
+
+    fn name(&self, image: &str) -> String {
+        format!("localhost:{}/{image}", self.registry.port)
+    }
+
+    /// The folder of a package of `files.c` in an image.
+    fn package(&self, name: &str, image: &str) -> String {
+        let folder = self.folder.path().join(format!("package-{name}"));
+        fs::create_dir(&folder).unwrap();
+        fs::copy(library("files.c"), folder.join("libfiles.so")).unwrap();
+        let manifest = format!("name = \"{name}\"\nlibrary = \"libfiles.so\"\nimage = \"{image}\"\n");
+        fs::write(folder.join("sublet.toml"), manifest).unwrap();
+        folder.to_str().unwrap().to_owned()
+    }
+}
+
+/// The shared libraries that the worker program needs, where it looks for them.
+fn libraries() -> Vec<u8> {
+    let needed = Command::new("ldd").arg(programs().join("sublet-worker")).output().unwrap();
+    let needed = String::from_utf8(needed.stdout).unwrap();
+    let paths = needed.split_whitespace().filter(|word| word.starts_with('/'));
+    let tar = paths.fold(Tar::new(), |tar, path| {
+        tar.entry(FILE, path.trim_start_matches('/').as_bytes(), b"", 0o755, &fs::read(path).unwrap())
+    });
+    tar.finish()
+}
+
+fn issue() -> Vec<u8> {
+    Tar::new().file("etc/issue", ISSUE.as_bytes()).finish()
+}
+
+fn read_file(client: &Invoker, path: &str) -> Result<String, sublet::Error> {
+    let mut output = [0u8; 64];
+    let done = client.submit("read_file", path.as_bytes(), &mut output).and_then(sublet::Invocation::wait)?;
+    Ok(String::from_utf8(output[..done.output_bytes as usize].to_vec()).unwrap())
+}
+
+fn write_file(client: &Invoker, path: &str) -> Result<(), sublet::Error> {
+    client.submit("write_file", path.as_bytes(), &mut [0u8; 0]).and_then(sublet::Invocation::wait).map(drop)
+}
+
+/// That a function finds its image, and changes it for nobody but itself.
+fn assert_runs_in_image(platform: &Platform, package: &str) {
+    for _ in 0..2 {
+        let mut client = platform.client_with(&Allocation::new(package));
+        assert_eq!(read_file(&client, "/etc/issue").unwrap(), ISSUE);
+        assert_fails(read_file(&client, "/etc/passwd"), Code::FunctionFailed, &["cannot be read"]);
+        assert_fails(read_file(&client, "/etc/new"), Code::FunctionFailed, &["cannot be read"]);
+        write_file(&client, "/etc/new").unwrap();
+        write_file(&client, "/etc/issue").unwrap();
+        assert_eq!(read_file(&client, "/etc/new").unwrap(), "written");
+        assert_eq!(read_file(&client, "/etc/issue").unwrap(), "written");
+        assert_fails(write_file(&client, "/package/new"), Code::FunctionFailed, &["cannot be written"]);
+        assert!(!read_file(&client, "/package/sublet.toml").unwrap().is_empty());
+        client.deallocate().unwrap();
+    }
+}
+
+#[test]
+fn functions_run_in_the_image_that_their_package_has_pinned_also_when_the_registry_is_gone() {
+    let (scene, platform) = (Scene::new(), Platform::start());
+    let folder = scene.package("app", &scene.name("with:1"));
+    let deployed = platform.json(&["deploy", &folder]);
+    let image = deployed["image"].as_str().unwrap();
+    let (name, digest) = image.split_once('@').unwrap();
+    assert!(name == scene.name("with:1") && digest.len() == 71, "{image}");
+    // What the tag means later does not matter any more.
+    scene.push("with", &[Layer::gzip(&Tar::new().file("etc/issue", b"another").finish())]);
+    assert_runs_in_image(&platform, "app");
+    let other = scene.package("other", &scene.name("without:1"));
+    platform.json(&["deploy", &other]);
+    drop(scene);
+    assert_runs_in_image(&platform, "app");
+    let mut client = platform.invoker();
+    let refused = client.allocate(&Allocation::new("other"));
+    let error = refused.expect_err("nobody has that image any more");
+    assert!(error.message.contains("localhost"), "{}: {error}", error.code);
+    // Nothing is held by that.
+    assert_runs_in_image(&platform, "app");
+}
+
+#[test]
+fn what_is_no_image_to_run_in_is_named() {
+    let (scene, platform) = (Scene::new(), Platform::start());
+    let unpinned = scene.package("unpinned", &scene.name("with:1"));
+    let mut client = platform.invoker();
+    let refused = client.allocate(&Allocation::new(unpinned));
+    assert_fails(refused, Code::InvalidPackage, &["with:1 is not pinned", "sublet deploy"]);
+    let unknown = scene.package("unknown", &scene.name("nothing:1"));
+    let message = platform.assert_refuses(&["deploy", &unknown], Code::UnknownImage);
+    assert!(message.contains("nothing"), "{message}");
+    let empty = scene.package("empty", &scene.name("without:1"));
+    platform.json(&["deploy", &empty]);
+    let refused = client.allocate(&Allocation::new("empty"));
+    assert_fails(refused, Code::System, &["executing", "No such file", "glibc", "without:1@sha256:"]);
+    let module = scene.folder.path().join("module");
+    fs::create_dir(&module).unwrap();
+    fs::copy(sublet_tests::functions::module("portable.c"), module.join("x.wasm")).unwrap();
+    let manifest = format!("name = 'x'\nlibrary = 'x.wasm'\nimage = '{}'\n", scene.name("with:1"));
+    fs::write(module.join("sublet.toml"), manifest).unwrap();
+    let message = platform.assert_refuses(&["deploy", module.to_str().unwrap()], Code::InvalidPackage);
+    assert!(message.contains("names an image"), "{message}");
+}
+
+#[test]
+fn a_node_can_have_an_oci_runtime_make_its_containers() {
+    if !rustix::process::getuid().is_root() {
+        println!("skipped: handing a container to an OCI runtime needs root");
+        return;
+    }
+    let scene = Scene::new();
+    let platform = Platform::start_with(|up| {
+        up.args(["--container-runtime", "crun"]);
+    });
+    platform.json(&["deploy", &scene.package("app", &scene.name("with:1"))]);
+    assert_runs_in_image(&platform, "app");
+    let output = sublet_tests::platform::sublet()
+        .args(["up", "--json", "--container-runtime", "no-such-runtime", "--state"])
+        .arg(Path::new(scene.folder.path()).join("state"))
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("no container runtime no-such-runtime"), "{said}");
+}
