@@ -1,5 +1,7 @@
 //! Images from files and folders, and what becomes of those that are not what they say.
 
+#![allow(clippy::unwrap_used)]
+
 mod making;
 
 use std::fs;

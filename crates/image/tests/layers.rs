@@ -1,5 +1,7 @@
 //! What becomes of a layer: what is kept of it, what is dropped, and what is made of whiteouts.
 
+#![allow(clippy::unwrap_used)]
+
 mod making;
 
 use std::ffi::OsStr;

@@ -1,5 +1,7 @@
 //! Images from registries: Debian's own, and some that lie.
 
+#![allow(clippy::unwrap_used)]
+
 mod making;
 mod serving;
 

@@ -1,5 +1,7 @@
 //! One folder, several processes, some of which are killed, on disks that are full.
 
+#![allow(clippy::unwrap_used)]
+
 mod making;
 
 use std::fs;

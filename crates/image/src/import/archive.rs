@@ -6,6 +6,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use super::files::Opened;
 use crate::error::{ImageError, Part};
 use crate::layer::{Kind, decompressed, for_each};
 use crate::limits::{Limits, MAX_ARCHIVE_MEMBERS};
@@ -58,7 +59,7 @@ impl Archive {
     }
 
     /// A member's content and its length; `None`: there is none of that name.
-    pub(super) fn open_member<'a>(&'a self, name: &[u8]) -> Option<(Box<dyn Read + 'a>, u64)> {
+    pub(super) fn open_member<'a>(&'a self, name: &[u8]) -> Option<Opened<'a>> {
         let mut name = normal(b"", name);
         for _ in 0..MAX_LINKS {
             match self.members.get(&name)? {

@@ -11,6 +11,9 @@ use super::archive::Archive;
 use crate::error::ImageError;
 use crate::limits::Limits;
 
+/// A file's content and its length.
+pub(super) type Opened<'a> = (Box<dyn Read + 'a>, u64);
+
 /// Files by their names.
 pub(super) enum Files {
     Folder(File),
@@ -33,10 +36,7 @@ impl Files {
     }
 
     /// A file and its length; `None`: there is none of that name.
-    pub(super) fn open_file<'a>(
-        &'a self,
-        name: &str,
-    ) -> Result<Option<(Box<dyn Read + 'a>, u64)>, ImageError> {
+    pub(super) fn open_file<'a>(&'a self, name: &str) -> Result<Option<Opened<'a>>, ImageError> {
         match self {
             Files::Archive(archive) => Ok(archive.open_member(name.as_bytes())),
             Files::Folder(folder) => {

@@ -46,6 +46,9 @@ impl Place {
 pub(crate) fn meaning(path: &[u8]) -> Result<Meaning, ImageError> {
     let Some(Place { folder, name }) = place(path)? else { return Ok(Meaning::Root) };
     let wrong = || Err(ImageError::entry(path, EntryProblem::Whiteout));
+    if folder.split(|&byte| byte == b'/').any(|name| name.starts_with(WHITEOUT_OF_AUFS)) {
+        return Ok(Meaning::Nothing);
+    }
     if folder.split(|&byte| byte == b'/').any(|name| name.starts_with(WHITEOUT)) {
         return wrong();
     }
@@ -105,7 +108,7 @@ mod tests {
         assert_eq!(meaning(b"a/.wh...b").unwrap(), Meaning::Whiteout(at("a", "..b")));
         assert_eq!(meaning(b"a/.wh..wh..opq").unwrap(), Meaning::Opaque(b"a".to_vec()));
         assert_eq!(meaning(b".wh..wh..opq").unwrap(), Meaning::Opaque(b"".to_vec()));
-        assert_eq!(meaning(b".wh..wh.plnk/1.2").is_err(), true);
+        assert_eq!(meaning(b".wh..wh.plnk/1.2").unwrap(), Meaning::Nothing);
         assert_eq!(meaning(b".wh..wh.plnk").unwrap(), Meaning::Nothing);
     }
 
