@@ -96,7 +96,7 @@ fn figure(mut wasm: Side, mut native: Side, ticks_per_ns: f64) -> Figure {
         median_us: total.median_ns / NS_PER_US,
         p99_us: total.p99_ns / NS_PER_US,
         floor_us: native.total.summary(ticks_per_ns).median_ns / NS_PER_US,
-        // Instance, input, function and output; what is missing is the way there and back.
+        // All that the worker does, the end of the instance before included; what is missing is the way there and back.
         steps: vec![Step { step: "execute", median_us, p99_us }],
     }
 }
