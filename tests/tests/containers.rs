@@ -107,6 +107,17 @@ fn functions_run_in_the_image_that_their_package_has_pinned_also_when_the_regist
     let image = deployed["image"].as_str().unwrap();
     let (name, digest) = image.split_once('@').unwrap();
     assert!(name == scene.name("with:1") && digest.len() == 71, "{image}");
+    let cold = platform.json(&[
+        "bench",
+        "cold",
+        "--sandbox",
+        "container",
+        "--n",
+        "2",
+        "--image",
+        &scene.name("with:1"),
+    ]);
+    assert!(cold["sandbox"] == "container" && cold["steps"].as_array().unwrap().len() == 7, "{cold}");
     // What the tag means later does not matter any more.
     scene.push("with", &[Layer::gzip(&Tar::new().file("etc/issue", b"another").finish())]);
     assert_runs_in_image(&platform, "app");

@@ -38,15 +38,25 @@ pub(crate) const PACKAGE: &str = "sublet-bench";
 /// The same functions where the raw side opens a connection.
 pub(crate) const DIALLING_PACKAGE: &str = "sublet-bench-network";
 
+/// The same functions in an image.
+pub(crate) const CONTAINED_PACKAGE: &str = "sublet-bench-container";
+
 /// Deploys the functions that are measured.
 pub(crate) fn deploy(manager: &ManagerClient) -> Result<(), Error> {
-    for (name, network) in [(PACKAGE, false), (DIALLING_PACKAGE, true)] {
-        let library = format!("{name}.so");
-        let manifest = format!("name = \"{name}\"\nlibrary = \"{library}\"\nnetwork = {network}\n");
-        let file = PackageFile { path: library, data: FUNCTIONS.to_vec(), executable: true };
-        manager.deploy(package::encode(&package::from_files(&manifest, vec![file])?))?;
-    }
-    Ok(())
+    deploy_as(manager, PACKAGE, "")?;
+    deploy_as(manager, DIALLING_PACKAGE, "network = true\n")
+}
+
+/// Deploys them to be executed in an image, which is pinned.
+pub(crate) fn deploy_in_image(manager: &ManagerClient, image: &str) -> Result<(), Error> {
+    deploy_as(manager, CONTAINED_PACKAGE, &format!("image = \"{image}\"\n"))
+}
+
+fn deploy_as(manager: &ManagerClient, name: &str, more: &str) -> Result<(), Error> {
+    let library = format!("{name}.so");
+    let manifest = format!("name = \"{name}\"\nlibrary = \"{library}\"\n{more}");
+    let file = PackageFile { path: library, data: FUNCTIONS.to_vec(), executable: true };
+    manager.deploy(package::encode(&package::from_files(&manifest, vec![file])?)).map(drop)
 }
 
 /// A lease of the measured functions.

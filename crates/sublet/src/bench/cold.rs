@@ -9,7 +9,7 @@ use sublet_fabric::clock::monotonic_ns;
 use sublet_proto::{Code, Error};
 use sublet_runtime::{Access, Allocation, Invoker, Policy};
 
-use super::{PACKAGE, Samples, deploy, human_ns, instance};
+use super::{CONTAINED_PACKAGE, PACKAGE, Samples, deploy, deploy_in_image, human_ns, instance};
 
 /// The kind of sandbox that workers start in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -17,6 +17,8 @@ use super::{PACKAGE, Samples, deploy, human_ns, instance};
 pub enum Sandbox {
     /// An isolated process.
     Process,
+    /// The same in the file system of an image.
+    Container,
     /// A fresh instance in the engine of a process that has loaded the package.
     Wasm,
 }
@@ -25,7 +27,7 @@ impl Sandbox {
     /// How many starts there are if nothing is said: more where they take microseconds.
     pub fn usual_starts(self) -> u32 {
         match self {
-            Sandbox::Process => 50,
+            Sandbox::Process | Sandbox::Container => 50,
             Sandbox::Wasm => 20_000,
         }
     }
@@ -33,7 +35,7 @@ impl Sandbox {
     /// What the floor is.
     fn floor(self) -> &'static str {
         match self {
-            Sandbox::Process => "fork and exec of nothing",
+            Sandbox::Process | Sandbox::Container => "fork and exec of nothing",
             Sandbox::Wasm => "the same of native code",
         }
     }
@@ -82,23 +84,41 @@ impl Figure {
     }
 }
 
-/// Starts `n` times.
-pub fn run(access: &Access, sandbox: Sandbox, n: u32, progress: impl FnMut()) -> Result<Figure, Error> {
+/// Starts `n` times, containers in this image, which is pinned.
+pub fn run(
+    access: &Access,
+    sandbox: Sandbox,
+    image: Option<&str>,
+    n: u32,
+    progress: impl FnMut(),
+) -> Result<Figure, Error> {
     match sandbox {
-        Sandbox::Process => processes(access, n, progress),
+        Sandbox::Process | Sandbox::Container => processes(access, image, n, progress),
         Sandbox::Wasm => instance::run(access, n, progress),
     }
 }
 
-/// Starts `n` processes, each with a lease of its own.
-fn processes(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
+/// Starts `n` processes, each with a lease of its own, in an image if one is named.
+fn processes(
+    access: &Access,
+    image: Option<&str>,
+    n: u32,
+    mut progress: impl FnMut(),
+) -> Result<Figure, Error> {
     let mut invoker = Invoker::connect_with(access.clone())?;
-    deploy(invoker.manager())?;
+    let (sandbox, package) = match image {
+        None => (Sandbox::Process, PACKAGE),
+        Some(_) => (Sandbox::Container, CONTAINED_PACKAGE),
+    };
+    match image {
+        None => deploy(invoker.manager())?,
+        Some(image) => deploy_in_image(invoker.manager(), image)?,
+    }
     let (mut total, mut floor) = (Samples::with_capacity(n as usize), Samples::with_capacity(n as usize));
     let mut steps: Vec<_> = STEPS.iter().map(|_| Samples::with_capacity(n as usize)).collect();
     // One more, not counted: it unpacks the package on the node.
     for start in 0..=n {
-        let times = start_once(&mut invoker)?;
+        let times = start_once(&mut invoker, package)?;
         if start > 0 {
             total.push(times[times.len() - 1].saturating_sub(times[0]));
             for (step, pair) in steps.iter_mut().zip(times.windows(2)) {
@@ -114,15 +134,7 @@ fn processes(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<Figu
         let (median_us, p99_us) = micros(samples);
         Step { step, median_us, p99_us }
     });
-    Ok(Figure {
-        bench: "cold",
-        sandbox: Sandbox::Process,
-        n,
-        median_us,
-        p99_us,
-        floor_us,
-        steps: steps.collect(),
-    })
+    Ok(Figure { bench: "cold", sandbox, n, median_us, p99_us, floor_us, steps: steps.collect() })
 }
 
 /// Median and p99 of nanoseconds.
@@ -143,9 +155,9 @@ fn start_nothing(mut command: Command) -> Result<u64, Error> {
 }
 
 /// The moments between the steps, in nanoseconds.
-fn start_once(invoker: &mut Invoker) -> Result<Vec<u64>, Error> {
+fn start_once(invoker: &mut Invoker, package: &str) -> Result<Vec<u64>, Error> {
     let begun = monotonic_ns();
-    invoker.allocate(&Allocation::new(PACKAGE).policy(Policy::AlwaysWarm))?;
+    invoker.allocate(&Allocation::new(package).policy(Policy::AlwaysWarm))?;
     let (input, mut output) = ([0u8; 64], [0u8; 64]);
     let done = invoker.submit("echo", &input, &mut output)?.wait()?;
     let ended = monotonic_ns();

@@ -7,9 +7,11 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 use indicatif::ProgressBar;
 use sublet_fabric::Provider;
+use sublet_proto::package::is_pinned;
 use sublet_proto::{Code, Error};
 
 use super::Connection;
+use super::deploy::digest_of_image;
 use super::output::{Output, table};
 use super::parse::{duration, size};
 use crate::bench::latency::{Called, Mode};
@@ -24,6 +26,7 @@ Examples:
   sublet bench latency --fabric tcp --connections 32          what connections cost that are idle
   sublet bench bandwidth --fabric tcp --encrypted             large payloads, there and back
   sublet bench cold                                           the steps of a cold start
+  sublet bench cold --sandbox container --image debian:12     the same in an image, once that is pulled
   sublet bench throughput --workers 1 --in-flight 8
   sublet bench lease --transport tls                          leases granted a second, and how long a grant takes
   sublet bench reject                                         what a busy shared core costs
@@ -159,6 +162,9 @@ struct Cold {
     /// What workers start in
     #[arg(long, value_enum, default_value_t = cold::Sandbox::Process)]
     sandbox: cold::Sandbox,
+    /// The image that containers are made of; it has to have the C library of the worker program
+    #[arg(long, value_name = "IMAGE", required_if_eq("sandbox", "container"))]
+    image: Option<String>,
     /// Cold starts [default: 50, of wasm 20000]
     #[arg(long, value_name = "STARTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     n: Option<u32>,
@@ -293,7 +299,12 @@ fn run_cold(arguments: &Cold, output: &Output) -> Result<(), Error> {
     let n = arguments.n.unwrap_or(arguments.sandbox.usual_starts());
     let bar = progress(u64::from(n), output);
     let access = arguments.connection.access()?;
-    let figure = cold::run(&access, arguments.sandbox, n, || bar.inc(1))?;
+    let named = arguments.image.as_deref().filter(|_| arguments.sandbox == cold::Sandbox::Container);
+    let image = match named {
+        Some(name) if !is_pinned(name) => Some(format!("{name}@{}", digest_of_image(name)?)),
+        named => named.map(str::to_owned),
+    };
+    let figure = cold::run(&access, arguments.sandbox, image.as_deref(), n, || bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figure, |figure| table(&cold::HEADINGS, &figure.rows()))
 }

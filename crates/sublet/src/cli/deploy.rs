@@ -76,10 +76,15 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
 fn pinned(encoded: Vec<u8>) -> Result<Vec<u8>, Error> {
     let mut package: Package = decode("a package", &encoded)?;
     let Some(image) = unpinned_image(&package)? else { return Ok(encoded) };
+    pin_image(&mut package, &digest_of_image(&image)?)?;
+    Ok(encode(&package))
+}
+
+/// What an image's name means now in its registry.
+pub(super) fn digest_of_image(image: &str) -> Result<String, Error> {
     let reference: Reference = image.parse()?;
     let access = Access { credentials: Credentials::of_docker(&reference)?, ..Access::default() };
-    pin_image(&mut package, &resolve(&reference, &access)?.to_string())?;
-    Ok(encode(&package))
+    Ok(resolve(&reference, &access)?.to_string())
 }
 
 fn text(deployed: &Deployed) -> String {
