@@ -10,7 +10,7 @@ use crate::limits::Limits;
 /// Why a call has no output.
 pub(crate) enum Failure {
     /// The function said so, and why.
-    Said(Message),
+    Said(Box<Message>),
     /// Input and output do not fit into what is left of the linear memory.
     NoRoom {
         /// Of both together.
@@ -34,7 +34,7 @@ impl Failure {
     pub(crate) fn tell(self, limits: &Limits) -> (Code, Message) {
         let told = |code, message: String| (code, Message::of(message.as_bytes()));
         match self {
-            Failure::Said(message) => (Code::FunctionFailed, message),
+            Failure::Said(message) => (Code::FunctionFailed, *message),
             Failure::NoRoom { wanted_bytes, memory_bytes } => told(
                 Code::MemoryExceeded,
                 format!(

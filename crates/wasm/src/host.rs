@@ -14,7 +14,7 @@ const SUBLET: &str = "sublet";
 #[derive(Default)]
 pub(crate) struct State {
     /// What the function said when it failed, if it has.
-    pub(crate) failure: Option<Message>,
+    pub(crate) failure: Option<Box<Message>>,
 }
 
 /// The function ended itself as a program would.
@@ -44,7 +44,7 @@ fn fail(mut caller: Caller<'_, State>, message: u32) -> Result<()> {
     };
     let said = &said[..said.len().min(Message::CAPACITY)];
     let said = said.split(|&byte| byte == 0).next().unwrap_or_default();
-    state.failure.get_or_insert_with(|| Message::of(said));
+    state.failure.get_or_insert_with(|| Box::new(Message::of(said)));
     Ok(())
 }
 
