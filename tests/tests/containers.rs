@@ -75,7 +75,7 @@ fn issue() -> Vec<u8> {
 fn read_file(client: &Invoker, path: &str) -> Result<String, sublet::Error> {
     let mut output = [0u8; 64];
     let done = client.submit("read_file", path.as_bytes(), &mut output).and_then(sublet::Invocation::wait)?;
-    Ok(String::from_utf8(output[..done.output_bytes as usize].to_vec()).unwrap())
+    Ok(String::from_utf8(output[..done.output_bytes].to_vec()).unwrap())
 }
 
 fn write_file(client: &Invoker, path: &str) -> Result<(), sublet::Error> {

@@ -37,13 +37,13 @@ fn one_source_answers_alike_as_native_code_and_as_a_module() {
     let platform = Platform::start_with(|up| {
         up.args(["--listen", "127.0.0.1:0"]);
     });
-    let native = Allocation::new(&package("portable.c"));
+    let native = Allocation::new(package("portable.c"));
     let over_tcp = allocation("portable.c").fabric(FabricChoice::Tcp { encrypted: false });
     for allocation in [native, allocation("portable.c"), over_tcp] {
         let mut client = platform.client_with(&allocation);
         for len in [0, 1, 4097, 1 << 20] {
             let mut input = client.buffer::<u8>(len).unwrap();
-            input.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at * 31 >> 3) as u8);
+            input.iter_mut().enumerate().for_each(|(at, byte)| *byte = ((at * 31) >> 3) as u8);
             let mut output = client.buffer::<u8>(len + 1).unwrap();
             let done = client.submit("echo", &input, &mut output).unwrap().wait().unwrap();
             assert_eq!((done.output_bytes, &output[..len]), (len, &input[..]));

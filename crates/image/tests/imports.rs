@@ -54,7 +54,7 @@ fn a_layout_is_taken_as_folder_as_archive_and_compressed() {
         fs::write(&path, bytes).unwrap();
         assert_eq!(import_one(&store, &path).unwrap(), image, "{name}");
     }
-    assert_eq!(store.list().unwrap(), [image.clone()]);
+    assert_eq!(store.list().unwrap(), std::slice::from_ref(&image));
     assert_eq!(store.find(&image.digest).unwrap(), Some(image));
 }
 

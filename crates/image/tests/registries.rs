@@ -41,7 +41,7 @@ fn an_image_is_pulled_by_its_tag_and_pinned_by_its_digest() {
     let (registry, folder) = (DebianRegistry::start(), tempfile::tempdir().unwrap());
     let layout = Layout::new(&folder.path().join("layout"));
     let entry = layout.manifest(&layers());
-    layout.index(&[entry.clone()]);
+    layout.index(std::slice::from_ref(&entry));
     registry.push(&layout.folder, "some/app", "1");
     let store = Store::open(folder.path().join("store")).unwrap();
     let name = format!("localhost:{}/some/app:1", registry.port);
@@ -49,7 +49,7 @@ fn an_image_is_pulled_by_its_tag_and_pinned_by_its_digest() {
     let image =
         store.pull(&name.parse().unwrap(), &Access::default(), &mut |progress| last = progress).unwrap();
     assert_eq!((last.fetched_bytes, last.layers_done, last.layers), (last.wanted_bytes, 2, 2));
-    assert_eq!(image.names, [name.clone()]);
+    assert_eq!(image.names, std::slice::from_ref(&name));
     assert_eq!(fs::read(image.layers[0].join("hello")).unwrap(), b"bottom");
     // The tag moves on; what was pinned does not.
     let digest = resolve(&name.parse().unwrap(), &Access::default()).unwrap();

@@ -59,7 +59,7 @@ fn layers_are_shared_and_go_with_the_last_image_that_has_them() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path().join("store")).unwrap();
     let (base, top) = (layer("base"), layer("top"));
-    let one = Layout::of(&folder.path().join("one"), &[base.clone()]);
+    let one = Layout::of(&folder.path().join("one"), std::slice::from_ref(&base));
     let two = Layout::of(&folder.path().join("two"), &[base, top.clone(), top]);
     let (one, two) = (import_one(&store, &one.folder).unwrap(), import_one(&store, &two.folder).unwrap());
     assert_eq!((one.layers.len(), two.layers.len()), (1, 2), "a layer that is there twice is named once");
