@@ -42,6 +42,13 @@ impl Scene {
         self.registry.push(&layout.folder, name, "1");
     }
 
+    /// A node that pulls from this registry.
+    fn platform(&self, more: &[&str]) -> Platform {
+        Platform::start_with(|up| {
+            up.args(more).arg("--registries").arg(format!("localhost:{}", self.registry.port));
+        })
+    }
+
     fn name(&self, image: &str) -> String {
         format!("localhost:{}/{image}", self.registry.port)
     }
@@ -101,7 +108,8 @@ fn assert_runs_in_image(platform: &Platform, package: &str) {
 
 #[test]
 fn functions_run_in_the_image_that_their_package_has_pinned_also_when_the_registry_is_gone() {
-    let (scene, platform) = (Scene::new(), Platform::start());
+    let scene = Scene::new();
+    let platform = scene.platform(&[]);
     let folder = scene.package("app", &scene.name("with:1"));
     let deployed = platform.json(&["deploy", &folder]);
     let image = deployed["image"].as_str().unwrap();
@@ -134,8 +142,23 @@ fn functions_run_in_the_image_that_their_package_has_pinned_also_when_the_regist
 }
 
 #[test]
+fn a_node_asks_only_registries_that_its_operator_has_named_or_that_are_elsewhere() {
+    let scene = Scene::new();
+    let elsewhere = Platform::start_with(|up| {
+        up.args(["--registries", "registry.example.org"]);
+    });
+    for (number, platform) in [Platform::start(), elsewhere].iter().enumerate() {
+        let name = format!("app{number}");
+        platform.json(&["deploy", &scene.package(&name, &scene.name("with:1"))]);
+        let refused = platform.invoker().allocate(&Allocation::new(name));
+        assert_fails(refused, Code::PermissionDenied, &["pulls no images from localhost", "registries"]);
+    }
+}
+
+#[test]
 fn what_is_no_image_to_run_in_is_named() {
-    let (scene, platform) = (Scene::new(), Platform::start());
+    let scene = Scene::new();
+    let platform = scene.platform(&[]);
     let unpinned = scene.package("unpinned", &scene.name("with:1"));
     let mut client = platform.invoker();
     let refused = client.allocate(&Allocation::new(unpinned));
@@ -163,9 +186,7 @@ fn a_node_can_have_an_oci_runtime_make_its_containers() {
         return;
     }
     let scene = Scene::new();
-    let platform = Platform::start_with(|up| {
-        up.args(["--container-runtime", "crun"]);
-    });
+    let platform = scene.platform(&["--container-runtime", "crun"]);
     platform.json(&["deploy", &scene.package("app", &scene.name("with:1"))]);
     assert_runs_in_image(&platform, "app");
     let output = sublet_tests::platform::sublet()

@@ -2,6 +2,9 @@
 //!
 //! They are kept in `STATE/images`, where `sublet image` finds them, too. An image is known by the digest that its package
 //! has pinned, wherever it came from. While a worker runs in it nobody removes its layers.
+//!
+//! Which registry is asked is a tenant's word. So that nobody has an agent knock at doors of its own machine, those are asked
+//! only if the operator names them; and none but those that are named, if any are.
 
 use std::path::Path;
 
@@ -13,6 +16,8 @@ use tracing::info;
 /// See the [module](self).
 pub(crate) struct Images {
     store: Store,
+    /// None: any but this machine's own.
+    registries: Vec<String>,
 }
 
 /// An image with a lock on its layers.
@@ -23,8 +28,8 @@ pub(crate) struct HeldImage {
 
 impl Images {
     /// Those in a state folder.
-    pub(crate) fn open(state: &Path) -> Result<Images, Error> {
-        Ok(Images { store: Store::open(state.join("images"))? })
+    pub(crate) fn open(state: &Path, registries: Vec<String>) -> Result<Images, Error> {
+        Ok(Images { store: Store::open(state.join("images"))?, registries })
     }
 
     /// Whether nothing has to be pulled for a package.
@@ -38,6 +43,7 @@ impl Images {
             return Ok(());
         }
         let (reference, _) = pinned(package)?;
+        self.check_registry(&reference)?;
         info!(image = package.image, "an image is pulled");
         let access = Access { credentials: Credentials::of_docker(&reference)?, ..Access::default() };
         self.store.pull(&reference, &access, &mut |_| ())?;
@@ -53,6 +59,18 @@ impl Images {
         let image = self.find(package)?.ok_or_else(gone)?;
         let in_use = image.hold()?;
         Ok(Some(HeldImage { image, _in_use: in_use }))
+    }
+
+    fn check_registry(&self, reference: &Reference) -> Result<(), Error> {
+        let is_asked = match self.registries.as_slice() {
+            [] => !reference.is_local(),
+            registries => registries.contains(&reference.registry),
+        };
+        if is_asked {
+            return Ok(());
+        }
+        let message = format!("this node pulls no images from {} (registries)", reference.registry);
+        Err(Error::new(Code::PermissionDenied, message))
     }
 
     fn find(&self, package: &PackageInfo) -> Result<Option<Image>, Error> {

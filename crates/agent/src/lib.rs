@@ -114,6 +114,8 @@ pub struct Options {
     pub lend_network: bool,
     /// The OCI runtime that makes containers, if the agent is not to make them itself.
     pub container_runtime: Option<PathBuf>,
+    /// From which registries images are pulled, as names of images begin; none: all but those of this machine.
+    pub registries: Vec<String>,
     /// When leases that do not say so themselves end for want of calls; never if nothing is said.
     pub idle_timeout: Option<Duration>,
     /// Whose clients it serves.
@@ -222,7 +224,7 @@ fn node(
         ..NodeDescription::default()
     };
     let managers = Arc::new(Managers::new(options.access.clone()));
-    let images = Arc::new(Images::open(&state.path)?);
+    let images = Arc::new(Images::open(&state.path, options.registries.clone())?);
     let node = Node {
         instance: new_instance()?,
         started_ms: state.started_ms(SystemTime::now()),

@@ -255,7 +255,7 @@ mod tests {
 
     fn open(state: &Path) -> Packages {
         let managers = Arc::new(Managers::new(Access::parse("unix:/nowhere").unwrap()));
-        Packages::open(state, managers, Arc::new(Images::open(state).unwrap())).unwrap()
+        Packages::open(state, managers, Arc::new(Images::open(state, Vec::new()).unwrap())).unwrap()
     }
 
     fn checked(files: &[(&str, &[u8])]) -> Checked {

@@ -42,7 +42,7 @@ impl Reference {
     }
 
     /// Whether the registry is on this machine, so that nobody else can listen or answer.
-    pub(crate) fn is_local(&self) -> bool {
+    pub fn is_local(&self) -> bool {
         let host = match self.registry.rsplit_once(':') {
             Some((host, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => host,
             _ => &self.registry,

@@ -178,7 +178,7 @@ fn a_root_like_debian_s_runs_as_an_overlay_of_its_layers() {
     let lower: Vec<_> = image.layers.iter().rev().map(|layer| layer.display().to_string()).collect();
     let merged = folder.path().join("merged");
     fs::create_dir(&merged).unwrap();
-    let script = r#"mount -t overlay -o "userxattr,lowerdir=$1" overlay "$2" && chroot "$2" /bin/sh -c 'echo /etc/* /etc/old/*'"#;
+    let script = r#"PATH=$PATH:/usr/sbin:/sbin; mount -t overlay -o "userxattr,lowerdir=$1" overlay "$2" && chroot "$2" /bin/sh -c 'echo /etc/* /etc/old/*'"#;
     let mut command = Command::new("unshare");
     command
         .args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh"])

@@ -431,6 +431,7 @@ pub fn options(folder: &Path, does: &str) -> Options {
         spawner: spawner(),
         lend_network: false,
         container_runtime: None,
+        registries: Vec::new(),
         idle_timeout: None,
         clients: Clients::OwnUser,
         network: None,

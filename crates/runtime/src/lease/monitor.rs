@@ -151,12 +151,15 @@ impl Lease {
     }
 
     fn lease_ended(&self, error: Error, usage: Option<v1::Usage>) {
+        let all = vec![u64::MAX; self.workers.len()];
+        // Whoever sees that it is over asks why.
+        self.remember(all.clone(), error.clone());
         self.status.store(ENDED, Ordering::Release);
         self.disconnect(&error.message);
         if let Some(remote) = self.carrier.remote() {
             remote.withdraw();
         }
-        self.bury(vec![u64::MAX; self.workers.len()], error.clone());
+        self.give_up(&all);
         lock(&self.link.ended).lease = Some(usage.ok_or(error));
         self.link.changed.notify_all();
         self.poke_all();
@@ -177,12 +180,21 @@ impl Lease {
 
     /// Gives up the calls below these positions.
     pub(super) fn bury(&self, before: Vec<u64>, error: Error) {
+        self.remember(before.clone(), error);
+        self.give_up(&before);
+    }
+
+    /// Why they will have been given up.
+    fn remember(&self, before: Vec<u64>, error: Error) {
         let mut deaths = lock(&self.deaths);
         if deaths.len() == REMEMBERED_DEATHS {
             deaths.pop_front();
         }
-        deaths.push_back(Death { before: before.clone(), error });
-        for (link, before) in self.workers.iter().zip(before) {
+        deaths.push_back(Death { before, error });
+    }
+
+    fn give_up(&self, before: &[u64]) {
+        for (link, &before) in self.workers.iter().zip(before) {
             link.dead_before.fetch_max(before, Ordering::AcqRel);
         }
     }

@@ -83,6 +83,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PROGRAM")]
     container_runtime: Option<PathBuf>,
 
+    /// Registries from which images are pulled, as docker.io or localhost:5000 [default: all but this machine's own]
+    #[arg(long, value_name = "REGISTRY", value_delimiter = ',')]
+    registries: Vec<String>,
+
     /// Name of this node [default: the host's]
     #[arg(long)]
     name: Option<String>,
@@ -204,6 +208,7 @@ fn agent_options(arguments: Arguments, state: &Path, programs: Programs) -> subl
         spawner: programs.spawner,
         lend_network: arguments.lend_network,
         container_runtime: arguments.container_runtime,
+        registries: arguments.registries,
         idle_timeout: None,
         clients: Clients::OwnUser,
         network: arguments.listen.map(|listen| Network {
