@@ -189,7 +189,9 @@ fn a_call_that_every_core_turns_away_fails_after_a_bounded_number_of_rounds() {
 fn a_deadline_ends_a_call_that_is_turned_away_and_stops_no_worker() {
     let house = House::leased(&[1], |_, _| Reaction::TurnAway);
     let deadline = Some(Instant::now() + Duration::from_millis(2));
-    assert_eq!(house.call(CallOptions { deadline, ..anywhere() }), Err(Code::CoreBusy));
+    let ended = house.call(CallOptions { deadline, ..anywhere() });
+    // Between two rounds, or while it is turned away once more.
+    assert!(matches!(ended, Err(Code::CoreBusy | Code::DeadlineExceeded)), "{ended:?}");
     assert_eq!(house.nodes[0].starts(), 1);
 }
 

@@ -6,7 +6,8 @@
 //! socket, and relays what the client says.
 //!
 //! The process takes its rights away before it loads the package: no new privileges, memory limited to the lease's,
-//! no core dumps, and death with the agent. Stronger walls are the sandbox's.
+//! no core dumps. Stronger walls are the sandbox's, and it dies with that. It must not die with its parent: in a container
+//! of an OCI runtime that is the runtime, which ends when it has started it.
 //!
 //! What loads the package and calls its functions is the program's [`Engine`]. Its type is known again where a thread
 //! starts, and in all of the thread's loop.
@@ -16,7 +17,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
 
-use rustix::process::{Resource, Rlimit, Signal};
+use rustix::process::{Resource, Rlimit};
 use rustix::thread::CpuSet;
 use sublet_fabric::Endpoint;
 use sublet_fabric::clock::monotonic_ns;
@@ -238,8 +239,6 @@ fn read_manifest(folder: &Path) -> Result<v1::PackageInfo, Error> {
 
 fn confine(setup: &v1::WorkerSetup) -> Result<(), Error> {
     let failed = |what: &str, error: rustix::io::Errno| Error::new(Code::System, format!("{what}: {error}"));
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|error| failed("PR_SET_PDEATHSIG", error))?;
     rustix::thread::set_no_new_privs(true).map_err(|error| failed("PR_SET_NO_NEW_PRIVS", error))?;
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     rustix::process::setrlimit(Resource::Core, none).map_err(|error| failed("RLIMIT_CORE", error))?;
