@@ -105,18 +105,11 @@ impl Sandboxes {
         request: &SandboxRequest,
         controls: &[OwnedFd],
     ) -> Result<Vec<SandboxAnswer>, SandboxError> {
-        // The reply to a longer one would not fit into a packet, and the spawner ends when it cannot answer.
-        if wire::count(request) > MAX_VECTOR {
-            return Err(SandboxError::TooMany);
-        }
         self.exchange(request, controls).map(|(answers, _)| answers)
     }
 
     fn make(&self, specs: Vec<Spec>, start: bool) -> Vec<Result<Made, SandboxError>> {
         let count = specs.len();
-        if count > MAX_VECTOR {
-            return specs.iter().map(|_| Err(SandboxError::TooMany)).collect();
-        }
         let (specs, controls): (Vec<_>, Vec<_>) = specs.into_iter().map(encode_spec).unzip();
         let request = SandboxRequest { body: Some(Body::Create(SandboxCreate { specs, start })) };
         let (answers, fds) = match self.exchange(&request, &controls) {
@@ -138,9 +131,6 @@ impl Sandboxes {
         ids: &[Id],
         body: impl FnOnce(Vec<u64>) -> Body,
     ) -> Vec<Result<State, SandboxError>> {
-        if ids.len() > MAX_VECTOR {
-            return ids.iter().map(|_| Err(SandboxError::TooMany)).collect();
-        }
         let request = SandboxRequest { body: Some(body(ids.iter().map(|id| id.0).collect())) };
         match self.exchange(&request, &[]) {
             Ok((answers, _)) if answers.len() == ids.len() => {
@@ -157,6 +147,10 @@ impl Sandboxes {
         request: &SandboxRequest,
         fds: &[OwnedFd],
     ) -> Result<(Vec<SandboxAnswer>, Vec<OwnedFd>), SandboxError> {
+        // The reply to a longer one would not fit into a packet, and the spawner ends when it cannot answer.
+        if wire::count(request) > MAX_VECTOR {
+            return Err(SandboxError::TooMany);
+        }
         let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         let gone = |error: io::ErrorKind| SandboxError::SpawnerGone(error.into());
         let socket = connection.as_ref().ok_or_else(|| gone(io::ErrorKind::NotConnected))?.as_fd();

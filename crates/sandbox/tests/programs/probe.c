@@ -251,23 +251,29 @@ static void memory(const char *how) {
     }
 }
 
-static void disk(void) {
+// Fills a file, and then its file system with empty ones in a folder, and says how much there was room for.
+static void fill(const char *file, const char *folder) {
     static char block[65536];
-    const char *elsewhere[] = {"/x", "/package/x", "/usr/lib/x", "/dev/x", "/etc/x", "/proc/x", "/program"};
-    for (unsigned i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
-        tell(elsewhere[i], open(elsewhere[i], O_WRONLY | O_CREAT, 0600));
     long written = 0, count = 0;
-    int fd = open("/tmp/fill", O_WRONLY | O_CREAT, 0600);
+    int fd = open(file, O_WRONLY | O_CREAT, 0600);
     for (ssize_t wrote; (wrote = write(fd, block, sizeof block)) > 0;) written += wrote;
     line("said %ld %s", written, strerrorname_np(errno));
-    unlink("/tmp/fill");
+    unlink(file);
     close(fd);
     for (char path[64]; count < 10000000; count++) {
-        snprintf(path, sizeof path, "/tmp/%ld", count);
+        snprintf(path, sizeof path, "%s/%ld", folder, count);
         if ((fd = open(path, O_WRONLY | O_CREAT, 0600)) < 0) break;
         close(fd);
     }
     line("said %ld files %s", count, strerrorname_np(errno));
+}
+
+static void disk(void) {
+    const char *elsewhere[] = {"/x", "/package/x", "/usr/lib/x", "/dev/x", "/etc/x", "/proc/x", "/program"};
+    for (unsigned i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
+        tell(elsewhere[i], open(elsewhere[i], O_WRONLY | O_CREAT, 0600));
+    fill("/tmp/fill", "/tmp");
+    int fd;
     tell("executing what was written", (fd = open("/tmp/0", O_RDONLY), mmap(NULL, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0)) == MAP_FAILED ? -1 : 0);
 }
 
@@ -301,24 +307,12 @@ static void change(int count, char **paths) {
 
 // Fills what can be written of a container.
 static void flood(void) {
-    static char block[65536];
     const char *elsewhere[] = {"/package/x", "/dev/x", "/proc/x"};
     for (unsigned i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
         tell(elsewhere[i], open(elsewhere[i], O_WRONLY | O_CREAT, 0600));
     tell("a device", mknod("/tmp/disk", S_IFBLK | 0600, makedev(254, 0)));
     tell("a node 1, 1", mknod("/mem", S_IFCHR | 0600, makedev(1, 1)));
-    long written = 0, count = 0;
-    int fd = open("/fill", O_WRONLY | O_CREAT, 0600);
-    for (ssize_t wrote; (wrote = write(fd, block, sizeof block)) > 0;) written += wrote;
-    line("said %ld %s", written, strerrorname_np(errno));
-    unlink("/fill");
-    close(fd);
-    for (char path[64]; count < 10000000; count++) {
-        snprintf(path, sizeof path, "/etc/%ld", count);
-        if ((fd = open(path, O_WRONLY | O_CREAT, 0600)) < 0) break;
-        close(fd);
-    }
-    line("said %ld files %s", count, strerrorname_np(errno));
+    fill("/fill", "/etc");
 }
 
 // Processes that try hard not to die, and hold descriptor 0.
