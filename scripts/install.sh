@@ -55,6 +55,9 @@ put 755 $BUILT/sublet bin/sublet
 put 755 $BUILT/sublet-worker libexec/sublet/sublet-worker
 put 755 $BUILT/sublet-worker-wasm libexec/sublet/sublet-worker-wasm
 put 755 $BUILT/sublet-spawner libexec/sublet/sublet-spawner
+for language in python node; do
+    put 755 "$BUILT/libsublet_template_$language.so" "libexec/sublet/libsublet_template_$language.so"
+done
 
 put 755 $BUILT/libsublet_c.so "lib/libsublet.so.$interface"
 ln --symbolic --force --no-dereference "libsublet.so.$interface" "$prefix/lib/libsublet.so"

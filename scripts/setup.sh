@@ -7,9 +7,9 @@ readonly RUST_NEEDED=1.89
 readonly CARGO_DENY=0.20.2
 
 # command:package pairs
-readonly BUILD_TOOLS=(gcc:gcc g++:g++ make:make protoc:protobuf-compiler)
+readonly BUILD_TOOLS=(gcc:gcc g++:g++ make:make protoc:protobuf-compiler python3:python3)
 readonly TEST_TOOLS=(cmake:cmake pkg-config:pkg-config strace:strace nats-server:nats-server ip:iproute2 tc:iproute2
-    crun:crun umoci:umoci clang:clang wasm-ld:lld)
+    crun:crun umoci:umoci clang:clang wasm-ld:lld node:nodejs)
 # A library that a test preloads to move a process's clock; it has no command of its own.
 readonly FAKETIME_PACKAGE=libfaketime
 # libfabric's headers, against which the ofi provider is built. With them comes the library, which it loads.
@@ -21,6 +21,9 @@ readonly WASM_TARGET=wasm32-unknown-unknown
 # The registry of the tests. Its package would start a server here, now and at each boot, so it is only unpacked.
 readonly REGISTRY_PACKAGE=docker-registry
 readonly REGISTRY_FOLDER=target/tools/docker-registry
+# A Python of the tests' own, with modules that many use.
+readonly PYTHON_FOLDER=target/tools/python
+readonly PYTHON_MODULES=(numpy==2.2.6 pandas==2.3.3 pillow==12.0.0)
 # OpenCL's loader and PoCL, by which the processor is a device: what kernels are tested on.
 readonly OPENCL_PACKAGES=(ocl-icd-libopencl1 pocl-opencl-icd)
 
@@ -69,6 +72,11 @@ has_opencl() {
     has_library libOpenCL.so.1 && compgen -G '/etc/OpenCL/vendors/*.icd' >/dev/null
 }
 
+# Whether Debian's Python makes virtual environments: that is a package of its own.
+has_python_environments() {
+    python3 -c 'import ensurepip, venv' 2>/dev/null
+}
+
 may_become_root() {
     command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [[ -t 0 && -t 2 ]]; }
 }
@@ -111,6 +119,16 @@ unpack_registry() {
     rm -rf "$REGISTRY_FOLDER"
     mv "$folder/unpacked" "$REGISTRY_FOLDER"
     rm -rf "$folder"
+}
+
+make_python() {
+    [[ $(cat "$PYTHON_FOLDER/modules" 2>/dev/null) == "${PYTHON_MODULES[*]}" ]] && return
+    echo "installing ${PYTHON_MODULES[*]} into $PYTHON_FOLDER"
+    rm -rf "$PYTHON_FOLDER"
+    { python3 -m venv "$PYTHON_FOLDER" &&
+        "$PYTHON_FOLDER/bin/pip" install --quiet --no-input --disable-pip-version-check "${PYTHON_MODULES[@]}"; } ||
+        stop "A Python with ${PYTHON_MODULES[*]} could not be made. See what pip says above, then run make again."
+    printf '%s' "${PYTHON_MODULES[*]}" >"$PYTHON_FOLDER/modules"
 }
 
 check_rust() {
@@ -159,6 +177,7 @@ main() {
     packages=$(missing_packages "${tools[@]}")
     [[ $1 != test ]] || has_faketime || packages+="$FAKETIME_PACKAGE "
     [[ $1 != test ]] || has_wasi_library || packages+="$WASI_PACKAGE "
+    [[ $1 != test ]] || has_python_environments || packages+='python3-venv '
     [[ $1 != test ]] || has_opencl || packages+="${OPENCL_PACKAGES[*]} "
     has_libfabric_headers || packages+="$LIBFABRIC_PACKAGE "
     [[ -z $packages ]] || install_packages "$packages"
@@ -169,6 +188,7 @@ main() {
         install_target "$WASM_TARGET"
         install_cargo_deny
         unpack_registry
+        make_python
     fi
 }
 

@@ -11,6 +11,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("sublet-proto", &[]),
     ("sublet-fabric", &["sublet-proto"]),
     ("sublet-sandbox", &["sublet-proto"]),
+    ("sublet-template-node", &["sublet-sandbox"]),
+    ("sublet-template-python", &["sublet-sandbox"]),
     ("sublet-image", &["sublet-proto"]),
     ("sublet-devices", &["sublet-proto"]),
     ("sublet-runtime", &["sublet-proto", "sublet-fabric"]),
@@ -50,8 +52,15 @@ const NEVER_IMPORT: &[(&str, &[&str], &str)] = &[
 ];
 
 /// The folders whose sources may hold unsafe code.
-const UNSAFE_WALL: &[&str] =
-    &["crates/fabric/", "crates/sandbox/", "crates/devices/", "crates/runtime/", "crates/capi/"];
+const UNSAFE_WALL: &[&str] = &[
+    "crates/fabric/",
+    "crates/sandbox/",
+    "crates/template-node/",
+    "crates/template-python/",
+    "crates/devices/",
+    "crates/runtime/",
+    "crates/capi/",
+];
 
 /// Names that say nothing about what a crate is for.
 const NAMELESS: &[&str] = &["common", "utils", "util", "types", "helpers", "misc"];

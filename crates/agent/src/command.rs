@@ -114,7 +114,7 @@ fn no_answer(other: &ToClient) -> Error {
 pub(crate) fn make_sandboxes(
     node: &Node,
     connection: &Connection,
-    request: &SandboxRequest,
+    request: SandboxRequest,
 ) -> Result<(), Error> {
     let reply = node.sandboxes.obey(request)?;
     match message::send(connection, ToClient::Sandboxes(reply), &[]) {

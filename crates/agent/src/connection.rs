@@ -35,7 +35,7 @@ pub(crate) fn serve(node: &Arc<Node>, connection: &Connection, known: impl FnOnc
             check_operator(connection).and_then(|()| command::obey(node, connection, &request))
         }
         Some(FromClient::Sandboxes(request)) => {
-            check_operator(connection).and_then(|()| command::make_sandboxes(node, connection, &request))
+            check_operator(connection).and_then(|()| command::make_sandboxes(node, connection, request))
         }
         Some(_) => Err(Error::new(Code::Protocol, "the first message of a client is not its ticket")),
     });

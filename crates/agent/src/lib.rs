@@ -45,6 +45,7 @@ mod packages;
 mod programs;
 mod report;
 mod resources;
+mod runtimes;
 mod sandboxes;
 mod shared;
 mod signal;
@@ -80,6 +81,7 @@ use crate::node::Node;
 use crate::packages::Packages;
 use crate::programs::Programs;
 use crate::resources::{Pool, Resources};
+use crate::runtimes::Runtimes;
 use crate::sandboxes::Maker;
 use crate::signal::Signal;
 use crate::state::{StateFolder, system, utf8};
@@ -88,6 +90,7 @@ pub use crate::capacity::{MAX_SHARED_CORES, MAX_WORKERS_PER_CORE, SharedCores};
 pub use crate::command::{command, sandboxes};
 pub use crate::gate::{Network, automatic_fabrics};
 pub use crate::node::Clients;
+pub use crate::runtimes::Warm;
 
 /// What an agent is told when it starts.
 #[derive(Clone, Debug)]
@@ -114,6 +117,8 @@ pub struct Options {
     pub lend_network: bool,
     /// The OCI runtime that makes containers, if the agent is not to make them itself.
     pub container_runtime: Option<PathBuf>,
+    /// What is kept warm for sandboxes.
+    pub warm: Warm,
     /// From which registries images are pulled, as names of images begin; none: all but those of this machine.
     pub registries: Vec<String>,
     /// When leases that do not say so themselves end for want of calls; never if nothing is said.
@@ -225,13 +230,15 @@ fn node(
     };
     let managers = Arc::new(Managers::new(options.access.clone()));
     let images = Arc::new(Images::open(&state.path, options.registries.clone())?);
+    let spawner = find_program("spawner", &options.spawner)?;
+    let runtimes = Runtimes::find(&options.warm, &spawner)?;
     let node = Node {
         instance: new_instance()?,
         started_ms: state.started_ms(SystemTime::now()),
         programs: Programs::beside(find_program("worker", &options.worker)?),
         lends_network: options.lend_network,
         container_runtime: options.container_runtime.as_deref().map(find_runtime).transpose()?,
-        sandboxes: Maker::start(find_program("spawner", &options.spawner)?, state.path.join("root"))?,
+        sandboxes: Maker::start(spawner, state.path.join("root"), runtimes)?,
         calibration,
         pool: Pool::new(Resources::new(cores, memory_bytes, shared_places)?),
         ledger: Arc::new(Ledger::new(&options.name)),
@@ -273,16 +280,21 @@ fn find_program(what: &str, program: &Path) -> Result<PathBuf, Error> {
     Err(Error::new(Code::InvalidArgument, format!("the {what} program {} is no file", program.display())))
 }
 
-/// An OCI runtime: a path, or the name of a program where this process looks for programs.
+/// An OCI runtime.
 fn find_runtime(program: &Path) -> Result<PathBuf, Error> {
+    find_command("container runtime", program).and_then(|path| find_program("container runtime", &path))
+}
+
+/// A program by its path, or by its name where this process looks for programs.
+fn find_command(what: &str, program: &Path) -> Result<PathBuf, Error> {
     if program.components().count() > 1 {
-        return find_program("container runtime", program);
+        return std::path::absolute(program).map_err(|error| system("finding", program, &error));
     }
     let folders = std::env::var_os("PATH").unwrap_or_default();
     let mut found =
         std::env::split_paths(&folders).map(|folder| folder.join(program)).filter(|path| path.is_file());
     found.next().ok_or_else(|| {
-        let message = format!("there is no container runtime {} where programs are", program.display());
+        let message = format!("there is no {what} {} where programs are", program.display());
         Error::new(Code::InvalidArgument, message)
     })
 }

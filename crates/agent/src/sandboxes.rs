@@ -16,6 +16,7 @@ use sublet_proto::{Code, Error};
 use sublet_sandbox::Sandboxes;
 use tracing::warn;
 
+use crate::runtimes::Runtimes;
 use crate::{lock, system};
 
 /// What the control socket of an operator's sandbox is.
@@ -26,6 +27,7 @@ pub(crate) struct Maker {
     program: PathBuf,
     /// Always empty, but for that process.
     root: PathBuf,
+    runtimes: Runtimes,
     current: Mutex<Current>,
 }
 
@@ -37,15 +39,15 @@ struct Current {
 
 impl Maker {
     /// Starts it; the folder is made.
-    pub(crate) fn start(program: PathBuf, root: PathBuf) -> Result<Maker, Error> {
+    pub(crate) fn start(program: PathBuf, root: PathBuf, runtimes: Runtimes) -> Result<Maker, Error> {
         match fs::create_dir(&root) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(system("making the folder", &root, &error));
             }
             _ => {}
         }
-        let current = Mutex::new(Current::open(&program, &root)?);
-        Ok(Maker { program, root, current })
+        let current = Mutex::new(Current::open(&program, &root, &runtimes)?);
+        Ok(Maker { program, root, runtimes, current })
     }
 
     /// Where sandboxes are to be made now. Those of one that has died are dead.
@@ -54,7 +56,8 @@ impl Maker {
     }
 
     /// Does what an operator asks.
-    pub(crate) fn obey(&self, request: &SandboxRequest) -> Result<SandboxReply, Error> {
+    pub(crate) fn obey(&self, mut request: SandboxRequest) -> Result<SandboxReply, Error> {
+        self.complete(&mut request)?;
         let mut current = lock(&self.current);
         let Current { sandboxes, operators } = self.renewed(&mut current)?;
         let mut controls = Vec::new();
@@ -69,7 +72,7 @@ impl Maker {
             ) => check_operators(ids, operators)?,
             Some(Body::State(_) | Body::List(_)) | None => {}
         }
-        let answers = sandboxes.relay(request, &controls)?;
+        let answers = sandboxes.relay(&request, &controls)?;
         let successful = answers.iter().filter(|answer| answer.failure.is_none()).map(|answer| answer.id);
         match &request.body {
             Some(Body::Create(_)) => operators.extend(successful),
@@ -85,15 +88,24 @@ impl Maker {
     fn renewed<'locked>(&self, current: &'locked mut Current) -> Result<&'locked mut Current, Error> {
         if current.sandboxes.is_gone() {
             warn!("the process that makes sandboxes has died, and every sandbox with it; it is started anew");
-            *current = Current::open(&self.program, &self.root)?;
+            *current = Current::open(&self.program, &self.root, &self.runtimes)?;
         }
         Ok(current)
+    }
+
+    /// Operators know of templates only the language and the modules.
+    fn complete(&self, request: &mut SandboxRequest) -> Result<(), Error> {
+        let Some(Body::Create(create)) = &mut request.body else { return Ok(()) };
+        for wanted in create.specs.iter_mut().filter_map(|spec| spec.template.as_mut()) {
+            *wanted = self.runtimes.complete(wanted)?;
+        }
+        Ok(())
     }
 }
 
 impl Current {
-    fn open(program: &Path, root: &Path) -> Result<Current, Error> {
-        let sandboxes = Arc::new(Sandboxes::open(program, root)?);
+    fn open(program: &Path, root: &Path, runtimes: &Runtimes) -> Result<Current, Error> {
+        let sandboxes = Arc::new(Sandboxes::open(program, root, &runtimes.shown())?);
         Ok(Current { sandboxes, operators: BTreeSet::new() })
     }
 }

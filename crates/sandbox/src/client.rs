@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
@@ -38,11 +38,12 @@ pub struct Made {
 
 impl Sandboxes {
     /// Starts a spawner: the program, with an existing folder over which it mounts what sandboxes see, in a namespace
-    /// of its own, so that nobody else ever finds anything in there.
+    /// of its own, so that nobody else ever finds anything in there. Beside the host's shared libraries they see these
+    /// paths of the host, read-only, as interpreters need them.
     ///
     /// # Errors
     /// If it cannot be started. What it itself cannot do is told when a sandbox is made.
-    pub fn open(program: &Path, folder: &Path) -> Result<Sandboxes, SandboxError> {
+    pub fn open(program: &Path, folder: &Path, shown: &[PathBuf]) -> Result<Sandboxes, SandboxError> {
         let failed = |source| SandboxError::system(format!("starting {}", program.display()), source);
         let kind = (AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC);
         let (outside, inside) =
@@ -50,6 +51,7 @@ impl Sandboxes {
         let output = io::stderr().as_fd().try_clone_to_owned().map_err(failed)?;
         let spawner = Command::new(program)
             .arg(folder)
+            .args(shown)
             .env_clear()
             // What is typed at the agent's terminal is the agent's business.
             .process_group(0)

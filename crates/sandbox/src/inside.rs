@@ -16,14 +16,17 @@
 //!    │◄── ended ──────────┘
 //! ```
 //!
+//! The first process of a copy of a template ([`template`]) is forked by that instead, and the program's process says itself
+//! that it runs, as nothing is executed.
+//!
 //! What comes before the plan is the same for all, and happens before anybody asks: it is what takes long, above all
 //! entering a control group of version 1, for which the kernel waits until all processors have taken note.
 //!
 //! Init has all restrictions before the program is there, so both have the same; it differs in that it cannot be traced
 //! by the program, and that the kernel ends everything in the sandbox when it ends.
 //!
-//! All of this runs in a process forked from the spawner, which has a single thread: it may allocate and fail like any
-//! other. It never returns into the spawner's code.
+//! All of this runs in a process forked from one with a single thread, the spawner or a template: it may allocate and fail
+//! like any other. It never returns into the spawner's code.
 
 mod container;
 mod delegate;
@@ -34,9 +37,10 @@ mod privileges;
 mod report;
 mod root;
 pub(crate) mod seccomp;
+pub(crate) mod template;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::rc::Rc;
 
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal};
@@ -47,6 +51,12 @@ pub(crate) use report::{Order, Report, Step};
 pub(crate) use root::{MountPoint, PROGRAM, SYSTEM_FOLDERS};
 use seccomp::Filters;
 
+/// The status of a process that did not become the program. Nobody sees it: it has said why.
+pub(crate) const NOT_EXECUTED: i32 = 127;
+/// What every sandbox has for itself. Of the network it may have the host's.
+pub(crate) const NAMESPACES: i32 =
+    libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
+
 /// What a process is made with, before anybody knows what it will be.
 pub(crate) struct Blank {
     /// To the spawner.
@@ -56,22 +66,33 @@ pub(crate) struct Blank {
     /// Whether the groups of the spawner's user can be left: not without privileges.
     pub(crate) leaves_groups: bool,
     pub(crate) filters: Rc<Filters>,
+    /// If the program is a copy of this process, and none that is executed: the descriptors that it holds for itself.
+    pub(crate) warm: Option<Vec<RawFd>>,
 }
 
-/// The life of a sandbox's first process.
+/// The life of a sandbox's first process, and of the program's up to its first instruction.
 pub(crate) fn run(blank: Blank) -> ! {
+    let plan = live(&blank);
+    let error = system::exec(&plan.program, &plan.args, &plan.env);
+    let _ = Report::failed(Step::Exec, &error).send(blank.link.as_fd());
+    system::leave(NOT_EXECUTED)
+}
+
+/// The life of a sandbox's first process. Returns in the process of the program, in which all is done but what makes it that.
+pub(crate) fn live(blank: &Blank) -> Plan {
     let link = blank.link.as_fd();
-    let prepared = make_ready(&blank).and_then(|()| {
+    let prepared = make_ready(blank).and_then(|()| {
         let mut plan = plan::receive(link).map_err(|error| (Step::Plan, error))?;
-        become_sandbox(&blank, &mut plan).map(|()| plan)
+        become_sandbox(blank, &mut plan).map(|()| plan)
     });
     match prepared {
         Ok(plan) => {
-            if Report::Made.send(link).is_ok() && Order::receive(link) == Some(Order::Start) {
-                init::run(&plan, &blank.link)
+            if Report::Made.send(link).is_err() || Order::receive(link) != Some(Order::Start) {
+                // The spawner is gone, or does not want it any more.
+                system::leave(0);
             }
-            // The spawner is gone, or does not want it any more.
-            system::leave(0)
+            init::run(&plan, blank);
+            plan
         }
         Err((step, error)) => {
             // If it cannot be told, the end of this process tells enough.
@@ -106,15 +127,20 @@ fn become_sandbox(blank: &Blank, plan: &mut Plan) -> Result<(), (Step, io::Error
         Some(_) if plan.is_delegated() => return delegate::enter(plan).map_err(at(Step::Container)),
         Some(image) => container::enter(plan, image).map_err(at(Step::Container))?,
     }
+    // A program that is executed is again what a program is; a copy says so.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|errno| (Step::Identity, errno.into()))?;
     privileges::drop_capabilities().map_err(at(Step::Capabilities))?;
     landlock::restrict(plan).map_err(at(Step::Landlock))?;
     blank.filters.apply(plan.network).map_err(at(Step::Seccomp))
 }
 
-/// Closes what belongs to the spawner and to its other sandboxes, but for where messages are printed.
+/// Closes what belongs to the spawner or the template, and to other sandboxes, but for where messages are printed.
 fn forget_spawner(blank: &Blank) -> io::Result<()> {
-    system::keep_only(&mut [libc::STDOUT_FILENO, libc::STDERR_FILENO, blank.link.as_raw_fd()])
+    let mut kept = blank.warm.clone().unwrap_or_default();
+    kept.extend([libc::STDOUT_FILENO, libc::STDERR_FILENO, blank.link.as_raw_fd()]);
+    system::keep_only(&mut kept)?;
+    // Until the program has its own: else the next descriptor would be what it will be taken for.
+    Ok(rustix::stdio::dup2_stdin(&blank.link)?)
 }
 
 fn die_with_spawner() -> io::Result<()> {

@@ -14,8 +14,8 @@
 //! is in `inside`.
 //!
 //! A sandbox gets one connection to the outside, its control socket, and knows nothing else of its surroundings.
-//! Two kinds are made here, the isolated process and the container, and a third by another program, an OCI runtime. Kinds
-//! are an enum, not plug-ins.
+//! Three kinds are made here: the isolated process, the container, and the copy of a warm language runtime, which is forked
+//! by that itself ([`template`]). Another program, an OCI runtime, makes a fourth. Kinds are an enum, not plug-ins.
 //!
 //! Invariants:
 //! - Whoever drops its [`Sandboxes`], or dies, leaves no process behind: the spawner dies with its connection, and every
@@ -26,9 +26,12 @@
 mod client;
 mod error;
 mod inside;
+mod interpreter;
+mod language;
 pub mod spawner;
 mod strength;
 mod system;
+pub mod template;
 mod wire;
 
 use std::ffi::OsString;
@@ -38,10 +41,12 @@ use std::path::{Path, PathBuf};
 
 pub use client::{Made, Sandboxes};
 pub use error::SandboxError;
+pub use interpreter::Interpreter;
+pub use language::Language;
 pub use rustix::process::Signal;
 pub use strength::{Finding, LOOK, Strength, strengths};
 pub use system::signal_name;
-pub use wire::{CONTAINER, DELEGATED, PROCESS, decode_answer};
+pub use wire::{CONTAINER, DELEGATED, PROCESS, TEMPLATE, decode_answer, decode_language, encode_language};
 
 /// Most sandboxes of one spawner.
 pub const MAX_SANDBOXES: usize = 4096;
@@ -49,6 +54,8 @@ pub const MAX_SANDBOXES: usize = 4096;
 pub const MAX_VECTOR: usize = 32;
 /// Most layers of an image.
 pub const MAX_LAYERS: usize = 128;
+/// Most modules of a template.
+pub const MAX_IMPORTS: usize = 32;
 /// The user as whom a sandbox sees itself. Files of an image belong to it, on the disk, too, if the spawner is root.
 pub const USER: u32 = 1000;
 /// Where a sandbox finds the folder that its specification names, read-only.
@@ -85,13 +92,17 @@ pub enum Kind {
         /// What it is given.
         image: Image,
     },
+    /// A process whose memory begins as a copy of a warm language runtime, in walls like [`Kind::Process`]. Its program is a
+    /// source file, which runs as in an interpreter that has just begun, but for the modules that are there already. It
+    /// has no network.
+    Template(Template),
 }
 
 impl Kind {
     /// The image, if it has one.
     pub(crate) fn image(&self) -> Option<&Image> {
         match self {
-            Kind::Process => None,
+            Kind::Process | Kind::Template(_) => None,
             Kind::Container(image) | Kind::Delegated { image, .. } => Some(image),
         }
     }
@@ -106,6 +117,20 @@ pub struct Image {
     pub layers: Vec<PathBuf>,
     /// In which folder of it the program begins.
     pub working_folder: PathBuf,
+}
+
+/// A language runtime that is kept warm to be forked, for as long as it is asked for often enough; a template with fewer modules
+/// stands in for it until it is warm.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Template {
+    /// What it is the runtime of.
+    pub language: Language,
+    /// The interpreter, with a path as sandboxes are shown it: see [`Interpreter::shown`].
+    pub interpreter: PathBuf,
+    /// The library that it loads to be forked, which calls [`template::serve`].
+    pub adapter: PathBuf,
+    /// What it imports before: names of modules, not more than [`MAX_IMPORTS`].
+    pub imports: Vec<String>,
 }
 
 /// What a sandbox executes.

@@ -13,10 +13,13 @@ mod look;
 mod root;
 mod sandbox;
 mod table;
+mod template;
+mod templates;
 mod users;
 
-use std::os::fd::AsFd;
-use std::path::Path;
+use std::ffi::CString;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -30,18 +33,28 @@ use crate::{Network, SandboxError, Status, system, wire};
 use cgroups::Cgroups;
 use sandbox::Sandbox;
 use table::Table;
+use templates::Templates;
 use users::Users;
 
 /// How many first processes are kept ready.
 const READY: usize = 8;
+const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// What every sandbox is made with.
 struct Workshop {
     /// Without a network. Dropped, and dead, before what they were made with.
     ready: Vec<Sandbox>,
+    templates: Templates,
+    means: Means,
+}
+
+/// What every first process is made with.
+struct Means {
     cgroups: Cgroups,
     users: Users,
     filters: Rc<Filters>,
+    /// What is shown of the host beneath [`crate::SCRATCH`], without the first slash.
+    kept: Vec<CString>,
 }
 
 /// Prints how strong sandboxes are here, a wall in each line. The folder is as for [`run`].
@@ -56,16 +69,16 @@ pub fn trial() -> Option<i32> {
     std::env::args_os().nth(1).is_some_and(|word| word == look::INSIDE).then(look::inside)
 }
 
-/// Serves until the other end of standard input is closed. The folder is an existing one, over which the template of all
-/// roots is mounted in a namespace of this process's own.
-pub fn run(folder: &Path) {
+/// Serves until the other end of standard input is closed. The folder is an existing one, over which the root that
+/// all have in common is mounted in a namespace of this process's own; sandboxes are shown these paths of the host, too.
+pub fn run(folder: &Path, shown: &[PathBuf]) {
     // The first three only: nothing in this process owns others yet.
     let closed = system::keep_only(&mut [0, 1, 2]);
     let opened = closed.map_err(|error| SandboxError::system("closing descriptors", error));
-    let mut served = opened.and_then(|()| Workshop::open(folder)).map(Table::new);
+    let mut served = opened.and_then(|()| Workshop::open(folder, shown)).map(Table::new);
     loop {
         if let Ok(table) = &mut served {
-            while !is_asked() && table.workshop.make_ready() {}
+            table.workshop.rest();
         }
         let (reply, fds) = match wire::receive::<SandboxRequest>(stdin()) {
             Ok(None) | Err(_) => return,
@@ -83,13 +96,28 @@ pub fn run(folder: &Path) {
 }
 
 impl Workshop {
-    fn open(folder: &Path) -> Result<Workshop, SandboxError> {
+    fn open(folder: &Path, shown: &[PathBuf]) -> Result<Workshop, SandboxError> {
         let failed = |what: &'static str| move |error: std::io::Error| SandboxError::system(what, error);
         // Before the namespaces: there what this process's control group is called would no longer be true.
         let cgroups = Cgroups::open();
         let users = Users::enter().map_err(failed("entering a user namespace"))?;
-        root::mount_template(folder).map_err(failed("mounting the root of sandboxes"))?;
-        Ok(Workshop { ready: Vec::new(), cgroups, users, filters: Filters::compile().into() })
+        root::mount_common(folder, shown).map_err(failed("mounting the root of sandboxes"))?;
+        let kept = root::beneath_scratch(shown);
+        let means = Means { cgroups, users, filters: Filters::compile().into(), kept };
+        Ok(Workshop { ready: Vec::new(), templates: Templates::default(), means })
+    }
+
+    /// Makes ready what will be asked for, until something is.
+    fn rest(&mut self) {
+        loop {
+            while !is_asked(&[], Some(NOW))
+                && (self.make_ready() || self.templates.make_ready(&mut self.means))
+            {}
+            let expected = self.templates.expected();
+            if expected.is_empty() || is_asked(&expected, None) {
+                return;
+            }
+        }
     }
 
     /// Makes one first process if fewer than wanted are ready; says whether it did.
@@ -97,7 +125,7 @@ impl Workshop {
         if self.ready.len() >= READY {
             return false;
         }
-        let made = birth::blank(self, Network::None, false);
+        let made = birth::blank(&mut self.means, Network::None, false);
         let is_made = made.is_ok();
         // Whoever needs one is told what is in the way.
         self.ready.extend(made);
@@ -108,7 +136,7 @@ impl Workshop {
     /// sandbox's user.
     fn take(&mut self, network: Network, has_root: bool) -> Result<Sandbox, SandboxError> {
         if has_root {
-            return birth::blank(self, network, true);
+            return birth::blank(&mut self.means, network, true);
         }
         while let (Network::None, Some(mut sandbox)) = (network, self.ready.pop()) {
             // Somebody may have killed it.
@@ -116,13 +144,15 @@ impl Workshop {
                 return Ok(sandbox);
             }
         }
-        birth::blank(self, network, false)
+        birth::blank(&mut self.means, network, false)
     }
 }
 
-/// Whether a request waits, or the end.
-fn is_asked() -> bool {
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+/// Whether a request waits, or the end. Waits so long for that, or for something from one of the others.
+fn is_asked(others: &[BorrowedFd<'_>], patience: Option<Timespec>) -> bool {
     let input = stdin();
-    !matches!(retry_on_intr(|| poll(&mut [PollFd::new(&input, PollFlags::IN)], Some(&now))), Ok(0))
+    let all = std::iter::once(&input).chain(others);
+    let mut watched: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    let polled = retry_on_intr(|| poll(&mut watched, patience.as_ref()));
+    polled.is_err() || !watched[0].revents().is_empty()
 }

@@ -9,6 +9,7 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
+use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal};
 
 /// As the kernel has it: the library's own does not fit its type.
@@ -29,6 +30,8 @@ pub(crate) struct Clone<'fd> {
     pub(crate) flags: i32,
     /// The control group (v2) that it begins in.
     pub(crate) cgroup: Option<BorrowedFd<'fd>>,
+    /// Whether it is a child of this process's parent.
+    pub(crate) is_sibling: bool,
 }
 
 /// Forks this process, which must have a single thread.
@@ -38,7 +41,16 @@ pub(crate) fn clone(how: Clone<'_>) -> io::Result<Fork> {
     let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
     arguments.flags = (libc::CLONE_PIDFD | how.flags) as u64;
     arguments.pidfd = (&raw mut pidfd) as u64;
-    arguments.exit_signal = libc::SIGCHLD as u64;
+    match how.is_sibling {
+        // It signals its end as this process does.
+        true => arguments.flags |= libc::CLONE_PARENT as u64,
+        false => arguments.exit_signal = libc::SIGCHLD as u64,
+    }
+    // The C library keeps a thread's number in its memory: the child's is to be the child's.
+    if let Some(number) = thread_number() {
+        arguments.flags |= (libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID) as u64;
+        arguments.child_tid = number;
+    }
     if let Some(cgroup) = how.cgroup {
         arguments.flags |= CLONE_INTO_CGROUP;
         arguments.cgroup = cgroup.as_raw_fd() as u64;
@@ -67,6 +79,22 @@ pub(crate) fn fork_until_exec() -> io::Result<Option<Pid>> {
     let pid = unsafe { libc::syscall(libc::SYS_clone, flags, none, none, none, none) };
     checked(pid)?;
     Ok(i32::try_from(pid).ok().and_then(Pid::from_raw))
+}
+
+/// Where the C library keeps the number of this thread, if the kernel tells that.
+fn thread_number() -> Option<u64> {
+    let mut address: u64 = 0;
+    // SAFETY: the kernel writes an address into memory that is there for one.
+    let told = unsafe { libc::prctl(libc::PR_GET_TID_ADDRESS, &raw mut address) };
+    (told == 0 && address != 0).then_some(address)
+}
+
+/// Forks this process as the C library does, with all that its users have asked it to do before and after.
+pub(crate) fn fork() -> io::Result<Option<Pid>> {
+    // SAFETY: that there are no other threads is the caller's duty.
+    let pid = unsafe { libc::fork() };
+    checked(pid.into())?;
+    Ok(Pid::from_raw(pid))
 }
 
 /// Becomes another program. Returns only what prevented it.
@@ -146,6 +174,21 @@ fn close_range(first: libc::c_uint, last: libc::c_uint, flags: libc::c_uint) -> 
     // SAFETY: no memory is passed. With the flag the descriptors stay open until exec; without it nothing uses them any
     // more, which is the duty of `keep_only`'s caller.
     checked(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) })
+}
+
+/// Has a number stand for another descriptor. What it stood for is closed; it is the duty of the caller that nobody has
+/// counted on that.
+pub(crate) fn replace(number: RawFd, descriptor: OwnedFd) -> io::Result<()> {
+    // SAFETY: no memory is passed.
+    checked(unsafe { libc::dup3(descriptor.as_raw_fd(), number, libc::O_CLOEXEC) }.into())
+}
+
+/// How a descriptor was opened, if it is one.
+pub(crate) fn status_flags(number: RawFd) -> io::Result<OFlags> {
+    // SAFETY: no memory is passed; of a number that is no descriptor the kernel says so.
+    let flags = unsafe { libc::fcntl(number, libc::F_GETFL) };
+    checked(flags.into())?;
+    Ok(OFlags::from_bits_retain(flags.cast_unsigned()))
 }
 
 /// A descriptor that is readable while a child's end has not been looked at. The signal that tells of it is blocked

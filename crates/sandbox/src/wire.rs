@@ -17,12 +17,12 @@ use sublet_proto::MAX_PACKET_BYTES;
 use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{
     SandboxAnswer, SandboxExit, SandboxFailure, SandboxIds, SandboxKill, SandboxRequest, SandboxSpec,
-    SandboxSystemFailure, sandbox_exit, sandbox_failure,
+    SandboxSystemFailure, SandboxTemplate, sandbox_exit, sandbox_failure,
 };
 
 use crate::{
-    Exit, Id, Image, Kind, Limits, MAX_LAYERS, MAX_VECTOR, Network, Program, SandboxError, Spec, State,
-    Status,
+    Exit, Id, Image, Kind, Language, Limits, MAX_IMPORTS, MAX_LAYERS, MAX_VECTOR, Network, Program,
+    SandboxError, Spec, State, Status, Template,
 };
 
 /// The isolated process, as `sandbox.proto` numbers the kinds.
@@ -31,6 +31,8 @@ pub const PROCESS: u32 = 1;
 pub const CONTAINER: u32 = 2;
 /// What an OCI runtime makes.
 pub const DELEGATED: u32 = 3;
+/// The copy of a warm language runtime.
+pub const TEMPLATE: u32 = 4;
 /// Most descriptors beside a message: those of a container's layers, of what is shown to a sandbox, and its control
 /// socket. The kernel takes 253.
 const MAX_DESCRIPTORS: usize = MAX_LAYERS + MAX_VECTOR;
@@ -110,12 +112,19 @@ pub(crate) fn variable(name: &OsStr, value: &OsStr) -> Vec<u8> {
 pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, OwnedFd) {
     let Spec { kind, program, args, env, folder, control, network, limits } = spec;
     let program_inside = matches!(program, Program::Inside(_));
+    let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
+    let mut template = None;
     let (kind, Image { layers, working_folder }, runtime) = match kind {
         Kind::Process => (PROCESS, Image::default(), PathBuf::new()),
         Kind::Container(image) => (CONTAINER, image, PathBuf::new()),
         Kind::Delegated { runtime, image } => (DELEGATED, image, runtime),
+        Kind::Template(Template { language, interpreter, adapter, imports }) => {
+            let language = encode_language(language);
+            let (interpreter, adapter) = (bytes(&interpreter), bytes(&adapter));
+            template = Some(SandboxTemplate { language, interpreter, adapter, imports });
+            (TEMPLATE, Image::default(), PathBuf::new())
+        }
     };
-    let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
     let message = SandboxSpec {
         kind,
         program: bytes(program.path()),
@@ -131,6 +140,7 @@ pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, OwnedFd) {
         layers: layers.iter().map(|layer| bytes(layer)).collect(),
         working_folder: bytes(&working_folder),
         runtime: bytes(&runtime),
+        template,
     };
     (message, control)
 }
@@ -146,12 +156,14 @@ pub(crate) fn decode_spec(message: SandboxSpec, control: OwnedFd) -> Result<Spec
         layers: message.layers.into_iter().map(path).collect(),
         working_folder: path(message.working_folder),
     };
-    let kind = match (message.kind, layers) {
-        (PROCESS, 0) => Kind::Process,
-        (PROCESS, _) => return Err(invalid("a process has no layers")),
-        (CONTAINER, 1..=MAX_LAYERS) => Kind::Container(image),
-        (DELEGATED, 1..=MAX_LAYERS) => Kind::Delegated { runtime: path(message.runtime), image },
-        (CONTAINER | DELEGATED, _) => return Err(invalid("a container has 1 to 128 layers")),
+    let kind = match (message.kind, layers, message.template) {
+        (PROCESS, 0, None) => Kind::Process,
+        (TEMPLATE, 0, Some(_)) if message.host_network => return Err(invalid("a template has no network")),
+        (TEMPLATE, 0, Some(template)) => Kind::Template(decode_template(template).map_err(invalid)?),
+        (PROCESS | TEMPLATE, _, _) => return Err(invalid("a process has no layers, a template no image")),
+        (CONTAINER, 1..=MAX_LAYERS, _) => Kind::Container(image),
+        (DELEGATED, 1..=MAX_LAYERS, _) => Kind::Delegated { runtime: path(message.runtime), image },
+        (CONTAINER | DELEGATED, _, _) => return Err(invalid("a container has 1 to 128 layers")),
         _ => return Err(invalid("its kind is unknown")),
     };
     let env = message.env.into_iter().map(|bytes| {
@@ -176,6 +188,32 @@ pub(crate) fn decode_spec(message: SandboxSpec, control: OwnedFd) -> Result<Spec
             scratch_bytes: message.scratch_bytes,
         },
     })
+}
+
+fn decode_template(message: SandboxTemplate) -> Result<Template, &'static str> {
+    let SandboxTemplate { language, interpreter, adapter, imports } = message;
+    let language = decode_language(language).ok_or("its language is unknown")?;
+    if imports.len() > MAX_IMPORTS {
+        return Err("a template imports at most 32 modules");
+    }
+    if !imports.iter().all(|module| language.has_module(module)) {
+        return Err("a module is no name of one in that language");
+    }
+    let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
+    Ok(Template { language, interpreter: path(interpreter), adapter: path(adapter), imports })
+}
+
+/// As `sandbox.proto` numbers it.
+pub fn encode_language(language: Language) -> u32 {
+    match language {
+        Language::Python => 1,
+        Language::Node => 2,
+    }
+}
+
+/// The language of a number.
+pub fn decode_language(number: u32) -> Option<Language> {
+    [Language::Python, Language::Node].into_iter().find(|language| encode_language(*language) == number)
 }
 
 /// The answer about one sandbox.

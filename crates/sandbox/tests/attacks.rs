@@ -248,11 +248,22 @@ fn a_program_of_another_user_gives_no_rights(sort: Sort) {
         return;
     }
     let house = House::open(sort);
-    let path = house.folder.path().join("suid");
+    let folder = house.folder.path().join("folder");
+    fs::create_dir(&folder).unwrap();
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = folder.join("suid");
     // It needs no libraries, which an image may lack.
     fs::copy(image()[0].join("bin/probe"), &path).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o4755)).unwrap();
-    let (said, _) = house.run_with(&["show"], |spec| spec.program = Program::Outside(path));
+    let (said, _) = house.run_with(&["show"], |spec| match sort {
+        Sort::Process | Sort::Container => spec.program = Program::Outside(path),
+        Sort::Template => {
+            let source = house.folder.path().join("execute.py");
+            fs::write(&source, "import os\nos.execv('/package/suid', ['suid', 'show'])").unwrap();
+            spec.folder = Some(folder);
+            spec.program = Program::Outside(source);
+        }
+    });
     assert!(said.contains("said user 1000 "), "{said}");
 }
 
@@ -260,6 +271,7 @@ fn a_program_of_another_user_gives_no_rights(sort: Sort) {
 const THREATS: &[(&str, usize, &[&str])] = &[
     ("process", 15, &["crates/sandbox/tests/attacks.rs"]),
     ("container", 6, &["crates/sandbox/tests/attacks.rs", "crates/sandbox/tests/containers.rs"]),
+    ("template", 7, &["crates/sandbox/tests/attacks.rs", "crates/sandbox/tests/templates.rs"]),
     ("delegated", 4, &["crates/sandbox/tests/delegated.rs"]),
     ("wasm", 15, &["crates/wasm/tests/hostile.rs", "crates/wasm/tests/calls.rs", "tests/tests/wasm.rs"]),
 ];

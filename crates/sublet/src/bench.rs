@@ -28,6 +28,7 @@ pub(crate) mod raw;
 pub mod reject;
 pub(crate) mod spinning;
 mod subject;
+pub mod template;
 pub mod throughput;
 pub mod transport;
 

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use prost::Message;
-use sublet_agent::{Agent, Clients, Options};
+use sublet_agent::{Agent, Clients, Options, Warm};
 use sublet_fabric::packet::{Packet, PacketSocket};
 use sublet_proto::ticket::Signing;
 use sublet_proto::v1::agent_to_client::Body as FromAgent;
@@ -431,6 +431,7 @@ pub fn options(folder: &Path, does: &str) -> Options {
         spawner: spawner(),
         lend_network: false,
         container_runtime: None,
+        warm: Warm::default(),
         registries: Vec::new(),
         idle_timeout: None,
         clients: Clients::OwnUser,

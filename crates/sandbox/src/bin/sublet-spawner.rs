@@ -1,4 +1,5 @@
-//! The process that makes sandboxes: started by an agent, with a folder and a socket to it as standard input. With
+//! The process that makes sandboxes: started by an agent, with a folder, paths of the host that sandboxes are shown beside its
+//! libraries, and a socket to it as standard input. With
 //! `--look FOLDER` it prints how strong sandboxes are here instead.
 
 use std::ffi::OsString;
@@ -13,7 +14,9 @@ fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     match words.as_slice() {
         [look, folder] if look == LOOK => spawner::look(folder.as_ref()),
-        [folder] => spawner::run(folder.as_ref()),
+        [folder, shown @ ..] => {
+            spawner::run(folder.as_ref(), &shown.iter().map(Into::into).collect::<Vec<_>>())
+        }
         _ => {
             eprintln!(
                 "sublet-spawner is started by an agent, with a folder and a socket as its standard input"

@@ -6,19 +6,18 @@
 use std::ffi::CString;
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 
-use rustix::fs::CWD;
-use rustix::mount::{MountFlags, MoveMountFlags, OpenTreeFlags, mount, move_mount, open_tree};
+use rustix::mount::{MountFlags, mount};
 
 use super::Plan;
 use super::plan::LayerMounts;
-use super::root::{MountPoint, SCRATCH_POINT, make_root, mount_scratch};
+use super::root::{MountPoint, SCRATCH_POINT, attach, copy, is_folder, make_root, mount_scratch};
 use crate::{MAX_LAYERS, SCRATCH};
 
-/// Of the template, shown in every container.
+/// Of the common root, shown in every container.
 const SHOWN: [&str; 2] = ["proc", "dev"];
 
 /// Room for what is made here: a folder for each layer, and places to mount things.
@@ -71,13 +70,6 @@ fn mount_layers(layers: &[OwnedFd]) -> io::Result<()> {
     Ok(mount("overlay", ROOT, "overlay", flags, Some(CString::new(options)?.as_c_str()))?)
 }
 
-/// A part of the template with all that is mounted in it, as a mount that is not anywhere yet.
-fn copy(path: &str) -> io::Result<OwnedFd> {
-    let flags =
-        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
-    Ok(open_tree(CWD, path, flags)?)
-}
-
 /// Mounts it at a path of the image, where whatever is in the way is none any more.
 fn show(path: &Path, mount: &OwnedFd) -> io::Result<()> {
     path.parent().map_or(Ok(()), fs::create_dir_all)?;
@@ -106,13 +98,4 @@ fn remove_unless(path: &Path, is_right: impl Fn(fs::FileType) -> bool) -> io::Re
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
     }
-}
-
-pub(super) fn is_folder(mount: &OwnedFd) -> io::Result<bool> {
-    Ok(rustix::fs::fstat(mount)?.st_mode & libc::S_IFMT == libc::S_IFDIR)
-}
-
-/// Mounts it there.
-pub(super) fn attach(mount: &OwnedFd, path: &Path) -> io::Result<()> {
-    Ok(move_mount(mount.as_fd(), "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }

@@ -10,21 +10,24 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, Resource, Rlimit, WaitOptions, WaitStatus, setrlimit, wait};
 
-use super::{Plan, Report, Step, delegate};
+use super::{Blank, NOT_EXECUTED, Plan, Report, Step, delegate};
 use crate::system;
 
 /// What is passed on at once, in bytes: no more than a pipe takes in one piece.
 const CHUNK_BYTES: usize = 4096;
-/// The status of a process that did not become the program. Nobody sees it: it has said why.
-const NOT_EXECUTED: i32 = 127;
 
-pub(super) fn run(plan: &Plan, link: &OwnedFd) -> ! {
-    match start(plan, link) {
-        Ok(Started { program, ends, output }) => {
-            let _ = Report::Running.send(link.as_fd());
-            let _ = attend(program, &ends, output).send(link.as_fd());
+/// Returns in the program's process.
+pub(super) fn run(plan: &Plan, blank: &Blank) {
+    let link = blank.link.as_fd();
+    match start(plan, blank) {
+        Ok(None) => return,
+        Ok(Some(Started { program, ends, output })) => {
+            if blank.warm.is_none() {
+                let _ = Report::Running.send(link);
+            }
+            let _ = attend(program, &ends, output).send(link);
         }
-        Err((step, error)) => drop(Report::failed(step, &error).send(link.as_fd())),
+        Err((step, error)) => drop(Report::failed(step, &error).send(link)),
     }
     system::leave(0)
 }
@@ -36,14 +39,18 @@ struct Started {
     output: Output,
 }
 
-/// Forks the program's process. Comes back when that has become the program, or has ended.
-fn start(plan: &Plan, link: &OwnedFd) -> Result<Started, (Step, io::Error)> {
+/// Forks the program's process, in which there is nothing to attend to. Comes back here when that has become the program or has
+/// ended, if it is to execute one.
+fn start(plan: &Plan, blank: &Blank) -> Result<Option<Started>, (Step, io::Error)> {
+    let link = &blank.link;
     let at_fork = |error: io::Error| (Step::Fork, error);
     let ends = system::child_ends().map_err(at_fork)?;
     let pipe = rustix::pipe::pipe_with(PipeFlags::CLOEXEC);
     let (read, write) = pipe.map_err(|errno| at_fork(errno.into()))?;
-    let Some(child) = system::fork_until_exec().map_err(at_fork)? else {
-        let Err((step, error)) = become_program(plan, link, &write);
+    let forked = if blank.warm.is_some() { system::fork() } else { system::fork_until_exec() };
+    let Some(child) = forked.map_err(at_fork)? else {
+        let prepared = prepare_program(plan, link, &write);
+        let Err((step, error)) = prepared else { return Ok(None) };
         let _ = Report::failed(step, &error).send(link.as_fd());
         system::leave(NOT_EXECUTED)
     };
@@ -54,21 +61,17 @@ fn start(plan: &Plan, link: &OwnedFd) -> Result<Started, (Step, io::Error)> {
     std::mem::forget(write);
     let mut output = Output { pipe: Some(read), pending: Vec::new() };
     if !plan.is_delegated() {
-        return Ok(Started { program: child, ends, output });
+        return Ok(Some(Started { program: child, ends, output }));
     }
     let made = delegate::container(child);
     // Why there is none it has said.
     while output.pass_on() {}
     let program = made.map_err(|error| (Step::Runtime, error))?;
     Report::Started.send_for(link.as_fd(), program).map_err(at_fork)?;
-    Ok(Started { program, ends, output })
+    Ok(Some(Started { program, ends, output }))
 }
 
-fn become_program(
-    plan: &Plan,
-    link: &OwnedFd,
-    output: &OwnedFd,
-) -> Result<std::convert::Infallible, (Step, io::Error)> {
+fn prepare_program(plan: &Plan, link: &OwnedFd, output: &OwnedFd) -> Result<(), (Step, io::Error)> {
     let failed = |step: Step| move |errno: Errno| (step, errno.into());
     if !plan.is_delegated() {
         Report::Started.send(link.as_fd()).map_err(|error| (Step::Fork, error))?;
@@ -78,8 +81,7 @@ fn become_program(
     rustix::stdio::dup2_stdin(&plan.control).map_err(failed(Step::Exec))?;
     rustix::stdio::dup2_stdout(output).map_err(failed(Step::Exec))?;
     rustix::stdio::dup2_stderr(output).map_err(failed(Step::Exec))?;
-    system::close_on_exec().map_err(|error| (Step::Exec, error))?;
-    Err((Step::Exec, system::exec(&plan.program, &plan.args, &plan.env)))
+    system::close_on_exec().map_err(|error| (Step::Exec, error))
 }
 
 /// What each process by itself may do. The kernel counts processes for each user namespace, so that is a second bound of

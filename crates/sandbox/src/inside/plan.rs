@@ -22,6 +22,8 @@ pub(crate) struct Plan {
     pub(super) args: Vec<CString>,
     pub(super) env: Vec<CString>,
     pub(super) control: OwnedFd,
+    /// What it is shown of the host beneath [`crate::SCRATCH`], which is the sandbox's own, without the first slash.
+    pub(super) kept: Vec<CString>,
     pub(super) network: Network,
     pub(super) scratch_bytes: u64,
     pub(super) processes: Option<u32>,
@@ -41,11 +43,12 @@ impl Plan {
         spec: Spec,
         mounts: Vec<(MountPoint, OwnedFd)>,
         layers: Vec<OwnedFd>,
+        kept: &[CString],
     ) -> io::Result<Plan> {
         let text = |path: &Path| CString::new(path.as_os_str().as_bytes());
         let runtime = match &spec.kind {
             Kind::Delegated { runtime, .. } => Some(text(runtime)?),
-            Kind::Process | Kind::Container(_) => None,
+            Kind::Process | Kind::Container(_) | Kind::Template(_) => None,
         };
         let folder = spec.kind.image().map(|image| text(&image.working_folder)).transpose()?;
         let image = folder.map(|working_folder| LayerMounts { layers, working_folder, runtime });
@@ -63,10 +66,16 @@ impl Plan {
             args: args.map(|word| CString::new(word.into_vec())).collect::<Result<_, _>>()?,
             env: env.collect::<Result<_, _>>()?,
             control: spec.control,
+            kept: kept.to_vec(),
             network: spec.network,
             scratch_bytes: spec.limits.scratch_bytes,
             processes: spec.limits.processes,
         })
+    }
+
+    /// The program, its arguments with its name first, and its environment. All descriptors are closed.
+    pub(crate) fn into_program(self) -> (CString, Vec<CString>, Vec<CString>) {
+        (self.program, self.args, self.env)
     }
 
     /// Whether an OCI runtime makes the container.
@@ -78,7 +87,8 @@ impl Plan {
     pub(crate) fn send(self, link: BorrowedFd<'_>) -> io::Result<()> {
         let bytes_of = |text: &CString| text.to_bytes().to_vec();
         let runtime = self.image.as_ref().and_then(|image| image.runtime.as_ref());
-        let bytes = |strings: Vec<CString>| strings.into_iter().map(CString::into_bytes).collect();
+        let bytes =
+            |strings: Vec<CString>| -> Vec<_> { strings.into_iter().map(CString::into_bytes).collect() };
         let message = SandboxPlan {
             places: self.mounts.iter().map(|(place, _)| place.number()).collect(),
             args: bytes(self.args),
@@ -94,6 +104,7 @@ impl Plan {
                 .map(|image| bytes_of(&image.working_folder))
                 .unwrap_or_default(),
             runtime: runtime.map(bytes_of).unwrap_or_default(),
+            kept: bytes(self.kept),
         };
         let mounts = self.mounts.iter().map(|(_, mount)| mount.as_fd());
         let layers = self.image.iter().flat_map(|image| image.layers.iter().map(AsFd::as_fd));
@@ -113,7 +124,7 @@ pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<Plan> {
     let layers = fds.split_off(places.len());
     let working_folder = CString::new(message.working_folder)?;
     let runtime = Some(message.runtime).filter(|path| !path.is_empty()).map(CString::new).transpose()?;
-    let text = |strings: Vec<Vec<u8>>| strings.into_iter().map(CString::new).collect::<Result<_, _>>();
+    let text = |strings: Vec<Vec<u8>>| strings.into_iter().map(CString::new).collect::<Result<Vec<_>, _>>();
     Ok(Plan {
         mounts: places.into_iter().zip(fds).collect(),
         image: (!layers.is_empty()).then_some(LayerMounts { layers, working_folder, runtime }),
@@ -121,6 +132,7 @@ pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<Plan> {
         args: text(message.args)?,
         env: text(message.env)?,
         control,
+        kept: text(message.kept)?,
         network: if message.host_network { Network::Host } else { Network::None },
         scratch_bytes: message.scratch_bytes,
         processes: Some(message.processes).filter(|&processes| processes > 0),

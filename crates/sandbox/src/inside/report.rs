@@ -103,7 +103,7 @@ impl Report {
         Report::Failed { step, errno: error.raw_os_error().unwrap_or(libc::EINVAL) }
     }
 
-    pub(super) fn send(self, link: BorrowedFd<'_>) -> io::Result<()> {
+    pub(crate) fn send(self, link: BorrowedFd<'_>) -> io::Result<()> {
         self.send_with(link, &mut SendAncillaryBuffer::default())
     }
 

@@ -1,12 +1,16 @@
 //! A sandbox's root: the host's shared libraries, a few devices, the program and its folder, all read-only; its own
 //! processes as `/proc`; and a small `/tmp` in memory.
 //!
-//! What all sandboxes have in common the spawner mounts once, as the template; its working directory is there. A new
+//! What all sandboxes have in common the spawner mounts once, as the common root; its working directory is there. A new
 //! process has a copy of the spawner's mounts, in which everything is locked: what was read-only there stays so even
 //! for whoever had all rights in the sandbox.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr};
+use std::fs::{self, File};
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use rustix::fs::CWD;
 use rustix::mount::{
@@ -24,12 +28,17 @@ pub(crate) const SYSTEM_FOLDERS: [MountPoint; 3] =
 const PLACES: [MountPoint; 5] =
     [MountPoint::PROGRAM, MountPoint::FOLDER, SYSTEM_FOLDERS[0], SYSTEM_FOLDERS[1], SYSTEM_FOLDERS[2]];
 
-/// Where the template has room for [`crate::SCRATCH`].
+/// Where the common root has room for [`crate::SCRATCH`].
 pub(super) const SCRATCH_POINT: &str = "tmp";
 
 const PAGE_BYTES: u64 = 4096;
+/// Room for the folders above each thing that is shown beneath [`crate::SCRATCH`].
+const FILES_OF_KEPT: u64 = 16;
+/// How `/proc` is mounted.
+const PROCESSES: MountFlags =
+    MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC).union(MountFlags::RDONLY);
 
-/// A place in the template where something can be mounted, relative to the root.
+/// A place in the common root where something can be mounted, relative to the root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MountPoint(pub(crate) &'static str);
 
@@ -46,14 +55,33 @@ impl MountPoint {
     }
 }
 
-/// Makes a copy of the template that is this process's own, and goes there.
+/// Makes a copy of the common root that is this process's own, with its processes, and goes there.
 pub(super) fn begin() -> io::Result<()> {
-    let flags =
-        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
-    let tree = open_tree(CWD, ".", flags)?;
-    move_mount(&tree, "", CWD, ".", MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
-    rustix::process::fchdir(&tree)?;
+    copy_common()?;
     mount_processes()
+}
+
+/// Makes a copy of the common root this process's root, in the namespace of the spawner's processes.
+pub(super) fn enter_template() -> io::Result<()> {
+    copy_common()?;
+    // No namespace of users may mount one where none is to be seen. Each sandbox mounts its own over this.
+    match mount("proc", "proc", "proc", PROCESSES, Some(c"subset=pid,hidepid=invisible")) {
+        // Not root: what the spawner's user sees.
+        Err(rustix::io::Errno::PERM) => drop(attach_copy("/proc", "proc")?),
+        mounted => mounted?,
+    }
+    make_root()
+}
+
+fn copy_common() -> io::Result<()> {
+    Ok(rustix::process::fchdir(attach_copy(".", ".")?)?)
+}
+
+/// Mounts what is at one place at another, too, with all that is mounted beneath.
+fn attach_copy(from: &str, to: &str) -> io::Result<OwnedFd> {
+    let tree = copy(from)?;
+    attach(&tree, Path::new(to))?;
+    Ok(tree)
 }
 
 /// Mounts in there what only this sandbox has, and makes it the root. Nothing else of what the spawner sees is left.
@@ -61,8 +89,40 @@ pub(super) fn enter(plan: &Plan) -> io::Result<()> {
     for (place, detached) in &plan.mounts {
         move_mount(detached, "", CWD, place.0, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
     }
-    mount_scratch(SCRATCH_POINT, plan.scratch_bytes, 2, "1777", MountFlags::NOEXEC)?;
+    let kept: Vec<_> = plan.kept.iter().map(copy).collect::<io::Result<_>>()?;
+    let own_files = 2 + FILES_OF_KEPT * kept.len() as u64;
+    mount_scratch(SCRATCH_POINT, plan.scratch_bytes, own_files, "1777", MountFlags::NOEXEC)?;
+    for (path, mount) in plan.kept.iter().zip(kept) {
+        show_again(Path::new(OsStr::from_bytes(path.to_bytes())), &mount)?;
+    }
     make_root()
+}
+
+/// Shows what the sandbox's own files have covered.
+fn show_again(path: &Path, mount: &OwnedFd) -> io::Result<()> {
+    path.parent().map_or(Ok(()), fs::create_dir_all)?;
+    if is_folder(mount)? {
+        fs::create_dir(path)?;
+    } else {
+        File::create(path)?;
+    }
+    attach(mount, path)
+}
+
+/// Mounts it there.
+pub(super) fn attach(mount: &OwnedFd, path: &Path) -> io::Result<()> {
+    Ok(move_mount(mount.as_fd(), "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+pub(super) fn is_folder(mount: &OwnedFd) -> io::Result<bool> {
+    Ok(rustix::fs::fstat(mount)?.st_mode & libc::S_IFMT == libc::S_IFDIR)
+}
+
+/// What is mounted at a path and all beneath it, as a mount that is not anywhere yet.
+pub(super) fn copy(path: impl rustix::path::Arg) -> io::Result<OwnedFd> {
+    let flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
+    Ok(open_tree(CWD, path, flags)?)
 }
 
 /// Makes the working directory the root, which must be where something is mounted.
@@ -91,8 +151,7 @@ pub(super) fn mount_scratch(
 
 /// Only processes: nothing of what else `/proc` tells of the machine, or lets one change.
 fn mount_processes() -> io::Result<()> {
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::RDONLY;
-    match mount("proc", "proc", "proc", flags, Some(c"subset=pid")) {
+    match mount("proc", "proc", "proc", PROCESSES, Some(c"subset=pid")) {
         // Where the host itself may not see all of it, as in many containers, a sandbox does without.
         Err(rustix::io::Errno::PERM) => Ok(()),
         mounted => Ok(mounted?),

@@ -9,40 +9,60 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair, sockopt};
 use rustix::process::Pid;
 
+use super::cgroups::Cgroup;
 use super::sandbox::Sandbox;
-use super::{Workshop, root};
-use crate::inside::{self, Blank, Order, Plan, Report};
+use super::template::Warm;
+use super::{Means, Workshop, root};
+use crate::inside::{self, Blank, NAMESPACES, Order, Plan, Report};
 use crate::system::{Clone, Fork, clone};
 use crate::{Kind, Network, SandboxError, Spec, USER};
 
 /// How long a new process may take for one step. It does what takes less than a millisecond.
 const PATIENCE: Duration = Duration::from_secs(20);
-const NAMESPACES: i32 =
-    libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 
 /// Makes the first process of a sandbox, of which nothing is decided but whether it has the host's network, and whether it is
 /// root in there for an OCI runtime. It waits for what it is to become.
-pub(super) fn blank(
-    workshop: &mut Workshop,
-    network: Network,
+pub(super) fn blank(means: &mut Means, network: Network, is_root: bool) -> Result<Sandbox, SandboxError> {
+    let leaves_groups = means.users.leave_groups();
+    let filters = means.filters.clone();
+    let user = if is_root { 0 } else { USER };
+    bring_forth(means, is_root, |link, begin_in| {
+        fork(Blank { link, user, leaves_groups, filters, warm: None }, network, begin_in)
+    })
+}
+
+/// Has a template make one. An error leaves it open whether the template is still there.
+pub(super) fn copy(means: &mut Means, template: &mut Warm) -> Result<Sandbox, SandboxError> {
+    let leaves_groups = means.users.leave_groups();
+    bring_forth(means, false, |link, _| {
+        let (pid, pidfd) = template.fork(&link, leaves_groups)?;
+        Ok(Born { pid, pidfd, is_in_group: false })
+    })
+}
+
+/// A new process, and whether it began in its control group.
+struct Born {
+    pid: Pid,
+    pidfd: OwnedFd,
+    is_in_group: bool,
+}
+
+/// Makes a first process by a fork, which is given its end of the connection and the control group in which it could begin.
+fn bring_forth(
+    means: &mut Means,
     is_root: bool,
+    fork: impl FnOnce(OwnedFd, Option<BorrowedFd<'_>>) -> io::Result<Born>,
 ) -> Result<Sandbox, SandboxError> {
     let failed = |what: &'static str| move |error: io::Error| SandboxError::system(what, error);
     let (link, theirs) = link().map_err(failed("connecting a sandbox"))?;
-    let cgroup = workshop.cgroups.make();
-    let users = if is_root { workshop.users.take_with_root() } else { workshop.users.take() };
+    let cgroup = means.cgroups.make();
+    let users = if is_root { means.users.take_with_root() } else { means.users.take() };
     let users = users.map_err(failed("finding a sandbox a user"))?;
-    let filters = workshop.filters.clone();
-    let blank = Blank {
-        link: theirs,
-        user: if is_root { 0 } else { USER },
-        leaves_groups: workshop.users.leave_groups(),
-        filters,
-    };
     let begin_in = cgroup.as_ref().and_then(|cgroup| cgroup.begin_in());
-    let (pid, pidfd) = fork(blank, network, begin_in).map_err(failed("forking a sandbox"))?;
+    let Born { pid, pidfd, is_in_group } = fork(theirs, begin_in).map_err(failed("forking a sandbox"))?;
     let sandbox = Sandbox::new(pid, pidfd, link, cgroup, users);
-    match tell_who_it_is(workshop, pid, &sandbox) {
+    let group = sandbox.cgroup().filter(|_| !is_in_group);
+    match tell_who_it_is(means, pid, &sandbox, group) {
         Ok(()) => Ok(sandbox),
         // It may have ended already, and have said why.
         Err(error) => Err(reported(&sandbox).unwrap_or_else(|| failed("telling a sandbox who it is")(error))),
@@ -56,13 +76,16 @@ pub(super) fn begin(workshop: &mut Workshop, spec: Spec) -> Result<Sandbox, Sand
     let named = |error| SandboxError::system(format!("showing a sandbox {}", program.display()), error);
     let mounts = root::mounts_of(&spec).map_err(named)?;
     let layers = root::layers_of(&spec)?;
-    let is_delegated = matches!(spec.kind, Kind::Delegated { .. });
-    let mut sandbox = workshop.take(spec.network, is_delegated)?;
+    let mut sandbox = match &spec.kind {
+        Kind::Template(template) => workshop.templates.take(&mut workshop.means, template)?,
+        kind => workshop.take(spec.network, matches!(kind, Kind::Delegated { .. }))?,
+    };
     let owned = layers.iter().try_for_each(|layer| sandbox.make_owner(layer.as_fd()));
     owned
         .map_err(failed("giving a container the files of its image (their file system has to map owners)"))?;
     sandbox.limit(&spec.limits).map_err(failed("limiting a sandbox"))?;
-    let plan = Plan::new(spec, mounts, layers).map_err(failed("reading a specification"))?;
+    let plan =
+        Plan::new(spec, mounts, layers, &workshop.means.kept).map_err(failed("reading a specification"))?;
     let told = plan.send(sandbox.link());
     told.map_err(|error| {
         reported(&sandbox).unwrap_or_else(|| failed("telling a sandbox what to become")(error))
@@ -118,21 +141,21 @@ fn link() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 /// The new process never comes back from here.
-fn fork(blank: Blank, network: Network, cgroup: Option<BorrowedFd<'_>>) -> io::Result<(Pid, OwnedFd)> {
+fn fork(blank: Blank, network: Network, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Born> {
     let own_network = match network {
         Network::None => libc::CLONE_NEWNET,
         Network::Host => 0,
     };
-    match clone(Clone { flags: NAMESPACES | own_network, cgroup })? {
+    match clone(Clone { flags: NAMESPACES | own_network, cgroup, is_sibling: false })? {
         Fork::Child => inside::run(blank),
-        Fork::Parent(pid, pidfd) => Ok((pid, pidfd)),
+        Fork::Parent(pid, pidfd) => Ok(Born { pid, pidfd, is_in_group: cgroup.is_some() }),
     }
 }
 
-fn tell_who_it_is(workshop: &Workshop, pid: Pid, sandbox: &Sandbox) -> io::Result<()> {
-    workshop.users.map(pid, sandbox.users())?;
-    if let Some(cgroup) = sandbox.cgroup() {
-        cgroup.adopt(pid)?;
+fn tell_who_it_is(means: &Means, pid: Pid, sandbox: &Sandbox, group: Option<&Cgroup>) -> io::Result<()> {
+    means.users.map(pid, sandbox.users())?;
+    if let Some(group) = group {
+        group.adopt(pid)?;
     }
     Order::Go.send(sandbox.link())
 }

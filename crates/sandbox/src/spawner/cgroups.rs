@@ -86,7 +86,7 @@ impl Cgroup {
     pub(super) fn adopt(&self, process: Pid) -> io::Result<()> {
         match self {
             Cgroup::One(group) => group.adopt(process),
-            Cgroup::Two(_) => Ok(()),
+            Cgroup::Two(group) => group.adopt(process),
         }
     }
 

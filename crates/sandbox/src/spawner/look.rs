@@ -28,12 +28,12 @@ pub(super) fn inside() -> i32 {
 /// All walls of sandboxes that this process makes.
 pub(super) fn findings(folder: &Path) -> Vec<Finding> {
     let is_privileged = users::is_privileged();
-    let workshop = match Workshop::open(folder) {
+    let workshop = match Workshop::open(folder, &[]) {
         Ok(workshop) => workshop,
         Err(error) => return vec![Finding::new("sandboxes", Strength::Missing, none(&error))],
     };
     let mut findings = vec![user(is_privileged, &workshop), landlock(system::landlock_abi())];
-    findings.extend(cgroups(workshop.cgroups.describe()));
+    findings.extend(cgroups(workshop.means.cgroups.describe()));
     findings.extend(trial(workshop));
     findings
 }
@@ -43,7 +43,7 @@ fn none(error: &SandboxError) -> String {
 }
 
 fn user(is_privileged: bool, workshop: &Workshop) -> Finding {
-    if workshop.users.are_own() {
+    if workshop.means.users.are_own() {
         return Finding::new("users", Strength::Full, "each sandbox is a user that nobody else is");
     }
     let why = if is_privileged { "here are no other users to be had" } else { "without root" };

@@ -1,8 +1,10 @@
-//! The template of all roots, mounted once, and the detached mounts that each sandbox has for itself.
+//! The root that all sandboxes have in common, mounted once, and the detached mounts that each sandbox has for itself.
 
+use std::ffi::CString;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +17,7 @@ use rustix::mount::{
 
 use crate::inside::{MountPoint, SYSTEM_FOLDERS};
 use crate::system::{self, restrict_mount};
-use crate::{Network, Program, SandboxError, Spec};
+use crate::{Network, Program, SCRATCH, SandboxError, Spec};
 
 /// Where hosts have shared libraries, which of several they prefer, and what the dynamic loader knows about them.
 const LIBRARIES: [&str; 8] = [
@@ -28,11 +30,14 @@ const LIBRARIES: [&str; 8] = [
     "etc/ld.so.cache",
     "etc/ld.so.conf",
 ];
+/// What folders of modules are called by Node.js.
+const NODE_MODULES: &str = "node_modules";
 /// The devices that a sandbox has.
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 
-/// Mounts what all sandboxes have in common over the folder, in a namespace of this process's own, and goes there.
-pub(super) fn mount_template(folder: &Path) -> io::Result<()> {
+/// Mounts what all sandboxes have in common over the folder, in a namespace of this process's own, and goes there. These paths
+/// of the host are shown, too.
+pub(super) fn mount_common(folder: &Path, shown: &[PathBuf]) -> io::Result<()> {
     system::unshare(libc::CLONE_NEWNS)?;
     // What the host mounts later is seen here; nothing that is mounted here is seen there.
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)?;
@@ -45,11 +50,27 @@ pub(super) fn mount_template(folder: &Path) -> io::Result<()> {
         fs::create_dir_all(folder)?;
     }
     File::create(MountPoint::PROGRAM.0)?;
-    LIBRARIES.iter().try_for_each(|path| show(path, libc::MOUNT_ATTR_NODEV))?;
-    DEVICES.iter().try_for_each(|name| show(&format!("dev/{name}"), libc::MOUNT_ATTR_NOEXEC))?;
+    LIBRARIES.iter().try_for_each(|path| show(path.as_ref(), libc::MOUNT_ATTR_NODEV))?;
+    DEVICES.iter().try_for_each(|name| show(format!("dev/{name}").as_ref(), libc::MOUNT_ATTR_NOEXEC))?;
+    for path in shown {
+        let inside = path.strip_prefix("/").map_err(|_| io::ErrorKind::InvalidInput)?;
+        show(inside, libc::MOUNT_ATTR_NODEV)?;
+        if path.ends_with(NODE_MODULES) {
+            // Where Node.js looks from wherever a program is.
+            symlink(path, NODE_MODULES)?;
+        }
+    }
     symlink("/proc/self/fd", "dev/fd")?;
     let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
     Ok(mount_remount(".", flags, "")?)
+}
+
+/// Those of these paths that what a sandbox writes would cover, without the first slash.
+pub(super) fn beneath_scratch(shown: &[PathBuf]) -> Vec<CString> {
+    let beneath = shown.iter().filter(|path| path.starts_with(SCRATCH) && *path != Path::new(SCRATCH));
+    beneath
+        .filter_map(|path| CString::new(path.strip_prefix("/").ok()?.as_os_str().as_bytes()).ok())
+        .collect()
 }
 
 /// What a sandbox has for itself.
@@ -72,6 +93,11 @@ pub(super) fn mounts_of(spec: &Spec) -> io::Result<Vec<(MountPoint, OwnedFd)>> {
     Ok(mounts)
 }
 
+/// A file of the host for a template, where programs are.
+pub(super) fn adapter(path: &Path) -> io::Result<OwnedFd> {
+    detached(path, libc::MOUNT_ATTR_NODEV)
+}
+
 /// The layers of an image, if it is a container.
 pub(super) fn layers_of(spec: &Spec) -> Result<Vec<OwnedFd>, SandboxError> {
     let Some(image) = spec.kind.image() else { return Ok(Vec::new()) };
@@ -82,15 +108,20 @@ pub(super) fn layers_of(spec: &Spec) -> Result<Vec<OwnedFd>, SandboxError> {
     image.layers.iter().map(layer).collect()
 }
 
-/// Shows a path of the host, if it is there, at the same place of the template.
-fn show(path: &str, attributes: u64) -> io::Result<()> {
+/// Shows a path of the host, if it is there, at the same place of the common root.
+fn show(path: &Path, attributes: u64) -> io::Result<()> {
+    if fs::symlink_metadata(path).is_ok() {
+        // As a part of what is shown already.
+        return Ok(());
+    }
     let outside = Path::new("/").join(path);
     let Ok(kind) = fs::symlink_metadata(&outside).map(|metadata| metadata.file_type()) else { return Ok(()) };
+    path.parent().map_or(Ok(()), fs::create_dir_all)?;
     if kind.is_symlink() {
         return symlink(fs::read_link(&outside)?, path);
     }
     if kind.is_dir() {
-        fs::create_dir_all(path)?;
+        fs::create_dir(path)?;
     } else {
         File::create(path)?;
     }

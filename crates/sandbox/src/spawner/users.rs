@@ -39,6 +39,12 @@ pub(super) struct User {
     taken: Rc<RefCell<BTreeSet<u32>>>,
 }
 
+impl User {
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+}
+
 impl Drop for User {
     fn drop(&mut self) {
         self.taken.borrow_mut().remove(&self.number);

@@ -15,7 +15,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use sublet_sandbox::{
-    Exit, Image, Kind, Limits, Made, Network, Program, Sandboxes, Signal, Spec, State, USER,
+    Exit, Image, Interpreter, Kind, Language, Limits, Made, Network, Program, Sandboxes, Signal, Spec, State,
+    Template, USER,
 };
 use tempfile::TempDir;
 
@@ -28,6 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub enum Sort {
     Process,
     Container,
+    Template,
 }
 
 /// Makes a test of each function that takes a kind of sandbox, for every kind.
@@ -39,6 +41,9 @@ macro_rules! for_every_kind {
         }
         mod container {
             $(#[test] fn $test() { super::$test($crate::support::Sort::Container) })*
+        }
+        mod template {
+            $(#[test] fn $test() { super::$test($crate::support::Sort::Template) })*
         }
     };
 }
@@ -59,12 +64,23 @@ pub struct Tenant {
 impl House {
     /// For sandboxes of a kind.
     pub fn open(sort: Sort) -> House {
+        let mut shown = Vec::new();
+        if sort == Sort::Template {
+            shown.clone_from(&python().shown);
+            shown.push(library().to_owned());
+        }
+        House::showing(sort, &shown)
+    }
+
+    /// Whose sandboxes see these paths, too.
+    pub fn showing(sort: Sort, shown: &[PathBuf]) -> House {
         let folder = tempfile::tempdir().unwrap();
         // As an agent's folder.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
         let root = folder.path().join("root");
         fs::create_dir(&root).unwrap();
-        let sandboxes = Sandboxes::open(Path::new(env!("CARGO_BIN_EXE_sublet-spawner")), &root).unwrap();
+        let spawner = Path::new(env!("CARGO_BIN_EXE_sublet-spawner"));
+        let sandboxes = Sandboxes::open(spawner, &root, shown).unwrap();
         House { sort, sandboxes, folder }
     }
 
@@ -73,6 +89,7 @@ impl House {
         match self.sort {
             Sort::Process => probe(words),
             Sort::Container => contained_probe(words),
+            Sort::Template => copied_probe(words),
         }
     }
 
@@ -168,6 +185,42 @@ pub fn contained_probe(words: &[&str]) -> (Spec, UnixStream) {
     (spec, outside)
 }
 
+/// The same in a copy of a template, whose program is Python: it calls the probe, which is a library here.
+pub fn copied_probe(words: &[&str]) -> (Spec, UnixStream) {
+    static SOURCE: OnceLock<(PathBuf, TempDir)> = OnceLock::new();
+    let (source, _) = SOURCE.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("probe.py");
+        let text = fs::read_to_string(programs().join("probe.py")).unwrap();
+        fs::write(&path, text.replace("LIBRARY", library().to_str().unwrap())).unwrap();
+        (path, folder)
+    });
+    let (mut spec, outside) = probe(words);
+    spec.kind = Kind::Template(template(&[]));
+    spec.program = Program::Outside(source.clone());
+    (spec, outside)
+}
+
+/// A template of the tests' Python.
+pub fn template(imports: &[&str]) -> Template {
+    Template {
+        language: Language::Python,
+        interpreter: python().program.clone(),
+        adapter: Path::new(env!("CARGO_BIN_EXE_sublet-spawner"))
+            .with_file_name("libsublet_template_python.so"),
+        imports: imports.iter().map(ToString::to_string).collect(),
+    }
+}
+
+/// The Python that `scripts/setup.sh` has made, with the modules that people use.
+pub fn python() -> &'static Interpreter {
+    static PYTHON: OnceLock<Interpreter> = OnceLock::new();
+    PYTHON.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/tools/python/bin/python3");
+        Interpreter::python(&folder).unwrap_or_else(|error| panic!("scripts/setup.sh test makes it: {error}"))
+    })
+}
+
 /// The layers of a small image: the probe below; above it a changed file, and one that is gone.
 pub fn image() -> &'static [PathBuf] {
     static IMAGE: OnceLock<(Vec<PathBuf>, TempDir)> = OnceLock::new();
@@ -217,8 +270,24 @@ pub fn program() -> &'static Path {
     path
 }
 
+/// The same as a library.
+fn library() -> &'static Path {
+    static LIBRARY: OnceLock<(PathBuf, TempDir)> = OnceLock::new();
+    let (path, _) = LIBRARY.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("libprobe.so");
+        compile(&["-shared", "-fPIC"], &path);
+        (path, folder)
+    });
+    path
+}
+
+fn programs() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs")
+}
+
 fn compile(flags: &[&str], to: &Path) {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/probe.c");
+    let source = programs().join("probe.c");
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
     let compiled = Command::new(compiler)
         .args(["-O1", "-w"])

@@ -9,7 +9,7 @@ use sublet_fabric::clock::monotonic_ns;
 use sublet_proto::{Code, Error};
 use sublet_runtime::{Access, Allocation, Invoker, Policy};
 
-use super::{CONTAINED_PACKAGE, PACKAGE, Samples, deploy, deploy_in_image, human_ns, instance};
+use super::{CONTAINED_PACKAGE, PACKAGE, Samples, deploy, deploy_in_image, human_ns, instance, template};
 
 /// The kind of sandbox that workers start in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -19,6 +19,8 @@ pub enum Sandbox {
     Process,
     /// The same in the file system of an image.
     Container,
+    /// A copy of a warm Python: from the request for a sandbox to the first line of a function.
+    Template,
     /// A fresh instance in the engine of a process that has loaded the package.
     Wasm,
 }
@@ -27,7 +29,7 @@ impl Sandbox {
     /// How many starts there are if nothing is said: more where they take microseconds.
     pub fn usual_starts(self) -> u32 {
         match self {
-            Sandbox::Process | Sandbox::Container => 50,
+            Sandbox::Process | Sandbox::Container | Sandbox::Template => 50,
             Sandbox::Wasm => 20_000,
         }
     }
@@ -36,6 +38,7 @@ impl Sandbox {
     fn floor(self) -> &'static str {
         match self {
             Sandbox::Process | Sandbox::Container => "fork and exec of nothing",
+            Sandbox::Template => "an interpreter that starts and imports, without a sandbox",
             Sandbox::Wasm => "the same of native code",
         }
     }
@@ -78,22 +81,35 @@ impl Figure {
     pub fn rows(&self) -> Vec<[String; 3]> {
         let human_us = |us: f64| human_ns(us * NS_PER_US);
         let row = |step: &str, median_us, p99_us| [step.to_owned(), human_us(median_us), human_us(p99_us)];
+        let whole = match self.sandbox {
+            Sandbox::Template => "request to the function",
+            _ => "request to first result",
+        };
         let steps = self.steps.iter().map(|step| row(step.step, step.median_us, step.p99_us));
         let floor = [self.sandbox.floor().to_owned(), human_us(self.floor_us), String::new()];
-        steps.chain([row("request to first result", self.median_us, self.p99_us), floor]).collect()
+        steps.chain([row(whole, self.median_us, self.p99_us), floor]).collect()
     }
 }
 
-/// Starts `n` times, containers in this image, which is pinned.
-pub fn run(
-    access: &Access,
-    sandbox: Sandbox,
-    image: Option<&str>,
-    n: u32,
-    progress: impl FnMut(),
-) -> Result<Figure, Error> {
-    match sandbox {
-        Sandbox::Process | Sandbox::Container => processes(access, image, n, progress),
+/// What is started.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// In which kind of sandbox.
+    pub sandbox: Sandbox,
+    /// How often.
+    pub n: u32,
+    /// In which image, which is pinned: of containers.
+    pub image: Option<String>,
+    /// Of templates.
+    pub warm: template::Warm,
+}
+
+/// Starts, and reports each.
+pub fn run(access: &Access, plan: &Plan, progress: impl FnMut()) -> Result<Figure, Error> {
+    let n = plan.n;
+    match plan.sandbox {
+        Sandbox::Process | Sandbox::Container => processes(access, plan.image.as_deref(), n, progress),
+        Sandbox::Template => template::run(&plan.warm, n, progress),
         Sandbox::Wasm => instance::run(access, n, progress),
     }
 }

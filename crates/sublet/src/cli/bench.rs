@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -11,12 +12,13 @@ use sublet_proto::package::is_pinned;
 use sublet_proto::{Code, Error};
 
 use super::Connection;
+use super::daemon::find_spawner;
 use super::deploy::digest_of_image;
 use super::output::{Output, table};
 use super::parse::{duration, size};
 use crate::bench::latency::{Called, Mode};
 use crate::bench::transport::{Transport, Where};
-use crate::bench::{bandwidth, cold, connections, latency, lease, reject, throughput};
+use crate::bench::{bandwidth, cold, connections, latency, lease, reject, template, throughput};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -26,6 +28,7 @@ Examples:
   sublet bench latency --fabric tcp --connections 32          what connections cost that are idle
   sublet bench bandwidth --fabric tcp --encrypted             large payloads, there and back
   sublet bench cold                                           the steps of a cold start
+  sublet bench cold --sandbox template --python .venv/bin/python3 --import numpy     a warm Python, copied
   sublet bench cold --sandbox container --image debian:12     the same in an image, once that is pulled
   sublet bench throughput --workers 1 --in-flight 8
   sublet bench lease --transport tls                          leases granted a second, and how long a grant takes
@@ -165,6 +168,12 @@ struct Cold {
     /// The image that containers are made of; it has to have the C library of the worker program
     #[arg(long, value_name = "IMAGE", required_if_eq("sandbox", "container"))]
     image: Option<String>,
+    /// The Python that is kept warm as a template
+    #[arg(long, value_name = "PROGRAM", default_value = "python3")]
+    python: PathBuf,
+    /// What it imports
+    #[arg(long = "import", value_name = "MODULE", value_delimiter = ',')]
+    imports: Vec<String>,
     /// Cold starts [default: 50, of wasm 20000]
     #[arg(long, value_name = "STARTS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     n: Option<u32>,
@@ -298,13 +307,18 @@ fn run_bandwidth(arguments: &Bandwidth, output: &Output) -> Result<(), Error> {
 fn run_cold(arguments: &Cold, output: &Output) -> Result<(), Error> {
     let n = arguments.n.unwrap_or(arguments.sandbox.usual_starts());
     let bar = progress(u64::from(n), output);
-    let access = arguments.connection.access()?;
     let named = arguments.image.as_deref().filter(|_| arguments.sandbox == cold::Sandbox::Container);
     let image = match named {
         Some(name) if !is_pinned(name) => Some(format!("{name}@{}", digest_of_image(name)?)),
         named => named.map(str::to_owned),
     };
-    let figure = cold::run(&access, arguments.sandbox, image.as_deref(), n, || bar.inc(1))?;
+    let warm = template::Warm {
+        spawner: find_spawner()?,
+        python: arguments.python.clone(),
+        imports: arguments.imports.clone(),
+    };
+    let plan = cold::Plan { sandbox: arguments.sandbox, n, image, warm };
+    let figure = cold::run(&arguments.connection.access()?, &plan, || bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figure, |figure| table(&cold::HEADINGS, &figure.rows()))
 }

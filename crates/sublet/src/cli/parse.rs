@@ -74,6 +74,15 @@ pub(crate) fn absolute(text: &str) -> Result<PathBuf, String> {
     std::path::absolute(Path::new(text)).map_err(|error| format!("{text:?} is no path: {error}"))
 }
 
+/// A folder of modules as Node.js has them, which it knows by its name.
+pub(crate) fn node_modules(text: &str) -> Result<PathBuf, String> {
+    let folder = absolute(text)?;
+    if folder.ends_with("node_modules") {
+        return Ok(folder);
+    }
+    Err(format!("{text:?} is not called node_modules"))
+}
+
 /// A duration in whole milliseconds.
 pub(crate) fn as_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)

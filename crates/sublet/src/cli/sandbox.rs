@@ -9,10 +9,13 @@ use serde::Serialize;
 use sublet_image::{Digest, Image, Reference, Store};
 use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{SandboxAnswer, SandboxCreate, SandboxIds, SandboxKill, SandboxList};
-use sublet_proto::v1::{SandboxRequest, SandboxSpec};
+use sublet_proto::v1::{SandboxRequest, SandboxSpec, SandboxTemplate};
 use sublet_proto::{Code, Error};
 use sublet_runtime::access::default_state;
-use sublet_sandbox::{CONTAINER, DELEGATED, MAX_VECTOR, PROCESS, Signal, State, Status, decode_answer};
+use sublet_sandbox::{
+    CONTAINER, DELEGATED, MAX_VECTOR, PROCESS, Signal, State, Status, TEMPLATE, decode_answer,
+    encode_language,
+};
 
 use super::output::{Output, table};
 use super::parse::{absolute, size};
@@ -22,6 +25,7 @@ Examples:
   sublet sandbox create -- /bin/ls -l /          make one, whose program does not run yet
   sublet sandbox create --count 8 --start --memory 64MiB -- /usr/bin/python3 -c 'print(1)'
   sublet sandbox create --start --image debian:12 -- /bin/ls -l /
+  sublet sandbox create --start --template python --import numpy -- ./job.py 7
   sublet sandbox start 3 4                        run the programs of two
   sublet sandbox state                            all sandboxes of the node, those of leases among them
   sublet sandbox kill 3 --signal TERM
@@ -67,6 +71,14 @@ struct Create {
     #[arg(long, value_name = "PROGRAM", requires = "image", value_parser = absolute)]
     runtime: Option<PathBuf>,
 
+    /// Make them copies of a warm language runtime of the node, whose source file the program is
+    #[arg(long, value_enum, value_name = "LANGUAGE", conflicts_with = "image")]
+    template: Option<Language>,
+
+    /// Modules that are imported ahead of time once they are asked for often enough
+    #[arg(long = "import", value_name = "MODULE", value_delimiter = ',', requires = "template")]
+    imports: Vec<String>,
+
     /// How many of the same, side by side
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_VECTOR as i64))]
     count: u32,
@@ -102,6 +114,15 @@ struct Create {
     /// Let it use this machine's network
     #[arg(long)]
     network: bool,
+}
+
+/// A language whose runtime nodes keep warm.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum Language {
+    /// That of `sublet up --python` or the agent's configuration.
+    Python,
+    /// That of `sublet up --node` or the agent's configuration.
+    Node,
 }
 
 /// Sandboxes by their ids
@@ -205,7 +226,7 @@ fn all(ask: impl Fn(Body) -> Result<Vec<SandboxAnswer>, Error>) -> Result<Vec<Sa
 fn specifications(mut create: Create, images: &Path) -> Result<SandboxCreate, Error> {
     let words = std::mem::take(&mut create.program);
     let of_kind = match &create.image {
-        None => of_host(words)?,
+        None => of_host(words, create.template, create.imports)?,
         Some(name) => of_image(words, create.runtime.as_deref(), &find_image(images, name)?)?,
     };
     let env = create.env.into_iter().map(String::into_bytes);
@@ -222,12 +243,24 @@ fn specifications(mut create: Create, images: &Path) -> Result<SandboxCreate, Er
     Ok(SandboxCreate { specs: vec![spec; create.count as usize], start: create.start })
 }
 
-fn of_host(words: Vec<OsString>) -> Result<SandboxSpec, Error> {
+fn of_host(
+    words: Vec<OsString>,
+    template: Option<Language>,
+    imports: Vec<String>,
+) -> Result<SandboxSpec, Error> {
     let mut words = words.into_iter();
     let program = absolute(&words.next().unwrap_or_default().to_string_lossy())
         .map_err(|reason| Error::new(Code::InvalidArgument, reason))?;
     Ok(SandboxSpec {
-        kind: PROCESS,
+        kind: if template.is_some() { TEMPLATE } else { PROCESS },
+        // The agent knows the rest of it.
+        template: template.map(|language| {
+            let language = match language {
+                Language::Python => sublet_sandbox::Language::Python,
+                Language::Node => sublet_sandbox::Language::Node,
+            };
+            SandboxTemplate { language: encode_language(language), imports, ..SandboxTemplate::default() }
+        }),
         program: program.into_os_string().into_vec(),
         args: words.map(OsString::into_vec).collect(),
         ..SandboxSpec::default()

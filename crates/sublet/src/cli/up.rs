@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
-use sublet_agent::{Agent, Clients, Network, SharedCores};
+use sublet_agent::{Agent, Clients, Network, SharedCores, Warm};
 use sublet_manager::Manager;
 use sublet_proto::network::Fabric;
 use sublet_proto::price::{DEFAULT_PRICE, Prices};
@@ -22,7 +22,7 @@ use super::daemon::{
     ForWhom, Phase, Signals, blocking, find_spawner, find_worker, host_name, notify, stop_in_order,
 };
 use super::output::Output;
-use super::parse::{show_bytes, size};
+use super::parse::{node_modules, show_bytes, size};
 use super::view::NodeView;
 use crate::config::agent::PLACES_OF_A_SHARED_CORE;
 
@@ -82,6 +82,18 @@ pub(crate) struct Arguments {
     /// [default: the agent makes them]
     #[arg(long, value_name = "PROGRAM")]
     container_runtime: Option<PathBuf>,
+
+    /// Keep this Python warm for sandboxes, by its path or name, as of a virtual environment [default: none]
+    #[arg(long, value_name = "PROGRAM")]
+    python: Option<PathBuf>,
+
+    /// Keep this Node.js warm for sandboxes, by its path or name [default: none]
+    #[arg(long, value_name = "PROGRAM")]
+    node: Option<PathBuf>,
+
+    /// Folder of modules, called node_modules, that programs of that Node.js find
+    #[arg(long, value_name = "FOLDER", requires = "node", value_parser = node_modules)]
+    node_modules: Option<PathBuf>,
 
     /// Registries from which images are pulled, as docker.io or localhost:5000 [default: all but this machine's own]
     #[arg(long, value_name = "REGISTRY", value_delimiter = ',')]
@@ -208,6 +220,7 @@ fn agent_options(arguments: Arguments, state: &Path, programs: Programs) -> subl
         spawner: programs.spawner,
         lend_network: arguments.lend_network,
         container_runtime: arguments.container_runtime,
+        warm: Warm { python: arguments.python, node: arguments.node, node_modules: arguments.node_modules },
         registries: arguments.registries,
         idle_timeout: None,
         clients: Clients::OwnUser,

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use sublet_agent::{Clients, Network, Options, SharedCores};
+use sublet_agent::{Clients, Network, Options, SharedCores, Warm};
 use sublet_proto::Error;
 use sublet_proto::network::{Fabric, host_and_port};
 use sublet_runtime::Access;
@@ -11,7 +11,7 @@ use sublet_runtime::access::{default_address, default_state};
 
 use super::{Configured, Key, Kind, Otherwise, Schema, Settings, Shown};
 use crate::cli::daemon::{find_spawner, find_worker, host_name};
-use crate::cli::parse::{absolute, duration, size, whole};
+use crate::cli::parse::{absolute, duration, node_modules, size, whole};
 
 /// `sublet agent`.
 pub(crate) struct Program;
@@ -220,6 +220,36 @@ pub(crate) const SCHEMA: Schema = Schema {
             shown: Shown::Openly,
         },
         Key {
+            name: "python",
+            kind: Kind::Text,
+            environment: "SUBLET_PYTHON",
+            flag: "python",
+            value: "PROGRAM",
+            help: "The Python that is kept warm for sandboxes, by its path or name: that of a virtual environment, python3",
+            otherwise: Otherwise::Means("none is"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "node",
+            kind: Kind::Text,
+            environment: "SUBLET_NODE",
+            flag: "node",
+            value: "PROGRAM",
+            help: "The Node.js that is kept warm for sandboxes, by its path or name",
+            otherwise: Otherwise::Means("none is"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "node_modules",
+            kind: Kind::Text,
+            environment: "SUBLET_NODE_MODULES",
+            flag: "node-modules",
+            value: "FOLDER",
+            help: "The folder of modules, called node_modules, that programs of that Node.js find",
+            otherwise: Otherwise::Means("none"),
+            shown: Shown::Openly,
+        },
+        Key {
             name: "registries",
             kind: Kind::List,
             environment: "SUBLET_REGISTRIES",
@@ -265,6 +295,11 @@ pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
         spawner: find_spawner()?,
         lend_network: settings.needed("lend_network", switch)?,
         container_runtime: settings.value("container_runtime", |text| Ok(PathBuf::from(text)))?,
+        warm: Warm {
+            python: settings.value("python", |text| Ok(PathBuf::from(text)))?,
+            node: settings.value("node", |text| Ok(PathBuf::from(text)))?,
+            node_modules: settings.value("node_modules", node_modules)?,
+        },
         registries: settings.list("registries", |text| Ok(text.to_owned()))?,
         idle_timeout: settings.value("idle_timeout", duration)?,
         clients: settings.needed("clients", clients)?,

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::process::{getpid, getppid};
+use rustix::process::{Pid, getpid, getppid};
 
 use super::{core_list, counter, mounted, own_name, own_path, remove, remove_left};
 use crate::Limits;
@@ -88,6 +88,11 @@ impl Drop for V2 {
 impl Group {
     pub(super) fn folder(&self) -> BorrowedFd<'_> {
         self.folder.as_fd()
+    }
+
+    /// Takes a process that was not made in it.
+    pub(super) fn adopt(&self, process: Pid) -> io::Result<()> {
+        self.write("cgroup.procs", &process.as_raw_nonzero().to_string())
     }
 
     pub(super) fn limit(&self, limits: &Limits) -> io::Result<()> {

@@ -1,0 +1,136 @@
+//! What sandboxes have to be shown of a host's interpreter, for programs that it executes.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::SandboxError;
+
+/// Has a Python tell where it and its modules are.
+const ASK_PYTHON: &str = "import sys; print(sys.executable, sys.prefix, sys.base_prefix, sep='\\0', end='')";
+/// Has a Node.js tell where it is.
+const ASK_NODE: &str = "process.stdout.write(process.execPath)";
+/// Links that lead to a program; a loop has more.
+const MAX_LINKS: usize = 16;
+/// Folders of which sandboxes see the libraries, and shall not see the rest.
+const OF_ALL: [&str; 3] = ["/", "/usr", "/usr/local"];
+
+/// An interpreter of this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interpreter {
+    /// Its program: where the host has it, and sandboxes.
+    pub program: PathBuf,
+    /// What sandboxes have to be shown of the host beside its libraries.
+    pub shown: Vec<PathBuf>,
+}
+
+impl Interpreter {
+    /// That of this program, which is executed to say where its modules are: those of a virtual environment, too.
+    ///
+    /// # Errors
+    /// If it is no Python, or a file is not where it says.
+    pub fn python(program: &Path) -> Result<Interpreter, SandboxError> {
+        Interpreter::find(program, &["-I", "-c", ASK_PYTHON], 2).map_err(|source| {
+            SandboxError::system(format!("asking the Python {}", program.display()), source)
+        })
+    }
+
+    /// That of this program, which is executed to say where it is. Sandboxes are shown these folders of modules, too.
+    ///
+    /// # Errors
+    /// If it is no Node.js, or a file is not where it says.
+    pub fn node(program: &Path, modules: &[PathBuf]) -> Result<Interpreter, SandboxError> {
+        let failed =
+            |source| SandboxError::system(format!("asking the Node.js {}", program.display()), source);
+        let mut found = Interpreter::find(program, &["--eval", ASK_NODE], 0).map_err(failed)?;
+        for folder in modules {
+            found.shown.push(folder.canonicalize().map_err(failed)?);
+        }
+        Ok(found)
+    }
+
+    /// What it tells of itself, with zeros in between: its path, and so many folders of its modules.
+    fn find(program: &Path, ask: &[&str], folders: usize) -> io::Result<Interpreter> {
+        let output = Command::new(program)
+            .args(ask)
+            .env_clear()
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .output()?;
+        let paths: Vec<_> = output.stdout.split(|&byte| byte == 0).map(path).collect();
+        let [program, told @ ..] = paths.as_slice() else { return Err(io::ErrorKind::InvalidData.into()) };
+        if told.len() != folders || !program.is_absolute() {
+            return Err(io::Error::other(format!("it is none: it ended with {}", output.status)));
+        }
+        let (program, mut shown) = links(program)?;
+        for folder in told {
+            let folder = folder.canonicalize()?;
+            if !OF_ALL.iter().any(|all| Path::new(all) == folder) {
+                shown.push(folder);
+            }
+        }
+        // What is part of another is shown with it.
+        shown.sort();
+        shown.dedup_by(|inner, outer| inner.starts_with(outer));
+        Ok(Interpreter { program, shown })
+    }
+}
+
+fn path(bytes: &[u8]) -> PathBuf {
+    PathBuf::from(OsStr::from_bytes(bytes))
+}
+
+/// A program, its folder as it is really called, with all links that lead to the file.
+fn links(program: &Path) -> io::Result<(PathBuf, Vec<PathBuf>)> {
+    let mut links = vec![really(program)?];
+    while let Some(last) = links.last().filter(|_| links.len() <= MAX_LINKS) {
+        match fs::read_link(last) {
+            Ok(target) => {
+                let target = last.parent().unwrap_or(Path::new("/")).join(target);
+                links.push(really(&target)?);
+            }
+            Err(_) => return Ok((links[0].clone(), links)),
+        }
+    }
+    Err(io::Error::from_raw_os_error(libc::ELOOP))
+}
+
+/// A path whose folder has no links in it.
+fn really(file: &Path) -> io::Result<PathBuf> {
+    let (folder, name) = file.parent().zip(file.file_name()).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(folder.canonicalize()?.join(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn every_link_to_a_program_is_shown() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().canonicalize().unwrap();
+        for name in ["a", "b"] {
+            fs::create_dir(folder.join(name)).unwrap();
+        }
+        symlink("b", folder.join("way")).unwrap();
+        symlink("../way/middle", folder.join("a/first")).unwrap();
+        symlink("last", folder.join("b/middle")).unwrap();
+        fs::write(folder.join("b/last"), "").unwrap();
+        let (program, shown) = links(&folder.join("a/first")).unwrap();
+        assert_eq!(program, folder.join("a/first"));
+        assert_eq!(shown, ["a/first", "b/middle", "b/last"].map(|path| folder.join(path)));
+        symlink("loop", folder.join("a/loop")).unwrap();
+        assert_eq!(links(&folder.join("a/loop")).unwrap_err().raw_os_error(), Some(libc::ELOOP));
+    }
+
+    #[test]
+    fn what_is_no_python_is_named() {
+        let error = Interpreter::python(Path::new("/bin/true")).unwrap_err().to_string();
+        assert!(error.contains("the Python /bin/true") && error.contains("it is none"), "{error}");
+    }
+}

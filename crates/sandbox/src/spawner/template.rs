@@ -1,0 +1,126 @@
+//! One template as the spawner knows it: a process of an interpreter that is warm, or is on its way to that.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
+use rustix::time::Timespec;
+use sublet_proto::v1::{TemplateFork, TemplateState};
+
+use super::cgroups::Cgroup;
+use super::users::User;
+use super::{Means, root};
+use crate::inside::template::{Seed, run};
+use crate::system::{Clone, Fork, clone};
+use crate::{Limits, Template, wire};
+
+/// How long a fork may take. It takes a few milliseconds.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// What it and what its modules allocate may have, in bytes: it is no tenant's, but tenants name the modules.
+const MEMORY_BYTES: u64 = 4 << 30;
+const NAMESPACES: i32 = libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
+
+/// A template. Killed when it is dropped; its copies go on.
+pub(super) struct Warm {
+    pidfd: OwnedFd,
+    socket: OwnedFd,
+    state: State,
+    // What it has of the spawner's while it lives: dropped after it is dead.
+    _cgroup: Option<Cgroup>,
+    _users: Vec<User>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    Starting,
+    /// So often it was told to fork.
+    Ready(u32),
+}
+
+impl Warm {
+    /// Starts one, and does not wait for it.
+    pub(super) fn start(means: &mut Means, template: &Template) -> io::Result<Warm> {
+        let (socket, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE))?;
+        let adapter = root::adapter(&template.adapter)?;
+        let cgroup = means.cgroups.make();
+        let users = means.users.take()?;
+        let user = users.first().map(User::number);
+        let (pid, pidfd) = match clone(Clone { flags: NAMESPACES, cgroup: None, is_sibling: false })? {
+            Fork::Child => run(Seed { template, socket: theirs, adapter, user }),
+            Fork::Parent(pid, pidfd) => (pid, pidfd),
+        };
+        let warm = Warm { pidfd, socket, state: State::Starting, _cgroup: cgroup, _users: users };
+        if let Some(cgroup) = &warm._cgroup {
+            cgroup.limit(&limits())?;
+            cgroup.adopt(pid)?;
+        }
+        Ok(warm)
+    }
+
+    /// Readable when it is warm, or has ended.
+    pub(super) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        (self.state == State::Starting).then(|| self.socket.as_fd())
+    }
+
+    /// Whether it can be forked now; waits for that if it is to. An error if it never can.
+    pub(super) fn is_ready(&mut self, wait: bool) -> io::Result<bool> {
+        if matches!(self.state, State::Ready(_)) {
+            return Ok(true);
+        }
+        let timeout = Timespec::try_from(if wait { PATIENCE } else { Duration::ZERO }).ok();
+        let mut watched = [PollFd::new(&self.socket, PollFlags::IN)];
+        if retry_on_intr(|| poll(&mut watched, timeout.as_ref()))? == 0 {
+            return Ok(false);
+        }
+        // What it says is only that.
+        let said = wire::receive::<TemplateState>(self.socket.as_fd())?;
+        said.ok_or_else(|| io::Error::other("it ended before it was warm, and has printed why"))?;
+        self.state = State::Ready(0);
+        Ok(true)
+    }
+
+    /// Makes a copy of it that is the first process of a sandbox, with this connection.
+    pub(super) fn fork(&mut self, link: &OwnedFd, leaves_groups: bool) -> io::Result<(Pid, OwnedFd)> {
+        let State::Ready(forks) = self.state else { return Err(io::ErrorKind::NotConnected.into()) };
+        let number = forks.wrapping_add(1).max(1);
+        self.state = State::Ready(number);
+        wire::send(self.socket.as_fd(), &TemplateFork { number, leaves_groups }, &[link.as_fd()])?;
+        loop {
+            let answer = wire::receive::<TemplateState>(self.socket.as_fd())?;
+            let (answer, mut fds) = answer.ok_or(io::ErrorKind::BrokenPipe)?;
+            match (answer, fds.pop()) {
+                // To what was given up.
+                (TemplateState { number: old, .. }, _) if old != number => {}
+                (_, Some(process)) => return Ok((number_of(&process)?, process)),
+                (TemplateState { errno, .. }, None) => return Err(io::Error::from_raw_os_error(errno)),
+            }
+        }
+    }
+}
+
+impl Drop for Warm {
+    fn drop(&mut self) {
+        // Nobody is left to hear of an error; a process that cannot be killed is the kernel's.
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+        let _ = retry_on_intr(|| waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED));
+    }
+}
+
+fn limits() -> Limits {
+    Limits { cores: Vec::new(), memory_bytes: Some(MEMORY_BYTES), processes: None, scratch_bytes: 0 }
+}
+
+/// The number that a process has here, which may have ended but was not waited for.
+fn number_of(process: &OwnedFd) -> io::Result<Pid> {
+    use std::os::fd::AsRawFd;
+    let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", process.as_raw_fd()))?;
+    let number = text.lines().find_map(|line| line.strip_prefix("Pid:")?.trim().parse().ok());
+    number.and_then(Pid::from_raw).ok_or_else(|| io::ErrorKind::NotFound.into())
+}

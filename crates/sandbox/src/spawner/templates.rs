@@ -1,0 +1,220 @@
+//! Which templates are kept: one of each interpreter without modules, and some with those that are asked for often.
+//!
+//! Who asks for modules gets a copy of the template that has them, if that is warm. Else it gets one of the bare
+//! interpreter and imports by itself, as any program does: it never waits for another's modules. How often each is asked
+//! for decides which are kept; what was not asked for a minute counts half.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use super::sandbox::Sandbox;
+use super::template::Warm;
+use super::{Means, birth};
+use crate::{SandboxError, Status, Template};
+
+/// Most templates with modules; and most interpreters.
+const MAX_WARM: usize = 4;
+/// Most templates that are remembered, warm or not.
+const MAX_KNOWN: usize = 64;
+/// How many first processes of each are kept ready.
+const READY: usize = 2;
+/// In this time what was asked for counts half.
+const HALF_LIFE: Duration = Duration::from_secs(60);
+/// Asked for so often a template is made: a second time within the minute.
+const WORTHWHILE: f64 = 1.4;
+/// How long one that could not be made is not tried again.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// See the [module](self).
+#[derive(Default)]
+pub(super) struct Templates {
+    known: BTreeMap<Template, Known>,
+}
+
+/// One that was asked for.
+struct Known {
+    heat: Heat,
+    /// Copies that wait for what they are to become. Dropped, and dead, before the template.
+    ready: Vec<Sandbox>,
+    warm: Option<Warm>,
+    failed: Option<Instant>,
+}
+
+/// How often something was asked for, and recently.
+#[derive(Clone, Copy)]
+struct Heat {
+    count: f64,
+    at: Instant,
+}
+
+impl Heat {
+    fn now(self, now: Instant) -> f64 {
+        let halves = now.saturating_duration_since(self.at).as_secs_f64() / HALF_LIFE.as_secs_f64();
+        self.count * 0.5_f64.powf(halves)
+    }
+
+    fn add(&mut self, now: Instant) {
+        *self = Heat { count: self.now(now) + 1.0, at: now };
+    }
+}
+
+impl Templates {
+    /// A first process that is a copy of this template, or of one without modules.
+    pub(super) fn take(&mut self, means: &mut Means, wanted: &Template) -> Result<Sandbox, SandboxError> {
+        let now = Instant::now();
+        self.note(wanted, now);
+        if !wanted.imports.is_empty() {
+            if let Some(sandbox) = self.copy(means, wanted, false)? {
+                return Ok(sandbox);
+            }
+            self.start_if_worthwhile(means, wanted, now);
+        }
+        let bare = Template { imports: Vec::new(), ..wanted.clone() };
+        self.note(&bare, now);
+        let missing = || {
+            let reason = "it did not become ready: the agent's log tells more";
+            Err(failed(wanted, io::Error::new(io::ErrorKind::TimedOut, reason)))
+        };
+        self.copy(means, &bare, true)?.map_or_else(missing, Ok)
+    }
+
+    /// Makes one copy of a template that has fewer than wanted ready; says whether it did.
+    pub(super) fn make_ready(&mut self, means: &mut Means) -> bool {
+        for (template, known) in &mut self.known {
+            if known.ready.len() < READY && known.look(template) {
+                let made = known.warm.as_mut().map(|warm| birth::copy(means, warm));
+                match made {
+                    Some(Ok(sandbox)) => known.ready.push(sandbox),
+                    Some(Err(error)) => known.give_up(template, &error),
+                    None => continue,
+                }
+                return true;
+            }
+        }
+        false
+    }
+
+    /// What becomes readable when one of those that are starting is warm.
+    pub(super) fn expected(&self) -> Vec<BorrowedFd<'_>> {
+        self.known.values().filter_map(|known| known.warm.as_ref()?.socket()).collect()
+    }
+
+    /// Counts a request; forgets what is not asked for any more, should there be too much.
+    fn note(&mut self, template: &Template, now: Instant) {
+        if !self.known.contains_key(template) {
+            if self.known.len() >= MAX_KNOWN {
+                let cold = self.coldest(now, |_| true).cloned();
+                cold.map(|cold| self.known.remove(&cold));
+            }
+            let heat = Heat { count: 0.0, at: now };
+            let known = Known { heat, ready: Vec::new(), warm: None, failed: None };
+            self.known.insert(template.clone(), known);
+        }
+        if let Some(known) = self.known.get_mut(template) {
+            known.heat.add(now);
+        }
+    }
+
+    /// One that waits, or a new one; nothing if the template is not warm. One without modules is started and waited for.
+    fn copy(
+        &mut self,
+        means: &mut Means,
+        template: &Template,
+        is_needed: bool,
+    ) -> Result<Option<Sandbox>, SandboxError> {
+        let Some(known) = self.known.get_mut(template) else { return Ok(None) };
+        while let Some(mut sandbox) = known.ready.pop() {
+            // Somebody may have killed it.
+            if sandbox.state().status == Status::Created {
+                return Ok(Some(sandbox));
+            }
+        }
+        // One that has died is started once more.
+        for _ in 0..if is_needed { 2 } else { 1 } {
+            if is_needed && known.warm.is_none() {
+                let started = Warm::start(means, template).map_err(|error| failed(template, error));
+                known.warm = Some(started?);
+            }
+            let Some(warm) = &mut known.warm else { return Ok(None) };
+            let made = match warm.is_ready(is_needed) {
+                Ok(false) => return Ok(None),
+                Ok(true) => birth::copy(means, warm),
+                Err(error) => Err(failed(template, error)),
+            };
+            match made {
+                Ok(sandbox) => return Ok(Some(sandbox)),
+                Err(error) => known.give_up(template, &error),
+            }
+        }
+        Ok(None)
+    }
+
+    fn start_if_worthwhile(&mut self, means: &mut Means, wanted: &Template, now: Instant) {
+        let Some(known) = self.known.get(wanted) else { return };
+        let is_resting = known.failed.is_some_and(|failed| now.saturating_duration_since(failed) < PAUSE);
+        let heat = known.heat.now(now);
+        if known.warm.is_some() || is_resting || heat < WORTHWHILE {
+            return;
+        }
+        let has_modules = |template: &Template| !template.imports.is_empty();
+        let warm =
+            self.known.iter().filter(|(template, known)| has_modules(template) && known.warm.is_some());
+        if warm.count() >= MAX_WARM {
+            let Some(coldest) = self.coldest(now, has_modules).cloned() else { return };
+            let Some(known) = self.known.get_mut(&coldest) else { return };
+            if known.heat.now(now) >= heat {
+                return;
+            }
+            known.cool();
+        }
+        let Some(known) = self.known.get_mut(wanted) else { return };
+        match Warm::start(means, wanted) {
+            Ok(warm) => known.warm = Some(warm),
+            Err(error) => known.give_up(wanted, &failed(wanted, error)),
+        }
+    }
+
+    /// The one with the least heat; of those that are warm, if any is.
+    fn coldest(&self, now: Instant, counts: impl Fn(&Template) -> bool) -> Option<&Template> {
+        let counted = || self.known.iter().filter(|(template, _)| counts(template));
+        let order = |known: &Known| (known.warm.is_none(), known.heat.now(now));
+        counted()
+            .min_by(|(_, a), (_, b)| order(a).partial_cmp(&order(b)).unwrap_or(std::cmp::Ordering::Equal))
+            .map(|(template, _)| template)
+    }
+}
+
+impl Known {
+    /// Whether it can be forked; takes note if it never can.
+    fn look(&mut self, template: &Template) -> bool {
+        match self.warm.as_mut().map(|warm| warm.is_ready(false)) {
+            Some(Ok(is_ready)) => is_ready,
+            Some(Err(error)) => {
+                self.give_up(template, &failed(template, error));
+                false
+            }
+            None => false,
+        }
+    }
+
+    fn give_up(&mut self, template: &Template, error: &SandboxError) {
+        eprintln!(
+            "sublet-spawner: {} with modules {:?}: {error}",
+            template.interpreter.display(),
+            template.imports
+        );
+        self.cool();
+        self.failed = Some(Instant::now());
+    }
+
+    fn cool(&mut self) {
+        self.ready.clear();
+        self.warm = None;
+    }
+}
+
+fn failed(template: &Template, error: io::Error) -> SandboxError {
+    SandboxError::system(format!("keeping {} warm", template.interpreter.display()), error)
+}

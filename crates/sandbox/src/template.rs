@@ -1,0 +1,125 @@
+//! The inside of a template: what the library does that an interpreter loads to be forked.
+//!
+//! ```text
+//! spawner                     template, an interpreter with its modules
+//!    │◄── warm ───────────────────┤
+//!    ├─── fork, connection ──────►│ clone: namespaces ─────────► a sandbox's first process, a child of the spawner's
+//!    │◄── its descriptor ─────────┤                              │ as any first process: go, plan, made, start
+//!    :                            :                              │ fork ──────────► the program's process, which
+//!    │◄── started, running ───────────────────────────────────────────────────────────┤ returns into the interpreter
+//! ```
+//!
+//! Of a runtime's threads only the one that forks is there in a copy ([`Threads`]), and of what it holds open only what can be
+//! made again, so that no two copies have anything in common.
+
+mod descriptors;
+mod threads;
+
+use std::ffi::{CString, OsString};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use rustix::stdio::stdin;
+use sublet_proto::v1::{TemplateFork, TemplateState};
+
+use crate::inside::seccomp::Filters;
+use crate::inside::{self, Blank, NAMESPACES, Report};
+use crate::system::{self, Clone, Fork};
+use crate::{USER, wire};
+use descriptors::Descriptors;
+
+pub use threads::Threads;
+
+/// What a language runtime does about being forked.
+pub trait Runtime {
+    /// Which threads it may have.
+    const THREADS: Threads;
+
+    /// In the template, before each fork.
+    fn before_fork(&mut self);
+    /// In the template, after it.
+    fn after_fork(&mut self);
+}
+
+/// What this process is to be from now on: a copy of the template, in a sandbox.
+#[derive(Debug)]
+pub struct Program {
+    /// Its source file.
+    pub path: PathBuf,
+    /// Its arguments, without its name.
+    pub args: Vec<OsString>,
+    /// Its whole environment, NAME=VALUE.
+    pub env: Vec<OsString>,
+}
+
+/// Tells the spawner, at the other end of standard input, that the runtime is warm, and forks it whenever the spawner says so.
+/// The template never comes back from here; each copy of it does, in a sandbox of its own, with its control socket as
+/// standard input and no other descriptor than the standard ones. There what the runtime does in a new process is still
+/// to be done.
+///
+/// # Errors
+/// If this process has threads or open files that a copy cannot have, or the spawner cannot be told. Why a copy cannot be made
+/// is told to the spawner.
+pub fn serve<R: Runtime>(runtime: &mut R) -> io::Result<Program> {
+    let descriptors = Descriptors::of_this_process()?;
+    R::THREADS.await_them()?;
+    let filters = Rc::new(Filters::compile());
+    tell(0, Ok(None))?;
+    loop {
+        let Some((TemplateFork { number, leaves_groups }, mut fds)) = wire::receive(stdin())? else {
+            // The spawner is gone.
+            system::leave(0)
+        };
+        let Some(link) = fds.pop() else { return Err(io::ErrorKind::InvalidData.into()) };
+        let kept = descriptors.numbers();
+        let blank = Blank { link, user: USER, leaves_groups, filters: filters.clone(), warm: Some(kept) };
+        R::THREADS.await_them()?;
+        runtime.before_fork();
+        let flags = NAMESPACES | libc::CLONE_NEWNET;
+        match system::clone(Clone { flags, cgroup: None, is_sibling: true }) {
+            Ok(Fork::Child) => return Ok(become_program(blank, &descriptors)),
+            Ok(Fork::Parent(_, process)) => {
+                runtime.after_fork();
+                tell(number, Ok(Some(process)))?;
+            }
+            Err(error) => {
+                runtime.after_fork();
+                tell(number, Err(error))?;
+            }
+        }
+    }
+}
+
+fn tell(number: u32, outcome: io::Result<Option<OwnedFd>>) -> io::Result<()> {
+    let (process, errno) = match outcome {
+        Ok(process) => (process, 0),
+        Err(error) => (None, error.raw_os_error().unwrap_or(libc::EINVAL)),
+    };
+    let fds: Vec<_> = process.iter().map(AsFd::as_fd).collect();
+    wire::send(stdin(), &TemplateState { warm: true, number, errno }, &fds)
+}
+
+/// Returns in the program's process, when nothing but the program is missing.
+fn become_program(blank: Blank, descriptors: &Descriptors) -> Program {
+    let plan = inside::live(&blank);
+    // What is executed becomes that by itself: a process that can look at itself.
+    let prepared = set_dumpable_behavior(DumpableBehavior::Dumpable)
+        .map_err(io::Error::from)
+        .and_then(|()| descriptors.make_again());
+    if prepared.is_err() || Report::Running.send(blank.link.as_fd()).is_err() {
+        system::leave(inside::NOT_EXECUTED);
+    }
+    let text = |text: CString| OsString::from_vec(text.into_bytes());
+    let (program, mut words, env) = plan.into_program();
+    drop(blank);
+    words.remove(0);
+    Program {
+        path: text(program).into(),
+        args: words.into_iter().map(text).collect(),
+        env: env.into_iter().map(text).collect(),
+    }
+}

@@ -1,0 +1,59 @@
+//! The threads of a language runtime. None but the one that forks is there in a copy, whatever it was in the middle of.
+
+use std::fs;
+use std::io;
+use std::time::{Duration, Instant};
+
+/// How long threads may take until they wait. They have nothing to do.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(1);
+/// System calls in which a thread waits to be given something to do: it has let go of what it needs for doing it.
+const WAITS: [libc::c_long; 4] =
+    [libc::SYS_futex, libc::SYS_epoll_wait, libc::SYS_epoll_pwait, libc::SYS_ppoll];
+
+/// Which threads a runtime may have when it is forked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Threads {
+    /// Only the one that forks.
+    One,
+    /// Others that wait for something to do, and do nothing that a copy needs.
+    Waiting,
+}
+
+impl Threads {
+    /// Waits until this holds.
+    pub(super) fn await_them(self) -> io::Result<()> {
+        let begun = Instant::now();
+        loop {
+            let others = others()?;
+            let is_fine = match self {
+                Threads::One => others.is_empty(),
+                Threads::Waiting => {
+                    others.iter().all(|call| WAITS.iter().any(|wait| call == &wait.to_string()))
+                }
+            };
+            if is_fine {
+                return Ok(());
+            }
+            if self == Threads::One || begun.elapsed() > PATIENCE {
+                let count = others.len();
+                return Err(io::Error::other(format!(
+                    "its modules have started threads: {count} more than one"
+                )));
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+/// The system call in which each other thread of this process is; "running" outside of one.
+fn others() -> io::Result<Vec<String>> {
+    let own = rustix::thread::gettid().as_raw_nonzero().to_string();
+    let names =
+        fs::read_dir("/proc/self/task")?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let others = names.filter(|name| *name != own);
+    Ok(others
+        .filter_map(|name| fs::read_to_string(format!("/proc/self/task/{name}/syscall")).ok())
+        .map(|text| text.split_whitespace().next().unwrap_or_default().to_owned())
+        .collect())
+}

@@ -1,0 +1,150 @@
+//! Templates of Node.js, which was not made to be forked: what its copies do is tried under load of its collector of garbage,
+//! its compiler, its timers and its threads for files.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use sublet_sandbox::{Exit, Interpreter, Kind, Language, Program, Spec, Template};
+use support::{House, MIB, Sort};
+
+/// After this long a template that should have become warm never will.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// In front of each program: says a line to the outside.
+const SAY: &str =
+    "const fs = require('fs');\nconst say = (...words) => fs.writeSync(0, words.join(' ') + '\\n');\n";
+
+fn node() -> Interpreter {
+    let found =
+        ["/usr/bin/node", "/usr/local/bin/node"].map(Path::new).into_iter().find(|path| path.exists());
+    Interpreter::node(found.expect("scripts/setup.sh test installs it"), &[]).unwrap()
+}
+
+fn open() -> House {
+    House::showing(Sort::Template, &node().shown)
+}
+
+/// What a program says, and how it ends.
+#[track_caller]
+fn run(house: &House, text: &str, imports: &[&str]) -> (String, Exit) {
+    let path = house.folder.path().join(format!("{}.js", fs::read_dir(house.folder.path()).unwrap().count()));
+    fs::write(&path, format!("{SAY}{text}")).unwrap();
+    house.run_with(&["one", "two"], |spec: &mut Spec| {
+        let adapter =
+            Path::new(env!("CARGO_BIN_EXE_sublet-spawner")).with_file_name("libsublet_template_node.so");
+        let imports = imports.iter().map(ToString::to_string).collect();
+        spec.kind = Kind::Template(Template {
+            language: Language::Node,
+            interpreter: node().program,
+            adapter,
+            imports,
+        });
+        spec.program = Program::Outside(path);
+        spec.limits.memory_bytes = Some(1024 * MIB);
+        spec.limits.processes = Some(64);
+    })
+}
+
+#[test]
+fn a_program_finds_what_it_would_in_a_node_of_its_own() {
+    let house = open();
+    let text = "\
+say(require.main === module, process.argv.slice(2), __filename === process.argv[1]);
+say(JSON.stringify(process.env), process.pid, process.ppid, fs.readlinkSync('/proc/self'));
+say(fs.readdirSync('/proc/self/task').length);
+process.on('exit', (code) => say('exit', code));
+setTimeout(() => fs.readFile('/proc/self/comm', async (error, data) => { await 0; say('file', !error); process.exitCode = 4; }), 1);";
+    let (said, exit) = run(&house, text, &[]);
+    let expected = "true one,two true\n{\"GIVEN\":\"yes\"} 2 1 2\n1\nfile true\nexit 4\n";
+    assert_eq!((said.as_str(), exit), (expected, Exit::Status(4)));
+}
+
+#[test]
+fn a_program_ends_as_in_a_node_of_its_own() {
+    let house = open();
+    for (text, expected) in [
+        ("process.exit(3)", ("", 3)),
+        ("throw new Error('unexpected')", ("", 1)),
+        ("Promise.reject(new Error('unexpected'))", ("", 1)),
+        (
+            "process.on('uncaughtException', (error) => say(error.message)); throw new Error('caught')",
+            ("caught\n", 0),
+        ),
+        ("say('end')", ("end\n", 0)),
+        (
+            "let more = 2; process.on('beforeExit', () => { if (more--) setTimeout(() => say('more'), 1) })",
+            ("more\nmore\n", 0),
+        ),
+        ("setInterval(() => process.exit(5), 1)", ("", 5)),
+        ("require('no-such-module')", ("", 1)),
+        ("this is no JavaScript", ("", 1)),
+    ] {
+        let (said, exit) = run(&house, text, &[]);
+        assert_eq!((said.as_str(), exit), (expected.0, Exit::Status(expected.1)), "{text}");
+    }
+}
+
+/// Much garbage, code that is compiled again and again, timers, compression and hashes in threads, children.
+#[test]
+fn copies_hold_under_load() {
+    let house = open();
+    let text = "\
+const zlib = require('zlib'), crypto = require('crypto'), { execFileSync } = require('child_process');
+let kept = [];
+for (let round = 0; round < 10; round++) {
+  kept = [];
+  for (let i = 0; i < 100000; i++) kept.push({ i, more: [i, String(i)] });
+  const add = new Function('a', 'let sum = 0; for (let i = 0; i < 200000; i++) sum += i % (a + 2); return sum;');
+  if (!(add(round) > 0)) throw new Error('wrong');
+}
+const gzip = () => new Promise((done, fail) => zlib.gzip(Buffer.alloc(1e6, 'a'), (error, data) => error ? fail(error) : done(data)));
+const hash = () => new Promise((done, fail) => crypto.pbkdf2('a', 'b', 2000, 32, 'sha256', (error, key) => error ? fail(error) : done(key)));
+const wait = (ms) => new Promise((done) => setTimeout(done, ms));
+(async () => {
+  for (let round = 0; round < 5; round++) {
+    const [zip, key] = await Promise.all([gzip(), hash(), wait(5)]);
+    if (zlib.gunzipSync(zip).length !== 1e6 || key.length !== 32) throw new Error('wrong');
+    kept = Array.from({ length: 100000 }, (_, i) => new Map([[i, kept[i]]]));
+  }
+  say('whole', kept.length);
+})();";
+    for _ in 0..5 {
+        assert_eq!(run(&house, text, &[]), ("whole 100000\n".to_owned(), Exit::Status(0)));
+    }
+}
+
+#[test]
+fn no_two_copies_have_the_same_random_numbers_or_descriptors() {
+    let house = open();
+    let text = "\
+say(Math.random(), require('crypto').randomUUID());
+for (const number of fs.readdirSync('/proc/self/fd')) {
+  try { const target = fs.readlinkSync(`/proc/self/fd/${number}`); if (/^(pipe|socket):/.test(target) && number > 2) say(target); } catch {}
+}";
+    let said: Vec<String> = (0..4).map(|_| run(&house, text, &[]).0).collect();
+    let mut words: Vec<&str> = said.iter().flat_map(|lines| lines.split_whitespace()).collect();
+    words.sort_unstable();
+    // Both ends of a pipe have one name in a copy.
+    let mut different = words.clone();
+    different.dedup();
+    assert!(said.iter().all(|lines| lines.contains('.')), "{said:?}");
+    for name in &different {
+        let having = said.iter().filter(|lines| lines.split_whitespace().any(|word| word == *name)).count();
+        assert_eq!(having, 1, "{name}: {said:?}");
+    }
+}
+
+#[test]
+fn modules_that_are_asked_for_again_are_there() {
+    let house = open();
+    let begun = Instant::now();
+    let text = "say(process.moduleLoadList.includes('NativeModule inspector'))";
+    let text = format!("{text}; say(1)").replace("inspector", "readline/promises");
+    while run(&house, &text, &["readline/promises"]).0 != "true\n1\n" {
+        assert!(begun.elapsed() < PATIENCE);
+    }
+}

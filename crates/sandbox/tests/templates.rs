@@ -1,0 +1,364 @@
+//! What is a template's alone: a warm interpreter, its modules, and copies that have nothing in common but what it had. What
+//! copies have in common with every kind is in `conformance.rs` and `attacks.rs`.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use sublet_sandbox::{Exit, Interpreter, Kind, MAX_IMPORTS, Network, Program, Spec, Template};
+use support::{House, MIB, Sort, Tenant, python, template};
+
+/// Modules that take long to import.
+const MODULES: [&str; 3] = ["numpy", "pandas", "PIL.Image"];
+/// After this long a template that should have become warm never will.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// In front of each program: says a line to the outside.
+const SAY: &str =
+    "import os, sys\ndef say(*words): os.write(0, (' '.join(map(str, words)) + '\\n').encode())\n";
+
+/// Has a specification execute this text instead of the probe.
+fn of_text(house: &House, text: &str, imports: &[&str]) -> impl FnOnce(&mut Spec) {
+    let path = house.folder.path().join(format!("{}.py", fs::read_dir(house.folder.path()).unwrap().count()));
+    fs::write(&path, format!("{SAY}{text}")).unwrap();
+    let template = template(imports);
+    move |spec| {
+        spec.kind = Kind::Template(template);
+        spec.program = Program::Outside(path);
+        spec.limits.memory_bytes = Some(512 * MIB);
+    }
+}
+
+#[track_caller]
+fn start(house: &House, text: &str, imports: &[&str]) -> Tenant {
+    house.start_with(&["one", "two"], of_text(house, text, imports))
+}
+
+/// What a program says, and how it ends.
+#[track_caller]
+fn run(house: &House, text: &str, imports: &[&str]) -> (String, Exit) {
+    house.run_with(&["one", "two"], of_text(house, text, imports))
+}
+
+/// Asks for modules until a program finds them there when it begins.
+#[track_caller]
+fn warm(house: &House, modules: &[&str]) {
+    let begun = Instant::now();
+    let module = modules[0];
+    while run(house, &format!("say('{module}' in sys.modules)"), modules).0 != "True\n" {
+        assert!(begun.elapsed() < PATIENCE, "no template gets {modules:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The template of a sandbox's spawner: a sibling of its first process.
+fn templates_of(tenant: &Tenant) -> Vec<Pid> {
+    let parent = |pid: u32| -> Option<u32> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
+    };
+    let spawner = parent(parent(tenant.made.state.pid.unwrap()).unwrap()).unwrap();
+    let numbers =
+        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let own_namespace = fs::read_link(format!("/proc/{spawner}/ns/pid")).unwrap();
+    let is_template = |pid: &u32| {
+        parent(*pid) == Some(spawner)
+            && fs::read_link(format!("/proc/{pid}/ns/pid")).is_ok_and(|namespace| namespace == own_namespace)
+            && fs::read_to_string(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|line| line.contains("sublet_template"))
+    };
+    numbers.filter(is_template).filter_map(|pid: u32| Pid::from_raw(pid.cast_signed())).collect()
+}
+
+#[test]
+fn a_program_finds_what_it_would_in_an_interpreter_of_its_own() {
+    let house = House::open(Sort::Template);
+    let text = "\
+say(__name__, sys.modules['__main__'].__dict__ is globals(), sys.argv[1:], sys.argv[0] == __file__)
+say(sys.path[0] == os.path.dirname(__file__), sys.executable, sys.prefix)
+say(sorted(os.environ.items()), os.getpid(), sorted(os.listdir('/proc/self/fd')))
+import threading, multiprocessing
+thread = threading.Thread(target=say, args=('thread',)); thread.start(); thread.join()
+say(threading.active_count())
+child = os.fork()
+if not child: os._exit(5)
+say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+";
+    let (said, exit) = run(&house, text, &[]);
+    let python = python();
+    let prefix = python.program.parent().unwrap().parent().unwrap();
+    let expected = format!(
+        "__main__ True ['one', 'two'] True\nTrue {} {}\n[('GIVEN', 'yes')] 2 ['0', '1', '2', '3']\nthread\n1\n5\n",
+        python.program.display(),
+        prefix.display()
+    );
+    assert_eq!((said, exit), (expected, Exit::Status(0)));
+}
+
+#[test]
+fn a_program_ends_as_in_an_interpreter_of_its_own() {
+    let house = House::open(Sort::Template);
+    for (text, expected) in [
+        ("import atexit; atexit.register(say, 'last'); sys.exit(3)", ("last\n", 3)),
+        (
+            "sys.excepthook = lambda kind, error, trace: say(kind.__name__, error, trace.tb_frame.f_code.co_name)\n1 / 0",
+            ("ZeroDivisionError division by zero <module>\n", 1),
+        ),
+        ("this is no Python", ("", 1)),
+        ("import no_such_module", ("", 1)),
+        ("os._exit(9)", ("", 9)),
+    ] {
+        let (said, exit) = run(&house, text, &[]);
+        assert_eq!((said.as_str(), exit), (expected.0, Exit::Status(expected.1)), "{text}");
+    }
+}
+
+#[test]
+fn modules_that_are_asked_for_again_are_there_when_a_program_begins() {
+    let house = House::open(Sort::Template);
+    let (said, _) =
+        run(&house, "say('numpy' in sys.modules); import numpy; say(numpy.arange(3).sum())", &["numpy"]);
+    assert_eq!(said, "False\n3\n", "the first imports by itself");
+    warm(&house, &["numpy"]);
+    let (said, _) = run(&house, "say('numpy' in sys.modules)", &[]);
+    assert_eq!(said, "False\n", "others have a template of their own");
+    // More of them than are kept warm: those that are asked for have their turn.
+    for module in ["json", "csv", "decimal", "sqlite3", "xml.dom", "ctypes.util"] {
+        warm(&house, &[module]);
+    }
+}
+
+#[test]
+fn no_two_copies_have_the_same_random_numbers() {
+    let house = House::open(Sort::Template);
+    let modules = ["numpy", "random", "uuid"];
+    warm(&house, &modules);
+    let text = "import numpy, random, uuid\nsay(numpy.random.random(), random.random(), uuid.uuid4(), numpy.random.default_rng().random())";
+    let said: Vec<String> = (0..4).map(|_| run(&house, text, &modules).0).collect();
+    let mut numbers: Vec<&str> = said.iter().flat_map(|line| line.split_whitespace()).collect();
+    assert_eq!(numbers.len(), 16);
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), 16, "{said:?}");
+}
+
+#[test]
+fn libraries_compute_with_as_many_threads_as_a_program_has_cores() {
+    let house = House::open(Sort::Template);
+    warm(&house, &["numpy"]);
+    let text = "\
+import numpy
+matrix = numpy.random.random((300, 300))
+say(abs(numpy.linalg.inv(matrix) @ matrix - numpy.eye(300)).max() < 1e-6, len(os.listdir('/proc/self/task')))";
+    let cores = std::thread::available_parallelism().unwrap().get();
+    for (limited, expected) in [(Vec::new(), cores), (vec![0], 1)] {
+        // Without the right to bound cores it has all.
+        let expected = if support::is_root() { expected } else { cores };
+        let (said, exit) = house.run_with(&[], |spec| {
+            of_text(&house, text, &["numpy"])(spec);
+            spec.limits.processes = Some(128);
+            spec.limits.cores = limited;
+        });
+        assert_eq!((said, exit), (format!("True {expected}\n"), Exit::Status(0)));
+    }
+}
+
+#[test]
+fn what_a_program_does_to_its_interpreter_is_its_own() {
+    let house = House::open(Sort::Template);
+    let bad = "\
+import threading, numpy
+lock = threading.Lock()
+for module in (os, sys, numpy): module.changed = True
+def hold():
+    with lock: say('held'); threading.Event().wait()
+for _ in range(3): threading.Thread(target=hold, daemon=True).start()
+__import__('importlib')._bootstrap._blocking_on.clear()
+__import__('_imp').acquire_lock()
+threading.Event().wait()";
+    warm(&house, &["numpy"]);
+    let mut tenant = start(&house, bad, &["numpy"]);
+    assert_eq!(tenant.read_line(), "held");
+    let text = "import numpy, threading\nsay(any(hasattr(module, 'changed') for module in (os, sys, numpy)), threading.active_count())";
+    for _ in 0..3 {
+        assert_eq!(run(&house, text, &["numpy"]), ("False 1\n".to_owned(), Exit::Status(0)));
+    }
+    house.kill(&tenant, Signal::KILL);
+    assert_eq!(house.wait(&tenant.made).exit, Some(Exit::Signal(9)));
+}
+
+#[test]
+fn several_are_copied_at_once() {
+    let house = House::open(Sort::Template);
+    let (specs, outsides): (Vec<_>, Vec<_>) = (0..8)
+        .map(|number| {
+            let (mut spec, outside) = house.probe(&[]);
+            of_text(&house, &format!("os.read(0, 1); sys.exit({number})"), &[])(&mut spec);
+            (spec, outside)
+        })
+        .unzip();
+    let made: Vec<_> = house.sandboxes.launch(specs).into_iter().map(Result::unwrap).collect();
+    for mut outside in outsides {
+        outside.write_all(b"x").unwrap();
+    }
+    let exits: Vec<_> = made.iter().map(|made| house.wait(made).exit.unwrap()).collect();
+    assert_eq!(exits, [0, 1, 2, 3, 4, 5, 6, 7].map(Exit::Status));
+}
+
+#[test]
+fn a_template_that_has_died_is_started_again_and_its_copies_go_on() {
+    let house = House::open(Sort::Template);
+    let mut tenant = start(&house, "say('here'); os.read(0, 1); say('still')", &[]);
+    assert_eq!(tenant.read_line(), "here");
+    for _ in 0..2 {
+        let templates = templates_of(&tenant);
+        assert!(!templates.is_empty());
+        templates.iter().for_each(|&template| kill_process(template, Signal::KILL).unwrap());
+        for _ in 0..4 {
+            assert_eq!(run(&house, "say(1)", &[]).0, "1\n");
+        }
+    }
+    tenant.outside.write_all(b"x").unwrap();
+    assert_eq!(tenant.read_all(), "still\n");
+}
+
+/// A Python with modules of a test's own.
+fn python_with(folder: &Path, modules: &[(&str, &str)]) -> Interpreter {
+    let made = Command::new(&python().program).args(["-m", "venv", "--without-pip"]).arg(folder).status();
+    assert!(made.unwrap().success());
+    let library = fs::read_dir(folder.join("lib")).unwrap().next().unwrap().unwrap().path();
+    for (name, text) in modules {
+        fs::write(library.join(format!("site-packages/{name}.py")), text).unwrap();
+    }
+    Interpreter::python(&folder.join("bin/python3")).unwrap()
+}
+
+/// Threads are not copied, and an open file's position would be everybody's.
+#[test]
+fn modules_that_start_threads_or_keep_files_are_in_no_template() {
+    let threads = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()";
+    let modules = [
+        ("starts_thread", threads),
+        ("keeps_file", "file = open('/dev/zero')"),
+        ("fails", "raise RuntimeError('it never works')"),
+        ("ends", "import os; os._exit(0)"),
+        ("is_fine", ""),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let interpreter = python_with(&folder.path().join("environment"), &modules);
+    let house = House::showing(Sort::Template, &interpreter.shown);
+    let ask = |module: &str| {
+        house.run_with(&[], |spec| {
+            of_text(&house, &format!("say('{module}' in sys.modules)"), &[])(spec);
+            let imports = vec![module.to_owned()];
+            let template = Template { interpreter: interpreter.program.clone(), imports, ..template(&[]) };
+            spec.kind = Kind::Template(template);
+        })
+    };
+    let begun = Instant::now();
+    while ask("is_fine").0 != "True\n" {
+        assert!(begun.elapsed() < PATIENCE);
+    }
+    let warm_after = begun.elapsed();
+    for module in ["starts_thread", "keeps_file", "fails", "ends"] {
+        let begun = Instant::now();
+        while begun.elapsed() < 3 * warm_after {
+            assert_eq!(ask(module), ("False\n".to_owned(), Exit::Status(0)), "{module}");
+        }
+    }
+}
+
+#[test]
+fn what_makes_no_template_is_named_and_harms_nobody() {
+    let house = House::open(Sort::Template);
+    let refusal = |change: &dyn Fn(&mut Template, &mut Spec)| {
+        let (mut spec, _outside) = house.probe(&["exit"]);
+        let mut template = template(&[]);
+        change(&mut template, &mut spec);
+        spec.kind = Kind::Template(template);
+        house.sandboxes.launch(vec![spec]).remove(0).unwrap_err().to_string()
+    };
+    for name in ["", "-c", "os; x", "a..b", ".a", "1a", "a/b", "a\0b", &"a".repeat(1000)] {
+        let refused = refusal(&|template, _| template.imports = vec![name.to_owned()]);
+        assert!(refused.contains("a module is no name"), "{name}: {refused}");
+    }
+    let many = refusal(&|template, _| template.imports = vec!["os".to_owned(); MAX_IMPORTS + 1]);
+    assert!(many.contains("at most 32 modules"), "{many}");
+    let network = refusal(&|_, spec| spec.network = Network::Host);
+    assert!(network.contains("no network"), "{network}");
+    for interpreter in ["/no/such/python", "/usr/lib/os-release"] {
+        let refused = refusal(&|template, _| template.interpreter = PathBuf::from(interpreter));
+        assert!(refused.contains(interpreter), "{refused}");
+    }
+    let adapter = refusal(&|template, _| template.adapter = PathBuf::from("/no/such/adapter"));
+    assert!(adapter.contains("No such file"), "{adapter}");
+    let other = refusal(&|template, _| template.adapter = template.interpreter.clone());
+    assert!(other.contains(python().program.to_str().unwrap()), "{other}");
+    assert_eq!(run(&house, "say(1)", &[]).0, "1\n");
+}
+
+/// In bytes, of a program and the first process of its sandbox: what they have alone, and their part of what they share.
+fn proportional_bytes(tenant: &Tenant) -> u64 {
+    let program = tenant.made.state.pid.unwrap();
+    let status = fs::read_to_string(format!("/proc/{program}/status")).unwrap();
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap().trim().to_owned();
+    let of = |pid: &str| -> u64 {
+        let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+    };
+    of(&program.to_string()) + of(&parent)
+}
+
+/// The paper has 34% less (Molecule, section 6.3); a template's own memory is counted with its copies.
+#[test]
+fn copies_share_their_memory() {
+    const COPIES: usize = 16;
+    let house = House::open(Sort::Template);
+    warm(&house, &MODULES);
+    let text = "\
+import numpy, pandas, PIL.Image
+frame = pandas.DataFrame({'a': numpy.arange(1000.0)})
+image = PIL.Image.fromarray((frame.a.to_numpy() % 256).astype('uint8').reshape(40, 25)).resize((80, 50))
+say('ready', frame.a.mean(), image.size)
+os.read(0, 1)";
+    let of = |kind: &dyn Fn(&mut Spec)| -> u64 {
+        let mut tenants: Vec<_> = (0..COPIES)
+            .map(|_| {
+                house.start_with(&[], |spec| {
+                    of_text(&house, text, &MODULES)(spec);
+                    kind(spec);
+                })
+            })
+            .collect();
+        tenants.iter_mut().for_each(|tenant| assert_eq!(tenant.read_line(), "ready 499.5 (80, 50)"));
+        let bytes = tenants.iter().map(proportional_bytes).sum();
+        for tenant in &tenants {
+            house.kill(tenant, Signal::KILL);
+            house.wait(&tenant.made);
+        }
+        bytes
+    };
+    let copies = of(&|_| {});
+    let cold = of(&|spec| {
+        let Program::Outside(script) = &spec.program else { return };
+        let folder = script.with_extension("folder");
+        fs::create_dir(&folder).unwrap();
+        fs::copy(script, folder.join("job.py")).unwrap();
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+        spec.args = vec!["/package/job.py".into()];
+        spec.folder = Some(folder);
+        spec.kind = Kind::Process;
+        spec.program = Program::Inside(python().program.clone());
+    });
+    let saved = 1.0 - copies as f64 / cold as f64;
+    println!("{COPIES} copies: {copies} bytes, {COPIES} interpreters: {cold} bytes, {saved:.2} less");
+    assert!(saved > 0.5, "{copies} bytes for {COPIES} copies, {cold} for as many interpreters");
+}

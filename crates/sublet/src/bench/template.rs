@@ -1,0 +1,156 @@
+//! A start of Python: from the request for a sandbox to the first line of a function, in a copy of a warm interpreter,
+//! beside an interpreter that starts and imports by itself, without a sandbox. The two take turns. It needs no running
+//! Sublet.
+
+use std::fs;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use sublet_fabric::clock::monotonic_ns;
+use sublet_proto::{Code, Error};
+use sublet_sandbox::{Interpreter, Kind, Language, Limits, Network, Program, Sandboxes, Spec, Template};
+
+use super::Samples;
+use super::cold::{Figure, Sandbox, Step, micros};
+
+/// What the interpreter loads to be forked: beside the program that makes sandboxes.
+const ADAPTER: &str = "libsublet_template_python.so";
+/// Between two starts: what the next one needs is made ready.
+const PAUSE: Duration = Duration::from_millis(20);
+/// After this long a template that should have become warm never will.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What a function may write, in bytes.
+const SCRATCH_BYTES: u64 = 16 << 20;
+
+/// What is kept warm.
+#[derive(Clone, Debug)]
+pub struct Warm {
+    /// The program that makes sandboxes.
+    pub spawner: PathBuf,
+    /// The interpreter, by its path or name.
+    pub python: PathBuf,
+    /// The modules that the function uses.
+    pub imports: Vec<String>,
+}
+
+/// One start.
+struct Start {
+    total_ns: u64,
+    /// Until the sandbox was there.
+    sandbox_ns: u64,
+    was_warm: bool,
+}
+
+/// Starts `n` times each.
+pub(super) fn run(warm: &Warm, n: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
+    let place = tempfile::tempdir().map_err(|error| failed("making a folder", &error))?;
+    let script = place.path().join("function.py");
+    fs::write(&script, source(&warm.imports)).map_err(|error| failed("writing a program", &error))?;
+    let root = place.path().join("root");
+    fs::create_dir(&root).map_err(|error| failed("making a folder", &error))?;
+    let interpreter = Interpreter::python(&warm.python)?;
+    let sandboxes = Sandboxes::open(&warm.spawner, &root, &interpreter.shown)?;
+    let template = Template {
+        language: Language::Python,
+        interpreter: interpreter.program.clone(),
+        adapter: warm.spawner.with_file_name(ADAPTER),
+        imports: warm.imports.clone(),
+    };
+    let begun = Instant::now();
+    while !start(&sandboxes, &template, &script)?.was_warm {
+        if begun.elapsed() > PATIENCE {
+            let message = format!("no template with the modules {:?} becomes warm", warm.imports);
+            return Err(Error::new(Code::System, message));
+        }
+    }
+    let samples = || Samples::with_capacity(n as usize);
+    let (mut total, mut floor, mut sandbox, mut function) = (samples(), samples(), samples(), samples());
+    for _ in 0..n {
+        std::thread::sleep(PAUSE);
+        let started = start(&sandboxes, &template, &script)?;
+        total.push(started.total_ns);
+        sandbox.push(started.sandbox_ns);
+        function.push(started.total_ns.saturating_sub(started.sandbox_ns));
+        floor.push(start_cold(&interpreter.program, &script)?);
+        progress();
+    }
+    let (median_us, p99_us) = micros(&mut total);
+    let (floor_us, _) = micros(&mut floor);
+    let steps = [("sandbox", &mut sandbox), ("function", &mut function)].map(|(step, samples)| {
+        let (median_us, p99_us) = micros(samples);
+        Step { step, median_us, p99_us }
+    });
+    let steps = steps.into();
+    Ok(Figure { bench: "cold", sandbox: Sandbox::Template, n, median_us, p99_us, floor_us, steps })
+}
+
+/// A program that says when its function was entered, and whether its modules were there before.
+fn source(imports: &[String]) -> String {
+    let names = imports.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
+    let imported: String = imports.iter().map(|name| format!("import {name}\n")).collect();
+    format!(
+        "import os, sys, time\nwarm = all(name in sys.modules for name in [{names}])\n{imported}\
+         def function():\n    os.write(0, b'%d %d' % (time.monotonic_ns(), warm))\nfunction()\n"
+    )
+}
+
+fn start(sandboxes: &Sandboxes, template: &Template, script: &Path) -> Result<Start, Error> {
+    let (mut outside, inside) = UnixStream::pair().map_err(|error| failed("making a socket", &error))?;
+    let spec = Spec {
+        kind: Kind::Template(template.clone()),
+        program: Program::Outside(script.to_owned()),
+        args: Vec::new(),
+        env: Vec::new(),
+        folder: None,
+        control: OwnedFd::from(inside),
+        network: Network::None,
+        limits: Limits {
+            cores: Vec::new(),
+            memory_bytes: None,
+            processes: None,
+            scratch_bytes: SCRATCH_BYTES,
+        },
+    };
+    let begun = monotonic_ns();
+    let made = sandboxes.launch(vec![spec]).remove(0)?;
+    let sandbox_ns = monotonic_ns().saturating_sub(begun);
+    let (entered, was_warm) = told(&mut outside)?;
+    // Its end is the end of its socket, or nearly so; it is not measured.
+    let deadline = Instant::now() + PATIENCE;
+    while sandboxes.delete(&[made.id]).remove(0).is_err() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(Start { total_ns: entered.saturating_sub(begun), sandbox_ns, was_warm })
+}
+
+/// The same by an interpreter of its own, in nanoseconds.
+fn start_cold(interpreter: &Path, script: &Path) -> Result<u64, Error> {
+    let (mut outside, inside) = UnixStream::pair().map_err(|error| failed("making a socket", &error))?;
+    let begun = monotonic_ns();
+    let mut command = Command::new(interpreter);
+    command.arg(script).env_clear().stdin(OwnedFd::from(inside)).stdout(Stdio::null());
+    let mut child = command.spawn().map_err(|error| failed("starting an interpreter", &error))?;
+    // With it goes this process's copy of the socket.
+    drop(command);
+    let told = told(&mut outside);
+    let _ = child.wait();
+    Ok(told?.0.saturating_sub(begun))
+}
+
+/// When a function was entered, and whether its modules were there.
+fn told(outside: &mut UnixStream) -> Result<(u64, bool), Error> {
+    let mut text = String::new();
+    outside.read_to_string(&mut text).map_err(|error| failed("hearing of a function", &error))?;
+    let numbers = text.split_once(' ').and_then(|(at, warm)| Some((at.parse().ok()?, warm == "1")));
+    numbers.ok_or_else(|| {
+        Error::new(Code::System, "the program was not executed to its end: see what it printed")
+    })
+}
+
+fn failed(what: &str, error: &std::io::Error) -> Error {
+    Error::new(Code::System, format!("{what} failed: {error}"))
+}

@@ -1,0 +1,115 @@
+//! What a Node.js loads to be a template: a warm process that is forked into sandboxes.
+//!
+//! The spawner starts Node.js, which loads this library and executes its [`SOURCE`]. Node.js was not made to be forked. What
+//! makes it possible: V8 has no threads of its own (`--single-threaded`), the few others of Node.js wait and are not
+//! needed by a copy, all memory is copied, also what V8 marks as not to be, the event loop is begun again, and a
+//! copy ends without taking down what it does not have.
+
+#![allow(unsafe_code)]
+
+mod ending;
+mod loops;
+mod memory;
+mod values;
+
+use napi_sys::{napi_callback_info, napi_env, napi_value};
+use sublet_sandbox::template::{self, Program, Runtime, Threads};
+
+use values::{argument, boolean, define, number, text, throw};
+
+/// What Node.js executes.
+const SOURCE: &str = include_str!("template.js");
+
+/// The Node.js that has loaded this.
+struct Node;
+
+impl Runtime for Node {
+    const THREADS: Threads = Threads::Waiting;
+
+    fn before_fork(&mut self) {
+        // What it cannot do shows in the copy alone, which then ends.
+        let _ = memory::copy_all();
+    }
+
+    fn after_fork(&mut self) {}
+}
+
+/// `serve()`: waits to be forked, and returns in each copy what the program is, as JSON. See [`template::serve`].
+///
+/// # Safety
+/// Node.js calls it, on its main thread.
+unsafe extern "C" fn serve(env: napi_env, _: napi_callback_info) -> napi_value {
+    let served = template::serve(&mut Node).and_then(|program| {
+        // SAFETY: this is the main thread, of a process that was just forked.
+        unsafe { loops::begin_again(loops::of(env)?)? };
+        Ok(program)
+    });
+    match served {
+        // SAFETY: as this function's.
+        Ok(program) => unsafe { text(env, &described(&program)) },
+        // SAFETY: as this function's.
+        Err(error) => unsafe { throw(env, &error.to_string()) },
+    }
+}
+
+/// `exit(status)`: ends the process, and nothing else.
+///
+/// # Safety
+/// Node.js calls it, on its main thread.
+unsafe extern "C" fn exit(env: napi_env, info: napi_callback_info) -> napi_value {
+    // SAFETY: as this function's.
+    let status = unsafe { number(env, argument(env, info)) };
+    // SAFETY: ends the process, whatever its state. The C library's own end would wait for threads that are not here.
+    unsafe { libc::_exit(status) }
+}
+
+/// `atEnd(function)`: has it called whenever nothing is left to do. See [`ending`].
+///
+/// # Safety
+/// Node.js calls it, on its main thread.
+unsafe extern "C" fn at_end(env: napi_env, info: napi_callback_info) -> napi_value {
+    // SAFETY: as this function's.
+    let called = unsafe { loops::of(env).and_then(|own| ending::call_at_end(env, own, argument(env, info))) };
+    match called {
+        Ok(()) => std::ptr::null_mut(),
+        // SAFETY: as this function's.
+        Err(error) => unsafe { throw(env, &error.to_string()) },
+    }
+}
+
+/// `isAlive()`: whether something is left to do, for the function of `atEnd`.
+///
+/// # Safety
+/// Node.js calls it, on its main thread.
+unsafe extern "C" fn is_alive(env: napi_env, _: napi_callback_info) -> napi_value {
+    // SAFETY: as this function's.
+    let is_alive = unsafe { loops::of(env).is_ok_and(|own| ending::is_alive(own)) };
+    // SAFETY: as this function's.
+    unsafe { boolean(env, is_alive) }
+}
+
+fn described(program: &Program) -> String {
+    let lossy = |words: &[std::ffi::OsString]| -> Vec<String> {
+        words.iter().map(|word| word.to_string_lossy().into_owned()).collect()
+    };
+    let path = program.path.to_string_lossy();
+    serde_json::json!({ "path": path, "args": lossy(&program.args), "env": lossy(&program.env) }).to_string()
+}
+
+/// What Node.js calls when it loads the library.
+///
+/// # Safety
+/// Node.js calls it, on its main thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn napi_register_module_v1(env: napi_env, exports: napi_value) -> napi_value {
+    // SAFETY: as this function's.
+    unsafe {
+        define(env, exports, c"serve", serve);
+        define(env, exports, c"exit", exit);
+        define(env, exports, c"atEnd", at_end);
+        define(env, exports, c"isAlive", is_alive);
+        let source = text(env, SOURCE);
+        napi_sys::napi_set_named_property(env, exports, c"SOURCE".as_ptr(), source);
+    }
+    exports
+}

@@ -1,0 +1,56 @@
+// A warm Node.js: it loads what it is told, waits to be forked, and is the program in each copy.
+//
+// Executed with `adapter`, the library that forks, `require`, and the names of modules as arguments. What follows `serve`
+// happens in a copy, in a sandbox.
+'use strict';
+const Module = require('module');
+const crypto = require('crypto');
+// What the first program would have to load.
+for (const name of ['fs', 'path', 'util', 'events', 'stream', 'timers', 'url', 'vm']) require(name);
+for (const name of process.argv.slice(1)) require(name);
+if (globalThis.gc) gc();
+
+const program = JSON.parse(adapter.serve());
+
+// Each copy has a context's random numbers; V8 would give all the same ones.
+function randomNumbers() {
+  const numbers = new BigUint64Array(512);
+  let next = numbers.length;
+  return () => {
+    if (next === numbers.length) { crypto.getRandomValues(numbers); next = 0; }
+    return Number(numbers[next++] >> 11n) / 2 ** 53;
+  };
+}
+Object.defineProperty(Math, 'random', { value: randomNumbers(), writable: true, configurable: true });
+
+// As in a process that has just been started.
+for (const name of Object.keys(process.env)) delete process.env[name];
+for (const variable of program.env) {
+  const equals = variable.indexOf('=');
+  process.env[variable.slice(0, equals)] = variable.slice(equals + 1);
+}
+process.argv = [process.execPath, program.path, ...program.args];
+process.execArgv = [];
+const status = (name) => Number(new RegExp(`^${name}:\\s+(\\d+)`, 'm').exec(require('fs').readFileSync('/proc/self/status', 'utf8'))[1]);
+Object.defineProperty(process, 'pid', { value: 2, enumerable: true, configurable: true });
+Object.defineProperty(process, 'ppid', { get: () => status('PPid'), enumerable: true, configurable: true });
+
+// Node.js would wait for threads that a copy does not have: it ends when its listeners have been told. Its own loop never ends.
+process.reallyExit = (code) => adapter.exit(code || 0);
+process.abort = () => process.kill(process.pid, 'SIGABRT');
+process.on('uncaughtExceptionMonitor', (error) => {
+  if (process.listenerCount('uncaughtException') > 0) return;
+  process._rawDebug(require('util').inspect(error));
+});
+const emit = process.emit;
+process.emit = function (event, ...words) {
+  const told = Reflect.apply(emit, this, [event, ...words]);
+  if (event === 'exit') adapter.exit(process.exitCode ?? words[0] ?? 0);
+  return told;
+};
+adapter.atEnd(() => {
+  // Who then has more to do is told again when that is done.
+  process.emit('beforeExit', process.exitCode ?? 0);
+  if (!adapter.isAlive()) process.emit('exit', process.exitCode ?? 0);
+});
+Module.runMain();

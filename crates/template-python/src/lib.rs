@@ -1,0 +1,50 @@
+//! What a Python interpreter loads to be a template: a warm process that is forked into sandboxes.
+//!
+//! The spawner starts the interpreter, which loads this library as the module `sublet_template` and executes its
+//! [`SOURCE`]. It is for every Python from 3.9 on.
+
+use std::ffi::OsString;
+
+use pyo3::prelude::*;
+use sublet_sandbox::template::{self, Program, Runtime, Threads};
+
+/// What the interpreter executes.
+const SOURCE: &str = include_str!("template.py");
+
+/// The interpreter that has loaded this.
+struct Interpreter;
+
+#[expect(unsafe_code, reason = "only the interpreter can prepare itself for being forked")]
+impl Runtime for Interpreter {
+    const THREADS: Threads = Threads::One;
+
+    fn before_fork(&mut self) {
+        // SAFETY: this thread holds the interpreter's lock throughout `serve`, and forks next.
+        unsafe { pyo3::ffi::PyOS_BeforeFork() }
+    }
+
+    fn after_fork(&mut self) {
+        // SAFETY: this thread has just forked, after `before_fork`.
+        unsafe { pyo3::ffi::PyOS_AfterFork_Parent() }
+    }
+}
+
+/// The program's path, its arguments, and its environment as NAME=VALUE.
+type Words = (OsString, Vec<OsString>, Vec<OsString>);
+
+/// Waits to be forked, and returns in each copy: see [`template::serve`].
+#[pyfunction]
+#[expect(unsafe_code, reason = "only the interpreter can go on after being forked")]
+fn serve() -> PyResult<Words> {
+    let Program { path, args, env } = template::serve(&mut Interpreter)?;
+    // SAFETY: this process was forked after `before_fork` by the thread that goes on here, which holds the lock.
+    unsafe { pyo3::ffi::PyOS_AfterFork_Child() };
+    Ok((path.into_os_string(), args, env))
+}
+
+/// The module, as the interpreter knows it.
+#[pymodule]
+fn sublet_template(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("SOURCE", SOURCE)?;
+    module.add_function(wrap_pyfunction!(serve, module)?)
+}

@@ -1,0 +1,102 @@
+"""A warm interpreter: it imports what it is told, waits to be forked, and is the program in each copy.
+
+Executed with `adapter`, the module that forks, and the names of modules as arguments. What follows `serve` happens in
+a copy, in a sandbox: it has one thread, no open files, and nothing of other copies but what the template had.
+"""
+
+import ctypes
+import gc
+import importlib
+import os
+import sys
+import types
+
+# Of libraries that compute with several threads: what says with how many.
+SETTERS = (
+    "openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
+    "scipy_openblas_set_num_threads64_",
+    "MKL_Set_Num_Threads",
+    "bli_thread_set_num_threads",
+    "omp_set_num_threads",
+)
+# In whose names the libraries are known.
+LIBRARIES = ("blas", "mkl", "blis", "gomp", "iomp", "libomp")
+
+
+def thread_setters():
+    """The functions of the libraries that are loaded: they began with one thread."""
+    with open("/proc/self/maps") as maps:
+        paths = {line.split(maxsplit=5)[5].strip() for line in maps if ".so" in line}
+    found = []
+    for path in sorted(paths):
+        if any(part in os.path.basename(path) for part in LIBRARIES):
+            library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+            found += [getattr(library, name) for name in SETTERS if hasattr(library, name)]
+    return found
+
+
+def cores():
+    """How many threads are to compute: as many as the program's environment says, or as it has cores."""
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    return int(said) if said.isdecimal() and int(said) > 0 else len(os.sched_getaffinity(0))
+
+
+def begin(path, arguments, environment, setters):
+    """Makes this process what it would be, had it just been started."""
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, os.path.dirname(path))
+    os.environ.clear()
+    os.environ.update(variable.split("=", 1) for variable in environment)
+    threads = cores()
+    if threads > 1:
+        for set_threads in setters:
+            set_threads(threads)
+    # Python's own generator sees to that itself.
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+
+
+def execute(path):
+    """Runs a file as the main module."""
+    main = types.ModuleType("__main__")
+    main.__file__ = path
+    main.__builtins__ = __builtins__
+    sys.modules["__main__"] = main
+    with open(path, "rb") as file:
+        source = file.read()
+    exec(compile(source, path, "exec"), main.__dict__)
+
+
+def run(path):
+    """Runs a file; an error in it looks as if there were nothing around it."""
+    try:
+        execute(path)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        within = error.__traceback__
+        while within and within.tb_frame.f_code.co_filename == "sublet_template":
+            within = within.tb_next
+        sys.excepthook(type(error), error, within)
+        sys.exit(1)
+
+
+def warm():
+    """Everything that does not depend on the program."""
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
+    # What the first program would have to find.
+    execute(os.devnull)
+    setters = thread_setters()
+    gc.collect()
+    # Collections in copies leave these alone: they would write to their memory, and share it no more.
+    gc.freeze()
+    return setters
+
+
+found = warm()
+path, arguments, environment = adapter.serve()
+begin(path, arguments, environment, found)
+run(path)
