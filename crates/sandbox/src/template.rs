@@ -27,7 +27,7 @@ use rustix::stdio::stdin;
 use sublet_proto::v1::{TemplateFork, TemplateState};
 
 use crate::inside::seccomp::Filters;
-use crate::inside::{self, Blank, NAMESPACES, Report};
+use crate::inside::{self, Blank, NAMESPACES, Report, Step};
 use crate::system::{self, Clone, Fork};
 use crate::{USER, wire};
 use descriptors::Descriptors;
@@ -110,16 +110,15 @@ fn become_program(blank: Blank, descriptors: &Descriptors) -> Program {
     let prepared = set_dumpable_behavior(DumpableBehavior::Dumpable)
         .map_err(io::Error::from)
         .and_then(|()| descriptors.make_again());
-    if prepared.is_err() || Report::Running.send(blank.link.as_fd()).is_err() {
+    let report = prepared.map_or_else(|error| Report::failed(Step::Copy, &error), |()| Report::Running);
+    if report.send(blank.link.as_fd()).is_err() || report != Report::Running {
         system::leave(inside::NOT_EXECUTED);
     }
     let text = |text: CString| OsString::from_vec(text.into_bytes());
-    let (program, mut words, env) = plan.into_program();
-    drop(blank);
-    words.remove(0);
+    let (program, words, env) = plan.into_program();
     Program {
         path: text(program).into(),
-        args: words.into_iter().map(text).collect(),
+        args: words.into_iter().skip(1).map(text).collect(),
         env: env.into_iter().map(text).collect(),
     }
 }

@@ -27,10 +27,11 @@ pub(crate) enum Step {
     Limits,
     Exec,
     Runtime,
+    Copy,
 }
 
 impl Step {
-    const ALL: [(Step, &'static str); 13] = [
+    const ALL: [(Step, &'static str); 14] = [
         (Step::Root, "mounting a sandbox's root"),
         (Step::Container, "mounting a container's image"),
         (Step::Cgroup, "entering a sandbox's cgroup namespace"),
@@ -44,6 +45,7 @@ impl Step {
         (Step::Limits, "limiting a sandbox's program"),
         (Step::Exec, "executing a sandbox's program"),
         (Step::Runtime, "making a container by an OCI runtime, which has told the agent's log why,"),
+        (Step::Copy, "making what a copied language runtime holds open again"),
     ];
 
     pub(crate) fn describe(self) -> &'static str {
@@ -99,7 +101,7 @@ impl Report {
     /// Bytes of a packet: what it is, a step, a number.
     const LEN: usize = 6;
 
-    pub(super) fn failed(step: Step, error: &io::Error) -> Report {
+    pub(crate) fn failed(step: Step, error: &io::Error) -> Report {
         Report::Failed { step, errno: error.raw_os_error().unwrap_or(libc::EINVAL) }
     }
 
