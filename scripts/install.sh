@@ -2,7 +2,8 @@
 # Installs what `cargo build --release` has built: scripts/install.sh PREFIX [--systemd]. Packagers put $DESTDIR before it.
 #
 #   bin/sublet                   the command
-#   libexec/sublet/              the worker program, and the one that makes sandboxes, which only agents start
+#   libexec/sublet/              the worker programs, the one that makes sandboxes, and the one that builds kernels, which
+#                                only agents start
 #   lib/libsublet.{so,a}         the C library; lib/pkgconfig and lib/cmake tell how to use it
 #   include/                     sublet.h, sublet.hpp, sublet_function.h
 #   share/                       completions for bash, zsh and fish
@@ -53,7 +54,10 @@ completions() {
 
 put 755 $BUILT/sublet bin/sublet
 put 755 $BUILT/sublet-worker libexec/sublet/sublet-worker
-put 755 $BUILT/sublet-worker-wasm libexec/sublet/sublet-worker-wasm
+for kind in wasm opencl cuda; do
+    put 755 "$BUILT/sublet-worker-$kind" "libexec/sublet/sublet-worker-$kind"
+done
+put 755 $BUILT/sublet-device-builder libexec/sublet/sublet-device-builder
 put 755 $BUILT/sublet-spawner libexec/sublet/sublet-spawner
 for language in python node; do
     put 755 "$BUILT/libsublet_template_$language.so" "libexec/sublet/libsublet_template_$language.so"

@@ -25,6 +25,7 @@ const DOCUMENTS: &[&str] = &[
     "STYLE.md",
     "CHANGELOG.md",
     "docs/isolation.md",
+    "docs/kernels.md",
     "docs/performance.md",
     "docs/security.md",
 ];

@@ -34,6 +34,7 @@ mod gate;
 mod idle;
 mod images;
 mod journal;
+mod kernels;
 mod ledger;
 mod links;
 mod manager;
@@ -67,6 +68,7 @@ use std::time::{Duration, SystemTime};
 
 use sublet_fabric::clock::Calibration;
 use sublet_fabric::packet::PacketListener;
+use sublet_proto::package::Kind;
 use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Code, Error};
 use sublet_runtime::access::Access;
@@ -75,6 +77,7 @@ use sublet_runtime::fabrics::own_host;
 use crate::gate::Gate;
 use crate::images::Images;
 use crate::journal::Journal;
+use crate::kernels::Kernels;
 use crate::ledger::Ledger;
 use crate::managers::Managers;
 use crate::node::Node;
@@ -121,6 +124,8 @@ pub struct Options {
     pub warm: Warm,
     /// From which registries images are pulled, as names of images begin; none: all but those of this machine.
     pub registries: Vec<String>,
+    /// For which devices it executes kernels, as the kinds of packages are called, if they are here; none: OpenCL.
+    pub devices: Option<Vec<Kind>>,
     /// When leases that do not say so themselves end for want of calls; never if nothing is said.
     pub idle_timeout: Option<Duration>,
     /// Whose clients it serves.
@@ -216,6 +221,11 @@ fn node(
         .map_err(|error| system("using the path", &options.socket, &error))?;
     let open = |network| Gate::open(network, &options.access, &format!("agent of node {}", options.name));
     let (gate, port) = options.network.as_ref().map(open).transpose()?.unzip();
+    let worker = find_program("worker", &options.worker)?;
+    let spawner = find_program("spawner", &options.spawner)?;
+    let runtimes = Runtimes::find(&options.warm, &spawner)?;
+    let sandboxes = Arc::new(Maker::start(spawner, state.path.join("root"), runtimes)?);
+    let kernels = Kernels::new(&worker, options.devices.as_deref(), sandboxes.clone());
     let description = NodeDescription {
         name: options.name.clone(),
         agent: format!("unix:{}", utf8(&socket)?),
@@ -226,19 +236,19 @@ fn node(
         shared_places,
         host: own_host()?,
         network: gate.as_ref().map(|gate| gate.described.clone()),
+        devices: kernels.offered(),
         ..NodeDescription::default()
     };
     let managers = Arc::new(Managers::new(options.access.clone()));
     let images = Arc::new(Images::open(&state.path, options.registries.clone())?);
-    let spawner = find_program("spawner", &options.spawner)?;
-    let runtimes = Runtimes::find(&options.warm, &spawner)?;
     let node = Node {
         instance: new_instance()?,
         started_ms: state.started_ms(SystemTime::now()),
-        programs: Programs::beside(find_program("worker", &options.worker)?),
+        programs: Programs::beside(worker),
+        kernels: Arc::new(kernels),
         lends_network: options.lend_network,
         container_runtime: options.container_runtime.as_deref().map(find_runtime).transpose()?,
-        sandboxes: Maker::start(spawner, state.path.join("root"), runtimes)?,
+        sandboxes,
         calibration,
         pool: Pool::new(Resources::new(cores, memory_bytes, shared_places)?),
         ledger: Arc::new(Ledger::new(&options.name)),

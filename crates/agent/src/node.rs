@@ -11,6 +11,7 @@ use sublet_proto::{Code, Error};
 
 use crate::gate::Gate;
 use crate::images::Images;
+use crate::kernels::Kernels;
 use crate::ledger::Ledger;
 use crate::managers::Managers;
 use crate::packages::Packages;
@@ -29,6 +30,8 @@ pub(crate) struct Node {
     pub(crate) started_ms: u64,
     /// The worker programs.
     pub(crate) programs: Programs,
+    /// What it has built of packages of kernels.
+    pub(crate) kernels: Arc<Kernels>,
     /// Whether functions that ask for it may use this machine's network.
     pub(crate) lends_network: bool,
     /// In which the functions of some packages run.
@@ -36,7 +39,7 @@ pub(crate) struct Node {
     /// The OCI runtime that makes their containers, if the agent does not.
     pub(crate) container_runtime: Option<PathBuf>,
     /// Where those of all leases are made.
-    pub(crate) sandboxes: Maker,
+    pub(crate) sandboxes: Arc<Maker>,
     /// Of the time-stamp counter, since the agent's start.
     pub(crate) calibration: Calibration,
     pub(crate) pool: Pool,

@@ -2,7 +2,7 @@
 //!
 //! `STATE/packages/DIGEST/` holds a package's files, its `sublet.toml`, and the encoded `PackageInfo` from which a
 //! worker reads the table of functions. A folder of that name is complete: it is filled under another name, written through to
-//! the disk, and renamed. Nothing in it is ever changed.
+//! the disk, and renamed. Nothing in it is ever changed but what is [built](crate::kernels) of kernels, which comes later.
 //!
 //! What the manager sends is not trusted to be what was asked for: its digest is computed and its content validated
 //! before a file is made.
@@ -165,7 +165,7 @@ fn check(digest: &str, encoded: &[u8]) -> Result<Checked, Error> {
     }
     let checked = validate(encoded)?;
     let here = std::env::consts::ARCH;
-    if !runs_on(checked.architecture, here) {
+    if !checked.kind.is_of_kernels() && !runs_on(checked.architecture, here) {
         let message =
             format!("package {} is for {}, and this node is {here}", checked.name, checked.architecture);
         return Err(Error::new(Code::WrongArchitecture, message));

@@ -36,7 +36,7 @@ impl Programs {
 }
 
 /// Whether there is such a file and no link: the sandbox gets the file itself.
-fn is_program(path: &Path) -> bool {
+pub(crate) fn is_program(path: &Path) -> bool {
     path.symlink_metadata().is_ok_and(|metadata| metadata.is_file())
 }
 

@@ -56,7 +56,12 @@ impl Runtimes {
 
     /// What sandboxes see of the host beside its libraries.
     pub(crate) fn shown(&self) -> Vec<PathBuf> {
-        self.known.iter().flat_map(|runtime| &runtime.interpreter.shown).cloned().collect()
+        let all = self.known.iter().flat_map(|runtime| &runtime.interpreter.shown);
+        let mut shown: Vec<PathBuf> = all.cloned().collect();
+        // What is part of another is shown with it.
+        shown.sort();
+        shown.dedup_by(|inner, outer| inner.starts_with(outer));
+        shown
     }
 
     /// This node's template for one of which only the language and the modules are known.

@@ -12,11 +12,12 @@ use sublet_proto::network::Fabric;
 use sublet_proto::v1::{PackageInfo, Started, WorkerSetup};
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{
-    Exit, FOLDER, Image, Kind, Limits, Made, Network, Program, SandboxError, Sandboxes, Signal, Spec,
+    Devices, Exit, FOLDER, Image, Kind, Limits, Made, Network, Program, SandboxError, Sandboxes, Signal, Spec,
 };
 
 use crate::attach::Attached;
 use crate::images::HeldImage;
+use crate::kernels;
 use crate::node::Node;
 use crate::packages::Unpacked;
 use crate::shared::{Occupancy, SlotHold};
@@ -29,6 +30,8 @@ const MIB: u64 = 1 << 20;
 const OWN_MEMORY_BYTES: u64 = 64 * MIB;
 /// The same for each worker thread.
 const THREAD_MEMORY_BYTES: u64 = 10 * MIB;
+/// What a device's driver may take in a worker process beside the lease's memory, in bytes: PoCL's is a whole compiler.
+const DRIVER_MEMORY_BYTES: u64 = 128 * MIB;
 /// Processes and threads that a worker process may have beside one for each core.
 const MAX_PROCESSES: u32 = 512;
 /// What functions can write to files, in bytes, as far as the lease's memory goes.
@@ -59,7 +62,7 @@ impl WorkerProcess {
         check_network(node, &package.info)?;
         let (outside, inside) = PacketSocket::pair()?;
         let occupancy = held.reservation.slots.as_ref().map(SlotHold::occupy);
-        let setup = setup(node, held, occupancy.as_ref()).encode_to_vec();
+        let setup = setup(node, held, &package.info, occupancy.as_ref()).encode_to_vec();
         let slots = occupancy.iter().flat_map(|occupancy| &occupancy.regions).map(|region| region.fd());
         let regions: Vec<_> = [held.inbox.fd(), held.meter.region().fd()].into_iter().chain(slots).collect();
         outside.send(&setup, &regions)?;
@@ -153,15 +156,21 @@ fn spec(program: PathBuf, held: &Attached, package: &Unpacked, control: PacketSo
     // Over tcp it is given its connections. Over libfabric it makes them.
     let fabric = held.carrier.as_ref().map(|carrier| Fabric::chosen(Some(&carrier.choice)));
     let dials = package.info.network || matches!(fabric, Some(Ok(Some(Fabric::Ofi(_)))));
-    let own_bytes = OWN_MEMORY_BYTES.saturating_add(THREAD_MEMORY_BYTES.saturating_mul(workers));
+    let own_bytes = OWN_MEMORY_BYTES + driver_bytes(&package.info);
+    let own_bytes = own_bytes.saturating_add(THREAD_MEMORY_BYTES.saturating_mul(workers));
+    let (devices, env) = match kernels::kind_of(&package.info) {
+        Some(kind) => (kernels::devices_of(kind), kernels::environment()),
+        None => (Devices::None, Vec::new()),
+    };
     Spec {
         kind: Kind::Process,
         program: Program::Outside(program),
         args: Vec::new(),
-        env: Vec::new(),
+        env,
         folder: Some(package.folder.clone()),
         control: control.into(),
         network: if dials { Network::Host } else { Network::None },
+        devices,
         limits: Limits {
             cores,
             memory_bytes: Some(held.lease.memory_bytes.saturating_add(own_bytes)),
@@ -169,6 +178,11 @@ fn spec(program: PathBuf, held: &Attached, package: &Unpacked, control: PacketSo
             scratch_bytes: SCRATCH_BYTES.min(held.lease.memory_bytes),
         },
     }
+}
+
+/// What a worker process may take beside the lease's memory for the driver of a device.
+fn driver_bytes(package: &PackageInfo) -> u64 {
+    kernels::kind_of(package).map_or(0, |_| DRIVER_MEMORY_BYTES)
 }
 
 /// Has it run in an image.
@@ -197,19 +211,19 @@ fn explain(error: Error, package: &PackageInfo) -> Error {
     Error::new(error.code, message)
 }
 
-fn setup(node: &Node, held: &Attached, occupancy: Option<&Occupancy>) -> WorkerSetup {
+fn setup(node: &Node, held: &Attached, package: &PackageInfo, occupancy: Option<&Occupancy>) -> WorkerSetup {
     let carrier = held.carrier.as_ref();
     let identity = carrier.and_then(|carrier| carrier.identity.clone());
     let (certificate, private_key) =
         identity.map_or_else(Default::default, |identity| (identity.certificate, identity.private_key));
     // The inbox is part of what the lease pays for; `attach` has checked that it fits.
-    let memory_bytes = held.lease.memory_bytes.saturating_sub(held.inbox.len_bytes());
+    let lent_bytes = held.lease.memory_bytes.saturating_sub(held.inbox.len_bytes());
     WorkerSetup {
         lease: held.lease.id.clone(),
         package_folder: FOLDER.to_owned(),
         cores: held.reservation.cores.clone(),
         options: Some(held.options),
-        memory_bytes,
+        memory_bytes: lent_bytes.saturating_add(driver_bytes(package)),
         ticks_per_ns: node.calibration.ticks_per_ns(),
         slots: occupancy.map(|occupancy| occupancy.slots.clone()).unwrap_or_default(),
         holder: occupancy.map_or(0, |occupancy| occupancy.holder),
@@ -218,7 +232,7 @@ fn setup(node: &Node, held: &Attached, occupancy: Option<&Occupancy>) -> WorkerS
         certificate,
         private_key,
         // What a copy takes is taken from the same memory.
-        copies_bytes: carrier.map_or(0, |_| memory_bytes),
+        copies_bytes: carrier.map_or(0, |_| lent_bytes),
     }
 }
 

@@ -47,6 +47,12 @@ impl Cuda {
         Ok(Cuda { context: live::Context::new(&info)?, info, identity, lanes })
     }
 
+    /// Opens the GPU that a node's packages are executed by: the first, for so many launches at once.
+    pub fn first(streams: u32) -> Result<Cuda, DeviceError> {
+        let none = || DeviceError::Unusable { kind: Kind::Cuda, reason: "there is no GPU".into() };
+        Cuda::open(discover()?.first().ok_or_else(none)?, streams)
+    }
+
     /// What it can do and how much.
     pub fn info(&self) -> &DeviceInfo {
         &self.info

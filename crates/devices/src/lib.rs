@@ -11,6 +11,8 @@
 //! loaded at run time, so that one binary runs with and without. What is above the driver is the same for both: what is
 //! kept ready ([`keep_alive`]), what is on disk ([`store`]), whose memory is whose ([`memory`]).
 //!
+//! A [`package`] of kernels is built by [`prepare`] once on a node, and called by the engine of a [`worker`].
+//!
 //! **What isolates.** A device's driver lives in the process that uses it. A kernel that never ends cannot be stopped, one
 //! that writes outside of its buffers writes, on a device that is the processor itself, anywhere in that process. So the
 //! process is the unit of isolation: one for each tenant and device, inside of a process sandbox, and whoever holds it can
@@ -36,10 +38,13 @@ mod loaded;
 mod making;
 pub mod memory;
 pub mod opencl;
+pub mod package;
+pub mod prepare;
 mod sandboxes;
 mod spec;
 pub mod store;
 mod waiting;
+pub mod worker;
 
 use std::fmt;
 use std::time::Instant;
@@ -52,8 +57,8 @@ pub use spec::{KernelSpec, MAX_OPTIONS_BYTES, MAX_PROGRAM_BYTES, Program, WorkSi
 
 /// Most sandboxes of one [`Sandboxes`].
 pub const MAX_SANDBOXES: usize = 4096;
-/// Most sandboxes of one verb.
-pub const MAX_VECTOR: usize = 32;
+/// Most sandboxes of one verb: all functions of a package are one vector.
+pub const MAX_VECTOR: usize = sublet_proto::package::kernels::MAX_KERNELS;
 /// Most launches that run at once on one device.
 pub const MAX_LANES: usize = 16;
 /// What a kernel puts into `*written` to say that it failed; its output then begins with a message that ends in zero.

@@ -1,5 +1,5 @@
-//! From specifications to loaded functions, by the shortest way there is: an image from the disk; else one that is linked
-//! of parts, each compiled before or now.
+//! From specifications to loaded functions, by the shortest way there is: an image that was made ahead, or lies on the disk;
+//! else one that is linked of parts, each compiled before or now.
 //!
 //! All of one call are one tenant's: a program has variables and names that its functions share.
 
@@ -11,7 +11,7 @@ use crate::image::{Image, Place};
 use crate::keep_alive::Cost;
 use crate::loaded::Function;
 use crate::spec::{Digest, image_digest};
-use crate::store::Store;
+use crate::store::{Store, record};
 use crate::{Build, DeviceError, Driver, KernelSpec, Part, Program};
 
 /// A function and what it cost to have it.
@@ -30,6 +30,8 @@ struct Wanted<'a> {
 pub(crate) struct Maker<'a, D> {
     pub driver: &'a D,
     pub store: Option<&'a Store>,
+    /// What [`Maker::prepare`] has made.
+    pub image: Option<&'a [u8]>,
 }
 
 impl<D: Driver> Maker<'_, D> {
@@ -37,12 +39,34 @@ impl<D: Driver> Maker<'_, D> {
     pub fn make(&self, specs: &[&KernelSpec]) -> Vec<Result<Made<D>, DeviceError>> {
         let begun = Instant::now();
         let wanted = wanted(specs);
-        let (image, parts, modules) = match self.image(&wanted) {
+        let found = match self.before(&wanted).map_or_else(|| self.now(&wanted), Ok) {
             Ok(found) => found,
             Err(error) => return specs.iter().map(|_| Err(error.clone())).collect(),
         };
         let load_us = begun.elapsed().as_micros() as u64;
-        let cost = Cost { load_us, size_bytes: image.len_bytes().div_ceil(specs.len().max(1) as u64) };
+        let size_bytes = found.0.len_bytes().div_ceil(specs.len().max(1) as u64);
+        let functions = self.functions(specs, &wanted, &found).into_iter();
+        functions.map(|function| function.map(|function| (function, Cost { load_us, size_bytes }))).collect()
+    }
+
+    /// One tenant's functions as an image for processes that only load it; nothing if the one that is there is good.
+    pub fn prepare(&self, specs: &[&KernelSpec]) -> Result<Option<Vec<u8>>, DeviceError> {
+        let (begun, wanted) = (Instant::now(), wanted(specs));
+        let before = self.before(&wanted);
+        let is_there = before.is_some();
+        let found = before.map_or_else(|| self.now(&wanted), Ok)?;
+        let build_us = begun.elapsed().as_micros() as u64;
+        self.functions(specs, &wanted, &found).into_iter().try_for_each(|function| function.map(drop))?;
+        let encode = || record::encode(&self.digest(wanted.iter()), build_us, &found.0.encode());
+        Ok((!is_there).then(encode))
+    }
+
+    fn functions(
+        &self,
+        specs: &[&KernelSpec],
+        wanted: &[Wanted<'_>],
+        (_, parts, modules): &Found<D>,
+    ) -> Vec<Result<Arc<Function<D>>, DeviceError>> {
         let function = |spec: &&KernelSpec| {
             let digest = spec.program.digest();
             let at = wanted.iter().position(|part| part.digest == digest).expect("each spec is in a part");
@@ -53,28 +77,31 @@ impl<D: Driver> Maker<'_, D> {
             let name = place.prefix.clone() + &spec.kernel;
             // Whether there is one shows now and not when it is called.
             self.driver.kernel(&module, &name).map_err(|error| named(error, &spec.kernel))?;
-            Ok((Arc::new(Function { module, name }), cost))
+            Ok(Arc::new(Function { module, name }))
         };
         specs.iter().map(function).collect()
     }
 
-    fn image(&self, wanted: &[Wanted<'_>]) -> Result<Found<D>, DeviceError> {
-        if let Some(image) = self.stored(wanted) {
-            let modules = self.load(&image);
-            // What is on disk may be refused in spite of its digest; then it is as if it were not there.
-            if modules.iter().all(Result::is_ok) {
-                let parts = image.places.iter().cloned().map(Ok).collect();
-                return Ok((image, parts, modules));
-            }
-        }
+    /// An image that was made before.
+    fn before(&self, wanted: &[Wanted<'_>]) -> Option<Found<D>> {
+        let digest = self.digest(wanted.iter());
+        let ahead = self.image.and_then(|image| record::decode(image.to_vec(), &digest));
+        let payload = match ahead {
+            Some((_, payload)) => payload,
+            None => self.store?.get(&digest)?.0,
+        };
+        let image = Image::decode(&payload, wanted.len())?;
+        let modules = self.load(&image);
+        let parts = image.places.iter().cloned().map(Ok).collect();
+        // What is on disk may be refused in spite of its digest; then it is as if it were not there.
+        modules.iter().all(Result::is_ok).then_some((image, parts, modules))
+    }
+
+    /// One that is made now.
+    fn now(&self, wanted: &[Wanted<'_>]) -> Result<Found<D>, DeviceError> {
         let (image, parts) = self.build(wanted)?;
         let modules = self.load(&image);
         Ok((image, parts, modules))
-    }
-
-    fn stored(&self, wanted: &[Wanted<'_>]) -> Option<Image> {
-        let (payload, _) = self.store?.get(&self.digest(wanted.iter()))?;
-        Image::decode(&payload, wanted.len())
     }
 
     fn load(&self, image: &Image) -> Vec<Result<Arc<D::Module>, DeviceError>> {

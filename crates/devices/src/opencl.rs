@@ -23,6 +23,7 @@
 pub mod bare;
 mod compile;
 mod discover;
+mod environment;
 mod ffi;
 mod live;
 
@@ -35,6 +36,7 @@ use crate::{DeviceError, Kind, MAX_LANES, Patience};
 
 pub(crate) use compile::serve;
 pub use discover::{DeviceInfo, DeviceKind, discover};
+pub use environment::enter_environment;
 
 /// What belongs into the environment of every process that uses a device.
 pub const ENVIRONMENT: &[(&str, &str)] = &[("POCL_WORK_GROUP_SPECIALIZATION", "0")];
@@ -84,6 +86,15 @@ impl OpenCl {
         let (identity, info) = (info.identity(), info.clone());
         let context = live::Context::new(devices, info.shares_memory)?;
         Ok(OpenCl { info, identity, context, lanes: count as usize, builder })
+    }
+
+    /// Opens the device that a node's packages are executed by: the first that can be used, whole, for so many launches at
+    /// once.
+    pub fn first(lanes: u32, builder: Option<Builder>) -> Result<OpenCl, DeviceError> {
+        let devices = discover()?;
+        let usable = devices.iter().find(|info| info.unusable.is_none());
+        // Should none be usable, the first says why.
+        OpenCl::open(usable.unwrap_or(&devices[0]), Partition::Queues(lanes), builder)
     }
 
     /// What it can do and how much.

@@ -10,7 +10,7 @@ use crate::loaded::{Function, Loaded};
 use crate::making::Maker;
 use crate::memory::{Pool, lock};
 use crate::spec::Digest;
-use crate::store::Store;
+use crate::store::{self, Store};
 use crate::{DeviceBuffer, DeviceError, Driver, Grid, Id, KernelSpec, MAX_LANES, MAX_SANDBOXES, MAX_VECTOR};
 use crate::{Patience, State, Status, Tenant, Transfers, WorkSize};
 
@@ -23,6 +23,8 @@ pub struct Settings {
     pub store: Option<PathBuf>,
     /// Most bytes there.
     pub store_bytes: u64,
+    /// A file with an image that [`prepare`](crate::prepare) has made: what is in it needs no builder.
+    pub image: Option<PathBuf>,
     /// Most bytes of programs that are kept loaded while no sandbox has them.
     pub loaded_bytes: u64,
     /// Most bytes of device memory that are kept while nobody holds them.
@@ -31,7 +33,8 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { store: None, store_bytes: 1 << 30, loaded_bytes: 256 << 20, free_bytes: 256 << 20 }
+        let (store_bytes, loaded_bytes, free_bytes) = (1 << 30, 256 << 20, 256 << 20);
+        Settings { store: None, store_bytes, image: None, loaded_bytes, free_bytes }
     }
 }
 
@@ -42,6 +45,7 @@ pub struct Sandboxes<D: Driver> {
     /// Where the next who finds every lane busy waits.
     next_lane: AtomicUsize,
     store: Option<Store>,
+    image: Option<Vec<u8>>,
     loaded: Mutex<Loaded<D>>,
     /// Held while something is built: two at once would build the same.
     making: Mutex<()>,
@@ -68,6 +72,8 @@ impl<D: Driver> Sandboxes<D> {
     pub fn open(driver: D, settings: &Settings) -> Result<Sandboxes<D>, DeviceError> {
         let open = |folder: &PathBuf| Store::open(folder, settings.store_bytes);
         let store = settings.store.as_ref().map(open).transpose()?;
+        // One that cannot be read is as one that is not there: what is missing then is told of each function.
+        let image = settings.image.as_ref().and_then(|file| store::read(file));
         let lanes = driver.lanes().clamp(1, MAX_LANES);
         let pool = Arc::new(Pool::new(driver, settings.free_bytes)?);
         let lanes =
@@ -77,6 +83,7 @@ impl<D: Driver> Sandboxes<D> {
             lanes,
             next_lane: AtomicUsize::new(0),
             store,
+            image,
             loaded: Mutex::new(Loaded::new(settings.loaded_bytes)),
             making: Mutex::new(()),
             table: Mutex::new(Table { last: 0, instances: HashMap::new() }),
@@ -216,7 +223,7 @@ impl<D: Driver> Sandboxes<D> {
                 None => {}
             }
         }
-        let maker = Maker { driver: self.driver(), store: self.store.as_ref() };
+        let maker = Maker { driver: self.driver(), store: self.store.as_ref(), image: self.image.as_deref() };
         for specs in missing.into_values() {
             for (spec, made) in specs.iter().zip(maker.make(&specs)) {
                 let function = made.map(|(function, cost)| {

@@ -8,7 +8,7 @@
 //! Its size is bounded. What goes first is decided by [`KeepAlive`], which learns of files that others have written when it
 //! next makes room.
 
-mod record;
+pub(crate) mod record;
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{Read, Write};
@@ -147,7 +147,7 @@ impl Store {
 }
 
 /// The bytes of a regular file, not through a link, and not more than is sane.
-fn read(path: &Path) -> Option<Vec<u8>> {
+pub(crate) fn read(path: &Path) -> Option<Vec<u8>> {
     let file = open(path)?;
     // For the next process: what was used last stays longest.
     let _ = file.set_modified(SystemTime::now());

@@ -241,7 +241,7 @@ fn a_kernel_that_writes_outside_ends_its_own_process_alone() {
 fn the_document_ties_each_threat_to_a_test_that_is_here() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let document = std::fs::read_to_string(folder.join("../../docs/isolation.md")).unwrap();
-    let tests: String = ["tests/hostile.rs", "tests/suite/mod.rs"]
+    let tests: String = ["tests/hostile.rs", "tests/suite/mod.rs", "../../tests/tests/kernels.rs"]
         .map(|file| std::fs::read_to_string(folder.join(file)).unwrap())
         .concat();
     let rows: Vec<_> = document.lines().filter(|line| line.starts_with("| opencl |")).collect();

@@ -37,6 +37,7 @@ mod moved;
 mod nodes;
 mod placement;
 mod report;
+mod seats;
 mod table;
 mod tenants;
 mod terms;

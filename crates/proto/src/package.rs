@@ -1,7 +1,7 @@
 //! Packages: what is deployed, how it is addressed, and what makes it valid.
 //!
-//! A package is a manifest (`sublet.toml`) and files, one of which is the library with the functions: a shared object or
-//! a WebAssembly module ([`Kind`]). It is stored and sent as the canonical encoding of [`v1::Package`] and is known by the SHA-256 of those bytes, so
+//! A package is a manifest (`sublet.toml`) and files, one of which is the library with the functions: a shared object, a
+//! WebAssembly module or a program of kernels ([`Kind`]). It is stored and sent as the canonical encoding of [`v1::Package`] and is known by the SHA-256 of those bytes, so
 //! that the same content is the same package wherever it is deployed.
 //!
 //! Building one ([`from_library`], [`from_files`], [`encode`]) checks only what it needs to; [`validate`] is the
@@ -15,6 +15,7 @@
 
 mod elf;
 mod image;
+pub mod kernels;
 mod kind;
 mod wasm;
 
@@ -28,12 +29,15 @@ use crate::v1::{self, FunctionInfo, PackageFile};
 use crate::{Code, Error};
 
 pub use image::{is_pinned, pin_image, unpinned_image};
-pub use kind::{Kind, PORTABLE, runs_on};
+pub use kernels::KernelLimits;
+pub use kind::{Kind, PORTABLE, is_device, runs_on};
 
 /// The manifest's name in a package's folder; no file of the package may have it.
 pub const MANIFEST_FILE: &str = "sublet.toml";
 /// The name under which a node keeps what it knows of an unpacked package: an encoded `PackageInfo`.
 pub const INFO_FILE: &str = "manifest.pb";
+/// The name under which a node keeps what it has built of an unpacked package of kernels.
+pub const BUILT_FILE: &str = ".built";
 /// Largest encoded package, in bytes.
 pub const MAX_PACKAGE_BYTES: u64 = 256 << 20;
 /// Most files in a package, without the manifest.
@@ -62,6 +66,8 @@ pub struct Manifest {
     pub name: String,
     /// The path of the library in the package.
     pub library: String,
+    /// What the library is, where its first bytes do not say it: `opencl` or `cuda`.
+    pub kind: Option<String>,
     /// Whether the functions open connections by themselves. Only nodes that lend their network execute them then.
     #[serde(default)]
     pub network: bool,
@@ -73,6 +79,8 @@ pub struct Manifest {
     pub functions: Vec<ManifestFunction>,
     /// What calls of a WebAssembly module may take.
     pub wasm: Option<WasmLimits>,
+    /// How kernels are compiled, and what calls of them may take.
+    pub kernels: Option<KernelLimits>,
 }
 
 /// The `[wasm]` of a manifest: what one call of a WebAssembly function may take.
@@ -99,8 +107,16 @@ pub const MAX_DEADLINE_MS: u64 = 24 * 60 * 60 * 1000;
 pub struct ManifestFunction {
     /// What callers say.
     pub name: String,
-    /// What the library exports; the same as the name if it is left out.
+    /// What the library exports; the same as the name if it is left out. The kernel, of a package of kernels.
     pub symbol: Option<String>,
+    /// Of a kernel: the path of its program; the package's library if it is left out.
+    pub program: Option<String>,
+    /// Of a kernel: the least number of work-items that execute it; 1 if it is left out.
+    pub items: Option<u32>,
+    /// Of a kernel: as many bytes of input have one work-item; any if it is left out.
+    pub bytes_per_item: Option<u32>,
+    /// Of a kernel: work-items of a group; the driver chooses if it is left out.
+    pub group: Option<u32>,
 }
 
 impl Manifest {
@@ -119,6 +135,7 @@ impl Manifest {
         manifest.image.as_deref().map_or(Ok(()), image::check_image)?;
         manifest.check_functions()?;
         manifest.check_limits()?;
+        kernels::check_manifest(&manifest)?;
         Ok(manifest)
     }
 
@@ -154,7 +171,8 @@ impl Manifest {
 }
 
 impl ManifestFunction {
-    fn symbol(&self) -> &str {
+    /// What the library calls it.
+    pub fn symbol(&self) -> &str {
         self.symbol.as_deref().unwrap_or(&self.name)
     }
 }
@@ -205,9 +223,11 @@ impl Checked {
 /// A package of one library. Its name is the file's name without `.so` and what follows, or `.wasm`: `libx` of `libx.so`,
 /// `libx.so.1`, `libx.wasm` or `libx`. Every exported function becomes callable: `f` as `libx/f`.
 pub fn from_library(file_name: &str, bytes: Vec<u8>) -> Result<v1::Package, Error> {
+    kernels::check_bare(file_name)?;
     let (name, suffix) = match Kind::of(&bytes) {
-        Kind::Native => (library_stem(file_name), "so"),
         Kind::Wasm => (file_name.strip_suffix(".wasm").unwrap_or(file_name), "wasm"),
+        // Of kernels nothing can be told without a manifest.
+        _ => (library_stem(file_name), "so"),
     };
     check_name("package", name)?;
     let library = format!("{name}.{suffix}");
@@ -276,7 +296,13 @@ pub fn validate(encoded: &[u8]) -> Result<Checked, Error> {
     check_files(&package.files)?;
     let manifest = Manifest::parse(&package.manifest)?;
     let file = find_file(&package.files, &manifest.library)?;
-    let library = read_library(&file.data).map_err(|reason| invalid(format!("{}: {reason}", file.path)))?;
+    let library = match manifest.kernel_kind()? {
+        Some(kind) => {
+            kernels::check_alone(&manifest)?;
+            kernels::read(kind, &manifest, &package.files)?
+        }
+        None => read_library(&file.data).map_err(|reason| invalid(format!("{}: {reason}", file.path)))?,
+    };
     if manifest.wasm.is_some() && library.kind != Kind::Wasm {
         return Err(invalid(format!(
             "{MANIFEST_FILE} has limits for a WebAssembly module, which {} is not",
@@ -288,11 +314,12 @@ pub fn validate(encoded: &[u8]) -> Result<Checked, Error> {
         return Err(invalid(format!("{MANIFEST_FILE} names an image, and {} needs none", file.path)));
     }
     let functions = functions(&manifest, &library)?;
+    let (kind, architecture) = (library.kind, library.architecture);
     Ok(Checked {
         name: manifest.name,
         digest: digest(encoded),
-        kind: library.kind,
-        architecture: library.architecture,
+        kind,
+        architecture,
         library: manifest.library,
         functions,
         network: manifest.network,
@@ -377,7 +404,9 @@ fn check_files(files: &[PackageFile]) -> Result<(), Error> {
     for file in files {
         check_path(&file.path)?;
         let first = file.path.split('/').next();
-        if let Some(taken) = [MANIFEST_FILE, INFO_FILE].into_iter().find(|&taken| first == Some(taken)) {
+        if let Some(taken) =
+            [MANIFEST_FILE, INFO_FILE, BUILT_FILE].into_iter().find(|&taken| first == Some(taken))
+        {
             return Err(invalid(format!("{taken} stands among the package's files, a name that is taken")));
         }
         if seen.last().is_some_and(|last: &&str| *last > file.path.as_str()) {
@@ -417,8 +446,8 @@ struct Library<'data> {
 /// Reads a library, or says why it is none that can be run.
 fn read_library(data: &[u8]) -> Result<Library<'_>, String> {
     match Kind::of(data) {
-        Kind::Native => elf::read(data),
         Kind::Wasm => wasm::read(data),
+        _ => elf::read(data),
     }
 }
 
@@ -435,8 +464,8 @@ fn exported_functions(library: &Library<'_>) -> Result<Vec<FunctionInfo>, Error>
         library.functions.iter().filter(|symbol| !symbol.starts_with('_') && is_name(symbol)).collect();
     if callable.is_empty() {
         return Err(invalid(match library.kind {
-            Kind::Native => "the library exports no C function",
             Kind::Wasm => "the module exports no function of the type (i32, i32, i32[, i32]) -> i32",
+            _ => "the library exports no C function",
         }));
     }
     check_function_count(callable.len())?;

@@ -161,6 +161,9 @@ impl<'call> Invocation<'call> {
             }
             match self.outcome() {
                 Some(outcome) if outcome.status != TURNED_AWAY => {
+                    if outcome.status == Code::DeadlineExceeded.number() {
+                        self.lease.await_end_with_kernel(self.sent.worker, self.sent.position);
+                    }
                     let result = self.result(&outcome);
                     self.close();
                     return result;

@@ -48,7 +48,7 @@ use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, set_paren
 use crate::system;
 pub(crate) use plan::Plan;
 pub(crate) use report::{Order, Report, Step};
-pub(crate) use root::{MountPoint, PROGRAM, SYSTEM_FOLDERS};
+pub(crate) use root::{DRIVER_FOLDERS, GPU_NODES, MountPoint, PROGRAM, SYSTEM_FOLDERS};
 use seccomp::Filters;
 
 /// The status of a process that did not become the program. Nobody sees it: it has said why.
@@ -131,7 +131,7 @@ fn become_sandbox(blank: &Blank, plan: &mut Plan) -> Result<(), (Step, io::Error
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|errno| (Step::Identity, errno.into()))?;
     privileges::drop_capabilities().map_err(at(Step::Capabilities))?;
     landlock::restrict(plan).map_err(at(Step::Landlock))?;
-    blank.filters.apply(plan.network).map_err(at(Step::Seccomp))
+    blank.filters.apply(plan.network, plan.devices).map_err(at(Step::Seccomp))
 }
 
 /// Closes what belongs to the spawner or the template, and to other sandboxes, but for where messages are printed.

@@ -168,6 +168,8 @@ pub struct Spec {
     pub control: OwnedFd,
     /// What it reaches by the network.
     pub network: Network,
+    /// What it has of the host's devices.
+    pub devices: Devices,
     /// What it may use.
     pub limits: Limits,
 }
@@ -180,6 +182,19 @@ pub enum Network {
     /// What its host reaches: for programs that dial by themselves, as RDMA libraries do. It can make sockets of the
     /// internet's protocols, and use the host's RDMA devices.
     Host,
+}
+
+/// What a process has of the host to use devices by; a container has nothing of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Devices {
+    /// Nothing.
+    #[default]
+    None,
+    /// The files of drivers, and the programs by which they compile: what computes on the processors themselves needs no
+    /// more. Drivers load libraries of kernels, so it can load and execute what it writes to [`SCRATCH`].
+    Drivers,
+    /// That, and NVIDIA's first GPU: its nodes, whatever they can be asked for (ioctl), and `/sys`.
+    Gpu,
 }
 
 /// What a sandbox may use. What the machine cannot enforce is told by [`strengths`].

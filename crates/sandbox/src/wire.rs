@@ -21,7 +21,7 @@ use sublet_proto::v1::{
 };
 
 use crate::{
-    Exit, Id, Image, Kind, Language, Limits, MAX_IMPORTS, MAX_LAYERS, MAX_VECTOR, Network, Program,
+    Devices, Exit, Id, Image, Kind, Language, Limits, MAX_IMPORTS, MAX_LAYERS, MAX_VECTOR, Network, Program,
     SandboxError, Spec, State, Status, Template,
 };
 
@@ -110,7 +110,7 @@ pub(crate) fn variable(name: &OsStr, value: &OsStr) -> Vec<u8> {
 
 /// What the spawner is told of a specification, and the descriptor that goes beside it.
 pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, OwnedFd) {
-    let Spec { kind, program, args, env, folder, control, network, limits } = spec;
+    let Spec { kind, program, args, env, folder, control, network, devices, limits } = spec;
     let program_inside = matches!(program, Program::Inside(_));
     let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
     let mut template = None;
@@ -141,6 +141,7 @@ pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, OwnedFd) {
         working_folder: bytes(&working_folder),
         runtime: bytes(&runtime),
         template,
+        devices: encode_devices(devices),
     };
     (message, control)
 }
@@ -181,6 +182,7 @@ pub(crate) fn decode_spec(message: SandboxSpec, control: OwnedFd) -> Result<Spec
         folder: Some(message.folder).filter(|folder| !folder.is_empty()).map(path),
         control,
         network: if message.host_network { Network::Host } else { Network::None },
+        devices: decode_devices(message.devices),
         limits: Limits {
             cores: message.cores,
             memory_bytes: Some(message.memory_bytes).filter(|&bytes| bytes > 0),
@@ -214,6 +216,22 @@ pub fn encode_language(language: Language) -> u32 {
 /// The language of a number.
 pub fn decode_language(number: u32) -> Option<Language> {
     [Language::Python, Language::Node].into_iter().find(|language| encode_language(*language) == number)
+}
+
+pub(crate) fn encode_devices(devices: Devices) -> u32 {
+    match devices {
+        Devices::None => 0,
+        Devices::Drivers => 1,
+        Devices::Gpu => 2,
+    }
+}
+
+pub(crate) fn decode_devices(number: u32) -> Devices {
+    match number {
+        1 => Devices::Drivers,
+        2 => Devices::Gpu,
+        _ => Devices::None,
+    }
 }
 
 /// The answer about one sandbox.

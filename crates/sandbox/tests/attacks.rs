@@ -12,7 +12,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use sublet_sandbox::{Exit, Program, Signal};
+use sublet_sandbox::{Devices, Exit, Program, Signal};
 use support::{House, MIB, Sort, image, is_root, program};
 
 for_every_kind! {
@@ -197,6 +197,29 @@ fn what_is_written_has_a_bound_and_a_place() {
         assert!(said.contains("files ENOSPC"), "{said}");
         assert_blocked(&said, 8);
     }
+}
+
+#[test]
+fn drivers_find_their_files_and_what_they_wrote_and_nothing_else() {
+    let house = House::open(Sort::Process);
+    let shell = |script: &str, devices: Devices| {
+        let (mut spec, _outside) = house.probe(&["-c", script]);
+        (spec.program, spec.devices) = (Program::Inside("/usr/bin/sh".into()), devices);
+        let made = house.sandboxes.launch(vec![spec]).remove(0);
+        made.ok().and_then(|made| house.wait(&made).exit)
+    };
+    assert_eq!(shell("exit 3", Devices::None), None, "there is no shell");
+    assert_eq!(shell("exit 3", Devices::Drivers), Some(Exit::Status(3)));
+    for script in ["cat /etc/passwd", "cat /etc/hostname", "echo >/usr/bin/x", "su -c true"] {
+        let exit = shell(script, Devices::Drivers);
+        assert!(matches!(exit, Some(Exit::Status(1..))), "{script}: {exit:?}");
+    }
+    // Who may ask a GPU for anything has no other call beside.
+    let (said, _) = house.run_with(&["calls"], |spec| spec.devices = Devices::Gpu);
+    assert_blocked(&said, 30);
+    let (said, _) = house.run_with(&["disk"], |spec| spec.devices = Devices::Drivers);
+    let breaches: Vec<_> = said.lines().filter(|line| line.starts_with("BREACH")).collect();
+    assert!(matches!(&breaches[..], [one] if one.contains("executing what was written")), "{breaches:?}");
 }
 
 fn nothing_outlives_its_sandbox(sort: Sort) {

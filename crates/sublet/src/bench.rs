@@ -41,6 +41,9 @@ pub(crate) const DIALLING_PACKAGE: &str = "sublet-bench-network";
 
 /// The same functions in an image.
 pub(crate) const CONTAINED_PACKAGE: &str = "sublet-bench-container";
+/// One of them as a kernel.
+pub(crate) const KERNELS_PACKAGE: &str = "sublet-bench-opencl";
+const KERNELS: &[u8] = include_bytes!("../functions/bench.cl");
 
 /// Deploys the functions that are measured.
 pub(crate) fn deploy(manager: &ManagerClient) -> Result<(), Error> {
@@ -51,6 +54,16 @@ pub(crate) fn deploy(manager: &ManagerClient) -> Result<(), Error> {
 /// Deploys them to be executed in an image, which is pinned.
 pub(crate) fn deploy_in_image(manager: &ManagerClient, image: &str) -> Result<(), Error> {
     deploy_as(manager, CONTAINED_PACKAGE, &format!("image = \"{image}\"\n"))
+}
+
+/// Deploys the one that is a kernel.
+pub(crate) fn deploy_kernels(manager: &ManagerClient) -> Result<(), Error> {
+    let manifest = format!(
+        "name = \"{KERNELS_PACKAGE}\"\nkind = \"opencl\"\nlibrary = \"bench.cl\"\n\
+         [[function]]\nname = \"echo\"\nbytes_per_item = 1\n"
+    );
+    let file = PackageFile { path: "bench.cl".to_owned(), data: KERNELS.to_vec(), executable: false };
+    manager.deploy(package::encode(&package::from_files(&manifest, vec![file])?)).map(drop)
 }
 
 fn deploy_as(manager: &ManagerClient, name: &str, more: &str) -> Result<(), Error> {

@@ -58,14 +58,22 @@ fn packages(folder: &Path) -> io::Result<Vec<Vec<u8>>> {
     // The same package with its fields the other way round: it must not pass as a second package.
     let manifest = v1::Package { manifest: MANIFEST.into(), files: Vec::new() }.encode_to_vec();
     let files = v1::Package { manifest: String::new(), files: made.files.clone() }.encode_to_vec();
+    let source = v1::PackageFile { path: "k.cl".into(), data: b"kernel".to_vec(), executable: false };
+    let kernels = package::from_files(KERNELS, vec![source]).map_err(io::Error::other)?;
     Ok(vec![
         tagged(0, &package::encode(&made)),
         tagged(0, &[files, manifest].concat()),
         tagged(1, &library),
         tagged(1, MODULE),
         tagged(2, MANIFEST.as_bytes()),
+        tagged(0, &package::encode(&kernels)),
+        tagged(2, KERNELS.as_bytes()),
     ])
 }
+
+/// A package of kernels, with all that it can say of them.
+const KERNELS: &str = "name = \"k\"\nkind = \"opencl\"\nlibrary = \"k.cl\"\n[kernels]\noptions = \"-DN=2 -cl-x\"\n\
+    deadline_ms = 7\n[[function]]\nname = \"f\"\nsymbol = \"g\"\nprogram = \"k.cl\"\nitems = 2\nbytes_per_item = 4\ngroup = 8\n";
 
 /// A WebAssembly module with a memory and one function.
 const MODULE: &[u8] =

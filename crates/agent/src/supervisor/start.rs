@@ -1,4 +1,5 @@
-//! Starting a lease's worker process: at once if its package is here, and else when it has been fetched.
+//! Starting a lease's worker process: at once if its package is here, and else when it has been fetched, and built if it is
+//! one of kernels.
 //!
 //! A package is fetched on a thread of its own, while the supervisor attends to all else: its client, who hears that there
 //! is somebody, and the end of the lease. A fetch that nobody waits for any more goes on, for whoever wants the package
@@ -49,8 +50,10 @@ impl Supervisor<'_> {
     pub(super) fn begin_start(&mut self) {
         let requested_ns = monotonic_ns();
         let begun = self.node.packages.at_hand(&self.held.lease.package).and_then(|package| match package {
-            Some(package) => Ok(Start::Over(self.start_worker(package, requested_ns))),
-            None => Ok(Start::Fetching { package: self.fetch()?, requested_ns }),
+            Some(package) if self.node.kernels.are_at_hand(&package) => {
+                Ok(Start::Over(self.start_worker(package, requested_ns)))
+            }
+            _ => Ok(Start::Fetching { package: self.fetch()?, requested_ns }),
         });
         self.start = begun.unwrap_or_else(|error| Start::Over(Err(error)));
     }
@@ -104,8 +107,13 @@ impl Supervisor<'_> {
 
     fn fetch(&self) -> Result<Errand<Arc<Unpacked>>, Error> {
         let (packages, digest) = (self.node.packages.clone(), self.held.lease.package.clone());
+        let (kernels, cores) = (self.node.kernels.clone(), self.held.reservation.cores.clone());
         debug!(lease = self.held.lease.id, digest, "the worker's package is fetched");
-        Errand::begin("sublet-fetch", move || packages.ensure(&digest)).map(|(package, _)| package)
+        let fetch = move || {
+            let package = packages.ensure(&digest)?;
+            kernels.ensure(&package, &cores).map(|()| package)
+        };
+        Errand::begin("sublet-fetch", fetch).map(|(package, _)| package)
     }
 
     fn start_worker(&mut self, package: Arc<Unpacked>, requested_ns: u64) -> Outcome {

@@ -432,6 +432,7 @@ pub fn options(folder: &Path, does: &str) -> Options {
         lend_network: false,
         container_runtime: None,
         warm: Warm::default(),
+        devices: None,
         registries: Vec::new(),
         idle_timeout: None,
         clients: Clients::OwnUser,

@@ -7,10 +7,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sublet_devices::worker::KernelEngine;
 use sublet_devices::{
     DeviceBuffer, DeviceError, Driver, Id, Input, KernelSpec, Output, Patience, Program, Sandboxes, Settings,
-    State, Status, Tenant, WorkSize,
+    State, Status, Tenant, WorkSize, prepare,
 };
+use sublet_proto::Code;
+use sublet_proto::package::{BUILT_FILE, MANIFEST_FILE};
+use sublet_proto::v1::PackageInfo;
+use sublet_runtime::worker::engine::{self, Caller, Engine, Load};
 
 pub const ONE: Tenant = Tenant(1);
 pub const TWO: Tenant = Tenant(2);
@@ -290,6 +295,46 @@ pub fn launches_that_end_in_time_are_answered<H: House>() {
     assert_eq!((written, output[0]), (1, 5));
 }
 
+pub fn a_package_is_built_once_and_called_by_a_worker<H: House>() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let write = |file: &str, bytes: &[u8]| std::fs::write(folder.join(file), bytes).unwrap();
+    let manifest = format!(
+        "name='p'\nkind='{}'\nlibrary='answers'\n[[function]]\nname='fails'\n[[function]]\nname='lies'\n\
+         [[function]]\nname='add'\nsymbol='main_kernel'\nprogram='add'\nbytes_per_item=1\n",
+        H::Driver::KIND
+    );
+    write(MANIFEST_FILE, manifest.as_bytes());
+    ["answers", "add"].iter().for_each(|program| write(program, H::source(program).as_bytes()));
+    let built = prepare::image(&H::driver(1), folder).unwrap().unwrap();
+    write(BUILT_FILE, &built);
+    assert_eq!(prepare::image(&H::driver(1), folder).unwrap(), None, "what is there is good");
+    write(BUILT_FILE, &built[..built.len() - 1]);
+    assert!(prepare::image(&H::driver(1), folder).unwrap().is_some(), "it is damaged");
+    write(BUILT_FILE, &built);
+    let load = Load { folder, package: &PackageInfo::default(), workers: 2, memory_bytes: 0 };
+    let engine = KernelEngine::load(&load, |lanes| Ok(H::driver(lanes))).unwrap();
+    let mut caller = engine.caller(0).unwrap();
+    let mut call = |function: u16, input: &[u8]| {
+        let mut output = vec![0; 16];
+        let ended = caller.call(function, engine::Input::of(input), engine::Output::of(&mut output));
+        let said = String::from_utf8_lossy(caller.message()).into_owned();
+        caller.rest();
+        ended.map(|written| (written, output)).map_err(|code| (code, said))
+    };
+    let large = vec![7; 5 << 20];
+    for input in [&[1, 2, 30][..], &[], &large[..16]] {
+        let wanted: Vec<u8> = input.iter().map(|byte| byte + 1).collect();
+        let (written, output) = call(2, input).unwrap();
+        assert_eq!((written as usize, &output[..input.len()]), (input.len(), &wanted[..]));
+    }
+    assert_eq!(call(0, b"x").unwrap_err(), (Code::FunctionFailed, "no luck".to_owned()));
+    assert_eq!(call(1, &large).unwrap().0, 17, "it boasts, which the worker tells");
+    assert_eq!(call(3, b"x").unwrap_err().0, Code::UnknownFunction);
+    write("add", b"garbage");
+    assert!(prepare::image(&H::driver(1), folder).is_err());
+}
+
 /// The suite as tests of one kind.
 #[macro_export]
 macro_rules! conformance {
@@ -299,7 +344,7 @@ macro_rules! conformance {
             answers_of_kernels_are_checked, a_chain_stays_on_the_device, memory_is_wiped_between_tenants,
             tenants_share_nothing, two_kernels_run_at_once, what_was_deleted_is_ready_at_once,
             damaged_programs_are_built_anew, many_threads_get_their_own_answers,
-            launches_that_end_in_time_are_answered
+            launches_that_end_in_time_are_answered, a_package_is_built_once_and_called_by_a_worker
         ]);
     };
     (@ $house:ty, $attribute:tt, [$($name:ident),*]) => {

@@ -9,6 +9,9 @@ pub(super) const MAX_NODE_CORES: u32 = 65_536;
 const MAX_NAME_BYTES: usize = 64;
 /// Longest name of an operating system's boot, in bytes.
 const MAX_HOST_BYTES: usize = 64;
+/// Most devices that a node names, and the longest name of one, in bytes.
+const MAX_DEVICES: usize = 16;
+const MAX_DEVICE_BYTES: usize = 32;
 /// How the address of a Unix socket begins.
 const UNIX_SCHEME: &str = "unix:/";
 /// Longest address of a Unix socket, in bytes: more than its path may have.
@@ -44,6 +47,10 @@ pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
         return invalid(format!(
             "node {name} names its host in more than {MAX_HOST_BYTES} bytes, or unreadably"
         ));
+    }
+    let devices = &node.devices;
+    if devices.len() > MAX_DEVICES || devices.iter().any(|device| !is_text(device, MAX_DEVICE_BYTES)) {
+        return invalid(format!("node {name} names {} devices, or one unreadably", devices.len()));
     }
     let named =
         |error: Error| Error::new(error.code, format!("the network of node {name}: {}", error.message));
@@ -90,6 +97,8 @@ mod tests {
             node
         };
         for (wrong, named) in [
+            (NodeDescription { devices: vec!["x".into(); 17], ..node() }, "17 devices"),
+            (NodeDescription { devices: vec!["x\n".into()], ..node() }, "unreadably"),
             (NodeDescription { agent: "tcp://192.0.2.7:7441".into(), ..node() }, "unix:/path"),
             (NodeDescription { agent: "unix:relative".into(), ..node() }, "unix:/path"),
             (NodeDescription { agent: format!("unix:/{}", "a".repeat(300)), ..node() }, "unix:/path"),

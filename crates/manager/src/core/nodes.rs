@@ -7,7 +7,8 @@ use sublet_proto::v1::{self, NodeDescription, NodeInfo, NodeNetwork};
 use sublet_proto::{Code, Error};
 
 use super::ids::{ClassKey, InstanceId, NodeKey};
-use super::placement::{Classes, Place};
+use super::placement::Classes;
+use super::seats::{MAX_SEATS, Seat, Seats};
 use super::{SILENCE_TICKS, TICK_MS};
 
 /// Most nodes of one manager.
@@ -114,7 +115,7 @@ pub struct Node {
     pub reach: Arc<Reach>,
     /// As the agent described it.
     pub description: Box<NodeDescription>,
-    /// Its kind.
+    /// Its kind, by its architecture.
     pub class: ClassKey,
     /// All that it lends,
     pub capacity: Room,
@@ -136,10 +137,8 @@ pub struct Node {
     /// How many of them are attached, and how many are granted and not attached.
     pub(super) attached: u32,
     pub(super) unattached: u32,
-    /// Where it stands among the nodes with as much room: for exclusive and for shared workers.
-    pub(super) places: [Option<Place>; 2],
-    /// What of it is counted in its class's capacity.
-    counted: [u32; 2],
+    /// Where it stands among the others.
+    pub(super) seats: Seats,
 }
 
 impl Node {
@@ -239,7 +238,9 @@ impl Nodes {
     }
 
     /// The node of this name as it is described now, with what is known of its leases kept.
-    pub(super) fn describe(&mut self, description: NodeDescription, class: ClassKey) -> NodeKey {
+    pub(super) fn describe(&mut self, description: NodeDescription) -> NodeKey {
+        let seats = Seats::of(&description, &mut self.classes);
+        let class = self.classes.key(&description.pu, &description.architecture);
         let key = self.find(&description.name).unwrap_or_else(|| self.add(&description.name, class));
         self.unrank(key);
         if let Some(node) = self.get_mut(key) {
@@ -250,6 +251,7 @@ impl Nodes {
                 memory_bytes: description.memory_bytes,
             };
             node.class = class;
+            node.seats = seats;
             *node.description = description;
         }
         key
@@ -275,8 +277,7 @@ impl Nodes {
             leases: Vec::new(),
             attached: 0,
             unattached: 0,
-            places: [None; 2],
-            counted: [0; 2],
+            seats: Seats::one(class),
         };
         let key = self.unused.pop().unwrap_or(self.slots.len() as u32);
         if key as usize == self.slots.len() {
@@ -291,10 +292,17 @@ impl Nodes {
     pub(super) fn change(&mut self, key: NodeKey, change: impl FnOnce(&mut Node)) {
         let Some(node) = self.slots.get_mut(key.0 as usize).and_then(Option::as_mut) else { return };
         change(node);
-        let (class, free, takes) = (node.class, node.free(), node.takes_leases());
+        (0..MAX_SEATS).for_each(|seat| self.seat(key, seat));
+    }
+
+    /// Puts a node where it belongs in one of its classes.
+    fn seat(&mut self, key: NodeKey, seat: usize) {
+        let Some(node) = self.get_mut(key) else { return };
+        let (free, takes, memory_bytes) = (node.free(), node.takes_leases(), node.capacity.memory_bytes);
         let capacity = [false, true].map(|shared| if takes { node.capacity.workers(shared) } else { 0 });
-        let counted = std::mem::replace(&mut node.counted, capacity);
-        let (memory_bytes, places) = (node.capacity.memory_bytes, node.places);
+        let Some(seat) = node.seats.at(seat) else { return };
+        let counted = std::mem::replace(&mut seat.counted, capacity);
+        let Seat { class, places, .. } = *seat;
         for shared in [false, true] {
             let kind = usize::from(shared);
             if counted[kind] != capacity[kind] {
@@ -308,28 +316,34 @@ impl Nodes {
     }
 
     fn unrank(&mut self, key: NodeKey) {
-        let Some(class) = self.get(key).map(|node| node.class) else { return };
-        let counted = self.get_mut(key).map(|node| std::mem::take(&mut node.counted)).unwrap_or_default();
-        for shared in [false, true] {
-            self.classes.ranks(class, shared).count(counted[usize::from(shared)], 0, 0);
-            self.move_to(key, class, shared, None);
+        for seat in 0..MAX_SEATS {
+            let Some(seat) = self.get_mut(key).and_then(|node| node.seats.at(seat)) else { continue };
+            let (class, counted) = (seat.class, std::mem::take(&mut seat.counted));
+            for shared in [false, true] {
+                self.classes.ranks(class, shared).count(counted[usize::from(shared)], 0, 0);
+                self.move_to(key, class, shared, None);
+            }
         }
     }
 
     fn move_to(&mut self, key: NodeKey, class: ClassKey, shared: bool, rank: Option<u32>) {
         let kind = usize::from(shared);
-        let Some(place) = self.get(key).map(|node| node.places[kind]) else { return };
+        let Some(place) = self.seat_in(key, class).map(|seat| seat.places[kind]) else { return };
         let ranks = self.classes.ranks(class, shared);
         let moved = place.and_then(|place| ranks.remove(place).map(|other| (other, place)));
         let new = rank.map(|rank| ranks.insert(rank, key));
         if let Some((other, place)) = moved
-            && let Some(node) = self.get_mut(other)
+            && let Some(seat) = self.seat_in(other, class)
         {
-            node.places[kind] = Some(place);
+            seat.places[kind] = Some(place);
         }
-        if let Some(node) = self.get_mut(key) {
-            node.places[kind] = new;
+        if let Some(seat) = self.seat_in(key, class) {
+            seat.places[kind] = new;
         }
+    }
+
+    fn seat_in(&mut self, key: NodeKey, class: ClassKey) -> Option<&mut Seat> {
+        self.get_mut(key)?.seats.in_class(class)
     }
 
     /// Counts the silence of all nodes; those that are lost take no leases any more. Gives the ones to be forgotten.

@@ -5,7 +5,7 @@
 //! many managers, spread. Finding a rank is a scan of bits, so a decision costs the same with ten nodes or ten
 //! thousand.
 
-use sublet_proto::package::PORTABLE;
+use sublet_proto::package::{PORTABLE, is_device};
 use sublet_proto::{Code, Error};
 
 use super::chance::Chance;
@@ -142,7 +142,8 @@ impl Classes {
             let sum = |of: fn(&Ranks) -> u64| self.ranks[*at].iter().map(of).sum::<u64>();
             (sum(|ranks| ranks.free), sum(|ranks| ranks.capacity))
         };
-        let of_pu = |at: &usize| self.names[*at].0 == pu;
+        // The nodes with a device are in the lists of their architectures as well.
+        let of_pu = |at: &usize| self.names[*at].0 == pu && !is_device(&self.names[*at].1);
         (0..self.names.len()).filter(of_pu).max_by_key(room)
     }
 
@@ -250,7 +251,7 @@ fn refusal(nodes: &Nodes, class: ClassKey, terms: &Terms) -> Error {
     if ranks.is_merely_full(terms) {
         return full(free);
     }
-    let there = || nodes.iter().filter(|(_, node)| node.class == class && node.takes_leases());
+    let there = || nodes.iter().filter(|(_, node)| node.seats.has(class) && node.takes_leases());
     let Some(largest) = there().map(|(_, node)| node.capacity.workers(terms.shared)).max() else {
         return insufficient(format!("no node of {} is there", nodes.classes.name(class)));
     };

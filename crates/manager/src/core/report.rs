@@ -25,8 +25,7 @@ impl Core {
         if let Err(error) = checked {
             return out.push(Action::NotRegistered(error));
         }
-        let class = self.nodes.classes.key(&description.pu, &description.architecture);
-        let key = self.nodes.describe(description, class);
+        let key = self.nodes.describe(description);
         self.registration += 1;
         let registration = self.registration;
         self.nodes.change(key, |node| {

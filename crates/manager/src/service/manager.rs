@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{Parts, Service, permit, receive};
 use crate::auth::{Identity, Standing as Known, caller};
-use crate::core::{LeaseId, Standing, Terms};
+use crate::core::{LeaseId, Node, Standing, Terms};
 use crate::database::blocking;
 use crate::ledger::Record;
 use crate::reply::{ReplyList, within_reply};
@@ -155,11 +155,12 @@ impl Parts {
         self.packages.deploy(encoded, checked, self.shell.clock.now_ms()).await
     }
 
-    /// Refuses a package that no node could run. A manager that has just started, or has no nodes of its own, cannot say.
+    /// Refuses a package that no node could run, by its processor or its devices. A manager that has just started, or has no
+    /// nodes of its own, cannot say.
     fn check_architecture(&self, package: &package::Checked) -> Result<(), Error> {
-        let mut nodes: Vec<String> = self
-            .shell
-            .look(|core| core.nodes().map(|node| node.description.architecture.clone()).collect())?;
+        let of =
+            |node: &Node| [vec![node.description.architecture.clone()], node.description.devices.clone()];
+        let mut nodes: Vec<String> = self.shell.look(|core| core.nodes().flat_map(of).flatten().collect())?;
         nodes.retain(|architecture| !architecture.is_empty());
         nodes.sort();
         nodes.dedup();

@@ -9,6 +9,10 @@ pub enum Kind {
     Native,
     /// A WebAssembly module, for every processor.
     Wasm,
+    /// Kernels for whatever has a driver of OpenCL, said by the manifest.
+    OpenCl,
+    /// Kernels for NVIDIA's graphics processors, said by the manifest.
+    Cuda,
 }
 
 /// The architecture of what runs on every node.
@@ -27,7 +31,14 @@ impl Kind {
         match self {
             Kind::Native => "native",
             Kind::Wasm => "wasm",
+            Kind::OpenCl => "opencl",
+            Kind::Cuda => "cuda",
         }
+    }
+
+    /// Whether its functions are kernels, executed by nodes that have a device for them, whatever their processor is.
+    pub fn is_of_kernels(self) -> bool {
+        matches!(self, Kind::OpenCl | Kind::Cuda)
     }
 
     /// From its name; packages of before there were kinds have none, and are native.
@@ -35,9 +46,16 @@ impl Kind {
         match name {
             "" | "native" => Ok(Kind::Native),
             "wasm" => Ok(Kind::Wasm),
+            "opencl" => Ok(Kind::OpenCl),
+            "cuda" => Ok(Kind::Cuda),
             _ => Err(Error::new(Code::InvalidPackage, format!("there is no kind of package {name:?}"))),
         }
     }
+}
+
+/// Whether an architecture is none of processors but a device that some nodes have.
+pub fn is_device(architecture: &str) -> bool {
+    Kind::parse(architecture).is_ok_and(Kind::is_of_kernels)
 }
 
 /// Whether a node of this architecture executes what is for that one.

@@ -9,6 +9,7 @@
 //! with watched futures; and where the connection to a worker is lost and the agent's is well, it has the worker
 //! process stopped, whose end then takes the usual course.
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -28,6 +29,16 @@ const DOWN_GRACE: Duration = Duration::from_millis(100);
 /// After this, an agent that was told to stop a worker process is told again.
 const STOP_AGAIN: Duration = Duration::from_secs(2);
 
+thread_local! {
+    /// Whether this is a lease's thread.
+    static IS_MONITOR: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this is a lease's thread, which must not wait for what only such a thread hears.
+pub(super) fn is_here() -> bool {
+    IS_MONITOR.get()
+}
+
 /// What is due when, over a network.
 struct Pulse {
     next: Instant,
@@ -46,6 +57,7 @@ struct Events {
 impl Lease {
     /// Until the lease is over.
     pub(super) fn monitor(&self, told: &Told) {
+        IS_MONITOR.set(true);
         let mut pulse = Pulse { next: Instant::now(), stop_at: None };
         // What the agent said beside its first answer may have been read with that.
         let mut more = self.link.agent.is_remote();

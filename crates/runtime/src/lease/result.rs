@@ -3,17 +3,21 @@
 //! A result is there when its line has the call's turn. It will never be if the call's ring position is below the worker's
 //! `dead_before`; then [`Lease::why_lost`] tells the reason.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sublet_fabric::clock::ticks;
 use sublet_fabric::line::{Line, Watch};
 use sublet_fabric::sync::Ordering;
+use sublet_proto::package::Kind;
 use sublet_proto::{Code, Error};
 
 use super::carrier::Carrier;
-use super::link::lock;
-use super::{Lease, Sent};
+use super::link::{Endings, lock};
+use super::{Lease, Sent, monitor};
 use crate::wire::MAX_MESSAGE_BYTES;
+
+/// How long a worker process that ends itself may take until its end is announced.
+const LONGEST_END: Duration = Duration::from_secs(2);
 
 impl Lease {
     /// The line on which a record's result is published.
@@ -37,6 +41,18 @@ impl Lease {
     #[inline(always)]
     pub(crate) fn lost(&self, worker: u32, position: u64) -> bool {
         position < self.workers[worker as usize].dead_before.load(Ordering::Acquire)
+    }
+
+    /// Waits until the end of a call's worker process is known, if it is one of kernels: of a kernel that has not ended in time
+    /// the process ends itself once its call is answered, and the next call must not be sent to it. Should the end not be
+    /// announced, or this be the thread that would hear of it, the next call may be lost with it.
+    #[cold]
+    pub(crate) fn await_end_with_kernel(&self, worker: u32, position: u64) {
+        let is_of_kernels = Kind::parse(&self.package.kind).is_ok_and(Kind::is_of_kernels);
+        if is_of_kernels && !monitor::is_here() {
+            let lives = |_: &mut Endings| !self.lost(worker, position);
+            drop(self.link.changed.wait_timeout_while(lock(&self.link.ended), LONGEST_END, lives));
+        }
     }
 
     /// Spins for the result as long as the lease spins. False: it did not come in that time.

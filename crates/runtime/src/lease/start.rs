@@ -19,13 +19,13 @@ use sublet_proto::{Code, Error, decode};
 
 use super::carrier::{Keys, Links, Remote};
 use super::link::{
-    AGENT_TIMEOUT, Answered, ColdStart, Control, Endings, FromWorker, WorkerSocket, error_of, lock, protocol,
+    Answered, ColdStart, Control, Endings, FromWorker, WorkerSocket, error_of, lock, protocol,
 };
 use super::{ENDED, IDLE, Lease, RUNNING};
 use crate::wire::OWN_REGION;
 
-/// How long an agent on another machine may take to start a worker, of which it is known that it is there: it fetches the
-/// package before if it has not got it, from a manager that may not answer in a minute.
+/// How long an agent may take to start a worker, of which it is known that it is there: it fetches the package before if it
+/// has not got it, from a manager that may not answer in a minute, pulls its image, or builds its kernels.
 const LONGEST_START: Duration = Duration::from_secs(120);
 /// How long a worker may take to map a region, or to load its package.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -129,8 +129,7 @@ impl Lease {
     }
 
     fn start_process(&self, control: &mut Control, asked_ns: u64) -> Result<(), Error> {
-        let longest = if self.carrier.remote().is_some() { LONGEST_START } else { AGENT_TIMEOUT };
-        let answer = self.hear_answer(control, "start a worker", longest)?;
+        let answer = self.hear_answer(control, "start a worker", LONGEST_START)?;
         let started = match (answer, self.carrier.remote()) {
             (Answered::Started(started, Some(socket)), None) => {
                 control.worker = Some(WorkerSocket::Local(PacketSocket::from(socket)));

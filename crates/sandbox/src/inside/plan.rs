@@ -9,7 +9,7 @@ use std::path::Path;
 use sublet_proto::v1::SandboxPlan;
 
 use super::{MountPoint, PROGRAM};
-use crate::{Kind, Network, Program, Spec, wire};
+use crate::{Devices, Kind, Network, Program, Spec, wire};
 
 /// All that it has to know.
 pub(crate) struct Plan {
@@ -25,6 +25,7 @@ pub(crate) struct Plan {
     /// What it is shown of the host beneath [`crate::SCRATCH`], which is the sandbox's own, without the first slash.
     pub(super) kept: Vec<CString>,
     pub(super) network: Network,
+    pub(super) devices: Devices,
     pub(super) scratch_bytes: u64,
     pub(super) processes: Option<u32>,
 }
@@ -68,6 +69,7 @@ impl Plan {
             control: spec.control,
             kept: kept.to_vec(),
             network: spec.network,
+            devices: spec.devices,
             scratch_bytes: spec.limits.scratch_bytes,
             processes: spec.limits.processes,
         })
@@ -105,6 +107,7 @@ impl Plan {
                 .unwrap_or_default(),
             runtime: runtime.map(bytes_of).unwrap_or_default(),
             kept: bytes(self.kept),
+            devices: wire::encode_devices(self.devices),
         };
         let mounts = self.mounts.iter().map(|(_, mount)| mount.as_fd());
         let layers = self.image.iter().flat_map(|image| image.layers.iter().map(AsFd::as_fd));
@@ -134,6 +137,7 @@ pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<Plan> {
         control,
         kept: text(message.kept)?,
         network: if message.host_network { Network::Host } else { Network::None },
+        devices: wire::decode_devices(message.devices),
         scratch_bytes: message.scratch_bytes,
         processes: Some(message.processes).filter(|&processes| processes > 0),
     })

@@ -18,15 +18,44 @@ use rustix::mount::{
 };
 
 use super::Plan;
+use crate::Devices;
 
 /// The program, as the sandbox finds it.
 pub(crate) const PROGRAM: &CStr = c"/program";
 /// Of the host, shown to sandboxes with the host's network, where they are: what RDMA libraries look for.
 pub(crate) const SYSTEM_FOLDERS: [MountPoint; 3] =
     [MountPoint("sys"), MountPoint("dev/infiniband"), MountPoint("etc/libibverbs.d")];
+/// Of the host, shown to sandboxes that use devices, where they are: which drivers of OpenCL there are, what they compile
+/// with, the headers of PoCL's, and which processors it finds.
+pub(crate) const DRIVER_FOLDERS: [MountPoint; 4] = [
+    MountPoint("etc/OpenCL"),
+    MountPoint("usr/bin"),
+    MountPoint("usr/share/pocl"),
+    MountPoint("sys/devices/system"),
+];
+/// Of the host, shown to sandboxes with NVIDIA's first GPU, where they are.
+pub(crate) const GPU_NODES: [MountPoint; 4] = [
+    MountPoint("dev/nvidiactl"),
+    MountPoint("dev/nvidia-uvm"),
+    MountPoint("dev/nvidia-uvm-tools"),
+    MountPoint("dev/nvidia0"),
+];
 /// All places, by which messages number them.
-const PLACES: [MountPoint; 5] =
-    [MountPoint::PROGRAM, MountPoint::FOLDER, SYSTEM_FOLDERS[0], SYSTEM_FOLDERS[1], SYSTEM_FOLDERS[2]];
+const PLACES: [MountPoint; 13] = [
+    MountPoint::PROGRAM,
+    MountPoint::FOLDER,
+    SYSTEM_FOLDERS[0],
+    SYSTEM_FOLDERS[1],
+    SYSTEM_FOLDERS[2],
+    DRIVER_FOLDERS[0],
+    DRIVER_FOLDERS[1],
+    DRIVER_FOLDERS[2],
+    DRIVER_FOLDERS[3],
+    GPU_NODES[0],
+    GPU_NODES[1],
+    GPU_NODES[2],
+    GPU_NODES[3],
+];
 
 /// Where the common root has room for [`crate::SCRATCH`].
 pub(super) const SCRATCH_POINT: &str = "tmp";
@@ -91,7 +120,11 @@ pub(super) fn enter(plan: &Plan) -> io::Result<()> {
     }
     let kept: Vec<_> = plan.kept.iter().map(copy).collect::<io::Result<_>>()?;
     let own_files = 2 + FILES_OF_KEPT * kept.len() as u64;
-    mount_scratch(SCRATCH_POINT, plan.scratch_bytes, own_files, "1777", MountFlags::NOEXEC)?;
+    let flags = match plan.devices {
+        Devices::None => MountFlags::NOEXEC,
+        Devices::Drivers | Devices::Gpu => MountFlags::empty(),
+    };
+    mount_scratch(SCRATCH_POINT, plan.scratch_bytes, own_files, "1777", flags)?;
     for (path, mount) in plan.kept.iter().zip(kept) {
         show_again(Path::new(OsStr::from_bytes(path.to_bytes())), &mount)?;
     }

@@ -15,8 +15,8 @@ use std::io;
 
 use program::{Rules, Test, Verdict};
 
-use crate::Network;
 use crate::system;
+use crate::{Devices, Network};
 
 /// Harmless with any arguments: they concern the caller's own memory, threads, files and time.
 const ALLOWED: &[i64] = &[
@@ -245,15 +245,8 @@ const ALLOWED_OF_OLD: &[i64] = &[
 const ALLOWED_OF_OLD: &[i64] = &[];
 
 /// Of a sandbox with the host's network, beside those.
-const DIALLING: &[i64] = &[
-    libc::SYS_connect,
-    libc::SYS_bind,
-    libc::SYS_listen,
-    libc::SYS_accept,
-    libc::SYS_accept4,
-    // RDMA libraries ask their devices in as many ways as there are devices.
-    libc::SYS_ioctl,
-];
+const DIALLING: &[i64] =
+    &[libc::SYS_connect, libc::SYS_bind, libc::SYS_listen, libc::SYS_accept, libc::SYS_accept4];
 
 /// Every way to be in a namespace that is not the sandbox's.
 const NEW_NAMESPACES: u32 = (libc::CLONE_NEWNS
@@ -270,28 +263,35 @@ const HARMLESS_IOCTLS: [u64; 6] =
 /// What [`Network::Host`] may make sockets of: the internet's protocols, and the kernel's word on interfaces.
 const HOST_FAMILIES: [libc::c_int; 3] = [libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
-/// The compiled filters, one for each kind of network.
+/// The compiled filters, one for each kind of network, and one for a GPU without any.
 pub(crate) struct Filters {
     without_network: Vec<libc::sock_filter>,
     host_network: Vec<libc::sock_filter>,
+    gpu: Vec<libc::sock_filter>,
 }
 
 impl Filters {
     pub(crate) fn compile() -> Filters {
-        let of = |network| program::compile(&rules(network), libc::EPERM);
-        Filters { without_network: of(Network::None), host_network: of(Network::Host) }
+        let of = |network, devices| program::compile(&rules(network, devices), libc::EPERM);
+        Filters {
+            without_network: of(Network::None, Devices::None),
+            host_network: of(Network::Host, Devices::None),
+            gpu: of(Network::None, Devices::Gpu),
+        }
     }
 
     /// Restricts this process and all that it will start, for ever.
-    pub(super) fn apply(&self, network: Network) -> io::Result<()> {
-        system::filter_calls(match network {
-            Network::None => &self.without_network,
-            Network::Host => &self.host_network,
+    pub(super) fn apply(&self, network: Network, devices: Devices) -> io::Result<()> {
+        system::filter_calls(match (network, devices) {
+            // That has all that a GPU needs.
+            (Network::Host, _) => &self.host_network,
+            (Network::None, Devices::Gpu) => &self.gpu,
+            (Network::None, Devices::None | Devices::Drivers) => &self.without_network,
         })
     }
 }
 
-fn rules(network: Network) -> Rules {
+fn rules(network: Network, devices: Devices) -> Rules {
     let allowed = ALLOWED.iter().chain(ALLOWED_OF_OLD).map(|&call| (call, Verdict::Allow));
     let tested = [
         (libc::SYS_clone, vec![Test::Without { argument: 0, bits: NEW_NAMESPACES }]),
@@ -304,15 +304,23 @@ fn rules(network: Network) -> Rules {
     let tested = tested.map(|(call, tests)| (call, Verdict::AllowIf(tests)));
     let missing = [(libc::SYS_clone3, Verdict::Fail(libc::ENOSYS))];
     let numbered = |(call, verdict): (i64, Verdict)| (call as u32, verdict);
-    allowed.chain(tested).chain(missing).chain(by_network(network)).map(numbered).collect()
+    let asking = (libc::SYS_ioctl, asking(network, devices));
+    let by_network = by_network(network).into_iter().chain([asking]);
+    allowed.chain(tested).chain(missing).chain(by_network).map(numbered).collect()
+}
+
+/// What may be asked of descriptors. RDMA's and GPUs' libraries ask their devices in as many ways as there are devices.
+fn asking(network: Network, devices: Devices) -> Verdict {
+    if network == Network::Host || devices == Devices::Gpu {
+        return Verdict::Allow;
+    }
+    let harmless = HARMLESS_IOCTLS.map(|value| Test::Equal { argument: 1, value: value as u32 });
+    Verdict::AllowIf(harmless.to_vec())
 }
 
 fn by_network(network: Network) -> Vec<(i64, Verdict)> {
     match network {
-        Network::None => {
-            let harmless = HARMLESS_IOCTLS.map(|value| Test::Equal { argument: 1, value: value as u32 });
-            vec![(libc::SYS_ioctl, Verdict::AllowIf(harmless.to_vec()))]
-        }
+        Network::None => Vec::new(),
         Network::Host => {
             let families = HOST_FAMILIES.map(|value| Test::Equal { argument: 0, value: value as u32 });
             let dialling = DIALLING.iter().map(|&call| (call, Verdict::Allow));

@@ -10,7 +10,7 @@ use super::table::Table;
 use super::{Workshop, users};
 use crate::strength::{Finding, Strength};
 use crate::wire::{decode_answer, encode_spec};
-use crate::{Exit, Kind, Limits, Network, Program, SandboxError, Spec, system};
+use crate::{Devices, Exit, Kind, Limits, Network, Program, SandboxError, Spec, system};
 
 /// With which the program tells, in the sandbox that is made for it, that it is in there.
 pub(super) const INSIDE: &str = "--inside";
@@ -123,6 +123,7 @@ fn run_inside(mut table: Table) -> Result<Exit, SandboxError> {
         folder: None,
         control,
         network: Network::None,
+        devices: Devices::None,
         limits,
     });
     let create = Body::Create(SandboxCreate { specs: vec![spec], start: true });

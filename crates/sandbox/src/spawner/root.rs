@@ -15,9 +15,9 @@ use rustix::mount::{
     move_mount, open_tree,
 };
 
-use crate::inside::{MountPoint, SYSTEM_FOLDERS};
+use crate::inside::{DRIVER_FOLDERS, GPU_NODES, MountPoint, SYSTEM_FOLDERS};
 use crate::system::{self, restrict_mount};
-use crate::{Network, Program, SCRATCH, SandboxError, Spec};
+use crate::{Devices, Network, Program, SCRATCH, SandboxError, Spec};
 
 /// Where hosts have shared libraries, which of several they prefer, and what the dynamic loader knows about them.
 const LIBRARIES: [&str; 8] = [
@@ -46,10 +46,13 @@ pub(super) fn mount_common(folder: &Path, shown: &[PathBuf]) -> io::Result<()> {
     for folder in ["proc", "tmp", "etc", "dev", "usr", MountPoint::FOLDER.0] {
         fs::create_dir(folder)?;
     }
-    for MountPoint(folder) in SYSTEM_FOLDERS {
+    for MountPoint(folder) in SYSTEM_FOLDERS.iter().chain(&DRIVER_FOLDERS) {
         fs::create_dir_all(folder)?;
     }
     File::create(MountPoint::PROGRAM.0)?;
+    for MountPoint(node) in GPU_NODES.iter().filter(|node| Path::new("/").join(node.0).exists()) {
+        File::create(node)?;
+    }
     LIBRARIES.iter().try_for_each(|path| show(path.as_ref(), libc::MOUNT_ATTR_NODEV))?;
     DEVICES.iter().try_for_each(|name| show(format!("dev/{name}").as_ref(), libc::MOUNT_ATTR_NOEXEC))?;
     for path in shown {
@@ -83,12 +86,15 @@ pub(super) fn mounts_of(spec: &Spec) -> io::Result<Vec<(MountPoint, OwnedFd)>> {
         mounts.push((MountPoint::FOLDER, detached(folder, libc::MOUNT_ATTR_NODEV)?));
     }
     if spec.network == Network::Host {
-        for place in SYSTEM_FOLDERS {
-            match detached(&Path::new("/").join(place.0), 0) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                mount => mounts.push((place, mount?)),
-            }
-        }
+        show_to(&mut mounts, &SYSTEM_FOLDERS, 0)?;
+    }
+    if spec.devices != Devices::None && spec.kind.image().is_none() {
+        show_to(&mut mounts, &DRIVER_FOLDERS, libc::MOUNT_ATTR_NODEV)?;
+    }
+    if spec.devices == Devices::Gpu && spec.kind.image().is_none() {
+        show_to(&mut mounts, &GPU_NODES, libc::MOUNT_ATTR_NOEXEC)?;
+        let [system, ..] = SYSTEM_FOLDERS;
+        show_to(&mut mounts, &[system], 0)?;
     }
     Ok(mounts)
 }
@@ -96,6 +102,21 @@ pub(super) fn mounts_of(spec: &Spec) -> io::Result<Vec<(MountPoint, OwnedFd)>> {
 /// A file of the host for a template, where programs are.
 pub(super) fn adapter(path: &Path) -> io::Result<OwnedFd> {
     detached(path, libc::MOUNT_ATTR_NODEV)
+}
+
+/// Shows one sandbox those of some folders of the host that are there, where they are.
+fn show_to(
+    mounts: &mut Vec<(MountPoint, OwnedFd)>,
+    places: &[MountPoint],
+    attributes: u64,
+) -> io::Result<()> {
+    for place in places {
+        match detached(&Path::new("/").join(place.0), attributes) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            mount => mounts.push((*place, mount?)),
+        }
+    }
+    Ok(())
 }
 
 /// The layers of an image, if it is a container.

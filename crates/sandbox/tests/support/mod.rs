@@ -15,8 +15,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use sublet_sandbox::{
-    Exit, Image, Interpreter, Kind, Language, Limits, Made, Network, Program, Sandboxes, Signal, Spec, State,
-    Template, USER,
+    Devices, Exit, Image, Interpreter, Kind, Language, Limits, Made, Network, Program, Sandboxes, Signal,
+    Spec, State, Template, USER,
 };
 use tempfile::TempDir;
 
@@ -167,6 +167,7 @@ pub fn probe(words: &[&str]) -> (Spec, UnixStream) {
         folder: None,
         control: OwnedFd::from(inside),
         network: Network::None,
+        devices: Devices::None,
         limits: Limits {
             cores: Vec::new(),
             memory_bytes: Some(64 * MIB),

@@ -9,7 +9,10 @@ use sublet_fabric::clock::monotonic_ns;
 use sublet_proto::{Code, Error};
 use sublet_runtime::{Access, Allocation, Invoker, Policy};
 
-use super::{CONTAINED_PACKAGE, PACKAGE, Samples, deploy, deploy_in_image, human_ns, instance, template};
+use super::{
+    CONTAINED_PACKAGE, KERNELS_PACKAGE, PACKAGE, Samples, deploy, deploy_in_image, deploy_kernels, human_ns,
+    instance, template,
+};
 
 /// The kind of sandbox that workers start in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
@@ -23,13 +26,16 @@ pub enum Sandbox {
     Template,
     /// A fresh instance in the engine of a process that has loaded the package.
     Wasm,
+    /// An isolated process with a device, whose kernels were built before.
+    #[value(name = "opencl")]
+    OpenCl,
 }
 
 impl Sandbox {
     /// How many starts there are if nothing is said: more where they take microseconds.
     pub fn usual_starts(self) -> u32 {
         match self {
-            Sandbox::Process | Sandbox::Container | Sandbox::Template => 50,
+            Sandbox::Process | Sandbox::Container | Sandbox::Template | Sandbox::OpenCl => 50,
             Sandbox::Wasm => 20_000,
         }
     }
@@ -37,7 +43,7 @@ impl Sandbox {
     /// What the floor is.
     fn floor(self) -> &'static str {
         match self {
-            Sandbox::Process | Sandbox::Container => "fork and exec of nothing",
+            Sandbox::Process | Sandbox::Container | Sandbox::OpenCl => "fork and exec of nothing",
             Sandbox::Template => "an interpreter that starts and imports, without a sandbox",
             Sandbox::Wasm => "the same of native code",
         }
@@ -108,31 +114,37 @@ pub struct Plan {
 pub fn run(access: &Access, plan: &Plan, progress: impl FnMut()) -> Result<Figure, Error> {
     let n = plan.n;
     match plan.sandbox {
-        Sandbox::Process | Sandbox::Container => processes(access, plan.image.as_deref(), n, progress),
+        Sandbox::Process | Sandbox::Container | Sandbox::OpenCl => {
+            processes(access, plan.sandbox, plan.image.as_deref(), n, progress)
+        }
         Sandbox::Template => template::run(&plan.warm, n, progress),
         Sandbox::Wasm => instance::run(access, n, progress),
+    }
+}
+
+/// Deploys what is started in a sandbox, in an image if one is named.
+fn prepare(invoker: &Invoker, sandbox: Sandbox, image: Option<&str>) -> Result<&'static str, Error> {
+    let manager = invoker.manager();
+    match (sandbox, image) {
+        (Sandbox::OpenCl, _) => deploy_kernels(manager).map(|()| KERNELS_PACKAGE),
+        (_, Some(image)) => deploy_in_image(manager, image).map(|()| CONTAINED_PACKAGE),
+        (_, None) => deploy(manager).map(|()| PACKAGE),
     }
 }
 
 /// Starts `n` processes, each with a lease of its own, in an image if one is named.
 fn processes(
     access: &Access,
+    sandbox: Sandbox,
     image: Option<&str>,
     n: u32,
     mut progress: impl FnMut(),
 ) -> Result<Figure, Error> {
     let mut invoker = Invoker::connect_with(access.clone())?;
-    let (sandbox, package) = match image {
-        None => (Sandbox::Process, PACKAGE),
-        Some(_) => (Sandbox::Container, CONTAINED_PACKAGE),
-    };
-    match image {
-        None => deploy(invoker.manager())?,
-        Some(image) => deploy_in_image(invoker.manager(), image)?,
-    }
+    let package = prepare(&invoker, sandbox, image)?;
     let (mut total, mut floor) = (Samples::with_capacity(n as usize), Samples::with_capacity(n as usize));
     let mut steps: Vec<_> = STEPS.iter().map(|_| Samples::with_capacity(n as usize)).collect();
-    // One more, not counted: it unpacks the package on the node.
+    // One more, not counted: it unpacks the package on the node, and builds its kernels.
     for start in 0..=n {
         let times = start_once(&mut invoker, package)?;
         if start > 0 {

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use sublet_fabric::clock::monotonic_ns;
 use sublet_proto::{Code, Error};
-use sublet_sandbox::{Interpreter, Kind, Language, Limits, Network, Program, Sandboxes, Spec, Template};
+use sublet_sandbox::{
+    Devices, Interpreter, Kind, Language, Limits, Network, Program, Sandboxes, Spec, Template,
+};
 
 use super::Samples;
 use super::cold::{Figure, Sandbox, Step, micros};
@@ -108,6 +110,7 @@ fn start(sandboxes: &Sandboxes, template: &Template, script: &Path) -> Result<St
         folder: None,
         control: OwnedFd::from(inside),
         network: Network::None,
+        devices: Devices::None,
         limits: Limits {
             cores: Vec::new(),
             memory_bytes: None,

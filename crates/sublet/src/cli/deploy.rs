@@ -37,6 +37,24 @@ Examples:
       deadline_ms = 1000
       memory_bytes = 67108864
 
+  sublet deploy ./vectors     kernels, with a sublet.toml that names each of them:
+
+      name = \"vectors\"
+      kind = \"opencl\"         # or \"cuda\"
+      library = \"vectors.cl\"  # OpenCL C or a binary; of cuda PTX, a cubin or a fatbin
+
+      [kernels]               # optional
+      options = \"-DSTEPS=8\"  # of OpenCL's compiler: -DNAME[=VALUE] and -cl-*
+      deadline_ms = 1000
+
+      [[function]]
+      name = \"add\"
+      symbol = \"add_floats\"  # optional: the kernel
+      program = \"more.cl\"    # optional: where it is, if not in the library
+      bytes_per_item = 4      # optional: a work-item for each 4 bytes of input
+      items = 1               # optional: but so many at least
+      group = 64              # optional: work-items of a group
+
 A package is known by the digest of its content; deploying it again changes nothing.";
 
 /// Deploy a shared object, a WebAssembly module, or a folder with a sublet.toml

@@ -24,7 +24,7 @@ use super::daemon::{
 use super::output::Output;
 use super::parse::{node_modules, show_bytes, size};
 use super::view::NodeView;
-use crate::config::agent::PLACES_OF_A_SHARED_CORE;
+use crate::config::agent::{Device, PLACES_OF_A_SHARED_CORE, device, wanted};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -98,6 +98,10 @@ pub(crate) struct Arguments {
     /// Registries from which images are pulled, as docker.io or localhost:5000 [default: all but this machine's own]
     #[arg(long, value_name = "REGISTRY", value_delimiter = ',')]
     registries: Vec<String>,
+
+    /// For which devices this node executes kernels: opencl, cuda; none for none [default: opencl]
+    #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = device)]
+    devices: Vec<Device>,
 
     /// Name of this node [default: the host's]
     #[arg(long)]
@@ -222,6 +226,7 @@ fn agent_options(arguments: Arguments, state: &Path, programs: Programs) -> subl
         container_runtime: arguments.container_runtime,
         warm: Warm { python: arguments.python, node: arguments.node, node_modules: arguments.node_modules },
         registries: arguments.registries,
+        devices: wanted(arguments.devices),
         idle_timeout: None,
         clients: Clients::OwnUser,
         network: arguments.listen.map(|listen| Network {

@@ -17,6 +17,8 @@ pub(crate) struct NodeView {
     /// Where clients of other machines reach it, if they can.
     pub(crate) network: Option<NetworkView>,
     pub(crate) architecture: String,
+    /// For which devices it executes kernels, as kinds of packages are called.
+    pub(crate) devices: Vec<String>,
     pub(crate) pu: String,
     pub(crate) state: &'static str,
     pub(crate) cores: u32,
@@ -62,6 +64,7 @@ impl From<NodeInfo> for NodeView {
             host: description.host,
             network: description.network.map(NetworkView::from),
             architecture: description.architecture,
+            devices: description.devices,
             cores: description.cores,
             cores_leased: node.cores_leased,
             memory_bytes: description.memory_bytes,

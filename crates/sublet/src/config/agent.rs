@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use sublet_agent::{Clients, Network, Options, SharedCores, Warm};
-use sublet_proto::Error;
 use sublet_proto::network::{Fabric, host_and_port};
+use sublet_proto::{Error, package};
 use sublet_runtime::Access;
 use sublet_runtime::access::{default_address, default_state};
 
@@ -260,6 +260,16 @@ pub(crate) const SCHEMA: Schema = Schema {
             shown: Shown::Openly,
         },
         Key {
+            name: "devices",
+            kind: Kind::List,
+            environment: "SUBLET_DEVICES",
+            flag: "devices",
+            value: "KIND",
+            help: "For which devices the node executes kernels: opencl, cuda; none for none",
+            otherwise: Otherwise::Means("opencl, if a driver of it is installed"),
+            shown: Shown::Openly,
+        },
+        Key {
             name: "worker",
             kind: Kind::Text,
             environment: "SUBLET_WORKER",
@@ -301,6 +311,7 @@ pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
             node_modules: settings.value("node_modules", node_modules)?,
         },
         registries: settings.list("registries", |text| Ok(text.to_owned()))?,
+        devices: wanted(settings.list("devices", device)?),
         idle_timeout: settings.value("idle_timeout", duration)?,
         clients: settings.needed("clients", clients)?,
         network: network(settings)?,
@@ -319,6 +330,7 @@ pub(crate) fn check(settings: &Settings) -> Result<(), Error> {
     settings.value("idle_timeout", duration)?;
     network(settings)?;
     settings.needed("lend_network", switch)?;
+    settings.list("devices", device)?;
     settings.needed("clients", clients).map(drop)
 }
 
@@ -402,6 +414,25 @@ fn advertise(text: &str) -> Result<String, String> {
 
 fn fabric(text: &str) -> Result<Fabric, String> {
     text.parse().map_err(|error: Error| error.message)
+}
+
+/// A device by the name of its kind of packages, or that there is to be none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Device(Option<package::Kind>);
+
+/// Reads one.
+pub(crate) fn device(text: &str) -> Result<Device, String> {
+    if text == "none" {
+        return Ok(Device(None));
+    }
+    let kind = package::Kind::parse(text).ok().filter(|kind| kind.is_of_kernels());
+    kind.map(|kind| Device(Some(kind))).ok_or_else(|| format!("{text:?} is neither opencl nor cuda nor none"))
+}
+
+/// What an agent is told of those that were named, if any were.
+pub(crate) fn wanted(devices: Vec<Device>) -> Option<Vec<package::Kind>> {
+    let kinds = devices.iter().filter_map(|device| device.0).collect();
+    (!devices.is_empty()).then_some(kinds)
 }
 
 fn switch(text: &str) -> Result<bool, String> {

@@ -1,0 +1,183 @@
+//! Packages of kernels: which this node executes, and what it has built of them.
+//!
+//! A device's driver compiles, and its compiler was not made to withstand its input. So the agent never sees more of a
+//! program than its bytes: each package is built once on a node, in a sandbox of its own that is shown the package and what
+//! drivers need, on the cores of the lease that wants it first. What comes back is as much the tenant's as the package
+//! itself; it is kept beside the package's files, where its workers find it, and nobody else reads it.
+//!
+//! After a start of the agent each package is looked at once more before its first worker starts, for drivers may have
+//! changed: an image that is still good is found to be so in a fraction of the time.
+
+mod build;
+mod drivers;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::Write;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use sublet_proto::package::{BUILT_FILE, Kind};
+use sublet_proto::v1::PackageInfo;
+use sublet_proto::{Code, Error};
+use sublet_sandbox::{Devices, SCRATCH};
+use tracing::info;
+
+use crate::packages::Unpacked;
+use crate::programs::is_program;
+use crate::sandboxes::Maker;
+use crate::{lock, system};
+
+/// The program that builds, beside those of workers.
+const BUILDER: &str = "sublet-device-builder";
+/// Packages of which is known how their build ended; all are forgotten when there are more.
+const MAX_KNOWN: usize = 1024;
+
+/// What every process that uses a device has in its environment: where it may write, and where compilers find linkers.
+pub(crate) fn environment() -> Vec<(OsString, OsString)> {
+    [("HOME", SCRATCH), ("PATH", "/usr/bin")].map(|(name, value)| (name.into(), value.into())).to_vec()
+}
+
+/// What the sandboxes of a kind have of the host's devices.
+pub(crate) fn devices_of(kind: Kind) -> Devices {
+    if kind == Kind::Cuda { Devices::Gpu } else { Devices::Drivers }
+}
+
+/// The kind of a package, if it is one of kernels.
+pub(crate) fn kind_of(package: &PackageInfo) -> Option<Kind> {
+    Kind::parse(&package.kind).ok().filter(|kind| kind.is_of_kernels())
+}
+
+/// See the [module](self).
+pub(crate) struct Kernels {
+    offered: Vec<Kind>,
+    builder: PathBuf,
+    sandboxes: Arc<Maker>,
+    /// By digests of packages: how their latest build ended since this agent started.
+    known: Mutex<BTreeMap<String, Result<(), Error>>>,
+    /// Held while something is built.
+    building: Mutex<()>,
+}
+
+impl Kernels {
+    /// What is built goes by the program beside that of workers.
+    pub(crate) fn new(worker: &Path, wanted: Option<&[Kind]>, sandboxes: Arc<Maker>) -> Kernels {
+        let (offered, builder) = (offered(worker, wanted), worker.with_file_name(BUILDER));
+        Kernels { offered, builder, sandboxes, known: Mutex::default(), building: Mutex::default() }
+    }
+
+    /// The names of the kinds that this node executes.
+    pub(crate) fn offered(&self) -> Vec<String> {
+        self.offered.iter().map(|kind| kind.name().to_owned()).collect()
+    }
+
+    /// Whether nothing has to be built before a package's workers can start.
+    pub(crate) fn are_at_hand(&self, package: &Unpacked) -> bool {
+        kind_of(&package.info).is_none() || lock(&self.known).get(&package.info.digest) == Some(&Ok(()))
+    }
+
+    /// Builds a package if it is one of kernels, on these cores: that may take as long as a compiler does.
+    pub(crate) fn ensure(&self, package: &Unpacked, cores: &[u32]) -> Result<(), Error> {
+        let Some(kind) = kind_of(&package.info) else { return Ok(()) };
+        if !self.offered.contains(&kind) {
+            let (name, kind) = (&package.info.name, kind.name());
+            let message =
+                format!("package {name} is for {kind}, and this node has no driver or program for that");
+            return Err(Error::new(Code::WrongArchitecture, message));
+        }
+        let _building = lock(&self.building);
+        if let Some(known) = lock(&self.known).get(&package.info.digest) {
+            return known.clone();
+        }
+        let built = self.build(kind, package, cores);
+        if !matches!(&built, Err(error) if !is_final(error)) {
+            let mut known = lock(&self.known);
+            if known.len() >= MAX_KNOWN {
+                known.clear();
+            }
+            known.insert(package.info.digest.clone(), built.clone());
+        }
+        built
+    }
+
+    fn build(&self, kind: Kind, package: &Unpacked, cores: &[u32]) -> Result<(), Error> {
+        let begun = Instant::now();
+        let image = build::image(self.sandboxes.current()?, &self.builder, kind, &package.folder, cores)?;
+        if !image.is_empty() {
+            keep(&package.folder, &image)?;
+        }
+        let (name, took_ms) = (&package.info.name, begun.elapsed().as_millis() as u64);
+        info!(package = name, bytes = image.len(), took_ms, "a package of kernels is ready");
+        Ok(())
+    }
+}
+
+/// Those of the kinds that the operator wants for which this node has programs and drivers. If nothing is said that is
+/// OpenCL: to lend a GPU means to let strangers ask its driver in the kernel for anything, which an operator has to say.
+fn offered(worker: &Path, wanted: Option<&[Kind]>) -> Vec<Kind> {
+    let program = |kind: Kind| worker.with_file_name(format!("sublet-worker-{}", kind.name()));
+    let is_offered = |kind: &Kind| {
+        kind.is_of_kernels()
+            && is_program(&worker.with_file_name(BUILDER))
+            && is_program(&program(*kind))
+            && drivers::are_there(*kind)
+    };
+    wanted.unwrap_or(&[Kind::OpenCl]).iter().copied().filter(is_offered).collect()
+}
+
+/// Whether the same package would end the same way once more.
+fn is_final(error: &Error) -> bool {
+    matches!(error.code, Code::InvalidPackage | Code::MissingSymbol)
+}
+
+/// Keeps an image beside its package: whole or not at all.
+fn keep(folder: &Path, image: &[u8]) -> Result<(), Error> {
+    let (unfinished, path) = (folder.join(format!("{BUILT_FILE}-unfinished")), folder.join(BUILT_FILE));
+    let written = || {
+        let _ = fs::remove_file(&unfinished);
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o400).open(&unfinished)?;
+        file.write_all(image)?;
+        // Workers are other users, whatever this process's mask is.
+        file.set_permissions(Permissions::from_mode(0o444))?;
+        file.sync_all()?;
+        fs::rename(&unfinished, &path)?;
+        File::open(folder)?.sync_all()
+    };
+    written().map_err(|error| system("writing", &path, &error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_offers_what_it_has_programs_and_drivers_for_and_a_gpu_only_if_it_is_told_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let worker = folder.path().join("sublet-worker");
+        assert_eq!(offered(&worker, None), [], "there are no programs");
+        for program in ["sublet-worker-opencl", "sublet-worker-cuda", "sublet-worker-wasm", BUILDER] {
+            fs::write(folder.path().join(program), "").unwrap();
+        }
+        let there = |kind| if drivers::are_there(kind) { vec![kind] } else { Vec::new() };
+        assert_eq!(offered(&worker, None), there(Kind::OpenCl));
+        assert_eq!(offered(&worker, Some(&[])), []);
+        assert_eq!(offered(&worker, Some(&[Kind::Wasm, Kind::Cuda])), there(Kind::Cuda));
+        fs::remove_file(folder.path().join(BUILDER)).unwrap();
+        assert_eq!(offered(&worker, None), []);
+    }
+
+    #[test]
+    fn an_image_replaces_the_one_before_it_and_workers_can_read_it() {
+        let folder = tempfile::tempdir().unwrap();
+        for image in [b"one", b"two"] {
+            keep(folder.path(), image).unwrap();
+            let path = folder.path().join(BUILT_FILE);
+            assert_eq!(fs::read(&path).unwrap(), image);
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o444);
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,164 @@
+//! One build: a sandbox with a package, what it answers, and its end.
+
+use std::collections::BTreeSet;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sublet_fabric::packet::PacketSocket;
+use sublet_proto::package::Kind;
+use sublet_proto::package::kernels::MAX_IMAGE_BYTES;
+use sublet_proto::v1::KernelBuild;
+use sublet_proto::v1::kernel_build::Body;
+use sublet_proto::{Code, Error, decode};
+use sublet_sandbox::{Exit, Limits, Made, Network, Program, Sandboxes, Signal, Spec};
+
+use super::{devices_of, environment};
+use crate::signal::wait_readable;
+
+/// How long a build may take, the start of its sandbox included.
+const LONGEST_BUILD: Duration = Duration::from_secs(90);
+/// How long what was killed may take to end.
+const LONGEST_END: Duration = Duration::from_secs(10);
+/// What a build may take of the node's memory, beside all leases, in bytes. There is one at a time.
+const BUILD_MEMORY_BYTES: u64 = 2 << 30;
+/// Of that, what it may write to files.
+const BUILD_SCRATCH_BYTES: u64 = 512 << 20;
+const BUILD_PROCESSES: u32 = 256;
+
+/// The image of the package in a folder, built by a program on these cores; nothing if the one that is there is good.
+pub(super) fn image(
+    sandboxes: Arc<Sandboxes>,
+    builder: &Path,
+    kind: Kind,
+    folder: &Path,
+    cores: &[u32],
+) -> Result<Vec<u8>, Error> {
+    let until = Instant::now() + LONGEST_BUILD;
+    let (outside, inside) = PacketSocket::pair()?;
+    let spec = Spec {
+        kind: sublet_sandbox::Kind::Process,
+        program: Program::Outside(builder.to_owned()),
+        args: vec![kind.name().into()],
+        env: environment(),
+        folder: Some(folder.to_owned()),
+        control: inside.into(),
+        network: Network::None,
+        devices: devices_of(kind),
+        limits: Limits {
+            cores: distinct(cores),
+            memory_bytes: Some(BUILD_MEMORY_BYTES),
+            processes: Some(BUILD_PROCESSES),
+            scratch_bytes: BUILD_SCRATCH_BYTES,
+        },
+    };
+    let build = Build::launch(sandboxes, spec)?;
+    hear(&outside, until, || build.describe())
+}
+
+fn distinct(cores: &[u32]) -> Vec<u32> {
+    let cores: BTreeSet<u32> = cores.iter().copied().collect();
+    cores.into_iter().collect()
+}
+
+/// The sandbox of a build. Killed when it is dropped.
+struct Build {
+    sandboxes: Arc<Sandboxes>,
+    sandbox: Made,
+}
+
+impl Build {
+    fn launch(sandboxes: Arc<Sandboxes>, spec: Spec) -> Result<Build, Error> {
+        let made = sandboxes.launch(vec![spec]).pop();
+        let none = || Error::new(Code::Internal, "a sandbox verb gave no answer");
+        let sandbox = made.ok_or_else(none)??;
+        Ok(Build { sandboxes, sandbox })
+    }
+
+    /// How it ended, once it has said all that it says; nothing if nobody can tell.
+    fn describe(&self) -> Option<String> {
+        wait_readable([Some(self.sandbox.ended.as_fd())], Some(Instant::now() + LONGEST_END)).ok()?;
+        let state = self.sandboxes.state(&[self.sandbox.id]).pop()?.ok()?;
+        state.exit.map(|exit| match exit {
+            Exit::OutOfMemory(bytes) => format!("was out of its {} MiB of memory", bytes >> 20),
+            exit => exit.to_string(),
+        })
+    }
+}
+
+impl Drop for Build {
+    fn drop(&mut self) {
+        // Should it live on, the spawner still has it, and ends it with the agent.
+        let _ = self.sandboxes.kill(&[self.sandbox.id], Signal::KILL);
+        let _ = wait_readable([Some(self.sandbox.ended.as_fd())], Some(Instant::now() + LONGEST_END));
+        let _ = self.sandboxes.delete(&[self.sandbox.id]);
+    }
+}
+
+/// What a build answers: an image, or nothing if the one that is there is good. It comes from a process that has executed
+/// what the package brought, so an end without an answer is the package's fault, too, if it is known how it ended.
+fn hear(
+    socket: &PacketSocket,
+    until: Instant,
+    how: impl FnOnce() -> Option<String>,
+) -> Result<Vec<u8>, Error> {
+    let failed =
+        |code, what: &str| Err(Error::new(code, format!("the building of the package's kernels {what}")));
+    let mut image = Vec::new();
+    loop {
+        let packet = match socket.receive(Some(until.saturating_duration_since(Instant::now()))) {
+            Ok(Some(packet)) => packet,
+            Ok(None) => {
+                return match how() {
+                    Some(how) => failed(Code::InvalidPackage, &how),
+                    None => failed(Code::System, "has ended"),
+                };
+            }
+            Err(_) => return failed(Code::InvalidPackage, "took too long"),
+        };
+        match decode::<KernelBuild>("the answer of a build", &packet.bytes)?.body {
+            Some(Body::Piece(piece)) if (image.len() + piece.len()) as u64 <= MAX_IMAGE_BYTES => {
+                image.extend(piece);
+            }
+            Some(Body::Piece(_)) => return failed(Code::InvalidPackage, "gave too large an image"),
+            Some(Body::IsAll(_)) => return Ok(image),
+            Some(Body::Failure(failure)) => {
+                return Err(Error::new(Code::from_number(failure.code), failure.message));
+            }
+            None => return failed(Code::InvalidPackage, "said nothing that is known"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prost::Message;
+    use sublet_proto::v1::Failure;
+
+    fn heard(bodies: Vec<Body>) -> Result<Vec<u8>, Error> {
+        let (here, there) = PacketSocket::pair().unwrap();
+        for body in bodies {
+            there.send(&KernelBuild { body: Some(body) }.encode_to_vec(), &[]).unwrap();
+        }
+        drop(there);
+        hear(&here, Instant::now() + Duration::from_secs(60), || Some("was killed".to_owned()))
+    }
+
+    #[test]
+    fn what_a_build_says_is_taken_whole_or_its_end_is_told() {
+        let piece = |byte: u8| Body::Piece(vec![byte; 3]);
+        assert_eq!(heard(vec![piece(1), piece(2), Body::IsAll(true)]).unwrap(), [1, 1, 1, 2, 2, 2]);
+        assert!(heard(vec![Body::IsAll(true)]).unwrap().is_empty());
+        let error = heard(vec![piece(1)]).unwrap_err();
+        assert!(error.code == Code::InvalidPackage && error.message.ends_with("was killed"), "{error}");
+        let failure = Failure { code: Code::InvalidPackage.number(), message: "line 1".into() };
+        let error = heard(vec![piece(1), Body::Failure(failure)]).unwrap_err();
+        assert_eq!(error, Error::new(Code::InvalidPackage, "line 1"));
+        let (here, there) = PacketSocket::pair().unwrap();
+        assert!(hear(&here, Instant::now(), || None).unwrap_err().message.ends_with("took too long"));
+        drop(there);
+        assert_eq!(hear(&here, Instant::now(), || None).unwrap_err().code, Code::System, "nobody can tell");
+    }
+}

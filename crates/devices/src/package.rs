@@ -1,0 +1,88 @@
+//! A package of kernels as a node has unpacked it: what its functions are made of, and how long they may run.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use sublet_proto::package::{DEFAULT_DEADLINE_MS, MANIFEST_FILE, Manifest, ManifestFunction, kernels};
+use sublet_proto::{Code, Error};
+
+use crate::{KernelSpec, Program, Tenant};
+
+/// Whose the kernels of a process are that has one package: nobody else's are there.
+const ONLY: Tenant = Tenant(1);
+
+/// What a package says of its functions, in their order.
+#[derive(Clone, Debug)]
+pub struct Kernels {
+    /// One for each function.
+    pub specs: Vec<KernelSpec>,
+    /// How long a call may run.
+    pub deadline: Duration,
+}
+
+impl Kernels {
+    /// Reads a package's manifest and programs.
+    ///
+    /// # Errors
+    /// [`Code::System`] if a file cannot be read, and what is wrong with the manifest.
+    pub fn read(folder: &Path) -> Result<Kernels, Error> {
+        let manifest = Manifest::parse(&String::from_utf8_lossy(&read(folder, MANIFEST_FILE)?))?;
+        let said = manifest.kernels.clone().unwrap_or_default();
+        let options = said.options.unwrap_or_default();
+        let mut programs = BTreeMap::new();
+        for function in &manifest.functions {
+            let path = manifest.program_of(function);
+            if !programs.contains_key(path) {
+                programs.insert(path, program(read(folder, path)?, &options));
+            }
+        }
+        let spec = |function: &ManifestFunction| KernelSpec {
+            tenant: ONLY,
+            kernel: function.symbol().to_owned(),
+            program: programs[manifest.program_of(function)].clone(),
+            work: function.work(),
+        };
+        let deadline = Duration::from_millis(said.deadline_ms.unwrap_or(DEFAULT_DEADLINE_MS));
+        Ok(Kernels { specs: manifest.functions.iter().map(spec).collect(), deadline })
+    }
+}
+
+fn program(bytes: Vec<u8>, options: &str) -> Program {
+    match kernels::source(&bytes) {
+        Some(text) => Program::Source { text: text.to_owned(), options: options.to_owned() },
+        None => Program::Binary(bytes),
+    }
+}
+
+fn read(folder: &Path, file: &str) -> Result<Vec<u8>, Error> {
+    let path = folder.join(file);
+    fs::read(&path).map_err(|error| Error::new(Code::System, format!("reading {}: {error}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::WorkSize;
+
+    #[test]
+    fn each_function_has_its_kernel_its_program_and_its_work() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |file: &str, bytes: &[u8]| fs::write(folder.path().join(file), bytes).unwrap();
+        write(
+            MANIFEST_FILE,
+            b"name='p'\nkind='opencl'\nlibrary='a.cl'\n[kernels]\noptions='-DN=2'\ndeadline_ms=7\n\
+              [[function]]\nname='f'\nsymbol='kernel_f'\nbytes_per_item=4\n[[function]]\nname='g'\nprogram='b'\n",
+        );
+        write("a.cl", b"text");
+        assert_eq!(Kernels::read(folder.path()).unwrap_err().code, Code::System, "b is missing");
+        write("b", &[0, 255]);
+        let Kernels { specs, deadline } = Kernels::read(folder.path()).unwrap();
+        assert_eq!(deadline, Duration::from_millis(7));
+        let [f, g] = &specs[..] else { panic!("{specs:?}") };
+        assert_eq!(f.program, Program::Source { text: "text".into(), options: "-DN=2".into() });
+        assert_eq!((f.kernel.as_str(), f.work), ("kernel_f", WorkSize::per_bytes(4)));
+        assert_eq!((g.kernel.as_str(), &g.program), ("g", &Program::Binary(vec![0, 255])));
+    }
+}

@@ -1,0 +1,91 @@
+//! Packages of kernels, built for this node's device: what `sublet-device-builder KIND` does when an agent starts it in a
+//! sandbox with an unpacked package.
+//!
+//! It finds the device as the package's workers will, in a sandbox of the same kind, so an image that is good here is
+//! good there. Sources are compiled, and binaries tried, by a [`Builder`] of its own, the same program once more; then all
+//! is loaded and each kernel looked for, so that whatever is wrong shows now and not in a call. Loading executes what the
+//! package has brought: that is why this has a sandbox, and why the agent believes nothing of what it answers but that it
+//! belongs to this package.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use prost::Message;
+use sublet_fabric::packet::PacketSocket;
+use sublet_proto::package::BUILT_FILE;
+use sublet_proto::v1::kernel_build::Body;
+use sublet_proto::v1::{Failure, KernelBuild};
+use sublet_proto::{Code, Error, MAX_PACKET_BYTES};
+
+use crate::builder::{Builder, Confinement};
+use crate::cuda::Cuda;
+use crate::making::Maker;
+use crate::opencl::{self, OpenCl};
+use crate::package::Kernels;
+use crate::{DeviceError, Driver, Kind, store};
+
+/// Where the sandbox has the package.
+const FOLDER: &str = "/package";
+/// How long a compiler may take.
+const LONGEST_BUILD: Duration = Duration::from_secs(60);
+/// Of an image in one packet, in bytes: what is around it takes a few more.
+const PIECE_BYTES: usize = MAX_PACKET_BYTES / 2;
+
+/// Builds the package, and tells the agent at the other end of standard input.
+pub fn serve(kind: Kind) -> ExitCode {
+    let answered = answer(kind);
+    if let Err(error) = &answered {
+        eprintln!("sublet-device-builder: {error}");
+    }
+    // Drivers have threads that may hang when they are told to end; nobody needs their end.
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    ExitCode::FAILURE
+}
+
+fn answer(kind: Kind) -> Result<(), Error> {
+    let failed = |error| Error::new(Code::System, format!("taking the control socket: {error}"));
+    let control = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3).map_err(failed)?;
+    let socket = PacketSocket::from(control);
+    let tell = |body| -> Result<(), Error> {
+        Ok(socket.send(&KernelBuild { body: Some(body) }.encode_to_vec(), &[])?)
+    };
+    match built(kind, Path::new(FOLDER)) {
+        Ok(image) => {
+            let image = image.unwrap_or_default();
+            image.chunks(PIECE_BYTES).try_for_each(|piece| tell(Body::Piece(piece.to_vec())))?;
+            tell(Body::IsAll(true))
+        }
+        Err(Error { code, message }) => tell(Body::Failure(Failure { code: code.number(), message })),
+    }
+}
+
+fn built(kind: Kind, folder: &Path) -> Result<Option<Vec<u8>>, Error> {
+    match kind {
+        Kind::OpenCl => {
+            opencl::enter_environment(1);
+            image(&OpenCl::first(1, Some(builder()?))?, folder)
+        }
+        Kind::Cuda => image(&Cuda::first(1)?, folder),
+    }
+}
+
+/// A package's image for a device; nothing if the one that stands beside it is good.
+///
+/// # Errors
+/// [`Code::InvalidPackage`] and [`Code::MissingSymbol`] for what is wrong with the first kernel that cannot be had.
+pub fn image<D: Driver>(driver: &D, folder: &Path) -> Result<Option<Vec<u8>>, Error> {
+    let kernels = Kernels::read(folder)?;
+    let specs: Vec<_> = kernels.specs.iter().collect();
+    let image = store::read(&folder.join(BUILT_FILE));
+    let maker = Maker { driver, store: None, image: image.as_deref() };
+    Ok(maker.prepare(&specs)?)
+}
+
+/// This program once more, in the same sandbox.
+fn builder() -> Result<Builder, DeviceError> {
+    let program = std::env::current_exe()
+        .map_err(|error| DeviceError::Builder(format!("does not find its own program: {error}")))?;
+    let confinement = Confinement::Surroundings;
+    Ok(Builder { confinement, time: LONGEST_BUILD, ..Builder::new(program) })
+}

@@ -1,0 +1,158 @@
+//! The engine of packages of kernels: the worker programs `sublet-worker-opencl` and `sublet-worker-cuda` are a worker's
+//! loop with it.
+//!
+//! The process has the device for itself. All kernels of the package are made and started as one vector when it begins, of
+//! an image that was built before in another sandbox; a call is a launch. Input and output are copied through this
+//! process's own memory: what a client may write to at any time is never given to a driver.
+//!
+//! A kernel that runs on after its deadline can be ended by nothing but the end of this process. Its call is told so, and
+//! when its client has been told the process ends itself; the next call begins another.
+
+use std::time::{Duration, Instant};
+
+use sublet_proto::package::BUILT_FILE;
+use sublet_proto::{Code, Error};
+use sublet_runtime::worker::engine::{self, Caller, Engine, Load, Message};
+
+use crate::package::Kernels;
+use crate::{DeviceError, Driver, Id, Input, MAX_LANES, Output, Patience, Sandboxes, Settings};
+
+/// What a thread keeps of its own memory between calls, in bytes each way.
+const KEPT_BYTES: usize = 4 << 20;
+
+/// A loaded package.
+pub struct KernelEngine<D: Driver> {
+    sandboxes: Sandboxes<D>,
+    functions: Vec<Id>,
+    deadline: Duration,
+}
+
+impl<D: Driver> KernelEngine<D> {
+    /// Opens the device for as many launches at once as there are threads, and puts the package's kernels on it.
+    ///
+    /// # Errors
+    /// Whatever keeps the device or a kernel from it.
+    pub fn load(
+        load: &Load<'_>,
+        open: impl FnOnce(u32) -> Result<D, DeviceError>,
+    ) -> Result<KernelEngine<D>, Error> {
+        let Kernels { specs, deadline } = Kernels::read(load.folder)?;
+        let driver = open(load.workers.clamp(1, MAX_LANES as u32))?;
+        let settings = Settings { image: Some(load.folder.join(BUILT_FILE)), ..Settings::default() };
+        let sandboxes = Sandboxes::open(driver, &settings)?;
+        let created = sandboxes.create(&specs).into_iter().collect::<Result<Vec<_>, _>>();
+        let functions = created.map_err(not_built)?;
+        sandboxes.start(&functions).into_iter().try_for_each(|started| started.map(drop))?;
+        Ok(KernelEngine { sandboxes, functions, deadline })
+    }
+}
+
+/// Every package was built for this node's device before its worker starts, and then by the same driver.
+fn not_built(error: DeviceError) -> Error {
+    let is_of_image = matches!(error, DeviceError::Build { .. });
+    let Error { code, message } = error.into();
+    match is_of_image {
+        true => {
+            let why = "what the node has built of the package is not good for its driver: restart its agent";
+            Error::new(code, format!("{why} ({message})"))
+        }
+        false => Error::new(code, message),
+    }
+}
+
+impl<D: Driver> Engine for KernelEngine<D> {
+    type Caller<'engine> = KernelCaller<'engine, D>;
+
+    fn caller(&self, _worker: u32) -> Result<KernelCaller<'_, D>, Error> {
+        let (input, output) = (Vec::new(), Vec::new());
+        Ok(KernelCaller { engine: self, input, output, message: Message::new(), is_lost: false })
+    }
+}
+
+/// What one worker thread launches kernels with.
+pub struct KernelCaller<'engine, D: Driver> {
+    engine: &'engine KernelEngine<D>,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    message: Message,
+    /// A kernel runs on.
+    is_lost: bool,
+}
+
+impl<D: Driver> Caller for KernelCaller<'_, D> {
+    fn call(
+        &mut self,
+        function: u16,
+        input: engine::Input<'_>,
+        mut output: engine::Output<'_>,
+    ) -> Result<u32, Code> {
+        let Some(&id) = self.engine.functions.get(usize::from(function)) else {
+            return Err(Code::UnknownFunction);
+        };
+        let from = room(&mut self.input, input.len());
+        input.copy_to(from);
+        let into = room(&mut self.output, output.capacity());
+        let patience = Patience::Until(Instant::now() + self.engine.deadline);
+        match self.engine.sandboxes.launch(id, Input::Host(from), Output::Host(&mut *into), patience) {
+            Ok(written) => {
+                output.copy_from(&into[..written as usize]);
+                Ok(written)
+            }
+            // The worker tells it as it tells all that say so.
+            Err(DeviceError::WroteTooMuch { written, .. }) => Ok(written),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    fn message(&self) -> &[u8] {
+        self.message.as_bytes()
+    }
+
+    fn rest(&mut self) {
+        if self.is_lost {
+            end();
+        }
+        for bytes in [&mut self.input, &mut self.output] {
+            if bytes.len() > KEPT_BYTES {
+                *bytes = Vec::new();
+            }
+        }
+    }
+}
+
+impl<D: Driver> KernelCaller<'_, D> {
+    /// The code and the message of a call's error.
+    #[cold]
+    fn failed(&mut self, error: &DeviceError) -> Code {
+        let (code, message) = match error {
+            DeviceError::RunsOn => {
+                self.is_lost = true;
+                let deadline_ms = self.engine.deadline.as_millis();
+                let message = format!("ran longer than its package allows, {deadline_ms} ms");
+                (Code::DeadlineExceeded, message)
+            }
+            DeviceError::TooLarge { .. } => (Code::MemoryExceeded, error.to_string()),
+            other => (Code::FunctionFailed, other.to_string()),
+        };
+        self.message = Message::of(message.as_bytes());
+        code
+    }
+}
+
+/// So many bytes of a buffer that grows with what is asked.
+fn room(buffer: &mut Vec<u8>, len: u32) -> &mut [u8] {
+    let len = len as usize;
+    if buffer.len() < len {
+        buffer.resize(len, 0);
+    }
+    &mut buffer[..len]
+}
+
+/// Ends the process at once: a driver that is told to clean up would wait for the kernel.
+#[cold]
+fn end() -> ! {
+    eprintln!("sublet-worker: a kernel has not ended in time, and ends with this process");
+    // Whatever this answers, nothing but an end follows.
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    std::process::abort()
+}

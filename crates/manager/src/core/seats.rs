@@ -1,0 +1,65 @@
+//! Where one node stands in the ranked lists: among the nodes of its architecture, and among those with each device that
+//! it has. So a lease of kernels is placed like any other, and what it takes is gone from all of the node's lists.
+
+use sublet_proto::package::is_device;
+use sublet_proto::v1::NodeDescription;
+
+use super::ids::ClassKey;
+use super::placement::{Classes, Place};
+
+/// Most classes of one node: its architecture's, and those of the devices that there are.
+pub(super) const MAX_SEATS: usize = 3;
+
+/// A node's place in one class.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seat {
+    pub(super) class: ClassKey,
+    /// Among the nodes with as much room: for exclusive and for shared workers.
+    pub(super) places: [Option<Place>; 2],
+    /// What of the node is counted in the class's capacity.
+    pub(super) counted: [u32; 2],
+}
+
+/// All of one node.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seats([Option<Seat>; MAX_SEATS]);
+
+impl Seats {
+    /// In one class.
+    pub(super) fn one(class: ClassKey) -> Seats {
+        let mut seats = Seats::default();
+        seats.add(class);
+        seats
+    }
+
+    /// As a node describes itself, that of its architecture first. Devices that this manager does not know are as if they
+    /// were not there.
+    pub(super) fn of(node: &NodeDescription, classes: &mut Classes) -> Seats {
+        let mut seats = Seats::one(classes.key(&node.pu, &node.architecture));
+        for device in node.devices.iter().filter(|device| is_device(device)) {
+            seats.add(classes.key(&node.pu, device));
+        }
+        seats
+    }
+
+    fn add(&mut self, class: ClassKey) {
+        if self.has(class) {
+            return;
+        }
+        if let Some(empty) = self.0.iter_mut().find(|seat| seat.is_none()) {
+            *empty = Some(Seat { class, places: [None; 2], counted: [0; 2] });
+        }
+    }
+
+    pub(super) fn has(&self, class: ClassKey) -> bool {
+        self.0.iter().flatten().any(|seat| seat.class == class)
+    }
+
+    pub(super) fn at(&mut self, index: usize) -> Option<&mut Seat> {
+        self.0.get_mut(index)?.as_mut()
+    }
+
+    pub(super) fn in_class(&mut self, class: ClassKey) -> Option<&mut Seat> {
+        self.0.iter_mut().flatten().find(|seat| seat.class == class)
+    }
+}
