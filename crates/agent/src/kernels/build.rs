@@ -97,38 +97,42 @@ impl Drop for Build {
 }
 
 /// What a build answers: an image, or nothing if the one that is there is good. It comes from a process that has executed
-/// what the package brought, so an end without an answer is the package's fault, too, if it is known how it ended.
-fn hear(
-    socket: &PacketSocket,
-    until: Instant,
-    how: impl FnOnce() -> Option<String>,
-) -> Result<Vec<u8>, Error> {
-    let failed =
-        |code, what: &str| Err(Error::new(code, format!("the building of the package's kernels {what}")));
+/// what the package brought.
+fn hear(socket: &PacketSocket, until: Instant, how: impl Fn() -> Option<String>) -> Result<Vec<u8>, Error> {
     let mut image = Vec::new();
     loop {
-        let packet = match socket.receive(Some(until.saturating_duration_since(Instant::now()))) {
-            Ok(Some(packet)) => packet,
-            Ok(None) => {
-                return match how() {
-                    Some(how) => failed(Code::InvalidPackage, &how),
-                    None => failed(Code::System, "has ended"),
-                };
-            }
-            Err(_) => return failed(Code::InvalidPackage, "took too long"),
-        };
-        match decode::<KernelBuild>("the answer of a build", &packet.bytes)?.body {
+        match next(socket, until, &how)? {
             Some(Body::Piece(piece)) if (image.len() + piece.len()) as u64 <= MAX_IMAGE_BYTES => {
                 image.extend(piece);
             }
-            Some(Body::Piece(_)) => return failed(Code::InvalidPackage, "gave too large an image"),
+            Some(Body::Piece(_)) => return Err(failed(Code::InvalidPackage, "gave too large an image")),
             Some(Body::IsAll(_)) => return Ok(image),
             Some(Body::Failure(failure)) => {
                 return Err(Error::new(Code::from_number(failure.code), failure.message));
             }
-            None => return failed(Code::InvalidPackage, "said nothing that is known"),
+            None => return Err(failed(Code::InvalidPackage, "said nothing that is known")),
         }
     }
+}
+
+/// An end without an answer is the package's fault, too, if it is known how it ended.
+fn next(
+    socket: &PacketSocket,
+    until: Instant,
+    how: impl Fn() -> Option<String>,
+) -> Result<Option<Body>, Error> {
+    match socket.receive(Some(until.saturating_duration_since(Instant::now()))) {
+        Ok(Some(packet)) => Ok(decode::<KernelBuild>("the answer of a build", &packet.bytes)?.body),
+        Ok(None) => Err(match how() {
+            Some(how) => failed(Code::InvalidPackage, &how),
+            None => failed(Code::System, "has ended"),
+        }),
+        Err(_) => Err(failed(Code::InvalidPackage, "took too long")),
+    }
+}
+
+fn failed(code: Code, what: &str) -> Error {
+    Error::new(code, format!("the building of the package's kernels {what}"))
 }
 
 #[cfg(test)]
