@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use sublet_tests::platform::{Platform, sublet};
@@ -75,20 +75,16 @@ fn a_node_without_an_interpreter_says_so() {
 
 #[test]
 fn a_start_is_measured_beside_a_cold_one() {
+    for (module, language, interpreter) in [("json", "--python", python()), ("zlib", "--node", "node".into())]
+    {
+        assert_is_measured(module, language, &interpreter);
+    }
+}
+
+fn assert_is_measured(module: &str, language: &str, interpreter: &Path) {
     let output = sublet()
-        .args([
-            "bench",
-            "cold",
-            "--json",
-            "--sandbox",
-            "template",
-            "--n",
-            "2",
-            "--import",
-            "json",
-            "--python",
-        ])
-        .arg(python())
+        .args(["bench", "cold", "--json", "--sandbox", "template", "--n", "2", "--import", module, language])
+        .arg(interpreter)
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

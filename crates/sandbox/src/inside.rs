@@ -16,8 +16,9 @@
 //!    │◄── ended ──────────┘
 //! ```
 //!
-//! The first process of a copy of a template ([`template`]) is forked by that instead, and the program's process says itself
-//! that it runs, as nothing is executed.
+//! The first process of a copy of a template ([`template`]) is forked by that instead. It forks the program's process ahead of
+//! time, too, since both have much memory; that then restricts itself, and says itself that it runs, as nothing is executed
+//! ([`ahead`]).
 //!
 //! What comes before the plan is the same for all, and happens before anybody asks: it is what takes long, above all
 //! entering a control group of version 1, for which the kernel waits until all processors have taken note.
@@ -28,6 +29,7 @@
 //! All of this runs in a process forked from one with a single thread, the spawner or a template: it may allocate and fail
 //! like any other. It never returns into the spawner's code.
 
+pub(crate) mod ahead;
 mod container;
 mod delegate;
 mod init;
@@ -40,7 +42,7 @@ pub(crate) mod seccomp;
 pub(crate) mod template;
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::rc::Rc;
 
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal};
@@ -70,16 +72,8 @@ pub(crate) struct Blank {
     pub(crate) warm: Option<Vec<RawFd>>,
 }
 
-/// The life of a sandbox's first process, and of the program's up to its first instruction.
-pub(crate) fn run(blank: Blank) -> ! {
-    let plan = live(&blank);
-    let error = system::exec(&plan.program, &plan.args, &plan.env);
-    let _ = Report::failed(Step::Exec, &error).send(blank.link.as_fd());
-    system::leave(NOT_EXECUTED)
-}
-
-/// The life of a sandbox's first process. Returns in the process of the program, in which all is done but what makes it that.
-pub(crate) fn live(blank: &Blank) -> Plan {
+/// The life of a sandbox's first process.
+pub(crate) fn run(blank: &Blank) -> ! {
     let link = blank.link.as_fd();
     let prepared = make_ready(blank).and_then(|()| {
         let mut plan = plan::receive(link).map_err(|error| (Step::Plan, error))?;
@@ -87,19 +81,25 @@ pub(crate) fn live(blank: &Blank) -> Plan {
     });
     match prepared {
         Ok(plan) => {
-            if Report::Made.send(link).is_err() || Order::receive(link) != Some(Order::Start) {
-                // The spawner is gone, or does not want it any more.
-                system::leave(0);
-            }
-            init::run(&plan, blank);
-            plan
+            await_start(link);
+            init::run(&plan, blank)
         }
-        Err((step, error)) => {
-            // If it cannot be told, the end of this process tells enough.
-            let _ = Report::failed(step, &error).send(link);
-            system::leave(1)
-        }
+        Err((step, error)) => give_up(link, step, &error),
     }
+}
+
+/// Says that all but the program is there, and comes back when that shall run.
+fn await_start(link: BorrowedFd<'_>) {
+    if Report::Made.send(link).is_err() || Order::receive(link) != Some(Order::Start) {
+        // The spawner is gone, or does not want it any more.
+        system::leave(0);
+    }
+}
+
+fn give_up(link: BorrowedFd<'_>, step: Step, error: &io::Error) -> ! {
+    // If it cannot be told, the end of this process tells enough.
+    let _ = Report::failed(step, error).send(link);
+    system::leave(1)
 }
 
 /// All that does not depend on what it will be.
@@ -127,6 +127,12 @@ fn become_sandbox(blank: &Blank, plan: &mut Plan) -> Result<(), (Step, io::Error
         Some(_) if plan.is_delegated() => return delegate::enter(plan).map_err(at(Step::Container)),
         Some(image) => container::enter(plan, image).map_err(at(Step::Container))?,
     }
+    restrict(blank, plan)
+}
+
+/// What a process does to itself when its root is as it shall be. What it forks after that has the same.
+fn restrict(blank: &Blank, plan: &Plan) -> Result<(), (Step, io::Error)> {
+    let at = |step: Step| move |error: io::Error| (step, error);
     // A program that is executed is again what a program is; a copy says so.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(|errno| (Step::Identity, errno.into()))?;
     privileges::drop_capabilities().map_err(at(Step::Capabilities))?;

@@ -6,7 +6,8 @@
 //!    ├─── fork, connection ──────►│ clone: namespaces ─────────► a sandbox's first process, a child of the spawner's
 //!    │◄── its descriptor ─────────┤                              │ as any first process: go, plan, made, start
 //!    :                            :                              │ fork ──────────► the program's process, which
-//!    │◄── started, running ───────────────────────────────────────────────────────────┤ returns into the interpreter
+//!    :                            :                              :                  │ returns into the interpreter
+//!    │◄── started, running ───────────────────────────────────────────────────────────┤ and becomes the program
 //! ```
 //!
 //! Of a runtime's threads only the one that forks is there in a copy ([`Threads`]), and of what it holds open only what can be
@@ -22,12 +23,12 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::stdio::stdin;
 use sublet_proto::v1::{TemplateFork, TemplateState};
 
+use crate::inside::ahead::{self, Ahead};
 use crate::inside::seccomp::Filters;
-use crate::inside::{self, Blank, NAMESPACES, Report, Step};
+use crate::inside::{Blank, NAMESPACES};
 use crate::system::{self, Clone, Fork};
 use crate::{USER, wire};
 use descriptors::Descriptors;
@@ -45,7 +46,14 @@ pub trait Runtime {
     fn after_fork(&mut self);
 }
 
-/// What this process is to be from now on: a copy of the template, in a sandbox.
+/// This process is a copy of the template, in a sandbox of its own, and waits for what it is to be.
+pub struct Waiting {
+    ahead: Ahead,
+    descriptors: Descriptors,
+}
+
+/// What this process is to be from now on. It has its control socket as standard input, and no other descriptor than the standard
+/// ones and those that were made again.
 #[derive(Debug)]
 pub struct Program {
     /// Its source file.
@@ -57,14 +65,13 @@ pub struct Program {
 }
 
 /// Tells the spawner, at the other end of standard input, that the runtime is warm, and forks it whenever the spawner says so.
-/// The template never comes back from here; each copy of it does, in a sandbox of its own, with its control socket as
-/// standard input and no other descriptor than the standard ones. There what the runtime does in a new process is still
-/// to be done.
+/// The template never comes back from here; each copy of it does. There what the runtime does in a new process is still to be
+/// done.
 ///
 /// # Errors
 /// If this process has threads or open files that a copy cannot have, or the spawner cannot be told. Why a copy cannot be made
 /// is told to the spawner.
-pub fn serve<R: Runtime>(runtime: &mut R) -> io::Result<Program> {
+pub fn serve<R: Runtime>(runtime: &mut R) -> io::Result<Waiting> {
     let descriptors = Descriptors::of_this_process()?;
     R::THREADS.await_them()?;
     let filters = Rc::new(Filters::compile());
@@ -81,7 +88,7 @@ pub fn serve<R: Runtime>(runtime: &mut R) -> io::Result<Program> {
         runtime.before_fork();
         let flags = NAMESPACES | libc::CLONE_NEWNET;
         match system::clone(Clone { flags, cgroup: None, is_sibling: true }) {
-            Ok(Fork::Child) => return Ok(become_program(blank, &descriptors)),
+            Ok(Fork::Child) => return Ok(Waiting { ahead: ahead::live(blank), descriptors }),
             Ok(Fork::Parent(_, process)) => {
                 runtime.after_fork();
                 tell(number, Ok(Some(process)))?;
@@ -103,22 +110,17 @@ fn tell(number: u32, outcome: io::Result<Option<OwnedFd>>) -> io::Result<()> {
     wire::send(stdin(), &TemplateState { warm: true, number, errno }, &fds)
 }
 
-/// Returns in the program's process, when nothing but the program is missing.
-fn become_program(blank: Blank, descriptors: &Descriptors) -> Program {
-    let plan = inside::live(&blank);
-    // What is executed becomes that by itself: a process that can look at itself.
-    let prepared = set_dumpable_behavior(DumpableBehavior::Dumpable)
-        .map_err(io::Error::from)
-        .and_then(|()| descriptors.make_again());
-    let report = prepared.map_or_else(|error| Report::failed(Step::Copy, &error), |()| Report::Running);
-    if report.send(blank.link.as_fd()).is_err() || report != Report::Running {
-        system::leave(inside::NOT_EXECUTED);
-    }
-    let text = |text: CString| OsString::from_vec(text.into_bytes());
-    let (program, words, env) = plan.into_program();
-    Program {
-        path: text(program).into(),
-        args: words.into_iter().skip(1).map(text).collect(),
-        env: env.into_iter().map(text).collect(),
+impl Waiting {
+    /// Waits until it is to be the program. Ends the process if it is not wanted any more.
+    pub fn become_program(self) -> Program {
+        let Waiting { ahead, descriptors } = self;
+        let plan = ahead.become_program(|| descriptors.make_again());
+        let text = |text: CString| OsString::from_vec(text.into_bytes());
+        let (program, words, env) = plan.into_program();
+        Program {
+            path: text(program).into(),
+            args: words.into_iter().skip(1).map(text).collect(),
+            env: env.into_iter().map(text).collect(),
+        }
     }
 }

@@ -34,12 +34,14 @@ impl Runtime for Node {
     fn after_fork(&mut self) {}
 }
 
-/// `serve()`: waits to be forked, and returns in each copy what the program is, as JSON. See [`template::serve`].
+/// `serve()`: waits to be forked, and returns in each copy, when that is to be the program, what that is, as JSON. See
+/// [`template::serve`].
 ///
 /// # Safety
 /// Node.js calls it, on its main thread.
 unsafe extern "C" fn serve(env: napi_env, _: napi_callback_info) -> napi_value {
-    let served = template::serve(&mut Node).and_then(|program| {
+    let served = template::serve(&mut Node).and_then(|copy| {
+        let program = copy.become_program();
         // SAFETY: this is the main thread, of a process that was just forked.
         unsafe { loops::begin_again(loops::of(env)?)? };
         Ok(program)

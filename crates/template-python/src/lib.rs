@@ -3,10 +3,12 @@
 //! The spawner starts the interpreter, which loads this library as the module `sublet_template` and executes its
 //! [`SOURCE`]. It is for every Python from 3.9 on.
 
+use std::cell::RefCell;
 use std::ffi::OsString;
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use sublet_sandbox::template::{self, Program, Runtime, Threads};
+use sublet_sandbox::template::{self, Program, Runtime, Threads, Waiting};
 
 /// What the interpreter executes.
 const SOURCE: &str = include_str!("template.py");
@@ -32,13 +34,27 @@ impl Runtime for Interpreter {
 /// The program's path, its arguments, and its environment as NAME=VALUE.
 type Words = (OsString, Vec<OsString>, Vec<OsString>);
 
+thread_local! {
+    /// This copy, from its fork until it is the program: of its only thread.
+    static COPY: RefCell<Option<Waiting>> = const { RefCell::new(None) };
+}
+
 /// Waits to be forked, and returns in each copy: see [`template::serve`].
 #[pyfunction]
 #[expect(unsafe_code, reason = "only the interpreter can go on after being forked")]
-fn serve() -> PyResult<Words> {
-    let Program { path, args, env } = template::serve(&mut Interpreter)?;
+fn serve() -> PyResult<()> {
+    let copy = template::serve(&mut Interpreter)?;
     // SAFETY: this process was forked after `before_fork` by the thread that goes on here, which holds the lock.
     unsafe { pyo3::ffi::PyOS_AfterFork_Child() };
+    COPY.set(Some(copy));
+    Ok(())
+}
+
+/// In a copy: waits until it is to be the program.
+#[pyfunction]
+fn program() -> PyResult<Words> {
+    let copy = COPY.take().ok_or_else(|| PyRuntimeError::new_err("this is no copy that waits"))?;
+    let Program { path, args, env } = copy.become_program();
     Ok((path.into_os_string(), args, env))
 }
 
@@ -46,5 +62,6 @@ fn serve() -> PyResult<Words> {
 #[pymodule]
 fn sublet_template(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("SOURCE", SOURCE)?;
-    module.add_function(wrap_pyfunction!(serve, module)?)
+    module.add_function(wrap_pyfunction!(serve, module)?)?;
+    module.add_function(wrap_pyfunction!(program, module)?)
 }

@@ -1,7 +1,7 @@
 """A warm interpreter: it imports what it is told, waits to be forked, and is the program in each copy.
 
 Executed with `adapter`, the module that forks, and the names of modules as arguments. What follows `serve` happens in
-a copy, in a sandbox: it has one thread, no open files, and nothing of other copies but what the template had.
+a copy, and what follows `program` in its sandbox: it has one thread, no open files, and nothing of other copies but what the template had.
 """
 
 import ctypes
@@ -43,19 +43,25 @@ def cores():
     return int(said) if said.isdecimal() and int(said) > 0 else len(os.sched_getaffinity(0))
 
 
+def renew():
+    """What a copy does before anybody knows what it will be."""
+    # Python's own generator sees to that itself.
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    # What is written to is no longer shared: better now than when somebody waits.
+    os.environ.clear()
+    execute(os.devnull)
+
+
 def begin(path, arguments, environment, setters):
     """Makes this process what it would be, had it just been started."""
     sys.argv = [path, *arguments]
     sys.path.insert(0, os.path.dirname(path))
-    os.environ.clear()
     os.environ.update(variable.split("=", 1) for variable in environment)
     threads = cores()
     if threads > 1:
         for set_threads in setters:
             set_threads(threads)
-    # Python's own generator sees to that itself.
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
 
 
 def execute(path):
@@ -97,6 +103,8 @@ def warm():
 
 
 found = warm()
-path, arguments, environment = adapter.serve()
+adapter.serve()
+renew()
+path, arguments, environment = adapter.program()
 begin(path, arguments, environment, found)
 run(path)

@@ -2,7 +2,7 @@
 //! behind, and tells how it ended. With its own end the kernel ends all that is left.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use libc::STDERR_FILENO;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -16,67 +16,117 @@ use crate::system;
 /// What is passed on at once, in bytes: no more than a pipe takes in one piece.
 const CHUNK_BYTES: usize = 4096;
 
-/// Returns in the program's process.
-pub(super) fn run(plan: &Plan, blank: &Blank) {
+pub(super) fn run(plan: &Plan, blank: &Blank) -> ! {
     let link = blank.link.as_fd();
     match start(plan, blank) {
-        Ok(None) => return,
-        Ok(Some(Started { program, ends, output })) => {
-            if blank.warm.is_none() {
-                let _ = Report::Running.send(link);
-            }
-            let _ = attend(program, &ends, output).send(link);
+        Ok(started) => {
+            let _ = Report::Running.send(link);
+            let _ = started.attend().send(link);
         }
         Err((step, error)) => drop(Report::failed(step, &error).send(link)),
     }
     system::leave(0)
 }
 
-/// The program, what becomes readable when a process here has ended, and what is printed.
-struct Started {
+/// After a fork, what either process has.
+pub(super) enum Side {
+    First(Started),
+    /// Where what the program prints goes.
+    Program(OwnedFd),
+}
+
+/// The program's process, what becomes readable when a process here has ended, and what is printed.
+pub(super) struct Started {
     program: Pid,
     ends: OwnedFd,
     output: Output,
 }
 
-/// Forks the program's process, in which there is nothing to attend to. Comes back here when that has become the program or has
-/// ended, if it is to execute one.
-fn start(plan: &Plan, blank: &Blank) -> Result<Option<Started>, (Step, io::Error)> {
-    let link = &blank.link;
+impl Started {
+    /// Waits for the end of the program.
+    pub(super) fn attend(self) -> Report {
+        let Started { program, ends, mut output } = self;
+        loop {
+            if let Some(report) = reap(program) {
+                // What it still said; as much as is taken at once.
+                while output.pass_on() {}
+                return report;
+            }
+            let mut watched = vec![PollFd::new(&ends, PollFlags::IN)];
+            match &output.pipe {
+                _ if !output.pending.is_empty() => {
+                    watched.push(PollFd::from_borrowed_fd(rustix::stdio::stderr(), PollFlags::OUT));
+                }
+                Some(pipe) => watched.push(PollFd::new(pipe, PollFlags::IN)),
+                None => {}
+            }
+            let _ = poll(&mut watched, None);
+            // What it says does not matter: it was readable, and is not any more.
+            let _ = rustix::io::read(&ends, &mut [0; 128]);
+            output.pass_on();
+        }
+    }
+}
+
+/// Forks the program's process in some way. Of its descriptors the first process keeps only these.
+pub(super) fn fork(
+    how: fn() -> io::Result<Option<Pid>>,
+    kept: &[BorrowedFd<'_>],
+) -> Result<Side, (Step, io::Error)> {
     let at_fork = |error: io::Error| (Step::Fork, error);
     let ends = system::child_ends().map_err(at_fork)?;
     let pipe = rustix::pipe::pipe_with(PipeFlags::CLOEXEC);
     let (read, write) = pipe.map_err(|errno| at_fork(errno.into()))?;
-    let forked = if blank.warm.is_some() { system::fork() } else { system::fork_until_exec() };
-    let Some(child) = forked.map_err(at_fork)? else {
-        let prepared = prepare_program(plan, link, &write);
-        let Err((step, error)) = prepared else { return Ok(None) };
-        let _ = Report::failed(step, &error).send(link.as_fd());
-        system::leave(NOT_EXECUTED)
+    let Some(program) = how().map_err(at_fork)? else {
+        system::hear_child_ends().map_err(|error| (Step::Limits, error))?;
+        return Ok(Side::Program(write));
     };
     rustix::io::ioctl_fionbio(&read, true).map_err(|errno| at_fork(errno.into()))?;
     // What is the program's alone, its control socket above all, ends with it.
-    let mut kept = [link.as_raw_fd(), STDERR_FILENO, ends.as_raw_fd(), read.as_raw_fd()];
-    system::keep_only(&mut kept).map_err(at_fork)?;
+    let mut all: Vec<_> = kept.iter().map(AsRawFd::as_raw_fd).collect();
+    all.extend([STDERR_FILENO, ends.as_raw_fd(), read.as_raw_fd()]);
+    system::keep_only(&mut all).map_err(at_fork)?;
     std::mem::forget(write);
-    let mut output = Output { pipe: Some(read), pending: Vec::new() };
-    if !plan.is_delegated() {
-        return Ok(Some(Started { program: child, ends, output }));
-    }
-    let made = delegate::container(child);
-    // Why there is none it has said.
-    while output.pass_on() {}
-    let program = made.map_err(|error| (Step::Runtime, error))?;
-    Report::Started.send_for(link.as_fd(), program).map_err(at_fork)?;
-    Ok(Some(Started { program, ends, output }))
+    Ok(Side::First(Started { program, ends, output: Output { pipe: Some(read), pending: Vec::new() } }))
 }
 
-fn prepare_program(plan: &Plan, link: &OwnedFd, output: &OwnedFd) -> Result<(), (Step, io::Error)> {
-    let failed = |step: Step| move |errno: Errno| (step, errno.into());
+/// Forks the program's process. Comes back when that has become the program, or has ended.
+fn start(plan: &Plan, blank: &Blank) -> Result<Started, (Step, io::Error)> {
+    let link = &blank.link;
+    let mut started = match fork(system::fork_until_exec, &[link.as_fd()])? {
+        Side::First(started) => started,
+        Side::Program(output) => {
+            let Err((step, error)) = become_program(plan, link, &output);
+            let _ = Report::failed(step, &error).send(link.as_fd());
+            system::leave(NOT_EXECUTED)
+        }
+    };
+    if plan.is_delegated() {
+        let made = delegate::container(started.program);
+        // Why there is none it has said.
+        while started.output.pass_on() {}
+        started.program = made.map_err(|error| (Step::Runtime, error))?;
+        let told = Report::Started.send_for(link.as_fd(), started.program);
+        told.map_err(|error| (Step::Fork, error))?;
+    }
+    Ok(started)
+}
+
+fn become_program(
+    plan: &Plan,
+    link: &OwnedFd,
+    output: &OwnedFd,
+) -> Result<std::convert::Infallible, (Step, io::Error)> {
     if !plan.is_delegated() {
         Report::Started.send(link.as_fd()).map_err(|error| (Step::Fork, error))?;
     }
-    system::hear_child_ends().map_err(|error| (Step::Limits, error))?;
+    prepare_program(plan, output)?;
+    Err((Step::Exec, system::exec(&plan.program, &plan.args, &plan.env)))
+}
+
+/// Gives a process the program's limits and descriptors.
+pub(super) fn prepare_program(plan: &Plan, output: &OwnedFd) -> Result<(), (Step, io::Error)> {
+    let failed = |step: Step| move |errno: Errno| (step, errno.into());
     limit(plan).map_err(failed(Step::Limits))?;
     rustix::stdio::dup2_stdin(&plan.control).map_err(failed(Step::Exec))?;
     rustix::stdio::dup2_stdout(output).map_err(failed(Step::Exec))?;
@@ -131,29 +181,6 @@ impl Output {
             Err(_) => return false,
         }
         true
-    }
-}
-
-/// Waits for the end of the program.
-fn attend(program: Pid, ends: &OwnedFd, mut output: Output) -> Report {
-    loop {
-        if let Some(report) = reap(program) {
-            // What it still said; as much as is taken at once.
-            while output.pass_on() {}
-            return report;
-        }
-        let mut watched = vec![PollFd::new(ends, PollFlags::IN)];
-        match &output.pipe {
-            _ if !output.pending.is_empty() => {
-                watched.push(PollFd::from_borrowed_fd(rustix::stdio::stderr(), PollFlags::OUT));
-            }
-            Some(pipe) => watched.push(PollFd::new(pipe, PollFlags::IN)),
-            None => {}
-        }
-        let _ = poll(&mut watched, None);
-        // What it says does not matter: it was readable, and is not any more.
-        let _ = rustix::io::read(ends, &mut [0; 128]);
-        output.pass_on();
     }
 }
 

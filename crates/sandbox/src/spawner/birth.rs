@@ -147,7 +147,7 @@ fn fork(blank: Blank, network: Network, cgroup: Option<BorrowedFd<'_>>) -> io::R
         Network::Host => 0,
     };
     match clone(Clone { flags: NAMESPACES | own_network, cgroup, is_sibling: false })? {
-        Fork::Child => inside::run(blank),
+        Fork::Child => inside::run(&blank),
         Fork::Parent(pid, pidfd) => Ok(Born { pid, pidfd, is_in_group: cgroup.is_some() }),
     }
 }

@@ -1,4 +1,4 @@
-//! A start of Python: from the request for a sandbox to the first line of a function, in a copy of a warm interpreter,
+//! A start of Python or Node.js: from the request for a sandbox to the first line of a function, in a copy of a warm interpreter,
 //! beside an interpreter that starts and imports by itself, without a sandbox. The two take turns. It needs no running
 //! Sublet.
 
@@ -19,8 +19,6 @@ use sublet_sandbox::{
 use super::Samples;
 use super::cold::{Figure, Sandbox, Step, micros};
 
-/// What the interpreter loads to be forked: beside the program that makes sandboxes.
-const ADAPTER: &str = "libsublet_template_python.so";
 /// Between two starts: what the next one needs is made ready.
 const PAUSE: Duration = Duration::from_millis(20);
 /// After this long a template that should have become warm never will.
@@ -33,8 +31,12 @@ const SCRATCH_BYTES: u64 = 16 << 20;
 pub struct Warm {
     /// The program that makes sandboxes.
     pub spawner: PathBuf,
+    /// What it is the runtime of.
+    pub language: Language,
     /// The interpreter, by its path or name.
-    pub python: PathBuf,
+    pub interpreter: PathBuf,
+    /// The folder of its modules, of Node.js.
+    pub node_modules: Option<PathBuf>,
     /// The modules that the function uses.
     pub imports: Vec<String>,
 }
@@ -50,16 +52,16 @@ struct Start {
 /// Starts `n` times each.
 pub(super) fn run(warm: &Warm, n: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
     let place = tempfile::tempdir().map_err(|error| failed("making a folder", &error))?;
-    let script = place.path().join("function.py");
-    fs::write(&script, source(&warm.imports)).map_err(|error| failed("writing a program", &error))?;
+    let (interpreter, adapter, source) = warm.of_language()?;
+    let script = place.path().join("function");
+    fs::write(&script, source).map_err(|error| failed("writing a program", &error))?;
     let root = place.path().join("root");
     fs::create_dir(&root).map_err(|error| failed("making a folder", &error))?;
-    let interpreter = Interpreter::python(&warm.python)?;
     let sandboxes = Sandboxes::open(&warm.spawner, &root, &interpreter.shown)?;
     let template = Template {
-        language: Language::Python,
+        language: warm.language,
         interpreter: interpreter.program.clone(),
-        adapter: warm.spawner.with_file_name(ADAPTER),
+        adapter: warm.spawner.with_file_name(adapter),
         imports: warm.imports.clone(),
     };
     let begun = Instant::now();
@@ -90,8 +92,37 @@ pub(super) fn run(warm: &Warm, n: u32, mut progress: impl FnMut()) -> Result<Fig
     Ok(Figure { bench: "cold", sandbox: Sandbox::Template, n, median_us, p99_us, floor_us, steps })
 }
 
+impl Warm {
+    /// The interpreter, what it loads to be forked, and a program for it.
+    fn of_language(&self) -> Result<(Interpreter, &'static str, String), Error> {
+        match self.language {
+            Language::Python => {
+                let found = Interpreter::python(&self.interpreter)?;
+                Ok((found, "libsublet_template_python.so", in_python(&self.imports)))
+            }
+            Language::Node => {
+                let modules: Vec<_> = self.node_modules.iter().cloned().collect();
+                let found = Interpreter::node(&self.interpreter, &modules)?;
+                Ok((found, "libsublet_template_node.so", in_javascript(&self.imports)))
+            }
+            other => Err(Error::new(Code::InvalidArgument, format!("{other:?} is not measured"))),
+        }
+    }
+}
+
 /// A program that says when its function was entered, and whether its modules were there before.
-fn source(imports: &[String]) -> String {
+fn in_javascript(imports: &[String]) -> String {
+    let names = imports.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
+    format!(
+        "const names = [{names}];\n\
+         const warm = names.every((name) => require.resolve(name) === name || require.cache[require.resolve(name)]);\n\
+         for (const name of names) require(name);\n\
+         const enter = () => require('fs').writeSync(0, `${{process.hrtime.bigint()}} ${{Number(Boolean(warm))}}`);\nenter();\n"
+    )
+}
+
+/// The same.
+fn in_python(imports: &[String]) -> String {
     let names = imports.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
     let imported: String = imports.iter().map(|name| format!("import {name}\n")).collect();
     format!(

@@ -10,12 +10,13 @@ use indicatif::ProgressBar;
 use sublet_fabric::Provider;
 use sublet_proto::package::is_pinned;
 use sublet_proto::{Code, Error};
+use sublet_sandbox::Language;
 
 use super::Connection;
 use super::daemon::find_spawner;
 use super::deploy::digest_of_image;
 use super::output::{Output, table};
-use super::parse::{duration, size};
+use super::parse::{duration, node_modules, size};
 use crate::bench::latency::{Called, Mode};
 use crate::bench::transport::{Transport, Where};
 use crate::bench::{bandwidth, cold, connections, latency, lease, reject, template, throughput};
@@ -171,6 +172,12 @@ struct Cold {
     /// The Python that is kept warm as a template
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     python: PathBuf,
+    /// The Node.js that is kept warm as a template, in place of a Python
+    #[arg(long, value_name = "PROGRAM")]
+    node: Option<PathBuf>,
+    /// The folder of its modules, called node_modules
+    #[arg(long, value_name = "FOLDER", requires = "node", value_parser = node_modules)]
+    node_modules: Option<PathBuf>,
     /// What it imports
     #[arg(long = "import", value_name = "MODULE", value_delimiter = ',')]
     imports: Vec<String>,
@@ -314,7 +321,9 @@ fn run_cold(arguments: &Cold, output: &Output) -> Result<(), Error> {
     };
     let warm = template::Warm {
         spawner: find_spawner()?,
-        python: arguments.python.clone(),
+        language: if arguments.node.is_some() { Language::Node } else { Language::Python },
+        interpreter: arguments.node.clone().unwrap_or_else(|| arguments.python.clone()),
+        node_modules: arguments.node_modules.clone(),
         imports: arguments.imports.clone(),
     };
     let plan = cold::Plan { sandbox: arguments.sandbox, n, image, warm };

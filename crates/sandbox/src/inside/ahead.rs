@@ -1,0 +1,123 @@
+//! The program's process of a copy of a template: forked before anybody knows what it will be, by the first process of the sandbox,
+//! when that is in its control group. It does to itself what the first process does, but for the mounts, which both have.
+//!
+//! ```text
+//! spawner           first process                          program's process
+//!    ├─── go ───────────► │ fork ─────────────────────────────► what a new process of the language does
+//!    :  until it is wanted
+//!    ├─── plan ─────────► mounts, pivot, restrictions
+//!    │                    ├─── plan ─────────────────────────► identity, restrictions
+//!    │◄── made ───────────┤◄── made ─────────────────────────────┤
+//!    ├─── start ────────► ├─── start ──────────────────────────► limits, descriptors
+//!    │◄── started, running ────────────────────────────────────┤ the program
+//! ```
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+
+use super::init::{self, Side, Started};
+use super::{Blank, Order, Plan, Report, Step, await_start, become_sandbox, give_up, make_ready, plan};
+use super::{privileges, restrict};
+use crate::system;
+
+/// A process that is to be the program.
+pub(crate) struct Ahead {
+    blank: Blank,
+    /// The first process of its sandbox.
+    first: OwnedFd,
+    output: OwnedFd,
+}
+
+/// The life of the first process of a copy. Returns in the process of its program.
+pub(crate) fn live(blank: Blank) -> Ahead {
+    let forked = make_ready(&blank).and_then(|()| fork(&blank));
+    match forked {
+        Ok((Side::Program(output), first)) => Ahead { blank, first, output },
+        Ok((Side::First(started), program)) => lead(&blank, &program, started),
+        Err((step, error)) => give_up(blank.link.as_fd(), step, &error),
+    }
+}
+
+/// With either side goes a connection to the other.
+fn fork(blank: &Blank) -> Result<(Side, OwnedFd), (Step, io::Error)> {
+    let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+    let (own, theirs) = pair.map_err(|errno| (Step::Fork, errno.into()))?;
+    match init::fork(system::fork, &[blank.link.as_fd(), own.as_fd()])? {
+        Side::Program(output) => Ok((Side::Program(output), theirs)),
+        first => {
+            // It was closed with all that is not kept.
+            std::mem::forget(theirs);
+            Ok((first, own))
+        }
+    }
+}
+
+/// What the first process does from then on.
+fn lead(blank: &Blank, program: &OwnedFd, started: Started) -> ! {
+    let link = blank.link.as_fd();
+    let prepared = plan::receive(link).map_err(|error| (Step::Plan, error)).and_then(|mut plan| {
+        become_sandbox(blank, &mut plan)?;
+        pass_on(plan, program.as_fd())
+    });
+    if let Err((step, error)) = prepared {
+        give_up(link, step, &error);
+    }
+    await_start(link);
+    if Order::Start.send(program.as_fd()).is_ok() {
+        let _ = started.attend().send(link);
+    }
+    system::leave(0)
+}
+
+/// Has the program's process become what the first is by now.
+fn pass_on(mut plan: Plan, program: BorrowedFd<'_>) -> Result<(), (Step, io::Error)> {
+    // Both have the same.
+    plan.mounts.clear();
+    plan.send(program).map_err(|error| (Step::Plan, error))?;
+    match Report::receive(program, RecvFlags::empty()) {
+        Ok(Some((Report::Made, _))) => Ok(()),
+        Ok(Some((Report::Failed { step, errno }, _))) => Err((step, io::Error::from_raw_os_error(errno))),
+        Ok(_) => Err((Step::Plan, io::ErrorKind::UnexpectedEof.into())),
+        Err(error) => Err((Step::Plan, error)),
+    }
+}
+
+impl Ahead {
+    /// Waits until it is to be the program, and is all but that, with these things done last. Ends the process if it is not
+    /// wanted, or cannot be what it should.
+    pub(crate) fn become_program(self, last: impl FnOnce() -> io::Result<()>) -> Plan {
+        let first = self.first.as_fd();
+        let prepared = plan::receive(first).map_err(|error| (Step::Plan, error));
+        let prepared = prepared.and_then(|plan| self.become_inhabitant(&plan).map(|()| plan));
+        let plan = match prepared {
+            Ok(plan) => plan,
+            Err((step, error)) => give_up(first, step, &error),
+        };
+        await_start(first);
+        let link = self.blank.link.as_fd();
+        let begun = self.begin(&plan).and_then(|()| last().map_err(|error| (Step::Copy, error)));
+        if let Err((step, error)) = begun {
+            give_up(link, step, &error);
+        }
+        if Report::Running.send(link).is_err() {
+            system::leave(0);
+        }
+        plan
+    }
+
+    fn become_inhabitant(&self, plan: &Plan) -> Result<(), (Step, io::Error)> {
+        rustix::process::chdir("/").map_err(|errno| (Step::Root, errno.into()))?;
+        privileges::become_user(&self.blank).map_err(|error| (Step::Identity, error))?;
+        restrict(&self.blank, plan)
+    }
+
+    fn begin(&self, plan: &Plan) -> Result<(), (Step, io::Error)> {
+        Report::Started.send(self.blank.link.as_fd()).map_err(|error| (Step::Fork, error))?;
+        init::prepare_program(plan, &self.output)?;
+        // What is executed becomes that by itself: a process that can look at itself.
+        set_dumpable_behavior(DumpableBehavior::Dumpable).map_err(|errno| (Step::Identity, errno.into()))
+    }
+}
