@@ -79,7 +79,7 @@ pub(super) fn run(warm: &Warm, n: u32, mut progress: impl FnMut()) -> Result<Fig
         total.push(started.total_ns);
         sandbox.push(started.sandbox_ns);
         function.push(started.total_ns.saturating_sub(started.sandbox_ns));
-        floor.push(start_cold(&interpreter.program, &script)?);
+        floor.push(start_cold(&interpreter.program, warm.node_modules.as_deref(), &script)?);
         progress();
     }
     let (median_us, p99_us) = micros(&mut total);
@@ -162,11 +162,13 @@ fn start(sandboxes: &Sandboxes, template: &Template, script: &Path) -> Result<St
 }
 
 /// The same by an interpreter of its own, in nanoseconds.
-fn start_cold(interpreter: &Path, script: &Path) -> Result<u64, Error> {
+fn start_cold(interpreter: &Path, modules: Option<&Path>, script: &Path) -> Result<u64, Error> {
     let (mut outside, inside) = UnixStream::pair().map_err(|error| failed("making a socket", &error))?;
     let begun = monotonic_ns();
     let mut command = Command::new(interpreter);
     command.arg(script).env_clear().stdin(OwnedFd::from(inside)).stdout(Stdio::null());
+    // Where it finds them without a sandbox.
+    command.envs(modules.map(|folder| ("NODE_PATH", folder)));
     let mut child = command.spawn().map_err(|error| failed("starting an interpreter", &error))?;
     // With it goes this process's copy of the socket.
     drop(command);
