@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tempfile::TempDir;
 
 /// How long a server may take to start before the test gives up.
@@ -71,6 +71,9 @@ impl NatsServer {
     /// Stops it: it keeps its connections and answers nothing.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
+        // It may answer until then.
+        let stopped = waitid(WaitId::Pid(Pid::from_child(&self.child)), WaitIdOptions::STOPPED);
+        stopped.expect("the server is a child of this process");
     }
 
     /// Lets it go on.

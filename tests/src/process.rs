@@ -25,6 +25,13 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
     since.elapsed()
 }
 
+/// Whether no thread of a process runs any more, since a signal has stopped it.
+pub fn is_stopped(pid: u32) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut states = threads.filter_map(|thread| Some(Stat::of(&thread.path())?.state));
+    states.all(|state| state == 'T')
+}
+
 /// Whether a process is there and not just its remains.
 pub fn is_alive(pid: u32) -> bool {
     Stat::of(Path::new(&format!("/proc/{pid}"))).is_some_and(|stat| stat.state != 'Z')

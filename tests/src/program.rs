@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::platform::kill;
-use crate::process::{PATIENCE, wait_until};
+use crate::process::{PATIENCE, is_stopped, wait_until};
 
 /// Lines of its log that a failed test shows.
 const SHOWN_LINES: usize = 80;
@@ -92,6 +92,8 @@ impl Program {
     /// Stops its clock, so to say: it keeps its connections and answers nothing.
     pub fn pause(&self) {
         kill(self.pid(), Signal::STOP);
+        // It may answer until then.
+        wait_until("it has stopped", || is_stopped(self.pid()));
     }
 
     /// Lets it go on.

@@ -125,8 +125,11 @@ fn a_program_that_has_ended_is_stopped_and_what_it_ended_of_is_awaited(sort: Sor
         let init = Pid::from_raw(parent.trim().parse().unwrap()).unwrap();
         kill_process(init, Signal::STOP).unwrap();
         kill_process(program, Signal::SEGV).unwrap();
-        // Nobody else has its socket.
+        // Nobody else has its socket, which is closed a little before the end.
         assert_eq!(tenant.read_all(), "");
+        while !std::fs::read_to_string(format!("/proc/{program}/status")).unwrap().contains("State:\tZ") {
+            std::thread::yield_now();
+        }
         let state = std::thread::scope(|scope| {
             let looking = scope.spawn(|| house.sandboxes.state(&[tenant.made.id]).remove(0).unwrap());
             std::thread::sleep(Duration::from_millis(50));
