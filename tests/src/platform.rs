@@ -202,6 +202,19 @@ pub fn kill(pid: u32, signal: Signal) {
     kill_process(pid, signal).unwrap_or_else(|error| panic!("process {pid:?}: {error}"));
 }
 
+/// A client's lease gives back inputs of no, few and many bytes.
+#[track_caller]
+pub fn assert_echoes_of_every_size(client: &mut Invoker) {
+    for len in [0, 1, 4097, 1 << 20] {
+        let mut input = client.buffer::<u8>(len).expect("there is memory for an input");
+        input.iter_mut().enumerate().for_each(|(at, byte)| *byte = ((at * 31) >> 3) as u8);
+        let mut output = client.buffer::<u8>(len + 1).expect("there is memory for an output");
+        let done = client.submit("echo", &input, &mut output).and_then(sublet::Invocation::wait);
+        let done = done.unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!((done.output_bytes, &output[..len]), (len, &input[..]));
+    }
+}
+
 /// A client's lease answers a good call. Every package of the tests has an `echo`.
 #[track_caller]
 pub fn assert_echoes(client: &Invoker) {

@@ -9,7 +9,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 
 use sublet::{Allocation, Code, Completion, Error, FabricChoice, Invoker, Policy};
-use sublet_tests::platform::{Platform, assert_echoes};
+use sublet_tests::platform::{Platform, assert_echoes, assert_echoes_of_every_size};
 use sublet_tests::process::{cpu_ticks, is_alive, wait_until};
 use sublet_tests::{assert_fails, root};
 use tempfile::TempDir;
@@ -106,13 +106,7 @@ fn kernels_are_called_like_any_function_over_memory_and_networks() {
     let over_tcp = package.allocation().fabric(FabricChoice::Tcp { encrypted: false });
     for allocation in [package.allocation(), over_tcp] {
         let mut client = platform.client_with(&allocation);
-        for len in [0, 1, 4097, 1 << 20] {
-            let mut input = client.buffer::<u8>(len).unwrap();
-            input.iter_mut().enumerate().for_each(|(at, byte)| *byte = ((at * 31) >> 3) as u8);
-            let mut output = client.buffer::<u8>(len + 1).unwrap();
-            let done = client.submit("echo", &input, &mut output).unwrap().wait().unwrap();
-            assert_eq!((done.output_bytes, &output[..len]), (len, &input[..]));
-        }
+        assert_echoes_of_every_size(&mut client);
         // Kernels and helpers of two programs that are called the same.
         assert_eq!(call(&client, "add", &[1, 2, 30]).unwrap().1[..3], [2, 3, 31]);
         assert_eq!(call(&client, "double", &[1, 2, 30]).unwrap().1[..3], [2, 4, 60]);

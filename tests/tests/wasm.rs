@@ -9,7 +9,7 @@ use std::path::Path;
 use sublet::{Allocation, Code, Completion, Error, FabricChoice, Invoker, Policy};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::{module, package};
-use sublet_tests::platform::{Platform, assert_echoes, sublet};
+use sublet_tests::platform::{Platform, assert_echoes, assert_echoes_of_every_size, sublet};
 use sublet_tests::process::is_alive;
 
 const MIB: u64 = 1 << 20;
@@ -41,13 +41,7 @@ fn one_source_answers_alike_as_native_code_and_as_a_module() {
     let over_tcp = allocation("portable.c").fabric(FabricChoice::Tcp { encrypted: false });
     for allocation in [native, allocation("portable.c"), over_tcp] {
         let mut client = platform.client_with(&allocation);
-        for len in [0, 1, 4097, 1 << 20] {
-            let mut input = client.buffer::<u8>(len).unwrap();
-            input.iter_mut().enumerate().for_each(|(at, byte)| *byte = ((at * 31) >> 3) as u8);
-            let mut output = client.buffer::<u8>(len + 1).unwrap();
-            let done = client.submit("echo", &input, &mut output).unwrap().wait().unwrap();
-            assert_eq!((done.output_bytes, &output[..len]), (len, &input[..]));
-        }
+        assert_echoes_of_every_size(&mut client);
         let (done, output) = call(&client, "room", &[]).unwrap();
         assert_eq!((done.output_bytes, output[0]), (4, 64));
         let refused = client.submit("refuse", b"not today\0", &mut [0u8; 8]).unwrap().wait();

@@ -35,21 +35,21 @@ impl Runtimes {
     /// What these interpreters load stands beside the program that makes sandboxes.
     pub(crate) fn find(warm: &Warm, spawner: &Path) -> Result<Runtimes, Error> {
         let mut known = Vec::new();
-        let mut add = |language, found: Result<Interpreter, sublet_sandbox::SandboxError>, adapter: &str| {
+        let mut add = |language: Language, found: Result<Interpreter, sublet_sandbox::SandboxError>| {
             let interpreter = found.map_err(|error| Error::new(Code::InvalidArgument, error.to_string()))?;
-            let adapter = find_program("template", &spawner.with_file_name(adapter))?;
+            let adapter = find_program("template", &spawner.with_file_name(language.adapter()))?;
             known.push(Runtime { language, interpreter, adapter });
             Ok::<_, Error>(())
         };
         // Not the file that a link leads to: an environment is known by where its links are.
         if let Some(program) = &warm.python {
             let found = Interpreter::python(&find_command("Python", program)?);
-            add(Language::Python, found, "libsublet_template_python.so")?;
+            add(Language::Python, found)?;
         }
         if let Some(program) = &warm.node {
             let modules: Vec<PathBuf> = warm.node_modules.iter().cloned().collect();
             let found = Interpreter::node(&find_command("Node.js", program)?, &modules);
-            add(Language::Node, found, "libsublet_template_node.so")?;
+            add(Language::Node, found)?;
         }
         Ok(Runtimes { known })
     }
@@ -57,11 +57,7 @@ impl Runtimes {
     /// What sandboxes see of the host beside its libraries.
     pub(crate) fn shown(&self) -> Vec<PathBuf> {
         let all = self.known.iter().flat_map(|runtime| &runtime.interpreter.shown);
-        let mut shown: Vec<PathBuf> = all.cloned().collect();
-        // What is part of another is shown with it.
-        shown.sort();
-        shown.dedup_by(|inner, outer| inner.starts_with(outer));
-        shown
+        all.cloned().collect()
     }
 
     /// This node's template for one of which only the language and the modules are known.

@@ -54,7 +54,7 @@ pub(crate) use root::{DRIVER_FOLDERS, GPU_NODES, MountPoint, PROGRAM, SYSTEM_FOL
 use seccomp::Filters;
 
 /// The status of a process that did not become the program. Nobody sees it: it has said why.
-pub(crate) const NOT_EXECUTED: i32 = 127;
+const NOT_EXECUTED: i32 = 127;
 /// What every sandbox has for itself. Of the network it may have the host's.
 pub(crate) const NAMESPACES: i32 =
     libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
@@ -68,8 +68,8 @@ pub(crate) struct Blank {
     /// Whether the groups of the spawner's user can be left: not without privileges.
     pub(crate) leaves_groups: bool,
     pub(crate) filters: Rc<Filters>,
-    /// If the program is a copy of this process, and none that is executed: the descriptors that it holds for itself.
-    pub(crate) warm: Option<Vec<RawFd>>,
+    /// What it keeps of the process that it was forked from: what a language runtime holds for itself.
+    pub(crate) kept: Vec<RawFd>,
 }
 
 /// The life of a sandbox's first process.
@@ -142,7 +142,7 @@ fn restrict(blank: &Blank, plan: &Plan) -> Result<(), (Step, io::Error)> {
 
 /// Closes what belongs to the spawner or the template, and to other sandboxes, but for where messages are printed.
 fn forget_spawner(blank: &Blank) -> io::Result<()> {
-    let mut kept = blank.warm.clone().unwrap_or_default();
+    let mut kept = blank.kept.clone();
     kept.extend([libc::STDOUT_FILENO, libc::STDERR_FILENO, blank.link.as_raw_fd()]);
     system::keep_only(&mut kept)?;
     // Until the program has its own: else the next descriptor would be what it will be taken for.

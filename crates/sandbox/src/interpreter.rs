@@ -72,9 +72,6 @@ impl Interpreter {
                 shown.push(folder);
             }
         }
-        // What is part of another is shown with it.
-        shown.sort();
-        shown.dedup_by(|inner, outer| inner.starts_with(outer));
         Ok(Interpreter { program, shown })
     }
 }

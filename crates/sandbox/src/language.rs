@@ -28,6 +28,14 @@ process.dlopen(adapter, '/program');
 new Function('adapter', 'require', adapter.exports.SOURCE)(adapter.exports, require);";
 
 impl Language {
+    /// The library that its interpreter loads to be forked, by its name: it stands beside the program that makes sandboxes.
+    pub fn adapter(self) -> &'static str {
+        match self {
+            Language::Python => "libsublet_template_python.so",
+            Language::Node => "libsublet_template_node.so",
+        }
+    }
+
     /// What its interpreter is told, before the names of modules.
     pub(crate) fn arguments(self) -> &'static [&'static str] {
         match self {

@@ -101,8 +101,9 @@ impl Workshop {
         // Before the namespaces: there what this process's control group is called would no longer be true.
         let cgroups = Cgroups::open();
         let users = Users::enter().map_err(failed("entering a user namespace"))?;
-        root::mount_common(folder, shown).map_err(failed("mounting the root of sandboxes"))?;
-        let kept = root::beneath_scratch(shown);
+        let shown = root::outermost(shown);
+        root::mount_common(folder, &shown).map_err(failed("mounting the root of sandboxes"))?;
+        let kept = root::beneath_scratch(&shown);
         let means = Means { cgroups, users, filters: Filters::compile().into(), kept };
         Ok(Workshop { ready: Vec::new(), templates: Templates::default(), means })
     }

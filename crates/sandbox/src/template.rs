@@ -82,8 +82,8 @@ pub fn serve<R: Runtime>(runtime: &mut R) -> io::Result<Waiting> {
             system::leave(0)
         };
         let Some(link) = fds.pop() else { return Err(io::ErrorKind::InvalidData.into()) };
-        let kept = descriptors.numbers();
-        let blank = Blank { link, user: USER, leaves_groups, filters: filters.clone(), warm: Some(kept) };
+        let blank =
+            Blank { link, user: USER, leaves_groups, filters: filters.clone(), kept: descriptors.numbers() };
         R::THREADS.await_them()?;
         runtime.before_fork();
         let flags = NAMESPACES | libc::CLONE_NEWNET;

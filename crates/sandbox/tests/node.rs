@@ -9,8 +9,8 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use sublet_sandbox::{Exit, Interpreter, Kind, Language, Program, Spec, Template};
-use support::{House, MIB, Sort};
+use sublet_sandbox::{Exit, Interpreter, Kind, Language, Program, Spec};
+use support::{House, MIB, Sort, template_of};
 
 /// After this long a template that should have become warm never will.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -34,15 +34,7 @@ fn run(house: &House, text: &str, imports: &[&str]) -> (String, Exit) {
     let path = house.folder.path().join(format!("{}.js", fs::read_dir(house.folder.path()).unwrap().count()));
     fs::write(&path, format!("{SAY}{text}")).unwrap();
     house.run_with(&["one", "two"], |spec: &mut Spec| {
-        let adapter =
-            Path::new(env!("CARGO_BIN_EXE_sublet-spawner")).with_file_name("libsublet_template_node.so");
-        let imports = imports.iter().map(ToString::to_string).collect();
-        spec.kind = Kind::Template(Template {
-            language: Language::Node,
-            interpreter: node().program,
-            adapter,
-            imports,
-        });
+        spec.kind = Kind::Template(template_of(Language::Node, &node(), imports));
         spec.program = Program::Outside(path);
         spec.limits.memory_bytes = Some(1024 * MIB);
         spec.limits.processes = Some(64);

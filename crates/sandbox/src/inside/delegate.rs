@@ -19,8 +19,7 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 
 use super::Plan;
 use super::container::{UPPER, prepare};
-use super::root::MountPoint;
-use super::root::{attach, is_folder};
+use super::root::{MountPoint, attach, is_folder};
 use crate::USER;
 
 /// Where the bundle is made, in mounts that nobody else has: whoever the runtime is on this machine, it gets there, as it would

@@ -101,11 +101,11 @@ impl Report {
     /// Bytes of a packet: what it is, a step, a number.
     const LEN: usize = 6;
 
-    pub(crate) fn failed(step: Step, error: &io::Error) -> Report {
+    pub(super) fn failed(step: Step, error: &io::Error) -> Report {
         Report::Failed { step, errno: error.raw_os_error().unwrap_or(libc::EINVAL) }
     }
 
-    pub(crate) fn send(self, link: BorrowedFd<'_>) -> io::Result<()> {
+    pub(super) fn send(self, link: BorrowedFd<'_>) -> io::Result<()> {
         self.send_with(link, &mut SendAncillaryBuffer::default())
     }
 

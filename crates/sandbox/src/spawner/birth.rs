@@ -18,7 +18,7 @@ use crate::system::{Clone, Fork, clone};
 use crate::{Kind, Network, SandboxError, Spec, USER};
 
 /// How long a new process may take for one step. It does what takes less than a millisecond.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Makes the first process of a sandbox, of which nothing is decided but whether it has the host's network, and whether it is
 /// root in there for an OCI runtime. It waits for what it is to become.
@@ -27,7 +27,7 @@ pub(super) fn blank(means: &mut Means, network: Network, is_root: bool) -> Resul
     let filters = means.filters.clone();
     let user = if is_root { 0 } else { USER };
     bring_forth(means, is_root, |link, begin_in| {
-        fork(Blank { link, user, leaves_groups, filters, warm: None }, network, begin_in)
+        fork(Blank { link, user, leaves_groups, filters, kept: Vec::new() }, network, begin_in)
     })
 }
 
@@ -133,7 +133,7 @@ fn expect(link: BorrowedFd<'_>, expected: Report) -> Result<i32, SandboxError> {
 }
 
 /// The spawner's end, which gives up after a time and learns who sends; and the sandbox's.
-fn link() -> io::Result<(OwnedFd, OwnedFd)> {
+pub(super) fn link() -> io::Result<(OwnedFd, OwnedFd)> {
     let (own, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_passcred(&own, true)?;
     sockopt::set_socket_timeout(&own, sockopt::Timeout::Recv, Some(PATIENCE))?;

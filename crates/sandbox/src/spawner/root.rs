@@ -68,6 +68,14 @@ pub(super) fn mount_common(folder: &Path, shown: &[PathBuf]) -> io::Result<()> {
     Ok(mount_remount(".", flags, "")?)
 }
 
+/// These paths without those that are shown as a part of another.
+pub(super) fn outermost(shown: &[PathBuf]) -> Vec<PathBuf> {
+    let mut shown = shown.to_vec();
+    shown.sort();
+    shown.dedup_by(|inner, outer| inner.starts_with(outer));
+    shown
+}
+
 /// Those of these paths that what a sandbox writes would cover, without the first slash.
 pub(super) fn beneath_scratch(shown: &[PathBuf]) -> Vec<CString> {
     let beneath = shown.iter().filter(|path| path.starts_with(SCRATCH) && *path != Path::new(SCRATCH));

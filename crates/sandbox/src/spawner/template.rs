@@ -7,20 +7,17 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::retry_on_intr;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use rustix::time::Timespec;
 use sublet_proto::v1::{TemplateFork, TemplateState};
 
 use super::cgroups::Cgroup;
 use super::users::User;
-use super::{Means, root};
+use super::{Means, birth, root};
 use crate::inside::template::{Seed, run};
 use crate::system::{Clone, Fork, clone};
 use crate::{Limits, Template, wire};
 
-/// How long a fork may take. It takes a few milliseconds.
-const PATIENCE: Duration = Duration::from_secs(20);
 /// What it and what its modules allocate may have, in bytes: it is no tenant's, but tenants name the modules.
 const MEMORY_BYTES: u64 = 4 << 30;
 const NAMESPACES: i32 = libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
@@ -45,9 +42,7 @@ enum State {
 impl Warm {
     /// Starts one, and does not wait for it.
     pub(super) fn start(means: &mut Means, template: &Template) -> io::Result<Warm> {
-        let (socket, theirs) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(PATIENCE))?;
+        let (socket, theirs) = birth::link()?;
         let adapter = root::adapter(&template.adapter)?;
         let cgroup = means.cgroups.make();
         let users = means.users.take()?;
@@ -74,7 +69,7 @@ impl Warm {
         if matches!(self.state, State::Ready(_)) {
             return Ok(true);
         }
-        let timeout = Timespec::try_from(if wait { PATIENCE } else { Duration::ZERO }).ok();
+        let timeout = Timespec::try_from(if wait { birth::PATIENCE } else { Duration::ZERO }).ok();
         let mut watched = [PollFd::new(&self.socket, PollFlags::IN)];
         if retry_on_intr(|| poll(&mut watched, timeout.as_ref()))? == 0 {
             return Ok(false);

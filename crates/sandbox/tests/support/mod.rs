@@ -204,11 +204,15 @@ pub fn copied_probe(words: &[&str]) -> (Spec, UnixStream) {
 
 /// A template of the tests' Python.
 pub fn template(imports: &[&str]) -> Template {
+    template_of(Language::Python, python(), imports)
+}
+
+/// A template of this interpreter.
+pub fn template_of(language: Language, interpreter: &Interpreter, imports: &[&str]) -> Template {
     Template {
-        language: Language::Python,
-        interpreter: python().program.clone(),
-        adapter: Path::new(env!("CARGO_BIN_EXE_sublet-spawner"))
-            .with_file_name("libsublet_template_python.so"),
+        language,
+        interpreter: interpreter.program.clone(),
+        adapter: Path::new(env!("CARGO_BIN_EXE_sublet-spawner")).with_file_name(language.adapter()),
         imports: imports.iter().map(ToString::to_string).collect(),
     }
 }

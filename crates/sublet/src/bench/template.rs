@@ -52,7 +52,7 @@ struct Start {
 /// Starts `n` times each.
 pub(super) fn run(warm: &Warm, n: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
     let place = tempfile::tempdir().map_err(|error| failed("making a folder", &error))?;
-    let (interpreter, adapter, source) = warm.of_language()?;
+    let (interpreter, source) = warm.of_language()?;
     let script = place.path().join("function");
     fs::write(&script, source).map_err(|error| failed("writing a program", &error))?;
     let root = place.path().join("root");
@@ -61,7 +61,7 @@ pub(super) fn run(warm: &Warm, n: u32, mut progress: impl FnMut()) -> Result<Fig
     let template = Template {
         language: warm.language,
         interpreter: interpreter.program.clone(),
-        adapter: warm.spawner.with_file_name(adapter),
+        adapter: warm.spawner.with_file_name(warm.language.adapter()),
         imports: warm.imports.clone(),
     };
     let begun = Instant::now();
@@ -93,17 +93,17 @@ pub(super) fn run(warm: &Warm, n: u32, mut progress: impl FnMut()) -> Result<Fig
 }
 
 impl Warm {
-    /// The interpreter, what it loads to be forked, and a program for it.
-    fn of_language(&self) -> Result<(Interpreter, &'static str, String), Error> {
+    /// The interpreter, and a program for it.
+    fn of_language(&self) -> Result<(Interpreter, String), Error> {
         match self.language {
             Language::Python => {
                 let found = Interpreter::python(&self.interpreter)?;
-                Ok((found, "libsublet_template_python.so", in_python(&self.imports)))
+                Ok((found, in_python(&self.imports)))
             }
             Language::Node => {
                 let modules: Vec<_> = self.node_modules.iter().cloned().collect();
                 let found = Interpreter::node(&self.interpreter, &modules)?;
-                Ok((found, "libsublet_template_node.so", in_javascript(&self.imports)))
+                Ok((found, in_javascript(&self.imports)))
             }
             other => Err(Error::new(Code::InvalidArgument, format!("{other:?} is not measured"))),
         }
