@@ -4,7 +4,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
 
-use rustix::io::retry_on_intr;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, UCred,
@@ -143,9 +143,16 @@ impl Report {
         let mut bytes = [0; Report::LEN];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmCredentials(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let received = retry_on_intr(|| {
-            rustix::net::recvmsg(link, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)
-        })?;
+        let mut receive = || {
+            retry_on_intr(|| {
+                rustix::net::recvmsg(link, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)
+            })
+        };
+        let received = match receive() {
+            // It has ended while an order was still unread there. That is said once, and before what it has sent.
+            Err(Errno::CONNRESET) => receive(),
+            received => received,
+        }?;
         if received.bytes == 0 {
             return Ok(None);
         }
@@ -169,5 +176,27 @@ impl Report {
             6 => Report::Killed(number),
             _ => return None,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    #[test]
+    fn what_a_sandbox_has_said_is_heard_though_it_ended_without_reading_its_orders() {
+        let (own, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let failed = Report::Failed { step: Step::Container, errno: libc::ENOENT };
+        Order::Start.send(own.as_fd()).unwrap();
+        failed.send(theirs.as_fd()).unwrap();
+        drop(theirs);
+        let heard = Report::receive(own.as_fd(), RecvFlags::empty()).unwrap();
+        assert_eq!(heard.map(|(report, _)| report), Some(failed));
+        assert_eq!(Report::receive(own.as_fd(), RecvFlags::empty()).unwrap(), None);
     }
 }

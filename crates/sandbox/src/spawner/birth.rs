@@ -110,7 +110,10 @@ fn reported(sandbox: &Sandbox) -> Option<SandboxError> {
 
 /// Has the program started.
 pub(super) fn order_start(sandbox: &Sandbox) -> Result<(), SandboxError> {
-    Order::Start.send(sandbox.link()).map_err(|error| SandboxError::system("reaching a sandbox", error))
+    let sent = Order::Start.send(sandbox.link());
+    sent.map_err(|error| {
+        reported(sandbox).unwrap_or_else(|| SandboxError::system("reaching a sandbox", error))
+    })
 }
 
 /// Waits until the program runs; gives its process.
