@@ -1,5 +1,7 @@
 /* Functions that fail, each in its own way. */
+#define _GNU_SOURCE
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "echo.h"
 
@@ -39,6 +41,13 @@ SUBLET_FUNCTION uint32_t devour(void *in, uint32_t size, void *out) {
     const size_t step = 1 << 20;
     (void)in, (void)size, (void)out;
     for (;;) memset(malloc(step), 1, step);
+}
+
+/* The same of memory that no limit of the process counts. */
+SUBLET_FUNCTION uint32_t devour_shared(void *in, uint32_t size, void *out) {
+    const size_t step = 1 << 20;
+    (void)in, (void)size, (void)out;
+    for (;;) memset(mmap(0, step, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0), 1, step);
 }
 
 SUBLET_FUNCTION uint32_t refuse(void *in, uint32_t size, void *out, sublet_context *context) {

@@ -50,7 +50,7 @@ pub struct Plan {
     /// If a manager's state is to be on a small disk, its size.
     pub disk_bytes: Option<u64>,
     /// More of the managers' command lines.
-    pub arguments: &'static [&'static str],
+    pub arguments: Vec<String>,
 }
 
 /// What managers share.
@@ -109,7 +109,7 @@ pub struct Agent {
 
 impl Default for Plan {
     fn default() -> Plan {
-        Plan { managers: 1, store: Store::Embedded, network: None, disk_bytes: None, arguments: &[] }
+        Plan { managers: 1, store: Store::Embedded, network: None, disk_bytes: None, arguments: Vec::new() }
     }
 }
 
@@ -169,12 +169,12 @@ impl Cluster {
             folder,
         };
         for number in 0..plan.managers {
-            cluster.add_manager(number, host.as_ref(), plan.arguments);
+            cluster.add_manager(number, host.as_ref(), &plan.arguments);
         }
         cluster
     }
 
-    fn add_manager(&mut self, number: u8, host: Option<&Host>, more: &[&str]) {
+    fn add_manager(&mut self, number: u8, host: Option<&Host>, more: &[String]) {
         let (ip, port) = match host {
             Some(host) => (host.address(number), PORT),
             None => free_address(),
@@ -189,7 +189,7 @@ impl Cluster {
         if let Some(nats) = &self.nats {
             arguments.extend(["--store".into(), "nats".into(), "--store-url".into(), nats.url()]);
         }
-        arguments.extend(more.iter().map(|&argument| argument.to_owned()));
+        arguments.extend(more.iter().cloned());
         let entry = host.map(Host::entry).or(self.disk.as_ref().map(SmallDisk::entry));
         let program = Program::start(&name, self.folder.path(), maker(arguments, entry));
         let state = self.disk.as_ref().map_or(state, SmallDisk::path);

@@ -9,6 +9,7 @@ mod making;
 mod serving;
 
 use std::fs;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Command;
 
@@ -18,7 +19,7 @@ use serving::DebianRegistry;
 use sublet::{Allocation, Code, Invoker};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::library;
-use sublet_tests::platform::{Platform, programs};
+use sublet_tests::platform::{Platform, assert_memory_bomb_ends_alone, programs, sublet};
 
 /// What stands in the file of the image that functions read.
 const ISSUE: &str = "of the image";
@@ -55,10 +56,14 @@ impl Scene {
 
     /// The folder of a package of `files.c` in an image.
     fn package(&self, name: &str, image: &str) -> String {
+        self.package_of("files.c", name, image)
+    }
+
+    fn package_of(&self, source: &'static str, name: &str, image: &str) -> String {
         let folder = self.folder.path().join(format!("package-{name}"));
         fs::create_dir(&folder).unwrap();
-        fs::copy(library("files.c"), folder.join("libfiles.so")).unwrap();
-        let manifest = format!("name = \"{name}\"\nlibrary = \"libfiles.so\"\nimage = \"{image}\"\n");
+        fs::copy(library(source), folder.join("functions.so")).unwrap();
+        let manifest = format!("name = \"{name}\"\nlibrary = \"functions.so\"\nimage = \"{image}\"\n");
         fs::write(folder.join("sublet.toml"), manifest).unwrap();
         folder.to_str().unwrap().to_owned()
     }
@@ -112,7 +117,7 @@ fn functions_run_in_the_image_that_their_package_has_pinned_also_when_the_regist
     let platform = scene.platform(&[]);
     let folder = scene.package("app", &scene.name("with:1"));
     let deployed = platform.json(&["deploy", &folder]);
-    let image = deployed["image"].as_str().unwrap();
+    let image = deployed["builds"][0]["image"].as_str().unwrap();
     let (name, digest) = image.split_once('@').unwrap();
     assert!(name == scene.name("with:1") && digest.len() == 71, "{image}");
     let cold = platform.json(&[
@@ -139,6 +144,48 @@ fn functions_run_in_the_image_that_their_package_has_pinned_also_when_the_regist
     assert!(error.message.contains("localhost"), "{}: {error}", error.code);
     // Nothing is held by that.
     assert_runs_in_image(&platform, "app");
+}
+
+#[test]
+fn an_image_is_pulled_by_tls_if_the_registry_s_certificate_is_trusted_and_its_own() {
+    const ADDRESS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+    let of = |address: Ipv4Addr| rcgen::generate_simple_self_signed([address.to_string()]).unwrap();
+    let (own, other) = (of(ADDRESS), of(Ipv4Addr::new(127, 0, 0, 3)));
+    let Scene { registry, folder } = Scene::new();
+    let pull = |port: u16, name: &str, trusted: &rcgen::Certificate| {
+        let file = folder.path().join("trusted.pem");
+        fs::write(&file, trusted.pem()).unwrap();
+        let mut command = sublet();
+        command.args(["image", "pull", &format!("{ADDRESS}:{port}/{name}"), "--state"]);
+        command.arg(folder.path().join("state")).env("SSL_CERT_FILE", file).output().unwrap()
+    };
+    let refused = |output: std::process::Output| {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains("certificate"), "{said}");
+    };
+    let registry = registry.over_tls(ADDRESS, &own.cert.pem(), &own.signing_key.serialize_pem());
+    refused(pull(registry.port, "with:1", &other.cert));
+    let pulled = pull(registry.port, "with:1", &own.cert);
+    assert!(pulled.status.success(), "{}", String::from_utf8_lossy(&pulled.stderr));
+    // Trusted, but of another address.
+    let registry = registry.over_tls(ADDRESS, &other.cert.pem(), &other.signing_key.serialize_pem());
+    refused(pull(registry.port, "without:1", &other.cert));
+}
+
+#[test]
+fn a_memory_bomb_in_an_image_is_killed_alone_and_its_caller_is_told() {
+    if !rustix::process::getuid().is_root() {
+        println!("skipped: without control groups there is no limit of a sandbox's memory");
+        return;
+    }
+    let scene = Scene::new();
+    let image = scene.name("with:1");
+    for (name, more) in [("ours", &[][..]), ("theirs", &["--container-runtime", "crun"])] {
+        let platform = scene.platform(more);
+        let package = scene.package_of("faults.c", name, &image);
+        platform.json(&["deploy", &package]);
+        assert_memory_bomb_ends_alone(&platform, &Allocation::new(name).memory_bytes(64 << 20));
+    }
 }
 
 #[test]
@@ -189,7 +236,7 @@ fn a_node_can_have_an_oci_runtime_make_its_containers() {
     let platform = scene.platform(&["--container-runtime", "crun"]);
     platform.json(&["deploy", &scene.package("app", &scene.name("with:1"))]);
     assert_runs_in_image(&platform, "app");
-    let output = sublet_tests::platform::sublet()
+    let output = sublet()
         .args(["up", "--json", "--container-runtime", "no-such-runtime", "--state"])
         .arg(Path::new(scene.folder.path()).join("state"))
         .output()

@@ -88,7 +88,7 @@ async fn ask_all(users: Vec<Access>, package: &str) -> (Counts, BTreeSet<String>
 #[test]
 fn ten_thousand_requests_at_once_are_answered_within_bounds_and_fairly() {
     let mut cluster = Cluster::start(Plan {
-        arguments: &["--queue-total", "2000", "--queue-per-tenant", "600"],
+        arguments: ["--queue-total", "2000", "--queue-per-tenant", "600"].map(str::to_owned).to_vec(),
         ..Plan::default()
     });
     cluster.add_agent(Lent::cores(1));

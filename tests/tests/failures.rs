@@ -14,7 +14,7 @@ use sublet::{Allocation, Buffer, Code, Completion, Error, Invocation, Invoker, P
 use sublet_fabric::packet::PacketSocket;
 use sublet_tests::assert_fails;
 use sublet_tests::functions::package;
-use sublet_tests::platform::{Platform, assert_echoes, kill};
+use sublet_tests::platform::{Platform, assert_echoes, assert_memory_bomb_ends_alone, kill};
 use sublet_tests::process::{
     PATIENCE, is_alive, is_mapped_by_anybody, memory_files, open_descriptors, wait_until,
 };
@@ -121,6 +121,16 @@ fn memory_beyond_the_lease_that_a_function_does_not_miss_ends_the_worker_and_is_
     let client = platform.client_with(&Allocation::new(package("faults.c")).memory_bytes(64 * MIB));
     assert_fails(call(&client, "devour"), Code::WorkerDied, &["libfaults/devour", "SIGSEGV", "64 MiB"]);
     assert_echoes(&client);
+}
+
+#[test]
+fn a_memory_bomb_is_killed_alone_and_its_caller_is_told() {
+    if !rustix::process::getuid().is_root() {
+        println!("skipped: without control groups there is no limit of a sandbox's memory");
+        return;
+    }
+    let bomb = Allocation::new(package("faults.c")).memory_bytes(64 * MIB);
+    assert_memory_bomb_ends_alone(&Platform::start(), &bomb);
 }
 
 #[test]

@@ -236,7 +236,8 @@ fn a_kernel_that_writes_outside_ends_its_own_worker_alone() {
 /// What the node has built, and when.
 fn built(state: &Path) -> (PathBuf, SystemTime) {
     let packages = fs::read_dir(state.join("packages")).unwrap();
-    let mut files = packages.map(|entry| entry.unwrap().path().join(".built")).filter(|path| path.is_file());
+    let mut files =
+        packages.map(|entry| entry.unwrap().path().join(".built/0")).filter(|path| path.is_file());
     let file = files.next().expect("one package was built");
     assert_eq!(files.next(), None);
     let modified = fs::metadata(&file).unwrap().modified().unwrap();
@@ -313,7 +314,8 @@ fn the_example_is_deployed_listed_and_called_by_the_command() {
     let platform = Platform::start();
     let folder = root().join("examples/kernels");
     let deployed = platform.json(&["deploy", folder.to_str().unwrap()]);
-    assert!(deployed["kind"] == "opencl" && deployed["architecture"] == "opencl", "{deployed}");
+    let build = &deployed["builds"][0];
+    assert!(build["kind"] == "opencl" && build["architecture"] == "opencl", "{deployed}");
     let floats =
         |numbers: &[f32]| numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>();
     let output = |function: &str, input: &[f32]| {

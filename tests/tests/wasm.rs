@@ -113,10 +113,11 @@ fn a_module_is_deployed_listed_and_called_by_the_command() {
     let platform = Platform::start();
     let path = module("portable.c");
     let deployed = platform.json(&["deploy", path.to_str().unwrap()]);
-    assert!(deployed["kind"] == "wasm" && deployed["architecture"] == "wasm32", "{deployed}");
+    assert!(deployed["builds"][0]["kind"] == "wasm", "{deployed}");
+    assert_eq!(deployed["builds"][0]["architecture"], "wasm32");
     let output = platform.pipe(&["call", "portable/echo", "--input", "-", "--output", "-"], b"by a module");
     assert_eq!(output.stdout, b"by a module", "{}", String::from_utf8_lossy(&output.stderr));
-    assert_eq!(platform.json(&["deploy", &package("calls.c")])["kind"], "native");
+    assert_eq!(platform.json(&["deploy", &package("calls.c")])["builds"][0]["kind"], "native");
 }
 
 #[test]
@@ -152,7 +153,7 @@ fn a_node_without_the_worker_program_of_a_kind_says_so() {
     assert_fails(
         refused,
         Code::System,
-        &["package portable is of the kind wasm", "sublet-worker-wasm is missing"],
+        &["portable.wasm is of the kind wasm", "sublet-worker-wasm is missing"],
     );
     platform.assert_serves();
 }

@@ -8,8 +8,8 @@
 
 use std::path::Path;
 
-use sublet_image::{Access, Credentials, Digest, Image, InUse, Reference, Store};
-use sublet_proto::v1::PackageInfo;
+use sublet_image::{Access, Credentials, Digest, Image, InUse, Reference, Store, Transport};
+use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
 use tracing::info;
 
@@ -32,57 +32,57 @@ impl Images {
         Ok(Images { store: Store::open(state.join("images"))?, registries })
     }
 
-    /// Whether nothing has to be pulled for a package.
-    pub(crate) fn are_at_hand(&self, package: &PackageInfo) -> Result<bool, Error> {
-        Ok(package.image.is_empty() || self.find(package)?.is_some())
+    /// Whether nothing has to be pulled for a build of a package.
+    pub(crate) fn are_at_hand(&self, build: &PackageBuild) -> Result<bool, Error> {
+        Ok(build.image.is_empty() || self.find(build)?.is_some())
     }
 
-    /// Pulls a package's image if it has one that is not here: that may take minutes.
-    pub(crate) fn ensure(&self, package: &PackageInfo) -> Result<(), Error> {
-        if self.are_at_hand(package)? {
+    /// Pulls a build's image if it has one that is not here: that may take minutes.
+    pub(crate) fn ensure(&self, build: &PackageBuild) -> Result<(), Error> {
+        if self.are_at_hand(build)? {
             return Ok(());
         }
-        let (reference, _) = pinned(package)?;
-        self.check_registry(&reference)?;
-        info!(image = package.image, "an image is pulled");
-        let access = Access { credentials: Credentials::of_docker(&reference)?, ..Access::default() };
+        let (reference, _) = pinned(build)?;
+        let transport = self.transport(&reference)?;
+        info!(image = build.image, "an image is pulled");
+        let access = Access { credentials: Credentials::of_docker(&reference)?, transport };
         self.store.pull(&reference, &access, &mut |_| ())?;
         Ok(())
     }
 
-    /// A package's image, if it runs in one.
-    pub(crate) fn hold(&self, package: &PackageInfo) -> Result<Option<HeldImage>, Error> {
-        if package.image.is_empty() {
+    /// A build's image, if it runs in one.
+    pub(crate) fn hold(&self, build: &PackageBuild) -> Result<Option<HeldImage>, Error> {
+        if build.image.is_empty() {
             return Ok(None);
         }
-        let gone = || Error::new(Code::System, format!("the image {} was removed meanwhile", package.image));
-        let image = self.find(package)?.ok_or_else(gone)?;
+        let gone = || Error::new(Code::System, format!("the image {} was removed meanwhile", build.image));
+        let image = self.find(build)?.ok_or_else(gone)?;
         let in_use = image.hold()?;
         Ok(Some(HeldImage { image, _in_use: in_use }))
     }
 
-    fn check_registry(&self, reference: &Reference) -> Result<(), Error> {
-        let is_asked = match self.registries.as_slice() {
-            [] => !reference.is_local(),
-            registries => registries.contains(&reference.registry),
-        };
-        if is_asked {
-            return Ok(());
+    /// How a registry is asked, if it is.
+    fn transport(&self, reference: &Reference) -> Result<Transport, Error> {
+        match self.registries.as_slice() {
+            [] if !reference.is_local() => Ok(Transport::Elsewhere),
+            registries if registries.contains(&reference.registry) => Ok(Transport::Safe),
+            _ => {
+                let message = format!("this node pulls no images from {} (registries)", reference.registry);
+                Err(Error::new(Code::PermissionDenied, message))
+            }
         }
-        let message = format!("this node pulls no images from {} (registries)", reference.registry);
-        Err(Error::new(Code::PermissionDenied, message))
     }
 
-    fn find(&self, package: &PackageInfo) -> Result<Option<Image>, Error> {
-        let (_, digest) = pinned(package)?;
+    fn find(&self, build: &PackageBuild) -> Result<Option<Image>, Error> {
+        let (_, digest) = pinned(build)?;
         Ok(self.store.find(&digest)?)
     }
 }
 
-fn pinned(package: &PackageInfo) -> Result<(Reference, Digest), Error> {
-    let reference: Reference = package.image.parse()?;
+fn pinned(build: &PackageBuild) -> Result<(Reference, Digest), Error> {
+    let reference: Reference = build.image.parse()?;
     let digest = reference.digest.ok_or_else(|| {
-        let message = format!("the image {} of package {} is not pinned", package.image, package.name);
+        let message = format!("the image {} is not pinned", build.image);
         Error::new(Code::InvalidPackage, message)
     })?;
     Ok((reference, digest))

@@ -20,13 +20,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use sublet_proto::package::{BUILT_FILE, Kind};
-use sublet_proto::v1::PackageInfo;
+use sublet_proto::package::{Kind, built_file};
+use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{Devices, SCRATCH};
 use tracing::info;
 
-use crate::packages::Unpacked;
+use crate::packages::Runnable;
 use crate::programs::is_program;
 use crate::sandboxes::Maker;
 use crate::{lock, system};
@@ -46,9 +46,9 @@ pub(crate) fn devices_of(kind: Kind) -> Devices {
     if kind == Kind::Cuda { Devices::Gpu } else { Devices::Drivers }
 }
 
-/// The kind of a package, if it is one of kernels.
-pub(crate) fn kind_of(package: &PackageInfo) -> Option<Kind> {
-    Kind::parse(&package.kind).ok().filter(|kind| kind.is_of_kernels())
+/// The kind of a build, if it is one of kernels.
+pub(crate) fn kind_of(build: &PackageBuild) -> Option<Kind> {
+    Kind::parse(&build.kind).ok().filter(|kind| kind.is_of_kernels())
 }
 
 /// See the [module](self).
@@ -56,8 +56,9 @@ pub(crate) struct Kernels {
     offered: Vec<Kind>,
     builder: PathBuf,
     sandboxes: Arc<Maker>,
-    /// By digests of packages: how their latest build ended since this agent started.
-    known: Mutex<BTreeMap<String, Result<(), Error>>>,
+    /// By digests of packages and indexes of their builds: how the latest attempt to build them ended since this agent
+    /// started.
+    known: Mutex<BTreeMap<(String, u32), Result<(), Error>>>,
     /// Held while something is built.
     building: Mutex<()>,
 }
@@ -75,41 +76,42 @@ impl Kernels {
     }
 
     /// Whether nothing has to be built before a package's workers can start.
-    pub(crate) fn are_at_hand(&self, package: &Unpacked) -> bool {
-        kind_of(&package.info).is_none() || lock(&self.known).get(&package.info.digest) == Some(&Ok(()))
+    pub(crate) fn are_at_hand(&self, runnable: &Runnable) -> bool {
+        kind_of(&runnable.build).is_none() || lock(&self.known).get(&key(runnable)) == Some(&Ok(()))
     }
 
     /// Builds a package if it is one of kernels, on these cores: that may take as long as a compiler does.
-    pub(crate) fn ensure(&self, package: &Unpacked, cores: &[u32]) -> Result<(), Error> {
-        let Some(kind) = kind_of(&package.info) else { return Ok(()) };
+    pub(crate) fn ensure(&self, runnable: &Runnable, cores: &[u32]) -> Result<(), Error> {
+        let Some(kind) = kind_of(&runnable.build) else { return Ok(()) };
         if !self.offered.contains(&kind) {
-            let (name, kind) = (&package.info.name, kind.name());
+            let (name, kind) = (&runnable.package.info.name, kind.name());
             let message =
                 format!("package {name} is for {kind}, and this node has no driver or program for that");
             return Err(Error::new(Code::WrongArchitecture, message));
         }
         let _building = lock(&self.building);
-        if let Some(known) = lock(&self.known).get(&package.info.digest) {
+        if let Some(known) = lock(&self.known).get(&key(runnable)) {
             return known.clone();
         }
-        let built = self.build(kind, package, cores);
+        let built = self.build(kind, runnable, cores);
         if !matches!(&built, Err(error) if !is_final(error)) {
             let mut known = lock(&self.known);
             if known.len() >= MAX_KNOWN {
                 known.clear();
             }
-            known.insert(package.info.digest.clone(), built.clone());
+            known.insert(key(runnable), built.clone());
         }
         built
     }
 
-    fn build(&self, kind: Kind, package: &Unpacked, cores: &[u32]) -> Result<(), Error> {
-        let begun = Instant::now();
-        let image = build::image(self.sandboxes.current()?, &self.builder, kind, &package.folder, cores)?;
+    fn build(&self, kind: Kind, runnable: &Runnable, cores: &[u32]) -> Result<(), Error> {
+        let (begun, folder) = (Instant::now(), &runnable.package.folder);
+        let words = [kind.name().to_owned(), runnable.index.to_string()];
+        let image = build::image(self.sandboxes.current()?, &self.builder, kind, &words, folder, cores)?;
         if !image.is_empty() {
-            keep(&package.folder, &image)?;
+            keep(folder, runnable.index, &image)?;
         }
-        let (name, took_ms) = (&package.info.name, begun.elapsed().as_millis() as u64);
+        let (name, took_ms) = (&runnable.package.info.name, begun.elapsed().as_millis() as u64);
         info!(package = name, bytes = image.len(), took_ms, "a package of kernels is ready");
         Ok(())
     }
@@ -133,10 +135,18 @@ fn is_final(error: &Error) -> bool {
     matches!(error.code, Code::InvalidPackage | Code::MissingSymbol)
 }
 
+fn key(runnable: &Runnable) -> (String, u32) {
+    (runnable.package.info.digest.clone(), runnable.index)
+}
+
 /// Keeps an image beside its package: whole or not at all.
-fn keep(folder: &Path, image: &[u8]) -> Result<(), Error> {
-    let (unfinished, path) = (folder.join(format!("{BUILT_FILE}-unfinished")), folder.join(BUILT_FILE));
+fn keep(folder: &Path, build: u32, image: &[u8]) -> Result<(), Error> {
+    let path = folder.join(built_file(build));
+    let unfinished = path.with_extension("unfinished");
     let written = || {
+        let folder = path.parent().unwrap_or(folder);
+        fs::create_dir_all(folder)?;
+        fs::set_permissions(folder, Permissions::from_mode(0o755))?;
         let _ = fs::remove_file(&unfinished);
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o400).open(&unfinished)?;
         file.write_all(image)?;
@@ -152,6 +162,7 @@ fn keep(folder: &Path, image: &[u8]) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sublet_proto::package::BUILT_FOLDER;
 
     #[test]
     fn a_node_offers_what_it_has_programs_and_drivers_for_and_a_gpu_only_if_it_is_told_to() {
@@ -173,11 +184,13 @@ mod tests {
     fn an_image_replaces_the_one_before_it_and_workers_can_read_it() {
         let folder = tempfile::tempdir().unwrap();
         for image in [b"one", b"two"] {
-            keep(folder.path(), image).unwrap();
-            let path = folder.path().join(BUILT_FILE);
+            keep(folder.path(), 1, image).unwrap();
+            let path = folder.path().join(built_file(1));
             assert_eq!(fs::read(&path).unwrap(), image);
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o444);
         }
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        let mode = fs::metadata(folder.path().join(BUILT_FOLDER)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o755);
+        assert_eq!(fs::read_dir(folder.path().join(BUILT_FOLDER)).unwrap().count(), 1);
     }
 }

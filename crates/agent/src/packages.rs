@@ -1,7 +1,7 @@
 //! The node's packages: fetched from the manager once, checked, and unpacked where workers load them from.
 //!
 //! `STATE/packages/DIGEST/` holds a package's files, its `sublet.toml`, and the encoded `PackageInfo` from which a
-//! worker reads the table of functions. A folder of that name is complete: it is filled under another name, written through to
+//! worker reads the tables of functions. A folder of that name is complete: it is filled under another name, written through to
 //! the disk, and renamed. Nothing in it is ever changed but what is [built](crate::kernels) of kernels, which comes later.
 //!
 //! What the manager sends is not trusted to be what was asked for: its digest is computed and its content validated
@@ -16,9 +16,9 @@ use std::sync::{Arc, Mutex};
 
 use prost::Message;
 use sublet_proto::package::{
-    Checked, INFO_FILE, MANIFEST_FILE, digest as digest_of, is_digest, runs_on, validate,
+    Checked, INFO_FILE, MANIFEST_FILE, digest as digest_of, is_device, is_digest, runs_on, validate,
 };
-use sublet_proto::v1::{PackageFile, PackageInfo};
+use sublet_proto::v1::{PackageBuild, PackageFile, PackageInfo};
 use sublet_proto::{Code, Error, decode};
 
 use crate::images::Images;
@@ -36,6 +36,30 @@ pub(crate) struct Unpacked {
     /// Absolute.
     pub(crate) folder: PathBuf,
     pub(crate) info: PackageInfo,
+}
+
+/// One build of an unpacked package, for this node.
+#[derive(Clone, Debug)]
+pub(crate) struct Runnable {
+    pub(crate) package: Arc<Unpacked>,
+    pub(crate) index: u32,
+    pub(crate) build: PackageBuild,
+}
+
+impl Runnable {
+    /// The build of this index, as a manager has chosen it. Whether a device that it may need is here is for
+    /// [`Kernels`](crate::kernels::Kernels) to say.
+    fn of(package: Arc<Unpacked>, index: u32) -> Result<Runnable, Error> {
+        let build = package.info.build(index)?.clone();
+        let here = std::env::consts::ARCH;
+        if !is_device(&build.architecture) && !runs_on(&build.architecture, here) {
+            let (name, library, architecture) = (&package.info.name, &build.library, &build.architecture);
+            let message =
+                format!("{library} of package {name} is for {architecture}, and this node is {here}");
+            return Err(Error::new(Code::WrongArchitecture, message));
+        }
+        Ok(Runnable { package, index, build })
+    }
 }
 
 /// The packages of one node.
@@ -67,23 +91,24 @@ impl Packages {
         Ok(Packages { folder, managers, images, known: Mutex::default(), fetching: Mutex::default() })
     }
 
-    /// The package of a digest, if it is here, and its image, too.
-    pub(crate) fn at_hand(&self, digest: &str) -> Result<Option<Arc<Unpacked>>, Error> {
+    /// A build of the package of a digest, if it is here, and its image, too.
+    pub(crate) fn at_hand(&self, digest: &str, build: u32) -> Result<Option<Runnable>, Error> {
         if !is_digest(digest) {
             return Err(Error::new(Code::UnknownPackage, format!("{digest:?} is not a package's digest")));
         }
         let Some(unpacked) = self.find(digest)? else { return Ok(None) };
-        Ok(self.images.are_at_hand(&unpacked.info)?.then_some(unpacked))
+        let runnable = Runnable::of(unpacked, build)?;
+        Ok(self.images.are_at_hand(&runnable.build)?.then_some(runnable))
     }
 
-    /// The package of a digest, fetched with its image if they are not here: that may take a minute and more.
-    pub(crate) fn ensure(&self, digest: &str) -> Result<Arc<Unpacked>, Error> {
-        if let Some(unpacked) = self.at_hand(digest)? {
-            return Ok(unpacked);
+    /// A build of the package of a digest, fetched with its image if they are not here: that may take a minute and more.
+    pub(crate) fn ensure(&self, digest: &str, build: u32) -> Result<Runnable, Error> {
+        if let Some(runnable) = self.at_hand(digest, build)? {
+            return Ok(runnable);
         }
-        let unpacked = self.ensure_unpacked(digest)?;
-        self.images.ensure(&unpacked.info)?;
-        Ok(unpacked)
+        let runnable = Runnable::of(self.ensure_unpacked(digest)?, build)?;
+        self.images.ensure(&runnable.build)?;
+        Ok(runnable)
     }
 
     fn ensure_unpacked(&self, digest: &str) -> Result<Arc<Unpacked>, Error> {
@@ -163,14 +188,7 @@ fn check(digest: &str, encoded: &[u8]) -> Result<Checked, Error> {
         let message = format!("the manager sent package {actual} instead of {digest}");
         return Err(Error::new(Code::InvalidPackage, message));
     }
-    let checked = validate(encoded)?;
-    let here = std::env::consts::ARCH;
-    if !checked.kind.is_of_kernels() && !runs_on(checked.architecture, here) {
-        let message =
-            format!("package {} is for {}, and this node is {here}", checked.name, checked.architecture);
-        return Err(Error::new(Code::WrongArchitecture, message));
-    }
-    Ok(checked)
+    validate(encoded)
 }
 
 /// Writes all of a package into a folder that is not there yet.
@@ -249,7 +267,6 @@ fn failed(operation: &str, path: &Path, error: io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sublet_proto::package::Kind;
     use sublet_proto::v1::Package;
     use sublet_runtime::access::Access;
 
@@ -270,12 +287,8 @@ mod tests {
         Checked {
             name: "p".into(),
             digest: String::new(),
-            kind: Kind::Native,
-            architecture: std::env::consts::ARCH,
-            library: "lib/p.so".into(),
             functions: Vec::new(),
-            network: false,
-            image: String::new(),
+            builds: Vec::new(),
             size_bytes: 0,
             package: Package { manifest: "name = 'p'".into(), files },
         }
@@ -303,8 +316,27 @@ mod tests {
         assert_eq!(packages.store(&asked, b"junk").unwrap_err().code, Code::InvalidPackage);
         assert_eq!(packages.store(&digest_of(b"junk"), b"junk").unwrap_err().code, Code::InvalidPackage);
         assert_eq!(fs::read_dir(state.path().join("packages")).unwrap().count(), 0);
-        assert_eq!(packages.ensure("sha256:../../etc").unwrap_err().code, Code::UnknownPackage);
-        assert_eq!(packages.ensure(&asked).unwrap_err().code, Code::ManagerUnreachable);
+        assert_eq!(packages.ensure("sha256:../../etc", 0).unwrap_err().code, Code::UnknownPackage);
+        assert_eq!(packages.ensure(&asked, 0).unwrap_err().code, Code::ManagerUnreachable);
+    }
+
+    #[test]
+    fn a_build_is_run_only_where_it_can_be() {
+        let of = |architectures: &[&str], index| {
+            let build = |architecture: &&str| PackageBuild {
+                architecture: architecture.to_string(),
+                ..PackageBuild::default()
+            };
+            let builds = architectures.iter().map(build).collect();
+            let info = PackageInfo { builds, ..PackageInfo::default() };
+            Runnable::of(Arc::new(Unpacked { folder: PathBuf::new(), info }), index)
+        };
+        let builds = ["riscv64", std::env::consts::ARCH, "wasm32", "opencl"];
+        assert_eq!(of(&builds, 0).unwrap_err().code, Code::WrongArchitecture);
+        for index in 1..4 {
+            assert_eq!(of(&builds, index).unwrap().build.architecture, builds[index as usize]);
+        }
+        assert_eq!(of(&builds, 4).unwrap_err().code, Code::InvalidPackage);
     }
 
     #[test]

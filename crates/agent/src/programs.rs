@@ -1,10 +1,10 @@
-//! The worker programs: one for each kind of package. That of native code is said to the agent, and the others stand
+//! The worker programs: one for each kind of build. That of native code is said to the agent, and the others stand
 //! beside it under its name and theirs.
 
 use std::path::{Path, PathBuf};
 
 use sublet_proto::package::Kind;
-use sublet_proto::v1::PackageInfo;
+use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
 
 /// See the [module](self).
@@ -18,9 +18,9 @@ impl Programs {
         Programs { native }
     }
 
-    /// The program that executes a package.
-    pub(crate) fn of(&self, package: &PackageInfo) -> Result<PathBuf, Error> {
-        let kind = Kind::parse(&package.kind)?;
+    /// The program that executes a build.
+    pub(crate) fn of(&self, build: &PackageBuild) -> Result<PathBuf, Error> {
+        let kind = Kind::parse(&build.kind)?;
         if kind == Kind::Native {
             return Ok(self.native.clone());
         }
@@ -28,9 +28,8 @@ impl Programs {
         if is_program(&program) {
             return Ok(program);
         }
-        let (name, kind, program) = (&package.name, kind.name(), program.display());
-        let message =
-            format!("package {name} is of the kind {kind}, and its worker program {program} is missing");
+        let (library, kind, program) = (&build.library, kind.name(), program.display());
+        let message = format!("{library} is of the kind {kind}, and its worker program {program} is missing");
         Err(Error::new(Code::System, message))
     }
 }
@@ -44,18 +43,16 @@ pub(crate) fn is_program(path: &Path) -> bool {
 mod tests {
     use super::*;
 
-    fn of_kind(kind: &str) -> PackageInfo {
-        PackageInfo { name: "p".into(), kind: kind.into(), ..PackageInfo::default() }
+    fn of_kind(kind: &str) -> PackageBuild {
+        PackageBuild { kind: kind.into(), ..PackageBuild::default() }
     }
 
     #[test]
-    fn each_kind_has_its_program_and_old_packages_that_of_native_code() {
+    fn each_kind_has_its_program() {
         let folder = tempfile::tempdir().unwrap();
         let native = folder.path().join("my-worker");
         let programs = Programs::beside(native.clone());
-        for kind in ["", "native"] {
-            assert_eq!(programs.of(&of_kind(kind)).unwrap(), native);
-        }
+        assert_eq!(programs.of(&of_kind("native")).unwrap(), native);
         let error = programs.of(&of_kind("wasm")).unwrap_err();
         assert!(error.message.contains("sublet-worker-wasm is missing"), "{error}");
         let wasm = folder.path().join("sublet-worker-wasm");

@@ -9,7 +9,7 @@ use prost::Message;
 use sublet_fabric::clock::monotonic_ns;
 use sublet_fabric::packet::PacketSocket;
 use sublet_proto::network::Fabric;
-use sublet_proto::v1::{PackageInfo, Started, WorkerSetup};
+use sublet_proto::v1::{PackageBuild, PackageInfo, Started, WorkerSetup};
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{
     Devices, Exit, FOLDER, Image, Kind, Limits, Made, Network, Program, SandboxError, Sandboxes, Signal, Spec,
@@ -19,7 +19,7 @@ use crate::attach::Attached;
 use crate::images::HeldImage;
 use crate::kernels;
 use crate::node::Node;
-use crate::packages::Unpacked;
+use crate::packages::{Runnable, Unpacked};
 use crate::shared::{Occupancy, SlotHold};
 use crate::signal::wait_readable;
 
@@ -54,28 +54,29 @@ impl WorkerProcess {
     pub(crate) fn start(
         node: &Node,
         held: &Attached,
-        package: Arc<Unpacked>,
+        runnable: Runnable,
         requested_ns: u64,
     ) -> Result<(WorkerProcess, Started, PacketSocket), Error> {
         let package_ready_ns = monotonic_ns();
-        let program = node.programs.of(&package.info)?;
-        check_network(node, &package.info)?;
+        let program = node.programs.of(&runnable.build)?;
+        check_network(node, &runnable)?;
         let (outside, inside) = PacketSocket::pair()?;
         let occupancy = held.reservation.slots.as_ref().map(SlotHold::occupy);
-        let setup = setup(node, held, &package.info, occupancy.as_ref()).encode_to_vec();
+        let setup = setup(node, held, &runnable, occupancy.as_ref()).encode_to_vec();
         let slots = occupancy.iter().flat_map(|occupancy| &occupancy.regions).map(|region| region.fd());
         let regions: Vec<_> = [held.inbox.fd(), held.meter.region().fd()].into_iter().chain(slots).collect();
         outside.send(&setup, &regions)?;
         let sandboxes = node.sandboxes.current()?;
-        let image = node.images.hold(&package.info)?;
-        let mut spec = spec(program, held, &package, inside);
+        let image = node.images.hold(&runnable.build)?;
+        let mut spec = spec(program, held, &runnable, inside);
         if let Some(held) = &image {
             contain(&mut spec, node.container_runtime.as_deref(), &held.image);
         }
         let launched = one(sandboxes.launch(vec![spec]));
-        let sandbox = launched.map_err(|error| explain(error, &package.info))?;
+        let sandbox = launched.map_err(|error| explain(error, &runnable.build))?;
         let pid = sandbox.state.pid.unwrap_or_default();
         let started = Started { pid, requested_ns, package_ready_ns, spawned_ns: monotonic_ns() };
+        let package = runnable.package;
         let worker = WorkerProcess { sandboxes, sandbox, package, _image: image, occupancy };
         Ok((worker, started, outside))
     }
@@ -136,11 +137,11 @@ impl Drop for WorkerProcess {
 }
 
 /// Whether this node lets a package's functions open connections by themselves, if they do.
-fn check_network(node: &Node, package: &PackageInfo) -> Result<(), Error> {
-    if package.network && !node.lends_network {
+fn check_network(node: &Node, runnable: &Runnable) -> Result<(), Error> {
+    if runnable.build.network && !node.lends_network {
         let message = format!(
             "the functions of package {} want the network, which node {} does not lend (lend_network)",
-            package.name, node.description.name
+            runnable.package.info.name, node.description.name
         );
         return Err(Error::new(Code::PermissionDenied, message));
     }
@@ -148,17 +149,18 @@ fn check_network(node: &Node, package: &PackageInfo) -> Result<(), Error> {
 }
 
 /// The sandbox in which a lease's workers run.
-fn spec(program: PathBuf, held: &Attached, package: &Unpacked, control: PacketSocket) -> Spec {
+fn spec(program: PathBuf, held: &Attached, runnable: &Runnable, control: PacketSocket) -> Spec {
+    let Runnable { package, build, .. } = runnable;
     let workers = held.reservation.cores.len() as u64;
     let mut cores = held.reservation.cores.clone();
     cores.sort_unstable();
     cores.dedup();
     // Over tcp it is given its connections. Over libfabric it makes them.
     let fabric = held.carrier.as_ref().map(|carrier| Fabric::chosen(Some(&carrier.choice)));
-    let dials = package.info.network || matches!(fabric, Some(Ok(Some(Fabric::Ofi(_)))));
-    let own_bytes = OWN_MEMORY_BYTES + driver_bytes(&package.info);
+    let dials = build.network || matches!(fabric, Some(Ok(Some(Fabric::Ofi(_)))));
+    let own_bytes = OWN_MEMORY_BYTES + driver_bytes(build);
     let own_bytes = own_bytes.saturating_add(THREAD_MEMORY_BYTES.saturating_mul(workers));
-    let (devices, env) = match kernels::kind_of(&package.info) {
+    let (devices, env) = match kernels::kind_of(build) {
         Some(kind) => (kernels::devices_of(kind), kernels::environment()),
         None => (Devices::None, Vec::new()),
     };
@@ -181,8 +183,8 @@ fn spec(program: PathBuf, held: &Attached, package: &Unpacked, control: PacketSo
 }
 
 /// What a worker process may take beside the lease's memory for the driver of a device.
-fn driver_bytes(package: &PackageInfo) -> u64 {
-    kernels::kind_of(package).map_or(0, |_| DRIVER_MEMORY_BYTES)
+fn driver_bytes(build: &PackageBuild) -> u64 {
+    kernels::kind_of(build).map_or(0, |_| DRIVER_MEMORY_BYTES)
 }
 
 /// Has it run in an image.
@@ -200,18 +202,18 @@ fn contain(spec: &mut Spec, runtime: Option<&Path>, image: &sublet_image::Image)
 }
 
 /// What may be behind a sandbox that cannot be made.
-fn explain(error: Error, package: &PackageInfo) -> Error {
-    if package.image.is_empty() {
+fn explain(error: Error, build: &PackageBuild) -> Error {
+    if build.image.is_empty() {
         return error;
     }
     let message = format!(
         "{} (in the image {}, which has to have the C library for which the worker program was built, glibc)",
-        error.message, package.image
+        error.message, build.image
     );
     Error::new(error.code, message)
 }
 
-fn setup(node: &Node, held: &Attached, package: &PackageInfo, occupancy: Option<&Occupancy>) -> WorkerSetup {
+fn setup(node: &Node, held: &Attached, runnable: &Runnable, occupancy: Option<&Occupancy>) -> WorkerSetup {
     let carrier = held.carrier.as_ref();
     let identity = carrier.and_then(|carrier| carrier.identity.clone());
     let (certificate, private_key) =
@@ -223,7 +225,7 @@ fn setup(node: &Node, held: &Attached, package: &PackageInfo, occupancy: Option<
         package_folder: FOLDER.to_owned(),
         cores: held.reservation.cores.clone(),
         options: Some(held.options),
-        memory_bytes: lent_bytes.saturating_add(driver_bytes(package)),
+        memory_bytes: lent_bytes.saturating_add(driver_bytes(&runnable.build)),
         ticks_per_ns: node.calibration.ticks_per_ns(),
         slots: occupancy.map(|occupancy| occupancy.slots.clone()).unwrap_or_default(),
         holder: occupancy.map_or(0, |occupancy| occupancy.holder),
@@ -233,6 +235,7 @@ fn setup(node: &Node, held: &Attached, package: &PackageInfo, occupancy: Option<
         private_key,
         // What a copy takes is taken from the same memory.
         copies_bytes: carrier.map_or(0, |_| lent_bytes),
+        build: runnable.index,
     }
 }
 
@@ -284,7 +287,7 @@ mod tests {
 
     #[test]
     fn an_end_is_told_with_what_was_executed_and_the_memory() {
-        let function = |name: &str| FunctionInfo { name: name.into(), symbol: name.into() };
+        let function = |name: &str| FunctionInfo { name: name.into() };
         let package = PackageInfo {
             name: "libx".into(),
             functions: vec![function("f"), function("g")],

@@ -171,7 +171,8 @@ typedef struct sublet_allocation {
     uint32_t max_nodes;      /* 0: as many as it takes; 1 keeps all workers together; 0 */
     uint64_t wait_ns;        /* how long to wait for capacity, in the manager's queue; 0 */
     uint64_t idle_timeout_ns; /* a lease ends after so long without a call; 0: as its node says */
-    const char *pu;          /* the kind of processing unit; NULL: "cpu" */
+    const char *pu;          /* the kind of processing unit: "cpu", or as nodes call theirs, "opencl" or "cuda"; NULL: of
+                                those for which the package has builds the cheapest that is free */
     uint32_t shared;         /* 1: workers share their cores with those of other leases, and a call that finds its core
                                 taken goes to another worker; not for SUBLET_ALWAYS_HOT; 0 */
     const char *fabric;      /* what carries the calls: "auto", "shm", "tcp", "tcp+tls", "ofi" or "ofi:PROVIDER"; NULL: as

@@ -123,7 +123,7 @@ struct allocation {
     bool shared = false;                                   // workers share their cores with those of other leases
     std::chrono::nanoseconds capacity_wait{0};             // how long to wait for capacity
     std::chrono::nanoseconds idle_timeout{0};              // a lease ends after so long without a call; 0: as its node says
-    std::string pu;                                        // the kind of processing unit; empty: "cpu"
+    std::string pu;                                        // the kind of processing unit; empty: the cheapest that is free
     std::string fabric;     // what carries the calls, as "shm" or "tcp"; empty: as the environment says, or the best
     std::string interface;  // that connections to other machines go out by; empty: as the environment says, or any
 

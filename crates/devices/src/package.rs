@@ -1,4 +1,4 @@
-//! A package of kernels as a node has unpacked it: what its functions are made of, and how long they may run.
+//! A build of kernels in a package as a node has unpacked it: what its functions are made of, and how long they may run.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +13,7 @@ use crate::{KernelSpec, Program, Tenant};
 /// Whose the kernels of a process are that has one package: nobody else's are there.
 const ONLY: Tenant = Tenant(1);
 
-/// What a package says of its functions, in their order.
+/// What a build says of its package's functions, in their order.
 #[derive(Clone, Debug)]
 pub struct Kernels {
     /// One for each function.
@@ -23,17 +23,18 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Reads a package's manifest and programs.
+    /// Reads a package's manifest and the programs of one of its builds.
     ///
     /// # Errors
     /// [`Code::System`] if a file cannot be read, and what is wrong with the manifest.
-    pub fn read(folder: &Path) -> Result<Kernels, Error> {
+    pub fn read(folder: &Path, build: u32) -> Result<Kernels, Error> {
         let manifest = Manifest::parse(&String::from_utf8_lossy(&read(folder, MANIFEST_FILE)?))?;
-        let said = manifest.kernels.clone().unwrap_or_default();
+        let build = manifest.build(build)?;
+        let said = build.kernels.clone().unwrap_or_default();
         let options = said.options.unwrap_or_default();
         let mut programs = BTreeMap::new();
-        for function in &manifest.functions {
-            let path = manifest.program_of(function);
+        for function in &build.functions {
+            let path = build.program_of(function);
             if !programs.contains_key(path) {
                 programs.insert(path, program(read(folder, path)?, &options));
             }
@@ -41,11 +42,11 @@ impl Kernels {
         let spec = |function: &ManifestFunction| KernelSpec {
             tenant: ONLY,
             kernel: function.symbol().to_owned(),
-            program: programs[manifest.program_of(function)].clone(),
+            program: programs[build.program_of(function)].clone(),
             work: function.work(),
         };
         let deadline = Duration::from_millis(said.deadline_ms.unwrap_or(DEFAULT_DEADLINE_MS));
-        Ok(Kernels { specs: manifest.functions.iter().map(spec).collect(), deadline })
+        Ok(Kernels { specs: build.functions.iter().map(spec).collect(), deadline })
     }
 }
 
@@ -76,9 +77,9 @@ mod tests {
               [[function]]\nname='f'\nsymbol='kernel_f'\nbytes_per_item=4\n[[function]]\nname='g'\nprogram='b'\n",
         );
         write("a.cl", b"text");
-        assert_eq!(Kernels::read(folder.path()).unwrap_err().code, Code::System, "b is missing");
+        assert_eq!(Kernels::read(folder.path(), 0).unwrap_err().code, Code::System, "b is missing");
         write("b", &[0, 255]);
-        let Kernels { specs, deadline } = Kernels::read(folder.path()).unwrap();
+        let Kernels { specs, deadline } = Kernels::read(folder.path(), 0).unwrap();
         assert_eq!(deadline, Duration::from_millis(7));
         let [f, g] = &specs[..] else { panic!("{specs:?}") };
         assert_eq!(f.program, Program::Source { text: "text".into(), options: "-DN=2".into() });

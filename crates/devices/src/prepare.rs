@@ -1,4 +1,4 @@
-//! Packages of kernels, built for this node's device: what `sublet-device-builder KIND` does when an agent starts it in a
+//! Packages of kernels, built for this node's device: what `sublet-device-builder KIND BUILD` does when an agent starts it in a
 //! sandbox with an unpacked package.
 //!
 //! It finds the device as the package's workers will, in a sandbox of the same kind, so an image that is good here is
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use prost::Message;
 use sublet_fabric::packet::PacketSocket;
-use sublet_proto::package::BUILT_FILE;
+use sublet_proto::package::built_file;
 use sublet_proto::v1::kernel_build::Body;
 use sublet_proto::v1::{Failure, KernelBuild};
 use sublet_proto::{Code, Error, MAX_PACKET_BYTES};
@@ -32,9 +32,9 @@ const LONGEST_BUILD: Duration = Duration::from_secs(60);
 /// Of an image in one packet, in bytes: what is around it takes a few more.
 const PIECE_BYTES: usize = MAX_PACKET_BYTES / 2;
 
-/// Builds the package, and tells the agent at the other end of standard input.
-pub fn serve(kind: Kind) -> ExitCode {
-    let answered = answer(kind);
+/// Builds the package's build of this index, and tells the agent at the other end of standard input.
+pub fn serve(kind: Kind, build: u32) -> ExitCode {
+    let answered = answer(kind, build);
     if let Err(error) = &answered {
         eprintln!("sublet-device-builder: {error}");
     }
@@ -43,14 +43,14 @@ pub fn serve(kind: Kind) -> ExitCode {
     ExitCode::FAILURE
 }
 
-fn answer(kind: Kind) -> Result<(), Error> {
+fn answer(kind: Kind, build: u32) -> Result<(), Error> {
     let failed = |error| Error::new(Code::System, format!("taking the control socket: {error}"));
     let control = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3).map_err(failed)?;
     let socket = PacketSocket::from(control);
     let tell = |body| -> Result<(), Error> {
         Ok(socket.send(&KernelBuild { body: Some(body) }.encode_to_vec(), &[])?)
     };
-    match built(kind, Path::new(FOLDER)) {
+    match built(kind, Path::new(FOLDER), build) {
         Ok(image) => {
             let image = image.unwrap_or_default();
             image.chunks(PIECE_BYTES).try_for_each(|piece| tell(Body::Piece(piece.to_vec())))?;
@@ -60,24 +60,24 @@ fn answer(kind: Kind) -> Result<(), Error> {
     }
 }
 
-fn built(kind: Kind, folder: &Path) -> Result<Option<Vec<u8>>, Error> {
+fn built(kind: Kind, folder: &Path, build: u32) -> Result<Option<Vec<u8>>, Error> {
     match kind {
         Kind::OpenCl => {
             opencl::enter_environment(1);
-            image(&OpenCl::first(1, Some(builder()?))?, folder)
+            image(&OpenCl::first(1, Some(builder()?))?, folder, build)
         }
-        Kind::Cuda => image(&Cuda::first(1)?, folder),
+        Kind::Cuda => image(&Cuda::first(1)?, folder, build),
     }
 }
 
-/// A package's image for a device; nothing if the one that stands beside it is good.
+/// The image of a package's build for a device; nothing if the one that stands beside it is good.
 ///
 /// # Errors
 /// [`Code::InvalidPackage`] and [`Code::MissingSymbol`] for what is wrong with the first kernel that cannot be had.
-pub fn image<D: Driver>(driver: &D, folder: &Path) -> Result<Option<Vec<u8>>, Error> {
-    let kernels = Kernels::read(folder)?;
+pub fn image<D: Driver>(driver: &D, folder: &Path, build: u32) -> Result<Option<Vec<u8>>, Error> {
+    let kernels = Kernels::read(folder, build)?;
     let specs: Vec<_> = kernels.specs.iter().collect();
-    let image = store::read(&folder.join(BUILT_FILE));
+    let image = store::read(&folder.join(built_file(build)));
     let maker = Maker { driver, store: None, image: image.as_deref() };
     Ok(maker.prepare(&specs)?)
 }

@@ -10,7 +10,7 @@
 
 use std::time::{Duration, Instant};
 
-use sublet_proto::package::BUILT_FILE;
+use sublet_proto::package::built_file;
 use sublet_proto::{Code, Error};
 use sublet_runtime::worker::engine::{self, Caller, Engine, Load, Message};
 
@@ -36,9 +36,10 @@ impl<D: Driver> KernelEngine<D> {
         load: &Load<'_>,
         open: impl FnOnce(u32) -> Result<D, DeviceError>,
     ) -> Result<KernelEngine<D>, Error> {
-        let Kernels { specs, deadline } = Kernels::read(load.folder)?;
+        let Kernels { specs, deadline } = Kernels::read(load.folder, load.build)?;
         let driver = open(load.workers.clamp(1, MAX_LANES as u32))?;
-        let settings = Settings { image: Some(load.folder.join(BUILT_FILE)), ..Settings::default() };
+        let image = load.folder.join(built_file(load.build));
+        let settings = Settings { image: Some(image), ..Settings::default() };
         let sandboxes = Sandboxes::open(driver, &settings)?;
         let created = sandboxes.create(&specs).into_iter().collect::<Result<Vec<_>, _>>();
         let functions = created.map_err(not_built)?;

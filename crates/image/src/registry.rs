@@ -4,6 +4,7 @@
 //! that was announced, redirections a number, and each answer a time in which it must come.
 
 mod challenge;
+mod elsewhere;
 mod token;
 
 use std::io::{self, Read};
@@ -13,6 +14,7 @@ use std::time::Duration;
 use ureq::config::RedirectAuthHeaders;
 use ureq::http::{Response, StatusCode, header};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
+use ureq::unversioned::transport::DefaultConnector;
 use ureq::{Agent, Body};
 
 use crate::credentials::Credentials;
@@ -24,6 +26,7 @@ use crate::reference::Reference;
 use crate::source::{Source, describe};
 
 use challenge::Challenge;
+use elsewhere::Elsewhere;
 
 const CONNECT_TIME: Duration = Duration::from_secs(10);
 const ANSWER_TIME: Duration = Duration::from_secs(60);
@@ -48,6 +51,8 @@ pub enum Transport {
     /// TLS, with the certificates that this machine trusts; plain HTTP for registries of this machine (`localhost`).
     #[default]
     Safe,
+    /// TLS, and never with this machine itself: for names that strangers choose.
+    Elsewhere,
     /// Plain HTTP: whoever is on the way reads credentials and images, and can refuse images, but not change them if they
     /// are pinned.
     Plain,
@@ -79,10 +84,14 @@ pub(crate) struct Registry {
 
 impl Registry {
     pub(crate) fn new(reference: &Reference, access: &Access) -> Result<Registry, ImageError> {
-        let is_plain = access.transport == Transport::Plain || reference.is_local();
+        let is_plain = match access.transport {
+            Transport::Safe => reference.is_local(),
+            Transport::Elsewhere => false,
+            Transport::Plain => true,
+        };
         let scheme = if is_plain { "http" } else { "https" };
         Ok(Registry {
-            agent: agent(reference, is_plain),
+            agent: agent(reference, access.transport, is_plain),
             registry: reference.registry.clone(),
             base: format!("{scheme}://{}/v2/{}", reference.host(), reference.repository),
             repository: reference.repository.clone(),
@@ -184,7 +193,7 @@ impl Source for Registry {
     }
 }
 
-fn agent(reference: &Reference, is_plain: bool) -> Agent {
+fn agent(reference: &Reference, transport: Transport, is_plain: bool) -> Agent {
     let mut config = Agent::config_builder()
         .http_status_as_error(false)
         .https_only(!is_plain)
@@ -202,7 +211,12 @@ fn agent(reference: &Reference, is_plain: bool) -> Agent {
     if reference.is_local() {
         config = config.proxy(None);
     }
-    config.build().into()
+    match transport {
+        Transport::Elsewhere => {
+            Agent::with_parts(config.build(), DefaultConnector::default(), Elsewhere::default())
+        }
+        _ => config.build().into(),
+    }
 }
 
 /// With the certificates that this machine trusts; those of them that cannot be read are not trusted.

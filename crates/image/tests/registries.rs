@@ -15,7 +15,7 @@ use std::sync::Arc;
 use making::{INDEX, Layer, Layout, Tar, left_in};
 use serving::{Answer, DebianRegistry, FakeRegistry, always, respond};
 use sublet_image::manifest::HERE;
-use sublet_image::{Access, Credentials, Digest, Image, ImageError, Reference, Store, resolve};
+use sublet_image::{Access, Credentials, Digest, Image, ImageError, Reference, Store, Transport, resolve};
 use sublet_proto::Code;
 
 fn me() -> Access {
@@ -358,4 +358,13 @@ fn a_registry_that_is_not_there_or_has_no_tls_is_unreachable() {
     // An address of this machine that is not taken for this machine's own: TLS is spoken to it, and it does not know that.
     let name = format!("127.0.0.2:{}/app", registry.port);
     assert_eq!(code(pull(&store, &name, &Access::default())), Code::RegistryUnreachable);
+    // Nor is it spoken to at all if the name is a stranger's.
+    let stranger = Access { transport: Transport::Elsewhere, ..Access::default() };
+    for name in [name, format!("localhost:{}/app", registry.port), format!("127.1:{}/app", registry.port)] {
+        let refused = pull(&store, &name, &stranger);
+        let error = sublet_proto::Error::from(refused.unwrap_err());
+        assert_eq!(error.code, Code::RegistryUnreachable);
+        assert!(error.message.contains("leads to this machine"), "{error}");
+    }
+    assert_eq!(registry.requests(), Vec::<String>::new());
 }

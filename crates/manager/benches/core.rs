@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use sublet_manager::core::{
-    Action, ClassKey, Core, Ended, Event, InstanceId, Joining, LeaseId, LeaseReport, Lending, NodeKey,
-    QueueLimits, Report, Request, RequestId, Settings, Standing, TenantKey, Terms,
+    Action, Core, Ended, Event, InstanceId, Joining, LeaseId, LeaseReport, Lending, NodeKey, QueueLimits,
+    Report, Request, RequestId, Settings, Standing, TenantKey, Terms,
 };
 use sublet_proto::price::Prices;
-use sublet_proto::v1::{LeaseRequest, NodeDescription, PackageInfo, Usage};
+use sublet_proto::v1::{LeaseRequest, NodeDescription, PackageBuild, PackageInfo, Usage};
 
+const ARCHITECTURE: &str = "x86_64";
 const NODES: u32 = 10_000;
 const NODE_CORES: u32 = 16;
 const NODE_MEMORY_BYTES: u64 = 64 << 30;
@@ -30,7 +31,6 @@ const NEARLY_FULL: u64 = 95;
 /// A core with its nodes, and the leases that it has granted.
 struct Cluster {
     core: Core,
-    class: ClassKey,
     tenant: TenantKey,
     package: Arc<PackageInfo>,
     terms: Vec<Terms>,
@@ -52,12 +52,12 @@ impl Cluster {
         let settings =
             Settings { epoch: 1, seed: 1, prices: Prices::default(), queue: QueueLimits::default() };
         let mut core = Core::new(settings);
-        let (class, tenant) = (core.class_key("", "x86_64"), core.tenant_key("tenant"));
+        let tenant = core.tenant_key("tenant");
+        let build = PackageBuild { architecture: ARCHITECTURE.to_owned(), ..PackageBuild::default() };
         let mut cluster = Cluster {
             core,
-            class,
             tenant,
-            package: Arc::new(PackageInfo::default()),
+            package: Arc::new(PackageInfo { builds: vec![build], ..PackageInfo::default() }),
             terms: SIZES.iter().map(|&cores| terms(cores)).collect(),
             registered: HashMap::new(),
             leases: VecDeque::new(),
@@ -91,7 +91,7 @@ impl Cluster {
         let description = NodeDescription {
             name: format!("node-{node}"),
             agent: "unix:/agent".to_owned(),
-            architecture: "x86_64".to_owned(),
+            architecture: ARCHITECTURE.to_owned(),
             cores: NODE_CORES,
             memory_bytes: NODE_MEMORY_BYTES,
             ..NodeDescription::default()
@@ -116,7 +116,7 @@ impl Cluster {
             id: RequestId(self.requests),
             tenant: self.tenant,
             standing: Standing::Verified,
-            class: self.class,
+            pu: String::new(),
             package: self.package.clone(),
             terms: self.terms[self.requests as usize % self.terms.len()],
             wait_ms: 0,

@@ -89,7 +89,6 @@ pub struct Settings {
 /// The state machine.
 #[derive(Debug)]
 pub struct Core {
-    prices: Prices,
     nodes: Nodes,
     tenants: Tenants,
     leases: Table,
@@ -105,8 +104,7 @@ impl Core {
     pub fn new(settings: Settings) -> Core {
         let Settings { epoch, seed, prices, queue } = settings;
         Core {
-            prices,
-            nodes: Nodes::default(),
+            nodes: Nodes::new(prices),
             tenants: Tenants::default(),
             leases: Table::default(),
             waiting: Waiting::new(queue),
@@ -145,11 +143,6 @@ impl Core {
     /// The tenant of this name, from now on known.
     pub fn tenant_key(&mut self, name: &str) -> TenantKey {
         self.tenants.key(name)
-    }
-
-    /// Nodes of this kind; an empty `pu` is [`DEFAULT_PU`].
-    pub fn class_key(&mut self, pu: &str, architecture: &str) -> ClassKey {
-        self.nodes.classes.key(pu, architecture)
     }
 
     /// A lease that is not forgotten.
@@ -212,11 +205,12 @@ impl Core {
             end_reason: lease.end.as_ref().map(|end| end.reason.to_string()).unwrap_or_default(),
             ended_unix_ms: lease.end.as_ref().map_or(0, |end| end.at_ms),
             shared: lease.amount.shared,
-            pu: node.map(|node| self.nodes.classes.pu(node.class).to_owned()).unwrap_or_default(),
+            pu: self.nodes.classes.pu(lease.class).to_owned(),
             functions: lease.package.functions.len() as u32,
             idle_timeout_ms: lease.idle_timeout_ms,
             function_usage: lease.functions.clone(),
             end_code: lease.end.as_ref().and_then(|end| end.code).map_or(0, |code| code.number()),
+            build: lease.build,
         }
     }
 }

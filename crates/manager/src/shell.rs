@@ -232,13 +232,12 @@ impl Shell {
     fn submit(&self, wanted: Wanted) -> Result<Submitted, Error> {
         let mut state = self.lock()?;
         let tenant = state.core.tenant_key(&wanted.tenant);
-        let class = state.core.class_key(&wanted.pu, &wanted.package.architecture);
         let id = wanted.request.unwrap_or_else(|| RequestId(state.names.next()));
         let request = Request {
             id,
             tenant,
             standing: wanted.standing,
-            class,
+            pu: wanted.pu,
             package: wanted.package,
             terms: wanted.terms,
             wait_ms: wanted.wait_ms,

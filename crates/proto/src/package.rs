@@ -1,181 +1,64 @@
 //! Packages: what is deployed, how it is addressed, and what makes it valid.
 //!
 //! A package is a manifest (`sublet.toml`) and files, one of which is the library with the functions: a shared object, a
-//! WebAssembly module or a program of kernels ([`Kind`]). It is stored and sent as the canonical encoding of [`v1::Package`] and is known by the SHA-256 of those bytes, so
-//! that the same content is the same package wherever it is deployed.
+//! WebAssembly module or a program of kernels ([`Kind`]). It may have several such builds of the same functions, for
+//! several kinds of processing units; what they are called and which index each has is the package's. It is stored and sent
+//! as the canonical encoding of [`v1::Package`] and is known by the SHA-256 of those bytes, so that the same content is the
+//! same package wherever it is deployed.
 //!
 //! Building one ([`from_library`], [`from_files`], [`encode`]) checks only what it needs to; [`validate`] is the
 //! gate that every encoded package passes before it is stored or unpacked, and it trusts nothing:
 //!
 //! - every path is relative and stays inside of the package's folder, none stands twice or inside of another file;
-//! - the library is complete, for a known processor or for all, and exports every function that the package offers;
+//! - each build's library is complete, for a known processor or for all, and exports every function that the package
+//!   offers, and no two builds are for the same;
 //! - everything is bounded by the constants here.
 //!
 //! A function is addressed as `package/function`, where the package is a name or a digest.
 
 mod elf;
+mod files;
 mod image;
 pub mod kernels;
 mod kind;
+mod library;
+mod manifest;
 mod wasm;
 
-use std::collections::BTreeSet;
-
 use prost::Message;
-use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
-use crate::v1::{self, FunctionInfo, PackageFile};
+use crate::v1::{self, FunctionInfo, PackageBuild, PackageFile};
 use crate::{Code, Error};
+use files::{check_files, check_path, find_file};
+use library::Library;
 
+pub use files::{MAX_COMPONENT_BYTES, MAX_PATH_BYTES};
 pub use image::{is_pinned, pin_image, unpinned_image};
 pub use kernels::KernelLimits;
 pub use kind::{Kind, PORTABLE, is_device, runs_on};
+pub use manifest::{
+    Build, DEFAULT_DEADLINE_MS, MAX_BUILDS, MAX_DEADLINE_MS, MAX_MANIFEST_BYTES, MAX_SYMBOL_BYTES, Manifest,
+    ManifestFunction, WasmLimits,
+};
 
 /// The manifest's name in a package's folder; no file of the package may have it.
 pub const MANIFEST_FILE: &str = "sublet.toml";
 /// The name under which a node keeps what it knows of an unpacked package: an encoded `PackageInfo`.
 pub const INFO_FILE: &str = "manifest.pb";
-/// The name under which a node keeps what it has built of an unpacked package of kernels.
-pub const BUILT_FILE: &str = ".built";
+/// The folder in which a node keeps what it has built of an unpacked package's kernels: [`built_file`].
+pub const BUILT_FOLDER: &str = ".built";
 /// Largest encoded package, in bytes.
 pub const MAX_PACKAGE_BYTES: u64 = 256 << 20;
 /// Most files in a package, without the manifest.
 pub const MAX_FILES: usize = 4096;
 /// Most functions that a package offers.
 pub const MAX_FUNCTIONS: usize = 1024;
-/// Largest manifest, in bytes.
-pub const MAX_MANIFEST_BYTES: usize = 1 << 20;
 /// Longest name of a package or a function, in bytes.
 pub const MAX_NAME_BYTES: usize = 64;
-/// Longest symbol that a manifest may name, in bytes.
-pub const MAX_SYMBOL_BYTES: usize = 255;
-/// Longest path of a file, in bytes.
-pub const MAX_PATH_BYTES: usize = 1024;
-/// Longest component of a path, in bytes: what Linux file systems take.
-pub const MAX_COMPONENT_BYTES: usize = 255;
 
 const DIGEST_PREFIX: &str = "sha256:";
 const DIGEST_HEX_DIGITS: usize = 64;
-
-/// What `sublet.toml` says.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Manifest {
-    /// The package's name.
-    pub name: String,
-    /// The path of the library in the package.
-    pub library: String,
-    /// What the library is, where its first bytes do not say it: `opencl` or `cuda`.
-    pub kind: Option<String>,
-    /// Whether the functions open connections by themselves. Only nodes that lend their network execute them then.
-    #[serde(default)]
-    pub network: bool,
-    /// The OCI image in whose file system the functions run, as `REGISTRY/NAME:TAG@sha256:...`. Without a digest it can
-    /// neither be stored nor run: [`pin_image`].
-    pub image: Option<String>,
-    /// The functions that the package offers, in the order of their indexes. None: every exported C function.
-    #[serde(default, rename = "function")]
-    pub functions: Vec<ManifestFunction>,
-    /// What calls of a WebAssembly module may take.
-    pub wasm: Option<WasmLimits>,
-    /// How kernels are compiled, and what calls of them may take.
-    pub kernels: Option<KernelLimits>,
-}
-
-/// The `[wasm]` of a manifest: what one call of a WebAssembly function may take.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct WasmLimits {
-    /// How long it may run, in milliseconds; [`DEFAULT_DEADLINE_MS`] if it is left out.
-    pub deadline_ms: Option<u64>,
-    /// The largest size of its linear memory, in bytes, input and output included; its part of the lease's memory if it is
-    /// left out, and never more.
-    pub memory_bytes: Option<u64>,
-    /// How many units of fuel it may burn, about one for each instruction; any number if it is left out.
-    pub fuel: Option<u64>,
-}
-
-/// How long a call of a WebAssembly function may run if its package does not say, in milliseconds.
-pub const DEFAULT_DEADLINE_MS: u64 = 60_000;
-/// The longest time that a package may give its calls, in milliseconds: a day.
-pub const MAX_DEADLINE_MS: u64 = 24 * 60 * 60 * 1000;
-
-/// One `[[function]]` of a manifest.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ManifestFunction {
-    /// What callers say.
-    pub name: String,
-    /// What the library exports; the same as the name if it is left out. The kernel, of a package of kernels.
-    pub symbol: Option<String>,
-    /// Of a kernel: the path of its program; the package's library if it is left out.
-    pub program: Option<String>,
-    /// Of a kernel: the least number of work-items that execute it; 1 if it is left out.
-    pub items: Option<u32>,
-    /// Of a kernel: as many bytes of input have one work-item; any if it is left out.
-    pub bytes_per_item: Option<u32>,
-    /// Of a kernel: work-items of a group; the driver chooses if it is left out.
-    pub group: Option<u32>,
-}
-
-impl Manifest {
-    /// From the text of a `sublet.toml`; names and paths are checked, the shared object is not.
-    pub fn parse(text: &str) -> Result<Manifest, Error> {
-        if text.len() > MAX_MANIFEST_BYTES {
-            return Err(invalid(format!(
-                "{MANIFEST_FILE} has {} bytes, at most {MAX_MANIFEST_BYTES} are taken",
-                text.len()
-            )));
-        }
-        let manifest: Manifest =
-            toml::from_str(text).map_err(|error| invalid(format!("{MANIFEST_FILE}: {}", error.message())))?;
-        check_name("package", &manifest.name)?;
-        check_path(&manifest.library)?;
-        manifest.image.as_deref().map_or(Ok(()), image::check_image)?;
-        manifest.check_functions()?;
-        manifest.check_limits()?;
-        kernels::check_manifest(&manifest)?;
-        Ok(manifest)
-    }
-
-    fn check_limits(&self) -> Result<(), Error> {
-        let limits = self.wasm.unwrap_or_default();
-        if limits.deadline_ms.is_some_and(|ms| !(1..=MAX_DEADLINE_MS).contains(&ms)) {
-            return Err(invalid(format!("{MANIFEST_FILE}: deadline_ms is not 1 to {MAX_DEADLINE_MS}")));
-        }
-        if limits.memory_bytes == Some(0) || limits.fuel == Some(0) {
-            return Err(invalid(format!("{MANIFEST_FILE}: no function runs without memory or fuel")));
-        }
-        Ok(())
-    }
-
-    fn check_functions(&self) -> Result<(), Error> {
-        check_function_count(self.functions.len())?;
-        let mut seen = BTreeSet::new();
-        for function in &self.functions {
-            check_name("function", &function.name)?;
-            if !seen.insert(&function.name) {
-                return Err(invalid(format!("{MANIFEST_FILE} names the function {} twice", function.name)));
-            }
-            if !(1..=MAX_SYMBOL_BYTES).contains(&function.symbol().len()) {
-                return Err(invalid(format!(
-                    "the symbol of function {} has {} bytes, not 1 to {MAX_SYMBOL_BYTES}",
-                    function.name,
-                    function.symbol().len()
-                )));
-            }
-        }
-        Ok(())
-    }
-}
-
-impl ManifestFunction {
-    /// What the library calls it.
-    pub fn symbol(&self) -> &str {
-        self.symbol.as_deref().unwrap_or(&self.name)
-    }
-}
 
 /// A package that has passed [`validate`].
 #[derive(Clone, Debug)]
@@ -184,18 +67,10 @@ pub struct Checked {
     pub name: String,
     /// "sha256:" and 64 hexadecimal digits.
     pub digest: String,
-    /// What its library is.
-    pub kind: Kind,
-    /// The processor of its library, as Rust names it; [`PORTABLE`] for all.
-    pub architecture: &'static str,
-    /// The path of the library in the package.
-    pub library: String,
-    /// Its functions, in the order of their indexes.
-    pub functions: Vec<FunctionInfo>,
-    /// Whether they open connections by themselves.
-    pub network: bool,
-    /// The image in whose file system they run, pinned by its digest; empty: none.
-    pub image: String,
+    /// The names of its functions, in the order of their indexes.
+    pub functions: Vec<String>,
+    /// Its builds, in the order of the manifest.
+    pub builds: Vec<PackageBuild>,
     /// Size of the encoded package.
     pub size_bytes: u64,
     /// The decoded package: its files may be unpacked into an empty folder.
@@ -205,19 +80,43 @@ pub struct Checked {
 impl Checked {
     /// What a manager says about the package; it adds the time of deployment.
     pub fn info(&self) -> v1::PackageInfo {
+        let function = |name: &String| FunctionInfo { name: name.clone() };
         v1::PackageInfo {
             name: self.name.clone(),
             digest: self.digest.clone(),
-            architecture: self.architecture.to_owned(),
             size_bytes: self.size_bytes,
-            functions: self.functions.clone(),
+            functions: self.functions.iter().map(function).collect(),
             deployed_unix_ms: 0,
-            library: self.library.clone(),
-            network: self.network,
-            kind: self.kind.name().to_owned(),
-            image: self.image.clone(),
+            builds: self.builds.clone(),
         }
     }
+}
+
+impl v1::PackageInfo {
+    /// The build of this index, as a lease names it.
+    ///
+    /// # Errors
+    /// [`Code::InvalidPackage`] without one: what is known of the package is of another version of this program.
+    pub fn build(&self, index: u32) -> Result<&PackageBuild, Error> {
+        let missing = || {
+            invalid(format!(
+                "package {} has {} builds, and none of the index {index}",
+                self.name,
+                self.builds.len()
+            ))
+        };
+        self.builds.get(index as usize).ok_or_else(missing)
+    }
+
+    /// The architectures and devices that it has builds for.
+    pub fn architectures(&self) -> String {
+        self.builds.iter().map(|build| build.architecture.as_str()).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Where in an unpacked package a node keeps what it has built of the kernels of a build.
+pub fn built_file(build: u32) -> String {
+    format!("{BUILT_FOLDER}/{build}")
 }
 
 /// A package of one library. Its name is the file's name without `.so` and what follows, or `.wasm`: `libx` of `libx.so`,
@@ -237,11 +136,11 @@ pub fn from_library(file_name: &str, bytes: Vec<u8>) -> Result<v1::Package, Erro
 
 /// A package of a manifest and files; the manifest is not among the files.
 pub fn from_files(manifest: &str, files: Vec<PackageFile>) -> Result<v1::Package, Error> {
-    let library = Manifest::parse(manifest)?.library;
+    let builds = Manifest::parse(manifest)?.builds;
     let mut package = v1::Package { manifest: manifest.to_owned(), files };
     package.files.sort_by(|a, b| a.path.cmp(&b.path));
     check_files(&package.files)?;
-    find_file(&package.files, &library)?;
+    builds.iter().try_for_each(|build| find_file(&package.files, &build.library).map(drop))?;
     Ok(package)
 }
 
@@ -295,38 +194,30 @@ pub fn validate(encoded: &[u8]) -> Result<Checked, Error> {
     }
     check_files(&package.files)?;
     let manifest = Manifest::parse(&package.manifest)?;
-    let file = find_file(&package.files, &manifest.library)?;
-    let library = match manifest.kernel_kind()? {
-        Some(kind) => {
-            kernels::check_alone(&manifest)?;
-            kernels::read(kind, &manifest, &package.files)?
+    let (functions, builds) = read_builds(&manifest, &package.files)?;
+    Ok(Checked { name: manifest.name, digest: digest(encoded), functions, builds, size_bytes, package })
+}
+
+/// The names of the functions, which are the first build's, and the builds.
+fn read_builds(
+    manifest: &Manifest,
+    files: &[PackageFile],
+) -> Result<(Vec<String>, Vec<PackageBuild>), Error> {
+    let (mut functions, mut builds) = (Vec::new(), Vec::<PackageBuild>::new());
+    for build in &manifest.builds {
+        let library = Library::read(build, files)?;
+        if builds.is_empty() {
+            functions = library.offered(build)?;
         }
-        None => read_library(&file.data).map_err(|reason| invalid(format!("{}: {reason}", file.path)))?,
-    };
-    if manifest.wasm.is_some() && library.kind != Kind::Wasm {
-        return Err(invalid(format!(
-            "{MANIFEST_FILE} has limits for a WebAssembly module, which {} is not",
-            file.path
-        )));
+        if let Some(other) = builds.iter().find(|other| other.architecture == library.architecture) {
+            return Err(invalid(format!(
+                "the builds {} and {} are both for {}, and only the first would ever run",
+                other.library, build.library, other.architecture
+            )));
+        }
+        builds.push(library.info(build, &functions)?);
     }
-    image::check_pinned(manifest.image.as_deref())?;
-    if manifest.image.is_some() && library.kind != Kind::Native {
-        return Err(invalid(format!("{MANIFEST_FILE} names an image, and {} needs none", file.path)));
-    }
-    let functions = functions(&manifest, &library)?;
-    let (kind, architecture) = (library.kind, library.architecture);
-    Ok(Checked {
-        name: manifest.name,
-        digest: digest(encoded),
-        kind,
-        architecture,
-        library: manifest.library,
-        functions,
-        network: manifest.network,
-        image: manifest.image.unwrap_or_default(),
-        size_bytes,
-        package,
-    })
+    Ok((functions, builds))
 }
 
 /// Refuses a package of more than [`MAX_PACKAGE_BYTES`], for those who gather one piece by piece.
@@ -373,189 +264,12 @@ fn check_function_count(count: usize) -> Result<(), Error> {
     )))
 }
 
-fn check_path(path: &str) -> Result<(), Error> {
-    let bad = |why: &str| Err(invalid(format!("the path {path:?} in the package {why}")));
-    if path.len() > MAX_PATH_BYTES {
-        return bad(&format!("has {} bytes, at most {MAX_PATH_BYTES} are taken", path.len()));
-    }
-    if path.starts_with('/') {
-        return bad("is absolute");
-    }
-    if path.contains(|c: char| c == '\\' || c.is_control()) {
-        return bad("has a backslash or a control character");
-    }
-    for component in path.split('/') {
-        match component {
-            "" => return bad("has an empty component"),
-            "." | ".." => return bad("leaves the package or is not in its shortest form"),
-            long if long.len() > MAX_COMPONENT_BYTES => return bad("has a component that is too long"),
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-/// Checks paths one by one and against each other; the files must be sorted.
-fn check_files(files: &[PackageFile]) -> Result<(), Error> {
-    if files.len() > MAX_FILES {
-        return Err(invalid(format!("the package has {} files, at most {MAX_FILES} are taken", files.len())));
-    }
-    let mut seen = BTreeSet::new();
-    for file in files {
-        check_path(&file.path)?;
-        let first = file.path.split('/').next();
-        if let Some(taken) =
-            [MANIFEST_FILE, INFO_FILE, BUILT_FILE].into_iter().find(|&taken| first == Some(taken))
-        {
-            return Err(invalid(format!("{taken} stands among the package's files, a name that is taken")));
-        }
-        if seen.last().is_some_and(|last: &&str| *last > file.path.as_str()) {
-            return Err(invalid(format!("the package's files are not sorted: {:?}", file.path)));
-        }
-        if !seen.insert(file.path.as_str()) {
-            return Err(invalid(format!("the package has the file {:?} twice", file.path)));
-        }
-    }
-    seen.iter().try_for_each(|path| check_ancestors(path, &seen))
-}
-
-/// A file cannot stand inside of another file.
-fn check_ancestors(path: &str, files: &BTreeSet<&str>) -> Result<(), Error> {
-    let inside = path.match_indices('/').map(|(end, _)| &path[..end]);
-    match inside.into_iter().find(|folder| *folder == MANIFEST_FILE || files.contains(folder)) {
-        Some(file) => Err(invalid(format!("the package has {file:?} both as a file and as a folder"))),
-        None => Ok(()),
-    }
-}
-
-fn find_file<'a>(files: &'a [PackageFile], path: &str) -> Result<&'a PackageFile, Error> {
-    files.iter().find(|file| file.path == path).ok_or_else(|| {
-        invalid(format!("{MANIFEST_FILE} names the library {path:?}, which is not among the package's files"))
-    })
-}
-
-/// What is known of a complete library.
-#[derive(Debug)]
-struct Library<'data> {
-    kind: Kind,
-    architecture: &'static str,
-    /// What it exports that can be called, with names of at most [`MAX_SYMBOL_BYTES`].
-    functions: BTreeSet<&'data str>,
-}
-
-/// Reads a library, or says why it is none that can be run.
-fn read_library(data: &[u8]) -> Result<Library<'_>, String> {
-    match Kind::of(data) {
-        Kind::Wasm => wasm::read(data),
-        _ => elf::read(data),
-    }
-}
-
-fn functions(manifest: &Manifest, library: &Library<'_>) -> Result<Vec<FunctionInfo>, Error> {
-    if manifest.functions.is_empty() {
-        return exported_functions(library);
-    }
-    manifest.functions.iter().map(|function| named_function(function, library)).collect()
-}
-
-/// Every exported function that C code would call by its name: none of the compiler's or of C++.
-fn exported_functions(library: &Library<'_>) -> Result<Vec<FunctionInfo>, Error> {
-    let callable: Vec<_> =
-        library.functions.iter().filter(|symbol| !symbol.starts_with('_') && is_name(symbol)).collect();
-    if callable.is_empty() {
-        return Err(invalid(match library.kind {
-            Kind::Wasm => "the module exports no function of the type (i32, i32, i32[, i32]) -> i32",
-            _ => "the library exports no C function",
-        }));
-    }
-    check_function_count(callable.len())?;
-    let info = |symbol: &&&str| FunctionInfo { name: symbol.to_string(), symbol: symbol.to_string() };
-    Ok(callable.iter().map(info).collect())
-}
-
-fn named_function(function: &ManifestFunction, library: &Library<'_>) -> Result<FunctionInfo, Error> {
-    let symbol = function.symbol();
-    if library.functions.contains(symbol) {
-        return Ok(FunctionInfo { name: function.name.clone(), symbol: symbol.to_owned() });
-    }
-    Err(Error::new(
-        Code::MissingSymbol,
-        format!(
-            "the library does not export a function {symbol:?} that can be called, but {}",
-            some_of(library)
-        ),
-    ))
-}
-
-fn some_of(library: &Library<'_>) -> String {
-    const SHOWN: usize = 8;
-    let shown: Vec<_> = library.functions.iter().take(SHOWN).copied().collect();
-    match library.functions.len() {
-        0 => "none".to_owned(),
-        n if n > SHOWN => format!("{} and {} more", shown.join(", "), n - SHOWN),
-        _ => shown.join(", "),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn file(path: &str) -> PackageFile {
         PackageFile { path: path.into(), data: vec![1], executable: false }
-    }
-
-    fn refused(path: &str) -> bool {
-        check_path(path).is_err_and(|error| error.code == Code::InvalidPackage)
-    }
-
-    #[test]
-    fn paths_that_could_leave_the_package_are_refused() {
-        let long = "a/".repeat(600) + "a";
-        let component = "a".repeat(256);
-        for path in [
-            "",
-            "/etc/passwd",
-            "..",
-            "a/../b",
-            "./a",
-            "a//b",
-            "a/",
-            "a\\b",
-            "a\0b",
-            "a\nb",
-            &long,
-            &component,
-        ] {
-            assert!(refused(path), "{path:?} was accepted");
-        }
-        for path in ["a", "a/b.so", "..a", "a..", "ä/ß"] {
-            assert!(!refused(path), "{path:?} was refused");
-        }
-    }
-
-    #[test]
-    fn files_may_not_collide() {
-        assert!(check_files(&[file("a"), file("a")]).unwrap_err().message.contains("twice"));
-        assert!(check_files(&[file("a"), file("a.b"), file("a/b")]).unwrap_err().message.contains("both"));
-        assert!(check_files(&[file("b"), file("a")]).unwrap_err().message.contains("sorted"));
-        assert!(check_files(&[file(MANIFEST_FILE)]).is_err());
-        assert!(check_files(&[file("sublet.toml/a")]).is_err());
-        assert!(check_files(&[file("a.b"), file("a/b"), file("b")]).is_ok());
-        let many: Vec<_> = (0..=MAX_FILES).map(|i| file(&format!("{i:05}"))).collect();
-        assert!(check_files(&many).unwrap_err().message.contains("4097 files"));
-    }
-
-    #[test]
-    fn a_manifest_says_what_is_wrong_with_it() {
-        let message = |text: &str| Manifest::parse(text).unwrap_err().message;
-        assert!(message("library = 'a'").contains("name"));
-        assert!(message("name = 'a/b'\nlibrary = 'a'").contains("a/b"));
-        assert!(message("name = 'a'\nlibrary = '../a'").contains("../a"));
-        assert!(message("name = 'a'\nlibrary = 'a'\ncolour = 'red'").contains("colour"));
-        let twice = "name='a'\nlibrary='a'\n[[function]]\nname='f'\n[[function]]\nname='f'\nsymbol='g'";
-        assert!(message(twice).contains("f twice"));
-        assert!(message("name='a'\nlibrary='a'\n[[function]]\nname='f'\nsymbol=''").contains("symbol"));
     }
 
     #[test]

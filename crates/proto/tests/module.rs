@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use proptest::prelude::*;
-use sublet_proto::package::{self, Checked, Kind};
+use sublet_proto::package::{self, Checked};
 use sublet_proto::v1::PackageFile;
 use sublet_proto::{Code, Error};
 
@@ -54,20 +54,20 @@ fn with(old: &[u8], new: &[u8]) -> Vec<u8> {
 #[test]
 fn a_bare_module_offers_every_exported_function_of_the_two_forms() {
     let checked = bare(MODULE).unwrap();
-    let names: Vec<_> = checked.functions.iter().map(|function| function.name.as_str()).collect();
-    assert_eq!(names, ["long", "short"]);
-    assert_eq!((checked.kind, checked.architecture), (Kind::Wasm, "wasm32"));
-    assert_eq!((checked.name.as_str(), checked.library.as_str()), ("m", "m.wasm"));
-    assert_eq!(checked.info().kind, "wasm");
+    assert_eq!(checked.functions, ["long", "short"]);
+    let [build] = &checked.builds[..] else { panic!("{checked:?}") };
+    assert_eq!((build.kind.as_str(), build.architecture.as_str()), ("wasm", "wasm32"));
+    assert_eq!((checked.name.as_str(), build.library.as_str()), ("m", "m.wasm"));
     for node in ["x86_64", "aarch64"] {
-        assert!(package::runs_on(checked.architecture, node) && !package::runs_on("riscv64", node));
+        assert!(package::runs_on(&build.architecture, node) && !package::runs_on("riscv64", node));
     }
+    assert!(!package::runs_on(&build.architecture, "opencl"), "a device executes none");
 }
 
 #[test]
 fn a_manifest_chooses_functions_and_limits() {
     let manifest = "[[function]]\nname='f'\nsymbol='_hidden'\n[wasm]\ndeadline_ms = 5\nfuel = 7";
-    assert_eq!(package_of(MODULE, manifest).unwrap().functions[0].symbol, "_hidden");
+    assert_eq!(package_of(MODULE, manifest).unwrap().builds[0].symbols, ["_hidden"]);
     for symbol in ["other", "memory", "refail", "nothing"] {
         let error = package_of(MODULE, &format!("[[function]]\nname='f'\nsymbol='{symbol}'")).unwrap_err();
         assert_eq!(error.code, Code::MissingSymbol);

@@ -46,15 +46,17 @@ fn bare(bytes: Vec<u8>) -> Result<Checked, Error> {
 }
 
 fn names(checked: &Checked) -> Vec<&str> {
-    checked.functions.iter().map(|function| function.name.as_str()).collect()
+    checked.functions.iter().map(String::as_str).collect()
 }
 
 #[test]
 fn a_bare_library_offers_every_exported_c_function_by_name() {
     let checked = bare(library().to_vec()).unwrap();
     assert_eq!(names(&checked), ["alpha", "beta", "gamma_weak"]);
-    assert_eq!((checked.name.as_str(), checked.library.as_str()), ("libx", "libx.so"));
-    assert_eq!(checked.architecture, std::env::consts::ARCH);
+    let [build] = &checked.builds[..] else { panic!("{checked:?}") };
+    assert_eq!((checked.name.as_str(), build.library.as_str()), ("libx", "libx.so"));
+    assert_eq!((build.kind.as_str(), build.architecture.as_str()), ("native", std::env::consts::ARCH));
+    assert_eq!(build.symbols, names(&checked));
     assert!(package::is_digest(&checked.digest));
     let info = checked.info();
     assert_eq!((info.digest, info.size_bytes), (checked.digest, checked.size_bytes));
@@ -65,7 +67,7 @@ fn a_manifest_chooses_functions_and_their_order() {
     let checked =
         with_manifest("[[function]]\nname='run'\nsymbol='beta'\n[[function]]\nname='alpha'\n").unwrap();
     assert_eq!(names(&checked), ["run", "alpha"]);
-    assert_eq!(checked.functions[0].symbol, "beta");
+    assert_eq!(checked.builds[0].symbols, ["beta", "alpha"]);
 }
 
 #[test]
@@ -79,15 +81,72 @@ fn a_symbol_that_is_not_exported_is_named_beside_those_that_are() {
 
 #[test]
 fn another_processor_is_named() {
-    let machine = |number: u16| {
-        let mut bytes = library().to_vec();
-        bytes[18..20].copy_from_slice(&number.to_le_bytes());
-        bare(bytes)
-    };
-    assert_eq!(machine(62).unwrap().architecture, "x86_64");
-    assert_eq!(machine(183).unwrap().architecture, "aarch64");
+    let machine = |number: u16| bare(of_machine(number));
+    assert_eq!(machine(62).unwrap().builds[0].architecture, "x86_64");
+    assert_eq!(machine(183).unwrap().builds[0].architecture, "aarch64");
     let error = machine(243).unwrap_err();
     assert!(error.code == Code::InvalidPackage && error.message.contains("riscv"), "{error}");
+}
+
+/// The library, as if it were for the processor of this ELF number.
+fn of_machine(number: u16) -> Vec<u8> {
+    let mut bytes = library().to_vec();
+    bytes[18..20].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+fn of_builds(functions: &str, builds: &str) -> Result<Checked, Error> {
+    let file = |path: &str, data: Vec<u8>| PackageFile { path: path.into(), data, executable: false };
+    let files = vec![
+        file("x86.so", of_machine(62)),
+        file("arm.so", of_machine(183)),
+        file("p.cl", b"kernel void beta() {} kernel void run() {}".to_vec()),
+    ];
+    let manifest = format!("name = 'p'\n{functions}{builds}");
+    package::validate(&package::encode(&package::from_files(&manifest, files)?))
+}
+
+#[test]
+fn builds_have_the_same_functions_at_the_same_indexes() {
+    let native = "[[build]]\nlibrary='arm.so'\n[[build]]\nlibrary='x86.so'\n";
+    let checked = of_builds("", native).unwrap();
+    assert_eq!(names(&checked), ["alpha", "beta", "gamma_weak"]);
+    let of = |checked: &Checked| -> Vec<String> {
+        let line = |build: &v1::PackageBuild| format!("{} {}", build.architecture, build.symbols.join(" "));
+        checked.builds.iter().map(line).collect()
+    };
+    assert_eq!(of(&checked), ["aarch64 alpha beta gamma_weak", "x86_64 alpha beta gamma_weak"]);
+    let functions = "[[function]]\nname='run'\nsymbol='beta'\nbytes_per_item=1\n[[function]]\nname='alpha'\n";
+    let kernels =
+        "[[build]]\nkind='opencl'\nlibrary='p.cl'\n[[build.function]]\nname='alpha'\nsymbol='run'\n";
+    let checked = of_builds(functions, &format!("{native}{kernels}")).unwrap();
+    assert_eq!(names(&checked), ["run", "alpha"]);
+    assert_eq!(of(&checked), ["aarch64 beta alpha", "x86_64 beta alpha", "opencl beta run"]);
+    let info = checked.info();
+    assert_eq!(info.build(2).unwrap().kind, "opencl");
+    assert_eq!(info.build(3).unwrap_err().code, Code::InvalidPackage);
+    assert_eq!(info.architectures(), "aarch64, x86_64, opencl");
+}
+
+#[test]
+fn each_build_is_checked() {
+    let refused = |functions: &str, builds: &str, code: Code, named: &str| {
+        let error = of_builds(functions, builds).unwrap_err();
+        assert!(error.code == code && error.message.contains(named), "{error}");
+    };
+    let one = "[[build]]\nlibrary='x86.so'\n";
+    let missing = format!("{one}[[build]]\nlibrary='other.so'\n");
+    refused("", &missing, Code::InvalidPackage, "other.so");
+    refused("", &format!("{one}{one}"), Code::InvalidPackage, "both for x86_64");
+    let text = format!("{one}[[build]]\nlibrary='p.cl'\n");
+    refused("", &text, Code::InvalidPackage, "p.cl: is not an ELF file");
+    let bare = format!("{one}[[build]]\nkind='opencl'\nlibrary='p.cl'\n");
+    refused("", &bare, Code::InvalidPackage, "names 0 functions");
+    let limits = format!("{one}[[build]]\nlibrary='arm.so'\nwasm = {{ fuel = 1 }}\n");
+    refused("", &limits, Code::InvalidPackage, "arm.so is not");
+    let functions = "[[function]]\nname='f'\nsymbol='beta'\n";
+    let symbol = format!("{one}[[build]]\nlibrary='arm.so'\n[[build.function]]\nname='f'\nsymbol='delta'\n");
+    refused(functions, &symbol, Code::MissingSymbol, "arm.so does not export a function \"delta\"");
 }
 
 #[test]

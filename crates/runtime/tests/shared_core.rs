@@ -20,7 +20,9 @@ use sublet_fabric::slot::{CoreSlot, SLOT_REGION_BYTES};
 use sublet_fabric::sync::{AtomicU64, Ordering};
 use sublet_fabric::window::Address;
 use sublet_proto::package::INFO_FILE;
-use sublet_proto::v1::{self, FunctionInfo, PackageInfo, WorkerOptions, WorkerSetup, worker_to_client};
+use sublet_proto::v1::{
+    self, FunctionInfo, PackageBuild, PackageInfo, WorkerOptions, WorkerSetup, worker_to_client,
+};
 use sublet_proto::{ALWAYS_WARM_NS, Code};
 use sublet_runtime::wire::usage::{self, Tally, UsageLayout, WorkerState, WorkerUsage};
 use sublet_runtime::wire::{Immediate, InboxLayout, OWN_REGION, Outcome, Request, ResultsLayout};
@@ -53,11 +55,13 @@ impl SharedCore {
         let mut compiler = Command::new("cc");
         let compiled = compiler.args(["-O2", "-shared", "-fPIC", "-o"]).arg(&object).arg(&source).status();
         assert!(compiled.unwrap().success());
-        let function = |name: &str| FunctionInfo { name: name.into(), symbol: name.into() };
+        let names = ["mark", "hold"].map(str::to_owned);
+        let build =
+            PackageBuild { library: "libx.so".into(), symbols: names.to_vec(), ..PackageBuild::default() };
         let info = PackageInfo {
             name: "libx".into(),
-            library: "libx.so".into(),
-            functions: vec![function("mark"), function("hold")],
+            functions: names.map(|name| FunctionInfo { name }).to_vec(),
+            builds: vec![build],
             ..PackageInfo::default()
         };
         fs::write(package.path().join(INFO_FILE), info.encode_to_vec()).unwrap();

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use sublet_proto::package::{MANIFEST_FILE, Manifest};
+use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
 use sublet_runtime::worker::engine::{Engine, Load};
 use wasmtime::{ExternType, FuncType, InstancePre, Linker, Module, ModuleExport, ValType};
@@ -55,17 +56,18 @@ impl WasmEngine {
     /// it begins; [`Code::MissingSymbol`]; [`Code::System`] if its files cannot be read.
     pub fn load(load: &Load<'_>) -> Result<WasmEngine, Error> {
         let manifest = Manifest::parse(&String::from_utf8_lossy(&read(load.folder, MANIFEST_FILE)?))?;
-        let limits = Limits::new(manifest.wasm.unwrap_or_default(), load);
+        let limits = Limits::new(manifest.build(load.build)?.wasm.unwrap_or_default(), load);
         let engine = wasmtime::Engine::new(&limits.config(load.workers))
             .map_err(|error| Error::new(Code::System, format!("setting Wasmtime up: {error:#}")))?;
-        let library = &load.package.library;
+        let build = load.package.build(load.build)?;
+        let library = &build.library;
         let refused = |error| refused(library, &error);
         let (module, room) = compile(&engine, &read(load.folder, library)?, &limits).map_err(refused)?;
         let mut linker = Linker::new(&engine);
         let linked = host::link(&mut linker, &module);
         let instances = linked.and_then(|()| linker.instantiate_pre(&module)).map_err(refused)?;
         Ok(WasmEngine {
-            functions: functions(load, &module)?,
+            functions: functions(&load.package.name, build, &module)?,
             exports: Exports::of(&module, library)?,
             ticker: Ticker::start(&engine, limits.deadline)?,
             instances,
@@ -116,7 +118,7 @@ impl Exports {
     }
 }
 
-fn functions(load: &Load<'_>, module: &Module) -> Result<Vec<Function>, Error> {
+fn functions(package: &str, build: &PackageBuild, module: &Module) -> Result<Vec<Function>, Error> {
     let find = |symbol: &str| {
         let of_type = function_type(module, symbol)?;
         let is_form = |count| has_type(&of_type, &vec![ValType::I32; count], &[ValType::I32]);
@@ -124,16 +126,12 @@ fn functions(load: &Load<'_>, module: &Module) -> Result<Vec<Function>, Error> {
         (is_form(3) || is_form(4)).then(|| Function { export, has_context: is_form(4) })
     };
     let missing = |symbol: &str| {
-        let (library, package) = (&load.package.library, &load.package.name);
+        let library = &build.library;
         let message =
             format!("{library} of package {package} exports no function {symbol} that can be called");
         Error::new(Code::MissingSymbol, message)
     };
-    load.package
-        .functions
-        .iter()
-        .map(|info| find(&info.symbol).ok_or_else(|| missing(&info.symbol)))
-        .collect()
+    build.symbols.iter().map(|symbol| find(symbol).ok_or_else(|| missing(symbol))).collect()
 }
 
 fn function_type(module: &Module, name: &str) -> Option<FuncType> {

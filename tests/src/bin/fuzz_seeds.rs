@@ -125,8 +125,10 @@ fn tickets() -> Vec<Vec<u8>> {
 }
 
 fn package_info() -> v1::PackageInfo {
-    let function = v1::FunctionInfo { name: "noop".into(), symbol: "noop".into() };
-    v1::PackageInfo { name: "seed".into(), functions: vec![function], ..v1::PackageInfo::default() }
+    let function = v1::FunctionInfo { name: "noop".into() };
+    let build = v1::PackageBuild { symbols: vec!["noop".into()], ..v1::PackageBuild::default() };
+    let (functions, builds) = (vec![function], vec![build]);
+    v1::PackageInfo { name: "seed".into(), functions, builds, ..v1::PackageInfo::default() }
 }
 
 fn node() -> v1::NodeDescription {

@@ -7,14 +7,14 @@ use std::collections::BTreeMap;
 
 use prost::Message as _;
 use sublet_manager::core::{
-    Action, ClassKey, Core, Ended, Event as CoreEvent, InstanceId, Joining, Lease, LeaseId, LeaseReport,
-    Lending, MAX_PARTS, Node, QueueLimits, Renewal, Report, Request, RequestId, Running, Settings, Standing,
+    Action, Core, Ended, Event as CoreEvent, InstanceId, Joining, Lease, LeaseId, LeaseReport, Lending,
+    MAX_PARTS, Node, QueueLimits, Renewal, Report, Request, RequestId, Running, Settings, Standing,
     TenantKey, Terms,
 };
 use sublet_manager::peers::Table;
 use sublet_proto::price::Prices;
 use sublet_proto::v1::{
-    self, Holding, LeaseState, NodeGeneration, PackageInfo, PeerRecord, Quota, TenantUse, Usage,
+    self, Holding, LeaseState, NodeGeneration, PackageBuild, PackageInfo, PeerRecord, Quota, TenantUse, Usage,
 };
 use sublet_proto::{Code, Error};
 
@@ -97,7 +97,6 @@ pub struct Manager {
     started_us: u64,
     clock: ManagerClock,
     core: Core,
-    class: ClassKey,
     package: Arc<PackageInfo>,
     tenants: Vec<TenantKey>,
     quotas: Vec<Quota>,
@@ -147,18 +146,14 @@ impl Manager {
         let mut core = Core::new(Settings { epoch, seed, prices: Prices::default(), queue });
         let tenants: Vec<TenantKey> =
             (0..common.quotas.len()).map(|number| core.tenant_key(&tenant_name(number))).collect();
-        let class = core.class_key("", ARCHITECTURE);
+        let build = PackageBuild { architecture: ARCHITECTURE.to_owned(), ..PackageBuild::default() };
         let mut manager = Manager {
             number,
             epoch,
             started_us: scene.now_us,
             clock,
             core,
-            class,
-            package: Arc::new(PackageInfo {
-                architecture: ARCHITECTURE.to_owned(),
-                ..PackageInfo::default()
-            }),
+            package: Arc::new(PackageInfo { builds: vec![build], ..PackageInfo::default() }),
             fairness: Fairness::new(common.queue, tenants.len()),
             tenants,
             quotas: common.quotas.clone(),
@@ -283,9 +278,9 @@ impl Manager {
         let answer_by_us = scene.now_us + wait_ms * 1_000 + ANSWER_SLACK_US;
         let pending = self.pending.entry(id).or_insert(Pending { tenant, calls: Vec::new(), answer_by_us });
         pending.calls.push(call);
-        let (class, package) = (self.class, self.package.clone());
-        let key = self.tenants[tenant as usize];
-        let request = Request { id, tenant: key, standing, class, package, terms, wait_ms };
+        let (tenant_key, package) = (self.tenants[tenant as usize], self.package.clone());
+        let pu = String::new();
+        let request = Request { id, tenant: tenant_key, standing, pu, package, terms, wait_ms };
         if scene.sabotage == Some(Sabotage::HoldBack) && wait_ms > 0 && self.fairness.is_empty(tenant) {
             self.pending.entry(id).and_modify(|pending| pending.answer_by_us = u64::MAX);
         } else {
@@ -614,7 +609,7 @@ impl Manager {
             id: RequestId(u128::from(shared)),
             tenant: self.core.tenant_key("whoever takes all"),
             standing: Standing::Verified,
-            class: self.class,
+            pu: String::new(),
             package: self.package.clone(),
             terms: Terms::of(&asked).ok()?,
             wait_ms: 0,

@@ -6,12 +6,11 @@
 //! next. The process is started on the supervisor's thread.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::time::Instant;
 
 use sublet_fabric::clock::monotonic_ns;
 use sublet_fabric::packet::PacketSocket;
-use sublet_proto::v1::Started;
+use sublet_proto::v1::{Lease, Started};
 use sublet_proto::{Code, Error};
 use tracing::{debug, error};
 
@@ -19,7 +18,7 @@ use super::Supervisor;
 use crate::end::End;
 use crate::errand::Errand;
 use crate::message;
-use crate::packages::Unpacked;
+use crate::packages::Runnable;
 use crate::worker::WorkerProcess;
 
 /// What a client is to be told: what was started, with the client's end of the worker's control socket for a client on
@@ -31,7 +30,7 @@ pub(super) enum Start {
     /// There is none, or it was told.
     None,
     /// It waits for the package since then.
-    Fetching { package: Errand<Arc<Unpacked>>, requested_ns: u64 },
+    Fetching { package: Errand<Runnable>, requested_ns: u64 },
     /// It is to be told.
     Over(Outcome),
 }
@@ -49,9 +48,10 @@ impl Supervisor<'_> {
 
     pub(super) fn begin_start(&mut self) {
         let requested_ns = monotonic_ns();
-        let begun = self.node.packages.at_hand(&self.held.lease.package).and_then(|package| match package {
-            Some(package) if self.node.kernels.are_at_hand(&package) => {
-                Ok(Start::Over(self.start_worker(package, requested_ns)))
+        let Lease { package, build, .. } = &self.held.lease;
+        let begun = self.node.packages.at_hand(package, *build).and_then(|runnable| match runnable {
+            Some(runnable) if self.node.kernels.are_at_hand(&runnable) => {
+                Ok(Start::Over(self.start_worker(runnable, requested_ns)))
             }
             _ => Ok(Start::Fetching { package: self.fetch()?, requested_ns }),
         });
@@ -63,7 +63,7 @@ impl Supervisor<'_> {
         let Start::Fetching { package, requested_ns } = &self.start else { return };
         let (fetched, requested_ns) = (package.outcome(), *requested_ns);
         if let Some(fetched) = fetched {
-            let started = fetched.and_then(|package| self.start_worker(package, requested_ns));
+            let started = fetched.and_then(|runnable| self.start_worker(runnable, requested_ns));
             self.start = Start::Over(started);
         }
     }
@@ -105,19 +105,20 @@ impl Supervisor<'_> {
         }
     }
 
-    fn fetch(&self) -> Result<Errand<Arc<Unpacked>>, Error> {
+    fn fetch(&self) -> Result<Errand<Runnable>, Error> {
         let (packages, digest) = (self.node.packages.clone(), self.held.lease.package.clone());
+        let build = self.held.lease.build;
         let (kernels, cores) = (self.node.kernels.clone(), self.held.reservation.cores.clone());
         debug!(lease = self.held.lease.id, digest, "the worker's package is fetched");
         let fetch = move || {
-            let package = packages.ensure(&digest)?;
-            kernels.ensure(&package, &cores).map(|()| package)
+            let runnable = packages.ensure(&digest, build)?;
+            kernels.ensure(&runnable, &cores).map(|()| runnable)
         };
         Errand::begin("sublet-fetch", fetch).map(|(package, _)| package)
     }
 
-    fn start_worker(&mut self, package: Arc<Unpacked>, requested_ns: u64) -> Outcome {
-        let (worker, started, control) = WorkerProcess::start(self.node, &self.held, package, requested_ns)?;
+    fn start_worker(&mut self, runnable: Runnable, requested_ns: u64) -> Outcome {
+        let (worker, started, control) = WorkerProcess::start(self.node, &self.held, runnable, requested_ns)?;
         debug!(lease = self.held.lease.id, pid = started.pid, "worker started");
         self.worker = Some(worker);
         if let Some(idle) = &mut self.idle {

@@ -58,7 +58,7 @@ fn the_worker_gets_its_set_up_and_the_package_is_unpacked_for_it() {
     let folder = node.folder.path().join("state/packages").join(&node.package);
     let info = PackageInfo::decode(std::fs::read(folder.join("manifest.pb")).unwrap().as_slice()).unwrap();
     assert_eq!((info.name.as_str(), info.functions[0].name.as_str()), ("libx", "f"));
-    assert!(folder.join(&info.library).is_file());
+    assert!(folder.join(&info.build(0).unwrap().library).is_file());
     // A second start finds the package without the manager.
     node.manager.book().packages.clear();
     client.say(ToAgent::Stop(Stop { reason: "again".into() }));

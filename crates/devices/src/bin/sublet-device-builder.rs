@@ -1,15 +1,18 @@
-//! The process that reads strangers' programs for devices: with the name of a kind it builds the package of its sandbox for
-//! an agent, see `sublet_devices::prepare`; otherwise it is a part of that, see `sublet_devices::builder`.
+//! The process that reads strangers' programs for devices: with the name of a kind and the index of a build it builds that
+//! of the package of its sandbox for an agent, see `sublet_devices::prepare`; otherwise it is a part of that, see `sublet_devices::builder`.
 
 use std::process::ExitCode;
 
 use sublet_devices::{Kind, builder, prepare};
 
 fn main() -> ExitCode {
-    let words: Vec<_> = std::env::args_os().skip(1).collect();
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let kind = |name: &str| [Kind::OpenCl, Kind::Cuda].into_iter().find(|kind| kind.to_string() == name);
     match words.as_slice() {
-        [kind] if kind == "opencl" => prepare::serve(Kind::OpenCl),
-        [kind] if kind == "cuda" => prepare::serve(Kind::Cuda),
+        [name, build] => match (kind(name), build.parse()) {
+            (Some(kind), Ok(build)) => prepare::serve(kind, build),
+            _ => ExitCode::from(2),
+        },
         _ => builder::serve(),
     }
 }

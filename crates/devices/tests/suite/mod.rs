@@ -13,7 +13,7 @@ use sublet_devices::{
     State, Status, Tenant, WorkSize, prepare,
 };
 use sublet_proto::Code;
-use sublet_proto::package::{BUILT_FILE, MANIFEST_FILE};
+use sublet_proto::package::{BUILT_FOLDER, MANIFEST_FILE, built_file};
 use sublet_proto::v1::PackageInfo;
 use sublet_runtime::worker::engine::{self, Caller, Engine, Load};
 
@@ -306,13 +306,14 @@ pub fn a_package_is_built_once_and_called_by_a_worker<H: House>() {
     );
     write(MANIFEST_FILE, manifest.as_bytes());
     ["answers", "add"].iter().for_each(|program| write(program, H::source(program).as_bytes()));
-    let built = prepare::image(&H::driver(1), folder).unwrap().unwrap();
-    write(BUILT_FILE, &built);
-    assert_eq!(prepare::image(&H::driver(1), folder).unwrap(), None, "what is there is good");
-    write(BUILT_FILE, &built[..built.len() - 1]);
-    assert!(prepare::image(&H::driver(1), folder).unwrap().is_some(), "it is damaged");
-    write(BUILT_FILE, &built);
-    let load = Load { folder, package: &PackageInfo::default(), workers: 2, memory_bytes: 0 };
+    std::fs::create_dir(folder.join(BUILT_FOLDER)).unwrap();
+    let built = prepare::image(&H::driver(1), folder, 0).unwrap().unwrap();
+    write(&built_file(0), &built);
+    assert_eq!(prepare::image(&H::driver(1), folder, 0).unwrap(), None, "what is there is good");
+    write(&built_file(0), &built[..built.len() - 1]);
+    assert!(prepare::image(&H::driver(1), folder, 0).unwrap().is_some(), "it is damaged");
+    write(&built_file(0), &built);
+    let load = Load { folder, package: &PackageInfo::default(), build: 0, workers: 2, memory_bytes: 0 };
     let engine = KernelEngine::load(&load, |lanes| Ok(H::driver(lanes))).unwrap();
     let mut caller = engine.caller(0).unwrap();
     let mut call = |function: u16, input: &[u8]| {
@@ -332,7 +333,7 @@ pub fn a_package_is_built_once_and_called_by_a_worker<H: House>() {
     assert_eq!(call(1, &large).unwrap().0, 17, "it boasts, which the worker tells");
     assert_eq!(call(3, b"x").unwrap_err().0, Code::UnknownFunction);
     write("add", b"garbage");
-    assert!(prepare::image(&H::driver(1), folder).is_err());
+    assert!(prepare::image(&H::driver(1), folder, 0).is_err());
 }
 
 /// The suite as tests of one kind.

@@ -19,7 +19,7 @@ const USERS: &str = "me:$2b$04$abcdefghijklmnopqrstuu17JYDSDnwCnbeRSI7wxymnD3SKI
 pub struct DebianRegistry {
     child: Child,
     pub port: u16,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl DebianRegistry {
@@ -33,12 +33,25 @@ impl DebianRegistry {
         DebianRegistry::start_with("auth:\n  htpasswd:\n    realm: tests\n    path: users\n")
     }
 
+    /// What it has, over TLS at an address of this machine, with a certificate and its key as PEM.
+    pub fn over_tls(mut self, address: Ipv4Addr, certificate: &str, key: &str) -> DebianRegistry {
+        self.end();
+        let folder = std::mem::replace(&mut self.folder, tempfile::tempdir().unwrap());
+        fs::write(folder.path().join("certificate.pem"), certificate).unwrap();
+        fs::write(folder.path().join("key.pem"), key).unwrap();
+        let settings = "  tls:\n    certificate: certificate.pem\n    key: key.pem\n";
+        DebianRegistry::serve(folder, address, settings)
+    }
+
     fn start_with(settings: &str) -> DebianRegistry {
-        let folder = tempfile::tempdir().unwrap();
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        DebianRegistry::serve(tempfile::tempdir().unwrap(), Ipv4Addr::LOCALHOST, settings)
+    }
+
+    fn serve(folder: tempfile::TempDir, address: Ipv4Addr, settings: &str) -> DebianRegistry {
+        let port = TcpListener::bind((address, 0)).unwrap().local_addr().unwrap().port();
         let storage = folder.path().join("storage").display().to_string();
         let lines = format!(
-            "version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: {storage}\nhttp:\n  addr: 127.0.0.1:{port}\n{settings}"
+            "version: 0.1\nlog:\n  level: error\nstorage:\n  filesystem:\n    rootdirectory: {storage}\nhttp:\n  addr: {address}:{port}\n{settings}"
         );
         fs::write(folder.path().join("config.yml"), lines).unwrap();
         fs::write(folder.path().join("users"), USERS).unwrap();
@@ -46,9 +59,9 @@ impl DebianRegistry {
         command.arg("serve").arg("config.yml").current_dir(folder.path());
         let child =
             command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the registry can be started");
-        let registry = DebianRegistry { child, port, _folder: folder };
+        let registry = DebianRegistry { child, port, folder };
         let started = Instant::now();
-        while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err() {
+        while TcpStream::connect((address, port)).is_err() {
             assert!(started.elapsed() < START_PATIENCE, "the registry does not start");
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -92,11 +105,17 @@ impl DebianRegistry {
     }
 }
 
-impl Drop for DebianRegistry {
-    fn drop(&mut self) {
+impl DebianRegistry {
+    fn end(&mut self) {
         // If it has ended already, that is as well.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+impl Drop for DebianRegistry {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

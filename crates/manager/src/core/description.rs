@@ -1,6 +1,7 @@
 //! What a node may say of itself. All of it is handed to clients, who act on it.
 
 use sublet_proto::network::check_network;
+use sublet_proto::package::{PORTABLE, is_device};
 use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Code, Error};
 
@@ -37,6 +38,11 @@ pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
     for (what, value) in [("agent", &node.agent), ("architecture", &node.architecture)] {
         if value.is_empty() {
             return invalid(format!("node {name} says no {what}"));
+        }
+    }
+    for (what, value) in [("pu", &node.pu), ("architecture", &node.architecture)] {
+        if is_device(value) || value == PORTABLE || value.len() > MAX_DEVICE_BYTES {
+            return invalid(format!("node {name} says that its {what} is {value:.40?}, which is of no node"));
         }
     }
     if !node.agent.starts_with(UNIX_SCHEME) || !is_text(&node.agent, MAX_AGENT_BYTES) {
@@ -99,6 +105,9 @@ mod tests {
         for (wrong, named) in [
             (NodeDescription { devices: vec!["x".into(); 17], ..node() }, "17 devices"),
             (NodeDescription { devices: vec!["x\n".into()], ..node() }, "unreadably"),
+            (NodeDescription { pu: "opencl".into(), ..node() }, "opencl"),
+            (NodeDescription { architecture: "wasm32".into(), ..node() }, "wasm32"),
+            (NodeDescription { pu: "p".repeat(33), ..node() }, "of no node"),
             (NodeDescription { agent: "tcp://192.0.2.7:7441".into(), ..node() }, "unix:/path"),
             (NodeDescription { agent: "unix:relative".into(), ..node() }, "unix:/path"),
             (NodeDescription { agent: format!("unix:/{}", "a".repeat(300)), ..node() }, "unix:/path"),

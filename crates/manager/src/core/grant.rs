@@ -28,8 +28,7 @@ impl Core {
             Err(error) => error,
         };
         // Where there is no node at all, of a manager that has just started or whose nodes are being drained, one may come.
-        let may_come = refused.code == Code::NoCapacity
-            || !self.nodes.classes.has_nodes(request.class, request.terms.shared);
+        let may_come = refused.code == Code::NoCapacity || !self.nodes.classes.has_nodes(&request);
         let may_wait = may_come && request.wait_ms > 0;
         let until_ms = now_ms.saturating_add(request.wait_ms);
         let error = if may_wait { self.waiting.push(request, until_ms).err() } else { Some(refused) };
@@ -49,9 +48,9 @@ impl Core {
 
     /// All of the request's leases, or none.
     fn try_grant(&mut self, now_ms: u64, request: &Request) -> Result<Vec<LeaseId>, Error> {
-        let parts = placement::place(&self.nodes, request.class, &request.terms, &mut self.chance)?;
+        let (choice, parts) = placement::place(&self.nodes, request, &mut self.chance)?;
         self.tenants.get(request.tenant).check(parts.iter().map(|part| part.amount))?;
-        let price = self.prices.of(self.nodes.classes.pu(request.class));
+        let price = self.nodes.classes.price(choice.class);
         Ok(parts
             .into_iter()
             .map(|part| {
@@ -62,6 +61,8 @@ impl Core {
                     tenant: request.tenant,
                     node: part.node,
                     package: request.package.clone(),
+                    class: choice.class,
+                    build: choice.build,
                     amount: part.amount,
                     granted_ms: now_ms,
                     issued_ms: now_ms,

@@ -19,7 +19,7 @@ use sublet_proto::price;
 use sublet_proto::v1::{FunctionUsage, PackageInfo, Price, Usage, WorkerOptions};
 use sublet_proto::{Code, Error};
 
-use super::ids::{LeaseId, NodeKey, RequestId, TenantKey};
+use super::ids::{ClassKey, LeaseId, NodeKey, RequestId, TenantKey};
 use super::nodes::Amount;
 
 /// How far a lease has come.
@@ -65,6 +65,10 @@ pub struct Lease {
     pub node: NodeKey,
     /// What it runs.
     pub package: Arc<PackageInfo>,
+    /// On what kind of processing unit,
+    pub class: ClassKey,
+    /// and therefore by which build of the package.
+    pub build: u32,
     /// What it holds of the node.
     pub amount: Amount,
     /// When it was granted,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use sublet_proto::Error;
 use sublet_proto::v1::{self, FunctionUsage, NodeDescription, PackageInfo, Quota, TenantUse, Usage};
 
-use super::ids::{ClassKey, InstanceId, LeaseId, NodeKey, RequestId, TenantKey};
+use super::ids::{InstanceId, LeaseId, NodeKey, RequestId, TenantKey};
 use super::nodes::Lending;
 use super::terms::Terms;
 
@@ -127,8 +127,8 @@ pub struct Request {
     pub tenant: TenantKey,
     /// Whether that is certain.
     pub standing: Standing,
-    /// What kind of nodes.
-    pub class: ClassKey,
+    /// The kind of processing unit; if it is empty, of those that the package has builds for the cheapest that is free.
+    pub pu: String,
     /// What its workers run.
     pub package: Arc<PackageInfo>,
     /// What its leases have.

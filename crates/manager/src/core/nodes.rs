@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use sublet_proto::price::Prices;
 use sublet_proto::v1::{self, NodeDescription, NodeInfo, NodeNetwork};
 use sublet_proto::{Code, Error};
 
@@ -115,8 +116,6 @@ pub struct Node {
     pub reach: Arc<Reach>,
     /// As the agent described it.
     pub description: Box<NodeDescription>,
-    /// Its kind, by its architecture.
-    pub class: ClassKey,
     /// All that it lends,
     pub capacity: Room,
     /// and what of that is leased.
@@ -191,7 +190,7 @@ impl Node {
 }
 
 /// Every node. A key is used again only when nothing refers to its node any more.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Nodes {
     slots: Vec<Option<Node>>,
     unused: Vec<u32>,
@@ -200,6 +199,15 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
+    pub(super) fn new(prices: Prices) -> Nodes {
+        Nodes {
+            slots: Vec::new(),
+            unused: Vec::new(),
+            by_name: HashMap::default(),
+            classes: Classes::new(prices),
+        }
+    }
+
     pub(super) fn find(&self, name: &str) -> Option<NodeKey> {
         self.by_name.get(name).copied()
     }
@@ -240,8 +248,7 @@ impl Nodes {
     /// The node of this name as it is described now, with what is known of its leases kept.
     pub(super) fn describe(&mut self, description: NodeDescription) -> NodeKey {
         let seats = Seats::of(&description, &mut self.classes);
-        let class = self.classes.key(&description.pu, &description.architecture);
-        let key = self.find(&description.name).unwrap_or_else(|| self.add(&description.name, class));
+        let key = self.find(&description.name).unwrap_or_else(|| self.add(&description.name));
         self.unrank(key);
         if let Some(node) = self.get_mut(key) {
             node.reach = Arc::new(Reach::of(&description));
@@ -250,7 +257,6 @@ impl Nodes {
                 places: description.shared_places,
                 memory_bytes: description.memory_bytes,
             };
-            node.class = class;
             node.seats = seats;
             *node.description = description;
         }
@@ -258,13 +264,12 @@ impl Nodes {
     }
 
     /// A node of which only the name is known: it has not registered, and takes no leases.
-    pub(super) fn add(&mut self, name: &str, class: ClassKey) -> NodeKey {
+    pub(super) fn add(&mut self, name: &str) -> NodeKey {
         let name: Arc<str> = name.into();
         let node = Node {
             name: name.clone(),
             reach: Arc::default(),
             description: Box::new(NodeDescription { name: name.to_string(), ..NodeDescription::default() }),
-            class,
             capacity: Room::default(),
             leased: Room::default(),
             lending: Lending::Open,
@@ -277,7 +282,7 @@ impl Nodes {
             leases: Vec::new(),
             attached: 0,
             unattached: 0,
-            seats: Seats::one(class),
+            seats: Seats::default(),
         };
         let key = self.unused.pop().unwrap_or(self.slots.len() as u32);
         if key as usize == self.slots.len() {

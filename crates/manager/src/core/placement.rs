@@ -1,15 +1,23 @@
 //! Where leases go: a ranked list of nodes for each class, with random choice among the best (rFaaS-preprint 3.1).
 //!
+//! Where a package has several builds, or a build runs on nodes of several classes, the cheapest class that has room is
+//! taken; of several at one price the one whose build stands first in the package, and then the one with most room.
+//!
 //! Nodes of a class are ranked by the room that they have. A lease goes to a node of the lowest rank where it fits, so
 //! that large leases still find room; which one of that rank is chance, so that the leases of many clients, and of
 //! many managers, spread. Finding a rank is a scan of bits, so a decision costs the same with ten nodes or ten
 //! thousand.
 
-use sublet_proto::package::{PORTABLE, is_device};
+use std::cmp::Reverse;
+
+use sublet_proto::package::{is_device, runs_on};
+use sublet_proto::price::Prices;
+use sublet_proto::v1::{PackageInfo, Price};
 use sublet_proto::{Code, Error};
 
 use super::chance::Chance;
 use super::ids::{ClassKey, NodeKey};
+use super::messages::Request;
 use super::nodes::{Amount, Nodes};
 use super::terms::Terms;
 
@@ -114,63 +122,116 @@ impl Iterator for Bits {
     }
 }
 
+/// Nodes that run the same packages at one price, or a kind of device that nodes have.
+#[derive(Debug)]
+struct Class {
+    pu: String,
+    architecture: String,
+    price: Price,
+    /// For exclusive and for shared workers.
+    ranks: [Ranks; 2],
+}
+
 /// The ranked lists of each class.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Classes {
-    names: Vec<(String, String)>,
-    ranks: Vec<[Ranks; 2]>,
+    prices: Prices,
+    known: Vec<Class>,
+}
+
+/// A class in which a request can be placed, and the build of its package that is executed there.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Choice {
+    pub(super) class: ClassKey,
+    pub(super) build: u32,
 }
 
 impl Classes {
+    pub(super) fn new(prices: Prices) -> Classes {
+        Classes { prices, known: Vec::new() }
+    }
+
+    /// The class of a node, or of a device, which is a processing unit of its own.
     pub(super) fn key(&mut self, pu: &str, architecture: &str) -> ClassKey {
-        let pu = if pu.is_empty() { DEFAULT_PU } else { pu };
-        let known = match architecture {
-            PORTABLE => self.roomiest(pu),
-            _ => self.names.iter().position(|(p, a)| p == pu && a == architecture),
+        let pu = match pu {
+            _ if is_device(architecture) => architecture,
+            "" => DEFAULT_PU,
+            pu => pu,
         };
+        let known = self.known.iter().position(|class| class.pu == pu && class.architecture == architecture);
         let at = known.unwrap_or_else(|| {
-            self.names.push((pu.to_owned(), architecture.to_owned()));
-            self.ranks.push(Default::default());
-            self.names.len() - 1
+            self.known.push(Class {
+                pu: pu.to_owned(),
+                architecture: architecture.to_owned(),
+                price: self.prices.of(pu),
+                ranks: Default::default(),
+            });
+            self.known.len() - 1
         });
         ClassKey(at as u16)
     }
 
-    /// Of all architectures the one whose nodes have the most room, for what runs on each of them.
-    fn roomiest(&self, pu: &str) -> Option<usize> {
-        let room = |at: &usize| {
-            let sum = |of: fn(&Ranks) -> u64| self.ranks[*at].iter().map(of).sum::<u64>();
-            (sum(|ranks| ranks.free), sum(|ranks| ranks.capacity))
+    /// Where a package can be executed, on processing units of this kind or, if none is said, of all: the best first.
+    fn choices(&self, package: &PackageInfo, pu: &str, terms: &Terms) -> Vec<Choice> {
+        let wanted = |class: &Class| pu.is_empty() || class.pu == pu;
+        let build_for = |class: &Class| {
+            package.builds.iter().position(|build| runs_on(&build.architecture, &class.architecture))
         };
-        // The nodes with a device are in the lists of their architectures as well.
-        let of_pu = |at: &usize| self.names[*at].0 == pu && !is_device(&self.names[*at].1);
-        (0..self.names.len()).filter(of_pu).max_by_key(room)
+        let classes = self.known.iter().enumerate().filter(|(_, class)| wanted(class));
+        let mut choices: Vec<_> = classes
+            .filter_map(|(at, class)| {
+                Some(Choice { class: ClassKey(at as u16), build: build_for(class)? as u32 })
+            })
+            .collect();
+        if choices.len() > 1 {
+            choices.sort_by_cached_key(|choice| {
+                let class = &self.known[usize::from(choice.class.0)];
+                let room = &class.ranks[usize::from(terms.shared)];
+                (terms.busy_second(&class.price), choice.build, Reverse((room.free, room.capacity)))
+            });
+        }
+        choices
+    }
+
+    fn get(&self, class: ClassKey) -> Option<&Class> {
+        self.known.get(usize::from(class.0))
     }
 
     pub(super) fn pu(&self, class: ClassKey) -> &str {
-        self.names.get(usize::from(class.0)).map_or("", |(pu, _)| pu)
+        self.get(class).map_or("", |class| &class.pu)
+    }
+
+    pub(super) fn price(&self, class: ClassKey) -> Price {
+        self.get(class).map_or(self.prices.default, |class| class.price)
     }
 
     /// Whether any node takes leases for such workers, full or not.
-    pub(super) fn has_nodes(&self, class: ClassKey, shared: bool) -> bool {
-        self.ranked(class, shared).capacity > 0
+    pub(super) fn has_nodes(&self, request: &Request) -> bool {
+        let Request { package, pu, terms, .. } = request;
+        self.choices(package, pu, terms)
+            .iter()
+            .any(|choice| self.ranked(choice.class, terms.shared).capacity > 0)
     }
 
     fn name(&self, class: ClassKey) -> String {
-        let (pu, architecture) = &self.names[usize::from(class.0)];
-        format!("{pu}/{architecture}")
+        self.get(class).map(|class| class_name(&class.pu, &class.architecture)).unwrap_or_default()
     }
 
     pub(super) fn ranks(&mut self, class: ClassKey, shared: bool) -> &mut Ranks {
-        &mut self.ranks[usize::from(class.0)][usize::from(shared)]
+        &mut self.known[usize::from(class.0)].ranks[usize::from(shared)]
     }
 
     fn ranked(&self, class: ClassKey, shared: bool) -> &Ranks {
-        &self.ranks[usize::from(class.0)][usize::from(shared)]
+        &self.known[usize::from(class.0)].ranks[usize::from(shared)]
     }
 }
 
-/// The kind of processing unit if nothing is said.
+/// A device is its own processing unit.
+fn class_name(pu: &str, architecture: &str) -> String {
+    if pu == architecture { pu.to_owned() } else { format!("{pu}/{architecture}") }
+}
+
+/// The kind of processing unit of a node that says nothing of it.
 pub const DEFAULT_PU: &str = "cpu";
 
 /// So many workers of a request on one node.
@@ -180,13 +241,56 @@ pub(super) struct Part {
     pub(super) amount: Amount,
 }
 
-/// Finds nodes for all of a request's workers, or says why there are none.
+/// Finds nodes of one class for all of a request's workers, or says why there are none.
 pub(super) fn place(
     nodes: &Nodes,
-    class: ClassKey,
-    terms: &Terms,
+    request: &Request,
     chance: &mut Chance,
-) -> Result<Vec<Part>, Error> {
+) -> Result<(Choice, Vec<Part>), Error> {
+    let Request { package, pu, terms, .. } = request;
+    let choices = nodes.classes.choices(package, pu, terms);
+    let mut refusals = Vec::new();
+    for &choice in &choices {
+        match place_in(nodes, choice.class, terms, chance) {
+            Ok(parts) => return Ok((choice, parts)),
+            Err(error) => refusals.push(error),
+        }
+    }
+    Err(match refusals.len() {
+        0 => no_class(package, pu),
+        1 => refusals.remove(0),
+        _ => every_class(nodes, &choices, &refusals),
+    })
+}
+
+/// There has never been a node for any of a package's builds.
+#[cold]
+fn no_class(package: &PackageInfo, pu: &str) -> Error {
+    let name = |architecture: &str| match pu {
+        "" if is_device(architecture) => architecture.to_owned(),
+        "" => class_name(DEFAULT_PU, architecture),
+        pu => class_name(pu, architecture),
+    };
+    let fits = |architecture: &&str| pu.is_empty() || is_device(pu) == is_device(architecture);
+    let architectures = package.builds.iter().map(|build| build.architecture.as_str());
+    let names: Vec<_> = architectures.filter(fits).map(name).collect();
+    let message = format!("no node of {} is there", names.join(" or "));
+    Error::new(Code::InsufficientResources, message)
+}
+
+/// None of several classes takes the workers; one that could at another time decides what kind of refusal that is.
+#[cold]
+fn every_class(nodes: &Nodes, choices: &[Choice], refusals: &[Error]) -> Error {
+    let may_at_another_time = refusals.iter().any(|error| error.code == Code::NoCapacity);
+    let code = if may_at_another_time { Code::NoCapacity } else { Code::InsufficientResources };
+    let said = choices.iter().zip(refusals);
+    let said: Vec<_> = said
+        .map(|(choice, error)| format!("{}: {}", nodes.classes.name(choice.class), error.message))
+        .collect();
+    Error::new(code, said.join("; "))
+}
+
+fn place_in(nodes: &Nodes, class: ClassKey, terms: &Terms, chance: &mut Chance) -> Result<Vec<Part>, Error> {
     if let Some(part) = on_one_node(nodes, class, terms, chance) {
         return Ok(vec![part]);
     }

@@ -107,6 +107,8 @@ impl Core {
             tenant: self.tenants.key(&lease.tenant),
             node,
             package: Arc::new(package),
+            class: self.nodes.classes.key(&lease.pu, ""),
+            build: lease.build,
             amount: Amount { workers: lease.cores, shared: lease.shared, memory_bytes: lease.memory_bytes },
             granted_ms: lease.granted_unix_ms,
             issued_ms: lease.granted_unix_ms,
@@ -132,8 +134,7 @@ impl Core {
         if self.leases.find(id).is_some() {
             return;
         }
-        let class = self.nodes.classes.key(&stored.pu, "");
-        let node = self.nodes.find(&stored.node).unwrap_or_else(|| self.nodes.add(&stored.node, class));
+        let node = self.nodes.find(&stored.node).unwrap_or_else(|| self.nodes.add(&stored.node));
         let mut lease = self.lease_from(stored, id, node);
         let used_ms = lease.usage.allocated_ns / 1_000_000;
         let left_ms = lease.expires_ms.saturating_sub(lease.granted_ms).saturating_sub(used_ms);

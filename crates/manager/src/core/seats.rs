@@ -25,17 +25,11 @@ pub(super) struct Seat {
 pub(super) struct Seats([Option<Seat>; MAX_SEATS]);
 
 impl Seats {
-    /// In one class.
-    pub(super) fn one(class: ClassKey) -> Seats {
-        let mut seats = Seats::default();
-        seats.add(class);
-        seats
-    }
-
     /// As a node describes itself, that of its architecture first. Devices that this manager does not know are as if they
     /// were not there.
     pub(super) fn of(node: &NodeDescription, classes: &mut Classes) -> Seats {
-        let mut seats = Seats::one(classes.key(&node.pu, &node.architecture));
+        let mut seats = Seats::default();
+        seats.add(classes.key(&node.pu, &node.architecture));
         for device in node.devices.iter().filter(|device| is_device(device)) {
             seats.add(classes.key(&node.pu, device));
         }

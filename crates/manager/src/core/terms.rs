@@ -2,7 +2,7 @@
 
 use sublet_proto::inbox::InboxShape;
 use sublet_proto::limits::{MAX_CORES, MAX_TIMEOUT_MS};
-use sublet_proto::v1::{LeaseRequest, WorkerOptions};
+use sublet_proto::v1::{LeaseRequest, Price, WorkerOptions};
 use sublet_proto::{ALWAYS_HOT_NS, Code, Error};
 
 /// Lease time if the client does not say: ten minutes.
@@ -37,6 +37,14 @@ pub struct Terms {
 }
 
 impl Terms {
+    /// What a second costs in which all workers execute, by which processing units are compared; in nano-units times the
+    /// bytes of a GiB, so that nothing is rounded.
+    pub(super) fn busy_second(&self, price: &Price) -> u128 {
+        let allocation = u128::from(price.allocation_nano_per_gib_s) * u128::from(self.memory_bytes);
+        let compute = u128::from(price.compute_nano_per_core_s) * u128::from(self.workers);
+        allocation.saturating_add(compute << 30)
+    }
+
     /// What a request asks.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! The core against single stories, and against random ones for its invariants.
 
+mod choices;
 mod moved;
 mod stories;
 
@@ -9,7 +10,8 @@ use std::sync::Arc;
 use super::*;
 use sublet_proto::ticket::ATTACH_GRACE_MS;
 use sublet_proto::v1::{
-    FunctionUsage, LeaseRequest, NodeDescription, NodeGeneration, PackageInfo, Quota, TenantUse, Usage,
+    FunctionUsage, LeaseRequest, NodeDescription, NodeGeneration, PackageBuild, PackageInfo, Quota,
+    TenantUse, Usage,
 };
 use sublet_proto::{Code, Error};
 
@@ -146,15 +148,29 @@ impl House {
         self.request_for(tenant, "x86_64", asked)
     }
 
-    /// Of a package for this architecture or device.
+    /// Of a package with a build for this architecture or device.
     fn request_for(&mut self, tenant: &str, architecture: &str, asked: &LeaseRequest) -> Vec<Action> {
+        self.request_of_builds(tenant, &[architecture], asked)
+    }
+
+    fn request_of_builds(
+        &mut self,
+        tenant: &str,
+        architectures: &[&str],
+        asked: &LeaseRequest,
+    ) -> Vec<Action> {
+        let build = |architecture: &&str| PackageBuild {
+            architecture: architecture.to_string(),
+            ..PackageBuild::default()
+        };
+        let builds = architectures.iter().map(build).collect();
         self.requests += 1;
         let request = Request {
             id: RequestId(self.requests),
             tenant: self.core.tenant_key(tenant),
             standing: Standing::Verified,
-            class: self.core.class_key(&asked.pu, architecture),
-            package: Arc::new(PackageInfo { name: "p".into(), ..PackageInfo::default() }),
+            pu: asked.pu.clone(),
+            package: Arc::new(PackageInfo { name: "p".into(), builds, ..PackageInfo::default() }),
             terms: Terms::of(asked).unwrap(),
             wait_ms: asked.wait_ms,
         };
@@ -719,31 +735,4 @@ fn who_does_not_wait_any_more_gets_nothing() {
     house.event(Event::Withdraw(tenant, RequestId(house.requests)));
     let (_, actions) = house.report(vec![over(held, 1)]);
     assert!(actions.is_empty() && house.core.waiting() == 0);
-}
-
-#[test]
-fn kernels_go_where_their_device_is_and_what_they_take_is_gone_for_all() {
-    let mut house = House::with_node(4);
-    let devices = ["opencl", "opencl", "abacus"].map(str::to_owned).to_vec();
-    let (with_device, _) =
-        house.register(NodeDescription { devices, ..node("d", 3) }, 2, Vec::new()).unwrap();
-    let granted = |actions: Vec<Action>| match actions.into_iter().next() {
-        Some(Action::Granted { leases, .. }) => Ok(leases),
-        Some(Action::Refused { error, .. }) => Err(error),
-        other => panic!("answered by {other:?}"),
-    };
-    for _ in 0..2 {
-        let leases = granted(house.request_for("t", "opencl", &asked(1))).unwrap();
-        assert_eq!(house.core.lease(leases[0]).unwrap().node, with_device);
-    }
-    let error = granted(house.request_for("t", "cuda", &asked(1))).unwrap_err();
-    assert_eq!(error.code, Code::InsufficientResources);
-    assert!(error.message.contains("no node of cpu/cuda"), "{error}");
-    // What runs everywhere goes to either, and sees what is left of both.
-    assert_eq!(house.grant(&LeaseRequest { max_nodes: 0, ..asked(5) }).len(), 2);
-    assert!(granted(house.request_for("t", "wasm32", &asked(1))).is_err());
-    assert_eq!(granted(house.request_for("t", "opencl", &asked(1))).unwrap_err().code, Code::NoCapacity);
-    // A device that is there no more takes no leases.
-    house.register(node("d", 9), 2, Vec::new()).unwrap();
-    assert!(granted(house.request_for("t", "opencl", &asked(1))).unwrap_err().message.contains("no node of"));
 }

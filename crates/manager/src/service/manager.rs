@@ -164,12 +164,13 @@ impl Parts {
         nodes.retain(|architecture| !architecture.is_empty());
         nodes.sort();
         nodes.dedup();
-        if nodes.is_empty() || nodes.iter().any(|node| package::runs_on(package.architecture, node)) {
+        let is_for =
+            |node: &String| package.builds.iter().any(|build| package::runs_on(&build.architecture, node));
+        if nodes.is_empty() || nodes.iter().any(is_for) {
             return Ok(());
         }
-        let nodes = nodes.join(", ");
-        let message =
-            format!("package {} is for {}, but nodes are {nodes}", package.name, package.architecture);
+        let (name, builds, nodes) = (&package.name, package.info().architectures(), nodes.join(", "));
+        let message = format!("package {name} is for {builds}, but nodes are {nodes}");
         Err(Error::new(Code::WrongArchitecture, message))
     }
 
@@ -294,6 +295,7 @@ fn wanted(
         "" => None,
         name => Some(name.parse()?),
     };
+    check_pu(&package, &asked.pu)?;
     Ok(Wanted {
         request,
         tenant: Arc::clone(&caller.tenant),
@@ -304,6 +306,20 @@ fn wanted(
         package,
         wait_ms: asked.wait_ms,
     })
+}
+
+/// Refuses a kind of processing unit on which no build of the package can ever run.
+fn check_pu(package: &PackageInfo, pu: &str) -> Result<(), Error> {
+    let is_for = |architecture: &str| match package::is_device(pu) {
+        true => architecture == pu,
+        false => !package::is_device(architecture),
+    };
+    if pu.is_empty() || package.builds.iter().any(|build| is_for(&build.architecture)) {
+        return Ok(());
+    }
+    let (name, builds) = (&package.name, package.architectures());
+    let message = format!("package {name} has no build for {pu}, but for {builds}");
+    Err(Error::new(Code::WrongArchitecture, message))
 }
 
 fn name_of(node: &v1::NodeInfo) -> &str {

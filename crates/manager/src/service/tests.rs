@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sublet_proto::package::{self, Checked, Kind};
+use sublet_proto::package::{self, Checked};
 use sublet_proto::price::Prices;
 use sublet_proto::ticket::{Signing, Verifying};
 use sublet_proto::v1::manager_server::Manager;
@@ -34,6 +34,7 @@ struct House {
 }
 
 const SEED: [u8; 32] = [7; 32];
+const ARCHITECTURE: &str = "x86_64";
 
 async fn house() -> House {
     let folder = tempfile::tempdir().unwrap();
@@ -60,7 +61,7 @@ async fn house() -> House {
     let node = NodeDescription {
         name: "n".into(),
         agent: "unix:/n".into(),
-        architecture: package().architecture.into(),
+        architecture: ARCHITECTURE.into(),
         cores: 2,
         memory_bytes: 1 << 30,
         host: "h".into(),
@@ -85,12 +86,8 @@ fn package() -> Checked {
     Checked {
         name: "p".into(),
         digest: package::digest(b"p"),
-        kind: Kind::Native,
-        image: String::new(),
-        architecture: "x86_64",
-        library: "p.so".into(),
-        functions: vec![FunctionInfo { name: "f".into(), symbol: "f".into() }],
-        network: false,
+        functions: vec!["f".into()],
+        builds: vec![PackageBuild { architecture: ARCHITECTURE.into(), ..PackageBuild::default() }],
         size_bytes: 1,
         package: Default::default(),
     }

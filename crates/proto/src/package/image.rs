@@ -12,15 +12,21 @@ pub fn is_pinned(image: &str) -> bool {
     image.split_once('@').is_some_and(|(name, digest)| !name.is_empty() && is_digest(digest))
 }
 
-/// The image that a package names, if that is not pinned yet.
+/// The first image that a package names and that is not pinned yet.
 pub fn unpinned_image(package: &v1::Package) -> Result<Option<String>, Error> {
-    Ok(Manifest::parse(&package.manifest)?.image.filter(|image| !is_pinned(image)))
+    let builds = Manifest::parse(&package.manifest)?.builds;
+    Ok(builds.into_iter().filter_map(|build| build.image).find(|image| !is_pinned(image)))
 }
 
-/// Pins the image that a package names: adds the digest to what stands in its manifest.
+/// Pins that image: adds the digest to what stands in the manifest.
 pub fn pin_image(package: &mut v1::Package, digest: &str) -> Result<(), Error> {
     let Some(image) = unpinned_image(package)? else { return Ok(()) };
     let pinned = format!("{image}@{digest}");
+    let are_pinned = |manifest: &str| {
+        let builds = Manifest::parse(manifest).map(|manifest| manifest.builds).unwrap_or_default();
+        builds.iter().filter(|build| build.image.as_ref() == Some(&pinned)).count()
+    };
+    let before = are_pinned(&package.manifest);
     for quote in ['"', '\''] {
         let changed = package.manifest.replacen(
             &format!("{quote}{image}{quote}"),
@@ -28,7 +34,7 @@ pub fn pin_image(package: &mut v1::Package, digest: &str) -> Result<(), Error> {
             1,
         );
         // Another place where the same words stand would be changed in vain.
-        if Manifest::parse(&changed).is_ok_and(|manifest| manifest.image.as_ref() == Some(&pinned)) {
+        if are_pinned(&changed) > before {
             package.manifest = changed;
             return Ok(());
         }

@@ -1,6 +1,6 @@
 //! Packages of kernels: functions on accelerators, by OpenCL or CUDA.
 //!
-//! Such a package says what it is (`kind`), and names each of its functions: which kernel of which program, and how many
+//! Such a build says what it is (`kind`), and names each of its functions: which kernel of which program, and how many
 //! work-items execute it. A program is a text (OpenCL C, PTX) or a binary that the device's own tools have made. Neither
 //! is looked at more closely here than by its first bytes: what reads strangers' programs is a process with nothing to
 //! lose, on the node that executes them.
@@ -9,9 +9,9 @@
 
 use serde::Deserialize;
 
-use super::{
-    Kind, Library, MANIFEST_FILE, MAX_DEADLINE_MS, Manifest, ManifestFunction, check_path, find_file, invalid,
-};
+use super::files::{check_path, find_file};
+use super::library::Library;
+use super::{Build, Kind, MANIFEST_FILE, MAX_DEADLINE_MS, ManifestFunction, invalid};
 use crate::v1::PackageFile;
 use crate::{Code, Error};
 
@@ -119,8 +119,8 @@ pub fn source(program: &[u8]) -> Option<&str> {
     std::str::from_utf8(program).ok().filter(|text| !text.contains('\0'))
 }
 
-impl Manifest {
-    /// What it says that it is, if that is a package of kernels.
+impl Build {
+    /// What it says that it is, if that is one of kernels.
     ///
     /// # Errors
     /// [`Code::InvalidPackage`] if it says what need not, or cannot, be said.
@@ -159,10 +159,12 @@ impl ManifestFunction {
     }
 }
 
-/// What a manifest says of kernels, and all that it must say.
-pub(super) fn check_manifest(manifest: &Manifest) -> Result<(), Error> {
-    let Some(kind) = manifest.kernel_kind()? else { return check_others(manifest) };
-    let said = manifest.kernels.clone().unwrap_or_default();
+/// What a build says of kernels, and all that it must say.
+pub(super) fn check_build(build: &Build) -> Result<(), Error> {
+    let Some(kind) = build.kernel_kind()? else {
+        return if build.kernels.is_some() { Err(needs_kind("[kernels]")) } else { Ok(()) };
+    };
+    let said = build.kernels.clone().unwrap_or_default();
     let options = said.options.unwrap_or_default();
     check_options(&options).map_err(|reason| invalid(format!("{MANIFEST_FILE}: of [kernels] {reason}")))?;
     if kind == Kind::Cuda && !options.trim().is_empty() {
@@ -171,14 +173,14 @@ pub(super) fn check_manifest(manifest: &Manifest) -> Result<(), Error> {
     if said.deadline_ms.is_some_and(|ms| !(1..=MAX_DEADLINE_MS).contains(&ms)) {
         return Err(invalid(format!("{MANIFEST_FILE}: deadline_ms is not 1 to {MAX_DEADLINE_MS}")));
     }
-    let count = manifest.functions.len();
+    let count = build.functions.len();
     if !(1..=MAX_KERNELS).contains(&count) {
         let message = format!(
             "{MANIFEST_FILE} names {count} functions: a package of kernels names each of them, 1 to {MAX_KERNELS}"
         );
         return Err(invalid(message));
     }
-    manifest.functions.iter().try_for_each(check_function)
+    build.functions.iter().try_for_each(check_function)
 }
 
 fn check_function(function: &ManifestFunction) -> Result<(), Error> {
@@ -193,33 +195,24 @@ fn check_function(function: &ManifestFunction) -> Result<(), Error> {
     function.work().check().map_err(|reason| invalid(format!("of function {name}: {reason}")))
 }
 
-fn check_others(manifest: &Manifest) -> Result<(), Error> {
-    let needs_kind = |what: &str| {
-        let message =
-            format!("{MANIFEST_FILE} has {what}, which is of kernels: kind = \"opencl\" or \"cuda\"");
-        Err(invalid(message))
-    };
-    if manifest.kernels.is_some() {
-        return needs_kind("[kernels]");
-    }
-    match manifest.functions.iter().find_map(ManifestFunction::says_of_kernels) {
-        Some(what) => needs_kind(what),
-        None => Ok(()),
-    }
+/// That functions say nothing that means something of kernels only, unless there are some.
+pub(super) fn check_words(functions: &[ManifestFunction], has_kernels: bool) -> Result<(), Error> {
+    let said = functions.iter().find_map(ManifestFunction::says_of_kernels);
+    said.filter(|_| !has_kernels).map_or(Ok(()), |what| Err(needs_kind(what)))
 }
 
-/// The kernels of a package whose manifest was checked, each with its program.
-pub(super) fn read<'a>(
-    kind: Kind,
-    manifest: &'a Manifest,
-    files: &[PackageFile],
-) -> Result<Library<'a>, Error> {
-    for function in &manifest.functions {
-        let path = manifest.program_of(function);
+fn needs_kind(what: &str) -> Error {
+    invalid(format!("{MANIFEST_FILE} has {what}, which is of kernels: kind = \"opencl\" or \"cuda\""))
+}
+
+/// The kernels of a build whose manifest was checked, each with its program.
+pub(super) fn read<'a>(kind: Kind, build: &'a Build, files: &[PackageFile]) -> Result<Library<'a>, Error> {
+    for function in &build.functions {
+        let path = build.program_of(function);
         let file = find_file(files, path)?;
         check_program(kind, &file.data).map_err(|reason| invalid(format!("{path}: {reason}")))?;
     }
-    let functions = manifest.functions.iter().map(ManifestFunction::symbol).collect();
+    let functions = build.functions.iter().map(ManifestFunction::symbol).collect();
     Ok(Library { kind, architecture: kind.name(), functions })
 }
 
@@ -253,12 +246,12 @@ pub(super) fn check_bare(file_name: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// What a package of kernels is without: an image, a network, limits of WebAssembly.
-pub(super) fn check_alone(manifest: &Manifest) -> Result<(), Error> {
+/// What a build of kernels is without: an image, a network, limits of WebAssembly.
+pub(super) fn check_alone(build: &Build) -> Result<(), Error> {
     let others = [
-        (manifest.image.is_some(), "an image"),
-        (manifest.network, "the network"),
-        (manifest.wasm.is_some(), "[wasm]"),
+        (build.image.is_some(), "an image"),
+        (build.network, "the network"),
+        (build.wasm.is_some(), "[wasm]"),
     ];
     match others.into_iter().find(|(is_said, _)| *is_said) {
         Some((_, what)) => {
@@ -271,7 +264,7 @@ pub(super) fn check_alone(manifest: &Manifest) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::package::{encode, from_files, validate};
+    use crate::package::{Manifest, encode, from_files, validate};
 
     const SOURCE: &str = "kernel void f() {}";
 
@@ -297,14 +290,13 @@ mod tests {
     fn a_package_says_which_kernel_each_function_is() {
         let text = manifest("[[function]]\nname='add'\nsymbol='add_bytes'\nbytes_per_item=4\ngroup=64");
         let checked = deployed(&text, SOURCE.as_bytes()).unwrap();
-        assert_eq!((checked.kind, checked.architecture), (Kind::OpenCl, "opencl"));
-        assert_eq!(
-            (checked.functions[0].name.as_str(), checked.functions[0].symbol.as_str()),
-            ("add", "add_bytes")
-        );
+        assert_eq!(checked.functions, ["add"]);
+        let [build] = &checked.builds[..] else { panic!("{checked:?}") };
+        assert_eq!((build.kind.as_str(), build.architecture.as_str()), ("opencl", "opencl"));
+        assert_eq!(build.symbols, ["add_bytes"]);
         let parsed = Manifest::parse(&text).unwrap();
         let work = WorkSize { bytes_per_item: Some(4), items: 1, group: Some(64) };
-        assert_eq!(parsed.functions[0].work(), work);
+        assert_eq!(parsed.builds[0].functions[0].work(), work);
     }
 
     #[test]

@@ -41,10 +41,10 @@ impl Kind {
         matches!(self, Kind::OpenCl | Kind::Cuda)
     }
 
-    /// From its name; packages of before there were kinds have none, and are native.
+    /// From its name.
     pub fn parse(name: &str) -> Result<Kind, Error> {
         match name {
-            "" | "native" => Ok(Kind::Native),
+            "native" => Ok(Kind::Native),
             "wasm" => Ok(Kind::Wasm),
             "opencl" => Ok(Kind::OpenCl),
             "cuda" => Ok(Kind::Cuda),
@@ -55,10 +55,10 @@ impl Kind {
 
 /// Whether an architecture is none of processors but a device that some nodes have.
 pub fn is_device(architecture: &str) -> bool {
-    Kind::parse(architecture).is_ok_and(Kind::is_of_kernels)
+    [Kind::OpenCl, Kind::Cuda].iter().any(|device| device.name() == architecture)
 }
 
-/// Whether a node of this architecture executes what is for that one.
+/// Whether what is for that architecture is executed by this one: of a node, or a device that it has.
 pub fn runs_on(architecture: &str, node: &str) -> bool {
-    architecture == node || architecture == PORTABLE
+    architecture == node || (architecture == PORTABLE && !is_device(node))
 }

@@ -145,7 +145,9 @@ impl Allocation {
         self
     }
 
-    /// On processing units of this kind; without this, `cpu`.
+    /// On processing units of this kind: `cpu`, or as nodes call theirs, or a device, `opencl` or `cuda`; without this, of
+    /// those for which the package has builds the cheapest that is free. [`Lease::pu`](sublet_proto::v1::Lease) says
+    /// which it was.
     pub fn pu(mut self, kind: impl Into<String>) -> Allocation {
         self.pu = kind.into();
         self

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use sublet_fabric::clock::ticks;
 use sublet_fabric::line::{Line, Watch};
 use sublet_fabric::sync::Ordering;
-use sublet_proto::package::Kind;
+use sublet_proto::package::is_device;
 use sublet_proto::{Code, Error};
 
 use super::carrier::Carrier;
@@ -48,8 +48,7 @@ impl Lease {
     /// announced, or this be the thread that would hear of it, the next call may be lost with it.
     #[cold]
     pub(crate) fn await_end_with_kernel(&self, worker: u32, position: u64) {
-        let is_of_kernels = Kind::parse(&self.package.kind).is_ok_and(Kind::is_of_kernels);
-        if is_of_kernels && !monitor::is_here() {
+        if is_device(&self.description.pu) && !monitor::is_here() {
             let lives = |_: &mut Endings| !self.lost(worker, position);
             drop(self.link.changed.wait_timeout_while(lock(&self.link.ended), LONGEST_END, lives));
         }

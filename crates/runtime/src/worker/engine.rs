@@ -53,8 +53,10 @@ pub trait Caller {
 pub struct Load<'setup> {
     /// The folder of the unpacked package.
     pub folder: &'setup Path,
-    /// The package.
+    /// The package,
     pub package: &'setup PackageInfo,
+    /// and which of its builds is to be loaded.
+    pub build: u32,
     /// How many threads will call its functions.
     pub workers: u32,
     /// The lease's memory as far as the process may allocate it.

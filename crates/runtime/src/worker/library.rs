@@ -9,7 +9,6 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use libloading::os::unix::{Library as Object, RTLD_LAZY, RTLD_LOCAL, RTLD_NOW};
-use sublet_proto::v1::PackageInfo;
 use sublet_proto::{Code, Error};
 
 use super::engine::{Caller, Engine, Input, Load, Output};
@@ -104,19 +103,16 @@ impl Library {
     /// # Errors
     /// What the dynamic loader says, as [`Code::InvalidPackage`], and [`Code::MissingSymbol`].
     pub fn load(load: &Load<'_>) -> Result<Library, Error> {
-        let package = load.package;
-        let path = load.folder.join(&package.library);
+        let build = load.package.build(load.build)?;
+        let path = load.folder.join(&build.library);
         // SAFETY: loading runs the object's constructors. That is what the tenant leased this process for: it holds
         // nothing of anybody else.
         let object = unsafe { Object::open(Some(&path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
             let why = said(&error);
-            Error::new(Code::InvalidPackage, format!("{} cannot be loaded: {why}", package.library))
+            Error::new(Code::InvalidPackage, format!("{} cannot be loaded: {why}", build.library))
         })?;
-        let functions = package
-            .functions
-            .iter()
-            .map(|info| find(&object, package, &info.symbol))
-            .collect::<Result<_, _>>()?;
+        let find = |symbol: &String| find(&object, load, &build.library, symbol);
+        let functions = build.symbols.iter().map(find).collect::<Result<_, _>>()?;
         let mut objects = vec![object];
         let guard = load_guard(&mut objects)?;
         Ok(Library { functions, guard, _objects: objects })
@@ -184,11 +180,11 @@ impl NativeCaller<'_> {
     }
 }
 
-fn find(object: &Object, package: &PackageInfo, symbol: &str) -> Result<Function, Error> {
+fn find(object: &Object, load: &Load<'_>, library: &str, symbol: &str) -> Result<Function, Error> {
     // SAFETY: the symbol is used as a function of the interface; that it is one is the tenant's promise.
     let found = unsafe { object.get::<Function>(symbol.as_bytes()) };
     found.map(|symbol| *symbol).map_err(|error| {
-        let (library, package, why) = (&package.library, &package.name, said(&error));
+        let (package, why) = (&load.package.name, said(&error));
         Error::new(
             Code::MissingSymbol,
             format!("{library} of package {package} has no symbol {symbol}: {why}"),

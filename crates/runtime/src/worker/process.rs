@@ -99,7 +99,8 @@ impl Process {
         let slots = Slots::attach(&setup, regions.collect())?;
         let folder = Path::new(&setup.package_folder);
         let package = &read_manifest(folder)?;
-        let engine = load(&Load { folder, package, workers, memory_bytes: setup.memory_bytes })?;
+        let (build, memory_bytes) = (setup.build, setup.memory_bytes);
+        let engine = load(&Load { folder, package, build, workers, memory_bytes })?;
         let loaded_ns = monotonic_ns();
         Ok(Process {
             setup,

@@ -110,7 +110,7 @@ fn package() -> PackageInfo {
     PackageInfo {
         name: "test".into(),
         digest: "sha256:0".into(),
-        functions: vec![FunctionInfo { name: "who".into(), symbol: "who".into() }],
+        functions: vec![FunctionInfo { name: "who".into() }],
         ..PackageInfo::default()
     }
 }

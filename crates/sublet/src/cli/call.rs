@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
+use sublet_proto::v1::Lease;
 use sublet_proto::{Code, Error};
 use sublet_runtime::{
     Allocation, Buffer, CallOptions, Completion, FabricChoice, Invoker, Policy, is_repeatable,
@@ -24,6 +25,7 @@ Examples:
   sublet call libx/f --shared --wait 10s --retries 2      on a shared core, when there is one
   sublet call ./libx.so/f < in.bin                        deploys the shared object on the way
   sublet call libx/f --fabric tcp+tls < in.bin            encrypted, and not by shared memory
+  sublet call vectors/add --pu opencl < in.bin            by its build for OpenCL, if it has several
 
 Takes a lease, calls, and gives the lease back: a cold start each time. Programs that call often keep a lease.";
 
@@ -67,6 +69,11 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
 
+    /// The kind of processing unit: cpu, or as nodes call theirs, opencl or cuda [default: of those for which the package
+    /// has builds the cheapest that is free]
+    #[arg(long, value_name = "KIND")]
+    pu: Option<String>,
+
     /// What carries the call: auto, shm, tcp, tcp+tls, ofi or ofi:PROVIDER [default: $SUBLET_FABRIC, and else shared
     /// memory on the node's own machine, and the best common network from another one]
     #[arg(long, value_name = "FABRIC", value_parser = fabric)]
@@ -87,6 +94,9 @@ impl Arguments {
             .policy(Policy::AlwaysWarm)
             .memory_bytes(self.memory.unwrap_or(0))
             .wait(self.wait.unwrap_or_default());
+        if let Some(pu) = &self.pu {
+            allocation = allocation.pu(pu);
+        }
         if let Some(fabric) = &self.fabric {
             allocation = allocation.fabric(fabric.clone());
         }
@@ -102,6 +112,11 @@ impl Arguments {
 struct Called {
     function: String,
     lease: String,
+    node: String,
+    /// The kind of processing unit that it ran on,
+    pu: String,
+    /// and by which of its package's builds.
+    build: u32,
     input_bytes: usize,
     output_bytes: usize,
     executing_ns: u64,
@@ -140,9 +155,13 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
             Ok(done) => break done,
         }
     };
+    let Lease { id: lease, node, pu, build, .. } = invoker.lease().unwrap_or_default();
     let called = Called {
         function: arguments.name.clone(),
-        lease: invoker.lease().map(|lease| lease.id).unwrap_or_default(),
+        lease,
+        node,
+        pu,
+        build,
         input_bytes: input.len(),
         output_bytes: done.output_bytes,
         fabric: invoker.fabrics().first().map(FabricChoice::to_string).unwrap_or_default(),
@@ -174,8 +193,9 @@ fn call_once(
 
 fn text(called: &Called) -> String {
     format!(
-        "{}: {} in, {} out, {} in the function, {} in all",
+        "{} on {}: {} in, {} out, {} in the function, {} in all",
         called.function,
+        called.pu,
         show_bytes(called.input_bytes as u64),
         show_bytes(called.output_bytes as u64),
         show_ns(called.executing_ns),

@@ -55,6 +55,27 @@ Examples:
       items = 1               # optional: but so many at least
       group = 64              # optional: work-items of a group
 
+  sublet deploy ./pricing     the same functions for several processing units, each checked:
+
+      name = \"pricing\"
+
+      [[function]]
+      name = \"price\"
+      bytes_per_item = 8      # where it is a kernel
+
+      [[build]]               # what stands at the top where there is one build stands here
+      library = \"x86_64/libpricing.so\"
+
+      [[build]]
+      library = \"aarch64/libpricing.so\"
+
+      [[build]]
+      kind = \"opencl\"
+      library = \"pricing.cl\"
+      [[build.function]]      # what is otherwise in this build
+      name = \"price\"
+      symbol = \"price_all\"
+
 A package is known by the digest of its content; deploying it again changes nothing.";
 
 /// Deploy a shared object, a WebAssembly module, or a folder with a sublet.toml
@@ -90,11 +111,12 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     output.show(&Deployed { known: reply.known, package: package.into() }, text)
 }
 
-/// The same package with the image that it names pinned by the digest that its registry says now.
+/// The same package with the images that it names pinned by the digests that their registries say now.
 fn pinned(encoded: Vec<u8>) -> Result<Vec<u8>, Error> {
     let mut package: Package = decode("a package", &encoded)?;
-    let Some(image) = unpinned_image(&package)? else { return Ok(encoded) };
-    pin_image(&mut package, &digest_of_image(&image)?)?;
+    while let Some(image) = unpinned_image(&package)? {
+        pin_image(&mut package, &digest_of_image(&image)?)?;
+    }
     Ok(encode(&package))
 }
 
@@ -112,11 +134,11 @@ fn text(deployed: &Deployed) -> String {
         "{} {what}: {} for {}, {}\n",
         package.name,
         show_bytes(package.size_bytes),
-        package.architecture,
+        package.architectures(),
         package.digest
     );
-    if !package.image.is_empty() {
-        text += &format!("  in {}\n", package.image);
+    for build in package.builds.iter().filter(|build| !build.image.is_empty()) {
+        text += &format!("  {} in {}\n", build.library, build.image);
     }
     for function in &package.functions {
         text += &format!("  {function}\n");

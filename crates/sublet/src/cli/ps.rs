@@ -92,7 +92,7 @@ fn text(everything: &Everything, now_ms: u64) -> String {
             &nodes,
         ),
         table(&["LEASE", "PACKAGE", "NODE", "CORES", "MEMORY", "STATE", "ENDS", "CALLS"], &leases),
-        table(&["PACKAGE", "SIZE", "DIGEST", "FUNCTIONS"], &packages),
+        table(&["PACKAGE", "SIZE", "FOR", "DIGEST", "FUNCTIONS"], &packages),
     ];
     // Of one manager, who asks it knows all that there is to say.
     if managers.len() > 1 {
@@ -170,13 +170,13 @@ fn lease_row(lease: &LeaseView, now_ms: u64) -> [String; 8] {
     ]
 }
 
-fn package_row(package: &PackageView) -> [String; 4] {
+fn package_row(package: &PackageView) -> [String; 5] {
     let mut functions = package.functions.iter().take(FUNCTIONS_SHOWN).cloned().collect::<Vec<_>>().join(" ");
     if package.functions.len() > FUNCTIONS_SHOWN {
         functions += &format!(" and {} more", package.functions.len() - FUNCTIONS_SHOWN);
     }
     let digest = package.digest.chars().take(DIGEST_SHOWN).collect();
-    [package.name.clone(), show_bytes(package.size_bytes), digest, functions]
+    [package.name.clone(), show_bytes(package.size_bytes), package.architectures(), digest, functions]
 }
 
 fn seconds(ms: u64) -> String {

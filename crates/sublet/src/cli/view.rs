@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 use sublet_proto::Code;
-use sublet_proto::package::Kind;
 use sublet_proto::v1::{
-    BillBy, BillLine, Lease, LeaseState, ManagerInfo, NodeInfo, NodeNetwork, NodeState, PackageInfo, Usage,
+    BillBy, BillLine, Lease, LeaseState, ManagerInfo, NodeInfo, NodeNetwork, NodeState, PackageBuild,
+    PackageInfo, Usage,
 };
 
 /// A node.
@@ -102,16 +102,38 @@ impl From<ManagerInfo> for ManagerView {
 pub(crate) struct PackageView {
     pub(crate) name: String,
     pub(crate) digest: String,
-    /// What its library is: native, wasm.
-    pub(crate) kind: String,
-    /// The image in whose file system its functions run, pinned by its digest.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) image: String,
-    pub(crate) architecture: String,
     pub(crate) size_bytes: u64,
     pub(crate) deployed_unix_ms: u64,
     /// As they are called: `package/function`.
     pub(crate) functions: Vec<String>,
+    pub(crate) builds: Vec<BuildView>,
+}
+
+/// What of a package is for one kind of processing unit.
+#[derive(Debug, Serialize)]
+pub(crate) struct BuildView {
+    /// What its library is: native, wasm, opencl, cuda.
+    pub(crate) kind: String,
+    /// The processor or device that executes it; wasm32: all processors.
+    pub(crate) architecture: String,
+    pub(crate) library: String,
+    /// The image in whose file system its functions run, pinned by its digest.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) image: String,
+}
+
+impl From<PackageBuild> for BuildView {
+    fn from(build: PackageBuild) -> BuildView {
+        let PackageBuild { kind, architecture, library, image, .. } = build;
+        BuildView { kind, architecture, library, image }
+    }
+}
+
+impl PackageView {
+    /// What it has builds for.
+    pub(crate) fn architectures(&self) -> String {
+        self.builds.iter().map(|build| build.architecture.as_str()).collect::<Vec<_>>().join(", ")
+    }
 }
 
 impl From<PackageInfo> for PackageView {
@@ -122,12 +144,9 @@ impl From<PackageInfo> for PackageView {
             functions,
             name: package.name,
             digest: package.digest,
-            // Packages of before there were kinds have none.
-            kind: if package.kind.is_empty() { Kind::Native.name().to_owned() } else { package.kind },
-            image: package.image,
-            architecture: package.architecture,
             size_bytes: package.size_bytes,
             deployed_unix_ms: package.deployed_unix_ms,
+            builds: package.builds.into_iter().map(BuildView::from).collect(),
         }
     }
 }
@@ -158,6 +177,8 @@ pub(crate) struct LeaseView {
     pub(crate) package: String,
     pub(crate) package_digest: String,
     pub(crate) pu: String,
+    /// Which of its package's builds it runs.
+    pub(crate) build: u32,
     pub(crate) cores: u32,
     /// Whether its workers share their cores with those of other leases.
     pub(crate) shared: bool,
@@ -183,6 +204,7 @@ impl From<Lease> for LeaseView {
             package: lease.package_name,
             package_digest: lease.package,
             pu: processing_unit(lease.pu),
+            build: lease.build,
             cores: lease.cores,
             shared: lease.shared,
             memory_bytes: lease.memory_bytes,

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 use sublet_proto::package::{self, MANIFEST_FILE};
-use sublet_proto::v1::{FunctionInfo, PackageFile, PackageInfo};
+use sublet_proto::v1::{FunctionInfo, PackageBuild, PackageFile, PackageInfo};
 use sublet_proto::{Code, Error};
 use sublet_runtime::worker::engine::{Caller, Engine, Input, Load, Output};
 use sublet_wasm::{WasmCaller, WasmEngine};
@@ -55,11 +55,12 @@ pub fn load(module: &[u8], manifest: &str) -> Result<Loaded, Error> {
 
 /// As the worker of a node that has been deceived: nothing was checked.
 pub fn load_function(module: &[u8], symbol: &str) -> Result<Loaded, Error> {
-    let function = FunctionInfo { name: symbol.into(), symbol: symbol.into() };
+    let build =
+        PackageBuild { library: "m.wasm".into(), symbols: vec![symbol.into()], ..PackageBuild::default() };
     let info = PackageInfo {
         name: "m".into(),
-        library: "m.wasm".into(),
-        functions: vec![function],
+        functions: vec![FunctionInfo { name: symbol.into() }],
+        builds: vec![build],
         ..PackageInfo::default()
     };
     load_unchecked(module, "name = 'm'\nlibrary = 'm.wasm'\n", &info)
@@ -69,7 +70,7 @@ fn load_unchecked(module: &[u8], manifest: &str, package: &PackageInfo) -> Resul
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("m.wasm"), module).unwrap();
     fs::write(folder.path().join(MANIFEST_FILE), manifest).unwrap();
-    let load = Load { folder: folder.path(), package, workers: 1, memory_bytes: LEASE_BYTES };
+    let load = Load { folder: folder.path(), package, build: 0, workers: 1, memory_bytes: LEASE_BYTES };
     let engine = WasmEngine::load(&load)?;
     Ok(Loaded { engine, names: package.functions.iter().map(|function| function.name.clone()).collect() })
 }

@@ -1,0 +1,165 @@
+//! On which kind of processing unit, and by which build of its package, a request is placed.
+
+use sublet_proto::v1::Price;
+
+use super::*;
+
+/// A core whose processing units have prices: on `opencl` computing costs a tenth, memory ten times as much.
+fn priced() -> House {
+    let computing = |compute_nano_per_core_s, allocation_nano_per_gib_s| Price {
+        compute_nano_per_core_s,
+        allocation_nano_per_gib_s,
+        polling_nano_per_core_s: 0,
+    };
+    let by_pu = [("opencl", computing(10, 10_000)), ("dpu", computing(50, 1_000))];
+    let by_pu = by_pu.map(|(pu, price)| (pu.to_owned(), price)).into();
+    let prices = Prices { default: computing(100, 1_000), by_pu };
+    let mut house = House::new();
+    house.core = Core::new(Settings { epoch: 1, seed: 7, prices, queue: QueueLimits::default() });
+    house
+}
+
+fn granted(actions: Vec<Action>) -> Result<Vec<LeaseId>, Error> {
+    match actions.into_iter().next() {
+        Some(Action::Granted { leases, .. }) => Ok(leases),
+        Some(Action::Refused { error, .. }) => Err(error),
+        other => panic!("answered by {other:?}"),
+    }
+}
+
+impl House {
+    /// The kind of processing unit and the build that a request is granted.
+    fn choice(&mut self, architectures: &[&str], asked: &LeaseRequest) -> Result<(String, u32), Error> {
+        let leases = granted(self.request_of_builds("t", architectures, asked))?;
+        let lease = self.core.describe(self.core.lease(leases[0]).unwrap());
+        assert_eq!(lease.price.unwrap(), self.price(&lease.pu));
+        Ok((lease.pu, lease.build))
+    }
+
+    fn price(&self, pu: &str) -> Price {
+        let compute_nano_per_core_s = match pu {
+            "opencl" => 10,
+            "dpu" => 50,
+            _ => 100,
+        };
+        let allocation_nano_per_gib_s = if pu == "opencl" { 10_000 } else { 1_000 };
+        Price { compute_nano_per_core_s, allocation_nano_per_gib_s, polling_nano_per_core_s: 0 }
+    }
+}
+
+const BUILDS: [&str; 3] = ["x86_64", "wasm32", "opencl"];
+
+fn is(pu: &str, build: u32) -> Result<(String, u32), Error> {
+    Ok((pu.to_owned(), build))
+}
+
+#[test]
+fn of_several_builds_the_cheapest_that_is_free_is_taken() {
+    let mut house = priced();
+    let dpu = NodeDescription { pu: "dpu".into(), architecture: "aarch64".into(), ..node("d", 1) };
+    let device = NodeDescription { devices: vec!["opencl".into()], ..node("o", 1) };
+    for (number, description) in [(1, node("c", 1)), (2, dpu), (3, device)] {
+        house.register(description, number, Vec::new()).unwrap();
+    }
+    assert_eq!(house.choice(&BUILDS, &asked(1)), is("opencl", 2));
+    // The device is taken, and its node's processor with it.
+    assert_eq!(house.choice(&BUILDS, &asked(1)), is("dpu", 1));
+    assert_eq!(house.choice(&BUILDS, &asked(1)), is("cpu", 0));
+    let error = house.choice(&BUILDS, &asked(1)).unwrap_err();
+    assert_eq!(error.code, Code::NoCapacity);
+    for class in ["opencl: 1 cores asked, 0 of 1 free", "dpu/aarch64: ", "cpu/x86_64: "] {
+        assert!(error.message.contains(class), "{error}");
+    }
+    // For what no class ever has there is no other time.
+    assert_eq!(house.choice(&BUILDS, &asked(9)).unwrap_err().code, Code::InsufficientResources);
+}
+
+#[test]
+fn what_is_cheap_depends_on_what_is_asked() {
+    let mut house = priced();
+    let devices = vec!["opencl".into()];
+    house.register(NodeDescription { devices, ..node("o", 9) }, 1, Vec::new()).unwrap();
+    assert_eq!(house.choice(&BUILDS, &asked(1)), is("opencl", 2));
+    let much_memory = LeaseRequest { memory_bytes: GIB / 2, ..asked(1) };
+    assert_eq!(house.choice(&BUILDS, &much_memory), is("cpu", 0));
+}
+
+#[test]
+fn of_builds_at_one_price_the_first_is_taken_and_whoever_says_a_kind_gets_it() {
+    let mut house = priced();
+    let devices = vec!["opencl".into()];
+    house.register(NodeDescription { devices, ..node("o", 9) }, 1, Vec::new()).unwrap();
+    let on = |pu: &str| LeaseRequest { pu: pu.into(), ..asked(1) };
+    assert_eq!(house.choice(&BUILDS, &on("cpu")), is("cpu", 0));
+    assert_eq!(house.choice(&["opencl", "wasm32", "x86_64"], &on("cpu")), is("cpu", 1));
+    assert_eq!(house.choice(&["aarch64", "wasm32"], &on("")), is("cpu", 1));
+    assert_eq!(house.choice(&BUILDS, &on("opencl")), is("opencl", 2));
+    let error = house.choice(&BUILDS, &on("dpu")).unwrap_err();
+    assert_eq!(error.code, Code::InsufficientResources);
+    assert!(error.message.contains("no node of dpu/x86_64 or dpu/wasm32 is there"), "{error}");
+    let error = house.choice(&["aarch64", "cuda"], &on("")).unwrap_err();
+    assert!(error.message.contains("no node of cpu/aarch64 or cuda is there"), "{error}");
+}
+
+#[test]
+fn who_waits_is_served_by_whatever_comes_first() {
+    let mut house = priced();
+    house.register(node("c", 1), 1, Vec::new()).unwrap();
+    let held = house.grant(&asked(1))[0];
+    let waits = |pu: &str| LeaseRequest { wait_ms: 60_000, pu: pu.into(), ..asked(1) };
+    assert!(house.request_of_builds("t", &BUILDS, &waits("")).is_empty());
+    assert!(house.request_of_builds("u", &["cuda"], &waits("")).is_empty(), "such a device may yet come");
+    let devices = vec!["opencl".into()];
+    let answers = {
+        let joining = Joining {
+            description: NodeDescription { devices, ..node("o", 1) },
+            instance: InstanceId(2),
+            generation: 1,
+            leases: Vec::new(),
+        };
+        house.event(Event::Register(Box::new(joining)))
+    };
+    let leases = answers.into_iter().find_map(|action| match action {
+        Action::Granted { leases, .. } => Some(leases),
+        _ => None,
+    });
+    let lease = house.core.lease(leases.unwrap()[0]).unwrap();
+    assert_eq!((house.core.describe(lease).pu.as_str(), lease.build), ("opencl", 2));
+    assert_eq!(house.core.waiting(), 1);
+    assert!(house.core.lease(held).is_some());
+}
+
+#[test]
+fn a_manager_that_starts_anew_knows_what_a_lease_runs_on() {
+    let mut house = priced();
+    let devices = vec!["opencl".into()];
+    house.register(NodeDescription { devices, ..node("o", 1) }, 1, Vec::new()).unwrap();
+    let lease = granted(house.request_of_builds("t", &BUILDS, &asked(1))).unwrap()[0];
+    let stored = house.core.describe(house.core.lease(lease).unwrap());
+    let mut later = priced();
+    later.event(Event::Restored(Box::new(stored)));
+    let restored = later.core.describe(later.core.lease(lease).unwrap());
+    assert_eq!((restored.pu.as_str(), restored.build), ("opencl", 2));
+}
+
+#[test]
+fn kernels_go_where_their_device_is_and_what_they_take_is_gone_for_all() {
+    let mut house = House::with_node(4);
+    let devices = ["opencl", "opencl", "abacus"].map(str::to_owned).to_vec();
+    let (with_device, _) =
+        house.register(NodeDescription { devices, ..node("d", 3) }, 2, Vec::new()).unwrap();
+    for _ in 0..2 {
+        let leases = granted(house.request_for("t", "opencl", &asked(1))).unwrap();
+        assert_eq!(house.core.lease(leases[0]).unwrap().node, with_device);
+    }
+    let error = granted(house.request_for("t", "cuda", &asked(1))).unwrap_err();
+    assert_eq!(error.code, Code::InsufficientResources);
+    assert!(error.message.contains("no node of cuda is"), "{error}");
+    // What runs everywhere goes to either, and sees what is left of both.
+    assert_eq!(house.grant(&LeaseRequest { max_nodes: 0, ..asked(5) }).len(), 2);
+    assert!(granted(house.request_for("t", "wasm32", &asked(1))).is_err());
+    assert_eq!(granted(house.request_for("t", "opencl", &asked(1))).unwrap_err().code, Code::NoCapacity);
+    // A device that is there no more takes no leases.
+    house.register(node("d", 9), 2, Vec::new()).unwrap();
+    assert!(granted(house.request_for("t", "opencl", &asked(1))).unwrap_err().message.contains("no node of"));
+}

@@ -1,0 +1,104 @@
+//! What is known of a build's library once it has been looked at: what executes it, and where, and what it exports.
+
+use std::collections::BTreeSet;
+
+use super::files::find_file;
+use super::manifest::Build;
+use super::{Kind, MANIFEST_FILE, check_function_count, elf, image, invalid, is_name, kernels, wasm};
+use crate::v1::{PackageBuild, PackageFile};
+use crate::{Code, Error};
+
+/// A complete library.
+#[derive(Debug)]
+pub(super) struct Library<'data> {
+    pub(super) kind: Kind,
+    pub(super) architecture: &'static str,
+    /// What it exports that can be called, with names of at most [`super::MAX_SYMBOL_BYTES`].
+    pub(super) functions: BTreeSet<&'data str>,
+}
+
+impl<'data> Library<'data> {
+    /// That of a build among a package's files, if the build can be run.
+    pub(super) fn read(build: &'data Build, files: &'data [PackageFile]) -> Result<Library<'data>, Error> {
+        let file = find_file(files, &build.library)?;
+        let library = match build.kernel_kind()? {
+            Some(kind) => {
+                kernels::check_alone(build)?;
+                kernels::read(kind, build, files)?
+            }
+            None => of_bytes(&file.data).map_err(|reason| invalid(format!("{}: {reason}", file.path)))?,
+        };
+        if build.wasm.is_some() && library.kind != Kind::Wasm {
+            return Err(invalid(format!(
+                "{MANIFEST_FILE} has limits for a WebAssembly module, which {} is not",
+                file.path
+            )));
+        }
+        image::check_pinned(build.image.as_deref())?;
+        if build.image.is_some() && library.kind != Kind::Native {
+            return Err(invalid(format!("{MANIFEST_FILE} names an image, and {} needs none", file.path)));
+        }
+        Ok(library)
+    }
+
+    /// The names of the functions that a build offers: those that it names, or every exported one that C code would call by
+    /// its name, none of the compiler's or of C++.
+    pub(super) fn offered(&self, build: &Build) -> Result<Vec<String>, Error> {
+        if !build.functions.is_empty() {
+            return Ok(build.functions.iter().map(|function| function.name.clone()).collect());
+        }
+        let is_callable = |symbol: &&&str| !symbol.starts_with('_') && is_name(symbol);
+        let callable: Vec<_> = self.functions.iter().filter(is_callable).map(ToString::to_string).collect();
+        if callable.is_empty() {
+            return Err(invalid(match self.kind {
+                Kind::Wasm => "the module exports no function of the type (i32, i32, i32[, i32]) -> i32",
+                _ => "the library exports no C function",
+            }));
+        }
+        check_function_count(callable.len())?;
+        Ok(callable)
+    }
+
+    /// What a manager and nodes know of the build that this is the library of, in a package of these functions.
+    pub(super) fn info(&self, build: &Build, functions: &[String]) -> Result<PackageBuild, Error> {
+        Ok(PackageBuild {
+            kind: self.kind.name().to_owned(),
+            architecture: self.architecture.to_owned(),
+            library: build.library.clone(),
+            network: build.network,
+            image: build.image.clone().unwrap_or_default(),
+            symbols: functions.iter().map(|name| self.symbol(build, name)).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Under which symbol it exports a function.
+    fn symbol(&self, build: &Build, function: &str) -> Result<String, Error> {
+        let named = build.functions.iter().find(|named| named.name == function);
+        let symbol = named.map_or(function, |named| named.symbol());
+        if self.functions.contains(symbol) {
+            return Ok(symbol.to_owned());
+        }
+        let (library, others) = (&build.library, some_of(&self.functions));
+        let message = format!(
+            "the library {library} does not export a function {symbol:?} that can be called, but {others}"
+        );
+        Err(Error::new(Code::MissingSymbol, message))
+    }
+}
+
+fn of_bytes(data: &[u8]) -> Result<Library<'_>, String> {
+    match Kind::of(data) {
+        Kind::Wasm => wasm::read(data),
+        _ => elf::read(data),
+    }
+}
+
+fn some_of(functions: &BTreeSet<&str>) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<_> = functions.iter().take(SHOWN).copied().collect();
+    match functions.len() {
+        0 => "none".to_owned(),
+        n if n > SHOWN => format!("{} and {} more", shown.join(", "), n - SHOWN),
+        _ => shown.join(", "),
+    }
+}

@@ -1,0 +1,351 @@
+//! `sublet.toml`: what a package says of itself. It is one build, or several of the same functions, each for another kind
+//! of processing unit.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+
+use super::{
+    KernelLimits, MANIFEST_FILE, check_function_count, check_name, check_path, image, invalid, kernels,
+};
+use crate::Error;
+
+/// Largest manifest, in bytes.
+pub const MAX_MANIFEST_BYTES: usize = 1 << 20;
+/// Most builds of a package.
+pub const MAX_BUILDS: usize = 16;
+/// Longest symbol that a manifest may name, in bytes.
+pub const MAX_SYMBOL_BYTES: usize = 255;
+/// How long a call of a WebAssembly function may run if its package does not say, in milliseconds.
+pub const DEFAULT_DEADLINE_MS: u64 = 60_000;
+/// The longest time that a package may give its calls, in milliseconds: a day.
+pub const MAX_DEADLINE_MS: u64 = 24 * 60 * 60 * 1000;
+
+/// What `sublet.toml` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manifest {
+    /// The package's name.
+    pub name: String,
+    /// At least one. If any functions are named, all builds name the same ones in the same order: that of their indexes.
+    pub builds: Vec<Build>,
+}
+
+/// A `[[build]]` of a manifest: the functions for one kind of processing unit. A manifest of one build has all this at its
+/// top.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Build {
+    /// The path of the library in the package.
+    pub library: String,
+    /// What the library is, where its first bytes do not say it: `opencl` or `cuda`.
+    pub kind: Option<String>,
+    /// Whether the functions open connections by themselves. Only nodes that lend their network execute them then.
+    #[serde(default)]
+    pub network: bool,
+    /// The OCI image in whose file system the functions run, as `REGISTRY/NAME:TAG@sha256:...`. Without a digest it can
+    /// neither be stored nor run: [`super::pin_image`].
+    pub image: Option<String>,
+    /// The functions that are offered. None: every exported C function.
+    #[serde(default, rename = "function")]
+    pub functions: Vec<ManifestFunction>,
+    /// What calls of a WebAssembly module may take.
+    pub wasm: Option<WasmLimits>,
+    /// How kernels are compiled, and what calls of them may take.
+    pub kernels: Option<KernelLimits>,
+}
+
+/// The `[wasm]` of a manifest: what one call of a WebAssembly function may take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WasmLimits {
+    /// How long it may run, in milliseconds; [`DEFAULT_DEADLINE_MS`] if it is left out.
+    pub deadline_ms: Option<u64>,
+    /// The largest size of its linear memory, in bytes, input and output included; its part of the lease's memory if it is
+    /// left out, and never more.
+    pub memory_bytes: Option<u64>,
+    /// How many units of fuel it may burn, about one for each instruction; any number if it is left out.
+    pub fuel: Option<u64>,
+}
+
+/// One `[[function]]` of a manifest, or what a `[[build.function]]` says otherwise for its build.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ManifestFunction {
+    /// What callers say.
+    pub name: String,
+    /// What the library exports; the same as the name if it is left out. The kernel, of a package of kernels.
+    pub symbol: Option<String>,
+    /// Of a kernel: the path of its program; the build's library if it is left out.
+    pub program: Option<String>,
+    /// Of a kernel: the least number of work-items that execute it; 1 if it is left out.
+    pub items: Option<u32>,
+    /// Of a kernel: as many bytes of input have one work-item; any if it is left out.
+    pub bytes_per_item: Option<u32>,
+    /// Of a kernel: work-items of a group; the driver chooses if it is left out.
+    pub group: Option<u32>,
+}
+
+/// A manifest as it is written, in either form.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Written {
+    name: String,
+    library: Option<String>,
+    kind: Option<String>,
+    network: Option<bool>,
+    image: Option<String>,
+    #[serde(default, rename = "function")]
+    functions: Vec<ManifestFunction>,
+    wasm: Option<WasmLimits>,
+    kernels: Option<KernelLimits>,
+    #[serde(default, rename = "build")]
+    builds: Vec<Build>,
+}
+
+impl Manifest {
+    /// From the text of a `sublet.toml`; names, paths and limits are checked, the libraries are not.
+    ///
+    /// # Errors
+    /// `invalid_package` with what is wrong.
+    pub fn parse(text: &str) -> Result<Manifest, Error> {
+        if text.len() > MAX_MANIFEST_BYTES {
+            return Err(wrong(format!("has {} bytes, at most {MAX_MANIFEST_BYTES} are taken", text.len())));
+        }
+        let written: Written =
+            toml::from_str(text).map_err(|error| invalid(format!("{MANIFEST_FILE}: {}", error.message())))?;
+        let name = written.name.clone();
+        check_name("package", &name)?;
+        let manifest = Manifest { name, builds: written.builds()? };
+        manifest.builds.iter().try_for_each(Build::check)?;
+        Ok(manifest)
+    }
+
+    /// The build of this index.
+    ///
+    /// # Errors
+    /// `invalid_package` without one.
+    pub fn build(&self, index: u32) -> Result<&Build, Error> {
+        let missing = || wrong(format!("has {} builds and none of the index {index}", self.builds.len()));
+        self.builds.get(index as usize).ok_or_else(missing)
+    }
+}
+
+impl Written {
+    /// The builds, each with all of its functions.
+    fn builds(self) -> Result<Vec<Build>, Error> {
+        if self.builds.is_empty() {
+            kernels::check_words(&self.functions, self.kind.is_some())?;
+            return Ok(vec![self.only_build()?]);
+        }
+        self.check_top()?;
+        let Written { functions, builds, .. } = self;
+        if builds.len() > MAX_BUILDS {
+            return Err(wrong(format!("has {} builds, at most {MAX_BUILDS} are taken", builds.len())));
+        }
+        check_functions(&functions)?;
+        let has_kernels = builds.iter().any(|build| build.kind.is_some());
+        kernels::check_words(&functions, has_kernels)?;
+        builds.into_iter().map(|build| build.with_functions(&functions)).collect()
+    }
+
+    fn only_build(self) -> Result<Build, Error> {
+        let missing = || wrong("names no library, and has no [[build]] that does".to_owned());
+        Ok(Build {
+            library: self.library.ok_or_else(missing)?,
+            kind: self.kind,
+            network: self.network.unwrap_or_default(),
+            image: self.image,
+            functions: self.functions,
+            wasm: self.wasm,
+            kernels: self.kernels,
+        })
+    }
+
+    /// Beside builds there is nothing that each of them says for itself.
+    fn check_top(&self) -> Result<(), Error> {
+        let said = [
+            (self.library.is_some(), "library"),
+            (self.kind.is_some(), "kind"),
+            (self.network.is_some(), "network"),
+            (self.image.is_some(), "image"),
+            (self.wasm.is_some(), "[wasm]"),
+            (self.kernels.is_some(), "[kernels]"),
+        ];
+        match said.into_iter().find(|(is_said, _)| *is_said) {
+            Some((_, what)) => {
+                Err(wrong(format!("says {what} beside [[build]], where each build says it for itself")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Build {
+    /// With all of the package's functions: what it says of some goes before what is said of them for all builds.
+    fn with_functions(mut self, functions: &[ManifestFunction]) -> Result<Build, Error> {
+        check_functions(&self.functions)?;
+        kernels::check_words(&self.functions, self.kind.is_some())?;
+        let is_known = |own: &&ManifestFunction| functions.iter().any(|function| function.name == own.name);
+        if let Some(unknown) = self.functions.iter().find(|own| !is_known(own)) {
+            return Err(wrong(format!(
+                "says of the build {} what its function {} is, and has no [[function]] of that name",
+                self.library, unknown.name
+            )));
+        }
+        let of_this =
+            |function: &ManifestFunction| match self.functions.iter().find(|own| own.name == function.name) {
+                Some(own) => own.before(function),
+                None => function.clone(),
+            };
+        self.functions = functions.iter().map(of_this).collect();
+        Ok(self)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        check_path(&self.library)?;
+        self.image.as_deref().map_or(Ok(()), image::check_image)?;
+        check_functions(&self.functions)?;
+        self.check_limits()?;
+        kernels::check_build(self)
+    }
+
+    fn check_limits(&self) -> Result<(), Error> {
+        let limits = self.wasm.unwrap_or_default();
+        if limits.deadline_ms.is_some_and(|ms| !(1..=MAX_DEADLINE_MS).contains(&ms)) {
+            return Err(invalid(format!("{MANIFEST_FILE}: deadline_ms is not 1 to {MAX_DEADLINE_MS}")));
+        }
+        if limits.memory_bytes == Some(0) || limits.fuel == Some(0) {
+            return Err(invalid(format!("{MANIFEST_FILE}: no function runs without memory or fuel")));
+        }
+        Ok(())
+    }
+}
+
+impl ManifestFunction {
+    /// What the library calls it.
+    pub fn symbol(&self) -> &str {
+        self.symbol.as_deref().unwrap_or(&self.name)
+    }
+
+    /// What this says, and the other where this says nothing.
+    fn before(&self, other: &ManifestFunction) -> ManifestFunction {
+        ManifestFunction {
+            name: self.name.clone(),
+            symbol: self.symbol.as_ref().or(other.symbol.as_ref()).cloned(),
+            program: self.program.as_ref().or(other.program.as_ref()).cloned(),
+            items: self.items.or(other.items),
+            bytes_per_item: self.bytes_per_item.or(other.bytes_per_item),
+            group: self.group.or(other.group),
+        }
+    }
+}
+
+fn check_functions(functions: &[ManifestFunction]) -> Result<(), Error> {
+    check_function_count(functions.len())?;
+    let mut seen = BTreeSet::new();
+    for function in functions {
+        check_name("function", &function.name)?;
+        if !seen.insert(&function.name) {
+            return Err(wrong(format!("names the function {} twice", function.name)));
+        }
+        if !(1..=MAX_SYMBOL_BYTES).contains(&function.symbol().len()) {
+            return Err(invalid(format!(
+                "the symbol of function {} has {} bytes, not 1 to {MAX_SYMBOL_BYTES}",
+                function.name,
+                function.symbol().len()
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn wrong(what: String) -> Error {
+    invalid(format!("{MANIFEST_FILE} {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(text: &str) -> String {
+        Manifest::parse(text).unwrap_err().message
+    }
+
+    #[test]
+    fn a_manifest_says_what_is_wrong_with_it() {
+        assert!(message("library = 'a'").contains("name"));
+        assert!(message("name = 'a'").contains("no library"));
+        assert!(message("name = 'a/b'\nlibrary = 'a'").contains("a/b"));
+        assert!(message("name = 'a'\nlibrary = '../a'").contains("../a"));
+        assert!(message("name = 'a'\nlibrary = 'a'\ncolour = 'red'").contains("colour"));
+        let twice = "name='a'\nlibrary='a'\n[[function]]\nname='f'\n[[function]]\nname='f'\nsymbol='g'";
+        assert!(message(twice).contains("f twice"));
+        assert!(message("name='a'\nlibrary='a'\n[[function]]\nname='f'\nsymbol=''").contains("symbol"));
+    }
+
+    const BUILDS: &str = "name = 'p'
+        [[function]]
+        name = 'f'
+        symbol = 'shared'
+        bytes_per_item = 4
+        [[function]]
+        name = 'g'
+        [[build]]
+        library = 'x86/p.so'
+        [[build]]
+        library = 'p.cl'
+        kind = 'opencl'
+        kernels = { deadline_ms = 7 }
+        [[build.function]]
+        name = 'g'
+        symbol = 'g_kernel'
+        program = 'g.cl'
+        items = 2
+        ";
+
+    #[test]
+    fn what_a_build_says_of_a_function_goes_before_what_is_said_for_all() {
+        let Manifest { name, builds } = Manifest::parse(BUILDS).unwrap();
+        let [native, kernels] = &builds[..] else { panic!("{builds:?}") };
+        assert_eq!(
+            (name.as_str(), native.library.as_str(), kernels.library.as_str()),
+            ("p", "x86/p.so", "p.cl")
+        );
+        let symbols = |build: &Build| -> Vec<String> {
+            build.functions.iter().map(|function| function.symbol().to_owned()).collect()
+        };
+        assert_eq!(
+            (symbols(native), symbols(kernels)),
+            (vec!["shared".into(), "g".into()], vec!["shared".into(), "g_kernel".into()])
+        );
+        let [f, g] = &kernels.functions[..] else { panic!("{kernels:?}") };
+        assert_eq!((f.bytes_per_item, f.items, f.program.as_deref()), (Some(4), None, None));
+        assert_eq!((g.bytes_per_item, g.items, g.program.as_deref()), (None, Some(2), Some("g.cl")));
+        let manifest = Manifest { name, builds };
+        assert_eq!(manifest.build(1).unwrap().library, "p.cl");
+        assert!(manifest.build(2).unwrap_err().message.contains("2 builds"));
+    }
+
+    #[test]
+    fn builds_that_contradict_the_package_or_themselves_are_refused() {
+        for (more, named) in [
+            ("[[build.function]]\nname = 'h'", "no [[function]]"),
+            ("[[build.function]]\nname = 'g'", "g twice"),
+            ("[[build]]\nlibrary = 'q.so'\n[[build.function]]\nname = 'f'\nitems = 1", "items"),
+            ("[[build]]\nlibrary = '/q.so'", "/q.so"),
+            ("[[build]]\nlibrary = 'q.so'\ncolour = 'red'", "colour"),
+            ("[[build]]\nkind = 'cuda'", "library"),
+            (&"[[build]]\nlibrary = 'q.so'\n".repeat(MAX_BUILDS - 1), "17 builds"),
+        ] {
+            let message = message(&format!("{BUILDS}\n{more}"));
+            assert!(message.contains(named), "{message}");
+        }
+        for top in
+            ["library = 'a'", "kind = 'cuda'", "network = true", "image = 'a'", "wasm = {}", "kernels = {}"]
+        {
+            assert!(message(&format!("{top}\n{BUILDS}")).contains("beside [[build]]"), "{top}");
+        }
+        let native = "name='p'\n[[function]]\nname='f'\nitems=1\n[[build]]\nlibrary='p.so'";
+        assert!(message(native).contains("items"), "no build has kernels");
+    }
+}
