@@ -4,6 +4,7 @@
 //! nothing of Sublet and depend on no crate, so that this compiles in a second on a fresh clone.
 
 mod bench;
+mod cgroup_vm;
 mod deny;
 mod fuzz;
 mod gpu_check;
@@ -14,6 +15,7 @@ mod sim;
 mod step;
 mod test;
 mod verbs_vm;
+mod vm;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -42,6 +44,11 @@ const CHORES: &[Chore] = &[
         usage: "verbs-vm [--only PART,...] [--limit SECONDS]",
         help: "the fabric's suite and latency over verbs, in an emulated machine",
         run: verbs_vm::chore,
+    },
+    Chore {
+        usage: "cgroup-vm [--only PART,...] [--limit SECONDS]",
+        help: "the sandboxes' tests with cgroup v2, in an emulated machine",
+        run: cgroup_vm::chore,
     },
     Chore {
         usage: "gpu-check",

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use super::read;
+use crate::vm::read;
 
 /// What is shown, and the fields in which the fabric's measurement has it.
 const COUNTED: [(&str, &str); 4] = [

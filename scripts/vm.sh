@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# An emulated machine with Debian's kernel, whose network card is software (rdma_rxe). `cargo xtask verbs-vm` calls it:
-#   verbs-vm.sh prepare      installs and fetches what is missing; where that cannot be, says "skipped: " and why
-#   verbs-vm.sh boot SHARE   boots it, at most LIMIT_S seconds; it runs SHARE/guest.sh (see verbs-vm/enter.sh)
+# An emulated machine with Debian's kernel. `cargo xtask verbs-vm` and `cargo xtask cgroup-vm` call it:
+#   vm.sh prepare PACKAGE...   installs and fetches what is missing, and these, which the guest uses; where that cannot be,
+#                              says "skipped: " and why
+#   vm.sh boot SHARE           boots it, at most LIMIT_S seconds; it runs SHARE/guest.sh (see vm/enter.sh)
 # The guest sees this machine's file system, read-only, and SHARE, which it may write. It does not outlive this script,
 # however that ends.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 export PATH=$PATH:/usr/sbin:/sbin
 
-readonly CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/sublet-verbs-vm
+readonly CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/sublet-vm
 # With two processors round trips take milliseconds: the network card is a kernel thread.
 readonly PROCESSORS=3
 # Taken as it is used.
 readonly MEMORY=${SUBLET_VM_MEMORY:-4G}
 readonly LIMIT_S=${LIMIT_S:-3600}
-readonly PACKAGES=(qemu-system-x86 busybox-static kmod iproute2 rdma-core ibverbs-providers libfabric1 perftest)
+readonly PACKAGES=(qemu-system-x86 busybox-static kmod)
 # In the order of loading.
 readonly EARLY_MODULES=(virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci netfs fscache 9pnet
     9pnet_virtio 9p overlay)
@@ -26,7 +27,7 @@ skip() {
 
 install_packages() {
     local missing=() package
-    for package in "${PACKAGES[@]}"; do
+    for package in "${PACKAGES[@]}" "$@"; do
         dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q '^install ok installed' || missing+=("$package")
     done
     [[ ${#missing[@]} -gt 0 ]] || return 0
@@ -55,7 +56,7 @@ fetch_kernel() {
 
 prepare() {
     command -v apt-get >/dev/null || skip "there is no apt-get, which would fetch the kernel to boot"
-    install_packages
+    install_packages "$@"
     command -v qemu-system-x86_64 >/dev/null || skip "there is no qemu-system-x86_64"
     fetch_kernel
 }
@@ -69,7 +70,7 @@ make_initrd() {
         find "$CACHE/kernel/lib/modules/$version" -name "${EARLY_MODULES[place]}.ko" \
             -exec cp {} "$work/tree/modules/$((place + 10))-${EARLY_MODULES[place]}.ko" \;
     done
-    install -m 755 "$here/verbs-vm/init.sh" "$work/tree/init"
+    install -m 755 "$here/vm/init.sh" "$work/tree/init"
     (cd "$work/tree" && find . | busybox cpio -o -H newc 2>/dev/null | gzip -1 >"$work/initrd.gz")
 }
 
@@ -106,7 +107,7 @@ boot() {
     trap 'exit 130' INT
     trap 'exit 143' TERM HUP
     make_initrd "$work" "$version"
-    cp "$here/verbs-vm/enter.sh" "$here/verbs-vm/latency.sh" "$share/"
+    cp "$here/vm/"*.sh "$share/"
     : >"$share/progress"
     echo "booting $version in emulation: $PROCESSORS processors, $MEMORY of memory, at most $LIMIT_S s"
     start_machine "$share" "$work" "$version"
@@ -131,10 +132,10 @@ follow() {
 }
 
 case ${1-} in
-prepare) prepare ;;
+prepare) prepare "${@:2}" ;;
 boot) boot "$(realpath "$2")" ;;
 *)
-    sed -n '2,6s/^# //p' "$0" >&2
+    sed -n '2,7s/^# //p' "$0" >&2
     exit 2
     ;;
 esac

@@ -94,8 +94,8 @@ impl PartOutcome {
 }
 
 /// For people.
-pub fn table(outcomes: &[PartOutcome]) -> String {
-    let mut table = format!("{:<14}{:<10}{:>8}{:>8}{:>8}  \n", "over verbs", "", "passed", "failed", "time");
+pub fn table(title: &str, outcomes: &[PartOutcome]) -> String {
+    let mut table = format!("{title:<14}{:<10}{:>8}{:>8}{:>8}  \n", "", "passed", "failed", "time");
     for outcome in outcomes {
         let count =
             |of: fn((u64, u64)) -> u64| outcome.tests.map_or("-".to_owned(), |tests| of(tests).to_string());
@@ -187,7 +187,7 @@ mod tests {
 
     fn of(status: &str, log: &str) -> PartOutcome {
         let kind = Kind::Tests { program: "conformance", arguments: "a::", limit_s: 7 };
-        PartOutcome::of(&Part { name: "a", kind }, status, log)
+        PartOutcome::of(&Part::new("a", kind), status, log)
     }
 
     #[test]
@@ -199,7 +199,7 @@ mod tests {
         let fails =
             of("101 3\n", "test a::one ... FAILED\ntest result: FAILED. 1 passed; 1 failed; 0 ignored\n");
         assert_eq!((fails.ended, fails.tests, &*fails.reasons[0]), (Ended::Failed, Some((1, 1)), "a::one"));
-        assert!(table(&[fails]).contains("FAILED"));
+        assert!(table("a", &[fails]).contains("FAILED"));
     }
 
     #[test]

@@ -1,0 +1,164 @@
+//! An emulated machine with Debian's kernel, for what the one at hand has not.
+//!
+//! [`scripts/vm.sh`](../../scripts/vm.sh) boots it in QEMU, which emulates the processor: times mean nothing by themselves.
+//! The guest runs one [part](parts) after the other and leaves a log and a status for each in the folder that it shares with
+//! this machine, so that what was done by then is known even if the rest never is.
+
+pub mod outcome;
+pub mod parts;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use crate::options::Options;
+use crate::step::{Outcome, Show, Step};
+use crate::{cargo, root};
+use outcome::{Ended, PartOutcome};
+use parts::Part;
+
+/// How long the emulated machine may run, in seconds, if nobody says anything.
+const LIMIT_S: u64 = 3600;
+const SCRIPT: &str = "scripts/vm.sh";
+/// Where the folder is that a guest shares.
+const SHARES: &str = "target/xtask";
+/// How the script says that it cannot.
+const SKIPPED: &str = "skipped: ";
+/// Lines of a failed part's log that are shown.
+const SHOWN_LINES: usize = 40;
+
+/// What one chore does in an emulated machine.
+pub struct Guest {
+    /// The chore's name, and its shared folder's.
+    pub name: &'static str,
+    /// What stands over the table of its parts.
+    pub title: &'static str,
+    /// Debian's packages that the guest uses.
+    pub packages: &'static [&'static str],
+    /// What it does, what is short first.
+    pub parts: &'static [Part],
+    /// What its script begins with.
+    pub begin: &'static str,
+    /// Puts what it needs into the shared folder.
+    pub furnish: fn(&Path) -> io::Result<()>,
+    /// More of what it found, for people and as a field of JSON with a comma before it.
+    pub more: fn(&Path) -> (String, String),
+}
+
+impl Guest {
+    /// Builds, boots, prints what the guest found.
+    pub fn chore(&self, mut options: Options) -> io::Result<ExitCode> {
+        let parts = parts::chosen(self.parts, options.take("only").as_deref())?;
+        let limit_s = match options.take("limit") {
+            Some(text) => {
+                text.parse().map_err(|_| io::Error::other(format!("{text:?} is no number of seconds")))?
+            }
+            None => LIMIT_S,
+        };
+        options.end()?;
+        let mut step = Step::start(self.name, Show::Everything)?;
+        let outcome = self.run(&mut step, &parts, limit_s)?;
+        let is_failed = matches!(outcome, Outcome::Failed);
+        step.finish(outcome)?;
+        Ok(if is_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    }
+
+    fn run(&self, step: &mut Step, parts: &[Part], limit_s: u64) -> io::Result<Outcome> {
+        let (prepared, lines) = step.run_and_keep(self.prepare())?;
+        if !prepared {
+            let reason = lines.iter().find_map(|line| line.strip_prefix(SKIPPED));
+            return Ok(reason.map_or(Outcome::Failed, |reason| Outcome::Skipped(reason.to_owned())));
+        }
+        let share = self.make_share(parts)?;
+        let is_done = step.run(boot(&share, limit_s))?;
+        let outcomes: Vec<_> = parts.iter().map(|part| PartOutcome::read(part, &share)).collect();
+        show_failed(&outcomes, &share);
+        let (text, fields) = (self.more)(&share);
+        println!("\n{}{text}", outcome::table(self.title, &outcomes));
+        let json = format!("{{\"parts\": {}{fields}}}\n", outcome::json(&outcomes));
+        std::fs::write(share.join("result.json"), json)?;
+        println!("the same as JSON, and the guest's logs: {SHARES}/{}/result.json\n", self.name);
+        let to_run = outcomes.iter().filter(|outcome| outcome.was_to_run());
+        to_run.for_each(|outcome| step.count(outcome.is_good()));
+        Ok(Outcome::from(is_done && outcomes.iter().all(PartOutcome::is_good)))
+    }
+
+    /// Has the script install and fetch what is missing.
+    fn prepare(&self) -> Command {
+        let mut command = Command::new(root().join(SCRIPT));
+        command.arg("prepare").args(self.packages).current_dir(root());
+        command
+    }
+
+    /// A folder with programs, and with what is to be done.
+    fn make_share(&self, parts: &[Part]) -> io::Result<PathBuf> {
+        let share = root().join(SHARES).join(self.name);
+        if share.exists() {
+            std::fs::remove_dir_all(&share)?;
+        }
+        std::fs::create_dir_all(&share)?;
+        (self.furnish)(&share)?;
+        std::fs::write(share.join("guest.sh"), parts::guest(self.begin, parts))?;
+        Ok(share)
+    }
+}
+
+/// Has the script boot. It ends with this process, however that ends: the emulated machine must not outlive it.
+fn boot(share: &Path, limit_s: u64) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "TERM", "--"]).arg(root().join(SCRIPT)).arg("boot").arg(share);
+    command.env("LIMIT_S", limit_s.to_string()).current_dir(root());
+    command
+}
+
+/// Builds one program of a package (as `--test NAME`), and says where it is.
+pub fn build(package: &str, target: [&str; 2]) -> io::Result<PathBuf> {
+    let mut command = cargo();
+    command.args(["build", "--release", "-p", package, "--message-format=json-render-diagnostics"]);
+    let output = command.args(target).stderr(Stdio::inherit()).output()?;
+    let messages = String::from_utf8_lossy(&output.stdout);
+    let executable = messages.lines().rev().find_map(|line| {
+        let name = format!("\"name\":\"{}\"", target[1]);
+        line.contains(&name).then(|| text_field(line, "executable")).flatten()
+    });
+    match executable {
+        Some(path) if output.status.success() => Ok(PathBuf::from(path)),
+        _ => Err(io::Error::other(format!("{} could not be built", target[1]))),
+    }
+}
+
+/// What the parts that failed wrote last.
+fn show_failed(outcomes: &[PartOutcome], share: &Path) {
+    for PartOutcome { name, .. } in outcomes.iter().filter(|outcome| outcome.ended == Ended::Failed) {
+        let log = read(share, &format!("{name}.log"));
+        let lines: Vec<_> = log.lines().collect();
+        println!("\nthe end of {}/{name}.log:", share.display());
+        for line in &lines[lines.len().saturating_sub(SHOWN_LINES)..] {
+            println!("    {line}");
+        }
+    }
+}
+
+/// A file that the guest may have left.
+pub fn read(share: &Path, name: &str) -> String {
+    let bytes = std::fs::read(share.join(name)).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// A text field of a JSON object that has no escapes in it.
+fn text_field(line: &str, name: &str) -> Option<String> {
+    let rest = line.split(&format!("\"{name}\":\"")).nth(1)?;
+    Some(rest.split('"').next()?.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_executable_is_found_in_cargos_messages() {
+        let line = r#"{"target":{"name":"ofi"},"executable":"/a/b/ofi-1","fresh":true}"#;
+        assert_eq!(text_field(line, "executable").as_deref(), Some("/a/b/ofi-1"));
+        assert_eq!(text_field(r#"{"executable":null}"#, "executable"), None);
+    }
+}

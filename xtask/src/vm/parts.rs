@@ -1,0 +1,89 @@
+//! What a guest does, part by part, and what it leaves out.
+
+use std::fmt::Write;
+use std::io;
+
+/// One line of the result.
+#[derive(Clone, Copy)]
+pub struct Part {
+    pub name: &'static str,
+    pub kind: Kind,
+    /// Done only if it is named, for this reason.
+    pub unless_named: Option<&'static str>,
+}
+
+/// What there is to do for it.
+#[derive(Clone, Copy)]
+pub enum Kind {
+    /// Tests: the program, and which of them.
+    Tests { program: &'static str, arguments: &'static str, limit_s: u64 },
+    /// A command that measures.
+    Measurement { command: &'static str, limit_s: u64 },
+    /// Nothing, and why.
+    LeftOut(&'static str),
+}
+
+impl Part {
+    /// One that is done if nobody says otherwise.
+    pub const fn new(name: &'static str, kind: Kind) -> Part {
+        Part { name, kind, unless_named: None }
+    }
+}
+
+/// All parts, or those that are named, separated by commas.
+pub fn chosen(parts: &[Part], only: Option<&str>) -> io::Result<Vec<Part>> {
+    let Some(only) = only else {
+        let unless_named = |part: &Part| match part.unless_named {
+            Some(reason) => Part { kind: Kind::LeftOut(reason), ..*part },
+            None => *part,
+        };
+        return Ok(parts.iter().map(unless_named).collect());
+    };
+    let unknown = |name: &str| {
+        let names: Vec<_> = parts.iter().map(|part| part.name).collect();
+        io::Error::other(format!("there is no part {name:?}, only {}", names.join(", ")))
+    };
+    let named = |name| parts.iter().find(|part| part.name == name).copied();
+    only.split(',').map(|name| named(name).ok_or_else(|| unknown(name))).collect()
+}
+
+/// The guest's script: see `part` in `scripts/vm/enter.sh`.
+pub fn guest(begin: &str, parts: &[Part]) -> String {
+    let mut script = format!("{begin}\n");
+    for Part { name, kind, .. } in parts {
+        // Writing to a string cannot fail.
+        let _ = match kind {
+            Kind::Tests { program, arguments, limit_s } => writeln!(
+                script,
+                "part {name} {limit_s} ./{program} {arguments} --test-threads 1 --show-output"
+            ),
+            Kind::Measurement { command, limit_s } => writeln!(script, "part {name} {limit_s} {command}"),
+            Kind::LeftOut(_) => Ok(()),
+        };
+    }
+    script
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PARTS: [Part; 3] = [
+        Part::new("one", Kind::Tests { program: "tests", arguments: "one::", limit_s: 7 }),
+        Part {
+            unless_named: Some("it takes long"),
+            ..Part::new("large", Kind::Measurement { command: "measure", limit_s: 8 })
+        },
+        Part::new("none", Kind::LeftOut("there is nothing")),
+    ];
+
+    #[test]
+    fn parts_are_chosen_by_name_and_unknown_ones_are_refused() {
+        let all = chosen(&PARTS, None).unwrap();
+        assert!(all.len() == PARTS.len() && !guest("begin", &all).contains("part large"));
+        let script = guest("begin", &chosen(&PARTS, Some("large,none")).unwrap());
+        assert_eq!(script, "begin\npart large 8 measure\n");
+        assert!(guest("", &all).contains("part one 7 ./tests one:: --test-threads 1"));
+        assert!(chosen(&PARTS, Some("one,else")).err().unwrap().to_string().contains("\"else\""));
+    }
+}
