@@ -15,7 +15,7 @@
 //! What comes back is machine code that the tenant could have sent as such: it runs in the tenant's own process.
 
 mod confine;
-mod wire;
+pub(crate) mod wire;
 
 use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};

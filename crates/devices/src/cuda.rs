@@ -13,7 +13,7 @@
 //! hardware keeps other processes' memory apart. After that every operation fails, and the process has to be replaced.
 
 mod ffi;
-mod formats;
+pub(crate) mod formats;
 mod live;
 
 use std::ffi::CString;

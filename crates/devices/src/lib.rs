@@ -30,6 +30,8 @@ mod bytes;
 pub mod cuda;
 mod driver;
 mod error;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod image;
 pub mod keep_alive;
 mod lane;

@@ -9,7 +9,7 @@ const OBJECT: u64 = 2;
 const BINARY: u64 = 3;
 
 /// Parts that own what they were read from.
-pub(super) struct Parts(Vec<Owned>);
+pub(crate) struct Parts(Vec<Owned>);
 
 enum Owned {
     Source { text: String, options: String, kernels: Vec<String>, prefix: String },
@@ -35,7 +35,7 @@ impl Owned {
     }
 }
 
-pub(super) fn encode_job(identity: &str, parts: &[Part<'_>]) -> Vec<u8> {
+pub(crate) fn encode_job(identity: &str, parts: &[Part<'_>]) -> Vec<u8> {
     let mut writer = Writer::default();
     writer.field(identity.as_bytes());
     writer.number(parts.len() as u64);
@@ -61,7 +61,7 @@ pub(super) fn encode_job(identity: &str, parts: &[Part<'_>]) -> Vec<u8> {
     writer.0
 }
 
-pub(super) fn decode_job(bytes: &[u8]) -> Option<(String, Parts)> {
+pub(crate) fn decode_job(bytes: &[u8]) -> Option<(String, Parts)> {
     let mut reader = Reader(bytes);
     let identity = reader.text()?;
     let count = reader.count().filter(|count| *count <= MAX_VECTOR)?;
@@ -85,7 +85,7 @@ fn decode_part(reader: &mut Reader<'_>) -> Option<Owned> {
 }
 
 /// A whole build, or why nothing could be built.
-pub(super) fn encode_answer(built: &Result<Build, String>) -> Vec<u8> {
+pub(crate) fn encode_answer(built: &Result<Build, String>) -> Vec<u8> {
     let mut writer = Writer::default();
     let build = match built {
         Ok(build) => build,
@@ -116,7 +116,7 @@ pub(super) fn encode_answer(built: &Result<Build, String>) -> Vec<u8> {
 }
 
 /// What [`encode_answer`] wrote for so many parts; nothing if it is not that.
-pub(super) fn decode_answer(bytes: &[u8], parts: usize) -> Option<Result<Build, String>> {
+pub(crate) fn decode_answer(bytes: &[u8], parts: usize) -> Option<Result<Build, String>> {
     let mut reader = Reader(bytes);
     if reader.number()? == 0 {
         return Some(Err(said(reader.field()?)));

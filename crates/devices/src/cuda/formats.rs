@@ -5,7 +5,7 @@
 
 /// What a program is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Format {
+pub(crate) enum Format {
     /// Machine code for one kind of GPU: an ELF file.
     Cubin,
     /// Several of those, and PTX.
@@ -25,7 +25,7 @@ const SEGMENT_BYTES: usize = 56;
 const NO_BITS: u32 = 8;
 
 /// What these bytes are; or in what they are not whole.
-pub(super) fn check(bytes: &[u8]) -> Result<Format, String> {
+pub(crate) fn check(bytes: &[u8]) -> Result<Format, String> {
     match number::<4>(bytes, 0).map(|magic| magic as u32) {
         Some(0x464C_457F) => check_cubin(bytes).map(|()| Format::Cubin),
         Some(FATBIN) => check_fatbin(bytes).map(|()| Format::Fatbin),

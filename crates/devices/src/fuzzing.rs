@@ -1,0 +1,37 @@
+//! What the fuzz target `devices` reaches: everything that is read of bytes which another process has written. Compiled for
+//! it alone.
+
+use crate::builder::wire;
+use crate::cuda::formats;
+use crate::image::Image;
+use crate::store::record;
+
+/// Parts of an image or an answer that are expected; any number does.
+const PARTS: usize = 2;
+
+/// Reads bytes as the kind says. What is read holds together.
+///
+/// # Panics
+/// If it does not.
+pub fn read(kind: u8, bytes: &[u8]) {
+    match kind % 5 {
+        0 => {
+            if let Some(image) = Image::decode(bytes, PARTS) {
+                assert!(image.places.iter().all(|place| place.program < image.programs.len()));
+                assert_eq!(image.encode(), bytes);
+            }
+        }
+        1 => drop(record::decode(bytes.to_vec(), &[0; 32])),
+        2 => {
+            if let Some((identity, parts)) = wire::decode_job(bytes) {
+                assert_eq!(wire::encode_job(&identity, &parts.borrowed()), bytes);
+            }
+        }
+        3 => {
+            if let Some(Ok(build)) = wire::decode_answer(bytes, PARTS) {
+                assert!(build.parts.iter().flatten().all(|part| part.program < build.programs.len()));
+            }
+        }
+        _ => drop(formats::check(bytes)),
+    }
+}

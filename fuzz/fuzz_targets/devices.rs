@@ -1,0 +1,9 @@
+//! Of kernels: images, what is kept on a disk, what a builder is told and answers, and CUDA's formats.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: (u8, &[u8])| {
+    let (kind, bytes) = input;
+    sublet_devices::fuzzing::read(kind, bytes);
+});
