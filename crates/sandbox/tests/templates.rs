@@ -160,7 +160,7 @@ say(abs(numpy.linalg.inv(matrix) @ matrix - numpy.eye(300)).max() < 1e-6, len(os
     let cores = std::thread::available_parallelism().unwrap().get();
     for (limited, expected) in [(Vec::new(), cores), (vec![0], 1)] {
         // Without the right to bound cores it has all.
-        let expected = if support::is_root() { expected } else { cores };
+        let expected = if support::is_bounded("cpuset") { expected } else { cores };
         let (said, exit) = house.run_with(&[], |spec| {
             of_text(&house, text, &["numpy"])(spec);
             spec.limits.processes = Some(128);

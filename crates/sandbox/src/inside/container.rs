@@ -1,7 +1,7 @@
 //! A container's root: the layers of an image, and over them what the sandbox writes.
 //!
-//! Nothing in an image is trusted. A link in it leads nowhere but to the image, since what is put into it is put there only
-//! when it is the root already and nothing else can be reached.
+//! Nothing in an image is trusted. A link in it leads nowhere but to the image: the places for what is put into it are made in
+//! a layer of our own over it, and it is put there only when that is the root already and nothing else can be reached.
 
 use std::ffi::CString;
 use std::fs::{self, DirBuilder, File, Permissions};
@@ -15,7 +15,7 @@ use rustix::mount::{MountFlags, mount};
 use super::Plan;
 use super::plan::LayerMounts;
 use super::root::{MountPoint, SCRATCH_POINT, attach, copy, is_folder, make_root, mount_scratch};
-use crate::{MAX_LAYERS, SCRATCH};
+use crate::MAX_LAYERS;
 
 /// Of the common root, shown in every container.
 const SHOWN: [&str; 2] = ["proc", "dev"];
@@ -35,13 +35,11 @@ pub(super) fn enter(plan: &Plan, image: &LayerMounts) -> io::Result<()> {
     make_root()?;
     for shown in shown {
         let (path, mount) = shown?;
-        show(Path::new(path), &mount)?;
+        attach(&mount, Path::new(path))?;
     }
     for (MountPoint(path), mount) in &plan.mounts {
-        show(Path::new(path), mount)?;
+        attach(mount, Path::new(path))?;
     }
-    make_folder(Path::new(SCRATCH))?;
-    fs::set_permissions(SCRATCH, Permissions::from_mode(0o1777))?;
     Ok(rustix::process::chdir(image.working_folder.as_c_str())?)
 }
 
@@ -50,13 +48,31 @@ pub(super) fn enter(plan: &Plan, image: &LayerMounts) -> io::Result<()> {
 pub(super) fn prepare(folder: &str, plan: &Plan, image: &LayerMounts) -> io::Result<()> {
     mount_scratch(folder, plan.scratch_bytes, OWN_FILES, "755", MountFlags::empty())?;
     rustix::process::chdir(folder)?;
+    [ROOT, UPPER, "work", "layers"].into_iter().try_for_each(make_folder)?;
+    // A runtime makes them by itself.
+    if !plan.is_delegated() {
+        make_places(plan)?;
+    }
     mount_layers(&image.layers)
 }
 
+fn make_folder(path: impl AsRef<Path>) -> io::Result<()> {
+    DirBuilder::new().mode(0o755).create(path)
+}
+
+/// Makes the places where things are mounted, and the one for what is written, over whatever the image has there. A folder that
+/// takes the place of something else once the layers are mounted would need an attribute that tmpfs has only since Linux 6.6.
+fn make_places(plan: &Plan) -> io::Result<()> {
+    let upper = Path::new(UPPER);
+    SHOWN.into_iter().chain([SCRATCH_POINT]).try_for_each(|folder| make_folder(upper.join(folder)))?;
+    fs::set_permissions(upper.join(SCRATCH_POINT), Permissions::from_mode(0o1777))?;
+    plan.mounts.iter().try_for_each(|(MountPoint(path), mount)| match is_folder(mount)? {
+        true => make_folder(upper.join(path)),
+        false => File::create(upper.join(path)).map(drop),
+    })
+}
+
 fn mount_layers(layers: &[OwnedFd]) -> io::Result<()> {
-    for folder in [ROOT, UPPER, "work", "layers"] {
-        DirBuilder::new().mode(0o755).create(folder)?;
-    }
     for (number, layer) in layers.iter().enumerate() {
         let place = format!("layers/{number}");
         fs::create_dir(&place)?;
@@ -68,34 +84,4 @@ fn mount_layers(layers: &[OwnedFd]) -> io::Result<()> {
     let options = format!("lowerdir={},upperdir={UPPER},workdir=work,userxattr", lower.join(":"));
     let flags = MountFlags::NOSUID | MountFlags::NODEV;
     Ok(mount("overlay", ROOT, "overlay", flags, Some(CString::new(options)?.as_c_str()))?)
-}
-
-/// Mounts it at a path of the image, where whatever is in the way is none any more.
-fn show(path: &Path, mount: &OwnedFd) -> io::Result<()> {
-    path.parent().map_or(Ok(()), fs::create_dir_all)?;
-    if is_folder(mount)? {
-        make_folder(path)?;
-    } else {
-        remove_unless(path, |kind| kind.is_file())?;
-        File::options().append(true).create(true).open(path)?;
-    }
-    attach(mount, path)
-}
-
-fn make_folder(path: &Path) -> io::Result<()> {
-    remove_unless(path, |kind| kind.is_dir())?;
-    match fs::create_dir(path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => Ok(()),
-    }
-}
-
-fn remove_unless(path: &Path, is_right: impl Fn(fs::FileType) -> bool) -> io::Result<()> {
-    match fs::symlink_metadata(path).map(|metadata| metadata.file_type()) {
-        Ok(kind) if is_right(kind) => Ok(()),
-        Ok(kind) if kind.is_dir() => fs::remove_dir_all(path),
-        Ok(_) => fs::remove_file(path),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(error),
-    }
 }

@@ -15,12 +15,13 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 use sublet_sandbox::{
-    Devices, Exit, Image, Interpreter, Kind, Language, Limits, Made, Network, Program, Sandboxes, Signal,
-    Spec, State, Template, USER,
+    Devices, Exit, Finding, Image, Interpreter, Kind, Language, Limits, Made, Network, Program, Sandboxes,
+    Signal, Spec, State, Strength, Template, USER, strengths,
 };
 use tempfile::TempDir;
 
 pub const MIB: u64 = 1 << 20;
+const SPAWNER: &str = env!("CARGO_BIN_EXE_sublet-spawner");
 /// After this long something that should have happened never will.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -79,7 +80,7 @@ impl House {
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
         let root = folder.path().join("root");
         fs::create_dir(&root).unwrap();
-        let spawner = Path::new(env!("CARGO_BIN_EXE_sublet-spawner"));
+        let spawner = Path::new(SPAWNER);
         let sandboxes = Sandboxes::open(spawner, &root, shown).unwrap();
         House { sort, sandboxes, folder }
     }
@@ -212,7 +213,7 @@ pub fn template_of(language: Language, interpreter: &Interpreter, imports: &[&st
     Template {
         language,
         interpreter: interpreter.program.clone(),
-        adapter: Path::new(env!("CARGO_BIN_EXE_sublet-spawner")).with_file_name(language.adapter()),
+        adapter: Path::new(SPAWNER).with_file_name(language.adapter()),
         imports: imports.iter().map(ToString::to_string).collect(),
     }
 }
@@ -305,7 +306,14 @@ fn compile(flags: &[&str], to: &Path) {
     assert!(compiled.success());
 }
 
-/// Whether this test has the rights to limit memory and processes and to be several users.
+/// Whether control groups bound this here: `memory`, `pids` or `cpuset`. Root may make groups, and whoever was handed one.
+pub fn is_bounded(controller: &str) -> bool {
+    static FOUND: OnceLock<Vec<Finding>> = OnceLock::new();
+    let found = FOUND.get_or_init(|| strengths(Path::new(SPAWNER), Path::new("/usr")).unwrap());
+    found.iter().any(|finding| finding.wall == controller && finding.strength == Strength::Full)
+}
+
+/// Whether this test has the rights to be several users.
 pub fn is_root() -> bool {
     rustix::process::getuid().is_root()
 }

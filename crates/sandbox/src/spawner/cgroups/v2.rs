@@ -133,9 +133,17 @@ impl Drop for Group {
 
 /// Has the controllers in a group, and in those in it; says which are.
 fn enable(parent: &Path, folder: &Path) -> Vec<&'static str> {
-    let turn_on = |group: &Path, controller: &str| {
-        fs::write(group.join("cgroup.subtree_control"), format!("+{controller}")).is_ok()
+    let turn_on = |controllers: &[&'static str]| {
+        let words: Vec<_> = controllers.iter().map(|controller| format!("+{controller}")).collect();
+        let all = words.join(" ");
+        [parent, folder].iter().all(|group| fs::write(group.join("cgroup.subtree_control"), &all).is_ok())
     };
-    let both = |&controller: &&'static str| turn_on(parent, controller) && turn_on(folder, controller);
-    CONTROLLERS.into_iter().filter(both).collect()
+    // All that is needed at once, or nothing: a group with processes in it would take some of them, and none of the others
+    // ever after.
+    let (needed, more) = CONTROLLERS.split_at(NEEDED);
+    if !turn_on(needed) {
+        return Vec::new();
+    }
+    let more = more.iter().filter(|controller| turn_on(&[controller]));
+    needed.iter().chain(more).copied().collect()
 }
