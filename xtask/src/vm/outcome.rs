@@ -60,7 +60,8 @@ impl PartOutcome {
         let mut reasons = left_out(log);
         let did_something = tally.is_none_or(|tally| tally.passed > 0);
         let skipped = log.lines().filter(|line| line.starts_with("skipped")).count() as u64;
-        let all_skipped = tally.is_some_and(|tally| skipped >= tally.passed)
+        let all_skipped = skipped > 0
+            && tally.is_none_or(|tally| skipped >= tally.passed)
             && !log.lines().any(|line| line.starts_with("over "));
         let ended = match () {
             () if status != 0 || !did_something => Ended::Failed,
