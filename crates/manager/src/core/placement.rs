@@ -171,26 +171,25 @@ impl Classes {
         ClassKey(at as u16)
     }
 
-    /// Where a package can be executed, on processing units of this kind or, if none is said, of all: the best first.
-    fn choices(&self, package: &PackageInfo, pu: &str, terms: &Terms) -> Vec<Choice> {
-        let wanted = |class: &Class| pu.is_empty() || class.pu == pu;
-        let build_for = |class: &Class| {
+    /// Where a package can be executed, on processing units of this kind or, if none is said, of all, in no order.
+    fn fitting(&self, package: &PackageInfo, pu: &str) -> impl Iterator<Item = Choice> {
+        let wanted = move |class: &Class| pu.is_empty() || class.pu == pu;
+        let build_for = move |class: &Class| {
             package.builds.iter().position(|build| runs_on(&build.architecture, &class.architecture))
         };
-        let classes = self.known.iter().enumerate().filter(|(_, class)| wanted(class));
-        let mut choices: Vec<_> = classes
-            .filter_map(|(at, class)| {
-                Some(Choice { class: ClassKey(at as u16), build: build_for(class)? as u32 })
-            })
-            .collect();
-        if choices.len() > 1 {
-            choices.sort_by_cached_key(|choice| {
-                let class = &self.known[usize::from(choice.class.0)];
-                let room = &class.ranks[usize::from(terms.shared)];
-                (terms.busy_second(&class.price), choice.build, Reverse((room.free, room.capacity)))
-            });
-        }
-        choices
+        let classes = self.known.iter().enumerate().filter(move |(_, class)| wanted(class));
+        classes.filter_map(move |(at, class)| {
+            Some(Choice { class: ClassKey(at as u16), build: build_for(class)? as u32 })
+        })
+    }
+
+    /// The best first.
+    fn rank(&self, choices: &mut [Choice], terms: &Terms) {
+        choices.sort_by_cached_key(|choice| {
+            let class = &self.known[usize::from(choice.class.0)];
+            let room = &class.ranks[usize::from(terms.shared)];
+            (terms.busy_second(&class.price), choice.build, Reverse((room.free, room.capacity)))
+        });
     }
 
     fn get(&self, class: ClassKey) -> Option<&Class> {
@@ -208,9 +207,7 @@ impl Classes {
     /// Whether any node takes leases for such workers, full or not.
     pub(super) fn has_nodes(&self, request: &Request) -> bool {
         let Request { package, pu, terms, .. } = request;
-        self.choices(package, pu, terms)
-            .iter()
-            .any(|choice| self.ranked(choice.class, terms.shared).capacity > 0)
+        self.fitting(package, pu).any(|choice| self.ranked(choice.class, terms.shared).capacity > 0)
     }
 
     fn name(&self, class: ClassKey) -> String {
@@ -248,19 +245,33 @@ pub(super) fn place(
     chance: &mut Chance,
 ) -> Result<(Choice, Vec<Part>), Error> {
     let Request { package, pu, terms, .. } = request;
-    let choices = nodes.classes.choices(package, pu, terms);
+    let mut fitting = nodes.classes.fitting(package, pu);
+    match (fitting.next(), fitting.next()) {
+        (None, _) => Err(no_class(package, pu)),
+        (Some(only), None) => place_in(nodes, only.class, terms, chance).map(|parts| (only, parts)),
+        (Some(one), Some(other)) => {
+            let mut choices: Vec<_> = [one, other].into_iter().chain(fitting).collect();
+            nodes.classes.rank(&mut choices, terms);
+            place_in_first(nodes, &choices, terms, chance)
+        }
+    }
+}
+
+/// In the first of several classes that has room for all.
+fn place_in_first(
+    nodes: &Nodes,
+    choices: &[Choice],
+    terms: &Terms,
+    chance: &mut Chance,
+) -> Result<(Choice, Vec<Part>), Error> {
     let mut refusals = Vec::new();
-    for &choice in &choices {
+    for &choice in choices {
         match place_in(nodes, choice.class, terms, chance) {
             Ok(parts) => return Ok((choice, parts)),
             Err(error) => refusals.push(error),
         }
     }
-    Err(match refusals.len() {
-        0 => no_class(package, pu),
-        1 => refusals.remove(0),
-        _ => every_class(nodes, &choices, &refusals),
-    })
+    Err(every_class(nodes, choices, &refusals))
 }
 
 /// There has never been a node for any of a package's builds.
