@@ -12,7 +12,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use sublet_sandbox::{Devices, Exit, Program, Signal};
+use sublet_sandbox::{Devices, Exit, Network, Program, Signal};
 use support::{House, MIB, Sort, image, is_bounded, is_root, program};
 
 for_every_kind! {
@@ -29,6 +29,7 @@ for_every_kind! {
     nothing_outlives_its_sandbox
     links_and_devices_in_a_folder_lead_nowhere
     a_program_of_another_user_gives_no_rights
+    each_wall_stands_though_others_would_do
 }
 
 /// That there were tries, and none of them succeeded.
@@ -127,6 +128,19 @@ fn other_processes_cannot_be_seen_traced_signalled_or_read(sort: Sort) {
 
 fn no_socket_can_be_made(sort: Sort) {
     assert_blocked(&House::open(sort).run(&["sockets"]).0, 36);
+}
+
+fn each_wall_stands_though_others_would_do(sort: Sort) {
+    let house = House::open(sort);
+    // A template has no network.
+    let network = if sort == Sort::Template { Network::None } else { Network::Host };
+    let (said, _) = house.run_with(&["walls"], |spec| spec.network = network);
+    let none = "0000000000000000";
+    let rights = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"].map(|set| (set, none));
+    for (what, value) in rights.into_iter().chain([("NoNewPrivs", "1"), ("Seccomp", "2")]) {
+        assert!(said.contains(&format!("said {what} {value}\n")), "{what}: {said}");
+    }
+    assert!(said.contains("said first process of another\n"), "{said}");
 }
 
 fn a_connection_that_it_was_given_leads_nowhere_else(sort: Sort) {

@@ -66,10 +66,18 @@ fn make_places(plan: &Plan) -> io::Result<()> {
     let upper = Path::new(UPPER);
     SHOWN.into_iter().chain([SCRATCH_POINT]).try_for_each(|folder| make_folder(upper.join(folder)))?;
     fs::set_permissions(upper.join(SCRATCH_POINT), Permissions::from_mode(0o1777))?;
-    plan.mounts.iter().try_for_each(|(MountPoint(path), mount)| match is_folder(mount)? {
-        true => make_folder(upper.join(path)),
-        false => File::create(upper.join(path)).map(drop),
-    })
+    for (MountPoint(path), mount) in &plan.mounts {
+        let path = upper.join(path);
+        if let Some(above) = path.parent() {
+            DirBuilder::new().recursive(true).mode(0o755).create(above)?;
+        }
+        if is_folder(mount)? {
+            make_folder(path)?;
+        } else {
+            File::create(path)?;
+        }
+    }
+    Ok(())
 }
 
 fn mount_layers(layers: &[OwnedFd]) -> io::Result<()> {

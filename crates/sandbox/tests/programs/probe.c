@@ -342,6 +342,17 @@ static void show(char **environment) {
     line("said user %d pid %d parent %d", getuid(), getpid(), getppid());
 }
 
+/* What each wall says of itself, where others would stop what it stops. */
+static void walls(void) {
+    char text[256], word[32], value[32];
+    struct stat first = {0};
+    FILE *status = fopen("/proc/self/status", "r");
+    while (status && fgets(text, sizeof text, status))
+        if (sscanf(text, "%31[^:]: %31s", word, value) == 2) line("said %s %s", word, value);
+    stat("/proc/1/status", &first);
+    line("said first process of %s", first.st_uid == getuid() ? "this user" : "another");
+}
+
 int main(int count, char **words, char **environment) {
     const char *act = count > 1 ? words[1] : "exit";
     const char *word = count > 2 ? words[2] : "0";
@@ -362,6 +373,7 @@ int main(int count, char **words, char **environment) {
     if (!strcmp(act, "files")) files(count - 2, words + 2);
     if (!strcmp(act, "processes")) processes(number);
     if (!strcmp(act, "sockets")) sockets();
+    if (!strcmp(act, "walls")) walls();
     if (!strcmp(act, "reconnect")) reconnect(number);
     if (!strcmp(act, "namespaces")) namespaces();
     if (!strcmp(act, "mounts")) mounts();
