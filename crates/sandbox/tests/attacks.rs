@@ -140,6 +140,9 @@ fn each_wall_stands_though_others_would_do(sort: Sort) {
     for (what, value) in rights.into_iter().chain([("NoNewPrivs", "1"), ("Seccomp", "2")]) {
         assert!(said.contains(&format!("said {what} {value}\n")), "{what}: {said}");
     }
+    assert!(said.contains("said host sandbox\n"), "{said}");
+    let mut groups = said.lines().filter(|line| line.starts_with("said group"));
+    assert!(groups.all(|group| group.ends_with(":/")), "{said}");
     assert!(said.contains("said first process of another\n"), "{said}");
 }
 

@@ -8,7 +8,7 @@ use sublet_proto::v1::{self, NodeDescription, NodeInfo, NodeNetwork};
 use sublet_proto::{Code, Error};
 
 use super::ids::{ClassKey, InstanceId, NodeKey};
-use super::placement::Classes;
+use super::placement::{Classes, MAX_CLASSES};
 use super::seats::{MAX_SEATS, Seat, Seats};
 use super::{SILENCE_TICKS, TICK_MS};
 
@@ -243,6 +243,18 @@ impl Nodes {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether there may be such nodes: an agent that names one architecture after the other fills no table.
+    pub(super) fn check_class(&self, description: &NodeDescription) -> Result<(), Error> {
+        let NodeDescription { name, pu, architecture, .. } = description;
+        if self.classes.may_add(pu, architecture) {
+            return Ok(());
+        }
+        let message = format!(
+            "there are {MAX_CLASSES} kinds of nodes already, and node {name} is of another: {pu:?}, {architecture:?}"
+        );
+        Err(Error::new(Code::InvalidArgument, message))
     }
 
     /// The node of this name as it is described now, with what is known of its leases kept.

@@ -21,6 +21,8 @@ use super::messages::Request;
 use super::nodes::{Amount, Nodes};
 use super::terms::Terms;
 
+/// Most kinds of nodes and devices, which are looked through for each request.
+pub const MAX_CLASSES: usize = 64;
 /// Most nodes of one request.
 pub const MAX_PARTS: usize = 1024;
 /// How many nodes of a rank are looked at where memory is what is short, before the next rank's are.
@@ -171,9 +173,17 @@ impl Classes {
         ClassKey(at as u16)
     }
 
+    /// Whether a node's class is known, or may become so.
+    pub(super) fn may_add(&self, pu: &str, architecture: &str) -> bool {
+        let pu = if pu.is_empty() { DEFAULT_PU } else { pu };
+        self.known.len() < MAX_CLASSES
+            || self.known.iter().any(|class| class.pu == pu && class.architecture == architecture)
+    }
+
     /// Where a package can be executed, on processing units of this kind or, if none is said, of all, in no order.
     fn fitting(&self, package: &PackageInfo, pu: &str) -> impl Iterator<Item = Choice> {
-        let wanted = move |class: &Class| pu.is_empty() || class.pu == pu;
+        // Of a restored lease only the kind of processing unit is known; nothing is placed there.
+        let wanted = move |class: &Class| !class.architecture.is_empty() && (pu.is_empty() || class.pu == pu);
         let build_for = move |class: &Class| {
             package.builds.iter().position(|build| runs_on(&build.architecture, &class.architecture))
         };

@@ -21,6 +21,7 @@ impl Core {
     pub(super) fn register(&mut self, now_ms: u64, joining: Joining, out: &mut Vec<Action>) {
         let Joining { description, instance, generation, leases } = joining;
         let checked = description::check(&description)
+            .and_then(|()| self.nodes.check_class(&description))
             .and_then(|()| self.nodes.check_name(&description.name, instance, generation));
         if let Err(error) = checked {
             return out.push(Action::NotRegistered(error));

@@ -349,6 +349,10 @@ static void walls(void) {
     FILE *status = fopen("/proc/self/status", "r");
     while (status && fgets(text, sizeof text, status))
         if (sscanf(text, "%31[^:]: %31s", word, value) == 2) line("said %s %s", word, value);
+    FILE *groups = fopen("/proc/self/cgroup", "r");
+    while (groups && fgets(text, sizeof text, groups)) line("said group %.*s", (int)strcspn(text, "\n"), text);
+    gethostname(text, sizeof text);
+    line("said host %s", text);
     stat("/proc/1/status", &first);
     line("said first process of %s", first.st_uid == getuid() ? "this user" : "another");
 }

@@ -130,6 +130,22 @@ fn who_waits_is_served_by_whatever_comes_first() {
 }
 
 #[test]
+fn an_agent_that_names_one_architecture_after_the_other_is_stopped() {
+    let mut house = priced();
+    let mut register = |architecture: String| {
+        let description = NodeDescription { architecture, ..node("n", 1) };
+        house.register(description, 1, Vec::new()).map(|_| ())
+    };
+    for number in 0..placement::MAX_CLASSES {
+        register(format!("a{number}")).unwrap();
+    }
+    let error = register("x86_64".into()).unwrap_err();
+    assert!(error.code == Code::InvalidArgument && error.message.contains("x86_64"), "{error}");
+    register("a7".into()).unwrap();
+    assert_eq!(house.choice(&["a7"], &asked(1)), is("cpu", 0));
+}
+
+#[test]
 fn a_manager_that_starts_anew_knows_what_a_lease_runs_on() {
     let mut house = priced();
     let devices = vec!["opencl".into()];
@@ -140,6 +156,8 @@ fn a_manager_that_starts_anew_knows_what_a_lease_runs_on() {
     later.event(Event::Restored(Box::new(stored)));
     let restored = later.core.describe(later.core.lease(lease).unwrap());
     assert_eq!((restored.pu.as_str(), restored.build), ("opencl", 2));
+    let error = later.choice(&["wasm32"], &asked(1)).unwrap_err();
+    assert!(error.message.contains("no node of cpu/wasm32"), "{error}");
 }
 
 #[test]
