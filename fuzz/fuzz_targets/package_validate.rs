@@ -36,6 +36,10 @@ fn validate(encoded: &[u8]) {
         let inside = |part| matches!(part, Component::Normal(_));
         assert!(Path::new(&file.path).components().all(inside), "{:?} leaves the folder", file.path);
     }
-    assert!(checked.package.files.iter().any(|file| file.path == checked.library));
+    assert!(!checked.builds.is_empty(), "a package that nothing can run");
+    for build in &checked.builds {
+        assert!(checked.package.files.iter().any(|file| file.path == build.library));
+        assert_eq!(build.symbols.len(), checked.functions.len(), "a function without an index");
+    }
     let _ = checked.info();
 }
