@@ -1,7 +1,7 @@
 //! What is asked of JetStream. Nothing here keeps state or knows what the subjects stand for.
 
 use std::collections::VecDeque;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_nats::HeaderMap;
 use async_nats::jetstream::context::{
@@ -27,7 +27,13 @@ const MAX_UNACKNOWLEDGED: usize = 1024;
 /// For how long a log knows an appended record again.
 const REPEAT_WINDOW: Duration = Duration::from_secs(120);
 
+/// How long a stream that somebody is making may take until it takes messages.
+const MAKING: Duration = Duration::from_secs(1);
+/// Between two tries.
+const NAP: Duration = Duration::from_millis(20);
+
 /// A message to be published.
+#[derive(Clone)]
 pub(super) struct Change {
     subject: String,
     message: PublishMessage,
@@ -73,32 +79,51 @@ pub(super) async fn ensure(jetstream: Context, series: Series, replicas: usize) 
 
 /// Publishes messages in order, and waits until each is acknowledged.
 pub(super) async fn publish_all(jetstream: Context, changes: Vec<Change>) -> Result<(), Failure> {
+    let begun = Instant::now();
+    loop {
+        match publish_each(&jetstream, &changes).await {
+            // What of them is stored already may be so once more: a put is the same, and an append is known again.
+            Err(error) if is_being_made(&error, begun) => tokio::time::sleep(NAP).await,
+            ended => return Ok(ended?),
+        }
+    }
+}
+
+/// Whether there seems to be no stream, but not for long: another manager may be making it, and it is known of before it takes
+/// messages.
+fn is_being_made(error: &PublishError, begun: Instant) -> bool {
+    error.kind() == PublishErrorKind::StreamNotFound && begun.elapsed() < MAKING
+}
+
+async fn publish_each(jetstream: &Context, changes: &[Change]) -> Result<(), PublishError> {
     let mut unacknowledged = VecDeque::with_capacity(changes.len().min(MAX_UNACKNOWLEDGED));
     for change in changes {
         if unacknowledged.len() == MAX_UNACKNOWLEDGED
             && let Some(oldest) = unacknowledged.pop_front()
         {
-            acknowledged(oldest).await?;
+            oldest.await?;
         }
-        unacknowledged.push_back(jetstream.send_publish(change.subject, change.message).await?);
+        let Change { subject, message } = change.clone();
+        unacknowledged.push_back(jetstream.send_publish(subject, message).await?);
     }
     for sent in unacknowledged {
-        acknowledged(sent).await?;
+        sent.await?;
     }
     Ok(())
-}
-
-async fn acknowledged(sent: jetstream::context::PublishAckFuture) -> Result<(), Failure> {
-    sent.await.map(drop).map_err(Failure::from)
 }
 
 /// Publishes a message if the last one of its subject has this sequence number; whether it did.
 pub(super) async fn publish_if(jetstream: Context, change: Change, sequence: u64) -> Result<bool, Failure> {
     let message = change.message.expected_last_subject_sequence(sequence);
-    match jetstream.send_publish(change.subject, message).await?.await {
-        Ok(_) => Ok(true),
-        Err(error) if error.kind() == PublishErrorKind::WrongLastSequence => Ok(false),
-        Err(error) => Err(error.into()),
+    let begun = Instant::now();
+    loop {
+        let sent = jetstream.send_publish(change.subject.clone(), message.clone()).await?;
+        match sent.await {
+            Ok(_) => return Ok(true),
+            Err(error) if error.kind() == PublishErrorKind::WrongLastSequence => return Ok(false),
+            Err(error) if is_being_made(&error, begun) => tokio::time::sleep(NAP).await,
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 
