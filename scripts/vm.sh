@@ -15,7 +15,7 @@ readonly PROCESSORS=3
 # Taken as it is used.
 readonly MEMORY=${SUBLET_VM_MEMORY:-4G}
 readonly LIMIT_S=${LIMIT_S:-3600}
-readonly PACKAGES=(qemu-system-x86 busybox-static kmod)
+readonly PACKAGES=(qemu-system-x86 busybox-static kmod iproute2)
 # In the order of loading.
 readonly EARLY_MODULES=(virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci netfs fscache 9pnet
     9pnet_virtio 9p overlay)

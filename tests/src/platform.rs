@@ -225,24 +225,27 @@ pub fn assert_echoes(client: &Invoker) {
     assert_eq!((done.output_bytes, &output), (5, b"hello"));
 }
 
+/// Which process executes a lease's calls, as its function `process` says.
+#[track_caller]
+pub fn executing_process(client: &Invoker) -> u32 {
+    let mut pid = [0u32];
+    let done = client.submit("process", &[0u8; 0], &mut pid).and_then(sublet::Invocation::wait);
+    done.map(|_| pid[0]).unwrap_or_else(|error| panic!("{error}"))
+}
+
 /// A worker that takes more than its sandbox has is killed alone: its caller is told so and has another one for its next
 /// call, and a neighbour's goes on. The package is that of `faults.c`, with 64 MiB.
 #[track_caller]
 pub fn assert_memory_bomb_ends_alone(platform: &Platform, bomb: &Allocation) {
-    let process = |client: &Invoker| {
-        let mut pid = [0u32];
-        let done = client.submit("process", &[0u8; 0], &mut pid).and_then(sublet::Invocation::wait);
-        done.map(|_| pid[0]).unwrap_or_else(|error| panic!("{error}"))
-    };
     let neighbour = platform.client("calls.c");
-    let its_worker = process(&neighbour);
+    let its_worker = executing_process(&neighbour);
     let client = platform.client_with(bomb);
     let devoured =
         client.submit("devour_shared", &[0u8; 0], &mut [0u8; 8]).and_then(sublet::Invocation::wait);
     let named = ["devour_shared", "was killed out of memory", "the lease's memory is 64 MiB"];
     assert_fails(devoured, Code::WorkerDied, &named);
     assert_echoes(&client);
-    assert_eq!(process(&neighbour), its_worker, "the neighbour's worker has changed");
+    assert_eq!(executing_process(&neighbour), its_worker, "the neighbour's worker has changed");
     assert!(is_alive(platform.pid()), "the agent has ended");
 }
 

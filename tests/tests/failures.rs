@@ -14,7 +14,9 @@ use sublet::{Allocation, Buffer, Code, Completion, Error, Invocation, Invoker, P
 use sublet_fabric::packet::PacketSocket;
 use sublet_tests::assert_fails;
 use sublet_tests::functions::package;
-use sublet_tests::platform::{Platform, assert_echoes, assert_memory_bomb_ends_alone, kill};
+use sublet_tests::platform::{
+    Platform, assert_echoes, assert_memory_bomb_ends_alone, executing_process as process, kill,
+};
 use sublet_tests::process::{
     PATIENCE, is_alive, is_mapped_by_anybody, memory_files, open_descriptors, wait_until,
 };
@@ -23,13 +25,6 @@ const MIB: u64 = 1 << 20;
 
 fn call(client: &Invoker, function: &str) -> Result<Completion, Error> {
     client.submit(function, &[0u8; 0], &mut [0u8; 8])?.wait()
-}
-
-/// Which process executes the lease's calls.
-fn process(client: &Invoker) -> u32 {
-    let mut pid = [0u32];
-    client.submit("process", &[0u8; 0], &mut pid).unwrap().wait().unwrap();
-    pid[0]
 }
 
 /// A buffer that tells when a call of `spin` with it has begun, and that call.

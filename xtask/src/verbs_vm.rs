@@ -17,7 +17,7 @@ use latency::Latency;
 const GUEST: Guest = Guest {
     name: "verbs-vm",
     title: "over verbs",
-    packages: &["iproute2", "rdma-core", "ibverbs-providers", "libfabric1", "perftest"],
+    packages: &["rdma-core", "ibverbs-providers", "libfabric1", "perftest"],
     parts: PARTS,
     begin: "source ./verbs.sh\nexport SUBLET_CONFORMANCE_OFI=verbs SUBLET_CONFORMANCE_OFI_TOWARD=10.0.0.1",
     furnish,

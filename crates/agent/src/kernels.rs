@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use sublet_proto::package::{Kind, built_file};
+use sublet_proto::package::{BUILT_FOLDER, Kind, built_file};
 use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{Devices, SCRATCH};
@@ -77,12 +77,12 @@ impl Kernels {
 
     /// Whether nothing has to be built before a package's workers can start.
     pub(crate) fn are_at_hand(&self, runnable: &Runnable) -> bool {
-        kind_of(&runnable.build).is_none() || lock(&self.known).get(&key(runnable)) == Some(&Ok(()))
+        kind_of(runnable.build()).is_none() || lock(&self.known).get(&key(runnable)) == Some(&Ok(()))
     }
 
     /// Builds a package if it is one of kernels, on these cores: that may take as long as a compiler does.
     pub(crate) fn ensure(&self, runnable: &Runnable, cores: &[u32]) -> Result<(), Error> {
-        let Some(kind) = kind_of(&runnable.build) else { return Ok(()) };
+        let Some(kind) = kind_of(runnable.build()) else { return Ok(()) };
         if !self.offered.contains(&kind) {
             let (name, kind) = (&runnable.package.info.name, kind.name());
             let message =
@@ -106,8 +106,8 @@ impl Kernels {
 
     fn build(&self, kind: Kind, runnable: &Runnable, cores: &[u32]) -> Result<(), Error> {
         let (begun, folder) = (Instant::now(), &runnable.package.folder);
-        let words = [kind.name().to_owned(), runnable.index.to_string()];
-        let image = build::image(self.sandboxes.current()?, &self.builder, kind, &words, folder, cores)?;
+        let sandboxes = self.sandboxes.current()?;
+        let image = build::image(sandboxes, &self.builder, (kind, runnable.index), folder, cores)?;
         if !image.is_empty() {
             keep(folder, runnable.index, &image)?;
         }
@@ -141,12 +141,11 @@ fn key(runnable: &Runnable) -> (String, u32) {
 
 /// Keeps an image beside its package: whole or not at all.
 fn keep(folder: &Path, build: u32, image: &[u8]) -> Result<(), Error> {
-    let path = folder.join(built_file(build));
+    let (path, folder) = (folder.join(built_file(build)), folder.join(BUILT_FOLDER));
     let unfinished = path.with_extension("unfinished");
     let written = || {
-        let folder = path.parent().unwrap_or(folder);
-        fs::create_dir_all(folder)?;
-        fs::set_permissions(folder, Permissions::from_mode(0o755))?;
+        fs::create_dir_all(&folder)?;
+        fs::set_permissions(&folder, Permissions::from_mode(0o755))?;
         let _ = fs::remove_file(&unfinished);
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o400).open(&unfinished)?;
         file.write_all(image)?;
@@ -162,7 +161,6 @@ fn keep(folder: &Path, build: u32, image: &[u8]) -> Result<(), Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sublet_proto::package::BUILT_FOLDER;
 
     #[test]
     fn a_node_offers_what_it_has_programs_and_drivers_for_and_a_gpu_only_if_it_is_told_to() {

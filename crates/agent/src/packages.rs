@@ -43,14 +43,18 @@ pub(crate) struct Unpacked {
 pub(crate) struct Runnable {
     pub(crate) package: Arc<Unpacked>,
     pub(crate) index: u32,
-    pub(crate) build: PackageBuild,
 }
 
 impl Runnable {
+    /// What is known of the build.
+    pub(crate) fn build(&self) -> &PackageBuild {
+        &self.package.info.builds[self.index as usize]
+    }
+
     /// The build of this index, as a manager has chosen it. Whether a device that it may need is here is for
     /// [`Kernels`](crate::kernels::Kernels) to say.
     fn of(package: Arc<Unpacked>, index: u32) -> Result<Runnable, Error> {
-        let build = package.info.build(index)?.clone();
+        let build = package.info.build(index)?;
         let here = std::env::consts::ARCH;
         if !is_device(&build.architecture) && !runs_on(&build.architecture, here) {
             let (name, library, architecture) = (&package.info.name, &build.library, &build.architecture);
@@ -58,7 +62,7 @@ impl Runnable {
                 format!("{library} of package {name} is for {architecture}, and this node is {here}");
             return Err(Error::new(Code::WrongArchitecture, message));
         }
-        Ok(Runnable { package, index, build })
+        Ok(Runnable { package, index })
     }
 }
 
@@ -98,7 +102,7 @@ impl Packages {
         }
         let Some(unpacked) = self.find(digest)? else { return Ok(None) };
         let runnable = Runnable::of(unpacked, build)?;
-        Ok(self.images.are_at_hand(&runnable.build)?.then_some(runnable))
+        Ok(self.images.are_at_hand(runnable.build())?.then_some(runnable))
     }
 
     /// A build of the package of a digest, fetched with its image if they are not here: that may take a minute and more.
@@ -107,7 +111,7 @@ impl Packages {
             return Ok(runnable);
         }
         let runnable = Runnable::of(self.ensure_unpacked(digest)?, build)?;
-        self.images.ensure(&runnable.build)?;
+        self.images.ensure(runnable.build())?;
         Ok(runnable)
     }
 
@@ -334,7 +338,7 @@ mod tests {
         let builds = ["riscv64", std::env::consts::ARCH, "wasm32", "opencl"];
         assert_eq!(of(&builds, 0).unwrap_err().code, Code::WrongArchitecture);
         for index in 1..4 {
-            assert_eq!(of(&builds, index).unwrap().build.architecture, builds[index as usize]);
+            assert_eq!(of(&builds, index).unwrap().build().architecture, builds[index as usize]);
         }
         assert_eq!(of(&builds, 4).unwrap_err().code, Code::InvalidPackage);
     }

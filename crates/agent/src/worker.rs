@@ -58,7 +58,7 @@ impl WorkerProcess {
         requested_ns: u64,
     ) -> Result<(WorkerProcess, Started, PacketSocket), Error> {
         let package_ready_ns = monotonic_ns();
-        let program = node.programs.of(&runnable.build)?;
+        let program = node.programs.of(runnable.build())?;
         check_network(node, &runnable)?;
         let (outside, inside) = PacketSocket::pair()?;
         let occupancy = held.reservation.slots.as_ref().map(SlotHold::occupy);
@@ -67,13 +67,13 @@ impl WorkerProcess {
         let regions: Vec<_> = [held.inbox.fd(), held.meter.region().fd()].into_iter().chain(slots).collect();
         outside.send(&setup, &regions)?;
         let sandboxes = node.sandboxes.current()?;
-        let image = node.images.hold(&runnable.build)?;
+        let image = node.images.hold(runnable.build())?;
         let mut spec = spec(program, held, &runnable, inside);
         if let Some(held) = &image {
             contain(&mut spec, node.container_runtime.as_deref(), &held.image);
         }
         let launched = one(sandboxes.launch(vec![spec]));
-        let sandbox = launched.map_err(|error| explain(error, &runnable.build))?;
+        let sandbox = launched.map_err(|error| explain(error, runnable.build()))?;
         let pid = sandbox.state.pid.unwrap_or_default();
         let started = Started { pid, requested_ns, package_ready_ns, spawned_ns: monotonic_ns() };
         let package = runnable.package;
@@ -138,7 +138,7 @@ impl Drop for WorkerProcess {
 
 /// Whether this node lets a package's functions open connections by themselves, if they do.
 fn check_network(node: &Node, runnable: &Runnable) -> Result<(), Error> {
-    if runnable.build.network && !node.lends_network {
+    if runnable.build().network && !node.lends_network {
         let message = format!(
             "the functions of package {} want the network, which node {} does not lend (lend_network)",
             runnable.package.info.name, node.description.name
@@ -150,7 +150,7 @@ fn check_network(node: &Node, runnable: &Runnable) -> Result<(), Error> {
 
 /// The sandbox in which a lease's workers run.
 fn spec(program: PathBuf, held: &Attached, runnable: &Runnable, control: PacketSocket) -> Spec {
-    let Runnable { package, build, .. } = runnable;
+    let (package, build) = (&runnable.package, runnable.build());
     let workers = held.reservation.cores.len() as u64;
     let mut cores = held.reservation.cores.clone();
     cores.sort_unstable();
@@ -225,7 +225,7 @@ fn setup(node: &Node, held: &Attached, runnable: &Runnable, occupancy: Option<&O
         package_folder: FOLDER.to_owned(),
         cores: held.reservation.cores.clone(),
         options: Some(held.options),
-        memory_bytes: lent_bytes.saturating_add(driver_bytes(&runnable.build)),
+        memory_bytes: lent_bytes.saturating_add(driver_bytes(runnable.build())),
         ticks_per_ns: node.calibration.ticks_per_ns(),
         slots: occupancy.map(|occupancy| occupancy.slots.clone()).unwrap_or_default(),
         holder: occupancy.map_or(0, |occupancy| occupancy.holder),

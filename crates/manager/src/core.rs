@@ -52,6 +52,7 @@ pub use messages::{
     Action, Ended, Event, Joining, LeaseReport, Renewal, Report, Reported, Request, Running, Standing,
 };
 pub use nodes::{Amount, Lending, MAX_NODES, Node, Reach, Room};
+pub(crate) use placement::may_run_on;
 pub use placement::{DEFAULT_PU, MAX_PARTS};
 pub use tenants::Tenant;
 pub use terms::{

@@ -27,13 +27,11 @@ const BUILD_MEMORY_BYTES: u64 = 2 << 30;
 const BUILD_SCRATCH_BYTES: u64 = 512 << 20;
 const BUILD_PROCESSES: u32 = 256;
 
-/// The image of a build of the package in a folder, made by a program that is told these words, on these cores; nothing if
-/// the one that is there is good.
+/// The image of a build of the package in a folder, made by a program on these cores; nothing if the one that is there is good.
 pub(super) fn image(
     sandboxes: Arc<Sandboxes>,
     builder: &Path,
-    kind: Kind,
-    words: &[String],
+    (kind, build): (Kind, u32),
     folder: &Path,
     cores: &[u32],
 ) -> Result<Vec<u8>, Error> {
@@ -42,7 +40,7 @@ pub(super) fn image(
     let spec = Spec {
         kind: sublet_sandbox::Kind::Process,
         program: Program::Outside(builder.to_owned()),
-        args: words.iter().map(Into::into).collect(),
+        args: vec![kind.name().into(), build.to_string().into()],
         env: environment(),
         folder: Some(folder.to_owned()),
         control: inside.into(),

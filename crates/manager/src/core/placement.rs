@@ -155,13 +155,8 @@ impl Classes {
 
     /// The class of a node, or of a device, which is a processing unit of its own.
     pub(super) fn key(&mut self, pu: &str, architecture: &str) -> ClassKey {
-        let pu = match pu {
-            _ if is_device(architecture) => architecture,
-            "" => DEFAULT_PU,
-            pu => pu,
-        };
-        let known = self.known.iter().position(|class| class.pu == pu && class.architecture == architecture);
-        let at = known.unwrap_or_else(|| {
+        let at = self.find(pu, architecture).unwrap_or_else(|| {
+            let pu = unit_of(pu, architecture);
             self.known.push(Class {
                 pu: pu.to_owned(),
                 architecture: architecture.to_owned(),
@@ -173,11 +168,14 @@ impl Classes {
         ClassKey(at as u16)
     }
 
+    fn find(&self, pu: &str, architecture: &str) -> Option<usize> {
+        let pu = unit_of(pu, architecture);
+        self.known.iter().position(|class| class.pu == pu && class.architecture == architecture)
+    }
+
     /// Whether a node's class is known, or may become so.
     pub(super) fn may_add(&self, pu: &str, architecture: &str) -> bool {
-        let pu = if pu.is_empty() { DEFAULT_PU } else { pu };
-        self.known.len() < MAX_CLASSES
-            || self.known.iter().any(|class| class.pu == pu && class.architecture == architecture)
+        self.known.len() < MAX_CLASSES || self.find(pu, architecture).is_some()
     }
 
     /// Where a package can be executed, on processing units of this kind or, if none is said, of all, in no order.
@@ -238,6 +236,23 @@ fn class_name(pu: &str, architecture: &str) -> String {
     if pu == architecture { pu.to_owned() } else { format!("{pu}/{architecture}") }
 }
 
+/// The kind of processing unit that a node of this architecture, or a device, is.
+fn unit_of<'name>(pu: &'name str, architecture: &'name str) -> &'name str {
+    match pu {
+        _ if is_device(architecture) => architecture,
+        "" => DEFAULT_PU,
+        pu => pu,
+    }
+}
+
+/// Whether there may be processing units of this kind, or of any if none is said, for what is built for this architecture.
+pub(crate) fn may_run_on(pu: &str, architecture: &str) -> bool {
+    match is_device(pu) {
+        true => architecture == pu,
+        false => pu.is_empty() || !is_device(architecture),
+    }
+}
+
 /// The kind of processing unit of a node that says nothing of it.
 pub const DEFAULT_PU: &str = "cpu";
 
@@ -287,14 +302,10 @@ fn place_in_first(
 /// There has never been a node for any of a package's builds.
 #[cold]
 fn no_class(package: &PackageInfo, pu: &str) -> Error {
-    let name = |architecture: &str| match pu {
-        "" if is_device(architecture) => architecture.to_owned(),
-        "" => class_name(DEFAULT_PU, architecture),
-        pu => class_name(pu, architecture),
-    };
-    let fits = |architecture: &&str| pu.is_empty() || is_device(pu) == is_device(architecture);
     let architectures = package.builds.iter().map(|build| build.architecture.as_str());
-    let names: Vec<_> = architectures.filter(fits).map(name).collect();
+    let fitting = architectures.filter(|architecture| may_run_on(pu, architecture));
+    let names: Vec<_> =
+        fitting.map(|architecture| class_name(unit_of(pu, architecture), architecture)).collect();
     let message = format!("no node of {} is there", names.join(" or "));
     Error::new(Code::InsufficientResources, message)
 }

@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{Parts, Service, permit, receive};
 use crate::auth::{Identity, Standing as Known, caller};
-use crate::core::{LeaseId, Node, Standing, Terms};
+use crate::core::{LeaseId, Node, Standing, Terms, may_run_on};
 use crate::database::blocking;
 use crate::ledger::Record;
 use crate::reply::{ReplyList, within_reply};
@@ -310,11 +310,7 @@ fn wanted(
 
 /// Refuses a kind of processing unit on which no build of the package can ever run.
 fn check_pu(package: &PackageInfo, pu: &str) -> Result<(), Error> {
-    let is_for = |architecture: &str| match package::is_device(pu) {
-        true => architecture == pu,
-        false => !package::is_device(architecture),
-    };
-    if pu.is_empty() || package.builds.iter().any(|build| is_for(&build.architecture)) {
+    if package.builds.iter().any(|build| may_run_on(pu, &build.architecture)) {
         return Ok(());
     }
     let (name, builds) = (&package.name, package.architectures());

@@ -4,7 +4,7 @@
 //! a layer of our own over it, and it is put there only when that is the root already and nothing else can be reached.
 
 use std::ffi::CString;
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs::{self, DirBuilder, Permissions};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
@@ -14,7 +14,7 @@ use rustix::mount::{MountFlags, mount};
 
 use super::Plan;
 use super::plan::LayerMounts;
-use super::root::{MountPoint, SCRATCH_POINT, attach, copy, is_folder, make_root, mount_scratch};
+use super::root::{MountPoint, SCRATCH_POINT, attach, copy, make_place, make_root, mount_scratch};
 use crate::MAX_LAYERS;
 
 /// Of the common root, shown in every container.
@@ -71,11 +71,7 @@ fn make_places(plan: &Plan) -> io::Result<()> {
         if let Some(above) = path.parent() {
             DirBuilder::new().recursive(true).mode(0o755).create(above)?;
         }
-        if is_folder(mount)? {
-            make_folder(path)?;
-        } else {
-            File::create(path)?;
-        }
+        make_place(&path, mount)?;
     }
     Ok(())
 }

@@ -7,10 +7,10 @@
 mod config;
 
 use std::ffi::{CStr, CString, OsStr};
-use std::fs::{self, DirBuilder, File};
+use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, chown};
+use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 
 use rustix::io::retry_on_intr;
@@ -19,7 +19,7 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 
 use super::Plan;
 use super::container::{UPPER, prepare};
-use super::root::{MountPoint, attach, is_folder};
+use super::root::{MountPoint, attach, make_place};
 use crate::USER;
 
 /// Where the bundle is made, in mounts that nobody else has: whoever the runtime is on this machine, it gets there, as it would
@@ -64,11 +64,7 @@ fn attach_shown(plan: &Plan) -> io::Result<Vec<(PathBuf, PathBuf)>> {
     fs::create_dir(&here)?;
     let attach_one = |(number, (MountPoint(place), mounted)): (usize, &(MountPoint, _))| {
         let source = here.join(number.to_string());
-        if is_folder(mounted)? {
-            DirBuilder::new().mode(0o755).create(&source)?;
-        } else {
-            File::create(&source)?;
-        }
+        make_place(&source, mounted)?;
         attach(mounted, &source)?;
         Ok((Path::new("/").join(place), source))
     };

@@ -6,10 +6,11 @@
 //! for whoever had all rights in the sandbox.
 
 use std::ffi::{CStr, CString, OsStr};
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use rustix::fs::CWD;
@@ -134,12 +135,16 @@ pub(super) fn enter(plan: &Plan) -> io::Result<()> {
 /// Shows what the sandbox's own files have covered.
 fn show_again(path: &Path, mount: &OwnedFd) -> io::Result<()> {
     path.parent().map_or(Ok(()), fs::create_dir_all)?;
-    if is_folder(mount)? {
-        fs::create_dir(path)?;
-    } else {
-        File::create(path)?;
-    }
+    make_place(path, mount)?;
     attach(mount, path)
+}
+
+/// Makes what it can be mounted on there.
+pub(super) fn make_place(path: &Path, mount: &OwnedFd) -> io::Result<()> {
+    match is_folder(mount)? {
+        true => DirBuilder::new().mode(0o755).create(path),
+        false => File::create(path).map(drop),
+    }
 }
 
 /// Mounts it there.
@@ -147,7 +152,7 @@ pub(super) fn attach(mount: &OwnedFd, path: &Path) -> io::Result<()> {
     Ok(move_mount(mount.as_fd(), "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
-pub(super) fn is_folder(mount: &OwnedFd) -> io::Result<bool> {
+fn is_folder(mount: &OwnedFd) -> io::Result<bool> {
     Ok(rustix::fs::fstat(mount)?.st_mode & libc::S_IFMT == libc::S_IFDIR)
 }
 
