@@ -44,7 +44,7 @@ fn the_code_map_lists_every_source_file_and_no_other() {
     let map = map.split("\n## ").next().unwrap_or_default();
     let entries: String = map.lines().filter(|line| line.starts_with("- [")).collect();
     let mapped = links(&entries);
-    let sources = files("crates", &[".rs"]).into_iter().chain(files("xtask", &[".rs"]));
+    let sources = ["crates", "python", "xtask"].into_iter().flat_map(|folder| files(folder, &[".rs"]));
     // A module of unit tests, `tests.rs`, belongs to the file that it tests.
     let is_source = |path: &Path| path.iter().any(|part| part == "src") && !path.ends_with("tests.rs");
     let present: BTreeSet<String> =

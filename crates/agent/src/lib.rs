@@ -223,7 +223,7 @@ fn node(
     let (gate, port) = options.network.as_ref().map(open).transpose()?.unzip();
     let worker = find_program("worker", &options.worker)?;
     let spawner = find_program("spawner", &options.spawner)?;
-    let runtimes = Runtimes::find(&options.warm, &spawner)?;
+    let runtimes = Runtimes::find(&options.warm, &spawner, &state.path)?;
     let sandboxes = Arc::new(Maker::start(spawner, state.path.join("root"), runtimes)?);
     let kernels = Kernels::new(&worker, options.devices.as_deref(), sandboxes.clone());
     let description = NodeDescription {
@@ -237,6 +237,7 @@ fn node(
         host: own_host()?,
         network: gate.as_ref().map(|gate| gate.described.clone()),
         devices: kernels.offered(),
+        runtimes: sandboxes.offered_runtimes(),
         ..NodeDescription::default()
     };
     let managers = Arc::new(Managers::new(options.access.clone()));

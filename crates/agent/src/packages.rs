@@ -16,7 +16,8 @@ use std::sync::{Arc, Mutex};
 
 use prost::Message;
 use sublet_proto::package::{
-    Checked, INFO_FILE, MANIFEST_FILE, digest as digest_of, is_device, is_digest, runs_on, validate,
+    Checked, INFO_FILE, MANIFEST_FILE, digest as digest_of, is_device, is_digest, is_python, runs_on,
+    validate,
 };
 use sublet_proto::v1::{PackageBuild, PackageFile, PackageInfo};
 use sublet_proto::{Code, Error, decode};
@@ -51,12 +52,13 @@ impl Runnable {
         &self.package.info.builds[self.index as usize]
     }
 
-    /// The build of this index, as a manager has chosen it. Whether a device that it may need is here is for
-    /// [`Kernels`](crate::kernels::Kernels) to say.
+    /// The build of this index, as a manager has chosen it. Whether a device or an interpreter that it may need is here is for
+    /// [`Kernels`](crate::kernels::Kernels) and [`Runtimes`](crate::runtimes::Runtimes) to say.
     fn of(package: Arc<Unpacked>, index: u32) -> Result<Runnable, Error> {
         let build = package.info.build(index)?;
         let here = std::env::consts::ARCH;
-        if !is_device(&build.architecture) && !runs_on(&build.architecture, here) {
+        let is_for_processors = !is_device(&build.architecture) && !is_python(&build.architecture);
+        if is_for_processors && !runs_on(&build.architecture, here) {
             let (name, library, architecture) = (&package.info.name, &build.library, &build.architecture);
             let message =
                 format!("{library} of package {name} is for {architecture}, and this node is {here}");

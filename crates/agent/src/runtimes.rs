@@ -1,12 +1,20 @@
-//! The language runtimes of this node that are kept warm: interpreters, and what each loads to be forked.
+//! The language runtimes of this node that are kept warm: interpreters, and what each loads to be forked. Packages of Python are
+//! executed by workers that are copies of one.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 
-use sublet_proto::v1::SandboxTemplate;
+use sublet_proto::package::{python_architecture, runs_on};
+use sublet_proto::v1::{PackageBuild, SandboxTemplate};
 use sublet_proto::{Code, Error};
-use sublet_sandbox::{Interpreter, Language, decode_language};
+use sublet_sandbox::{Interpreter, Language, Template, decode_language};
 
-use crate::{find_command, find_program};
+use crate::{find_command, find_program, system};
+
+/// The program of a worker in Python: what its interpreter has loaded does the rest.
+const WORKER: &str = "import sublet_template\nsublet_template.work()\n";
+/// Where it stands in the agent's state folder.
+const WORKER_FILE: &str = "worker.py";
 
 /// Which interpreters are to be kept warm.
 #[derive(Clone, Debug, Default)]
@@ -23,22 +31,28 @@ pub struct Warm {
 #[derive(Default)]
 pub(crate) struct Runtimes {
     known: Vec<Runtime>,
+    /// The source file of workers.
+    worker: PathBuf,
 }
 
 struct Runtime {
     language: Language,
     interpreter: Interpreter,
     adapter: PathBuf,
+    /// What packages for it are built for, if they can be.
+    architecture: Option<String>,
 }
 
 impl Runtimes {
     /// What these interpreters load stands beside the program that makes sandboxes.
-    pub(crate) fn find(warm: &Warm, spawner: &Path) -> Result<Runtimes, Error> {
+    pub(crate) fn find(warm: &Warm, spawner: &Path, state: &Path) -> Result<Runtimes, Error> {
         let mut known = Vec::new();
         let mut add = |language: Language, found: Result<Interpreter, sublet_sandbox::SandboxError>| {
             let interpreter = found.map_err(|error| Error::new(Code::InvalidArgument, error.to_string()))?;
             let adapter = find_program("template", &spawner.with_file_name(language.adapter()))?;
-            known.push(Runtime { language, interpreter, adapter });
+            let architecture =
+                (language == Language::Python).then(|| python_architecture(&interpreter.version)).flatten();
+            known.push(Runtime { language, interpreter, adapter, architecture });
             Ok::<_, Error>(())
         };
         // Not the file that a link leads to: an environment is known by where its links are.
@@ -51,7 +65,36 @@ impl Runtimes {
             let found = Interpreter::node(&find_command("Node.js", program)?, &modules);
             add(Language::Node, found)?;
         }
-        Ok(Runtimes { known })
+        let worker = state.join(WORKER_FILE);
+        fs::write(&worker, WORKER).map_err(|error| system("writing", &worker, &error))?;
+        Ok(Runtimes { known, worker })
+    }
+
+    /// What it executes packages for.
+    pub(crate) fn offered(&self) -> Vec<String> {
+        self.known.iter().filter_map(|runtime| runtime.architecture.clone()).collect()
+    }
+
+    /// What a worker of a build for an interpreter is a copy of, and its program.
+    pub(crate) fn worker(&self, build: &PackageBuild) -> Result<(Template, PathBuf), Error> {
+        let is_for = |runtime: &&Runtime| {
+            runtime.architecture.as_ref().is_some_and(|here| runs_on(&build.architecture, here))
+        };
+        let runtime = self.known.iter().find(is_for).ok_or_else(|| {
+            let (library, wanted, offered) = (&build.library, &build.architecture, self.offered());
+            let here = if offered.is_empty() { "no Python".to_owned() } else { offered.join(", ") };
+            Error::new(
+                Code::WrongArchitecture,
+                format!("{library} is for {wanted}, and this node has {here}"),
+            )
+        })?;
+        let template = Template {
+            language: runtime.language,
+            interpreter: runtime.interpreter.program.clone(),
+            adapter: runtime.adapter.clone(),
+            imports: build.imports.clone(),
+        };
+        Ok((template, self.worker.clone()))
     }
 
     /// What sandboxes see of the host beside its libraries.

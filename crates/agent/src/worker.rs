@@ -1,5 +1,6 @@
 //! One lease's worker process: how it is started in its sandbox, ended, and what its end is called.
 
+use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,10 +10,12 @@ use prost::Message;
 use sublet_fabric::clock::monotonic_ns;
 use sublet_fabric::packet::PacketSocket;
 use sublet_proto::network::Fabric;
+use sublet_proto::package::is_python;
 use sublet_proto::v1::{PackageBuild, PackageInfo, Started, WorkerSetup};
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{
-    Devices, Exit, FOLDER, Image, Kind, Limits, Made, Network, Program, SandboxError, Sandboxes, Signal, Spec,
+    Devices, Exit, FOLDER, Image, Kind, Limits, Made, Network, Program, SCRATCH, SandboxError, Sandboxes,
+    Signal, Spec,
 };
 
 use crate::attach::Attached;
@@ -32,6 +35,8 @@ const OWN_MEMORY_BYTES: u64 = 64 * MIB;
 const THREAD_MEMORY_BYTES: u64 = 10 * MIB;
 /// What a device's driver may take in a worker process beside the lease's memory, in bytes: PoCL's is a whole compiler.
 const DRIVER_MEMORY_BYTES: u64 = 128 * MIB;
+/// The same for an interpreter, in bytes: what a copy of a warm one writes of the pages that it shares, and what it imports.
+const INTERPRETER_MEMORY_BYTES: u64 = 128 * MIB;
 /// Processes and threads that a worker process may have beside one for each core.
 const MAX_PROCESSES: u32 = 512;
 /// What functions can write to files, in bytes, as far as the lease's memory goes.
@@ -58,7 +63,7 @@ impl WorkerProcess {
         requested_ns: u64,
     ) -> Result<(WorkerProcess, Started, PacketSocket), Error> {
         let package_ready_ns = monotonic_ns();
-        let program = node.programs.of(runnable.build())?;
+        let (kind, program) = program(node, runnable.build())?;
         check_network(node, &runnable)?;
         let (outside, inside) = PacketSocket::pair()?;
         let occupancy = held.reservation.slots.as_ref().map(SlotHold::occupy);
@@ -68,7 +73,7 @@ impl WorkerProcess {
         outside.send(&setup, &regions)?;
         let sandboxes = node.sandboxes.current()?;
         let image = node.images.hold(runnable.build())?;
-        let mut spec = spec(program, held, &runnable, inside);
+        let mut spec = spec((kind, program), held, &runnable, inside);
         if let Some(held) = &image {
             contain(&mut spec, node.container_runtime.as_deref(), &held.image);
         }
@@ -149,7 +154,12 @@ fn check_network(node: &Node, runnable: &Runnable) -> Result<(), Error> {
 }
 
 /// The sandbox in which a lease's workers run.
-fn spec(program: PathBuf, held: &Attached, runnable: &Runnable, control: PacketSocket) -> Spec {
+fn spec(
+    (kind, program): (Kind, PathBuf),
+    held: &Attached,
+    runnable: &Runnable,
+    control: PacketSocket,
+) -> Spec {
     let (package, build) = (&runnable.package, runnable.build());
     let workers = held.reservation.cores.len() as u64;
     let mut cores = held.reservation.cores.clone();
@@ -158,14 +168,15 @@ fn spec(program: PathBuf, held: &Attached, runnable: &Runnable, control: PacketS
     // Over tcp it is given its connections. Over libfabric it makes them.
     let fabric = held.carrier.as_ref().map(|carrier| Fabric::chosen(Some(&carrier.choice)));
     let dials = build.network || matches!(fabric, Some(Ok(Some(Fabric::Ofi(_)))));
-    let own_bytes = OWN_MEMORY_BYTES + driver_bytes(build);
+    let own_bytes = OWN_MEMORY_BYTES + runtime_bytes(build);
     let own_bytes = own_bytes.saturating_add(THREAD_MEMORY_BYTES.saturating_mul(workers));
     let (devices, env) = match kernels::kind_of(build) {
         Some(kind) => (kernels::devices_of(kind), kernels::environment()),
+        None if is_python(&build.architecture) => (Devices::None, environment()),
         None => (Devices::None, Vec::new()),
     };
     Spec {
-        kind: Kind::Process,
+        kind,
         program: Program::Outside(program),
         args: Vec::new(),
         env,
@@ -182,8 +193,26 @@ fn spec(program: PathBuf, held: &Attached, runnable: &Runnable, control: PacketS
     }
 }
 
-/// What a worker process may take beside the lease's memory for the driver of a device.
-fn driver_bytes(build: &PackageBuild) -> u64 {
+/// What programs in Python expect to be told.
+fn environment() -> Vec<(OsString, OsString)> {
+    let said = [("HOME", SCRATCH), ("TMPDIR", SCRATCH), ("PATH", "/usr/bin:/bin"), ("LANG", "C.UTF-8")];
+    said.map(|(name, value)| (name.into(), value.into())).into()
+}
+
+/// How its sandbox isolates, and what is executed in it.
+fn program(node: &Node, build: &PackageBuild) -> Result<(Kind, PathBuf), Error> {
+    if is_python(&build.architecture) {
+        let (template, program) = node.sandboxes.interpreted(build)?;
+        return Ok((Kind::Template(template), program));
+    }
+    Ok((Kind::Process, node.programs.of(build)?))
+}
+
+/// What a worker process may take beside the lease's memory for the driver of a device or for an interpreter.
+fn runtime_bytes(build: &PackageBuild) -> u64 {
+    if is_python(&build.architecture) {
+        return INTERPRETER_MEMORY_BYTES;
+    }
     kernels::kind_of(build).map_or(0, |_| DRIVER_MEMORY_BYTES)
 }
 
@@ -225,7 +254,7 @@ fn setup(node: &Node, held: &Attached, runnable: &Runnable, occupancy: Option<&O
         package_folder: FOLDER.to_owned(),
         cores: held.reservation.cores.clone(),
         options: Some(held.options),
-        memory_bytes: lent_bytes.saturating_add(driver_bytes(runnable.build())),
+        memory_bytes: lent_bytes.saturating_add(runtime_bytes(runnable.build())),
         ticks_per_ns: node.calibration.ticks_per_ns(),
         slots: occupancy.map(|occupancy| occupancy.slots.clone()).unwrap_or_default(),
         holder: occupancy.map_or(0, |occupancy| occupancy.holder),

@@ -11,9 +11,11 @@ mod nodes;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use sublet_proto::network::Fabric;
+use sublet_proto::package::is_python;
 use sublet_proto::ticket::{Signing, Verifying};
 use sublet_proto::v1::{
-    self, LeaseGrant, LeaseGrants, NodeGeneration, PackageInfo, Quota, TenantUse, Ticket,
+    self, LeaseGrant, LeaseGrants, NodeGeneration, NodeNetwork, PackageInfo, Quota, TenantUse, Ticket,
 };
 use sublet_proto::{Code, Error};
 use tokio::sync::{oneshot, watch};
@@ -263,11 +265,13 @@ impl Shell {
     pub(crate) fn sign_one(&self, granted: Granted) -> LeaseGrant {
         let Granted { ticket, reach, package, .. } = granted;
         let Reach { agent, host, network } = &*reach;
+        let build = ticket.lease.as_ref().and_then(|lease| package.builds.get(lease.build as usize));
+        let in_python = build.is_some_and(|build| is_python(&build.architecture));
         LeaseGrant {
             ticket: self.signing.sign(&ticket),
             agent: agent.clone(),
             host: host.clone(),
-            network: network.clone(),
+            network: if in_python { handed_connections(network.as_ref()) } else { network.clone() },
             lease: ticket.lease,
             package: Some(PackageInfo::clone(&package)),
         }
@@ -469,4 +473,30 @@ impl Drop for Withdrawal<'_> {
 /// A lease as clients see it.
 pub(crate) fn active_leases(core: &Core) -> impl Iterator<Item = v1::Lease> + '_ {
     core.leases().filter(|lease| lease.is_active()).map(|lease| core.describe(lease))
+}
+
+/// How workers are reached that cannot connect by themselves, as copies of interpreters: by what they are handed.
+fn handed_connections(network: Option<&NodeNetwork>) -> Option<NodeNetwork> {
+    let network = network?;
+    let is_handed = |fabric: &&String| fabric.parse() == Ok(Fabric::Tcp);
+    let fabrics: Vec<_> = network.fabrics.iter().filter(is_handed).cloned().collect();
+    (!fabrics.is_empty()).then(|| NodeNetwork { fabrics, ..network.clone() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_that_cannot_connect_are_reached_by_what_they_are_handed() {
+        let offered = |fabrics: &[&str]| NodeNetwork {
+            address: "n:1".into(),
+            fabrics: fabrics.iter().map(ToString::to_string).collect(),
+            ..NodeNetwork::default()
+        };
+        let network = handed_connections(Some(&offered(&["ofi:verbs", "tcp"]))).unwrap();
+        assert_eq!((network.address.as_str(), network.fabrics), ("n:1", vec!["tcp".to_owned()]));
+        assert_eq!(handed_connections(Some(&offered(&["ofi:verbs"]))), None);
+        assert_eq!(handed_connections(None), None);
+    }
 }

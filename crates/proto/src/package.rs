@@ -1,7 +1,7 @@
 //! Packages: what is deployed, how it is addressed, and what makes it valid.
 //!
 //! A package is a manifest (`sublet.toml`) and files, one of which is the library with the functions: a shared object, a
-//! WebAssembly module or a program of kernels ([`Kind`]). It may have several such builds of the same functions, for
+//! WebAssembly module, a module of Python or a program of kernels ([`Kind`]). It may have several such builds of the same functions, for
 //! several kinds of processing units; what they are called and which index each has is the package's. It is stored and sent
 //! as the canonical encoding of [`v1::Package`] and is known by the SHA-256 of those bytes, so that the same content is the
 //! same package wherever it is deployed.
@@ -23,6 +23,7 @@ pub mod kernels;
 mod kind;
 mod library;
 mod manifest;
+pub mod python;
 mod wasm;
 
 use prost::Message;
@@ -41,6 +42,7 @@ pub use manifest::{
     Build, DEFAULT_DEADLINE_MS, MAX_BUILDS, MAX_DEADLINE_MS, MAX_MANIFEST_BYTES, MAX_SYMBOL_BYTES, Manifest,
     ManifestFunction, WasmLimits,
 };
+pub use python::{PythonNeeds, is_python, python_architecture};
 
 /// The manifest's name in a package's folder; no file of the package may have it.
 pub const MANIFEST_FILE: &str = "sublet.toml";
@@ -203,6 +205,7 @@ fn read_builds(
     manifest: &Manifest,
     files: &[PackageFile],
 ) -> Result<(Vec<String>, Vec<PackageBuild>), Error> {
+    check_kinds(&manifest.builds)?;
     let (mut functions, mut builds) = (Vec::new(), Vec::<PackageBuild>::new());
     for build in &manifest.builds {
         let library = Library::read(build, files)?;
@@ -218,6 +221,15 @@ fn read_builds(
         builds.push(library.info(build, &functions)?);
     }
     Ok((functions, builds))
+}
+
+/// What Python callers call, only interpreters have.
+fn check_kinds(builds: &[Build]) -> Result<(), Error> {
+    let is_python = |build: &Build| build.kind.as_deref() == Some(Kind::Python.name());
+    if builds.iter().any(is_python) && !builds.iter().all(is_python) {
+        return Err(invalid("the package has builds of Python and of other kinds"));
+    }
+    Ok(())
 }
 
 /// Refuses a package of more than [`MAX_PACKAGE_BYTES`], for those who gather one piece by piece.

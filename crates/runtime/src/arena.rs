@@ -13,13 +13,14 @@ use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytemuck::Pod;
 use sublet_fabric::region::{create_file, page_align, punch_hole, take_pages};
 use sublet_fabric::window::{Address, Window};
 use sublet_proto::{Code, Error};
 
+use crate::frames::Shared;
 use crate::wire::MAX_REGIONS;
 
 /// Size of the first region. Untouched pages of a region take no memory, but over a network each counts.
@@ -33,6 +34,37 @@ const GIVE_BACK_BYTES: u64 = 32 << 20;
 pub struct Arena {
     window: Arc<Window>,
     regions: Mutex<Vec<ArenaRegion>>,
+    /// Whoever has to map its regions before anything in them is used: the leases of every invoker that it is the memory of.
+    users: Mutex<Vec<Weak<dyn MapsRegions>>>,
+}
+
+/// Whose workers map the regions of an arena.
+pub(crate) trait MapsRegions: Send + Sync {
+    /// Makes the running workers map the regions that are in use. Those that start later do so then.
+    fn publish_regions(&self) -> Result<(), Error>;
+}
+
+/// Registered memory of one or several invokers: what is allocated from it, the workers of all of them reach without
+/// copying. An invoker makes its own if it is not given one.
+#[derive(Clone)]
+pub struct Memory(pub(crate) Arc<Arena>);
+
+impl Memory {
+    /// A new one, which holds nothing.
+    pub fn new() -> Result<Memory, Error> {
+        Arena::new().map(Memory)
+    }
+
+    /// As [`Invoker::buffer`](crate::Invoker::buffer), with or without an invoker.
+    pub fn buffer<T: Pod>(&self, len: usize) -> Result<Buffer<T>, Error> {
+        Buffer::new(&self.0, len, || self.0.publish_to_users())
+    }
+
+    /// Where so many bytes stand that lie in this memory, as workers reach them.
+    pub fn locate(&self, pointer: *const u8, len_bytes: u64) -> Option<Shared> {
+        let Address { region: number, offset } = self.0.window.locate(pointer, len_bytes)?;
+        Some(Shared { number, offset })
+    }
 }
 
 /// A region by its index + 1, as the wire numbers it.
@@ -57,7 +89,21 @@ pub(crate) struct Block {
 impl Arena {
     pub(crate) fn new() -> Result<Arc<Arena>, Error> {
         let window = Arc::new(Window::reserve(MAX_REGIONS, u64::from(u32::MAX))?);
-        Ok(Arc::new(Arena { window, regions: Mutex::new(Vec::new()) }))
+        Ok(Arc::new(Arena { window, regions: Mutex::default(), users: Mutex::default() }))
+    }
+
+    /// From now on these workers get every region before anything in it is used.
+    pub(crate) fn join(&self, user: Weak<dyn MapsRegions>) {
+        let mut users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        users.retain(|user| user.strong_count() > 0);
+        users.push(user);
+    }
+
+    /// Makes all workers map what the arena has grown by.
+    pub(crate) fn publish_to_users(&self) -> Result<(), Error> {
+        let users = self.users.lock().unwrap_or_else(PoisonError::into_inner);
+        let users: Vec<_> = users.iter().filter_map(Weak::upgrade).collect();
+        users.iter().try_for_each(|user| user.publish_regions())
     }
 
     /// Allocates whole pages. `publish` makes every worker have the regions that hold something; it is called before

@@ -47,6 +47,8 @@ pub struct Invocation<'call> {
     call: Call,
     deadline: Option<Instant>,
     ended: bool,
+    /// Of a call whose output was too small: how many bytes were returned.
+    returned_bytes: u32,
     /// Of a call that was turned away or lost.
     detour: Option<Box<Detour>>,
     _memory: PhantomData<&'call mut [u8]>,
@@ -71,6 +73,7 @@ impl<'call> Invocation<'call> {
             call,
             deadline,
             ended: false,
+            returned_bytes: 0,
             detour: None,
             _memory: PhantomData,
         }
@@ -165,6 +168,9 @@ impl<'call> Invocation<'call> {
                         self.lease.await_end_with_kernel(self.sent.worker, self.sent.position);
                     }
                     let result = self.result(&outcome);
+                    if outcome.status == Code::OutputTooLarge.number() {
+                        self.returned_bytes = outcome.output_len;
+                    }
                     self.close();
                     return result;
                 }
@@ -179,6 +185,16 @@ impl<'call> Invocation<'call> {
                 }
             }
         }
+    }
+
+    /// Which worker has it, by its number among those of all leases: that may change until it has ended.
+    pub fn worker(&self) -> u32 {
+        self.lease.first_worker + self.sent.worker
+    }
+
+    /// How many bytes a function returned that failed with `output_too_large`; 0 otherwise.
+    pub fn returned_bytes(&self) -> u32 {
+        self.returned_bytes
     }
 
     #[inline(always)]

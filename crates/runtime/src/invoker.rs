@@ -14,7 +14,7 @@ mod held;
 pub use allocation::{Allocation, Policy};
 
 use crate::access::Access;
-use crate::arena::{Arena, Buffer};
+use crate::arena::{Buffer, Memory};
 use crate::deploy::read_package;
 use crate::fabrics::FabricChoice;
 use crate::invocation::Invocation;
@@ -97,8 +97,8 @@ impl CallOptions {
 /// # }
 /// ```
 pub struct Invoker {
-    manager: ManagerClient,
-    arena: Arc<Arena>,
+    manager: Arc<ManagerClient>,
+    memory: Memory,
     held: Option<Held>,
 }
 
@@ -190,7 +190,18 @@ impl Invoker {
     /// # Errors
     /// `manager_unreachable` if none of them answers, `unauthenticated` if the token is worth nothing.
     pub fn connect_with(access: Access) -> Result<Invoker, Error> {
-        Ok(Invoker { manager: ManagerClient::connect_with(access)?, arena: Arena::new()?, held: None })
+        Invoker::connect_with_memory(access, &Memory::new()?)
+    }
+
+    /// The same with memory that other invokers may have, too.
+    pub fn connect_with_memory(access: Access, memory: &Memory) -> Result<Invoker, Error> {
+        let manager = Arc::new(ManagerClient::connect_with(access)?);
+        Ok(Invoker { manager, memory: memory.clone(), held: None })
+    }
+
+    /// Another invoker with the same connection, which holds nothing yet; with this memory.
+    pub fn another(&self, memory: &Memory) -> Invoker {
+        Invoker { manager: self.manager.clone(), memory: memory.clone(), held: None }
     }
 
     /// Leases all of the cores asked, on as many nodes as that takes, and starts their workers, which then wait as
@@ -208,7 +219,7 @@ impl Invoker {
             return Err(Error::new(Code::AlreadyAllocated, message));
         }
         let package = self.deploy_if_path(&allocation.package)?;
-        self.held = Some(Held::take(&self.manager, &self.arena, allocation.of(package))?);
+        self.held = Some(Held::take(&self.manager, &self.memory, allocation.of(package))?);
         Ok(())
     }
 
@@ -270,7 +281,7 @@ impl Invoker {
     /// # Errors
     /// `insufficient_resources` if a lease on another machine has no memory left for the copy; smaller buffers may fit.
     pub fn buffer<T: Pod>(&self, len: usize) -> Result<Buffer<T>, Error> {
-        Buffer::new(&self.arena, len, || self.held.as_ref().map_or(Ok(()), Held::publish_regions))
+        self.memory.buffer(len)
     }
 
     /// The first lease, if there is one: the one with most of the workers.

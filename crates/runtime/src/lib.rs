@@ -4,6 +4,7 @@
 //!
 //! - [`Invoker`] is the client's side: it takes a lease, and submits calls into the inboxes of the lease's workers.
 //! - [`worker`] is the other side, run by the `sublet-worker` program, and by those of other engines.
+//! - [`frames`] puts several pieces of memory into one input or output, for callers whose values have several.
 //! - [`wire`] is what the two say to each other; [`access`], [`manager`] and [`deploy`] set things up and are never on
 //!   the path of a call.
 
@@ -13,6 +14,7 @@ pub mod access;
 mod arena;
 pub mod deploy;
 pub mod fabrics;
+pub mod frames;
 mod invocation;
 pub mod invoker;
 mod lease;
@@ -21,7 +23,7 @@ pub mod wire;
 pub mod worker;
 
 pub use access::{Access, Address};
-pub use arena::Buffer;
+pub use arena::{Buffer, Memory};
 pub use fabrics::FabricChoice;
 pub use invocation::{Completion, Invocation, is_repeatable};
 pub use invoker::{Allocation, CallOptions, Function, Invoker, Policy};

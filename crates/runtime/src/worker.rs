@@ -254,7 +254,10 @@ impl<C: Core> Worker<'_, C> {
         // SAFETY: `places` has found the bytes of both in mapped regions, which stay mapped; nobody in this process refers
         // to memory that clients write to.
         let (input, output) = unsafe {
-            (Input::new(places.input, request.input_len), Output::new(places.output, request.output_capacity))
+            (
+                Input::new(places.input, request.input_len, self.client),
+                Output::new(places.output, request.output_capacity),
+            )
         };
         match caller.call(function, input, output) {
             Err(code) => Ended { code: Some(code), written: 0 },

@@ -9,10 +9,10 @@ use std::process::{Command, Stdio};
 
 use crate::SandboxError;
 
-/// Has a Python tell where it and its modules are.
-const ASK_PYTHON: &str = "import sys; print(sys.executable, sys.prefix, sys.base_prefix, sep='\\0', end='')";
-/// Has a Node.js tell where it is.
-const ASK_NODE: &str = "process.stdout.write(process.execPath)";
+/// Has a Python tell where it is, its version, and where its modules are.
+const ASK_PYTHON: &str = "import sys; print(sys.executable, '%d.%d' % sys.version_info[:2], sys.prefix, sys.base_prefix, sep='\\0', end='')";
+/// Has a Node.js tell where it is, and its version.
+const ASK_NODE: &str = "process.stdout.write(process.execPath + '\\0' + process.versions.node)";
 /// Links that lead to a program; a loop has more.
 const MAX_LINKS: usize = 16;
 /// Folders of which sandboxes see the libraries, and shall not see the rest.
@@ -23,6 +23,8 @@ const OF_ALL: [&str; 3] = ["/", "/usr", "/usr/local"];
 pub struct Interpreter {
     /// Its program: where the host has it, and sandboxes.
     pub program: PathBuf,
+    /// As it is told: of a Python without its last number.
+    pub version: String,
     /// What sandboxes have to be shown of the host beside its libraries.
     pub shown: Vec<PathBuf>,
 }
@@ -61,10 +63,13 @@ impl Interpreter {
             .stderr(Stdio::null())
             .output()?;
         let paths: Vec<_> = output.stdout.split(|&byte| byte == 0).map(path).collect();
-        let [program, told @ ..] = paths.as_slice() else { return Err(io::ErrorKind::InvalidData.into()) };
+        let [program, version, told @ ..] = paths.as_slice() else {
+            return Err(io::Error::other(format!("it is none: it ended with {}", output.status)));
+        };
         if told.len() != folders || !program.is_absolute() {
             return Err(io::Error::other(format!("it is none: it ended with {}", output.status)));
         }
+        let version = version.to_string_lossy().into_owned();
         let (program, mut shown) = links(program)?;
         for folder in told {
             let folder = folder.canonicalize()?;
@@ -72,7 +77,7 @@ impl Interpreter {
                 shown.push(folder);
             }
         }
-        Ok(Interpreter { program, shown })
+        Ok(Interpreter { program, version, shown })
     }
 }
 

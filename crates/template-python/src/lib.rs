@@ -1,7 +1,13 @@
-//! What a Python interpreter loads to be a template: a warm process that is forked into sandboxes.
+//! What a Python interpreter loads to be a template: a warm process that is forked into sandboxes, and may be a worker there.
 //!
 //! The spawner starts the interpreter, which loads this library as the module `sublet_template` and executes its
-//! [`SOURCE`]. It is for every Python from 3.9 on.
+//! [`SOURCE`]. A copy that is to execute functions calls [`worker`]. It is for every Python from 3.9 on.
+
+#![allow(unsafe_code)]
+
+mod keeping;
+mod room;
+mod worker;
 
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -16,7 +22,6 @@ const SOURCE: &str = include_str!("template.py");
 /// The interpreter that has loaded this.
 struct Interpreter;
 
-#[expect(unsafe_code, reason = "only the interpreter can prepare itself for being forked")]
 impl Runtime for Interpreter {
     const THREADS: Threads = Threads::One;
 
@@ -41,7 +46,6 @@ thread_local! {
 
 /// Waits to be forked, and returns in each copy: see [`template::serve`].
 #[pyfunction]
-#[expect(unsafe_code, reason = "only the interpreter can go on after being forked")]
 fn serve() -> PyResult<()> {
     let copy = template::serve(&mut Interpreter)?;
     // SAFETY: this process was forked after `before_fork` by the thread that goes on here, which holds the lock.
@@ -63,5 +67,7 @@ fn program() -> PyResult<Words> {
 fn sublet_template(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("SOURCE", SOURCE)?;
     module.add_function(wrap_pyfunction!(serve, module)?)?;
+    module.add_function(wrap_pyfunction!(worker::work, module)?)?;
+    module.add_function(wrap_pyfunction!(room::room, module)?)?;
     module.add_function(wrap_pyfunction!(program, module)?)
 }

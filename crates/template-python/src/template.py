@@ -102,6 +102,8 @@ def warm():
     return setters
 
 
+# For programs that are workers.
+sys.modules[adapter.__name__] = adapter
 found = warm()
 adapter.serve()
 renew()

@@ -1,7 +1,7 @@
 //! What a node may say of itself. All of it is handed to clients, who act on it.
 
 use sublet_proto::network::check_network;
-use sublet_proto::package::{PORTABLE, is_device};
+use sublet_proto::package::{PORTABLE, is_device, is_python};
 use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Code, Error};
 
@@ -10,7 +10,7 @@ pub(super) const MAX_NODE_CORES: u32 = 65_536;
 const MAX_NAME_BYTES: usize = 64;
 /// Longest name of an operating system's boot, in bytes.
 const MAX_HOST_BYTES: usize = 64;
-/// Most devices that a node names, and the longest name of one, in bytes.
+/// Most devices, and runtimes, that a node names, and the longest name of one, in bytes.
 const MAX_DEVICES: usize = 16;
 const MAX_DEVICE_BYTES: usize = 32;
 /// How the address of a Unix socket begins.
@@ -41,7 +41,7 @@ pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
         }
     }
     for (what, value) in [("pu", &node.pu), ("architecture", &node.architecture)] {
-        if is_device(value) || value == PORTABLE || value.len() > MAX_DEVICE_BYTES {
+        if is_device(value) || is_python(value) || value == PORTABLE || value.len() > MAX_DEVICE_BYTES {
             return invalid(format!("node {name} says that its {what} is {value:.40?}, which is of no node"));
         }
     }
@@ -54,9 +54,10 @@ pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
             "node {name} names its host in more than {MAX_HOST_BYTES} bytes, or unreadably"
         ));
     }
-    let devices = &node.devices;
-    if devices.len() > MAX_DEVICES || devices.iter().any(|device| !is_text(device, MAX_DEVICE_BYTES)) {
-        return invalid(format!("node {name} names {} devices, or one unreadably", devices.len()));
+    for (what, names) in [("devices", &node.devices), ("runtimes", &node.runtimes)] {
+        if names.len() > MAX_DEVICES || names.iter().any(|one| !is_text(one, MAX_DEVICE_BYTES)) {
+            return invalid(format!("node {name} names {} {what}, or one unreadably", names.len()));
+        }
     }
     let named =
         |error: Error| Error::new(error.code, format!("the network of node {name}: {}", error.message));
@@ -105,7 +106,9 @@ mod tests {
         for (wrong, named) in [
             (NodeDescription { devices: vec!["x".into(); 17], ..node() }, "17 devices"),
             (NodeDescription { devices: vec!["x\n".into()], ..node() }, "unreadably"),
+            (NodeDescription { runtimes: vec!["python3.11".into(); 17], ..node() }, "17 runtimes"),
             (NodeDescription { pu: "opencl".into(), ..node() }, "opencl"),
+            (NodeDescription { architecture: "python3.11".into(), ..node() }, "python3.11"),
             (NodeDescription { architecture: "wasm32".into(), ..node() }, "wasm32"),
             (NodeDescription { pu: "p".repeat(33), ..node() }, "of no node"),
             (NodeDescription { agent: "tcp://192.0.2.7:7441".into(), ..node() }, "unix:/path"),

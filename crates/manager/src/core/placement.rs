@@ -10,7 +10,7 @@
 
 use std::cmp::Reverse;
 
-use sublet_proto::package::{is_device, runs_on};
+use sublet_proto::package::{is_device, is_python, runs_on};
 use sublet_proto::price::Prices;
 use sublet_proto::v1::{PackageInfo, Price};
 use sublet_proto::{Code, Error};
@@ -263,8 +263,37 @@ pub(super) struct Part {
     pub(super) amount: Amount,
 }
 
-/// Finds nodes of one class for all of a request's workers, or says why there are none.
+/// Finds nodes of one class for all of a request's workers, or says why there are none. Interpreters execute one function at a
+/// time: there each worker is a lease, and a process, of its own.
 pub(super) fn place(
+    nodes: &Nodes,
+    request: &Request,
+    chance: &mut Chance,
+) -> Result<(Choice, Vec<Part>), Error> {
+    let (choice, parts) = place_together(nodes, request, chance)?;
+    let is_single =
+        request.package.builds.get(choice.build as usize).is_some_and(|build| is_python(&build.architecture));
+    if !is_single {
+        return Ok((choice, parts));
+    }
+    let Request { terms, .. } = request;
+    if terms.workers as usize > MAX_PARTS {
+        let message = format!(
+            "{} cores asked, of functions in Python one request has at most {MAX_PARTS}",
+            terms.workers
+        );
+        return Err(Error::new(Code::InsufficientResources, message));
+    }
+    let alone = |part: Part| {
+        let Amount { workers, shared, memory_bytes } = part.amount;
+        let amount = Amount { workers: 1, shared, memory_bytes: memory_bytes / u64::from(workers.max(1)) };
+        (0..workers).map(move |_| Part { amount, ..part })
+    };
+    Ok((choice, parts.into_iter().flat_map(alone).collect()))
+}
+
+/// The same, with as few parts as there can be.
+fn place_together(
     nodes: &Nodes,
     request: &Request,
     chance: &mut Chance,

@@ -1,14 +1,14 @@
-//! Where one node stands in the ranked lists: among the nodes of its architecture, and among those with each device that
-//! it has. So a lease of kernels is placed like any other, and what it takes is gone from all of the node's lists.
+//! Where one node stands in the ranked lists: among the nodes of its architecture, and among those with each device and
+//! interpreter that it has. So a lease of kernels, or of functions in Python, is placed like any other, and what it takes is gone from all of the node's lists.
 
-use sublet_proto::package::is_device;
+use sublet_proto::package::{is_device, is_python};
 use sublet_proto::v1::NodeDescription;
 
 use super::ids::ClassKey;
 use super::placement::{Classes, Place};
 
-/// Most classes of one node: its architecture's, and those of the devices that there are.
-pub(super) const MAX_SEATS: usize = 3;
+/// Most classes of one node: its architecture's, and those of the devices that there are and of an interpreter.
+pub(super) const MAX_SEATS: usize = 4;
 
 /// A node's place in one class.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +32,9 @@ impl Seats {
         seats.add(classes.key(&node.pu, &node.architecture));
         for device in node.devices.iter().filter(|device| is_device(device)) {
             seats.add(classes.key(&node.pu, device));
+        }
+        for runtime in node.runtimes.iter().filter(|runtime| is_python(runtime)) {
+            seats.add(classes.key(&node.pu, runtime));
         }
         seats
     }

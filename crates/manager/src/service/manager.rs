@@ -11,8 +11,8 @@ use sublet_proto::v1::{
     self, BillReply, BillRequest, CreateTokenReply, CreateTokenRequest, DeployReply, EndLeaseReply,
     EndLeaseRequest, LeaseGrant, LeaseGrants, LeaseList, LeaseRequest, ListLeasesRequest,
     ListManagersRequest, ListNodesRequest, ListPackagesRequest, ListTenantsRequest, ListTokensRequest,
-    ManagerList, NodeList, PackageChunk, PackageInfo, PackageList, RenewRequest, ResolveRequest,
-    RevokeTokenRequest, Role, Tenant, TenantList, Token, TokenList,
+    ManagerList, NodeDescription, NodeList, PackageChunk, PackageInfo, PackageList, RenewRequest,
+    ResolveRequest, RevokeTokenRequest, Role, Tenant, TenantList, Token, TokenList,
 };
 use sublet_proto::{Code, Error, decode};
 use tonic::{Request, Response, Status, Streaming};
@@ -155,11 +155,13 @@ impl Parts {
         self.packages.deploy(encoded, checked, self.shell.clock.now_ms()).await
     }
 
-    /// Refuses a package that no node could run, by its processor or its devices. A manager that has just started, or has no
+    /// Refuses a package that no node could run, by its processor, its devices or its interpreters. A manager that has just started, or has no
     /// nodes of its own, cannot say.
     fn check_architecture(&self, package: &package::Checked) -> Result<(), Error> {
-        let of =
-            |node: &Node| [vec![node.description.architecture.clone()], node.description.devices.clone()];
+        let of = |node: &Node| {
+            let NodeDescription { architecture, devices, runtimes, .. } = (*node.description).clone();
+            [vec![architecture], devices, runtimes]
+        };
         let mut nodes: Vec<String> = self.shell.look(|core| core.nodes().flat_map(of).flatten().collect())?;
         nodes.retain(|architecture| !architecture.is_empty());
         nodes.sort();

@@ -29,7 +29,11 @@ pub(super) fn read(data: &[u8]) -> Result<Library<'_>, String> {
     check_segments(header, data)?;
     let sections = header.sections(ENDIAN, data).map_err(truncated)?;
     check_sections(&sections, data)?;
-    Ok(Library { kind: Kind::Native, architecture, functions: exported_functions(&sections, data)? })
+    Ok(Library {
+        kind: Kind::Native,
+        architecture: architecture.into(),
+        functions: exported_functions(&sections, data)?,
+    })
 }
 
 fn truncated(error: object::Error) -> String {

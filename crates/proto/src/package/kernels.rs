@@ -125,14 +125,7 @@ impl Build {
     /// # Errors
     /// [`Code::InvalidPackage`] if it says what need not, or cannot, be said.
     pub fn kernel_kind(&self) -> Result<Option<Kind>, Error> {
-        let Some(name) = &self.kind else { return Ok(None) };
-        let kind = Kind::parse(name).ok().filter(|kind| kind.is_of_kernels());
-        let refused = || {
-            let message =
-                format!("{MANIFEST_FILE}: the kind {name:?} is neither opencl nor cuda; others are not said");
-            invalid(message)
-        };
-        kind.map(Some).ok_or_else(refused)
+        Ok(self.said_kind()?.filter(|kind| kind.is_of_kernels()))
     }
 
     /// A function's program.
@@ -213,7 +206,7 @@ pub(super) fn read<'a>(kind: Kind, build: &'a Build, files: &[PackageFile]) -> R
         check_program(kind, &file.data).map_err(|reason| invalid(format!("{path}: {reason}")))?;
     }
     let functions = build.functions.iter().map(ManifestFunction::symbol).collect();
-    Ok(Library { kind, architecture: kind.name(), functions })
+    Ok(Library { kind, architecture: kind.name().into(), functions })
 }
 
 /// That a program is of a form that is taken.

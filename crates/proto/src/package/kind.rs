@@ -1,5 +1,6 @@
 //! The kinds of packages: what their library is made of, and therefore what executes it.
 
+use super::python::{ANY_PYTHON, is_python};
 use crate::{Code, Error};
 
 /// What a package's library is, told from its first bytes.
@@ -9,6 +10,8 @@ pub enum Kind {
     Native,
     /// A WebAssembly module, for every processor.
     Wasm,
+    /// A module of Python, said by the manifest.
+    Python,
     /// Kernels for whatever has a driver of OpenCL, said by the manifest.
     OpenCl,
     /// Kernels for NVIDIA's graphics processors, said by the manifest.
@@ -31,6 +34,7 @@ impl Kind {
         match self {
             Kind::Native => "native",
             Kind::Wasm => "wasm",
+            Kind::Python => "python",
             Kind::OpenCl => "opencl",
             Kind::Cuda => "cuda",
         }
@@ -41,11 +45,17 @@ impl Kind {
         matches!(self, Kind::OpenCl | Kind::Cuda)
     }
 
+    /// Whether a manifest has to say it, because the library's first bytes do not.
+    pub fn is_said(self) -> bool {
+        self == Kind::Python || self.is_of_kernels()
+    }
+
     /// From its name.
     pub fn parse(name: &str) -> Result<Kind, Error> {
         match name {
             "native" => Ok(Kind::Native),
             "wasm" => Ok(Kind::Wasm),
+            "python" => Ok(Kind::Python),
             "opencl" => Ok(Kind::OpenCl),
             "cuda" => Ok(Kind::Cuda),
             _ => Err(Error::new(Code::InvalidPackage, format!("there is no kind of package {name:?}"))),
@@ -58,7 +68,11 @@ pub fn is_device(architecture: &str) -> bool {
     [Kind::OpenCl, Kind::Cuda].iter().any(|device| device.name() == architecture)
 }
 
-/// Whether what is for that architecture is executed by this one: of a node, or a device that it has.
+/// Whether what is for that architecture is executed by this one: of a node, or of a device or an interpreter that it has.
 pub fn runs_on(architecture: &str, node: &str) -> bool {
-    architecture == node || (architecture == PORTABLE && !is_device(node))
+    match architecture {
+        PORTABLE => !is_device(node) && !is_python(node),
+        ANY_PYTHON => is_python(node),
+        _ => architecture == node,
+    }
 }

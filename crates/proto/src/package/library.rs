@@ -1,10 +1,11 @@
 //! What is known of a build's library once it has been looked at: what executes it, and where, and what it exports.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use super::files::find_file;
 use super::manifest::Build;
-use super::{Kind, MANIFEST_FILE, check_function_count, elf, image, invalid, is_name, kernels, wasm};
+use super::{Kind, MANIFEST_FILE, check_function_count, elf, image, invalid, is_name, kernels, python, wasm};
 use crate::v1::{PackageBuild, PackageFile};
 use crate::{Code, Error};
 
@@ -12,7 +13,7 @@ use crate::{Code, Error};
 #[derive(Debug)]
 pub(super) struct Library<'data> {
     pub(super) kind: Kind,
-    pub(super) architecture: &'static str,
+    pub(super) architecture: Cow<'static, str>,
     /// What it exports that can be called, with names of at most [`super::MAX_SYMBOL_BYTES`].
     pub(super) functions: BTreeSet<&'data str>,
 }
@@ -21,7 +22,8 @@ impl<'data> Library<'data> {
     /// That of a build among a package's files, if the build can be run.
     pub(super) fn read(build: &'data Build, files: &'data [PackageFile]) -> Result<Library<'data>, Error> {
         let file = find_file(files, &build.library)?;
-        let library = match build.kernel_kind()? {
+        let library = match build.said_kind()? {
+            Some(Kind::Python) => python::read(build)?,
             Some(kind) => {
                 kernels::check_alone(build)?;
                 kernels::read(kind, build, files)?
@@ -44,8 +46,12 @@ impl<'data> Library<'data> {
     /// The names of the functions that a build offers: those that it names, or every exported one that C code would call by
     /// its name, none of the compiler's or of C++.
     pub(super) fn offered(&self, build: &Build) -> Result<Vec<String>, Error> {
+        let named = build.functions.iter().map(|function| function.name.clone());
+        if self.kind == Kind::Python {
+            return Ok(named.chain([python::CALL.to_owned()]).collect());
+        }
         if !build.functions.is_empty() {
-            return Ok(build.functions.iter().map(|function| function.name.clone()).collect());
+            return Ok(named.collect());
         }
         let is_callable = |symbol: &&&str| !symbol.starts_with('_') && is_name(symbol);
         let callable: Vec<_> = self.functions.iter().filter(is_callable).map(ToString::to_string).collect();
@@ -63,10 +69,11 @@ impl<'data> Library<'data> {
     pub(super) fn info(&self, build: &Build, functions: &[String]) -> Result<PackageBuild, Error> {
         Ok(PackageBuild {
             kind: self.kind.name().to_owned(),
-            architecture: self.architecture.to_owned(),
+            architecture: self.architecture.clone().into_owned(),
             library: build.library.clone(),
             network: build.network,
             image: build.image.clone().unwrap_or_default(),
+            imports: build.python.iter().flat_map(|needs| needs.imports.clone()).collect(),
             symbols: functions.iter().map(|name| self.symbol(build, name)).collect::<Result<_, _>>()?,
         })
     }

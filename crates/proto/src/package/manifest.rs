@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 
 use super::{
-    KernelLimits, MANIFEST_FILE, check_function_count, check_name, check_path, image, invalid, kernels,
+    KernelLimits, Kind, MANIFEST_FILE, PythonNeeds, check_function_count, check_name, check_path, image,
+    invalid, kernels, python,
 };
 use crate::Error;
 
@@ -37,7 +38,7 @@ pub struct Manifest {
 pub struct Build {
     /// The path of the library in the package.
     pub library: String,
-    /// What the library is, where its first bytes do not say it: `opencl` or `cuda`.
+    /// What the library is, where its first bytes do not say it: `python`, `opencl` or `cuda`.
     pub kind: Option<String>,
     /// Whether the functions open connections by themselves. Only nodes that lend their network execute them then.
     #[serde(default)]
@@ -52,6 +53,8 @@ pub struct Build {
     pub wasm: Option<WasmLimits>,
     /// How kernels are compiled, and what calls of them may take.
     pub kernels: Option<KernelLimits>,
+    /// What the interpreter is to be like.
+    pub python: Option<PythonNeeds>,
 }
 
 /// The `[wasm]` of a manifest: what one call of a WebAssembly function may take.
@@ -98,6 +101,7 @@ struct Written {
     functions: Vec<ManifestFunction>,
     wasm: Option<WasmLimits>,
     kernels: Option<KernelLimits>,
+    python: Option<PythonNeeds>,
     #[serde(default, rename = "build")]
     builds: Vec<Build>,
 }
@@ -134,7 +138,7 @@ impl Written {
     /// The builds, each with all of its functions.
     fn builds(self) -> Result<Vec<Build>, Error> {
         if self.builds.is_empty() {
-            kernels::check_words(&self.functions, self.kind.is_some())?;
+            kernels::check_words(&self.functions, is_of_kernels(self.kind.as_deref()))?;
             return Ok(vec![self.only_build()?]);
         }
         self.check_top()?;
@@ -143,7 +147,7 @@ impl Written {
             return Err(wrong(format!("has {} builds, at most {MAX_BUILDS} are taken", builds.len())));
         }
         check_functions(&functions)?;
-        let has_kernels = builds.iter().any(|build| build.kind.is_some());
+        let has_kernels = builds.iter().any(|build| is_of_kernels(build.kind.as_deref()));
         kernels::check_words(&functions, has_kernels)?;
         builds.into_iter().map(|build| build.with_functions(&functions)).collect()
     }
@@ -158,6 +162,7 @@ impl Written {
             functions: self.functions,
             wasm: self.wasm,
             kernels: self.kernels,
+            python: self.python,
         })
     }
 
@@ -170,6 +175,7 @@ impl Written {
             (self.image.is_some(), "image"),
             (self.wasm.is_some(), "[wasm]"),
             (self.kernels.is_some(), "[kernels]"),
+            (self.python.is_some(), "[python]"),
         ];
         match said.into_iter().find(|(is_said, _)| *is_said) {
             Some((_, what)) => {
@@ -181,10 +187,24 @@ impl Written {
 }
 
 impl Build {
+    /// What it says that it is, where that has to be said.
+    ///
+    /// # Errors
+    /// `invalid_package` if it says what need not, or cannot, be said.
+    pub fn said_kind(&self) -> Result<Option<Kind>, Error> {
+        let Some(name) = &self.kind else { return Ok(None) };
+        let kind = Kind::parse(name).ok().filter(|kind| kind.is_said());
+        kind.map(Some).ok_or_else(|| {
+            wrong(format!(
+                "says the kind {name:?}, which is none of python, opencl and cuda; others are not said"
+            ))
+        })
+    }
+
     /// With all of the package's functions: what it says of some goes before what is said of them for all builds.
     fn with_functions(mut self, functions: &[ManifestFunction]) -> Result<Build, Error> {
         check_functions(&self.functions)?;
-        kernels::check_words(&self.functions, self.kind.is_some())?;
+        kernels::check_words(&self.functions, is_of_kernels(self.kind.as_deref()))?;
         let is_known = |own: &&ManifestFunction| functions.iter().any(|function| function.name == own.name);
         if let Some(unknown) = self.functions.iter().find(|own| !is_known(own)) {
             return Err(wrong(format!(
@@ -206,6 +226,7 @@ impl Build {
         self.image.as_deref().map_or(Ok(()), image::check_image)?;
         check_functions(&self.functions)?;
         self.check_limits()?;
+        python::check_build(self)?;
         kernels::check_build(self)
     }
 
@@ -238,6 +259,10 @@ impl ManifestFunction {
             group: self.group.or(other.group),
         }
     }
+}
+
+fn is_of_kernels(kind: Option<&str>) -> bool {
+    kind.and_then(|name| Kind::parse(name).ok()).is_some_and(Kind::is_of_kernels)
 }
 
 fn check_functions(functions: &[ManifestFunction]) -> Result<(), Error> {
@@ -340,9 +365,15 @@ mod tests {
             let message = message(&format!("{BUILDS}\n{more}"));
             assert!(message.contains(named), "{message}");
         }
-        for top in
-            ["library = 'a'", "kind = 'cuda'", "network = true", "image = 'a'", "wasm = {}", "kernels = {}"]
-        {
+        for top in [
+            "library = 'a'",
+            "kind = 'cuda'",
+            "network = true",
+            "image = 'a'",
+            "wasm = {}",
+            "kernels = {}",
+            "python = {}",
+        ] {
             assert!(message(&format!("{top}\n{BUILDS}")).contains("beside [[build]]"), "{top}");
         }
         let native = "name='p'\n[[function]]\nname='f'\nitems=1\n[[build]]\nlibrary='p.so'";

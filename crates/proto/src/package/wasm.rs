@@ -51,7 +51,7 @@ pub(super) fn read(data: &[u8]) -> Result<Library<'_>, String> {
     if !module.has_memory {
         return Err(format!("exports no memory named {MEMORY:?}, in which inputs could be placed"));
     }
-    Ok(Library { kind: Kind::Wasm, architecture: PORTABLE, functions: module.callable })
+    Ok(Library { kind: Kind::Wasm, architecture: PORTABLE.into(), functions: module.callable })
 }
 
 /// What has been read of a module.

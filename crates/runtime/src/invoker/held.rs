@@ -12,7 +12,7 @@ use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
 use super::Allocation;
-use crate::arena::Arena;
+use crate::arena::Memory;
 use crate::fabrics::Here;
 use crate::lease::attach::{Attaching, Household};
 use crate::lease::dispatch::{LOOKS, no_such_worker};
@@ -40,11 +40,11 @@ impl Held {
     /// Leases what an allocation says.
     pub(super) fn take(
         manager: &ManagerClient,
-        arena: &Arc<Arena>,
+        memory: &Memory,
         allocation: Allocation,
     ) -> Result<Held, Error> {
         let (spin, terms) = (allocation.spin, allocation.terms()?);
-        let household = Household { arena: arena.clone(), crew: Arc::default(), spin, terms };
+        let household = Household { arena: memory.0.clone(), crew: Arc::default(), spin, terms };
         let mut leases = take_leases(manager, &allocation, &household, 0)?.into_iter();
         let first = leases.next().ok_or_else(|| Error::new(Code::Protocol, "a grant without a lease"))?;
         Ok(Held { first, others: leases.collect(), allocation, household, next: AtomicU32::new(0) })
@@ -114,11 +114,6 @@ impl Held {
     pub(super) fn workers(&self) -> u32 {
         let last = self.others.last().unwrap_or(&self.first);
         last.first_worker + last.workers()
-    }
-
-    /// Makes all workers map what the arena has grown by.
-    pub(super) fn publish_regions(&self) -> Result<(), Error> {
-        self.household.crew.publish_regions()
     }
 
     /// Gives all leases back; tells what each has used.

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -143,6 +143,9 @@ impl Attaching {
             inbox,
             results_layout,
         });
+        // Before its worker starts: what is allocated from here on, that is told at once or when it starts.
+        let user: Weak<Lease> = Arc::downgrade(&lease);
+        household.arena.join(user);
         let monitored = lease.clone();
         std::thread::Builder::new()
             .name("sublet lease".into())

@@ -5,8 +5,6 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use sublet_proto::Error;
-
 use super::Lease;
 
 /// The leases, which know each other by it and do not keep each other alive.
@@ -39,11 +37,6 @@ impl Crew {
         let first = places.iter().position(|place| place.number() > last).unwrap_or(0);
         places.rotate_left(first);
         places
-    }
-
-    /// Makes the workers of all leases map what their arena has grown by.
-    pub(crate) fn publish_regions(&self) -> Result<(), Error> {
-        self.members().iter().try_for_each(|lease| lease.publish_regions())
     }
 
     fn members(&self) -> Vec<Arc<Lease>> {

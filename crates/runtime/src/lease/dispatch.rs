@@ -153,7 +153,7 @@ impl Lease {
         if call.output_capacity == 0 {
             return Ok((Address { region: OWN_REGION, offset: 0 }, None));
         }
-        let block = self.arena.allocate(capacity, || self.crew.publish_regions())?;
+        let block = self.arena.allocate(capacity, || self.arena.publish_to_users())?;
         Ok((block.at, Some(block)))
     }
 

@@ -13,10 +13,10 @@ use super::Lease;
 use super::carrier::Keys;
 use super::link::{Control, Untold, lock, protocol};
 use super::start::read_worker;
+use crate::arena::MapsRegions;
 
-impl Lease {
-    /// Makes the running worker process map the arena's regions that are in use. Without one, the next start does.
-    pub(crate) fn publish_regions(&self) -> Result<(), Error> {
+impl MapsRegions for Lease {
+    fn publish_regions(&self) -> Result<(), Error> {
         let mut control = lock(&self.link.control);
         if control.worker.is_none() || self.is_over() {
             return Ok(());
@@ -27,7 +27,9 @@ impl Lease {
             sent => sent,
         }
     }
+}
 
+impl Lease {
     pub(super) fn send_regions(&self, control: &mut Control) -> Result<(), Error> {
         self.take_late_answer(control)?;
         let known = std::mem::take(&mut control.regions);

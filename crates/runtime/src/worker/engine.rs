@@ -11,13 +11,19 @@ use std::marker::PhantomData;
 use std::path::Path;
 use std::ptr::NonNull;
 
+use sublet_fabric::Endpoint;
+use sublet_fabric::window::Address;
 use sublet_proto::v1::PackageInfo;
 use sublet_proto::{Code, Error};
 
+use crate::frames::Shared;
 use crate::wire::MAX_MESSAGE_BYTES;
 
 /// A loaded package, shared by the threads of a worker process for as long as it lives.
 pub trait Engine: Send + Sync + 'static {
+    /// Whether the first worker has to be the thread on which the process began: interpreters have a main thread.
+    const ON_MAIN_THREAD: bool = false;
+
     /// What one thread calls functions with.
     type Caller<'engine>: Caller
     where
@@ -64,10 +70,11 @@ pub struct Load<'setup> {
 }
 
 /// A call's input, in memory that the client can write to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Input<'call> {
     at: NonNull<u8>,
     len: u32,
+    client: Option<&'call Endpoint>,
     call: PhantomData<&'call ()>,
 }
 
@@ -75,14 +82,22 @@ impl<'call> Input<'call> {
     /// One of private memory, for calls that no client makes.
     pub fn of(bytes: &'call [u8]) -> Input<'call> {
         let len = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        Input { at: NonNull::from(bytes).cast(), len, call: PhantomData }
+        Input { at: NonNull::from(bytes).cast(), len, client: None, call: PhantomData }
     }
 
     /// # Safety
     /// So many bytes are mapped there for as long as the input lives.
     #[inline(always)]
-    pub(crate) unsafe fn new(at: NonNull<u8>, len: u32) -> Self {
-        Input { at, len, call: PhantomData }
+    pub(crate) unsafe fn new(at: NonNull<u8>, len: u32, client: &'call Endpoint) -> Self {
+        Input { at, len, client: Some(client), call: PhantomData }
+    }
+
+    /// Where other memory of the client's lies in this process, which stays mapped for as long as that lives. Between
+    /// machines it is this side's copy, which holds only what was sent.
+    #[inline(always)]
+    pub fn reach(&self, place: Shared, len_bytes: u64) -> Option<NonNull<u8>> {
+        let Shared { number: region, offset } = place;
+        self.client?.mapped(Address { region, offset }, len_bytes)
     }
 
     /// How many bytes it has.
@@ -101,9 +116,16 @@ impl<'call> Input<'call> {
     /// Copies it to the front of `into`, as far as both go. A client that writes meanwhile makes them any bytes.
     #[inline(always)]
     pub fn copy_to(&self, into: &mut [u8]) {
-        let count = into.len().min(self.len as usize);
+        self.copy_from(0, into);
+    }
+
+    /// The same from one of its bytes on.
+    #[inline(always)]
+    pub fn copy_from(&self, at: u32, into: &mut [u8]) {
+        let at = at.min(self.len);
+        let count = into.len().min((self.len - at) as usize);
         // SAFETY: `new` promises `len` mapped bytes; `into` is private memory, and has as many.
-        unsafe { std::ptr::copy_nonoverlapping(self.at.as_ptr(), into.as_mut_ptr(), count) };
+        unsafe { std::ptr::copy_nonoverlapping(self.at.as_ptr().add(at as usize), into.as_mut_ptr(), count) };
     }
 }
 

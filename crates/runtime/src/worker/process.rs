@@ -1,9 +1,9 @@
 //! A worker process: one for each lease and node, with a thread for each leased core.
 //!
 //! Its standard input is its control socket. The agent's set-up comes first; then the client sends its regions and
-//! connects ([`super::client`]); then the threads run until the client or the agent is gone. The first thread stays at
-//! the control socket and maps regions while the others execute. Between nodes the agent keeps the other end of that
-//! socket, and relays what the client says.
+//! connects ([`super::client`]); then the threads run until the client or the agent is gone. One thread stays at
+//! the control socket and maps regions while the others execute: the first, unless the engine wants that one to work. Between
+//! nodes the agent keeps the other end of that socket, and relays what the client says.
 //!
 //! The process takes its rights away before it loads the package: no new privileges, memory limited to the lease's,
 //! no core dumps. Stronger walls are the sandbox's, and it dies with that. It must not die with its parent: in a container
@@ -15,6 +15,8 @@
 use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::process::exit;
+use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, channel};
 
 use rustix::process::{Resource, Rlimit};
@@ -56,7 +58,8 @@ pub fn run<E: Engine>(
         Process::new(setup, regions, entered_ns, load)
     })();
     match process {
-        Ok(process) => process.serve(socket),
+        Ok(process) if E::ON_MAIN_THREAD => process.serve_beside(socket),
+        Ok(process) => share(process).serve(share(socket)),
         Err(error) => {
             control::fail(&socket, &error);
             Err(error)
@@ -76,6 +79,14 @@ pub(super) struct Process {
     engine: Box<dyn Works>,
     pub(super) entered_ns: u64,
     pub(super) loaded_ns: u64,
+    /// Of the thread that waits to be the first worker, if one does.
+    first: Option<Sender<FirstWorker>>,
+}
+
+/// What the thread is told that is to be the first worker.
+struct FirstWorker {
+    post: Post,
+    ready: Sender<Result<(), Error>>,
 }
 
 impl Process {
@@ -113,15 +124,40 @@ impl Process {
             engine: Box::new(engine),
             entered_ns,
             loaded_ns,
+            first: None,
         })
     }
 
+    /// Takes the client's messages on a thread of its own. This one becomes the first worker.
+    fn serve_beside(mut self, socket: PacketSocket) -> Result<(), Error> {
+        let (first, is_to_work) = channel();
+        self.first = Some(first);
+        let (process, socket) = (share(self), share(socket));
+        let serve = move || match process.serve(socket) {
+            Ok(()) => exit(0),
+            Err(error) => {
+                eprintln!("sublet-worker: {error}");
+                exit(error.code.number() as i32)
+            }
+        };
+        std::thread::Builder::new()
+            .name("sublet control".into())
+            .stack_size(STACK_BYTES as usize)
+            .spawn(serve)
+            .map_err(|error| Error::new(Code::System, format!("starting the control thread: {error}")))?;
+        let FirstWorker { post, ready } = is_to_work
+            .recv()
+            .map_err(|_| Error::new(Code::Internal, "the control thread ended before its process"))?;
+        process.run_worker(&post, &ready);
+        // Why it could not begin is told by the control thread, which then ends the process.
+        loop {
+            std::thread::park();
+        }
+    }
+
     /// Takes the client's messages. Regions come before the connection, and whenever the client's allocator grows.
-    fn serve(self, socket: PacketSocket) -> Result<(), Error> {
-        // The process ends by exit or death only, so what its threads share may live for ever.
-        let (process, socket): (&'static Process, &'static PacketSocket) =
-            (Box::leak(Box::new(self)), Box::leak(Box::new(socket)));
-        let mut client = Client::new(process, socket).inspect_err(|error| control::fail(socket, error))?;
+    fn serve(&'static self, socket: &'static PacketSocket) -> Result<(), Error> {
+        let mut client = Client::new(self, socket).inspect_err(|error| control::fail(socket, error))?;
         while let Some(packet) = control::receive(socket)? {
             let answer = client.take(packet).inspect_err(|error| control::fail(socket, error))?;
             answer.map_or(Ok(()), |answer| control::send(socket, answer))?;
@@ -150,6 +186,10 @@ impl Process {
         {
             let ready = ready.clone();
             let post = Post { number: number as u32, core, start, client, control };
+            if let Some(first) = self.first.as_ref().filter(|_| number == 0) {
+                let _ = first.send(FirstWorker { post, ready });
+                continue;
+            }
             std::thread::Builder::new()
                 .name(format!("worker {number}"))
                 .stack_size(STACK_BYTES as usize)
@@ -231,6 +271,11 @@ struct Post {
     control: &'static PacketSocket,
 }
 
+/// The process ends by exit or death only, so what its threads share may live for ever.
+fn share<T>(value: T) -> &'static T {
+    Box::leak(Box::new(value))
+}
+
 fn read_manifest(folder: &Path) -> Result<v1::PackageInfo, Error> {
     let path = folder.join(INFO_FILE);
     let bytes = std::fs::read(&path)
@@ -250,10 +295,21 @@ fn confine(setup: &v1::WorkerSetup) -> Result<(), Error> {
 pub(super) fn limit_memory(setup: &v1::WorkerSetup, copies_bytes: u64) -> Result<(), Error> {
     let stacks = STACK_BYTES.saturating_mul(setup.cores.len() as u64);
     let own = OWN_MEMORY_BYTES.saturating_add(stacks);
+    let own = own.saturating_add(inherited_bytes());
     let data = setup.memory_bytes.saturating_sub(copies_bytes).saturating_add(own);
     let limit = Rlimit { current: Some(data), maximum: Some(data) };
     rustix::process::setrlimit(Resource::Data, limit)
         .map_err(|error| Error::new(Code::System, format!("RLIMIT_DATA: {error}")))
+}
+
+/// What the process had before it was a worker: a copy of a warm interpreter has its modules.
+fn inherited_bytes() -> u64 {
+    static BYTES: OnceLock<u64> = OnceLock::new();
+    *BYTES.get_or_init(|| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let data = status.lines().find_map(|line| line.strip_prefix("VmData:")?.strip_suffix("kB"));
+        data.and_then(|kib| kib.trim().parse::<u64>().ok()).unwrap_or_default().saturating_mul(1024)
+    })
 }
 
 fn pin(core: u32) -> Result<(), Error> {

@@ -11,6 +11,11 @@ use super::process;
 
 /// The whole of a worker program.
 pub fn main<E: Engine>(load: impl FnOnce(&Load<'_>) -> Result<E, Error>) -> ExitCode {
+    ExitCode::from(run(load))
+}
+
+/// The same, for programs that have a way of their own to end; returns the status with which this is to be.
+pub fn run<E: Engine>(load: impl FnOnce(&Load<'_>) -> Result<E, Error>) -> u8 {
     // In its sandbox the program is called otherwise; whoever looks at the machine's processes shall find it.
     let _ = rustix::thread::set_name(c"sublet-worker");
     // A bug of ours must not leave a client waiting for a thread that is gone.
@@ -23,14 +28,14 @@ pub fn main<E: Engine>(load: impl FnOnce(&Load<'_>) -> Result<E, Error>) -> Exit
         Ok(control) => control,
         Err(error) => {
             eprintln!("sublet-worker is started by an agent, with a socket as its standard input: {error}");
-            return ExitCode::from(2);
+            return 2;
         }
     };
     match process::run(control, load) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => 0,
         Err(error) => {
             eprintln!("sublet-worker: {error}");
-            ExitCode::from(error.code.number() as u8)
+            error.code.number() as u8
         }
     }
 }

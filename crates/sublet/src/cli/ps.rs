@@ -136,7 +136,7 @@ fn node_row(node: &NodeView, now_ms: u64) -> [String; 7] {
         node.name.clone(),
         node.state.to_owned(),
         // What a package may be for, on this node.
-        [std::slice::from_ref(&node.architecture), &node.devices].concat().join(", "),
+        [std::slice::from_ref(&node.architecture), &node.devices, &node.runtimes].concat().join(", "),
         format!("{} of {}", node.cores_leased, node.cores),
         shared(node),
         format!("{} of {}", show_bytes(node.memory_leased_bytes), show_bytes(node.memory_bytes)),

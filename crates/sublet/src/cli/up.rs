@@ -83,8 +83,9 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "PROGRAM")]
     container_runtime: Option<PathBuf>,
 
-    /// Keep this Python warm for sandboxes, by its path or name, as of a virtual environment [default: none]
-    #[arg(long, value_name = "PROGRAM")]
+    /// Execute functions in Python by this one, which is kept warm for sandboxes: by its path or name, as of a virtual
+    /// environment [default: $SUBLET_PYTHON, else none]
+    #[arg(long, value_name = "PROGRAM", env = "SUBLET_PYTHON", hide_env = true)]
     python: Option<PathBuf>,
 
     /// Keep this Node.js warm for sandboxes, by its path or name [default: none]

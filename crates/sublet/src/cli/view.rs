@@ -19,6 +19,8 @@ pub(crate) struct NodeView {
     pub(crate) architecture: String,
     /// For which devices it executes kernels, as kinds of packages are called.
     pub(crate) devices: Vec<String>,
+    /// Which interpreters execute functions there.
+    pub(crate) runtimes: Vec<String>,
     pub(crate) pu: String,
     pub(crate) state: &'static str,
     pub(crate) cores: u32,
@@ -65,6 +67,7 @@ impl From<NodeInfo> for NodeView {
             network: description.network.map(NetworkView::from),
             architecture: description.architecture,
             devices: description.devices,
+            runtimes: description.runtimes,
             cores: description.cores,
             cores_leased: node.cores_leased,
             memory_bytes: description.memory_bytes,

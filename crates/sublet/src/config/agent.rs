@@ -225,7 +225,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_PYTHON",
             flag: "python",
             value: "PROGRAM",
-            help: "The Python that is kept warm for sandboxes, by its path or name: that of a virtual environment, python3",
+            help: "The Python that executes functions, and is kept warm for sandboxes, by its path or name: that of a virtual environment, python3",
             otherwise: Otherwise::Means("none is"),
             shown: Shown::Openly,
         },

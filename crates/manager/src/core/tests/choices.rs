@@ -181,3 +181,28 @@ fn kernels_go_where_their_device_is_and_what_they_take_is_gone_for_all() {
     house.register(node("d", 9), 2, Vec::new()).unwrap();
     assert!(granted(house.request_for("t", "opencl", &asked(1))).unwrap_err().message.contains("no node of"));
 }
+
+#[test]
+fn each_worker_in_python_is_a_lease_of_its_own_where_there_is_such_an_interpreter() {
+    let mut house = priced();
+    let with = |name: &str, cores, runtime: &str| NodeDescription {
+        runtimes: vec![runtime.into()],
+        ..node(name, cores)
+    };
+    house.register(node("none", 9), 1, Vec::new()).unwrap();
+    house.register(with("one", 2, "python3.11"), 2, Vec::new()).unwrap();
+    house.register(with("other", 3, "python3.12"), 3, Vec::new()).unwrap();
+    let mut leases = |architecture: &str, cores| {
+        let leases = granted(house.request_of_builds("t", &[architecture], &asked(cores)))?;
+        let described = leases.iter().map(|&lease| house.core.describe(house.core.lease(lease).unwrap()));
+        let parts: Vec<_> = described.map(|lease| (lease.node, lease.cores, lease.pu)).collect();
+        Ok::<_, Error>(parts)
+    };
+    let part = |node: &str| (node.to_owned(), 1, "cpu".to_owned());
+    assert_eq!(leases("python3.11", 2), Ok(vec![part("one"), part("one")]));
+    assert_eq!(leases("python3.11", 1).unwrap_err().code, Code::NoCapacity);
+    assert_eq!(leases("python", 3), Ok(vec![part("other"); 3]));
+    assert_eq!(leases("x86_64", 9).unwrap().len(), 1, "of other packages one process has all cores");
+    let error = leases("python3.13", 1).unwrap_err();
+    assert!(error.message.contains("no node of cpu/python3.13 is there"), "{error}");
+}

@@ -1,0 +1,194 @@
+//! Packages of Python: functions of a module, executed by an interpreter of the node.
+//!
+//! Such a build says what it is (`kind = "python"`), the file of its module, and names the functions that callers of any
+//! language may call with bytes. Python callers call every function of every module by one more, [`CALL`], with any
+//! arguments. Which Python it is for is its architecture: `python3.11`, or `python` for any.
+//!
+//! Nothing of a module is looked at here: what reads strangers' programs is a process with nothing to lose.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+
+use super::library::Library;
+use super::{Build, Kind, MANIFEST_FILE, ManifestFunction, invalid};
+use crate::Error;
+
+/// The architecture of what runs on every Python.
+pub const ANY_PYTHON: &str = "python";
+/// The function by which Python callers call any other: the last one of each package of Python.
+pub const CALL: &str = "sublet.call";
+/// Most modules that a package has imported ahead.
+pub const MAX_IMPORTS: usize = 64;
+/// Longest name of a module, in bytes.
+pub const MAX_MODULE_BYTES: usize = 128;
+
+/// The `[python]` of a manifest: what its interpreter is to be like.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PythonNeeds {
+    /// The version without its last number, as `3.11`; any if it is left out.
+    pub version: Option<String>,
+    /// Modules that are imported before a worker is asked for, if its node has them warm.
+    #[serde(default)]
+    pub imports: Vec<String>,
+}
+
+/// The architecture that an interpreter of this version is, as `python3.11` of `3.11` or `3.11.2`.
+pub fn python_architecture(version: &str) -> Option<String> {
+    let mut numbers = version.split('.');
+    let (major, minor) = (numbers.next()?, numbers.next()?);
+    let is_number = |text: &str| (1..=3).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
+    (is_number(major) && is_number(minor)).then(|| format!("{ANY_PYTHON}{major}.{minor}"))
+}
+
+/// Whether an architecture is that of an interpreter, which nodes have beside their processors.
+pub fn is_python(architecture: &str) -> bool {
+    let version = architecture.strip_prefix(ANY_PYTHON);
+    version.is_some_and(|version| version.is_empty() || python_architecture(version).is_some())
+}
+
+/// What is known of a build of Python.
+pub(super) fn read(build: &Build) -> Result<Library<'_>, Error> {
+    let needs = build.python.clone().unwrap_or_default();
+    let architecture = match &needs.version {
+        None => ANY_PYTHON.to_owned(),
+        Some(version) => python_architecture(version)
+            .filter(|architecture| architecture.strip_prefix(ANY_PYTHON) == Some(version))
+            .ok_or_else(|| wrong(format!("says that it needs Python {version:?}, not one as \"3.11\"")))?,
+    };
+    let functions =
+        build.functions.iter().map(ManifestFunction::symbol).chain([CALL]).collect::<BTreeSet<_>>();
+    Ok(Library { kind: Kind::Python, architecture: architecture.into(), functions })
+}
+
+/// What a build says of Python, and all that it must say.
+pub(super) fn check_build(build: &Build) -> Result<(), Error> {
+    let is_python = build.kind.as_deref() == Some(Kind::Python.name());
+    match (&build.python, is_python) {
+        (Some(_), false) => return Err(wrong("has a [python], and its kind is not python".to_owned())),
+        (_, false) => return Ok(()),
+        (needs, true) => check_imports(needs.as_ref().map_or(&[], |needs| &needs.imports))?,
+    }
+    if !build.library.ends_with(".py") || module_of(&build.library).is_none() {
+        return Err(wrong(format!("names the module {:?}, which no file NAME.py can be", build.library)));
+    }
+    let foreign = [
+        (build.network, "network"),
+        (build.image.is_some(), "image"),
+        (build.wasm.is_some(), "[wasm]"),
+        (build.kernels.is_some(), "[kernels]"),
+    ];
+    if let Some((_, what)) = foreign.into_iter().find(|(is_said, _)| *is_said) {
+        return Err(wrong(format!("says {what}, which functions in Python cannot have")));
+    }
+    match build.functions.iter().find(|function| function.name == CALL || !is_path(function.symbol())) {
+        Some(function) if function.name == CALL => {
+            Err(wrong(format!("names a function {CALL}, which every package has")))
+        }
+        Some(function) => Err(wrong(format!(
+            "says that {} is {:?}, which is no name in Python",
+            function.name,
+            function.symbol()
+        ))),
+        None => Ok(()),
+    }
+}
+
+/// The module that a file is, if its name is one.
+pub fn module_of(library: &str) -> Option<&str> {
+    let file = library.rsplit('/').next()?;
+    file.strip_suffix(".py").filter(|name| is_identifier(name))
+}
+
+fn check_imports(imports: &[String]) -> Result<(), Error> {
+    if imports.len() > MAX_IMPORTS {
+        return Err(wrong(format!("imports {} modules, at most {MAX_IMPORTS} are taken", imports.len())));
+    }
+    match imports.iter().find(|name| name.len() > MAX_MODULE_BYTES || !is_path(name)) {
+        Some(name) => Err(wrong(format!("imports {name:.40?}, which is no name of a module"))),
+        None => Ok(()),
+    }
+}
+
+/// Whether this is names with dots between.
+fn is_path(text: &str) -> bool {
+    text.split('.').all(is_identifier)
+}
+
+fn is_identifier(text: &str) -> bool {
+    let is_letter = |c: char| c.is_alphabetic() || c == '_';
+    text.chars().next().is_some_and(is_letter) && text.chars().all(|c| is_letter(c) || c.is_alphanumeric())
+}
+
+fn wrong(what: String) -> Error {
+    invalid(format!("{MANIFEST_FILE} {what}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::package::{encode, from_files, validate};
+    use crate::v1::PackageFile;
+
+    fn checked(manifest: &str) -> Result<crate::package::Checked, Error> {
+        let file = |path: &str| PackageFile { path: path.into(), data: b"x = 1".to_vec(), executable: false };
+        validate(&encode(&from_files(manifest, vec![file("m.py"), file("lib/n.py"), file("p.so")])?))
+    }
+
+    const MODULE: &str = "name='p'\nkind='python'\nlibrary='m.py'\n";
+
+    #[test]
+    fn a_package_of_python_has_its_functions_and_the_one_for_python() {
+        let functions = "[[function]]\nname='f'\n[[function]]\nname='g'\nsymbol='C.g'\n";
+        let package =
+            checked(&format!("{MODULE}{functions}[python]\nversion='3.11'\nimports=['numpy', 'os.path']"))
+                .unwrap();
+        assert_eq!(package.functions, ["f", "g", CALL]);
+        let build = &package.builds[0];
+        assert_eq!((build.kind.as_str(), build.architecture.as_str()), ("python", "python3.11"));
+        assert_eq!(build.symbols, ["f", "C.g", CALL]);
+        assert_eq!(build.imports, ["numpy", "os.path"]);
+        let any = checked("name='p'\nkind='python'\nlibrary='lib/n.py'").unwrap();
+        assert_eq!((any.functions.len(), any.builds[0].architecture.as_str()), (1, ANY_PYTHON));
+    }
+
+    #[test]
+    fn what_no_interpreter_can_be_told_is_refused() {
+        for (more, named) in [
+            ("[python]\nversion='3'", "\"3\""),
+            ("[python]\nversion='3.11.2'", "3.11.2"),
+            ("[python]\nimports=['a b']", "a b"),
+            ("[python]\nimports=['']", "no name of a module"),
+            ("[python]\ncolour='red'", "colour"),
+            ("[[function]]\nname='sublet.call'", "every package"),
+            ("[[function]]\nname='f'\nsymbol='f()'", "f()"),
+            ("network=true", "network"),
+            ("image='x'", "image"),
+            ("wasm={}", "[wasm]"),
+            ("[kernels]\n", "kernels"),
+        ] {
+            let error = checked(&format!("{MODULE}{more}")).unwrap_err();
+            assert!(error.message.contains(named), "{more}: {error}");
+        }
+        let message = |manifest: &str| checked(manifest).unwrap_err().message;
+        assert!(message("name='p'\nkind='python'\nlibrary='p.so'").contains("p.so"));
+        assert!(message("name='p'\nlibrary='p.so'\n[python]\n").contains("kind is not python"));
+        let mixed = "name='p'\n[[function]]\nname='f'\n[[build]]\nkind='python'\nlibrary='m.py'\n[[build]]\nlibrary='p.so'";
+        assert!(message(mixed).contains("other kinds"), "{}", message(mixed));
+        let imports: Vec<_> = (0..=MAX_IMPORTS).map(|number| format!("'m{number}'")).collect();
+        assert!(
+            message(&format!("{MODULE}[python]\nimports=[{}]", imports.join(","))).contains("65 modules")
+        );
+    }
+
+    #[test]
+    fn versions_are_told_without_their_last_number() {
+        assert_eq!(python_architecture("3.11.2").as_deref(), Some("python3.11"));
+        for version in ["3", "", "3.", "3.x", "three.1", "3.1234"] {
+            assert_eq!(python_architecture(version), None, "{version}");
+        }
+        assert!(is_python("python") && is_python("python3.9"));
+        assert!(!is_python("pythonic") && !is_python("x86_64") && !is_python("python3"));
+    }
+}

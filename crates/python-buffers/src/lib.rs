@@ -1,0 +1,143 @@
+//! Memory of Python's objects, and Python's objects over memory.
+//!
+//! - [`View`] is an object's memory, by the buffer protocol (PEP 3118);
+//! - [`memoryview`] is an object whose memory is somebody else's.
+//!
+//! The buffer protocol belongs to Python's stable interface only from 3.11 on, and so PyO3 has it only there. Its functions and
+//! the structure that they fill are the same in every Python from 3.9 on, and are declared here.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr::{self, NonNull};
+
+use pyo3::ffi::PyObject;
+use pyo3::prelude::*;
+
+/// `Py_buffer`.
+#[repr(C)]
+struct RawBuffer {
+    buf: *mut c_void,
+    obj: *mut PyObject,
+    len: isize,
+    itemsize: isize,
+    readonly: c_int,
+    ndim: c_int,
+    format: *mut c_char,
+    shape: *mut isize,
+    strides: *mut isize,
+    suboffsets: *mut isize,
+    internal: *mut c_void,
+}
+
+/// One stretch of bytes, which need not be writable.
+const PYBUF_SIMPLE: c_int = 0;
+const PYBUF_WRITABLE: c_int = 1;
+const READ: c_int = 0x100;
+const WRITE: c_int = 0x200;
+
+unsafe extern "C" {
+    fn PyObject_GetBuffer(object: *mut PyObject, view: *mut RawBuffer, flags: c_int) -> c_int;
+    fn PyBuffer_Release(view: *mut RawBuffer);
+    fn PyMemoryView_FromMemory(memory: *mut c_char, size: isize, flags: c_int) -> *mut PyObject;
+}
+
+/// How an object's memory is to be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Use {
+    /// It is read.
+    Reading,
+    /// It is written, too: it has to allow that.
+    Writing,
+}
+
+/// An object's memory, one stretch of bytes. The object keeps it where it is for as long as there are views of it.
+///
+/// It is never a slice: Python code may write there at any time.
+pub struct View {
+    // In a box: the interpreter refers to it.
+    raw: Box<RawBuffer>,
+}
+
+// SAFETY: what it holds is used and given back only by threads that are attached to the interpreter.
+unsafe impl Send for View {}
+// SAFETY: as above; through a shared reference nothing is changed.
+unsafe impl Sync for View {}
+
+impl View {
+    /// That of an object which has the buffer protocol, and whose bytes lie in C order without gaps.
+    ///
+    /// # Errors
+    /// What the object raises: `TypeError` if it has no memory to show, `BufferError` if that has gaps or is not writable.
+    pub fn of(object: &Bound<'_, PyAny>, how: Use) -> PyResult<View> {
+        let mut raw = Box::new(RawBuffer {
+            buf: ptr::null_mut(),
+            obj: ptr::null_mut(),
+            len: 0,
+            itemsize: 0,
+            readonly: 0,
+            ndim: 0,
+            format: ptr::null_mut(),
+            shape: ptr::null_mut(),
+            strides: ptr::null_mut(),
+            suboffsets: ptr::null_mut(),
+            internal: ptr::null_mut(),
+        });
+        let flags = match how {
+            Use::Reading => PYBUF_SIMPLE,
+            Use::Writing => PYBUF_WRITABLE,
+        };
+        // SAFETY: this thread is attached; the object is alive, and the structure is the interpreter's own, which stays where it is.
+        match unsafe { PyObject_GetBuffer(object.as_ptr(), &mut *raw, flags) } {
+            0 => Ok(View { raw }),
+            _ => {
+                // There is nothing to give back.
+                raw.obj = ptr::null_mut();
+                Err(PyErr::fetch(object.py()))
+            }
+        }
+    }
+
+    /// Where it begins; never null.
+    pub fn pointer(&self) -> NonNull<u8> {
+        NonNull::new(self.raw.buf.cast()).unwrap_or(NonNull::<u128>::dangling().cast())
+    }
+
+    /// How many bytes it has.
+    pub fn len_bytes(&self) -> u64 {
+        self.raw.len.max(0) as u64
+    }
+
+    /// Whether nobody is to write there.
+    pub fn is_read_only(&self) -> bool {
+        self.raw.readonly != 0
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        if !self.raw.obj.is_null() {
+            // SAFETY: it was filled by `PyObject_GetBuffer` and is given back once, by a thread that is attached.
+            Python::attach(|_| unsafe { PyBuffer_Release(&mut *self.raw) });
+        }
+    }
+}
+
+/// A memoryview of so many bytes that lie there.
+///
+/// # Safety
+/// They are mapped for as long as the process lives, or until nobody has the object or anything made of it.
+pub unsafe fn memoryview<'py>(
+    py: Python<'py>,
+    at: NonNull<u8>,
+    len_bytes: u64,
+    how: Use,
+) -> PyResult<Bound<'py, PyAny>> {
+    let len = isize::try_from(len_bytes)?;
+    let flags = match how {
+        Use::Reading => READ,
+        Use::Writing => WRITE,
+    };
+    // SAFETY: this thread is attached, and the caller vouches for the memory.
+    unsafe { Bound::from_owned_ptr_or_err(py, PyMemoryView_FromMemory(at.as_ptr().cast(), len, flags)) }
+}

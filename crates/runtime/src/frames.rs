@@ -1,0 +1,284 @@
+//! A message of several pieces in one input or output: a value's description and the large pieces of memory that it has,
+//! which need not be copied into it (as pickle's protocol 5 tells them apart, PEP 574).
+//!
+//! ```text
+//!   0            4          8             16                 16 + 24 n
+//!   ┌────────────┬──────────┬─────────────┬───┬───────────────────┬───┬─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─┐
+//!   │ operation  │ n pieces │ token       │ n × (where, offset, length) │ bytes of inline pieces │
+//!   └────────────┴──────────┴─────────────┴───┴───────────────────┴───┴─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─┘
+//! ```
+//!
+//! A piece whose `where` is 0, but for a bit that says that it is read-only, is inline, at an offset from the message's beginning that is a multiple of [`ALIGNMENT`].
+//! Another one is somewhere that both ends know: in a request in the client's region of that number, in a reply in the
+//! piece of the request that has this number, counted from 1.
+//!
+//! Whoever reads one may read memory that its writer can still change: everything is copied before it is checked, and
+//! pieces are handed out as places, never as references.
+
+use sublet_proto::{Code, Error};
+
+/// Where inline pieces begin, in bytes: as the widest vectors want it.
+pub const ALIGNMENT: u64 = 64;
+/// Most pieces of a message.
+pub const MAX_PIECES: usize = 4096;
+
+const HEAD_BYTES: u64 = 16;
+const ENTRY_BYTES: u64 = 24;
+/// Beside a piece's number.
+const READ_ONLY: u64 = 1 << 32;
+
+/// What stands at the front of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// What is asked or answered.
+    pub operation: u32,
+    /// Which call it belongs to.
+    pub token: u64,
+}
+
+/// One piece as it is sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// Where its bytes are.
+    pub source: Source,
+    /// How many there are.
+    pub len_bytes: u64,
+    /// Whether its receiver is not to change them.
+    pub read_only: bool,
+}
+
+/// Where the bytes of a piece are that is sent.
+#[derive(Clone, Copy, Debug)]
+pub enum Source {
+    /// In this process: they are copied into the message.
+    Here(*const u8),
+    /// In the message already, so many bytes from its beginning: behind all that is copied into it.
+    Placed(u64),
+    /// Where both ends have them.
+    Shared(Shared),
+}
+
+/// A place that both ends know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shared {
+    /// A region of the client's, or a piece of the request; never 0.
+    pub number: u32,
+    /// From its beginning, in bytes.
+    pub offset: u64,
+}
+
+/// One piece as it was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Where its bytes are.
+    pub at: At,
+    /// How many there are.
+    pub len_bytes: u64,
+    /// Whether its receiver is not to change them.
+    pub read_only: bool,
+}
+
+/// Where the bytes of a piece are that was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    /// In the message, so many bytes from its beginning: all of them are in it.
+    Message(u64),
+    /// Elsewhere; whether there is such a place is for its reader to find out.
+    Shared(Shared),
+}
+
+impl Piece {
+    fn inline_bytes(&self) -> Option<u64> {
+        matches!(self.source, Source::Here(_)).then_some(self.len_bytes)
+    }
+}
+
+/// How many bytes a message of these pieces has.
+pub fn len_bytes(pieces: &[Piece]) -> u64 {
+    let placed = pieces.iter().map(|piece| match piece.source {
+        Source::Placed(offset) => offset.saturating_add(piece.len_bytes),
+        _ => 0,
+    });
+    placed.max().unwrap_or_default().max(copied_bytes(pieces))
+}
+
+/// How many of them, from its beginning, are written when it is.
+pub fn copied_bytes(pieces: &[Piece]) -> u64 {
+    ends(pieces.iter().map(Piece::inline_bytes)).last().unwrap_or(HEAD_BYTES)
+}
+
+/// Where each piece stands in its message, told how many bytes each of them has there; those that are elsewhere have none.
+pub fn offsets(inline_bytes: impl ExactSizeIterator<Item = Option<u64>> + Clone) -> Vec<u64> {
+    let starts = inline_bytes.clone().zip(ends(inline_bytes));
+    starts.map(|(len, end)| end.saturating_sub(len.unwrap_or_default())).collect()
+}
+
+/// Where the message ends after each piece.
+fn ends(inline_bytes: impl ExactSizeIterator<Item = Option<u64>>) -> impl Iterator<Item = u64> {
+    let front = HEAD_BYTES + ENTRY_BYTES * inline_bytes.len() as u64;
+    inline_bytes.scan(front, |end, len| {
+        if let Some(len) = len {
+            *end = end.next_multiple_of(ALIGNMENT).saturating_add(len);
+        }
+        Some(*end)
+    })
+}
+
+/// Writes a message.
+///
+/// # Safety
+/// `to` is writable for [`len_bytes`] bytes that nobody else writes, and each piece that is copied is readable and lies elsewhere.
+pub unsafe fn write(head: Head, pieces: &[Piece], to: *mut u8) {
+    let put = |at: u64, bytes: &[u8]| {
+        // SAFETY: every place written is below `len_bytes`, as the caller vouches for.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.add(at as usize), bytes.len()) }
+    };
+    put(0, &head.operation.to_le_bytes());
+    put(4, &(pieces.len() as u32).to_le_bytes());
+    put(8, &head.token.to_le_bytes());
+    let offsets = offsets(pieces.iter().map(Piece::inline_bytes));
+    for (entry, (piece, inline_offset)) in (0..).zip(pieces.iter().zip(offsets)) {
+        let Piece { source, len_bytes, read_only } = *piece;
+        let (number, offset) = match source {
+            Source::Shared(Shared { number, offset }) => (number, offset),
+            Source::Placed(offset) => (0, offset),
+            Source::Here(from) => {
+                let to = to.wrapping_add(inline_offset as usize);
+                // SAFETY: as the caller vouches; the function `len_bytes` counts these bytes.
+                unsafe { std::ptr::copy_nonoverlapping(from, to, len_bytes as usize) };
+                (0, inline_offset)
+            }
+        };
+        let words = [u64::from(number) | if read_only { READ_ONLY } else { 0 }, offset, len_bytes];
+        for (word, value) in (0..).zip(words) {
+            put(HEAD_BYTES + ENTRY_BYTES * entry + 8 * word, &value.to_le_bytes());
+        }
+    }
+}
+
+/// Reads a message of so many bytes; `copy` copies those from an offset on, as many as it is given room for.
+///
+/// # Errors
+/// [`Code::Protocol`] if it is none.
+pub fn read(len_bytes: u64, copy: impl Fn(u64, &mut [u8])) -> Result<(Head, Vec<Place>), Error> {
+    let wrong = |what: String| Error::new(Code::Protocol, format!("a message of {len_bytes} bytes {what}"));
+    if len_bytes < HEAD_BYTES {
+        return Err(wrong("has no head".to_owned()));
+    }
+    let mut head = [0; HEAD_BYTES as usize];
+    copy(0, &mut head);
+    let [operation, count] =
+        [0, 4].map(|at| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]));
+    let token = word(&head[8..]);
+    let body = HEAD_BYTES + ENTRY_BYTES * u64::from(count);
+    if count as usize > MAX_PIECES || body > len_bytes {
+        return Err(wrong(format!("says that it has {count} pieces")));
+    }
+    let mut entries = vec![0; (body - HEAD_BYTES) as usize];
+    copy(HEAD_BYTES, &mut entries);
+    let place = |entry: &[u8]| {
+        let [number, offset, len] = [0, 8, 16].map(|at| word(&entry[at..]));
+        let (read_only, number) = (number & READ_ONLY != 0, number & !READ_ONLY);
+        let at = match u32::try_from(number) {
+            Ok(0) if offset.checked_add(len).is_some_and(|end| end <= len_bytes) => At::Message(offset),
+            Ok(number @ 1..) => At::Shared(Shared { number, offset }),
+            _ => return Err(wrong(format!("has a piece of {len} bytes at {offset} of {number}"))),
+        };
+        Ok(Place { at, len_bytes: len, read_only })
+    };
+    let places = entries.chunks_exact(ENTRY_BYTES as usize).map(place).collect::<Result<_, _>>()?;
+    Ok((Head { operation, token }, places))
+}
+
+fn word(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[..8]);
+    u64::from_le_bytes(word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn copier(bytes: &[u8]) -> impl Fn(u64, &mut [u8]) {
+        |at, into| into.copy_from_slice(&bytes[at as usize..at as usize + into.len()])
+    }
+
+    fn written(head: Head, pieces: &[Piece]) -> Vec<u8> {
+        let mut message = vec![0; len_bytes(pieces) as usize];
+        // SAFETY: as long as it says, and nobody else's.
+        unsafe { write(head, pieces, message.as_mut_ptr()) };
+        message
+    }
+
+    #[test]
+    fn pieces_come_out_as_they_went_in() {
+        let (one, two) = (b"one".as_slice(), vec![7u8; 1000]);
+        let inline = |bytes: &[u8]| Piece {
+            source: Source::Here(bytes.as_ptr()),
+            len_bytes: bytes.len() as u64,
+            read_only: false,
+        };
+        let there = Shared { number: 3, offset: 4096 };
+        let shared = Piece { source: Source::Shared(there), len_bytes: 1 << 31, read_only: true };
+        let head = Head { operation: 9, token: u64::MAX };
+        let message = written(head, &[inline(one), shared, inline(&[]), inline(&two)]);
+        let (read_head, places) = read(message.len() as u64, copier(&message)).unwrap();
+        assert_eq!(read_head, head);
+        let bytes = |place: &Place| match *place {
+            Place { at: At::Message(offset), len_bytes, read_only: false } => {
+                assert_eq!(offset % ALIGNMENT, 0);
+                message[offset as usize..][..len_bytes as usize].to_vec()
+            }
+            _ => panic!("{place:?}"),
+        };
+        assert_eq!(places[1], Place { at: At::Shared(there), len_bytes: 1 << 31, read_only: true });
+        assert_eq!((bytes(&places[0]), bytes(&places[2]), bytes(&places[3])), (one.to_vec(), vec![], two));
+        assert_eq!(places.len(), 4);
+    }
+
+    #[test]
+    fn what_is_in_its_place_already_stays_there() {
+        let placed = Piece { source: Source::Placed(512), len_bytes: 8, read_only: false };
+        let copied = Piece { source: Source::Here(b"ab".as_ptr()), len_bytes: 2, read_only: false };
+        assert_eq!((len_bytes(&[copied, placed]), copied_bytes(&[copied, placed])), (520, 66));
+        let mut message = vec![7; 520];
+        // SAFETY: as long as it says, and nobody else's.
+        unsafe { write(Head { operation: 1, token: 2 }, &[copied, placed], message.as_mut_ptr()) };
+        let (_, places) = read(520, copier(&message)).unwrap();
+        assert_eq!(places[1], Place { at: At::Message(512), len_bytes: 8, read_only: false });
+        assert_eq!(message[512..], [7; 8]);
+    }
+
+    #[test]
+    fn what_is_no_message_is_told() {
+        let message = written(Head { operation: 1, token: 2 }, &[]);
+        assert!(read(8, copier(&message)).is_err());
+        let mut many = message.clone();
+        many[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(read(many.len() as u64, copier(&many)).unwrap_err().message.contains("4294967295 pieces"));
+        let source = Source::Shared(Shared { number: 1, offset: 0 });
+        let piece = Piece { source, len_bytes: 8, read_only: false };
+        let mut beyond = written(Head { operation: 1, token: 2 }, &[piece]);
+        beyond[16..24].fill(0);
+        assert!(read(beyond.len() as u64, copier(&beyond)).is_ok());
+        beyond[24..32].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert!(read(beyond.len() as u64, copier(&beyond)).is_err());
+        beyond[16..24].fill(255);
+        assert!(read(beyond.len() as u64, copier(&beyond)).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok((_, places)) = read(bytes.len() as u64, copier(&bytes)) {
+                for place in places {
+                    if let At::Message(offset) = place.at {
+                        prop_assert!(offset + place.len_bytes <= bytes.len() as u64);
+                    }
+                }
+            }
+        }
+    }
+}

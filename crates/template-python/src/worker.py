@@ -1,0 +1,313 @@
+"""Executes what Python callers ask for.
+
+A request is two pickles and the memory that was left out of the second (protocol 5, PEP 574): which function in which session, and
+its arguments.
+A function that was sent is known by its digest, and kept; one that this process does not know is asked for (UNKNOWN), so that
+callers need not know which worker has seen what, and a worker that takes another's place is told all it needs.
+
+A session is what the caller said once for all of its calls: see `begin_session`.
+"""
+
+import dis
+import importlib
+import importlib.util
+import io
+import logging
+import os
+import pickle
+import sys
+import time
+import traceback
+import types
+
+# What is asked.
+CALL, MAP = 0, 1
+# What is answered; PRINTED is added if the last part is what was printed and logged.
+DONE, RAISED, UNKNOWN, BROKEN = 0, 1, 2, 3
+PRINTED = 16
+
+# Most functions that are kept: the oldest is asked for again.
+MOST_FUNCTIONS = 4096
+# Most characters of one call's output that are sent back.
+MOST_PRINTED = 1 << 20
+# Values of these types hold no memory to leave out, and pickle themselves.
+PLAIN = frozenset([type(None), bool, int, float, complex, str, bytes])
+# Beside a package's own modules: those that are used if the interpreter has none of the name.
+FALLBACK = "fallback"
+
+functions = {}
+# The same by the headers of requests, as long as the session is the same.
+called = {}
+# The globals of the caller's modules, and which of them functions here set.
+spaces = {}
+stored = {}
+session = None
+
+
+class Printed:
+    """What was printed and logged by the current call, in its order."""
+
+    def __init__(self):
+        self.entries = []
+        self.left = MOST_PRINTED
+
+    def add(self, kind, what, size):
+        if self.left <= 0:
+            return
+        self.left -= size
+        self.entries.append((kind, what))
+        if self.left <= 0:
+            self.entries.append(("stderr", f"\n[sublet: the rest of this call's output, after {MOST_PRINTED} characters, is dropped]\n"))
+
+    def take(self):
+        entries, self.entries, self.left = self.entries, [], MOST_PRINTED
+        return entries
+
+
+printed = Printed()
+
+
+class Stream(io.TextIOBase):
+    """Standard output or error, as the caller will see it."""
+
+    encoding = "utf-8"
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def writable(self):
+        return True
+
+    def write(self, text):
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        if text:
+            printed.add(self.kind, text, len(text))
+        return len(text)
+
+
+class Forward(logging.Handler):
+    """Log records, as the caller's own loggers will handle them."""
+
+    def emit(self, record):
+        try:
+            message = record.getMessage()
+            if record.exc_info:
+                message += "\n" + "".join(traceback.format_exception(*record.exc_info)).rstrip()
+            fields = {"name": record.name, "levelno": record.levelno, "levelname": record.levelname, "msg": message}
+            fields.update(pathname=record.pathname, lineno=record.lineno, funcName=record.funcName, created=record.created)
+            printed.add("log", fields, len(message))
+        except Exception:
+            self.handleError(record)
+
+
+def prepare(folder, library, offered, imports):
+    """The functions that the package offers, each with its name and what it is in the package's module."""
+    folder, library = os.fspath(folder), os.fspath(library)
+    for path in (folder, os.path.dirname(library)):
+        if path not in sys.path:
+            sys.path.insert(0, path)
+    fallback = os.path.join(folder, FALLBACK)
+    if os.path.isdir(fallback):
+        sys.path.append(fallback)
+    for name in imports:
+        importlib.import_module(name)
+    found = []
+    if offered:
+        module = importlib.import_module(os.path.basename(library)[: -len(".py")])
+        found = [attribute(module, symbol) for _, symbol in offered]
+        functions.update((name, function) for (name, _), function in zip(offered, found))
+        found = [with_bytes(function) for function in found]
+    sys.stdout, sys.stderr = Stream("stdout"), Stream("stderr")
+    logging.getLogger().addHandler(Forward())
+    return found
+
+
+def with_bytes(function):
+    """A function for callers that only exchange bytes: what it prints goes where the worker prints."""
+
+    def call(data):
+        try:
+            return function(data)
+        finally:
+            for kind, what in printed.take():
+                stream = sys.__stdout__ if kind == "stdout" else sys.__stderr__
+                stream.write(f"{what['levelname']}:{what['name']}:{what['msg']}\n" if kind == "log" else what)
+                stream.flush()
+
+    return call
+
+
+def attribute(module, path):
+    found = module
+    for name in path.split("."):
+        found = getattr(found, name)
+    if not callable(found):
+        raise TypeError(f"{path} of {module.__name__} cannot be called: it is of type {type(found).__name__}")
+    return found
+
+
+def named(name):
+    """A function by its name, `module:path`, as the package or the interpreter has it."""
+    module, separator, path = name.partition(":")
+    if not separator:
+        raise LookupError(f"the package offers no function {name}; others are called as module:name")
+    return attribute(importlib.import_module(module), path)
+
+
+def space(module):
+    """The globals of functions that are sent by their value, of a module that is the caller's: one for all of them."""
+    if module not in spaces:
+        spaces[module] = {"__name__": module, "__builtins__": __builtins__}
+    return spaces[module]
+
+
+def load(definition):
+    """What was sent, with its globals as the caller has them, but for those that functions here set themselves: these stay."""
+    own = [(names, name, names[name]) for names in spaces.values() for name in stored.get(id(names), ()) if name in names]
+    loaded = pickle.loads(definition)
+    for names, name, value in own:
+        names[name] = value
+    for names in spaces.values():
+        # All that came along by name, and what was sent itself, which may have another name there.
+        codes = [value.__code__ for value in (*names.values(), loaded, *_values(loaded)) if _is_of(value, names)]
+        stored.setdefault(id(names), set()).update(name for code in codes for name in _stores(code))
+    return loaded
+
+
+def _values(loaded):
+    return loaded.values() if isinstance(loaded, dict) else ()
+
+
+def _is_of(value, names):
+    return isinstance(value, types.FunctionType) and value.__globals__ is names
+
+
+def _stores(code):
+    """The globals that code sets, and the functions in it."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "STORE_GLOBAL":
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _stores(constant)
+
+
+def begin_session(wanted, definition):
+    """Takes over what the caller said for all of its calls; says why that cannot be."""
+    global session
+    said = load(definition)
+    logging.getLogger().setLevel(said["log_level"])
+    os.environ.update(said["environment"])
+    initializer = said["initializer"]
+    if initializer is not None:
+        initializer(*said["initargs"])
+    called.clear()
+    session = wanted
+
+
+def function_of(key, definition):
+    """The function of a key, which may have come with it; nothing if it is to be sent."""
+    function = functions.get(key)
+    if function is None:
+        if definition is not None:
+            function = load(definition)
+        elif isinstance(key, str):
+            function = named(key)
+        else:
+            return None
+        if len(functions) >= MOST_FUNCTIONS:
+            del functions[next(iter(functions))]
+        functions[key] = function
+    return function
+
+
+def serve(operation, parts):
+    """Answers a request: the answer's kind, and its parts."""
+    try:
+        header = bytes(parts[0])
+        function = called.get(header)
+        if function is None:
+            wanted, key, definitions = pickle.loads(header)
+            if wanted != session:
+                if definitions is None or definitions[0] is None:
+                    return UNKNOWN, [b""]
+                try:
+                    begin_session(wanted, definitions[0])
+                except BaseException as error:
+                    return answer(BROKEN, exception(error))
+            function = function_of(key, definitions and definitions[1])
+            if function is None:
+                return UNKNOWN, [b""]
+            if definitions is None:
+                if len(called) >= MOST_FUNCTIONS:
+                    called.clear()
+                called[header] = function
+        # After the session has begun: what they import may look at the environment.
+        arguments = pickle.loads(parts[1], buffers=parts[2:])
+        if operation == CALL:
+            positional, named_ones = arguments
+            return answer(DONE, dump(function(*positional, **named_ones)))
+        return each(function, arguments)
+    except BaseException as error:
+        return answer(RAISED, exception(error))
+
+
+def each(function, arguments):
+    """As far as it goes: the results, what was raised after them, and the seconds that it took."""
+    results, raised, begun = [], None, time.perf_counter()
+    try:
+        for positional in arguments:
+            results.append(function(*positional))
+    except BaseException as error:
+        raised = described(error)
+    return answer(DONE, dump((results, raised, time.perf_counter() - begun)))
+
+
+def answer(kind, parts):
+    entries = printed.take()
+    if entries:
+        return kind | PRINTED, [*parts, pickle.dumps(entries, 5)]
+    return kind, parts
+
+
+def dump(value):
+    """A value's pickle, and the memory that was left out of it."""
+    if type(value) in PLAIN:
+        return [pickle.dumps(value, 5)]
+    buffers = []
+    try:
+        body = pickle.dumps(value, 5, buffer_callback=buffers.append)
+    except Exception as error:
+        # Classes that were sent by their value are in no module.
+        buffers.clear()
+        try:
+            import cloudpickle
+        except ImportError:
+            raise error from None
+        body = cloudpickle.dumps(value, 5, buffer_callback=buffers.append)
+    return [body, *(buffer.raw() for buffer in buffers)]
+
+
+def exception(error):
+    """The parts of an answer that is an exception."""
+    return [pickle.dumps(described(error), 5)]
+
+
+def described(error):
+    """An exception as far as it can be sent: itself if it comes back whole, and in words."""
+    within = error.__traceback__
+    while within and within.tb_frame.f_globals is globals():
+        within = within.tb_next
+    text = "".join(traceback.format_exception(type(error), error, within))
+    try:
+        itself = pickle.dumps(error.with_traceback(None), 5)
+        pickle.loads(itself)
+    except BaseException:
+        itself = None
+    kind = type(error)
+    try:
+        message = str(error)
+    except BaseException:
+        message = "(its message cannot be had)"
+    return itself, f"{kind.__module__}.{kind.__qualname__}", message, text

@@ -1,0 +1,105 @@
+//! Registered memory, as Python has it: arrays lie in it by NumPy's array interface, and memoryviews of those are views of it.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use sublet_python_buffers::{Use, View};
+
+use crate::error::raised;
+use crate::kept::Kept;
+use crate::pool::{Paper, Pool};
+
+/// How NumPy calls bytes.
+const BYTES: &str = "|u1";
+
+/// A piece of memory, and who keeps it.
+#[pyclass(frozen, module = "sublet._native")]
+pub struct Buffer {
+    at: NonNull<u8>,
+    len_bytes: u64,
+    read_only: bool,
+    // Never looked at.
+    _owner: Owner,
+}
+
+/// Who keeps memory where it is.
+#[derive(Clone)]
+pub enum Owner {
+    /// Registered memory of a message.
+    Message(Paper),
+    /// Registered memory of its own.
+    Array(Arc<Kept<sublet::Buffer<u8>>>),
+    /// An object's, by a view of it.
+    Object(Arc<View>),
+}
+
+// SAFETY: it is an address and whoever keeps what is there, who may be kept and given up by any thread.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; nothing is read or written through it.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// So many bytes there, which the owner keeps.
+    pub fn new(at: NonNull<u8>, len_bytes: u64, read_only: bool, owner: Owner) -> Buffer {
+        Buffer { at, len_bytes, read_only, _owner: owner }
+    }
+}
+
+#[pymethods]
+impl Buffer {
+    /// The address of the first byte.
+    #[getter]
+    fn address(&self) -> usize {
+        self.at.as_ptr() as usize
+    }
+
+    /// How many bytes there are.
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// Whether nobody is to write there.
+    #[getter]
+    fn readonly(&self) -> bool {
+        self.read_only
+    }
+
+    /// NumPy's array interface, version 3: an array of bytes.
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("typestr", BYTES)?;
+        interface.set_item("shape", (self.len_bytes,))?;
+        interface.set_item("data", (self.at.as_ptr() as usize, self.read_only))?;
+        Ok(interface)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<sublet buffer of {} bytes at {:#x}>", self.len_bytes, self.at.as_ptr() as usize)
+    }
+
+    fn __len__(&self) -> usize {
+        self.len_bytes as usize
+    }
+}
+
+/// Whether workers on this machine reach an object's memory without copying.
+#[pyfunction]
+pub fn is_registered(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let view = View::of(object, Use::Reading)?;
+    let pool = Pool::shared().map_err(|error| raised(py, &error))?;
+    Ok(pool.memory().locate(view.pointer().as_ptr(), view.len_bytes()).is_some())
+}
+
+/// Registered memory of so many bytes, which workers on this machine reach without copying.
+#[pyfunction]
+pub fn allocate(py: Python<'_>, nbytes: usize) -> PyResult<Buffer> {
+    let made = py.detach(|| Pool::shared()?.memory().buffer::<u8>(nbytes));
+    let mut made = made.map_err(|error| raised(py, &error))?;
+    let at = NonNull::from(&mut made[..]).cast();
+    Ok(Buffer::new(at, nbytes as u64, false, Owner::Array(Arc::new(Kept::new(made)))))
+}

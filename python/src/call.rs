@@ -1,0 +1,236 @@
+//! A call that was sent, until its result is collected.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use sublet::frames::Head;
+use sublet::{Code, Completion, Error, Invocation};
+use sublet_python_buffers::View;
+
+use crate::buffer::{Buffer, Owner};
+use crate::error::{invalid, raised};
+use crate::invoker::{Asked, Leased};
+use crate::kept::Kept;
+use crate::message::{Reply, Request};
+use crate::pool::Paper;
+use crate::queue::Queue;
+
+/// How long a result is looked for before others get the interpreter,
+const ATTACHED_LOOKS: u32 = 400;
+/// and then before this thread sleeps.
+const SPIN: Duration = Duration::from_micros(60);
+/// How often a thread that sleeps looks whether it was interrupted.
+const TICK: Duration = Duration::from_millis(50);
+/// The caller asks for a reply that was larger than its output.
+const FETCH: u32 = u32::MAX;
+
+/// See the [module](self).
+#[pyclass(frozen, module = "sublet._native")]
+pub struct Call(Mutex<State>);
+
+/// What was sent, and where the result comes.
+pub enum Sent {
+    /// Objects, to a function in Python.
+    Objects {
+        /// What was written.
+        request: Request,
+        /// Where the reply comes.
+        output: Paper,
+    },
+    /// Bytes, to any other.
+    Bytes(Held),
+}
+
+/// Who keeps input and output of a call with bytes where they are.
+#[derive(Default)]
+pub struct Held {
+    /// The caller's own memory.
+    pub views: Vec<Arc<View>>,
+    /// A copy of the input.
+    pub input: Option<Paper>,
+    /// The output, if the caller has none of its own.
+    pub output: Option<Paper>,
+}
+
+struct State {
+    /// Dropped first: until then the worker may write to the output.
+    invocation: Option<Kept<Invocation<'static>>>,
+    finished: Option<Result<Completion, Error>>,
+    deadline: Option<Instant>,
+    sent: Sent,
+    /// By which more is asked of the same worker.
+    asked: Asked,
+    /// What asks, until there is an answer.
+    fetching: Option<Paper>,
+    leased: Arc<Leased>,
+}
+
+impl Call {
+    /// One that was just sent.
+    pub fn new(invocation: Invocation<'static>, asked: Asked, sent: Sent, leased: Arc<Leased>) -> Call {
+        let deadline = asked.deadline;
+        let invocation = Some(Kept::new(invocation));
+        Call(Mutex::new(State { invocation, finished: None, deadline, sent, asked, fetching: None, leased }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Without waiting for a thread that waits for the call.
+    fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
+        match self.0.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+impl State {
+    /// Whether it has ended. If so, all there is to know about that is known.
+    fn look(&mut self) -> bool {
+        if self.finished.is_some() {
+            return true;
+        }
+        let is_late = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
+        let Some(invocation) = &mut self.invocation else { return true };
+        if !is_late && !invocation.is_ready() {
+            return false;
+        }
+        self.finished = Some(invocation.finish());
+        true
+    }
+
+    /// Looks for a short while, then sleeps until there is something to see, or that time.
+    fn await_until(&mut self, until: Option<Instant>) -> bool {
+        let begun = Instant::now();
+        while begun.elapsed() < SPIN {
+            if self.look() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        let until = [until, self.deadline, Some(begun + TICK)].into_iter().flatten().min().unwrap_or(begun);
+        if let Some(invocation) = &mut self.invocation {
+            invocation.wait_timeout(until.saturating_duration_since(Instant::now()));
+        }
+        self.look()
+    }
+
+    /// Asks for the reply that was larger than its output.
+    fn fetch(&mut self, py: Python<'_>, head: Head) -> PyResult<()> {
+        let Some(invocation) = self.invocation.take() else { return Ok(()) };
+        let (wanted, worker) = (invocation.returned_bytes(), invocation.worker());
+        drop(invocation);
+        let Sent::Objects { output, .. } = &mut self.sent else { return Ok(()) };
+        let failed = |error: Error| raised(py, &error);
+        let fetching = Request::new(py, head, &[], (&self.leased.pool, false))?;
+        *output = self.leased.pool.take(u64::from(wanted)).map_err(failed)?;
+        let asked = Asked { worker: Some(worker), retries: 0, ..self.asked };
+        let sent = self.leased.send(&asked, (&fetching.paper, fetching.len_bytes), (output, output.len()));
+        self.invocation = Some(Kept::new(sent.map_err(failed)?));
+        // What asks is small, and has been read when the answer is there.
+        self.fetching = Some(fetching.paper);
+        self.finished = None;
+        Ok(())
+    }
+}
+
+#[pymethods]
+impl Call {
+    /// Waits for the end, at most so many seconds; says whether it has come.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        if let Some(mut state) = self.try_lock() {
+            let looks = if timeout.is_some_and(|timeout| timeout <= 0.0) { 1 } else { ATTACHED_LOOKS };
+            for _ in 0..looks {
+                if state.look() {
+                    return Ok(true);
+                }
+                std::hint::spin_loop();
+            }
+        }
+        let until = timeout.map(|timeout| {
+            let timeout = Duration::try_from_secs_f64(timeout).unwrap_or_default();
+            Instant::now().checked_add(timeout)
+        });
+        let until = until.flatten();
+        while until.is_none_or(|until| Instant::now() < until) {
+            if py.detach(|| self.lock().await_until(until)) {
+                return Ok(true);
+            }
+            py.check_signals()?;
+        }
+        Ok(false)
+    }
+
+    /// Whether it has ended, as far as that can be told at once.
+    fn done(&self) -> bool {
+        self.try_lock().is_some_and(|mut state| state.look())
+    }
+
+    /// Has its number put into the queue when it may have ended; says whether it has already.
+    fn watch(&self, py: Python<'_>, queue: &Queue, number: u64) -> bool {
+        let waker = queue.waker(number);
+        py.detach(|| {
+            let mut state = self.lock();
+            if state.look() {
+                return true;
+            }
+            let Some(invocation) = &mut state.invocation else { return true };
+            match Pin::new(&mut **invocation).poll(&mut Context::from_waker(&waker)) {
+                Poll::Pending => false,
+                Poll::Ready(result) => {
+                    state.finished = Some(result);
+                    true
+                }
+            }
+        })
+    }
+
+    /// What a function in Python answered: what kind of answer it is, and its parts. Nothing if that is still to come, because
+    /// there is more of it than was expected.
+    fn reply<'py>(&self, py: Python<'py>) -> PyResult<Option<Reply<'py>>> {
+        let mut state = self.lock();
+        let Some(finished) = state.finished.take() else {
+            return Err(invalid(py, "this call has not ended, or its result was collected"));
+        };
+        match finished {
+            Ok(done) => {
+                state.invocation = None;
+                let Sent::Objects { request, output } = &state.sent else {
+                    return Err(invalid(py, "this call was not one of a function in Python"));
+                };
+                request.reply(py, output, done.output_bytes).map(Some)
+            }
+            Err(error) if error.code == Code::OutputTooLarge => {
+                let Sent::Objects { request, .. } = &state.sent else { return Err(raised(py, &error)) };
+                let head = Head { operation: FETCH, token: request.token };
+                state.fetch(py, head).map(|()| None)
+            }
+            Err(error) => Err(raised(py, &error)),
+        }
+    }
+
+    /// What any other function answered: how many bytes, and those if the caller had no place for them.
+    fn bytes(&self, py: Python<'_>) -> PyResult<(usize, Option<Buffer>)> {
+        let mut state = self.lock();
+        let Some(finished) = state.finished.take() else {
+            return Err(invalid(py, "this call has not ended, or its result was collected"));
+        };
+        state.invocation = None;
+        let done = finished.map_err(|error| raised(py, &error))?;
+        let Sent::Bytes(Held { output, .. }) = &state.sent else {
+            return Err(invalid(py, "this call was one of a function in Python"));
+        };
+        let buffer = output.as_ref().map(|paper| {
+            let at = std::ptr::NonNull::from(&paper[..]).cast();
+            Buffer::new(at, done.output_bytes as u64, false, Owner::Message(paper.clone()))
+        });
+        Ok((done.output_bytes, buffer))
+    }
+}

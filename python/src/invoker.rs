@@ -1,0 +1,412 @@
+//! Leases, and calls of their functions.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use sublet::frames::Head;
+use sublet::{
+    Access, Allocation, BillLine, BillRequest, CallOptions, Code, Error, FabricChoice, Function, Invocation,
+    Lease, Memory, Policy, Usage, own_host,
+};
+use sublet_python_buffers::{Use, View};
+
+use crate::call::{Call, Held, Sent};
+use crate::error::{invalid, raised};
+use crate::kept::Kept;
+use crate::message::Request;
+use crate::pool::{Paper, Pool};
+
+/// An input that is no larger goes by the inbox, in bytes.
+const COPIED_BYTES: u32 = 16 << 10;
+/// Beside what is asked: workers have this process's memory itself, so that what they return of it need not be sent.
+const SHARES_MEMORY: u32 = 1 << 16;
+/// The kind of package whose functions are in Python.
+const PYTHON: &str = "python";
+
+/// A client of managers, which holds what it has leased.
+#[pyclass(frozen, module = "sublet._native")]
+pub struct Invoker(Arc<Leased>);
+
+/// An invoker, and what is known of its leases once they are held.
+pub struct Leased {
+    invoker: RwLock<Kept<sublet::Invoker>>,
+    /// Of the memory that its workers reach.
+    pub pool: Arc<Pool>,
+}
+
+/// How a call is made.
+#[derive(Clone, Copy)]
+pub struct Asked {
+    /// Of the leased package.
+    pub function: Function,
+    /// Which worker is to execute it, if not any.
+    pub worker: Option<u32>,
+    /// How often it may be repeated on another if its own ends.
+    pub retries: u32,
+    /// By when it must have ended.
+    pub deadline: Option<Instant>,
+}
+
+impl Leased {
+    fn of(invoker: sublet::Invoker, pool: Arc<Pool>) -> Invoker {
+        Invoker(Arc::new(Leased { invoker: RwLock::new(Kept::new(invoker)), pool }))
+    }
+
+    /// Sends a call with memory that stays where it is until the call has ended: whoever has the invocation keeps it.
+    pub fn send(
+        &self,
+        asked: &Asked,
+        (input, input_len): (&Paper, u32),
+        (output, output_len): (&Paper, usize),
+    ) -> Result<Invocation<'static>, Error> {
+        let output_len = u32::try_from(output_len).unwrap_or(u32::MAX);
+        self.send_raw(asked, (input.as_ptr(), input_len), (output.as_ptr().cast_mut(), output_len))
+    }
+
+    /// Where workers find an input: where it is, or, if it is too much for an inbox, in a copy.
+    fn within_reach(&self, input: &View, len_bytes: u32) -> Result<((*const u8, u32), Held), Error> {
+        let at = input.pointer().as_ptr().cast_const();
+        if len_bytes <= COPIED_BYTES || self.pool.memory().locate(at, u64::from(len_bytes)).is_some() {
+            return Ok(((at, len_bytes), Held::default()));
+        }
+        let page = self.pool.take(u64::from(len_bytes))?;
+        // SAFETY: both have so many bytes, and nobody else has the page.
+        unsafe { std::ptr::copy_nonoverlapping(at, page.as_ptr().cast_mut(), len_bytes as usize) };
+        Ok(((page.as_ptr(), len_bytes), Held { input: Some(page), ..Held::default() }))
+    }
+
+    fn send_raw(
+        &self,
+        asked: &Asked,
+        (input, input_len): (*const u8, u32),
+        (output, output_len): (*mut u8, u32),
+    ) -> Result<Invocation<'static>, Error> {
+        let Asked { function, worker, retries, deadline } = *asked;
+        let options = CallOptions { worker, retries, deadline, timed: false };
+        let invoker = self.invoker.read().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: a `Call` gives up its invocation before what keeps the memory, and an invocation waits for its end before that.
+        unsafe { invoker.submit_raw(function, input, input_len, output, output_len, options) }
+    }
+}
+
+#[pymethods]
+impl Invoker {
+    /// A client of the managers at these addresses, or of those that the environment names.
+    #[staticmethod]
+    #[pyo3(signature = (managers=None, *, ca_file=None, token=None, token_file=None))]
+    fn connect(
+        py: Python<'_>,
+        managers: Option<&str>,
+        ca_file: Option<PathBuf>,
+        token: Option<String>,
+        token_file: Option<PathBuf>,
+    ) -> PyResult<Invoker> {
+        let connected = py.detach(|| {
+            let mut access = match managers {
+                Some(managers) => Access::parse(managers)?.with_env()?,
+                None => Access::from_env()?,
+            };
+            if let Some(path) = ca_file {
+                access = access.with_ca_file(&path)?;
+            }
+            if let Some(path) = token_file {
+                access = access.with_token_file(&path)?;
+            }
+            if let Some(token) = token {
+                access = access.with_token(token)?;
+            }
+            let pool = Pool::shared()?;
+            let invoker = sublet::Invoker::connect_with_memory(access, pool.memory())?;
+            Ok(Leased::of(invoker, pool.clone()))
+        });
+        connected.map_err(|error| raised(py, &error))
+    }
+
+    /// Another one with the same connection, which holds nothing yet: for workers on this machine, who reach all registered
+    /// arrays, or for others, who have copies of what they reach within their memory, and reach only the messages of their calls.
+    fn another(&self, py: Python<'_>, is_near: bool) -> PyResult<Invoker> {
+        let made = py.detach(|| {
+            let pool = if is_near { Pool::shared()?.clone() } else { Pool::of(Memory::new()?) };
+            Ok(Leased::of(self.read().another(pool.memory()), pool))
+        });
+        made.map_err(|error: Error| raised(py, &error))
+    }
+
+    /// Whether a node of the managers is on this machine, as far as one may know.
+    fn has_near_nodes(&self, py: Python<'_>) -> bool {
+        py.detach(|| match (self.read().manager().nodes(), own_host()) {
+            (Ok(nodes), Ok(host)) => {
+                nodes.iter().flat_map(|node| &node.description).any(|node| node.host == host)
+            }
+            _ => true,
+        })
+    }
+
+    /// Leases cores for the functions of a package: what `options` says are the methods of an allocation, with times in seconds.
+    #[pyo3(signature = (package, **options))]
+    fn allocate(&self, py: Python<'_>, package: &str, options: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
+        let mut allocation = Allocation::new(package);
+        for (name, value) in options.into_iter().flatten() {
+            let name: String = name.extract()?;
+            if !value.is_none() {
+                allocation = choose(py, allocation, &name, &value)?;
+            }
+        }
+        py.detach(|| self.write().allocate(&allocation)).map_err(|error| raised(py, &error))
+    }
+
+    /// Leases so many cores more on the same terms.
+    fn grow(&self, py: Python<'_>, cores: u32) -> PyResult<()> {
+        py.detach(|| self.write().grow(cores)).map_err(|error| raised(py, &error))
+    }
+
+    /// Lets all leases end so many seconds from now.
+    fn renew(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        let timeout = seconds(py, "timeout", timeout)?;
+        py.detach(|| self.read().renew(timeout)).map_err(|error| raised(py, &error))
+    }
+
+    /// Gives everything back; tells each lease, with what it used.
+    fn deallocate<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let leases = py.detach(|| self.write().deallocate_each()).map_err(|error| raised(py, &error))?;
+        leases.iter().map(|lease| described(py, lease)).collect()
+    }
+
+    /// The leases, those that are over included.
+    fn leases<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let leases = py.detach(|| self.read().leases());
+        leases.iter().map(|lease| described(py, lease)).collect()
+    }
+
+    /// What the agents have announced: a lease's id, when it will end in Unix seconds, and why.
+    fn notices(&self, py: Python<'_>) -> Vec<(String, String)> {
+        let notices = py.detach(|| self.read().notices());
+        notices.into_iter().map(|notice| (notice.lease, notice.error.message)).collect()
+    }
+
+    /// What carries the calls of each lease.
+    fn fabrics(&self, py: Python<'_>) -> Vec<String> {
+        py.detach(|| self.read().fabrics()).iter().map(ToString::to_string).collect()
+    }
+
+    /// What has been used and what it costs, of one lease or of all that the caller may see: a dict for each lease, the newest first.
+    #[pyo3(signature = (lease=None))]
+    fn bill<'py>(&self, py: Python<'py>, lease: Option<String>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let request = BillRequest { lease: lease.unwrap_or_default(), ..BillRequest::default() };
+        let bill = py.detach(|| self.read().manager().bill(request)).map_err(|error| raised(py, &error))?;
+        bill.lines.iter().map(|line| billed(py, line)).collect()
+    }
+
+    /// How many workers there are.
+    fn workers(&self, py: Python<'_>) -> u32 {
+        py.detach(|| self.read().workers())
+    }
+
+    /// Whether all of them share this process's memory.
+    fn shares_memory(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.read().fabrics()).iter().all(|fabric| *fabric == FabricChoice::Shm)
+    }
+
+    /// The leased package: its name, its digest, its functions, and whether they are in Python.
+    fn package(&self, py: Python<'_>) -> Option<(String, String, Vec<String>, bool)> {
+        py.detach(|| {
+            let invoker = self.read();
+            let package = invoker.package()?;
+            let functions = package.functions.iter().map(|function| function.name.clone()).collect();
+            let is_python = package.builds.iter().all(|build| build.kind == PYTHON);
+            Some((package.name.clone(), package.digest.clone(), functions, is_python))
+        })
+    }
+
+    /// Calls a function in Python with parts of which the first is a pickle.
+    #[pyo3(signature = (function, operation, parts, *, capacity=0, shares_memory=false, worker=None, retries=0, timeout=None))]
+    #[expect(clippy::too_many_arguments, reason = "they have names where they are said")]
+    fn call(
+        &self,
+        py: Python<'_>,
+        function: &str,
+        operation: u32,
+        parts: Vec<Bound<'_, PyAny>>,
+        capacity: u32,
+        shares_memory: bool,
+        worker: Option<u32>,
+        retries: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<Call> {
+        static TOKENS: AtomicU64 = AtomicU64::new(1);
+        let token = TOKENS.fetch_add(1, Ordering::Relaxed);
+        let operation = if shares_memory { operation | SHARES_MEMORY } else { operation };
+        let head = Head { operation, token };
+        let request = Request::new(py, head, &parts, (&self.0.pool, shares_memory))?;
+        let asked = self.asked(py, function, worker, retries, timeout)?;
+        let failed = |error: Error| raised(py, &error);
+        let output = self.0.pool.take(u64::from(capacity)).map_err(failed)?;
+        let invocation = self.0.send(&asked, (&request.paper, request.len_bytes), (&output, output.len()));
+        let sent = Sent::Objects { request, output };
+        Ok(Call::new(invocation.map_err(failed)?, asked, sent, self.0.clone()))
+    }
+
+    /// Calls any other function, whose input is an object's memory. The output is another's, or so many bytes of its own.
+    #[pyo3(signature = (function, input, output, *, worker=None, retries=0, timeout=None))]
+    #[expect(clippy::too_many_arguments, reason = "they have names where they are said")]
+    fn call_bytes(
+        &self,
+        py: Python<'_>,
+        function: &str,
+        input: &Bound<'_, PyAny>,
+        output: &Bound<'_, PyAny>,
+        worker: Option<u32>,
+        retries: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<Call> {
+        let asked = self.asked(py, function, worker, retries, timeout)?;
+        let input = View::of(input, Use::Reading)?;
+        let failed = |error: Error| raised(py, &error);
+        let (from, mut held) =
+            self.0.within_reach(&input, size(py, "input", input.len_bytes())?).map_err(failed)?;
+        let (invocation, sent) = if let Ok(capacity) = output.extract::<u32>() {
+            let paper = self.0.pool.take(u64::from(capacity)).map_err(failed)?;
+            let to = (paper.as_ptr().cast_mut(), capacity);
+            let invocation = self.0.send_raw(&asked, from, to);
+            held.output = Some(paper);
+            held.views.push(Arc::new(input));
+            (invocation, Sent::Bytes(held))
+        } else {
+            let output = View::of(output, Use::Writing)?;
+            let to = (output.pointer().as_ptr(), size(py, "output", output.len_bytes())?);
+            let invocation = self.0.send_raw(&asked, from, to);
+            held.views.extend([Arc::new(input), Arc::new(output)]);
+            (invocation, Sent::Bytes(held))
+        };
+        Ok(Call::new(invocation.map_err(failed)?, asked, sent, self.0.clone()))
+    }
+}
+
+impl Invoker {
+    fn read(&self) -> std::sync::RwLockReadGuard<'_, Kept<sublet::Invoker>> {
+        self.0.invoker.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> std::sync::RwLockWriteGuard<'_, Kept<sublet::Invoker>> {
+        self.0.invoker.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn asked(
+        &self,
+        py: Python<'_>,
+        function: &str,
+        worker: Option<u32>,
+        retries: u32,
+        timeout: Option<f64>,
+    ) -> PyResult<Asked> {
+        let function = self.read().function(function).map_err(|error| raised(py, &error))?;
+        let timeout = timeout.map(|timeout| seconds(py, "timeout", timeout)).transpose()?;
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        Ok(Asked { function, worker, retries, deadline })
+    }
+}
+
+/// One of the choices of an allocation.
+fn choose(
+    py: Python<'_>,
+    allocation: Allocation,
+    name: &str,
+    value: &Bound<'_, PyAny>,
+) -> PyResult<Allocation> {
+    let time = || value.extract().and_then(|value: f64| seconds(py, name, value));
+    Ok(match name {
+        "cores" => allocation.cores(value.extract()?),
+        "memory_bytes" => allocation.memory_bytes(value.extract()?),
+        "timeout" => allocation.timeout(time()?),
+        "slots" => allocation.slots(value.extract()?),
+        "slot_bytes" => allocation.slot_bytes(value.extract()?),
+        "policy" => allocation.policy(policy(py, value)?),
+        "spin" => allocation.spin(time()?),
+        "max_nodes" => allocation.max_nodes(value.extract()?),
+        "shared" => match value.extract()? {
+            true => allocation.shared(),
+            false => allocation,
+        },
+        "wait" => allocation.wait(time()?),
+        "idle_timeout" => allocation.idle_timeout(time()?),
+        "pu" => allocation.pu(value.extract::<String>()?),
+        "fabric" => {
+            let fabric: String = value.extract()?;
+            allocation.fabric(fabric.parse().map_err(|error: Error| raised(py, &error))?)
+        }
+        "interface" => allocation.interface(value.extract::<String>()?),
+        _ => return Err(invalid(py, format!("a lease has no option {name}"))),
+    })
+}
+
+/// `hot`, `warm`, or so many seconds of polling after each call.
+fn policy(py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<Policy> {
+    if let Ok(time) = value.extract::<f64>() {
+        return Ok(Policy::HotFor(seconds(py, "policy", time)?));
+    }
+    match value.extract::<String>()?.as_str() {
+        "hot" => Ok(Policy::AlwaysHot),
+        "warm" => Ok(Policy::AlwaysWarm),
+        other => Err(invalid(
+            py,
+            format!("the policy {other:?} is neither \"hot\", \"warm\" nor a number of seconds"),
+        )),
+    }
+}
+
+fn seconds(py: Python<'_>, what: &str, value: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(value)
+        .map_err(|_| invalid(py, format!("the {what} {value} is no time in seconds")))
+}
+
+fn size(py: Python<'_>, what: &str, len_bytes: u64) -> PyResult<u32> {
+    u32::try_from(len_bytes).map_err(|_| {
+        let message = format!("an {what} of {len_bytes} bytes: at most {} are taken", u32::MAX);
+        raised(py, &Error::new(Code::InvalidArgument, message))
+    })
+}
+
+fn described<'py>(py: Python<'py>, lease: &Lease) -> PyResult<Bound<'py, PyDict>> {
+    let described = PyDict::new(py);
+    described.set_item("id", &lease.id)?;
+    described.set_item("node", &lease.node)?;
+    described.set_item("package", &lease.package)?;
+    described.set_item("pu", &lease.pu)?;
+    described.set_item("cores", lease.cores)?;
+    described.set_item("memory_bytes", lease.memory_bytes)?;
+    described.set_item("expires_unix_ms", lease.expires_unix_ms)?;
+    if let Some(usage) = &lease.usage {
+        described.set_item("usage", used(py, usage)?)?;
+    }
+    Ok(described)
+}
+
+fn billed<'py>(py: Python<'py>, line: &BillLine) -> PyResult<Bound<'py, PyDict>> {
+    let billed = PyDict::new(py);
+    billed.set_item("lease", &line.lease)?;
+    billed.set_item("tenant", &line.tenant)?;
+    billed.set_item("package", &line.package_name)?;
+    billed.set_item("pu", &line.pu)?;
+    billed.set_item("cores", line.cores)?;
+    billed.set_item("memory_bytes", line.memory_bytes)?;
+    billed.set_item("usage", used(py, line.usage.as_ref().unwrap_or(&Usage::default()))?)?;
+    billed.set_item("allocation_nano", line.allocation_nano)?;
+    billed.set_item("compute_nano", line.compute_nano)?;
+    billed.set_item("polling_nano", line.polling_nano)?;
+    billed.set_item("total_nano", line.total_nano)?;
+    Ok(billed)
+}
+
+fn used<'py>(py: Python<'py>, usage: &Usage) -> PyResult<Bound<'py, PyDict>> {
+    let used = PyDict::new(py);
+    used.set_item("calls", usage.calls)?;
+    used.set_item("failed_calls", usage.failed_calls)?;
+    used.set_item("allocated_ns", usage.allocated_ns)?;
+    used.set_item("executing_ns", usage.executing_ns)?;
+    used.set_item("polling_ns", usage.polling_ns)?;
+    Ok(used)
+}

@@ -1,0 +1,55 @@
+//! What must not be given up by a process that was forked while it was there: the parent has it still.
+//!
+//! A child has copies of leases, calls and registered memory. Giving them up there would end the parent's leases, and take pages
+//! from under its arrays.
+
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pyo3::prelude::*;
+
+/// Whether this process is a child of the one that loaded the library. Written once, by its only thread; read by those that it starts
+/// later.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// This process was forked, and has nothing of its parent's any more.
+#[pyfunction]
+pub fn forked() {
+    FORKED.store(true, Ordering::Relaxed);
+}
+
+/// Dropped with its holder, but for a child's copy of it.
+pub struct Kept<T>(ManuallyDrop<T>);
+
+impl<T> Kept<T> {
+    /// Keeps it.
+    pub fn new(value: T) -> Kept<T> {
+        Kept(ManuallyDrop::new(value))
+    }
+}
+
+impl<T> Deref for Kept<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for Kept<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+impl<T> Drop for Kept<T> {
+    fn drop(&mut self) {
+        if !FORKED.load(Ordering::Relaxed) {
+            // SAFETY: this is the one place where it is dropped.
+            unsafe {
+                ManuallyDrop::drop(&mut self.0);
+            }
+        }
+    }
+}

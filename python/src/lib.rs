@@ -1,0 +1,30 @@
+//! What the Python package `sublet` has that is not Python: its module `sublet._native`.
+//!
+//! It is thin: leases, calls and registered memory as the library has them, and messages of several pieces
+//! ([`sublet::frames`]). What a call means to Python is the package's: see `sublet/_lease.py`.
+
+#![allow(unsafe_code)]
+
+mod buffer;
+mod call;
+mod error;
+mod invoker;
+mod kept;
+mod message;
+mod pool;
+mod queue;
+
+use pyo3::prelude::*;
+
+/// The module, as the interpreter knows it.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<buffer::Buffer>()?;
+    module.add_class::<call::Call>()?;
+    module.add_class::<invoker::Invoker>()?;
+    module.add_class::<queue::Queue>()?;
+    module.add_function(wrap_pyfunction!(kept::forked, module)?)?;
+    module.add_function(wrap_pyfunction!(buffer::is_registered, module)?)?;
+    module.add_function(wrap_pyfunction!(buffer::allocate, module)?)
+}

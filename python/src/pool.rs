@@ -1,0 +1,108 @@
+//! Registered memory for the messages of calls. It is used again: pages that are there already are worth more than any copy.
+
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use sublet::{Buffer, Error, Memory};
+
+use crate::kept::Kept;
+
+/// What the smallest piece has, in bytes: most messages are smaller.
+const SMALLEST_BYTES: u64 = 64 << 10;
+/// Most bytes that wait to be used again.
+const MOST_IDLE_BYTES: u64 = 256 << 20;
+
+/// A piece of registered memory for one message. It goes back to its pool when nobody has it any more.
+pub struct Page {
+    buffer: ManuallyDrop<Kept<Buffer<u8>>>,
+    pool: Arc<Pool>,
+}
+
+/// A page, for as long as somebody has it.
+pub type Paper = Arc<Page>;
+
+/// The memory of some invokers, and pieces of it that wait to be used again.
+pub struct Pool {
+    memory: Memory,
+    idle: Mutex<Idle>,
+}
+
+#[derive(Default)]
+struct Idle {
+    /// The one that was used last is the last.
+    buffers: Vec<Kept<Buffer<u8>>>,
+    bytes: u64,
+}
+
+impl Pool {
+    /// One of this memory.
+    pub fn of(memory: Memory) -> Arc<Pool> {
+        Arc::new(Pool { memory, idle: Mutex::default() })
+    }
+
+    /// That of the memory in which arrays are, for workers on this machine.
+    pub fn shared() -> Result<&'static Arc<Pool>, Error> {
+        static SHARED: OnceLock<Arc<Pool>> = OnceLock::new();
+        if let Some(pool) = SHARED.get() {
+            return Ok(pool);
+        }
+        let made = Pool::of(Memory::new()?);
+        Ok(SHARED.get_or_init(|| made))
+    }
+
+    /// Its memory.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// A piece of at least so many bytes.
+    pub fn take(self: &Arc<Pool>, len_bytes: u64) -> Result<Paper, Error> {
+        let wanted = len_bytes.max(SMALLEST_BYTES);
+        let buffer = match self.take_idle(wanted) {
+            Some(buffer) => buffer,
+            None => {
+                let most = u64::from(u32::MAX);
+                let whole =
+                    wanted.checked_next_power_of_two().filter(|&bytes| bytes <= most).unwrap_or(wanted);
+                Kept::new(self.memory.buffer::<u8>(whole as usize)?)
+            }
+        };
+        Ok(Arc::new(Page { buffer: ManuallyDrop::new(buffer), pool: self.clone() }))
+    }
+
+    fn take_idle(&self, wanted: u64) -> Option<Kept<Buffer<u8>>> {
+        let mut idle = self.lock();
+        // More than twice the size is not worth the waste where others may want it.
+        let fits =
+            |buffer: &Kept<Buffer<u8>>| (wanted..=wanted.saturating_mul(2)).contains(&(buffer.len() as u64));
+        let at = idle.buffers.iter().rposition(fits)?;
+        let buffer = idle.buffers.remove(at);
+        idle.bytes -= buffer.len() as u64;
+        Some(buffer)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Idle> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Deref for Page {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.buffer
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        // SAFETY: this is the one place where it is taken, and nobody sees it again.
+        let buffer = unsafe { ManuallyDrop::take(&mut self.buffer) };
+        let mut idle = self.pool.lock();
+        if idle.bytes + buffer.len() as u64 <= MOST_IDLE_BYTES {
+            idle.bytes += buffer.len() as u64;
+            idle.buffers.push(buffer);
+        }
+    }
+}

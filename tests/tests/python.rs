@@ -1,0 +1,124 @@
+//! Packages of Python, as callers of any language and operators see them. What Python callers see is tested in `python/tests`.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+
+use sublet::{Allocation, Code, FabricChoice};
+use sublet_tests::assert_fails;
+use sublet_tests::platform::{Platform, assert_echoes, assert_echoes_of_every_size};
+use tempfile::TempDir;
+
+const MODULE: &str = "
+import os
+
+def echo(input):
+    return bytes(input)
+
+def nothing(input):
+    return None
+
+def fails(input):
+    raise ValueError('what is wrong')
+
+def leaves(input):
+    os._exit(7)
+
+def takes(input):
+    return len(bytearray(1 << 40))
+
+def far(input):
+    import math
+    return str(math.factorial(int(bytes(input)))).encode()
+";
+
+/// A package of that module, with more in its manifest.
+fn package(more: &str) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("words.py"), MODULE).unwrap();
+    let functions = ["echo", "nothing", "fails", "leaves", "takes", "far"];
+    let functions: String = functions.iter().map(|name| format!("[[function]]\nname = '{name}'\n")).collect();
+    let manifest = format!("name = 'words'\nkind = 'python'\nlibrary = 'words.py'\n{functions}{more}");
+    fs::write(folder.path().join("sublet.toml"), manifest).unwrap();
+    folder
+}
+
+fn allocation(package: &TempDir) -> Allocation {
+    Allocation::new(package.path().to_str().unwrap()).memory_bytes(64 << 20)
+}
+
+fn platform() -> Platform {
+    let python = sublet_tests::root().join("target/tools/python/bin/python3");
+    Platform::start_with(|up| {
+        up.arg("--python").arg(python).args(["--listen", "127.0.0.1:0"]);
+    })
+}
+
+#[test]
+fn callers_of_any_language_call_functions_in_python_with_bytes() {
+    let platform = platform();
+    let package = package("");
+    let mut client = platform.client_with(&allocation(&package));
+    assert_echoes(&client);
+    assert_echoes_of_every_size(&mut client);
+    let call = |function: &str, input: &[u8], output: &mut [u8]| {
+        client.submit(function, input, output)?.wait().map(|done| done.output_bytes)
+    };
+    assert_eq!(call("nothing", b"", &mut []).unwrap(), 0);
+    let mut output = [0; 64];
+    assert_eq!((call("far", b"10", &mut output).unwrap(), &output[..7]), (7, b"3628800".as_slice()));
+    assert_fails(call("echo", b"long", &mut [0; 3]), Code::OutputTooLarge, &["4 bytes", "3"]);
+    assert_fails(
+        call("fails", b"", &mut []),
+        Code::FunctionFailed,
+        &["words/fails", "ValueError: what is wrong"],
+    );
+    assert_fails(call("takes", b"", &mut []), Code::MemoryExceeded, &["words/takes"]);
+    assert_fails(call("leaves", b"", &mut []), Code::WorkerDied, &["status 7", "words/leaves"]);
+    assert_echoes(&client);
+    assert_fails(call("absent", b"", &mut []), Code::UnknownFunction, &["absent"]);
+}
+
+#[test]
+fn the_command_calls_them_and_each_worker_is_a_lease() {
+    let platform = platform();
+    let package = package("");
+    platform.json(&["deploy", package.path().to_str().unwrap()]);
+    let output = package.path().join("output");
+    let called = platform.pipe(&["call", "words/echo", "-o", output.to_str().unwrap()], b"said in Python");
+    assert!(called.status.success(), "{}", String::from_utf8_lossy(&called.stderr));
+    assert_eq!(fs::read(output).unwrap(), b"said in Python");
+    let client = platform.client_with(&allocation(&package).cores(2));
+    assert_eq!((client.leases().len(), client.workers()), (2, 2));
+    assert_eq!(platform.workers().len(), 2);
+    let shown = platform.run(&["ps"]);
+    assert!(String::from_utf8_lossy(&shown.stdout).contains("python3."), "{shown:?}");
+}
+
+#[test]
+fn what_the_node_or_the_module_lacks_is_told() {
+    let platform = platform();
+    let refused = |more: &str, code: Code, named: &[&str]| {
+        assert_fails(platform.invoker().allocate(&allocation(&package(more))), code, named);
+    };
+    refused("[python]\nversion = '3.5'\n", Code::WrongArchitecture, &["python3.5", "python3."]);
+    refused("[python]\nimports = ['no_such_module']\n", Code::InvalidPackage, &["no_such_module"]);
+    refused("[[function]]\nname = 'absent'\n", Code::InvalidPackage, &["absent"]);
+    refused("[[function]]\nname = 'os'\n", Code::InvalidPackage, &["os", "cannot be called"]);
+    let without = Platform::start();
+    let taken = without.invoker().allocate(&allocation(&package("")));
+    assert_fails(taken, Code::WrongArchitecture, &["words", "python"]);
+}
+
+#[test]
+fn over_a_network_they_are_the_same() {
+    let platform = platform();
+    let package = package("");
+    for encrypted in [false, true] {
+        let tcp = FabricChoice::Tcp { encrypted };
+        let mut client = platform.client_with(&allocation(&package).fabric(tcp.clone()));
+        assert_eq!(client.fabrics(), [tcp]);
+        assert_echoes(&client);
+        assert_echoes_of_every_size(&mut client);
+    }
+}
