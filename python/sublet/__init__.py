@@ -1,0 +1,97 @@
+"""Run functions on leased cores, at the speed of memory.
+
+>>> import sublet
+>>> with sublet.local(), sublet.lease(cores=2) as lease:
+...     print(lease.call(pow, 2, 10))
+...     print(list(lease.map(len, ["a", "bb", "ccc"])))
+1024
+[1, 2, 3]
+
+- `lease` and `Client.lease`: workers on leased cores, and calls of functions there;
+- `Executor`: the same as a `concurrent.futures.Executor`;
+- `empty`, `zeros`, `array`: NumPy arrays that workers use where they are;
+- `local`: a platform of this program's own.
+"""
+
+from . import _native
+from ._bill import Bill
+from ._client import Client, default_client, lease, set_default
+from ._errors import (
+    AgentUnreachable,
+    BrokenExecutor,
+    DeadlineExceeded,
+    Error,
+    FunctionFailed,
+    InsufficientResources,
+    InvalidArgument,
+    LeaseEnded,
+    ManagerUnreachable,
+    NoCapacity,
+    PermissionDenied,
+    RemoteError,
+    RemoteTraceback,
+    WorkerDied,
+)
+from ._executor import Executor
+from ._future import Future
+from ._lease import Lease
+from ._local import local
+from ._memory import array, empty, empty_like, full, ones, zeros
+
+__version__ = _native.VERSION
+
+for _public in (
+    AgentUnreachable,
+    Bill,
+    BrokenExecutor,
+    Client,
+    DeadlineExceeded,
+    Error,
+    Executor,
+    FunctionFailed,
+    Future,
+    InsufficientResources,
+    InvalidArgument,
+    Lease,
+    LeaseEnded,
+    ManagerUnreachable,
+    NoCapacity,
+    PermissionDenied,
+    RemoteError,
+    RemoteTraceback,
+    WorkerDied,
+):
+    # As users know them.
+    _public.__module__ = "sublet"
+
+__all__ = [
+    "AgentUnreachable",
+    "Bill",
+    "BrokenExecutor",
+    "Client",
+    "DeadlineExceeded",
+    "Error",
+    "Executor",
+    "FunctionFailed",
+    "Future",
+    "InsufficientResources",
+    "InvalidArgument",
+    "Lease",
+    "LeaseEnded",
+    "ManagerUnreachable",
+    "NoCapacity",
+    "PermissionDenied",
+    "RemoteError",
+    "RemoteTraceback",
+    "WorkerDied",
+    "array",
+    "default_client",
+    "empty",
+    "empty_like",
+    "full",
+    "lease",
+    "local",
+    "ones",
+    "set_default",
+    "zeros",
+]

@@ -1,0 +1,366 @@
+"""Calls of functions in Python: what is sent, and what comes back. The other end is the worker's `worker.py`."""
+
+import hashlib
+import io
+import itertools
+import logging
+import pickle
+import sys
+import threading
+import weakref
+
+import cloudpickle
+
+from . import _errors, _native
+from ._definition import is_same, references
+from ._memory import as_bytes_like
+
+# What is asked.
+CALL, MAP = 0, 1
+# What is answered; PRINTED is added if the last part is what was printed and logged.
+DONE, RAISED, UNKNOWN, BROKEN = 0, 1, 2, 3
+PRINTED = 16
+# How much goes along: which function it is; its definition; what was said once for all calls, too.
+HEADER, DEFINITION, SESSION = 0, 1, 2
+# The function of each package in Python that calls all others.
+FUNCTION = "sublet.call"
+# Values of these types are pickled as they are; others may be of classes that are to be sent by their value.
+PLAIN = frozenset([type(None), bool, int, float, complex, str, bytes])
+# What a reply may have that is no larger than those before it, in bytes.
+ROOM = 64 << 10
+# Memory that is left out of a pickle is at least so large, in bytes, unless it is registered: below, a copy is cheaper.
+APART = 1024
+# Most functions that are remembered by their names.
+MOST_NAMES = 4096
+
+_sessions = itertools.count(1)
+
+
+def digest(definition):
+    return hashlib.blake2b(definition, digest_size=16).digest()
+
+
+class Functions:
+    """The functions of one lease: what each is called on the worker, and how large its results were."""
+
+    def __init__(self, environment=None, initializer=None, initargs=()):
+        self._known = {}
+        self._named = {}
+        self.session = next(_sessions)
+        self.is_sent = False
+        said = {
+            "log_level": logging.getLogger().getEffectiveLevel(),
+            "environment": dict(environment or {}),
+            "initializer": initializer,
+            "initargs": tuple(initargs),
+        }
+        self.session_definition = _pickle_function(said)
+
+    def known(self, function):
+        """The function as it is called."""
+        known = self._known.get(id(function))
+        if known is not None and known.function() is function:
+            if known.references is None or not is_same(known.references):
+                known.define(function)
+            return known
+        if isinstance(function, str):
+            return self._of_name(function)
+        known = Known(self, function)
+        number = id(function)
+        try:
+            # Not kept alive by this: what it closes over may be large.
+            known.function = weakref.ref(function, lambda _: self._known.pop(number, None))
+        except TypeError:
+            return known
+        self._known[number] = known
+        return known
+
+    def _of_name(self, name):
+        known = self._named.get(name)
+        if known is None:
+            known = Known(self, name)
+            if len(self._named) < MOST_NAMES:
+                self._named[name] = known
+        return known
+
+
+class _Space:
+    """In place of a module's globals: on a worker there is one namespace for each module whose functions are sent by their value."""
+
+    def __init__(self, module):
+        self._module = module
+
+    def __reduce__(self):
+        return eval, (f"__import__('sublet_worker').space({self._module!r})",)
+
+
+class _Pickler(cloudpickle.Pickler):
+    """As cloudpickle's, but for the globals of functions: those that are sent apart share them, too."""
+
+    def _function_getnewargs(self, func):
+        code, _, *rest = super()._function_getnewargs(func)
+        return code, _Space(str(func.__globals__.get("__name__"))), *rest
+
+
+def _pickle_function(function):
+    file = io.BytesIO()
+    _Pickler(file, 5).dump(function)
+    return file.getvalue()
+
+
+class Definition:
+    """A function as it was at some time: its digest, or its name if the worker has it, and its pickle."""
+
+    __slots__ = ("key", "pickled", "header", "is_sent")
+
+    def __init__(self, session, key, pickled):
+        self.key = key
+        # What says which function is called, where it is known.
+        self.header = pickle.dumps((session, key, None), 5)
+        self.pickled = pickled
+        self.is_sent = False
+
+
+class Known:
+    """One function."""
+
+    __slots__ = ("functions", "function", "definition", "references", "room")
+
+    def __init__(self, functions, function):
+        self.functions = functions
+        self.function = None
+        self.room = ROOM
+        self.definition = None
+        if isinstance(function, str):
+            self.definition, self.references = Definition(functions.session, function, None), ()
+        else:
+            self.define(function)
+
+    def define(self, function):
+        """Takes the function as it is now."""
+        self.references = references(function)
+        try:
+            pickled = _pickle_function(function)
+        except Exception as error:
+            raise _unpicklable(error, f"the function {_name(function)}") from error
+        key = digest(pickled)
+        if self.definition is None or key != self.definition.key:
+            self.definition = Definition(self.functions.session, key, pickled)
+
+    def parts(self, definition, arguments, how_much=HEADER):
+        """What is sent: which function, its arguments, and the memory that was left out of those."""
+        header = definition.header
+        if how_much != HEADER:
+            functions = self.functions
+            session = functions.session_definition if how_much == SESSION else None
+            header = pickle.dumps((functions.session, definition.key, (session, definition.pickled)), 5)
+        return [header, *_dump(arguments, pickle.dumps if _is_plain(arguments) else cloudpickle.dumps)]
+
+
+def _is_plain(arguments):
+    """Whether arguments of a call are such that classes of this program cannot be among them."""
+    if type(arguments) is not tuple or arguments[1]:
+        return False
+    for value in arguments[0]:
+        if type(value) not in PLAIN and not _is_array(value):
+            return False
+    return True
+
+
+def _is_array(value):
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and type(value) is numpy.ndarray and value.dtype.isbuiltin == 1 and not value.dtype.hasobject
+
+
+def _dump(value, dumps):
+    buffers = []
+
+    def leave_out(buffer):
+        memory = buffer.raw()
+        if memory.nbytes < APART and not _native.is_registered(memory):
+            return True
+        buffers.append(memory)
+        return False
+
+    try:
+        body = dumps(value, 5, buffer_callback=leave_out)
+    except Exception as error:
+        raise _unpicklable(error, "an argument") from error
+    return [body, *buffers]
+
+
+def _unpicklable(error, what):
+    if isinstance(error, (TypeError, pickle.PicklingError, AttributeError, RecursionError)):
+        return type(error)(f"{what} cannot be sent to a worker: {error}")
+    return error
+
+
+def _name(function):
+    return getattr(function, "__qualname__", None) or repr(function)
+
+
+def read(known, kind, parts):
+    """What a function returned, or what it raised."""
+    if kind == DONE:
+        body, buffers = parts[0], parts[1:]
+        if not buffers:
+            if len(body) + 4096 > known.room:
+                known.room = len(body) + (len(body) >> 2) + 4096
+            return pickle.loads(body), None
+        size = sum(map(len, buffers)) + len(body) + 4096
+        if size > known.room:
+            known.room = min(size + (size >> 2), 1 << 31)
+        return pickle.loads(body, buffers=[as_bytes_like(buffer) for buffer in buffers]), None
+    error = _errors.remote(*pickle.loads(parts[0]))
+    if kind == BROKEN:
+        broken = _errors.BrokenExecutor(f"a worker could not be initialised: {error}")
+        broken.__cause__ = error
+        return None, broken
+    return None, error
+
+
+class Sent:
+    """A call that was sent, and who is told of its result."""
+
+    __slots__ = ("calls", "known", "definition", "operation", "arguments", "options", "call", "target", "number", "lock", "is_ended", "reply")
+
+    def __init__(self, calls, known, operation, arguments, options, target, begun=None):
+        self.calls = calls
+        self.known = known
+        self.operation = operation
+        self.arguments = arguments
+        self.options = options
+        self.target = target
+        self.number = None
+        self.lock = threading.Lock()
+        self.is_ended = False
+        self.reply = None
+        if begun is None:
+            self.definition = known.definition
+            self._send(HEADER if self.definition.is_sent else DEFINITION if known.functions.is_sent else SESSION)
+        else:
+            self.definition, self.call, self.reply = begun
+
+    def _send(self, how_much):
+        known = self.known
+        parts = known.parts(self.definition, self.arguments, how_much)
+        self.call = self.calls.send(known, self.operation, parts, self.options)
+        if how_much != HEADER:
+            self.definition.is_sent = known.functions.is_sent = True
+
+    def collect(self, timeout):
+        """Waits for the end, at most so many seconds; says whether it has come. Then the target was told."""
+        if self.reply is not None:
+            self._look()
+        while not self.is_ended:
+            if not self.call.wait(timeout):
+                return False
+            self._look()
+        return True
+
+    def _look(self):
+        with self.lock:
+            reply, self.reply = self.reply, None
+            if self.is_ended or (reply is None and not self.call.done()):
+                return
+            try:
+                if reply is None:
+                    reply = self.call.reply()
+                if reply is None:
+                    # More is to come, for which there was no room.
+                    return self._watch_again()
+                kind, parts = reply
+                if kind & PRINTED:
+                    self.calls.printed(parts.pop())
+                    kind &= ~PRINTED
+                if kind == UNKNOWN:
+                    self._send(SESSION)
+                    return self._watch_again()
+                outcome = read(self.known, kind, parts)
+            except BaseException as error:
+                # Whatever it is, there is no second result to be had.
+                outcome = (None, error)
+            self.is_ended = True
+            self.arguments = None
+        result, error = outcome
+        translate = self.calls.dispatch.translate
+        if error is not None and translate is not None:
+            error = translate(error)
+        self.calls.ended(self)
+        self.target._end(result, error)
+
+    def watch(self):
+        """From now on the target is told of the end even if nobody collects it."""
+        with self.lock:
+            if self.is_ended or self.number is not None:
+                return
+            self.number = self.calls.completer.add(self)
+            self._watch_again()
+
+    def _watch_again(self):
+        if self.number is not None and self.call.watch(self.calls.completer.queue, self.number):
+            self.calls.completer.queue.put(self.number)
+
+    def woken(self):
+        """It may have ended."""
+        if self.call.done():
+            self._look()
+        with self.lock:
+            if not self.is_ended:
+                self._watch_again()
+
+
+class Completer:
+    """The thread that collects calls which nobody waits for."""
+
+    def __init__(self, make_queue):
+        self.queue = make_queue()
+        self._sent = {}
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._thread = None
+        self._is_stopping = False
+
+    def add(self, sent):
+        number = next(self._numbers)
+        with self._lock:
+            self._sent[number] = sent
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="sublet completer", daemon=True)
+                self._thread.start()
+        return number
+
+    def forget(self, number):
+        self._sent.pop(number, None)
+
+    def stop(self):
+        """Ends the thread: the interpreter ends, and must not while it is in the module."""
+        thread, self._is_stopping = self._thread, True
+        if thread is not None:
+            self.queue.put(0)
+            thread.join()
+
+    def _run(self):
+        while not self._is_stopping:
+            for number in self.queue.take(3600.0):
+                sent = self._sent.get(number)
+                if sent is not None:
+                    try:
+                        sent.woken()
+                    except BaseException:
+                        logging.getLogger("sublet").exception("a call could not be completed")
+                sent = None
+
+
+def show_printed(entries):
+    """Prints and logs what a worker has printed and logged."""
+    for kind, what in pickle.loads(entries):
+        if kind == "log":
+            record = logging.makeLogRecord(what)
+            logger = logging.getLogger(record.name)
+            if logger.isEnabledFor(record.levelno):
+                logger.handle(record)
+        else:
+            stream = sys.stdout if kind == "stdout" else sys.stderr
+            if stream is not None:
+                stream.write(what)

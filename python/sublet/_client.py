@@ -1,0 +1,141 @@
+"""Clients: who leases, from which managers."""
+
+import atexit
+import os
+import re
+import threading
+
+from . import _errors, _native, _package, _process
+from ._bill import Bill
+from ._calls import Completer, Functions
+from ._lease import Lease, close_all
+
+_UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+_completer = Completer(_native.Queue)
+
+
+def bytes_of(size):
+    """A size in bytes: a number, or as `512MiB`."""
+    if isinstance(size, int):
+        return size
+    matched = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB|B)?\s*", str(size))
+    if matched is None:
+        raise _errors.InvalidArgument(f"{size!r} is no size: say it in bytes, or as '512MiB'", "invalid_argument", 10)
+    return int(float(matched[1]) * _UNITS[matched[2]])
+
+
+class Client:
+    """A client of managers.
+
+    Args:
+        managers: Their addresses, separated by commas, as `https://host:7440` or `unix:/run/sublet/manager.sock`; without this
+            those of `$SUBLET_MANAGER`, or this machine's own `sublet up`.
+        ca_file: The certificate of the authority to trust, where `$SUBLET_CA` does not say it.
+        token: Who one is, where `$SUBLET_TOKEN` does not say it.
+        token_file: A file with that, where `$SUBLET_TOKEN_FILE` does not say it.
+    """
+
+    def __init__(self, managers=None, *, ca_file=None, token=None, token_file=None):
+        _process.check()
+        self._invoker = _native.Invoker.connect(managers, ca_file=ca_file, token=token, token_file=token_file)
+        self._completer = _completer
+        self._managers = managers
+
+    def lease(
+        self,
+        cores=1,
+        package=None,
+        *,
+        memory=None,
+        timeout=None,
+        wait=None,
+        policy=None,
+        imports=(),
+        path=None,
+        environment=None,
+        initializer=None,
+        initargs=(),
+        share_arrays=True,
+        **more,
+    ):
+        """Leases cores and starts a worker on each; a context manager.
+
+        Args:
+            package: Whose functions are called: the name of one that is deployed, or the path of one (its folder, or a shared
+                object). Without it, functions of this program: callables, which are sent.
+            cores: How many workers, on as many nodes as that takes.
+            memory: Of all of them together, in bytes or as `"2GiB"`.
+            timeout: Seconds after which the lease ends by itself; `renew` puts it off.
+            wait: Seconds that are waited for capacity; without it, not at all.
+            policy: How workers wait for calls: `"hot"` polls always, `"warm"` sleeps always, a number of seconds polls for so long
+                after each call. Without it, 1 ms.
+            imports: Modules that workers are to have imported: those that are asked for often are kept warm on the nodes.
+            path: Files and folders of modules that are sent to the workers. Without it, all that were imported here and are of no
+                environment.
+            environment: Environment variables of the functions.
+            initializer: What each worker calls before its first function.
+            initargs: The arguments of that.
+            share_arrays: Whether workers on this machine use registered arrays where they are. With `False` they reach nothing of this
+                program but the messages of their own calls, and all arrays are copied: for functions that are not trusted.
+            **more: `shared=True`, `max_nodes`, `idle_timeout`, `pu`, `fabric`, `interface`, `slots`, `slot_bytes`, `spin`.
+        """
+        _process.check()
+        # Workers of another machine have copies of all that they reach, in the memory of their lease.
+        is_near = share_arrays and more.get("fabric") in (None, "auto", "shm") and self._invoker.has_near_nodes()
+        invoker = self._invoker.another(is_near)
+        options = dict(more, cores=cores, timeout=timeout, wait=wait, policy=policy)
+        if memory is not None:
+            options["memory_bytes"] = bytes_of(memory)
+        if package is None:
+            with _package.deployable(tuple(imports), path) as folder:
+                invoker.allocate(folder, **options)
+        else:
+            invoker.allocate(_package.named(package), **options)
+        functions = Functions(environment, initializer, initargs)
+        return Lease(self, invoker, functions, options)
+
+    @property
+    def managers(self):
+        """The addresses of the managers, as `$SUBLET_MANAGER` takes them; None if that, or this machine's own `sublet up`, is meant."""
+        return self._managers
+
+    def bill(self, lease=None):
+        """What has been used and what it costs: a `Bill` of all leases that this client may see, or of the one of this id."""
+        return Bill(self._invoker.bill(lease))
+
+    def __repr__(self):
+        return "<sublet client>"
+
+
+_default = None
+_making = threading.Lock()
+
+
+def default_client():
+    """The client of this process that is made when one is first needed."""
+    global _default
+    with _making:
+        if _default is None:
+            _default = Client()
+        return _default
+
+
+def set_default(client):
+    """Makes another client the default one; returns the one before."""
+    global _default
+    with _making:
+        before, _default = _default, client
+        return before
+
+
+def lease(*args, **kwargs):
+    """As `Client.lease`, of the default client: `$SUBLET_MANAGER`, or this machine's own `sublet up`."""
+    return default_client().lease(*args, **kwargs)
+
+
+@atexit.register
+def _at_exit():
+    if not _process.is_forked():
+        close_all()
+        _completer.stop()

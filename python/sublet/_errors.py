@@ -1,0 +1,138 @@
+"""What goes wrong, by the same codes in every language (SPECIFICATION.md, Errors)."""
+
+import concurrent.futures
+import pickle
+from concurrent.futures.process import BrokenProcessPool
+
+
+class Error(Exception):
+    """Something that Sublet could not do.
+
+    `code` is the error's stable name, as `no_capacity`, `number` its number; the text says what was wrong with which values.
+    """
+
+    code = "internal"
+    number = 0
+
+    def __init__(self, message, code=None, number=None):
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+        if number is not None:
+            self.number = number
+
+    def __reduce__(self):
+        return type(self), (*self.args, self.code, self.number)
+
+
+class InvalidArgument(Error, ValueError):
+    """A value that cannot be: the text names it."""
+
+
+class NoCapacity(Error):
+    """The nodes could give what was asked, but not now: wait (`lease(wait=...)`), or ask for less."""
+
+
+class InsufficientResources(Error):
+    """No node, or all nodes together, have what was asked."""
+
+
+class ManagerUnreachable(Error, ConnectionError):
+    """No manager answers: is `sublet up` running, is the address right?"""
+
+
+class AgentUnreachable(Error, ConnectionError):
+    """A node is out of reach, and the leases there with it."""
+
+
+class PermissionDenied(Error, PermissionError):
+    """Who one is, is known, and may not do this."""
+
+
+class LeaseEnded(Error):
+    """The lease is over: given back, expired, or taken back by its node."""
+
+
+class WorkerDied(Error):
+    """The worker process ended during the call: the text says how. The next call gets a new one."""
+
+
+# Which are one from Python 3.11 on.
+_TIMEOUTS = tuple(dict.fromkeys((TimeoutError, concurrent.futures.TimeoutError)))
+
+
+class DeadlineExceeded(Error, *_TIMEOUTS):
+    """The call did not end in time. Nothing else can stop a function, so its worker was ended."""
+
+
+class FunctionFailed(Error):
+    """A function that is not in Python said that it failed."""
+
+
+class BrokenExecutor(BrokenProcessPool):
+    """A worker of the executor ended, or could not be initialised: the executor takes no more calls."""
+
+
+class RemoteTraceback(Exception):
+    """Where an exception was raised on its worker: the cause of the one that is raised here."""
+
+    def __init__(self, text):
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self):
+        return f'\n"""\n{self.text.rstrip()}\n"""'
+
+
+class RemoteError(Error):
+    """An exception that could not come back itself: of a class that is not here, or that cannot be pickled.
+
+    `kind` is the full name of its class, `message` its text.
+    """
+
+    code = "function_failed"
+
+    def __init__(self, kind, message):
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+        self.message = message
+
+    def __reduce__(self):
+        return type(self), (self.kind, self.message)
+
+
+_CLASSES = {
+    "invalid_argument": InvalidArgument,
+    "no_capacity": NoCapacity,
+    "insufficient_resources": InsufficientResources,
+    "manager_unreachable": ManagerUnreachable,
+    "agent_unreachable": AgentUnreachable,
+    "permission_denied": PermissionDenied,
+    "unauthenticated": PermissionDenied,
+    "lease_ended": LeaseEnded,
+    "lease_expired": LeaseEnded,
+    "node_reclaimed": LeaseEnded,
+    "worker_died": WorkerDied,
+    "deadline_exceeded": DeadlineExceeded,
+    "function_failed": FunctionFailed,
+}
+
+
+def of(code, number, message):
+    """The exception of an error of the library."""
+    return _CLASSES.get(code, Error)(message, code, number)
+
+
+def remote(itself, kind, message, text):
+    """The exception that a worker raised, from what it sent: (itself as a pickle or None, class, message, traceback)."""
+    error = None
+    if itself is not None:
+        try:
+            error = pickle.loads(itself)
+        except Exception:
+            # Of a class that is not here.
+            error = None
+    if not isinstance(error, BaseException):
+        error = RemoteError(kind, message)
+    error.__cause__ = RemoteTraceback(text)
+    return error

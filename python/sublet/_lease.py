@@ -1,0 +1,419 @@
+"""Leases: workers, and calls of their functions."""
+
+import concurrent.futures
+import threading
+import weakref
+
+from . import _errors, _process
+from ._calls import CALL, DONE, FUNCTION, Sent, read, show_printed
+from ._dispatch import Dispatch, arguments_of, starmap_arguments
+from ._memory import as_bytes_like
+
+# What a function that is not in Python may return if nobody says where, in bytes.
+OUTPUT_BYTES = 64 << 10
+
+# Every lease that is open, for the end of the interpreter.
+_open = weakref.WeakSet()
+
+
+class Options:
+    """How calls are made; see `Lease.options`."""
+
+    __slots__ = ("timeout", "retries", "worker")
+
+    def __init__(self, timeout=None, retries=0, worker=None):
+        self.timeout = timeout
+        self.retries = retries
+        self.worker = worker
+
+
+class _Target:
+    """Where the result of a call goes whose caller waits for it."""
+
+    __slots__ = ("result", "exception")
+
+    def _end(self, result, exception):
+        self.result = result
+        self.exception = exception
+
+
+class _Calls:
+    """The calls of one lease, towards the workers."""
+
+    def __init__(self, lease, completer):
+        self._invoker = lease._invoker
+        self._shares_memory = lease._invoker.shares_memory()
+        self._call = lease._invoker.call
+        self.completer = completer
+        self.dispatch = None
+        self.on_print = lease._on_print
+
+    def send(self, known, operation, parts, options):
+        return self._call(
+            FUNCTION,
+            operation,
+            parts,
+            capacity=known.room,
+            shares_memory=self._shares_memory,
+            worker=options.worker,
+            retries=options.retries,
+            timeout=options.timeout,
+        )
+
+    def ended(self, sent):
+        if sent.number is not None:
+            self.completer.forget(sent.number)
+        self.dispatch.ended(sent)
+
+    def printed(self, entries):
+        (self.on_print or show_printed)(entries)
+
+
+class Lease:
+    """Workers on leased cores, until `close`, the end of a `with` block, or the lease's own time.
+
+    Made by `Client.lease`. May be used from several threads at once.
+    """
+
+    def __init__(self, client, invoker, functions, describe):
+        self._client = client
+        self._invoker = invoker
+        self._functions = functions
+        self._describe = describe
+        self._on_print = None
+        self._plain = Options()
+        self._closing = threading.Lock()
+        self._ended = None
+        name, digest, names, is_python = invoker.package()
+        #: The name of the package whose functions are called.
+        self.package = name
+        #: The names of its functions.
+        self.functions = tuple(function for function in names if function != FUNCTION)
+        self._is_python = is_python
+        #: How many workers there are: one for each core.
+        self.workers = invoker.workers()
+        self._calls = _Calls(self, client._completer)
+        self._dispatch = self._calls.dispatch = Dispatch(self._calls, self.workers)
+        _open.add(self)
+
+    # Calls of functions in Python, and of others.
+
+    def call(self, function, /, *args, **kwargs):
+        """Calls a function and waits for what it returns, which is the fastest way. Raises what it raises.
+
+        `function` is a callable, or the name of a function of the package: `module:name`, or as its manifest names it. Of a package
+        that is not in Python, the argument is one array, or whatever has the buffer protocol, and `out=` says where the output
+        goes: an array, or how many bytes there may be.
+        """
+        return self._call(self._plain, function, args, kwargs)
+
+    def submit(self, function, /, *args, **kwargs):
+        """As `call`, without waiting: returns a `Future`.
+
+        Futures among the arguments are waited for first, in the background, and the function gets their results: calls that depend
+        on each other are submitted at once. If one of them fails, this fails with the same exception.
+        """
+        return self._submit(self._plain, function, args, kwargs)
+
+    def map(self, function, *iterables, timeout=None, chunksize=None):
+        """Calls a function with each item, as the builtin `map`: returns an iterator of the results, in order.
+
+        Items are sent in chunks that take about 2 ms; `chunksize` says how many instead. `timeout` is in seconds from now on, for
+        each result.
+        """
+        return self._map(self._plain, function, arguments_of(iterables), timeout, chunksize)
+
+    def starmap(self, function, iterable, timeout=None, chunksize=None):
+        """As `map`, with the arguments of each call in a tuple."""
+        return self._map(self._plain, function, starmap_arguments(iterable), timeout, chunksize)
+
+    def options(self, timeout=None, retries=0, worker=None):
+        """This lease for calls that are made otherwise.
+
+        Args:
+            timeout: Seconds by which a call must have ended. Nothing else can stop a function, so its worker is ended, and the
+                call raises `DeadlineExceeded`.
+            retries: How often a call may be repeated on another worker if its own ends. It may then have been executed in part.
+            worker: The number of the one that is to execute it.
+
+        Examples:
+            >>> lease.options(timeout=5, retries=2).call(f, x)
+        """
+        return _WithOptions(self, Options(timeout, retries, worker))
+
+    def _call(self, options, function, args, kwargs):
+        if not self._is_python:
+            return self._bytes(options, function, args, kwargs).finish()
+        self._check_open()
+        calls, known, arguments = self._calls, self._functions.known(function), (args, kwargs)
+        begun, definition = None, known.definition
+        if definition.is_sent:
+            # The way of nearly all calls. Those that come back with anything but a value go the others' way from here.
+            call = calls.send(known, CALL, known.parts(definition, arguments), options)
+            try:
+                call.wait()
+            except BaseException:
+                self._dispatch.keep(call)
+                raise
+            reply = call.reply()
+            if reply is not None and reply[0] == DONE:
+                return read(known, DONE, reply[1])[0]
+            begun = (definition, call, reply)
+        target = _Target()
+        sent = Sent(calls, known, CALL, arguments, options, target, begun)
+        try:
+            sent.collect(None)
+        except BaseException:
+            self._dispatch.keep(sent.call)
+            raise
+        if target.exception is not None:
+            try:
+                raise target.exception
+            finally:
+                del target
+        return target.result
+
+    def _submit(self, options, function, args, kwargs):
+        if not self._is_python:
+            return self._bytes(options, function, args, kwargs).future(self)
+        self._check_open()
+        known = self._functions.known(function)
+        awaited = [value for value in (*args, *kwargs.values()) if isinstance(value, concurrent.futures.Future)]
+        if awaited:
+            return self._dispatch.submit_after(known, (args, kwargs), options, awaited)
+        return self._dispatch.submit(known, (args, kwargs), options)
+
+    def _map(self, options, function, items, timeout, chunksize):
+        if chunksize is not None and chunksize < 1:
+            raise ValueError("chunksize must be >= 1.")
+        self._check_open()
+        if not self._is_python:
+            futures = [self._submit(options, function, arguments, {}) for arguments in items]
+            return (future.result(timeout) for future in futures)
+        job = self._dispatch.map(self._functions.known(function), items, chunksize, options)
+        return job.results(timeout)
+
+    def _bytes(self, options, function, args, kwargs):
+        self._check_open()
+        return _Bytes(self, options, function, args, kwargs)
+
+    # The lease itself.
+
+    def grow(self, cores):
+        """Leases so many cores more, on the same terms."""
+        self._invoker.grow(cores)
+        self.workers = self._invoker.workers()
+        self._dispatch.resize(self.workers)
+
+    def renew(self, timeout):
+        """Lets the lease end so many seconds from now, as far as the managers allow."""
+        self._invoker.renew(timeout)
+
+    @property
+    def leases(self):
+        """What is leased of which node, each a dict: `id`, `node`, `pu`, `cores`, `memory_bytes`, `expires_unix_ms`."""
+        return self._ended if self._ended is not None else self._invoker.leases()
+
+    @property
+    def fabrics(self):
+        """What carries the calls of each: `shm`, `tcp`, or what libfabric reaches."""
+        return self._invoker.fabrics()
+
+    @property
+    def notices(self):
+        """Ends of leases that were announced, as when a node is taken back: `[(lease, why)]`."""
+        return self._invoker.notices()
+
+    @property
+    def usage(self):
+        """What was used in all, known once the lease is closed: `calls`, `executing_ns`, `polling_ns`, `allocated_ns`."""
+        total = {}
+        for lease in self._ended or ():
+            for name, value in lease.get("usage", {}).items():
+                total[name] = total.get(name, 0) + value
+        return total
+
+    def close(self, cancel=False):
+        """Gives the cores back, when all calls have ended; `cancel` drops those that no worker has yet."""
+        self._dispatch.refuse(_closed)
+        with self._closing:
+            if self._ended is not None:
+                return
+            if cancel:
+                self._dispatch.cancel()
+            try:
+                if not cancel:
+                    self._dispatch.drain()
+            finally:
+                self._end()
+
+    def _end(self):
+        try:
+            self._ended = self._invoker.deallocate()
+        except _errors.AgentUnreachable:
+            # Then it is over, too, and only the bill says what it used.
+            self._ended = []
+        finally:
+            if self._ended is None:
+                self._ended = []
+            self._dispatch.abandon(_closed)
+            _open.discard(self)
+
+    def _check_open(self):
+        if self._ended is not None:
+            raise _closed()
+        if _process.is_forked():
+            _process.check()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        self.close(cancel=kind is not None)
+
+    def __repr__(self):
+        state = "closed" if self._ended is not None else f"{self.workers} workers"
+        return f"<sublet lease of {self.package}: {state}>"
+
+    def _repr_html_(self):
+        from ._notebook import lease_html
+
+        return lease_html(self)
+
+
+class _WithOptions:
+    """A lease, with options for the calls that are made by this."""
+
+    def __init__(self, lease, options):
+        self._lease = lease
+        self._options = options
+
+    def call(self, function, /, *args, **kwargs):
+        """See `Lease.call`."""
+        return self._lease._call(self._options, function, args, kwargs)
+
+    def submit(self, function, /, *args, **kwargs):
+        """See `Lease.submit`."""
+        return self._lease._submit(self._options, function, args, kwargs)
+
+    def map(self, function, *iterables, timeout=None, chunksize=None):
+        """See `Lease.map`."""
+        return self._lease._map(self._options, function, arguments_of(iterables), timeout, chunksize)
+
+    def starmap(self, function, iterable, timeout=None, chunksize=None):
+        """See `Lease.starmap`."""
+        return self._lease._map(self._options, function, starmap_arguments(iterable), timeout, chunksize)
+
+
+class _Bytes:
+    """A call of a function that is not in Python: its input and output are memory."""
+
+    def __init__(self, lease, options, function, args, kwargs):
+        out = kwargs.pop("out", OUTPUT_BYTES)
+        if not isinstance(function, str):
+            raise TypeError(f"functions of package {lease.package} are called by their names, not by {function!r}: it is not in Python")
+        if kwargs or len(args) > 1:
+            raise TypeError(f"{function} is not in Python: it takes one argument, and out=")
+        value = _checked("the input", args[0]) if args else b""
+        self.out = out if type(out) is int else _checked("out", out)
+        self._sent = lease._invoker.call_bytes(
+            function, value, self.out, worker=options.worker, retries=options.retries, timeout=options.timeout
+        )
+
+    def finish(self):
+        self._sent.wait()
+        return self._result()
+
+    def _result(self):
+        count, buffer = self._sent.bytes()
+        return self.out if buffer is None else bytes(as_bytes_like(buffer))[:count]
+
+    def future(self, lease):
+        from ._future import Future
+
+        future = Future()
+        future._begin(_SentBytes(self, future, lease._client._completer))
+        return future
+
+
+class _SentBytes:
+    """The same, for a future."""
+
+    def __init__(self, call, future, completer):
+        self._call = call
+        self._future = future
+        self._completer = completer
+        self._lock = threading.Lock()
+        self._is_ended = False
+        self._number = None
+
+    def collect(self, timeout):
+        if not self._is_ended and not self._call._sent.wait(timeout):
+            return False
+        self._look()
+        return True
+
+    def _look(self):
+        with self._lock:
+            if self._is_ended or not self._call._sent.done():
+                return
+            self._is_ended = True
+            try:
+                outcome = (self._call._result(), None)
+            except Exception as error:
+                outcome = (None, error)
+        if self._number is not None:
+            self._completer.forget(self._number)
+        self._future._end(*outcome)
+
+    def watch(self):
+        with self._lock:
+            if self._is_ended or self._number is not None:
+                return
+            self._number = self._completer.add(self)
+            self._watch_again()
+
+    def _watch_again(self):
+        if self._call._sent.watch(self._completer.queue, self._number):
+            self._completer.queue.put(self._number)
+
+    def woken(self):
+        if self._call._sent.done():
+            self._look()
+        with self._lock:
+            if not self._is_ended:
+                self._watch_again()
+
+
+def _checked(what, value):
+    """Memory that other languages can read: they know nothing of an array's dtype and strides."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is not None:
+        if getattr(dtype, "hasobject", False):
+            raise _invalid(f"{what} is an array of objects, which only Python can read")
+        if not getattr(dtype, "isnative", True):
+            raise _invalid(f"{what} is of dtype {dtype.str}, whose bytes are in the other order: convert it by .astype(...)")
+        flags = value.flags
+        if not flags.c_contiguous:
+            raise _invalid(f"{what} is not contiguous: pass numpy.ascontiguousarray(...) of it")
+        if what == "out" and not flags.writeable:
+            raise _invalid("out is a read-only array")
+    return value
+
+
+def _invalid(message):
+    return _errors.InvalidArgument(message, "invalid_argument", 10)
+
+
+def _closed():
+    return _errors.LeaseEnded("the lease was closed", "lease_ended", 33)
+
+
+def close_all():
+    """Gives back whatever is held: the interpreter ends."""
+    for lease in list(_open):
+        try:
+            lease.close(cancel=True)
+        except Exception:
+            # The agent ends it when this process is gone.
+            pass

@@ -1,0 +1,95 @@
+"""Arrays in registered memory: workers on the same machine use them where they are."""
+
+import ctypes
+import sys
+
+from . import _native
+
+__all__ = ["array", "empty", "empty_like", "full", "ones", "zeros"]
+
+
+def _numpy():
+    try:
+        import numpy
+    except ImportError as error:
+        raise ImportError("arrays need NumPy: pip install 'sublet[arrays]'") from error
+    return numpy
+
+
+def _room(nbytes):
+    """In a function on a worker: memory of its caller's, where what is returned need not be copied."""
+    worker = sys.modules.get("sublet_template")
+    return None if worker is None else worker.room(nbytes)
+
+
+def empty(shape, dtype=float, order="C"):
+    """A new array of unspecified values, as `numpy.empty`, in memory that workers reach without copying.
+
+    It is an ordinary `numpy.ndarray`, and so is each part of it. A call that gets it, or a contiguous part, gets the memory itself
+    on the same machine: what the function writes there is seen here. Between machines the bytes are sent. The largest array has
+    4 GiB less one byte. Its memory is given up with the last array that is made of it.
+
+    A function that is executed on a worker gets one in its caller's memory, if there is room: returned, it is not copied. From then on
+    it is the caller's, so a function that keeps an array for its next call makes that with NumPy.
+
+    Examples:
+        >>> a = sublet.empty((1000, 1000), dtype="f4")
+        >>> lease.call(numpy.sum, a)
+    """
+    numpy = _numpy()
+    dtype = numpy.dtype(dtype)
+    if dtype.hasobject:
+        raise ValueError(f"objects cannot be shared: an array of dtype {dtype} has them")
+    shape = (int(shape),) if isinstance(shape, (int, numpy.integer)) else tuple(int(length) for length in shape)
+    if any(length < 0 for length in shape):
+        raise ValueError("negative dimensions are not allowed")
+    nbytes = dtype.itemsize
+    for length in shape:
+        nbytes *= length
+    memory = _room(nbytes)
+    if memory is None:
+        memory = numpy.asarray(_native.allocate(nbytes))
+    return numpy.ndarray(shape, dtype, buffer=memory, order=order)
+
+
+def zeros(shape, dtype=float, order="C"):
+    """As `empty`, filled with zeros."""
+    return full(shape, 0, dtype, order)
+
+
+def ones(shape, dtype=float, order="C"):
+    """As `empty`, filled with ones."""
+    return full(shape, 1, dtype, order)
+
+
+def full(shape, fill_value, dtype=None, order="C"):
+    """As `empty`, filled with a value."""
+    numpy = _numpy()
+    made = empty(shape, numpy.asarray(fill_value).dtype if dtype is None else dtype, order)
+    made[...] = fill_value
+    return made
+
+
+def empty_like(prototype, dtype=None, shape=None):
+    """As `empty`, with the shape and dtype of another array."""
+    return empty(prototype.shape if shape is None else shape, prototype.dtype if dtype is None else dtype)
+
+
+def array(values, dtype=None):
+    """A copy of values, as `numpy.array`, in memory that workers reach without copying."""
+    values = _numpy().asarray(values, dtype)
+    made = empty_like(values)
+    made[...] = values
+    return made
+
+
+def as_bytes_like(part):
+    """A part of a reply as an object with the buffer protocol."""
+    if type(part) is not _native.Buffer:
+        return part
+    try:
+        return _numpy().asarray(part)
+    except ImportError:
+        made = (ctypes.c_ubyte * part.nbytes).from_address(part.address)
+        made.keeps = part
+        return memoryview(made).toreadonly() if part.readonly else made

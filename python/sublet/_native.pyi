@@ -1,0 +1,126 @@
+from os import PathLike
+from typing import Any, Literal, TypedDict, final
+
+from _typeshed import ReadableBuffer, WriteableBuffer
+from typing_extensions import NotRequired
+
+__all__ = ["VERSION", "Buffer", "Call", "Invoker", "Queue", "allocate", "forked", "is_registered"]
+
+VERSION: str
+
+class _Usage(TypedDict):
+    calls: int
+    failed_calls: int
+    allocated_ns: int
+    executing_ns: int
+    polling_ns: int
+
+class _Lease(TypedDict):
+    id: str
+    node: str
+    package: str
+    pu: str
+    cores: int
+    memory_bytes: int
+    expires_unix_ms: int
+    usage: NotRequired[_Usage]
+
+class _ArrayInterface(TypedDict):
+    version: Literal[3]
+    typestr: str
+    shape: tuple[int]
+    data: tuple[int, bool]
+
+@final
+class Buffer:
+    @property
+    def address(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def readonly(self) -> bool: ...
+    @property
+    def __array_interface__(self) -> _ArrayInterface: ...
+    def __len__(self) -> int: ...
+
+@final
+class Call:
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def done(self) -> bool: ...
+    def watch(self, queue: Queue, number: int) -> bool: ...
+    def reply(self) -> tuple[int, list[bytes | bytearray | Buffer]] | None: ...
+    def bytes(self) -> tuple[int, Buffer | None]: ...
+
+@final
+class Invoker:
+    @staticmethod
+    def connect(
+        managers: str | None = None,
+        *,
+        ca_file: str | PathLike[str] | None = None,
+        token: str | None = None,
+        token_file: str | PathLike[str] | None = None,
+    ) -> Invoker: ...
+    def another(self, is_near: bool) -> Invoker: ...
+    def has_near_nodes(self) -> bool: ...
+    def bill(self, lease: str | None = None) -> list[dict[str, Any]]: ...
+    def allocate(
+        self,
+        package: str,
+        *,
+        cores: int | None = None,
+        memory_bytes: int | None = None,
+        timeout: float | None = None,
+        slots: int | None = None,
+        slot_bytes: int | None = None,
+        policy: float | Literal["hot", "warm"] | None = None,
+        spin: float | None = None,
+        max_nodes: int | None = None,
+        shared: bool | None = None,
+        wait: float | None = None,
+        idle_timeout: float | None = None,
+        pu: str | None = None,
+        fabric: str | None = None,
+        interface: str | None = None,
+    ) -> None: ...
+    def grow(self, cores: int) -> None: ...
+    def renew(self, timeout: float) -> None: ...
+    def deallocate(self) -> list[_Lease]: ...
+    def leases(self) -> list[_Lease]: ...
+    def notices(self) -> list[tuple[str, str]]: ...
+    def fabrics(self) -> list[str]: ...
+    def workers(self) -> int: ...
+    def shares_memory(self) -> bool: ...
+    def package(self) -> tuple[str, str, list[str], bool] | None: ...
+    def call(
+        self,
+        function: str,
+        operation: int,
+        parts: list[Any],
+        *,
+        capacity: int = 0,
+        shares_memory: bool = False,
+        worker: int | None = None,
+        retries: int = 0,
+        timeout: float | None = None,
+    ) -> Call: ...
+    def call_bytes(
+        self,
+        function: str,
+        input: ReadableBuffer,
+        output: int | WriteableBuffer,
+        *,
+        worker: int | None = None,
+        retries: int = 0,
+        timeout: float | None = None,
+    ) -> Call: ...
+
+@final
+class Queue:
+    def __new__(cls) -> Queue: ...
+    def put(self, number: int) -> None: ...
+    def take(self, timeout: float) -> list[int]: ...
+
+def forked() -> None: ...
+def is_registered(object: ReadableBuffer) -> bool: ...
+def allocate(nbytes: int) -> Buffer: ...

@@ -1,0 +1,29 @@
+"""Whether this process is the one that began to use Sublet, or was forked from it."""
+
+import os
+
+from . import _errors, _native
+
+_forked = False
+
+
+def check():
+    """Refuses a process that was forked: what is here is its parent's."""
+    if _forked:
+        raise _errors.Error(
+            "this process was forked from one that uses sublet, whose leases are the parent's: start it by another way "
+            "(as multiprocessing's spawn), or fork before the first use",
+        )
+
+
+def is_forked():
+    return _forked
+
+
+def _after_fork():
+    global _forked
+    _forked = True
+    _native.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,294 @@
+"""Runs the cases of CPython's own test_concurrent_futures against `sublet.Executor`, and says which do not apply.
+
+    python cpython_executor.py [--testsuite FOLDER] [CLASS.CASE ...]
+
+FOLDER holds the package `test` of this Python, where the interpreter comes without it: on Debian that of libpython3.11-testsuite,
+unpacked, as usr/lib/python3.11. The cases are those of Python 3.9 to 3.11, in which they are one module.
+"""
+
+import argparse
+import contextlib
+import functools
+import importlib
+import os
+import pickle
+import shutil
+import sys
+import sysconfig
+import tempfile
+import unittest
+import unittest.mock
+from pathlib import Path
+
+import sublet
+
+MODULE = "test_concurrent_futures"
+
+PROCESSES = "looks at the processes, queues or threads of ProcessPoolExecutor, which are private"
+TASKS = "asks for max_tasks_per_child, which this executor does not have: its workers are the lease's"
+CHILDREN = "shares a lock, queue or event of multiprocessing with the workers, which are no children of this process"
+THREADS = "looks at the threads of ThreadPoolExecutor, which are private"
+SHARED = "shares objects with the workers, which only threads can"
+UNPICKLING = "asks that the executor breaks; here the call fails by what unpickling raised, and the executor goes on: see Unpickling"
+DEFAULT = "asks for ThreadPoolExecutor's own number of workers by default"
+
+NOT_APPLICABLE = {
+    "ProcessPoolShutdown.test_processes_terminate": PROCESSES,
+    "ProcessPoolShutdown.test_context_manager_shutdown": PROCESSES,
+    "ProcessPoolShutdown.test_del_shutdown": PROCESSES,
+    "ProcessPoolShutdown.test_shutdown_no_wait": PROCESSES,
+    "ThreadPoolShutdown.test_threads_terminate": THREADS,
+    "ThreadPoolShutdown.test_context_manager_shutdown": THREADS,
+    "ThreadPoolShutdown.test_del_shutdown": THREADS,
+    "ThreadPoolShutdown.test_shutdown_no_wait": THREADS,
+    "ThreadPoolShutdown.test_thread_names_assigned": THREADS,
+    "ThreadPoolShutdown.test_thread_names_default": THREADS,
+    "ThreadPoolWait.test_pending_calls_race": SHARED,
+    "ProcessPoolExecutor.test_max_workers_too_large": "is for Windows",
+    "ProcessPoolExecutor.test_killed_child": PROCESSES,
+    "ProcessPoolExecutor.test_traceback": "looks for ProcessPoolExecutor's private _RemoteTraceback: see Traceback",
+    "ProcessPoolExecutor.test_ressources_gced_in_workers": CHILDREN,
+    "ProcessPoolExecutor.test_saturation": CHILDREN,
+    "ProcessPoolExecutor.test_idle_process_reuse_one": PROCESSES,
+    "ProcessPoolExecutor.test_idle_process_reuse_multiple": PROCESSES,
+    "ProcessPoolExecutor.test_max_tasks_per_child": TASKS,
+    "ProcessPoolExecutor.test_max_tasks_per_child_defaults_to_spawn_context": TASKS,
+    "ProcessPoolExecutor.test_max_tasks_early_shutdown": TASKS,
+    "ThreadPoolExecutor.test_map_submits_without_iteration": SHARED,
+    "ThreadPoolExecutor.test_default_workers": DEFAULT,
+    "ThreadPoolExecutor.test_saturation": THREADS,
+    "ThreadPoolExecutor.test_idle_thread_reuse": THREADS,
+    "ThreadPoolExecutor.test_hang_global_shutdown_lock": "is about ThreadPoolExecutor and ProcessPoolExecutor together",
+    "ThreadPoolExecutor.test_executor_map_current_future_cancel": SHARED,
+    "ExecutorDeadlock.test_shutdown_deadlock_pickle": PROCESSES,
+    "ExecutorDeadlock.test_error_at_task_unpickle": UNPICKLING,
+    "ExecutorDeadlock.test_exit_at_task_unpickle": UNPICKLING,
+    "ExecutorDeadlock.test_error_during_result_unpickle_in_result_handler": UNPICKLING,
+    "ExecutorDeadlock.test_exit_during_result_unpickle_in_result_handler": UNPICKLING,
+}
+
+# Cases of this file, in place of some that do not apply.
+OURS = {"Unpickling", "Traceback"}
+
+# In a process that a case starts: the classes of concurrent.futures are this executor there.
+PRELUDE = """
+import concurrent.futures, sys, sublet
+sys.path.insert(0, {folder!r})
+class {name}(sublet.Executor):
+    def __init__(self, max_workers=None, mp_context=None, **more):
+        super().__init__(min(max_workers or 1, {workers}), client=sublet.Client({manager!r}), wait=20, path=[{folder!r} + "/test"], **more)
+concurrent.futures.{name} = concurrent.futures.ThreadPoolExecutor = {name}
+"""
+
+
+def assemble(folder, testsuite):
+    """Puts together the package `test`, as far as the cases need it: this process, those it starts and the workers import it."""
+    for source in (sysconfig.get_paths()["stdlib"], testsuite):
+        for name in ("__init__.py", "support", f"{MODULE}.py"):
+            path = Path(source or "", "test", name)
+            if path.is_dir():
+                shutil.copytree(path, folder / "test" / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+            elif path.is_file():
+                (folder / "test").mkdir(exist_ok=True)
+                shutil.copy(path, folder / "test" / name)
+    if not (folder / "test" / f"{MODULE}.py").is_file():
+        raise SystemExit(f"this interpreter has no {MODULE}: say --testsuite")
+
+
+def executor_type(client, workers, folder):
+    """The executor as cases make it: leased from the client, and with no more workers than it has cores."""
+
+    class LeasedExecutor(sublet.Executor):
+        made = []
+
+        def __init__(self, max_workers=None, mp_context=None, **more):
+            if max_workers is not None and max_workers > 0:
+                max_workers = min(max_workers, workers)
+            super().__init__(max_workers, client=client, wait=20, path=[folder / "test"], **more)
+            self.made.append(self)
+
+    return LeasedExecutor
+
+
+def mixin(module, executor):
+    """In place of ThreadPoolMixin and the three for processes."""
+
+    class LeasedMixin(module.ExecutorMixin):
+        executor_type = executor
+        worker_count = 2
+
+        def get_context(self):
+            return None
+
+        def tearDown(self):
+            # A case that fails leaves its executors open, whose cores the next one needs.
+            while executor.made:
+                executor.made.pop().shutdown(cancel_futures=True)
+            super().tearDown()
+
+    return LeasedMixin
+
+
+def suites(module, leased):
+    """The cases, by the names that they have above."""
+    base = module.BaseTestCase
+    yield "Initializer", (module.InitializerMixin, leased, base)
+    yield "FailingInitializer", (WithoutLog, module.FailingInitializerMixin, leased, base)
+    # Classes that are cases for threads already have ThreadPoolMixin, which the executor's mixin comes before.
+    yield "ProcessPoolShutdown", (leased, module.ProcessPoolShutdownTest, base)
+    yield "ThreadPoolShutdown", (leased, own_cases(module.ThreadPoolShutdownTest), base)
+    yield "Wait", (leased, module.WaitTests, base)
+    yield "ThreadPoolWait", (leased, own_cases(module.ThreadPoolWaitTests), base)
+    yield "AsCompleted", (leased, module.AsCompletedTests, base)
+    yield "ProcessPoolExecutor", (leased, module.ProcessPoolExecutorTest, base)
+    yield "ThreadPoolExecutor", (leased, own_cases(module.ThreadPoolExecutorTest), base)
+    yield "ExecutorDeadlock", (leased, module.ExecutorDeadlockTest, base)
+    yield "Unpickling", (unpickling(module), leased, base)
+    yield "Traceback", (traceback(module), leased, base)
+    yield "Future", (with_our_future(module), module.FutureTests)
+
+
+def own_cases(case):
+    """What a class has beside the cases that it inherits, which are executed with another class already."""
+    return type(case.__name__, (), {name: value for name, value in vars(case).items() if name.startswith("test")})
+
+
+class WithoutLog:
+    """For the case of an initializer that fails: what it raised is in the error of each call, and is not logged beside that."""
+
+    def _assert_logged(self, message):
+        return contextlib.nullcontext()
+
+
+def unpickling(module):
+    """In place of the cases that ask for a broken executor when something cannot be unpickled."""
+
+    class Unpickling:
+        def check(self, error, function, argument):
+            with self.assertRaises(error):
+                self.executor.submit(function, argument).result(timeout=60)
+            self.assertEqual(self.executor.submit(pow, 2, 5).result(timeout=60), 32)
+
+        def test_error_at_task_unpickle(self):
+            self.check(pickle.UnpicklingError, id, module.ErrorAtUnpickle())
+
+        def test_exit_at_task_unpickle(self):
+            self.check(SystemExit, id, module.ExitAtUnpickle())
+
+        def test_error_during_result_unpickle(self):
+            with module.support.captured_stderr():
+                self.check(pickle.UnpicklingError, module._return_instance, module.ErrorAtUnpickle)
+
+        def test_exit_during_result_unpickle(self):
+            self.check(SystemExit, module._return_instance, module.ExitAtUnpickle)
+
+    return Unpickling
+
+
+def traceback(module):
+    """In place of the case that looks for a private class."""
+
+    class Traceback:
+        def test_traceback(self):
+            error = self.executor.submit(module._raise_error, RuntimeError).exception()
+            self.assertIs(type(error), RuntimeError)
+            self.assertIs(type(error.__cause__), sublet.RemoteTraceback)
+            self.assertIn("raise Err()", str(error.__cause__))
+
+    return Traceback
+
+
+def with_our_future(module):
+    """Has the cases about futures, and the futures that are prepared for them, be of `sublet.Future`."""
+    states = {
+        "PENDING_FUTURE": (module.PENDING,),
+        "RUNNING_FUTURE": (module.RUNNING,),
+        "CANCELLED_FUTURE": (module.CANCELLED,),
+        "CANCELLED_AND_NOTIFIED_FUTURE": (module.CANCELLED_AND_NOTIFIED,),
+        "EXCEPTION_FUTURE": (module.FINISHED, OSError()),
+        "SUCCESSFUL_FUTURE": (module.FINISHED, None, 42),
+    }
+
+    class OurFuture:
+        def setUp(self):
+            super().setUp()
+            with unittest.mock.patch.object(module, "Future", sublet.Future):
+                prepared = {name: module.create_future(*state) for name, state in states.items()}
+            replaced = unittest.mock.patch.multiple(module, Future=sublet.Future, **prepared)
+            replaced.start()
+            self.addCleanup(replaced.stop)
+
+    return OurFuture
+
+
+def build(module, leased):
+    """A class for each suite, whose cases that do not apply are skipped with their reason."""
+    unused = set(NOT_APPLICABLE)
+    for name, bases in suites(module, leased):
+        skipped = {}
+        for case in unittest.defaultTestLoader.getTestCaseNames(type(name, bases, {})):
+            reason = NOT_APPLICABLE.get(f"{name}.{case}")
+            if reason is not None:
+                unused.discard(f"{name}.{case}")
+                skipped[case] = unittest.skip(reason)(lambda self: None)
+        yield type(name, bases, skipped)
+    # Older versions have fewer cases.
+    if unused and sys.version_info >= (3, 11):
+        raise SystemExit(f"no such cases: {', '.join(sorted(unused))}")
+
+
+def patch_children(module, client, workers, folder):
+    """Cases that start an interpreter have it use this executor."""
+    prelude = PRELUDE.format(folder=str(folder), name="LeasedExecutor", workers=workers, manager=client.managers)
+    original = module.assert_python_ok
+
+    @functools.wraps(original)
+    def assert_python_ok(flag, program, **more):
+        return original(flag, prelude + program, **more)
+
+    module.assert_python_ok = assert_python_ok
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--testsuite", metavar="FOLDER")
+    arguments.add_argument("cases", nargs="*", metavar="CLASS.CASE")
+    said = arguments.parse_args()
+    # Processes that cases start have cores of their own: the cases hold all that there are.
+    with tempfile.TemporaryDirectory() as folder, sublet.local(memory="4GiB") as others, sublet.local(memory="4GiB") as client:
+        cases, result = run(client, others, Path(folder), said.testsuite, said.cases)
+    report(cases, result)
+
+
+def run(client, others, folder, testsuite, wanted):
+    """Runs the cases that are wanted, which are all if none are named; returns them and their result."""
+    assemble(folder, testsuite)
+    sys.path.insert(0, str(folder))
+    module = importlib.import_module(f"test.{MODULE}")
+    workers = min(5, len(os.sched_getaffinity(0)))
+    patch_children(module, others, workers, folder)
+    cases = []
+    for case in build(module, mixin(module, executor_type(client, workers, folder))):
+        for method in unittest.defaultTestLoader.getTestCaseNames(case):
+            if not wanted or {case.__name__, f"{case.__name__}.{method}"} & set(wanted):
+                cases.append(case(method))
+    return cases, unittest.TextTestRunner(verbosity=2).run(unittest.TestSuite(cases))
+
+
+def report(cases, result):
+    """Says how many cases passed, which failed, and which do not apply and why."""
+    failed = [case for case, _ in result.failures + result.errors]
+    passed = set(cases) - {*failed, *(case for case, _ in result.skipped)}
+    ours = sum(type(case).__name__ in OURS for case in passed)
+    print(f"\npassed: {len(passed) - ours} of CPython's, {ours} in place of others")
+    print(f"failed: {len(failed)}")
+    for case in failed:
+        print(f"  {type(case).__name__}.{case._testMethodName}")
+    print(f"not applicable: {len(result.skipped)}")
+    for case, reason in result.skipped:
+        print(f"  {type(case).__name__}.{case._testMethodName}: {reason}")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

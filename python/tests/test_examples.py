@@ -1,0 +1,86 @@
+"""The examples, small: each finds the same as its local form."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "python"
+
+
+def run(name, *options, launcher=(sys.executable,), **environment):
+    command = [*launcher, str(EXAMPLES / name), *options]
+    return subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=300, env={**os.environ, **environment}
+    )
+
+
+def figures(platform, name, *options, **more):
+    """What an example prints for programs, on the platform of all tests."""
+    ended = run(name, *options, "--json", SUBLET_MANAGER=platform.managers, **more)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["equal"] is True
+    return found
+
+
+def test_hello_on_a_platform_of_its_own(monkeypatch):
+    monkeypatch.delenv("SUBLET_MANAGER", raising=False)
+    ended = run("hello.py", "--cores", "1", "--items", "100")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("Hello, world!\nHELLO, WORLD!\nValueError: whom shall I greet?\n")
+
+
+def test_hello(platform):
+    found = figures(platform, "hello.py", "--items", "1000")
+    assert found["local_s"] > 0 and found["leased_s"] > 0 and found["call_s"] > 0
+
+
+def test_monte_carlo(platform):
+    pytest.importorskip("numpy")
+    found = figures(platform, "monte_carlo.py", "--chunks", "10", "--points", "10000")
+    assert abs(found["pi"] - 3.14159) < 0.05
+
+
+def test_thumbnailer(platform):
+    pytest.importorskip("PIL")
+    found = figures(platform, "thumbnailer.py", "--images", "3")
+    for size, expected in (("97 kB", 97_000), ("3.6 MB", 3_600_000)):
+        assert found["sizes"][size]["bytes"] == pytest.approx(expected, rel=0.1)
+
+
+def test_jacobi(platform):
+    pytest.importorskip("numpy")
+    found = figures(platform, "jacobi.py", "--unknowns", "300", "--iterations", "50")
+    assert found["residual"] < 1e-12
+
+
+def test_resnet(platform):
+    pytest.importorskip("torch")
+    pytest.importorskip("torchvision")
+    figures(platform, "resnet.py", "--cores", "1", "--images", "2", "--pixels", "64")
+
+
+def test_resnet_says_how_to_install_what_it_needs(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError\n")
+    ended = run("resnet.py", PYTHONPATH=str(tmp_path))
+    assert ended.returncode == 1
+    assert "torch and torchvision" in ended.stderr and "--install" in ended.stderr
+
+
+def test_mpi_offload(platform):
+    pytest.importorskip("mpi4py")
+    beside = Path(sys.executable).parent / "mpiexec"
+    mpiexec = str(beside) if beside.is_file() else shutil.which("mpiexec")
+    if mpiexec is None:
+        pytest.skip("there is no mpiexec")
+    # Open MPI runs nothing as root unless it is told so.
+    names = ("OMPI_ALLOW_RUN_AS_ROOT", "PRTE_ALLOW_RUN_AS_ROOT")
+    as_root = {name + suffix: "1" for name in names for suffix in ("", "_CONFIRM")}
+    launcher = [mpiexec, "-n", "2", "--bind-to", "none", sys.executable, "-m", "mpi4py"]
+    found = figures(platform, "mpi_offload.py", "--size", "200", "--repeat", "3", launcher=launcher, **as_root)
+    assert found["ranks"] == 2

@@ -1,0 +1,286 @@
+"""The executor, as programs use it that know `concurrent.futures`."""
+
+import asyncio
+import concurrent.futures
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+import sublet
+
+
+def double(x):
+    return 2 * x
+
+
+def test_submit_map_and_the_context(platform):
+    with sublet.Executor(2, client=platform, wait=60) as executor:
+        assert executor.submit(double, 4).result() == 8
+        assert list(executor.map(double, range(100))) == list(range(0, 200, 2))
+        last = executor.submit(double, 5)
+    assert last.done() and last.result() == 10
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        executor.submit(double, 1)
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        executor.map(double, [1])
+
+
+def test_as_completed_and_wait(executor):
+    futures = [executor.submit(double, n) for n in range(50)]
+    assert sorted(f.result() for f in concurrent.futures.as_completed(futures, timeout=60)) == list(range(0, 100, 2))
+    slow = [executor.submit(time.sleep, 0.2), executor.submit(double, 1)]
+    done, _ = concurrent.futures.wait(slow, timeout=60, return_when=concurrent.futures.FIRST_COMPLETED)
+    assert done
+    done, pending = concurrent.futures.wait(slow, timeout=60)
+    assert len(done) == 2 and not pending
+
+
+def test_callbacks_are_called_once_with_the_future(executor):
+    called = []
+    future = executor.submit(double, 3)
+    future.add_done_callback(called.append)
+    assert future.result() == 6
+    deadline = time.monotonic() + 30
+    while not called and time.monotonic() < deadline:
+        time.sleep(0.01)
+    future.add_done_callback(called.append)
+    assert called == [future, future]
+
+
+def test_a_callback_is_called_though_nobody_waits(executor):
+    import threading
+
+    told = threading.Event()
+    executor.submit(double, 3).add_done_callback(lambda future: told.set())
+    assert told.wait(30)
+
+
+def test_what_waits_can_be_cancelled(executor):
+    busy = [executor.submit(time.sleep, 0.3) for _ in range(4)]
+    waiting = [executor.submit(double, n) for n in range(10)]
+    assert waiting[5].cancel() and waiting[5].cancelled()
+    assert not busy[0].cancel()
+    with pytest.raises(concurrent.futures.CancelledError):
+        waiting[5].result()
+    assert concurrent.futures.wait(waiting, timeout=60).not_done == set()
+    assert [f.result() for f in waiting[:5]] == [0, 2, 4, 6, 8]
+
+
+def test_shutdown_may_cancel_what_waits(platform):
+    executor = sublet.Executor(1, client=platform, wait=60)
+    busy = executor.submit(time.sleep, 0.3)
+    waiting = [executor.submit(double, n) for n in range(20)]
+    executor.shutdown(cancel_futures=True)
+    assert busy.result() is None
+    assert all(f.done() for f in waiting) and waiting[-1].cancelled()
+
+
+def test_shutdown_that_does_not_wait_loses_nothing(platform):
+    executor = sublet.Executor(1, client=platform, wait=60)
+    results = executor.map(abs, range(-5, 5))
+    last = executor.submit(double, 21)
+    executor.shutdown(wait=False)
+    assert list(results) == [abs(n) for n in range(-5, 5)]
+    assert last.result(30) == 42
+
+
+def test_timeouts_leave_the_call_alone(executor):
+    future = executor.submit(time.sleep, 0.5)
+    with pytest.raises(concurrent.futures.TimeoutError):
+        future.result(timeout=0.05)
+    with pytest.raises(concurrent.futures.TimeoutError):
+        list(executor.map(time.sleep, [0, 0, 5], timeout=0.3, chunksize=1))
+    assert future.result() is None
+
+
+def test_a_worker_that_dies_breaks_the_executor(platform):
+    executor = sublet.Executor(1, client=platform, wait=60)
+    dead = executor.submit(os._exit, 1)
+    after = [executor.submit(double, n) for n in range(5)]
+    with pytest.raises(concurrent.futures.BrokenExecutor):
+        dead.result()
+    with pytest.raises(concurrent.futures.process.BrokenProcessPool):
+        executor.submit(double, 1)
+    assert all(isinstance(f.exception(), (concurrent.futures.BrokenExecutor, type(None))) for f in after)
+    executor.shutdown()
+
+
+def test_an_initializer_that_fails_breaks_the_executor(platform):
+    def fails():
+        raise ValueError("not today")
+
+    with sublet.Executor(1, client=platform, initializer=fails, wait=60) as executor:
+        with pytest.raises(concurrent.futures.BrokenExecutor, match="not today"):
+            executor.submit(double, 1).result()
+        with pytest.raises(concurrent.futures.BrokenExecutor):
+            executor.submit(double, 1)
+
+
+def test_what_makes_no_sense_is_refused(platform):
+    with pytest.raises(ValueError):
+        sublet.Executor(0, client=platform)
+    with pytest.raises(TypeError):
+        sublet.Executor(1, client=platform, initializer=5)
+
+
+def test_asyncio(executor):
+    async def main():
+        loop = asyncio.get_running_loop()
+        assert await loop.run_in_executor(executor, double, 4) == 8
+        assert await executor.submit(double, 5) == 10
+        assert await asyncio.gather(*(executor.submit(double, n) for n in range(20))) == list(range(0, 40, 2))
+        with pytest.raises(ZeroDivisionError):
+            await executor.submit(lambda: 1 / 0)
+
+    asyncio.run(main())
+
+
+def test_threads_share_an_executor(executor):
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        sums = list(threads.map(lambda n: sum(executor.map(double, range(n))), range(50)))
+    assert sums == [n * (n - 1) for n in range(50)]
+
+
+def test_very_many_futures_are_bounded_and_all_come(executor):
+    futures = [executor.submit(double, n) for n in range(20_000)]
+    assert executor.lease._dispatch.counts()[0] <= 4
+    assert sum(f.result() for f in futures) == 20_000 * 19_999
+
+
+def test_futures_as_arguments_make_a_workflow(executor):
+    first = executor.submit(double, 3)
+    second = executor.submit(pow, executor.submit(double, 1), first)
+    third = executor.submit(lambda a, b=0: a + b, second, b=first)
+    assert third.result(30) == 2**6 + 6
+    failed = executor.submit(double, executor.submit(lambda: 1 / 0))
+    with pytest.raises(ZeroDivisionError):
+        failed.result(30)
+    elsewhere = concurrent.futures.Future()
+    waits = executor.submit(double, elsewhere)
+    assert not waits.done()
+    elsewhere.set_result(21)
+    assert waits.result(30) == 42
+
+
+def test_shutdown_waits_for_what_waits_for_others(platform):
+    with sublet.Executor(1, client=platform, wait=60) as executor:
+        slow = executor.submit(lambda: __import__("time").sleep(0.3) or 5)
+        last = executor.submit(double, slow)
+    assert last.done() and last.result() == 10
+
+
+def run(program, **more):
+    return subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120, **more)
+
+
+def test_the_end_of_the_interpreter_waits_for_what_was_submitted(platform):
+    program = """
+        import sublet
+        executor = sublet.Executor(1, wait=60)
+        future = executor.submit(sum, [1, 2, 3])
+        future.add_done_callback(lambda f: print("done", f.result(), flush=True))
+    """
+    environment = dict(os.environ, SUBLET_MANAGER=platform.managers)
+    ended = run(program, env=environment)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done 6\n", "")
+
+
+def test_an_interpreter_that_ends_without_closing_leaves_nothing(platform):
+    program = """
+        import sublet
+        lease = sublet.lease(wait=60)
+        futures = [lease.submit(sum, [1, 2]) for _ in range(100)]
+        array = sublet.zeros(1 << 20)
+    """
+    ended = run(program, env=dict(os.environ, SUBLET_MANAGER=platform.managers))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    with platform.lease(2, wait=60):
+        pass
+
+
+def test_a_child_that_was_forked_has_nothing_of_its_parents(lease):
+    array = sublet.full(16 << 20, 3, dtype="u1")
+    assert lease.call(double, 1) == 2
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = "no error"
+        try:
+            lease.call(double, 1)
+        except sublet.Error as error:
+            said = str(error)
+        del array, lease
+        os.write(write, said.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        assert "forked" in pipe.read()
+    os.waitpid(child, 0)
+    assert array.min() == 3
+    assert lease.call(double, 2) == 4
+
+
+def test_children_of_multiprocessing_leave_the_executor_alone(executor):
+    import multiprocessing
+
+    child = multiprocessing.get_context("fork").Process(target=int)
+    child.start()
+    child.join()
+    assert executor.submit(double, 4).result() == 8
+
+
+def test_a_callback_may_wait_for_a_thread_that_submits(executor):
+    import threading
+
+    lock, entered = threading.Lock(), threading.Event()
+    busy = [executor.submit(time.sleep, 0.2) for _ in range(4)]
+    failing = executor.submit(double, threading.Lock())
+
+    def called(future):
+        entered.set()
+        with lock:
+            pass
+
+    def submits():
+        with lock:
+            entered.wait(10)
+            return executor.submit(double, 5).result(30)
+
+    failing.add_done_callback(called)
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        assert threads.submit(submits).result(60) == 10
+    assert isinstance(failing.exception(30), TypeError) and all(f.result() is None for f in busy)
+
+
+class Ends:
+    def __reduce__(self):
+        return sys.exit, (3,)
+
+
+def test_a_result_that_cannot_be_read_is_its_futures_error(executor):
+    future = executor.submit(Ends)
+    for _ in range(2):
+        with pytest.raises(SystemExit):
+            future.result()
+    assert executor.submit(double, 1).result() == 2
+
+
+def test_an_interrupt_ends_a_map(platform):
+    program = """
+        import os, signal, threading, time, sublet
+        with sublet.Executor(1, wait=60) as executor:
+            executor.submit(time.sleep, 0).result()
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                list(executor.map(time.sleep, [0.2] * 1000))
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+    """
+    begun = time.monotonic()
+    ended = run(program, env=dict(os.environ, SUBLET_MANAGER=platform.managers))
+    assert ended.stdout == "interrupted\n", ended.stderr
+    assert time.monotonic() - begun < 60

@@ -1,0 +1,248 @@
+"""Leased cores in other packages: joblib, Parsl, Dask, and progress bars; each where it is installed."""
+
+import io
+import multiprocessing
+import os
+import threading
+import time
+
+import pytest
+
+import sublet
+
+
+def double(x):
+    return 2 * x
+
+
+# joblib
+
+
+@pytest.fixture
+def joblib(platform):
+    joblib = pytest.importorskip("joblib", minversion="1.5")
+    import sublet.joblib  # noqa: F401
+
+    return joblib
+
+
+def process_and_inner(joblib, n):
+    """Where this is executed, and what a `Parallel` within it is."""
+    inner = joblib.Parallel(n_jobs=2)
+    return os.getpid(), inner(joblib.delayed(double)(k) for k in range(n)), type(inner._backend).__name__
+
+
+def test_joblib_calls_are_executed_on_leased_cores(joblib):
+    with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
+        assert joblib.Parallel()(joblib.delayed(double)(n) for n in range(1000)) == list(range(0, 2000, 2))
+        pids = joblib.Parallel(batch_size=1)(joblib.delayed(os.getpid)() for _ in range(20))
+    assert os.getpid() not in pids
+
+
+def test_joblib_may_be_told_the_leases_options_by_parallel_itself(joblib, platform):
+    parallel = joblib.Parallel(2, backend="sublet", client=platform, environment={"COLOUR": "red"}, wait=60)
+    assert parallel(joblib.delayed(os.getenv)("COLOUR") for _ in range(4)) == ["red"] * 4
+    with joblib.parallel_config(backend="sublet", colour="red"):
+        with pytest.raises(sublet.InvalidArgument, match="colour"):
+            joblib.Parallel(n_jobs=2)([joblib.delayed(double)(1)])
+
+
+def test_joblib_raises_what_the_function_raised_and_gives_the_cores_back(joblib, platform):
+    with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
+        with pytest.raises(ZeroDivisionError) as raised:
+            joblib.Parallel()(joblib.delayed(divmod)(1, n - 5) for n in range(100))
+        assert isinstance(raised.value.__cause__, sublet.RemoteTraceback)
+        with pytest.raises(sublet.WorkerDied):
+            joblib.Parallel()(joblib.delayed(os._exit)(n) for n in range(10))
+        with pytest.raises(TypeError, match="cannot be sent"):
+            joblib.Parallel(pre_dispatch="all", batch_size=1)(joblib.delayed(double)(threading.Lock()) for _ in range(50))
+    with platform.lease(2):
+        pass
+
+
+def test_joblib_keeps_its_workers_within_a_with_block(joblib):
+    with joblib.Parallel(2, backend="sublet", batch_size=1, wait=60) as parallel:
+        before = set(parallel(joblib.delayed(os.getpid)() for _ in range(20)))
+        assert before >= set(parallel(joblib.delayed(os.getpid)() for _ in range(20)))
+        with pytest.raises(ZeroDivisionError):
+            parallel(joblib.delayed(divmod)(1, 0) for _ in range(20))
+        assert parallel(joblib.delayed(double)(n) for n in range(3)) == [0, 2, 4]
+
+
+def test_joblib_generators_and_timeouts(joblib):
+    with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
+        assert list(joblib.Parallel(return_as="generator")(joblib.delayed(double)(n) for n in range(50))) == list(range(0, 100, 2))
+        unordered = joblib.Parallel(return_as="generator_unordered")(joblib.delayed(double)(n) for n in range(50))
+        assert sorted(unordered) == list(range(0, 100, 2))
+        begun = time.monotonic()
+        with pytest.raises(multiprocessing.TimeoutError):
+            joblib.Parallel(timeout=0.3)(joblib.delayed(time.sleep)(60) for _ in range(2))
+        assert time.monotonic() - begun < 30
+
+
+def test_joblib_within_a_worker_is_sequential(joblib):
+    with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
+        got = joblib.Parallel()(joblib.delayed(process_and_inner)(joblib, n) for n in range(4))
+    assert [inner for _, inner, _ in got] == [[2 * k for k in range(n)] for n in range(4)]
+    assert {kind for _, _, kind in got} == {"SequentialBackend"}
+
+
+def test_joblib_counts_cores_as_its_other_backends(joblib):
+    from sublet.joblib import SubletBackend
+
+    backend = SubletBackend(nesting_level=0)
+    assert backend.effective_n_jobs(-1) == joblib.cpu_count()
+    assert backend.effective_n_jobs(-1000) == backend.effective_n_jobs(None) == 1
+    assert backend.effective_n_jobs(3) == 3
+    with joblib.parallel_config(backend="sublet", wait=60):
+        assert joblib.effective_n_jobs(-1) == joblib.cpu_count()
+        assert joblib.Parallel(n_jobs=1)(joblib.delayed(os.getpid)() for _ in range(2)) == [os.getpid()] * 2
+        with pytest.raises(ValueError, match="n_jobs == 0"):
+            joblib.Parallel(n_jobs=0)([joblib.delayed(double)(1)])
+
+
+def test_joblib_limits_the_threads_of_libraries(joblib):
+    with joblib.parallel_config(backend="sublet", n_jobs=2, inner_max_num_threads=3, wait=60):
+        assert joblib.Parallel()(joblib.delayed(os.getenv)("OMP_NUM_THREADS") for _ in range(2)) == ["3", "3"]
+
+
+@pytest.mark.xfail(strict=True, reason="arguments are read, and joblib imported, before the lease's environment is set")
+def test_joblib_is_silent_on_workers(joblib, capfd):
+    with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
+        joblib.Parallel()(joblib.delayed(double)(n) for n in range(10))
+    assert capfd.readouterr().err == ""
+
+
+def test_joblib_hears_of_the_end_of_its_lease(joblib):
+    with joblib.parallel_config(backend="sublet", n_jobs=2, timeout=1, wait=60):
+        with pytest.raises(sublet.Error):
+            joblib.Parallel(batch_size=1)(joblib.delayed(time.sleep)(0.2) for _ in range(1000))
+
+
+# Parsl
+
+
+@pytest.fixture
+def parsl(platform, tmp_path):
+    parsl = pytest.importorskip("parsl")
+    from sublet.parsl import SubletExecutor
+
+    executor = SubletExecutor(cores=2, client=platform, wait=60)
+    config = parsl.Config(executors=[executor], run_dir=str(tmp_path / "runinfo"), retries=1, initialize_logging=False)
+    with parsl.load(config):
+        yield parsl
+
+
+def test_parsl_apps_are_executed_on_leased_cores(parsl):
+    @parsl.python_app
+    def add(a, b):
+        return a + b
+
+    @parsl.python_app
+    def process():
+        return os.getpid()
+
+    # An app waits for the futures among its arguments.
+    total = add(0, 0)
+    for n in range(10):
+        total = add(total, n)
+    assert total.result() == 45
+    assert os.getpid() not in {process().result() for _ in range(4)}
+
+
+def test_parsl_hears_what_an_app_raised(parsl):
+    @parsl.python_app
+    def fails():
+        raise KeyError("here")
+
+    with pytest.raises(KeyError, match="here"):
+        fails().result()
+
+
+def test_parsl_retries_an_app_whose_worker_ended(parsl, platform):
+    @parsl.python_app
+    def dies():
+        os._exit(7)
+
+    @parsl.python_app
+    def lives():
+        return "well"
+
+    with pytest.raises(sublet.WorkerDied, match="status 7"):
+        dies().result()
+    assert lives().result() == "well"
+
+
+def test_parsl_is_told_that_apps_have_one_core_each(parsl):
+    @parsl.python_app
+    def wants(parsl_resource_specification={}):
+        return 1
+
+    with pytest.raises(parsl.executors.errors.InvalidResourceSpecification, match="one leased core"):
+        wants(parsl_resource_specification={"cores": 4}).result()
+
+
+def test_a_parsl_executor_shows_how_it_was_made(platform):
+    pytest.importorskip("parsl")
+    from sublet.parsl import SubletExecutor
+
+    assert repr(SubletExecutor(label="leased", cores=2)) == "SubletExecutor(client=None, cores=2, label='leased')"
+
+
+# Dask
+
+
+def test_dask_computes_delayed_functions(executor):
+    dask = pytest.importorskip("dask")
+    parts = [dask.delayed(double)(n) for n in range(20)]
+    total = dask.delayed(sum)(parts)
+    assert dask.compute(total, scheduler=executor) == (380,)
+    assert os.getpid() != dask.compute(dask.delayed(os.getpid)(), scheduler=executor)[0]
+    assert total.compute(scheduler=executor) == 380
+
+
+def test_dask_computes_arrays(executor):
+    array = pytest.importorskip("dask.array")
+    import dask
+    import numpy
+
+    whole = numpy.arange(1_000_000.0).reshape(1000, 1000)
+    x = array.from_array(whole, chunks=(500, 500))
+    got, mean = dask.compute(x + x.T, x.mean(), scheduler=executor)
+    assert (got == whole + whole.T).all()
+    assert mean == whole.mean()
+
+
+def test_dask_raises_what_a_function_raised(executor):
+    dask = pytest.importorskip("dask")
+    with pytest.raises(ZeroDivisionError):
+        dask.compute(dask.delayed(divmod)(1, 0), scheduler=executor)
+    assert dask.compute(dask.delayed(double)(4), scheduler=executor) == (8,)
+
+
+def test_dask_takes_an_executor_as_its_pool_of_processes(executor):
+    dask = pytest.importorskip("dask")
+    with dask.config.set(scheduler="processes", pool=executor):
+        assert os.getpid() != dask.compute(dask.delayed(os.getpid)())[0]
+
+
+# Progress
+
+
+def test_tqdm_shows_the_progress_of_a_map(lease):
+    tqdm = pytest.importorskip("tqdm")
+    shown = io.StringIO()
+    items = range(200)
+    assert list(tqdm.tqdm(lease.map(double, items), total=len(items), file=shown)) == [2 * n for n in items]
+    assert "200/200" in shown.getvalue()
+
+
+def test_rich_shows_the_progress_of_a_map(lease):
+    pytest.importorskip("rich")
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    items = range(200)
+    assert list(track(lease.map(double, items), "doubling", total=len(items), console=console)) == [2 * n for n in items]
+    assert "doubling" in console.file.getvalue() and "100%" in console.file.getvalue()
