@@ -6,7 +6,7 @@ PREFIX ?= /usr/local
 SECONDS_EACH ?= 60
 SEEDS ?= 1000
 
-.PHONY: help demo test install bench fuzz loom sim
+.PHONY: help demo test wheel install bench fuzz loom sim
 
 help: ## show this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 18
@@ -18,6 +18,10 @@ demo: ## run Black-Scholes on leased cores: the lease, the times, the bill
 test: ## check everything: format, lints, licences, tests, loom, fuzzing, C and C++
 	@scripts/setup.sh test
 	@cargo xtask test
+
+wheel: ## make the Python wheel in target/wheels: the package, its module, the command and the workers
+	@scripts/setup.sh wheel
+	@cargo xtask wheel
 
 install: ## install the command, the C library and its headers under PREFIX (/usr/local)
 	@scripts/setup.sh build

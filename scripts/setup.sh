@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what `make demo` (setup.sh build) or `make test` (setup.sh test) needs and this machine lacks.
+# Installs what `make demo` (setup.sh build), `make wheel` (setup.sh wheel) or `make test` (setup.sh test) needs and this machine lacks.
 # Silent and quick where nothing is missing. Changes nothing but packages, Rust components and target/tools.
 set -euo pipefail
 
@@ -24,6 +24,9 @@ readonly REGISTRY_FOLDER=target/tools/docker-registry
 # A Python of the tests' own, with modules that many use.
 readonly PYTHON_FOLDER=target/tools/python
 readonly PYTHON_MODULES=(numpy==2.2.6 pandas==2.3.3 pillow==12.0.0)
+# What makes wheels.
+readonly MATURIN_FOLDER=target/tools/maturin
+readonly MATURIN_MODULES=(maturin==1.16.0)
 # OpenCL's loader and PoCL, by which the processor is a device: what kernels are tested on.
 readonly OPENCL_PACKAGES=(ocl-icd-libopencl1 pocl-opencl-icd)
 
@@ -121,14 +124,17 @@ unpack_registry() {
     rm -rf "$folder"
 }
 
+# A virtual environment: its folder, and its modules.
 make_python() {
-    [[ $(cat "$PYTHON_FOLDER/modules" 2>/dev/null) == "${PYTHON_MODULES[*]}" ]] && return
-    echo "installing ${PYTHON_MODULES[*]} into $PYTHON_FOLDER"
-    rm -rf "$PYTHON_FOLDER"
-    { python3 -m venv "$PYTHON_FOLDER" &&
-        "$PYTHON_FOLDER/bin/pip" install --quiet --no-input --disable-pip-version-check "${PYTHON_MODULES[@]}"; } ||
-        stop "A Python with ${PYTHON_MODULES[*]} could not be made. See what pip says above, then run make again."
-    printf '%s' "${PYTHON_MODULES[*]}" >"$PYTHON_FOLDER/modules"
+    local folder=$1
+    shift
+    [[ $(cat "$folder/modules" 2>/dev/null) == "$*" ]] && return
+    echo "installing $* into $folder"
+    rm -rf "$folder"
+    { python3 -m venv "$folder" &&
+        "$folder/bin/pip" install --quiet --no-input --disable-pip-version-check "$@"; } ||
+        stop "A Python with $* could not be made. See what pip says above, then run make again."
+    printf '%s' "$*" >"$folder/modules"
 }
 
 check_rust() {
@@ -177,7 +183,7 @@ main() {
     packages=$(missing_packages "${tools[@]}")
     [[ $1 != test ]] || has_faketime || packages+="$FAKETIME_PACKAGE "
     [[ $1 != test ]] || has_wasi_library || packages+="$WASI_PACKAGE "
-    [[ $1 != test ]] || has_python_environments || packages+='python3-venv '
+    [[ $1 == build ]] || has_python_environments || packages+='python3-venv '
     [[ $1 != test ]] || has_opencl || packages+="${OPENCL_PACKAGES[*]} "
     has_libfabric_headers || packages+="$LIBFABRIC_PACKAGE "
     [[ -z $packages ]] || install_packages "$packages"
@@ -188,11 +194,12 @@ main() {
         install_target "$WASM_TARGET"
         install_cargo_deny
         unpack_registry
-        make_python
+        make_python "$PYTHON_FOLDER" "${PYTHON_MODULES[@]}"
     fi
+    [[ $1 == build ]] || make_python "$MATURIN_FOLDER" "${MATURIN_MODULES[@]}"
 }
 
 case ${1-} in
-build | test) main "$1" ;;
-*) stop "usage: scripts/setup.sh build|test" ;;
+build | wheel | test) main "$1" ;;
+*) stop "usage: scripts/setup.sh build|wheel|test" ;;
 esac

@@ -11,6 +11,7 @@ mod gpu_check;
 mod install;
 mod loom;
 mod options;
+mod python;
 mod sim;
 mod step;
 mod test;
@@ -55,6 +56,7 @@ const CHORES: &[Chore] = &[
         help: "the devices' suite on a GPU by CUDA, where there is one",
         run: gpu_check::chore,
     },
+    Chore { usage: "wheel [--out FOLDER]", help: "make the Python wheel", run: python::chore },
     Chore {
         usage: "install --prefix DIR",
         help: "install command, library and headers",

@@ -230,8 +230,29 @@ fn summary(name: &str, verdict: &str, took: Duration, detail: &str) -> String {
     format!("{name:<12} {verdict:<8} {:>6.1} s  {detail}", took.as_secs_f32())
 }
 
-/// The numbers of a line such as `test result: ok. 12 passed; 0 failed; 1 ignored; ...`.
+/// The numbers of a line such as `test result: ok. 12 passed; 0 failed; 1 ignored; ...`, or of pytest's last one, as
+/// `2 failed, 12 passed, 1 skipped in 3.21s`.
 pub fn test_result(line: &str) -> Option<Tally> {
+    cargos_result(line).or_else(|| pytests_result(line))
+}
+
+fn pytests_result(line: &str) -> Option<Tally> {
+    let (counts, seconds) = line.trim_matches(['=', ' ']).rsplit_once(" in ")?;
+    seconds.split_once('s')?.0.parse::<f64>().ok()?;
+    let mut tally = Tally::default();
+    for part in counts.split(", ") {
+        let (count, what) = part.split_once(' ')?;
+        let count: u64 = count.parse().ok()?;
+        match what {
+            "passed" => tally.passed += count,
+            "failed" | "error" | "errors" => tally.failed += count,
+            _ => {}
+        }
+    }
+    Some(tally)
+}
+
+fn cargos_result(line: &str) -> Option<Tally> {
     let (_, counts) = line.trim_start().strip_prefix("test result: ")?.split_once(". ")?;
     let count = |what: &str| {
         let part = counts.split("; ").find_map(|part| part.strip_suffix(what))?;
@@ -251,5 +272,14 @@ mod tests {
         assert_eq!((passed, failed), (12, 3));
         assert!(test_result("test wire::header_has_64_bytes ... ok").is_none());
         assert!(test_result("test result: what?").is_none());
+    }
+
+    #[test]
+    fn pytests_results_are_counted() {
+        let count = |line: &str| test_result(line).map(|Tally { passed, failed }| (passed, failed));
+        assert_eq!(count("42 passed in 9.27s"), Some((42, 0)));
+        assert_eq!(count("= 2 failed, 12 passed, 1 skipped, 3 errors in 61.02s (0:01:01) ="), Some((12, 5)));
+        assert_eq!(count("collected 42 items in 3s"), None);
+        assert_eq!(count("a test took 5 s in all"), None);
     }
 }

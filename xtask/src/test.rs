@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::options::Options;
 use crate::step::{Outcome, Show, Step, Tally};
-use crate::{cargo, deny, fuzz, loom, root, sim};
+use crate::{cargo, deny, fuzz, loom, python, root, sim};
 
 /// What each fuzz target gets in a test run, in seconds; `make fuzz` gives more.
 const FUZZ_SECONDS: u64 = 5;
@@ -27,6 +27,7 @@ const STEPS: &[(&str, Check)] = &[
     ("loom", loom::check),
     ("fuzz", |step| fuzz::check(step, FUZZ_SECONDS)),
     ("c and c++", capi),
+    ("python", python::check),
 ];
 
 /// Runs every step and adds up.
