@@ -15,8 +15,10 @@ from . import _errors, _native
 from ._definition import is_same, references
 from ._memory import as_bytes_like
 
+# What both ends mean by the rest: changed with anything of it.
+VERSION = 1
 # What is asked.
-CALL, MAP = 0, 1
+CALL, MAP = VERSION << 8, VERSION << 8 | 1
 # What is answered; PRINTED is added if the last part is what was printed and logged.
 DONE, RAISED, UNKNOWN, BROKEN = 0, 1, 2, 3
 PRINTED = 16
@@ -271,7 +273,7 @@ class Sent:
                     return self._watch_again()
                 kind, parts = reply
                 if kind & PRINTED:
-                    self.calls.printed(parts.pop())
+                    show_printed(parts.pop())
                     kind &= ~PRINTED
                 if kind == UNKNOWN:
                     self._send(SESSION)

@@ -93,7 +93,7 @@ class Client:
         else:
             invoker.allocate(_package.named(package), **options)
         functions = Functions(environment, initializer, initargs)
-        return Lease(self, invoker, functions, options)
+        return Lease(self, invoker, functions)
 
     @property
     def managers(self):

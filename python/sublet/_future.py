@@ -48,10 +48,17 @@ class Future(concurrent.futures.Future):
 
     def _begin(self, sent):
         """It was sent; `sent` collects its result."""
-        self._sent = sent
-        self._state = RUNNING
-        if self._made is not None:
-            sent.watch()
+        with _making:
+            made = self._made
+            if made is None:
+                self._sent, self._state = sent, RUNNING
+                return
+        with made:
+            if self._state != PENDING:
+                # Cancelled, just when it was taken. The call is made, and nobody hears of it.
+                return
+            self._sent, self._state = sent, RUNNING
+        sent.watch()
 
     def _end(self, result, exception):
         """Its result is there."""

@@ -5,7 +5,7 @@ import threading
 import weakref
 
 from . import _errors, _process
-from ._calls import CALL, DONE, FUNCTION, Sent, read, show_printed
+from ._calls import CALL, DONE, FUNCTION, Sent, read
 from ._dispatch import Dispatch, arguments_of, starmap_arguments
 from ._memory import as_bytes_like
 
@@ -42,11 +42,14 @@ class _Calls:
 
     def __init__(self, lease, completer):
         self._invoker = lease._invoker
-        self._shares_memory = lease._invoker.shares_memory()
         self._call = lease._invoker.call
         self.completer = completer
         self.dispatch = None
-        self.on_print = lease._on_print
+        self.look()
+
+    def look(self):
+        """Finds out whether all workers share this process's memory."""
+        self._shares_memory = self._invoker.shares_memory()
 
     def send(self, known, operation, parts, options):
         return self._call(
@@ -65,9 +68,6 @@ class _Calls:
             self.completer.forget(sent.number)
         self.dispatch.ended(sent)
 
-    def printed(self, entries):
-        (self.on_print or show_printed)(entries)
-
 
 class Lease:
     """Workers on leased cores, until `close`, the end of a `with` block, or the lease's own time.
@@ -75,16 +75,14 @@ class Lease:
     Made by `Client.lease`. May be used from several threads at once.
     """
 
-    def __init__(self, client, invoker, functions, describe):
+    def __init__(self, client, invoker, functions):
         self._client = client
         self._invoker = invoker
         self._functions = functions
-        self._describe = describe
-        self._on_print = None
         self._plain = Options()
         self._closing = threading.Lock()
         self._ended = None
-        name, digest, names, is_python = invoker.package()
+        name, _, names, is_python = invoker.package()
         #: The name of the package whose functions are called.
         self.package = name
         #: The names of its functions.
@@ -203,6 +201,7 @@ class Lease:
         """Leases so many cores more, on the same terms."""
         self._invoker.grow(cores)
         self.workers = self._invoker.workers()
+        self._calls.look()
         self._dispatch.resize(self.workers)
 
     def renew(self, timeout):

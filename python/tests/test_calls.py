@@ -27,6 +27,15 @@ def test_a_function_runs_in_another_process_without_the_callers_rights(lease):
         lease.call(open, "/etc/shadow")
 
 
+def test_a_caller_of_another_version_is_told(lease, monkeypatch):
+    from sublet import _lease
+
+    assert lease.call(double, 1) == 2
+    monkeypatch.setattr(_lease, "CALL", 9 << 8)
+    with pytest.raises(RuntimeError, match="version 9 of calls.*this node 1"):
+        lease.call(double, 1)
+
+
 def test_functions_are_called_by_their_names(lease):
     assert lease.call("math:factorial", 10) == 3628800
     with pytest.raises(ModuleNotFoundError):
@@ -288,6 +297,13 @@ def test_each_core_has_a_worker_of_its_own(platform):
         assert [lease.options(worker=n).call(os.path.exists, "/tmp/mine") for n in (0, 1)] == [True, False]
         assert len(lease.leases) == 2
     assert lease.usage["calls"] >= 2
+
+
+def test_a_lease_grows(platform):
+    with platform.lease(wait=60) as lease:
+        lease.grow(1)
+        assert lease.workers == 2 and len(lease.leases) == 2
+        assert [lease.options(worker=n).call(double, n) for n in range(2)] == [0, 2]
 
 
 def test_a_lease_that_was_closed_says_so(platform):

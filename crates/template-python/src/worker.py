@@ -20,8 +20,10 @@ import time
 import traceback
 import types
 
+# What both ends mean by the rest: changed with anything of it.
+VERSION = 1
 # What is asked.
-CALL, MAP = 0, 1
+CALL, MAP = VERSION << 8, VERSION << 8 | 1
 # What is answered; PRINTED is added if the last part is what was printed and logged.
 DONE, RAISED, UNKNOWN, BROKEN = 0, 1, 2, 3
 PRINTED = 16
@@ -225,6 +227,9 @@ def function_of(key, definition):
 def serve(operation, parts):
     """Answers a request: the answer's kind, and its parts."""
     try:
+        if operation >> 8 != VERSION:
+            message = f"the caller's package sublet has version {operation >> 8} of calls in Python, this node {VERSION}: install the same"
+            raise RuntimeError(message)
         header = bytes(parts[0])
         function = called.get(header)
         if function is None:
