@@ -288,8 +288,11 @@ class Sent:
         translate = self.calls.dispatch.translate
         if error is not None and translate is not None:
             error = translate(error)
-        self.calls.ended(self)
-        self.target._end(result, error)
+        try:
+            self.calls.ended(self)
+        finally:
+            # Whatever interrupts the sending of others.
+            self.target._end(result, error)
 
     def watch(self):
         """From now on the target is told of the end even if nobody collects it."""

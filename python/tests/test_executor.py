@@ -278,6 +278,8 @@ def test_a_result_that_cannot_be_read_is_its_futures_error(executor):
 def test_an_interrupt_ends_a_map(platform):
     program = """
         import os, signal, threading, time, sublet
+        # Of a process that a shell has started in the background it is ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         with sublet.Executor(1, wait=60) as executor:
             executor.submit(time.sleep, 0).result()
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()

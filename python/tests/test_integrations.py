@@ -106,7 +106,6 @@ def test_joblib_limits_the_threads_of_libraries(joblib):
         assert joblib.Parallel()(joblib.delayed(os.getenv)("OMP_NUM_THREADS") for _ in range(2)) == ["3", "3"]
 
 
-@pytest.mark.xfail(strict=True, reason="arguments are read, and joblib imported, before the lease's environment is set")
 def test_joblib_is_silent_on_workers(joblib, capfd):
     with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
         joblib.Parallel()(joblib.delayed(double)(n) for n in range(10))
