@@ -9,8 +9,16 @@ use crate::step::{Outcome, Show, Step};
 use crate::{cargo, root};
 
 /// What the tests use beside the wheel.
-const MODULES: &[&str] =
-    &["pytest==9.2.0", "numpy==2.2.6", "pillow==12.0.0", "joblib", "dask[array]", "parsl", "tqdm", "rich"];
+const MODULES: &[&str] = &[
+    "pytest==9.2.0",
+    "numpy==2.2.6",
+    "pillow==12.0.0",
+    "joblib==1.6.0",
+    "dask[array]==2026.8.0",
+    "parsl==2026.10.26",
+    "tqdm==4.70.1",
+    "rich==15.0.0",
+];
 
 /// `cargo xtask wheel [--out FOLDER]`: builds, then has `scripts/wheel.sh` make the wheel.
 pub fn chore(mut options: Options) -> io::Result<ExitCode> {
