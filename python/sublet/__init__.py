@@ -40,30 +40,6 @@ from ._memory import array, empty, empty_like, full, ones, zeros
 
 __version__ = _native.VERSION
 
-for _public in (
-    AgentUnreachable,
-    Bill,
-    BrokenExecutor,
-    Client,
-    DeadlineExceeded,
-    Error,
-    Executor,
-    FunctionFailed,
-    Future,
-    InsufficientResources,
-    InvalidArgument,
-    Lease,
-    LeaseEnded,
-    ManagerUnreachable,
-    NoCapacity,
-    PermissionDenied,
-    RemoteError,
-    RemoteTraceback,
-    WorkerDied,
-):
-    # As users know them.
-    _public.__module__ = "sublet"
-
 __all__ = [
     "AgentUnreachable",
     "Bill",
@@ -95,3 +71,8 @@ __all__ = [
     "set_default",
     "zeros",
 ]
+
+for _name in __all__:
+    if isinstance(globals()[_name], type):
+        # As users know it.
+        globals()[_name].__module__ = __name__

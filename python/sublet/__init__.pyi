@@ -8,9 +8,9 @@ from typing import Any, Literal, SupportsIndex, TypedDict, TypeVar, overload
 
 import numpy
 from numpy.typing import ArrayLike, DTypeLike, NDArray
-from typing_extensions import NotRequired, ParamSpec, Self, TypeAlias, Unpack
+from typing_extensions import ParamSpec, Self, TypeAlias, Unpack
 
-from ._native import Invoker
+from ._native import Invoker, _BillLine, _Lease
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -79,23 +79,6 @@ class _LeaseOptions(_ExecutorOptions, total=False):
     initializer: Callable[..., object] | None
     initargs: Iterable[Any]
 
-class _Usage(TypedDict):
-    calls: int
-    failed_calls: int
-    allocated_ns: int
-    executing_ns: int
-    polling_ns: int
-
-class _Leased(TypedDict):
-    id: str
-    node: str
-    package: str
-    pu: str
-    cores: int
-    memory_bytes: int
-    expires_unix_ms: int
-    usage: NotRequired[_Usage]
-
 class Client:
     def __init__(
         self,
@@ -125,19 +108,6 @@ class Client:
     def bill(self, lease: str | None = None) -> Bill: ...
     @property
     def managers(self) -> str | None: ...
-
-class _BillLine(TypedDict):
-    lease: str
-    tenant: str
-    package: str
-    pu: str
-    cores: int
-    memory_bytes: int
-    usage: _Usage
-    allocation_nano: int
-    compute_nano: int
-    polling_nano: int
-    total_nano: int
 
 class Bill:
     lines: list[_BillLine]
@@ -190,7 +160,7 @@ class Lease(_Calling):
     def grow(self, cores: int) -> None: ...
     def renew(self, timeout: float) -> None: ...
     @property
-    def leases(self) -> list[_Leased]: ...
+    def leases(self) -> list[_Lease]: ...
     @property
     def fabrics(self) -> list[str]: ...
     @property

@@ -222,20 +222,87 @@ def read(known, kind, parts):
 
 
 class Sent:
-    """A call that was sent, and who is told of its result."""
+    """A call that was sent, and who is told of its result: of any kind of function."""
 
-    __slots__ = ("calls", "known", "definition", "operation", "arguments", "options", "call", "target", "number", "lock", "is_ended", "reply")
+    __slots__ = ("call", "target", "completer", "number", "lock", "is_ended")
+
+    def __init__(self, target, completer):
+        self.target = target
+        self.completer = completer
+        # By which the background thread knows it, if it watches it.
+        self.number = None
+        self.lock = threading.Lock()
+        self.is_ended = False
+
+    def _outcome(self):
+        """What was returned and what was raised, of a call that has ended; None if there is more to come."""
+        raise NotImplementedError
+
+    def _has_ended(self):
+        return self.call.done()
+
+    def _end(self, result, error):
+        """Tells it."""
+        self.target._end(result, error)
+
+    def collect(self, timeout):
+        """Waits for the end, at most so many seconds; says whether it has come. Then the target was told."""
+        while not self.is_ended:
+            if not self.call.wait(timeout):
+                return False
+            self._look()
+        return True
+
+    def _look(self):
+        with self.lock:
+            if self.is_ended or not self._has_ended():
+                return
+            try:
+                outcome = self._outcome()
+            except BaseException as error:
+                # Whatever it is, there is no second result to be had.
+                outcome = (None, error)
+            if outcome is None:
+                return self._watch_again()
+            self.is_ended = True
+        if self.number is not None:
+            self.completer.forget(self.number)
+        self._end(*outcome)
+
+    def watch(self):
+        """From now on the target is told of the end even if nobody collects it."""
+        with self.lock:
+            if self.is_ended or self.number is not None:
+                return
+            self.number = self.completer.add(self)
+            self._watch_again()
+
+    def _watch_again(self):
+        if self.number is not None and self.call.watch(self.completer.queue, self.number):
+            self.completer.queue.put(self.number)
+
+    def woken(self):
+        """It may have ended."""
+        if self.call.done():
+            self._look()
+        with self.lock:
+            if not self.is_ended:
+                self._watch_again()
+
+
+class SentObjects(Sent):
+    """One of a function in Python."""
+
+    __slots__ = ("calls", "known", "definition", "operation", "arguments", "options", "reply")
 
     def __init__(self, calls, known, operation, arguments, options, target, begun=None):
+        super().__init__(target, calls.completer)
         self.calls = calls
         self.known = known
         self.operation = operation
         self.arguments = arguments
         self.options = options
-        self.target = target
-        self.number = None
-        self.lock = threading.Lock()
-        self.is_ended = False
+        # What was read of it already.
         self.reply = None
         if begun is None:
             self.definition = known.definition
@@ -250,69 +317,40 @@ class Sent:
         if how_much != HEADER:
             self.definition.is_sent = known.functions.is_sent = True
 
+    def _has_ended(self):
+        return self.reply is not None or super()._has_ended()
+
     def collect(self, timeout):
-        """Waits for the end, at most so many seconds; says whether it has come. Then the target was told."""
         if self.reply is not None:
             self._look()
-        while not self.is_ended:
-            if not self.call.wait(timeout):
-                return False
-            self._look()
-        return True
+        return super().collect(timeout)
 
-    def _look(self):
-        with self.lock:
-            reply, self.reply = self.reply, None
-            if self.is_ended or (reply is None and not self.call.done()):
-                return
-            try:
-                if reply is None:
-                    reply = self.call.reply()
-                if reply is None:
-                    # More is to come, for which there was no room.
-                    return self._watch_again()
-                kind, parts = reply
-                if kind & PRINTED:
-                    show_printed(parts.pop())
-                    kind &= ~PRINTED
-                if kind == UNKNOWN:
-                    self._send(SESSION)
-                    return self._watch_again()
-                outcome = read(self.known, kind, parts)
-            except BaseException as error:
-                # Whatever it is, there is no second result to be had.
-                outcome = (None, error)
-            self.is_ended = True
-            self.arguments = None
-        result, error = outcome
-        translate = self.calls.dispatch.translate
-        if error is not None and translate is not None:
-            error = translate(error)
+    def _outcome(self):
+        reply, self.reply = self.reply, None
+        if reply is None:
+            reply = self.call.reply()
+        if reply is None:
+            # There was no room for all of it.
+            return None
+        kind, parts = reply
+        if kind & PRINTED:
+            show_printed(parts.pop())
+            kind &= ~PRINTED
+        if kind == UNKNOWN:
+            self._send(SESSION)
+            return None
+        return read(self.known, kind, parts)
+
+    def _end(self, result, error):
+        self.arguments = None
+        dispatch = self.calls.dispatch
+        if error is not None and dispatch.translate is not None:
+            error = dispatch.translate(error)
         try:
-            self.calls.ended(self)
+            dispatch.ended(self)
         finally:
             # Whatever interrupts the sending of others.
-            self.target._end(result, error)
-
-    def watch(self):
-        """From now on the target is told of the end even if nobody collects it."""
-        with self.lock:
-            if self.is_ended or self.number is not None:
-                return
-            self.number = self.calls.completer.add(self)
-            self._watch_again()
-
-    def _watch_again(self):
-        if self.number is not None and self.call.watch(self.calls.completer.queue, self.number):
-            self.calls.completer.queue.put(self.number)
-
-    def woken(self):
-        """It may have ended."""
-        if self.call.done():
-            self._look()
-        with self.lock:
-            if not self.is_ended:
-                self._watch_again()
+            super()._end(result, error)
 
 
 class Completer:

@@ -21,7 +21,7 @@ def bytes_of(size):
         return size
     matched = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB|B)?\s*", str(size))
     if matched is None:
-        raise _errors.InvalidArgument(f"{size!r} is no size: say it in bytes, or as '512MiB'", "invalid_argument", 10)
+        raise _errors.InvalidArgument(f"{size!r} is no size: say it in bytes, or as '512MiB'")
     return int(float(matched[1]) * _UNITS[matched[2]])
 
 

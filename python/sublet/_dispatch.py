@@ -14,7 +14,7 @@ from concurrent.futures._base import PENDING
 from typing import NamedTuple
 
 from . import _errors
-from ._calls import CALL, MAP, Known, Sent
+from ._calls import CALL, MAP, Known, SentObjects
 from ._future import Future
 
 # How many calls a worker is given: one that it executes, and one that it finds when that has ended.
@@ -93,7 +93,7 @@ class Dispatch:
 
     def _add(self, job, is_late=False):
         while len(self._waiting) >= MOST_WAITING and not is_late:
-            self.advance(None, None)
+            self.advance(None)
         with self._lock:
             if self.refusal is not None and not is_late:
                 raise self.refusal()
@@ -124,7 +124,7 @@ class Dispatch:
         """Sends one call; an error is its future's."""
         future = order.target
         try:
-            sent = Sent(self._calls, *order)
+            sent = SentObjects(self._calls, *order)
         except Exception as error:
             future._end(None, error)
             return
@@ -142,7 +142,7 @@ class Dispatch:
         if self._waiting:
             self.pump()
 
-    def advance(self, future, timeout):
+    def advance(self, timeout):
         """Waits until a call has ended, for the sake of one that waits to be sent. False if there is no time left."""
         if timeout is not None and timeout <= 0:
             return False
@@ -359,18 +359,17 @@ class _Map:
 
     def results(self, timeout=None):
         """One after the other, in the order of the items. The time is from here on."""
-        until = None if timeout is None else time.monotonic() + timeout
-        total, given = len(self._items), 0
-        return self._results(until, total, given)
+        return self._results(None if timeout is None else time.monotonic() + timeout)
 
-    def _results(self, until, total, given):
+    def _results(self, until):
+        given = 0
         try:
-            while given < total:
+            while given < len(self._items):
                 while not self._chunks:
                     if self._failure is not None:
                         raise self._failure()
                     left = None if until is None else until - time.monotonic()
-                    if not self._dispatch.advance(None, left):
+                    if not self._dispatch.advance(left):
                         raise TimeoutError()
                 chunk = self._chunks.popleft()
                 left = None if until is None else max(0.0, until - time.monotonic())

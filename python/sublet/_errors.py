@@ -28,6 +28,9 @@ class Error(Exception):
 class InvalidArgument(Error, ValueError):
     """A value that cannot be: the text names it."""
 
+    code = "invalid_argument"
+    number = 10
+
 
 class NoCapacity(Error):
     """The nodes could give what was asked, but not now: wait (`lease(wait=...)`), or ask for less."""
@@ -51,6 +54,9 @@ class PermissionDenied(Error, PermissionError):
 
 class LeaseEnded(Error):
     """The lease is over: given back, expired, or taken back by its node."""
+
+    code = "lease_ended"
+    number = 33
 
 
 class WorkerDied(Error):

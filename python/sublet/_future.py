@@ -87,7 +87,7 @@ class Future(concurrent.futures.Future):
                     return False
             elif queued is not None:
                 # Calls before it have to end first; whoever collects one of them sends the next.
-                if not queued.advance(self, left):
+                if not queued.advance(left):
                     return False
             else:
                 condition = self._condition

@@ -5,8 +5,9 @@ import threading
 import weakref
 
 from . import _errors, _process
-from ._calls import CALL, DONE, FUNCTION, Sent, read
+from ._calls import CALL, DONE, FUNCTION, Sent, SentObjects, read
 from ._dispatch import Dispatch, arguments_of, starmap_arguments
+from ._future import Future
 from ._memory import as_bytes_like
 
 # What a function that is not in Python may return if nobody says where, in bytes.
@@ -62,11 +63,6 @@ class _Calls:
             retries=options.retries,
             timeout=options.timeout,
         )
-
-    def ended(self, sent):
-        if sent.number is not None:
-            self.completer.forget(sent.number)
-        self.dispatch.ended(sent)
 
 
 class Lease:
@@ -158,7 +154,7 @@ class Lease:
                 return read(known, DONE, reply[1])[0]
             begun = (definition, call, reply)
         target = _Target()
-        sent = Sent(calls, known, CALL, arguments, options, target, begun)
+        sent = SentObjects(calls, known, CALL, arguments, options, target, begun)
         try:
             sent.collect(None)
         except BaseException:
@@ -328,60 +324,23 @@ class _Bytes:
         return self.out if buffer is None else bytes(as_bytes_like(buffer))[:count]
 
     def future(self, lease):
-        from ._future import Future
-
         future = Future()
         future._begin(_SentBytes(self, future, lease._client._completer))
         return future
 
 
-class _SentBytes:
+class _SentBytes(Sent):
     """The same, for a future."""
 
+    __slots__ = ("_bytes",)
+
     def __init__(self, call, future, completer):
-        self._call = call
-        self._future = future
-        self._completer = completer
-        self._lock = threading.Lock()
-        self._is_ended = False
-        self._number = None
+        super().__init__(future, completer)
+        self._bytes = call
+        self.call = call._sent
 
-    def collect(self, timeout):
-        if not self._is_ended and not self._call._sent.wait(timeout):
-            return False
-        self._look()
-        return True
-
-    def _look(self):
-        with self._lock:
-            if self._is_ended or not self._call._sent.done():
-                return
-            self._is_ended = True
-            try:
-                outcome = (self._call._result(), None)
-            except Exception as error:
-                outcome = (None, error)
-        if self._number is not None:
-            self._completer.forget(self._number)
-        self._future._end(*outcome)
-
-    def watch(self):
-        with self._lock:
-            if self._is_ended or self._number is not None:
-                return
-            self._number = self._completer.add(self)
-            self._watch_again()
-
-    def _watch_again(self):
-        if self._call._sent.watch(self._completer.queue, self._number):
-            self._completer.queue.put(self._number)
-
-    def woken(self):
-        if self._call._sent.done():
-            self._look()
-        with self._lock:
-            if not self._is_ended:
-                self._watch_again()
+    def _outcome(self):
+        return self._bytes._result(), None
 
 
 def _checked(what, value):
@@ -389,23 +348,19 @@ def _checked(what, value):
     dtype = getattr(value, "dtype", None)
     if dtype is not None:
         if getattr(dtype, "hasobject", False):
-            raise _invalid(f"{what} is an array of objects, which only Python can read")
+            raise _errors.InvalidArgument(f"{what} is an array of objects, which only Python can read")
         if not getattr(dtype, "isnative", True):
-            raise _invalid(f"{what} is of dtype {dtype.str}, whose bytes are in the other order: convert it by .astype(...)")
+            raise _errors.InvalidArgument(f"{what} is of dtype {dtype.str}, whose bytes are in the other order: convert it by .astype(...)")
         flags = value.flags
         if not flags.c_contiguous:
-            raise _invalid(f"{what} is not contiguous: pass numpy.ascontiguousarray(...) of it")
+            raise _errors.InvalidArgument(f"{what} is not contiguous: pass numpy.ascontiguousarray(...) of it")
         if what == "out" and not flags.writeable:
-            raise _invalid("out is a read-only array")
+            raise _errors.InvalidArgument("out is a read-only array")
     return value
 
 
-def _invalid(message):
-    return _errors.InvalidArgument(message, "invalid_argument", 10)
-
-
 def _closed():
-    return _errors.LeaseEnded("the lease was closed", "lease_ended", 33)
+    return _errors.LeaseEnded("the lease was closed")
 
 
 def close_all():

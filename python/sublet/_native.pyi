@@ -25,6 +25,19 @@ class _Lease(TypedDict):
     expires_unix_ms: int
     usage: NotRequired[_Usage]
 
+class _BillLine(TypedDict):
+    lease: str
+    tenant: str
+    package: str
+    pu: str
+    cores: int
+    memory_bytes: int
+    usage: _Usage
+    allocation_nano: int
+    compute_nano: int
+    polling_nano: int
+    total_nano: int
+
 class _ArrayInterface(TypedDict):
     version: Literal[3]
     typestr: str
@@ -63,7 +76,7 @@ class Invoker:
     ) -> Invoker: ...
     def another(self, is_near: bool) -> Invoker: ...
     def has_near_nodes(self) -> bool: ...
-    def bill(self, lease: str | None = None) -> list[dict[str, Any]]: ...
+    def bill(self, lease: str | None = None) -> list[_BillLine]: ...
     def allocate(
         self,
         package: str,

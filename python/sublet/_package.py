@@ -86,7 +86,7 @@ def write(folder, imports, modules):
 
 def _copy(source, target, left):
     if not source.exists():
-        raise _errors.InvalidArgument(f"there is no file or folder {source} to send to workers", "invalid_argument", 10)
+        raise _errors.InvalidArgument(f"there is no file or folder {source} to send to workers")
     if source.is_dir():
         for entry in sorted(source.iterdir()):
             if entry.name not in LEFT_OUT and not entry.is_symlink() and (entry.is_dir() or entry.is_file()):
@@ -100,7 +100,7 @@ def _copy(source, target, left):
             f"the modules that are sent to workers have more than {MOST_BYTES} bytes, the last of them {source}: "
             "say which are needed by lease(path=[...])"
         )
-        raise _errors.InvalidArgument(message, "invalid_argument", 10)
+        raise _errors.InvalidArgument(message)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(content)
     return left - len(content)
