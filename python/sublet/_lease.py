@@ -137,7 +137,7 @@ class Lease:
 
     def _call(self, options, function, args, kwargs):
         if not self._is_python:
-            return self._bytes(options, function, args, kwargs).finish()
+            return self._bytes(options, function, args, kwargs).finish(self._dispatch)
         self._check_open()
         calls, known, arguments = self._calls, self._functions.known(function), (args, kwargs)
         begun, definition = None, known.definition
@@ -315,8 +315,12 @@ class _Bytes:
             function, value, self.out, worker=options.worker, retries=options.retries, timeout=options.timeout
         )
 
-    def finish(self):
-        self._sent.wait()
+    def finish(self, dispatch):
+        try:
+            self._sent.wait()
+        except BaseException:
+            dispatch.keep(self._sent)
+            raise
         return self._result()
 
     def _result(self):

@@ -19,6 +19,9 @@ uint32_t twice(void *in, uint32_t size, void *out) {
     return size / 8 * 8;
 }
 
+#include <unistd.h>
+uint32_t sleeps(void *in, uint32_t size, void *out) { sleep(3); return 0; }
+
 uint32_t crash(void *in, uint32_t size, void *out) { *(volatile int *)0 = 1; return 0; }
 """
 
@@ -39,7 +42,7 @@ def native(platform, library):
 
 
 def test_arrays_go_in_and_out(native):
-    assert set(native.functions) == {"echo", "twice", "crash"}
+    assert set(native.functions) == {"echo", "twice", "sleeps", "crash"}
     for make in (numpy.arange, lambda n: sublet.array(numpy.arange(float(n)))):
         value, out = make(1000.0 if make is numpy.arange else 1000), numpy.zeros(1000)
         assert native.call("twice", value, out=out) is out
@@ -78,6 +81,24 @@ def test_a_lease_may_be_kept_from_registered_arrays(platform, library):
 def test_callables_are_not_called_there(native):
     with pytest.raises(TypeError, match="by their names"):
         native.call(len, b"")
+
+
+def test_an_interrupt_does_not_wait_for_the_function(native):
+    import _thread
+    import threading
+    import time
+
+    threading.Timer(0.3, _thread.interrupt_main).start()
+    begun = time.monotonic()
+    try:
+        native.call("sleeps", b"")
+    except KeyboardInterrupt:
+        pass
+    else:
+        pytest.fail("the interrupt was not raised")
+    interrupted = time.monotonic()
+    assert native.call("echo", b"after") == b"after"
+    assert interrupted - begun < time.monotonic() - interrupted, "the call went on after the interrupt"
 
 
 def test_futures_and_maps(native):
