@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use sublet::frames::Head;
+use sublet::frames::{FETCH, Head};
 use sublet::{Code, Completion, Error, Invocation};
 use sublet_python_buffers::View;
 
@@ -24,8 +24,6 @@ const ATTACHED_LOOKS: u32 = 400;
 const SPIN: Duration = Duration::from_micros(60);
 /// How often a thread that sleeps looks whether it was interrupted.
 const TICK: Duration = Duration::from_millis(50);
-/// The caller asks for a reply that was larger than its output.
-const FETCH: u32 = u32::MAX;
 
 /// See the [module](self).
 #[pyclass(frozen, module = "sublet._native")]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use sublet::frames::Head;
+use sublet::frames::{Head, SHARES_MEMORY};
 use sublet::{
     Access, Allocation, BillLine, BillRequest, CallOptions, Code, Error, FabricChoice, Function, Invocation,
     Lease, Memory, Policy, Usage, own_host,
@@ -22,8 +22,6 @@ use crate::pool::{Paper, Pool};
 
 /// An input that is no larger goes by the inbox, in bytes.
 const COPIED_BYTES: u32 = 16 << 10;
-/// Beside what is asked: workers have this process's memory itself, so that what they return of it need not be sent.
-const SHARES_MEMORY: u32 = 1 << 16;
 /// The kind of package whose functions are in Python.
 const PYTHON: &str = "python";
 

@@ -85,24 +85,24 @@ impl Request {
         for (number, place) in places.iter().enumerate() {
             let (at, owner) = self.find(py, place, (at, paper))?;
             let is_pickle = number == 0;
-            if is_pickle || (place.len_bytes <= COPIED_BYTES && !self.is_own(place)) {
-                // SAFETY: `find` has found so many bytes there.
-                let bytes = unsafe { std::slice::from_raw_parts(at.as_ptr(), place.len_bytes as usize) };
+            let is_own = matches!(owner, Owner::Object(_));
+            if is_pickle || (place.len_bytes <= COPIED_BYTES && !is_own) {
+                let copy = |into: &mut [u8]| {
+                    // SAFETY: `find` has found so many bytes there, which are never referred to: workers may still write them.
+                    unsafe { std::ptr::copy_nonoverlapping(at.as_ptr(), into.as_mut_ptr(), into.len()) };
+                    Ok(())
+                };
+                let len = place.len_bytes as usize;
                 if is_pickle || place.read_only {
-                    parts.append(PyBytes::new(py, bytes))?;
+                    parts.append(PyBytes::new_with(py, len, copy)?)?;
                 } else {
-                    parts.append(PyByteArray::new(py, bytes))?;
+                    parts.append(PyByteArray::new_with(py, len, copy)?)?;
                 }
             } else {
                 parts.append(Buffer::new(at, place.len_bytes, place.read_only, owner))?;
             }
         }
         Ok(Reply(head.operation, parts))
-    }
-
-    /// Whether this is the caller's own object.
-    fn is_own(&self, place: &Place) -> bool {
-        matches!(place.at, At::Shared(Shared { number, .. }) if self.parts.get(number as usize - 1).is_some_and(|part| part.is_shared))
     }
 
     /// Where a part of the reply is, and who keeps it there.

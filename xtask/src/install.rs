@@ -18,12 +18,7 @@ pub fn chore(mut options: Options) -> io::Result<ExitCode> {
         return Err(io::Error::other(format!("there are no units for {other:?}, only for systemd")));
     }
     options.end()?;
-    let mut step = Step::start("build", Show::Summary)?;
-    let mut build = cargo();
-    build.args(["build", "--release", "--workspace"]);
-    let built = step.run(build)?;
-    step.finish(Outcome::from(built))?;
-    if !built {
+    if !build()? {
         return Ok(ExitCode::FAILURE);
     }
     let mut install = Command::new(root().join("scripts/install.sh"));
@@ -33,4 +28,14 @@ pub fn chore(mut options: Options) -> io::Result<ExitCode> {
     }
     println!("installed under {prefix}");
     Ok(ExitCode::SUCCESS)
+}
+
+/// Builds all that is installed, or carried by a wheel; says whether that went well.
+pub fn build() -> io::Result<bool> {
+    let mut step = Step::start("build", Show::Summary)?;
+    let mut build = cargo();
+    build.args(["build", "--release", "--workspace"]);
+    let built = step.run(build)?;
+    step.finish(Outcome::from(built))?;
+    Ok(built)
 }

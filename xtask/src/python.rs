@@ -1,12 +1,12 @@
 //! The Python package: its wheel, and its tests as a user of the wheel has it.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use crate::options::Options;
 use crate::step::{Outcome, Show, Step};
-use crate::{cargo, root};
+use crate::{install, root};
 
 /// What the tests use beside the wheel.
 const MODULES: &[&str] = &[
@@ -24,13 +24,11 @@ const MODULES: &[&str] = &[
 pub fn chore(mut options: Options) -> io::Result<ExitCode> {
     let out = options.take("out").map_or_else(wheels, PathBuf::from);
     options.end()?;
-    let mut step = Step::start("build", Show::Summary)?;
-    let mut build = cargo();
-    build.args(["build", "--release", "--workspace"]);
-    let built = step.run(build)?;
-    step.finish(Outcome::from(built))?;
+    if !install::build()? {
+        return Ok(ExitCode::FAILURE);
+    }
     let mut step = Step::start("wheel", Show::Summary)?;
-    let made = built && step.run(wheel(&out))?;
+    let made = step.run(wheel(&out))?;
     let tally = step.finish(Outcome::from(made))?;
     println!("the wheel is in {}", out.display());
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -59,7 +57,7 @@ fn wheels() -> PathBuf {
     root().join("target/wheels")
 }
 
-fn wheel(out: &std::path::Path) -> Command {
+fn wheel(out: &Path) -> Command {
     let mut command = Command::new(root().join("scripts/wheel.sh"));
     command.arg(out);
     command

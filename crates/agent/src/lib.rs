@@ -237,7 +237,7 @@ fn node(
         host: own_host()?,
         network: gate.as_ref().map(|gate| gate.described.clone()),
         devices: kernels.offered(),
-        runtimes: sandboxes.offered_runtimes(),
+        runtimes: sandboxes.runtimes.offered(),
         ..NodeDescription::default()
     };
     let managers = Arc::new(Managers::new(options.access.clone()));

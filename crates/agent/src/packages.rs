@@ -16,8 +16,7 @@ use std::sync::{Arc, Mutex};
 
 use prost::Message;
 use sublet_proto::package::{
-    Checked, INFO_FILE, MANIFEST_FILE, digest as digest_of, is_device, is_digest, is_python, runs_on,
-    validate,
+    Checked, INFO_FILE, MANIFEST_FILE, digest as digest_of, is_digest, is_processor, runs_on, validate,
 };
 use sublet_proto::v1::{PackageBuild, PackageFile, PackageInfo};
 use sublet_proto::{Code, Error, decode};
@@ -57,8 +56,7 @@ impl Runnable {
     fn of(package: Arc<Unpacked>, index: u32) -> Result<Runnable, Error> {
         let build = package.info.build(index)?;
         let here = std::env::consts::ARCH;
-        let is_for_processors = !is_device(&build.architecture) && !is_python(&build.architecture);
-        if is_for_processors && !runs_on(&build.architecture, here) {
+        if is_processor(&build.architecture) && !runs_on(&build.architecture, here) {
             let (name, library, architecture) = (&package.info.name, &build.library, &build.architecture);
             let message =
                 format!("{library} of package {name} is for {architecture}, and this node is {here}");

@@ -11,9 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use sublet_proto::v1::sandbox_request::Body;
-use sublet_proto::v1::{PackageBuild, SandboxIds, SandboxKill, SandboxReply, SandboxRequest};
+use sublet_proto::v1::{SandboxIds, SandboxKill, SandboxReply, SandboxRequest};
 use sublet_proto::{Code, Error};
-use sublet_sandbox::{Sandboxes, Template};
+use sublet_sandbox::Sandboxes;
 use tracing::warn;
 
 use crate::runtimes::Runtimes;
@@ -27,7 +27,7 @@ pub(crate) struct Maker {
     program: PathBuf,
     /// Always empty, but for that process.
     root: PathBuf,
-    runtimes: Runtimes,
+    pub(crate) runtimes: Runtimes,
     current: Mutex<Current>,
 }
 
@@ -53,16 +53,6 @@ impl Maker {
     /// Where sandboxes are to be made now. Those of one that has died are dead.
     pub(crate) fn current(&self) -> Result<Arc<Sandboxes>, Error> {
         Ok(self.renewed(&mut lock(&self.current))?.sandboxes.clone())
-    }
-
-    /// For which interpreters functions are executed.
-    pub(crate) fn offered_runtimes(&self) -> Vec<String> {
-        self.runtimes.offered()
-    }
-
-    /// What a worker of a build for an interpreter is a copy of, and its program.
-    pub(crate) fn interpreted(&self, build: &PackageBuild) -> Result<(Template, PathBuf), Error> {
-        self.runtimes.worker(build)
     }
 
     /// Does what an operator asks.

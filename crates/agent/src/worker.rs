@@ -202,7 +202,7 @@ fn environment() -> Vec<(OsString, OsString)> {
 /// How its sandbox isolates, and what is executed in it.
 fn program(node: &Node, build: &PackageBuild) -> Result<(Kind, PathBuf), Error> {
     if is_python(&build.architecture) {
-        let (template, program) = node.sandboxes.interpreted(build)?;
+        let (template, program) = node.sandboxes.runtimes.worker(build)?;
         return Ok((Kind::Template(template), program));
     }
     Ok((Kind::Process, node.programs.of(build)?))

@@ -37,7 +37,7 @@ use library::Library;
 pub use files::{MAX_COMPONENT_BYTES, MAX_PATH_BYTES};
 pub use image::{is_pinned, pin_image, unpinned_image};
 pub use kernels::KernelLimits;
-pub use kind::{Kind, PORTABLE, is_device, runs_on};
+pub use kind::{Kind, PORTABLE, is_device, is_processor, runs_on};
 pub use manifest::{
     Build, DEFAULT_DEADLINE_MS, MAX_BUILDS, MAX_DEADLINE_MS, MAX_MANIFEST_BYTES, MAX_SYMBOL_BYTES, Manifest,
     ManifestFunction, WasmLimits,

@@ -22,6 +22,11 @@ pub const ALIGNMENT: u64 = 64;
 /// Most pieces of a message.
 pub const MAX_PIECES: usize = 4096;
 
+/// An operation that both ends know: a reply that was larger than its output is asked for again, by its token.
+pub const FETCH: u32 = u32::MAX;
+/// Beside any other operation: both ends have the same memory, so that a reply may name pieces of its request.
+pub const SHARES_MEMORY: u32 = 1 << 16;
+
 const HEAD_BYTES: u64 = 16;
 const ENTRY_BYTES: u64 = 24;
 /// Beside a piece's number.

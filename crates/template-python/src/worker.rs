@@ -7,6 +7,7 @@
 //! The worker is the interpreter's main thread, and has its lock only while it executes a function: what that has started goes
 //! on in between.
 
+use std::ffi::CStr;
 use std::ptr::NonNull;
 
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
@@ -15,7 +16,7 @@ use pyo3::types::{PyByteArray, PyList, PyModule};
 use sublet_proto::package::python::CALL;
 use sublet_proto::{Code, Error};
 use sublet_python_buffers::{Use, View, memoryview};
-use sublet_runtime::frames::{self, At, Head, Piece, Place, Shared, Source};
+use sublet_runtime::frames::{self, At, FETCH, Head, Piece, Place, SHARES_MEMORY, Shared, Source};
 use sublet_runtime::worker::engine::{Caller, Engine, Input, Load, Message, Output};
 use sublet_runtime::worker::program;
 
@@ -23,11 +24,9 @@ use crate::keeping::{Keeping, Reply};
 use crate::room::Room;
 
 /// What prepares and executes functions.
-const SOURCE: &str = include_str!("worker.py");
-/// The client asks for a reply that was larger than its output.
-const FETCH: u32 = u32::MAX;
-/// Beside what is asked: the client's memory is this process's, so that what is returned of it need not be sent.
-const SHARES_MEMORY: u32 = 1 << 16;
+const SOURCE: &CStr = pyo3::ffi::c_str!(include_str!("worker.py"));
+/// What it is called, and known as.
+const MODULE: &CStr = c"sublet_worker";
 
 /// Works until the client is gone, which is the end of the process.
 #[pyfunction]
@@ -57,12 +56,7 @@ impl Interpreter {
 
     fn prepare(py: Python<'_>, load: &Load<'_>) -> PyResult<Interpreter> {
         let build = load.package.build(load.build).map_err(|error| PyRuntimeError::new_err(error.message))?;
-        let module = PyModule::new(py, "sublet_worker")?;
-        module.setattr("__name__", "sublet_worker")?;
-        let run = py.import("builtins")?.getattr("exec")?;
-        let compile = py.import("builtins")?.getattr("compile")?;
-        run.call1((compile.call1((SOURCE, "sublet_worker", "exec"))?, module.dict()))?;
-        py.import("sys")?.getattr("modules")?.set_item("sublet_worker", &module)?;
+        let module = PyModule::from_code(py, SOURCE, MODULE, MODULE)?;
         let names = load.package.functions.iter().map(|function| &function.name);
         let offered: Vec<_> = names.zip(&build.symbols).filter(|(name, _)| *name != CALL).collect();
         let found = module.getattr("prepare")?.call1((

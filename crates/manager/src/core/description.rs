@@ -1,7 +1,7 @@
 //! What a node may say of itself. All of it is handed to clients, who act on it.
 
 use sublet_proto::network::check_network;
-use sublet_proto::package::{PORTABLE, is_device, is_python};
+use sublet_proto::package::{PORTABLE, is_processor};
 use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Code, Error};
 
@@ -41,7 +41,7 @@ pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
         }
     }
     for (what, value) in [("pu", &node.pu), ("architecture", &node.architecture)] {
-        if is_device(value) || is_python(value) || value == PORTABLE || value.len() > MAX_DEVICE_BYTES {
+        if !is_processor(value) || value == PORTABLE || value.len() > MAX_DEVICE_BYTES {
             return invalid(format!("node {name} says that its {what} is {value:.40?}, which is of no node"));
         }
     }

@@ -30,11 +30,10 @@ impl Seats {
     pub(super) fn of(node: &NodeDescription, classes: &mut Classes) -> Seats {
         let mut seats = Seats::default();
         seats.add(classes.key(&node.pu, &node.architecture));
-        for device in node.devices.iter().filter(|device| is_device(device)) {
-            seats.add(classes.key(&node.pu, device));
-        }
-        for runtime in node.runtimes.iter().filter(|runtime| is_python(runtime)) {
-            seats.add(classes.key(&node.pu, runtime));
+        let devices = node.devices.iter().filter(|device| is_device(device));
+        let runtimes = node.runtimes.iter().filter(|runtime| is_python(runtime));
+        for more in devices.chain(runtimes) {
+            seats.add(classes.key(&node.pu, more));
         }
         seats
     }

@@ -155,8 +155,8 @@ impl Parts {
         self.packages.deploy(encoded, checked, self.shell.clock.now_ms()).await
     }
 
-    /// Refuses a package that no node could run, by its processor, its devices or its interpreters. A manager that has just started, or has no
-    /// nodes of its own, cannot say.
+    /// Refuses a package that no node could run, by its processor, its devices or its interpreters. A manager that has just
+    /// started, or has no nodes of its own, cannot say.
     fn check_architecture(&self, package: &package::Checked) -> Result<(), Error> {
         let of = |node: &Node| {
             let NodeDescription { architecture, devices, runtimes, .. } = (*node.description).clone();

@@ -68,10 +68,15 @@ pub fn is_device(architecture: &str) -> bool {
     [Kind::OpenCl, Kind::Cuda].iter().any(|device| device.name() == architecture)
 }
 
+/// Whether an architecture is one of processors, as each node has them: neither a device nor an interpreter.
+pub fn is_processor(architecture: &str) -> bool {
+    !is_device(architecture) && !is_python(architecture)
+}
+
 /// Whether what is for that architecture is executed by this one: of a node, or of a device or an interpreter that it has.
 pub fn runs_on(architecture: &str, node: &str) -> bool {
     match architecture {
-        PORTABLE => !is_device(node) && !is_python(node),
+        PORTABLE => is_processor(node),
         ANY_PYTHON => is_python(node),
         _ => architecture == node,
     }

@@ -32,6 +32,7 @@ use sublet_proto::{Code, Error, decode};
 use super::client::Client;
 use super::control;
 use super::engine::{Caller, Engine, Load};
+use super::program;
 use super::slots::{Core, Own, Slots};
 use super::{Worker, hot_timeout_ticks};
 use crate::wire::usage::{Meter, UsageLayout};
@@ -133,13 +134,7 @@ impl Process {
         let (first, is_to_work) = channel();
         self.first = Some(first);
         let (process, socket) = (share(self), share(socket));
-        let serve = move || match process.serve(socket) {
-            Ok(()) => exit(0),
-            Err(error) => {
-                eprintln!("sublet-worker: {error}");
-                exit(error.code.number() as i32)
-            }
-        };
+        let serve = move || exit(i32::from(program::status(process.serve(socket))));
         std::thread::Builder::new()
             .name("sublet control".into())
             .stack_size(STACK_BYTES as usize)

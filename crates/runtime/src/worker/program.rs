@@ -31,7 +31,12 @@ pub fn run<E: Engine>(load: impl FnOnce(&Load<'_>) -> Result<E, Error>) -> u8 {
             return 2;
         }
     };
-    match process::run(control, load) {
+    status(process::run(control, load))
+}
+
+/// How the program ends.
+pub(super) fn status(ended: Result<(), Error>) -> u8 {
+    match ended {
         Ok(()) => 0,
         Err(error) => {
             eprintln!("sublet-worker: {error}");
