@@ -24,6 +24,7 @@ const DOCUMENTS: &[&str] = &[
     "SPECIFICATION.md",
     "STYLE.md",
     "CHANGELOG.md",
+    "docs/graphs.md",
     "docs/isolation.md",
     "docs/kernels.md",
     "docs/performance.md",

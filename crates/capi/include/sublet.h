@@ -77,6 +77,8 @@ typedef enum sublet_status {
     SUBLET_UNKNOWN_IMAGE = 22,
     /* The image is malformed or hostile: a document of it, a layer, or a file in a layer. */
     SUBLET_INVALID_IMAGE = 23,
+    /* The document is no graph of components; the message says all that is wrong with it. */
+    SUBLET_INVALID_GRAPH = 24,
     /* No node has so much, even if it were idle. */
     SUBLET_INSUFFICIENT_RESOURCES = 30,
     /* Nodes have so much, but it is leased now. */

@@ -137,6 +137,7 @@ pub(crate) fn status_name(status: sublet_status) -> &'static CStr {
         Code::AlreadyAllocated => c"already_allocated",
         Code::UnknownImage => c"unknown_image",
         Code::InvalidImage => c"invalid_image",
+        Code::InvalidGraph => c"invalid_graph",
         Code::InsufficientResources => c"insufficient_resources",
         Code::NoCapacity => c"no_capacity",
         Code::LeaseExpired => c"lease_expired",

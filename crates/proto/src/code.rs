@@ -57,6 +57,8 @@ codes! {
     UnknownImage = 22, "unknown_image";
     /// The image is malformed or hostile: a document of it, a layer, or a file in a layer.
     InvalidImage = 23, "invalid_image";
+    /// The document is no graph of components; the message says all that is wrong with it.
+    InvalidGraph = 24, "invalid_graph";
     /// No node has so much, even if it were idle.
     InsufficientResources = 30, "insufficient_resources";
     /// Nodes have so much, but it is leased now.
@@ -151,6 +153,7 @@ impl Error {
             Code::InvalidArgument
             | Code::InvalidPackage
             | Code::InvalidImage
+            | Code::InvalidGraph
             | Code::WrongArchitecture
             | Code::MissingSymbol => tonic::Code::InvalidArgument,
             Code::UnknownFunction | Code::UnknownPackage | Code::UnknownImage | Code::UnknownLease => {

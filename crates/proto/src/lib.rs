@@ -1,14 +1,15 @@
 //! What crosses a process boundary in Sublet: control messages, packages, tickets, error codes.
 //!
 //! The schema in `proto/sublet/v1` is the documentation of the messages; [`v1`] is generated from it. Beside it
-//! stand the things that a schema cannot say: what makes a package valid ([`package`]), how a ticket is signed
-//! and checked ([`ticket`]), how a node is reached ([`network`]), what usage costs ([`price`]), and which errors there are
-//! ([`Code`]).
+//! stand the things that a schema cannot say: what makes a package valid ([`package`]) or an application of several
+//! components ([`graph`]), how a ticket is signed and checked ([`ticket`]), how a node is reached ([`network`]), what usage
+//! costs ([`price`]), and which errors there are ([`Code`]).
 //!
 //! Nothing here opens a file or a socket, and every decoder takes bytes from a stranger: it must answer any input
 //! with a value or an error, never with a panic. They are fuzzed (`fuzz/`).
 
 mod code;
+pub mod graph;
 pub mod inbox;
 pub mod network;
 pub mod package;

@@ -251,7 +251,7 @@ fn library_stem(file_name: &str) -> &str {
     }
 }
 
-fn is_name(name: &str) -> bool {
+pub(crate) fn is_name(name: &str) -> bool {
     let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     name.len() <= MAX_NAME_BYTES
         && name.bytes().next().is_some_and(word)

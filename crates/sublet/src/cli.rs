@@ -12,6 +12,7 @@ pub(crate) mod daemon;
 mod deploy;
 mod doctor;
 mod fabrics;
+mod graph;
 mod image;
 mod lease;
 mod manager;
@@ -45,6 +46,7 @@ Examples:
   sublet call libx/f --input in --output out     call one of them
   sublet ps                                      what is there, and who uses it
   sublet bill                                    what it has cost
+  sublet graph show app.json                     draw an application of several components
   sublet fabrics                                 what can carry calls on this machine
   sublet doctor                                  how strong its sandboxes are
 
@@ -85,6 +87,7 @@ enum Command {
     Ps(ps::Arguments),
     Lease(lease::Arguments),
     Bill(bill::Arguments),
+    Graph(graph::Arguments),
     Token(token::Arguments),
     Tenant(tenant::Arguments),
     Fabrics(fabrics::Arguments),
@@ -162,6 +165,7 @@ fn run(command: Command, output: &Output) -> Result<(), Error> {
         Command::Agent(arguments) => agent::run(*arguments, output),
         Command::Deploy(arguments) => deploy::run(&arguments, output),
         Command::Call(arguments) => call::run(&arguments, output),
+        Command::Graph(arguments) => graph::run(&arguments, output),
         Command::Fabrics(arguments) => fabrics::run(&arguments, output),
         Command::Doctor(_) => doctor::run(output),
         Command::Sandbox(arguments) => sandbox::run(arguments, output),

@@ -1,0 +1,378 @@
+//! What makes a document a graph: each field within its bounds, each edge between components that are there, and the
+//! whole such that a run of it can come to an end.
+
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+
+use super::document::{ComponentDocument, ComponentType, Document, EdgeDocument, EdgeType};
+use super::{
+    Component, Compute, DEFAULT_SEGMENT_BYTES, Edge, Graph, Limits, MAX_COMPONENTS, MAX_EDGES,
+    MAX_MEMORY_BYTES, MAX_PARALLELISM, MAX_PROBLEMS, MAX_SEGMENTS, MIN_SEGMENT_BYTES, Memory, Problem,
+    Relation, Rights, Role, VERSION,
+};
+use crate::package::{MAX_NAME_BYTES, is_digest, is_name};
+
+/// All that is wrong so far.
+#[derive(Default)]
+struct Problems(Vec<Problem>);
+
+impl Problems {
+    fn add(&mut self, at: impl Into<String>, message: impl Into<String>) {
+        if self.0.len() < MAX_PROBLEMS {
+            self.0.push(Problem { at: at.into(), message: message.into() });
+        }
+    }
+
+    fn check_name(&mut self, at: String, name: &str) {
+        if !is_name(name) {
+            let form = format!("1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _ . - and no . or - in front");
+            self.add(at, format!("{name:?} is no name: {form}"));
+        }
+    }
+
+    fn check_within(&mut self, at: String, value: u64, bounds: RangeInclusive<u64>) {
+        if !bounds.contains(&value) {
+            self.add(at, format!("{value} is not within {} to {}", bounds.start(), bounds.end()));
+        }
+    }
+}
+
+/// The graph of a document, or all that is wrong with it. What the whole must be is looked at when the parts are good.
+pub(super) fn graph(document: Document) -> Result<Graph, Vec<Problem>> {
+    let mut problems = Problems::default();
+    if document.version != VERSION {
+        let message = format!("this is version {}, and only version {VERSION} is known", document.version);
+        problems.add("version", message);
+    }
+    problems.check_name("name".into(), &document.name);
+    check_limits(&document.limits, &mut problems);
+    let (components, edges) = (document.components.len(), document.edges.len());
+    for (what, count, least, most) in
+        [("components", components, 1, MAX_COMPONENTS), ("edges", edges, 0, MAX_EDGES)]
+    {
+        if !(least..=most).contains(&count) {
+            problems.add(what, format!("there are {count}, and a graph has {least} to {most}"));
+            return Err(problems.0);
+        }
+    }
+    let names = names(&document.components, &mut problems);
+    let types: Vec<ComponentType> = document.components.iter().map(|component| component.r#type).collect();
+    let edges = edges_of(&document.edges, &names, &types, &mut problems);
+    let components = (0..)
+        .zip(document.components)
+        .map(|(index, component)| self::component(index, component, &mut problems));
+    let components = components.collect();
+    let graph = Graph { name: document.name, components, edges, limits: document.limits };
+    if problems.0.is_empty() {
+        Whole::new(&graph).check(&mut problems);
+    }
+    if problems.0.is_empty() { Ok(graph) } else { Err(problems.0) }
+}
+
+fn check_limits(limits: &Limits, problems: &mut Problems) {
+    if limits.cores == Some(0) {
+        problems.add("limits.cores", "without a core nothing is executed");
+    }
+    if let Some(bytes) = limits.memory_bytes {
+        problems.check_within("limits.memory_bytes".into(), bytes, MIN_SEGMENT_BYTES..=MAX_MEMORY_BYTES);
+    }
+}
+
+/// The index of each name.
+fn names<'document>(
+    components: &'document [ComponentDocument],
+    problems: &mut Problems,
+) -> HashMap<&'document str, usize> {
+    let mut names = HashMap::new();
+    for (index, component) in components.iter().enumerate() {
+        let at = format!("components[{index}].name");
+        problems.check_name(at.clone(), &component.name);
+        if let Some(first) = names.insert(component.name.as_str(), index) {
+            problems.add(at, format!("{:?} is the name of components[{first}] already", component.name));
+        }
+    }
+    names
+}
+
+fn component(index: usize, component: ComponentDocument, problems: &mut Problems) -> Component {
+    let other = match component.r#type {
+        ComponentType::Compute => ComponentType::Memory,
+        ComponentType::Memory => ComponentType::Compute,
+    };
+    for field in component.fields_of(other) {
+        let message = format!("a component of type {} has no such field", component.r#type.name());
+        problems.add(format!("components[{index}].{field}"), message);
+    }
+    let name = component.name.clone();
+    let role = match component.r#type {
+        ComponentType::Compute => Role::Compute(compute(index, component, problems)),
+        ComponentType::Memory => Role::Memory(memory(index, &component, problems)),
+    };
+    Component { name, role }
+}
+
+fn compute(index: usize, component: ComponentDocument, problems: &mut Problems) -> Compute {
+    let at = |field: &str| format!("components[{index}].{field}");
+    let (package, function) = (component.package.unwrap_or_default(), component.function.unwrap_or_default());
+    for (field, value) in [("package", &package), ("function", &function)] {
+        if value.is_empty() {
+            problems.add(at(field), "a component of type compute needs this field");
+        } else if !(field == "package" && is_digest(value)) {
+            problems.check_name(at(field), value);
+        }
+    }
+    let parallelism = component.parallelism.unwrap_or(1);
+    problems.check_within(at("parallelism"), parallelism.into(), 1..=MAX_PARALLELISM.into());
+    let resources = component.resources.unwrap_or_default();
+    if let Some(pu) = &resources.pu {
+        problems.check_name(at("resources.pu"), pu);
+    }
+    if let Some(bytes) = resources.memory_bytes {
+        problems.check_within(at("resources.memory_bytes"), bytes, 1..=MAX_MEMORY_BYTES);
+    }
+    Compute {
+        package,
+        function,
+        is_entry: component.entry.unwrap_or_default(),
+        parallelism,
+        has_external_effects: component.external_effects.unwrap_or_default(),
+        resources,
+    }
+}
+
+fn memory(index: usize, component: &ComponentDocument, problems: &mut Problems) -> Memory {
+    let at = |field: &str| format!("components[{index}].{field}");
+    let given = [
+        ("initial_bytes", component.initial_bytes),
+        ("increment_bytes", component.increment_bytes),
+        ("limit_bytes", component.limit_bytes),
+    ];
+    let before = problems.0.len();
+    for (field, bytes) in given {
+        if let Some(bytes) = bytes {
+            problems.check_within(at(field), bytes, MIN_SEGMENT_BYTES..=MAX_MEMORY_BYTES);
+        }
+    }
+    let initial_bytes = component
+        .initial_bytes
+        .unwrap_or(DEFAULT_SEGMENT_BYTES.min(component.limit_bytes.unwrap_or(u64::MAX)));
+    let increment_bytes = component.increment_bytes.unwrap_or(DEFAULT_SEGMENT_BYTES);
+    let most_bytes = increment_bytes.saturating_mul(MAX_SEGMENTS - 1).saturating_add(initial_bytes);
+    let limit_bytes = component.limit_bytes.unwrap_or(most_bytes.min(MAX_MEMORY_BYTES));
+    if problems.0.len() == before {
+        if limit_bytes < initial_bytes {
+            let message = format!("{limit_bytes} is less than the initial size of {initial_bytes}");
+            problems.add(at("limit_bytes"), message);
+        }
+        if limit_bytes > most_bytes {
+            let message = format!(
+                "{limit_bytes} bytes would be more than {MAX_SEGMENTS} segments of {increment_bytes}: let it grow by more"
+            );
+            problems.add(at("increment_bytes"), message);
+        }
+    }
+    Memory { initial_bytes, increment_bytes, limit_bytes }
+}
+
+/// The edges of which both ends are there and of the right type.
+fn edges_of(
+    documents: &[EdgeDocument],
+    names: &HashMap<&str, usize>,
+    types: &[ComponentType],
+    problems: &mut Problems,
+) -> Vec<Edge> {
+    let (mut edges, mut seen) = (Vec::new(), HashMap::new());
+    for (index, document) in documents.iter().enumerate() {
+        let EdgeDocument { r#type, from, to, rights } = document;
+        let before = problems.0.len();
+        let end = |field: &str, name: &String, wanted: ComponentType, problems: &mut Problems| {
+            let at = format!("edges[{index}].{field}");
+            let found = names.get(name.as_str()).copied();
+            match found {
+                None => problems.add(at, format!("there is no component {name:?}")),
+                Some(found) if types[found] != wanted => {
+                    let (edge, is, wanted) = (r#type.name(), types[found].name(), wanted.name());
+                    problems.add(
+                        at,
+                        format!("{name:?} is of type {is}, and {edge} edges have one of type {wanted} here"),
+                    );
+                }
+                Some(_) => {}
+            }
+            found.unwrap_or_default()
+        };
+        let target = if *r#type == EdgeType::Access { ComponentType::Memory } else { ComponentType::Compute };
+        let from_index = end("from", from, ComponentType::Compute, problems);
+        let to_index = end("to", to, target, problems);
+        let relation = relation(index, *r#type, *rights, problems);
+        if problems.0.len() > before {
+            continue;
+        }
+        if from_index == to_index {
+            problems.add(format!("edges[{index}]"), format!("it leads from {from:?} to itself"));
+            continue;
+        }
+        // Messages go both ways.
+        let is_turned = *r#type == EdgeType::Message && from_index > to_index;
+        let ends = if is_turned { (to_index, from_index) } else { (from_index, to_index) };
+        if let Some(first) = seen.insert((*r#type, ends), index) {
+            problems.add(format!("edges[{index}]"), format!("it says the same as edges[{first}]"));
+        }
+        edges.push(Edge { from: from_index, to: to_index, relation });
+    }
+    edges
+}
+
+fn relation(index: usize, r#type: EdgeType, rights: Option<Rights>, problems: &mut Problems) -> Relation {
+    let at = format!("edges[{index}].rights");
+    match (r#type, rights) {
+        (EdgeType::Access, Some(rights)) => return Relation::Access(rights),
+        (EdgeType::Access, None) => problems.add(at, "an access edge needs this field: read or write"),
+        (_, Some(_)) => problems.add(at, format!("edges of type {} have no such field", r#type.name())),
+        (_, None) => {}
+    }
+    match r#type {
+        EdgeType::Trigger => Relation::Trigger,
+        EdgeType::Access => Relation::Access(Rights::Read),
+        EdgeType::Message => Relation::Message,
+    }
+}
+
+/// The graph as a whole, of which every part is good.
+struct Whole<'graph> {
+    graph: &'graph Graph,
+    /// For each component those that it triggers.
+    triggers: Vec<Vec<usize>>,
+}
+
+impl<'graph> Whole<'graph> {
+    fn new(graph: &'graph Graph) -> Whole<'graph> {
+        let mut triggers = vec![Vec::new(); graph.components.len()];
+        for edge in graph.edges.iter().filter(|edge| edge.relation == Relation::Trigger) {
+            triggers[edge.from].push(edge.to);
+        }
+        Whole { graph, triggers }
+    }
+
+    fn check(&self, problems: &mut Problems) {
+        if let Some(circle) = self.circle() {
+            let circle: Vec<&str> = circle.into_iter().map(|component| self.name(component)).collect();
+            return problems.add("edges", format!("triggers lead in a circle: {}", circle.join(" -> ")));
+        }
+        self.check_entry(problems);
+        self.check_memory(problems);
+        self.check_messages(problems);
+    }
+
+    fn name(&self, component: usize) -> &'graph str {
+        &self.graph.components[component].name
+    }
+
+    /// A circle of triggers, with its first component at both ends. Each component is left for good when all that it
+    /// triggers have been.
+    fn circle(&self) -> Option<Vec<usize>> {
+        #[derive(Clone, Copy, PartialEq)]
+        enum Seen {
+            Not,
+            OnTheWay,
+            Left,
+        }
+        let mut seen = vec![Seen::Not; self.triggers.len()];
+        for start in 0..self.triggers.len() {
+            let mut way: Vec<(usize, usize)> = Vec::new();
+            if seen[start] == Seen::Not {
+                seen[start] = Seen::OnTheWay;
+                way.push((start, 0));
+            }
+            while let Some((component, next)) = way.last_mut() {
+                let Some(&to) = self.triggers[*component].get(*next) else {
+                    seen[*component] = Seen::Left;
+                    way.pop();
+                    continue;
+                };
+                *next += 1;
+                match seen[to] {
+                    Seen::Not => {
+                        seen[to] = Seen::OnTheWay;
+                        way.push((to, 0));
+                    }
+                    Seen::OnTheWay => {
+                        let way = way.iter().map(|(component, _)| *component);
+                        return Some(way.skip_while(|component| *component != to).chain([to]).collect());
+                    }
+                    Seen::Left => {}
+                }
+            }
+        }
+        None
+    }
+
+    fn check_entry(&self, problems: &mut Problems) {
+        let is_entry =
+            |index: &usize| self.graph.components[*index].compute().is_some_and(|compute| compute.is_entry);
+        let entries: Vec<usize> = (0..self.graph.components.len()).filter(is_entry).collect();
+        let &[entry] = entries.as_slice() else {
+            let names: Vec<&str> = entries.iter().map(|&entry| self.name(entry)).collect();
+            let message = match names.as_slice() {
+                [] => "no component is the entry: let one have \"entry\": true".into(),
+                names => format!("{} are all the entry, and a graph has one", names.join(", ")),
+            };
+            return problems.add("components", message);
+        };
+        if let Some(edge) = self.graph.edges_to(entry).find(|edge| edge.relation == Relation::Trigger) {
+            let message =
+                format!("{:?} is the entry, and {:?} triggers it", self.name(entry), self.name(edge.from));
+            return problems.add(format!("components[{entry}].entry"), message);
+        }
+        let reached = self.reached_from(entry);
+        for (index, component) in self.graph.components.iter().enumerate() {
+            if component.compute().is_some() && !reached[index] {
+                let message = format!(
+                    "{:?} is never executed: no triggers lead to it from {:?}",
+                    component.name,
+                    self.name(entry)
+                );
+                problems.add(format!("components[{index}]"), message);
+            }
+        }
+    }
+
+    fn check_memory(&self, problems: &mut Problems) {
+        for (index, component) in self.graph.components.iter().enumerate() {
+            if component.memory().is_some() && self.graph.edges_to(index).next().is_none() {
+                let message = format!("{:?} is never accessed", component.name);
+                problems.add(format!("components[{index}]"), message);
+            }
+        }
+    }
+
+    /// Of two components that exchange messages, neither may start only when the other has ended.
+    fn check_messages(&self, problems: &mut Problems) {
+        let is_message = |(_, edge): &(usize, &Edge)| edge.relation == Relation::Message;
+        let mut reached: HashMap<usize, Vec<bool>> = HashMap::new();
+        for (index, edge) in self.graph.edges.iter().enumerate().filter(is_message) {
+            for (first, second) in [(edge.from, edge.to), (edge.to, edge.from)] {
+                if reached.entry(first).or_insert_with(|| self.reached_from(first))[second] {
+                    let message = format!(
+                        "{:?} starts when {:?} has ended: they cannot exchange messages",
+                        self.name(second),
+                        self.name(first)
+                    );
+                    problems.add(format!("edges[{index}]"), message);
+                }
+            }
+        }
+    }
+
+    /// Those that run because this one does, itself among them.
+    fn reached_from(&self, component: usize) -> Vec<bool> {
+        let mut reached = vec![false; self.triggers.len()];
+        let mut next = vec![component];
+        while let Some(component) = next.pop() {
+            if !std::mem::replace(&mut reached[component], true) {
+                next.extend(&self.triggers[component]);
+            }
+        }
+        reached
+    }
+}

@@ -1,0 +1,247 @@
+//! The JSON form of a graph: which fields there are, and of which type.
+//!
+//! A structure that serde derives is read from an array of its fields, too, where nothing says which is which: here every
+//! structure is an object.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::{
+    Component, Compute, Edge, Graph, Limits, MAX_DOCUMENT_BYTES, Memory, Problem, Relation, Resources,
+    Rights, Role, VERSION,
+};
+
+/// As it is written.
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Document {
+    pub(super) version: u32,
+    pub(super) name: String,
+    #[serde(deserialize_with = "objects")]
+    pub(super) components: Vec<ComponentDocument>,
+    #[serde(default, deserialize_with = "objects")]
+    pub(super) edges: Vec<EdgeDocument>,
+    #[serde(default, deserialize_with = "object")]
+    pub(super) limits: Limits,
+}
+
+/// A component of either type. A field of the other type is told as that, so there is one structure for both.
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ComponentDocument {
+    pub(super) name: String,
+    pub(super) r#type: ComponentType,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) entry: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) package: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) function: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) parallelism: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) external_effects: Option<bool>,
+    #[serde(default, deserialize_with = "optional_object", skip_serializing_if = "Option::is_none")]
+    pub(super) resources: Option<Resources>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) initial_bytes: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) increment_bytes: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) limit_bytes: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum ComponentType {
+    Compute,
+    Memory,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct EdgeDocument {
+    pub(super) r#type: EdgeType,
+    pub(super) from: String,
+    pub(super) to: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) rights: Option<Rights>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum EdgeType {
+    Trigger,
+    Access,
+    Message,
+}
+
+impl Document {
+    /// The first thing that is not of the form is told with its place, line and column.
+    pub(super) fn parse(json: &[u8]) -> Result<Document, Problem> {
+        let whole = |message| Problem { at: String::new(), message };
+        if json.len() > MAX_DOCUMENT_BYTES {
+            let message =
+                format!("the document has {} bytes, at most {MAX_DOCUMENT_BYTES} are taken", json.len());
+            return Err(whole(message));
+        }
+        let mut deserializer = serde_json::Deserializer::from_slice(json);
+        let Object(document) = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
+            let at = match error.path().to_string() {
+                whole if whole == "." => String::new(),
+                at => at,
+            };
+            Problem { at, message: error.into_inner().to_string() }
+        })?;
+        deserializer.end().map_err(|error| whole(error.to_string()))?;
+        Ok(document)
+    }
+
+    /// What would be read as this graph.
+    pub(super) fn of(graph: &Graph) -> Document {
+        let name = |index: usize| graph.components[index].name.clone();
+        Document {
+            version: VERSION,
+            name: graph.name.clone(),
+            components: graph.components.iter().map(ComponentDocument::of).collect(),
+            edges: graph.edges.iter().map(|edge| EdgeDocument::of(edge, name)).collect(),
+            limits: graph.limits.clone(),
+        }
+    }
+}
+
+impl ComponentDocument {
+    fn of(component: &Component) -> ComponentDocument {
+        let none = ComponentDocument {
+            name: component.name.clone(),
+            r#type: ComponentType::Compute,
+            entry: None,
+            package: None,
+            function: None,
+            parallelism: None,
+            external_effects: None,
+            resources: None,
+            initial_bytes: None,
+            increment_bytes: None,
+            limit_bytes: None,
+        };
+        match component.role.clone() {
+            Role::Compute(Compute {
+                package,
+                function,
+                is_entry,
+                parallelism,
+                has_external_effects,
+                resources,
+            }) => ComponentDocument {
+                entry: Some(is_entry),
+                package: Some(package),
+                function: Some(function),
+                parallelism: Some(parallelism),
+                external_effects: Some(has_external_effects),
+                resources: Some(resources),
+                ..none
+            },
+            Role::Memory(Memory { initial_bytes, increment_bytes, limit_bytes }) => ComponentDocument {
+                r#type: ComponentType::Memory,
+                initial_bytes: Some(initial_bytes),
+                increment_bytes: Some(increment_bytes),
+                limit_bytes: Some(limit_bytes),
+                ..none
+            },
+        }
+    }
+
+    /// The fields that are given and that only this type has.
+    pub(super) fn fields_of(&self, r#type: ComponentType) -> Vec<&'static str> {
+        let given = match r#type {
+            ComponentType::Compute => vec![
+                ("entry", self.entry.is_some()),
+                ("package", self.package.is_some()),
+                ("function", self.function.is_some()),
+                ("parallelism", self.parallelism.is_some()),
+                ("external_effects", self.external_effects.is_some()),
+                ("resources", self.resources.is_some()),
+            ],
+            ComponentType::Memory => vec![
+                ("initial_bytes", self.initial_bytes.is_some()),
+                ("increment_bytes", self.increment_bytes.is_some()),
+                ("limit_bytes", self.limit_bytes.is_some()),
+            ],
+        };
+        given.into_iter().filter(|(_, is_given)| *is_given).map(|(field, _)| field).collect()
+    }
+}
+
+impl EdgeDocument {
+    fn of(edge: &Edge, name: impl Fn(usize) -> String) -> EdgeDocument {
+        let (r#type, rights) = match edge.relation {
+            Relation::Trigger => (EdgeType::Trigger, None),
+            Relation::Access(rights) => (EdgeType::Access, Some(rights)),
+            Relation::Message => (EdgeType::Message, None),
+        };
+        EdgeDocument { r#type, from: name(edge.from), to: name(edge.to), rights }
+    }
+}
+
+impl ComponentType {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            ComponentType::Compute => "compute",
+            ComponentType::Memory => "memory",
+        }
+    }
+}
+
+impl EdgeType {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            EdgeType::Trigger => "trigger",
+            EdgeType::Access => "access",
+            EdgeType::Message => "message",
+        }
+    }
+}
+
+/// A structure that is written as an object.
+struct Object<T>(T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Object<T>, D::Error> {
+        struct Fields<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Object<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields)).map(Object)
+            }
+        }
+
+        deserializer.deserialize_map(Fields(PhantomData))
+    }
+}
+
+fn object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+    Object::deserialize(deserializer).map(|Object(value)| value)
+}
+
+fn optional_object<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    let value: Option<Object<T>> = Option::deserialize(deserializer)?;
+    Ok(value.map(|Object(value)| value))
+}
+
+fn objects<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+    let values: Vec<Object<T>> = Vec::deserialize(deserializer)?;
+    Ok(values.into_iter().map(|Object(value)| value).collect())
+}

@@ -1,0 +1,249 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+/// A graph of every kind of component and edge.
+fn document() -> Value {
+    json!({
+        "version": 1,
+        "name": "regression",
+        "components": [
+            { "name": "load", "type": "compute", "entry": true, "package": "lr", "function": "load" },
+            { "name": "train", "type": "compute", "package": "lr", "function": "train", "parallelism": 4,
+              "resources": { "pu": "cpu", "memory_bytes": 1 << 20 } },
+            { "name": "watch", "type": "compute", "package": format!("sha256:{}", "a".repeat(64)),
+              "function": "watch", "external_effects": true },
+            { "name": "samples", "type": "memory", "initial_bytes": 1 << 20, "increment_bytes": 1 << 16,
+              "limit_bytes": 1 << 30 },
+            { "name": "weights", "type": "memory" },
+        ],
+        "edges": [
+            { "type": "trigger", "from": "load", "to": "train" },
+            { "type": "trigger", "from": "load", "to": "watch" },
+            { "type": "message", "from": "train", "to": "watch" },
+            { "type": "access", "from": "load", "to": "samples", "rights": "write" },
+            { "type": "access", "from": "train", "to": "samples", "rights": "read" },
+            { "type": "access", "from": "train", "to": "weights", "rights": "write" },
+        ],
+        "limits": { "cores": 8, "memory_bytes": 1u64 << 32 },
+    })
+}
+
+fn parse(document: &Value) -> Result<Graph, Vec<Problem>> {
+    Graph::parse(document.to_string().as_bytes())
+}
+
+/// The document with one change, as a JSON pointer and what stands there then; nothing takes it away.
+fn changed(at: &str, value: Value) -> Value {
+    let mut document = document();
+    let (parent, field) = at.rsplit_once('/').unwrap();
+    match document.pointer_mut(parent).unwrap() {
+        Value::Array(items) if field == "-" => items.push(value),
+        Value::Array(items) if value.is_null() => drop(items.remove(field.parse().unwrap())),
+        Value::Array(items) => items[field.parse::<usize>().unwrap()] = value,
+        Value::Object(fields) if value.is_null() => drop(fields.remove(field).unwrap()),
+        Value::Object(fields) => drop(fields.insert(field.into(), value)),
+        other => panic!("{other} has no fields"),
+    }
+    document
+}
+
+fn edge(r#type: &str, from: &str, to: &str) -> Value {
+    json!({ "type": r#type, "from": from, "to": to })
+}
+
+#[test]
+fn a_document_says_what_a_graph_is_and_what_it_leaves_out_has_defaults() {
+    let graph = parse(&document()).unwrap();
+    assert_eq!((graph.name.as_str(), graph.entry()), ("regression", 0));
+    let load = graph.components[0].compute().unwrap();
+    assert_eq!((load.parallelism, load.has_external_effects, load.is_entry), (1, false, true));
+    let train = graph.components[1].compute().unwrap();
+    assert_eq!((train.parallelism, train.resources.memory_bytes), (4, Some(1 << 20)));
+    let weights = graph.components[4].memory().unwrap();
+    assert_eq!(
+        (weights.initial_bytes, weights.increment_bytes),
+        (DEFAULT_SEGMENT_BYTES, DEFAULT_SEGMENT_BYTES)
+    );
+    assert_eq!(weights.limit_bytes, DEFAULT_SEGMENT_BYTES * MAX_SEGMENTS);
+    assert_eq!(graph.edges[5], Edge { from: 1, to: 4, relation: Relation::Access(Rights::Write) });
+    assert_eq!((graph.edges_from(0).count(), graph.edges_to(3).count()), (3, 2));
+    assert_eq!(graph.limits, Limits { cores: Some(8), memory_bytes: Some(1 << 32) });
+}
+
+#[test]
+fn a_function_alone_is_a_graph() {
+    let component = json!({ "name": "f", "type": "compute", "entry": true, "package": "p", "function": "f" });
+    parse(&json!({ "version": 1, "name": "f", "components": [component] })).unwrap();
+}
+
+#[test]
+fn what_is_written_of_a_graph_is_read_as_the_same() {
+    let graph = parse(&document()).unwrap();
+    assert_eq!(Graph::parse(graph.to_json().as_bytes()).unwrap(), graph);
+}
+
+/// Each with where it is, and a part of what is said.
+#[test]
+fn what_is_wrong_is_told_with_its_place() {
+    let small = json!({ "name": "m", "type": "memory", "initial_bytes": 8192, "limit_bytes": 4096 });
+    let fine = json!({ "name": "m", "type": "memory", "increment_bytes": 4096, "limit_bytes": 1u64 << 40 });
+    for (at, value, place, said) in [
+        ("/version", json!(2), "version", "only version 1"),
+        ("/version", json!("1"), "version", "invalid type"),
+        ("/name", Value::Null, "", "missing field `name`"),
+        ("/name", json!(""), "name", "no name"),
+        ("/colour", json!("red"), "colour", "unknown field `colour`"),
+        ("/components", json!([]), "components", "there are 0"),
+        ("/components/0/name", json!("../load"), "components[0].name", "no name"),
+        ("/components/1/name", json!("load"), "components[1].name", "components[0] already"),
+        ("/components/0/type", json!("gpu"), "components[0].type", "expected `compute` or `memory`"),
+        ("/components/0/package", Value::Null, "components[0].package", "needs this field"),
+        ("/components/0/function", Value::Null, "components[0].function", "needs this field"),
+        ("/components/0/package", json!("a/b"), "components[0].package", "no name"),
+        ("/components/0/entry", Value::Null, "components", "no component is the entry"),
+        ("/components/1/entry", json!(true), "components", "load, train are all the entry"),
+        ("/components/1/parallelism", json!(0), "components[1].parallelism", "1 to 1024"),
+        ("/components/1/parallelism", json!(1025), "components[1].parallelism", "1 to 1024"),
+        ("/components/1/parallelism", json!(-1), "components[1].parallelism", "invalid value"),
+        (
+            "/components/1/resources/memory_bytes",
+            json!(u64::MAX),
+            "components[1].resources.memory_bytes",
+            "within",
+        ),
+        ("/components/1/resources/threads", json!(2), "components[1].resources.threads", "unknown field"),
+        (
+            "/components/1/initial_bytes",
+            json!(4096),
+            "components[1].initial_bytes",
+            "type compute has no such",
+        ),
+        ("/components/3/function", json!("f"), "components[3].function", "type memory has no such"),
+        ("/components/3/initial_bytes", json!(1), "components[3].initial_bytes", "4096 to"),
+        ("/components/3/limit_bytes", json!(1u64 << 51), "components[3].limit_bytes", "within"),
+        ("/components/3/limit_bytes", json!(1e30), "components[3].limit_bytes", "invalid type"),
+        ("/components/4", small, "components[4].limit_bytes", "less than the initial size"),
+        ("/components/4", fine, "components[4].increment_bytes", "65536 segments"),
+        ("/edges/0/to", json!("nobody"), "edges[0].to", "there is no component \"nobody\""),
+        ("/edges/0/from", json!("nobody"), "edges[0].from", "there is no component \"nobody\""),
+        ("/edges/0/to", json!("samples"), "edges[0].to", "\"samples\" is of type memory"),
+        ("/edges/3/from", json!("weights"), "edges[3].from", "\"weights\" is of type memory"),
+        ("/edges/3/to", json!("train"), "edges[3].to", "\"train\" is of type compute"),
+        ("/edges/3/rights", Value::Null, "edges[3].rights", "read or write"),
+        ("/edges/3/rights", json!("own"), "edges[3].rights", "unknown variant"),
+        ("/edges/0/rights", json!("read"), "edges[0].rights", "trigger have no such field"),
+        ("/edges/0/type", json!("calls"), "edges[0].type", "unknown variant"),
+        ("/edges/-", edge("trigger", "load", "train"), "edges[6]", "the same as edges[0]"),
+        ("/edges/-", edge("message", "watch", "train"), "edges[6]", "the same as edges[2]"),
+        ("/edges/-", edge("trigger", "load", "load"), "edges[6]", "to itself"),
+        ("/edges/-", edge("trigger", "train", "load"), "edges", "circle: load -> train -> load"),
+        (
+            "/edges/-",
+            edge("message", "load", "watch"),
+            "edges[6]",
+            "\"watch\" starts when \"load\" has ended",
+        ),
+        ("/edges/0", Value::Null, "components[1]", "\"train\" is never executed"),
+        ("/edges/5", Value::Null, "components[4]", "\"weights\" is never accessed"),
+        ("/limits/cores", json!(0), "limits.cores", "without a core"),
+        ("/limits/memory_bytes", json!(1), "limits.memory_bytes", "within"),
+        ("/limits/nodes", json!(1), "limits.nodes", "unknown field"),
+        ("/limits", json!([8, 1u64 << 32]), "limits", "expected an object"),
+        ("/edges/0", json!(["trigger", "load", "train", null]), "edges[0]", "expected an object"),
+        ("/components/0", json!(["load", "memory"]), "components[0]", "expected an object"),
+        ("/components/1/resources", json!(["cpu", 4096]), "components[1].resources", "expected an object"),
+    ] {
+        let problems = parse(&changed(at, value.clone())).expect_err(at);
+        let is_told = |problem: &Problem| problem.at == place && problem.message.contains(said);
+        assert!(problems.iter().any(is_told), "{at} = {value}: {problems:?}");
+    }
+}
+
+#[test]
+fn an_entry_that_is_triggered_by_what_never_runs_is_refused() {
+    let mut document = changed("/edges/-", edge("trigger", "idle", "load"));
+    let idle = json!({ "name": "idle", "type": "compute", "package": "p", "function": "f" });
+    document["components"].as_array_mut().unwrap().push(idle);
+    let problems = parse(&document).unwrap_err();
+    assert!(problems.iter().any(|problem| problem.at == "components[0].entry"), "{problems:?}");
+}
+
+#[test]
+fn all_that_is_wrong_is_told_at_once_and_within_bounds() {
+    let mut document = changed("/components/1/parallelism", json!(0));
+    document["limits"]["cores"] = json!(0);
+    document["edges"][0]["to"] = json!("nobody");
+    let places: Vec<String> = parse(&document).unwrap_err().into_iter().map(|problem| problem.at).collect();
+    assert_eq!(places, ["limits.cores", "edges[0].to", "components[1].parallelism"]);
+    document["edges"] = (0..1000).map(|_| edge("trigger", "nobody", "no.one")).collect();
+    assert_eq!(parse(&document).unwrap_err().len(), MAX_PROBLEMS);
+}
+
+#[test]
+fn what_is_too_large_is_refused_before_it_is_looked_at() {
+    let problems = Graph::parse(&vec![b' '; MAX_DOCUMENT_BYTES + 1]).unwrap_err();
+    assert!(problems[0].message.contains("at most 1048576"), "{problems:?}");
+    let mut document = document();
+    document["edges"] = (0..=MAX_EDGES).map(|_| edge("trigger", "a", "b")).collect();
+    assert_eq!(parse(&document).unwrap_err()[0].at, "edges");
+    let component = |n: usize| json!({ "name": format!("m{n}"), "type": "memory" });
+    document = changed("/components", (0..=MAX_COMPONENTS).map(component).collect());
+    assert_eq!(parse(&document).unwrap_err()[0].at, "components");
+}
+
+#[test]
+fn what_is_no_json_is_told_with_line_and_column() {
+    for (text, said) in [
+        ("", "EOF"),
+        ("{\n  \"version\": 1,,\n", "line 2 column 16"),
+        ("[]", "expected an object"),
+        ("{\"version\": 1, \"version\": 1}", "duplicate field"),
+        (&format!("{} {{}}", document()), "trailing characters"),
+        (&"[".repeat(100_000), "line 1"),
+    ] {
+        let problems = Graph::parse(text.as_bytes()).unwrap_err();
+        assert!(problems.len() == 1 && problems[0].to_string().contains(said), "{text:.40}: {problems:?}");
+    }
+    let all = error(&Graph::parse(b"{}").unwrap_err());
+    assert_eq!(all.code, Code::InvalidGraph);
+}
+
+#[test]
+fn a_long_circle_and_a_wide_graph_are_looked_at_in_time_that_grows_with_them() {
+    let name = |n: usize| format!("c{n}");
+    let component = |n: usize| json!({ "name": name(n), "type": "compute", "entry": n == 0, "package": "p", "function": "f" });
+    let components: Vec<Value> = (0..MAX_COMPONENTS).map(component).collect();
+    let chain = |n: usize| edge("trigger", &name(n), &name((n + 1) % MAX_COMPONENTS));
+    let document =
+        |edges: Vec<Value>| json!({ "version": 1, "name": "g", "components": components, "edges": edges });
+    parse(&document((0..MAX_COMPONENTS - 1).map(chain).collect())).unwrap();
+    let problems = parse(&document((0..MAX_COMPONENTS).map(chain).collect())).unwrap_err();
+    assert!(problems[0].message.contains("c1023 -> c0"), "{:.80}", problems[0].message);
+    // Each of sixteen layers triggers all of the next, and all exchange messages with those beside them.
+    let width = MAX_EDGES / MAX_COMPONENTS / 2;
+    let mut edges: Vec<Value> = (1..=width).map(|to| edge("trigger", &name(0), &name(to))).collect();
+    for from in 1..MAX_COMPONENTS {
+        let layer = (from - 1) / width;
+        let next = 1 + (layer + 1) * width;
+        edges.extend(
+            (next..(next + width).min(MAX_COMPONENTS)).map(|to| edge("trigger", &name(from), &name(to))),
+        );
+        edges.extend((from + 1..next.min(MAX_COMPONENTS)).map(|to| edge("message", &name(from), &name(to))));
+    }
+    parse(&document(edges)).unwrap();
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_are_trusted(at in 0usize..2000, value: u8, bytes: Vec<u8>) {
+        let mut json = document().to_string().into_bytes();
+        let at = at % json.len();
+        json[at] = value;
+        if let Ok(graph) = Graph::parse(&json) {
+            prop_assert_eq!(Graph::parse(graph.to_json().as_bytes()).unwrap(), graph);
+        }
+        let _ = Graph::parse(&bytes);
+    }
+}

@@ -1,0 +1,149 @@
+//! `sublet graph`: applications of more than one component.
+
+mod layout;
+mod svg;
+mod terminal;
+
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use sublet_proto::graph::{self, Component, Graph, MAX_DOCUMENT_BYTES, Problem, Role};
+use sublet_proto::{Code, Error};
+
+use super::output::{Output, print};
+use super::parse::show_bytes;
+
+/// Most edges that are drawn: nobody could read more, and where they cross least takes long to find.
+const MAX_DRAWN_EDGES: usize = 1024;
+
+const SCHEMA: &str = include_str!("../../../../docs/graph.schema.json");
+
+const EXAMPLES: &str = "\
+Examples:
+  sublet graph check app.json              all that is wrong with it, each with its place
+  sublet graph show app.json               a drawing of its components and how they are related
+  sublet graph show app.json --svg app.svg
+  sublet graph schema > graph.schema.json  the form, for editors and compilers
+
+A graph is a JSON document; docs/graphs.md says what is in it. - stands for standard input.";
+
+/// Look at applications of several components
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Say all that is wrong with a graph
+    Check {
+        /// The document, or - for standard input
+        file: PathBuf,
+    },
+    /// Draw a graph
+    Show {
+        /// The document, or - for standard input
+        file: PathBuf,
+
+        /// Draw it into this file instead, or - for standard output
+        #[arg(long, value_name = "FILE")]
+        svg: Option<PathBuf>,
+    },
+    /// Print the JSON schema of graphs
+    Schema,
+}
+
+/// What is said of a graph that is good.
+#[derive(Serialize)]
+struct Checked<'graph> {
+    name: &'graph str,
+    compute: usize,
+    memory: usize,
+    edges: usize,
+}
+
+/// Looks at a document.
+pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+    match &arguments.command {
+        Command::Check { file } => check(&read(file)?, output),
+        Command::Show { file, svg } => show(&read(file)?, svg.as_deref(), output),
+        Command::Schema => print(SCHEMA.trim_end()),
+    }
+}
+
+fn check(graph: &Graph, output: &Output) -> Result<(), Error> {
+    let memory = graph.components.iter().filter(|component| component.memory().is_some()).count();
+    let compute = graph.components.len() - memory;
+    let checked = Checked { name: &graph.name, compute, memory, edges: graph.edges.len() };
+    output.show(&checked, |checked| {
+        let Checked { name, compute, memory, edges } = checked;
+        format!("{name} is good: compute components {compute}, memory components {memory}, edges {edges}")
+    })
+}
+
+fn show(graph: &Graph, svg: Option<&Path>, output: &Output) -> Result<(), Error> {
+    if svg.is_none() && !output.is_for_people() {
+        return print(&graph.to_json());
+    }
+    if graph.edges.len() > MAX_DRAWN_EDGES {
+        let (name, edges) = (&graph.name, graph.edges.len());
+        let message =
+            format!("{name} has {edges} edges, at most {MAX_DRAWN_EDGES} are drawn; --json shows all of it");
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    match svg {
+        None => print(terminal::draw(graph).trim_end()),
+        Some(file) if is_standard(file) => print(svg::draw(graph).trim_end()),
+        Some(file) => fs::write(file, svg::draw(graph))
+            .map_err(|error| Error::new(Code::System, format!("cannot write {}: {error}", file.display()))),
+    }
+}
+
+fn read(file: &Path) -> Result<Graph, Error> {
+    let failed =
+        |error| Error::new(Code::InvalidArgument, format!("cannot read {}: {error}", file.display()));
+    let mut json = Vec::new();
+    // A byte more than is taken, so that what is too large is told as that.
+    let most = MAX_DOCUMENT_BYTES as u64 + 1;
+    if is_standard(file) {
+        std::io::stdin().take(most).read_to_end(&mut json).map_err(failed)?;
+    } else {
+        fs::File::open(file).and_then(|file| file.take(most).read_to_end(&mut json)).map_err(failed)?;
+    }
+    Graph::parse(&json).map_err(|problems| told(file, &problems))
+}
+
+/// One line for each of what is wrong.
+fn told(file: &Path, problems: &[Problem]) -> Error {
+    let lines: Vec<String> = problems.iter().map(|problem| format!("\n  {problem}")).collect();
+    Error::new(Code::InvalidGraph, format!("{} is no graph:{}", file.display(), lines.concat()))
+}
+
+fn is_standard(file: &Path) -> bool {
+    file == Path::new("-")
+}
+
+/// What stands in the box of a component: its name, and what it is.
+fn label(component: &Component) -> [String; 2] {
+    let name = &component.name;
+    match &component.role {
+        Role::Compute(compute) => {
+            let entry = if compute.is_entry { "* " } else { "" };
+            let times =
+                if compute.parallelism > 1 { format!(" x{}", compute.parallelism) } else { String::new() };
+            let package = match compute.package.strip_prefix("sha256:") {
+                Some(digest) => &digest[..12],
+                None => &compute.package,
+            };
+            [format!("{entry}{name}{times}"), format!("{package}/{}", compute.function)]
+        }
+        Role::Memory(graph::Memory { initial_bytes, increment_bytes, .. }) => {
+            [name.clone(), format!("{} + {}", show_bytes(*initial_bytes), show_bytes(*increment_bytes))]
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Where the components of a graph stand in a drawing: in layers, so that triggers and data flow downwards, with as few
+//! crossings as can be had cheaply. By dagre.
+
+use dagre::graph::{Graph as Layered, GraphOptions};
+use dagre::{EdgeLabel, LayoutOptions, NodeLabel, layout};
+use sublet_proto::graph::{Component, Edge, Graph, Relation, Rights};
+
+/// A place, in the drawing's unit, from its upper left corner.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Point {
+    pub(super) x: f64,
+    pub(super) y: f64,
+}
+
+/// Of what size boxes are, and how far apart.
+pub(super) struct Measures<'a> {
+    /// Width and height of a component's box.
+    pub(super) size: &'a dyn Fn(&Component) -> (f64, f64),
+    pub(super) between_boxes: f64,
+    pub(super) between_lines: f64,
+    pub(super) between_layers: f64,
+}
+
+/// Where everything is. Components and edges are in the graph's order.
+pub(super) struct Layout {
+    pub(super) width: f64,
+    pub(super) height: f64,
+    /// The centres of the boxes.
+    pub(super) boxes: Vec<Point>,
+    /// How each edge runs, from where it comes to where its arrow is.
+    pub(super) lines: Vec<Vec<Point>>,
+}
+
+/// Lays a graph out.
+pub(super) fn lay_out(graph: &Graph, measures: &Measures<'_>) -> Layout {
+    let options = GraphOptions { directed: true, ..GraphOptions::default() };
+    let mut layered: Layered<NodeLabel, EdgeLabel> = Layered::with_options(options);
+    for (index, component) in graph.components.iter().enumerate() {
+        let (width, height) = (measures.size)(component);
+        layered.set_node(index.to_string(), Some(NodeLabel { width, height, ..NodeLabel::default() }));
+    }
+    for edge in &graph.edges {
+        let (from, to) = flow(edge);
+        layered.set_edge(from.to_string(), to.to_string(), Some(EdgeLabel::default()), None);
+    }
+    let options = LayoutOptions {
+        nodesep: measures.between_boxes,
+        edgesep: measures.between_lines,
+        ranksep: measures.between_layers,
+        ..LayoutOptions::default()
+    };
+    layout(&mut layered, Some(options));
+    let boxes: Vec<Point> = (0..graph.components.len())
+        .map(|index| {
+            let place = layered.node(&index.to_string()).and_then(|node| Some((node.x?, node.y?)));
+            let (x, y) = place.unwrap_or_default();
+            Point { x, y }
+        })
+        .collect();
+    let lines = graph.edges.iter().map(|edge| {
+        let (from, to) = flow(edge);
+        let label = layered.edge(&from.to_string(), &to.to_string(), None);
+        let points = label.map(|label| label.points.as_slice()).unwrap_or_default();
+        points.iter().map(|point| Point { x: point.x, y: point.y }).collect()
+    });
+    let lines = lines.collect();
+    let (mut width, mut height) = (0.0f64, 0.0f64);
+    for (component, centre) in graph.components.iter().zip(&boxes) {
+        let (wide, high) = (measures.size)(component);
+        width = width.max(centre.x + wide / 2.0);
+        height = height.max(centre.y + high / 2.0);
+    }
+    Layout { width, height, boxes, lines }
+}
+
+/// In which direction an edge is drawn: as its data flow. What is only read comes from the memory.
+pub(super) fn flow(edge: &Edge) -> (usize, usize) {
+    match edge.relation {
+        Relation::Access(Rights::Read) => (edge.to, edge.from),
+        _ => (edge.from, edge.to),
+    }
+}

@@ -1,0 +1,187 @@
+//! `sublet graph`, as people and compilers use it.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::Write;
+use std::process::{Output, Stdio};
+
+use serde_json::{Value, json};
+use sublet::Code;
+use sublet_tests::platform::sublet;
+use sublet_tests::read;
+
+/// Runs `sublet graph` with this on its standard input.
+fn graph(arguments: &[&str], document: &str) -> Output {
+    let mut command = sublet();
+    command.arg("graph").args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    // Who needs no document does not read it.
+    let _ = child.stdin.take().unwrap().write_all(document.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+#[track_caller]
+fn said(arguments: &[&str], document: &str) -> String {
+    let output = graph(arguments, document);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The document that docs/graphs.md shows.
+fn documented() -> String {
+    let text = read("docs/graphs.md");
+    let (_, rest) = text.split_once("```json\n").unwrap();
+    rest.split_once("```").unwrap().0.to_owned()
+}
+
+#[test]
+fn the_documented_graph_is_good() {
+    let checked: Value = serde_json::from_str(&said(&["check", "-", "--json"], &documented())).unwrap();
+    assert_eq!(checked, json!({ "name": "regression", "compute": 3, "memory": 2, "edges": 7 }));
+    assert!(said(&["check", "-"], &documented()).contains("regression is good"));
+}
+
+#[test]
+fn what_is_wrong_is_told_with_its_place_and_a_stable_code() {
+    let document = documented()
+        .replace("\"to\": \"train\"", "\"to\": \"trian\"")
+        .replace(": 4,", ": 0,")
+        .replace(": 4 }", ": 0 }");
+    let output = graph(&["check", "-"], &document);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(Code::InvalidGraph.number() as i32), "{text}");
+    for line in [
+        "error[invalid_graph]: - is no graph:",
+        "  components[1].parallelism: 0 is not within 1 to 1024",
+        "  edges[0].to: there is no component \"trian\"",
+    ] {
+        assert!(text.lines().any(|told| told == line), "{line} is not in {text}");
+    }
+    let output = graph(&["check", "/nowhere/app.json"], "");
+    assert_eq!(output.status.code(), Some(Code::InvalidArgument.number() as i32));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("/nowhere/app.json"));
+}
+
+#[test]
+fn what_is_shown_as_json_has_all_defaults_and_is_the_same_graph() {
+    let shown = said(&["show", "-", "--json"], &documented());
+    let value: Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(value["components"][0]["parallelism"], 1);
+    assert_eq!(value["components"][4]["increment_bytes"], 16 << 20);
+    assert_eq!(said(&["show", "-", "--json"], &shown), shown);
+}
+
+#[test]
+fn a_drawing_has_every_component_and_an_arrow_for_every_edge() {
+    let drawn = said(&["show", "-"], &documented());
+    println!("{drawn}");
+    for name in ["* load", "train x4", "validate", "lr/train", "samples", "16 MiB + 4 MiB", "weights"] {
+        assert!(drawn.contains(name), "{name} is not in\n{drawn}");
+    }
+    let above_legend = drawn.rsplit_once("\n\n").unwrap().0;
+    assert_eq!(above_legend.matches(['▼', '▲']).count(), 7, "{drawn}");
+    let svg = said(&["show", "-", "--svg", "-"], &documented());
+    assert!(svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>"), "{svg}");
+    assert_eq!((svg.matches("<rect ").count(), svg.matches("marker-end=").count()), (5, 7), "{svg}");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("app.svg");
+    said(&["show", "-", "--svg", file.to_str().unwrap()], &documented());
+    assert_eq!(std::fs::read_to_string(&file).unwrap().trim_end(), svg.trim_end());
+}
+
+#[test]
+fn a_graph_of_many_components_is_drawn() {
+    let name = |n: usize| format!("c{n}");
+    let component = |n: usize| json!({ "name": name(n), "type": "compute", "entry": n == 0, "package": "p", "function": "f" });
+    let components: Vec<Value> = (0..200).map(component).collect();
+    let edge = |from: usize, to: usize| json!({ "type": "trigger", "from": name(from), "to": name(to) });
+    let edges: Vec<Value> =
+        (1..200).map(|n| edge((n - 1) / 3, n)).chain((100..200).map(|n| edge(n % 7, n))).collect();
+    let document =
+        json!({ "version": 1, "name": "wide", "components": components, "edges": edges }).to_string();
+    let drawn = said(&["show", "-"], &document);
+    assert!((0..200).all(|n| drawn.contains(&format!(" {} ", name(n)))), "{drawn}");
+    assert_eq!(said(&["show", "-", "--svg", "-"], &document).matches("<rect ").count(), 200);
+}
+
+#[test]
+fn what_has_too_many_edges_to_be_drawn_says_so_and_is_shown_as_json() {
+    let name = |n: usize| format!("c{n}");
+    let component = |n: usize| json!({ "name": name(n), "type": "compute", "entry": n == 0, "package": "p", "function": "f" });
+    let components: Vec<Value> = (0..50).map(component).collect();
+    let edges: Vec<Value> = (0..50)
+        .flat_map(|from| {
+            (from + 1..50).map(move |to| json!({ "type": "trigger", "from": name(from), "to": name(to) }))
+        })
+        .collect();
+    let document =
+        json!({ "version": 1, "name": "dense", "components": components, "edges": edges }).to_string();
+    for arguments in [&["show", "-"][..], &["show", "-", "--svg", "-"]] {
+        let output = graph(arguments, &document);
+        assert_eq!(output.status.code(), Some(Code::InvalidArgument.number() as i32));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("1225 edges"), "{output:?}");
+    }
+    assert!(said(&["show", "-", "--json"], &document).contains("c49"));
+}
+
+/// What a schema can say it says as `check` does.
+#[test]
+fn the_schema_takes_and_refuses_what_check_does() {
+    let schema: Value = serde_json::from_str(&said(&["schema"], "")).unwrap();
+    let schema = jsonschema::validator_for(&schema).unwrap();
+    let good: Value = serde_json::from_str(&documented()).unwrap();
+    assert!(
+        schema.is_valid(&good),
+        "{:?}",
+        schema.iter_errors(&good).map(|error| error.to_string()).collect::<Vec<_>>()
+    );
+    let defaults: Value = serde_json::from_str(&said(&["show", "-", "--json"], &documented())).unwrap();
+    assert!(schema.is_valid(&defaults));
+    for (at, value) in [
+        ("/version", json!(2)),
+        ("/name", json!(".hidden")),
+        ("/name", json!("a".repeat(65))),
+        ("/colour", json!("red")),
+        ("/components", json!([])),
+        ("/components/0/type", json!("gpu")),
+        ("/components/0/package", json!("a/b")),
+        ("/components/0/package", json!("sha256:0")),
+        ("/components/0/initial_bytes", json!(4096)),
+        ("/components/0/resources", json!({ "threads": 2 })),
+        ("/components/0/resources", json!({ "memory_bytes": 0 })),
+        ("/components/1/parallelism", json!(0)),
+        ("/components/1/parallelism", json!(1025)),
+        ("/components/1/parallelism", json!("4")),
+        ("/components/3/function", json!("f")),
+        ("/components/3/initial_bytes", json!(4095)),
+        ("/components/3/limit_bytes", json!((1u64 << 50) + 1)),
+        ("/edges/0/type", json!("calls")),
+        ("/edges/0/rights", json!("read")),
+        ("/edges/2/rights", json!("own")),
+        ("/limits", json!({ "cores": 0 })),
+        ("/limits", json!({ "memory_bytes": 1 })),
+        ("/limits", json!({ "nodes": 1 })),
+    ] {
+        let mut bad = good.clone();
+        let (parent, field) = at.rsplit_once('/').unwrap();
+        bad.pointer_mut(parent).unwrap()[field] = value;
+        assert!(!schema.is_valid(&bad), "the schema takes {at} of {bad}");
+        let output = graph(&["check", "-"], &bad.to_string());
+        assert_eq!(
+            output.status.code(),
+            Some(Code::InvalidGraph.number() as i32),
+            "check takes {at} of {bad}"
+        );
+    }
+    for (at, field) in
+        [("/components/0", "package"), ("/components/0", "function"), ("/edges/2", "rights"), ("", "name")]
+    {
+        let mut bad = good.clone();
+        bad.pointer_mut(at).unwrap().as_object_mut().unwrap().remove(field).unwrap();
+        assert!(!schema.is_valid(&bad), "the schema takes {at} without {field}");
+        assert!(
+            !graph(&["check", "-"], &bad.to_string()).status.success(),
+            "check takes {at} without {field}"
+        );
+    }
+}
