@@ -10,7 +10,7 @@ use pyo3::types::PyDict;
 use sublet::frames::{Head, SHARES_MEMORY};
 use sublet::{
     Access, Allocation, BillLine, BillRequest, CallOptions, Code, Error, FabricChoice, Function, Invocation,
-    Lease, Memory, Policy, Usage, own_host,
+    Lease, Policy, RegisteredMemory, Usage, own_host,
 };
 use sublet_python_buffers::{Use, View};
 
@@ -128,7 +128,7 @@ impl Invoker {
     /// arrays, or for others, who have copies of what they reach within their memory, and reach only the messages of their calls.
     fn another(&self, py: Python<'_>, is_near: bool) -> PyResult<Invoker> {
         let made = py.detach(|| {
-            let pool = if is_near { Pool::shared()?.clone() } else { Pool::of(Memory::new()?) };
+            let pool = if is_near { Pool::shared()?.clone() } else { Pool::of(RegisteredMemory::new()?) };
             Ok(Leased::of(self.read().another(pool.memory()), pool))
         });
         made.map_err(|error: Error| raised(py, &error))

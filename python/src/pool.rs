@@ -4,7 +4,7 @@ use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use sublet::{Buffer, Error, Memory};
+use sublet::{Buffer, Error, RegisteredMemory};
 
 use crate::kept::Kept;
 
@@ -24,7 +24,7 @@ pub type Paper = Arc<Page>;
 
 /// The memory of some invokers, and pieces of it that wait to be used again.
 pub struct Pool {
-    memory: Memory,
+    memory: RegisteredMemory,
     idle: Mutex<Idle>,
 }
 
@@ -37,7 +37,7 @@ struct Idle {
 
 impl Pool {
     /// One of this memory.
-    pub fn of(memory: Memory) -> Arc<Pool> {
+    pub fn of(memory: RegisteredMemory) -> Arc<Pool> {
         Arc::new(Pool { memory, idle: Mutex::default() })
     }
 
@@ -47,12 +47,12 @@ impl Pool {
         if let Some(pool) = SHARED.get() {
             return Ok(pool);
         }
-        let made = Pool::of(Memory::new()?);
+        let made = Pool::of(RegisteredMemory::new()?);
         Ok(SHARED.get_or_init(|| made))
     }
 
     /// Its memory.
-    pub fn memory(&self) -> &Memory {
+    pub fn memory(&self) -> &RegisteredMemory {
         &self.memory
     }
 

@@ -154,6 +154,7 @@ fn the_schema_takes_and_refuses_what_check_does() {
         ("/components/1/parallelism", json!("4")),
         ("/components/3/function", json!("f")),
         ("/components/3/initial_bytes", json!(4095)),
+        ("/components/3/initial_bytes", json!((1u64 << 40) + 1)),
         ("/components/3/limit_bytes", json!((1u64 << 50) + 1)),
         ("/edges/0/type", json!("calls")),
         ("/edges/0/rights", json!("read")),

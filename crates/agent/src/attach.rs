@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sublet_fabric::connection::Connection;
-use sublet_fabric::region::Region;
+use sublet_fabric::region::{PAGE_BYTES, Region, take_pages};
 use sublet_proto::package::is_digest;
 use sublet_proto::v1::{Attach, Lease, Ticket, WorkerOptions};
 use sublet_proto::{Code, Error};
@@ -12,6 +12,7 @@ use sublet_runtime::wire::InboxLayout;
 use sublet_runtime::wire::usage::UsageLayout;
 
 use crate::book::End;
+use crate::capacity::check_available;
 use crate::carrier::{self, Carrier};
 use crate::confirm::Confirmation;
 use crate::ledger::{Enrolled, Enrolment};
@@ -31,7 +32,7 @@ pub(crate) struct Attached {
     pub(crate) carrier: Option<Carrier>,
     /// Asked if the ticket is provisional: until it is answered, nothing is handed to the client.
     pub(crate) confirmation: Option<Confirmation>,
-    /// Shared by the client and the workers; the agent does not look into it.
+    /// Shared by the client and the workers, or, of a segment, all of its memory; the agent does not look into it.
     pub(crate) inbox: Region,
     pub(crate) meter: Arc<Meter>,
     pub(crate) end: Arc<EndRequest>,
@@ -87,16 +88,48 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
 fn hold(node: &Node, ticket: &Ticket, wanted_carrier: carrier::Wanted) -> Result<Holdings, Error> {
     let nothing = || Error::new(Code::PermissionDenied, "the ticket names no lease");
     let lease = ticket.lease.as_ref().ok_or_else(nothing)?;
-    let (options, inbox_bytes) = check_lease(lease)?;
+    let (options, inbox_bytes) = if lease.cores == 0 { check_segment(lease)? } else { check_lease(lease)? };
     let wanted = Wanted { cores: lease.cores, memory_bytes: lease.memory_bytes, shared: lease.shared };
     let reservation = node.pool.reserve(&wanted)?;
     let usage = UsageLayout::new(lease.cores, lease.functions);
     let meter = Arc::new(Meter::open(usage, node.calibration)?);
-    let inbox = Region::create("sublet-inbox", inbox_bytes)?;
+    let inbox = match lease.cores {
+        0 => segment(inbox_bytes)?,
+        _ => Region::create("sublet-inbox", inbox_bytes)?,
+    };
     let ask = || Confirmation::ask(node.managers.connect()?, &lease.id);
     let confirmation = ticket.provisional.then(ask).transpose()?;
     let carrier = wanted_carrier.carrier(&lease.id)?;
+    if carrier.is_some() && lease.cores == 0 {
+        let message = format!("the memory of segment {} is reached on its own machine alone", lease.id);
+        return Err(Error::new(Code::FabricUnavailable, message));
+    }
     Ok(Holdings { options, carrier, confirmation, inbox, meter, reservation })
+}
+
+/// Memory that is there: its pages are taken now, and count as the agent's, whoever writes them. What is not there is not
+/// lent, and no process is killed for writing what it has leased.
+fn segment(len_bytes: u64) -> Result<Region, Error> {
+    check_available(len_bytes)?;
+    let region = Region::create("sublet-segment", len_bytes)?;
+    take_pages(region.fd(), 0, len_bytes).map_err(|error| {
+        Error::new(
+            Code::InsufficientResources,
+            format!("the node does not have the memory that it lends: {error}"),
+        )
+    })?;
+    Ok(region)
+}
+
+/// As [`check_lease`], of memory alone: all of it is the client's.
+fn check_segment(lease: &Lease) -> Result<(WorkerOptions, u64), Error> {
+    let Lease { id, package, memory_bytes, .. } = lease;
+    if !package.is_empty() || *memory_bytes == 0 || !memory_bytes.is_multiple_of(PAGE_BYTES) {
+        let message =
+            format!("lease {id} of no cores is for package {package:?} and {memory_bytes} bytes of memory");
+        return Err(Error::new(Code::Protocol, message));
+    }
+    Ok((WorkerOptions::default(), *memory_bytes))
 }
 
 /// The manager's signature makes a lease genuine, not possible. Answers with the size of its inbox, too.
@@ -139,11 +172,32 @@ mod tests {
         let impossible = [
             (Lease { package: "../x".into(), ..lease() }, Code::Protocol),
             (Lease { options: None, ..lease() }, Code::Protocol),
-            (Lease { cores: 0, ..lease() }, Code::InvalidArgument),
             (Lease { memory_bytes: 4096, ..lease() }, Code::InsufficientResources),
         ];
         for (lease, code) in impossible {
             assert_eq!(check_lease(&lease).unwrap_err().code, code, "{lease:?}");
         }
+    }
+
+    #[test]
+    fn a_segment_is_memory_alone() {
+        let segment = Lease { package: String::new(), cores: 0, ..lease() };
+        assert_eq!(check_segment(&segment).unwrap().1, 1 << 20);
+        for impossible in [
+            Lease { package: lease().package, ..segment.clone() },
+            Lease { memory_bytes: 0, ..segment.clone() },
+            Lease { memory_bytes: 4097, ..segment.clone() },
+        ] {
+            assert_eq!(check_segment(&impossible).unwrap_err().code, Code::Protocol, "{impossible:?}");
+        }
+    }
+
+    #[test]
+    fn the_memory_of_a_segment_is_there_before_it_is_written() {
+        let region = super::segment(1 << 20).unwrap();
+        let taken = rustix::fs::fstat(region.fd()).unwrap().st_blocks * 512;
+        assert_eq!(taken, 1 << 20);
+        sublet_fabric::region::punch_hole(region.fd(), 0, 1 << 20).unwrap();
+        assert_eq!(rustix::fs::fstat(region.fd()).unwrap().st_blocks, 0);
     }
 }

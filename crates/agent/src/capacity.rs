@@ -9,6 +9,11 @@ use sublet_proto::{Code, Error};
 /// Where a container's memory limit stands, by version of the control groups.
 const MEMORY_LIMITS: [&str; 2] = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
 
+/// What the machine says of its memory.
+const MEMORY_INFO: &str = "/proc/meminfo";
+/// What a machine keeps when segments take their pages.
+const SPARE_BYTES: u64 = 64 << 20;
+
 /// Cores that workers of several leases share, beside those that are lent to one lease each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedCores {
@@ -92,6 +97,27 @@ pub(crate) fn memory_bytes(wanted: Option<u64>) -> Result<u64, Error> {
     }
 }
 
+/// That so much memory can be taken now without any process being killed for want of it: what is lent was there when the
+/// agent started, and other programs may have it meanwhile.
+pub(crate) fn check_available(len_bytes: u64) -> Result<(), Error> {
+    let available = fs::read_to_string(MEMORY_INFO).ok().and_then(|info| available_bytes(&info));
+    match available {
+        Some(available) if available < len_bytes.saturating_add(SPARE_BYTES) => {
+            let message = format!(
+                "{len_bytes} bytes of memory asked, the machine has {available} left, of which {SPARE_BYTES} are spared"
+            );
+            Err(Error::new(Code::NoCapacity, message))
+        }
+        // A kernel that does not say is believed.
+        _ => Ok(()),
+    }
+}
+
+fn available_bytes(info: &str) -> Option<u64> {
+    let kib = info.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?.trim().strip_suffix(" kB")?;
+    kib.parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// A number of bytes; there is none where the file says `max` or is not there.
 fn read_limit(path: &&str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
@@ -134,6 +160,17 @@ mod tests {
             let error = choose(vec![0; 1000], None, shared(cores, places)).unwrap_err();
             assert_eq!(error.code, Code::InvalidArgument, "{error}");
         }
+    }
+
+    #[test]
+    fn memory_that_is_not_there_now_is_not_taken() {
+        let info = "MemTotal:       24682592 kB\nMemFree:        18000000 kB\nMemAvailable:   21000000 kB\n";
+        assert_eq!(available_bytes(info), Some(21_000_000 * 1024));
+        assert_eq!(available_bytes("MemTotal: 1 kB\n"), None);
+        check_available(4096).unwrap();
+        let error = check_available(1 << 50).unwrap_err();
+        assert_eq!(error.code, Code::NoCapacity);
+        assert!(error.message.contains("1125899906842624"), "{error}");
     }
 
     #[test]

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use sublet_fabric::connection::Connection;
 use sublet_fabric::greeting::PULSE;
 use sublet_fabric::packet::PacketError;
+use sublet_fabric::region::punch_hole;
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 use tracing::{error, info};
@@ -55,6 +56,8 @@ const TELL_PATIENCE: Duration = Duration::from_secs(2);
 /// Watches over a lease until it has ended.
 pub(crate) fn supervise(node: &Node, socket: &Connection, held: Attached) {
     let idle_timeout = match held.lease.idle_timeout_ms {
+        // Memory is not called.
+        _ if held.lease.cores == 0 => None,
         0 => node.idle_timeout,
         own_ms => Some(Duration::from_millis(own_ms)),
     };
@@ -377,6 +380,12 @@ impl Supervisor<'_> {
             error!(lease = lease.id, %error, "the usage of the lease's last calls is lost");
         }
         let usage = meter.close().usage;
+        if lease.cores == 0
+            && let Err(error) = punch_hole(inbox.fd(), 0, inbox.len_bytes())
+        {
+            // Until nobody maps it any more.
+            error!(lease = lease.id, %error, "the memory of a segment is not free yet");
+        }
         drop((relay, inbox));
         if is_dead {
             drop(reservation)

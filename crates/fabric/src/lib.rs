@@ -45,6 +45,7 @@ pub mod sim;
 pub mod slot;
 #[cfg(not(loom))]
 mod socket;
+pub mod space;
 pub mod sync;
 #[cfg(not(loom))]
 pub mod tcp;

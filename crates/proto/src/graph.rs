@@ -42,8 +42,6 @@ pub const MAX_EDGES: usize = 16_384;
 pub const MAX_PARALLELISM: u32 = 1024;
 /// Largest memory component, and most memory of a compute component's instance, in bytes: a pebibyte.
 pub const MAX_MEMORY_BYTES: u64 = 1 << 50;
-/// Smallest segment, in bytes. What is asked is rounded up to pages of this size.
-pub const MIN_SEGMENT_BYTES: u64 = 4096;
 /// Most segments of a memory component that has its full size.
 pub const MAX_SEGMENTS: u64 = 65_536;
 /// How large a memory component is at first, and by how much it grows, if nothing is said.

@@ -42,6 +42,10 @@ pub mod limits {
     pub const MAX_SLOTS: u32 = 256;
     /// Bytes of one inbox slot: what a call's 32-bit size can say.
     pub const MAX_SLOT_BYTES: u64 = u32::MAX as u64;
+    /// Least memory of a segment, in bytes: a page, of which all are whole multiples.
+    pub const MIN_SEGMENT_BYTES: u64 = 4096;
+    /// Most memory of a segment, in bytes: a tebibyte.
+    pub const MAX_SEGMENT_BYTES: u64 = 1 << 40;
     /// Lease time, in milliseconds: a day.
     pub const MAX_TIMEOUT_MS: u64 = 24 * 60 * 60 * 1000;
 }

@@ -47,12 +47,12 @@ pub(crate) trait MapsRegions: Send + Sync {
 /// Registered memory of one or several invokers: what is allocated from it, the workers of all of them reach without
 /// copying. An invoker makes its own if it is not given one.
 #[derive(Clone)]
-pub struct Memory(pub(crate) Arc<Arena>);
+pub struct RegisteredMemory(pub(crate) Arc<Arena>);
 
-impl Memory {
+impl RegisteredMemory {
     /// A new one, which holds nothing.
-    pub fn new() -> Result<Memory, Error> {
-        Arena::new().map(Memory)
+    pub fn new() -> Result<RegisteredMemory, Error> {
+        Arena::new().map(RegisteredMemory)
     }
 
     /// As [`Invoker::buffer`](crate::Invoker::buffer), with or without an invoker.

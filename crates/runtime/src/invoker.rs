@@ -14,13 +14,14 @@ mod held;
 pub use allocation::{Allocation, Policy};
 
 use crate::access::Access;
-use crate::arena::{Buffer, Memory};
+use crate::arena::{Buffer, RegisteredMemory};
 use crate::deploy::read_package;
 use crate::fabrics::FabricChoice;
 use crate::invocation::Invocation;
 use crate::lease::Call;
 use crate::lease::link::{ColdStart, Notice};
 use crate::manager::ManagerClient;
+use crate::memory::{Memory, MemoryPlan};
 use allocation::milliseconds;
 use held::Held;
 
@@ -98,7 +99,7 @@ impl CallOptions {
 /// ```
 pub struct Invoker {
     manager: Arc<ManagerClient>,
-    memory: Memory,
+    memory: RegisteredMemory,
     held: Option<Held>,
 }
 
@@ -190,18 +191,43 @@ impl Invoker {
     /// # Errors
     /// `manager_unreachable` if none of them answers, `unauthenticated` if the token is worth nothing.
     pub fn connect_with(access: Access) -> Result<Invoker, Error> {
-        Invoker::connect_with_memory(access, &Memory::new()?)
+        Invoker::connect_with_memory(access, &RegisteredMemory::new()?)
     }
 
     /// The same with memory that other invokers may have, too.
-    pub fn connect_with_memory(access: Access, memory: &Memory) -> Result<Invoker, Error> {
+    pub fn connect_with_memory(access: Access, memory: &RegisteredMemory) -> Result<Invoker, Error> {
         let manager = Arc::new(ManagerClient::connect_with(access)?);
         Ok(Invoker { manager, memory: memory.clone(), held: None })
     }
 
     /// Another invoker with the same connection, which holds nothing yet; with this memory.
-    pub fn another(&self, memory: &Memory) -> Invoker {
+    pub fn another(&self, memory: &RegisteredMemory) -> Invoker {
         Invoker { manager: self.manager.clone(), memory: memory.clone(), held: None }
+    }
+
+    /// A memory component, which leases nothing before it is written.
+    ///
+    /// # Errors
+    /// `invalid_argument` for sizes that no segment has.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), sublet_proto::Error> {
+    /// use sublet_runtime::{Invoker, MemoryPlan};
+    ///
+    /// let invoker = Invoker::connect()?;
+    /// let mut memory = invoker.memory(MemoryPlan::new().initial_bytes(1 << 20).increment_bytes(4 << 20))?;
+    /// memory.write(0, &[7; 3 << 20])?;
+    /// let mut byte = [0];
+    /// memory.read((3 << 20) - 1, &mut byte)?;
+    /// memory.resize(1 << 20)?;
+    /// for lease in memory.release()? {
+    ///     println!("{} bytes on {}: {:?}", lease.memory_bytes, lease.node, lease.usage);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn memory(&self, plan: MemoryPlan) -> Result<Memory, Error> {
+        Memory::new(self.manager.clone(), plan)
     }
 
     /// Leases all of the cores asked, on as many nodes as that takes, and starts their workers, which then wait as

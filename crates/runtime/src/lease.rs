@@ -32,7 +32,7 @@ use carrier::Carrier;
 use crew::Crew;
 use records::Records;
 
-mod agent;
+pub(crate) mod agent;
 pub(crate) mod alarm;
 pub(crate) mod attach;
 mod carrier;

@@ -48,7 +48,12 @@ impl Supervisor<'_> {
 
     pub(super) fn begin_start(&mut self) {
         let requested_ns = monotonic_ns();
-        let Lease { package, build, .. } = &self.held.lease;
+        let Lease { id, package, build, cores, .. } = &self.held.lease;
+        if *cores == 0 {
+            let message = format!("lease {id} is a segment: it has memory, and no cores");
+            self.start = Start::Over(Err(Error::new(Code::InvalidArgument, message)));
+            return;
+        }
         let begun = self.node.packages.at_hand(package, *build).and_then(|runnable| match runnable {
             Some(runnable) if self.node.kernels.are_at_hand(&runnable) => {
                 Ok(Start::Over(self.start_worker(runnable, requested_ns)))

@@ -28,7 +28,7 @@ impl Core {
             Err(error) => error,
         };
         // Where there is no node at all, of a manager that has just started or whose nodes are being drained, one may come.
-        let may_come = refused.code == Code::NoCapacity || !self.nodes.classes.has_nodes(&request);
+        let may_come = refused.code == Code::NoCapacity || !self.nodes.has_any_for(&request);
         let may_wait = may_come && request.wait_ms > 0;
         let until_ms = now_ms.saturating_add(request.wait_ms);
         let error = if may_wait { self.waiting.push(request, until_ms).err() } else { Some(refused) };

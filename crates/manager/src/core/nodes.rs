@@ -8,8 +8,10 @@ use sublet_proto::v1::{self, NodeDescription, NodeInfo, NodeNetwork};
 use sublet_proto::{Code, Error};
 
 use super::ids::{ClassKey, InstanceId, NodeKey};
-use super::placement::{Classes, MAX_CLASSES};
+use super::messages::Request;
+use super::placement::{Classes, MAX_CLASSES, Place, Ranked};
 use super::seats::{MAX_SEATS, Seat, Seats};
+use super::segments;
 use super::{SILENCE_TICKS, TICK_MS};
 
 /// Most nodes of one manager.
@@ -136,8 +138,10 @@ pub struct Node {
     /// How many of them are attached, and how many are granted and not attached.
     pub(super) attached: u32,
     pub(super) unattached: u32,
-    /// Where it stands among the others.
+    /// Where it stands among the others: by its cores,
     pub(super) seats: Seats,
+    /// and by its memory.
+    pub(super) by_memory: Option<Place>,
 }
 
 impl Node {
@@ -196,6 +200,8 @@ pub(super) struct Nodes {
     unused: Vec<u32>,
     by_name: HashMap<Arc<str>, NodeKey>,
     pub(super) classes: Classes,
+    /// Those that take leases, by the memory that is free.
+    pub(super) by_memory: Ranked,
 }
 
 impl Nodes {
@@ -205,6 +211,7 @@ impl Nodes {
             unused: Vec::new(),
             by_name: HashMap::default(),
             classes: Classes::new(prices),
+            by_memory: Ranked::default(),
         }
     }
 
@@ -295,6 +302,7 @@ impl Nodes {
             attached: 0,
             unattached: 0,
             seats: Seats::default(),
+            by_memory: None,
         };
         let key = self.unused.pop().unwrap_or(self.slots.len() as u32);
         if key as usize == self.slots.len() {
@@ -310,6 +318,39 @@ impl Nodes {
         let Some(node) = self.slots.get_mut(key.0 as usize).and_then(Option::as_mut) else { return };
         change(node);
         (0..MAX_SEATS).for_each(|seat| self.seat(key, seat));
+        self.rank_memory(key);
+    }
+
+    /// Whether any node takes leases of such a kind, full or not.
+    pub(super) fn has_any_for(&self, request: &Request) -> bool {
+        match request.terms.workers {
+            0 => self.iter().any(|(_, node)| node.takes_leases() && node.capacity.memory_bytes > 0),
+            _ => self.classes.has_nodes(request),
+        }
+    }
+
+    /// Puts a node where it belongs by its memory.
+    fn rank_memory(&mut self, key: NodeKey) {
+        let Some(node) = self.get(key) else { return };
+        let rank = if node.takes_leases() { segments::rank(node.free().memory_bytes) } else { None };
+        self.move_by_memory(key, rank);
+    }
+
+    fn move_by_memory(&mut self, key: NodeKey, rank: Option<u32>) {
+        let Some(place) = self.get(key).map(|node| node.by_memory) else { return };
+        if place.map(|place| place.rank) == rank {
+            return;
+        }
+        let moved = place.and_then(|place| self.by_memory.remove(place).map(|other| (other, place)));
+        if let Some((other, place)) = moved
+            && let Some(other) = self.get_mut(other)
+        {
+            other.by_memory = Some(place);
+        }
+        let new = rank.map(|rank| self.by_memory.insert(rank, key));
+        if let Some(node) = self.get_mut(key) {
+            node.by_memory = new;
+        }
     }
 
     /// Puts a node where it belongs in one of its classes.
@@ -333,6 +374,7 @@ impl Nodes {
     }
 
     fn unrank(&mut self, key: NodeKey) {
+        self.move_by_memory(key, None);
         for seat in 0..MAX_SEATS {
             let Some(seat) = self.get_mut(key).and_then(|node| node.seats.at(seat)) else { continue };
             let (class, counted) = (seat.class, std::mem::take(&mut seat.counted));
@@ -378,6 +420,23 @@ impl Nodes {
         }
         lost.into_iter().for_each(|key| self.change(key, |_| ()));
         forgotten
+    }
+
+    /// That every node stands where it belongs by its memory, and nowhere else.
+    #[cfg(test)]
+    pub(super) fn check_memory(&self) {
+        let mut count = 0;
+        for (key, node) in self.iter() {
+            let rank = if node.takes_leases() { segments::rank(node.free().memory_bytes) } else { None };
+            assert_eq!(node.by_memory.map(|place| place.rank), rank, "{}", node.name);
+            assert!(
+                node.by_memory.is_none_or(|place| self.by_memory.at(place) == Some(key)),
+                "{}",
+                node.name
+            );
+            count += usize::from(rank.is_some());
+        }
+        assert_eq!(self.by_memory.len(), count);
     }
 
     /// Forgets a node that has no leases.

@@ -19,6 +19,7 @@ use super::chance::Chance;
 use super::ids::{ClassKey, NodeKey};
 use super::messages::Request;
 use super::nodes::{Amount, Nodes};
+use super::segments;
 use super::terms::Terms;
 
 /// Most kinds of nodes and devices, which are looked through for each request.
@@ -36,12 +37,18 @@ pub(super) struct Place {
     index: u32,
 }
 
-/// Nodes by how many workers they have room for.
+/// Nodes by a rank that each of them has.
 #[derive(Debug, Default)]
-pub(super) struct Ranks {
+pub(super) struct Ranked {
     nodes: Vec<Vec<NodeKey>>,
     /// A bit for each rank that has nodes.
     occupied: Vec<u64>,
+}
+
+/// Nodes by how many workers they have room for.
+#[derive(Debug, Default)]
+pub(super) struct Ranks {
+    nodes: Ranked,
     /// Room for so many workers on all of them,
     free: u64,
     /// of so many that those nodes, and the full ones, have.
@@ -53,15 +60,14 @@ pub(super) struct Ranks {
 
 impl Ranks {
     pub(super) fn insert(&mut self, rank: u32, node: NodeKey) -> Place {
-        let at = rank as usize;
-        if self.nodes.len() <= at {
-            self.nodes.resize_with(at + 1, Vec::new);
-            self.occupied.resize(at / WORD_BITS + 1, 0);
-        }
-        self.occupied[at / WORD_BITS] |= 1 << (at % WORD_BITS);
-        self.nodes[at].push(node);
         self.free += u64::from(rank);
-        Place { rank, index: (self.nodes[at].len() - 1) as u32 }
+        self.nodes.insert(rank, node)
+    }
+
+    /// Takes a node out; another one may have come to its place.
+    pub(super) fn remove(&mut self, place: Place) -> Option<NodeKey> {
+        self.free -= u64::from(place.rank);
+        self.nodes.remove(place)
     }
 
     /// A node that counted with so many workers now counts with others.
@@ -80,17 +86,56 @@ impl Ranks {
             && one_node
             && terms.memory_of(1) <= self.most_memory_bytes
     }
+}
+
+impl Ranked {
+    pub(super) fn insert(&mut self, rank: u32, node: NodeKey) -> Place {
+        let at = rank as usize;
+        if self.nodes.len() <= at {
+            self.nodes.resize_with(at + 1, Vec::new);
+            self.occupied.resize(at / WORD_BITS + 1, 0);
+        }
+        self.occupied[at / WORD_BITS] |= 1 << (at % WORD_BITS);
+        self.nodes[at].push(node);
+        Place { rank, index: (self.nodes[at].len() - 1) as u32 }
+    }
 
     /// Takes a node out; another one may have come to its place.
     pub(super) fn remove(&mut self, place: Place) -> Option<NodeKey> {
         let rank = place.rank as usize;
         let nodes = self.nodes.get_mut(rank)?;
         nodes.swap_remove(place.index as usize);
-        self.free -= u64::from(place.rank);
         if nodes.is_empty() {
             self.occupied[rank / WORD_BITS] &= !(1 << (rank % WORD_BITS));
         }
         nodes.get(place.index as usize).copied()
+    }
+
+    #[cfg(test)]
+    pub(super) fn at(&self, place: Place) -> Option<NodeKey> {
+        self.nodes.get(place.rank as usize)?.get(place.index as usize).copied()
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.nodes.iter().map(Vec::len).sum()
+    }
+
+    /// The first node that fits of the lowest rank, from this one upwards, that has one. Which one of that rank is chance.
+    pub(super) fn first_fit(
+        &self,
+        from: u32,
+        chance: &mut Chance,
+        fits: impl Fn(NodeKey) -> bool,
+    ) -> Option<NodeKey> {
+        for rank in self.upwards(from) {
+            let first = chance.below(rank.len());
+            let (after, before) = (rank[first..].iter(), rank[..first].iter());
+            if let Some(&node) = after.chain(before).take(LOOKS_PER_RANK).find(|node| fits(**node)) {
+                return Some(node);
+            }
+        }
+        None
     }
 
     /// Ranks with nodes, from this one upwards.
@@ -270,6 +315,9 @@ pub(super) fn place(
     request: &Request,
     chance: &mut Chance,
 ) -> Result<(Choice, Vec<Part>), Error> {
+    if request.terms.workers == 0 {
+        return segments::place(nodes, &request.terms, chance).map(|(choice, part)| (choice, vec![part]));
+    }
     let (choice, parts) = place_together(nodes, request, chance)?;
     let is_single =
         request.package.builds.get(choice.build as usize).is_some_and(|build| is_python(&build.architecture));
@@ -369,16 +417,9 @@ fn amount(terms: &Terms, workers: u32) -> Amount {
 
 fn on_one_node(nodes: &Nodes, class: ClassKey, terms: &Terms, chance: &mut Chance) -> Option<Part> {
     let amount = amount(terms, terms.workers);
-    let fits =
-        |node: &NodeKey| nodes.get(*node).is_some_and(|node| node.free().memory_bytes >= amount.memory_bytes);
-    for rank in nodes.classes.ranked(class, terms.shared).upwards(terms.workers) {
-        let first = chance.below(rank.len());
-        let (after, before) = (rank[first..].iter(), rank[..first].iter());
-        if let Some(&node) = after.chain(before).take(LOOKS_PER_RANK).find(|node| fits(node)) {
-            return Some(Part { node, amount });
-        }
-    }
-    None
+    let fits = |node| nodes.get(node).is_some_and(|node| node.free().memory_bytes >= amount.memory_bytes);
+    let ranks = nodes.classes.ranked(class, terms.shared);
+    ranks.nodes.first_fit(terms.workers, chance, fits).map(|node| Part { node, amount })
 }
 
 /// The fewest nodes: those with most room first.
@@ -388,7 +429,7 @@ fn on_several_nodes(nodes: &Nodes, class: ClassKey, terms: &Terms) -> Option<Vec
     if u64::from(left) > nodes.classes.ranked(class, terms.shared).free {
         return None;
     }
-    for node in nodes.classes.ranked(class, terms.shared).downwards() {
+    for node in nodes.classes.ranked(class, terms.shared).nodes.downwards() {
         if left == 0 || parts.len() == most {
             break;
         }

@@ -47,6 +47,11 @@ impl Seats {
         }
     }
 
+    /// The class of the node itself.
+    pub(super) fn own(&self) -> Option<ClassKey> {
+        self.0[0].map(|seat| seat.class)
+    }
+
     pub(super) fn has(&self, class: ClassKey) -> bool {
         self.0.iter().flatten().any(|seat| seat.class == class)
     }

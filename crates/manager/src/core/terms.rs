@@ -1,7 +1,7 @@
 //! What a request for a lease means: defaults filled in, limits checked.
 
 use sublet_proto::inbox::InboxShape;
-use sublet_proto::limits::{MAX_CORES, MAX_TIMEOUT_MS};
+use sublet_proto::limits::{MAX_CORES, MAX_SEGMENT_BYTES, MAX_TIMEOUT_MS, MIN_SEGMENT_BYTES};
 use sublet_proto::v1::{LeaseRequest, Price, WorkerOptions};
 use sublet_proto::{ALWAYS_HOT_NS, Code, Error};
 
@@ -20,7 +20,7 @@ pub const MAX_WAIT_MS: u64 = 10 * 60 * 1000;
 /// What the leases of a request will have, all of them together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Terms {
-    /// Workers, each on a core of its own or on a place of a shared one.
+    /// Workers, each on a core of its own or on a place of a shared one. None: a segment, which is memory alone.
     pub workers: u32,
     /// Whether the workers share cores with those of other leases.
     pub shared: bool,
@@ -50,6 +50,9 @@ impl Terms {
     /// # Errors
     /// `invalid_argument` with the limit for what no lease can have.
     pub fn of(asked: &LeaseRequest) -> Result<Terms, Error> {
+        if is_segment(asked) {
+            return Terms::of_segment(asked);
+        }
         let options = asked.options.unwrap_or(DEFAULT_OPTIONS);
         let one_node = if asked.max_nodes == 1 { MAX_CORES } else { MAX_WORKERS };
         within("cores", asked.cores.into(), 1, one_node.into())?;
@@ -74,11 +77,35 @@ impl Terms {
         })
     }
 
+    fn of_segment(asked: &LeaseRequest) -> Result<Terms, Error> {
+        within("bytes of memory", asked.memory_bytes, MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES)?;
+        within("ms of lease time", asked.timeout_ms, 0, MAX_TIMEOUT_MS)?;
+        within("ms of waiting", asked.wait_ms, 0, MAX_WAIT_MS)?;
+        if asked.shared || !asked.pu.is_empty() || asked.idle_timeout_ms != 0 {
+            let message = "a segment has no workers: it is on no kind of processing unit, shares no cores, and is never idle";
+            return Err(Error::new(Code::InvalidArgument, message));
+        }
+        Ok(Terms {
+            workers: 0,
+            shared: false,
+            memory_bytes: asked.memory_bytes.next_multiple_of(MIN_SEGMENT_BYTES),
+            timeout_ms: timeout_ms(asked.timeout_ms),
+            idle_timeout_ms: 0,
+            options: DEFAULT_OPTIONS,
+            max_nodes: 1,
+        })
+    }
+
     /// The share of so many of the workers in the memory, rounded up.
     pub(super) fn memory_of(&self, workers: u32) -> u64 {
         let share = u128::from(self.memory_bytes) * u128::from(workers);
         u64::try_from(share.div_ceil(u128::from(self.workers.max(1)))).unwrap_or(u64::MAX)
     }
+}
+
+/// Whether memory alone is asked.
+pub(crate) fn is_segment(asked: &LeaseRequest) -> bool {
+    asked.cores == 0 && asked.package.is_empty()
 }
 
 /// The lease time that a client asks for, within its limits.
@@ -147,9 +174,27 @@ mod tests {
     }
 
     #[test]
+    fn a_segment_is_whole_pages_and_has_nothing_that_workers_have() {
+        let segment = |memory_bytes| LeaseRequest { memory_bytes, ..LeaseRequest::default() };
+        let terms = Terms::of(&segment(5000)).unwrap();
+        assert_eq!((terms.workers, terms.memory_bytes, terms.max_nodes), (0, 8192, 1));
+        assert!(message(&segment(0)).contains("0 bytes of memory asked, a lease has 4096 to"));
+        assert!(message(&segment((1 << 40) + 1)).contains("a lease has 4096 to"));
+        assert!(message(&LeaseRequest { timeout_ms: u64::MAX, ..segment(4096) }).contains("lease time"));
+        for other in [
+            LeaseRequest { shared: true, ..segment(4096) },
+            LeaseRequest { pu: "cpu".into(), ..segment(4096) },
+            LeaseRequest { idle_timeout_ms: 1, ..segment(4096) },
+        ] {
+            assert!(message(&other).contains("no workers"), "{other:?}");
+        }
+    }
+
+    #[test]
     fn what_no_lease_can_have_is_refused_with_the_limit() {
         let options = |slots, slot_bytes| Some(WorkerOptions { slots, slot_bytes, hot_timeout_ns: 0 });
-        assert!(message(&LeaseRequest { cores: 0, ..asked() }).contains("0 cores asked"));
+        let without_cores = LeaseRequest { cores: 0, package: "p".into(), ..asked() };
+        assert!(message(&without_cores).contains("0 cores asked"));
         assert!(message(&LeaseRequest { cores: MAX_WORKERS + 1, ..asked() }).contains("1 to 65536"));
         assert!(message(&LeaseRequest { cores: 1025, max_nodes: 1, ..asked() }).contains("1 to 1024"));
         assert!(message(&LeaseRequest { options: options(0, 1), ..asked() }).contains("slots: 0"));

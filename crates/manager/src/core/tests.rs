@@ -2,6 +2,7 @@
 
 mod choices;
 mod moved;
+mod segments;
 mod stories;
 
 use std::collections::BTreeSet;

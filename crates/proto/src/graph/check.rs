@@ -7,9 +7,10 @@ use std::ops::RangeInclusive;
 use super::document::{ComponentDocument, ComponentType, Document, EdgeDocument, EdgeType};
 use super::{
     Component, Compute, DEFAULT_SEGMENT_BYTES, Edge, Graph, Limits, MAX_COMPONENTS, MAX_EDGES,
-    MAX_MEMORY_BYTES, MAX_PARALLELISM, MAX_PROBLEMS, MAX_SEGMENTS, MIN_SEGMENT_BYTES, Memory, Problem,
-    Relation, Rights, Role, VERSION,
+    MAX_MEMORY_BYTES, MAX_PARALLELISM, MAX_PROBLEMS, MAX_SEGMENTS, Memory, Problem, Relation, Rights, Role,
+    VERSION,
 };
+use crate::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
 use crate::package::{MAX_NAME_BYTES, is_digest, is_name};
 
 /// All that is wrong so far.
@@ -149,8 +150,9 @@ fn memory(index: usize, component: &ComponentDocument, problems: &mut Problems) 
     ];
     let before = problems.0.len();
     for (field, bytes) in given {
+        let most = if field == "limit_bytes" { MAX_MEMORY_BYTES } else { MAX_SEGMENT_BYTES };
         if let Some(bytes) = bytes {
-            problems.check_within(at(field), bytes, MIN_SEGMENT_BYTES..=MAX_MEMORY_BYTES);
+            problems.check_within(at(field), bytes, MIN_SEGMENT_BYTES..=most);
         }
     }
     let initial_bytes = component

@@ -122,6 +122,7 @@ fn what_is_wrong_is_told_with_its_place() {
         ),
         ("/components/3/function", json!("f"), "components[3].function", "type memory has no such"),
         ("/components/3/initial_bytes", json!(1), "components[3].initial_bytes", "4096 to"),
+        ("/components/3/increment_bytes", json!((1u64 << 40) + 1), "components[3].increment_bytes", "within"),
         ("/components/3/limit_bytes", json!(1u64 << 51), "components[3].limit_bytes", "within"),
         ("/components/3/limit_bytes", json!(1e30), "components[3].limit_bytes", "invalid type"),
         ("/components/4", small, "components[4].limit_bytes", "less than the initial size"),

@@ -12,7 +12,7 @@ use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
 use super::Allocation;
-use crate::arena::Memory;
+use crate::arena::RegisteredMemory;
 use crate::fabrics::Here;
 use crate::lease::attach::{Attaching, Household};
 use crate::lease::dispatch::{LOOKS, no_such_worker};
@@ -40,7 +40,7 @@ impl Held {
     /// Leases what an allocation says.
     pub(super) fn take(
         manager: &ManagerClient,
-        memory: &Memory,
+        memory: &RegisteredMemory,
         allocation: Allocation,
     ) -> Result<Held, Error> {
         let (spin, terms) = (allocation.spin, allocation.terms()?);

@@ -13,7 +13,7 @@ use sublet_proto::{Code, Error};
 /// How long an agent may leave what it is told in its sockets' buffers.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-pub(super) enum AgentSocket {
+pub(crate) enum AgentSocket {
     /// Descriptors travel beside messages.
     Local(PacketSocket),
     /// What a client and its worker process say to each other travels inside of messages.
@@ -22,17 +22,17 @@ pub(super) enum AgentSocket {
 
 impl AgentSocket {
     /// A connection to an agent on another machine, whose certificate is known.
-    pub(super) fn remote(socket: RemoteSocket) -> AgentSocket {
+    pub(crate) fn remote(socket: RemoteSocket) -> AgentSocket {
         socket.set_send_timeout(SEND_TIMEOUT);
         AgentSocket::Remote(socket)
     }
 
-    pub(super) fn is_remote(&self) -> bool {
+    pub(crate) fn is_remote(&self) -> bool {
         matches!(self, AgentSocket::Remote(_))
     }
 
     /// Where it is, over a network.
-    pub(super) fn peer_ip(&self) -> Option<IpAddr> {
+    pub(crate) fn peer_ip(&self) -> Option<IpAddr> {
         match self {
             AgentSocket::Local(_) => None,
             AgentSocket::Remote(socket) => socket.peer_address().ok().map(|address| address.ip()),
@@ -40,7 +40,7 @@ impl AgentSocket {
     }
 
     /// Tells the agent something.
-    pub(super) fn tell(&self, body: client_to_agent::Body) -> Result<(), Error> {
+    pub(crate) fn tell(&self, body: client_to_agent::Body) -> Result<(), Error> {
         let bytes = v1::ClientToAgent { body: Some(body) }.encode_to_vec();
         let sent = match self {
             AgentSocket::Local(socket) => socket.send(&bytes, &[]),
@@ -54,7 +54,7 @@ impl AgentSocket {
     }
 
     /// What it says next; `None` once it has closed the connection.
-    pub(super) fn receive(&self, timeout: Option<Duration>) -> Result<Option<Packet>, PacketError> {
+    pub(crate) fn receive(&self, timeout: Option<Duration>) -> Result<Option<Packet>, PacketError> {
         match self {
             AgentSocket::Local(socket) => socket.receive(timeout),
             AgentSocket::Remote(socket) => socket.receive(timeout),
@@ -62,7 +62,7 @@ impl AgentSocket {
     }
 
     /// Why it says nothing any more.
-    pub(super) fn why_gone(&self) -> String {
+    pub(crate) fn why_gone(&self) -> String {
         let reason = match self {
             AgentSocket::Local(_) => None,
             AgentSocket::Remote(socket) => socket.gone(),

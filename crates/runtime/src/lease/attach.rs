@@ -217,13 +217,13 @@ fn route(
     Ok(Route { dial, network, agent, lease: id.to_be_bytes(), secret, certificate })
 }
 
-fn connect(address: &str) -> Result<PacketSocket, Error> {
+pub(crate) fn connect(address: &str) -> Result<PacketSocket, Error> {
     PacketSocket::connect(socket_path(address)?).map_err(|error| {
         Error::new(Code::AgentUnreachable, format!("the lease's agent at {address}: {error}"))
     })
 }
 
-fn read_attached(agent: &AgentSocket) -> Result<(v1::Attached, Option<OwnedFd>), Error> {
+pub(crate) fn read_attached(agent: &AgentSocket) -> Result<(v1::Attached, Option<OwnedFd>), Error> {
     let closed = || gone(&agent.why_gone());
     let deadline = Instant::now() + AGENT_TIMEOUT;
     loop {

@@ -22,7 +22,7 @@ use super::records::Records;
 use super::{Lease, WorkerLink};
 
 /// How long an agent may take to answer.
-pub(super) const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Messages of a worker process that nobody has asked for yet, or any more.
 const WORKER_MESSAGES: usize = 4;
 
@@ -174,11 +174,11 @@ impl WorkerLink {
     }
 }
 
-pub(super) fn protocol(message: impl Into<String>) -> Error {
+pub(crate) fn protocol(message: impl Into<String>) -> Error {
     Error::new(Code::Protocol, message)
 }
 
-pub(super) fn error_of(code: u32, message: String) -> Error {
+pub(crate) fn error_of(code: u32, message: String) -> Error {
     Error::new(Code::from_number(code), message)
 }
 

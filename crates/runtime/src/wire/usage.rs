@@ -69,9 +69,9 @@ impl UsageLayout {
         self.functions
     }
 
-    /// Size of the region.
+    /// Size of the region; that of a lease without workers has a page, too.
     pub fn len_bytes(&self) -> u64 {
-        page_align(u64::from(self.workers) * self.stride()).unwrap_or(u64::MAX)
+        page_align((u64::from(self.workers) * self.stride()).max(1)).unwrap_or(u64::MAX)
     }
 
     /// Places of each worker: the functions', and the last for calls of functions that there are not.

@@ -11,7 +11,7 @@ use super::Connection;
 use super::output::{Output, table};
 use super::parse::{as_ms, duration, show_nano, show_ns};
 use super::time::{moment, show_moment};
-use super::view::{BillLineView, CostView, UsageView};
+use super::view::{BillLineView, CostView, UsageView, shown_package};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -158,7 +158,12 @@ fn text(bill: &Bill) -> String {
 fn lease(line: &BillLineView) -> [String; 4] {
     let lease = line.lease.as_ref();
     let of = |field: fn(&super::view::BilledLease) -> &str| lease.map_or("", field).to_owned();
-    [of(|lease| &lease.id), line.tenant.clone(), of(|lease| &lease.package), of(|lease| lease.state)]
+    [
+        of(|lease| &lease.id),
+        line.tenant.clone(),
+        of(|lease| shown_package(&lease.package)),
+        of(|lease| lease.state),
+    ]
 }
 
 fn period(line: &BillLineView) -> [String; 1] {

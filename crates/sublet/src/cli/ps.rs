@@ -8,7 +8,7 @@ use super::Connection;
 use super::output::{Output, table};
 use super::parse::{show_bytes, show_ns};
 use super::time::now_ms;
-use super::view::{LeaseView, ManagerView, NetworkView, NodeView, PackageView};
+use super::view::{LeaseView, ManagerView, NetworkView, NodeView, PackageView, shown_package};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -160,7 +160,7 @@ fn lease_row(lease: &LeaseView, now_ms: u64) -> [String; 8] {
     };
     [
         lease.id.clone(),
-        lease.package.clone(),
+        shown_package(&lease.package).to_owned(),
         lease.node.clone(),
         if lease.shared { format!("{} shared", lease.cores) } else { lease.cores.to_string() },
         show_bytes(lease.memory_bytes),

@@ -220,6 +220,11 @@ impl From<Lease> for LeaseView {
     }
 }
 
+/// What a lease is for, as tables show it: memory alone is for no package.
+pub(crate) fn shown_package(name: &str) -> &str {
+    if name.is_empty() { "-" } else { name }
+}
+
 /// What something has used and costs. Only what the bill is summed up by is there beside the two.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct BillLineView {

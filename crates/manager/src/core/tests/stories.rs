@@ -12,6 +12,7 @@ enum Step {
     Register { node: u8, instance: u8, listed: u8, is_late: bool },
     Moved { node: u8, is_later: bool },
     Request { cores: u32, shared: bool, wait_ms: u64, one_node: bool },
+    Segment { mib: u64, wait_ms: u64 },
     Report { node: u8, lease: u8, ended: bool, executing_ns: u64 },
     End { lease: u8 },
     Ticks { count: u8, ms: u64 },
@@ -27,6 +28,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (1u32..9, any::<bool>(), 0u64..3_000, any::<bool>()).prop_map(
             |(cores, shared, wait_ms, one_node)| Step::Request { cores, shared, wait_ms, one_node }
         ),
+        3 => (1u64..1_200, 0u64..3_000).prop_map(|(mib, wait_ms)| Step::Segment { mib, wait_ms }),
         8 => (0u8..3, 0u8..12, prop::bool::weighted(0.3), 0u64..100).prop_map(
             |(node, lease, ended, executing_ns)| Step::Report { node, lease, ended, executing_ns }
         ),
@@ -64,6 +66,11 @@ impl Story {
                 let asked = LeaseRequest { shared, wait_ms, max_nodes: one_node.into(), ..asked(cores) };
                 self.open.insert(self.house.requests + 1);
                 self.house.request_of(["a", "b", "c"][cores as usize % 3], &asked)
+            }
+            Step::Segment { mib, wait_ms } => {
+                let asked = LeaseRequest { memory_bytes: mib << 20, wait_ms, ..LeaseRequest::default() };
+                self.open.insert(self.house.requests + 1);
+                self.house.request_of("b", &asked)
             }
             Step::Report { node, lease, ended, executing_ns } => {
                 self.report(node, lease, ended, executing_ns)
@@ -168,6 +175,7 @@ impl Story {
                 .map(|state| core.leases().filter(|lease| lease.node == key && lease.state == state).count());
             assert_eq!([node.attached as usize, node.unattached as usize], counts);
         }
+        core.nodes.check_memory();
         assert!(leased.is_empty(), "leases on no node: {leased:?}");
         let used: u32 = core.tenants().map(|tenant| tenant.own.cores).sum();
         assert_eq!(

@@ -1,0 +1,175 @@
+//! A stretch of address space into which regions are put one after the other, so that they are one piece of memory.
+//!
+//! What is not mapped is reserved without access rights: it takes no memory, and an access there faults.
+
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::FabricError;
+use crate::region::{PAGE_BYTES, check_file, copy_bytes};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub struct Space {
+    base: NonNull<u8>,
+    len_bytes: u64,
+}
+
+// SAFETY: a space is a stretch of the process's address space; all access goes through raw copies.
+unsafe impl Send for Space {}
+// SAFETY: as above.
+unsafe impl Sync for Space {}
+
+impl Space {
+    /// Reserves so much, in whole pages.
+    pub fn reserve(len_bytes: u64) -> Result<Space, FabricError> {
+        let refused =
+            |error| FabricError::system(format!("reserving {len_bytes} bytes of address space"), error);
+        let len = usize::try_from(len_bytes).map_err(|_| refused(rustix::io::Errno::NOMEM))?;
+        // SAFETY: a fresh private mapping without access rights, at an address of the kernel's choice.
+        let base =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::empty(), reserved()) };
+        let base = NonNull::new(base.map_err(refused)?.cast());
+        Ok(Space { base: base.ok_or_else(|| refused(rustix::io::Errno::NOMEM))?, len_bytes })
+    }
+
+    /// Puts a region's file here, in place of whatever was there.
+    ///
+    /// # Safety
+    /// Nobody may access this range meanwhile.
+    pub unsafe fn map(&self, offset: u64, file: BorrowedFd<'_>, len_bytes: u64) -> Result<(), FabricError> {
+        check_file(file, len_bytes)?;
+        let at = self.range(offset, len_bytes)?;
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the range lies within this space's own reservation, and nobody accesses it; the file's size is sealed.
+        let mapped = unsafe {
+            rustix::mm::mmap(
+                at.as_ptr().cast(),
+                len_bytes as usize,
+                rights,
+                MapFlags::SHARED | MapFlags::FIXED,
+                file,
+                0,
+            )
+        };
+        mapped
+            .map(drop)
+            .map_err(|error| FabricError::system(format!("mmap of {len_bytes} bytes at {offset}"), error))
+    }
+
+    /// Takes away what is here. The range stays reserved.
+    ///
+    /// # Safety
+    /// Nobody may access this range meanwhile or afterwards.
+    pub unsafe fn unmap(&self, offset: u64, len_bytes: u64) -> Result<(), FabricError> {
+        let at = self.range(offset, len_bytes)?;
+        // SAFETY: the range lies within this space's own reservation, and nobody accesses it.
+        let cleared = unsafe {
+            let flags = reserved() | MapFlags::FIXED;
+            rustix::mm::mmap_anonymous(at.as_ptr().cast(), len_bytes as usize, ProtFlags::empty(), flags)
+        };
+        cleared
+            .map(drop)
+            .map_err(|error| FabricError::system(format!("unmapping {len_bytes} bytes at {offset}"), error))
+    }
+
+    /// Where `len_bytes` bytes at `offset` lie in this process, if they are inside. Whether something is mapped there is the
+    /// caller's to know.
+    #[inline(always)]
+    pub fn pointer(&self, offset: u64, len_bytes: u64) -> Option<NonNull<u8>> {
+        let end = offset.checked_add(len_bytes)?;
+        // SAFETY: `offset` is at most `len_bytes`, so the result stays within the reservation or one past its end.
+        (end <= self.len_bytes).then(|| unsafe { self.base.add(offset as usize) })
+    }
+
+    /// Copies bytes out. Who writes them at the same time makes them any bytes, no worse.
+    ///
+    /// # Safety
+    /// Regions must be mapped in all of the range.
+    #[inline(always)]
+    pub unsafe fn read(&self, offset: u64, into: &mut [u8]) -> Option<()> {
+        let from = self.pointer(offset, into.len() as u64)?;
+        // SAFETY: the range is mapped by the caller's word; `into` is private memory elsewhere.
+        unsafe { copy_bytes(from.as_ptr(), into.as_mut_ptr(), into.len()) };
+        Some(())
+    }
+
+    /// Copies bytes in.
+    ///
+    /// # Safety
+    /// As for [`Space::read`].
+    #[inline(always)]
+    pub unsafe fn write(&self, offset: u64, from: &[u8]) -> Option<()> {
+        let into = self.pointer(offset, from.len() as u64)?;
+        // SAFETY: the range is mapped by the caller's word; the copy allows that `from` lies in it.
+        unsafe { copy_bytes(from.as_ptr(), into.as_ptr(), from.len()) };
+        Some(())
+    }
+
+    fn range(&self, offset: u64, len_bytes: u64) -> Result<NonNull<u8>, FabricError> {
+        let is_pages =
+            offset.is_multiple_of(PAGE_BYTES) && len_bytes.is_multiple_of(PAGE_BYTES) && len_bytes > 0;
+        let place = self.pointer(offset, len_bytes).filter(|_| is_pages);
+        place.ok_or(FabricError::OutOfBounds { region: 0, offset, len_bytes })
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        // SAFETY: this is the reservation made in `reserve`, with whatever was mapped into it.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len_bytes as usize) };
+    }
+}
+
+fn reserved() -> MapFlags {
+    MapFlags::PRIVATE | MapFlags::NORESERVE
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::region::create_file;
+
+    #[test]
+    fn regions_beside_each_other_are_one_piece_of_memory() {
+        let space = Space::reserve(1 << 40).unwrap();
+        let files = [8192, 4096].map(|len| create_file("space", len).unwrap());
+        // SAFETY: nobody else has the space, and what is accessed is mapped.
+        unsafe {
+            space.map(0, files[0].as_fd(), 8192).unwrap();
+            space.map(8192, files[1].as_fd(), 4096).unwrap();
+            space.write(8190, b"sublet").unwrap();
+            let mut bytes = [0; 6];
+            space.read(8190, &mut bytes).unwrap();
+            assert_eq!(&bytes, b"sublet");
+            space.unmap(8192, 4096).unwrap();
+            space.map(8192, files[1].as_fd(), 4096).unwrap();
+            space.read(8190, &mut bytes).unwrap();
+            assert_eq!(&bytes, b"sublet", "a region keeps its bytes when it is mapped elsewhere or anew");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let space = Space::reserve(1 << 20).unwrap();
+        let file = create_file("space", 8192).unwrap();
+        // SAFETY: nothing is accessed.
+        unsafe {
+            for (offset, len_bytes) in
+                [(1 << 20, 8192), ((1 << 20) - 4096, 8192), (100, 8192), (u64::MAX, 8192), (0, 0)]
+            {
+                assert!(space.map(offset, file.as_fd(), len_bytes).is_err(), "{offset} {len_bytes}");
+            }
+            assert!(space.map(0, file.as_fd(), 4096).is_err(), "a file of another size");
+            assert!(space.unmap(0, 100).is_err());
+            assert!(space.write(1 << 20, b"x").is_none());
+        }
+        assert!(space.pointer(1 << 20, 0).is_some() && space.pointer(u64::MAX, 2).is_none());
+        assert!(Space::reserve(1 << 62).is_err());
+    }
+}

@@ -1,0 +1,206 @@
+//! The thread of a memory component: hears the agents of its segments, and learns when one has ended.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use sublet_fabric::packet::PacketError;
+use sublet_fabric::sync::{AtomicU32, Ordering};
+use sublet_proto::v1::{self, agent_to_client, client_to_agent};
+use sublet_proto::{Code, Error, decode};
+
+use super::lock;
+use super::segment::Segment;
+use crate::lease::link::{AGENT_TIMEOUT, error_of, protocol};
+
+/// Watches over the segments of one component. Its thread ends with it.
+pub(super) struct Keeper(Arc<Shared>);
+
+struct Shared {
+    /// Rung when there is a segment more or one fewer.
+    bell: OwnedFd,
+    inside: Mutex<Inside>,
+    changed: Condvar,
+    ended: Arc<AtomicU32>,
+}
+
+#[derive(Default)]
+struct Inside {
+    is_closed: bool,
+    watched: Vec<Arc<Segment>>,
+    /// Those that are being given back: their end is none of the component's.
+    leaving: HashMap<String, Option<v1::Usage>>,
+    /// The answer to the renewal that is under way.
+    renewed: Option<Result<(), Error>>,
+    why_ended: Option<Error>,
+}
+
+impl Keeper {
+    pub(super) fn start(ended: Arc<AtomicU32>) -> Result<Keeper, Error> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| Error::new(Code::System, format!("eventfd: {error}")))?;
+        let shared = Arc::new(Shared { bell, inside: Mutex::default(), changed: Condvar::new(), ended });
+        let thread = shared.clone();
+        std::thread::Builder::new().name("sublet memory".into()).spawn(move || thread.run()).map_err(
+            |error| Error::new(Code::System, format!("starting the thread of a memory component: {error}")),
+        )?;
+        Ok(Keeper(shared))
+    }
+
+    /// From now on its end is the component's.
+    pub(super) fn watch(&self, segment: Arc<Segment>) -> Result<(), Error> {
+        lock(&self.0.inside).watched.push(segment);
+        self.0.ring();
+        Ok(())
+    }
+
+    /// Begins to give a segment back.
+    pub(super) fn release(&self, segment: &Segment) {
+        lock(&self.0.inside).leaving.insert(segment.lease.id.clone(), None);
+        // An agent that cannot be told is gone, and its lease with it.
+        let _ = segment.agent.tell(client_to_agent::Body::Release(v1::Release {}));
+    }
+
+    /// The lease of a segment that is being given back, with what it used, if its agent says so in time.
+    pub(super) fn ended(&self, segment: &Segment) -> v1::Lease {
+        let is_left =
+            |inside: &Inside| inside.watched.iter().all(|watched| watched.lease.id != segment.lease.id);
+        let mut inside = self.0.wait_until(AGENT_TIMEOUT, is_left);
+        let usage = inside.leaving.remove(&segment.lease.id).flatten();
+        v1::Lease { usage, ..segment.lease.clone() }
+    }
+
+    /// Shows the agent of a segment a ticket with a later end. One at a time.
+    pub(super) fn renew(&self, segment: &Segment, ticket: Vec<u8>) -> Result<(), Error> {
+        lock(&self.0.inside).renewed = None;
+        segment.agent.tell(client_to_agent::Body::Renew(v1::Renew { ticket }))?;
+        let is_told = |inside: &Inside| inside.renewed.is_some() || inside.why_ended.is_some();
+        let mut inside = self.0.wait_until(AGENT_TIMEOUT, is_told);
+        let late = || {
+            let message = format!("the agent of segment {} does not answer", segment.lease.id);
+            Error::new(Code::AgentUnreachable, message)
+        };
+        let why_ended = inside.why_ended.clone();
+        inside.renewed.take().or(why_ended.map(Err)).unwrap_or_else(|| Err(late()))
+    }
+
+    /// Why the component has ended.
+    #[cold]
+    pub(super) fn why_ended(&self) -> Error {
+        let why = lock(&self.0.inside).why_ended.clone();
+        why.unwrap_or_else(|| Error::new(Code::Internal, "a memory component ended without a reason"))
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        lock(&self.0.inside).is_closed = true;
+        self.0.ring();
+    }
+}
+
+impl Shared {
+    fn ring(&self) {
+        // A full bell is a rung one.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    fn wait_until(
+        &self,
+        longest: Duration,
+        is_so: impl Fn(&Inside) -> bool,
+    ) -> std::sync::MutexGuard<'_, Inside> {
+        let deadline = Instant::now() + longest;
+        let mut inside = lock(&self.inside);
+        while !is_so(&inside) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            inside =
+                self.changed.wait_timeout(inside, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+        inside
+    }
+
+    fn run(&self) {
+        loop {
+            let watched = {
+                let inside = lock(&self.inside);
+                if inside.is_closed {
+                    return;
+                }
+                inside.watched.clone()
+            };
+            let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
+            fds.extend(
+                watched.iter().map(|segment| PollFd::from_borrowed_fd(segment.agent.as_fd(), PollFlags::IN)),
+            );
+            // A signal, or memory that is short for a moment: it is looked anew.
+            if poll(&mut fds, None).is_err() {
+                continue;
+            }
+            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+            if ready[0] {
+                let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+            }
+            for (segment, _) in watched.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
+                self.hear(segment);
+            }
+        }
+    }
+
+    fn hear(&self, segment: &Segment) {
+        let gone = |why: String| {
+            Error::new(
+                Code::AgentUnreachable,
+                format!("the agent of segment {} is gone: {why}", segment.lease.id),
+            )
+        };
+        let packet = match segment.agent.receive(Some(Duration::ZERO)) {
+            Ok(Some(packet)) => packet,
+            Ok(None) => return self.end(segment, gone(segment.agent.why_gone()), None),
+            Err(PacketError::TimedOut(_)) => return,
+            Err(error) => return self.end(segment, gone(error.to_string()), None),
+        };
+        let message = decode::<v1::AgentToClient>("an agent's message", &packet.bytes);
+        match message.map(|message| message.body) {
+            Ok(Some(agent_to_client::Body::LeaseEnded(ended))) => {
+                let reason = match ended.code {
+                    0 => Error::new(Code::LeaseEnded, format!("segment {} was given back", segment.lease.id)),
+                    code => error_of(code, ended.reason),
+                };
+                self.end(segment, reason, ended.usage);
+            }
+            Ok(Some(agent_to_client::Body::Renewed(_))) => self.answer(Ok(())),
+            Ok(Some(agent_to_client::Body::Failure(failure))) => {
+                self.answer(Err(error_of(failure.code, failure.message)))
+            }
+            // An end that is announced comes.
+            Ok(Some(agent_to_client::Body::Ending(_) | agent_to_client::Body::Alive(_))) => {}
+            Ok(body) => self.end(segment, protocol(format!("an agent said {body:?} of a segment")), None),
+            Err(error) => self.end(segment, error, None),
+        }
+    }
+
+    fn answer(&self, renewed: Result<(), Error>) {
+        lock(&self.inside).renewed = Some(renewed);
+        self.changed.notify_all();
+    }
+
+    fn end(&self, segment: &Segment, why: Error, usage: Option<v1::Usage>) {
+        let mut inside = lock(&self.inside);
+        inside.watched.retain(|watched| watched.lease.id != segment.lease.id);
+        match inside.leaving.get_mut(&segment.lease.id) {
+            Some(used) => *used = usage,
+            None => {
+                inside.why_ended.get_or_insert(why);
+                self.ended.store(1, Ordering::Release);
+            }
+        }
+        drop(inside);
+        self.changed.notify_all();
+    }
+}

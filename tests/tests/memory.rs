@@ -1,0 +1,259 @@
+//! Memory components: leased by the segment, on real processes.
+
+#![allow(clippy::unwrap_used)]
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use sublet::{Code, Invoker, Memory, MemoryPlan};
+use sublet_proto::v1::Quota;
+use sublet_tests::assert_fails;
+use sublet_tests::cluster::{Cluster, connect};
+use sublet_tests::platform::{Platform, kill};
+use sublet_tests::process::wait_until;
+
+const MIB: u64 = 1 << 20;
+/// Tells the helper whose memory to hold.
+const HOLDER: &str = "SUBLET_TEST_HOLDS_MEMORY_OF";
+
+fn plan() -> MemoryPlan {
+    MemoryPlan::new().initial_bytes(MIB).increment_bytes(2 * MIB).limit_bytes(64 * MIB)
+}
+
+/// What its bytes are to be: another at each place, so that none is taken for another.
+fn pattern(offset: u64, len: usize) -> Vec<u8> {
+    (offset..).take(len).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
+
+#[track_caller]
+fn assert_holds(memory: &Memory, offset: u64, len: usize) {
+    let mut bytes = vec![0; len];
+    memory.read(offset, &mut bytes).unwrap();
+    assert!(bytes == pattern(offset, len), "{len} bytes at {offset}");
+}
+
+fn leased_bytes(platform: &Platform) -> u64 {
+    platform.json(&["ps"])["nodes"][0]["memory_leased_bytes"].as_u64().unwrap()
+}
+
+#[test]
+fn memory_grows_while_it_is_written_and_is_given_back() {
+    let platform = Platform::start();
+    let client = platform.invoker();
+    let mut memory = client.memory(plan()).unwrap();
+    assert_eq!((memory.capacity_bytes(), leased_bytes(&platform)), (0, 0), "it begins with its first access");
+    memory.write(0, &pattern(0, 100)).unwrap();
+    assert_eq!((memory.len_bytes(), memory.capacity_bytes()), (100, MIB));
+    // Over the ends of three segments at once, and at odd places.
+    memory.write(100, &pattern(100, 6 * MIB as usize)).unwrap();
+    assert_eq!(memory.capacity_bytes(), 7 * MIB);
+    assert_holds(&memory, 0, 6 * MIB as usize + 100);
+    for offset in [MIB - 3, 3 * MIB - 4097, 5 * MIB - 1] {
+        assert_holds(&memory, offset, 8192);
+    }
+    let segments = memory.segments();
+    assert_eq!(segments.iter().map(|lease| lease.memory_bytes / MIB).collect::<Vec<_>>(), [1, 2, 2, 2]);
+    wait_until("all of it is leased", || leased_bytes(&platform) == 7 * MIB);
+    // What is given back is free for others, and what comes anew is 0.
+    memory.resize(MIB + 10).unwrap();
+    assert_eq!((memory.len_bytes(), memory.capacity_bytes()), (MIB + 10, 3 * MIB));
+    wait_until("the rest is free", || leased_bytes(&platform) == 3 * MIB);
+    memory.resize(4 * MIB).unwrap();
+    assert_holds(&memory, 0, MIB as usize + 10);
+    let mut rest = vec![1; 3 * MIB as usize - 10];
+    memory.read(MIB + 10, &mut rest).unwrap();
+    assert!(rest.iter().all(|byte| *byte == 0));
+    let ended = memory.release().unwrap();
+    assert_eq!(ended.len(), 3);
+    assert!(ended.iter().all(|lease| lease.usage.unwrap().allocated_ns > 0), "{ended:?}");
+    assert_eq!(leased_bytes(&platform), 0);
+}
+
+#[test]
+fn memory_is_billed_by_the_byte_and_the_second_and_nothing_else() {
+    let platform = Platform::start();
+    let memory = platform.invoker().memory(plan()).unwrap();
+    memory.write(0, &[1]).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let [lease] = <[_; 1]>::try_from(memory.release().unwrap()).unwrap();
+    let usage = lease.usage.unwrap();
+    assert!(
+        usage.allocated_ns >= 100_000_000 && usage.executing_ns == 0 && usage.polling_ns == 0,
+        "{usage:?}"
+    );
+    let bill = platform.json(&["bill", &lease.id]);
+    let line = &bill["leases"][0];
+    assert_eq!(line["usage"]["allocated_ns"].as_u64(), Some(usage.allocated_ns), "{bill}");
+    let gib_ns = u128::from(usage.allocated_ns) * u128::from(MIB);
+    println!("{gib_ns} byte-nanoseconds cost {}", line["cost"]);
+    // A person sees it among the others.
+    let text = platform.run(&["bill"]);
+    assert!(String::from_utf8_lossy(&text.stdout).contains(&lease.id[..8]), "{text:?}");
+}
+
+#[test]
+fn what_lies_beyond_the_end_or_the_limit_is_refused() {
+    let platform = Platform::start();
+    let client = platform.invoker();
+    let memory = client.memory(plan()).unwrap();
+    let mut byte = [0];
+    assert_fails(memory.read(0, &mut byte), Code::InvalidArgument, &["1 bytes at 0", "0 bytes"]);
+    memory.write(10, &[1]).unwrap();
+    memory.read(10, &mut byte).unwrap();
+    assert_eq!(byte, [1]);
+    for offset in [11, MIB, 64 * MIB - 1] {
+        assert_fails(
+            memory.read(offset, &mut byte),
+            Code::InvalidArgument,
+            &[&offset.to_string(), "11 bytes"],
+        );
+        assert_fails(memory.mapped(offset, 1), Code::InvalidArgument, &[&offset.to_string()]);
+    }
+    for offset in [64 * MIB, u64::MAX] {
+        assert_fails(memory.write(offset, &byte), Code::MemoryExceeded, &["67108864"]);
+        assert_fails(memory.read(offset, &mut byte), Code::MemoryExceeded, &["67108864"]);
+    }
+    assert_eq!(memory.capacity_bytes(), MIB, "what is refused leases nothing");
+    for plan in [plan().initial_bytes(0), plan().increment_bytes(0), plan().initial_bytes(1 << 41)] {
+        assert_fails(client.memory(plan).map(drop), Code::InvalidArgument, &["4096"]);
+    }
+}
+
+#[test]
+fn memory_that_no_node_has_is_refused_and_what_others_hold_is_waited_for() {
+    let platform = Platform::start_with(|command| {
+        command.args(["--memory", "8MiB"]);
+    });
+    let client = platform.invoker();
+    let large = client.memory(plan().initial_bytes(16 * MIB)).unwrap();
+    assert_fails(large.write(0, &[1]), Code::InsufficientResources, &["16777216", "8388608"]);
+    let first = client.memory(plan().initial_bytes(6 * MIB)).unwrap();
+    first.write(0, &[1]).unwrap();
+    let other = client.memory(plan().initial_bytes(4 * MIB)).unwrap();
+    assert_fails(other.write(0, &[1]), Code::NoCapacity, &["4194304", "2097152"]);
+    let patient = client.memory(plan().initial_bytes(4 * MIB).wait(Duration::from_millis(200))).unwrap();
+    assert_fails(patient.write(0, &[1]), Code::NoCapacity, &["200 ms"]);
+    let patient = client.memory(plan().initial_bytes(4 * MIB).wait(Duration::from_secs(60))).unwrap();
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| patient.write(0, &[2]));
+        std::thread::sleep(Duration::from_millis(200));
+        first.release().unwrap();
+        waits.join().unwrap().unwrap();
+    });
+    assert_eq!(leased_bytes(&platform), 4 * MIB);
+}
+
+#[test]
+fn a_quota_of_memory_bounds_segments() {
+    let cluster = Cluster::with_agents(1);
+    let access = cluster.user("bounded");
+    cluster.set_quota("bounded", Quota { memory_bytes: Some(2 * MIB), ..Quota::default() });
+    let memory = connect(&access).memory(plan()).unwrap();
+    memory.write(0, &[1]).unwrap();
+    assert_fails(memory.write(MIB, &[1]), Code::QuotaExceeded, &["bounded", "2097152"]);
+    let mut byte = [0];
+    memory.read(0, &mut byte).unwrap();
+    assert_eq!((byte, memory.capacity_bytes()), ([1], MIB), "what was there stays");
+}
+
+#[test]
+fn an_end_that_the_client_did_not_ask_for_is_told_by_every_access() {
+    let platform = Platform::start();
+    let client = platform.invoker();
+    let mut byte = [0];
+    let expires = client.memory(plan().timeout(Duration::from_millis(300))).unwrap();
+    let ended = client.memory(plan()).unwrap();
+    for memory in [&expires, &ended] {
+        memory.write(0, &[1]).unwrap();
+    }
+    assert!(platform.run(&["lease", "end", &ended.segments()[0].id]).status.success());
+    for (memory, code) in [(&expires, Code::LeaseExpired), (&ended, Code::LeaseEnded)] {
+        wait_until("the end is known", || memory.write(0, &[2]).is_err());
+        assert_fails(memory.read(0, &mut byte), code, &[]);
+        assert_fails(memory.write(MIB, &[1]), code, &[]);
+        assert_fails(memory.renew(Duration::from_secs(60)), code, &[]);
+    }
+    assert_fails(ended.release().map(drop), Code::LeaseEnded, &[]);
+    wait_until("nothing is leased", || leased_bytes(&platform) == 0);
+}
+
+#[test]
+fn renewed_memory_outlives_its_first_end() {
+    let platform = Platform::start();
+    let memory = platform.invoker().memory(plan().timeout(Duration::from_secs(2))).unwrap();
+    memory.write(0, &pattern(0, 2 * MIB as usize)).unwrap();
+    memory.renew(Duration::from_secs(60)).unwrap();
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_holds(&memory, 0, 2 * MIB as usize);
+}
+
+#[test]
+fn a_memory_node_killed_in_mid_write_ends_its_components_and_nothing_hangs() {
+    let mut platform = Platform::start();
+    let memory = platform.invoker().memory(plan()).unwrap();
+    memory.write(0, &pattern(0, MIB as usize)).unwrap();
+    std::thread::scope(|scope| {
+        let writes = scope.spawn(|| {
+            let bytes = pattern(0, 1 << 16);
+            (0..).map(|round| memory.write(round % 16 * 4096, &bytes)).find_map(Result::err).unwrap()
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        kill(platform.pid(), Signal::KILL);
+        let error = writes.join().unwrap();
+        assert_eq!(error.code, Code::AgentUnreachable, "{error}");
+    });
+    platform.wait();
+    assert_fails(memory.read(0, &mut [0]), Code::AgentUnreachable, &["gone"]);
+}
+
+/// Not a test of its own: run by the next one, in a process that is killed.
+#[test]
+fn helper_that_holds_memory_until_it_is_killed() {
+    let Ok(managers) = std::env::var(HOLDER) else { return };
+    let memory = Invoker::connect_to(&managers).unwrap().memory(plan()).unwrap();
+    memory.write(0, &[1]).unwrap();
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn a_client_that_is_killed_or_goes_holds_no_memory_any_longer() {
+    let platform = Platform::start();
+    let mut holder = Command::new(std::env::current_exe().unwrap())
+        .args(["helper_that_holds_memory_until_it_is_killed", "--exact"])
+        .env(HOLDER, platform.address())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_until("it is leased", || leased_bytes(&platform) == MIB);
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    wait_until("it is free", || leased_bytes(&platform) == 0);
+    let memory = platform.invoker().memory(plan()).unwrap();
+    memory.write(0, &[1]).unwrap();
+    wait_until("it is leased", || leased_bytes(&platform) == MIB);
+    drop(memory);
+    wait_until("it is free", || leased_bytes(&platform) == 0);
+}
+
+#[test]
+fn many_threads_read_and_write_while_it_grows() {
+    let platform = Platform::start();
+    let memory = platform.invoker().memory(plan().increment_bytes(MIB)).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..8u64 {
+            let memory = &memory;
+            scope.spawn(move || {
+                for round in 0..16 {
+                    let offset = (round * 8 + thread) * 100_000;
+                    memory.write(offset, &pattern(offset, 100_000)).unwrap();
+                    assert_holds(memory, offset, 100_000);
+                }
+            });
+        }
+    });
+    assert_holds(&memory, 0, 128 * 100_000);
+    assert_eq!(memory.capacity_bytes(), 13 * MIB);
+}
