@@ -88,7 +88,7 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
 fn hold(node: &Node, ticket: &Ticket, wanted_carrier: carrier::Wanted) -> Result<Holdings, Error> {
     let nothing = || Error::new(Code::PermissionDenied, "the ticket names no lease");
     let lease = ticket.lease.as_ref().ok_or_else(nothing)?;
-    let (options, inbox_bytes) = if lease.cores == 0 { check_segment(lease)? } else { check_lease(lease)? };
+    let (options, inbox_bytes) = if is_segment(lease) { check_segment(lease)? } else { check_lease(lease)? };
     let wanted = Wanted { cores: lease.cores, memory_bytes: lease.memory_bytes, shared: lease.shared };
     let reservation = node.pool.reserve(&wanted)?;
     let usage = UsageLayout::new(lease.cores, lease.functions);
@@ -123,13 +123,17 @@ fn segment(len_bytes: u64) -> Result<Region, Error> {
 
 /// As [`check_lease`], of memory alone: all of it is the client's.
 fn check_segment(lease: &Lease) -> Result<(WorkerOptions, u64), Error> {
-    let Lease { id, package, memory_bytes, .. } = lease;
-    if !package.is_empty() || *memory_bytes == 0 || !memory_bytes.is_multiple_of(PAGE_BYTES) {
-        let message =
-            format!("lease {id} of no cores is for package {package:?} and {memory_bytes} bytes of memory");
+    let Lease { id, memory_bytes, .. } = lease;
+    if *memory_bytes == 0 || !memory_bytes.is_multiple_of(PAGE_BYTES) {
+        let message = format!("segment {id} has {memory_bytes} bytes, which are no whole pages");
         return Err(Error::new(Code::Protocol, message));
     }
     Ok((WorkerOptions::default(), *memory_bytes))
+}
+
+/// Whether a lease is of memory alone. One of a package without cores is impossible.
+fn is_segment(lease: &Lease) -> bool {
+    lease.cores == 0 && lease.package.is_empty()
 }
 
 /// The manager's signature makes a lease genuine, not possible. Answers with the size of its inbox, too.
@@ -172,6 +176,7 @@ mod tests {
         let impossible = [
             (Lease { package: "../x".into(), ..lease() }, Code::Protocol),
             (Lease { options: None, ..lease() }, Code::Protocol),
+            (Lease { cores: 0, ..lease() }, Code::InvalidArgument),
             (Lease { memory_bytes: 4096, ..lease() }, Code::InsufficientResources),
         ];
         for (lease, code) in impossible {
@@ -182,12 +187,12 @@ mod tests {
     #[test]
     fn a_segment_is_memory_alone() {
         let segment = Lease { package: String::new(), cores: 0, ..lease() };
+        assert!(is_segment(&segment) && !is_segment(&lease()));
+        assert!(!is_segment(&Lease { package: lease().package, ..segment.clone() }));
         assert_eq!(check_segment(&segment).unwrap().1, 1 << 20);
-        for impossible in [
-            Lease { package: lease().package, ..segment.clone() },
-            Lease { memory_bytes: 0, ..segment.clone() },
-            Lease { memory_bytes: 4097, ..segment.clone() },
-        ] {
+        for impossible in
+            [Lease { memory_bytes: 0, ..segment.clone() }, Lease { memory_bytes: 4097, ..segment.clone() }]
+        {
             assert_eq!(check_segment(&impossible).unwrap_err().code, Code::Protocol, "{impossible:?}");
         }
     }
