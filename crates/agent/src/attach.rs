@@ -88,19 +88,19 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
 fn hold(node: &Node, ticket: &Ticket, wanted_carrier: carrier::Wanted) -> Result<Holdings, Error> {
     let nothing = || Error::new(Code::PermissionDenied, "the ticket names no lease");
     let lease = ticket.lease.as_ref().ok_or_else(nothing)?;
-    let (options, inbox_bytes) = if is_segment(lease) { check_segment(lease)? } else { check_lease(lease)? };
+    let (options, inbox_bytes) = if lease.is_segment() { check_segment(lease)? } else { check_lease(lease)? };
     let wanted = Wanted { cores: lease.cores, memory_bytes: lease.memory_bytes, shared: lease.shared };
     let reservation = node.pool.reserve(&wanted)?;
     let usage = UsageLayout::new(lease.cores, lease.functions);
     let meter = Arc::new(Meter::open(usage, node.calibration)?);
-    let inbox = match lease.cores {
-        0 => segment(inbox_bytes)?,
-        _ => Region::create("sublet-inbox", inbox_bytes)?,
+    let inbox = match lease.is_segment() {
+        true => segment(inbox_bytes)?,
+        false => Region::create("sublet-inbox", inbox_bytes)?,
     };
     let ask = || Confirmation::ask(node.managers.connect()?, &lease.id);
     let confirmation = ticket.provisional.then(ask).transpose()?;
     let carrier = wanted_carrier.carrier(&lease.id)?;
-    if carrier.is_some() && lease.cores == 0 {
+    if carrier.is_some() && lease.is_segment() {
         let message = format!("the memory of segment {} is reached on its own machine alone", lease.id);
         return Err(Error::new(Code::FabricUnavailable, message));
     }
@@ -129,11 +129,6 @@ fn check_segment(lease: &Lease) -> Result<(WorkerOptions, u64), Error> {
         return Err(Error::new(Code::Protocol, message));
     }
     Ok((WorkerOptions::default(), *memory_bytes))
-}
-
-/// Whether a lease is of memory alone. One of a package without cores is impossible.
-fn is_segment(lease: &Lease) -> bool {
-    lease.cores == 0 && lease.package.is_empty()
 }
 
 /// The manager's signature makes a lease genuine, not possible. Answers with the size of its inbox, too.
@@ -187,8 +182,8 @@ mod tests {
     #[test]
     fn a_segment_is_memory_alone() {
         let segment = Lease { package: String::new(), cores: 0, ..lease() };
-        assert!(is_segment(&segment) && !is_segment(&lease()));
-        assert!(!is_segment(&Lease { package: lease().package, ..segment.clone() }));
+        assert!(segment.is_segment() && !lease().is_segment());
+        assert!(!Lease { package: lease().package, ..segment.clone() }.is_segment());
         assert_eq!(check_segment(&segment).unwrap().1, 1 << 20);
         for impossible in
             [Lease { memory_bytes: 0, ..segment.clone() }, Lease { memory_bytes: 4097, ..segment.clone() }]

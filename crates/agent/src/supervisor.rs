@@ -57,7 +57,7 @@ const TELL_PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) fn supervise(node: &Node, socket: &Connection, held: Attached) {
     let idle_timeout = match held.lease.idle_timeout_ms {
         // Memory is not called.
-        _ if held.lease.cores == 0 => None,
+        _ if held.lease.is_segment() => None,
         0 => node.idle_timeout,
         own_ms => Some(Duration::from_millis(own_ms)),
     };
@@ -380,7 +380,7 @@ impl Supervisor<'_> {
             error!(lease = lease.id, %error, "the usage of the lease's last calls is lost");
         }
         let usage = meter.close().usage;
-        if lease.cores == 0
+        if lease.is_segment()
             && let Err(error) = punch_hole(inbox.fd(), 0, inbox.len_bytes())
         {
             // Until nobody maps it any more.

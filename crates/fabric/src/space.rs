@@ -13,7 +13,7 @@ use crate::region::{PAGE_BYTES, check_file, copy_bytes};
 /// See the [module](self).
 #[derive(Debug)]
 pub struct Space {
-    base: NonNull<u8>,
+    pub(crate) base: NonNull<u8>,
     len_bytes: u64,
 }
 
@@ -23,7 +23,7 @@ unsafe impl Send for Space {}
 unsafe impl Sync for Space {}
 
 impl Space {
-    /// Reserves so much, in whole pages.
+    /// Reserves so much, in whole pages. Takes address space, no memory.
     pub fn reserve(len_bytes: u64) -> Result<Space, FabricError> {
         let refused =
             |error| FabricError::system(format!("reserving {len_bytes} bytes of address space"), error);
@@ -64,6 +64,9 @@ impl Space {
     /// # Safety
     /// Nobody may access this range meanwhile or afterwards.
     pub unsafe fn unmap(&self, offset: u64, len_bytes: u64) -> Result<(), FabricError> {
+        if !len_bytes.is_multiple_of(PAGE_BYTES) {
+            return Err(FabricError::OutOfBounds { region: 0, offset, len_bytes });
+        }
         let at = self.range(offset, len_bytes)?;
         // SAFETY: the range lies within this space's own reservation, and nobody accesses it.
         let cleared = unsafe {
@@ -109,9 +112,8 @@ impl Space {
     }
 
     fn range(&self, offset: u64, len_bytes: u64) -> Result<NonNull<u8>, FabricError> {
-        let is_pages =
-            offset.is_multiple_of(PAGE_BYTES) && len_bytes.is_multiple_of(PAGE_BYTES) && len_bytes > 0;
-        let place = self.pointer(offset, len_bytes).filter(|_| is_pages);
+        let is_place = offset.is_multiple_of(PAGE_BYTES) && len_bytes > 0;
+        let place = self.pointer(offset, len_bytes).filter(|_| is_place);
         place.ok_or(FabricError::OutOfBounds { region: 0, offset, len_bytes })
     }
 }

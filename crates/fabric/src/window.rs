@@ -7,10 +7,8 @@
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
-use rustix::mm::{MapFlags, ProtFlags};
-
 use crate::FabricError;
-use crate::region::check_file;
+use crate::space::Space;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Somewhere in a region of a connection.
@@ -35,17 +33,12 @@ pub struct LineAddress {
 
 /// See the [module](self).
 pub struct Window {
-    base: NonNull<u8>,
+    space: Space,
     stride_bits: u32,
     /// The size of each region, 0 where there is none. Written once, Release, after the region is mapped; pairs
     /// with the Acquire load of every access.
     len_bytes: Box<[AtomicU64]>,
 }
-
-// SAFETY: a window is a stretch of the process's address space; all access goes through atomics and raw pointers.
-unsafe impl Send for Window {}
-// SAFETY: as above.
-unsafe impl Sync for Window {}
 
 impl Window {
     /// Reserves room for so many regions, each at most so large. Takes address space, no memory.
@@ -62,49 +55,22 @@ impl Window {
             .checked_next_power_of_two()
             .and_then(|power| power.checked_mul(2))
             .ok_or_else(|| refused(rustix::io::Errno::NOMEM))?;
-        let total = stride
-            .checked_mul(u64::from(regions))
-            .and_then(|total| usize::try_from(total).ok())
-            .ok_or_else(|| refused(rustix::io::Errno::NOMEM))?;
-        // SAFETY: a fresh private mapping without access rights, at an address of the kernel's choice.
-        let base = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                total,
-                ProtFlags::empty(),
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        }
-        .map_err(refused)?;
-        let base = NonNull::new(base.cast()).ok_or_else(|| refused(rustix::io::Errno::NOMEM))?;
+        let total =
+            stride.checked_mul(u64::from(regions)).ok_or_else(|| refused(rustix::io::Errno::NOMEM))?;
         let len_bytes = (0..regions).map(|_| AtomicU64::new(0)).collect();
-        Ok(Window { base, stride_bits: stride.trailing_zeros(), len_bytes })
+        Ok(Window { space: Space::reserve(total)?, stride_bits: stride.trailing_zeros(), len_bytes })
     }
 
     /// Maps a region's file at its place. A number that is taken is refused.
     pub fn map(&self, region: u32, file: BorrowedFd<'_>, len_bytes: u64) -> Result<(), FabricError> {
-        check_file(file, len_bytes)?;
         let does_not_fit =
             || FabricError::DoesNotFit { region, len_bytes, regions: self.len_bytes.len() as u32 };
         let slot = self.len_bytes.get(region as usize).ok_or_else(does_not_fit)?;
         if len_bytes == 0 || len_bytes > 1 << (self.stride_bits - 1) || slot.load(Ordering::Acquire) != 0 {
             return Err(does_not_fit());
         }
-        // SAFETY: the place lies within this window's own reservation, where nothing is mapped yet; the file's size
-        // is sealed to `len_bytes`.
-        unsafe {
-            rustix::mm::mmap(
-                self.place(region).as_ptr().cast(),
-                len_bytes as usize,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::FIXED,
-                file,
-                0,
-            )
-        }
-        .map_err(|error| {
-            FabricError::system(format!("mmap of region {region} of {len_bytes} bytes"), error)
-        })?;
+        // SAFETY: nothing is mapped at this place yet, and nobody is told of what lies there before its size is stored.
+        unsafe { self.space.map(u64::from(region) << self.stride_bits, file, len_bytes) }?;
         slot.store(len_bytes, Ordering::Release);
         Ok(())
     }
@@ -130,7 +96,7 @@ impl Window {
     /// The region and offset of memory that lies wholly inside of a mapped region.
     #[inline(always)]
     pub fn locate(&self, pointer: *const u8, len_bytes: u64) -> Option<Address> {
-        let distance = (pointer as usize).checked_sub(self.base.as_ptr() as usize)? as u64;
+        let distance = (pointer as usize).checked_sub(self.space.base.as_ptr() as usize)? as u64;
         let region = u32::try_from(distance >> self.stride_bits).ok()?;
         let offset = distance & ((1 << self.stride_bits) - 1);
         let at = Address { region, offset };
@@ -140,16 +106,7 @@ impl Window {
     #[inline(always)]
     fn place(&self, region: u32) -> NonNull<u8> {
         // SAFETY: callers pass numbers below the window's count, so the place is inside of the reservation.
-        unsafe { self.base.add((region as usize) << self.stride_bits) }
-    }
-}
-
-impl Drop for Window {
-    fn drop(&mut self) {
-        let total = self.len_bytes.len() << self.stride_bits;
-        // SAFETY: the reservation made in `reserve` with everything mapped into it; pointers handed out do not
-        // outlive the connection that owns the window.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), total) };
+        unsafe { self.space.base.add((region as usize) << self.stride_bits) }
     }
 }
 

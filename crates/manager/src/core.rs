@@ -56,7 +56,6 @@ pub use nodes::{Amount, Lending, MAX_NODES, Node, Reach, Room};
 pub(crate) use placement::may_run_on;
 pub use placement::{DEFAULT_PU, MAX_PARTS};
 pub use tenants::Tenant;
-pub(crate) use terms::is_segment;
 pub use terms::{
     DEFAULT_OPTIONS, DEFAULT_TIMEOUT_MS, MAX_WAIT_MS, MAX_WORKERS, MEMORY_PER_CORE_BYTES, Terms,
 };

@@ -191,8 +191,7 @@ impl Graph {
 
     /// Index of the component with which a run begins.
     pub fn entry(&self) -> usize {
-        let is_entry = |component: &Component| component.compute().is_some_and(|compute| compute.is_entry);
-        self.components.iter().position(is_entry).unwrap_or_default()
+        self.components.iter().position(Component::is_entry).unwrap_or_default()
     }
 
     /// The edges from a component, and which component each leads to.
@@ -207,6 +206,11 @@ impl Graph {
 }
 
 impl Component {
+    /// Whether a run begins with it.
+    pub fn is_entry(&self) -> bool {
+        self.compute().is_some_and(|compute| compute.is_entry)
+    }
+
     /// What it executes, if it does.
     pub fn compute(&self) -> Option<&Compute> {
         match &self.role {
@@ -233,8 +237,8 @@ impl fmt::Display for Problem {
     }
 }
 
-/// One error of all that is wrong with a document.
-pub fn error(problems: &[Problem]) -> Error {
-    let all: Vec<String> = problems.iter().map(Problem::to_string).collect();
-    Error::new(Code::InvalidGraph, all.join("; "))
+/// One error of all that is wrong with the document of this name, a line for each.
+pub fn error(document: impl fmt::Display, problems: &[Problem]) -> Error {
+    let lines: Vec<String> = problems.iter().map(|problem| format!("\n  {problem}")).collect();
+    Error::new(Code::InvalidGraph, format!("{document} is no graph:{}", lines.concat()))
 }

@@ -50,6 +50,20 @@ pub mod limits {
     pub const MAX_TIMEOUT_MS: u64 = 24 * 60 * 60 * 1000;
 }
 
+impl v1::Lease {
+    /// Whether it is of memory alone. One of a package without cores is impossible.
+    pub fn is_segment(&self) -> bool {
+        self.cores == 0 && self.package.is_empty()
+    }
+}
+
+impl v1::LeaseRequest {
+    /// Whether memory alone is asked.
+    pub fn is_segment(&self) -> bool {
+        self.cores == 0 && self.package.is_empty()
+    }
+}
+
 /// Decodes one protobuf message from a peer, naming the message in the error.
 pub fn decode<M: prost::Message + Default>(what: &'static str, bytes: &[u8]) -> Result<M, Error> {
     M::decode(bytes).map_err(|error| Error::new(Code::Protocol, format!("{what} cannot be decoded: {error}")))

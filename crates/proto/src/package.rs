@@ -262,9 +262,12 @@ fn check_name(what: &str, name: &str) -> Result<(), Error> {
     if is_name(name) {
         return Ok(());
     }
-    Err(invalid(format!(
-        "{name:?} is no {what} name: 1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _ . - and no . or - in front"
-    )))
+    Err(invalid(format!("{name:?} is no {what} name: {}", name_form())))
+}
+
+/// What a name is made of.
+pub(crate) fn name_form() -> String {
+    format!("1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _ . - and no . or - in front")
 }
 
 fn check_function_count(count: usize) -> Result<(), Error> {

@@ -8,7 +8,7 @@ use bytemuck::Pod;
 use sublet_proto::v1;
 use sublet_proto::{Code, Error, package};
 
-mod allocation;
+pub(crate) mod allocation;
 mod held;
 
 pub use allocation::{Allocation, Policy};

@@ -13,16 +13,18 @@
 //! Segments of other machines are not reached yet.
 
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sublet_fabric::space::Space;
-use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
+use sublet_fabric::sync::{AtomicU64, Ordering};
 use sublet_proto::graph::{DEFAULT_SEGMENT_BYTES, MAX_SEGMENTS};
 use sublet_proto::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
+use crate::invoker::allocation::milliseconds;
+use crate::lease::link::lock;
 use crate::manager::ManagerClient;
 use keeper::Keeper;
 use segment::Segment;
@@ -111,11 +113,10 @@ impl MemoryPlan {
     }
 
     fn request(&self, memory_bytes: u64) -> v1::LeaseRequest {
-        let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         v1::LeaseRequest {
             memory_bytes,
-            timeout_ms: ms(self.timeout),
-            wait_ms: ms(self.wait),
+            timeout_ms: milliseconds(self.timeout),
+            wait_ms: milliseconds(self.wait),
             ..v1::LeaseRequest::default()
         }
     }
@@ -133,8 +134,6 @@ pub struct Memory {
     capacity: AtomicU64,
     /// The end of what was written or resized to.
     len: AtomicU64,
-    /// Not 0: it has ended. Written by the keeper, Release; the reason is with the keeper by then.
-    ended: Arc<AtomicU32>,
     segments: Mutex<Vec<Arc<Segment>>>,
     keeper: Keeper,
 }
@@ -148,15 +147,13 @@ impl Memory {
             whole.and_then(|whole| whole.checked_add(plan.increment_bytes.max(plan.initial_bytes)));
         let reserved = reserved.and_then(|bytes| bytes.checked_next_multiple_of(MIN_SEGMENT_BYTES));
         let space = Space::reserve(reserved.unwrap_or(u64::MAX))?;
-        let ended = Arc::new(AtomicU32::new(0));
         Ok(Memory {
             manager,
             plan,
             space,
             capacity: AtomicU64::new(0),
             len: AtomicU64::new(0),
-            keeper: Keeper::start(ended.clone())?,
-            ended,
+            keeper: Keeper::start()?,
             segments: Mutex::default(),
         })
     }
@@ -174,7 +171,7 @@ impl Memory {
         self.ensure(end)?;
         // SAFETY: all below `end` is mapped, and stays so as long as this borrows the component.
         unsafe { self.space.read(offset, into) }.ok_or_else(|| self.beyond(offset, into.len() as u64))?;
-        self.check()
+        self.keeper.check()
     }
 
     /// Copies bytes in. What is beyond the end makes it grow.
@@ -189,7 +186,7 @@ impl Memory {
         // SAFETY: as in `read`.
         unsafe { self.space.write(offset, from) }.ok_or_else(|| self.beyond(offset, from.len() as u64))?;
         self.len.fetch_max(end, Ordering::AcqRel);
-        self.check()
+        self.keeper.check()
     }
 
     /// Where bytes lie in this process, if they are within the length: to be read and written in place, with the care that
@@ -203,7 +200,7 @@ impl Memory {
             return Err(self.beyond(offset, len_bytes));
         }
         self.ensure(end)?;
-        self.check()?;
+        self.keeper.check()?;
         self.space.pointer(offset, len_bytes).ok_or_else(|| self.beyond(offset, len_bytes))
     }
 
@@ -228,7 +225,7 @@ impl Memory {
     /// As for [`Memory::write`].
     pub fn resize(&mut self, len_bytes: u64) -> Result<(), Error> {
         self.ensure(self.end_of(len_bytes, 0)?)?;
-        self.check()?;
+        self.keeper.check()?;
         let before = self.len.swap(len_bytes, Ordering::AcqRel);
         let mut segments = lock(&self.segments);
         while let Some(last) = segments.last().filter(|last| last.offset >= len_bytes) {
@@ -254,7 +251,7 @@ impl Memory {
     /// # Errors
     /// Why one cannot be renewed; the others are.
     pub fn renew(&self, timeout: Duration) -> Result<(), Error> {
-        let timeout_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        let timeout_ms = milliseconds(timeout);
         let segments = lock(&self.segments);
         let renew = |segment: &Arc<Segment>| {
             let grant = self.manager.renew_lease(&segment.lease.id, timeout_ms)?;
@@ -269,7 +266,7 @@ impl Memory {
     /// # Errors
     /// Why it had ended before.
     pub fn release(self) -> Result<Vec<v1::Lease>, Error> {
-        self.check()?;
+        self.keeper.check()?;
         let segments = std::mem::take(&mut *lock(&self.segments));
         segments.iter().for_each(|segment| self.keeper.release(segment));
         Ok(segments.iter().map(|segment| self.keeper.ended(segment)).collect())
@@ -286,17 +283,11 @@ impl Memory {
         if end <= self.capacity.load(Ordering::Acquire) { Ok(()) } else { self.grow(end) }
     }
 
-    /// Whether it is still there. To be asked after an access: what was read before may have been of it no more.
-    #[inline]
-    fn check(&self) -> Result<(), Error> {
-        if self.ended.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(self.keeper.why_ended()) }
-    }
-
     #[cold]
     fn grow(&self, end: u64) -> Result<(), Error> {
         let mut segments = lock(&self.segments);
         loop {
-            self.check()?;
+            self.keeper.check()?;
             let capacity = self.capacity.load(Ordering::Acquire);
             if end <= capacity {
                 return Ok(());
@@ -311,7 +302,7 @@ impl Memory {
             let segment = Arc::new(Segment::attach(grants, capacity, len_bytes)?);
             // SAFETY: the range is beyond the capacity, where nobody accesses anything.
             unsafe { self.space.map(capacity, segment.file(), len_bytes) }?;
-            self.keeper.watch(segment.clone())?;
+            self.keeper.watch(segment.clone());
             segments.push(segment);
             self.capacity.store(capacity + len_bytes, Ordering::Release);
         }
@@ -331,8 +322,4 @@ impl Memory {
             format!("{len_bytes} bytes at {offset} of a memory component that grows to {limit} bytes");
         Error::new(Code::MemoryExceeded, message)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

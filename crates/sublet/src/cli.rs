@@ -12,6 +12,7 @@ pub(crate) mod daemon;
 mod deploy;
 mod doctor;
 mod fabrics;
+mod files;
 mod graph;
 mod image;
 mod lease;

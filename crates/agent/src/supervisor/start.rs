@@ -48,8 +48,8 @@ impl Supervisor<'_> {
 
     pub(super) fn begin_start(&mut self) {
         let requested_ns = monotonic_ns();
-        let Lease { id, package, build, cores, .. } = &self.held.lease;
-        if *cores == 0 {
+        let Lease { id, package, build, .. } = &self.held.lease;
+        if self.held.lease.is_segment() {
             let message = format!("lease {id} is a segment: it has memory, and no cores");
             self.start = Start::Over(Err(Error::new(Code::InvalidArgument, message)));
             return;

@@ -171,6 +171,11 @@ impl Node {
         !self.is_lost() && self.lending == Lending::Open
     }
 
+    /// Its rank among the nodes that take segments.
+    fn memory_rank(&self) -> Option<u32> {
+        self.takes_leases().then(|| segments::rank(self.free().memory_bytes)).flatten()
+    }
+
     fn state(&self) -> v1::NodeState {
         match self.lending {
             _ if self.is_lost() => v1::NodeState::Lost,
@@ -323,17 +328,16 @@ impl Nodes {
 
     /// Whether any node takes leases of such a kind, full or not.
     pub(super) fn has_any_for(&self, request: &Request) -> bool {
-        match request.terms.workers {
-            0 => self.iter().any(|(_, node)| node.takes_leases() && node.capacity.memory_bytes > 0),
-            _ => self.classes.has_nodes(request),
+        match request.terms.is_segment() {
+            true => self.iter().any(|(_, node)| node.takes_leases() && node.capacity.memory_bytes > 0),
+            false => self.classes.has_nodes(request),
         }
     }
 
     /// Puts a node where it belongs by its memory.
     fn rank_memory(&mut self, key: NodeKey) {
         let Some(node) = self.get(key) else { return };
-        let rank = if node.takes_leases() { segments::rank(node.free().memory_bytes) } else { None };
-        self.move_by_memory(key, rank);
+        self.move_by_memory(key, node.memory_rank());
     }
 
     fn move_by_memory(&mut self, key: NodeKey, rank: Option<u32>) {
@@ -341,15 +345,10 @@ impl Nodes {
         if place.map(|place| place.rank) == rank {
             return;
         }
-        let moved = place.and_then(|place| self.by_memory.remove(place).map(|other| (other, place)));
-        if let Some((other, place)) = moved
-            && let Some(other) = self.get_mut(other)
-        {
-            other.by_memory = Some(place);
-        }
-        let new = rank.map(|rank| self.by_memory.insert(rank, key));
-        if let Some(node) = self.get_mut(key) {
-            node.by_memory = new;
+        for (moved, place) in self.by_memory.shift(key, place, rank).into_iter().flatten() {
+            if let Some(node) = self.get_mut(moved) {
+                node.by_memory = place;
+            }
         }
     }
 
@@ -388,16 +387,11 @@ impl Nodes {
     fn move_to(&mut self, key: NodeKey, class: ClassKey, shared: bool, rank: Option<u32>) {
         let kind = usize::from(shared);
         let Some(place) = self.seat_in(key, class).map(|seat| seat.places[kind]) else { return };
-        let ranks = self.classes.ranks(class, shared);
-        let moved = place.and_then(|place| ranks.remove(place).map(|other| (other, place)));
-        let new = rank.map(|rank| ranks.insert(rank, key));
-        if let Some((other, place)) = moved
-            && let Some(seat) = self.seat_in(other, class)
+        for (moved, place) in self.classes.ranks(class, shared).shift(key, place, rank).into_iter().flatten()
         {
-            seat.places[kind] = Some(place);
-        }
-        if let Some(seat) = self.seat_in(key, class) {
-            seat.places[kind] = new;
+            if let Some(seat) = self.seat_in(moved, class) {
+                seat.places[kind] = place;
+            }
         }
     }
 
@@ -427,7 +421,7 @@ impl Nodes {
     pub(super) fn check_memory(&self) {
         let mut count = 0;
         for (key, node) in self.iter() {
-            let rank = if node.takes_leases() { segments::rank(node.free().memory_bytes) } else { None };
+            let rank = node.memory_rank();
             assert_eq!(node.by_memory.map(|place| place.rank), rank, "{}", node.name);
             assert!(
                 node.by_memory.is_none_or(|place| self.by_memory.at(place) == Some(key)),

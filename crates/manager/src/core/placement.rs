@@ -37,6 +37,9 @@ pub(super) struct Place {
     index: u32,
 }
 
+/// Nodes whose place has changed, and to which one.
+pub(super) type Shifted = [Option<(NodeKey, Option<Place>)>; 2];
+
 /// Nodes by a rank that each of them has.
 #[derive(Debug, Default)]
 pub(super) struct Ranked {
@@ -59,15 +62,10 @@ pub(super) struct Ranks {
 }
 
 impl Ranks {
-    pub(super) fn insert(&mut self, rank: u32, node: NodeKey) -> Place {
-        self.free += u64::from(rank);
-        self.nodes.insert(rank, node)
-    }
-
-    /// Takes a node out; another one may have come to its place.
-    pub(super) fn remove(&mut self, place: Place) -> Option<NodeKey> {
-        self.free -= u64::from(place.rank);
-        self.nodes.remove(place)
+    /// As [`Ranked::shift`].
+    pub(super) fn shift(&mut self, node: NodeKey, from: Option<Place>, to: Option<u32>) -> Shifted {
+        self.free = self.free + u64::from(to.unwrap_or(0)) - u64::from(from.map_or(0, |place| place.rank));
+        self.nodes.shift(node, from, to)
     }
 
     /// A node that counted with so many workers now counts with others.
@@ -89,7 +87,14 @@ impl Ranks {
 }
 
 impl Ranked {
-    pub(super) fn insert(&mut self, rank: u32, node: NodeKey) -> Place {
+    /// Takes a node from its place and puts it into a rank, where it had one and where it has one now. Says where that node
+    /// and the one that has come to its place stand from now on.
+    pub(super) fn shift(&mut self, node: NodeKey, from: Option<Place>, to: Option<u32>) -> Shifted {
+        let other = from.and_then(|place| Some((self.remove(place)?, Some(place))));
+        [other, Some((node, to.map(|rank| self.insert(rank, node))))]
+    }
+
+    fn insert(&mut self, rank: u32, node: NodeKey) -> Place {
         let at = rank as usize;
         if self.nodes.len() <= at {
             self.nodes.resize_with(at + 1, Vec::new);
@@ -101,7 +106,7 @@ impl Ranked {
     }
 
     /// Takes a node out; another one may have come to its place.
-    pub(super) fn remove(&mut self, place: Place) -> Option<NodeKey> {
+    fn remove(&mut self, place: Place) -> Option<NodeKey> {
         let rank = place.rank as usize;
         let nodes = self.nodes.get_mut(rank)?;
         nodes.swap_remove(place.index as usize);
@@ -315,7 +320,7 @@ pub(super) fn place(
     request: &Request,
     chance: &mut Chance,
 ) -> Result<(Choice, Vec<Part>), Error> {
-    if request.terms.workers == 0 {
+    if request.terms.is_segment() {
         return segments::place(nodes, &request.terms, chance).map(|(choice, part)| (choice, vec![part]));
     }
     let (choice, parts) = place_together(nodes, request, chance)?;

@@ -50,16 +50,14 @@ impl Terms {
     /// # Errors
     /// `invalid_argument` with the limit for what no lease can have.
     pub fn of(asked: &LeaseRequest) -> Result<Terms, Error> {
-        if is_segment(asked) {
+        if asked.is_segment() {
             return Terms::of_segment(asked);
         }
         let options = asked.options.unwrap_or(DEFAULT_OPTIONS);
         let one_node = if asked.max_nodes == 1 { MAX_CORES } else { MAX_WORKERS };
         within("cores", asked.cores.into(), 1, one_node.into())?;
         let worker = InboxShape::of(1, &options)?;
-        within("ms of lease time", asked.timeout_ms, 0, MAX_TIMEOUT_MS)?;
-        within("ms of idle time", asked.idle_timeout_ms, 0, MAX_TIMEOUT_MS)?;
-        within("ms of waiting", asked.wait_ms, 0, MAX_WAIT_MS)?;
+        check_times(asked)?;
         if asked.shared && options.hot_timeout_ns == ALWAYS_HOT_NS {
             let message =
                 "workers on shared cores cannot poll for ever: they would never leave their core to others";
@@ -79,8 +77,7 @@ impl Terms {
 
     fn of_segment(asked: &LeaseRequest) -> Result<Terms, Error> {
         within("bytes of memory", asked.memory_bytes, MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES)?;
-        within("ms of lease time", asked.timeout_ms, 0, MAX_TIMEOUT_MS)?;
-        within("ms of waiting", asked.wait_ms, 0, MAX_WAIT_MS)?;
+        check_times(asked)?;
         if asked.shared || !asked.pu.is_empty() || asked.idle_timeout_ms != 0 {
             let message = "a segment has no workers: it is on no kind of processing unit, shares no cores, and is never idle";
             return Err(Error::new(Code::InvalidArgument, message));
@@ -96,6 +93,11 @@ impl Terms {
         })
     }
 
+    /// Whether it is memory alone.
+    pub(super) fn is_segment(&self) -> bool {
+        self.workers == 0
+    }
+
     /// The share of so many of the workers in the memory, rounded up.
     pub(super) fn memory_of(&self, workers: u32) -> u64 {
         let share = u128::from(self.memory_bytes) * u128::from(workers);
@@ -103,9 +105,10 @@ impl Terms {
     }
 }
 
-/// Whether memory alone is asked.
-pub(crate) fn is_segment(asked: &LeaseRequest) -> bool {
-    asked.cores == 0 && asked.package.is_empty()
+fn check_times(asked: &LeaseRequest) -> Result<(), Error> {
+    within("ms of lease time", asked.timeout_ms, 0, MAX_TIMEOUT_MS)?;
+    within("ms of idle time", asked.idle_timeout_ms, 0, MAX_TIMEOUT_MS)?;
+    within("ms of waiting", asked.wait_ms, 0, MAX_WAIT_MS)
 }
 
 /// The lease time that a client asks for, within its limits.

@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{Parts, Service, permit, receive};
 use crate::auth::{Identity, Standing as Known, caller};
-use crate::core::{LeaseId, Node, Standing, Terms, is_segment, may_run_on};
+use crate::core::{LeaseId, Node, Standing, Terms, may_run_on};
 use crate::database::blocking;
 use crate::ledger::Record;
 use crate::reply::{ReplyList, within_reply};
@@ -178,7 +178,7 @@ impl Parts {
 
     /// Leases for a caller that is known.
     async fn request(&self, caller: &Identity, asked: LeaseRequest) -> Result<Vec<Granted>, Error> {
-        let package = match is_segment(&asked) {
+        let package = match asked.is_segment() {
             true => Arc::default(),
             false => self.packages.resolve(&asked.package).await?,
         };
@@ -200,7 +200,7 @@ impl Parts {
             verification.await.map_err(failed).flatten()
         };
         // Strangers do not make the store look for packages.
-        let package = match is_segment(&asked) {
+        let package = match asked.is_segment() {
             true => Some(Ok(Arc::default())),
             false => self.packages.remembered(&asked.package),
         };
@@ -304,7 +304,7 @@ fn wanted(
         "" => None,
         name => Some(name.parse()?),
     };
-    if !is_segment(&asked) {
+    if !asked.is_segment() {
         check_pu(&package, &asked.pu)?;
     }
     Ok(Wanted {

@@ -11,7 +11,7 @@ use super::{
     VERSION,
 };
 use crate::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
-use crate::package::{MAX_NAME_BYTES, is_digest, is_name};
+use crate::package::{is_digest, is_name, name_form};
 
 /// All that is wrong so far.
 #[derive(Default)]
@@ -26,8 +26,7 @@ impl Problems {
 
     fn check_name(&mut self, at: String, name: &str) {
         if !is_name(name) {
-            let form = format!("1 to {MAX_NAME_BYTES} of A-Z a-z 0-9 _ . - and no . or - in front");
-            self.add(at, format!("{name:?} is no name: {form}"));
+            self.add(at, format!("{name:?} is no name: {}", name_form()));
         }
     }
 
@@ -310,9 +309,9 @@ impl<'graph> Whole<'graph> {
     }
 
     fn check_entry(&self, problems: &mut Problems) {
-        let is_entry =
-            |index: &usize| self.graph.components[*index].compute().is_some_and(|compute| compute.is_entry);
-        let entries: Vec<usize> = (0..self.graph.components.len()).filter(is_entry).collect();
+        let components = &self.graph.components;
+        let entries: Vec<usize> =
+            (0..components.len()).filter(|index| components[*index].is_entry()).collect();
         let &[entry] = entries.as_slice() else {
             let names: Vec<&str> = entries.iter().map(|&entry| self.name(entry)).collect();
             let message = match names.as_slice() {

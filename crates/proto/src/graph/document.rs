@@ -30,7 +30,7 @@ pub(super) struct Document {
 }
 
 /// A component of either type. A field of the other type is told as that, so there is one structure for both.
-#[derive(Deserialize, Serialize)]
+#[derive(Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ComponentDocument {
     pub(super) name: String,
@@ -55,9 +55,10 @@ pub(super) struct ComponentDocument {
     pub(super) limit_bytes: Option<u64>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum ComponentType {
+    #[default]
     Compute,
     Memory,
 }
@@ -116,19 +117,7 @@ impl Document {
 
 impl ComponentDocument {
     fn of(component: &Component) -> ComponentDocument {
-        let none = ComponentDocument {
-            name: component.name.clone(),
-            r#type: ComponentType::Compute,
-            entry: None,
-            package: None,
-            function: None,
-            parallelism: None,
-            external_effects: None,
-            resources: None,
-            initial_bytes: None,
-            increment_bytes: None,
-            limit_bytes: None,
-        };
+        let named = ComponentDocument { name: component.name.clone(), ..ComponentDocument::default() };
         match component.role.clone() {
             Role::Compute(Compute {
                 package,
@@ -144,14 +133,14 @@ impl ComponentDocument {
                 parallelism: Some(parallelism),
                 external_effects: Some(has_external_effects),
                 resources: Some(resources),
-                ..none
+                ..named
             },
             Role::Memory(Memory { initial_bytes, increment_bytes, limit_bytes }) => ComponentDocument {
                 r#type: ComponentType::Memory,
                 initial_bytes: Some(initial_bytes),
                 increment_bytes: Some(increment_bytes),
                 limit_bytes: Some(limit_bytes),
-                ..none
+                ..named
             },
         }
     }

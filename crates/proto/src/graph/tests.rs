@@ -207,7 +207,7 @@ fn what_is_no_json_is_told_with_line_and_column() {
         let problems = Graph::parse(text.as_bytes()).unwrap_err();
         assert!(problems.len() == 1 && problems[0].to_string().contains(said), "{text:.40}: {problems:?}");
     }
-    let all = error(&Graph::parse(b"{}").unwrap_err());
+    let all = error("it", &Graph::parse(b"{}").unwrap_err());
     assert_eq!(all.code, Code::InvalidGraph);
 }
 

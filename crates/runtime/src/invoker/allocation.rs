@@ -205,7 +205,7 @@ impl Allocation {
 }
 
 /// Whole milliseconds, at least one of any time that is one.
-pub(super) fn milliseconds(time: Duration) -> u64 {
+pub(crate) fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 

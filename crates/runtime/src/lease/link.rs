@@ -182,7 +182,7 @@ pub(crate) fn error_of(code: u32, message: String) -> Error {
     Error::new(Code::from_number(code), message)
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -11,9 +11,8 @@ use sublet_fabric::sync::{AtomicU32, Ordering};
 use sublet_proto::v1::{self, agent_to_client, client_to_agent};
 use sublet_proto::{Code, Error, decode};
 
-use super::lock;
 use super::segment::Segment;
-use crate::lease::link::{AGENT_TIMEOUT, error_of, protocol};
+use crate::lease::link::{AGENT_TIMEOUT, error_of, lock, protocol};
 
 /// Watches over the segments of one component. Its thread ends with it.
 pub(super) struct Keeper(Arc<Shared>);
@@ -23,7 +22,8 @@ struct Shared {
     bell: OwnedFd,
     inside: Mutex<Inside>,
     changed: Condvar,
-    ended: Arc<AtomicU32>,
+    /// Not 0: the component has ended. Written by the thread, Release, when the reason is there.
+    ended: AtomicU32,
 }
 
 #[derive(Default)]
@@ -38,10 +38,11 @@ struct Inside {
 }
 
 impl Keeper {
-    pub(super) fn start(ended: Arc<AtomicU32>) -> Result<Keeper, Error> {
+    pub(super) fn start() -> Result<Keeper, Error> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::new(Code::System, format!("eventfd: {error}")))?;
-        let shared = Arc::new(Shared { bell, inside: Mutex::default(), changed: Condvar::new(), ended });
+        let (inside, changed, ended) = (Mutex::default(), Condvar::new(), AtomicU32::new(0));
+        let shared = Arc::new(Shared { bell, inside, changed, ended });
         let thread = shared.clone();
         std::thread::Builder::new().name("sublet memory".into()).spawn(move || thread.run()).map_err(
             |error| Error::new(Code::System, format!("starting the thread of a memory component: {error}")),
@@ -50,10 +51,16 @@ impl Keeper {
     }
 
     /// From now on its end is the component's.
-    pub(super) fn watch(&self, segment: Arc<Segment>) -> Result<(), Error> {
+    pub(super) fn watch(&self, segment: Arc<Segment>) {
         lock(&self.0.inside).watched.push(segment);
         self.0.ring();
-        Ok(())
+    }
+
+    /// Whether the component is still there, and otherwise why not. To be asked after an access: what was read before may
+    /// have been of it no more.
+    #[inline]
+    pub(super) fn check(&self) -> Result<(), Error> {
+        if self.0.ended.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(self.why_ended()) }
     }
 
     /// Begins to give a segment back.
@@ -86,9 +93,8 @@ impl Keeper {
         inside.renewed.take().or(why_ended.map(Err)).unwrap_or_else(|| Err(late()))
     }
 
-    /// Why the component has ended.
     #[cold]
-    pub(super) fn why_ended(&self) -> Error {
+    fn why_ended(&self) -> Error {
         let why = lock(&self.0.inside).why_ended.clone();
         why.unwrap_or_else(|| Error::new(Code::Internal, "a memory component ended without a reason"))
     }

@@ -1,7 +1,6 @@
 //! `sublet call`: calls one function once.
 
-use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -14,6 +13,7 @@ use sublet_runtime::{
 };
 
 use super::Connection;
+use super::files::{is_dash, read_up_to};
 use super::output::Output;
 use super::parse::{duration, show_bytes, show_ns, size};
 
@@ -218,10 +218,6 @@ fn split(name: &str) -> Result<(&str, &str), Error> {
     }
 }
 
-fn is_dash(path: &Path) -> bool {
-    path.as_os_str() == "-"
-}
-
 fn suggest_capacity(mut error: Error, capacity: Option<u64>) -> Error {
     if error.code == Code::OutputTooLarge && capacity.is_none() {
         error.message += "; give it more with --capacity";
@@ -232,14 +228,9 @@ fn suggest_capacity(mut error: Error, capacity: Option<u64>) -> Error {
 /// Reads the input into memory that the worker reads in place.
 fn read_input(invoker: &Invoker, path: &Path) -> Result<Buffer<u8>, Error> {
     let failed = |error| Error::new(Code::System, format!("reading the input {}: {error}", path.display()));
-    let mut bytes = Vec::new();
     // One byte more than a call can take says that there is too much.
     let limit = u64::from(u32::MAX) + 1;
-    if is_dash(path) {
-        std::io::stdin().lock().take(limit).read_to_end(&mut bytes).map_err(failed)?;
-    } else {
-        File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes)).map_err(failed)?;
-    }
+    let bytes = read_up_to(path, limit).map_err(failed)?;
     if bytes.len() as u64 >= limit {
         let message = format!(
             "the input {} has 4 GiB or more: a call takes at most {} bytes",

@@ -5,14 +5,14 @@ mod svg;
 mod terminal;
 
 use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use sublet_proto::graph::{self, Component, Graph, MAX_DOCUMENT_BYTES, Problem, Role};
+use sublet_proto::graph::{self, Component, Graph, MAX_DOCUMENT_BYTES, Role};
 use sublet_proto::{Code, Error};
 
+use super::files::{is_dash, read_up_to};
 use super::output::{Output, print};
 use super::parse::show_bytes;
 
@@ -98,7 +98,7 @@ fn show(graph: &Graph, svg: Option<&Path>, output: &Output) -> Result<(), Error>
     }
     match svg {
         None => print(terminal::draw(graph).trim_end()),
-        Some(file) if is_standard(file) => print(svg::draw(graph).trim_end()),
+        Some(file) if is_dash(file) => print(svg::draw(graph).trim_end()),
         Some(file) => fs::write(file, svg::draw(graph))
             .map_err(|error| Error::new(Code::System, format!("cannot write {}: {error}", file.display()))),
     }
@@ -107,25 +107,9 @@ fn show(graph: &Graph, svg: Option<&Path>, output: &Output) -> Result<(), Error>
 fn read(file: &Path) -> Result<Graph, Error> {
     let failed =
         |error| Error::new(Code::InvalidArgument, format!("cannot read {}: {error}", file.display()));
-    let mut json = Vec::new();
     // A byte more than is taken, so that what is too large is told as that.
-    let most = MAX_DOCUMENT_BYTES as u64 + 1;
-    if is_standard(file) {
-        std::io::stdin().take(most).read_to_end(&mut json).map_err(failed)?;
-    } else {
-        fs::File::open(file).and_then(|file| file.take(most).read_to_end(&mut json)).map_err(failed)?;
-    }
-    Graph::parse(&json).map_err(|problems| told(file, &problems))
-}
-
-/// One line for each of what is wrong.
-fn told(file: &Path, problems: &[Problem]) -> Error {
-    let lines: Vec<String> = problems.iter().map(|problem| format!("\n  {problem}")).collect();
-    Error::new(Code::InvalidGraph, format!("{} is no graph:{}", file.display(), lines.concat()))
-}
-
-fn is_standard(file: &Path) -> bool {
-    file == Path::new("-")
+    let json = read_up_to(file, MAX_DOCUMENT_BYTES as u64 + 1).map_err(failed)?;
+    Graph::parse(&json).map_err(|problems| graph::error(file.display(), &problems))
 }
 
 /// What stands in the box of a component: its name, and what it is.

@@ -3,7 +3,7 @@
 
 use dagre::graph::{Graph as Layered, GraphOptions};
 use dagre::{EdgeLabel, LayoutOptions, NodeLabel, layout};
-use sublet_proto::graph::{Component, Edge, Graph, Relation, Rights};
+use sublet_proto::graph::{Edge, Graph, Relation, Rights};
 
 /// A place, in the drawing's unit, from its upper left corner.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -14,8 +14,8 @@ pub(super) struct Point {
 
 /// Of what size boxes are, and how far apart.
 pub(super) struct Measures<'a> {
-    /// Width and height of a component's box.
-    pub(super) size: &'a dyn Fn(&Component) -> (f64, f64),
+    /// Width and height of each component's box.
+    pub(super) sizes: &'a [(f64, f64)],
     pub(super) between_boxes: f64,
     pub(super) between_lines: f64,
     pub(super) between_layers: f64,
@@ -35,8 +35,7 @@ pub(super) struct Layout {
 pub(super) fn lay_out(graph: &Graph, measures: &Measures<'_>) -> Layout {
     let options = GraphOptions { directed: true, ..GraphOptions::default() };
     let mut layered: Layered<NodeLabel, EdgeLabel> = Layered::with_options(options);
-    for (index, component) in graph.components.iter().enumerate() {
-        let (width, height) = (measures.size)(component);
+    for (index, &(width, height)) in measures.sizes.iter().enumerate() {
         layered.set_node(index.to_string(), Some(NodeLabel { width, height, ..NodeLabel::default() }));
     }
     for edge in &graph.edges {
@@ -65,8 +64,7 @@ pub(super) fn lay_out(graph: &Graph, measures: &Measures<'_>) -> Layout {
     });
     let lines = lines.collect();
     let (mut width, mut height) = (0.0f64, 0.0f64);
-    for (component, centre) in graph.components.iter().zip(&boxes) {
-        let (wide, high) = (measures.size)(component);
+    for (&(wide, high), centre) in measures.sizes.iter().zip(&boxes) {
         width = width.max(centre.x + wide / 2.0);
         height = height.max(centre.y + high / 2.0);
     }

@@ -25,7 +25,8 @@ path { fill: none; stroke: #1f2328; stroke-width: 1.3 }
 
 /// Draws it.
 pub(super) fn draw(graph: &Graph) -> String {
-    let measures = Measures { size: &size, between_boxes: 30.0, between_lines: 14.0, between_layers: 56.0 };
+    let sizes: Vec<(f64, f64)> = graph.components.iter().map(size).collect();
+    let measures = Measures { sizes: &sizes, between_boxes: 30.0, between_lines: 14.0, between_layers: 56.0 };
     let layout = lay_out(graph, &measures);
     let (width, height) = (layout.width + 2.0 * MARGIN, layout.height + 2.0 * MARGIN);
     let mut svg = format!(
@@ -44,8 +45,8 @@ pub(super) fn draw(graph: &Graph) -> String {
         let path = path(points);
         let _ = writeln!(svg, "<path class=\"{class}\" d=\"{path}\"{start} marker-end=\"url(#arrow)\"/>");
     }
-    for (component, centre) in graph.components.iter().zip(&layout.boxes) {
-        svg += &drawn_box(component, *centre);
+    for ((component, size), centre) in graph.components.iter().zip(&sizes).zip(&layout.boxes) {
+        svg += &drawn_box(component, *size, *centre);
     }
     svg + "</g>\n</svg>\n"
 }
@@ -55,8 +56,7 @@ fn size(component: &Component) -> (f64, f64) {
     (widest as f64 * CHARACTER + 2.0 * PADDING, HEIGHT)
 }
 
-fn drawn_box(component: &Component, centre: Point) -> String {
-    let (width, height) = size(component);
+fn drawn_box(component: &Component, (width, height): (f64, f64), centre: Point) -> String {
     let class = match &component.role {
         Role::Compute(compute) if compute.is_entry => "entry",
         Role::Compute(_) => "compute",

@@ -13,10 +13,11 @@ const LEGEND: &str =
 
 /// Draws it.
 pub(super) fn draw(graph: &Graph) -> String {
-    let size = |component: &Component| (width(graph, component) as f64, 1.0);
-    let measures = Measures { size: &size, between_boxes: 4.0, between_lines: 2.0, between_layers: 2.0 };
+    let widths = widths(graph);
+    let sizes: Vec<(f64, f64)> = widths.iter().map(|width| (*width as f64, 1.0)).collect();
+    let measures = Measures { sizes: &sizes, between_boxes: 4.0, between_lines: 2.0, between_layers: 2.0 };
     let layout = lay_out(graph, &measures);
-    let plan = Plan::new(graph, &layout);
+    let plan = Plan::new(graph, &widths, &layout);
     let mut canvas = Canvas::new(plan.columns, plan.rows());
     for (wire, edge) in plan.wires.iter().zip(&graph.edges) {
         plan.draw_wire(wire, edge.relation, &mut canvas);
@@ -27,12 +28,15 @@ pub(super) fn draw(graph: &Graph) -> String {
     format!("{}\n{LEGEND}\n", canvas.text())
 }
 
-/// Wide enough for what stands in it, and for every line that ends at it to have a column of its own.
-fn width(graph: &Graph, component: &Component) -> usize {
-    let index = graph.components.iter().position(|other| other.name == component.name).unwrap_or_default();
-    let lines = graph.edges.iter().filter(|edge| edge.from == index || edge.to == index).count();
-    let text = label(component).iter().map(|line| line.chars().count()).max().unwrap_or_default();
-    text.max(lines) + 4
+/// Of each component: wide enough for what stands in it, and for every line that ends at it to have a column of its own.
+fn widths(graph: &Graph) -> Vec<usize> {
+    let mut lines = vec![0; graph.components.len()];
+    for edge in &graph.edges {
+        lines[edge.from] += 1;
+        lines[edge.to] += 1;
+    }
+    let text = |component| label(component).iter().map(|line| line.chars().count()).max().unwrap_or_default();
+    graph.components.iter().zip(lines).map(|(component, lines)| text(component).max(lines) + 4).collect()
 }
 
 /// Which rows and columns everything has.
@@ -63,17 +67,15 @@ struct Wire {
 }
 
 impl Plan {
-    fn new(graph: &Graph, layout: &Layout) -> Plan {
+    fn new(graph: &Graph, widths: &[usize], layout: &Layout) -> Plan {
         let mut heights: Vec<f64> = layout.boxes.iter().map(|centre| centre.y).collect();
         heights.sort_by(f64::total_cmp);
         heights.dedup_by(|a, b| (*a - *b).abs() < 0.5);
         let layer = |y: f64| heights.partition_point(|height| *height < y - 0.5);
-        let boxes: Vec<Frame> = graph
-            .components
+        let boxes: Vec<Frame> = widths
             .iter()
             .zip(&layout.boxes)
-            .map(|(component, centre)| {
-                let width = width(graph, component);
+            .map(|(&width, centre)| {
                 let left = (centre.x - width as f64 / 2.0).round().max(0.0) as usize;
                 Frame { layer: layer(centre.y), left, width }
             })
