@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use sublet::{Allocation, CallOptions, Code, Completion, Error, Invocation, Invoker};
+use sublet::{Allocation, CallOptions, Code, Completion, Error, Invocation, Invoker, MemoryPlan};
 use sublet_fabric::ofi;
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{CLIENT_HOST, Cluster, FIRST_AGENT_HOST, Lent, Plan};
@@ -329,4 +329,46 @@ fn a_client_that_stands_still_keeps_its_lease() {
     holder.wait().unwrap();
     wait_until("the lease of a client that is killed ends", || is_free(&cluster, "node-0"));
     host(&cluster, CLIENT_HOST).run(|| cluster.assert_serves());
+}
+
+#[test]
+fn memory_of_other_machines_is_had_over_the_network_where_its_plan_says() {
+    let Some(cluster) = cluster(2) else { return };
+    let plan = || MemoryPlan::new().initial_bytes(1 << 20).increment_bytes(1 << 20);
+    host(&cluster, CLIENT_HOST).run(|| {
+        let near = cluster.invoker().memory(plan().near(["node-0"])).unwrap();
+        near.write(0, &[7; 1 << 20]).unwrap();
+        assert_eq!(near.segments()[0].node, "node-0", "where its neighbour is");
+        assert_fails(near.mapped(0, 1), Code::FabricUnavailable, &["node-0"]);
+        let other = cluster.invoker().memory(plan().near(["node-1"])).unwrap();
+        other.write((1 << 20) - 1, &[9; 2]).unwrap();
+        assert!(other.segments().iter().all(|lease| lease.node == "node-1"));
+        let mut both = [0; 2];
+        near.read((1 << 20) - 1, &mut both[..1]).unwrap();
+        other.read(1 << 20, &mut both[1..]).unwrap();
+        assert_eq!(both, [7, 9]);
+        near.release().unwrap();
+        other.release().unwrap();
+    });
+}
+
+#[test]
+fn memory_out_of_reach_ends_with_an_error_and_is_free_for_others() {
+    let Some(cluster) = cluster(1) else { return };
+    let network = cluster.network.as_ref().unwrap();
+    host(&cluster, CLIENT_HOST).run(|| {
+        let memory = cluster.invoker().memory(MemoryPlan::new().initial_bytes(1 << 20)).unwrap();
+        memory.write(0, &[7; 1 << 20]).unwrap();
+        let leased = || cluster.node("node-0").unwrap().memory_leased_bytes;
+        wait_until("it is leased", || leased() == 1 << 20);
+        let [here, there] = [CLIENT_HOST, FIRST_AGENT_HOST].map(|number| network.host(number).address(0));
+        let pairs = [(here, there), (there, here)];
+        pairs.iter().for_each(|(from, to)| network.cut(*from, *to));
+        let ends =
+            |result: Result<(), Error>| result.is_err_and(|error| error.code == Code::AgentUnreachable);
+        wait_until("a write ends", || ends(memory.write(0, &[8; 100_000])));
+        wait_until("a read ends", || ends(memory.read(0, &mut [0; 100_000])));
+        pairs.iter().for_each(|(from, to)| network.mend(*from, *to));
+        wait_until("it is free", || leased() == 0);
+    });
 }

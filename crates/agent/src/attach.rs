@@ -100,8 +100,8 @@ fn hold(node: &Node, ticket: &Ticket, wanted_carrier: carrier::Wanted) -> Result
     let ask = || Confirmation::ask(node.managers.connect()?, &lease.id);
     let confirmation = ticket.provisional.then(ask).transpose()?;
     let carrier = wanted_carrier.carrier(&lease.id)?;
-    if carrier.is_some() && lease.is_segment() {
-        let message = format!("the memory of segment {} is reached on its own machine alone", lease.id);
+    if lease.is_segment() && carrier.as_ref().is_some_and(|carrier| carrier.secret.is_none()) {
+        let message = format!("the memory of segment {} is reached over tcp, or by sharing it", lease.id);
         return Err(Error::new(Code::FabricUnavailable, message));
     }
     Ok(Holdings { options, carrier, confirmation, inbox, meter, reservation })

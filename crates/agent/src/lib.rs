@@ -261,6 +261,7 @@ fn node(
         clients: options.clients,
         description,
         gate,
+        serving: Mutex::default(),
     };
     Ok((node, port))
 }

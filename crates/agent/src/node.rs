@@ -1,11 +1,12 @@
 //! What the threads of one agent share.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use sublet_fabric::clock::Calibration;
+use sublet_fabric::progress::Progress;
 use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Code, Error};
 
@@ -13,6 +14,7 @@ use crate::gate::Gate;
 use crate::images::Images;
 use crate::kernels::Kernels;
 use crate::ledger::Ledger;
+use crate::lock;
 use crate::managers::Managers;
 use crate::packages::Packages;
 use crate::programs::Programs;
@@ -53,6 +55,8 @@ pub(crate) struct Node {
     pub(crate) clients: Clients,
     /// Where clients of other machines come, if they may.
     pub(crate) gate: Option<Gate>,
+    /// Serves the memory of segments to clients of other machines, from the first one on.
+    pub(crate) serving: Mutex<Option<Arc<Progress>>>,
 }
 
 /// Whose clients an agent serves.
@@ -66,6 +70,15 @@ pub enum Clients {
 }
 
 impl Node {
+    /// The thread that serves memory.
+    pub(crate) fn progress(&self) -> Result<Arc<Progress>, Error> {
+        let mut serving = lock(&self.serving);
+        if let Some(progress) = &*serving {
+            return Ok(progress.clone());
+        }
+        Ok(serving.insert(Arc::new(Progress::start()?)).clone())
+    }
+
     /// Starts a thread of the agent.
     pub(crate) fn spawn<T: Send + 'static>(
         self: &Arc<Node>,

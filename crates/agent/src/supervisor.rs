@@ -47,6 +47,7 @@ use start::Start;
 
 mod process;
 mod relay;
+mod served;
 mod start;
 mod tell;
 
@@ -133,7 +134,8 @@ impl Supervisor<'_> {
     /// Until the lease ends. An error ends it, too.
     fn supervise(&mut self) -> Result<End, Error> {
         if let Some(carrier) = &self.held.carrier {
-            self.relay = Some(Relay::new(self.node, &self.held.lease, carrier)?);
+            let segment = self.held.lease.is_segment().then_some(&self.held.inbox);
+            self.relay = Some(Relay::new(self.node, &self.held.lease, carrier, segment)?);
         }
         // A worker that is wanted at once starts while the manager verifies the token.
         if self.held.start {
@@ -300,7 +302,8 @@ impl Supervisor<'_> {
             }
             Event::FromWorker => self.hear_worker(),
             Event::Links => {
-                self.relay.iter().for_each(Relay::pass_links);
+                let identity = self.held.carrier.as_ref().and_then(|carrier| carrier.identity.as_ref());
+                self.relay.iter_mut().for_each(|relay| relay.pass_links(self.node, identity));
                 Ok(None)
             }
             Event::Alive => self.tell_alive(),
@@ -380,13 +383,14 @@ impl Supervisor<'_> {
             error!(lease = lease.id, %error, "the usage of the lease's last calls is lost");
         }
         let usage = meter.close().usage;
+        drop(relay);
         if lease.is_segment()
             && let Err(error) = punch_hole(inbox.fd(), 0, inbox.len_bytes())
         {
             // Until nobody maps it any more.
             error!(lease = lease.id, %error, "the memory of a segment is not free yet");
         }
-        drop((relay, inbox));
+        drop(inbox);
         if is_dead {
             drop(reservation)
         } else {

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use sublet_manager::core::{
-    Action, Core, Ended, Event, InstanceId, Joining, LeaseId, LeaseReport, Lending, NodeKey, QueueLimits,
-    Report, Request, RequestId, Settings, Standing, TenantKey, Terms,
+    Action, Core, Ended, Event, InstanceId, Joining, LeaseId, LeaseReport, Lending, Locality, NodeKey,
+    QueueLimits, Report, Request, RequestId, Settings, Standing, TenantKey, Terms,
 };
 use sublet_proto::price::Prices;
 use sublet_proto::v1::{LeaseRequest, NodeDescription, PackageBuild, PackageInfo, Usage};
@@ -34,6 +34,8 @@ struct Cluster {
     tenant: TenantKey,
     package: Arc<PackageInfo>,
     terms: Vec<Terms>,
+    /// Whether requests are for components of applications, beside neighbours and with keys.
+    are_components: bool,
     registered: HashMap<NodeKey, Registered>,
     leases: VecDeque<LeaseId>,
     cores_leased: u64,
@@ -59,6 +61,7 @@ impl Cluster {
             tenant,
             package: Arc::new(PackageInfo { builds: vec![build], ..PackageInfo::default() }),
             terms: SIZES.iter().map(|&cores| terms(cores)).collect(),
+            are_components: false,
             registered: HashMap::new(),
             leases: VecDeque::new(),
             cores_leased: 0,
@@ -119,9 +122,25 @@ impl Cluster {
             pu: String::new(),
             package: self.package.clone(),
             terms: self.terms[self.requests as usize % self.terms.len()],
+            locality: self.locality(),
             wait_ms: 0,
         };
         self.core.on_event(self.now_ms, Event::Request(Box::new(request)), &mut self.out);
+    }
+
+    /// Every other component has two neighbours that run already; each has a key.
+    fn locality(&self) -> Locality {
+        if !self.are_components {
+            return Locality::default();
+        }
+        let (number, neighbour) = (self.requests, |node: u128| format!("node-{}", node % u128::from(NODES)));
+        let near = if number.is_multiple_of(2) {
+            vec![neighbour(number), neighbour(number * 7)]
+        } else {
+            Vec::new()
+        };
+        let warm = format!("application-{}/component-{}", number % 5_000, number % 7);
+        Locality::of(&LeaseRequest { near, warm, ..LeaseRequest::default() }).expect("it is within limits")
     }
 
     fn grant(&mut self) {
@@ -132,7 +151,12 @@ impl Cluster {
     /// Takes note of what was granted.
     fn keep(&mut self) {
         for action in self.out.drain(..) {
-            let Action::Granted { leases, .. } = action else { panic!("{action:?}") };
+            let leases = match action {
+                Action::Granted { leases, .. } => leases,
+                // Their places follow from their keys, so a node with as many free cores as the largest has may be missing.
+                Action::Refused { .. } if self.are_components => continue,
+                action => panic!("{action:?}"),
+            };
             for lease in leases {
                 self.cores_leased +=
                     self.core.lease(lease).map_or(0, |lease| u64::from(lease.amount.workers));
@@ -219,6 +243,13 @@ fn decisions(criterion: &mut Criterion) {
                 cluster.grant();
                 cluster.end_oldest();
             });
+        });
+    }
+    for (name, cluster) in [("empty", Cluster::new as fn() -> Cluster), ("nearly full", Cluster::nearly_full)]
+    {
+        let mut cluster = Cluster { are_components: true, ..cluster() };
+        group.bench_function(format!("component, {name}"), |bencher| {
+            bencher.iter_custom(|requests| cluster.time_requests(requests));
         });
     }
     let mut cluster = Cluster::full();

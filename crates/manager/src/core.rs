@@ -32,6 +32,7 @@ mod grant;
 mod hash;
 mod ids;
 mod lease;
+mod locality;
 mod messages;
 mod moved;
 mod nodes;
@@ -49,6 +50,7 @@ use sublet_proto::v1::{self, LeaseState};
 
 pub use ids::{ClassKey, InstanceId, LeaseId, NodeKey, RequestId, TenantKey};
 pub use lease::{End, Lease, State};
+pub use locality::{Locality, MAX_NEAR};
 pub use messages::{
     Action, Ended, Event, Joining, LeaseReport, Renewal, Report, Reported, Request, Running, Standing,
 };

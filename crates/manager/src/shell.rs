@@ -23,7 +23,7 @@ use tokio::sync::{oneshot, watch};
 use crate::chance::Names;
 use crate::clock::Clock;
 use crate::core::{
-    Action, Core, Event, LeaseId, Reach, Renewal, Request, RequestId, Standing, TenantKey, Terms,
+    Action, Core, Event, LeaseId, Locality, Reach, Renewal, Request, RequestId, Standing, TenantKey, Terms,
 };
 use crate::database::Database;
 use crate::ledger::{Entry, Ledger, Writer};
@@ -122,6 +122,7 @@ pub(crate) struct Wanted {
     pub(crate) pu: String,
     pub(crate) package: Arc<PackageInfo>,
     pub(crate) terms: Terms,
+    pub(crate) locality: Locality,
     pub(crate) wait_ms: u64,
 }
 
@@ -242,6 +243,7 @@ impl Shell {
             pu: wanted.pu,
             package: wanted.package,
             terms: wanted.terms,
+            locality: wanted.locality,
             wait_ms: wanted.wait_ms,
         };
         match self.handle(&mut state, Event::Request(Box::new(request))) {
@@ -266,12 +268,13 @@ impl Shell {
         let Granted { ticket, reach, package, .. } = granted;
         let Reach { agent, host, network } = &*reach;
         let build = ticket.lease.as_ref().and_then(|lease| package.builds.get(lease.build as usize));
-        let in_python = build.is_some_and(|build| is_python(&build.architecture));
+        let is_segment = ticket.lease.as_ref().is_some_and(v1::Lease::is_segment);
+        let by_tcp = is_segment || build.is_some_and(|build| is_python(&build.architecture));
         LeaseGrant {
             ticket: self.signing.sign(&ticket),
             agent: agent.clone(),
             host: host.clone(),
-            network: if in_python { handed_connections(network.as_ref()) } else { network.clone() },
+            network: if by_tcp { handed_connections(network.as_ref()) } else { network.clone() },
             lease: ticket.lease,
             package: Some(PackageInfo::clone(&package)),
         }
@@ -475,7 +478,8 @@ pub(crate) fn active_leases(core: &Core) -> impl Iterator<Item = v1::Lease> + '_
     core.leases().filter(|lease| lease.is_active()).map(|lease| core.describe(lease))
 }
 
-/// How workers are reached that cannot connect by themselves, as copies of interpreters: by what they are handed.
+/// How workers are reached that cannot connect by themselves, as copies of interpreters, by what they are handed; and memory,
+/// which agents serve over no other network.
 fn handed_connections(network: Option<&NodeNetwork>) -> Option<NodeNetwork> {
     let network = network?;
     let is_handed = |fabric: &&String| fabric.parse() == Ok(Fabric::Tcp);

@@ -3,26 +3,29 @@
 //! A [`Memory`] is a list of segments. Each is a lease of its own, of memory alone, with a name, an end and a line on the
 //! bill. The first has the initial size and comes with the first access; each further one has the incremental size, and
 //! comes when something is written beyond the last. Together they are one stretch of bytes from 0 on, however many there
-//! are. On the client's own machine a segment is mapped, and reading and writing it is copying memory.
+//! are. On the client's own machine a segment is mapped, and reading and writing it is copying memory. One of another
+//! machine is read and written over a connection, and an access that spans segments is split.
 //!
 //! Invariants:
-//! - What is below the capacity is mapped; the capacity grows when it is, and shrinks by `&mut` alone.
+//! - What is below the capacity is attached, and mapped if it is of this machine; the capacity grows when it is, and shrinks
+//!   by `&mut` alone.
 //! - Bytes that were never written are 0. What is behind the length cannot be read.
+//! - What was written is there when the write returns, whoever reads it then.
 //! - When one segment has ended, all of the component has: its bytes are gone, and every access says why.
-//!
-//! Segments of other machines are not reached yet.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sublet_fabric::space::Space;
-use sublet_fabric::sync::{AtomicU64, Ordering};
+use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
 use sublet_proto::graph::{DEFAULT_SEGMENT_BYTES, MAX_SEGMENTS};
 use sublet_proto::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
+use crate::fabrics::{FabricChoice, Terms};
 use crate::invoker::allocation::milliseconds;
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
@@ -32,6 +35,8 @@ use segment::Segment;
 mod keeper;
 mod segment;
 
+/// How much is made 0 at a time.
+const ZEROS_BYTES: u64 = 1 << 20;
 /// How large it may become, if nothing is said. It is address space, and no memory before it is needed.
 const DEFAULT_LIMIT_BYTES: u64 = 1 << 40;
 
@@ -43,6 +48,8 @@ pub struct MemoryPlan {
     limit_bytes: u64,
     timeout: Duration,
     wait: Duration,
+    near: Vec<String>,
+    fabric: Option<FabricChoice>,
 }
 
 impl Default for MemoryPlan {
@@ -60,6 +67,8 @@ impl MemoryPlan {
             limit_bytes: DEFAULT_LIMIT_BYTES,
             timeout: Duration::ZERO,
             wait: Duration::ZERO,
+            near: Vec::new(),
+            fabric: None,
         }
     }
 
@@ -93,6 +102,18 @@ impl MemoryPlan {
         self
     }
 
+    /// Rather on these nodes, the first with room, than on others: those of whoever will access it.
+    pub fn near<N: Into<String>>(mut self, nodes: impl IntoIterator<Item = N>) -> MemoryPlan {
+        self.near = nodes.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// How segments are reached: shared memory on this machine and TCP elsewhere, if nothing is said.
+    pub fn fabric(mut self, fabric: FabricChoice) -> MemoryPlan {
+        self.fabric = Some(fabric);
+        self
+    }
+
     fn check(&self) -> Result<(), Error> {
         let sizes = [("initial", self.initial_bytes), ("incremental", self.increment_bytes)];
         for (what, bytes) in sizes {
@@ -117,6 +138,7 @@ impl MemoryPlan {
             memory_bytes,
             timeout_ms: milliseconds(self.timeout),
             wait_ms: milliseconds(self.wait),
+            near: self.near.clone(),
             ..v1::LeaseRequest::default()
         }
     }
@@ -129,8 +151,11 @@ impl MemoryPlan {
 pub struct Memory {
     manager: Arc<ManagerClient>,
     plan: MemoryPlan,
+    terms: Terms,
     space: Space,
-    /// All below is mapped. Raised under the lock of `segments`, Release; pairs with the Acquire load of every access.
+    /// Not 0: some segment is of another machine. Written under the lock of `segments`, before the capacity that has it.
+    is_spread: AtomicU32,
+    /// All below is there. Raised under the lock of `segments`, Release; pairs with the Acquire load of every access.
     capacity: AtomicU64,
     /// The end of what was written or resized to.
     len: AtomicU64,
@@ -149,8 +174,10 @@ impl Memory {
         let space = Space::reserve(reserved.unwrap_or(u64::MAX))?;
         Ok(Memory {
             manager,
+            terms: Terms::new(plan.fabric.clone(), None)?,
             plan,
             space,
+            is_spread: AtomicU32::new(0),
             capacity: AtomicU64::new(0),
             len: AtomicU64::new(0),
             keeper: Keeper::start()?,
@@ -169,6 +196,9 @@ impl Memory {
             return Err(self.beyond(offset, into.len() as u64));
         }
         self.ensure(end)?;
+        if self.is_spread.load(Ordering::Relaxed) != 0 {
+            return self.read_pieces(offset, into);
+        }
         // SAFETY: all below `end` is mapped, and stays so as long as this borrows the component.
         unsafe { self.space.read(offset, into) }.ok_or_else(|| self.beyond(offset, into.len() as u64))?;
         self.keeper.check()
@@ -183,8 +213,13 @@ impl Memory {
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
         let end = self.end_of(offset, from.len() as u64)?;
         self.ensure(end)?;
-        // SAFETY: as in `read`.
-        unsafe { self.space.write(offset, from) }.ok_or_else(|| self.beyond(offset, from.len() as u64))?;
+        if self.is_spread.load(Ordering::Relaxed) != 0 {
+            self.write_pieces(offset, from)?;
+        } else {
+            // SAFETY: as in `read`.
+            unsafe { self.space.write(offset, from) }
+                .ok_or_else(|| self.beyond(offset, from.len() as u64))?;
+        }
         self.len.fetch_max(end, Ordering::AcqRel);
         self.keeper.check()
     }
@@ -193,7 +228,7 @@ impl Memory {
     /// memory of several threads, and of other processes, needs. They stay there as long as the component is not resized.
     ///
     /// # Errors
-    /// As for [`Memory::read`].
+    /// As for [`Memory::read`]; `fabric_unavailable` for bytes of another machine.
     pub fn mapped(&self, offset: u64, len_bytes: u64) -> Result<NonNull<u8>, Error> {
         let end = self.end_of(offset, len_bytes)?;
         if end > self.len.load(Ordering::Acquire) {
@@ -201,6 +236,11 @@ impl Memory {
         }
         self.ensure(end)?;
         self.keeper.check()?;
+        if let Some(far) = self.between(offset, end).iter().find(|segment| segment.file().is_none()) {
+            let message =
+                format!("segment {} is on node {}, which is another machine", far.lease.id, far.lease.node);
+            return Err(Error::new(Code::FabricUnavailable, message));
+        }
         self.space.pointer(offset, len_bytes).ok_or_else(|| self.beyond(offset, len_bytes))
     }
 
@@ -229,21 +269,18 @@ impl Memory {
         let before = self.len.swap(len_bytes, Ordering::AcqRel);
         let mut segments = lock(&self.segments);
         while let Some(last) = segments.last().filter(|last| last.offset >= len_bytes) {
-            // SAFETY: this is the only borrow of the component, so nobody accesses it.
-            unsafe { self.space.unmap(last.offset, last.len_bytes) }?;
+            if last.file().is_some() {
+                // SAFETY: this is the only borrow of the component, so nobody accesses it.
+                unsafe { self.space.unmap(last.offset, last.len_bytes) }?;
+            }
             self.capacity.store(last.offset, Ordering::Release);
             self.keeper.release(last);
             self.keeper.ended(last);
             segments.pop();
         }
         let kept = segments.last().map_or(0, |last| last.offset + last.len_bytes).min(before);
-        if let Some(zeroed) = kept.checked_sub(len_bytes).filter(|zeroed| *zeroed > 0)
-            && let Some(at) = self.space.pointer(len_bytes, zeroed)
-        {
-            // SAFETY: it is mapped up to `kept`, and nobody else has a borrow.
-            unsafe { at.write_bytes(0, zeroed as usize) };
-        }
-        Ok(())
+        drop(segments);
+        self.zero(len_bytes, kept)
     }
 
     /// Lets all segments end this long from now, as far as the manager allows.
@@ -299,13 +336,74 @@ impl Memory {
             }
             let len_bytes = self.plan.segment_bytes(capacity);
             let grants = self.manager.request_lease(self.plan.request(len_bytes))?.grants;
-            let segment = Arc::new(Segment::attach(grants, capacity, len_bytes)?);
-            // SAFETY: the range is beyond the capacity, where nobody accesses anything.
-            unsafe { self.space.map(capacity, segment.file(), len_bytes) }?;
+            let segment = Arc::new(Segment::attach(grants, (capacity, len_bytes), &self.terms)?);
+            match segment.file() {
+                // SAFETY: the range is beyond the capacity, where nobody accesses anything.
+                Some(file) => unsafe { self.space.map(capacity, file, len_bytes) }?,
+                None => self.is_spread.store(1, Ordering::Relaxed),
+            }
             self.keeper.watch(segment.clone());
             segments.push(segment);
             self.capacity.store(capacity + len_bytes, Ordering::Release);
         }
+    }
+
+    /// The segments of a stretch.
+    fn between(&self, offset: u64, end: u64) -> Vec<Arc<Segment>> {
+        let segments = lock(&self.segments);
+        let first = segments.partition_point(|segment| segment.offset + segment.len_bytes <= offset);
+        segments[first..].iter().take_while(|segment| segment.offset < end).cloned().collect()
+    }
+
+    fn read_pieces(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+        let end = offset + into.len() as u64;
+        for segment in self.between(offset, end) {
+            let (start, part) = piece(&segment, offset, end);
+            let into = &mut into[part];
+            let read = match segment.file() {
+                None => segment.get(start, into),
+                // SAFETY: this segment is mapped, as long as this borrows the component.
+                Some(_) => unsafe { self.space.read(start, into) }.ok_or_else(|| self.beyond(start, 0)),
+            };
+            read.map_err(|error| self.failed(&segment, error))?;
+        }
+        self.keeper.check()
+    }
+
+    fn write_pieces(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+        let end = offset + from.len() as u64;
+        for segment in self.between(offset, end) {
+            let (start, part) = piece(&segment, offset, end);
+            let from = &from[part];
+            let written = match segment.file() {
+                None => segment.put(start, from),
+                // SAFETY: as in `read_pieces`.
+                Some(_) => unsafe { self.space.write(start, from) }.ok_or_else(|| self.beyond(start, 0)),
+            };
+            written.map_err(|error| self.failed(&segment, error))?;
+        }
+        Ok(())
+    }
+
+    /// Why an access of a segment failed. One that is out of reach has ended, and the component with it: what became of the
+    /// access is not known.
+    #[cold]
+    fn failed(&self, segment: &Segment, error: Error) -> Error {
+        if error.code == Code::AgentUnreachable {
+            self.keeper.lose(segment, &error);
+        }
+        self.keeper.check().err().unwrap_or(error)
+    }
+
+    fn zero(&self, from: u64, to: u64) -> Result<(), Error> {
+        let zeros = vec![0; to.saturating_sub(from).min(ZEROS_BYTES) as usize];
+        let mut at = from;
+        while at < to {
+            let len = (to - at).min(ZEROS_BYTES);
+            self.write_pieces(at, &zeros[..len as usize])?;
+            at += len;
+        }
+        Ok(())
     }
 
     #[cold]
@@ -322,4 +420,11 @@ impl Memory {
             format!("{len_bytes} bytes at {offset} of a memory component that grows to {limit} bytes");
         Error::new(Code::MemoryExceeded, message)
     }
+}
+
+/// What of a stretch lies in a segment: where that begins, and which of its bytes they are.
+fn piece(segment: &Segment, offset: u64, end: u64) -> (u64, Range<usize>) {
+    let start = offset.max(segment.offset);
+    let stop = end.min(segment.offset + segment.len_bytes);
+    (start, (start - offset) as usize..(stop - offset) as usize)
 }

@@ -208,6 +208,7 @@ fn node_messages() -> Vec<Vec<u8>> {
             ticks_per_ns: 2.5,
             link_secret: vec![1; 32],
             worker_certificate: vec![2; 40],
+            memory: Some(v1::RegionKey { key: 1 << 20, base: 0 }),
         }),
         FromAgent::Started(v1::Started { pid: 7, requested_ns: 1, package_ready_ns: 2, spawned_ns: 3 }),
         FromAgent::WorkerExited(v1::WorkerExited {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use prost::Message as _;
 use sublet_manager::core::{
     Action, Core, Ended, Event as CoreEvent, InstanceId, Joining, Lease, LeaseId, LeaseReport, Lending,
-    MAX_PARTS, Node, QueueLimits, Renewal, Report, Request, RequestId, Running, Settings, Standing,
+    Locality, MAX_PARTS, Node, QueueLimits, Renewal, Report, Request, RequestId, Running, Settings, Standing,
     TenantKey, Terms,
 };
 use sublet_manager::peers::Table;
@@ -280,7 +280,16 @@ impl Manager {
         pending.calls.push(call);
         let (tenant_key, package) = (self.tenants[tenant as usize], self.package.clone());
         let pu = String::new();
-        let request = Request { id, tenant: tenant_key, standing, pu, package, terms, wait_ms };
+        let request = Request {
+            id,
+            tenant: tenant_key,
+            standing,
+            pu,
+            package,
+            terms,
+            locality: Locality::default(),
+            wait_ms,
+        };
         if scene.sabotage == Some(Sabotage::HoldBack) && wait_ms > 0 && self.fairness.is_empty(tenant) {
             self.pending.entry(id).and_modify(|pending| pending.answer_by_us = u64::MAX);
         } else {
@@ -612,6 +621,7 @@ impl Manager {
             pu: String::new(),
             package: self.package.clone(),
             terms: Terms::of(&asked).ok()?,
+            locality: Locality::default(),
             wait_ms: 0,
         };
         let now_ms = self.clock.read_ms(scene.now_us);

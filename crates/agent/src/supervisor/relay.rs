@@ -15,11 +15,14 @@ use std::time::{Duration, Instant};
 use prost::Message;
 use sublet_fabric::greeting::PULSE;
 use sublet_fabric::packet::{PacketError, PacketSocket};
+use sublet_fabric::region::Region;
+use sublet_fabric::tls::Identity;
 use sublet_proto::v1::worker_to_client::Body as FromWorker;
 use sublet_proto::v1::{self, ClientToWorker, WorkerToClient, client_to_worker};
 use sublet_proto::{Code, Error, MAX_PACKET_BYTES, decode};
 use tracing::{debug, info};
 
+use super::served::Served;
 use crate::carrier::Carrier;
 use crate::links::{Arrival, OpenDesk};
 use crate::node::Node;
@@ -38,6 +41,8 @@ const MAX_LAST_WORDS: usize = 512;
 pub(super) struct Relay {
     /// Of tcp.
     desk: Option<OpenDesk>,
+    /// Of a segment, in place of a process.
+    served: Option<Served>,
     next_alive: Instant,
     process: Option<Process>,
 }
@@ -62,12 +67,25 @@ pub(super) enum Relayed {
 }
 
 impl Relay {
-    pub(super) fn new(node: &Node, lease: &v1::Lease, carrier: &Carrier) -> Result<Relay, Error> {
+    /// For the processes of a lease, or for the memory of a segment.
+    pub(super) fn new(
+        node: &Node,
+        lease: &v1::Lease,
+        carrier: &Carrier,
+        segment: Option<&Region>,
+    ) -> Result<Relay, Error> {
         let desk = match (&node.gate, carrier.secret) {
-            (Some(gate), Some(secret)) => Some(gate.links.open(&lease.id, secret, lease.cores)?),
+            // A segment has one connection, as if it had one worker.
+            (Some(gate), Some(secret)) => Some(gate.links.open(&lease.id, secret, lease.cores.max(1))?),
             _ => None,
         };
-        Ok(Relay { desk, next_alive: Instant::now(), process: None })
+        let served = segment.map(Served::new).transpose()?;
+        Ok(Relay { desk, served, next_alive: Instant::now(), process: None })
+    }
+
+    /// How the client reaches a segment.
+    pub(super) fn memory(&self) -> Option<v1::RegionKey> {
+        self.served.as_ref().map(Served::key)
     }
 
     /// A worker process was started; this is the client's end of its control socket.
@@ -140,10 +158,17 @@ impl Relay {
         }
     }
 
-    /// Passes on the connections that have arrived, or turns them away.
-    pub(super) fn pass_links(&self) {
+    /// Passes on the connections that have arrived, or turns them away. Those of a segment are served here.
+    pub(super) fn pass_links(&mut self, node: &Node, identity: Option<&Identity>) {
         let Some(open) = &self.desk else { return };
         for arrival in open.desk.take() {
+            if let Some(served) = &mut self.served {
+                let taken = node.progress().and_then(|progress| served.take(arrival, identity, &progress));
+                if let Err(error) = taken {
+                    info!(%error, "a connection to a segment was lost before it was served");
+                }
+                continue;
+            }
             match self.pass_link(&arrival) {
                 // A client that is gone meanwhile needs no answer.
                 Ok(()) => drop(arrival.greeting.accept(&arrival.socket)),
@@ -209,7 +234,7 @@ mod tests {
 
     fn relay() -> (Relay, PacketSocket) {
         let (ours, workers) = PacketSocket::pair().unwrap();
-        let mut relay = Relay { desk: None, next_alive: Instant::now(), process: None };
+        let mut relay = Relay { desk: None, served: None, next_alive: Instant::now(), process: None };
         relay.begin(ours).unwrap();
         (relay, workers)
     }

@@ -6,6 +6,7 @@ use sublet_proto::Error;
 use sublet_proto::v1::{self, FunctionUsage, NodeDescription, PackageInfo, Quota, TenantUse, Usage};
 
 use super::ids::{InstanceId, LeaseId, NodeKey, RequestId, TenantKey};
+use super::locality::Locality;
 use super::nodes::Lending;
 use super::terms::Terms;
 
@@ -133,6 +134,8 @@ pub struct Request {
     pub package: Arc<PackageInfo>,
     /// What its leases have.
     pub terms: Terms,
+    /// Where they had better be.
+    pub locality: Locality,
     /// How long it may wait.
     pub wait_ms: u64,
 }

@@ -274,6 +274,10 @@ impl Nodes {
         let seats = Seats::of(&description, &mut self.classes);
         let key = self.find(&description.name).unwrap_or_else(|| self.add(&description.name));
         self.unrank(key);
+        self.leave_rings(key);
+        for class in seats.classes() {
+            self.classes.ring_mut(class).insert(&description.name, key);
+        }
         if let Some(node) = self.get_mut(key) {
             node.reach = Arc::new(Reach::of(&description));
             node.capacity = Room {
@@ -372,6 +376,14 @@ impl Nodes {
         }
     }
 
+    fn leave_rings(&mut self, key: NodeKey) {
+        let Some(node) = self.get(key) else { return };
+        let (name, classes): (_, Vec<ClassKey>) = (node.name.clone(), node.seats.classes().collect());
+        for class in classes {
+            self.classes.ring_mut(class).remove(&name, key);
+        }
+    }
+
     fn unrank(&mut self, key: NodeKey) {
         self.move_by_memory(key, None);
         for seat in 0..MAX_SEATS {
@@ -436,6 +448,7 @@ impl Nodes {
     /// Forgets a node that has no leases.
     pub(super) fn remove(&mut self, key: NodeKey) {
         self.unrank(key);
+        self.leave_rings(key);
         if let Some(node) = self.slots.get_mut(key.0 as usize).and_then(Option::take) {
             self.by_name.remove(&node.name);
             self.unused.push(key.0);

@@ -17,8 +17,9 @@ use sublet_proto::{Code, Error};
 
 use super::chance::Chance;
 use super::ids::{ClassKey, NodeKey};
+use super::locality::{Locality, Ring};
 use super::messages::Request;
-use super::nodes::{Amount, Nodes};
+use super::nodes::{Amount, Node, Nodes};
 use super::segments;
 use super::terms::Terms;
 
@@ -182,6 +183,8 @@ struct Class {
     price: Price,
     /// For exclusive and for shared workers.
     ranks: [Ranks; 2],
+    /// All of its nodes, those that take no leases among them.
+    ring: Ring,
 }
 
 /// The ranked lists of each class.
@@ -212,6 +215,7 @@ impl Classes {
                 architecture: architecture.to_owned(),
                 price: self.prices.of(pu),
                 ranks: Default::default(),
+                ring: Ring::default(),
             });
             self.known.len() - 1
         });
@@ -276,6 +280,15 @@ impl Classes {
         &mut self.known[usize::from(class.0)].ranks[usize::from(shared)]
     }
 
+    /// Where leases of the same key begin to look.
+    fn ring(&self, class: ClassKey) -> &Ring {
+        &self.known[usize::from(class.0)].ring
+    }
+
+    pub(super) fn ring_mut(&mut self, class: ClassKey) -> &mut Ring {
+        &mut self.known[usize::from(class.0)].ring
+    }
+
     fn ranked(&self, class: ClassKey, shared: bool) -> &Ranks {
         &self.known[usize::from(class.0)].ranks[usize::from(shared)]
     }
@@ -321,7 +334,7 @@ pub(super) fn place(
     chance: &mut Chance,
 ) -> Result<(Choice, Vec<Part>), Error> {
     if request.terms.is_segment() {
-        return segments::place(nodes, &request.terms, chance).map(|(choice, part)| (choice, vec![part]));
+        return segments::place(nodes, request, chance).map(|(choice, part)| (choice, vec![part]));
     }
     let (choice, parts) = place_together(nodes, request, chance)?;
     let is_single =
@@ -351,15 +364,15 @@ fn place_together(
     request: &Request,
     chance: &mut Chance,
 ) -> Result<(Choice, Vec<Part>), Error> {
-    let Request { package, pu, terms, .. } = request;
+    let Request { package, pu, .. } = request;
     let mut fitting = nodes.classes.fitting(package, pu);
     match (fitting.next(), fitting.next()) {
         (None, _) => Err(no_class(package, pu)),
-        (Some(only), None) => place_in(nodes, only.class, terms, chance).map(|parts| (only, parts)),
+        (Some(only), None) => place_in(nodes, only.class, request, chance).map(|parts| (only, parts)),
         (Some(one), Some(other)) => {
             let mut choices: Vec<_> = [one, other].into_iter().chain(fitting).collect();
-            nodes.classes.rank(&mut choices, terms);
-            place_in_first(nodes, &choices, terms, chance)
+            nodes.classes.rank(&mut choices, &request.terms);
+            place_in_first(nodes, &choices, request, chance)
         }
     }
 }
@@ -368,12 +381,12 @@ fn place_together(
 fn place_in_first(
     nodes: &Nodes,
     choices: &[Choice],
-    terms: &Terms,
+    request: &Request,
     chance: &mut Chance,
 ) -> Result<(Choice, Vec<Part>), Error> {
     let mut refusals = Vec::new();
     for &choice in choices {
-        match place_in(nodes, choice.class, terms, chance) {
+        match place_in(nodes, choice.class, request, chance) {
             Ok(parts) => return Ok((choice, parts)),
             Err(error) => refusals.push(error),
         }
@@ -404,8 +417,14 @@ fn every_class(nodes: &Nodes, choices: &[Choice], refusals: &[Error]) -> Error {
     Error::new(code, said.join("; "))
 }
 
-fn place_in(nodes: &Nodes, class: ClassKey, terms: &Terms, chance: &mut Chance) -> Result<Vec<Part>, Error> {
-    if let Some(part) = on_one_node(nodes, class, terms, chance) {
+fn place_in(
+    nodes: &Nodes,
+    class: ClassKey,
+    request: &Request,
+    chance: &mut Chance,
+) -> Result<Vec<Part>, Error> {
+    let Request { terms, locality, .. } = request;
+    if let Some(part) = on_one_node(nodes, class, (terms, locality), chance) {
         return Ok(vec![part]);
     }
     if terms.max_nodes != 1
@@ -420,11 +439,30 @@ fn amount(terms: &Terms, workers: u32) -> Amount {
     Amount { workers, shared: terms.shared, memory_bytes: terms.memory_of(workers) }
 }
 
-fn on_one_node(nodes: &Nodes, class: ClassKey, terms: &Terms, chance: &mut Chance) -> Option<Part> {
+fn on_one_node(
+    nodes: &Nodes,
+    class: ClassKey,
+    (terms, locality): (&Terms, &Locality),
+    chance: &mut Chance,
+) -> Option<Part> {
     let amount = amount(terms, terms.workers);
-    let fits = |node| nodes.get(node).is_some_and(|node| node.free().memory_bytes >= amount.memory_bytes);
-    let ranks = nodes.classes.ranked(class, terms.shared);
-    ranks.nodes.first_fit(terms.workers, chance, fits).map(|node| Part { node, amount })
+    let fits = |node: &NodeKey| {
+        let fits = |node: &Node| {
+            let (free, is_of_class) = (node.free(), node.takes_leases() && node.seats.has(class));
+            is_of_class
+                && free.workers(terms.shared) >= terms.workers
+                && free.memory_bytes >= amount.memory_bytes
+        };
+        nodes.get(*node).is_some_and(fits)
+    };
+    let near = || locality.near().filter_map(|name| nodes.find(name)).find(fits);
+    let warm = || locality.warm(nodes.classes.ring(class)).find(fits);
+    let any = || {
+        let has_memory =
+            |node| nodes.get(node).is_some_and(|node| node.free().memory_bytes >= amount.memory_bytes);
+        nodes.classes.ranked(class, terms.shared).nodes.first_fit(terms.workers, chance, has_memory)
+    };
+    near().or_else(warm).or_else(any).map(|node| Part { node, amount })
 }
 
 /// The fewest nodes: those with most room first.

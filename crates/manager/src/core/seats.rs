@@ -47,6 +47,10 @@ impl Seats {
         }
     }
 
+    pub(super) fn classes(&self) -> impl Iterator<Item = ClassKey> + '_ {
+        self.0.iter().flatten().map(|seat| seat.class)
+    }
+
     /// The class of the node itself.
     pub(super) fn own(&self) -> Option<ClassKey> {
         self.0[0].map(|seat| seat.class)

@@ -2,6 +2,7 @@
 
 mod choices;
 mod moved;
+mod near;
 mod segments;
 mod stories;
 
@@ -173,6 +174,7 @@ impl House {
             pu: asked.pu.clone(),
             package: Arc::new(PackageInfo { name: "p".into(), builds, ..PackageInfo::default() }),
             terms: Terms::of(asked).unwrap(),
+            locality: Locality::of(asked).unwrap(),
             wait_ms: asked.wait_ms,
         };
         self.event(Event::Request(Box::new(request)))

@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{Parts, Service, permit, receive};
 use crate::auth::{Identity, Standing as Known, caller};
-use crate::core::{LeaseId, Node, Standing, Terms, may_run_on};
+use crate::core::{LeaseId, Locality, Node, Standing, Terms, may_run_on};
 use crate::database::blocking;
 use crate::ledger::Record;
 use crate::reply::{ReplyList, within_reply};
@@ -313,6 +313,7 @@ fn wanted(
         token: caller.token,
         standing,
         terms: Terms::of(&asked)?,
+        locality: Locality::of(&asked)?,
         pu: asked.pu,
         package,
         wait_ms: asked.wait_ms,

@@ -50,6 +50,8 @@ pub struct Allocation {
     wait: Duration,
     idle_timeout: Duration,
     pu: String,
+    near: Vec<String>,
+    warm: String,
     fabric: Option<FabricChoice>,
     interface: Option<String>,
 }
@@ -72,6 +74,8 @@ impl Allocation {
             wait: Duration::ZERO,
             idle_timeout: Duration::ZERO,
             pu: String::new(),
+            near: Vec::new(),
+            warm: String::new(),
             fabric: None,
             interface: None,
         }
@@ -130,6 +134,20 @@ impl Allocation {
     /// free, and a call that finds it taken goes to another worker. Not for workers that always poll.
     pub fn shared(mut self) -> Allocation {
         self.shared = true;
+        self
+    }
+
+    /// Rather on these nodes, the first with room, than on others: those of what the workers will communicate with. It
+    /// holds where all cores fit on one node; a lease says on which node it is.
+    pub fn near<N: Into<String>>(mut self, nodes: impl IntoIterator<Item = N>) -> Allocation {
+        self.near = nodes.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Rather where leases with the same key have been, such as an application's and a component's name: their environment
+    /// may be warm there. Nodes that [`Allocation::near`] names come first.
+    pub fn warm(mut self, key: impl Into<String>) -> Allocation {
+        self.warm = key.into();
         self
     }
 
@@ -195,6 +213,8 @@ impl Allocation {
             wait_ms: milliseconds(self.wait),
             idle_timeout_ms: milliseconds(self.idle_timeout),
             pu: self.pu.clone(),
+            near: self.near.clone(),
+            warm: self.warm.clone(),
             options: Some(WorkerOptions {
                 slots: self.slots,
                 slot_bytes: self.slot_bytes,

@@ -156,7 +156,7 @@ impl Attaching {
 }
 
 /// Connects to a grant's agent: by its Unix socket where memory can be shared, else by a network that both have.
-fn reach(
+pub(crate) fn reach(
     grant: &v1::LeaseGrant,
     terms: &Terms,
     here: &Here,
@@ -200,7 +200,8 @@ fn local(inbox: Option<OwnedFd>, inbox_bytes: u64) -> Result<Carrier, Error> {
     Ok(Carrier::Local(shm::Endpoint::new(window, None)))
 }
 
-fn route(
+/// The way to what a lease has on its node.
+pub(crate) fn route(
     (dial, network): (Dial, Network),
     agent: Option<IpAddr>,
     lease: &str,
@@ -217,7 +218,7 @@ fn route(
     Ok(Route { dial, network, agent, lease: id.to_be_bytes(), secret, certificate })
 }
 
-pub(crate) fn connect(address: &str) -> Result<PacketSocket, Error> {
+fn connect(address: &str) -> Result<PacketSocket, Error> {
     PacketSocket::connect(socket_path(address)?).map_err(|error| {
         Error::new(Code::AgentUnreachable, format!("the lease's agent at {address}: {error}"))
     })

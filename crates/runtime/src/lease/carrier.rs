@@ -50,18 +50,31 @@ impl Carrier {
     }
 }
 
-/// The way to a node's workers.
-pub(super) struct Route {
-    pub(super) dial: Dial,
-    pub(super) network: Network,
+/// The way to a node's workers, or to the memory of a segment there.
+pub(crate) struct Route {
+    pub(crate) dial: Dial,
+    pub(crate) network: Network,
     /// Where the agent is.
-    pub(super) agent: Option<IpAddr>,
+    pub(crate) agent: Option<IpAddr>,
     /// The lease's id.
-    pub(super) lease: [u8; 16],
+    pub(crate) lease: [u8; 16],
     /// Of TCP: by which a connection is proven to be this client's.
-    pub(super) secret: [u8; 32],
-    /// The only one that workers may have.
-    pub(super) certificate: Vec<u8>,
+    pub(crate) secret: [u8; 32],
+    /// The only one that the other end may have.
+    pub(crate) certificate: Vec<u8>,
+}
+
+impl Route {
+    /// Over TCP, a connection to a worker. No counter is good twice.
+    pub(crate) fn stream(&self, worker: u32, counter: u64) -> Result<Stream, Error> {
+        let socket = self.dial.connect()?;
+        let kind = Kind::Data(DataLink { lease: self.lease, worker, counter });
+        greeting::greet(&socket, &kind, Some(&self.secret))?;
+        Ok(match self.network {
+            Network::Tcp { encrypted: true } => Stream::encrypted_client(socket, &self.certificate)?,
+            _ => Stream::plain(socket)?,
+        })
+    }
 }
 
 /// The connections to the workers of a lease.
@@ -203,10 +216,10 @@ impl Remote {
     /// Begins the connections to all threads of a worker process. No counter is used twice.
     pub(super) fn link(&self, counter: &mut u64) -> Result<Links, Error> {
         match &self.route.network {
-            Network::Tcp { encrypted } => {
+            Network::Tcp { .. } => {
                 let stream = |(worker, _)| {
                     *counter += 1;
-                    self.stream(worker, *counter, *encrypted)
+                    self.route.stream(worker, *counter)
                 };
                 Ok(Links::Streams((0..).zip(&self.ends).map(stream).collect::<Result<_, Error>>()?))
             }
@@ -218,16 +231,6 @@ impl Remote {
                 Ok(Links::Contacts(contacts.collect::<Result<_, FabricError>>()?))
             }
         }
-    }
-
-    fn stream(&self, worker: u32, counter: u64, encrypted: bool) -> Result<Stream, Error> {
-        let socket = self.route.dial.connect()?;
-        let kind = Kind::Data(DataLink { lease: self.route.lease, worker, counter });
-        greeting::greet(&socket, &kind, Some(&self.route.secret))?;
-        Ok(match encrypted {
-            false => Stream::plain(socket)?,
-            true => Stream::encrypted_client(socket, &self.route.certificate)?,
-        })
     }
 
     /// A region of this side, as a worker process is told of it.

@@ -10,16 +10,16 @@ use crate::access::CONNECT_TIMEOUT;
 
 /// Where an agent listens, and which way goes there.
 #[derive(Clone, Debug)]
-pub(super) struct Dial {
+pub(crate) struct Dial {
     /// As `host:port`.
-    pub(super) address: String,
+    pub(crate) address: String,
     /// The interface that connections go out by, by its name or one of its addresses.
-    pub(super) interface: Option<String>,
+    pub(crate) interface: Option<String>,
 }
 
 impl Dial {
     /// A new connection, within [`CONNECT_TIMEOUT`].
-    pub(super) fn connect(&self) -> Result<TcpStream, Error> {
+    pub(crate) fn connect(&self) -> Result<TcpStream, Error> {
         greeting::dial(&self.address, self.interface.as_deref(), Instant::now() + CONNECT_TIMEOUT)
     }
 }

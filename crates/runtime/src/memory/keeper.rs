@@ -5,7 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use sublet_fabric::greeting::PULSE;
 use sublet_fabric::packet::PacketError;
 use sublet_fabric::sync::{AtomicU32, Ordering};
 use sublet_proto::v1::{self, agent_to_client, client_to_agent};
@@ -13,6 +14,9 @@ use sublet_proto::{Code, Error, decode};
 
 use super::segment::Segment;
 use crate::lease::link::{AGENT_TIMEOUT, error_of, lock, protocol};
+
+/// How long the end of a segment may take to be told after its connection has ended: its agent tells a manager first.
+const WORD_GRACE: Duration = Duration::from_millis(2_500);
 
 /// Watches over the segments of one component. Its thread ends with it.
 pub(super) struct Keeper(Arc<Shared>);
@@ -68,6 +72,16 @@ impl Keeper {
         lock(&self.0.inside).leaving.insert(segment.lease.id.clone(), None);
         // An agent that cannot be told is gone, and its lease with it.
         let _ = segment.agent.tell(client_to_agent::Body::Release(v1::Release {}));
+    }
+
+    /// A segment's connection is lost: the component has ended, if it had not before. Why is the agent's to say, if it is there.
+    pub(super) fn lose(&self, segment: &Segment, why: &Error) {
+        let mut inside = self.0.wait_until(WORD_GRACE, |inside| inside.why_ended.is_some());
+        inside.why_ended.get_or_insert_with(|| why.clone());
+        drop(inside);
+        self.0.ended.store(1, Ordering::Release);
+        let _ = segment.agent.tell(client_to_agent::Body::Release(v1::Release {}));
+        self.0.changed.notify_all();
     }
 
     /// The lease of a segment that is being given back, with what it used, if its agent says so in time.
@@ -132,6 +146,7 @@ impl Shared {
     }
 
     fn run(&self) {
+        let mut next_pulse = Instant::now();
         loop {
             let watched = {
                 let inside = lock(&self.inside);
@@ -140,12 +155,26 @@ impl Shared {
                 }
                 inside.watched.clone()
             };
+            let now = Instant::now();
+            let is_far = |segment: &&Arc<Segment>| segment.agent.is_remote();
+            if now >= next_pulse {
+                for segment in watched.iter().filter(is_far) {
+                    // If the agent is gone, its connection says so when it is next looked at.
+                    let _ = segment.agent.tell(client_to_agent::Body::Alive(v1::Alive {}));
+                }
+                next_pulse = now + PULSE;
+            }
+            let until = watched
+                .iter()
+                .any(|segment| is_far(&segment))
+                .then(|| next_pulse.saturating_duration_since(now));
+            let until = until.and_then(|left| Timespec::try_from(left).ok());
             let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
             fds.extend(
                 watched.iter().map(|segment| PollFd::from_borrowed_fd(segment.agent.as_fd(), PollFlags::IN)),
             );
             // A signal, or memory that is short for a moment: it is looked anew.
-            if poll(&mut fds, None).is_err() {
+            if poll(&mut fds, until.as_ref()).is_err() {
                 continue;
             }
             let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
@@ -153,12 +182,14 @@ impl Shared {
                 let _ = rustix::io::read(&self.bell, &mut [0; 8]);
             }
             for (segment, _) in watched.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
-                self.hear(segment);
+                // Over a network several messages may have been read at once.
+                while self.hear(segment) && segment.agent.is_remote() {}
             }
         }
     }
 
-    fn hear(&self, segment: &Segment) {
+    /// Says whether there may be more to hear.
+    fn hear(&self, segment: &Segment) -> bool {
         let gone = |why: String| {
             Error::new(
                 Code::AgentUnreachable,
@@ -168,7 +199,7 @@ impl Shared {
         let packet = match segment.agent.receive(Some(Duration::ZERO)) {
             Ok(Some(packet)) => packet,
             Ok(None) => return self.end(segment, gone(segment.agent.why_gone()), None),
-            Err(PacketError::TimedOut(_)) => return,
+            Err(PacketError::TimedOut(_)) => return false,
             Err(error) => return self.end(segment, gone(error.to_string()), None),
         };
         let message = decode::<v1::AgentToClient>("an agent's message", &packet.bytes);
@@ -178,25 +209,27 @@ impl Shared {
                     0 => Error::new(Code::LeaseEnded, format!("segment {} was given back", segment.lease.id)),
                     code => error_of(code, ended.reason),
                 };
-                self.end(segment, reason, ended.usage);
+                self.end(segment, reason, ended.usage)
             }
             Ok(Some(agent_to_client::Body::Renewed(_))) => self.answer(Ok(())),
             Ok(Some(agent_to_client::Body::Failure(failure))) => {
                 self.answer(Err(error_of(failure.code, failure.message)))
             }
             // An end that is announced comes.
-            Ok(Some(agent_to_client::Body::Ending(_) | agent_to_client::Body::Alive(_))) => {}
+            Ok(Some(agent_to_client::Body::Ending(_) | agent_to_client::Body::Alive(_))) => true,
             Ok(body) => self.end(segment, protocol(format!("an agent said {body:?} of a segment")), None),
             Err(error) => self.end(segment, error, None),
         }
     }
 
-    fn answer(&self, renewed: Result<(), Error>) {
+    fn answer(&self, renewed: Result<(), Error>) -> bool {
         lock(&self.inside).renewed = Some(renewed);
         self.changed.notify_all();
+        true
     }
 
-    fn end(&self, segment: &Segment, why: Error, usage: Option<v1::Usage>) {
+    fn end(&self, segment: &Segment, why: Error, usage: Option<v1::Usage>) -> bool {
+        let reason = why.message.clone();
         let mut inside = lock(&self.inside);
         inside.watched.retain(|watched| watched.lease.id != segment.lease.id);
         match inside.leaving.get_mut(&segment.lease.id) {
@@ -207,6 +240,8 @@ impl Shared {
             }
         }
         drop(inside);
+        segment.disconnect(&reason);
         self.changed.notify_all();
+        false
     }
 }

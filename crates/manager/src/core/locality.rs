@@ -1,0 +1,155 @@
+//! Where a lease had better be, of the nodes where it fits: beside what it communicates with, or where others like it have
+//! been (Scad 4.1.1, steps 1, 3 and 4). Where neither has room the lists by rank decide (step 5).
+//!
+//! Leases with the same key begin to look at the same place of a ring of nodes, so the same nodes have their environment
+//! warm, and a node that comes or goes moves few of them.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use sublet_proto::v1::LeaseRequest;
+use sublet_proto::{Code, Error};
+
+use super::ids::NodeKey;
+
+/// Most nodes that a request may name, and the longest name of one, in bytes.
+pub const MAX_NEAR: usize = 16;
+const MAX_NODE_NAME_BYTES: usize = 64;
+/// Longest key, in bytes: an application's name and a component's.
+const MAX_KEY_BYTES: usize = 192;
+/// How many nodes of the ring are looked at.
+const LOOKS: usize = 8;
+
+/// What a request says of that.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Locality {
+    /// Names of nodes, the best first.
+    near: Vec<String>,
+    /// Where in the ring it begins to look.
+    warm: Option<u64>,
+}
+
+impl Locality {
+    /// What a request says.
+    ///
+    /// # Errors
+    /// `invalid_argument` with the limit.
+    pub fn of(asked: &LeaseRequest) -> Result<Locality, Error> {
+        let invalid = |message: String| Err(Error::new(Code::InvalidArgument, message));
+        let LeaseRequest { near, warm, .. } = asked;
+        if near.len() > MAX_NEAR {
+            return invalid(format!("{} nodes to be near to, at most {MAX_NEAR} are taken", near.len()));
+        }
+        if let Some(long) = near.iter().find(|name| name.len() > MAX_NODE_NAME_BYTES) {
+            return invalid(format!(
+                "a node has at most {MAX_NODE_NAME_BYTES} bytes of name, and not {}",
+                long.len()
+            ));
+        }
+        if warm.len() > MAX_KEY_BYTES {
+            return invalid(format!("a key of {} bytes, at most {MAX_KEY_BYTES} are taken", warm.len()));
+        }
+        Ok(Locality { near: near.clone(), warm: (!warm.is_empty()).then(|| place_of(warm)) })
+    }
+
+    /// Nodes to be near to.
+    pub(super) fn near(&self) -> impl Iterator<Item = &str> {
+        self.near.iter().map(String::as_str)
+    }
+
+    /// Those nodes of a ring where its like has been, if it says what that is.
+    pub(super) fn warm<'ring>(&self, ring: &'ring Ring) -> impl Iterator<Item = NodeKey> + 'ring {
+        self.warm.into_iter().flat_map(move |from| ring.from(from).take(LOOKS))
+    }
+}
+
+/// Nodes in the order of their names' hashes.
+#[derive(Debug, Default)]
+pub(super) struct Ring(Vec<(u64, NodeKey)>);
+
+impl Ring {
+    /// One that is there already stays.
+    pub(super) fn insert(&mut self, name: &str, node: NodeKey) {
+        let place = place_of(name);
+        if let Err(at) = self.find(place, node) {
+            self.0.insert(at, (place, node));
+        }
+    }
+
+    pub(super) fn remove(&mut self, name: &str, node: NodeKey) {
+        if let Ok(at) = self.find(place_of(name), node) {
+            self.0.remove(at);
+        }
+    }
+
+    /// All of them, once around.
+    fn from(&self, place: u64) -> impl Iterator<Item = NodeKey> + '_ {
+        let first = self.0.partition_point(|(other, _)| *other < place);
+        self.0[first..].iter().chain(&self.0[..first]).map(|(_, node)| *node)
+    }
+
+    fn find(&self, place: u64, node: NodeKey) -> Result<usize, usize> {
+        self.0.binary_search(&(place, node))
+    }
+}
+
+/// The same for the same name as long as the manager runs, and spread evenly over all names.
+fn place_of(name: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ring(nodes: impl IntoIterator<Item = u32>) -> Ring {
+        let mut ring = Ring::default();
+        nodes.into_iter().for_each(|node| ring.insert(&format!("node-{node}"), NodeKey(node)));
+        ring
+    }
+
+    fn first(ring: &Ring, key: &str) -> u32 {
+        ring.from(place_of(key)).next().unwrap().0
+    }
+
+    #[test]
+    fn a_key_leads_to_the_same_node_and_keys_spread() {
+        let ring = ring(0..100);
+        let mut counts = [0u32; 100];
+        for key in 0..10_000 {
+            counts[first(&ring, &format!("app/{key}")) as usize] += 1;
+        }
+        assert!(counts.iter().filter(|count| **count > 0).count() > 90, "{counts:?}");
+        assert_eq!(ring.from(7).count(), 100);
+    }
+
+    #[test]
+    fn a_node_that_goes_moves_the_keys_that_it_had_and_no_others() {
+        let mut ring = ring(0..100);
+        let keys: Vec<String> = (0..1000).map(|key| format!("app/{key}")).collect();
+        let before: Vec<u32> = keys.iter().map(|key| first(&ring, key)).collect();
+        ring.remove("node-17", NodeKey(17));
+        for (key, before) in keys.iter().zip(before) {
+            let now = first(&ring, key);
+            assert!(now != 17 && (now == before || before == 17), "{key}: {before} {now}");
+        }
+        ring.insert("node-17", NodeKey(17));
+        ring.insert("node-17", NodeKey(17));
+        assert_eq!(ring.from(0).count(), 100);
+    }
+
+    #[test]
+    fn what_no_request_can_say_is_refused_with_the_limit() {
+        let near = |names: Vec<String>| LeaseRequest { near: names, ..LeaseRequest::default() };
+        for (asked, named) in [
+            (near(vec!["n".into(); 17]), "17"),
+            (near(vec!["n".repeat(65)]), "65"),
+            (LeaseRequest { warm: "k".repeat(193), ..LeaseRequest::default() }, "193"),
+        ] {
+            let error = Locality::of(&asked).unwrap_err();
+            assert!(error.code == Code::InvalidArgument && error.message.contains(named), "{error}");
+        }
+        assert_eq!(Locality::of(&LeaseRequest::default()).unwrap(), Locality::default());
+    }
+}
