@@ -60,7 +60,8 @@ impl Progress {
         Ok(Progress { shared, thread: Some(thread) })
     }
 
-    /// Serves this end until its connection goes down.
+    /// Serves this end until its connection goes down. What has come already is taken here: a stream that has it in a buffer of
+    /// its own, as one whose handshake read on, is not readable for it.
     pub fn serve(&self, endpoint: impl Into<Served>) -> Result<(), FabricError> {
         let endpoint = endpoint.into();
         let not_served = |error| FabricError::system("epoll_ctl for an end to be served", error);
@@ -73,6 +74,8 @@ impl Progress {
         let data = epoll::EventData::new_u64(place as u64);
         epoll::add(&self.shared.epoll, readable.as_fd(), data, epoll::EventFlags::IN).map_err(not_served)?;
         served[place] = Some(endpoint);
+        drop(served);
+        self.shared.turn(place);
         Ok(())
     }
 

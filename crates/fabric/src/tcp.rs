@@ -69,7 +69,7 @@ pub struct Endpoint {
     link: Link,
     sending: Mutex<Sending>,
     receiving: Mutex<Receiving>,
-    requests: Requests,
+    requests: Arc<Requests>,
     replies: Replies,
     waiters: Waiters,
     /// 1 if something is gathered or could not be sent yet. Written under the lock of `sending`; a hint.
@@ -88,7 +88,7 @@ impl Endpoint {
             link: Link::new(),
             sending: Mutex::new(Sending { stream: None, outbox: Outbox::new() }),
             receiving: Mutex::new(Receiving { stream: None, inbox: Inbox::new(), idle: 0 }),
-            requests: Requests::new(),
+            requests: Arc::new(Requests::new()),
             replies: Replies::new(),
             waiters: Waiters::new(),
             unsent: AtomicU32::new(0),
@@ -199,6 +199,34 @@ impl Endpoint {
         self.ask(request, |request| Frame::Get { request, key, offset, len_bytes }).map(|_| ())
     }
 
+    /// Asks for bytes and does not wait for them. None: there are too many already that nobody has waited for.
+    ///
+    /// # Errors
+    /// As for [`crate::Endpoint::get`].
+    ///
+    /// # Safety
+    /// The place is writable, and nobody else's, until what this returns is waited for or dropped. It is not forgotten.
+    pub unsafe fn begin_get(
+        self: &Arc<Endpoint>,
+        from: Address,
+        into: NonNull<u8>,
+        len_bytes: u64,
+    ) -> Result<Option<Getting>, FabricError> {
+        let place = self.place(from, len_bytes)?;
+        // SAFETY: as the caller vouches; the end of what it holds then waits for the reply.
+        let Some(request) = (unsafe { self.requests.bytes_ahead(into, len_bytes) }) else {
+            return Ok(None);
+        };
+        let (key, offset) = (place.key, place.base.wrapping_add(from.offset));
+        match self.send_request(&request, |request| Frame::Get { request, key, offset, len_bytes }) {
+            Ok(connection) => Ok(Some(Getting { end: self.clone(), request: Some((request, connection)) })),
+            Err(error) => {
+                self.let_go(request);
+                Err(error)
+            }
+        }
+    }
+
     /// See [`crate::Endpoint::fetch_add`].
     pub fn fetch_add(&self, at: Address, value: u64) -> Result<u64, FabricError> {
         let place = self.aligned(at, WORD_BYTES)?;
@@ -247,23 +275,18 @@ impl Endpoint {
     }
 
     /// Sends a request and waits for its reply.
-    fn ask(&self, request: Request<'_>, frame: impl FnOnce(u32) -> Frame) -> Result<u64, FabricError> {
-        let answer = self.ask_and_wait(&request, frame);
-        if answer.is_err() {
-            // The reply may be on its way all the same, and this is what ends that: under the lock nobody writes to its
-            // place, and once the request is gone nobody will.
-            let mut receiving = lock(&self.receiving);
-            receiving.inbox.abandon(request.number());
-            drop(request);
+    fn ask(&self, request: Request, frame: impl FnOnce(u32) -> Frame) -> Result<u64, FabricError> {
+        match self.send_request(&request, frame) {
+            Ok(connection) => self.reply(request, connection),
+            Err(error) => {
+                self.let_go(request);
+                Err(error)
+            }
         }
-        answer
     }
 
-    fn ask_and_wait(
-        &self,
-        request: &Request<'_>,
-        frame: impl FnOnce(u32) -> Frame,
-    ) -> Result<u64, FabricError> {
+    /// Sends a request. The reply comes by the connection whose number this returns.
+    fn send_request(&self, request: &Request, frame: impl FnOnce(u32) -> Frame) -> Result<u32, FabricError> {
         let mut sending = self.sending()?;
         let connection = self.link.connection();
         if !request.is_open() {
@@ -273,13 +296,26 @@ impl Endpoint {
         unsafe { self.add(&mut sending, frame(request.number()), (NonNull::dangling(), 0)) }?;
         self.send_all(&mut sending)?;
         self.leave(sending);
+        Ok(connection)
+    }
+
+    /// Waits for the reply to a request, or the end of its connection.
+    fn reply(&self, request: Request, connection: u32) -> Result<u64, FabricError> {
         let (line, turn) = request.line();
         let over = || self.link.connection() != connection;
         if self.spin(line, turn, LOOKS_FOR_REPLY) || self.wait(line, turn, None, over) {
-            Ok(request.word())
-        } else {
-            Err(self.link.error())
+            return Ok(request.word());
         }
+        self.let_go(request);
+        Err(self.link.error())
+    }
+
+    /// Ends a request that has no reply. That may be on its way all the same, and this is what ends it: under the lock
+    /// nobody writes to its place, and once the request is gone nobody will.
+    fn let_go(&self, request: Request) {
+        let mut receiving = lock(&self.receiving);
+        receiving.inbox.abandon(request.number());
+        drop(request);
     }
 
     /// The peer has ended the stream without a reason.
@@ -350,6 +386,35 @@ impl Endpoint {
         drop(receiving);
         self.replies.clear();
         self.note_unsent(false);
+    }
+}
+
+/// Bytes that have been asked for. Dropped, it waits for them.
+pub struct Getting {
+    end: Arc<Endpoint>,
+    /// Until the reply was waited for: with the connection by which it comes.
+    request: Option<(Request, u32)>,
+}
+
+impl Getting {
+    /// Waits for them.
+    ///
+    /// # Errors
+    /// As for [`crate::Endpoint::get`].
+    pub fn wait(mut self) -> Result<(), FabricError> {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Result<(), FabricError> {
+        let Some((request, connection)) = self.request.take() else { return Ok(()) };
+        self.end.reply(request, connection).map(|_| ())
+    }
+}
+
+impl Drop for Getting {
+    fn drop(&mut self) {
+        // Nobody is left to be told.
+        let _ = self.finish();
     }
 }
 

@@ -2,7 +2,7 @@
 //! publishes, so that who waits for a reply waits as one waits for any line.
 
 use std::ptr::NonNull;
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 use crate::FabricError;
 use crate::line::{Line, Turn, Watch};
@@ -11,6 +11,8 @@ use crate::sync::lock;
 /// Requests of one end that are under way at the same time, at most; further ones wait on this side. The peer keeps as
 /// many and cuts off who sends more.
 pub(super) const MAX_REQUESTS: usize = 64;
+/// Places that are kept for requests that are waited for at once, so that who has asked for much ahead can still ask.
+const KEPT_PLACES: usize = MAX_REQUESTS / 2;
 
 /// The places of one end.
 pub(super) struct Requests {
@@ -47,8 +49,8 @@ enum Expected {
 unsafe impl Send for Expected {}
 
 /// A request under way.
-pub(super) struct Request<'requests> {
-    requests: &'requests Requests,
+pub(super) struct Request {
+    requests: Arc<Requests>,
     number: u32,
     turn: Turn,
 }
@@ -67,17 +69,32 @@ impl Requests {
     ///
     /// # Safety
     /// They must be writable until the request is dropped, and it must not be dropped while frames are being received.
-    pub(super) unsafe fn bytes(&self, into: NonNull<u8>, len_bytes: u64) -> Request<'_> {
+    pub(super) unsafe fn bytes(self: &Arc<Requests>, into: NonNull<u8>, len_bytes: u64) -> Request {
         self.begin(Expected::Bytes { into, len_bytes })
     }
 
+    /// A request for bytes that nobody waits for yet, if there is a place for one.
+    ///
+    /// # Safety
+    /// As for [`Requests::bytes`].
+    pub(super) unsafe fn bytes_ahead(
+        self: &Arc<Requests>,
+        into: NonNull<u8>,
+        len_bytes: u64,
+    ) -> Option<Request> {
+        let mut free = lock(&self.free);
+        let number = if free.len() > KEPT_PLACES { free.pop() } else { None };
+        drop(free);
+        number.map(|number| self.occupy(number, Expected::Bytes { into, len_bytes }))
+    }
+
     /// A request for a word.
-    pub(super) fn word(&self) -> Request<'_> {
+    pub(super) fn word(self: &Arc<Requests>) -> Request {
         self.begin(Expected::Word)
     }
 
     /// Waits for a free place; those who hold one see to it that it becomes free.
-    fn begin(&self, expected: Expected) -> Request<'_> {
+    fn begin(self: &Arc<Requests>, expected: Expected) -> Request {
         let mut free = lock(&self.free);
         let number = loop {
             match free.pop() {
@@ -86,10 +103,14 @@ impl Requests {
             }
         };
         drop(free);
+        self.occupy(number, expected)
+    }
+
+    fn occupy(self: &Arc<Requests>, number: u32, expected: Expected) -> Request {
         let mut asked = lock(&self.places[number as usize].asked);
         let turn = Turn::of_use(asked.uses);
         *asked = Asked { uses: asked.uses + 1, expected: Some(expected) };
-        Request { requests: self, number, turn }
+        Request { requests: self.clone(), number, turn }
     }
 
     /// The connection that they were for is gone: a reply to any of them makes no sense.
@@ -139,7 +160,7 @@ fn unasked(number: u32) -> FabricError {
     FabricError::Protocol(format!("a reply to request {number}, which was not made or not so"))
 }
 
-impl Request<'_> {
+impl Request {
     pub(super) fn number(&self) -> u32 {
         self.number
     }
@@ -162,7 +183,7 @@ impl Request<'_> {
     }
 }
 
-impl Drop for Request<'_> {
+impl Drop for Request {
     fn drop(&mut self) {
         lock(&self.requests.places[self.number as usize].asked).expected = None;
         lock(&self.requests.free).push(self.number);

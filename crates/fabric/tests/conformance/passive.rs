@@ -1,10 +1,10 @@
 //! A side that runs nothing of its own: one thread serves all its ends.
 
-use std::io::{IoSlice, Write};
+use std::io::{IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sublet_fabric::exposed::{OWN, RemoteRegion};
 use sublet_fabric::progress::Progress;
@@ -211,5 +211,45 @@ fn a_client_with_a_wrong_key_gets_nothing_and_the_others_stay() {
         assert!(bad.get(own_at(0), &mut got).is_err() && got == [0; 8]);
         good.put(own_at(0), &[0; 8]).unwrap();
         use_memory(&good, 0);
+    });
+}
+
+/// Between two sockets, so that what the first says after its first words comes to the second in one piece.
+fn pass_on(client: TcpStream, server: TcpStream) {
+    let copy = |mut from: TcpStream, mut to: TcpStream, pause: Duration| {
+        let mut bytes = vec![0; 1 << 16];
+        for round in 0.. {
+            if round == 1 {
+                std::thread::sleep(pause);
+            }
+            match from.read(&mut bytes) {
+                Ok(len) if len > 0 => to.write_all(&bytes[..len]).unwrap(),
+                _ => return,
+            }
+        }
+    };
+    let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
+    std::thread::spawn(move || copy(back.0, back.1, Duration::ZERO));
+    std::thread::spawn(move || copy(client, server, Duration::from_millis(300)));
+}
+
+#[test]
+fn what_a_client_sends_with_the_end_of_its_handshake_is_served() {
+    let component = Component::new(Carrier::Tls);
+    let RemoteRegion { key, .. } = component.node.end(None).expose(OWN).unwrap();
+    let identity = Identity::generate("conformance").unwrap();
+    let ((ours, near), (far, theirs)) = (sockets(), sockets());
+    pass_on(near, far);
+    std::thread::scope(|scope| {
+        scope.spawn(|| component.serve(Stream::encrypted_server(theirs, &identity).unwrap()));
+        let client = TlsStream::client(ours, &identity.certificate).unwrap();
+        let mut client = BareClient::Encrypted(Box::new(client));
+        client.send(Frame::FetchAdd { request: 0, key, offset: 0, value: 7 });
+        let (begun, mut word) = (Instant::now(), [0; 8]);
+        while begun.elapsed() < Duration::from_secs(10) && word[0] == 0 {
+            std::thread::sleep(Duration::from_millis(10));
+            component.node.own.read(0, &mut word).unwrap();
+        }
+        assert_eq!(word[0], 7);
     });
 }
