@@ -115,6 +115,12 @@ fn huge_sources_and_odd_names_never_reach_a_compiler() {
         let odd = KernelSpec { kernel: name.into(), ..of_source(source("", "")) };
         assert!(refused_alone(&sandboxes, odd).contains("a name has"), "{name:?}");
     }
+    assert!(refused_alone(&sandboxes, of_source(source("", "") + "\0")).contains("has a zero byte"));
+    for options in ["-I/etc", "-include /etc/passwd", "-DX=1 -o /tmp/x"] {
+        let program = Program::Source { text: source("", ""), options: options.into() };
+        let odd = KernelSpec { program, ..of_source(String::new()) };
+        assert!(refused_alone(&sandboxes, odd).contains("option"), "{options:?}");
+    }
 }
 
 #[test]

@@ -148,6 +148,47 @@ fn blobs_that_are_not_what_was_announced_are_refused() {
     }
 }
 
+/// All that tells it from the one that was announced is its digest, or its size.
+#[test]
+fn a_configuration_that_makes_sense_and_is_another_is_refused() {
+    let (folder, store) = place();
+    let change = |name: &str, change: &dyn Fn(String) -> String| {
+        let layout = Layout::of(&folder.path().join(name), &layers());
+        let index = fs::read_to_string(layout.folder.join("index.json")).unwrap();
+        let manifest = fs::read_to_string(layout.blob_path(&digests(&index)[0])).unwrap();
+        let path = layout.blob_path(&digests(&manifest)[0]);
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(path, change(text)).unwrap();
+        refused(&layout.folder, &store, folder.path(), Code::InvalidImage)
+    };
+    let other = change("other", &|text| text.replace(r#""User": "7""#, r#""User": "0""#));
+    assert!(matches!(other, ImageError::DigestMismatch { part: Part::Config, .. }), "{other}");
+    let longer = change("longer", &|text| text + " ");
+    assert!(matches!(longer, ImageError::Size { relation: "more than", .. }), "{longer}");
+    let shorter = change("shorter", &|text| text.replacen(": ", ":", 1));
+    assert!(matches!(shorter, ImageError::Size { relation: "fewer than", .. }), "{shorter}");
+}
+
+#[test]
+fn more_members_images_or_layers_than_may_be_are_refused() {
+    let (folder, store) = place();
+    let path = folder.path().join("saved");
+    let refused_of = |tar: Tar| {
+        fs::write(&path, tar.finish()).unwrap();
+        refused(&path, &store, folder.path(), Code::InvalidImage)
+    };
+    let many = (0..=65_536).fold(Tar::new(), |tar, number| tar.file(&number.to_string(), b""));
+    let error = refused_of(many);
+    assert!(matches!(error, ImageError::TooLarge { limit: 65_536, .. }), "{error}");
+    let list = |text: String| Tar::new().file("c", b"{}").file("manifest.json", text.as_bytes());
+    let image = r#"{"Config": "c", "Layers": []}"#;
+    let error = refused_of(list(format!("[{}]", [image; 257].join(","))));
+    assert!(matches!(error, ImageError::TooLarge { limit: 256, .. }), "{error}");
+    let layers = [r#""c""#; 128].join(",");
+    let error = refused_of(list(format!(r#"[{{"Config": "c", "Layers": [{layers}]}}]"#)));
+    assert!(matches!(error, ImageError::Layers(128)), "{error}");
+}
+
 type Change = (&'static str, fn(&Path));
 
 /// What can happen to a blob.
@@ -226,6 +267,14 @@ fn a_bomb_is_refused_before_it_fills_the_disk() {
     // What is compressed twice is no archive after the first time.
     let layout = Layout::of(&folder.path().join("twice"), &[twice]);
     store.import(&layout.folder, &mut |_| ()).unwrap_err();
+    // A blob that is larger than all that may be is not fetched at all.
+    let huge = Layout::new(&folder.path().join("huge"));
+    let diff_id = Digest::of(b"never read");
+    let config = huge.blob(CONFIG, making::configuration(HERE, &[diff_id]).as_bytes());
+    let layer = making::descriptor(making::LAYER, &diff_id, 2 << 20);
+    huge.index(&[huge.blob(MANIFEST, making::manifest(&config, &[layer]).as_bytes())]);
+    let error = store.import(&huge.folder, &mut |_| ()).unwrap_err();
+    assert!(matches!(error, ImageError::TooLarge { part: Part::Layer, unit: "bytes", .. }), "{error}");
     let archive = folder.path().join("bomb.tar.gz");
     fs::write(&archive, gzip(&vec![0; 8 << 20])).unwrap();
     let error = store.import(&archive, &mut |_| ()).unwrap_err();

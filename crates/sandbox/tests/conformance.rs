@@ -25,7 +25,16 @@ for_every_kind! {
     a_signal_reaches_the_program_and_kill_ends_everything
     what_is_created_and_never_started_can_be_deleted
     whoever_drops_its_sandboxes_leaves_none
+    sandboxes_die_with_the_process_that_makes_them
+    each_sandbox_is_a_user_that_no_other_is
     a_program_gets_its_environment_its_control_socket_and_nothing_else
+}
+
+/// The first word of a line of what the machine says of a process.
+fn status_of(pid: u32, line: &str) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let rest = status.lines().find_map(|found| found.strip_prefix(line)).unwrap();
+    rest.split_whitespace().next().unwrap().parse().unwrap()
 }
 
 /// Not even as remains that wait to be reaped.
@@ -178,6 +187,32 @@ fn whoever_drops_its_sandboxes_leaves_none(sort: Sort) {
     tenants.iter_mut().for_each(|tenant| drop(tenant.read_all()));
 }
 
+fn sandboxes_die_with_the_process_that_makes_them(sort: Sort) {
+    let house = House::open(sort);
+    let mut tenant = house.start(&["survive"]);
+    for _ in 0..3 {
+        assert_eq!(tenant.read_line(), "said hidden");
+    }
+    let first = status_of(tenant.made.state.pid.unwrap(), "PPid:");
+    let spawner = status_of(first, "PPid:");
+    kill_process(Pid::from_raw(spawner.cast_signed()).unwrap(), Signal::KILL).unwrap();
+    assert_eq!(tenant.read_all(), "", "whoever lived on would have the socket");
+}
+
+fn each_sandbox_is_a_user_that_no_other_is(sort: Sort) {
+    if !support::is_root() {
+        println!("skipped: only root can be several users");
+        return;
+    }
+    let house = House::open(sort);
+    let tenants: Vec<_> = (0..3).map(|_| house.start(&["wait"])).collect();
+    for id in ["Uid:", "Gid:"] {
+        let all = tenants.iter().map(|tenant| status_of(tenant.made.state.pid.unwrap(), id));
+        let different: std::collections::BTreeSet<_> = all.collect();
+        assert!(different.len() == 3 && !different.contains(&0), "{id} {different:?}");
+    }
+}
+
 fn a_program_gets_its_environment_its_control_socket_and_nothing_else(sort: Sort) {
     let house = House::open(sort);
     let (said, _) = house.run_with(&["show"], |spec| spec.limits.cores = vec![0]);
@@ -188,6 +223,8 @@ fn a_program_gets_its_environment_its_control_socket_and_nothing_else(sort: Sort
     let descriptors = lines("said fd ");
     assert_eq!(descriptors.len(), 3, "{said}");
     assert!(descriptors[0].starts_with("0 socket") && descriptors[1].starts_with("1 pipe"), "{said}");
+    let agents = std::fs::read_link("/proc/self/fd/2").unwrap();
+    assert!(!descriptors.iter().any(|own| own.ends_with(agents.to_str().unwrap())), "{agents:?}: {said}");
     assert_eq!(lines("said user "), ["1000 pid 2 parent 1"]);
     assert!(!support::is_bounded("cpuset") || lines("said cores ") == ["1"], "{said}");
 }

@@ -109,11 +109,18 @@ fn as_many_layers_as_are_taken_can_be_mounted() {
 #[test]
 fn what_a_container_writes_has_a_bound() {
     let house = House::open(Sort::Container);
-    let (said, _) = house.run_with(&["flood"], |spec| spec.limits.scratch_bytes = 4 * MIB);
+    let folder = house.folder.path().join("everybodys");
+    fs::create_dir(&folder).unwrap();
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
+    let (said, _) = house.run_with(&["flood"], |spec| {
+        spec.limits.scratch_bytes = 4 * MIB;
+        spec.folder = Some(folder.clone());
+    });
     assert!(said.contains("said 4194304 ENOSPC"), "{said}");
     assert!(said.contains("files ENOSPC"), "{said}");
     let blocked = said.lines().filter(|line| line.starts_with("blocked")).count();
-    assert_eq!((blocked, said.contains("BREACH")), (5, false), "{said}");
+    assert_eq!((blocked, said.contains("BREACH")), (6, false), "{said}");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
 }
 
 #[test]

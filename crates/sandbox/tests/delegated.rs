@@ -102,6 +102,12 @@ fn what_a_runtimes_container_may_not_do_it_cannot() {
     std::fs::write(&secret, "secret").unwrap();
     for runtime in runtimes() {
         let paths = ["files", "/etc/passwd", "/home", "/proc/kcore", "/dev/mem", secret.to_str().unwrap()];
+        let (said, _) = house.run_with(&["walls"], |spec| hand_over(spec, &runtime));
+        let none = "0000000000000000";
+        let rights = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"].map(|set| (set, none));
+        for (what, value) in rights.into_iter().chain([("NoNewPrivs", "1")]) {
+            assert!(said.contains(&format!("said {what} {value}\n")), "{runtime:?} {what}: {said}");
+        }
         for words in [&paths[..], &["mounts"]] {
             let (said, _) = house.run_with(words, |spec| hand_over(spec, &runtime));
             let breaches: Vec<_> = said.lines().filter(|line| line.starts_with("BREACH")).collect();

@@ -133,12 +133,14 @@ fn modules_that_are_asked_for_again_are_there_when_a_program_begins() {
     for module in ["json", "csv", "decimal", "sqlite3", "xml.dom", "ctypes.util"] {
         warm(&house, &[module]);
     }
+    let tenant = start(&house, "os.read(0, 1)", &[]);
+    assert!(templates_of(&tenant).len() <= 5, "one without modules, and the four that are kept warm");
 }
 
 #[test]
 fn no_two_copies_have_the_same_random_numbers() {
     let house = House::open(Sort::Template);
-    let modules = ["numpy", "random", "uuid"];
+    let modules = ["numpy.random", "random", "uuid"];
     warm(&house, &modules);
     let text = "import numpy, random, uuid\nsay(numpy.random.random(), random.random(), uuid.uuid4(), numpy.random.default_rng().random())";
     let said: Vec<String> = (0..4).map(|_| run(&house, text, &modules).0).collect();
@@ -227,6 +229,45 @@ fn a_template_that_has_died_is_started_again_and_its_copies_go_on() {
     }
     tenant.outside.write_all(b"x").unwrap();
     assert_eq!(tenant.read_all(), "still\n");
+}
+
+#[test]
+fn a_template_itself_has_no_rights_no_network_and_a_limit() {
+    if !support::is_root() {
+        println!("skipped: only root can look at a template");
+        return;
+    }
+    let house = House::open(Sort::Template);
+    let mut tenant = start(&house, "say('here'); os.read(0, 1)", &[]);
+    assert_eq!(tenant.read_line(), "here");
+    let templates = templates_of(&tenant);
+    assert!(!templates.is_empty());
+    for template in templates {
+        let read = |file: &str| fs::read_to_string(format!("/proc/{template}/{file}")).unwrap();
+        let status = read("status");
+        let rights = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"].map(|set| (set, "0000000000000000"));
+        for (what, value) in rights.into_iter().chain([("NoNewPrivs", "1")]) {
+            assert!(status.contains(&format!("{what}:\t{value}\n")), "{what}: {status}");
+        }
+        assert!(!status.contains("Uid:\t0\t") && !status.contains("Gid:\t0\t"), "{status}");
+        for kind in ["net", "mnt", "ipc", "uts"] {
+            let of = |who: &str| fs::read_link(format!("/proc/{who}/ns/{kind}")).unwrap();
+            assert_ne!(of(&template.to_string()), of("self"));
+        }
+        if support::is_bounded("memory") {
+            let limit = read("cgroup").lines().find_map(|line| {
+                let (_, group) = line.split_once(':')?;
+                let (controllers, group) = group.split_once(':')?;
+                let file = match controllers {
+                    "memory" => format!("/sys/fs/cgroup/memory{group}/memory.limit_in_bytes"),
+                    "" => format!("/sys/fs/cgroup{group}/memory.max"),
+                    _ => return None,
+                };
+                fs::read_to_string(file).ok()
+            });
+            assert_eq!(limit.unwrap().trim(), (4u64 << 30).to_string());
+        }
+    }
 }
 
 /// A Python with modules of a test's own.

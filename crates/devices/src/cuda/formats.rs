@@ -179,6 +179,11 @@ mod tests {
         for at in [8, 16 + 8] {
             assert!(broken(fatbin(), at).is_err(), "{at}");
         }
+        // By a byte; and entries of no size.
+        for (mut bytes, at, value) in [(fatbin(), 16 + 8, 9), (cubin(), 58, 0)] {
+            bytes[at] = value;
+            assert!(check(&bytes).is_err(), "{at}");
+        }
     }
 
     #[test]

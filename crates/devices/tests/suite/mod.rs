@@ -199,6 +199,10 @@ pub fn tenants_share_nothing<H: House>() {
     let mut output = [0; 100];
     let from = sandboxes.launch(ids[1], Input::Device(&buffer), Output::Host(&mut output), Patience::Forever);
     assert!(matches!(from, Err(DeviceError::Foreign { .. })), "{from:?}");
+    let elsewhere = open::<H>(1).buffer(TWO, 100).unwrap();
+    let other = Input::Device(&elsewhere);
+    let from = sandboxes.launch(ids[1], other, Output::Host(&mut output), Patience::Forever);
+    assert!(matches!(from, Err(DeviceError::Driver { .. })), "{from:?}");
     for round in 0..20u8 {
         ids.iter().for_each(|id| assert_eq!(call(&sandboxes, *id, &[round; 9]).unwrap(), [round; 9]));
     }

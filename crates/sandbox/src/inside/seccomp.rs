@@ -328,3 +328,104 @@ fn by_network(network: Network) -> Vec<(i64, Verdict)> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel refuses most of these to whoever has no rights, so that trying them says little of the filter.
+    const DANGEROUS: &[i64] = &[
+        libc::SYS_bpf,
+        libc::SYS_perf_event_open,
+        libc::SYS_userfaultfd,
+        libc::SYS_io_uring_setup,
+        libc::SYS_io_uring_enter,
+        libc::SYS_io_uring_register,
+        libc::SYS_ptrace,
+        libc::SYS_process_vm_readv,
+        libc::SYS_process_vm_writev,
+        libc::SYS_process_madvise,
+        libc::SYS_kcmp,
+        libc::SYS_pidfd_getfd,
+        libc::SYS_keyctl,
+        libc::SYS_add_key,
+        libc::SYS_request_key,
+        libc::SYS_unshare,
+        libc::SYS_setns,
+        libc::SYS_mount,
+        libc::SYS_umount2,
+        libc::SYS_pivot_root,
+        libc::SYS_chroot,
+        libc::SYS_open_tree,
+        libc::SYS_move_mount,
+        libc::SYS_fsopen,
+        libc::SYS_fsconfig,
+        libc::SYS_fsmount,
+        libc::SYS_fspick,
+        libc::SYS_mount_setattr,
+        libc::SYS_name_to_handle_at,
+        libc::SYS_open_by_handle_at,
+        libc::SYS_kexec_load,
+        libc::SYS_init_module,
+        libc::SYS_finit_module,
+        libc::SYS_delete_module,
+        libc::SYS_mknodat,
+        libc::SYS_setuid,
+        libc::SYS_setgid,
+        libc::SYS_setresuid,
+        libc::SYS_setresgid,
+        libc::SYS_setgroups,
+        libc::SYS_capset,
+        libc::SYS_settimeofday,
+        libc::SYS_clock_settime,
+        libc::SYS_clock_adjtime,
+        libc::SYS_adjtimex,
+        libc::SYS_syslog,
+        libc::SYS_acct,
+        libc::SYS_swapon,
+        libc::SYS_reboot,
+        libc::SYS_quotactl,
+        libc::SYS_fanotify_init,
+        libc::SYS_move_pages,
+        libc::SYS_migrate_pages,
+        libc::SYS_vhangup,
+        libc::SYS_sethostname,
+    ];
+    #[cfg(target_arch = "x86_64")]
+    const OF_X86: &[i64] = &[libc::SYS_iopl, libc::SYS_ioperm, libc::SYS_modify_ldt];
+    #[cfg(not(target_arch = "x86_64"))]
+    const OF_X86: &[i64] = &[];
+    const CONNECTING: [i64; 6] = [
+        libc::SYS_socket,
+        libc::SYS_connect,
+        libc::SYS_bind,
+        libc::SYS_listen,
+        libc::SYS_accept,
+        libc::SYS_accept4,
+    ];
+
+    #[test]
+    fn what_is_dangerous_has_no_rule_or_one_that_looks_at_its_arguments() {
+        for (network, devices) in
+            [(Network::None, Devices::None), (Network::None, Devices::Gpu), (Network::Host, Devices::None)]
+        {
+            let rules = rules(network, devices);
+            let verdict = |call: i64| rules.get(&(call as u32));
+            for &call in DANGEROUS.iter().chain(OF_X86) {
+                assert_eq!(verdict(call), None, "{call}");
+            }
+            for call in CONNECTING {
+                assert_eq!(verdict(call).is_some(), network == Network::Host, "{call}");
+            }
+            let without = |argument, bits| Some(Verdict::AllowIf(vec![Test::Without { argument, bits }]));
+            assert_eq!(verdict(libc::SYS_clone).cloned(), without(0, NEW_NAMESPACES));
+            assert_eq!(verdict(libc::SYS_clone3), Some(&Verdict::Fail(libc::ENOSYS)));
+            for (call, argument) in [(libc::SYS_sendto, 3), (libc::SYS_sendmsg, 2), (libc::SYS_sendmmsg, 3)] {
+                assert_eq!(verdict(call).cloned(), without(argument, FAST_OPEN), "{call}");
+            }
+        }
+        let rules = rules(Network::None, Devices::None);
+        let Verdict::AllowIf(asking) = &rules[&(libc::SYS_ioctl as u32)] else { panic!("any request") };
+        assert!(!asking.contains(&Test::Equal { argument: 1, value: libc::TIOCSTI as u32 }));
+    }
+}

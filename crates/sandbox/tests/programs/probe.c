@@ -307,7 +307,7 @@ static void change(int count, char **paths) {
 
 // Fills what can be written of a container.
 static void flood(void) {
-    const char *elsewhere[] = {"/package/x", "/dev/x", "/proc/x"};
+    const char *elsewhere[] = {"/package/x", "/dev/x", "/proc/x", "/proc/self/oom_score_adj"};
     for (unsigned i = 0; i < sizeof elsewhere / sizeof *elsewhere; i++)
         tell(elsewhere[i], open(elsewhere[i], O_WRONLY | O_CREAT, 0600));
     tell("a device", mknod("/tmp/disk", S_IFBLK | 0600, makedev(254, 0)));
@@ -353,6 +353,9 @@ static void walls(void) {
     while (groups && fgets(text, sizeof text, groups)) line("said group %.*s", (int)strcspn(text, "\n"), text);
     gethostname(text, sizeof text);
     line("said host %s", text);
+    struct rlimit core;
+    getrlimit(RLIMIT_CORE, &core);
+    line("said core %ld", (long)core.rlim_max);
     stat("/proc/1/status", &first);
     line("said first process of %s", first.st_uid == getuid() ? "this user" : "another");
 }
