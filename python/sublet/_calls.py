@@ -334,7 +334,8 @@ class SentObjects(Sent):
             return None
         kind, parts = reply
         if kind & PRINTED:
-            show_printed(parts.pop())
+            # Much of it is not copied out of its message.
+            show_printed(as_bytes_like(parts.pop()))
             kind &= ~PRINTED
         if kind == UNKNOWN:
             self._send(SESSION)

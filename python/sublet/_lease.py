@@ -17,6 +17,13 @@ OUTPUT_BYTES = 64 << 10
 _open = weakref.WeakSet()
 
 
+def _count(name, value):
+    """A number as the library counts: not negative, and of 32 bits."""
+    if not 0 <= value < 1 << 32:
+        raise _errors.InvalidArgument(f"{value} {name}: a number from 0 to {(1 << 32) - 1} was expected")
+    return value
+
+
 class Options:
     """How calls are made; see `Lease.options`."""
 
@@ -24,8 +31,8 @@ class Options:
 
     def __init__(self, timeout=None, retries=0, worker=None):
         self.timeout = timeout
-        self.retries = retries
-        self.worker = worker
+        self.retries = _count("retries", retries)
+        self.worker = None if worker is None else _count("worker", worker)
 
 
 class _Target:

@@ -65,7 +65,8 @@ def own_modules():
 
 
 def _modules_of(paths):
-    """Each path as it is to stand in the package: a file or folder by its own name."""
+    """Each path as it is to stand in the package: a file or folder by its own name. One may stand for itself."""
+    paths = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     return {Path(path).name: Path(path).resolve() for path in paths}
 
 
@@ -108,6 +109,10 @@ def _copy(source, target, left):
 
 def deployable(imports, path):
     """A folder with the package, as a context manager."""
+    imports = [imports] if isinstance(imports, str) else list(imports)
+    for name in imports:
+        if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+            raise _errors.InvalidArgument(f"{name!r} in imports is no module's name")
     modules = own_modules() if path is None else _modules_of(path)
     temporary = tempfile.TemporaryDirectory(prefix="sublet-package-")
     try:

@@ -97,6 +97,22 @@ def test_all_kinds_of_arrays_come_back_as_they_went(lease, a):
     assert numpy.array_equal(back, a)
 
 
+def test_results_of_the_programs_classes_have_their_arrays(lease):
+    class Named:
+        name = "ours"
+
+    first, named, last = lease.call(lambda: (numpy.arange(1000), Named(), numpy.ones(500)))
+    assert numpy.array_equal(first, numpy.arange(1000)) and named.name == "ours" and numpy.array_equal(last, numpy.ones(500))
+
+
+def test_arrays_of_the_programs_objects_come_back(lease):
+    class Named:
+        name = "ours"
+
+    back = lease.call(lambda array: array, numpy.array([Named(), None], dtype=object))
+    assert back[0].name == "ours" and back[1] is None
+
+
 def test_results_of_any_size_come_back(lease):
     for size in (0, 1, 1000, 1 << 16, 1 << 20, 10 << 20, 3):
         made = lease.call(lambda n: numpy.full(n, 7, dtype="u1"), size)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -52,8 +53,6 @@ def test_callbacks_are_called_once_with_the_future(executor):
 
 
 def test_a_callback_is_called_though_nobody_waits(executor):
-    import threading
-
     told = threading.Event()
     executor.submit(double, 3).add_done_callback(lambda future: told.set())
     assert told.wait(30)
@@ -70,6 +69,39 @@ def test_what_waits_can_be_cancelled(executor):
     assert [f.result() for f in waiting[:5]] == [0, 2, 4, 6, 8]
 
 
+def test_what_was_cancelled_is_not_executed_and_told_to_those_who_wait(executor):
+    ran = sublet.zeros(2)
+
+    def runs(ran, number):
+        ran[number] = 1
+
+    busy = [executor.submit(time.sleep, 1) for _ in range(4)]
+    one, other = executor.submit(runs, ran, 0), executor.submit(runs, ran, 1)
+    threading.Timer(0.1, one.cancel).start()
+    assert concurrent.futures.wait([one], timeout=10).done == {one} and one.cancelled()
+    assert other.result(30) is None and all(f.result(30) is None for f in busy)
+    assert executor.submit(double, 1).result(30) == 2
+    assert ran.tolist() == [0, 1]
+
+
+class Cancels:
+    """Is pickled when its call is being sent, and cancels that."""
+
+    def __reduce__(self):
+        self.future.cancel()
+        return int, (3,)
+
+
+def test_what_is_cancelled_while_it_is_sent_stays_cancelled(executor, caplog):
+    busy = [executor.submit(time.sleep, 0.3) for _ in range(4)]
+    cancels = Cancels()
+    cancels.future = executor.submit(double, cancels)
+    after = [executor.submit(double, n) for n in range(10)]
+    assert [f.result(30) for f in busy + after] == [None] * 4 + [2 * n for n in range(10)]
+    executor.shutdown()
+    assert cancels.future.cancelled() and not caplog.records
+
+
 def test_shutdown_may_cancel_what_waits(platform):
     executor = sublet.Executor(1, client=platform, wait=60)
     busy = executor.submit(time.sleep, 0.3)
@@ -77,6 +109,17 @@ def test_shutdown_may_cancel_what_waits(platform):
     executor.shutdown(cancel_futures=True)
     assert busy.result() is None
     assert all(f.done() for f in waiting) and waiting[-1].cancelled()
+
+
+def test_shutdown_may_cancel_what_waits_for_others(platform):
+    executor = sublet.Executor(1, client=platform, wait=60)
+    elsewhere = concurrent.futures.Future()
+    waits = executor.submit(double, elsewhere)
+    executor.shutdown(wait=False, cancel_futures=True)
+    try:
+        assert waits.cancelled()
+    finally:
+        elsewhere.set_result(1)
 
 
 def test_shutdown_that_does_not_wait_loses_nothing(platform):
@@ -109,6 +152,24 @@ def test_a_worker_that_dies_breaks_the_executor(platform):
     executor.shutdown()
 
 
+def test_a_worker_that_dies_ends_what_waits(platform):
+    executor = sublet.Executor(1, client=platform, wait=60)
+    dead = executor.submit(os._exit, 1)
+    after = [executor.submit(time.sleep, 0.01) for _ in range(20)]
+    with pytest.raises(concurrent.futures.BrokenExecutor):
+        dead.result(60)
+    assert isinstance(after[-1].exception(60), concurrent.futures.BrokenExecutor)
+    executor.shutdown()
+
+
+def test_the_end_of_its_lease_breaks_the_executor(platform):
+    executor = sublet.Executor(1, client=platform, timeout=1, wait=60)
+    with pytest.raises(concurrent.futures.BrokenExecutor):
+        for _ in range(100):
+            executor.submit(time.sleep, 0.1).result(30)
+    executor.shutdown()
+
+
 def test_an_initializer_that_fails_breaks_the_executor(platform):
     def fails():
         raise ValueError("not today")
@@ -125,6 +186,12 @@ def test_what_makes_no_sense_is_refused(platform):
         sublet.Executor(0, client=platform)
     with pytest.raises(TypeError):
         sublet.Executor(1, client=platform, initializer=5)
+
+
+def test_fewer_workers_than_none_are_refused(platform):
+    for wrong in (0, -1):
+        with pytest.raises(ValueError, match="max_workers"):
+            sublet.Executor(wrong, client=platform)
 
 
 def test_asyncio(executor):
@@ -179,6 +246,14 @@ def test_shutdown_waits_for_what_waits_for_others(platform):
     assert last.done() and last.result() == 10
 
 
+def test_shutdown_waits_for_what_waits_for_others_elsewhere(platform):
+    elsewhere = concurrent.futures.Future()
+    threading.Timer(0.5, elsewhere.set_result, (21,)).start()
+    with sublet.Executor(1, client=platform, wait=60) as executor:
+        waits = executor.submit(double, elsewhere)
+    assert waits.result(0) == 42
+
+
 def run(program, **more):
     return subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120, **more)
 
@@ -195,6 +270,17 @@ def test_the_end_of_the_interpreter_waits_for_what_was_submitted(platform):
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done 6\n", "")
 
 
+def test_the_end_of_the_interpreter_waits_for_all_that_was_submitted(platform):
+    program = """
+        import time, sublet
+        executor = sublet.Executor(1, wait=60)
+        futures = [executor.submit(time.sleep, 0.05) for _ in range(10)]
+        futures[-1].add_done_callback(lambda f: print("done", f.cancelled(), flush=True))
+    """
+    ended = run(program, env=dict(os.environ, SUBLET_MANAGER=platform.managers))
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done False\n", "")
+
+
 def test_an_interpreter_that_ends_without_closing_leaves_nothing(platform):
     program = """
         import sublet
@@ -208,8 +294,32 @@ def test_an_interpreter_that_ends_without_closing_leaves_nothing(platform):
         pass
 
 
+def test_a_platform_of_a_program_ends_however_that_ends():
+    program = """
+        import os, signal, sublet
+        platform = sublet.local(memory="256MiB")
+        platform.start()
+        print(platform._process.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    pid = int(run(program).stdout)
+
+    def is_there():
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                return ") Z " not in stat.read()
+        except FileNotFoundError:
+            return False
+
+    deadline = time.monotonic() + 30
+    while is_there() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not is_there()
+
+
 def test_a_child_that_was_forked_has_nothing_of_its_parents(lease):
-    array = sublet.full(16 << 20, 3, dtype="u1")
+    # So large that its pages would go back to the machine with it.
+    array = sublet.full(64 << 20, 3, dtype="u1")
     assert lease.call(double, 1) == 2
     read, write = os.pipe()
     child = os.fork()
@@ -230,6 +340,41 @@ def test_a_child_that_was_forked_has_nothing_of_its_parents(lease):
     assert lease.call(double, 2) == 4
 
 
+def test_a_forked_child_that_ends_as_programs_do_leaves_its_parents_leases(platform):
+    program = """
+        import os, sys, sublet
+        lease = sublet.lease(wait=60)
+        print(lease.call(abs, -1), flush=True)
+        child = os.fork()
+        if child == 0:
+            sys.exit()
+        os.waitpid(child, 0)
+        print(lease.call(abs, -5), flush=True)
+        lease.close()
+    """
+    ended = run(program, env=dict(os.environ, SUBLET_MANAGER=platform.managers))
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1\n5\n", "")
+
+
+def test_a_forked_child_is_told_that_it_cannot_lease(platform):
+    program = """
+        import os, sublet
+        client = sublet.default_client()
+        with client.lease(wait=60) as lease:
+            lease.call(abs, -1)
+        if os.fork() == 0:
+            for use in (client.lease, sublet.lease, sublet.Client):
+                try:
+                    use()
+                except sublet.Error as error:
+                    print("forked" in str(error), flush=True)
+            os._exit(0)
+        os.wait()
+    """
+    ended = run(program, env=dict(os.environ, SUBLET_MANAGER=platform.managers))
+    assert (ended.returncode, ended.stdout) == (0, "True\n" * 3)
+
+
 def test_children_of_multiprocessing_leave_the_executor_alone(executor):
     import multiprocessing
 
@@ -240,8 +385,6 @@ def test_children_of_multiprocessing_leave_the_executor_alone(executor):
 
 
 def test_a_callback_may_wait_for_a_thread_that_submits(executor):
-    import threading
-
     lock, entered = threading.Lock(), threading.Event()
     busy = [executor.submit(time.sleep, 0.2) for _ in range(4)]
     failing = executor.submit(double, threading.Lock())

@@ -128,6 +128,10 @@ def test_what_cannot_be_is_named(native):
     read_only.flags.writeable = False
     with pytest.raises(sublet.InvalidArgument, match="read-only"):
         native.call("twice", b"", out=read_only)
+    for read_only in (b"abcd", memoryview(b"abcd")):
+        with pytest.raises(BufferError):
+            native.call("echo", b"1234", out=read_only)
+        assert bytes(read_only) == b"abcd"
     with pytest.raises(sublet.Error, match="4 bytes.*3"):
         native.call("echo", b"1234", out=3)
     with pytest.raises(TypeError, match="one argument"):

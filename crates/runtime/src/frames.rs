@@ -274,6 +274,22 @@ mod tests {
         assert!(read(beyond.len() as u64, copier(&beyond)).is_err());
     }
 
+    #[test]
+    fn a_message_has_as_many_pieces_as_it_says() {
+        let says = |count: u32, len_bytes: usize| {
+            let mut message = vec![0; len_bytes];
+            message[4..8].copy_from_slice(&count.to_le_bytes());
+            read(len_bytes as u64, copier(&message)).map(|(_, places)| places.len())
+        };
+        let (most, enough) = (MAX_PIECES as u32, 16 + 24 * (MAX_PIECES + 1));
+        assert_eq!((says(0, 16), says(1, 40), says(most, enough)), (Ok(0), Ok(1), Ok(MAX_PIECES)));
+        for (count, len_bytes) in [(1, 16), (1, 39), (2, 40), (most + 1, enough)] {
+            let told = says(count, len_bytes).unwrap_err();
+            assert_eq!(told.code, Code::Protocol);
+            assert!(told.message.contains(&format!("{count} pieces")), "{told}");
+        }
+    }
+
     proptest! {
         #[test]
         fn any_bytes_are_a_message_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {

@@ -38,6 +38,8 @@ PLAIN = frozenset([type(None), bool, int, float, complex, str, bytes])
 FALLBACK = "fallback"
 
 functions = {}
+# Those that the package names: they stay.
+packaged = {}
 # The same by the headers of requests, as long as the session is the same.
 called = {}
 # The globals of the caller's modules, and which of them functions here set.
@@ -56,6 +58,8 @@ class Printed:
     def add(self, kind, what, size):
         if self.left <= 0:
             return
+        if size > self.left:
+            what = dict(what, msg=what["msg"][: self.left]) if kind == "log" else what[: self.left]
         self.left -= size
         self.entries.append((kind, what))
         if self.left <= 0:
@@ -118,7 +122,7 @@ def prepare(folder, library, offered, imports):
     if offered:
         module = importlib.import_module(os.path.basename(library)[: -len(".py")])
         found = [attribute(module, symbol) for _, symbol in offered]
-        functions.update((name, function) for (name, _), function in zip(offered, found))
+        packaged.update((name, function) for (name, _), function in zip(offered, found))
         found = [with_bytes(function) for function in found]
     sys.stdout, sys.stderr = Stream("stdout"), Stream("stderr")
     logging.getLogger().addHandler(Forward())
@@ -210,7 +214,7 @@ def begin_session(wanted, definition):
 
 def function_of(key, definition):
     """The function of a key, which may have come with it; nothing if it is to be sent."""
-    function = functions.get(key)
+    function = packaged.get(key) or functions.get(key)
     if function is None:
         if definition is not None:
             function = load(definition)
