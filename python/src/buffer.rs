@@ -1,4 +1,5 @@
-//! Registered memory, as Python has it: arrays lie in it by NumPy's array interface, and memoryviews of those are views of it.
+//! Memory that Python has no object for: registered, or of a memory component. Arrays lie in it by NumPy's array interface,
+//! and memoryviews of those are views of it.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -7,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sublet_python_buffers::{Use, View};
 
+use crate::component::Lent;
 use crate::error::raised;
 use crate::kept::Kept;
 use crate::pool::{Paper, Pool};
@@ -31,6 +33,8 @@ pub enum Owner {
     Message(Paper),
     /// Registered memory of its own.
     Array(Arc<Kept<sublet::Buffer<u8>>>),
+    /// A memory component's, which is not made shorter meanwhile.
+    Component(Arc<Lent>),
     /// An object's, by a view of it.
     Object(Arc<View>),
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use sublet::frames::{Head, SHARES_MEMORY};
@@ -15,6 +16,7 @@ use sublet::{
 use sublet_python_buffers::{Use, View};
 
 use crate::call::{Call, Held, Sent};
+use crate::component::{Memory, planned};
 use crate::error::{invalid, raised};
 use crate::kept::Kept;
 use crate::message::Request;
@@ -132,6 +134,14 @@ impl Invoker {
             Ok(Leased::of(self.read().another(pool.memory()), pool))
         });
         made.map_err(|error: Error| raised(py, &error))
+    }
+
+    /// A memory component, which leases nothing before its first access.
+    #[pyo3(signature = (**options))]
+    fn memory(&self, py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Memory> {
+        let plan = planned(py, options)?;
+        let made = py.detach(|| self.read().memory(plan));
+        made.map(Memory::new).map_err(|error| raised(py, &error))
     }
 
     /// Whether a node of the managers is on this machine, as far as one may know.
@@ -317,14 +327,14 @@ fn choose(
 ) -> PyResult<Allocation> {
     let time = || value.extract().and_then(|value: f64| seconds(py, name, value));
     Ok(match name {
-        "cores" => allocation.cores(value.extract()?),
-        "memory_bytes" => allocation.memory_bytes(value.extract()?),
+        "cores" => allocation.cores(number(py, name, value)?),
+        "memory_bytes" => allocation.memory_bytes(number(py, name, value)?),
         "timeout" => allocation.timeout(time()?),
-        "slots" => allocation.slots(value.extract()?),
-        "slot_bytes" => allocation.slot_bytes(value.extract()?),
+        "slots" => allocation.slots(number(py, name, value)?),
+        "slot_bytes" => allocation.slot_bytes(number(py, name, value)?),
         "policy" => allocation.policy(policy(py, value)?),
         "spin" => allocation.spin(time()?),
-        "max_nodes" => allocation.max_nodes(value.extract()?),
+        "max_nodes" => allocation.max_nodes(number(py, name, value)?),
         "shared" => match value.extract()? {
             true => allocation.shared(),
             false => allocation,
@@ -356,7 +366,20 @@ fn policy(py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<Policy> {
     }
 }
 
-fn seconds(py: Python<'_>, what: &str, value: f64) -> PyResult<Duration> {
+/// A number of a kind; one that the kind does not have is told with its name.
+pub fn number<'py, T: for<'a> FromPyObject<'a, 'py, Error = PyErr>>(
+    py: Python<'py>,
+    name: &str,
+    value: &Bound<'py, PyAny>,
+) -> PyResult<T> {
+    value.extract().map_err(|error: PyErr| match error.is_instance_of::<PyOverflowError>(py) {
+        true => invalid(py, format!("the {name} {value} is out of range")),
+        false => error,
+    })
+}
+
+/// A time that was said as a number.
+pub fn seconds(py: Python<'_>, what: &str, value: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(value)
         .map_err(|_| invalid(py, format!("the {what} {value} is no time in seconds")))
 }
@@ -368,7 +391,8 @@ fn size(py: Python<'_>, what: &str, len_bytes: u64) -> PyResult<u32> {
     })
 }
 
-fn described<'py>(py: Python<'py>, lease: &Lease) -> PyResult<Bound<'py, PyDict>> {
+/// A lease, as Python has it.
+pub fn described<'py>(py: Python<'py>, lease: &Lease) -> PyResult<Bound<'py, PyDict>> {
     let described = PyDict::new(py);
     described.set_item("id", &lease.id)?;
     described.set_item("node", &lease.node)?;

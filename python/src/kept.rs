@@ -27,6 +27,13 @@ impl<T> Kept<T> {
     pub fn new(value: T) -> Kept<T> {
         Kept(ManuallyDrop::new(value))
     }
+
+    /// Gives it to somebody who will give it up, or use it up.
+    pub fn into_inner(self) -> T {
+        let mut kept = ManuallyDrop::new(self);
+        // SAFETY: its holder is forgotten, so this is the only one.
+        unsafe { ManuallyDrop::take(&mut kept.0) }
+    }
 }
 
 impl<T> Deref for Kept<T> {

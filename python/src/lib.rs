@@ -7,6 +7,7 @@
 
 mod buffer;
 mod call;
+mod component;
 mod error;
 mod invoker;
 mod kept;
@@ -22,6 +23,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<buffer::Buffer>()?;
     module.add_class::<call::Call>()?;
+    module.add_class::<component::Memory>()?;
+    module.add_class::<component::Reading>()?;
     module.add_class::<invoker::Invoker>()?;
     module.add_class::<queue::Queue>()?;
     module.add_function(wrap_pyfunction!(kept::forked, module)?)?;

@@ -10,12 +10,14 @@
 - `lease` and `Client.lease`: workers on leased cores, and calls of functions there;
 - `Executor`: the same as a `concurrent.futures.Executor`;
 - `empty`, `zeros`, `array`: NumPy arrays that workers use where they are;
+- `memory` and `Client.memory`: memory that is leased by the segment, and grows;
 - `local`: a platform of this program's own.
 """
 
 from . import _native
 from ._bill import Bill
-from ._client import Client, default_client, lease, set_default
+from ._client import Client, default_client, lease, memory, set_default
+from ._component import Memory
 from ._errors import (
     AgentUnreachable,
     BrokenExecutor,
@@ -55,6 +57,7 @@ __all__ = [
     "Lease",
     "LeaseEnded",
     "ManagerUnreachable",
+    "Memory",
     "NoCapacity",
     "PermissionDenied",
     "RemoteError",
@@ -67,6 +70,7 @@ __all__ = [
     "full",
     "lease",
     "local",
+    "memory",
     "ones",
     "set_default",
     "zeros",

@@ -7,10 +7,13 @@ from types import TracebackType
 from typing import Any, Literal, SupportsIndex, TypedDict, TypeVar, overload
 
 import numpy
+from _typeshed import ReadableBuffer, WriteableBuffer
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from typing_extensions import ParamSpec, Self, TypeAlias, Unpack
 
 from ._native import Invoker, _BillLine, _Lease
+from ._native import Memory as _NativeMemory
+from ._native import Reading as _Reading
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -35,6 +38,7 @@ __all__ = [
     "Lease",
     "LeaseEnded",
     "ManagerUnreachable",
+    "Memory",
     "NoCapacity",
     "PermissionDenied",
     "RemoteError",
@@ -47,6 +51,7 @@ __all__ = [
     "full",
     "lease",
     "local",
+    "memory",
     "ones",
     "set_default",
     "zeros",
@@ -71,7 +76,7 @@ class _ExecutorOptions(_MoreOptions, total=False):
     wait: float | None
     policy: _Policy | None
     imports: Iterable[str]
-    path: Iterable[_Path] | None
+    path: _Path | Iterable[_Path] | None
     environment: Mapping[str, str] | None
     share_arrays: bool
 
@@ -98,13 +103,26 @@ class Client:
         wait: float | None = None,
         policy: _Policy | None = None,
         imports: Iterable[str] = (),
-        path: Iterable[_Path] | None = None,
+        path: _Path | Iterable[_Path] | None = None,
         environment: Mapping[str, str] | None = None,
         initializer: Callable[..., object] | None = None,
         initargs: Iterable[Any] = (),
         share_arrays: bool = True,
         **more: Unpack[_MoreOptions],
     ) -> Lease: ...
+    def memory(
+        self,
+        initial: int | str | None = None,
+        increment: int | str | None = None,
+        limit: int | str | None = None,
+        *,
+        timeout: float | None = None,
+        wait: float | None = None,
+        cache: int | str | None = None,
+        line: int | str | None = None,
+        near: Iterable[str] | None = None,
+        fabric: str | None = None,
+    ) -> Memory: ...
     def bill(self, lease: str | None = None) -> Bill: ...
     @property
     def managers(self) -> str | None: ...
@@ -116,9 +134,48 @@ class Bill:
     def total_nano(self) -> int: ...
     def _repr_html_(self) -> str: ...
 
+class Memory:
+    def __init__(self, native: _NativeMemory) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def leases(self) -> list[_Lease]: ...
+    def read(self, offset: int = 0, nbytes: int | None = None) -> bytes: ...
+    def read_into(self, offset: int, buffer: WriteableBuffer) -> None: ...
+    def write(self, offset: int, data: ReadableBuffer) -> None: ...
+    def read_async(self, offset: int, nbytes: int) -> _Reading: ...
+    def write_async(self, offset: int, data: ReadableBuffer) -> None: ...
+    def sync(self) -> None: ...
+    def prefetch(self, offset: int, nbytes: int) -> None: ...
+    @overload
+    def array(self, shape: _Shape, dtype: type[_Scalar], offset: int = 0) -> NDArray[_Scalar]: ...
+    @overload
+    def array(self, shape: _Shape, dtype: DTypeLike = ..., offset: int = 0) -> NDArray[Any]: ...
+    def resize(self, nbytes: int) -> None: ...
+    def renew(self, timeout: float) -> None: ...
+    def release(self) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
 def default_client() -> Client: ...
 def set_default(client: Client | None) -> Client | None: ...
 def lease(cores: int = 1, package: _Path | None = None, **options: Unpack[_LeaseOptions]) -> Lease: ...
+def memory(
+    initial: int | str | None = None,
+    increment: int | str | None = None,
+    limit: int | str | None = None,
+    *,
+    timeout: float | None = None,
+    wait: float | None = None,
+    cache: int | str | None = None,
+    line: int | str | None = None,
+    near: Iterable[str] | None = None,
+    fabric: str | None = None,
+) -> Memory: ...
 
 # What calls functions: a lease, and a lease with options.
 class _Calling:

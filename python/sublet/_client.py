@@ -8,6 +8,7 @@ import threading
 from . import _errors, _native, _package, _process
 from ._bill import Bill
 from ._calls import Completer, Functions
+from ._component import Memory
 from ._lease import Lease, close_all
 
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -88,12 +89,34 @@ class Client:
         if memory is not None:
             options["memory_bytes"] = bytes_of(memory)
         if package is None:
-            with _package.deployable(tuple(imports), path) as folder:
+            with _package.deployable(imports, path) as folder:
                 invoker.allocate(folder, **options)
         else:
             invoker.allocate(_package.named(package), **options)
         functions = Functions(environment, initializer, initargs)
         return Lease(self, invoker, functions)
+
+    def memory(
+        self, initial=None, increment=None, limit=None, *, timeout=None, wait=None, cache=None, line=None, near=None, fabric=None
+    ):
+        """A memory component, which leases nothing before its first access: a `Memory`.
+
+        Args:
+            initial: How much the first segment has, in bytes or as `"64MiB"`; 16 MiB if nothing is said.
+            increment: How much each further segment has; 16 MiB.
+            limit: How large it may become; 1 TiB.
+            timeout: Seconds after which a segment ends by itself; `renew` puts it off.
+            wait: Seconds that are waited for capacity, for each segment; without it, not at all.
+            cache: How much of what is on other machines is kept here; 64 MiB. With 0 nothing is, and what was written is there when
+                `write` returns.
+            line: The lines of that, a power of two; 4 KiB.
+            near: Names of nodes: rather on one of these, the first with room, than on others.
+            fabric: `"shm"`, `"tcp"` or `"tcp+tls"`; without it shared memory on this machine, and TCP elsewhere.
+        """
+        _process.check()
+        sizes = {"initial": initial, "increment": increment, "limit": limit, "cache": cache, "line": line}
+        options = {f"{name}_bytes": None if size is None else bytes_of(size) for name, size in sizes.items()}
+        return Memory(self._invoker.memory(**options, timeout=timeout, wait=wait, near=near, fabric=fabric))
 
     @property
     def managers(self):
@@ -132,6 +155,11 @@ def set_default(client):
 def lease(*args, **kwargs):
     """As `Client.lease`, of the default client: `$SUBLET_MANAGER`, or this machine's own `sublet up`."""
     return default_client().lease(*args, **kwargs)
+
+
+def memory(*args, **kwargs):
+    """As `Client.memory`, of the default client."""
+    return default_client().memory(*args, **kwargs)
 
 
 @atexit.register

@@ -22,6 +22,21 @@ def _room(nbytes):
     return None if worker is None else worker.room(nbytes)
 
 
+def nbytes_of(shape, dtype):
+    """The shape and the dtype of an array in NumPy's own terms, and how many bytes it has."""
+    numpy = _numpy()
+    dtype = numpy.dtype(dtype)
+    if dtype.hasobject:
+        raise ValueError(f"objects cannot be shared: an array of dtype {dtype} has them")
+    shape = (int(shape),) if isinstance(shape, (int, numpy.integer)) else tuple(int(length) for length in shape)
+    if any(length < 0 for length in shape):
+        raise ValueError("negative dimensions are not allowed")
+    nbytes = dtype.itemsize
+    for length in shape:
+        nbytes *= length
+    return shape, dtype, nbytes
+
+
 def empty(shape, dtype=float, order="C"):
     """A new array of unspecified values, as `numpy.empty`, in memory that workers reach without copying.
 
@@ -37,15 +52,7 @@ def empty(shape, dtype=float, order="C"):
         >>> lease.call(numpy.sum, a)
     """
     numpy = _numpy()
-    dtype = numpy.dtype(dtype)
-    if dtype.hasobject:
-        raise ValueError(f"objects cannot be shared: an array of dtype {dtype} has them")
-    shape = (int(shape),) if isinstance(shape, (int, numpy.integer)) else tuple(int(length) for length in shape)
-    if any(length < 0 for length in shape):
-        raise ValueError("negative dimensions are not allowed")
-    nbytes = dtype.itemsize
-    for length in shape:
-        nbytes *= length
+    shape, dtype, nbytes = nbytes_of(shape, dtype)
     memory = _room(nbytes)
     if memory is None:
         memory = numpy.asarray(_native.allocate(nbytes))

@@ -14,18 +14,13 @@
 
 #include <sublet.hpp>
 
+#include "check.hpp"
+
 using namespace std::chrono_literals;
 
 namespace {
 
 std::string package, throwing_package;
-
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            throw std::logic_error(std::to_string(__LINE__) + ": " #condition);                                        \
-        }                                                                                                              \
-    } while (0)
 
 // The status of the error that this ends by; SUBLET_OK if by none.
 template <typename Body>
@@ -305,23 +300,6 @@ void a_dropped_future_has_left_its_output_alone() {
     CHECK(std::chrono::steady_clock::now() - before >= 50ms);
 }
 
-struct test {
-    const char *name;
-    void (*run)();
-};
-
-bool passes(const test &test) {
-    try {
-        test.run();
-    } catch (const std::exception &error) {
-        std::printf("%s\n", error.what());
-        return false;
-    }
-    return true;
-}
-
-#define TEST(name) test{#name, name}
-
 const test TESTS[] = {
     TEST(owners_are_movable_and_not_copyable),
     TEST(containers_arrays_and_pointers_are_inputs_and_outputs),
@@ -349,12 +327,5 @@ int main(int argc, char **argv) {
     }
     package = argv[1];
     throwing_package = argv[2];
-    int failures = 0;
-    for (const test &each : TESTS) {
-        const bool passed = passes(each);
-        failures += passed ? 0 : 1;
-        std::printf("test %s ... %s\n", each.name, passed ? "ok" : "FAILED");
-        std::fflush(stdout);
-    }
-    return failures == 0 ? 0 : 1;
+    return run_tests(TESTS);
 }

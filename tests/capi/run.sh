@@ -138,12 +138,12 @@ in_shell() { check "$1" bash -c '"$@"' bash "${@:2}"; }
 
 check 'install' scripts/install.sh "$PREFIX"
 for standard in c11 c17; do
-    for header in sublet.h sublet_function.h; do
+    for header in sublet.h sublet_memory.h sublet_function.h; do
         in_shell "$header compiles as $standard" compiles "${CC:-cc}" c "$standard" "$header"
     done
 done
 for standard in c++17 c++20; do
-    for header in sublet.h sublet_function.h sublet.hpp; do
+    for header in sublet.h sublet_memory.h sublet_function.h sublet.hpp sublet_memory.hpp; do
         in_shell "$header compiles as $standard" compiles "${CXX:-c++}" c++ "$standard" "$header"
     done
 done
@@ -169,6 +169,8 @@ for fabric in tcp tcp+tls; do
 done
 run_tests c "$BUILD/calls-c" "$BUILD/libfunctions.so"
 run_tests c++ "$BUILD/calls-cpp" "$BUILD/libfunctions.so" "$BUILD/libthrowing.so"
+run_tests 'memory in c' "$BUILD/memory-c"
+run_tests 'memory in c++' "$BUILD/memory-cpp"
 in_shell 'blackscholes prices a file' price_a_file
 in_shell 'blackscholes prices a file over tcp' over tcp price_a_file
 in_shell 'blackscholes refuses a short file' refuses_a_short_file

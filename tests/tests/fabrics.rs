@@ -113,6 +113,22 @@ fn bandwidth_over_tcp_is_measured_beside_a_raw_connection() {
 }
 
 #[test]
+fn memory_is_measured_beside_copying_and_a_raw_connection() {
+    let measured = |arguments: &[&str]| {
+        let said = answer(&[&["bench", "memory", "--n", "1", "--size", "64KiB"], arguments].concat());
+        let figures = said.as_array().unwrap().clone();
+        for figure in &figures {
+            assert_eq!(figure["bench"], "memory");
+            assert_measured(figure, &["bytes_per_s", "raw_bytes_per_s", "ratio", "median_ns", "n"]);
+        }
+        figures.iter().map(|figure| figure["access"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(measured(&["--fabric", "shm"]), ["read", "write"]);
+    assert_eq!(measured(&["--fabric", "tcp"]), ["read", "read_async", "write", "cached_read"]);
+    assert_eq!(measured(&["--fabric", "tcp", "--encrypted"]).len(), 4);
+}
+
+#[test]
 fn connections_are_measured_beside_one() {
     let said = answer(&["bench", "latency", "--fabric", "tcp", "--connections", "3", "--n", "1"]);
     let connections: Vec<_> = said.as_array().unwrap().iter().map(|figure| &figure["connections"]).collect();

@@ -37,9 +37,30 @@ fn leased_bytes(platform: &Platform) -> u64 {
     platform.json(&["ps"])["nodes"][0]["memory_leased_bytes"].as_u64().unwrap()
 }
 
-/// The ways to memory: sharing it, and two that it could be had by from another machine.
-const WAYS: [FabricChoice; 3] =
-    [FabricChoice::Shm, FabricChoice::Tcp { encrypted: false }, FabricChoice::Tcp { encrypted: true }];
+/// A way to memory: sharing it, or as it would be had from another machine, with or without a cache.
+struct Way {
+    fabric: FabricChoice,
+    cache_bytes: u64,
+    line_bytes: u64,
+}
+
+const TCP: FabricChoice = FabricChoice::Tcp { encrypted: false };
+const TLS: FabricChoice = FabricChoice::Tcp { encrypted: true };
+const WAYS: [Way; 6] = [
+    Way { fabric: FabricChoice::Shm, cache_bytes: 0, line_bytes: 4096 },
+    Way { fabric: TCP, cache_bytes: 0, line_bytes: 4096 },
+    Way { fabric: TCP, cache_bytes: 64 * MIB, line_bytes: 4096 },
+    // So small that nearly all is written back for something else; and lines that span segments.
+    Way { fabric: TCP, cache_bytes: 8192, line_bytes: 64 },
+    Way { fabric: TLS, cache_bytes: 0, line_bytes: 4096 },
+    Way { fabric: TLS, cache_bytes: 128 * MIB, line_bytes: 1 << 20 },
+];
+
+impl Way {
+    fn plan(&self) -> MemoryPlan {
+        plan().fabric(self.fabric.clone()).cache_bytes(self.cache_bytes).line_bytes(self.line_bytes)
+    }
+}
 
 fn open_platform() -> Platform {
     Platform::start_with(|command| {
@@ -55,10 +76,10 @@ fn memory_grows_while_it_is_written_and_is_given_back() {
     }
 }
 
-fn grows_and_is_given_back(platform: &Platform, way: FabricChoice) {
+fn grows_and_is_given_back(platform: &Platform, way: Way) {
     let client = platform.invoker();
-    let is_mapped = way == FabricChoice::Shm;
-    let mut memory = client.memory(plan().fabric(way)).unwrap();
+    let is_mapped = way.fabric == FabricChoice::Shm;
+    let mut memory = client.memory(way.plan()).unwrap();
     assert_eq!((memory.capacity_bytes(), leased_bytes(platform)), (0, 0), "it begins with its first access");
     memory.write(0, &pattern(0, 100)).unwrap();
     assert_eq!((memory.len_bytes(), memory.capacity_bytes()), (100, MIB));
@@ -166,6 +187,109 @@ fn memory_that_no_node_has_is_refused_and_what_others_hold_is_waited_for() {
 }
 
 #[test]
+fn small_accesses_here_and_there_are_what_one_array_would_be() {
+    let platform = open_platform();
+    for way in WAYS {
+        let memory = platform.invoker().memory(way.plan()).unwrap();
+        let mut expected = vec![0; 4 * MIB as usize];
+        memory.write(0, &expected).unwrap();
+        let mut random = 88_172_645_463_325_252_u64;
+        for round in 0..3000 {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let len = (random >> 32) as usize % 10_000;
+            let offset = random as usize % (expected.len() - len);
+            match random >> 60 {
+                0..6 => {
+                    let mut bytes = vec![0; len];
+                    memory.read(offset as u64, &mut bytes).unwrap();
+                    assert!(bytes == expected[offset..offset + len], "round {round}: {len} at {offset}");
+                }
+                6 => {
+                    let bytes = memory.read_async(offset as u64, vec![0; len]).unwrap().wait().unwrap();
+                    assert!(bytes == expected[offset..offset + len], "round {round}: {len} at {offset}");
+                }
+                7 => memory.prefetch(offset as u64, len as u64),
+                8 if round % 10 == 0 => memory.sync().unwrap(),
+                8 => {
+                    expected[offset..offset + len].fill(round as u8);
+                    memory.write_async(offset as u64, &expected[offset..offset + len]).unwrap();
+                }
+                _ => {
+                    expected[offset..offset + len].copy_from_slice(&pattern(random, len));
+                    memory.write(offset as u64, &expected[offset..offset + len]).unwrap();
+                }
+            }
+        }
+        let mut all = vec![1; expected.len()];
+        memory.read(0, &mut all).unwrap();
+        assert!(all == expected);
+    }
+}
+
+#[test]
+fn more_than_can_be_under_way_may_be_asked_for_at_once_and_read_later() {
+    let platform = open_platform();
+    for way in WAYS {
+        let memory = platform.invoker().memory(way.plan()).unwrap();
+        memory.write_async(0, &pattern(0, 8 * MIB as usize)).unwrap();
+        let stretches = |number: u64| (number * 80_000, 70_001);
+        let asked: Vec<_> = (0..100)
+            .map(stretches)
+            .map(|(offset, len)| memory.read_async(offset, vec![0; len]).unwrap())
+            .collect();
+        // Others read meanwhile; and what takes long to be waited for costs no connection.
+        assert_holds(&memory, 12_345, 100);
+        std::thread::sleep(Duration::from_millis(100));
+        for (number, reading) in (0..).zip(asked) {
+            let (offset, len) = stretches(number);
+            assert!(reading.wait().unwrap() == pattern(offset, len), "reading {number}");
+        }
+        // Nobody waits for these.
+        drop(memory.read_async(0, vec![0; 1 << 20]).unwrap());
+        let late = memory.read_async(0, vec![0; 1 << 20]).unwrap();
+        drop(memory);
+        let _ = late.wait();
+    }
+}
+
+#[test]
+fn what_was_asked_for_of_a_killed_node_is_an_error_and_nothing_hangs() {
+    for way in WAYS.into_iter().filter(|way| way.fabric != FabricChoice::Shm) {
+        let mut platform = open_platform();
+        let memory = platform.invoker().memory(way.plan()).unwrap();
+        memory.write(0, &pattern(0, 8 * MIB as usize)).unwrap();
+        kill(platform.pid(), Signal::STOP);
+        let asked: Vec<_> =
+            (0..8).map(|number| memory.read_async(number * MIB, vec![0; MIB as usize])).collect();
+        memory.prefetch(0, MIB);
+        kill(platform.pid(), Signal::KILL);
+        platform.wait();
+        for reading in asked {
+            let error = reading.and_then(sublet::Reading::wait).unwrap_err();
+            assert_eq!(error.code, Code::AgentUnreachable, "{error}");
+        }
+        assert_fails(memory.write(0, &[1; 100]).and_then(|()| memory.sync()), Code::AgentUnreachable, &[]);
+    }
+}
+
+#[test]
+fn a_cache_that_makes_no_sense_is_refused() {
+    let platform = Platform::start();
+    let client = platform.invoker();
+    for (plan, said) in [
+        (plan().line_bytes(100), "100 bytes"),
+        (plan().line_bytes(32), "64 to 1048576"),
+        (plan().line_bytes(2 * MIB), "64 to 1048576"),
+        (plan().cache_bytes(4096), "524288"),
+        (plan().cache_bytes(u64::MAX), "1099511627776"),
+    ] {
+        assert_fails(client.memory(plan).map(drop), Code::InvalidArgument, &[said]);
+    }
+}
+
+#[test]
 fn a_quota_of_memory_bounds_segments() {
     let cluster = Cluster::with_agents(1);
     let access = cluster.user("bounded");
@@ -184,8 +308,7 @@ fn an_end_that_the_client_did_not_ask_for_is_told_by_every_access() {
     let client = platform.invoker();
     let mut byte = [0];
     let expires = client.memory(plan().timeout(Duration::from_millis(300))).unwrap();
-    let tcp = FabricChoice::Tcp { encrypted: false };
-    let ended = client.memory(plan().fabric(tcp)).unwrap();
+    let ended = client.memory(plan().fabric(TCP)).unwrap();
     for memory in [&expires, &ended] {
         memory.write(0, &[1]).unwrap();
     }
@@ -203,7 +326,7 @@ fn an_end_that_the_client_did_not_ask_for_is_told_by_every_access() {
 #[test]
 fn renewed_memory_outlives_its_first_end() {
     let platform = open_platform();
-    let plan = |way| plan().timeout(Duration::from_secs(2)).fabric(way);
+    let plan = |way: Way| way.plan().timeout(Duration::from_secs(2));
     let all = WAYS.map(|way| platform.invoker().memory(plan(way)).unwrap());
     for memory in &all {
         memory.write(0, &pattern(0, 2 * MIB as usize)).unwrap();
@@ -218,9 +341,9 @@ fn a_memory_node_killed_in_mid_write_ends_its_components_and_nothing_hangs() {
     WAYS.into_iter().for_each(is_killed_in_mid_write);
 }
 
-fn is_killed_in_mid_write(way: FabricChoice) {
+fn is_killed_in_mid_write(way: Way) {
     let mut platform = open_platform();
-    let memory = platform.invoker().memory(plan().fabric(way)).unwrap();
+    let memory = platform.invoker().memory(way.plan()).unwrap();
     memory.write(0, &pattern(0, MIB as usize)).unwrap();
     std::thread::scope(|scope| {
         let writes = scope.spawn(|| {
@@ -273,7 +396,7 @@ fn a_client_that_is_killed_or_goes_holds_no_memory_any_longer() {
 fn many_threads_read_and_write_while_it_grows() {
     let platform = open_platform();
     for way in WAYS {
-        let memory = platform.invoker().memory(plan().increment_bytes(MIB).fabric(way)).unwrap();
+        let memory = platform.invoker().memory(way.plan().increment_bytes(MIB)).unwrap();
         used_by_many_threads(&memory);
     }
 }

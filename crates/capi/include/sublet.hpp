@@ -80,6 +80,13 @@ inline const char *text_or_null(const std::string &text) noexcept { return text.
 template <typename Container>
 using element = std::remove_pointer_t<decltype(std::data(std::declval<Container &>()))>;
 
+// The largest number where the product has no place in a number, which the library then refuses.
+template <typename T>
+std::size_t bytes_of(std::size_t count) noexcept {
+    constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
+    return count > most / sizeof(T) ? most : count * sizeof(T);
+}
+
 template <typename T>
 constexpr void require_plain_data() {
     static_assert(std::is_trivially_copyable_v<T>, "inputs and outputs are plain data, which may be copied as bytes");
@@ -488,6 +495,9 @@ public:
                 found.functions};
     }
 
+    // What this is in C, as long as it lives.
+    const sublet_invoker *get() const noexcept { return handle_.get(); }
+
     // An allocator of memory that this invoker's workers reach without copying, now or in a later lease.
     template <typename T>
     sublet::allocator<T> allocator() const {
@@ -531,8 +541,8 @@ public:
         const sublet_call_options choices = {options.worker.value_or(SUBLET_ANY_WORKER),
                                              options.timed ? 1u : 0u, detail::nanoseconds_of(options.timeout),
                                              options.retries};
-        const sublet_call call = {in,  bytes_of<In>(in_count), out, bytes_of<Out>(out_count), &choices,
-                                  resolve(what)};
+        const sublet_call call = {in,       detail::bytes_of<In>(in_count),   out, detail::bytes_of<Out>(out_count),
+                                  &choices, resolve(what)};
         future result;
         detail::check(sublet_invoker_submit(handle_.get(), &call, &result.invocation_));
         result.valid_ = true;
@@ -562,13 +572,6 @@ private:
         if (handle_) {
             sublet_invoker_deallocate(handle_.get(), nullptr);
         }
-    }
-
-    // The largest number where the product has no place in a number, which the library then refuses.
-    template <typename T>
-    static std::size_t bytes_of(std::size_t count) noexcept {
-        constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
-        return count > most / sizeof(T) ? most : count * sizeof(T);
     }
 
     sublet_function resolve(const sublet::function &found) const noexcept { return found.get(); }

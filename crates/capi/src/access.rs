@@ -5,7 +5,7 @@ use std::path::Path;
 
 use sublet::{Access, Error, Invoker};
 
-use crate::boundary::{argument, check_size, guarded, invalid, output, sublet_status, text};
+use crate::boundary::{argument, check_size, guarded, invalid, output, sublet_status, text_if_any};
 use crate::invoker::sublet_invoker;
 
 /// `struct sublet_access`.
@@ -26,11 +26,7 @@ impl sublet_access {
     unsafe fn to_facade(&self) -> Result<Access, Error> {
         check_size::<sublet_access>(self.size_bytes, "access")?;
         // SAFETY: as the caller vouches.
-        let said = |pointer: *const c_char, name| match pointer.is_null() {
-            true => Ok(None),
-            // SAFETY: as the caller vouches.
-            false => unsafe { text(pointer, name) }.map(Some),
-        };
+        let said = |pointer, name| unsafe { text_if_any(pointer, name) };
         let mut access = match said(self.managers, "access.managers")? {
             Some(managers) => Access::parse(managers)?.with_env()?,
             None => Access::from_env()?,

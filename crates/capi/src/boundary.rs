@@ -96,6 +96,15 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char, name: &str) -> Result<&'a 
     bytes.to_str().map_err(|_| invalid(format!("the argument `{name}` is not UTF-8")))
 }
 
+/// The text of a string argument that may be null.
+///
+/// # Safety
+/// As for [`text`], or the pointer is null.
+pub(crate) unsafe fn text_if_any<'a>(pointer: *const c_char, name: &str) -> Result<Option<&'a str>, Error> {
+    // SAFETY: as the caller vouches.
+    if pointer.is_null() { Ok(None) } else { unsafe { text(pointer, name) }.map(Some) }
+}
+
 /// Whether a structure is the one of this version's header.
 pub(crate) fn check_size<T>(size_bytes: u32, name: &str) -> Result<(), Error> {
     if size_bytes as usize == size_of::<T>() {

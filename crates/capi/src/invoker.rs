@@ -8,7 +8,9 @@ use sublet::{
     Lease, Policy,
 };
 
-use crate::boundary::{argument, argument_mut, check_size, guarded, invalid, output, sublet_status, text};
+use crate::boundary::{
+    argument, argument_mut, check_size, guarded, invalid, output, sublet_status, text, text_if_any,
+};
 use crate::invocation::{self, sublet_invocation};
 
 /// `struct sublet_invoker`, opaque to C.
@@ -225,13 +227,6 @@ impl sublet_allocation {
     }
 }
 
-/// # Safety
-/// As for [`text`], or the pointer is null.
-unsafe fn text_if_any<'a>(pointer: *const c_char, name: &str) -> Result<Option<&'a str>, Error> {
-    // SAFETY: as the caller vouches.
-    if pointer.is_null() { Ok(None) } else { unsafe { text(pointer, name) }.map(Some) }
-}
-
 fn policy(hot_ns: u64) -> Policy {
     match hot_ns {
         ALWAYS_HOT_NS => Policy::AlwaysHot,
@@ -256,7 +251,7 @@ fn checked_size(what: &str, data: *const c_void, len_bytes: usize) -> Result<u32
 
 impl sublet_bill {
     /// With another lease's line.
-    fn with(self, line: BillLine) -> sublet_bill {
+    pub(crate) fn with(self, line: BillLine) -> sublet_bill {
         let usage = line.usage.unwrap_or_default();
         sublet_bill {
             allocated_ns: self.allocated_ns + usage.allocated_ns,

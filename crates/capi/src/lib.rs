@@ -1,5 +1,6 @@
-//! The C interface of Sublet: what `include/sublet.h` declares. That header is its documentation; the C++ interface,
-//! `include/sublet.hpp`, and the header of function authors, `include/sublet_function.h`, stand beside it.
+//! The C interface of Sublet: what `include/sublet.h` and `include/sublet_memory.h` declare. These headers are its
+//! documentation; the C++ interfaces, `.hpp`, and the header of function authors, `include/sublet_function.h`, stand beside
+//! them.
 //!
 //! - Every exported function is one call of `boundary::guarded`, which turns errors into a status and a message, and
 //!   stops panics.
@@ -19,6 +20,7 @@ pub mod buffer;
 pub mod callback;
 pub mod invocation;
 pub mod invoker;
+pub mod memory;
 pub mod renewal;
 
 #[cfg(test)]

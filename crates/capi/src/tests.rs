@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use sublet::Code;
 
 const HEADER: &str = include_str!("../include/sublet.h");
+const MEMORY_HEADER: &str = include_str!("../include/sublet_memory.h");
 const SOURCES: &[&str] = &[
     include_str!("access.rs"),
     include_str!("boundary.rs"),
@@ -12,6 +13,7 @@ const SOURCES: &[&str] = &[
     include_str!("callback.rs"),
     include_str!("invocation.rs"),
     include_str!("invoker.rs"),
+    include_str!("memory.rs"),
     include_str!("renewal.rs"),
 ];
 
@@ -25,7 +27,9 @@ fn functions<'a>(text: &'a str, mark: &'a str) -> impl Iterator<Item = &'a str> 
 
 #[test]
 fn every_declared_function_is_exported_and_the_other_way_round() {
-    let declared: BTreeSet<_> = functions(HEADER, "\nSUBLET_API ").collect();
+    let headers = [HEADER, MEMORY_HEADER];
+    let declared: BTreeSet<_> =
+        headers.iter().flat_map(|header| functions(header, "\nSUBLET_API ")).collect();
     let exported: BTreeSet<_> =
         SOURCES.iter().flat_map(|source| functions(source, "#[unsafe(no_mangle)]\n")).collect();
     assert!(declared.len() > 10, "{declared:?}");

@@ -30,4 +30,4 @@ pub use fabrics::FabricChoice;
 pub use invocation::{Completion, Invocation, is_repeatable};
 pub use invoker::{Allocation, CallOptions, Function, Invoker, Policy};
 pub use lease::link::{ColdStart, Notice};
-pub use memory::{Memory, MemoryPlan};
+pub use memory::{Memory, MemoryPlan, RawReading, Reading};

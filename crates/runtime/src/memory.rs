@@ -4,146 +4,45 @@
 //! bill. The first has the initial size and comes with the first access; each further one has the incremental size, and
 //! comes when something is written beyond the last. Together they are one stretch of bytes from 0 on, however many there
 //! are. On the client's own machine a segment is mapped, and reading and writing it is copying memory. One of another
-//! machine is read and written over a connection, and an access that spans segments is split.
+//! machine is read and written over a connection, past a [`cache`]; an access that spans segments is split.
 //!
 //! Invariants:
 //! - What is below the capacity is attached, and mapped if it is of this machine; the capacity grows when it is, and shrinks
 //!   by `&mut` alone.
 //! - Bytes that were never written are 0. What is behind the length cannot be read.
-//! - What was written is there when the write returns, whoever reads it then.
+//! - Who writes reads what it wrote. Others do from its [`Memory::sync`] on, and theirs: on the same machine at once.
 //! - When one segment has ended, all of the component has: its bytes are gone, and every access says why.
 
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use sublet_fabric::space::Space;
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
-use sublet_proto::graph::{DEFAULT_SEGMENT_BYTES, MAX_SEGMENTS};
-use sublet_proto::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
+use sublet_proto::graph::MAX_SEGMENTS;
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
-use crate::fabrics::{FabricChoice, Terms};
+use crate::fabrics::Terms;
 use crate::invoker::allocation::milliseconds;
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
+use far::Far;
 use keeper::Keeper;
 use segment::Segment;
 
+pub use far::{RawReading, Reading};
+pub use plan::MemoryPlan;
+
+mod cache;
+mod far;
 mod keeper;
+mod plan;
 mod segment;
 
 /// How much is made 0 at a time.
 const ZEROS_BYTES: u64 = 1 << 20;
-/// How large it may become, if nothing is said. It is address space, and no memory before it is needed.
-const DEFAULT_LIMIT_BYTES: u64 = 1 << 40;
-
-/// What a memory component is to be. Made by [`MemoryPlan::new`] and changed by its methods.
-#[derive(Clone, Debug)]
-pub struct MemoryPlan {
-    initial_bytes: u64,
-    increment_bytes: u64,
-    limit_bytes: u64,
-    timeout: Duration,
-    wait: Duration,
-    near: Vec<String>,
-    fabric: Option<FabricChoice>,
-}
-
-impl Default for MemoryPlan {
-    fn default() -> MemoryPlan {
-        MemoryPlan::new()
-    }
-}
-
-impl MemoryPlan {
-    /// 16 MiB at first and with each segment that is added, up to a tebibyte.
-    pub fn new() -> MemoryPlan {
-        MemoryPlan {
-            initial_bytes: DEFAULT_SEGMENT_BYTES,
-            increment_bytes: DEFAULT_SEGMENT_BYTES,
-            limit_bytes: DEFAULT_LIMIT_BYTES,
-            timeout: Duration::ZERO,
-            wait: Duration::ZERO,
-            near: Vec::new(),
-            fabric: None,
-        }
-    }
-
-    /// So many bytes at first, in whole pages.
-    pub fn initial_bytes(mut self, initial_bytes: u64) -> MemoryPlan {
-        self.initial_bytes = initial_bytes;
-        self
-    }
-
-    /// So many with each segment that is added, in whole pages.
-    pub fn increment_bytes(mut self, increment_bytes: u64) -> MemoryPlan {
-        self.increment_bytes = increment_bytes;
-        self
-    }
-
-    /// So many in all: it grows no further.
-    pub fn limit_bytes(mut self, limit_bytes: u64) -> MemoryPlan {
-        self.limit_bytes = limit_bytes;
-        self
-    }
-
-    /// Each segment for so long; without this, the manager's default. [`Memory::renew`] gives them a later end.
-    pub fn timeout(mut self, timeout: Duration) -> MemoryPlan {
-        self.timeout = timeout;
-        self
-    }
-
-    /// Waits at most so long for each segment, in the manager's queue; without this, not at all.
-    pub fn wait(mut self, wait: Duration) -> MemoryPlan {
-        self.wait = wait;
-        self
-    }
-
-    /// Rather on these nodes, the first with room, than on others: those of whoever will access it.
-    pub fn near<N: Into<String>>(mut self, nodes: impl IntoIterator<Item = N>) -> MemoryPlan {
-        self.near = nodes.into_iter().map(Into::into).collect();
-        self
-    }
-
-    /// How segments are reached: shared memory on this machine and TCP elsewhere, if nothing is said.
-    pub fn fabric(mut self, fabric: FabricChoice) -> MemoryPlan {
-        self.fabric = Some(fabric);
-        self
-    }
-
-    fn check(&self) -> Result<(), Error> {
-        let sizes = [("initial", self.initial_bytes), ("incremental", self.increment_bytes)];
-        for (what, bytes) in sizes {
-            if !(MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&bytes) {
-                let message = format!(
-                    "{bytes} bytes of {what} size, a segment has {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES}"
-                );
-                return Err(Error::new(Code::InvalidArgument, message));
-            }
-        }
-        Ok(())
-    }
-
-    /// How large the segment at this offset is.
-    fn segment_bytes(&self, offset: u64) -> u64 {
-        let bytes = if offset == 0 { self.initial_bytes } else { self.increment_bytes };
-        bytes.next_multiple_of(MIN_SEGMENT_BYTES)
-    }
-
-    fn request(&self, memory_bytes: u64) -> v1::LeaseRequest {
-        v1::LeaseRequest {
-            memory_bytes,
-            timeout_ms: milliseconds(self.timeout),
-            wait_ms: milliseconds(self.wait),
-            near: self.near.clone(),
-            ..v1::LeaseRequest::default()
-        }
-    }
-}
-
 /// A memory component; see the [module](self). Made by [`Invoker::memory`](crate::Invoker::memory).
 ///
 /// Any number of threads may read and write at once. Who reads what another writes at the same time gets some of both:
@@ -153,8 +52,10 @@ pub struct Memory {
     plan: MemoryPlan,
     terms: Terms,
     space: Space,
-    /// Not 0: some segment is of another machine. Written under the lock of `segments`, before the capacity that has it.
-    is_spread: AtomicU32,
+    /// 1 if some segment is mapped. Written as the next.
+    has_mapped: AtomicU32,
+    /// There if some segment is of another machine. Made under the lock of `segments`, before the capacity that has it.
+    far: OnceLock<Far>,
     /// All below is there. Raised under the lock of `segments`, Release; pairs with the Acquire load of every access.
     capacity: AtomicU64,
     /// The end of what was written or resized to.
@@ -166,18 +67,14 @@ pub struct Memory {
 impl Memory {
     pub(crate) fn new(manager: Arc<ManagerClient>, plan: MemoryPlan) -> Result<Memory, Error> {
         plan.check()?;
-        let whole = plan.limit_bytes.max(1).checked_next_multiple_of(MIN_SEGMENT_BYTES);
-        // The last segment may be larger than what the limit leaves for it.
-        let reserved =
-            whole.and_then(|whole| whole.checked_add(plan.increment_bytes.max(plan.initial_bytes)));
-        let reserved = reserved.and_then(|bytes| bytes.checked_next_multiple_of(MIN_SEGMENT_BYTES));
-        let space = Space::reserve(reserved.unwrap_or(u64::MAX))?;
+        let space = Space::reserve(plan.reserved_bytes())?;
         Ok(Memory {
             manager,
-            terms: Terms::new(plan.fabric.clone(), None)?,
+            terms: plan.terms()?,
             plan,
             space,
-            is_spread: AtomicU32::new(0),
+            has_mapped: AtomicU32::new(0),
+            far: OnceLock::new(),
             capacity: AtomicU64::new(0),
             len: AtomicU64::new(0),
             keeper: Keeper::start()?,
@@ -185,26 +82,23 @@ impl Memory {
         })
     }
 
-    /// Copies bytes out.
+    /// Copies bytes out. Of another machine's, lines that were read before and not [synced](Memory::sync) are as they were.
     ///
     /// # Errors
     /// `invalid_argument` beyond the end, and why it has ended.
     #[inline]
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
-        let end = self.end_of(offset, into.len() as u64)?;
-        if end > self.len.load(Ordering::Acquire) {
-            return Err(self.beyond(offset, into.len() as u64));
-        }
-        self.ensure(end)?;
-        if self.is_spread.load(Ordering::Relaxed) != 0 {
-            return self.read_pieces(offset, into);
+        self.readable(offset, into.len() as u64)?;
+        if let Some(far) = self.far.get() {
+            return far.read(self, offset, into);
         }
         // SAFETY: all below `end` is mapped, and stays so as long as this borrows the component.
         unsafe { self.space.read(offset, into) }.ok_or_else(|| self.beyond(offset, into.len() as u64))?;
         self.keeper.check()
     }
 
-    /// Copies bytes in. What is beyond the end makes it grow.
+    /// Copies bytes in. What is beyond the end makes it grow. To another machine they go when they are [synced](Memory::sync),
+    /// or before.
     ///
     /// # Errors
     /// `memory_exceeded` beyond the limit; what the manager or an agent says when it cannot grow; why it has ended. Then
@@ -213,8 +107,8 @@ impl Memory {
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
         let end = self.end_of(offset, from.len() as u64)?;
         self.ensure(end)?;
-        if self.is_spread.load(Ordering::Relaxed) != 0 {
-            self.write_pieces(offset, from)?;
+        if let Some(far) = self.far.get() {
+            far.write(self, offset, from)?;
         } else {
             // SAFETY: as in `read`.
             unsafe { self.space.write(offset, from) }
@@ -224,23 +118,78 @@ impl Memory {
         self.keeper.check()
     }
 
+    /// Makes what was written be where others read it, and forgets what was kept here: what others have synced before is read
+    /// from now on. On this machine, and without a cache, there is nothing to do.
+    ///
+    /// # Errors
+    /// Why it has ended; what was written is lost then, with all else.
+    pub fn sync(&self) -> Result<(), Error> {
+        if let Some(far) = self.far.get() {
+            far.sync(self)?;
+        }
+        self.keeper.check()
+    }
+
+    /// Begins to copy bytes out, as many as the vector has. They are what is there now or what is written until they are
+    /// [waited for](Reading::wait), which gives the vector back.
+    ///
+    /// # Errors
+    /// As for [`Memory::read`].
+    pub fn read_async(&self, offset: u64, into: Vec<u8>) -> Result<Reading, Error> {
+        self.readable(offset, into.len() as u64)?;
+        Reading::begin(self, offset, into)
+    }
+
+    /// As [`Memory::read_async`], into any memory.
+    ///
+    /// # Safety
+    /// The place is writable, and nobody else's, until what this returns is waited for or dropped. It is not forgotten.
+    ///
+    /// # Errors
+    /// As for [`Memory::read`].
+    pub unsafe fn read_async_raw(
+        &self,
+        offset: u64,
+        into: NonNull<u8>,
+        len_bytes: u64,
+    ) -> Result<RawReading, Error> {
+        self.readable(offset, len_bytes)?;
+        // SAFETY: as the caller vouches.
+        unsafe { RawReading::begin(self, offset, (into, len_bytes)) }
+    }
+
+    /// Copies bytes in, and does not wait until they are where others read them, which [`Memory::sync`] does.
+    ///
+    /// # Errors
+    /// As for [`Memory::write`].
+    pub fn write_async(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+        let end = self.end_of(offset, from.len() as u64)?;
+        self.ensure(end)?;
+        match self.far.get() {
+            Some(far) => far.write_async(self, offset, from)?,
+            None => self.put(offset, from)?,
+        }
+        self.len.fetch_max(end, Ordering::AcqRel);
+        self.keeper.check()
+    }
+
+    /// Asks for bytes that will be read soon, and does not wait for them. What is on this machine, or beyond the end, needs no
+    /// asking.
+    pub fn prefetch(&self, offset: u64, len_bytes: u64) {
+        if let Some(far) = self.far.get() {
+            far.prefetch(self, offset, len_bytes.min(self.len_bytes().saturating_sub(offset)));
+        }
+    }
+
     /// Where bytes lie in this process, if they are within the length: to be read and written in place, with the care that
     /// memory of several threads, and of other processes, needs. They stay there as long as the component is not resized.
     ///
     /// # Errors
     /// As for [`Memory::read`]; `fabric_unavailable` for bytes of another machine.
     pub fn mapped(&self, offset: u64, len_bytes: u64) -> Result<NonNull<u8>, Error> {
-        let end = self.end_of(offset, len_bytes)?;
-        if end > self.len.load(Ordering::Acquire) {
-            return Err(self.beyond(offset, len_bytes));
-        }
-        self.ensure(end)?;
+        let end = self.readable(offset, len_bytes)?;
         self.keeper.check()?;
-        if let Some(far) = self.between(offset, end).iter().find(|segment| segment.file().is_none()) {
-            let message =
-                format!("segment {} is on node {}, which is another machine", far.lease.id, far.lease.node);
-            return Err(Error::new(Code::FabricUnavailable, message));
-        }
+        self.each_piece((offset, end), |segment, _, _| segment.mapped().map(drop))?;
         self.space.pointer(offset, len_bytes).ok_or_else(|| self.beyond(offset, len_bytes))
     }
 
@@ -265,7 +214,8 @@ impl Memory {
     /// As for [`Memory::write`].
     pub fn resize(&mut self, len_bytes: u64) -> Result<(), Error> {
         self.ensure(self.end_of(len_bytes, 0)?)?;
-        self.keeper.check()?;
+        // What was written to lines that go, too, so that none of them is written later.
+        self.sync()?;
         let before = self.len.swap(len_bytes, Ordering::AcqRel);
         let mut segments = lock(&self.segments);
         while let Some(last) = segments.last().filter(|last| last.offset >= len_bytes) {
@@ -309,6 +259,17 @@ impl Memory {
         Ok(segments.iter().map(|segment| self.keeper.ended(segment)).collect())
     }
 
+    /// The end of a stretch that can be read.
+    #[inline]
+    fn readable(&self, offset: u64, len_bytes: u64) -> Result<u64, Error> {
+        let end = self.end_of(offset, len_bytes)?;
+        if end > self.len.load(Ordering::Acquire) {
+            return Err(self.beyond(offset, len_bytes));
+        }
+        self.ensure(end)?;
+        Ok(end)
+    }
+
     #[inline]
     fn end_of(&self, offset: u64, len_bytes: u64) -> Result<u64, Error> {
         let end = offset.checked_add(len_bytes).filter(|end| *end <= self.plan.limit_bytes);
@@ -338,9 +299,12 @@ impl Memory {
             let grants = self.manager.request_lease(self.plan.request(len_bytes))?.grants;
             let segment = Arc::new(Segment::attach(grants, (capacity, len_bytes), &self.terms)?);
             match segment.file() {
-                // SAFETY: the range is beyond the capacity, where nobody accesses anything.
-                Some(file) => unsafe { self.space.map(capacity, file, len_bytes) }?,
-                None => self.is_spread.store(1, Ordering::Relaxed),
+                Some(file) => {
+                    // SAFETY: the range is beyond the capacity, where nobody accesses anything.
+                    unsafe { self.space.map(capacity, file, len_bytes) }?;
+                    self.has_mapped.store(1, Ordering::Relaxed);
+                }
+                None => drop(self.far.get_or_init(|| Far::new(self.plan.cache()))),
             }
             self.keeper.watch(segment.clone());
             segments.push(segment);
@@ -348,51 +312,32 @@ impl Memory {
         }
     }
 
-    /// The segments of a stretch.
-    fn between(&self, offset: u64, end: u64) -> Vec<Arc<Segment>> {
+    #[inline]
+    fn has_mapped(&self) -> bool {
+        self.has_mapped.load(Ordering::Relaxed) != 0
+    }
+
+    /// The segment in which a byte below the capacity lies.
+    fn segment_at(&self, offset: u64) -> Result<Arc<Segment>, Error> {
         let segments = lock(&self.segments);
-        let first = segments.partition_point(|segment| segment.offset + segment.len_bytes <= offset);
-        segments[first..].iter().take_while(|segment| segment.offset < end).cloned().collect()
+        let index = segments.partition_point(|segment| segment.offset + segment.len_bytes <= offset);
+        segments.get(index).cloned().ok_or_else(|| self.beyond(offset, 1))
     }
 
-    fn read_pieces(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
-        let end = offset + into.len() as u64;
-        for segment in self.between(offset, end) {
-            let (start, part) = piece(&segment, offset, end);
-            let into = &mut into[part];
-            let read = match segment.file() {
-                None => segment.get(start, into),
-                // SAFETY: this segment is mapped, as long as this borrows the component.
-                Some(_) => unsafe { self.space.read(start, into) }.ok_or_else(|| self.beyond(start, 0)),
-            };
-            read.map_err(|error| self.failed(&segment, error))?;
-        }
-        self.keeper.check()
-    }
-
-    fn write_pieces(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
-        let end = offset + from.len() as u64;
-        for segment in self.between(offset, end) {
-            let (start, part) = piece(&segment, offset, end);
-            let from = &from[part];
-            let written = match segment.file() {
-                None => segment.put(start, from),
-                // SAFETY: as in `read_pieces`.
-                Some(_) => unsafe { self.space.write(start, from) }.ok_or_else(|| self.beyond(start, 0)),
-            };
-            written.map_err(|error| self.failed(&segment, error))?;
+    /// Does something to each piece of a stretch below the capacity: its segment, where it begins, which bytes it has.
+    fn each_piece(
+        &self,
+        (offset, end): (u64, u64),
+        mut what: impl FnMut(&Arc<Segment>, u64, Range<usize>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut at = offset;
+        while at < end {
+            let segment = self.segment_at(at)?;
+            let until = end.min(segment.offset + segment.len_bytes);
+            what(&segment, at, (at - offset) as usize..(until - offset) as usize)?;
+            at = until;
         }
         Ok(())
-    }
-
-    /// Why an access of a segment failed. One that is out of reach has ended, and the component with it: what became of the
-    /// access is not known.
-    #[cold]
-    fn failed(&self, segment: &Segment, error: Error) -> Error {
-        if error.code == Code::AgentUnreachable {
-            self.keeper.lose(segment, &error);
-        }
-        self.keeper.check().err().unwrap_or(error)
     }
 
     fn zero(&self, from: u64, to: u64) -> Result<(), Error> {
@@ -400,10 +345,10 @@ impl Memory {
         let mut at = from;
         while at < to {
             let len = (to - at).min(ZEROS_BYTES);
-            self.write_pieces(at, &zeros[..len as usize])?;
+            self.put(at, &zeros[..len as usize])?;
             at += len;
         }
-        Ok(())
+        self.settle()
     }
 
     #[cold]
@@ -422,9 +367,8 @@ impl Memory {
     }
 }
 
-/// What of a stretch lies in a segment: where that begins, and which of its bytes they are.
-fn piece(segment: &Segment, offset: u64, end: u64) -> (u64, Range<usize>) {
-    let start = offset.max(segment.offset);
-    let stop = end.min(segment.offset + segment.len_bytes);
-    (start, (start - offset) as usize..(stop - offset) as usize)
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.keeper.close();
+    }
 }

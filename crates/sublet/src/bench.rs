@@ -22,6 +22,7 @@ mod fleet;
 mod instance;
 pub mod latency;
 pub mod lease;
+pub mod memory;
 mod own;
 mod pairs;
 pub(crate) mod raw;

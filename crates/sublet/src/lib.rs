@@ -29,5 +29,5 @@ pub use sublet_runtime::fabrics::own_host;
 pub use sublet_runtime::frames;
 pub use sublet_runtime::{
     Access, Address, Allocation, Buffer, CallOptions, ColdStart, Completion, FabricChoice, Function,
-    Invocation, Invoker, Memory, MemoryPlan, Notice, Policy, RegisteredMemory,
+    Invocation, Invoker, Memory, MemoryPlan, Notice, Policy, RawReading, Reading, RegisteredMemory,
 };

@@ -23,6 +23,8 @@ pub fn tables(figures: &[Figure]) -> String {
         latency_row,
     );
     let bandwidth = table("| fabric | payload | MB/s | raw MB/s | ratio |", &of("bandwidth"), bandwidth_row);
+    let memory =
+        table("| fabric | access | size | MB/s | raw MB/s | ratio | one |", &of("memory"), memory_row);
     let connections = table(
         "| fabric | connections | payload | median | p99 | ratio to 1 connection |",
         &of("connections"),
@@ -31,6 +33,7 @@ pub fn tables(figures: &[Figure]) -> String {
     let titled = [
         ("A call and the raw round trip:", latency),
         ("Large payloads, there and back:", bandwidth),
+        ("Memory components:", memory),
         ("A warm call, with connections that are idle:", connections),
     ];
     let shown = titled.into_iter().filter_map(|(title, table)| Some(format!("{title}\n\n{}", table?)));
@@ -67,6 +70,19 @@ fn bandwidth_row(figure: &Figure) -> Option<Vec<String>> {
         rate("bytes_per_s")?,
         rate("raw_bytes_per_s")?,
         format!("{:.2}", figure.number("ratio")?),
+    ])
+}
+
+fn memory_row(figure: &Figure) -> Option<Vec<String>> {
+    let rate = |field: &str| figure.number(field).map(|rate| format!("{:.0}", rate / 1e6));
+    Some(vec![
+        fabric(figure)?,
+        figure.text("access")?.replace('_', " "),
+        human_bytes(figure.number("size_bytes")?),
+        rate("bytes_per_s")?,
+        rate("raw_bytes_per_s")?,
+        format!("{:.2}", figure.number("ratio")?),
+        figure.number("median_ns").map(human_ns)?,
     ])
 }
 

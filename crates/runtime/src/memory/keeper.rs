@@ -18,7 +18,8 @@ use crate::lease::link::{AGENT_TIMEOUT, error_of, lock, protocol};
 /// How long the end of a segment may take to be told after its connection has ended: its agent tells a manager first.
 const WORD_GRACE: Duration = Duration::from_millis(2_500);
 
-/// Watches over the segments of one component. Its thread ends with it.
+/// Watches over the segments of one component, until it is closed.
+#[derive(Clone)]
 pub(super) struct Keeper(Arc<Shared>);
 
 struct Shared {
@@ -54,6 +55,12 @@ impl Keeper {
         Ok(Keeper(shared))
     }
 
+    /// Ends its thread, and lets go of the segments.
+    pub(super) fn close(&self) {
+        lock(&self.0.inside).is_closed = true;
+        self.0.ring();
+    }
+
     /// From now on its end is the component's.
     pub(super) fn watch(&self, segment: Arc<Segment>) {
         lock(&self.0.inside).watched.push(segment);
@@ -74,14 +81,26 @@ impl Keeper {
         let _ = segment.agent.tell(client_to_agent::Body::Release(v1::Release {}));
     }
 
-    /// A segment's connection is lost: the component has ended, if it had not before. Why is the agent's to say, if it is there.
-    pub(super) fn lose(&self, segment: &Segment, why: &Error) {
-        let mut inside = self.0.wait_until(WORD_GRACE, |inside| inside.why_ended.is_some());
-        inside.why_ended.get_or_insert_with(|| why.clone());
-        drop(inside);
-        self.0.ended.store(1, Ordering::Release);
-        let _ = segment.agent.tell(client_to_agent::Body::Release(v1::Release {}));
-        self.0.changed.notify_all();
+    /// Why an access of a segment failed. One that is out of reach has ended, and the component with it: what became of the
+    /// access is not known. Why it ended is the agent's to say, if it is there.
+    #[cold]
+    pub(super) fn failed(&self, lease: &str, error: Error) -> Error {
+        if error.code == Code::AgentUnreachable {
+            let mut inside = self.0.wait_until(WORD_GRACE, |inside| inside.why_ended.is_some());
+            inside.why_ended.get_or_insert_with(|| error.clone());
+            for segment in inside.watched.iter().filter(|segment| segment.lease.id == lease) {
+                let _ = segment.agent.tell(client_to_agent::Body::Release(v1::Release {}));
+            }
+            drop(inside);
+            self.0.ended.store(1, Ordering::Release);
+            self.0.changed.notify_all();
+        }
+        self.check().err().unwrap_or(error)
+    }
+
+    /// Something is asked for: what comes of it is to be taken in.
+    pub(super) fn attend(&self) {
+        self.0.ring();
     }
 
     /// The lease of a segment that is being given back, with what it used, if its agent says so in time.
@@ -111,13 +130,6 @@ impl Keeper {
     fn why_ended(&self) -> Error {
         let why = lock(&self.0.inside).why_ended.clone();
         why.unwrap_or_else(|| Error::new(Code::Internal, "a memory component ended without a reason"))
-    }
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        lock(&self.0.inside).is_closed = true;
-        self.0.ring();
     }
 }
 
@@ -164,27 +176,35 @@ impl Shared {
                 }
                 next_pulse = now + PULSE;
             }
-            let until = watched
-                .iter()
-                .any(|segment| is_far(&segment))
-                .then(|| next_pulse.saturating_duration_since(now));
-            let until = until.and_then(|left| Timespec::try_from(left).ok());
-            let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
-            fds.extend(
-                watched.iter().map(|segment| PollFd::from_borrowed_fd(segment.agent.as_fd(), PollFlags::IN)),
-            );
-            // A signal, or memory that is short for a moment: it is looked anew.
-            if poll(&mut fds, until.as_ref()).is_err() {
-                continue;
-            }
-            let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-            if ready[0] {
-                let _ = rustix::io::read(&self.bell, &mut [0; 8]);
-            }
-            for (segment, _) in watched.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
-                // Over a network several messages may have been read at once.
-                while self.hear(segment) && segment.agent.is_remote() {}
-            }
+            let has_far = watched.iter().any(|segment| is_far(&segment));
+            let until = has_far.then(|| next_pulse.saturating_duration_since(now));
+            self.wait_and_hear(&watched, until);
+        }
+    }
+
+    /// Sleeps until an agent says something, something comes that was asked for, or the bell is rung, and sees to that.
+    fn wait_and_hear(&self, watched: &[Arc<Segment>], until: Option<Duration>) {
+        let until = until.and_then(|left| Timespec::try_from(left).ok());
+        let awaited: Vec<_> = watched.iter().filter_map(|one| Some((one, one.awaited()?))).collect();
+        let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
+        let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
+        fds.extend(watched.iter().map(|segment| readable(segment.agent.as_fd())));
+        fds.extend(awaited.iter().map(|(_, fd)| readable(*fd)));
+        // A signal, or memory that is short for a moment: it is looked anew.
+        if poll(&mut fds, until.as_ref()).is_err() {
+            return;
+        }
+        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let (agents, connections) = ready[1..].split_at(watched.len());
+        if ready[0] {
+            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        }
+        for (segment, _) in watched.iter().zip(agents).filter(|(_, ready)| **ready) {
+            // Over a network several messages may have been read at once.
+            while self.hear(segment) && segment.agent.is_remote() {}
+        }
+        for ((segment, _), _) in awaited.iter().zip(connections).filter(|(_, ready)| **ready) {
+            segment.progress();
         }
     }
 

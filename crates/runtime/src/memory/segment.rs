@@ -2,15 +2,18 @@
 //! over a connection of its own.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use sublet_fabric::exposed::{Exposed, OWN, RemoteRegion};
 use sublet_fabric::region::{PAGE_BYTES, Region};
+use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
 use sublet_fabric::tcp;
 use sublet_fabric::window::{Address, Window};
-use sublet_proto::Error;
 use sublet_proto::v1::{self, client_to_agent};
+use sublet_proto::{Code, Error};
 
+use super::far::Asking;
 use crate::fabrics::{Here, Terms};
 use crate::lease::agent::AgentSocket;
 use crate::lease::attach::{reach, read_attached, route};
@@ -27,6 +30,11 @@ pub(super) struct Segment {
     pub(super) len_bytes: u64,
     pub(super) agent: AgentSocket,
     bytes: Bytes,
+    /// How often something was put, and how much of that is known to be there.
+    puts: AtomicU64,
+    settled: AtomicU64,
+    /// What was asked for and not waited for.
+    asked: Arc<AtomicU32>,
 }
 
 /// Where they are.
@@ -72,7 +80,8 @@ impl Segment {
                 Bytes::There(end)
             }
         };
-        Ok(Segment { lease, offset, len_bytes, agent, bytes })
+        let (puts, settled, asked) = Default::default();
+        Ok(Segment { lease, offset, len_bytes, agent, bytes, puts, settled, asked })
     }
 
     /// Its memory, if that is on this machine.
@@ -83,17 +92,66 @@ impl Segment {
         }
     }
 
+    /// That, or why not.
+    pub(super) fn mapped(&self) -> Result<BorrowedFd<'_>, Error> {
+        self.file().ok_or_else(|| {
+            let (segment, node) = (&self.lease.id, &self.lease.node);
+            let message = format!("segment {segment} is on node {node}, which is another machine");
+            Error::new(Code::FabricUnavailable, message)
+        })
+    }
+
     /// Brings bytes of a segment of another machine, from this place of the component.
     pub(super) fn get(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
         Ok(self.end()?.get(self.at(offset), into)?)
     }
 
-    /// Takes bytes to a segment of another machine. When this returns they are there.
+    /// Sends bytes to a segment of another machine. When they are [settled](Segment::settle) they are there.
     pub(super) fn put(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
-        let end = self.end()?;
-        end.put(self.at(offset), from)?;
-        // What is asked for afterwards is answered afterwards.
-        Ok(end.get(self.at(offset), &mut [0; 1])?)
+        self.end()?.put(self.at(offset), from)?;
+        self.puts.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Asks for bytes of a segment of another machine. None: not now.
+    ///
+    /// # Safety
+    /// As for [`tcp::Endpoint::begin_get`].
+    pub(super) unsafe fn begin_get(
+        &self,
+        offset: u64,
+        into: NonNull<u8>,
+        len_bytes: u64,
+    ) -> Result<Option<Asking>, Error> {
+        // SAFETY: as the caller vouches.
+        let getting = unsafe { self.end()?.begin_get(self.at(offset), into, len_bytes) }?;
+        Ok(getting.map(|getting| Asking::new(getting, self.asked.clone())))
+    }
+
+    /// Waits until all that was put before is there: what is asked for afterwards is answered afterwards.
+    pub(super) fn settle(&self) -> Result<(), Error> {
+        let puts = self.puts.load(Ordering::Acquire);
+        if self.settled.load(Ordering::Acquire) < puts {
+            self.end()?.get(self.at(self.offset), &mut [0; 1])?;
+            self.settled.fetch_max(puts, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+
+    /// What its connection is polled by while something is asked for that nobody waits for.
+    pub(super) fn awaited(&self) -> Option<BorrowedFd<'_>> {
+        match &self.bytes {
+            Bytes::There(end) if self.asked.load(Ordering::Acquire) > 0 => end.readable(),
+            _ => None,
+        }
+    }
+
+    /// Takes what has come.
+    pub(super) fn progress(&self) {
+        if let Bytes::There(end) = &self.bytes {
+            // Who waits for it learns of its end.
+            let _ = end.progress();
+        }
     }
 
     /// Makes whoever waits for another machine stop to.

@@ -1,6 +1,7 @@
 //! The raw round trip: the least that a call can take on what carries it, between the same two cores.
 
 mod ofi;
+pub(super) mod plain;
 mod shm;
 mod tcp;
 

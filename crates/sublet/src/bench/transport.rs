@@ -82,7 +82,7 @@ impl Transport {
         Ok(Transport { provider: Some(usable.ok_or_else(none)?.name), ..self.clone() })
     }
 
-    fn choice(&self) -> FabricChoice {
+    pub(super) fn choice(&self) -> FabricChoice {
         match self.fabric {
             Provider::Tcp => FabricChoice::Tcp { encrypted: self.encrypted },
             Provider::Ofi => FabricChoice::Ofi { provider: self.provider.clone() },

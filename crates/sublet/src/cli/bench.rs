@@ -19,7 +19,7 @@ use super::output::{Output, table};
 use super::parse::{duration, node_modules, size};
 use crate::bench::latency::{Called, Mode};
 use crate::bench::transport::{Transport, Where};
-use crate::bench::{bandwidth, cold, connections, latency, lease, reject, template, throughput};
+use crate::bench::{bandwidth, cold, connections, latency, lease, memory, reject, template, throughput};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -28,6 +28,7 @@ Examples:
   sublet bench latency --fabric tcp --sweep                   over TCP, beside a raw TCP ping-pong
   sublet bench latency --fabric tcp --connections 32          what connections cost that are idle
   sublet bench bandwidth --fabric tcp --encrypted             large payloads, there and back
+  sublet bench memory --fabric tcp                            memory components, read and written
   sublet bench cold                                           the steps of a cold start
   sublet bench cold --sandbox template --python .venv/bin/python3 --import numpy     a warm Python, copied
   sublet bench cold --sandbox container --image debian:12     the same in an image, once that is pulled
@@ -35,9 +36,12 @@ Examples:
   sublet bench lease --transport tls                          leases granted a second, and how long a grant takes
   sublet bench reject                                         what a busy shared core costs
 
-Over tcp and ofi, `latency` and `bandwidth` start a Sublet of their own, unless they are told a manager; so do `lease` and
-`reject`. The others need a manager with an idle core: see `sublet up`. Ratios within one run hold; absolute times drift
+Over tcp and ofi, `latency` and `bandwidth` start a Sublet of their own, unless they are told a manager; so do `memory`,
+`lease` and `reject`. The others need a manager with an idle core: see `sublet up`. Ratios within one run hold; absolute times drift
 with the machine.";
+
+/// The largest access that is measured.
+const MAX_ACCESS_BYTES: u32 = 1 << 30;
 
 /// Measure calls, beside the limit of the machine in the same run
 #[derive(Debug, Args)]
@@ -51,6 +55,7 @@ pub(crate) struct Arguments {
 enum Bench {
     Latency(Latency),
     Bandwidth(Bandwidth),
+    Memory(Memory),
     Cold(Cold),
     Throughput(Throughput),
     Lease(Lease),
@@ -160,6 +165,19 @@ struct Bandwidth {
     n: u32,
 }
 
+/// How fast memory components are read and written, and the same bytes without Sublet
+#[derive(Debug, Args)]
+struct Memory {
+    #[command(flatten)]
+    carrier: Carrier,
+    /// Size of an access [default: 4 KiB, 64 KiB, 1 MiB and 16 MiB]
+    #[arg(long, value_name = "SIZE", value_parser = access_size)]
+    size: Option<u32>,
+    /// Blocks of accesses for each size, on each side
+    #[arg(long, value_name = "BLOCKS", default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    n: u32,
+}
+
 /// From the request for a lease to the first result, step by step
 #[derive(Debug, Args)]
 struct Cold {
@@ -242,6 +260,12 @@ struct Reject {
     n: u32,
 }
 
+fn access_size(text: &str) -> Result<u32, String> {
+    let bytes = size(text)?;
+    let fits = u32::try_from(bytes).ok().filter(|bytes| (1..=MAX_ACCESS_BYTES).contains(bytes));
+    fits.ok_or_else(|| format!("{bytes} bytes: an access has 1 to {MAX_ACCESS_BYTES}"))
+}
+
 fn size_32(text: &str) -> Result<u32, String> {
     let bytes = size(text)?;
     // The measured buffers have a page of their own before the payload.
@@ -255,6 +279,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     match &arguments.bench {
         Bench::Latency(latency) => run_latency(latency, output),
         Bench::Bandwidth(bandwidth) => run_bandwidth(bandwidth, output),
+        Bench::Memory(memory) => run_memory(memory, output),
         Bench::Cold(cold) => run_cold(cold, output),
         Bench::Throughput(throughput) => run_throughput(throughput, output),
         Bench::Lease(lease) => run_lease(lease, output),
@@ -308,6 +333,19 @@ fn run_bandwidth(arguments: &Bandwidth, output: &Output) -> Result<(), Error> {
     bar.finish_and_clear();
     output.show(&figures, |figures| {
         table(&bandwidth::HEADINGS, &figures.iter().map(bandwidth::Figure::cells).collect::<Vec<_>>())
+    })
+}
+
+fn run_memory(arguments: &Memory, output: &Output) -> Result<(), Error> {
+    let carrier = &arguments.carrier;
+    let named = carrier.connection.manager.as_ref().is_some_and(|manager| !manager.is_empty());
+    let place = if named { carrier.place()? } else { Where::Own(carrier.listen_on) };
+    let sizes = arguments.size.map_or(memory::SIZES.to_vec(), |size| vec![size]);
+    let bar = progress(sizes.len() as u64, output);
+    let figures = memory::run(&place, &carrier.transport()?, arguments.n, &sizes, || bar.inc(1))?;
+    bar.finish_and_clear();
+    output.show(&figures, |figures| {
+        table(&memory::HEADINGS, &figures.iter().map(memory::Figure::cells).collect::<Vec<_>>())
     })
 }
 

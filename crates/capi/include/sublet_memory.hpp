@@ -1,0 +1,149 @@
+// sublet_memory.hpp: memory components from C++17, over the C interface of sublet_memory.h, whose rules hold.
+//
+//     sublet::memory_plan plan;
+//     plan.limit_bytes = std::uint64_t(1) << 30;
+//     sublet::memory memory(invoker, plan);
+//     memory.write(0, values);                                   // it grows as it must
+//     std::vector<double> some = memory.read<double>(4096, 100); // 100 of them, from byte 4096 on
+//     sublet::bill bill = memory.release();
+//
+// Offsets count bytes, and so do sizes that say so; counts are of elements.
+#ifndef SUBLET_MEMORY_HPP
+#define SUBLET_MEMORY_HPP
+
+#include "sublet.hpp"
+#include "sublet_memory.h"
+
+namespace sublet {
+
+// What a component is to be, with the defaults of sublet_memory_plan_default.
+struct memory_plan {
+    std::uint64_t initial_bytes = defaults().initial_bytes;
+    std::uint64_t increment_bytes = defaults().increment_bytes;
+    std::uint64_t limit_bytes = defaults().limit_bytes;
+    std::chrono::nanoseconds timeout{0};  // each segment's; 0: the manager's default
+    std::chrono::nanoseconds wait{0};     // for each segment, in the manager's queue
+    std::uint64_t cache_bytes = defaults().cache_bytes;
+    std::uint64_t line_bytes = defaults().line_bytes;
+    std::string near;                     // names of nodes, separated by commas; empty: any
+    std::string fabric;                   // as "tcp"; empty: shared memory on this machine, TCP elsewhere
+
+    static sublet_memory_plan defaults() noexcept { return sublet_memory_plan_default(); }
+};
+
+// A memory component. Destroyed, it gives everything back. It can be moved and not copied.
+class memory {
+public:
+    explicit memory(const invoker &client, const memory_plan &plan = {}) : handle_(create(client, plan)) {}
+
+    // How many bytes there are to be read, and how many are leased.
+    std::uint64_t size_bytes() const { return sizes().first; }
+    std::uint64_t capacity_bytes() const { return sizes().second; }
+
+    // Copies elements out.
+    template <typename T>
+    void read(std::uint64_t offset, T *into, std::size_t count) const {
+        detail::require_plain_data<T>();
+        detail::check(sublet_memory_read(handle_.get(), offset, into, detail::bytes_of<T>(count)));
+    }
+    template <typename T>
+    std::vector<T> read(std::uint64_t offset, std::size_t count) const {
+        std::vector<T> elements(count);
+        read(offset, elements.data(), count);
+        return elements;
+    }
+
+    // Copies elements in. What is beyond the end makes it grow.
+    template <typename T>
+    void write(std::uint64_t offset, const T *from, std::size_t count) {
+        detail::require_plain_data<T>();
+        detail::check(sublet_memory_write(handle_.get(), offset, from, detail::bytes_of<T>(count)));
+    }
+    // All of a vector, an array, or whatever has data() and size().
+    template <typename Container>
+    void write(std::uint64_t offset, const Container &from) {
+        write(offset, std::data(from), std::size(from));
+    }
+
+    // Begins to copy elements out. They are there after wait() or sync(); until then `into` must be left alone.
+    template <typename T>
+    void read_async(std::uint64_t offset, T *into, std::size_t count) const {
+        detail::require_plain_data<T>();
+        detail::check(sublet_memory_read_async(handle_.get(), offset, into, detail::bytes_of<T>(count)));
+    }
+    // Copies elements in, and does not wait until others can read them.
+    template <typename T>
+    void write_async(std::uint64_t offset, const T *from, std::size_t count) {
+        detail::require_plain_data<T>();
+        detail::check(sublet_memory_write_async(handle_.get(), offset, from, detail::bytes_of<T>(count)));
+    }
+
+    // Waits for what read_async has begun.
+    void wait() const { detail::check(sublet_memory_wait(handle_.get())); }
+    // The same; and what was written is then where others read it, and what others have synced is read from now on.
+    void sync() const { detail::check(sublet_memory_sync(handle_.get())); }
+    // Asks for bytes that will be read soon.
+    void prefetch(std::uint64_t offset, std::uint64_t len_bytes) const {
+        detail::check(sublet_memory_prefetch(handle_.get(), offset, len_bytes));
+    }
+
+    // Where elements lie in this process. They stay there until the component is resized or released. The address is a
+    // multiple of what `offset` is a multiple of, up to a page.
+    template <typename T>
+    T *mapped(std::uint64_t offset, std::size_t count) {
+        void *data = nullptr;
+        detail::check(sublet_memory_mapped(handle_.get(), offset, detail::bytes_of<T>(count), &data));
+        return static_cast<T *>(data);
+    }
+
+    // Makes it so many bytes long. New bytes are 0; segments of which no byte is left are given back.
+    void resize(std::uint64_t len_bytes) { detail::check(sublet_memory_resize(handle_.get(), len_bytes)); }
+
+    // Lets all segments end this long from now.
+    template <typename Rep, typename Period>
+    void renew(std::chrono::duration<Rep, Period> time) const {
+        detail::check(sublet_memory_renew(handle_.get(), detail::nanoseconds_of(time)));
+    }
+
+    // Gives all of it back and returns what it used and costs in all. The component may be destroyed or assigned to then,
+    // no more.
+    bill release() {
+        bill used{};
+        detail::check(sublet_memory_release(handle_.release(), &used));
+        return used;
+    }
+
+private:
+    struct give_back {
+        void operator()(sublet_memory *memory) const noexcept { sublet_memory_release(memory, nullptr); }
+    };
+
+    static sublet_memory *create(const invoker &client, const memory_plan &plan) {
+        sublet_memory_plan said = sublet_memory_plan_default();
+        said.initial_bytes = plan.initial_bytes;
+        said.increment_bytes = plan.increment_bytes;
+        said.limit_bytes = plan.limit_bytes;
+        said.timeout_ns = detail::nanoseconds_of(plan.timeout);
+        said.wait_ns = detail::nanoseconds_of(plan.wait);
+        said.cache_bytes = plan.cache_bytes;
+        said.line_bytes = plan.line_bytes;
+        said.near = detail::text_or_null(plan.near);
+        said.fabric = detail::text_or_null(plan.fabric);
+        sublet_memory *handle = nullptr;
+        detail::check(sublet_memory_create(client.get(), &said, &handle));
+        return handle;
+    }
+
+    std::pair<std::uint64_t, std::uint64_t> sizes() const {
+        std::uint64_t len_bytes = 0;
+        std::uint64_t capacity_bytes = 0;
+        detail::check(sublet_memory_size(handle_.get(), &len_bytes, &capacity_bytes));
+        return {len_bytes, capacity_bytes};
+    }
+
+    std::unique_ptr<sublet_memory, give_back> handle_;
+};
+
+} // namespace sublet
+
+#endif // SUBLET_MEMORY_HPP

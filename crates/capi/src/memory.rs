@@ -1,0 +1,373 @@
+//! Memory components: leased by the segment, known to C by a handle.
+
+use std::ffi::{c_char, c_void};
+use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use sublet::{Error, Memory, MemoryPlan, RawReading};
+
+use crate::boundary::{
+    argument, argument_mut, check_size, guarded, invalid, output, sublet_status, text_if_any,
+};
+use crate::invoker::{sublet_bill, sublet_invoker};
+
+/// `struct sublet_memory`, opaque to C.
+pub struct sublet_memory {
+    memory: Memory,
+    /// What was asked for and not waited for.
+    asked: Mutex<Vec<RawReading>>,
+}
+
+/// `struct sublet_memory_plan`.
+#[repr(C)]
+pub struct sublet_memory_plan {
+    size_bytes: u32,
+    initial_bytes: u64,
+    increment_bytes: u64,
+    limit_bytes: u64,
+    timeout_ns: u64,
+    wait_ns: u64,
+    cache_bytes: u64,
+    line_bytes: u64,
+    near: *const c_char,
+    fabric: *const c_char,
+}
+
+// The size that sublet_memory.h asserts.
+const _: () = assert!(size_of::<sublet_memory_plan>() == 80);
+
+impl sublet_memory_plan {
+    /// # Safety
+    /// `near` and `fabric` are null or strings.
+    unsafe fn to_facade(&self) -> Result<MemoryPlan, Error> {
+        check_size::<sublet_memory_plan>(self.size_bytes, "plan")?;
+        let mut plan = MemoryPlan::new()
+            .initial_bytes(self.initial_bytes)
+            .increment_bytes(self.increment_bytes)
+            .limit_bytes(self.limit_bytes)
+            .timeout(Duration::from_nanos(self.timeout_ns))
+            .wait(Duration::from_nanos(self.wait_ns))
+            .cache_bytes(self.cache_bytes)
+            .line_bytes(self.line_bytes);
+        // SAFETY: as the caller vouches.
+        if let Some(near) = unsafe { text_if_any(self.near, "plan.near") }? {
+            plan = plan.near(near.split(',').map(str::trim).filter(|node| !node.is_empty()));
+        }
+        // SAFETY: as above.
+        match unsafe { text_if_any(self.fabric, "plan.fabric") }? {
+            Some(fabric) => Ok(plan.fabric(fabric.parse()?)),
+            None => Ok(plan),
+        }
+    }
+}
+
+impl sublet_memory {
+    /// Waits for what was asked for, all of it, and says what failed first.
+    fn wait(&self) -> Result<(), Error> {
+        let asked = std::mem::take(&mut *self.asked.lock().unwrap_or_else(PoisonError::into_inner));
+        let waited: Vec<Result<(), Error>> = asked.into_iter().map(RawReading::wait).collect();
+        waited.into_iter().collect()
+    }
+}
+
+/// Bytes of the caller's, to be read.
+///
+/// # Safety
+/// The pointer is null, or points to so many bytes that nobody writes for as long as the slice is used.
+unsafe fn bytes<'a>(data: *const c_void, len_bytes: usize, name: &str) -> Result<&'a [u8], Error> {
+    match NonNull::new(data.cast_mut()) {
+        // SAFETY: as the caller vouches.
+        Some(data) => Ok(unsafe { NonNull::slice_from_raw_parts(data.cast(), len_bytes).as_ref() }),
+        None if len_bytes == 0 => Ok(&[]),
+        None => Err(invalid(format!("`{name}` of {len_bytes} bytes at a null pointer"))),
+    }
+}
+
+/// The caller's place for bytes. What it has not written are bytes all the same, to a library that it only links with.
+///
+/// # Safety
+/// The pointer is null, or points to a place for so many bytes that is nobody else's for as long as the slice is used.
+unsafe fn place<'a>(data: *mut c_void, len_bytes: usize) -> Result<&'a mut [u8], Error> {
+    match NonNull::new(data.cast::<u8>()) {
+        // SAFETY: as the caller vouches.
+        Some(data) => Ok(unsafe { NonNull::slice_from_raw_parts(data, len_bytes).as_mut() }),
+        None if len_bytes == 0 => Ok(&mut []),
+        None => Err(invalid(format!("`into` of {len_bytes} bytes at a null pointer"))),
+    }
+}
+
+/// Makes a memory component, which leases nothing yet.
+///
+/// # Safety
+/// As `sublet_memory.h` says of invokers, plans and outputs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_memory_create(
+    invoker: *const sublet_invoker,
+    plan: *const sublet_memory_plan,
+    memory: *mut *mut sublet_memory,
+) -> sublet_status {
+    guarded(|| {
+        let place = output(memory, "memory")?;
+        // SAFETY: the caller's invoker, which it does not free or lease with meanwhile.
+        let invoker = unsafe { argument(invoker, "invoker") }?;
+        // SAFETY: the caller's plan, with the caller's strings in it.
+        let plan = unsafe { argument(plan, "plan")?.to_facade() }?;
+        let made = sublet_memory { memory: invoker.facade().memory(plan)?, asked: Mutex::default() };
+        // SAFETY: not null, so it is the caller's place for a pointer.
+        unsafe { place.write(Box::into_raw(Box::new(made))) };
+        Ok(())
+    })
+}
+
+/// Copies bytes out.
+///
+/// # Safety
+/// As `sublet_memory.h` says; `into` has room for so many bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_memory_read(
+    memory: *const sublet_memory,
+    offset: u64,
+    into: *mut c_void,
+    len_bytes: usize,
+) -> sublet_status {
+    guarded(|| {
+        // SAFETY: the caller's component, which it does not resize or free meanwhile.
+        let memory = unsafe { argument(memory, "memory") }?;
+        // SAFETY: the caller's place.
+        memory.memory.read(offset, unsafe { place(into, len_bytes) }?)
+    })
+}
+
+/// Copies bytes in.
+///
+/// # Safety
+/// As `sublet_memory.h` says; `from` has so many bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_memory_write(
+    memory: *const sublet_memory,
+    offset: u64,
+    from: *const c_void,
+    len_bytes: usize,
+) -> sublet_status {
+    guarded(|| {
+        // SAFETY: the caller's component, which it does not resize or free meanwhile.
+        let memory = unsafe { argument(memory, "memory") }?;
+        // SAFETY: the caller's bytes.
+        memory.memory.write(offset, unsafe { bytes(from, len_bytes, "from") }?)
+    })
+}
+
+/// Begins to copy bytes out.
+///
+/// # Safety
+/// As `sublet_memory.h` says; `into` has room for so many bytes, and is left alone until they have been waited for.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_memory_read_async(
+    memory: *const sublet_memory,
+    offset: u64,
+    into: *mut c_void,
+    len_bytes: usize,
+) -> sublet_status {
+    guarded(|| {
+        // SAFETY: the caller's component, which it does not resize or free meanwhile.
+        let memory = unsafe { argument(memory, "memory") }?;
+        let place = match NonNull::new(into.cast()) {
+            Some(place) => place,
+            None if len_bytes == 0 => return Ok(()),
+            None => return Err(invalid(format!("`into` of {len_bytes} bytes at a null pointer"))),
+        };
+        // SAFETY: the caller's place, which it leaves alone until it has waited; the component waits for all before it goes.
+        let reading = unsafe { memory.memory.read_async_raw(offset, place, len_bytes as u64) }?;
+        memory.asked.lock().unwrap_or_else(PoisonError::into_inner).push(reading);
+        Ok(())
+    })
+}
+
+/// Copies bytes in, and does not wait until others can read them.
+///
+/// # Safety
+/// As for [`sublet_memory_write`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_memory_write_async(
+    memory: *const sublet_memory,
+    offset: u64,
+    from: *const c_void,
+    len_bytes: usize,
+) -> sublet_status {
+    guarded(|| {
+        // SAFETY: the caller's component, which it does not resize or free meanwhile.
+        let memory = unsafe { argument(memory, "memory") }?;
+        // SAFETY: the caller's bytes.
+        memory.memory.write_async(offset, unsafe { bytes(from, len_bytes, "from") }?)
+    })
+}
+
+/// Waits for what was asked for.
+///
+/// # Safety
+/// As `sublet_memory.h` says of components.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_memory_wait(memory: *const sublet_memory) -> sublet_status {
+    // SAFETY: the caller's component, which it does not resize or free meanwhile.
+    guarded(|| unsafe { argument(memory, "memory") }?.wait())
+}
+
+/// Makes what was written be where others read it, and waits for what was asked for.
+///
+/// # Safety
+/// As `sublet_memory.h` says of components.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_memory_sync(memory: *const sublet_memory) -> sublet_status {
+    guarded(|| {
+        // SAFETY: the caller's component, which it does not resize or free meanwhile.
+        let memory = unsafe { argument(memory, "memory") }?;
+        let waited = memory.wait();
+        memory.memory.sync().and(waited)
+    })
+}
+
+/// Asks for what will be read soon.
+///
+/// # Safety
+/// As `sublet_memory.h` says of components.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_memory_prefetch(
+    memory: *const sublet_memory,
+    offset: u64,
+    len_bytes: u64,
+) -> sublet_status {
+    guarded(|| {
+        // SAFETY: the caller's component, which it does not resize or free meanwhile.
+        unsafe { argument(memory, "memory") }?.memory.prefetch(offset, len_bytes);
+        Ok(())
+    })
+}
+
+/// Where bytes lie in this process.
+///
+/// # Safety
+/// As `sublet_memory.h` says of components and outputs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_memory_mapped(
+    memory: *const sublet_memory,
+    offset: u64,
+    len_bytes: u64,
+    data: *mut *mut c_void,
+) -> sublet_status {
+    guarded(|| {
+        let place = output(data, "data")?;
+        // SAFETY: the caller's component, which it does not resize or free meanwhile.
+        let mapped = unsafe { argument(memory, "memory") }?.memory.mapped(offset, len_bytes)?;
+        // SAFETY: not null, so it is the caller's place for a pointer.
+        unsafe { place.write(mapped.as_ptr().cast()) };
+        Ok(())
+    })
+}
+
+/// How much there is to be read, and how much is leased.
+///
+/// # Safety
+/// As `sublet_memory.h` says of components and outputs. Either output may be null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_memory_size(
+    memory: *const sublet_memory,
+    len_bytes: *mut u64,
+    capacity_bytes: *mut u64,
+) -> sublet_status {
+    guarded(|| {
+        // SAFETY: the caller's component, which it does not resize or free meanwhile.
+        let memory = unsafe { &argument(memory, "memory")?.memory };
+        for (place, bytes) in [(len_bytes, memory.len_bytes()), (capacity_bytes, memory.capacity_bytes())] {
+            if !place.is_null() {
+                // SAFETY: not null, so it is the caller's place for a number.
+                unsafe { place.write(bytes) };
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Makes it so many bytes long.
+///
+/// # Safety
+/// As `sublet_memory.h` says; nobody else may be using the component.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_memory_resize(memory: *mut sublet_memory, len_bytes: u64) -> sublet_status {
+    guarded(|| {
+        // SAFETY: the caller's component, which nobody else is using.
+        let memory = unsafe { argument_mut(memory, "memory") }?;
+        let waited = memory.wait();
+        memory.memory.resize(len_bytes).and(waited)
+    })
+}
+
+/// Puts the end of all segments off.
+///
+/// # Safety
+/// As `sublet_memory.h` says of components.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_memory_renew(memory: *const sublet_memory, timeout_ns: u64) -> sublet_status {
+    // SAFETY: the caller's component, which it does not resize or free meanwhile.
+    guarded(|| unsafe { argument(memory, "memory") }?.memory.renew(Duration::from_nanos(timeout_ns)))
+}
+
+/// Gives all of it back, and frees it.
+///
+/// # Safety
+/// It is null, or from [`sublet_memory_create`] and not used any more. `bill` may be null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_memory_release(
+    memory: *mut sublet_memory,
+    bill: *mut sublet_bill,
+) -> sublet_status {
+    guarded(|| {
+        let mut used = sublet_bill::default();
+        if !memory.is_null() {
+            // SAFETY: it came from `Box::into_raw`, and the caller gives it up.
+            let memory = *unsafe { Box::from_raw(memory) };
+            let waited = memory.wait();
+            let leases = memory.memory.release()?;
+            used = leases.iter().map(sublet::bill).fold(used, sublet_bill::with);
+            waited?;
+        }
+        if !bill.is_null() {
+            // SAFETY: not null, so it is the caller's place for a bill.
+            unsafe { bill.write(used) };
+        }
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr::null;
+    use sublet::Code;
+
+    fn plan() -> sublet_memory_plan {
+        sublet_memory_plan {
+            size_bytes: 80,
+            initial_bytes: 4096,
+            increment_bytes: 4096,
+            limit_bytes: 8192,
+            timeout_ns: 0,
+            wait_ns: 0,
+            cache_bytes: 0,
+            line_bytes: 4096,
+            near: c"one, two,".as_ptr(),
+            fabric: null(),
+        }
+    }
+
+    #[test]
+    fn plans_that_make_no_sense_are_refused() {
+        // SAFETY: literals and null pointers.
+        let refusal = |plan: sublet_memory_plan| unsafe { plan.to_facade() }.unwrap_err().code;
+        // SAFETY: as above.
+        assert!(unsafe { plan().to_facade() }.is_ok());
+        assert_eq!(refusal(sublet_memory_plan { size_bytes: 8, ..plan() }), Code::InvalidArgument);
+        let fabric = c"carrier pigeon".as_ptr();
+        assert_eq!(refusal(sublet_memory_plan { fabric, ..plan() }), Code::InvalidArgument);
+    }
+}

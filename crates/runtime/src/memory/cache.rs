@@ -1,0 +1,487 @@
+//! What is kept here of memory that is elsewhere: lines, written back when their place is needed and by `sync`.
+//!
+//! Lines lie in sets of [`WAYS`]; of a set the one that was not used for the longest goes, or nearly that one. Sixteen lines
+//! that follow each other are a block, which is what is asked for ahead, and blocks are spread over [`SHARDS`] with a lock
+//! each: who waits for the network holds up whoever needs the same shard, and nobody else.
+//!
+//! Invariants:
+//! - Of a line that is here in part, that part is what was written to it. It is one stretch; what does not adjoin it makes it
+//!   be written back first. So only what was written is written back, and who writes beside it elsewhere loses nothing.
+//! - What was written back and is asked for afterwards comes as it was written: a [`Source`] keeps to the order of what it
+//!   is told. What was asked for before a write to the same block is taken in before it.
+
+use std::ops::Range;
+
+use sublet_fabric::sync::{AtomicU64, Mutex, MutexGuard, Ordering, lock};
+use sublet_proto::Error;
+
+const WAYS: usize = 8;
+const SHARDS: usize = 16;
+/// Lines of a block.
+const BLOCK_LINES: u64 = 16;
+/// How many blocks are asked for ahead of who reads one after the other.
+const BLOCKS_AHEAD: u64 = 8;
+/// Blocks of one shard that are asked for and have not come.
+const MAX_ASKED: usize = 4;
+/// How many who read one after the other are told apart.
+const STREAMS: usize = 8;
+/// The fewest lines that a cache has.
+pub(super) const MIN_LINES: u64 = (SHARDS * WAYS) as u64;
+
+/// Where lines come from, and go to. What is told by one thread is done in that order.
+pub(super) trait Source {
+    type Asked: Asked;
+
+    /// Bytes from here on are none.
+    fn end(&self) -> u64;
+    fn get(&self, offset: u64, into: &mut [u8]) -> Result<(), Error>;
+    /// They are there when the source says so, which nobody waits for here.
+    fn put(&self, offset: u64, from: &[u8]) -> Result<(), Error>;
+    /// Asks for bytes without waiting, unless it cannot now.
+    fn ask(&self, offset: u64, len_bytes: usize) -> Option<Self::Asked>;
+}
+
+/// Bytes that were asked for.
+pub(super) trait Asked {
+    fn wait(self) -> Result<Vec<u8>, Error>;
+}
+
+/// See the [module](self).
+pub(super) struct Cache<A> {
+    line_bytes: u64,
+    /// The same, as a power of two.
+    line_bits: u32,
+    shards: Box<[Mutex<Shard<A>>]>,
+    streams: Streams,
+}
+
+struct Shard<A> {
+    line_bytes: usize,
+    line_bits: u32,
+    /// The number of each place's line, plus 1; 0: none.
+    tags: Vec<u64>,
+    lines: Vec<Line>,
+    data: Vec<u8>,
+    /// Where the search for a place begins, of each set.
+    hands: Vec<u8>,
+    asked: Vec<(u64, A)>,
+}
+
+#[derive(Clone, Default)]
+struct Line {
+    is_whole: bool,
+    is_used: bool,
+    /// What of it was written and not written back.
+    dirty: Range<usize>,
+}
+
+/// The ends of what was missing last, by which who reads one after the other is known.
+struct Streams {
+    ends: [AtomicU64; STREAMS],
+    next: AtomicU64,
+}
+
+impl<A: Asked> Cache<A> {
+    /// `line_bytes` is a power of two, and there are [`MIN_LINES`] at least.
+    pub(super) fn new(cache_bytes: u64, line_bytes: u64) -> Cache<A> {
+        let sets = (cache_bytes / line_bytes / MIN_LINES).max(1) as usize;
+        let line_bits = line_bytes.trailing_zeros();
+        let shard = || Shard {
+            line_bytes: line_bytes as usize,
+            line_bits,
+            tags: vec![0; sets * WAYS],
+            lines: vec![Line::default(); sets * WAYS],
+            data: vec![0; sets * WAYS * line_bytes as usize],
+            hands: vec![0; sets],
+            asked: Vec::new(),
+        };
+        let shards = (0..SHARDS).map(|_| Mutex::new(shard())).collect();
+        Cache { line_bytes, line_bits, shards, streams: Streams::new() }
+    }
+
+    /// Accesses from this size on go past it.
+    pub(super) fn block_bytes(&self) -> u64 {
+        self.line_bytes * BLOCK_LINES
+    }
+
+    fn block_bits(&self) -> u32 {
+        self.line_bits + BLOCK_LINES.trailing_zeros()
+    }
+
+    pub(super) fn read(
+        &self,
+        source: &impl Source<Asked = A>,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), Error> {
+        if into.len() as u64 >= self.block_bytes() {
+            self.write_back(source, offset, into.len() as u64)?;
+            return source.get(offset, into);
+        }
+        let mut ahead = None;
+        for (block, part) in pieces(offset, into.len(), self.block_bits()) {
+            let at = offset + part.start as u64;
+            let missing = self.shard(block).read(source, block, at, &mut into[part], &self.streams)?;
+            ahead = missing.or(ahead);
+        }
+        if let Some(last) = ahead {
+            (last + 1..=last + BLOCKS_AHEAD).for_each(|block| self.ask(source, block));
+        }
+        Ok(())
+    }
+
+    pub(super) fn write(
+        &self,
+        source: &impl Source<Asked = A>,
+        offset: u64,
+        from: &[u8],
+    ) -> Result<(), Error> {
+        if from.len() as u64 >= self.block_bytes() {
+            return self.write_past(source, offset, from);
+        }
+        for (block, part) in pieces(offset, from.len(), self.block_bits()) {
+            let at = offset + part.start as u64;
+            self.shard(block).write(source, block, at, &from[part])?;
+        }
+        Ok(())
+    }
+
+    /// Block by block, each under its lock, so that nobody asks for what was there before and keeps it.
+    fn write_past(&self, source: &impl Source<Asked = A>, offset: u64, from: &[u8]) -> Result<(), Error> {
+        for (block, part) in pieces(offset, from.len(), self.block_bits()) {
+            let (at, from) = (offset + part.start as u64, &from[part]);
+            let mut shard = self.shard(block);
+            shard.asked.retain(|(asked, _)| *asked != block);
+            for (line, part) in pieces(at, from.len(), self.line_bits) {
+                shard.forget(source, line, part.len() as u64 == self.line_bytes)?;
+            }
+            source.put(at, from)?;
+        }
+        Ok(())
+    }
+
+    /// Asks for what of a stretch is not here, or for as much from its beginning on as can be asked for.
+    pub(super) fn prefetch(&self, source: &impl Source<Asked = A>, offset: u64, len_bytes: u64) {
+        let blocks = offset / self.block_bytes()..(offset + len_bytes).div_ceil(self.block_bytes());
+        blocks.take(SHARDS * MAX_ASKED).for_each(|block| self.ask(source, block));
+    }
+
+    /// Writes back what was written to a stretch. It stays here, too.
+    pub(super) fn write_back(
+        &self,
+        source: &impl Source<Asked = A>,
+        offset: u64,
+        len_bytes: u64,
+    ) -> Result<(), Error> {
+        for (block, part) in pieces(offset, len_bytes as usize, self.block_bits()) {
+            let mut shard = self.shard(block);
+            for (line, _) in pieces(offset + part.start as u64, part.len(), self.line_bits) {
+                if let Some(place) = shard.find(line) {
+                    shard.clean(source, place)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes all back, and forgets it: what others wrote is seen then.
+    pub(super) fn sync(&self, source: &impl Source<Asked = A>) -> Result<(), Error> {
+        for shard in &self.shards {
+            let mut shard = lock(shard);
+            shard.asked.clear();
+            for place in 0..shard.tags.len() {
+                if shard.tags[place] != 0 {
+                    shard.clean(source, place)?;
+                    shard.tags[place] = 0;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn shard(&self, block: u64) -> MutexGuard<'_, Shard<A>> {
+        lock(&self.shards[(block % SHARDS as u64) as usize])
+    }
+
+    fn ask(&self, source: &impl Source<Asked = A>, block: u64) {
+        let offset = block.saturating_mul(self.block_bytes());
+        let len_bytes = source.end().saturating_sub(offset).min(self.block_bytes());
+        let mut shard = self.shard(block);
+        if len_bytes > 0
+            && shard.asked.iter().all(|(asked, _)| *asked != block)
+            && let Ok(true) = shard.lacks(source, pieces(offset, len_bytes as usize, self.line_bits))
+            && let Some(asked) = source.ask(offset, len_bytes as usize)
+        {
+            if shard.asked.len() == MAX_ASKED {
+                // The oldest has come by now, most likely.
+                let oldest = shard.asked[0].0;
+                shard.land(source, oldest);
+            }
+            shard.asked.push((block, asked));
+        }
+    }
+}
+
+impl<A: Asked> Shard<A> {
+    /// Says which block it was if something was missing that comes after what was missing before.
+    fn read(
+        &mut self,
+        source: &impl Source<Asked = A>,
+        block: u64,
+        offset: u64,
+        into: &mut [u8],
+        streams: &Streams,
+    ) -> Result<Option<u64>, Error> {
+        let mut ahead = None;
+        if self.land(source, block) {
+            streams.follows(block * BLOCK_LINES..(block + 1) * BLOCK_LINES);
+            ahead = Some(block);
+        }
+        let line_bytes = self.line_bytes as u64;
+        let mut done = 0;
+        while done < into.len() {
+            let at = offset + done as u64;
+            let (line, start) = (at >> self.line_bits, (at & (line_bytes - 1)) as usize);
+            let len = (self.line_bytes - start).min(into.len() - done);
+            let within = start..start + len;
+            match self.find(line).filter(|place| self.lines[*place].has(&within)) {
+                Some(place) => {
+                    self.lines[place].is_used = true;
+                    into[done..done + len].copy_from_slice(&self.bytes(place)[within]);
+                    done += len;
+                }
+                None => {
+                    let wanted = (at + (into.len() - done) as u64).div_ceil(line_bytes);
+                    let is_next = streams.follows(line..wanted);
+                    if is_next {
+                        ahead = Some(block);
+                    }
+                    let until = if is_next { (block + 1) * BLOCK_LINES } else { wanted };
+                    done += self.fetch(source, line..until, at, &mut into[done..])?;
+                }
+            }
+        }
+        Ok(ahead)
+    }
+
+    /// Brings lines, the first of which is missing, up to one that is here, and copies out what was wanted of them. Says how
+    /// much that was.
+    fn fetch(
+        &mut self,
+        source: &impl Source<Asked = A>,
+        lines: Range<u64>,
+        at: u64,
+        into: &mut [u8],
+    ) -> Result<usize, Error> {
+        let line_bytes = self.line_bytes as u64;
+        let mut until = lines.start;
+        while until < lines.end {
+            match self.find(until) {
+                Some(place) if self.lines[place].is_whole => break,
+                // What was written to it is written back first, so it comes back with the rest.
+                Some(place) => self.clean(source, place)?,
+                None => {}
+            }
+            until += 1;
+        }
+        let offset = lines.start * line_bytes;
+        let len_bytes = (until * line_bytes).min(source.end()).saturating_sub(offset);
+        let mut bytes = vec![0; len_bytes as usize];
+        source.get(offset, &mut bytes)?;
+        let skipped = (at - offset) as usize;
+        let len = into.len().min(bytes.len().saturating_sub(skipped));
+        into[..len].copy_from_slice(&bytes[skipped..skipped + len]);
+        self.take_in(source, lines.start, &bytes)?;
+        Ok(len)
+    }
+
+    fn write(
+        &mut self,
+        source: &impl Source<Asked = A>,
+        block: u64,
+        offset: u64,
+        from: &[u8],
+    ) -> Result<(), Error> {
+        self.land(source, block);
+        for (line, part) in pieces(offset, from.len(), self.line_bits) {
+            let start = ((offset + part.start as u64) % self.line_bytes as u64) as usize;
+            let within = start..start + part.len();
+            let place = match self.find(line) {
+                Some(place) => place,
+                None => self.claim(source, line)?,
+            };
+            let dirty = self.lines[place].dirty.clone();
+            let adjoins = within.start <= dirty.end && dirty.start <= within.end;
+            if !dirty.is_empty() && !adjoins {
+                self.clean(source, place)?;
+            }
+            self.bytes_mut(place)[within.clone()].copy_from_slice(&from[part]);
+            let whole = self.line_bytes;
+            let state = &mut self.lines[place];
+            state.dirty = if state.dirty.is_empty() {
+                within
+            } else {
+                state.dirty.start.min(within.start)..state.dirty.end.max(within.end)
+            };
+            state.is_whole |= state.dirty.len() == whole;
+            state.is_used = true;
+        }
+        Ok(())
+    }
+
+    /// Whether any of these lines is missing. Those that are here are as they are elsewhere then, for their place may be needed
+    /// before the others have come.
+    fn lacks(
+        &mut self,
+        source: &impl Source<Asked = A>,
+        lines: impl Iterator<Item = (u64, Range<usize>)>,
+    ) -> Result<bool, Error> {
+        let mut lacks = false;
+        for (line, _) in lines {
+            match self.find(line) {
+                Some(place) => self.clean(source, place)?,
+                None => lacks = true,
+            }
+        }
+        Ok(lacks)
+    }
+
+    /// Forgets a line. Unless all of it is about to be written, it is written back before.
+    fn forget(
+        &mut self,
+        source: &impl Source<Asked = A>,
+        line: u64,
+        is_all_written: bool,
+    ) -> Result<(), Error> {
+        if let Some(place) = self.find(line) {
+            if !is_all_written {
+                self.clean(source, place)?;
+            }
+            self.tags[place] = 0;
+        }
+        Ok(())
+    }
+
+    /// Takes in a block that was asked for. What fails is asked for again by whoever needs it, and then told.
+    fn land(&mut self, source: &impl Source<Asked = A>, block: u64) -> bool {
+        if self.asked.is_empty() {
+            return false;
+        }
+        let Some(index) = self.asked.iter().position(|(asked, _)| *asked == block) else { return false };
+        let (_, asked) = self.asked.remove(index);
+        asked.wait().and_then(|bytes| self.take_in(source, block * BLOCK_LINES, &bytes)).is_ok()
+    }
+
+    /// Keeps lines that have come, but for those that are here: these may be newer.
+    fn take_in(&mut self, source: &impl Source<Asked = A>, first: u64, bytes: &[u8]) -> Result<(), Error> {
+        for (line, bytes) in (first..).zip(bytes.chunks(self.line_bytes)) {
+            let place = match self.find(line) {
+                Some(place) if self.lines[place].is_whole || !self.lines[place].dirty.is_empty() => continue,
+                Some(place) => place,
+                None => self.claim(source, line)?,
+            };
+            let here = self.bytes_mut(place);
+            here[..bytes.len()].copy_from_slice(bytes);
+            // Beyond the end there are zeros, should it grow.
+            here[bytes.len()..].fill(0);
+            self.lines[place] = Line { is_whole: true, is_used: true, dirty: 0..0 };
+        }
+        Ok(())
+    }
+
+    fn set(&self, line: u64) -> Range<usize> {
+        // The lines of a block lie in sets that follow each other.
+        let mixed = (line / BLOCK_LINES).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let sets = self.hands.len() as u64;
+        let set = ((mixed * sets) >> 32) + line % BLOCK_LINES;
+        let set = if set < sets { set } else { set % sets } as usize;
+        set * WAYS..(set + 1) * WAYS
+    }
+
+    #[inline]
+    fn find(&self, line: u64) -> Option<usize> {
+        let set = self.set(line);
+        self.tags[set.clone()].iter().position(|tag| *tag == line + 1).map(|way| set.start + way)
+    }
+
+    /// A place for a line, which is empty then.
+    fn claim(&mut self, source: &impl Source<Asked = A>, line: u64) -> Result<usize, Error> {
+        let set = self.set(line);
+        let place = match self.tags[set.clone()].iter().position(|tag| *tag == 0) {
+            Some(way) => set.start + way,
+            None => self.unused(set),
+        };
+        self.clean(source, place)?;
+        self.tags[place] = line + 1;
+        self.lines[place] = Line::default();
+        Ok(place)
+    }
+
+    /// The next place of a full set whose line was not used since it was last looked at.
+    fn unused(&mut self, set: Range<usize>) -> usize {
+        let hand = &mut self.hands[set.start / WAYS];
+        loop {
+            let place = set.start + usize::from(*hand);
+            *hand = (*hand + 1) % WAYS as u8;
+            if !std::mem::take(&mut self.lines[place].is_used) {
+                return place;
+            }
+        }
+    }
+
+    /// Writes back what was written to a line. Of one that is here in part, that is still here.
+    fn clean(&mut self, source: &impl Source<Asked = A>, place: usize) -> Result<(), Error> {
+        let dirty = self.lines[place].dirty.clone();
+        if dirty.is_empty() || self.tags[place] == 0 {
+            return Ok(());
+        }
+        let offset = (self.tags[place] - 1) * self.line_bytes as u64 + dirty.start as u64;
+        source.put(offset, &self.bytes(place)[dirty])?;
+        self.lines[place].dirty = 0..0;
+        Ok(())
+    }
+
+    fn bytes(&self, place: usize) -> &[u8] {
+        &self.data[place * self.line_bytes..(place + 1) * self.line_bytes]
+    }
+
+    fn bytes_mut(&mut self, place: usize) -> &mut [u8] {
+        &mut self.data[place * self.line_bytes..(place + 1) * self.line_bytes]
+    }
+}
+
+impl Line {
+    fn has(&self, within: &Range<usize>) -> bool {
+        self.is_whole || self.dirty.start <= within.start && within.end <= self.dirty.end
+    }
+}
+
+impl Streams {
+    fn new() -> Streams {
+        Streams { ends: [const { AtomicU64::new(u64::MAX) }; STREAMS], next: AtomicU64::new(0) }
+    }
+
+    /// Takes note of lines that were missing. Whether they follow on others.
+    fn follows(&self, lines: Range<u64>) -> bool {
+        let known = self.ends.iter().find(|end| end.load(Ordering::Relaxed) == lines.start);
+        let place = known.unwrap_or_else(|| {
+            &self.ends[(self.next.fetch_add(1, Ordering::Relaxed) % STREAMS as u64) as usize]
+        });
+        place.store(lines.end, Ordering::Relaxed);
+        known.is_some()
+    }
+}
+
+/// A stretch in pieces of units of so many bits: the number of each unit, and which of the bytes are of it.
+#[inline]
+fn pieces(offset: u64, len: usize, unit_bits: u32) -> impl Iterator<Item = (u64, Range<usize>)> {
+    let end = offset + len as u64;
+    let until = end.div_ceil(1 << unit_bits);
+    (offset >> unit_bits..until).map(move |unit| {
+        let (start, stop) = (offset.max(unit << unit_bits), end.min((unit + 1) << unit_bits));
+        (unit, (start - offset) as usize..(stop - offset) as usize)
+    })
+}
+
+#[cfg(test)]
+mod tests;

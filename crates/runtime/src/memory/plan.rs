@@ -1,0 +1,177 @@
+//! What a memory component is to be.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use sublet_proto::graph::DEFAULT_SEGMENT_BYTES;
+use sublet_proto::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
+use sublet_proto::v1;
+use sublet_proto::{Code, Error};
+
+use super::cache::{Cache, MIN_LINES};
+use super::far::AskedBlock;
+use crate::fabrics::{FabricChoice, Terms};
+use crate::invoker::allocation::milliseconds;
+
+/// How large it may become, if nothing is said. It is address space, and no memory before it is needed.
+const DEFAULT_LIMIT_BYTES: u64 = 1 << 40;
+/// As in Scad 4.2.2.
+const DEFAULT_CACHE_BYTES: u64 = 64 << 20;
+const DEFAULT_LINE_BYTES: u64 = 4 << 10;
+const MAX_CACHE_BYTES: u64 = 1 << 40;
+const LINE_BYTES: RangeInclusive<u64> = 64..=1 << 20;
+
+/// What a memory component is to be. Made by [`MemoryPlan::new`] and changed by its methods.
+#[derive(Clone, Debug)]
+pub struct MemoryPlan {
+    initial_bytes: u64,
+    increment_bytes: u64,
+    pub(super) limit_bytes: u64,
+    timeout: Duration,
+    wait: Duration,
+    near: Vec<String>,
+    fabric: Option<FabricChoice>,
+    cache_bytes: u64,
+    line_bytes: u64,
+}
+
+impl Default for MemoryPlan {
+    fn default() -> MemoryPlan {
+        MemoryPlan::new()
+    }
+}
+
+impl MemoryPlan {
+    /// 16 MiB at first and with each segment that is added, up to a tebibyte.
+    pub fn new() -> MemoryPlan {
+        MemoryPlan {
+            initial_bytes: DEFAULT_SEGMENT_BYTES,
+            increment_bytes: DEFAULT_SEGMENT_BYTES,
+            limit_bytes: DEFAULT_LIMIT_BYTES,
+            timeout: Duration::ZERO,
+            wait: Duration::ZERO,
+            near: Vec::new(),
+            fabric: None,
+            cache_bytes: DEFAULT_CACHE_BYTES,
+            line_bytes: DEFAULT_LINE_BYTES,
+        }
+    }
+
+    /// So many bytes at first, in whole pages.
+    pub fn initial_bytes(mut self, initial_bytes: u64) -> MemoryPlan {
+        self.initial_bytes = initial_bytes;
+        self
+    }
+
+    /// So many with each segment that is added, in whole pages.
+    pub fn increment_bytes(mut self, increment_bytes: u64) -> MemoryPlan {
+        self.increment_bytes = increment_bytes;
+        self
+    }
+
+    /// So many in all: it grows no further.
+    pub fn limit_bytes(mut self, limit_bytes: u64) -> MemoryPlan {
+        self.limit_bytes = limit_bytes;
+        self
+    }
+
+    /// Each segment for so long; without this, the manager's default. [`Memory::renew`] gives them a later end.
+    pub fn timeout(mut self, timeout: Duration) -> MemoryPlan {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Waits at most so long for each segment, in the manager's queue; without this, not at all.
+    pub fn wait(mut self, wait: Duration) -> MemoryPlan {
+        self.wait = wait;
+        self
+    }
+
+    /// Rather on these nodes, the first with room, than on others: those of whoever will access it.
+    pub fn near<N: Into<String>>(mut self, nodes: impl IntoIterator<Item = N>) -> MemoryPlan {
+        self.near = nodes.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// How segments are reached: shared memory on this machine and TCP elsewhere, if nothing is said.
+    pub fn fabric(mut self, fabric: FabricChoice) -> MemoryPlan {
+        self.fabric = Some(fabric);
+        self
+    }
+
+    /// How much of what is on other machines is kept here; 0: nothing, and what was written is there when the write returns.
+    /// 64 MiB if nothing is said. It takes memory as it fills.
+    pub fn cache_bytes(mut self, cache_bytes: u64) -> MemoryPlan {
+        self.cache_bytes = cache_bytes;
+        self
+    }
+
+    /// The lines of that, a power of two; 4 KiB if nothing is said.
+    pub fn line_bytes(mut self, line_bytes: u64) -> MemoryPlan {
+        self.line_bytes = line_bytes;
+        self
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let sizes = [("initial", self.initial_bytes), ("incremental", self.increment_bytes)];
+        for (what, bytes) in sizes {
+            if !(MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&bytes) {
+                let message = format!(
+                    "{bytes} bytes of {what} size, a segment has {MIN_SEGMENT_BYTES} to {MAX_SEGMENT_BYTES}"
+                );
+                return Err(Error::new(Code::InvalidArgument, message));
+            }
+        }
+        self.check_cache()
+    }
+
+    fn check_cache(&self) -> Result<(), Error> {
+        let (cache, line) = (self.cache_bytes, self.line_bytes);
+        let message = if !line.is_power_of_two() || !LINE_BYTES.contains(&line) {
+            let (least, most) = (LINE_BYTES.start(), LINE_BYTES.end());
+            format!("lines of {line} bytes: they have a power of two, from {least} to {most}")
+        } else if cache > MAX_CACHE_BYTES || (cache > 0 && cache / line < MIN_LINES) {
+            let least = MIN_LINES * line;
+            format!(
+                "a cache of {cache} bytes: with lines of {line} it has {least} to {MAX_CACHE_BYTES}, or 0"
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(Code::InvalidArgument, message))
+    }
+
+    /// The cache of its components, if they have one.
+    pub(super) fn cache(&self) -> Option<Cache<AskedBlock>> {
+        (self.cache_bytes > 0).then(|| Cache::new(self.cache_bytes, self.line_bytes))
+    }
+
+    /// How it is reached.
+    pub(super) fn terms(&self) -> Result<Terms, Error> {
+        Terms::new(self.fabric.clone(), None)
+    }
+
+    /// How much address space is kept for it. The last segment may be larger than what the limit leaves for it.
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        let segment = self.increment_bytes.max(self.initial_bytes);
+        let whole = |bytes: u64| bytes.checked_next_multiple_of(MIN_SEGMENT_BYTES);
+        let reserved = whole(self.limit_bytes.max(1)).and_then(|limit| whole(limit.checked_add(segment)?));
+        reserved.unwrap_or(u64::MAX)
+    }
+
+    /// How large the segment at this offset is.
+    pub(super) fn segment_bytes(&self, offset: u64) -> u64 {
+        let bytes = if offset == 0 { self.initial_bytes } else { self.increment_bytes };
+        bytes.next_multiple_of(MIN_SEGMENT_BYTES)
+    }
+
+    pub(super) fn request(&self, memory_bytes: u64) -> v1::LeaseRequest {
+        v1::LeaseRequest {
+            memory_bytes,
+            timeout_ms: milliseconds(self.timeout),
+            wait_ms: milliseconds(self.wait),
+            near: self.near.clone(),
+            ..v1::LeaseRequest::default()
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! How fast memory components are read and written, beside the same bytes without Sublet.
+//!
+//! Both sides walk through as many bytes, in accesses of one size, a block of the one after a block of the other. In shared
+//! memory the limit is a copy out of, or into, memory of the process's own. Over TCP it is a plain connection to a thread
+//! that sends what it is asked for: one access after the other, or several asked for ahead. Writes over TCP are all sent,
+//! and then it is waited once until they are there.
+//!
+//! A last figure is of a cache's lines that are here, beside copying as much.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use serde::Serialize;
+use sublet_fabric::Provider;
+use sublet_proto::{Code, Error};
+use sublet_runtime::{Invoker, Memory, MemoryPlan, Reading};
+
+use super::raw::plain::Plain;
+use super::transport::{Carried, Site, Transport, Where};
+
+/// The sizes of accesses that are measured if none is given, in bytes.
+pub const SIZES: &[u32] = &[4 << 10, 64 << 10, 1 << 20, 16 << 20];
+/// How much both sides walk through, unless an access is larger than a quarter of it.
+const WALK_BYTES: usize = 64 << 20;
+/// How much each moves in a block, and accesses of a block at most.
+const BLOCK_BYTES: usize = 32 << 20;
+const MAX_ACCESSES: usize = 4096;
+/// Accesses that are asked for before the first of them is waited for.
+const AHEAD: usize = 8;
+const LINE_BYTES: usize = 4 << 10;
+/// Lines that are read again and again: more than a core's own caches hold, and less than a component's.
+const LINES: usize = 2048;
+
+/// One way of access, with one size.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    bench: &'static str,
+    #[serde(flatten)]
+    carried: Carried,
+    access: Access,
+    size_bytes: u32,
+    n: u32,
+    /// Of the median block.
+    bytes_per_s: f64,
+    raw_bytes_per_s: f64,
+    ratio: f64,
+    /// Of one access of the median block.
+    median_ns: f64,
+}
+
+/// A way of access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Access {
+    /// One after the other.
+    Read,
+    /// Several asked for ahead.
+    ReadAsync,
+    /// All sent, then waited for.
+    Write,
+    /// Of lines that a cache has.
+    CachedRead,
+}
+
+/// The headings of [`Figure::cells`].
+pub const HEADINGS: [&str; 8] = ["FABRIC", "ACCESS", "BYTES", "BLOCKS", "MB/S", "RAW MB/S", "RATIO", "NS"];
+
+impl Figure {
+    /// For a table.
+    pub fn cells(&self) -> [String; 8] {
+        let access = match self.access {
+            Access::Read => "read",
+            Access::ReadAsync => "read async",
+            Access::Write => "write",
+            Access::CachedRead => "cached read",
+        };
+        [
+            self.carried.cell(),
+            access.to_owned(),
+            self.size_bytes.to_string(),
+            self.n.to_string(),
+            format!("{:.0}", self.bytes_per_s / 1e6),
+            format!("{:.0}", self.raw_bytes_per_s / 1e6),
+            format!("{:.2}", self.ratio),
+            format!("{:.0}", self.median_ns),
+        ]
+    }
+}
+
+/// A size of access, and the places of a block's.
+struct Walk {
+    size: usize,
+    len: usize,
+    accesses: usize,
+}
+
+/// The raw side: memory of this process's own, or a connection.
+enum Raw {
+    Here(Vec<u8>),
+    There(Plain),
+}
+
+/// Measures every size in turn, with so many blocks on each side. `progress` is told after each.
+pub fn run(
+    place: &Where,
+    transport: &Transport,
+    blocks: u32,
+    sizes: &[u32],
+    mut progress: impl FnMut(),
+) -> Result<Vec<Figure>, Error> {
+    if transport.fabric == Provider::Ofi {
+        let message = "memory is reached by shm and tcp: see --fabric";
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    let largest = sizes.iter().copied().max().unwrap_or(0) as usize;
+    let len = WALK_BYTES.max(4 * largest);
+    let site =
+        Site::open(place, transport, &["--cores", "1", "--memory", &(2 * len + (1 << 30)).to_string()])?;
+    let client = Invoker::connect_with(site.access.clone())?;
+    let memory = filled(&client, plan(transport).cache_bytes(0), len)?;
+    let is_here = transport.fabric == Provider::Shm;
+    let mut raw = if is_here { Raw::Here(vec![1; len]) } else { Raw::There(Plain::connect(site.local)?) };
+    let mut figures = Vec::new();
+    let ways: &[Access] = if is_here {
+        &[Access::Read, Access::Write]
+    } else {
+        &[Access::Read, Access::ReadAsync, Access::Write]
+    };
+    for &size in sizes {
+        let walk = Walk::new(size as usize, len);
+        for &access in ways {
+            figures.push(walk.measure((transport, access), blocks, &memory, &mut raw)?);
+        }
+        progress();
+    }
+    if !is_here {
+        figures.push(cached(transport, blocks, &client)?);
+    }
+    Ok(figures)
+}
+
+/// The figure of lines that are here.
+fn cached(transport: &Transport, blocks: u32, client: &Invoker) -> Result<Figure, Error> {
+    let walk = Walk { size: LINE_BYTES, len: LINES * LINE_BYTES, accesses: MAX_ACCESSES };
+    let memory = filled(client, plan(transport), walk.len)?;
+    memory.sync()?;
+    memory.read(0, &mut [0; 1])?;
+    let mut raw = Raw::Here(vec![1; walk.len]);
+    walk.measure((transport, Access::CachedRead), blocks, &memory, &mut raw)
+}
+
+fn plan(transport: &Transport) -> MemoryPlan {
+    MemoryPlan::new().initial_bytes(WALK_BYTES as u64).fabric(transport.choice())
+}
+
+/// With all of its pages there.
+fn filled(client: &Invoker, plan: MemoryPlan, len: usize) -> Result<Memory, Error> {
+    let memory = client.memory(plan)?;
+    let bytes = vec![1; 1 << 20];
+    for offset in (0..len).step_by(bytes.len()) {
+        memory.write(offset as u64, &bytes[..bytes.len().min(len - offset)])?;
+    }
+    Ok(memory)
+}
+
+impl Walk {
+    fn new(size: usize, len: usize) -> Walk {
+        Walk { size, len, accesses: (BLOCK_BYTES / size.max(1)).clamp(2, MAX_ACCESSES) }
+    }
+
+    /// Where each access of a block begins: one after the other, and each block where the one before has ended.
+    fn places(&self, block: usize) -> impl Iterator<Item = usize> {
+        let (size, fit) = (self.size, self.len / self.size.max(1));
+        let first = block * self.accesses;
+        (first..first + self.accesses).map(move |number| number % fit * size)
+    }
+
+    fn measure(
+        &self,
+        (transport, access): (&Transport, Access),
+        blocks: u32,
+        memory: &Memory,
+        raw: &mut Raw,
+    ) -> Result<Figure, Error> {
+        // Used again, as programs do: fresh memory costs more than what is measured.
+        let (mut buffer, mut spare) = (vec![1; self.size], Vec::new());
+        let (mut ours, mut limit) = (Vec::new(), Vec::new());
+        // The first block of each warms up.
+        for block in 0..=blocks as usize {
+            let begun = Instant::now();
+            self.block((access, block), memory, &mut buffer, &mut spare)?;
+            let took = begun.elapsed().as_nanos() as f64;
+            let begun = Instant::now();
+            self.raw_block(access, block, raw, &mut buffer)?;
+            let raw_took = begun.elapsed().as_nanos() as f64;
+            if block > 0 {
+                ours.push(took);
+                limit.push(raw_took);
+            }
+        }
+        let (ours, limit) = (median(ours), median(limit));
+        let per_s = |ns: f64| (self.size * self.accesses) as f64 * 1e9 / ns;
+        Ok(Figure {
+            bench: "memory",
+            carried: transport.carried(),
+            access,
+            size_bytes: self.size as u32,
+            n: blocks,
+            bytes_per_s: per_s(ours),
+            raw_bytes_per_s: per_s(limit),
+            ratio: limit / ours,
+            median_ns: ours / self.accesses as f64,
+        })
+    }
+
+    fn block(
+        &self,
+        (access, block): (Access, usize),
+        memory: &Memory,
+        buffer: &mut [u8],
+        spare: &mut Vec<Vec<u8>>,
+    ) -> Result<(), Error> {
+        match access {
+            Access::Read | Access::CachedRead => {
+                self.places(block).try_for_each(|at| memory.read(at as u64, buffer))
+            }
+            Access::Write => {
+                self.places(block).try_for_each(|at| memory.write_async(at as u64, buffer))?;
+                memory.sync()
+            }
+            Access::ReadAsync => {
+                let mut asked = VecDeque::with_capacity(AHEAD);
+                for at in self.places(block) {
+                    if asked.len() == AHEAD
+                        && let Some(oldest) = asked.pop_front()
+                    {
+                        spare.push(Reading::wait(oldest)?);
+                    }
+                    let into = spare.pop().unwrap_or_else(|| vec![0; self.size]);
+                    asked.push_back(memory.read_async(at as u64, into)?);
+                }
+                asked.into_iter().try_for_each(|reading| reading.wait().map(|bytes| spare.push(bytes)))
+            }
+        }
+    }
+
+    fn raw_block(&self, access: Access, block: usize, raw: &mut Raw, buffer: &mut [u8]) -> Result<(), Error> {
+        match (raw, access) {
+            (Raw::Here(here), Access::Write) => {
+                self.places(block).for_each(|at| here[at..at + self.size].copy_from_slice(buffer));
+            }
+            (Raw::Here(here), _) => {
+                self.places(block).for_each(|at| buffer.copy_from_slice(&here[at..at + self.size]));
+            }
+            (Raw::There(plain), Access::Write) => {
+                (0..self.accesses).try_for_each(|_| plain.send(buffer))?;
+                plain.settle()?;
+            }
+            (Raw::There(plain), access) => {
+                let ahead = if access == Access::ReadAsync { AHEAD.min(self.accesses) } else { 1 };
+                (0..ahead).try_for_each(|_| plain.ask(self.size))?;
+                for number in 0..self.accesses {
+                    plain.receive(buffer)?;
+                    if number + ahead < self.accesses {
+                        plain.ask(self.size)?;
+                    }
+                }
+            }
+        }
+        std::hint::black_box(buffer);
+        Ok(())
+    }
+}
+
+fn median(mut samples: Vec<f64>) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples.get(samples.len() / 2).copied().unwrap_or(f64::NAN)
+}

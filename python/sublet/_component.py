@@ -1,0 +1,121 @@
+"""Memory components: memory that is leased by the segment, and grows while it is written."""
+
+from . import _errors, _process
+from ._memory import _numpy, nbytes_of
+
+
+class Memory:
+    """Memory that is leased, grows while it is written, may lie on any machine, and is given back; a context manager.
+
+    It is one stretch of bytes from 0 on. Segments of this machine are mapped, and an access copies memory. Those of other machines
+    are read and written over a connection, past a cache: who writes reads what it wrote, and others do from its `sync` on, once
+    they have synced themselves. When one segment has ended, all of the component has, and every access says why.
+
+    Made by `Client.memory` and `sublet.memory`.
+
+    Examples:
+        >>> with sublet.memory(limit="1GiB") as memory:
+        ...     memory.write(0, b"some bytes")
+        ...     memory.read(5, 5)
+        b'bytes'
+    """
+
+    def __init__(self, native):
+        self._native = native
+        self._leases = None
+
+    @property
+    def nbytes(self):
+        """How many bytes there are to be read: up to the last that was written, or as it was resized."""
+        return self._checked().sizes()[0]
+
+    @property
+    def capacity(self):
+        """How many bytes are leased."""
+        return self._checked().sizes()[1]
+
+    @property
+    def leases(self):
+        """What is leased of which node, in the order of the bytes, each a dict: `id`, `node`, `memory_bytes`, `expires_unix_ms`."""
+        return self._leases if self._leases is not None else self._native.leases()
+
+    def read(self, offset=0, nbytes=None):
+        """Bytes from there on, copied; without a number all that there are."""
+        native = self._checked()
+        return native.read(offset, max(0, native.sizes()[0] - offset) if nbytes is None else nbytes)
+
+    def read_into(self, offset, buffer):
+        """Copies as many bytes as a writable buffer has, such as an array, into it."""
+        self._checked().read_into(offset, buffer)
+
+    def write(self, offset, data):
+        """Copies the bytes of any buffer in: `bytes`, a contiguous array. What is beyond the end makes it grow."""
+        self._checked().write(offset, data)
+
+    def read_async(self, offset, nbytes):
+        """Begins to copy bytes out: `result()` of what this returns waits for them and returns them, once."""
+        return self._checked().read_async(offset, nbytes)
+
+    def write_async(self, offset, data):
+        """As `write`, and does not wait until others can read it, which `sync` does. `data` may be changed at once."""
+        self._checked().write_async(offset, data)
+
+    def sync(self):
+        """Makes what was written be where others read it, and what others have synced before be read here."""
+        self._checked().sync()
+
+    def prefetch(self, offset, nbytes):
+        """Asks for bytes that will be read soon, and does not wait for them."""
+        self._checked().prefetch(offset, nbytes)
+
+    def array(self, shape, dtype=float, offset=0):
+        """A NumPy array that lies in it, from that byte on: what is written to it is in the component, without copying.
+
+        The component grows to hold it. It must be on this machine, and is neither released nor made so short as to end before the
+        array, or another array or view of it, as long as there are any.
+        """
+        numpy = _numpy()
+        shape, dtype, nbytes = nbytes_of(shape, dtype)
+        native = self._checked()
+        if offset + nbytes > native.sizes()[0]:
+            native.resize(offset + nbytes)
+        return numpy.ndarray(shape, dtype, buffer=numpy.asarray(native.mapped(offset, nbytes)))
+
+    def resize(self, nbytes):
+        """Makes it so many bytes long. New bytes are 0; segments of which no byte is left are given back."""
+        self._checked().resize(nbytes)
+
+    def renew(self, timeout):
+        """Lets all segments end so many seconds from now, as far as the managers allow."""
+        self._checked().renew(timeout)
+
+    def release(self):
+        """Gives all of it back, if that was not done. `leases` says what each segment used then."""
+        if self._leases is not None:
+            return
+        _process.check()
+        try:
+            self._leases = self._native.release()
+        except _errors.InvalidArgument:
+            # Arrays lie in it.
+            raise
+        except _errors.Error:
+            # It was over before, and only the bill says what it used.
+            self._leases = []
+
+    def _checked(self):
+        if _process.is_forked():
+            _process.check()
+        return self._native
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        self.release()
+
+    def __repr__(self):
+        if self._leases is not None:
+            return "<sublet memory: released>"
+        nbytes, capacity = self._native.sizes()
+        return f"<sublet memory of {nbytes} bytes, {capacity} leased>"
