@@ -9,6 +9,7 @@ use std::time::Duration;
 use async_nats::jetstream::Context;
 use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
 use async_nats::jetstream::stream::Stream;
+use tokio::time::timeout;
 use tokio_stream::StreamExt;
 
 use super::link::Failure;
@@ -18,6 +19,8 @@ use super::operations::silent;
 const MAX_AT_ONCE: u64 = 10_000;
 /// Messages that are asked for at a time.
 const WINDOW_MESSAGES: usize = 10_000;
+/// After so long without a message a list is read from its beginning again.
+const SILENCE: Duration = Duration::from_secs(5);
 /// How long the server remembers a consumer that nobody uses.
 const CONSUMER_IDLE: Duration = Duration::from_secs(30);
 
@@ -42,8 +45,17 @@ async fn at_once(stream: &Stream<()>, filter: String) -> Result<Vec<String>, Fai
 }
 
 async fn one_by_one(stream: &Stream<()>, filter: String) -> Result<Vec<String>, Failure> {
+    loop {
+        if let Some(found) = read_through(stream, &filter).await? {
+            return Ok(found);
+        }
+    }
+}
+
+/// All of them; none if the server fell silent on the way. What it sends then may be lost, so nothing of it is complete.
+async fn read_through(stream: &Stream<()>, filter: &str) -> Result<Option<Vec<String>>, Failure> {
     let config = pull::Config {
-        filter_subject: filter,
+        filter_subject: filter.to_owned(),
         ack_policy: AckPolicy::None,
         headers_only: true,
         memory_storage: true,
@@ -58,7 +70,10 @@ async fn one_by_one(stream: &Stream<()>, filter: String) -> Result<Vec<String>, 
     while left > 0 {
         let known = found.len();
         let mut window = consumer.fetch().max_messages(WINDOW_MESSAGES).messages().await.map_err(silent)?;
-        while let Some(message) = window.next().await {
+        while left > 0 {
+            // The end of a window is not always told where messages are replaced meanwhile.
+            let Ok(next) = timeout(SILENCE, window.next()).await else { return Ok(None) };
+            let Some(message) = next else { break };
             let message = message.map_err(silent)?;
             left = message.info().map_err(silent)?.pending;
             found.push(message.subject.to_string());
@@ -68,5 +83,5 @@ async fn one_by_one(stream: &Stream<()>, filter: String) -> Result<Vec<String>, 
         }
     }
     stream.delete_consumer(&consumer.cached_info().name).await.map_err(silent)?;
-    Ok(found)
+    Ok(Some(found))
 }
