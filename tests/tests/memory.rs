@@ -275,6 +275,23 @@ fn what_was_asked_for_of_a_killed_node_is_an_error_and_nothing_hangs() {
 }
 
 #[test]
+fn a_component_goes_though_its_agent_stands_still_and_owes_it_something() {
+    for way in WAYS.into_iter().filter(|way| way.fabric != FabricChoice::Shm) {
+        let mut platform = open_platform();
+        let memory = platform.invoker().memory(way.plan()).unwrap();
+        memory.write(0, &pattern(0, 8 * MIB as usize)).unwrap();
+        memory.sync().unwrap();
+        kill(platform.pid(), Signal::STOP);
+        memory.prefetch(0, MIB);
+        let asked = memory.read_async(0, vec![0; MIB as usize]).unwrap();
+        drop(memory);
+        assert!(asked.wait().is_err());
+        kill(platform.pid(), Signal::KILL);
+        platform.wait();
+    }
+}
+
+#[test]
 fn a_cache_that_makes_no_sense_is_refused() {
     let platform = Platform::start();
     let client = platform.invoker();

@@ -348,7 +348,7 @@ impl Memory {
             self.put(at, &zeros[..len as usize])?;
             at += len;
         }
-        self.settle()
+        self.settle(from, to.max(from))
     }
 
     #[cold]
@@ -369,6 +369,10 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        // What was asked for ahead is waited for no more, though its agent may stand still.
+        for segment in lock(&self.segments).iter() {
+            segment.disconnect("the memory component is gone");
+        }
         self.keeper.close();
     }
 }

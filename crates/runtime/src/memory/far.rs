@@ -52,14 +52,13 @@ impl Far {
         memory.each_piece((offset, offset + into.len() as u64), |segment, at, part| match &self.cache {
             Some(cache) if segment.file().is_none() => cache.read(&Elsewhere(memory), at, &mut into[part]),
             _ => memory.get_of(segment, at, &mut into[part]),
-        })?;
-        memory.keeper.check()
+        })
     }
 
     /// Without a cache it is there when this returns.
     pub(super) fn write(&self, memory: &Memory, offset: u64, from: &[u8]) -> Result<(), Error> {
         self.write_async(memory, offset, from)?;
-        if self.cache.is_none() { memory.settle() } else { Ok(()) }
+        if self.cache.is_none() { memory.settle(offset, offset + from.len() as u64) } else { Ok(()) }
     }
 
     pub(super) fn write_async(&self, memory: &Memory, offset: u64, from: &[u8]) -> Result<(), Error> {
@@ -79,7 +78,7 @@ impl Far {
         if let Some(cache) = &self.cache {
             cache.sync(&Elsewhere(memory))?;
         }
-        memory.settle()
+        memory.settle(0, memory.capacity_bytes())
     }
 
     /// What was written to a stretch is sent, so that what is asked for afterwards has it.
@@ -96,9 +95,9 @@ impl Memory {
         self.each_piece((offset, end), |segment, at, part| self.put_to(segment, at, &from[part]))
     }
 
-    /// Waits until all that was put is there.
-    pub(super) fn settle(&self) -> Result<(), Error> {
-        self.each_piece((0, self.capacity_bytes()), |segment, _, _| {
+    /// Waits until all that was put to the segments of a stretch is there.
+    pub(super) fn settle(&self, offset: u64, end: u64) -> Result<(), Error> {
+        self.each_piece((offset, end), |segment, _, _| {
             if segment.file().is_some() {
                 return Ok(());
             }
