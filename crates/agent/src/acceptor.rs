@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use sublet_fabric::connection::Connection;
 use sublet_fabric::greeting;
 use sublet_fabric::packet::{PacketListener, PacketSocket};
+use sublet_proto::graph::DEFAULT_SEGMENT_BYTES;
 use sublet_proto::{Code, Error};
 use tracing::{error, warn};
 
@@ -18,8 +19,10 @@ use crate::node::Node;
 use crate::signal::wait_readable;
 use crate::{connection, message, visit};
 
-/// Connections beyond one for each core and place: those that have not shown a ticket, or are about to end.
+/// Connections beyond one for each core, place and segment: those that have not shown a ticket, or are about to end.
 const SPARE_CONNECTIONS: usize = 64;
+/// Segments of the usual size for which there are connections. More memory is had by larger ones.
+const MAX_SEGMENTS: u64 = 4096;
 /// Connections beyond those that only the node's operator gets: no client keeps a command from being heard.
 const OPERATOR_CONNECTIONS: usize = 8;
 /// How long to wait after a failure to accept, such as of too many open files, before trying again.
@@ -71,8 +74,9 @@ fn is_wanted(node: &Node, entrance: &impl Entrance) -> bool {
 impl Entrance for PacketListener {
     fn admit(&self, node: &Arc<Node>, busy: usize) -> Result<Option<JoinHandle<()>>, Error> {
         let socket = self.accept()?;
-        let lent = node.description.cores as usize + node.description.shared_places as usize;
-        let most = lent + SPARE_CONNECTIONS;
+        let lent = &node.description;
+        let segments = (lent.memory_bytes / DEFAULT_SEGMENT_BYTES).min(MAX_SEGMENTS) as usize;
+        let most = lent.cores as usize + lent.shared_places as usize + segments + SPARE_CONNECTIONS;
         if busy < most + reserved(&socket) {
             let serve = move |node: &Arc<Node>| connection::serve(node, &Connection::Local(socket), || {});
             return Ok(spawn(node, serve));

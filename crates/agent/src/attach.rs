@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sublet_fabric::connection::Connection;
-use sublet_fabric::region::{PAGE_BYTES, Region, take_pages};
+use sublet_fabric::region::{PAGE_BYTES, Region, bar_writers, take_pages};
 use sublet_proto::package::is_digest;
 use sublet_proto::v1::{Attach, Lease, Ticket, WorkerOptions};
 use sublet_proto::{Code, Error};
@@ -112,6 +112,8 @@ fn hold(node: &Node, ticket: &Ticket, wanted_carrier: carrier::Wanted) -> Result
 fn segment(len_bytes: u64) -> Result<Region, Error> {
     check_available(len_bytes)?;
     let region = Region::create("sublet-segment", len_bytes)?;
+    // Its client hands it on, and to some to read alone.
+    bar_writers(region.fd())?;
     take_pages(region.fd(), 0, len_bytes).map_err(|error| {
         Error::new(
             Code::InsufficientResources,

@@ -79,6 +79,10 @@ typedef enum sublet_status {
     SUBLET_INVALID_IMAGE = 23,
     /* The document is no graph of components; the message says all that is wrong with it. */
     SUBLET_INVALID_GRAPH = 24,
+    /* No graph of this name or digest is deployed. */
+    SUBLET_UNKNOWN_GRAPH = 25,
+    /* There is no such run, or it has ended. */
+    SUBLET_UNKNOWN_RUN = 26,
     /* No node has so much, even if it were idle. */
     SUBLET_INSUFFICIENT_RESOURCES = 30,
     /* Nodes have so much, but it is leased now. */

@@ -46,11 +46,26 @@ extern "C" {
 /* What a call tells its function and hears from it. Use it by the functions below, and only during the call. More
  * members follow those that are declared: it is neither copied nor made by functions. */
 typedef struct sublet_context sublet_context;
+/* A memory component that the function's component accesses: valid during the call that opened it. */
+typedef uint32_t sublet_channel;
+/* What the functions for memory components call. */
+typedef struct sublet_components {
+    uint32_t (*instance)(sublet_context *context);
+    uint32_t (*instances)(sublet_context *context);
+    const char *(*why)(sublet_context *context);
+    uint32_t (*open)(sublet_context *context, const char *component, sublet_channel *channel);
+    uint32_t (*size)(sublet_context *context, sublet_channel channel, uint64_t *size);
+    uint32_t (*read)(sublet_context *context, sublet_channel channel, uint64_t offset, void *into, uint64_t size);
+    uint32_t (*write)(sublet_context *context, sublet_channel channel, uint64_t offset, const void *from, uint64_t size);
+    uint32_t (*grow)(sublet_context *context, sublet_channel channel, uint64_t size);
+    uint32_t (*map)(sublet_context *context, sublet_channel channel, uint64_t offset, uint64_t size, void **at);
+} sublet_components;
 struct sublet_context {
     uint32_t size_bytes;
     uint32_t capacity;
 #ifndef __wasm__
     void (*fail)(sublet_context *context, const char *message);
+    const sublet_components *components;
 #endif
 };
 
@@ -77,6 +92,58 @@ static inline uint32_t sublet_fail(sublet_context *context, const char *message)
 #endif
     return 0;
 }
+
+#ifndef __wasm__
+/* Components of a graph: what a function that is executed by a run shares with the others (Scad, Figure 3). A memory component
+ * is one stretch of bytes from 0 on, mapped into the process: an access copies memory, and sublet_channel_map says where it
+ * lies. Several instances access it at once; who writes where when is the program's to say.
+ *
+ * They return 0, or an error's number as in sublet.h: sublet_why says it in words. In a call that is not of a run, and without
+ * an access edge to the component, SUBLET_INVALID_ARGUMENT; beyond the end likewise; where the edge is for reading,
+ * SUBLET_PERMISSION_DENIED; beyond the component's limit SUBLET_MEMORY_EXCEEDED; and whatever keeps it from growing, or has ended
+ * it. After an error return sublet_fail(context, sublet_why(context)): if a node was lost, the run repeats the component. */
+
+/* Which instance of its component executes the call, from 0, of how many. Of a call alone: 0 of 1. */
+static inline uint32_t sublet_instance(sublet_context *context) { return context->components->instance(context); }
+static inline uint32_t sublet_instances(sublet_context *context) { return context->components->instances(context); }
+
+/* Why the latest of these calls failed. */
+static inline const char *sublet_why(sublet_context *context) { return context->components->why(context); }
+
+/* The way to a memory component, by its name in the graph. */
+static inline uint32_t sublet_channel_open(sublet_context *context, const char *component, sublet_channel *channel) {
+    return context->components->open(context, component, channel);
+}
+
+/* How many bytes there are to be read: up to the last that anybody wrote. */
+static inline uint32_t sublet_channel_size(sublet_context *context, sublet_channel channel, uint64_t *size) {
+    return context->components->size(context, channel, size);
+}
+
+/* Copies bytes out, */
+static inline uint32_t sublet_channel_read(sublet_context *context, sublet_channel channel, uint64_t offset, void *into,
+                                           uint64_t size) {
+    return context->components->read(context, channel, offset, into, size);
+}
+
+/* and in: what is beyond the end makes the component grow, with zeros in between. */
+static inline uint32_t sublet_channel_write(sublet_context *context, sublet_channel channel, uint64_t offset,
+                                            const void *from, uint64_t size) {
+    return context->components->write(context, channel, offset, from, size);
+}
+
+/* Makes it as many bytes long, if it is shorter. New bytes are 0. */
+static inline uint32_t sublet_channel_grow(sublet_context *context, sublet_channel channel, uint64_t size) {
+    return context->components->grow(context, channel, size);
+}
+
+/* Where bytes of it lie, within its size: to be read, and written if the edge says so, in place during the call. To write where
+ * the edge is for reading ends the process. */
+static inline uint32_t sublet_channel_map(sublet_context *context, sublet_channel channel, uint64_t offset, uint64_t size,
+                                          void **at) {
+    return context->components->map(context, channel, offset, size, at);
+}
+#endif
 
 #ifdef __wasi__
 /* Where inputs and outputs are put: memory that the module's own allocator does not give away again. Without such a

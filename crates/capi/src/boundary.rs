@@ -147,6 +147,8 @@ pub(crate) fn status_name(status: sublet_status) -> &'static CStr {
         Code::UnknownImage => c"unknown_image",
         Code::InvalidImage => c"invalid_image",
         Code::InvalidGraph => c"invalid_graph",
+        Code::UnknownGraph => c"unknown_graph",
+        Code::UnknownRun => c"unknown_run",
         Code::InsufficientResources => c"insufficient_resources",
         Code::NoCapacity => c"no_capacity",
         Code::LeaseExpired => c"lease_expired",

@@ -118,6 +118,12 @@ impl PacketSocket {
         Ok(PacketSocket { fd })
     }
 
+    /// Ends the connection, for whoever waits on it here and there.
+    pub fn shutdown(&self) {
+        // One that is ended already is ended.
+        let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
+    }
+
     /// Sends one packet; waits while the peer's queue is full, at most for the [send timeout].
     ///
     /// [send timeout]: PacketSocket::set_send_timeout

@@ -3,11 +3,12 @@
 //! A region lives as long as somebody holds it open or mapped, and has no name in any file system: when the last
 //! process of a connection dies, however it dies, the kernel frees it.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
+use sublet_proto::graph::Rights;
 
 use crate::FabricError;
 use crate::line::{Line, Watch};
@@ -50,6 +51,27 @@ pub fn check_file(file: BorrowedFd<'_>, expected_bytes: u64) -> Result<(), Fabri
     Ok(())
 }
 
+/// Lets other users than the file's own read a region that they are given to read, and no more: they cannot open it anew to
+/// write.
+pub fn bar_writers(file: BorrowedFd<'_>) -> Result<(), FabricError> {
+    rustix::fs::fchmod(file, Mode::from_raw_mode(0o644))
+        .map_err(|error| FabricError::system("fchmod of a region", error))
+}
+
+/// The same region, opened for reading: who is given this descriptor cannot map it to write.
+pub fn read_only(file: BorrowedFd<'_>) -> Result<OwnedFd, FabricError> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|error| FabricError::system("opening a region for reading", error))
+}
+
+pub(crate) fn protection(rights: Rights) -> ProtFlags {
+    match rights {
+        Rights::Read => ProtFlags::READ,
+        Rights::Write => ProtFlags::READ | ProtFlags::WRITE,
+    }
+}
+
 /// What may be looked at in memory that a peer writes at the same time.
 ///
 /// # Safety
@@ -83,29 +105,28 @@ unsafe impl Sync for Region {}
 impl Region {
     /// Makes and maps a region, zeroed. Pages are taken from the machine when they are first written.
     pub fn create(name: &str, len_bytes: u64) -> Result<Region, FabricError> {
-        Region::map(create_file(name, len_bytes)?, len_bytes)
+        Region::map(create_file(name, len_bytes)?, len_bytes, Rights::Write)
     }
 
     /// Maps a region that a peer passed, after [`check_file`].
     pub fn attach(file: OwnedFd, expected_bytes: u64) -> Result<Region, FabricError> {
         check_file(file.as_fd(), expected_bytes)?;
-        Region::map(file, expected_bytes)
+        Region::map(file, expected_bytes, Rights::Write)
     }
 
-    fn map(file: OwnedFd, len_bytes: u64) -> Result<Region, FabricError> {
+    /// As [`Region::attach`], of one that was opened [for reading](read_only) alone: what writes to it ends the process.
+    pub fn attach_to_read(file: OwnedFd, expected_bytes: u64) -> Result<Region, FabricError> {
+        check_file(file.as_fd(), expected_bytes)?;
+        Region::map(file, expected_bytes, Rights::Read)
+    }
+
+    fn map(file: OwnedFd, len_bytes: u64, rights: Rights) -> Result<Region, FabricError> {
         let failed = |error| FabricError::system(format!("mmap of a region of {len_bytes} bytes"), error);
         let len = usize::try_from(len_bytes).map_err(|_| failed(rustix::io::Errno::NOMEM))?;
         // SAFETY: a fresh shared mapping at an address of the kernel's choice aliases nothing; the file's size is
         // sealed, so that no access within `len_bytes` can fault for want of a file.
         let base = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                &file,
-                0,
-            )
+            rustix::mm::mmap(std::ptr::null_mut(), len, protection(rights), MapFlags::SHARED, &file, 0)
         }
         .map_err(failed)?;
         let base = NonNull::new(base.cast()).ok_or_else(|| failed(rustix::io::Errno::NOMEM))?;
@@ -210,6 +231,22 @@ mod tests {
         let mut bytes = [0; 6];
         theirs.read(4090, &mut bytes).unwrap();
         assert_eq!(&bytes, b"sublet");
+    }
+
+    #[test]
+    fn who_may_read_cannot_map_to_write() {
+        let ours = Region::create("test", 4096).unwrap();
+        bar_writers(ours.fd()).unwrap();
+        let theirs = read_only(ours.fd()).unwrap();
+        let again = || theirs.try_clone().unwrap();
+        assert!(Region::attach(again(), 4096).is_err());
+        let mapped = Region::attach_to_read(again(), 4096).unwrap();
+        ours.write(7, b"x").unwrap();
+        let mut byte = [0];
+        mapped.read(7, &mut byte).unwrap();
+        assert_eq!(&byte, b"x");
+        let mode = rustix::fs::fstat(&theirs).unwrap().st_mode & 0o777;
+        assert_eq!(mode, 0o644, "another user may not open it anew");
     }
 
     #[test]

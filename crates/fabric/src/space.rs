@@ -6,9 +6,10 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags};
+use sublet_proto::graph::Rights;
 
 use crate::FabricError;
-use crate::region::{PAGE_BYTES, check_file, copy_bytes};
+use crate::region::{PAGE_BYTES, check_file, copy_bytes, protection};
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -38,11 +39,17 @@ impl Space {
     /// Puts a region's file here, in place of whatever was there.
     ///
     /// # Safety
-    /// Nobody may access this range meanwhile.
-    pub unsafe fn map(&self, offset: u64, file: BorrowedFd<'_>, len_bytes: u64) -> Result<(), FabricError> {
+    /// Nobody may access this range meanwhile, and nobody write to it later if it is mapped for reading.
+    pub unsafe fn map(
+        &self,
+        offset: u64,
+        file: BorrowedFd<'_>,
+        len_bytes: u64,
+        rights: Rights,
+    ) -> Result<(), FabricError> {
         check_file(file, len_bytes)?;
         let at = self.range(offset, len_bytes)?;
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        let rights = protection(rights);
         // SAFETY: the range lies within this space's own reservation, and nobody accesses it; the file's size is sealed.
         let mapped = unsafe {
             rustix::mm::mmap(
@@ -143,14 +150,14 @@ mod tests {
         let files = [8192, 4096].map(|len| create_file("space", len).unwrap());
         // SAFETY: nobody else has the space, and what is accessed is mapped.
         unsafe {
-            space.map(0, files[0].as_fd(), 8192).unwrap();
-            space.map(8192, files[1].as_fd(), 4096).unwrap();
+            space.map(0, files[0].as_fd(), 8192, Rights::Write).unwrap();
+            space.map(8192, files[1].as_fd(), 4096, Rights::Write).unwrap();
             space.write(8190, b"sublet").unwrap();
             let mut bytes = [0; 6];
             space.read(8190, &mut bytes).unwrap();
             assert_eq!(&bytes, b"sublet");
             space.unmap(8192, 4096).unwrap();
-            space.map(8192, files[1].as_fd(), 4096).unwrap();
+            space.map(8192, files[1].as_fd(), 4096, Rights::Write).unwrap();
             space.read(8190, &mut bytes).unwrap();
             assert_eq!(&bytes, b"sublet", "a region keeps its bytes when it is mapped elsewhere or anew");
         }
@@ -165,9 +172,12 @@ mod tests {
             for (offset, len_bytes) in
                 [(1 << 20, 8192), ((1 << 20) - 4096, 8192), (100, 8192), (u64::MAX, 8192), (0, 0)]
             {
-                assert!(space.map(offset, file.as_fd(), len_bytes).is_err(), "{offset} {len_bytes}");
+                assert!(
+                    space.map(offset, file.as_fd(), len_bytes, Rights::Write).is_err(),
+                    "{offset} {len_bytes}"
+                );
             }
-            assert!(space.map(0, file.as_fd(), 4096).is_err(), "a file of another size");
+            assert!(space.map(0, file.as_fd(), 4096, Rights::Write).is_err(), "a file of another size");
             assert!(space.unmap(0, 100).is_err());
             assert!(space.write(1 << 20, b"x").is_none());
         }

@@ -7,6 +7,8 @@
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
+use sublet_proto::graph::Rights;
+
 use crate::FabricError;
 use crate::space::Space;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -70,7 +72,7 @@ impl Window {
             return Err(does_not_fit());
         }
         // SAFETY: nothing is mapped at this place yet, and nobody is told of what lies there before its size is stored.
-        unsafe { self.space.map(u64::from(region) << self.stride_bits, file, len_bytes) }?;
+        unsafe { self.space.map(u64::from(region) << self.stride_bits, file, len_bytes, Rights::Write) }?;
         slot.store(len_bytes, Ordering::Release);
         Ok(())
     }

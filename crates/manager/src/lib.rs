@@ -8,6 +8,7 @@
 //!          core.rs    every decision, without clock, chance or I/O
 //!       ledger.rs     what was used; bill.rs, what it costs
 //!       packages.rs   what is run; tenants.rs, who may have how much
+//!       graphs.rs     applications of several components; runs.rs, what a run has come to
 //!       fleet.rs      the other managers of the store
 //!    database.rs      the store, off the threads that serve
 //!       store.rs      what outlives the process
@@ -31,12 +32,14 @@ pub mod core;
 mod database;
 mod fleet;
 mod folder;
+mod graphs;
 mod ledger;
 mod listen;
 mod names;
 mod packages;
 pub mod peers;
 mod reply;
+mod runs;
 mod service;
 mod shell;
 mod start;
@@ -71,9 +74,11 @@ use crate::core::{Core, Event, QueueLimits, Settings, TICK_MS};
 use crate::database::{Database, blocking};
 use crate::fleet::Fleet;
 use crate::folder::StateFolder;
+use crate::graphs::Graphs;
 use crate::listen::{Connection, Intake};
 use crate::packages::Packages;
 use crate::peers::Peers;
+use crate::runs::Runs;
 use crate::service::{Methods, Parts, Service};
 use crate::shell::Shell;
 use crate::store::{NatsOptions, NatsStore, SqliteStore, Store};
@@ -207,6 +212,8 @@ impl Manager {
             gate: Arc::clone(&gate),
             tenants: Arc::clone(&tenants),
             packages: Packages::new(database.clone()),
+            graphs: Graphs::new(database.clone()),
+            runs: Runs::new(database.clone()),
             bills: Bills::new(database.clone()),
             database,
             fleet: Arc::clone(&fleet),

@@ -25,7 +25,9 @@ use crate::auth::{Gate, Replying};
 use crate::bill::Bills;
 use crate::database::Database;
 use crate::fleet::Fleet;
+use crate::graphs::Graphs;
 use crate::packages::Packages;
+use crate::runs::Runs;
 use crate::shell::Shell;
 use crate::tenants::Tenants;
 
@@ -45,6 +47,8 @@ pub(crate) struct Parts {
     pub(crate) tenants: Arc<Tenants>,
     pub(crate) database: Database,
     pub(crate) packages: Packages,
+    pub(crate) graphs: Graphs,
+    pub(crate) runs: Runs,
     pub(crate) bills: Bills,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) uploads: Semaphore,

@@ -52,6 +52,12 @@ pub mod keys {
     /// Before a manager's epoch, `/` and a tenant's name: the encoded `SpendRecord`.
     /// It stays for ever.
     pub const SPEND: &str = "spend/";
+    /// Before a tenant's name, `/` and a graph's: the encoded `GraphInfo`. The document is a blob.
+    pub const GRAPH: &str = "graph/";
+    /// Before a tenant's name, `/` and a run's identifier: the encoded `RunInfo`.
+    pub const RUN: &str = "run/";
+    /// Before a tenant's name, `/`, a run's identifier, `/` and a number: the encoded `JournalEntry`. Number 0 is the input.
+    pub const JOURNAL: &str = "journal/";
     /// The log of deployments: encoded `PackageInfo`.
     pub const DEPLOYMENTS: &str = "deployments";
 

@@ -59,6 +59,10 @@ codes! {
     InvalidImage = 23, "invalid_image";
     /// The document is no graph of components; the message says all that is wrong with it.
     InvalidGraph = 24, "invalid_graph";
+    /// No graph of this name or digest is deployed.
+    UnknownGraph = 25, "unknown_graph";
+    /// There is no such run.
+    UnknownRun = 26, "unknown_run";
     /// No node has so much, even if it were idle.
     InsufficientResources = 30, "insufficient_resources";
     /// Nodes have so much, but it is leased now.
@@ -156,9 +160,12 @@ impl Error {
             | Code::InvalidGraph
             | Code::WrongArchitecture
             | Code::MissingSymbol => tonic::Code::InvalidArgument,
-            Code::UnknownFunction | Code::UnknownPackage | Code::UnknownImage | Code::UnknownLease => {
-                tonic::Code::NotFound
-            }
+            Code::UnknownFunction
+            | Code::UnknownPackage
+            | Code::UnknownImage
+            | Code::UnknownGraph
+            | Code::UnknownRun
+            | Code::UnknownLease => tonic::Code::NotFound,
             Code::InsufficientResources
             | Code::NoCapacity
             | Code::StoreFull

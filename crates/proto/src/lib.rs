@@ -14,6 +14,7 @@ pub mod inbox;
 pub mod network;
 pub mod package;
 pub mod price;
+pub mod run;
 pub mod ticket;
 
 pub use code::{Code, Error};

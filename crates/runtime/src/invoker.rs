@@ -18,8 +18,8 @@ use crate::arena::{Buffer, RegisteredMemory};
 use crate::deploy::read_package;
 use crate::fabrics::FabricChoice;
 use crate::invocation::Invocation;
-use crate::lease::Call;
 use crate::lease::link::{ColdStart, Notice};
+use crate::lease::{Call, Lease};
 use crate::manager::ManagerClient;
 use crate::memory::{Memory, MemoryPlan};
 use allocation::milliseconds;
@@ -104,6 +104,16 @@ pub struct Invoker {
 }
 
 impl Invoker {
+    /// One that shares a connection to managers.
+    pub(crate) fn of(manager: Arc<ManagerClient>) -> Result<Invoker, Error> {
+        Ok(Invoker { manager, memory: RegisteredMemory::new()?, held: None })
+    }
+
+    /// Its leases, by the numbers of their workers.
+    pub(crate) fn leases_held(&self) -> impl Iterator<Item = &Arc<Lease>> {
+        self.held.iter().flat_map(Held::leases)
+    }
+
     /// Submits a call of a function of the leased package: `function` reads `input` and writes `output`. Memory from
     /// [`Invoker::buffer`] is used in place; other input is copied into the worker's inbox, and other output out of
     /// a buffer, once. Blocks only while the worker has a call in each of its slots.

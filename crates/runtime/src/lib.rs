@@ -5,6 +5,7 @@
 //! - [`Invoker`] is the client's side: it takes a lease, and submits calls into the inboxes of the lease's workers.
 //! - [`worker`] is the other side, run by the `sublet-worker` program, and by those of other engines.
 //! - [`Memory`] is memory that is leased by the segment, and grows.
+//! - [`run`] runs graphs of functions and memory.
 //! - [`frames`] puts several pieces of memory into one input or output, for callers whose values have several.
 //! - [`wire`] is what the two say to each other; [`access`], [`manager`] and [`deploy`] set things up and are never on
 //!   the path of a call.
@@ -21,6 +22,7 @@ pub mod invoker;
 mod lease;
 pub mod manager;
 mod memory;
+pub mod run;
 pub mod wire;
 pub mod worker;
 
@@ -31,3 +33,4 @@ pub use invocation::{Completion, Invocation, is_repeatable};
 pub use invoker::{Allocation, CallOptions, Function, Invoker, Policy};
 pub use lease::link::{ColdStart, Notice};
 pub use memory::{Memory, MemoryPlan, RawReading, Reading};
+pub use run::{Application, RunOptions};

@@ -179,6 +179,48 @@ impl ManagerClient {
         self.ask(request, async |mut stub, request| stub.bill(request).await)
     }
 
+    /// Stores a graph's document, and points its name at it.
+    pub fn deploy_graph(&self, document: Vec<u8>) -> Result<v1::GraphInfo, Error> {
+        let request = v1::DeployGraphRequest { document };
+        self.ask(request, async |mut stub, request| stub.deploy_graph(request).await)
+    }
+
+    /// The graph of this name or digest.
+    pub fn find_graph(&self, name: &str) -> Result<v1::GraphDocument, Error> {
+        let request = v1::FindGraphRequest { name: name.to_owned() };
+        self.ask(request, async |mut stub, request| stub.find_graph(request).await)
+    }
+
+    /// Every deployed graph.
+    pub fn graphs(&self) -> Result<Vec<v1::GraphInfo>, Error> {
+        let request = v1::ListGraphsRequest {};
+        Ok(self.ask(request, async |mut stub, request| stub.list_graphs(request).await)?.graphs)
+    }
+
+    /// The runs of a graph, or of all, the newest first: so many, or 100.
+    pub fn runs(&self, graph: &str, limit: u32) -> Result<Vec<v1::RunInfo>, Error> {
+        let request = v1::ListRunsRequest { graph: graph.to_owned(), limit };
+        Ok(self.ask(request, async |mut stub, request| stub.list_runs(request).await)?.runs)
+    }
+
+    /// A run, and what is kept of it behind a number.
+    pub fn read_run(&self, run: &str, after: u64) -> Result<v1::RunPage, Error> {
+        let request = v1::ReadRunRequest { run: run.to_owned(), after };
+        self.ask(request, async |mut stub, request| stub.read_run(request).await)
+    }
+
+    pub(crate) fn begin_run(&self, request: v1::BeginRunRequest) -> Result<v1::RunInfo, Error> {
+        self.ask(request, async |mut stub, request| stub.begin_run(request).await)
+    }
+
+    pub(crate) fn journal(&self, request: v1::JournalRequest) -> Result<(), Error> {
+        self.ask(request, async |mut stub, request| stub.journal(request).await).map(drop)
+    }
+
+    pub(crate) fn end_run(&self, request: v1::EndRunRequest) -> Result<v1::RunInfo, Error> {
+        self.ask(request, async |mut stub, request| stub.end_run(request).await)
+    }
+
     /// Makes an access token, whose secret is told this once. For operators.
     pub fn create_token(&self, request: v1::CreateTokenRequest) -> Result<v1::CreateTokenReply, Error> {
         let terms = Terms { repeat: Repeat::Unsent, ..anywhere() };
@@ -235,7 +277,7 @@ fn may_have(code: Code) -> bool {
 }
 
 /// Bits that nobody else has.
-fn random_bits() -> Result<u128, Error> {
+pub(crate) fn random_bits() -> Result<u128, Error> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes)
         .map_err(|error| Error::new(Code::System, format!("no random numbers: {error}")))?;

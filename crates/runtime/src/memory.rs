@@ -14,13 +14,14 @@
 //! - When one segment has ended, all of the component has: its bytes are gone, and every access says why.
 
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use sublet_fabric::space::Space;
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
-use sublet_proto::graph::MAX_SEGMENTS;
+use sublet_proto::graph::{MAX_SEGMENTS, Rights};
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
@@ -259,6 +260,32 @@ impl Memory {
         Ok(segments.iter().map(|segment| self.keeper.ended(segment)).collect())
     }
 
+    /// Whether it is still there, and otherwise why not.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        self.keeper.check()
+    }
+
+    /// Has this called, once, when it has ended otherwise than by being released. It may be called at once.
+    pub(crate) fn on_end(&self, call: impl FnOnce(Error) + Send + 'static) {
+        self.keeper.on_end(Box::new(call));
+    }
+
+    /// The segments from this place on: where each begins, how long it is, and its memory.
+    ///
+    /// # Errors
+    /// `fabric_unavailable` for one of another machine.
+    pub(crate) fn files_from(&self, offset: u64) -> Result<Vec<(u64, u64, OwnedFd)>, Error> {
+        let segments = lock(&self.segments);
+        let from = segments.iter().filter(|segment| segment.offset >= offset);
+        from.map(|segment| {
+            let file = segment.mapped()?.try_clone_to_owned();
+            let file =
+                file.map_err(|error| Error::new(Code::System, format!("dup of a segment: {error}")))?;
+            Ok((segment.offset, segment.len_bytes, file))
+        })
+        .collect()
+    }
+
     /// The end of a stretch that can be read.
     #[inline]
     fn readable(&self, offset: u64, len_bytes: u64) -> Result<u64, Error> {
@@ -276,8 +303,9 @@ impl Memory {
         end.ok_or_else(|| self.beyond_limit(offset, len_bytes))
     }
 
+    /// Makes so many bytes be leased.
     #[inline]
-    fn ensure(&self, end: u64) -> Result<(), Error> {
+    pub(crate) fn ensure(&self, end: u64) -> Result<(), Error> {
         if end <= self.capacity.load(Ordering::Acquire) { Ok(()) } else { self.grow(end) }
     }
 
@@ -301,7 +329,7 @@ impl Memory {
             match segment.file() {
                 Some(file) => {
                     // SAFETY: the range is beyond the capacity, where nobody accesses anything.
-                    unsafe { self.space.map(capacity, file, len_bytes) }?;
+                    unsafe { self.space.map(capacity, file, len_bytes, Rights::Write) }?;
                     self.has_mapped.store(1, Ordering::Relaxed);
                 }
                 None => drop(self.far.get_or_init(|| Far::new(self.plan.cache()))),

@@ -28,7 +28,9 @@ use crate::wire::{Immediate, InboxLayout, MAX_MESSAGE_BYTES, OWN_REGION, Outcome
 use engine::{Caller, Input, Output};
 use slots::Core;
 
+pub mod channel;
 mod client;
+mod context;
 mod control;
 pub mod engine;
 pub mod library;

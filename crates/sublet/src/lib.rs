@@ -23,10 +23,11 @@
 //! Everything else of the workspace is the library's own; only what is named here stays as it is.
 
 pub use sublet_proto::price::bill;
-pub use sublet_proto::v1::{BillLine, BillRequest, Lease, PackageInfo, Usage};
+pub use sublet_proto::v1::{BillLine, BillRequest, ComponentUse, Lease, PackageInfo, Usage};
 pub use sublet_proto::{ALWAYS_HOT_NS, ALWAYS_WARM_NS, Code, Error};
 pub use sublet_runtime::fabrics::own_host;
 pub use sublet_runtime::frames;
+pub use sublet_runtime::run::{Application, News, Outcome, RunOptions};
 pub use sublet_runtime::{
     Access, Address, Allocation, Buffer, CallOptions, ColdStart, Completion, FabricChoice, Function,
     Invocation, Invoker, Memory, MemoryPlan, Notice, Policy, RawReading, Reading, RegisteredMemory,

@@ -8,11 +8,13 @@ use sublet_proto::limits::MAX_ENDS;
 use sublet_proto::package;
 use sublet_proto::v1::manager_server::Manager;
 use sublet_proto::v1::{
-    self, BillReply, BillRequest, CreateTokenReply, CreateTokenRequest, DeployReply, EndLeaseReply,
-    EndLeaseRequest, LeaseGrant, LeaseGrants, LeaseList, LeaseRequest, ListLeasesRequest,
-    ListManagersRequest, ListNodesRequest, ListPackagesRequest, ListTenantsRequest, ListTokensRequest,
-    ManagerList, NodeDescription, NodeList, PackageChunk, PackageInfo, PackageList, RenewRequest,
-    ResolveRequest, RevokeTokenRequest, Role, Tenant, TenantList, Token, TokenList,
+    self, BeginRunRequest, BillReply, BillRequest, CreateTokenReply, CreateTokenRequest, DeployGraphRequest,
+    DeployReply, EndLeaseReply, EndLeaseRequest, EndRunRequest, FindGraphRequest, GraphDocument, GraphInfo,
+    GraphList, JournalReply, JournalRequest, LeaseGrant, LeaseGrants, LeaseList, LeaseRequest,
+    ListGraphsRequest, ListLeasesRequest, ListManagersRequest, ListNodesRequest, ListPackagesRequest,
+    ListRunsRequest, ListTenantsRequest, ListTokensRequest, ManagerList, NodeDescription, NodeList,
+    PackageChunk, PackageInfo, PackageList, ReadRunRequest, RenewRequest, ResolveRequest, RevokeTokenRequest,
+    Role, RunInfo, RunList, RunPage, Tenant, TenantList, Token, TokenList,
 };
 use sublet_proto::{Code, Error, decode};
 use tonic::{Request, Response, Status, Streaming};
@@ -114,6 +116,59 @@ impl Manager for Service {
     async fn bill(&self, request: Request<BillRequest>) -> Result<Response<BillReply>, Status> {
         let caller = caller(&request)?;
         answer(self.0.bill(&caller, request.into_inner()).await)
+    }
+
+    async fn deploy_graph(
+        &self,
+        request: Request<DeployGraphRequest>,
+    ) -> Result<Response<GraphInfo>, Status> {
+        let tenant = caller(&request)?.tenant;
+        let document = request.into_inner().document;
+        answer(self.0.graphs.deploy(&tenant, document, self.0.shell.clock.now_ms()).await)
+    }
+
+    async fn find_graph(
+        &self,
+        request: Request<FindGraphRequest>,
+    ) -> Result<Response<GraphDocument>, Status> {
+        let tenant = caller(&request)?.tenant;
+        answer(self.0.graphs.find(&tenant, &request.into_inner().name).await)
+    }
+
+    async fn list_graphs(&self, request: Request<ListGraphsRequest>) -> Result<Response<GraphList>, Status> {
+        let tenant = caller(&request)?.tenant;
+        answer(self.0.graphs.list(&tenant).await.map(|graphs| GraphList { graphs }))
+    }
+
+    async fn begin_run(&self, request: Request<BeginRunRequest>) -> Result<Response<RunInfo>, Status> {
+        let tenant = caller(&request)?.tenant;
+        let asked = request.into_inner();
+        let begun = async {
+            let found = self.0.graphs.find(&tenant, &asked.graph).await?.info.unwrap_or_default();
+            let graph = (found.name, found.digest);
+            self.0.runs.begin(&tenant, asked, graph, self.0.shell.clock.now_ms()).await
+        };
+        answer(begun.await)
+    }
+
+    async fn journal(&self, request: Request<JournalRequest>) -> Result<Response<JournalReply>, Status> {
+        let tenant = caller(&request)?.tenant;
+        answer(self.0.runs.journal(&tenant, request.into_inner()).await.map(|()| JournalReply {}))
+    }
+
+    async fn end_run(&self, request: Request<EndRunRequest>) -> Result<Response<RunInfo>, Status> {
+        let tenant = caller(&request)?.tenant;
+        answer(self.0.runs.end(&tenant, request.into_inner(), self.0.shell.clock.now_ms()).await)
+    }
+
+    async fn read_run(&self, request: Request<ReadRunRequest>) -> Result<Response<RunPage>, Status> {
+        let tenant = caller(&request)?.tenant;
+        answer(self.0.runs.read(&tenant, request.into_inner()).await)
+    }
+
+    async fn list_runs(&self, request: Request<ListRunsRequest>) -> Result<Response<RunList>, Status> {
+        let tenant = caller(&request)?.tenant;
+        answer(self.0.runs.list(&tenant, request.into_inner()).await.map(|runs| RunList { runs }))
     }
 
     async fn create_token(

@@ -18,8 +18,10 @@ use crate::clock::Clock;
 use crate::core::{Core, QueueLimits, Settings};
 use crate::database::Database;
 use crate::fleet::Fleet;
+use crate::graphs::Graphs;
 use crate::packages::Packages;
 use crate::peers::Peers;
+use crate::runs::Runs;
 use crate::shell::Shell;
 use crate::store::SqliteStore;
 use crate::tenants::Tenants;
@@ -51,6 +53,8 @@ async fn house() -> House {
         gate: Arc::new(Gate::new(tokens(), clock)),
         tenants: Arc::new(Tenants::new(database.clone())),
         packages: Packages::new(database.clone()),
+        graphs: Graphs::new(database.clone()),
+        runs: Runs::new(database.clone()),
         bills: Bills::new(database.clone()),
         fleet: Arc::new(Fleet::new(database.clone(), peers, 1)),
         database: database.clone(),

@@ -40,7 +40,11 @@ struct Inside {
     /// The answer to the renewal that is under way.
     renewed: Option<Result<(), Error>>,
     why_ended: Option<Error>,
+    /// Called when the component has ended.
+    on_end: Vec<OnEnd>,
 }
+
+type OnEnd = Box<dyn FnOnce(Error) + Send>;
 
 impl Keeper {
     pub(super) fn start() -> Result<Keeper, Error> {
@@ -92,10 +96,18 @@ impl Keeper {
                 let _ = segment.agent.tell(client_to_agent::Body::Release(v1::Release {}));
             }
             drop(inside);
-            self.0.ended.store(1, Ordering::Release);
+            self.0.set_ended();
             self.0.changed.notify_all();
         }
         self.check().err().unwrap_or(error)
+    }
+
+    /// Has this called when the component has ended; at once if it has.
+    pub(super) fn on_end(&self, call: OnEnd) {
+        lock(&self.0.inside).on_end.push(call);
+        if self.0.ended.load(Ordering::Acquire) != 0 {
+            self.0.set_ended();
+        }
     }
 
     /// Something is asked for: what comes of it is to be taken in.
@@ -137,6 +149,18 @@ impl Shared {
     fn ring(&self) {
         // A full bell is a rung one.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    /// The reason is there.
+    fn set_ended(&self) {
+        self.ended.store(1, Ordering::Release);
+        let (calls, why) = {
+            let mut inside = lock(&self.inside);
+            (std::mem::take(&mut inside.on_end), inside.why_ended.clone())
+        };
+        if let Some(why) = why {
+            calls.into_iter().for_each(|call| call(why.clone()));
+        }
     }
 
     fn wait_until(
@@ -252,14 +276,20 @@ impl Shared {
         let reason = why.message.clone();
         let mut inside = lock(&self.inside);
         inside.watched.retain(|watched| watched.lease.id != segment.lease.id);
-        match inside.leaving.get_mut(&segment.lease.id) {
-            Some(used) => *used = usage,
+        let has_ended = match inside.leaving.get_mut(&segment.lease.id) {
+            Some(used) => {
+                *used = usage;
+                false
+            }
             None => {
                 inside.why_ended.get_or_insert(why);
-                self.ended.store(1, Ordering::Release);
+                true
             }
-        }
+        };
         drop(inside);
+        if has_ended {
+            self.set_ended();
+        }
         segment.disconnect(&reason);
         self.changed.notify_all();
         false

@@ -152,7 +152,7 @@ impl MemoryPlan {
     }
 
     /// How much address space is kept for it. The last segment may be larger than what the limit leaves for it.
-    pub(super) fn reserved_bytes(&self) -> u64 {
+    pub(crate) fn reserved_bytes(&self) -> u64 {
         let segment = self.increment_bytes.max(self.initial_bytes);
         let whole = |bytes: u64| bytes.checked_next_multiple_of(MIN_SEGMENT_BYTES);
         let reserved = whole(self.limit_bytes.max(1)).and_then(|limit| whole(limit.checked_add(segment)?));

@@ -13,6 +13,7 @@ use sublet_proto::network::Fabric;
 use sublet_proto::v1::{self, client_to_worker, worker_to_client};
 use sublet_proto::{Code, Error, decode};
 
+use super::channel;
 use super::process::Process;
 use super::remote::Remote;
 use crate::wire::{MAX_REGIONS, OWN_REGION, ResultsLayout};
@@ -52,11 +53,18 @@ impl Client {
         let body =
             message.body.ok_or_else(|| Error::new(Code::Protocol, "an empty message from the client"))?;
         match (&mut self.way, body) {
+            (Way::Connecting(_) | Way::Connected(_), client_to_worker::Body::Run(run)) => {
+                channel::take(&run, packet.fds)?;
+                Ok(Some(worker_to_client::Body::RunTaken(v1::RunTaken {})))
+            }
             (Way::Remote(remote), body) => remote.take(body, packet.fds, self.control),
             (way, client_to_worker::Body::MapRegion(region)) => map(way, &region, packet.fds),
             (_, client_to_worker::Body::Connect(connect)) => self.connect(&connect, packet.fds),
             (_, client_to_worker::Body::Link(_)) => {
                 Err(Error::new(Code::Protocol, "a connection of a worker that shares its client's memory"))
+            }
+            (Way::Broken, client_to_worker::Body::Run(_)) => {
+                Err(Error::new(Code::Protocol, "a run after a failed connection"))
             }
         }
     }

@@ -5,14 +5,14 @@
 //! aarch64 all four travel in registers that belong to the caller, so one way of calling serves both forms, and a
 //! shared object need not say which of the two each function has.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use libloading::os::unix::{Library as Object, RTLD_LAZY, RTLD_LOCAL, RTLD_NOW};
 use sublet_proto::{Code, Error};
 
+use super::context::Context;
 use super::engine::{Caller, Engine, Input, Load, Output};
-use crate::wire::MAX_MESSAGE_BYTES;
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!(
@@ -32,62 +32,6 @@ type GuardedCall = unsafe extern "C" fn(
     *mut c_char,
     usize,
 ) -> c_int;
-
-/// What the long form of a function gets as its fourth argument: `struct sublet_context` of `sublet_function.h`.
-#[repr(C)]
-struct Context {
-    size_bytes: u32,
-    capacity: u32,
-    fail: unsafe extern "C" fn(*mut Context, *const c_char),
-    failed: bool,
-    message: [u8; MAX_MESSAGE_BYTES as usize],
-}
-
-impl Context {
-    fn new() -> Context {
-        Context {
-            size_bytes: size_of::<Context>() as u32,
-            capacity: 0,
-            fail: sublet_context_fail,
-            failed: false,
-            message: [0; MAX_MESSAGE_BYTES as usize],
-        }
-    }
-
-    /// Makes it ready for a call with an output of so many bytes.
-    #[inline(always)]
-    fn begin(&mut self, capacity: u32) {
-        self.capacity = capacity;
-        self.failed = false;
-    }
-
-    /// What the function said when it failed.
-    fn message(&self) -> &[u8] {
-        let len = self.message.iter().position(|&byte| byte == 0).unwrap_or(self.message.len());
-        &self.message[..len]
-    }
-}
-
-/// The function reports an error; the first report of a call counts.
-///
-/// # Safety
-/// As `sublet_fail` in `sublet_function.h` says: the function's own context, and a string that ends with 0 or null.
-unsafe extern "C" fn sublet_context_fail(context: *mut Context, message: *const c_char) {
-    // SAFETY: the caller passes the context that it was given, which no other thread uses during the call.
-    let Some(context) = (unsafe { context.as_mut() }) else { return };
-    if context.failed {
-        return;
-    }
-    context.failed = true;
-    context.message.fill(0);
-    if message.is_null() {
-        return;
-    }
-    // SAFETY: not null, so it is a string that ends with 0.
-    let bytes = unsafe { CStr::from_ptr(message) }.to_bytes();
-    let len = bytes.len().min(context.message.len());
-    context.message[..len].copy_from_slice(&bytes[..len]);
-}
 
 /// A loaded shared object.
 pub struct Library {
@@ -122,8 +66,8 @@ impl Library {
 impl Engine for Library {
     type Caller<'library> = NativeCaller<'library>;
 
-    fn caller(&self, _worker: u32) -> Result<NativeCaller<'_>, Error> {
-        Ok(NativeCaller { library: self, context: Context::new() })
+    fn caller(&self, worker: u32) -> Result<NativeCaller<'_>, Error> {
+        Ok(NativeCaller { library: self, context: Context::new(worker) })
     }
 }
 
@@ -154,6 +98,11 @@ impl Caller for NativeCaller<'_> {
 
     fn message(&self) -> &[u8] {
         self.context.message()
+    }
+
+    #[inline(always)]
+    fn rest(&mut self) {
+        self.context.rest();
     }
 }
 

@@ -25,6 +25,7 @@ use sublet_proto::network::Fabric;
 use sublet_proto::v1::{self, client_to_worker, worker_to_client};
 use sublet_proto::{Code, Error};
 
+use super::channel;
 use super::client::{Answer, Reached, check_number, check_results, descriptors, ready, second_connection};
 use super::control;
 use super::process::{Process, limit_memory};
@@ -84,6 +85,14 @@ impl Remote {
             client_to_worker::Body::Connect(connect) => {
                 let [] = descriptors("a connection of another node", fds)?;
                 self.connect(&connect, control).map(Some)
+            }
+            client_to_worker::Body::Run(run) if run.channels == 0 => {
+                channel::take(&run, fds)?;
+                Ok(Some(worker_to_client::Body::RunTaken(v1::RunTaken {})))
+            }
+            client_to_worker::Body::Run(_) => {
+                let message = "memory components reach workers of their client's machine alone";
+                Err(Error::new(Code::FabricUnavailable, message))
             }
         }
     }

@@ -184,6 +184,30 @@ impl Service for State {
     async fn bill(&self, _: Request<BillRequest>) -> Result<Response<BillReply>, Status> {
         not_here()
     }
+    async fn deploy_graph(&self, _: Request<DeployGraphRequest>) -> Result<Response<GraphInfo>, Status> {
+        not_here()
+    }
+    async fn find_graph(&self, _: Request<FindGraphRequest>) -> Result<Response<GraphDocument>, Status> {
+        not_here()
+    }
+    async fn list_graphs(&self, _: Request<ListGraphsRequest>) -> Result<Response<GraphList>, Status> {
+        not_here()
+    }
+    async fn begin_run(&self, _: Request<BeginRunRequest>) -> Result<Response<RunInfo>, Status> {
+        not_here()
+    }
+    async fn journal(&self, _: Request<JournalRequest>) -> Result<Response<JournalReply>, Status> {
+        not_here()
+    }
+    async fn end_run(&self, _: Request<EndRunRequest>) -> Result<Response<RunInfo>, Status> {
+        not_here()
+    }
+    async fn read_run(&self, _: Request<ReadRunRequest>) -> Result<Response<RunPage>, Status> {
+        not_here()
+    }
+    async fn list_runs(&self, _: Request<ListRunsRequest>) -> Result<Response<RunList>, Status> {
+        not_here()
+    }
     async fn create_token(
         &self,
         _: Request<CreateTokenRequest>,

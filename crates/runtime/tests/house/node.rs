@@ -238,6 +238,7 @@ impl Process {
                     worker_to_client::Body::Ready(v1::Ready::default())
                 }
                 client_to_worker::Body::Link(_) => unreachable!("there is no network here"),
+                client_to_worker::Body::Run(_) => unreachable!("there are no graphs here"),
             };
             let bytes = v1::WorkerToClient { body: Some(answer) }.encode_to_vec();
             // The client may have gone meanwhile.

@@ -1,6 +1,5 @@
 //! `sublet call`: calls one function once.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,7 @@ use sublet_runtime::{
 };
 
 use super::Connection;
-use super::files::{is_dash, read_up_to};
+use super::files::{is_dash, read_up_to, write_output};
 use super::output::Output;
 use super::parse::{duration, show_bytes, show_ns, size};
 
@@ -242,19 +241,6 @@ fn read_input(invoker: &Invoker, path: &Path) -> Result<Buffer<u8>, Error> {
     let mut input = invoker.buffer::<u8>(bytes.len())?;
     input.copy_from_slice(&bytes);
     Ok(input)
-}
-
-fn write_output(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let failed = |error: std::io::Error| {
-        let code =
-            if error.kind() == std::io::ErrorKind::StorageFull { Code::StoreFull } else { Code::System };
-        Error::new(code, format!("writing the output {}: {error}", path.display()))
-    };
-    if is_dash(path) {
-        let mut stdout = std::io::stdout().lock();
-        return stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(failed);
-    }
-    std::fs::write(path, bytes).map_err(failed)
 }
 
 #[cfg(test)]

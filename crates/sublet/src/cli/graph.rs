@@ -1,6 +1,8 @@
 //! `sublet graph`: applications of more than one component.
 
+mod history;
 mod layout;
+mod run;
 mod svg;
 mod terminal;
 
@@ -12,6 +14,7 @@ use serde::Serialize;
 use sublet_proto::graph::{self, Component, Graph, MAX_DOCUMENT_BYTES, Role};
 use sublet_proto::{Code, Error};
 
+use super::Connection;
 use super::files::{is_dash, read_up_to};
 use super::output::{Output, print};
 use super::parse::show_bytes;
@@ -27,10 +30,15 @@ Examples:
   sublet graph show app.json               a drawing of its components and how they are related
   sublet graph show app.json --svg app.svg
   sublet graph schema > graph.schema.json  the form, for editors and compilers
+  sublet graph deploy app.json             the managers keep it under its name
+  sublet graph run app.json < in.bin       deploys it and runs it: the entry's input from standard input
+  sublet graph run app --retries 10        by its name
+  sublet graph history app                 its runs; with a run's identifier what each component used
+  sublet graph resume RUN                  goes on with a run whose client is gone
 
 A graph is a JSON document; docs/graphs.md says what is in it. - stands for standard input.";
 
-/// Look at applications of several components
+/// Look at applications of several components, and run them
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
@@ -56,6 +64,15 @@ enum Command {
     },
     /// Print the JSON schema of graphs
     Schema,
+    Deploy(run::Deploy),
+    /// List deployed graphs
+    List {
+        #[command(flatten)]
+        connection: Connection,
+    },
+    Run(run::Run),
+    Resume(run::Resume),
+    History(history::History),
 }
 
 /// What is said of a graph that is good.
@@ -73,6 +90,11 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
         Command::Check { file } => check(&read(file)?, output),
         Command::Show { file, svg } => show(&read(file)?, svg.as_deref(), output),
         Command::Schema => print(SCHEMA.trim_end()),
+        Command::Deploy(deploy) => run::deploy(deploy, output),
+        Command::List { connection } => run::list(connection, output),
+        Command::Run(arguments) => run::run(arguments, output),
+        Command::Resume(arguments) => run::resume(arguments, output),
+        Command::History(arguments) => history::run(arguments, output),
     }
 }
 
@@ -105,11 +127,18 @@ fn show(graph: &Graph, svg: Option<&Path>, output: &Output) -> Result<(), Error>
 }
 
 fn read(file: &Path) -> Result<Graph, Error> {
+    parse(file, &read_document(file)?)
+}
+
+fn read_document(file: &Path) -> Result<Vec<u8>, Error> {
     let failed =
         |error| Error::new(Code::InvalidArgument, format!("cannot read {}: {error}", file.display()));
     // A byte more than is taken, so that what is too large is told as that.
-    let json = read_up_to(file, MAX_DOCUMENT_BYTES as u64 + 1).map_err(failed)?;
-    Graph::parse(&json).map_err(|problems| graph::error(file.display(), &problems))
+    read_up_to(file, MAX_DOCUMENT_BYTES as u64 + 1).map_err(failed)
+}
+
+fn parse(file: &Path, json: &[u8]) -> Result<Graph, Error> {
+    Graph::parse(json).map_err(|problems| graph::error(file.display(), &problems))
 }
 
 /// What stands in the box of a component: its name, and what it is.

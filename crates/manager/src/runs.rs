@@ -1,0 +1,239 @@
+//! Runs of graphs, and the journal of what their components hand on (Scad 4.2.4).
+//!
+//! A client drives a run. What it would need if it, or a component, dies is here: the input, and each message, kept before
+//! anybody has it. When the run has ended the messages go, and a record of it stays, with what each component used.
+
+use prost::Message;
+use sublet_proto::graph::MAX_COMPONENTS;
+use sublet_proto::run::{MAX_ENTRIES, MAX_OUTPUT_BYTES};
+use sublet_proto::v1::{
+    BeginRunRequest, EndRunRequest, JournalEntry, JournalRequest, ListRunsRequest, ReadRunRequest, RunInfo,
+    RunPage,
+};
+use sublet_proto::{Code, Error, decode};
+
+use crate::database::Database;
+use crate::reply::ReplyList;
+use crate::store::{Batch, Record, Store, keys};
+
+/// Length of a run's identifier, in hexadecimal digits.
+const ID_DIGITS: usize = 32;
+/// How many records are read from the store, or taken away, at a time.
+const PAGE_RECORDS: usize = 256;
+/// How many runs are listed if nothing is said, and at most.
+const DEFAULT_RUNS: u32 = 100;
+const MAX_RUNS: u32 = 10_000;
+
+/// The runs of a store.
+pub(crate) struct Runs {
+    database: Database,
+}
+
+impl Runs {
+    pub(crate) fn new(database: Database) -> Runs {
+        Runs { database }
+    }
+
+    /// Begins a run of a graph of this name and digest.
+    pub(crate) async fn begin(
+        &self,
+        tenant: &str,
+        request: BeginRunRequest,
+        (graph, digest): (String, String),
+        now_ms: u64,
+    ) -> Result<RunInfo, Error> {
+        let BeginRunRequest { run, input, .. } = request;
+        check_id(&run)?;
+        check_output("the input of a run", &input)?;
+        let tenant = tenant.to_owned();
+        let begin = move |store: &mut dyn Store| {
+            let key = run_key(&tenant, &run);
+            if let Some(found) = store.get(&key)? {
+                // Asked again, because the answer was lost.
+                return decode("a stored run", &found.value);
+            }
+            let info = RunInfo { run, graph, digest, tenant, began_unix_ms: now_ms, ..RunInfo::default() };
+            let mut batch = Batch::default();
+            let input = JournalEntry { output: input, ..JournalEntry::default() };
+            batch.put(entry_key(&info.tenant, &info.run, 0), input.encode_to_vec());
+            batch.put(key, info.encode_to_vec());
+            store.commit(&batch)?;
+            Ok(info)
+        };
+        self.database.with(begin).await
+    }
+
+    /// Keeps entries of a run that goes on.
+    pub(crate) async fn journal(&self, tenant: &str, request: JournalRequest) -> Result<(), Error> {
+        let JournalRequest { run, entries } = request;
+        check_id(&run)?;
+        entries.iter().try_for_each(check_entry)?;
+        let tenant = tenant.to_owned();
+        let keep = move |store: &mut dyn Store| {
+            going_on(store, &tenant, &run)?;
+            let mut batch = Batch::default();
+            for entry in &entries {
+                batch.put(entry_key(&tenant, &run, entry.number), entry.encode_to_vec());
+            }
+            store.commit(&batch)
+        };
+        self.database.with(keep).await
+    }
+
+    /// Ends a run; a second end changes nothing.
+    pub(crate) async fn end(
+        &self,
+        tenant: &str,
+        request: EndRunRequest,
+        now_ms: u64,
+    ) -> Result<RunInfo, Error> {
+        let EndRunRequest { run, code, message, components } = request;
+        check_id(&run)?;
+        if components.len() > MAX_COMPONENTS {
+            let message =
+                format!("{} components of a run, a graph has at most {MAX_COMPONENTS}", components.len());
+            return Err(Error::new(Code::InvalidArgument, message));
+        }
+        let owner = tenant.to_owned();
+        let id = run.clone();
+        let end = move |store: &mut dyn Store| {
+            let info = find(store, &owner, &id)?;
+            if info.ended_unix_ms != 0 {
+                return Ok(info);
+            }
+            let ended_unix_ms = now_ms.max(info.began_unix_ms + 1);
+            let info = RunInfo { ended_unix_ms, code, message, components, ..info };
+            let mut batch = Batch::default();
+            batch.put(run_key(&owner, &id), info.encode_to_vec());
+            store.commit(&batch)?;
+            Ok(info)
+        };
+        let info = self.database.with(end).await?;
+        self.forget(tenant, &run).await?;
+        Ok(info)
+    }
+
+    /// Lets go of a run's messages, letting others have the store between.
+    async fn forget(&self, tenant: &str, run: &str) -> Result<(), Error> {
+        loop {
+            let prefix = journal_key(tenant, run);
+            let remove = move |store: &mut dyn Store| {
+                let page = store.scan(&prefix, None, PAGE_RECORDS)?;
+                let mut batch = Batch::default();
+                page.iter().for_each(|record| batch.remove(record.key.clone()));
+                store.commit(&batch)?;
+                Ok(page.len())
+            };
+            if self.database.with(remove).await? < PAGE_RECORDS {
+                return Ok(());
+            }
+        }
+    }
+
+    /// A run, and what is kept of it behind a number.
+    pub(crate) async fn read(&self, tenant: &str, request: ReadRunRequest) -> Result<RunPage, Error> {
+        let ReadRunRequest { run, after } = request;
+        check_id(&run)?;
+        let tenant = tenant.to_owned();
+        let read = move |store: &mut dyn Store| {
+            let info = find(store, &tenant, &run)?;
+            let input = match after {
+                0 => store.get(&entry_key(&tenant, &run, 0))?,
+                _ => None,
+            };
+            let input =
+                input.map(|input| decode::<JournalEntry>("a run's input", &input.value)).transpose()?;
+            let behind = entry_key(&tenant, &run, after);
+            let page = store.scan(&journal_key(&tenant, &run), Some(&behind), PAGE_RECORDS)?;
+            let mut entries = ReplyList::default();
+            for Record { value, .. } in &page {
+                if !entries.add_all([decode::<JournalEntry>("a run's journal", value)?]) {
+                    break;
+                }
+            }
+            let input = input.map(|input| input.output).unwrap_or_default();
+            Ok(RunPage { info: Some(info), input, entries: entries.items })
+        };
+        self.database.with(read).await
+    }
+
+    /// The tenant's runs, the newest first.
+    pub(crate) async fn list(&self, tenant: &str, request: ListRunsRequest) -> Result<Vec<RunInfo>, Error> {
+        let limit = if request.limit == 0 { DEFAULT_RUNS } else { request.limit.min(MAX_RUNS) } as usize;
+        let prefix = format!("{}{tenant}/", keys::RUN);
+        let read = move |store: &mut dyn Store| {
+            let (mut list, mut before) = (ReplyList::default(), None::<String>);
+            loop {
+                let page = store.scan_back(&prefix, before.as_deref(), PAGE_RECORDS)?;
+                let Some(last) = page.last() else { return Ok(list.items) };
+                before = Some(last.key.clone());
+                for record in &page {
+                    let info: RunInfo = decode("a stored run", &record.value)?;
+                    let is_asked = request.graph.is_empty() || request.graph == info.graph;
+                    if is_asked && (!list.add_all([info]) || list.items.len() == limit) {
+                        return Ok(list.items);
+                    }
+                }
+            }
+        };
+        self.database.with(read).await
+    }
+}
+
+fn find(store: &dyn Store, tenant: &str, run: &str) -> Result<RunInfo, Error> {
+    let found = store.get(&run_key(tenant, run))?;
+    let found = found.ok_or_else(|| Error::new(Code::UnknownRun, format!("there is no run {run}")))?;
+    decode("a stored run", &found.value)
+}
+
+fn going_on(store: &dyn Store, tenant: &str, run: &str) -> Result<(), Error> {
+    if find(store, tenant, run)?.ended_unix_ms == 0 {
+        return Ok(());
+    }
+    Err(Error::new(Code::UnknownRun, format!("run {run} has ended")))
+}
+
+fn check_id(run: &str) -> Result<(), Error> {
+    if run.len() == ID_DIGITS && run.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f')) {
+        return Ok(());
+    }
+    let shown: String = run.chars().take(2 * ID_DIGITS).collect();
+    Err(Error::new(Code::UnknownRun, format!("{shown:?} is no run: {ID_DIGITS} hexadecimal digits")))
+}
+
+fn check_entry(entry: &JournalEntry) -> Result<(), Error> {
+    if !(1..MAX_ENTRIES).contains(&entry.number) {
+        let message =
+            format!("entry {} of a run's journal, there are 1 to {}", entry.number, MAX_ENTRIES - 1);
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    if entry.to.len() > MAX_COMPONENTS {
+        let message =
+            format!("a message to {} components, a graph has at most {MAX_COMPONENTS}", entry.to.len());
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    check_output("the output of an instance", &entry.output)
+}
+
+fn check_output(what: &str, output: &[u8]) -> Result<(), Error> {
+    if output.len() <= MAX_OUTPUT_BYTES {
+        return Ok(());
+    }
+    let message = format!(
+        "{what} has {} bytes, at most {MAX_OUTPUT_BYTES} are kept: larger data belongs into a memory component",
+        output.len()
+    );
+    Err(Error::new(Code::OutputTooLarge, message))
+}
+
+fn run_key(tenant: &str, run: &str) -> String {
+    format!("{}{tenant}/{run}", keys::RUN)
+}
+
+fn journal_key(tenant: &str, run: &str) -> String {
+    format!("{}{tenant}/{run}/", keys::JOURNAL)
+}
+
+fn entry_key(tenant: &str, run: &str, number: u64) -> String {
+    format!("{}{number:016x}", journal_key(tenant, run))
+}

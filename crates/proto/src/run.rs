@@ -1,0 +1,35 @@
+//! A graph's run: its bounds, and how one component's outputs become another's input.
+
+/// Largest input of a run, and largest output of one instance of a component, in bytes: what is kept in a journal until the
+/// next have it. Larger data belongs into memory components.
+pub const MAX_OUTPUT_BYTES: usize = 256 << 10;
+/// Numbers of a journal's entries end before this.
+pub const MAX_ENTRIES: u64 = 1 << 20;
+
+/// The input of a component that several instances trigger: the output of each behind its length in 8 bytes, little endian,
+/// and followed by zeros up to a multiple of 8.
+pub fn message<'output>(outputs: impl IntoIterator<Item = &'output [u8]>) -> Vec<u8> {
+    let mut message = Vec::new();
+    for output in outputs {
+        message.extend((output.len() as u64).to_le_bytes());
+        message.extend(output);
+        message.resize(message.len().next_multiple_of(8), 0);
+    }
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_output_stands_behind_its_length() {
+        let mut expected = [0; 40];
+        (expected[0], expected[8], expected[16]) = (3, b'a', 0);
+        expected[8..11].copy_from_slice(b"abc");
+        expected[24] = 8;
+        expected[32..40].copy_from_slice(b"12345678");
+        assert_eq!(message([&b"abc"[..], b"", b"12345678"]), expected);
+        assert!(message([]).is_empty());
+    }
+}

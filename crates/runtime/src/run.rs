@@ -1,0 +1,206 @@
+//! Runs of graphs: applications of compute and memory components, driven by a client (Scad 3.1, 4.1, 4.2.4).
+//!
+//! An [`Application`] is a deployed graph. [`Application::run`] leases workers for each compute component when those before it
+//! are done, hands it their outputs, and gives its workers the memory components that its edges allow. What one component
+//! hands to the next is recorded by the managers before the next begins; if a component, a memory component or a node is lost,
+//! those that communicate with it begin again from what was recorded, and nothing else does.
+//!
+//! ```text
+//! progress.rs  what is to be done next: pure
+//! driver.rs    does it
+//!   execute.rs a compute component: workers, and the calls of its instances
+//!   memory.rs  a memory component, and how it reaches workers
+//!   journal.rs what was recorded
+//! ```
+//!
+//! Memory is mapped, so that components that access some are on the client's machine; others may be anywhere.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use sublet_proto::graph::{self, Graph};
+use sublet_proto::{Error, v1};
+
+use crate::access::Access;
+use crate::lease::link::lock;
+use crate::manager::ManagerClient;
+use driver::{Driven, Driver};
+use execute::Workers;
+use journal::Journal;
+
+mod driver;
+mod execute;
+mod journal;
+mod memory;
+mod progress;
+
+/// How an application is run.
+#[derive(Clone, Debug)]
+pub struct RunOptions {
+    /// How long a component waits for cores or memory, in the managers' fair queue. 30 s if nothing is said.
+    pub patience: Duration,
+    /// How often a component may be lost and begin again. 3 if nothing is said.
+    pub retries: u32,
+    /// The environments of the next components are made ready so long after those before them have begun (Scad's tau); none:
+    /// when they begin. At once if nothing is said.
+    pub prewarm: Option<Duration>,
+    /// How long workers are kept for the next run of the same application. Not at all if nothing is said.
+    pub keep_alive: Duration,
+    /// How long workers poll after a call, see [`Policy`](crate::Policy).
+    pub hot_timeout: Duration,
+    /// Leases end by themselves after so long; nothing of a run may take longer. An hour if nothing is said.
+    pub lease_timeout: Duration,
+}
+
+impl Default for RunOptions {
+    fn default() -> RunOptions {
+        RunOptions {
+            patience: Duration::from_secs(30),
+            retries: 3,
+            prewarm: Some(Duration::ZERO),
+            keep_alive: Duration::ZERO,
+            hot_timeout: Duration::ZERO,
+            lease_timeout: Duration::from_secs(3600),
+        }
+    }
+}
+
+/// A deployed graph, to be run any number of times, and by several threads at once.
+pub struct Application {
+    manager: Arc<ManagerClient>,
+    graph: Arc<Graph>,
+    digest: String,
+    options: RunOptions,
+    /// Workers of earlier runs, by component.
+    kept: Mutex<HashMap<usize, Vec<Workers>>>,
+}
+
+/// What a run has come to.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The run's identifier.
+    pub run: String,
+    /// Of each component that triggers no other its name, and what each of its instances has returned.
+    pub outputs: Vec<(String, Vec<Vec<u8>>)>,
+    /// What each component had.
+    pub components: Vec<v1::ComponentUse>,
+}
+
+/// What happens to a run.
+#[derive(Clone, Debug)]
+pub enum News {
+    /// A component begins, for the first or a further time.
+    Began {
+        /// Its name.
+        component: String,
+        /// From 1.
+        attempt: u32,
+    },
+    /// A component is done.
+    Ended {
+        /// Its name.
+        component: String,
+        /// Since its instances were called.
+        took: Duration,
+    },
+    /// What executed a component, or held its bytes, is gone.
+    Lost {
+        /// Its name.
+        component: String,
+        /// Why.
+        error: Error,
+    },
+}
+
+impl Application {
+    /// Deploys the document of a graph, and opens it.
+    ///
+    /// # Errors
+    /// `invalid_graph` with all that is wrong, and what the managers say.
+    pub fn deploy(access: Access, document: &[u8], options: RunOptions) -> Result<Application, Error> {
+        let graph = Graph::parse(document).map_err(|problems| graph::error("the document", &problems))?;
+        let manager = Arc::new(ManagerClient::connect_with(access)?);
+        let digest = manager.deploy_graph(document.to_vec())?.digest;
+        Ok(Application::new(manager, graph, digest, options))
+    }
+
+    /// Opens a deployed graph by its name or digest.
+    ///
+    /// # Errors
+    /// `unknown_graph`.
+    pub fn open(access: Access, name: &str, options: RunOptions) -> Result<Application, Error> {
+        let manager = Arc::new(ManagerClient::connect_with(access)?);
+        let found = manager.find_graph(name)?;
+        let graph = Graph::parse(&found.document).map_err(|problems| graph::error(name, &problems))?;
+        let digest = found.info.map(|info| info.digest).unwrap_or_default();
+        Ok(Application::new(manager, graph, digest, options))
+    }
+
+    fn new(manager: Arc<ManagerClient>, graph: Graph, digest: String, options: RunOptions) -> Application {
+        Application { manager, graph: Arc::new(graph), digest, options, kept: Mutex::default() }
+    }
+
+    /// Its graph.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// Runs it, with this input of its entry.
+    ///
+    /// # Errors
+    /// That of the first component that fails, with its name; of one that is lost too often; `store_full` and others of the
+    /// managers if something cannot be recorded. Nothing is held then.
+    pub fn run(&self, input: &[u8]) -> Result<Outcome, Error> {
+        self.run_with(input, |_| {})
+    }
+
+    /// As [`Application::run`]; says what happens meanwhile.
+    pub fn run_with(&self, input: &[u8], mut news: impl FnMut(&News)) -> Result<Outcome, Error> {
+        let journal = Journal::begin(&self.manager, (&self.graph, &self.digest), input)?;
+        let run = journal.run().to_owned();
+        self.outcome(run, Driver::new(self, journal, input.to_vec(), &mut news).run(None))
+    }
+
+    /// Goes on with a run whose client is gone, from what it has recorded. Nobody else may do so at the same time.
+    ///
+    /// # Errors
+    /// `unknown_run` if there is none that has not ended, `worker_died` if a component with external effects had begun
+    /// whose memory is lost; and as for [`Application::run`].
+    pub fn resume(&self, run: &str, mut news: impl FnMut(&News)) -> Result<Outcome, Error> {
+        let (journal, input, records) = Journal::open(&self.manager, &self.graph, run)?;
+        self.outcome(run.to_owned(), Driver::new(self, journal, input, &mut news).run(Some(&records)))
+    }
+
+    fn outcome(&self, run: String, driven: Driven) -> Result<Outcome, Error> {
+        let named = |(component, outputs): (usize, progress::Outputs)| {
+            (self.graph.components[component].name.clone(), Vec::clone(&outputs))
+        };
+        let outputs = driven.outcome?.into_iter().map(named).collect();
+        Ok(Outcome { run, outputs, components: driven.uses })
+    }
+
+    /// Keeps workers of a component for the next run.
+    fn keep(&self, component: usize, workers: Workers) {
+        if !self.options.keep_alive.is_zero() {
+            lock(&self.kept).entry(component).or_default().push(workers.rest());
+        }
+    }
+
+    /// Gives back what is kept, for somebody waits for it.
+    fn let_go(&self) {
+        let kept = std::mem::take(&mut *lock(&self.kept));
+        if !kept.is_empty() {
+            // It takes as long as their agents do. If there is no thread for it, it is done here.
+            let _ = std::thread::Builder::new().name("sublet let go".into()).spawn(move || drop(kept));
+        }
+    }
+
+    /// Workers that were kept, if there are any.
+    fn kept(&self, component: usize) -> Option<Workers> {
+        let mut kept = lock(&self.kept);
+        let all = kept.get_mut(&component)?;
+        all.retain(Workers::are_there);
+        all.pop()
+    }
+}

@@ -1,0 +1,331 @@
+//! Drives a run: does the steps that [`Progress`] says, one after the other, and tells it what happens.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use sublet_proto::graph::Relation;
+use sublet_proto::v1::ComponentUse;
+use sublet_proto::{Code, Error};
+
+use super::execute::{Cancel, Ended, Executor, Failure, Go, Job};
+use super::journal::Journal;
+use super::memory::{Channels, Component, Used};
+use super::progress::{Outputs, Progress, Record, Step};
+use super::{Application, News};
+use crate::memory::MemoryPlan;
+
+/// How often it is looked how much of the memory components is used.
+const SAMPLE: Duration = Duration::from_millis(50);
+
+/// What happens to a run.
+pub(super) enum Event {
+    Ended(Box<Ended>),
+    /// A component that has begun waits for what others may have that have not.
+    Wanting,
+    MemoryLost {
+        memory: usize,
+        generation: usize,
+        error: Error,
+    },
+}
+
+/// What came of a run: the outputs of the components that trigger no other, and what each component had.
+pub(super) struct Driven {
+    pub(super) outcome: Result<Vec<(usize, Outputs)>, Error>,
+    pub(super) uses: Vec<ComponentUse>,
+}
+
+/// A thread for a component.
+struct Running {
+    go: Sender<Go>,
+    cancel: Arc<Cancel>,
+    has_begun: bool,
+}
+
+/// See the [module](self).
+pub(super) struct Driver<'run> {
+    application: &'run Application,
+    journal: Journal,
+    progress: Progress,
+    running: HashMap<usize, Running>,
+    memories: HashMap<usize, Arc<Component>>,
+    uses: Vec<ComponentUse>,
+    began: Instant,
+    /// Where the run is, the latest first.
+    nodes: Vec<String>,
+    /// When components that are upcoming are to be made ready.
+    prewarm_at: Option<Instant>,
+    events: Receiver<Event>,
+    tell: Sender<Event>,
+    news: &'run mut dyn FnMut(&News),
+}
+
+impl<'run> Driver<'run> {
+    pub(super) fn new(
+        application: &'run Application,
+        journal: Journal,
+        input: Vec<u8>,
+        news: &'run mut dyn FnMut(&News),
+    ) -> Driver<'run> {
+        let graph = application.graph.clone();
+        let named = |component: &sublet_proto::graph::Component| ComponentUse {
+            component: component.name.clone(),
+            instances: component.compute().map_or(0, |compute| compute.parallelism),
+            ..ComponentUse::default()
+        };
+        let uses = graph.components.iter().map(named).collect();
+        let (tell, events) = channel();
+        Driver {
+            progress: Progress::new(graph, input, application.options.retries),
+            application,
+            journal,
+            running: HashMap::new(),
+            memories: HashMap::new(),
+            uses,
+            began: Instant::now(),
+            nodes: Vec::new(),
+            prewarm_at: None,
+            events,
+            tell,
+            news,
+        }
+    }
+
+    /// Until the run has ended, and nothing of it is held any more. With records, from where it stopped.
+    pub(super) fn run(mut self, records: Option<&[Record]>) -> Driven {
+        let outcome = self.drive(records);
+        for (_, running) in self.running.drain() {
+            running.cancel.cancel();
+        }
+        let left: Vec<usize> = self.memories.keys().copied().collect();
+        left.into_iter().for_each(|memory| self.drop_memory(memory));
+        // A store that does not take the end has the run as one that goes on.
+        let _ = self.journal.end(outcome.as_ref().err(), self.uses.clone());
+        Driven { outcome, uses: self.uses }
+    }
+
+    fn drive(&mut self, records: Option<&[Record]>) -> Result<Vec<(usize, Outputs)>, Error> {
+        let first = match records {
+            None => self.progress.begin(),
+            Some(records) => self.progress.resume(records)?,
+        };
+        if let Some(outputs) = self.take(first)? {
+            return Ok(outputs);
+        }
+        loop {
+            let now = Instant::now();
+            let due = self.prewarm_at.map_or(SAMPLE, |at| at.saturating_duration_since(now).min(SAMPLE));
+            let steps = match self.events.recv_timeout(due) {
+                Ok(event) => self.hear(event)?,
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Vec::new(),
+            };
+            if let Some(outputs) = self.take(steps)? {
+                return Ok(outputs);
+            }
+            self.memories.values().for_each(|memory| memory.sample());
+            if self.prewarm_at.is_some_and(|at| Instant::now() >= at) {
+                self.prewarm();
+            }
+        }
+    }
+
+    fn hear(&mut self, event: Event) -> Result<Vec<Step>, Error> {
+        match event {
+            Event::Ended(ended) => self.ended(*ended),
+            Event::Wanting => {
+                // What was made ready is given to whoever has begun.
+                self.running.retain(|_, running| {
+                    if !running.has_begun {
+                        running.cancel.cancel();
+                    }
+                    running.has_begun
+                });
+                self.application.let_go();
+                Ok(Vec::new())
+            }
+            Event::MemoryLost { memory, generation, error } => {
+                let is_current =
+                    self.memories.get(&memory).is_some_and(|component| component.generation() == generation);
+                if !is_current {
+                    return Ok(Vec::new());
+                }
+                let name = &self.application.graph.components[memory].name;
+                (self.news)(&News::Lost { component: name.clone(), error: error.clone() });
+                self.progress.lost_memory(memory, error)
+            }
+        }
+    }
+
+    fn ended(&mut self, ended: Ended) -> Result<Vec<Step>, Error> {
+        let Ended { component, attempt, outputs, began, workers, memory_bytes, allocated_byte_us } = ended;
+        let used = &mut self.uses[component];
+        used.allocated_bytes = used.allocated_bytes.max(memory_bytes);
+        used.allocated_byte_us += allocated_byte_us;
+        if !self.progress.is_current(component, attempt) {
+            return Ok(Vec::new());
+        }
+        self.running.remove(&component);
+        used.begin_us = micros(began.saturating_duration_since(self.began));
+        used.end_us = micros(self.began.elapsed());
+        let name = used.component.clone();
+        match outputs {
+            Ok(outputs) => {
+                let took = began.elapsed();
+                (self.news)(&News::Ended { component: name, took });
+                if let Some(workers) = workers {
+                    self.nodes.splice(0..0, workers.nodes());
+                    self.nodes.truncate(8);
+                    self.application.keep(component, workers);
+                }
+                Ok(self.progress.ended(component, attempt, outputs))
+            }
+            Err(Failure::Lost(error)) => {
+                (self.news)(&News::Lost { component: name, error: error.clone() });
+                self.progress.lost(component, attempt, error)
+            }
+            Err(Failure::Failed(error)) => Err(error),
+        }
+    }
+
+    /// Does steps. If the last is that the run has ended, these are its outputs.
+    fn take(&mut self, steps: Vec<Step>) -> Result<Option<Vec<(usize, Outputs)>>, Error> {
+        let mut has_begun = false;
+        for step in steps {
+            match step {
+                Step::Record { from, to, outputs } => self.journal.record(from, &to, &outputs)?,
+                Step::Start { component, attempt, input } => {
+                    self.start(component, attempt, input)?;
+                    has_begun = true;
+                }
+                Step::Cancel { component } => {
+                    if let Some(running) = self.running.remove(&component) {
+                        running.cancel.cancel();
+                    }
+                }
+                Step::Drop { memory } => self.drop_memory(memory),
+                Step::Finish { outputs } => return Ok(Some(outputs)),
+            }
+        }
+        if let Some(tau) = self.application.options.prewarm.filter(|_| has_begun) {
+            self.prewarm_at = Some(Instant::now() + tau);
+        }
+        Ok(None)
+    }
+
+    fn start(&mut self, component: usize, attempt: u32, input: Arc<Vec<u8>>) -> Result<(), Error> {
+        let channels = self.channels(component)?;
+        let mut go = Go { attempt, input, channels };
+        self.uses[component].attempts += 1;
+        let name = self.uses[component].component.clone();
+        (self.news)(&News::Began { component: name, attempt });
+        // A thread that has ended is as good as none.
+        if let Some(running) = self.running.get_mut(&component) {
+            running.has_begun = true;
+            match running.go.send(go) {
+                Ok(()) => return Ok(()),
+                Err(unsent) => go = unsent.0,
+            }
+        }
+        self.spawn(component)?;
+        let running = self.running.get_mut(&component).expect("it was spawned");
+        running.has_begun = true;
+        running.go.send(go).map_err(|_| Error::new(Code::Internal, "a component's thread has ended at once"))
+    }
+
+    /// Starts a component's thread, which makes its environment ready.
+    fn spawn(&mut self, component: usize) -> Result<(), Error> {
+        let Application { manager, graph, options, .. } = self.application;
+        let of = &graph.components[component];
+        let Some(compute) = of.compute().cloned() else {
+            return Err(Error::new(Code::Internal, format!("component {} executes nothing", of.name)));
+        };
+        // By what it communicates with, and then by the rest of the run (Scad 4.1.1).
+        let memories = graph.edges_from(component).filter_map(|edge| self.memories.get(&edge.to));
+        let mut near: Vec<String> = memories.flat_map(|memory| memory.nodes()).collect();
+        near.extend(self.nodes.iter().cloned());
+        near.dedup();
+        near.truncate(8);
+        let job = Job {
+            component,
+            name: of.name.clone(),
+            application: graph.name.clone(),
+            compute,
+            near,
+            options: options.clone(),
+        };
+        let (go, going) = channel();
+        let cancel = Arc::new(Cancel::default());
+        let executor = Executor {
+            manager: manager.clone(),
+            job,
+            cancel: cancel.clone(),
+            kept: self.application.kept(component),
+            go: going,
+            tell: self.tell.clone(),
+        };
+        std::thread::Builder::new()
+            .name(format!("sublet {}", of.name))
+            .spawn(move || executor.run())
+            .map_err(|error| Error::new(Code::System, format!("starting a component's thread: {error}")))?;
+        self.running.insert(component, Running { go, cancel, has_begun: false });
+        Ok(())
+    }
+
+    /// Makes the environments of upcoming components ready. What cannot be had now is had when they begin.
+    fn prewarm(&mut self) {
+        self.prewarm_at = None;
+        let upcoming: Vec<usize> = self.progress.upcoming().collect();
+        for component in upcoming {
+            if !self.running.contains_key(&component) {
+                let _ = self.spawn(component);
+            }
+        }
+    }
+
+    /// The memory components that one may access, made where they are not there.
+    fn channels(&mut self, component: usize) -> Result<Channels, Error> {
+        let graph = &self.application.graph;
+        let mut channels = Channels::new();
+        for edge in graph.edges_from(component) {
+            let Relation::Access(rights) = edge.relation else { continue };
+            let memory = match self.memories.get(&edge.to) {
+                Some(memory) => memory.clone(),
+                None => {
+                    let of = &graph.components[edge.to];
+                    let memory = of.memory().expect("an access edge leads to memory");
+                    let options = &self.application.options;
+                    let plan = MemoryPlan::new().timeout(options.lease_timeout).wait(options.patience);
+                    let made = Component::new(
+                        &self.application.manager,
+                        (edge.to, &of.name),
+                        (memory, plan),
+                        self.tell.clone(),
+                    )?;
+                    self.uses[edge.to].attempts += 1;
+                    self.memories.insert(edge.to, made.clone());
+                    made
+                }
+            };
+            channels.push((memory, rights));
+        }
+        Ok(channels)
+    }
+
+    fn drop_memory(&mut self, memory: usize) {
+        let Some(component) = self.memories.remove(&memory) else { return };
+        let Used { since, capacity_bytes, len_bytes, allocated_byte_us, used_byte_us, .. } = component.end();
+        let uses = &mut self.uses[memory];
+        uses.begin_us = since.map_or(0, |since| micros(since.saturating_duration_since(self.began)));
+        uses.end_us = micros(self.began.elapsed());
+        uses.allocated_bytes = uses.allocated_bytes.max(capacity_bytes);
+        uses.used_bytes = uses.used_bytes.max(len_bytes);
+        uses.allocated_byte_us += allocated_byte_us;
+        uses.used_byte_us += used_byte_us;
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}

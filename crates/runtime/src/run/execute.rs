@@ -1,0 +1,269 @@
+//! The thread that executes a compute component: it leases workers, waits until the component begins, and calls its instances.
+//!
+//! It may be started before its component begins, so that the environment is there by then (Scad 4.1.2). Then it takes what is
+//! free, and never waits for it: others that have begun come first.
+
+use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use sublet_fabric::sync::{AtomicU32, Ordering};
+use sublet_proto::graph::Compute;
+use sublet_proto::run::MAX_OUTPUT_BYTES;
+use sublet_proto::v1;
+use sublet_proto::{Code, Error};
+
+use super::RunOptions;
+use super::driver::Event;
+use super::memory::{Channels, Link};
+use super::progress::Outputs;
+use crate::arena::Buffer;
+use crate::invocation::is_repeatable;
+use crate::invoker::{Allocation, CallOptions, Invoker, Policy};
+use crate::lease::Lease;
+use crate::lease::link::lock;
+use crate::manager::ManagerClient;
+
+/// The workers of a compute component. Dropped, they are given back.
+pub(super) struct Workers {
+    invoker: Invoker,
+    since: Instant,
+}
+
+/// What is to be executed.
+pub(super) struct Job {
+    pub(super) component: usize,
+    pub(super) name: String,
+    pub(super) application: String,
+    pub(super) compute: Compute,
+    pub(super) near: Vec<String>,
+    pub(super) options: RunOptions,
+}
+
+/// That the component begins.
+pub(super) struct Go {
+    pub(super) attempt: u32,
+    pub(super) input: Arc<Vec<u8>>,
+    pub(super) channels: Channels,
+}
+
+/// What came of it.
+pub(super) struct Ended {
+    pub(super) component: usize,
+    pub(super) attempt: u32,
+    pub(super) outputs: Result<Outputs, Failure>,
+    /// When the instances were called.
+    pub(super) began: Instant,
+    /// To be used again, if the component ended well.
+    pub(super) workers: Option<Workers>,
+    /// Leased memory times microseconds.
+    pub(super) memory_bytes: u64,
+    pub(super) allocated_byte_us: u64,
+}
+
+/// Why a component did not end well.
+pub(super) enum Failure {
+    /// What executed it is gone: it may be executed again.
+    Lost(Error),
+    /// It would come to the same.
+    Failed(Error),
+}
+
+/// By which a thread is told that nobody waits for it any more.
+#[derive(Default)]
+pub(super) struct Cancel {
+    is_cancelled: AtomicU32,
+    leases: Mutex<Vec<Arc<Lease>>>,
+}
+
+impl Cancel {
+    /// Ends what it executes, or will.
+    pub(super) fn cancel(&self) {
+        self.is_cancelled.store(1, Ordering::Release);
+        for lease in lock(&self.leases).drain(..) {
+            // An agent that cannot be told is gone, and its lease with it.
+            let _ = lease.give_back();
+        }
+    }
+
+    fn watch(&self, workers: &Workers) {
+        lock(&self.leases).extend(workers.invoker.leases_held().cloned());
+        if self.is_cancelled() {
+            self.cancel();
+        }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.is_cancelled.load(Ordering::Acquire) != 0
+    }
+}
+
+/// The whole of a thread.
+pub(super) struct Executor {
+    pub(super) manager: Arc<ManagerClient>,
+    pub(super) job: Job,
+    pub(super) cancel: Arc<Cancel>,
+    /// From an earlier run.
+    pub(super) kept: Option<Workers>,
+    pub(super) go: Receiver<Go>,
+    pub(super) tell: Sender<Event>,
+}
+
+impl Executor {
+    pub(super) fn run(mut self) {
+        let kept = self.kept.take().filter(Workers::are_there);
+        // Without waiting: a component that has begun may need the same.
+        let early = kept.map_or_else(|| self.lease(Duration::ZERO), Ok);
+        if let Ok(workers) = &early {
+            self.cancel.watch(workers);
+        }
+        // Nobody says so any more: it is not needed.
+        let Ok(go) = self.go.recv() else { return };
+        let workers = match early {
+            Err(error) if is_for_want(error.code) && !self.options().patience.is_zero() => {
+                // A run that hears no more is over.
+                let _ = self.tell.send(Event::Wanting);
+                self.lease(self.options().patience).inspect(|workers| self.cancel.watch(workers))
+            }
+            early => early,
+        };
+        if self.cancel.is_cancelled() {
+            return;
+        }
+        let attempt = go.attempt;
+        let began = Instant::now();
+        let (outputs, workers) = match workers {
+            Ok(workers) => (workers.execute(&self.job, go), Some(workers)),
+            Err(error) => (Err(failure(error)), None),
+        };
+        let outputs = outputs.map_err(|failure| failure.of(&self.job));
+        let memory_bytes = workers.as_ref().map_or(0, Workers::memory_bytes);
+        let leased = workers.as_ref().map_or(Duration::ZERO, |workers| workers.since.elapsed());
+        let ended = Ended {
+            component: self.job.component,
+            attempt,
+            workers: workers.filter(|_| outputs.is_ok()),
+            outputs,
+            began,
+            memory_bytes,
+            allocated_byte_us: memory_bytes.saturating_mul(leased.as_micros() as u64),
+        };
+        let _ = self.tell.send(Event::Ended(Box::new(ended)));
+    }
+
+    fn options(&self) -> &RunOptions {
+        &self.job.options
+    }
+
+    fn lease(&self, wait: Duration) -> Result<Workers, Error> {
+        let Job { application, name, compute, near, options, .. } = &self.job;
+        let mut allocation = Allocation::new(&compute.package)
+            .cores(compute.parallelism)
+            .policy(Policy::HotFor(options.hot_timeout))
+            .slots(1)
+            .timeout(options.lease_timeout)
+            .near(near.iter().cloned())
+            .warm(format!("{application}/{name}"))
+            .wait(wait);
+        if !options.keep_alive.is_zero() {
+            allocation = allocation.idle_timeout(options.keep_alive);
+        }
+        if let Some(bytes) = compute.resources.memory_bytes {
+            allocation = allocation.memory_bytes(bytes.saturating_mul(u64::from(compute.parallelism)));
+        }
+        if let Some(pu) = &compute.resources.pu {
+            allocation = allocation.pu(pu);
+        }
+        let mut invoker = Invoker::of(self.manager.clone())?;
+        invoker.allocate(&allocation)?;
+        Ok(Workers { invoker, since: Instant::now() })
+    }
+}
+
+impl Workers {
+    /// Whether all of them can be called.
+    pub(super) fn are_there(&self) -> bool {
+        self.invoker.leases_held().all(|lease| lease.running() && !lease.is_ending())
+    }
+
+    /// From now on they are another run's.
+    pub(super) fn rest(self) -> Workers {
+        Workers { since: Instant::now(), ..self }
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        self.invoker.leases_held().map(|lease| lease.memory_bytes()).sum()
+    }
+
+    /// The nodes that they are on.
+    pub(super) fn nodes(&self) -> Vec<String> {
+        self.invoker.leases().into_iter().map(|lease: v1::Lease| lease.node).collect()
+    }
+
+    /// Calls every instance, and waits for all.
+    fn execute(&self, job: &Job, go: Go) -> Result<Outputs, Failure> {
+        let instances = job.compute.parallelism;
+        let link = |lease: &Arc<Lease>| Link::open(lease, lease.first_worker, instances, &go.channels);
+        let links: Vec<Link> =
+            self.invoker.leases_held().map(link).collect::<Result<_, _>>().map_err(failure)?;
+        let outputs = self.call(job, &go.input);
+        if let Err(Failure::Lost(_)) = outputs {
+            return outputs;
+        }
+        // What a process said that did not know of the run is worth nothing, nor is what was read of memory that is gone.
+        links.iter().try_for_each(Link::check).map_err(Failure::Lost)?;
+        go.channels.iter().try_for_each(|(component, _)| component.check()).map_err(Failure::Lost)?;
+        outputs
+    }
+
+    fn call(&self, job: &Job, bytes: &[u8]) -> Result<Outputs, Failure> {
+        let function = self.invoker.function(&job.compute.function).map_err(failure)?;
+        let mut input: Buffer<u8> = self.invoker.buffer(bytes.len()).map_err(failure)?;
+        input.copy_from_slice(bytes);
+        let instances = job.compute.parallelism;
+        let buffer = |_| self.invoker.buffer::<u8>(MAX_OUTPUT_BYTES);
+        let mut outputs: Vec<Buffer<u8>> =
+            (0..instances).map(buffer).collect::<Result<_, _>>().map_err(failure)?;
+        let calls: Vec<_> = outputs
+            .iter_mut()
+            .zip(0..)
+            .map(|(output, worker)| {
+                let options = CallOptions { worker: Some(worker), ..CallOptions::default() };
+                self.invoker.submit_with(function, &input, output, options)
+            })
+            .collect();
+        let done: Vec<_> = calls.into_iter().map(|call| call.and_then(crate::Invocation::wait)).collect();
+        let mut lengths = Vec::new();
+        for done in done {
+            lengths.push(done.map_err(failure)?.output_bytes);
+        }
+        let take = |(output, len): (&Buffer<u8>, usize)| output[..len].to_vec();
+        Ok(Arc::new(outputs.iter().zip(lengths).map(take).collect()))
+    }
+}
+
+impl Failure {
+    /// With the name of what failed.
+    fn of(self, job: &Job) -> Failure {
+        let named = |error: Error| {
+            let Compute { package, function, .. } = &job.compute;
+            Error::new(
+                error.code,
+                format!("component {} ({package}/{function}): {}", job.name, error.message),
+            )
+        };
+        match self {
+            Failure::Lost(error) => Failure::Lost(named(error)),
+            Failure::Failed(error) => Failure::Failed(named(error)),
+        }
+    }
+}
+
+fn failure(error: Error) -> Failure {
+    if is_repeatable(error.code) { Failure::Lost(error) } else { Failure::Failed(error) }
+}
+
+/// Whether somebody else has what is wanted.
+fn is_for_want(code: Code) -> bool {
+    matches!(code, Code::NoCapacity | Code::InsufficientResources | Code::TryLater | Code::QuotaExceeded)
+}

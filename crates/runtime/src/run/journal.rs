@@ -1,0 +1,139 @@
+//! What a run has recorded, where no death of its client or its components reaches: in the managers' store.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use sublet_proto::graph::Graph;
+use sublet_proto::run::MAX_OUTPUT_BYTES;
+use sublet_proto::v1::{self, JournalEntry};
+use sublet_proto::{Code, Error};
+
+use super::progress::{Outputs, Record};
+use crate::lease::link::protocol;
+use crate::manager::{ManagerClient, random_bits};
+
+/// How much travels in one message, and one entry more.
+const BATCH_BYTES: usize = 1 << 20;
+
+/// See the [module](self).
+pub(super) struct Journal {
+    manager: Arc<ManagerClient>,
+    run: String,
+    graph: Arc<Graph>,
+    /// The number of the latest entry.
+    last: u64,
+}
+
+impl Journal {
+    /// Begins a run of a deployed graph.
+    pub(super) fn begin(
+        manager: &Arc<ManagerClient>,
+        (graph, digest): (&Arc<Graph>, &str),
+        input: &[u8],
+    ) -> Result<Journal, Error> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        // So that they sort by time.
+        let run =
+            format!("{:012x}{:020x}", now.as_millis() & 0xffff_ffff_ffff, random_bits()? & ((1 << 80) - 1));
+        let (name, input) = (digest.to_owned(), input.to_vec());
+        manager.begin_run(v1::BeginRunRequest { run: run.clone(), graph: name, input })?;
+        Ok(Journal { manager: manager.clone(), run, graph: graph.clone(), last: 0 })
+    }
+
+    /// A run that was begun and is driven by nobody: its input, and what it has recorded.
+    pub(super) fn open(
+        manager: &Arc<ManagerClient>,
+        graph: &Arc<Graph>,
+        run: &str,
+    ) -> Result<(Journal, Vec<u8>, Vec<Record>), Error> {
+        let mut journal =
+            Journal { manager: manager.clone(), run: run.to_owned(), graph: graph.clone(), last: 0 };
+        let (mut input, mut entries) = (Vec::new(), Vec::new());
+        loop {
+            let page = manager.read_run(run, journal.last)?;
+            if page.info.is_some_and(|info| info.ended_unix_ms != 0) {
+                return Err(Error::new(Code::UnknownRun, format!("run {run} has ended")));
+            }
+            if journal.last == 0 {
+                input = page.input;
+            }
+            let Some(last) = page.entries.last() else { break };
+            journal.last = last.number;
+            entries.extend(page.entries);
+        }
+        let records = journal.records(entries)?;
+        Ok((journal, input, records))
+    }
+
+    /// Its name.
+    pub(super) fn run(&self) -> &str {
+        &self.run
+    }
+
+    /// Records what a component hands on.
+    ///
+    /// # Errors
+    /// `output_too_large`, and what keeps the managers from keeping it: then nobody has it.
+    pub(super) fn record(&mut self, from: usize, to: &[usize], outputs: &Outputs) -> Result<(), Error> {
+        let name = |component: usize| self.graph.components[component].name.clone();
+        let mut batch = Vec::new();
+        let mut batch_bytes = 0;
+        for (instance, output) in outputs.iter().enumerate() {
+            if output.len() > MAX_OUTPUT_BYTES {
+                return Err(too_large(&name(from), output.len()));
+            }
+            self.last += 1;
+            batch_bytes += output.len();
+            batch.push(JournalEntry {
+                number: self.last,
+                from: name(from),
+                to: to.iter().map(|&to| name(to)).collect(),
+                instance: instance as u32,
+                instances: outputs.len() as u32,
+                output: output.clone(),
+            });
+            if batch_bytes >= BATCH_BYTES || instance + 1 == outputs.len() {
+                let entries = std::mem::take(&mut batch);
+                self.manager.journal(v1::JournalRequest { run: self.run.clone(), entries })?;
+                batch_bytes = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the run. What it recorded is let go.
+    pub(super) fn end(&self, error: Option<&Error>, components: Vec<v1::ComponentUse>) -> Result<(), Error> {
+        let (code, message) =
+            error.map_or((0, String::new()), |error| (error.code.number(), error.message.clone()));
+        let run = self.run.clone();
+        self.manager.end_run(v1::EndRunRequest { run, code, message, components }).map(drop)
+    }
+
+    /// The entries' records, in their order. One of which not all instances' entries are there was never made.
+    fn records(&self, entries: Vec<JournalEntry>) -> Result<Vec<Record>, Error> {
+        let index = |name: &String| {
+            let found = self.graph.components.iter().position(|component| component.name == *name);
+            found.ok_or_else(|| protocol(format!("the run's journal is of another graph: it has no {name}")))
+        };
+        let (mut records, mut outputs) = (Vec::new(), Vec::new());
+        for entry in entries {
+            if entry.instance == 0 {
+                outputs.clear();
+            }
+            outputs.push(entry.output);
+            if entry.instance + 1 == entry.instances && outputs.len() == entry.instances as usize {
+                let to = entry.to.iter().map(index).collect::<Result<_, _>>()?;
+                let outputs = Arc::new(std::mem::take(&mut outputs));
+                records.push(Record { from: index(&entry.from)?, to, outputs });
+            }
+        }
+        Ok(records)
+    }
+}
+
+fn too_large(component: &str, len: usize) -> Error {
+    let message = format!(
+        "component {component} returned {len} bytes, at most {MAX_OUTPUT_BYTES} are handed on: larger data belongs into a memory component"
+    );
+    Error::new(Code::OutputTooLarge, message)
+}

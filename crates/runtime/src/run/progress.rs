@@ -1,0 +1,352 @@
+//! How far a run has come, and what is to be done next: every decision of a run, without threads, clocks or I/O.
+//!
+//! A component waits until all that trigger it are done, then its instances execute, then it is done. What it hands to the
+//! next is recorded before any of them begins. When a component or a memory component is lost, its *communicating set* is
+//! discarded and begins again from what was recorded (Scad 4.2.4): all components that have begun and are connected with it
+//! by accesses and messages, whichever way. Nothing else is.
+//!
+//! Invariants:
+//! - A component begins only when a record of each of its inputs is there, or is the [`Step`] before.
+//! - It begins when all that lead to it are done, those that are executed again included: what they wrote is there.
+//! - Who has begun, and is not discarded, keeps the input that it began with, whatever those before it say when they are
+//!   executed again.
+//! - A component with external effects is not executed a second time: the run fails instead.
+//! - Memory is dropped when all that may access it are done, and made anew by the next access.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use sublet_proto::graph::{Graph, Relation};
+use sublet_proto::{Code, Error, run};
+
+/// What each instance of a component has returned.
+pub(crate) type Outputs = Arc<Vec<Vec<u8>>>;
+
+/// What is to be done, in this order. Components are named by their index in the graph.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Step {
+    /// What a component hands to others. What follows must not be done before this is kept where a failure does not reach.
+    Record { from: usize, to: Vec<usize>, outputs: Outputs },
+    /// A component begins, with this input.
+    Start { component: usize, attempt: u32, input: Arc<Vec<u8>> },
+    /// What executes it is none of the run's any more.
+    Cancel { component: usize },
+    /// A memory component's bytes are not needed any more, or are lost.
+    Drop { memory: usize },
+    /// All is done: the outputs of the components that trigger no other.
+    Finish { outputs: Vec<(usize, Outputs)> },
+}
+
+/// A record that was kept.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Record {
+    pub(crate) from: usize,
+    pub(crate) to: Vec<usize>,
+    pub(crate) outputs: Outputs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Waiting,
+    Running,
+    Done,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Progress {
+    graph: Arc<Graph>,
+    input: Arc<Vec<u8>>,
+    /// How often a component may be lost.
+    retries: u32,
+    states: Vec<State>,
+    /// How often each has begun,
+    attempts: Vec<u32>,
+    /// and was the one that was lost.
+    losses: Vec<u32>,
+    /// What each has last handed on: to each component of its trigger edges, and of those without, to the run.
+    handed: Vec<Vec<Handed>>,
+}
+
+#[derive(Clone, Debug)]
+struct Handed {
+    to: Option<usize>,
+    outputs: Option<Outputs>,
+}
+
+impl Progress {
+    /// That of a run that has not begun.
+    pub(crate) fn new(graph: Arc<Graph>, input: Vec<u8>, retries: u32) -> Progress {
+        let count = graph.components.len();
+        let handed = |from| {
+            let mut all: Vec<Handed> =
+                next(&graph, from).map(|to| Handed { to: Some(to), outputs: None }).collect();
+            if all.is_empty() {
+                all.push(Handed { to: None, outputs: None });
+            }
+            all
+        };
+        Progress {
+            input: Arc::new(input),
+            retries,
+            states: vec![State::Waiting; count],
+            attempts: vec![0; count],
+            losses: vec![0; count],
+            handed: (0..count).map(handed).collect(),
+            graph,
+        }
+    }
+
+    /// The first steps.
+    pub(crate) fn begin(&mut self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        self.start_ready(&mut steps);
+        steps
+    }
+
+    /// Goes on where a run stopped that nobody drives any more, from what it has recorded. Its memory is lost.
+    ///
+    /// # Errors
+    /// As for [`Progress::lost`].
+    pub(crate) fn resume(&mut self, records: &[Record]) -> Result<Vec<Step>, Error> {
+        for record in records {
+            self.states[record.from] = State::Done;
+            self.hand_on(record.from, &record.to, &record.outputs);
+        }
+        let memories = (0..self.states.len()).filter(|&memory| self.is_needed(memory));
+        let seeds: Vec<usize> = memories.collect();
+        let mut steps = self.discard(seeds)?;
+        self.start_ready(&mut steps);
+        self.finish(&mut steps);
+        Ok(steps)
+    }
+
+    /// A component's instances have returned.
+    pub(crate) fn ended(&mut self, component: usize, attempt: u32, outputs: Outputs) -> Vec<Step> {
+        let mut steps = Vec::new();
+        if !self.is_current(component, attempt) {
+            return steps;
+        }
+        self.states[component] = State::Done;
+        let handed = &self.handed[component];
+        // Those that have begun have their input.
+        let to = handed.iter().filter_map(|handed| handed.to);
+        let to: Vec<usize> = to.filter(|&to| self.states[to] == State::Waiting).collect();
+        self.hand_on(component, &to, &outputs);
+        steps.push(Step::Record { from: component, to, outputs });
+        for memory in accessed(&self.graph, component) {
+            if !self.is_needed(memory) {
+                steps.push(Step::Drop { memory });
+            }
+        }
+        self.start_ready(&mut steps);
+        self.finish(&mut steps);
+        steps
+    }
+
+    /// What executed a component is gone.
+    ///
+    /// # Errors
+    /// This one if it was lost too often, and if a component with external effects would have to be executed again.
+    pub(crate) fn lost(&mut self, component: usize, attempt: u32, error: Error) -> Result<Vec<Step>, Error> {
+        if !self.is_current(component, attempt) {
+            return Ok(Vec::new());
+        }
+        self.losses[component] += 1;
+        if self.losses[component] > self.retries {
+            let (name, losses) = (&self.graph.components[component].name, self.losses[component]);
+            let message = format!("component {name} was lost {losses} times, at last: {error}");
+            return Err(Error::new(error.code, message));
+        }
+        let mut steps = self.discard(vec![component])?;
+        self.start_ready(&mut steps);
+        Ok(steps)
+    }
+
+    /// The bytes of a memory component are gone.
+    ///
+    /// # Errors
+    /// As for [`Progress::lost`].
+    pub(crate) fn lost_memory(&mut self, memory: usize, error: Error) -> Result<Vec<Step>, Error> {
+        if !self.is_needed(memory) {
+            return Ok(Vec::new());
+        }
+        self.losses[memory] += 1;
+        if self.losses[memory] > self.retries {
+            let (name, losses) = (&self.graph.components[memory].name, self.losses[memory]);
+            let message = format!("memory component {name} was lost {losses} times, at last: {error}");
+            return Err(Error::new(error.code, message));
+        }
+        let mut steps = self.discard(vec![memory])?;
+        self.start_ready(&mut steps);
+        Ok(steps)
+    }
+
+    /// Whether this is what executes the component now.
+    pub(crate) fn is_current(&self, component: usize, attempt: u32) -> bool {
+        self.states[component] == State::Running && self.attempts[component] == attempt
+    }
+
+    /// The components that will begin when those that execute now are done: their environments may be made ready.
+    pub(crate) fn upcoming(&self) -> impl Iterator<Item = usize> {
+        self.waiting().filter(|&component| {
+            let mut before = previous(&self.graph, component).peekable();
+            before.peek().is_some() && before.all(|before| self.states[before] != State::Waiting)
+        })
+    }
+
+    /// Whether somebody who is not done may access a memory component.
+    fn is_needed(&self, memory: usize) -> bool {
+        accessors(&self.graph, memory).any(|component| self.states[component] != State::Done)
+    }
+
+    fn waiting(&self) -> impl Iterator<Item = usize> {
+        let compute = |&component: &usize| self.graph.components[component].compute().is_some();
+        (0..self.states.len()).filter(|&at| self.states[at] == State::Waiting).filter(compute)
+    }
+
+    fn hand_on(&mut self, from: usize, to: &[usize], outputs: &Outputs) {
+        for handed in &mut self.handed[from] {
+            if handed.to.is_none_or(|taker| to.contains(&taker)) {
+                handed.outputs = Some(outputs.clone());
+            }
+        }
+    }
+
+    /// Discards the communicating set of these components.
+    fn discard(&mut self, seeds: Vec<usize>) -> Result<Vec<Step>, Error> {
+        let set = self.communicating(seeds);
+        let effects = set.iter().find(|&&at| {
+            self.graph.components[at].compute().is_some_and(|compute| compute.has_external_effects)
+        });
+        if let Some(&component) = effects {
+            let name = &self.graph.components[component].name;
+            let message = format!(
+                "component {name} has external effects, and would have to be executed again: what it communicates with was lost"
+            );
+            return Err(Error::new(Code::WorkerDied, message));
+        }
+        let mut steps = Vec::new();
+        for component in set {
+            if self.graph.components[component].memory().is_some() {
+                steps.push(Step::Drop { memory: component });
+                continue;
+            }
+            if self.states[component] == State::Running {
+                steps.push(Step::Cancel { component });
+            }
+            self.states[component] = State::Waiting;
+        }
+        // Nothing of it is accessed any more when its memory goes.
+        steps.sort_by_key(|step| matches!(step, Step::Drop { .. }));
+        Ok(steps)
+    }
+
+    /// All that have begun and that accesses and messages connect with these, and the memory between them.
+    fn communicating(&self, seeds: Vec<usize>) -> BTreeSet<usize> {
+        let has_begun =
+            |at: usize| self.graph.components[at].memory().is_some() || self.states[at] != State::Waiting;
+        let mut set = BTreeSet::new();
+        let mut left = seeds;
+        while let Some(at) = left.pop() {
+            if !set.insert(at) {
+                continue;
+            }
+            for edge in self.graph.edges.iter().filter(|edge| edge.relation != Relation::Trigger) {
+                let other = match (edge.from == at, edge.to == at) {
+                    (true, _) => edge.to,
+                    (_, true) => edge.from,
+                    _ => continue,
+                };
+                if has_begun(other) {
+                    left.push(other);
+                }
+            }
+        }
+        set
+    }
+
+    fn start_ready(&mut self, steps: &mut Vec<Step>) {
+        let settled = self.settled();
+        let is_ready = |component: &usize| previous(&self.graph, *component).all(|before| settled[before]);
+        let ready: Vec<usize> = self.waiting().filter(is_ready).collect();
+        for component in ready {
+            self.states[component] = State::Running;
+            self.attempts[component] += 1;
+            let (attempt, input) = (self.attempts[component], self.input_of(component));
+            steps.push(Step::Start { component, attempt, input });
+        }
+    }
+
+    /// Which components are done, and all that lead to them. One before those that trigger a component may be executed
+    /// again, for the memory that it writes.
+    fn settled(&self) -> Vec<bool> {
+        fn visit(progress: &Progress, at: usize, known: &mut [Option<bool>]) -> bool {
+            if let Some(known) = known[at] {
+                return known;
+            }
+            let is_done = progress.states[at] == State::Done;
+            let is = previous(&progress.graph, at)
+                .fold(is_done, |is, before| visit(progress, before, known) && is);
+            known[at] = Some(is);
+            is
+        }
+        let mut known = vec![None; self.states.len()];
+        (0..self.states.len()).map(|at| visit(self, at, &mut known)).collect()
+    }
+
+    fn input_of(&self, component: usize) -> Arc<Vec<u8>> {
+        let handed = |before: usize| {
+            let handed = self.handed[before].iter().find(|handed| handed.to == Some(component));
+            handed.and_then(|handed| handed.outputs.clone()).unwrap_or_default()
+        };
+        let before: Vec<Outputs> = previous(&self.graph, component).map(handed).collect();
+        match before.as_slice() {
+            [] => self.input.clone(),
+            before => Arc::new(message(before)),
+        }
+    }
+
+    fn finish(&self, steps: &mut Vec<Step>) {
+        let compute = |at: &usize| self.graph.components[*at].compute().is_some();
+        if (0..self.states.len()).filter(compute).any(|at| self.states[at] != State::Done) {
+            return;
+        }
+        let last = (0..self.states.len()).filter(compute).filter_map(|at| {
+            let handed = self.handed[at].iter().find(|handed| handed.to.is_none())?;
+            Some((at, handed.outputs.clone()?))
+        });
+        steps.push(Step::Finish { outputs: last.collect() });
+    }
+}
+
+/// The input of a component: the output of one instance as it is, those of several as [`run::message`].
+fn message(before: &[Outputs]) -> Vec<u8> {
+    match before {
+        [outputs] if outputs.len() == 1 => outputs[0].clone(),
+        several => run::message(several.iter().flat_map(|outputs| outputs.iter()).map(Vec::as_slice)),
+    }
+}
+
+/// The components that one triggers.
+fn next(graph: &Graph, from: usize) -> impl Iterator<Item = usize> {
+    graph.edges_from(from).filter(|edge| edge.relation == Relation::Trigger).map(|edge| edge.to)
+}
+
+/// The components that trigger one, in the order of the edges.
+fn previous(graph: &Graph, to: usize) -> impl Iterator<Item = usize> {
+    graph.edges_to(to).filter(|edge| edge.relation == Relation::Trigger).map(|edge| edge.from)
+}
+
+/// The memory components that a component may access.
+fn accessed(graph: &Graph, from: usize) -> impl Iterator<Item = usize> {
+    graph.edges_from(from).filter(|edge| matches!(edge.relation, Relation::Access(_))).map(|edge| edge.to)
+}
+
+/// The components that may access a memory component.
+fn accessors(graph: &Graph, memory: usize) -> impl Iterator<Item = usize> {
+    graph.edges_to(memory).filter(|edge| matches!(edge.relation, Relation::Access(_))).map(|edge| edge.from)
+}
+
+#[cfg(test)]
+mod tests;

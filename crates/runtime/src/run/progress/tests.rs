@@ -1,0 +1,329 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn graph(components: &str, edges: &str) -> Arc<Graph> {
+    let json = format!(r#"{{"version":1,"name":"g","components":[{components}],"edges":[{edges}]}}"#);
+    Arc::new(Graph::parse(json.as_bytes()).unwrap_or_else(|problems| panic!("{problems:?}\n{json}")))
+}
+
+fn compute(name: &str) -> String {
+    let entry = if name == "a" { r#","entry":true"# } else { "" };
+    format!(r#"{{"name":"{name}","type":"compute","package":"p","function":"f"{entry}}}"#)
+}
+
+fn memory(name: &str) -> String {
+    format!(r#"{{"name":"{name}","type":"memory"}}"#)
+}
+
+fn edge(kind: &str, from: &str, to: &str) -> String {
+    let rights = if kind == "access" { r#","rights":"write""# } else { "" };
+    format!(r#"{{"type":"{kind}","from":"{from}","to":"{to}"{rights}}}"#)
+}
+
+/// a -> b -> c, a -> d; a and b share m.
+fn forked() -> Arc<Graph> {
+    let components = [compute("a"), compute("b"), compute("c"), compute("d"), memory("m")];
+    let edges = [
+        edge("trigger", "a", "b"),
+        edge("trigger", "b", "c"),
+        edge("trigger", "a", "d"),
+        edge("access", "a", "m"),
+        edge("access", "b", "m"),
+    ];
+    graph(&components.join(","), &edges.join(","))
+}
+
+fn outputs(text: &str) -> Outputs {
+    Arc::new(vec![text.as_bytes().to_vec()])
+}
+
+fn start(component: usize, attempt: u32, input: &str) -> Step {
+    Step::Start { component, attempt, input: Arc::new(input.as_bytes().to_vec()) }
+}
+
+fn record(from: usize, to: &[usize], text: &str) -> Step {
+    Step::Record { from, to: to.to_vec(), outputs: outputs(text) }
+}
+
+fn gone() -> Error {
+    Error::new(Code::WorkerDied, "gone")
+}
+
+#[test]
+fn what_a_component_hands_on_is_recorded_before_the_next_begin() {
+    let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
+    assert_eq!(progress.begin(), [start(0, 1, "in")]);
+    assert_eq!(progress.upcoming().collect::<Vec<_>>(), [1, 3]);
+    assert_eq!(
+        progress.ended(0, 1, outputs("A")),
+        [record(0, &[1, 3], "A"), start(1, 1, "A"), start(3, 1, "A")]
+    );
+    let ended = progress.ended(1, 1, outputs("B"));
+    assert_eq!(ended, [record(1, &[2], "B"), Step::Drop { memory: 4 }, start(2, 1, "B")]);
+    assert_eq!(progress.ended(3, 1, outputs("D")), [record(3, &[], "D")]);
+    let finish = Step::Finish { outputs: vec![(2, outputs("C")), (3, outputs("D"))] };
+    assert_eq!(progress.ended(2, 1, outputs("C")), [record(2, &[], "C"), finish]);
+}
+
+#[test]
+fn a_loss_takes_its_communicating_set_along_and_nothing_else() {
+    let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
+    progress.begin();
+    progress.ended(0, 1, outputs("A"));
+    // b shares m with a, which is done: both begin again, and d, which has its input, goes on.
+    assert_eq!(
+        progress.lost(1, 1, gone()).unwrap(),
+        [Step::Cancel { component: 1 }, Step::Drop { memory: 4 }, start(0, 2, "in")]
+    );
+    assert_eq!(progress.ended(1, 1, outputs("late")), []);
+    assert_eq!(progress.ended(0, 2, outputs("A2")), [record(0, &[1], "A2"), start(1, 2, "A2")]);
+    // d shares nothing: it begins again alone, with the input that it had.
+    assert_eq!(progress.lost(3, 1, gone()).unwrap(), [Step::Cancel { component: 3 }, start(3, 2, "A")]);
+    assert_eq!(progress.lost_memory(4, gone()).unwrap().last(), Some(&start(0, 3, "in")));
+}
+
+#[test]
+fn memory_that_nobody_needs_any_more_is_no_loss() {
+    let mut progress = Progress::new(forked(), Vec::new(), 3);
+    progress.begin();
+    progress.ended(0, 1, outputs("A"));
+    progress.ended(1, 1, outputs("B"));
+    assert_eq!(progress.lost_memory(4, gone()).unwrap(), []);
+    assert_eq!(progress.lost(2, 1, gone()).unwrap(), [Step::Cancel { component: 2 }, start(2, 2, "B")]);
+}
+
+#[test]
+fn a_component_is_not_lost_for_ever() {
+    let mut progress = Progress::new(forked(), Vec::new(), 2);
+    progress.begin();
+    for attempt in 1..=2 {
+        progress.lost(0, attempt, gone()).unwrap();
+    }
+    let error = progress.lost(0, 3, gone()).unwrap_err();
+    assert_eq!(error.code, Code::WorkerDied);
+    assert!(
+        error.message.contains("component a was lost 3 times") && error.message.contains("gone"),
+        "{error}"
+    );
+}
+
+#[test]
+fn who_has_external_effects_does_not_begin_again() {
+    let effects = r#"{"name":"b","type":"compute","package":"p","function":"f","external_effects":true}"#;
+    let components = [compute("a"), effects.to_owned(), memory("m")].join(",");
+    let edges = [edge("trigger", "a", "b"), edge("access", "a", "m"), edge("access", "b", "m")].join(",");
+    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
+    progress.begin();
+    // It has not begun.
+    assert!(progress.lost(0, 1, gone()).is_ok());
+    progress.ended(0, 2, outputs("A"));
+    let error = progress.lost_memory(2, gone()).unwrap_err();
+    assert!(error.message.contains("component b has external effects"), "{error}");
+}
+
+#[test]
+fn a_run_goes_on_from_its_journal() {
+    let at = |from, to: &[usize], text| Record { from, to: to.to_vec(), outputs: outputs(text) };
+    let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
+    // b had not ended: m is needed, and lost with the client; so a writes it again. d has its input.
+    let steps = progress.resume(&[at(0, &[1, 3], "A")]).unwrap();
+    assert_eq!(steps, [Step::Drop { memory: 4 }, start(0, 1, "in")]);
+    assert_eq!(progress.ended(0, 1, outputs("A2")).first(), Some(&record(0, &[1, 3], "A2")));
+
+    let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
+    let steps = progress.resume(&[at(0, &[1, 3], "A"), at(1, &[2], "B"), at(3, &[], "D")]).unwrap();
+    assert_eq!(steps, [start(2, 1, "B")]);
+
+    let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
+    let all = [at(0, &[1, 3], "A"), at(1, &[2], "B"), at(3, &[], "D"), at(2, &[], "C")];
+    let finish = Step::Finish { outputs: vec![(2, outputs("C")), (3, outputs("D"))] };
+    assert_eq!(progress.resume(&all).unwrap(), [finish]);
+}
+
+#[test]
+fn several_outputs_are_one_message() {
+    let components = [compute("a"), compute("b"), compute("c"), compute("d")].join(",");
+    let triggers = [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")];
+    let edges = triggers.map(|(from, to)| edge("trigger", from, to)).join(",");
+    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 3);
+    progress.begin();
+    progress.ended(0, 1, outputs("A"));
+    progress.ended(2, 1, outputs("C"));
+    let last = progress.ended(1, 1, outputs("B")).pop();
+    let message = run::message([&b"B"[..], b"C"]);
+    assert_eq!(
+        last,
+        Some(Step::Start { component: 3, attempt: 1, input: Arc::new(message) }),
+        "by the edges' order"
+    );
+}
+
+/// Compute components 0 to n - 1, each triggered by some before it, and memory that some of them share.
+fn any_graph() -> impl Strategy<Value = Arc<Graph>> {
+    let shape = (2usize..8, prop::collection::vec(any::<u32>(), 64));
+    shape.prop_map(|(count, chance)| {
+        let name = |at: usize| char::from(b'a' + at as u8).to_string();
+        let mut dice = chance.into_iter().cycle();
+        let mut roll = |sides: usize| dice.next().unwrap() as usize % sides;
+        let mut edges = BTreeSet::new();
+        for to in 1..count {
+            for _ in 0..=roll(2) {
+                edges.insert(edge("trigger", &name(roll(to)), &name(to)));
+            }
+        }
+        let memories = roll(4);
+        for at in 0..memories {
+            for _ in 0..=roll(4) {
+                edges.insert(edge("access", &name(roll(count)), &format!("m{at}")));
+            }
+        }
+        let computes = (0..count).map(|at| compute(&name(at)));
+        let all: Vec<String> = computes.chain((0..memories).map(|at| memory(&format!("m{at}")))).collect();
+        graph(&all.join(","), &edges.into_iter().collect::<Vec<_>>().join(","))
+    })
+}
+
+/// A world in which components write their names into what they access, and read who has written there before.
+struct World {
+    graph: Arc<Graph>,
+    progress: Progress,
+    /// Who has written, by memory component.
+    written: BTreeMap<usize, BTreeSet<usize>>,
+    running: BTreeMap<usize, (u32, Arc<Vec<u8>>)>,
+    recorded: Vec<Record>,
+    finished: Option<Vec<(usize, Outputs)>>,
+}
+
+impl World {
+    fn new(graph: Arc<Graph>) -> World {
+        let progress = Progress::new(graph.clone(), b"in".to_vec(), u32::MAX);
+        World {
+            graph,
+            progress,
+            written: BTreeMap::new(),
+            running: BTreeMap::new(),
+            recorded: Vec::new(),
+            finished: None,
+        }
+    }
+
+    fn take(&mut self, steps: Vec<Step>) {
+        for step in steps {
+            match step {
+                Step::Record { from, to, outputs } => self.recorded.push(Record { from, to, outputs }),
+                Step::Start { component, attempt, input } => {
+                    assert!(
+                        self.has_recorded_inputs(component),
+                        "{component} begins before its input is kept"
+                    );
+                    assert!(self.running.insert(component, (attempt, input)).is_none());
+                }
+                Step::Cancel { component } => assert!(self.running.remove(&component).is_some()),
+                Step::Drop { memory } => {
+                    for who in accessors(&self.graph, memory) {
+                        assert!(!self.running.contains_key(&who), "memory is dropped under {who}");
+                    }
+                    self.written.remove(&memory);
+                }
+                Step::Finish { outputs } => assert!(self.finished.replace(outputs).is_none()),
+            }
+        }
+    }
+
+    fn has_recorded_inputs(&self, component: usize) -> bool {
+        previous(&self.graph, component).all(|before| {
+            self.recorded.iter().any(|record| record.from == before && record.to.contains(&component))
+        })
+    }
+
+    /// One that runs does all that it has to do.
+    fn end(&mut self, component: usize) {
+        let (attempt, input) = self.running.remove(&component).unwrap();
+        for memory in accessed(&self.graph, component).collect::<Vec<_>>() {
+            let there = self.written.entry(memory).or_default();
+            for before in
+                accessors(&self.graph, memory).filter(|&before| is_before(&self.graph, before, component))
+            {
+                assert!(there.contains(&before), "{component} misses what {before} wrote into {memory}");
+            }
+            there.insert(component);
+        }
+        let mut output = input.to_vec();
+        output.push(component as u8);
+        let steps = self.progress.ended(component, attempt, Arc::new(vec![output]));
+        self.take(steps);
+    }
+}
+
+fn is_before(graph: &Graph, first: usize, second: usize) -> bool {
+    previous(graph, second).any(|before| before == first || is_before(graph, first, before))
+}
+
+fn undisturbed(graph: &Arc<Graph>) -> Vec<(usize, Outputs)> {
+    let mut world = World::new(graph.clone());
+    let steps = world.progress.begin();
+    world.take(steps);
+    while let Some(&component) = world.running.keys().next() {
+        world.end(component);
+    }
+    world.finished.expect("a run without losses ends")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(10_000))]
+
+    /// Whatever is lost when, and whenever its client dies, a run comes to the same, and nobody ever reads memory into which
+    /// those before it have not written.
+    #[test]
+    fn losses_change_nothing(
+        graph in any_graph(),
+        story in prop::collection::vec((0u8..10, any::<prop::sample::Index>()), 0..60),
+    ) {
+        let expected = undisturbed(&graph);
+        let mut world = World::new(graph.clone());
+        let steps = world.progress.begin();
+        world.take(steps);
+        for (what, which) in story {
+            if world.finished.is_some() {
+                break;
+            }
+            let running: Vec<(usize, u32)> = world.running.iter().map(|(&at, &(attempt, _))| (at, attempt)).collect();
+            prop_assert!(!running.is_empty(), "nothing runs, and the run has not ended");
+            let (component, attempt) = running[which.index(running.len())];
+            match what {
+                0..6 => world.end(component),
+                6 | 7 => {
+                    let steps = world.progress.lost(component, attempt, gone()).unwrap();
+                    world.take(steps);
+                }
+                8 => {
+                    let memories: Vec<usize> = (0..graph.components.len())
+                        .filter(|&at| graph.components[at].memory().is_some())
+                        .collect();
+                    if !memories.is_empty() {
+                        let memory = memories[which.index(memories.len())];
+                        let steps = world.progress.lost_memory(memory, gone()).unwrap();
+                        world.take(steps);
+                    }
+                }
+                _ => {
+                    // Its client is gone, and another goes on.
+                    let recorded = std::mem::take(&mut world.recorded);
+                    let mut again = World::new(graph.clone());
+                    again.recorded = recorded;
+                    let steps = again.progress.resume(&again.recorded.clone()).unwrap();
+                    again.take(steps);
+                    world = again;
+                }
+            }
+        }
+        while world.finished.is_none() {
+            let next = world.running.keys().next().copied();
+            world.end(next.expect("nothing runs, and the run has not ended"));
+        }
+        prop_assert_eq!(world.finished.unwrap(), expected);
+    }
+}

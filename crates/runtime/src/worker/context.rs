@@ -1,0 +1,300 @@
+//! What the long form of a function gets as its fourth argument: `struct sublet_context` of `sublet_function.h`, and what
+//! its functions do.
+//!
+//! Nothing here is on the path of a call that does not use it.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use sublet_proto::{Code, Error};
+
+use super::channel::{self, Channel, Run};
+use crate::wire::MAX_MESSAGE_BYTES;
+
+/// As `sublet_function.h` declares its front.
+#[repr(C)]
+pub(super) struct Context {
+    size_bytes: u32,
+    capacity: u32,
+    fail: unsafe extern "C" fn(*mut Context, *const c_char),
+    components: &'static Components,
+    pub(super) failed: bool,
+    pub(super) message: [u8; MAX_MESSAGE_BYTES as usize],
+    worker: u32,
+    /// Since a function has asked for it in the present call.
+    run: Option<Arc<Run>>,
+    /// Why the latest access failed, ended by a 0.
+    why: [u8; MAX_MESSAGE_BYTES as usize + 1],
+}
+
+/// `struct sublet_components`.
+#[repr(C)]
+struct Components {
+    instance: unsafe extern "C" fn(*mut Context) -> u32,
+    instances: unsafe extern "C" fn(*mut Context) -> u32,
+    why: unsafe extern "C" fn(*mut Context) -> *const c_char,
+    open: unsafe extern "C" fn(*mut Context, *const c_char, *mut u32) -> u32,
+    size: unsafe extern "C" fn(*mut Context, u32, *mut u64) -> u32,
+    read: unsafe extern "C" fn(*mut Context, u32, u64, *mut c_void, u64) -> u32,
+    write: unsafe extern "C" fn(*mut Context, u32, u64, *const c_void, u64) -> u32,
+    grow: unsafe extern "C" fn(*mut Context, u32, u64) -> u32,
+    map: unsafe extern "C" fn(*mut Context, u32, u64, u64, *mut *mut c_void) -> u32,
+}
+
+static COMPONENTS: Components = Components {
+    instance: sublet_context_instance,
+    instances: sublet_context_instances,
+    why: sublet_context_why,
+    open: sublet_context_open,
+    size: sublet_context_size,
+    read: sublet_context_read,
+    write: sublet_context_write,
+    grow: sublet_context_grow,
+    map: sublet_context_map,
+};
+
+impl Context {
+    pub(super) fn new(worker: u32) -> Context {
+        Context {
+            size_bytes: size_of::<Context>() as u32,
+            capacity: 0,
+            fail: sublet_context_fail,
+            components: &COMPONENTS,
+            failed: false,
+            message: [0; MAX_MESSAGE_BYTES as usize],
+            worker,
+            run: None,
+            why: [0; MAX_MESSAGE_BYTES as usize + 1],
+        }
+    }
+
+    /// Makes it ready for a call with an output of so many bytes.
+    #[inline(always)]
+    pub(super) fn begin(&mut self, capacity: u32) {
+        self.capacity = capacity;
+        self.failed = false;
+    }
+
+    /// After a call: memory of a run is kept no longer than the run.
+    #[inline(always)]
+    pub(super) fn rest(&mut self) {
+        if self.run.is_some() {
+            self.run = None;
+        }
+    }
+
+    /// What the function said when it failed.
+    pub(super) fn message(&self) -> &[u8] {
+        let len = self.message.iter().position(|&byte| byte == 0).unwrap_or(self.message.len());
+        &self.message[..len]
+    }
+
+    fn run(&mut self) -> Result<&Run, Error> {
+        if self.run.is_none() {
+            self.run = channel::run();
+        }
+        self.run.as_deref().ok_or_else(|| {
+            Error::new(
+                Code::InvalidArgument,
+                "this call is not of a graph's run, and has no memory components",
+            )
+        })
+    }
+
+    fn channel(&mut self, number: u32) -> Result<&Channel, Error> {
+        let channels = self.run()?.channels();
+        channels.get(number as usize).ok_or_else(|| {
+            Error::new(Code::InvalidArgument, format!("there is no channel {number}: open it first"))
+        })
+    }
+
+    /// Does something, and keeps why it failed.
+    fn attempt(&mut self, what: impl FnOnce(&mut Context) -> Result<(), Error>) -> u32 {
+        let Err(error) = what(self) else { return 0 };
+        let message = error.message.as_bytes();
+        let len = message.len().min(self.why.len() - 1);
+        self.why[..len].copy_from_slice(&message[..len]);
+        self.why[len] = 0;
+        error.code.number()
+    }
+}
+
+/// The function reports an error; the first report of a call counts.
+///
+/// # Safety
+/// As `sublet_fail` in `sublet_function.h` says: the function's own context, and a string that ends with 0 or null.
+unsafe extern "C" fn sublet_context_fail(context: *mut Context, message: *const c_char) {
+    // SAFETY: the caller passes the context that it was given, which no other thread uses during the call.
+    let Some(context) = (unsafe { context.as_mut() }) else { return };
+    if context.failed {
+        return;
+    }
+    context.failed = true;
+    context.message.fill(0);
+    if message.is_null() {
+        return;
+    }
+    // SAFETY: not null, so it is a string that ends with 0.
+    let bytes = unsafe { CStr::from_ptr(message) }.to_bytes();
+    let len = bytes.len().min(context.message.len());
+    context.message[..len].copy_from_slice(&bytes[..len]);
+}
+
+/// # Safety
+/// As for [`with`].
+unsafe extern "C" fn sublet_context_instance(context: *mut Context) -> u32 {
+    // SAFETY: as the caller vouches.
+    let Some(context) = (unsafe { context.as_mut() }) else { return 0 };
+    let worker = context.worker;
+    context.run().map_or(0, |run| run.instance(worker))
+}
+
+/// # Safety
+/// As for [`with`].
+unsafe extern "C" fn sublet_context_instances(context: *mut Context) -> u32 {
+    // SAFETY: as the caller vouches.
+    let Some(context) = (unsafe { context.as_mut() }) else { return 1 };
+    context.run().map_or(1, |run| run.instances)
+}
+
+/// # Safety
+/// As for [`with`].
+unsafe extern "C" fn sublet_context_why(context: *mut Context) -> *const c_char {
+    // SAFETY: as the caller vouches.
+    unsafe { context.as_ref() }.map_or(std::ptr::null(), |context| context.why.as_ptr().cast())
+}
+
+/// # Safety
+/// As for [`with`]; a string that ends with 0, and a place for a number.
+unsafe extern "C" fn sublet_context_open(
+    context: *mut Context,
+    component: *const c_char,
+    channel: *mut u32,
+) -> u32 {
+    let open = |context: &mut Context| {
+        let run = context.run()?;
+        if component.is_null() || channel.is_null() {
+            return Err(null());
+        }
+        // SAFETY: not null, so it is a string that ends with 0.
+        let component = unsafe { CStr::from_ptr(component) }.to_string_lossy();
+        let number = run.channel(&component)?.number();
+        // SAFETY: not null, so it is a place for a number.
+        unsafe { channel.write(number) };
+        Ok(())
+    };
+    // SAFETY: as the caller vouches.
+    unsafe { with(context, open) }
+}
+
+/// # Safety
+/// As for [`with`]; a place for a number.
+unsafe extern "C" fn sublet_context_size(context: *mut Context, channel: u32, size: *mut u64) -> u32 {
+    let read = |context: &mut Context| {
+        let len_bytes = context.channel(channel)?.len_bytes();
+        let size = NonNull::new(size).ok_or_else(null)?;
+        // SAFETY: not null, so it is a place for a number.
+        unsafe { size.write(len_bytes) };
+        Ok(())
+    };
+    // SAFETY: as the caller vouches.
+    unsafe { with(context, read) }
+}
+
+/// # Safety
+/// As for [`with`]; so many bytes that may be written.
+unsafe extern "C" fn sublet_context_read(
+    context: *mut Context,
+    channel: u32,
+    offset: u64,
+    into: *mut c_void,
+    size: u64,
+) -> u32 {
+    let read = |context: &mut Context| {
+        let len = checked(into, size)?;
+        let into: &mut [u8] = match len {
+            0 => &mut [],
+            // SAFETY: the function vouches for so many bytes, which are its own during the call.
+            _ => unsafe { std::slice::from_raw_parts_mut(into.cast(), len) },
+        };
+        context.channel(channel)?.read(offset, into)
+    };
+    // SAFETY: as the caller vouches.
+    unsafe { with(context, read) }
+}
+
+/// # Safety
+/// As for [`with`]; so many bytes that may be read.
+unsafe extern "C" fn sublet_context_write(
+    context: *mut Context,
+    channel: u32,
+    offset: u64,
+    from: *const c_void,
+    size: u64,
+) -> u32 {
+    let write = |context: &mut Context| {
+        let len = checked(from, size)?;
+        let from: &[u8] = match len {
+            0 => &[],
+            // SAFETY: the function vouches for so many bytes, which nobody writes meanwhile.
+            _ => unsafe { std::slice::from_raw_parts(from.cast(), len) },
+        };
+        context.channel(channel)?.write(offset, from)
+    };
+    // SAFETY: as the caller vouches.
+    unsafe { with(context, write) }
+}
+
+/// # Safety
+/// As for [`with`].
+unsafe extern "C" fn sublet_context_grow(context: *mut Context, channel: u32, size: u64) -> u32 {
+    // SAFETY: as the caller vouches.
+    unsafe { with(context, |context| context.channel(channel)?.grow(size)) }
+}
+
+/// # Safety
+/// As for [`with`]; a place for a pointer.
+unsafe extern "C" fn sublet_context_map(
+    context: *mut Context,
+    channel: u32,
+    offset: u64,
+    size: u64,
+    at: *mut *mut c_void,
+) -> u32 {
+    let map = |context: &mut Context| {
+        let mapped = context.channel(channel)?.mapped(offset, size)?;
+        let at = NonNull::new(at).ok_or_else(null)?;
+        // SAFETY: not null, so it is a place for a pointer.
+        unsafe { at.write(mapped.as_ptr().cast()) };
+        Ok(())
+    };
+    // SAFETY: as the caller vouches.
+    unsafe { with(context, map) }
+}
+
+/// # Safety
+/// The function's own context, during its call, or null.
+unsafe fn with(context: *mut Context, what: impl FnOnce(&mut Context) -> Result<(), Error>) -> u32 {
+    // SAFETY: the caller passes the context that it was given, which no other thread uses during the call.
+    match unsafe { context.as_mut() } {
+        Some(context) => context.attempt(what),
+        None => Code::InvalidArgument.number(),
+    }
+}
+
+/// A size of this process's memory, which is somewhere if it is any.
+fn checked(at: *const c_void, size: u64) -> Result<usize, Error> {
+    if at.is_null() && size > 0 {
+        return Err(null());
+    }
+    usize::try_from(size)
+        .ok()
+        .filter(|size| *size <= isize::MAX as usize)
+        .ok_or_else(|| Error::new(Code::InvalidArgument, format!("{size} bytes are more than a process has")))
+}
+
+#[cold]
+fn null() -> Error {
+    Error::new(Code::InvalidArgument, "a null pointer")
+}

@@ -1,0 +1,148 @@
+/* Components of graphs that share memory. Numbers are 64-bit integers of this machine. */
+#define _DEFAULT_SOURCE
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../../crates/capi/include/sublet_function.h"
+
+static uint32_t failed(sublet_context *context) { return sublet_fail(context, sublet_why(context)); }
+
+static uint32_t answer(void *out, uint64_t number) {
+    memcpy(out, &number, sizeof number);
+    return sizeof number;
+}
+
+static void nap(uint64_t ms) {
+    struct timespec time = {(time_t)(ms / 1000), (long)(ms % 1000) * 1000000};
+    nanosleep(&time, NULL);
+}
+
+/* Writes 1, 2, ... up to its input into "numbers", a page at a time; hands on how many there are. */
+SUBLET_FUNCTION uint32_t fill(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint64_t count, page[512];
+    sublet_channel numbers;
+    if (size != sizeof count) return sublet_fail(context, "how many?");
+    memcpy(&count, in, sizeof count);
+    if (sublet_channel_open(context, "numbers", &numbers)) return failed(context);
+    for (uint64_t at = 0; at < count; at += 512) {
+        uint64_t n = count - at < 512 ? count - at : 512;
+        for (uint64_t i = 0; i < n; i++) page[i] = at + i + 1;
+        if (sublet_channel_write(context, numbers, at * 8, page, n * 8)) return failed(context);
+    }
+    return answer(out, count);
+}
+
+/* Adds up its share of "numbers", in place, and puts the sum into its place of "sums". */
+SUBLET_FUNCTION uint32_t share(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint64_t bytes, sum = 0, me = sublet_instance(context), all = sublet_instances(context);
+    sublet_channel numbers, sums;
+    void *mapped;
+    (void)in, (void)size;
+    if (sublet_channel_open(context, "numbers", &numbers) || sublet_channel_open(context, "sums", &sums) ||
+        sublet_channel_size(context, numbers, &bytes) || sublet_channel_map(context, numbers, 0, bytes, &mapped))
+        return failed(context);
+    const uint64_t *number = mapped;
+    for (uint64_t i = me; i < bytes / 8; i += all) sum += number[i];
+    if (sublet_channel_write(context, sums, me * 8, &sum, sizeof sum)) return failed(context);
+    return answer(out, sum);
+}
+
+/* Adds up what the shares have handed on, each behind its length; it must be what stands in "sums". */
+SUBLET_FUNCTION uint32_t total(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint64_t parts = size / 16, sum = 0, sums_bytes;
+    const uint64_t *part = in;
+    sublet_channel sums;
+    if (size == 8) return answer(out, *part);
+    if (sublet_channel_open(context, "sums", &sums) || sublet_channel_size(context, sums, &sums_bytes))
+        return failed(context);
+    if (sums_bytes != parts * 8) return sublet_fail(context, "the sums are not all there");
+    for (uint64_t i = 0; i < parts; i++) {
+        uint64_t stored;
+        if (part[2 * i] != 8) return sublet_fail(context, "a part of another length");
+        if (sublet_channel_read(context, sums, i * 8, &stored, sizeof stored)) return failed(context);
+        if (stored != part[2 * i + 1]) return sublet_fail(context, "a sum that is not the share's");
+        sum += stored;
+    }
+    return answer(out, sum);
+}
+
+/* Hands on what it has got, after so many milliseconds as its first byte says. */
+SUBLET_FUNCTION uint32_t later(void *in, uint32_t size, void *out) {
+    if (size) nap(*(uint8_t *)in);
+    memcpy(out, in, size);
+    return size;
+}
+
+/* Writes into "numbers" in place, where others have written, which it may do if its edge says so. */
+SUBLET_FUNCTION uint32_t scribble(void *in, uint32_t size, void *out, sublet_context *context) {
+    sublet_channel numbers;
+    void *mapped;
+    (void)in, (void)size;
+    if (sublet_channel_open(context, "numbers", &numbers) || sublet_channel_map(context, numbers, 0, 8, &mapped))
+        return failed(context);
+    *(volatile uint64_t *)mapped = 1;
+    memcpy(out, "done", 4);
+    return 4;
+}
+
+/* Tries to get more than its edge gives: to make what is mapped writable, and to open anew what it has open. Counts what it got. */
+SUBLET_FUNCTION uint32_t seize(void *in, uint32_t size, void *out, sublet_context *context) {
+    sublet_channel numbers;
+    void *mapped;
+    uint64_t got = 0;
+    (void)in, (void)size;
+    if (sublet_channel_open(context, "numbers", &numbers) || sublet_channel_map(context, numbers, 0, 8, &mapped))
+        return failed(context);
+    void *page = (void *)((uintptr_t)mapped & ~(uintptr_t)4095);
+    got += mprotect(page, 4096, PROT_READ | PROT_WRITE) == 0;
+    for (int fd = 3; fd < 1024; fd++) {
+        char path[32], name[64] = "";
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+        if (readlink(path, name, sizeof name - 1) < 0 || !strstr(name, "sublet-channel")) continue;
+        got += mmap(NULL, 4096, PROT_WRITE, MAP_SHARED, fd, 0) != MAP_FAILED;
+        got += open(path, O_RDWR) >= 0;
+    }
+    return answer(out, got);
+}
+
+/* Hands on what it has got, after half a second. */
+SUBLET_FUNCTION uint32_t linger(void *in, uint32_t size, void *out) {
+    nap(500);
+    memcpy(out, in, size);
+    return size;
+}
+
+SUBLET_FUNCTION uint32_t crash(void *in, uint32_t size, void *out) {
+    (void)in, (void)size;
+    *(volatile int *)0 = 1;
+    return *(uint8_t *)out;
+}
+
+/* Does to "numbers" what its first byte says, with the numbers behind: it is to fail. */
+SUBLET_FUNCTION uint32_t abuse(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint64_t at[2] = {0, 0}, number = 0;
+    sublet_channel numbers = 0;
+    void *mapped;
+    uint32_t code = 0;
+    if (size != 17) return sublet_fail(context, "what, and where?");
+    memcpy(at, (char *)in + 1, sizeof at);
+    char what = *(char *)in;
+    if (what != 'u') code = sublet_channel_open(context, what == 'x' ? "nothing" : "numbers", &numbers);
+    if (!code) switch (what) {
+        case 'r': code = sublet_channel_read(context, numbers, at[0], &number, sizeof number); break;
+        case 'w': code = sublet_channel_write(context, numbers, at[0], &number, sizeof number); break;
+        case 'g': code = sublet_channel_grow(context, numbers, at[0]); break;
+        case 'm': code = sublet_channel_map(context, numbers, at[0], at[1], &mapped); break;
+        case 'n': code = sublet_channel_read(context, numbers, 0, NULL, 8); break;
+        case 'u': code = sublet_channel_read(context, 7, 0, &number, sizeof number); break;
+    }
+    uint32_t len = (uint32_t)strlen(sublet_why(context));
+    memcpy(out, &code, sizeof code);
+    memcpy((char *)out + sizeof code, sublet_why(context), code ? len : 0);
+    return (uint32_t)sizeof code + (code ? len : 0);
+}

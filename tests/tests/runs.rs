@@ -1,0 +1,537 @@
+//! Runs of graphs: components on real processes, the memory that they share, and what becomes of both when they are killed.
+
+#![allow(clippy::unwrap_used)]
+
+use std::process::{Child, Command, Stdio};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use sublet::{Access, Allocation, Application, Code, Error, News, Outcome, RunOptions};
+use sublet_tests::assert_fails;
+use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::functions::{library, package};
+use sublet_tests::platform::{Platform, kill};
+use sublet_tests::process::wait_until;
+
+const MIB: u64 = 1 << 20;
+
+fn compute(name: &str, function: &str) -> Value {
+    json!({ "name": name, "type": "compute", "package": "libcomponents", "function": function })
+}
+
+/// A compute component with more said of it.
+fn compute_with(name: &str, function: &str, more: &Value) -> Value {
+    let mut component = compute(name, function);
+    component.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    component
+}
+
+fn memory(name: &str) -> Value {
+    json!({ "name": name, "type": "memory", "initial_bytes": 4096, "increment_bytes": MIB, "limit_bytes": 64 * MIB })
+}
+
+fn trigger(from: &str, to: &str) -> Value {
+    json!({ "type": "trigger", "from": from, "to": to })
+}
+
+fn access(from: &str, to: &str, rights: &str) -> Value {
+    json!({ "type": "access", "from": from, "to": to, "rights": rights })
+}
+
+fn document(name: &str, components: &[Value], edges: &[Value]) -> Vec<u8> {
+    json!({ "version": 1, "name": name, "components": components, "edges": edges }).to_string().into_bytes()
+}
+
+/// Numbers are written, added up by two instances at a time, and the sums are added up.
+fn sums() -> Vec<u8> {
+    let components = [
+        compute_with("fill", "fill", &json!({ "entry": true })),
+        compute_with("share", "share", &json!({ "parallelism": 2 })),
+        compute("total", "total"),
+        memory("numbers"),
+        memory("sums"),
+    ];
+    let edges = [
+        trigger("fill", "share"),
+        trigger("share", "total"),
+        access("fill", "numbers", "write"),
+        access("share", "numbers", "read"),
+        access("share", "sums", "write"),
+        access("total", "sums", "read"),
+    ];
+    document("sums", &components, &edges)
+}
+
+/// `count` components that hand on what they get, after so many milliseconds each as the first byte of that says.
+fn chain(count: usize, more: &Value) -> Vec<u8> {
+    let name = |at: usize| format!("step{at}");
+    let components: Vec<Value> = (0..count)
+        .map(|at| {
+            let entry = if at == 0 { json!({ "entry": true }) } else { json!({}) };
+            let mut component = compute_with(&name(at), "later", &entry);
+            component.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            component
+        })
+        .collect();
+    let edges: Vec<Value> = (1..count).map(|at| trigger(&name(at - 1), &name(at))).collect();
+    document("chain", &components, &edges)
+}
+
+fn platform() -> Platform {
+    let platform = Platform::start();
+    deploy(&mut platform.command());
+    platform
+}
+
+fn deploy(command: &mut Command) {
+    let deployed = command.arg("deploy").arg(library("components.c")).output().unwrap();
+    assert!(deployed.status.success(), "{}", String::from_utf8_lossy(&deployed.stderr));
+}
+
+fn access_to(platform: &Platform) -> Access {
+    Access::parse(&platform.address()).unwrap()
+}
+
+fn application(platform: &Platform, document: &[u8]) -> Application {
+    application_with(platform, document, RunOptions::default())
+}
+
+fn application_with(platform: &Platform, document: &[u8], options: RunOptions) -> Application {
+    Application::deploy(access_to(platform), document, options).unwrap()
+}
+
+fn total(outcome: &Outcome) -> u64 {
+    let [(name, outputs)] = outcome.outputs.as_slice() else { panic!("{outcome:?}") };
+    assert_eq!((name.as_str(), outputs.len()), ("total", 1));
+    u64::from_le_bytes(outputs[0].as_slice().try_into().unwrap())
+}
+
+fn sum_to(count: u64) -> u64 {
+    count * (count + 1) / 2
+}
+
+#[track_caller]
+fn assert_idle(platform: &Platform) {
+    wait_until("nothing is leased any more", || {
+        let node = &platform.json(&["ps"])["nodes"][0];
+        node["cores_leased"] == 0 && node["memory_leased_bytes"] == 0
+    });
+}
+
+#[test]
+fn components_share_memory_and_give_all_of_it_back() {
+    let platform = platform();
+    let application = application(&platform, &sums());
+    for count in [1u64, 511, 300_000] {
+        let outcome = application.run(&count.to_le_bytes()).unwrap();
+        assert_eq!(total(&outcome), sum_to(count));
+        let of = |name: &str| outcome.components.iter().find(|of| of.component == name).unwrap();
+        assert_eq!((of("share").attempts, of("share").instances, of("fill").attempts), (1, 2, 1));
+        let numbers = of("numbers");
+        assert_eq!(numbers.used_bytes, count * 8);
+        assert!(
+            numbers.allocated_bytes >= numbers.used_bytes && numbers.allocated_bytes < count * 8 + MIB + 4096
+        );
+        assert!(
+            of("total").begin_us >= of("share").end_us,
+            "a component begins when those before it are done"
+        );
+    }
+    assert_idle(&platform);
+    let runs = platform.json(&["graph", "history", "sums"]);
+    assert_eq!(runs.as_array().unwrap().len(), 3);
+    assert!(runs[0]["error"].is_null() && runs[0]["ended_unix_ms"].is_u64(), "{runs}");
+    let run = platform.json(&["graph", "history", runs[0]["run"].as_str().unwrap()]);
+    assert_eq!(run["components"].as_array().unwrap().len(), 5);
+}
+
+#[test]
+fn a_function_alone_is_a_graph_of_one_component() {
+    let platform = platform();
+    let document = document("alone", &[compute_with("only", "later", &json!({ "entry": true }))], &[]);
+    let outcome = application(&platform, &document).run(b"\0abc").unwrap();
+    assert_eq!(outcome.outputs, [("only".to_owned(), vec![b"\0abc".to_vec()])]);
+}
+
+#[test]
+fn workers_that_are_kept_have_nothing_of_the_run_before() {
+    let platform = platform();
+    let options = RunOptions { keep_alive: Duration::from_secs(60), ..RunOptions::default() };
+    let application = application_with(&platform, &sums(), options);
+    // The first has more: whoever had its memory would find too many numbers.
+    for count in [10_000, 10, 5_000] {
+        assert_eq!(total(&application.run(&u64::to_le_bytes(count)).unwrap()), sum_to(count));
+        let memory = platform.json(&["ps"])["leases"].as_array().unwrap().clone();
+        let segments = memory.iter().filter(|lease| lease["cores"] == 0).count();
+        assert_eq!(segments, 0, "memory ends with its run");
+    }
+    drop(application);
+    assert_idle(&platform);
+}
+
+/// What the function `abuse` meets when it does this: an error's number and words, or nothing.
+fn abuse(platform: &Platform, rights: &str, what: u8, at: [u64; 2]) -> Result<(u32, String), Error> {
+    let only = document(
+        "abuse",
+        &[compute_with("abuse", "abuse", &json!({ "entry": true })), memory("numbers")],
+        &[access("abuse", "numbers", rights)],
+    );
+    let options = RunOptions { retries: 0, ..RunOptions::default() };
+    let mut input = vec![what];
+    input.extend(at[0].to_le_bytes());
+    input.extend(at[1].to_le_bytes());
+    let outcome = application_with(platform, &only, options).run(&input)?;
+    let output = &outcome.outputs[0].1[0];
+    let (code, words) = output.split_first_chunk::<4>().unwrap();
+    Ok((u32::from_le_bytes(*code), String::from_utf8_lossy(words).into_owned()))
+}
+
+#[test]
+fn a_function_does_with_memory_what_its_edge_allows() {
+    let platform = platform();
+    let cases: [(&str, u8, [u64; 2], Code, &str); 12] = [
+        ("read", b'w', [0, 0], Code::PermissionDenied, "numbers is read by this component"),
+        ("read", b'g', [8, 0], Code::PermissionDenied, "numbers is read by this component"),
+        ("read", b'r', [0, 0], Code::InvalidArgument, "8 bytes at 0 of memory component numbers of 0 bytes"),
+        ("write", b'r', [u64::MAX, 0], Code::InvalidArgument, "of memory component numbers"),
+        ("write", b'm', [0, 1], Code::InvalidArgument, "1 bytes at 0 of memory component numbers of 0 bytes"),
+        ("write", b'm', [1, u64::MAX], Code::InvalidArgument, "of memory component numbers"),
+        ("write", b'w', [64 * MIB - 7, 0], Code::MemoryExceeded, "which grows to 67108864 bytes"),
+        ("write", b'w', [u64::MAX - 3, 0], Code::MemoryExceeded, "which grows to 67108864 bytes"),
+        ("write", b'g', [u64::MAX, 0], Code::MemoryExceeded, "which grows to 67108864 bytes"),
+        ("write", b'n', [0, 0], Code::InvalidArgument, "null pointer"),
+        ("write", b'u', [0, 0], Code::InvalidArgument, "there is no channel 7"),
+        ("write", b'x', [0, 0], Code::InvalidArgument, "no access edge from this component to \"nothing\""),
+    ];
+    for (rights, what, at, code, words) in cases {
+        let (number, said) = abuse(&platform, rights, what, at).unwrap();
+        assert_eq!(number, code.number(), "{}: {said}", char::from(what));
+        assert!(said.contains(words), "{}: {said}", char::from(what));
+    }
+    assert_eq!(abuse(&platform, "write", b'g', [8, 0]).unwrap().0, 0);
+    assert_eq!(abuse(&platform, "write", b'w', [64 * MIB - 8, 0]).unwrap().0, 0);
+    assert_idle(&platform);
+}
+
+/// What a function makes of "numbers" after others have written there, with these rights.
+fn after_fill(platform: &Platform, function: &str, rights: &str) -> Result<Outcome, Error> {
+    let components = [
+        compute_with("fill", "fill", &json!({ "entry": true })),
+        compute(function, function),
+        memory("numbers"),
+    ];
+    let edges =
+        [trigger("fill", function), access("fill", "numbers", "write"), access(function, "numbers", rights)];
+    let options = RunOptions { retries: 0, ..RunOptions::default() };
+    application_with(platform, &document(function, &components, &edges), options).run(&8u64.to_le_bytes())
+}
+
+#[test]
+fn who_may_read_cannot_write_in_place_either() {
+    let platform = platform();
+    assert_eq!(after_fill(&platform, "scribble", "write").unwrap().outputs[0].1, [b"done".to_vec()]);
+    assert_fails(
+        after_fill(&platform, "scribble", "read"),
+        Code::WorkerDied,
+        &["component scribble", "SIGSEGV"],
+    );
+    assert_idle(&platform);
+}
+
+#[test]
+fn who_may_read_cannot_make_it_more() {
+    let platform = platform();
+    let got = |rights| {
+        u64::from_le_bytes(
+            after_fill(&platform, "seize", rights).unwrap().outputs[0].1[0].as_slice().try_into().unwrap(),
+        )
+    };
+    // Who may write has its memory and its page of state to write.
+    assert!(got("write") >= 2);
+    assert_eq!(got("read"), 0);
+}
+
+#[test]
+fn a_function_that_fails_is_named_and_ends_its_run() {
+    let platform = platform();
+    let application = application(&platform, &sums());
+    assert_fails(
+        application.run(b"x"),
+        Code::FunctionFailed,
+        &["component fill", "libcomponents/fill", "how many?"],
+    );
+    assert_idle(&platform);
+    let runs = platform.json(&["graph", "history", "sums"]);
+    assert_eq!(runs[0]["error"]["code"], "function_failed");
+    let unknown = document("unknown", &[compute_with("a", "nothing", &json!({ "entry": true }))], &[]);
+    assert_fails(
+        self::application(&platform, &unknown).run(b""),
+        Code::UnknownFunction,
+        &["component a", "nothing"],
+    );
+    let unknown = String::from_utf8(unknown).unwrap().replace("libcomponents", "nowhere");
+    assert_fails(
+        self::application(&platform, unknown.as_bytes()).run(b""),
+        Code::UnknownPackage,
+        &["component a", "nowhere"],
+    );
+}
+
+#[test]
+fn what_is_too_large_to_be_handed_on_is_said_so() {
+    let platform = platform();
+    let application = application(&platform, &chain(2, &json!({})));
+    let most = vec![0; 256 << 10];
+    assert_eq!(application.run(&most).unwrap().outputs[0].1[0], most);
+    assert_fails(
+        application.run(&vec![0; (256 << 10) + 1]),
+        Code::OutputTooLarge,
+        &["262145 bytes", "memory component"],
+    );
+}
+
+/// Kills some worker again and again, until the run has ended.
+fn run_under_fire(
+    platform: &Platform,
+    application: &Application,
+    input: &[u8],
+    pause: Duration,
+) -> (Outcome, usize) {
+    scope(|scope| {
+        let mut lost = 0;
+        let run = scope.spawn(move || {
+            let outcome =
+                application.run_with(input, |news| lost += usize::from(matches!(news, News::Lost { .. })));
+            (outcome.unwrap(), lost)
+        });
+        let mut shots = 0;
+        while !run.is_finished() && shots < 6 {
+            sleep(pause);
+            let workers = platform.workers();
+            if let Some(&worker) = workers.get(shots % workers.len().max(1)) {
+                kill(worker, Signal::KILL);
+            }
+            shots += 1;
+        }
+        run.join().unwrap()
+    })
+}
+
+#[test]
+fn a_component_that_is_killed_begins_again_and_the_run_comes_to_the_same() {
+    let platform = platform();
+    let options = RunOptions { retries: 100, ..RunOptions::default() };
+    let slow = application_with(&platform, &chain(3, &json!({})), options.clone());
+    let (outcome, lost) = run_under_fire(&platform, &slow, b"\x96abc", Duration::from_millis(60));
+    assert_eq!(outcome.outputs[0].1, [b"\x96abc".to_vec()]);
+    assert!(lost > 0, "nobody was hit");
+    let sums = application_with(&platform, &sums(), options);
+    for ms in [2, 5, 9, 14] {
+        let count = 200_000u64;
+        let (outcome, _) = run_under_fire(&platform, &sums, &count.to_le_bytes(), Duration::from_millis(ms));
+        assert_eq!(total(&outcome), sum_to(count), "killed each {ms} ms");
+    }
+    assert_idle(&platform);
+}
+
+#[test]
+fn a_component_that_always_dies_ends_its_run_with_the_reason() {
+    let platform = platform();
+    let document = document("crash", &[compute_with("a", "crash", &json!({ "entry": true }))], &[]);
+    let options = RunOptions { retries: 2, ..RunOptions::default() };
+    let application = application_with(&platform, &document, options);
+    assert_fails(application.run(b""), Code::WorkerDied, &["component a was lost 3 times", "SIGSEGV"]);
+    assert_idle(&platform);
+}
+
+#[test]
+fn who_has_external_effects_is_not_executed_again() {
+    let platform = platform();
+    let effects = application(&platform, &chain(1, &json!({ "external_effects": true })));
+    let ended = scope(|scope| {
+        let run = scope.spawn(|| effects.run(b"\xff"));
+        wait_until("a component is executed", || !platform.workers().is_empty());
+        sleep(Duration::from_millis(100));
+        kill(platform.workers()[0], Signal::KILL);
+        run.join().unwrap()
+    });
+    assert_fails(ended, Code::WorkerDied, &["component step0 has external effects"]);
+}
+
+#[test]
+fn a_run_survives_the_node_of_its_components_and_memory() {
+    let cluster = Cluster::start(Plan::default());
+    let mut cluster = cluster;
+    cluster.add_agent(Lent::cores(2));
+    cluster.add_agent(Lent::cores(2));
+    deploy(&mut cluster.command());
+    let options = RunOptions { retries: 10, ..RunOptions::default() };
+    let components = [
+        compute_with("fill", "fill", &json!({ "entry": true })),
+        compute("wait", "linger"),
+        compute_with("share", "share", &json!({ "parallelism": 2 })),
+        compute("total", "total"),
+        memory("numbers"),
+        memory("sums"),
+    ];
+    let edges = [
+        trigger("fill", "wait"),
+        trigger("wait", "share"),
+        trigger("share", "total"),
+        access("fill", "numbers", "write"),
+        access("share", "numbers", "read"),
+        access("share", "sums", "write"),
+        access("total", "sums", "read"),
+    ];
+    let document = document("nodes", &components, &edges);
+    let application = Application::deploy(cluster.user("somebody"), &document, options).unwrap();
+    let (outcome, lost) = scope(|scope| {
+        let run = scope.spawn(|| {
+            let mut lost = Vec::new();
+            let outcome = application.run_with(&100_000u64.to_le_bytes(), |news| {
+                if let News::Lost { component, .. } = news {
+                    lost.push(component.clone());
+                }
+            });
+            (outcome, lost)
+        });
+        let is_waiting = |cluster: &Cluster| {
+            let node = |name: &str| cluster.node(name).is_some_and(|node| node.memory_leased_bytes > 0);
+            cluster.agents.iter().position(|agent| node(&agent.name) && !agent.workers().is_empty())
+        };
+        let mut hit = None;
+        wait_until("a node has memory and workers", || {
+            hit = is_waiting(&cluster);
+            hit.is_some()
+        });
+        let agent = &mut cluster.agents[hit.unwrap()];
+        agent.kill();
+        run.join().unwrap()
+    });
+    assert_eq!(total(&outcome.unwrap()), sum_to(100_000));
+    assert!(!lost.is_empty());
+}
+
+#[test]
+fn who_finds_no_room_says_what_it_waits_for() {
+    let platform = platform();
+    let cores = platform.cores();
+    let options = RunOptions { patience: Duration::from_millis(200), ..RunOptions::default() };
+    let mut holder = platform.invoker();
+    holder.allocate(&Allocation::new(package("calls.c")).cores(cores)).unwrap();
+    let application = application_with(&platform, &sums(), options);
+    assert_fails(application.run(&1u64.to_le_bytes()), Code::NoCapacity, &["component fill", "cores"]);
+    // And who waits long enough has it.
+    let patient = self::application(&platform, &sums());
+    scope(|scope| {
+        let run = scope.spawn(|| patient.run(&9u64.to_le_bytes()).unwrap());
+        sleep(Duration::from_millis(300));
+        holder.deallocate().unwrap();
+        assert_eq!(total(&run.join().unwrap()), sum_to(9));
+    });
+    assert_idle(&platform);
+}
+
+/// `sublet graph run` of a deployed graph, with its input in a file.
+fn begin(platform: &Platform, input: &[u8]) -> Child {
+    let file = platform.state().join("input");
+    std::fs::write(&file, input).unwrap();
+    let mut command = platform.command();
+    command.args(["graph", "run", "chain", "--input"]).arg(file);
+    command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+#[test]
+fn a_run_whose_client_is_killed_goes_on_from_what_was_recorded() {
+    let platform = platform();
+    drop(application(&platform, &chain(3, &json!({}))));
+    let mut client = begin(&platform, b"\xc8xyz");
+    let first = || platform.json(&["graph", "history", "chain"])[0].clone();
+    wait_until("the run has begun", || first().is_object());
+    let run = first()["run"].as_str().unwrap().to_owned();
+    let reader = platform.invoker();
+    wait_until("a component is done", || !reader.manager().read_run(&run, 0).unwrap().entries.is_empty());
+    client.kill().unwrap();
+    client.wait().unwrap();
+    assert_idle(&platform);
+    assert!(first()["ended_unix_ms"].is_null());
+    let resumed = platform.run(&["graph", "resume", &run]);
+    let said = String::from_utf8_lossy(&resumed.stderr).into_owned();
+    assert!(resumed.status.success(), "{said}");
+    assert_eq!(resumed.stdout, b"\xc8xyz");
+    assert!(!said.contains("step0 begins") && said.contains("step2 begins"), "{said}");
+    assert!(first()["ended_unix_ms"].is_u64());
+    for run in [run, "0".repeat(32), "a run".to_owned()] {
+        platform.assert_refuses(&["graph", "resume", &run, "--output", "/dev/null"], Code::UnknownRun);
+    }
+    platform.assert_refuses(&["graph", "run", "nothing", "--output", "/dev/null"], Code::UnknownGraph);
+}
+
+#[test]
+fn the_command_runs_a_document_and_shows_what_was_used() {
+    let platform = platform();
+    let file = platform.state().join("sums.json");
+    std::fs::write(&file, sums()).unwrap();
+    let ran = platform.pipe(&["graph", "run", file.to_str().unwrap()], &100u64.to_le_bytes());
+    assert_eq!(ran.stdout, sum_to(100).to_le_bytes());
+    let told = String::from_utf8_lossy(&ran.stderr).into_owned();
+    assert!(told.contains("share begins\n") && told.contains("total is done"), "{told}");
+    let output = platform.state().join("output");
+    let arguments = ["graph", "run", "sums", "--json", "--output", output.to_str().unwrap()];
+    let ran = platform.pipe(&arguments, &7u64.to_le_bytes());
+    let ran: Value = serde_json::from_slice(&ran.stdout).unwrap();
+    assert_eq!(ran["components"][3]["used_bytes"], 56);
+    assert_eq!(std::fs::read(output).unwrap(), sum_to(7).to_le_bytes());
+    let history = platform.run(&["graph", "history"]);
+    let history = String::from_utf8(history.stdout).unwrap();
+    assert_eq!(history.lines().filter(|line| line.contains("well")).count(), 2, "{history}");
+    assert_eq!(platform.json(&["graph", "list"])[0]["name"], "sums");
+    platform.assert_refuses(&["graph", "run", "sums", "--json"], Code::InvalidArgument);
+}
+
+#[test]
+fn a_tenants_graphs_and_runs_are_its_own() {
+    let mut cluster = Cluster::start(Plan::default());
+    cluster.add_agent(Lent::cores(2));
+    deploy(&mut cluster.command());
+    let open = |tenant: &str| Application::open(cluster.user(tenant), "chain", RunOptions::default());
+    let mine =
+        Application::deploy(cluster.user("one"), &chain(1, &json!({})), RunOptions::default()).unwrap();
+    let run = mine.run(b"\0").unwrap().run;
+    assert!(open("one").is_ok());
+    assert_fails(open("two").map(drop), Code::UnknownGraph, &["chain"]);
+    let other = sublet_tests::cluster::connect(&cluster.user("two"));
+    assert_fails(other.manager().read_run(&run, 0), Code::UnknownRun, &[&run]);
+    assert!(other.manager().runs("", 0).unwrap().is_empty());
+}
+
+#[test]
+fn what_cannot_be_recorded_is_not_handed_on() {
+    let mut cluster = Cluster::start(Plan { disk_bytes: Some(16 * MIB), ..Plan::default() });
+    cluster.add_agent(Lent::cores(2));
+    deploy(&mut cluster.command());
+    let Some(disk) = &cluster.disk else { return };
+    let application =
+        Application::deploy(cluster.user("one"), &chain(2, &json!({})), RunOptions::default()).unwrap();
+    let mut input = vec![0; 200 << 10];
+    application.run(&input).unwrap();
+    input[0] = 0xff;
+    let mut began = Vec::new();
+    let outcome = application.run_with(&input, |news| {
+        if let News::Began { component, .. } = news {
+            began.push(component.clone());
+            disk.fill();
+        }
+    });
+    assert_fails(outcome, Code::StoreFull, &[]);
+    assert_eq!(began, ["step0"]);
+    disk.empty();
+    cluster.wait_until_idle();
+    let since = Instant::now();
+    while application.run(b"\0x").is_err() {
+        assert!(since.elapsed() < Duration::from_secs(30), "a store that has room again takes runs again");
+        sleep(Duration::from_millis(200));
+    }
+}
