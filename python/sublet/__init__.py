@@ -11,10 +11,13 @@
 - `Executor`: the same as a `concurrent.futures.Executor`;
 - `empty`, `zeros`, `array`: NumPy arrays that workers use where they are;
 - `memory` and `Client.memory`: memory that is leased by the segment, and grows;
+- `remote`: NumPy arrays in such memory, larger than this process's;
 - `local`: a platform of this program's own.
 """
 
-from . import _native
+from typing import TYPE_CHECKING
+
+from . import _memory, _native
 from ._bill import Bill
 from ._client import Client, default_client, lease, memory, set_default
 from ._component import Memory
@@ -40,6 +43,9 @@ from ._lease import Lease
 from ._local import local
 from ._memory import array, empty, empty_like, full, ones, zeros
 
+if TYPE_CHECKING:
+    from ._remote import Remote, RemoteArray, remote
+
 __version__ = _native.VERSION
 
 __all__ = [
@@ -60,6 +66,8 @@ __all__ = [
     "Memory",
     "NoCapacity",
     "PermissionDenied",
+    "Remote",
+    "RemoteArray",
     "RemoteError",
     "RemoteTraceback",
     "WorkerDied",
@@ -72,11 +80,31 @@ __all__ = [
     "local",
     "memory",
     "ones",
+    "remote",
     "set_default",
     "zeros",
 ]
 
+# They need NumPy, which is there for those who want it, and are imported when they are first asked for.
+_WITH_NUMPY = frozenset(("Remote", "RemoteArray", "remote"))
+
+
+def __getattr__(name):
+    if name not in _WITH_NUMPY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _memory._numpy()
+    from . import _remote
+
+    for found in _WITH_NUMPY:
+        globals()[found] = getattr(_remote, found)
+    return globals()[name]
+
+
+def __dir__():
+    return sorted({*globals(), *_WITH_NUMPY})
+
+
 for _name in __all__:
-    if isinstance(globals()[_name], type):
+    if isinstance(globals().get(_name), type):
         # As users know it.
         globals()[_name].__module__ = __name__

@@ -23,6 +23,8 @@ class Memory:
     def __init__(self, native):
         self._native = native
         self._leases = None
+        # What remote arrays that lie in it have in common.
+        self._remote = None
 
     @property
     def nbytes(self):

@@ -59,6 +59,12 @@ def test_jacobi(platform):
     assert found["residual"] < 1e-12
 
 
+def test_remote_array(platform):
+    pytest.importorskip("numpy")
+    found = figures(platform, "remote_array.py", "--rows", "200000", "--working-set", "1MiB")
+    assert found["remote_bytes"] < 2 << 20 < found["local_bytes"]
+
+
 def test_resnet(platform):
     pytest.importorskip("torch")
     pytest.importorskip("torchvision")

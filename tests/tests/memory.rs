@@ -342,6 +342,25 @@ fn an_end_that_the_client_did_not_ask_for_is_told_by_every_access() {
 }
 
 #[test]
+fn what_is_read_while_memory_ends_is_what_was_written_or_an_error() {
+    let platform = open_platform();
+    let client = platform.invoker();
+    for _ in 0..8 {
+        for way in WAYS.iter().take(2) {
+            let memory = client.memory(way.plan().timeout(Duration::from_millis(80))).unwrap();
+            memory.write(0, &pattern(0, MIB as usize)).unwrap();
+            let mut bytes = [0; 64];
+            let mut offset = 0;
+            // Until it is over.
+            while memory.read(offset, &mut bytes).is_ok() {
+                assert!(bytes[..] == pattern(offset, 64), "64 bytes at {offset}");
+                offset = (offset + 4096 + 64) % (MIB - 64);
+            }
+        }
+    }
+}
+
+#[test]
 fn renewed_memory_outlives_its_first_end() {
     let platform = open_platform();
     let plan = |way: Way| way.plan().timeout(Duration::from_secs(2));

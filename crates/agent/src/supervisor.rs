@@ -54,6 +54,9 @@ mod tell;
 /// How long a client waits at most for a manager to hear of the end of its lease.
 const TELL_PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long a client may take to let go of memory that is over.
+const LET_GO_PATIENCE: Duration = Duration::from_millis(500);
+
 /// Watches over a lease until it has ended.
 pub(crate) fn supervise(node: &Node, socket: &Connection, held: Attached) {
     let idle_timeout = match held.lease.idle_timeout_ms {
@@ -383,12 +386,17 @@ impl Supervisor<'_> {
             error!(lease = lease.id, %error, "the usage of the lease's last calls is lost");
         }
         let usage = meter.close().usage;
-        drop(relay);
-        if lease.is_segment()
-            && let Err(error) = punch_hole(inbox.fd(), 0, inbox.len_bytes())
-        {
-            // Until nobody maps it any more.
-            error!(lease = lease.id, %error, "the memory of a segment is not free yet");
+        if lease.is_segment() {
+            if let (End::Error(reason), None) = (&end, &relay) {
+                let_go(socket, reason);
+            }
+            drop(relay);
+            if let Err(error) = punch_hole(inbox.fd(), 0, inbox.len_bytes()) {
+                // Until nobody maps it any more.
+                error!(lease = lease.id, %error, "the memory of a segment is not free yet");
+            }
+        } else {
+            drop(relay);
         }
         drop(inbox);
         if is_dead {
@@ -403,6 +411,20 @@ impl Supervisor<'_> {
         }
         // It may have gone meanwhile, which changes nothing.
         let _ = message::send(socket, end.message(usage), &[]);
+    }
+}
+
+/// Tells a client that has a segment mapped that it is over, and waits until it knows: what it reads from then on is 0.
+fn let_go(socket: &Connection, reason: &Error) {
+    let ending = v1::Ending { code: reason.code.number(), reason: reason.message.clone(), grace_ms: 0 };
+    let until = Instant::now() + LET_GO_PATIENCE;
+    if message::send(socket, ToClient::Ending(ending), &[]).is_err() {
+        return;
+    }
+    while let Ok(Some(packet)) = socket.receive(Some(until.saturating_duration_since(Instant::now()))) {
+        if let Ok(FromClient::Release(_)) = message::parse(&packet.bytes) {
+            return;
+        }
     }
 }
 

@@ -259,6 +259,12 @@ impl Shared {
             Ok(Some(agent_to_client::Body::Failure(failure))) => {
                 self.answer(Err(error_of(failure.code, failure.message)))
             }
+            // It is over, and its bytes go when the agent has heard that nobody reads them.
+            Ok(Some(agent_to_client::Body::Ending(ending))) if ending.grace_ms == 0 => {
+                self.over(segment, error_of(ending.code, ending.reason));
+                let _ = segment.agent.tell(client_to_agent::Body::Release(v1::Release {}));
+                true
+            }
             // An end that is announced comes.
             Ok(Some(agent_to_client::Body::Ending(_) | agent_to_client::Body::Alive(_))) => true,
             Ok(body) => self.end(segment, protocol(format!("an agent said {body:?} of a segment")), None),
@@ -272,24 +278,26 @@ impl Shared {
         true
     }
 
+    /// The component has ended with one of its segments, unless that one was being given back.
+    fn over(&self, segment: &Segment, why: Error) {
+        let mut inside = lock(&self.inside);
+        if inside.leaving.contains_key(&segment.lease.id) {
+            return;
+        }
+        inside.why_ended.get_or_insert(why);
+        drop(inside);
+        self.set_ended();
+    }
+
     fn end(&self, segment: &Segment, why: Error, usage: Option<v1::Usage>) -> bool {
         let reason = why.message.clone();
+        self.over(segment, why);
         let mut inside = lock(&self.inside);
         inside.watched.retain(|watched| watched.lease.id != segment.lease.id);
-        let has_ended = match inside.leaving.get_mut(&segment.lease.id) {
-            Some(used) => {
-                *used = usage;
-                false
-            }
-            None => {
-                inside.why_ended.get_or_insert(why);
-                true
-            }
-        };
-        drop(inside);
-        if has_ended {
-            self.set_ended();
+        if let Some(used) = inside.leaving.get_mut(&segment.lease.id) {
+            *used = usage;
         }
+        drop(inside);
         segment.disconnect(&reason);
         self.changed.notify_all();
         false

@@ -18,6 +18,7 @@ use sublet_proto::v1::{self, memory_answer};
 use sublet_proto::{Code, Error, decode};
 
 use super::driver::Event;
+use crate::invocation::is_repeatable;
 use crate::lease::Lease;
 use crate::lease::link::{lock, protocol};
 use crate::manager::ManagerClient;
@@ -36,6 +37,8 @@ pub(super) struct Component {
     /// How long it is and whether it is over: what all who access it share.
     state: Region,
     stage: RwLock<Stage>,
+    /// Why it could not grow, if it would have elsewhere or at another time.
+    lost: Mutex<Option<Error>>,
     used: Mutex<Used>,
 }
 
@@ -98,6 +101,7 @@ impl Component {
             plan,
             state,
             stage: RwLock::new(Stage::Unmade { manager: manager.clone(), tell }),
+            lost: Mutex::default(),
             used: Mutex::default(),
         }))
     }
@@ -127,6 +131,9 @@ impl Component {
 
     /// Whether it is still there, and otherwise why not.
     pub(super) fn check(&self) -> Result<(), Error> {
+        if let Some(error) = lock(&self.lost).clone() {
+            return Err(error);
+        }
         match &*self.stage.read().unwrap_or_else(PoisonError::into_inner) {
             Stage::Unmade { .. } => Ok(()),
             Stage::Made(memory) => memory.check(),
@@ -189,7 +196,12 @@ impl Component {
         self.make(node)?;
         let stage = self.stage.read().unwrap_or_else(PoisonError::into_inner);
         let Stage::Made(memory) = &*stage else { return Err(self.over()) };
-        memory.ensure(end)?;
+        memory.ensure(end).inspect_err(|error| {
+            // Where the node died on which it was to grow, it may grow elsewhere: what has met this begins again.
+            if is_repeatable(error.code) {
+                lock(&self.lost).get_or_insert_with(|| error.clone());
+            }
+        })?;
         self.sample();
         let mut used = lock(&self.used);
         used.since.get_or_insert_with(Instant::now);

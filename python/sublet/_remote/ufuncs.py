@@ -1,0 +1,182 @@
+"""Universal functions: `__array_ufunc__` of remote arrays."""
+
+import numpy
+
+from . import stream
+from .arena import address_of
+from .array import RemoteArray
+from .functions import place_among
+from .reductions import fold
+
+
+def called(ufunc, method, inputs, options):
+    """Calls a ufunc, or one of its methods, or says that this is not there."""
+    if not all(is_known(operand) for operand in (*inputs, *options.get("out", ()))):
+        return NotImplemented
+    if method == "__call__":
+        return _call(ufunc, inputs, **options)
+    if method == "outer":
+        one, other = (operand if is_array(operand) else numpy.asarray(operand) for operand in inputs)
+        return _call(ufunc, (one[(..., *(None,) * other.ndim)], other), **options)
+    if method == "reduce":
+        return _reduce(ufunc, *inputs, **options)
+    if method == "accumulate":
+        from .scans import accumulate
+
+        (out,) = options.pop("out", None) or (None,)
+        return accumulate(ufunc, _remote(inputs[0]), *inputs[1:], out=out, **options)
+    if method == "at":
+        from .indexing import put_at
+
+        return put_at(ufunc, *inputs)
+    raise TypeError(f"{ufunc.__name__}.{method} is not there for remote arrays: numpy.asarray(array) makes a local copy")
+
+
+def is_array(operand):
+    return isinstance(operand, (RemoteArray, numpy.ndarray))
+
+
+def is_known(operand):
+    """Whether an operand's ufuncs are these, and not those of another library."""
+    override = getattr(type(operand), "__array_ufunc__", None)
+    return override in (None, RemoteArray.__array_ufunc__, numpy.ndarray.__array_ufunc__) and not isinstance(
+        operand, numpy.ma.MaskedArray
+    )
+
+
+def _remote(operand):
+    if isinstance(operand, RemoteArray):
+        return operand
+    raise TypeError("only the output is remote: numpy.copyto(output, result) copies a local result there")
+
+
+def _reduce(ufunc, array, axis=0, dtype=None, out=None, **options):
+    (out,) = out or (None,)
+    return fold(ufunc, [_remote(array)], axis, dtype=dtype, out=out, **options)
+
+
+def _call(ufunc, inputs, out=None, where=True, **options):
+    if ufunc is numpy.matmul:
+        from .products import matmul
+
+        return matmul(*inputs, out=None if out is None else out[0], **options)
+    if ufunc.signature is not None:
+        raise TypeError(f"{ufunc.__name__} is not there for remote arrays: numpy.asarray(array) makes a local copy")
+    return pointwise(ufunc, inputs, out, where, ufunc.nout, **options)
+
+
+def pointwise(function, inputs, out=None, where=True, results=1, **options):
+    """Applies a function whose results are elementwise, `function(*tiles, out=targets)`, as a ufunc is.
+
+    Args:
+        inputs: Remote arrays, ndarrays and scalars; the first two are broadcast.
+        out: None, or for each result None or where it is to be.
+        where: True, or an array: where it is False the out stays as it was.
+        results: How many there are.
+    """
+    inputs = [operand if _is_scalar(operand) else _as_array(operand) for operand in inputs]
+    arrays = [operand for operand in inputs if is_array(operand)]
+    out = tuple(out) if out is not None else (None,) * results
+    where = where if isinstance(where, bool) else _as_array(where)
+    conditions = [] if where is True else [numpy.asarray(where) if where is False else where]
+    shape = _shape([*arrays, *conditions], out)
+    dtypes = [sample.dtype for sample in _samples(function, inputs, out, options)]
+    if shape == () and all(target is None for target in out) and not conditions:
+        return function(*(operand if _is_scalar(operand) else numpy.asarray(operand)[()] for operand in inputs), **options)
+    outs = _outs(place_among([*arrays, *(target for target in out if target is not None), *conditions]), out, shape, dtypes, arrays)
+    # What the condition leaves as it was has to be in the tile.
+    before = outs if conditions else []
+    tiles = apart([*arrays, *conditions, *before], outs)
+    fill = _filling(function, inputs, len(conditions), options)
+    stream.pointwise(fill, tiles, outs, place_among(outs + arrays + conditions).working_bytes)
+    return outs[0] if results == 1 else tuple(outs)
+
+
+def with_out(function):
+    """A function that takes `out` as ufuncs do."""
+
+    def call(*operands, out=None, **options):
+        made = function(*operands, **options)
+        if out is not None:
+            numpy.copyto(out[0], made, casting="same_kind")
+        return made
+
+    return call
+
+
+def apart(operands, outs):
+    """The operands, and copies of those that have elements in common with an out that are not in the same place of it."""
+    return [operand.copy() if any(_clash(operand, out) for out in outs) else operand for operand in operands]
+
+
+def overlap(one, other):
+    """Whether two arrays may have elements in common."""
+    if isinstance(one, numpy.ndarray) and isinstance(other, numpy.ndarray):
+        return numpy.may_share_memory(one, other)
+    if isinstance(one, numpy.ndarray) or isinstance(other, numpy.ndarray):
+        return False
+    return one._stretch.component is other._stretch.component and numpy.may_share_memory(one._shadow, other._shadow)
+
+
+def _clash(operand, out):
+    if not overlap(operand, out):
+        return False
+    one, other = (getattr(array, "_shadow", array) for array in (operand, out))
+    what = [(address_of(array), array.shape, array.strides, array.itemsize) for array in (one, other)]
+    return what[0] != what[1]
+
+
+def _is_scalar(operand):
+    """What NumPy promotes by its value or its kind, and what has no elements to be streamed."""
+    return isinstance(operand, (bool, int, float, complex, numpy.generic))
+
+
+def _as_array(operand):
+    return operand if is_array(operand) else numpy.asarray(operand)
+
+
+def _shape(arrays, out):
+    shape = numpy.broadcast_shapes(*(array.shape for array in arrays))
+    for target in out:
+        if target is not None and numpy.broadcast_shapes(shape, target.shape) != target.shape:
+            raise ValueError(f"operands of shape {shape} do not fit an output of shape {target.shape}")
+        shape = shape if target is None else target.shape
+    return shape
+
+
+def _samples(function, inputs, out, options):
+    """What the function makes of nothing: the dtypes, or the error that NumPy raises for these."""
+    ones = [operand if _is_scalar(operand) else numpy.ones((0,) * min(operand.ndim, 1), operand.dtype) for operand in inputs]
+    if any(target is not None for target in out):
+        ones = [numpy.empty(0, one.dtype) if isinstance(one, numpy.ndarray) else one for one in ones]
+        options = dict(options, out=tuple(None if target is None else numpy.empty(0, target.dtype) for target in out))
+    made = function(*ones, **options)
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _outs(place, out, shape, dtypes, arrays):
+    outs = []
+    for target, dtype in zip(out, dtypes):
+        if isinstance(target, RemoteArray):
+            target.check_writeable()
+        whole = [array for array in arrays if array.ndim == len(shape)]
+        outs.append(place.laid_out(shape, dtype, whole) if target is None else target)
+    return outs
+
+
+def _filling(function, inputs, conditions, options):
+    """What computes a tile: the function, with scalars where they were."""
+    streamed = [index for index, operand in enumerate(inputs) if is_array(operand)]
+
+    def fill(targets, values):
+        arguments = list(inputs)
+        for index, value in zip(streamed, values):
+            arguments[index] = value
+        if conditions:
+            for target, before in zip(targets, values[len(streamed) + 1 :]):
+                numpy.copyto(target, before)
+            function(*arguments, out=targets, where=values[len(streamed)], **options)
+        else:
+            function(*arguments, out=targets, **options)
+
+    return fill
