@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The demonstration: prices options on this process's threads and on leased cores, shows the lease and the bill.
+# The demonstration: prices options on this process's threads and on leased cores, shows the lease and the bill; fits a model as
+# one process and as components that share memory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,6 +14,9 @@ heading() {
 show() {
     heading "Black-Scholes, $OPTIONS options: local threads, leased cores, half and half"
     examples/blackscholes/run.sh --options "$OPTIONS"
+    heading 'logistic regression: one process, and components that share memory'
+    examples/logistic_regression/run --mb 4 --rounds 1
+    sublet graph history --limit 1
     heading 'sublet ps'
     sublet ps
     heading 'sublet bill'

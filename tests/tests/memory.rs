@@ -11,7 +11,7 @@ use sublet_proto::v1::Quota;
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, connect};
 use sublet_tests::platform::{Platform, kill};
-use sublet_tests::process::wait_until;
+use sublet_tests::process::{is_stopped, wait_until};
 
 const MIB: u64 = 1 << 20;
 /// Tells the helper whose memory to hold.
@@ -254,13 +254,19 @@ fn more_than_can_be_under_way_may_be_asked_for_at_once_and_read_later() {
     }
 }
 
+/// From now on it answers nothing.
+fn stop(platform: &Platform) {
+    kill(platform.pid(), Signal::STOP);
+    wait_until("it stands still", || is_stopped(platform.pid()));
+}
+
 #[test]
 fn what_was_asked_for_of_a_killed_node_is_an_error_and_nothing_hangs() {
     for way in WAYS.into_iter().filter(|way| way.fabric != FabricChoice::Shm) {
         let mut platform = open_platform();
         let memory = platform.invoker().memory(way.plan()).unwrap();
         memory.write(0, &pattern(0, 8 * MIB as usize)).unwrap();
-        kill(platform.pid(), Signal::STOP);
+        stop(&platform);
         let asked: Vec<_> =
             (0..8).map(|number| memory.read_async(number * MIB, vec![0; MIB as usize])).collect();
         memory.prefetch(0, MIB);
@@ -281,7 +287,7 @@ fn a_component_goes_though_its_agent_stands_still_and_owes_it_something() {
         let memory = platform.invoker().memory(way.plan()).unwrap();
         memory.write(0, &pattern(0, 8 * MIB as usize)).unwrap();
         memory.sync().unwrap();
-        kill(platform.pid(), Signal::STOP);
+        stop(&platform);
         // First, for those that are asked for ahead may take all places for questions that nobody waits for.
         let asked = memory.read_async(0, vec![0; MIB as usize]).unwrap();
         memory.prefetch(0, MIB);

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use sublet_proto::graph::Relation;
@@ -51,6 +52,8 @@ pub(super) struct Driver<'run> {
     progress: Progress,
     running: HashMap<usize, Running>,
     memories: HashMap<usize, Arc<Component>>,
+    /// Those whose segments are being given back, which nothing waits for.
+    leaving: Vec<(usize, JoinHandle<Used>)>,
     uses: Vec<ComponentUse>,
     began: Instant,
     /// Where the run is, the latest first.
@@ -83,6 +86,7 @@ impl<'run> Driver<'run> {
             journal,
             running: HashMap::new(),
             memories: HashMap::new(),
+            leaving: Vec::new(),
             uses,
             began: Instant::now(),
             nodes: Vec::new(),
@@ -101,6 +105,11 @@ impl<'run> Driver<'run> {
         }
         let left: Vec<usize> = self.memories.keys().copied().collect();
         left.into_iter().for_each(|memory| self.drop_memory(memory));
+        for (memory, thread) in std::mem::take(&mut self.leaving) {
+            if let Ok(used) = thread.join() {
+                self.count_memory(memory, used);
+            }
+        }
         // A store that does not take the end has the run as one that goes on.
         let _ = self.journal.end(outcome.as_ref().err(), self.uses.clone());
         Driven { outcome, uses: self.uses }
@@ -315,10 +324,20 @@ impl<'run> Driver<'run> {
 
     fn drop_memory(&mut self, memory: usize) {
         let Some(component) = self.memories.remove(&memory) else { return };
-        let Used { since, capacity_bytes, len_bytes, allocated_byte_us, used_byte_us, .. } = component.end();
+        let ending = component.clone();
+        let thread = std::thread::Builder::new().name("sublet leaving".into()).spawn(move || ending.end());
+        match thread {
+            Ok(thread) => self.leaving.push((memory, thread)),
+            Err(_) => self.count_memory(memory, component.end()),
+        }
+    }
+
+    fn count_memory(&mut self, memory: usize, used: Used) {
+        let Used { since, until, capacity_bytes, len_bytes, allocated_byte_us, used_byte_us } = used;
         let uses = &mut self.uses[memory];
-        uses.begin_us = since.map_or(0, |since| micros(since.saturating_duration_since(self.began)));
-        uses.end_us = micros(self.began.elapsed());
+        let since_begin =
+            |at: Option<Instant>| at.map_or(0, |at| micros(at.saturating_duration_since(self.began)));
+        (uses.begin_us, uses.end_us) = (since_begin(since), since_begin(until));
         uses.allocated_bytes = uses.allocated_bytes.max(capacity_bytes);
         uses.used_bytes = uses.used_bytes.max(len_bytes);
         uses.allocated_byte_us += allocated_byte_us;

@@ -58,22 +58,23 @@ enum Stage {
 pub(super) struct Used {
     /// When its first segment came.
     pub(super) since: Option<Instant>,
+    /// When it was last looked at.
+    pub(super) until: Option<Instant>,
     pub(super) capacity_bytes: u64,
     pub(super) len_bytes: u64,
-    /// Leased bytes times microseconds, until `at`; and bytes that were written.
+    /// Leased bytes times microseconds; and bytes that were written.
     pub(super) allocated_byte_us: u64,
     pub(super) used_byte_us: u64,
-    at: Option<Instant>,
 }
 
 impl Used {
     /// Counts the time since it was last looked at.
     fn advance(&mut self, now: Instant, len_bytes: u64) {
-        let elapsed = self.at.map_or(0, |at| now.saturating_duration_since(at).as_micros() as u64);
+        let elapsed = self.until.map_or(0, |at| now.saturating_duration_since(at).as_micros() as u64);
         self.allocated_byte_us += self.capacity_bytes.saturating_mul(elapsed);
         // What was written was written some time between; half is as good a guess as any.
         self.used_byte_us += u64::midpoint(self.len_bytes, len_bytes).saturating_mul(elapsed);
-        (self.at, self.len_bytes) = (Some(now), len_bytes);
+        (self.until, self.len_bytes) = (Some(now), len_bytes);
     }
 }
 

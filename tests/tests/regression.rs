@@ -1,0 +1,114 @@
+//! The example examples/logistic_regression: measured, and with something of it killed each time.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::{scope, sleep};
+use std::time::Duration;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use sublet::{Access, Application, News, Outcome, RunOptions};
+use sublet_tests::platform::{Platform, kill, programs};
+use sublet_tests::root;
+
+const RUNS: u64 = 200;
+const STEPS: u64 = 60;
+
+fn folder() -> PathBuf {
+    root().join("examples/logistic_regression")
+}
+
+fn said(command: &mut Command) -> Vec<u8> {
+    let output = command.stderr(Stdio::inherit()).output().unwrap();
+    assert!(output.status.success(), "{command:?}");
+    output.stdout
+}
+
+#[test]
+fn the_example_comes_to_the_same_model_and_says_what_it_used() {
+    let platform = Platform::start();
+    let mut command = Command::new(folder().join("run"));
+    command.args(["--mb", "2", "--steps", "50", "--rounds", "1", "--json"]);
+    command.env("SUBLET_MANAGER", platform.address());
+    let said: Value = serde_json::from_slice(&said(&mut command)).unwrap();
+    assert_eq!(said["same_model"], true);
+    assert!(said["accuracy"].as_f64().unwrap() > 0.8, "{said}");
+    for ratio in ["utilisation", "gb_seconds_ratio", "time_ratio"] {
+        assert!(said[ratio].as_f64().unwrap() > 0.0, "{said}");
+    }
+    assert!(said["utilisation"].as_f64().unwrap() <= 1.0, "{said}");
+}
+
+/// Builds the example, and says where its programs are.
+fn build() -> PathBuf {
+    let folder = programs().join("test-regression");
+    let (include, build) = (root().join("crates/capi/include"), folder.display());
+    let mut make = Command::new("make");
+    make.args(["--silent", "--no-print-directory", "-C"]).arg(self::folder());
+    make.arg(format!("INCLUDE={}", include.display())).arg(format!("BUILD={build}"));
+    said(&mut make);
+    folder
+}
+
+fn graph() -> (Vec<u8>, u64) {
+    let document = said(Command::new(folder().join("run")).args(["--graph", "--mb", "0.5"]));
+    (document, 500_000 / (32 * 9 + 2))
+}
+
+fn single(build: &Path, samples: u64) -> Vec<u8> {
+    let mut command = Command::new(build.join("single"));
+    command.args([samples.to_string(), STEPS.to_string()]).stderr(Stdio::null());
+    let output = command.output().unwrap();
+    assert!(output.status.success());
+    output.stdout
+}
+
+/// Kills a worker, or ends a segment: by chance, that of some component.
+fn kill_something(platform: &Platform, dice: u64) -> bool {
+    let client = platform.invoker();
+    let leases = client.manager().leases().unwrap();
+    let Some(lease) = leases.get(dice as usize % leases.len().max(1)) else { return false };
+    if lease.cores == 0 {
+        return client.manager().end_lease(&lease.id).is_ok();
+    }
+    let workers = platform.workers();
+    let Some(&worker) = workers.get(dice as usize / 7 % workers.len().max(1)) else { return false };
+    kill(worker, Signal::KILL);
+    true
+}
+
+#[test]
+fn whatever_component_is_killed_the_model_is_the_same_to_the_last_bit() {
+    let platform = Platform::start();
+    let build = build();
+    said(platform.command().arg("deploy").arg(build.join("libregression.so")));
+    let (document, samples) = graph();
+    let expected = single(&build, samples);
+    let input = [samples.to_le_bytes(), STEPS.to_le_bytes()].concat();
+    let access = Access::parse(&platform.address()).unwrap();
+    let application = Application::deploy(access, &document, RunOptions::default()).unwrap();
+    let (mut hits, mut losses) = (0, 0);
+    for number in 0..RUNS {
+        let dice = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+        let (outcome, lost, hit) = scope(|scope| {
+            let run = scope.spawn(|| run(&application, &input));
+            sleep(Duration::from_micros(dice % 60_000));
+            let hit = kill_something(&platform, dice / 60_000);
+            let (outcome, lost) = run.join().unwrap();
+            (outcome, lost, hit)
+        });
+        assert!(outcome.outputs[0].1[0] == expected, "run {number} has come to another model");
+        hits += u32::from(hit);
+        losses += u32::from(lost > 0);
+    }
+    println!("{RUNS} runs, {hits} shots, {losses} runs that lost something");
+    assert!(losses > 0, "nothing was ever lost");
+}
+
+fn run(application: &Application, input: &[u8]) -> (Outcome, usize) {
+    let mut lost = 0;
+    let outcome = application.run_with(input, |news| lost += usize::from(matches!(news, News::Lost { .. })));
+    (outcome.unwrap_or_else(|error| panic!("{error}")), lost)
+}
