@@ -26,6 +26,8 @@ pub mod endpoint;
 mod error;
 pub mod exposed;
 #[cfg(not(loom))]
+pub mod faults;
+#[cfg(not(loom))]
 pub mod greeting;
 pub mod line;
 #[cfg(not(loom))]
@@ -46,6 +48,7 @@ pub mod slot;
 #[cfg(not(loom))]
 mod socket;
 pub mod space;
+pub mod stretch;
 pub mod sync;
 #[cfg(not(loom))]
 pub mod tcp;

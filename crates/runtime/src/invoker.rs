@@ -22,6 +22,7 @@ use crate::lease::link::{ColdStart, Notice};
 use crate::lease::{Call, Lease};
 use crate::manager::ManagerClient;
 use crate::memory::{Memory, MemoryPlan};
+use crate::swap::{SwapPlan, Swapped};
 use allocation::milliseconds;
 use held::Held;
 
@@ -238,6 +239,26 @@ impl Invoker {
     /// ```
     pub fn memory(&self, plan: MemoryPlan) -> Result<Memory, Error> {
         Memory::new(self.manager.clone(), plan)
+    }
+
+    /// An array of which a part lies in a memory component, which is leased as it is needed. The component has no cache: what is
+    /// resident is one.
+    ///
+    /// # Errors
+    /// As for [`Swapped::new`] and [`Invoker::memory`].
+    ///
+    /// ```no_run
+    /// # use sublet_runtime::{Invoker, MemoryPlan, SwapPlan};
+    /// # fn main() -> Result<(), sublet_proto::Error> {
+    /// let invoker = Invoker::connect()?;
+    /// let mut array = invoker.swapped(SwapPlan::new(8 << 30, 1 << 30), MemoryPlan::new().increment_bytes(256 << 20))?;
+    /// array.as_mut_slice()[7 << 30] = 1;
+    /// array.check()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn swapped(&self, plan: SwapPlan, space: MemoryPlan) -> Result<Swapped, Error> {
+        Swapped::new(plan, Box::new(self.memory(space.cache_bytes(0))?))
     }
 
     /// Leases all of the cores asked, on as many nodes as that takes, and starts their workers, which then wait as

@@ -6,6 +6,7 @@
 //! - [`worker`] is the other side, run by the `sublet-worker` program, and by those of other engines.
 //! - [`Memory`] is memory that is leased by the segment, and grows.
 //! - [`run`] runs graphs of functions and memory.
+//! - [`Swapped`] is an array of which a part lies in such memory.
 //! - [`frames`] puts several pieces of memory into one input or output, for callers whose values have several.
 //! - [`wire`] is what the two say to each other; [`access`], [`manager`] and [`deploy`] set things up and are never on
 //!   the path of a call.
@@ -23,6 +24,7 @@ mod lease;
 pub mod manager;
 mod memory;
 pub mod run;
+pub mod swap;
 pub mod wire;
 pub mod worker;
 
@@ -34,3 +36,4 @@ pub use invoker::{Allocation, CallOptions, Function, Invoker, Policy};
 pub use lease::link::{ColdStart, Notice};
 pub use memory::{Memory, MemoryPlan, RawReading, Reading};
 pub use run::{Application, RunOptions};
+pub use swap::{Backing, SwapPlan, SwapStatistics, Swapped, Touching};

@@ -204,6 +204,11 @@ impl Memory {
         self.capacity.load(Ordering::Acquire)
     }
 
+    /// Leases so many bytes, if there are fewer.
+    pub(crate) fn ensure_capacity(&self, len_bytes: u64) -> Result<(), Error> {
+        self.ensure(self.end_of(len_bytes, 0)?)
+    }
+
     /// The leases, in the order of their bytes.
     pub fn segments(&self) -> Vec<v1::Lease> {
         lock(&self.segments).iter().map(|segment| segment.lease.clone()).collect()

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Does nothing. */
@@ -22,6 +23,27 @@ uint32_t noop(void* in, uint32_t size, void* out) {
 uint32_t echo(void* in, uint32_t size, void* out) {
   memcpy(out, in, size);
   return size;
+}
+
+/* Returns the time of its first instruction, in nanoseconds of the machine's monotonic clock. */
+uint32_t moment(void* in, uint32_t size, void* out) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  (void)in, (void)size;
+  uint64_t ns = (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+  memcpy(out, &ns, sizeof ns);
+  return sizeof ns;
+}
+
+/* Sleeps for as many nanoseconds as its input says, and returns that. */
+uint32_t nap(void* in, uint32_t size, void* out) {
+  uint64_t ns;
+  if (size != sizeof ns) return 0;
+  memcpy(&ns, in, sizeof ns);
+  struct timespec time = {(time_t)(ns / 1000000000), (long)(ns % 1000000000)};
+  nanosleep(&time, NULL);
+  memcpy(out, &ns, sizeof ns);
+  return sizeof ns;
 }
 
 /* Returns as many bytes as it is given, whatever lies there: what is measured is their way. */

@@ -25,6 +25,11 @@ pub fn tables(figures: &[Figure]) -> String {
     let bandwidth = table("| fabric | payload | MB/s | raw MB/s | ratio |", &of("bandwidth"), bandwidth_row);
     let memory =
         table("| fabric | access | size | MB/s | raw MB/s | ratio | one |", &of("memory"), memory_row);
+    let swap = table(
+        "| pattern | work a page | array | local | a page | all local | ratio |",
+        &of("swap"),
+        swap_row,
+    );
     let connections = table(
         "| fabric | connections | payload | median | p99 | ratio to 1 connection |",
         &of("connections"),
@@ -34,6 +39,7 @@ pub fn tables(figures: &[Figure]) -> String {
         ("A call and the raw round trip:", latency),
         ("Large payloads, there and back:", bandwidth),
         ("Memory components:", memory),
+        ("An array larger than its memory, and the same program with all of it here:", swap),
         ("A warm call, with connections that are idle:", connections),
     ];
     let shown = titled.into_iter().filter_map(|(title, table)| Some(format!("{title}\n\n{}", table?)));
@@ -83,6 +89,20 @@ fn memory_row(figure: &Figure) -> Option<Vec<String>> {
         rate("raw_bytes_per_s")?,
         format!("{:.2}", figure.number("ratio")?),
         figure.number("median_ns").map(human_ns)?,
+    ])
+}
+
+fn swap_row(figure: &Figure) -> Option<Vec<String>> {
+    let mib =
+        |field: &str| figure.number(field).map(|bytes| format!("{:.0} MiB", bytes / f64::from(1 << 20)));
+    Some(vec![
+        figure.text("pattern")?.replace('-', " "),
+        format!("{} us", figure.number("work_us")?),
+        mib("len_bytes")?,
+        mib("local_bytes")?,
+        figure.number("median_ns").map(human_ns)?,
+        figure.number("local_median_ns").map(human_ns)?,
+        format!("{:.2}", figure.number("ratio")?),
     ])
 }
 
@@ -142,12 +162,19 @@ mod tests {
             r#"[{"bench":"bandwidth","fabric":"ofi","provider":"tcp;ofi_rxm","size_bytes":1000000,"bytes_per_s":5e9,"raw_bytes_per_s":5.1e9,"ratio":0.98}]"#,
         ));
         all.extend(figures(r#"{"bench":"cold","median_ns":1}"#));
+        all.extend(figures(
+            r#"{"bench":"swap","pattern":"random-page","work_us":10.0,"len_bytes":167772160,"local_bytes":67108864,"median_ns":17300,"local_median_ns":11800,"ratio":1.466}"#,
+        ));
         let text = tables(&all);
         assert!(
             text.contains("| tcp | hot | echo | 64 B | 9 us | 12 us | 8.2 us | 11 us | 1.10 |"),
             "{text}"
         );
         assert!(text.contains("| ofi, tcp;ofi_rxm | 1 MB | 5000 | 5100 | 0.98 |"), "{text}");
+        assert!(
+            text.contains("| random page | 10 us | 160 MiB | 64 MiB | 17.3 us | 11.8 us | 1.47 |"),
+            "{text}"
+        );
         let linked: Vec<_> = all.iter().map(|figure| figure.clone().over(Some("1gbit"))).collect();
         assert!(tables(&linked).contains("| tcp, over a link of 1gbit | hot |"), "{linked:?}");
         assert!(!text.contains("connections") && !text.contains("cold"), "{text}");

@@ -22,6 +22,8 @@ const SAMPLE: Duration = Duration::from_millis(50);
 
 /// What happens to a run.
 pub(super) enum Event {
+    /// The instances of a component are about to be called.
+    Called,
     Ended(Box<Ended>),
     /// A component that has begun waits for what others may have that have not.
     Wanting,
@@ -142,6 +144,11 @@ impl<'run> Driver<'run> {
 
     fn hear(&mut self, event: Event) -> Result<Vec<Step>, Error> {
         match event {
+            Event::Called => {
+                let tau = self.application.options.prewarm;
+                self.prewarm_at = self.prewarm_at.or(tau.map(|tau| Instant::now() + tau));
+                Ok(Vec::new())
+            }
             Event::Ended(ended) => self.ended(*ended),
             Event::Wanting => {
                 // What was made ready is given to whoever has begun.
@@ -200,14 +207,10 @@ impl<'run> Driver<'run> {
 
     /// Does steps. If the last is that the run has ended, these are its outputs.
     fn take(&mut self, steps: Vec<Step>) -> Result<Option<Vec<(usize, Outputs)>>, Error> {
-        let mut has_begun = false;
         for step in steps {
             match step {
                 Step::Record { from, to, outputs } => self.journal.record(from, &to, &outputs)?,
-                Step::Start { component, attempt, input } => {
-                    self.start(component, attempt, input)?;
-                    has_begun = true;
-                }
+                Step::Start { component, attempt, input } => self.start(component, attempt, input)?,
                 Step::Cancel { component } => {
                     if let Some(running) = self.running.remove(&component) {
                         running.cancel.cancel();
@@ -216,9 +219,6 @@ impl<'run> Driver<'run> {
                 Step::Drop { memory } => self.drop_memory(memory),
                 Step::Finish { outputs } => return Ok(Some(outputs)),
             }
-        }
-        if let Some(tau) = self.application.options.prewarm.filter(|_| has_begun) {
-            self.prewarm_at = Some(Instant::now() + tau);
         }
         Ok(None)
     }

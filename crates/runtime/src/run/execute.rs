@@ -130,6 +130,8 @@ impl Executor {
         if self.cancel.is_cancelled() {
             return;
         }
+        // From now on there is time to make the next ones' environments ready: not before, for that takes the same cores.
+        let _ = self.tell.send(Event::Called);
         let attempt = go.attempt;
         let began = Instant::now();
         let (outputs, workers) = match workers {

@@ -19,7 +19,9 @@ use super::output::{Output, table};
 use super::parse::{duration, node_modules, size};
 use crate::bench::latency::{Called, Mode};
 use crate::bench::transport::{Transport, Where};
-use crate::bench::{bandwidth, cold, connections, latency, lease, memory, reject, template, throughput};
+use crate::bench::{
+    bandwidth, cold, connections, graph, latency, lease, memory, reject, swap, template, throughput,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -29,6 +31,8 @@ Examples:
   sublet bench latency --fabric tcp --connections 32          what connections cost that are idle
   sublet bench bandwidth --fabric tcp --encrypted             large payloads, there and back
   sublet bench memory --fabric tcp                            memory components, read and written
+  sublet bench swap --pattern random-page --work-us 10        an array larger than local memory
+  sublet bench graph                                          a graph's runs: warm, and with environments made ready ahead
   sublet bench cold                                           the steps of a cold start
   sublet bench cold --sandbox template --python .venv/bin/python3 --import numpy     a warm Python, copied
   sublet bench cold --sandbox container --image debian:12     the same in an image, once that is pulled
@@ -56,6 +60,8 @@ enum Bench {
     Latency(Latency),
     Bandwidth(Bandwidth),
     Memory(Memory),
+    Swap(Swap),
+    Graph(Graph),
     Cold(Cold),
     Throughput(Throughput),
     Lease(Lease),
@@ -178,6 +184,38 @@ struct Memory {
     n: u32,
 }
 
+/// A program whose array is larger than its local memory, and the same program with all of it here
+#[derive(Debug, Args)]
+struct Swap {
+    /// In which order it goes through the array
+    #[arg(long, value_enum, default_value_t = swap::Pattern::Sequential)]
+    pattern: swap::Pattern,
+    /// Work on each page of 4 KiB, in microseconds; 0: its words are added up
+    #[arg(long, value_name = "W", default_value_t = 10.0)]
+    work_us: f64,
+    /// How much of the array is in local memory
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.4)]
+    local: f64,
+    /// Local memory
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "64MiB")]
+    memory: u64,
+    /// Rounds through each of the two arrays
+    #[arg(long, value_name = "ROUNDS", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    n: u32,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// What it takes to run a graph, beside what its components do
+#[derive(Debug, Args)]
+struct Graph {
+    /// Runs with warm workers; a tenth as many of each chain, which takes a second
+    #[arg(long, value_name = "RUNS", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    n: u32,
+    #[command(flatten)]
+    connection: Connection,
+}
+
 /// From the request for a lease to the first result, step by step
 #[derive(Debug, Args)]
 struct Cold {
@@ -280,6 +318,8 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
         Bench::Latency(latency) => run_latency(latency, output),
         Bench::Bandwidth(bandwidth) => run_bandwidth(bandwidth, output),
         Bench::Memory(memory) => run_memory(memory, output),
+        Bench::Swap(swap) => run_swap(swap, output),
+        Bench::Graph(graph) => run_graph(graph, output),
         Bench::Cold(cold) => run_cold(cold, output),
         Bench::Throughput(throughput) => run_throughput(throughput, output),
         Bench::Lease(lease) => run_lease(lease, output),
@@ -347,6 +387,27 @@ fn run_memory(arguments: &Memory, output: &Output) -> Result<(), Error> {
     output.show(&figures, |figures| {
         table(&memory::HEADINGS, &figures.iter().map(memory::Figure::cells).collect::<Vec<_>>())
     })
+}
+
+fn run_swap(arguments: &Swap, output: &Output) -> Result<(), Error> {
+    let plan = swap::Plan {
+        pattern: arguments.pattern,
+        work_us: arguments.work_us,
+        local: arguments.local,
+        local_bytes: arguments.memory,
+        rounds: arguments.n,
+    };
+    let bar = progress(u64::from(arguments.n), output);
+    let figure = swap::run(&arguments.connection.access()?, &plan, || bar.inc(1))?;
+    bar.finish_and_clear();
+    output.show(&figure, |figure| table(&swap::HEADINGS, &[figure.cells()]))
+}
+
+fn run_graph(arguments: &Graph, output: &Output) -> Result<(), Error> {
+    let bar = progress(graph::steps(arguments.n), output);
+    let figure = graph::run(&arguments.connection.access()?, arguments.n, || bar.inc(1))?;
+    bar.finish_and_clear();
+    output.show(&figure, |figure| table(&graph::HEADINGS, &figure.rows()))
 }
 
 fn run_cold(arguments: &Cold, output: &Output) -> Result<(), Error> {

@@ -1,0 +1,269 @@
+//! What the kernel is told about faults: the calls of userfaultfd and their layouts (linux/userfaultfd.h).
+
+use std::ops::{BitAnd, BitOr};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use rustix::io::Errno;
+
+use super::{Fault, Touch};
+use crate::FabricError;
+
+const VERSION: u64 = 0xaa;
+pub(super) const REGISTER_MISSING: u64 = 1;
+pub(super) const REGISTER_PROTECTED: u64 = 1 << 1;
+pub(super) const COPY_PROTECTED: u64 = 1 << 1;
+pub(super) const MOVE_WAKES_NOBODY: u64 = 1;
+pub(super) const MOVE_SKIPS_HOLES: u64 = 1 << 1;
+pub(super) const PROTECT: u64 = 1;
+const EVENT_FAULT: u8 = 0x12;
+const FAULT_WRITE: u64 = 1;
+const FAULT_PROTECTED: u64 = 1 << 1;
+const DEVICE: &str = "/dev/userfaultfd";
+/// Makes one of the device.
+const NEW: u32 = 0xaa00;
+
+/// What a kernel can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Features(u64);
+
+impl Features {
+    pub(super) const PROTECTED: Features = Features(1);
+    pub(super) const THREAD: Features = Features(1 << 8);
+    pub(super) const POISON: Features = Features(1 << 14);
+    pub(super) const MOVE: Features = Features(1 << 16);
+
+    pub(super) const fn empty() -> Features {
+        Features(0)
+    }
+
+    pub(super) fn contains(self, others: Features) -> bool {
+        self & others == others
+    }
+}
+
+impl BitOr for Features {
+    type Output = Features;
+
+    fn bitor(self, other: Features) -> Features {
+        Features(self.0 | other.0)
+    }
+}
+
+impl BitAnd for Features {
+    type Output = Features;
+
+    fn bitand(self, other: Features) -> Features {
+        Features(self.0 & other.0)
+    }
+}
+
+/// An argument of `ioctl` with its number: bits 0 to 7 say which, 8 to 15 whose, 16 to 29 how long, 30 and 31 which
+/// way.
+///
+/// # Safety
+/// The type's layout is that of the kernel's argument for the number.
+pub(super) unsafe trait Call {
+    const NUMBER: u32;
+}
+
+const fn both_ways(number: u32, len_bytes: usize) -> u32 {
+    3 << 30 | (len_bytes as u32) << 16 | 0xaa << 8 | number
+}
+
+#[repr(C)]
+struct Api {
+    version: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Range {
+    pub(super) start: u64,
+    pub(super) len_bytes: u64,
+}
+
+#[repr(C)]
+pub(super) struct Register {
+    pub(super) range: Range,
+    pub(super) mode: u64,
+    pub(super) ioctls: u64,
+}
+
+#[repr(transparent)]
+pub(super) struct Wake(pub(super) Range);
+
+#[repr(C)]
+pub(super) struct Copy {
+    pub(super) into: u64,
+    pub(super) from: u64,
+    pub(super) len_bytes: u64,
+    pub(super) mode: u64,
+    pub(super) copied: i64,
+}
+
+#[repr(C)]
+pub(super) struct Move {
+    pub(super) into: u64,
+    pub(super) from: u64,
+    pub(super) len_bytes: u64,
+    pub(super) mode: u64,
+    pub(super) moved: i64,
+}
+
+#[repr(C)]
+pub(super) struct Protect {
+    pub(super) range: Range,
+    pub(super) mode: u64,
+}
+
+#[repr(C)]
+pub(super) struct Poison {
+    pub(super) range: Range,
+    pub(super) mode: u64,
+    pub(super) updated: i64,
+}
+
+/// What is read: an event, and for a fault how, where and by whom.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(super) struct Message {
+    event: u8,
+    reserved: [u8; 7],
+    flags: u64,
+    address: u64,
+    thread: u32,
+    unused: u32,
+}
+
+const _: () = {
+    assert!(size_of::<Api>() == 24 && size_of::<Range>() == 16 && size_of::<Register>() == 32);
+    assert!(size_of::<Copy>() == 40 && size_of::<Move>() == 40 && size_of::<Protect>() == 24);
+    assert!(size_of::<Poison>() == 32 && size_of::<Message>() == 32);
+};
+
+// SAFETY: `struct uffdio_api`.
+unsafe impl Call for Api {
+    const NUMBER: u32 = both_ways(0x3f, size_of::<Api>());
+}
+// SAFETY: `struct uffdio_register`.
+unsafe impl Call for Register {
+    const NUMBER: u32 = both_ways(0, size_of::<Register>());
+}
+// SAFETY: `struct uffdio_range`; this one the kernel's header has as one way.
+unsafe impl Call for Wake {
+    const NUMBER: u32 = 2 << 30 | (size_of::<Wake>() as u32) << 16 | 0xaa << 8 | 2;
+}
+// SAFETY: `struct uffdio_copy`.
+unsafe impl Call for Copy {
+    const NUMBER: u32 = both_ways(3, size_of::<Copy>());
+}
+// SAFETY: `struct uffdio_move`.
+unsafe impl Call for Move {
+    const NUMBER: u32 = both_ways(5, size_of::<Move>());
+}
+// SAFETY: `struct uffdio_writeprotect`.
+unsafe impl Call for Protect {
+    const NUMBER: u32 = both_ways(6, size_of::<Protect>());
+}
+// SAFETY: `struct uffdio_poison`.
+unsafe impl Call for Poison {
+    const NUMBER: u32 = both_ways(8, size_of::<Poison>());
+}
+
+pub(super) fn call<C: Call>(file: &OwnedFd, call: &mut C) -> Result<(), Errno> {
+    // SAFETY: the number fits the type, which lives longer than the call. What the calls do to memory, they do to pages
+    // of watched stretches: those that are there are not changed, but moved where their owner says.
+    let done = unsafe { libc::ioctl(file.as_raw_fd(), C::NUMBER.into(), std::ptr::from_mut(call)) };
+    if done < 0 { Err(last_error()) } else { Ok(()) }
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+/// A descriptor that nothing is chosen for. Reading it sleeps, and no child process inherits it by `exec`.
+pub(super) fn open() -> Result<OwnedFd, FabricError> {
+    // SAFETY: the call makes a descriptor and touches no memory.
+    let made = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
+    if made >= 0 {
+        // SAFETY: it was made just now, and is nobody else's.
+        return Ok(unsafe { OwnedFd::from_raw_fd(made as i32) });
+    }
+    match last_error() {
+        Errno::PERM => by_device(),
+        error => Err(FabricError::system("userfaultfd".to_owned(), error)),
+    }
+}
+
+fn by_device() -> Result<OwnedFd, FabricError> {
+    let refused = |error: std::io::Error| {
+        FabricError::Limit(format!(
+            "userfaultfd is refused ({DEVICE}: {error}): let this user read and write {DEVICE}, or set the sysctl \
+             vm.unprivileged_userfaultfd to 1"
+        ))
+    };
+    let device = std::fs::File::options().read(true).write(true).open(DEVICE).map_err(refused)?;
+    // SAFETY: the call makes a descriptor and touches no memory.
+    let made = unsafe { libc::ioctl(device.as_raw_fd(), NEW.into(), libc::O_CLOEXEC) };
+    if made < 0 {
+        return Err(refused(last_error().into()));
+    }
+    // SAFETY: it was made just now, and is nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(made) })
+}
+
+/// Chooses features, and says which there are. Once for a descriptor.
+pub(super) fn negotiate(file: &OwnedFd, features: Features) -> Result<Features, FabricError> {
+    let mut api = Api { version: VERSION, features: features.0, ioctls: 0 };
+    call(file, &mut api)
+        .map_err(|error| FabricError::system(format!("userfaultfd with {features:?}"), error))?;
+    Ok(Features(api.features))
+}
+
+/// Gives ranges of this process back to the machine. Whether all of them were.
+///
+/// # Safety
+/// They are nobody's.
+pub(super) unsafe fn discard(own: &OwnedFd, ranges: &[Range]) -> bool {
+    const { assert!(size_of::<Range>() == size_of::<libc::iovec>()) };
+    // SAFETY: a range has the layout of an iovec: an address, and a length. What is in them is nobody's.
+    let done = unsafe {
+        let (advice, flags) = (libc::MADV_DONTNEED, 0);
+        libc::syscall(
+            libc::SYS_process_madvise,
+            own.as_raw_fd(),
+            ranges.as_ptr(),
+            ranges.len(),
+            advice,
+            flags,
+        )
+    };
+    done == ranges.iter().map(|range| range.len_bytes).sum::<u64>() as i64
+}
+
+impl Message {
+    /// None: something else than a fault.
+    pub(super) fn read(file: &OwnedFd) -> Result<Option<Message>, Errno> {
+        let mut message = Message::default();
+        // SAFETY: the kernel writes whole messages, of this layout and size, any bytes of which are one.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut(
+                std::ptr::from_mut(&mut message).cast::<u8>(),
+                size_of::<Message>(),
+            )
+        };
+        let len = rustix::io::read(file, bytes)?;
+        Ok((len == size_of::<Message>() && message.event == EVENT_FAULT).then_some(message))
+    }
+
+    pub(super) fn fault(&self) -> Fault {
+        let touch = match self.flags {
+            flags if flags & FAULT_PROTECTED != 0 => Touch::Protected,
+            flags if flags & FAULT_WRITE != 0 => Touch::Write,
+            _ => Touch::Read,
+        };
+        Fault { address: self.address, touch, thread: self.thread }
+    }
+}

@@ -1,0 +1,231 @@
+//! What is where: which pages of the array are resident, which were written, and which are in the swap space.
+//!
+//! No system call is made here. [`judge`](super::judge) says what is to be done about a fault,
+//! [`victims`](super::victims) what goes; who does it says when it is done.
+
+use std::collections::VecDeque;
+
+use super::SwapStatistics;
+use super::plan::{SwapPlan, Touching};
+use super::slots::Slots;
+use super::streams::Streams;
+use super::units::{BlockAt, PAGE_BYTES, REGION_BLOCKS, REGION_PAGES, Span};
+
+/// How often a unit that came back soon is passed over.
+const MAX_CREDIT: u8 = 3;
+/// Regions that are read ahead and were not begun, at most.
+pub(super) const MAX_ERRANDS: usize = 16;
+
+/// A region of the array.
+pub(super) struct Region {
+    pub(super) state: State,
+    /// Somebody waits until it has come or gone.
+    pub(super) is_wanted: bool,
+    /// It differs from what is in the swap space, or may. Of one that is whole.
+    pub(super) is_written: bool,
+    /// Pages of it came one by one: there is a table for them, where a huge page would go.
+    pub(super) has_table: bool,
+    /// The slot that has what it has.
+    pub(super) slot: Option<usize>,
+    /// Its place in the swap space.
+    pub(super) place: Option<u32>,
+    pub(super) standing: Standing,
+    blocks: Option<Box<[Block; REGION_BLOCKS]>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Its pages are here or not, each by itself.
+    Pages,
+    /// Somebody is at all of it.
+    Moving,
+    /// All of it is here, in one.
+    Whole,
+}
+
+/// A block of a region: a bit for each page.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Block {
+    /// Those that are resident by themselves.
+    pub(super) here: u16,
+    /// Of these, those that may be written without a fault: they count as written.
+    pub(super) written: u16,
+    /// Those that are in the swap space, as they are here or newer.
+    pub(super) stored: u16,
+    /// Somebody is at it.
+    pub(super) is_busy: bool,
+    /// Somebody waits for that to end.
+    pub(super) is_wanted: bool,
+    pub(super) standing: Standing,
+}
+
+/// How well a unit deserves to stay.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Standing {
+    credit: u8,
+    /// How many pages had gone when it went.
+    went_at: u64,
+}
+
+/// A unit that is resident.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unit {
+    Region(usize),
+    Block(BlockAt),
+}
+
+/// What room is needed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Want {
+    Pages,
+    Slot,
+}
+
+/// See the [module](self).
+pub(super) struct Book {
+    pub(super) regions: Vec<Region>,
+    pub(super) slots: Slots,
+    pub(super) streams: Streams,
+    /// Units that are resident and nobody is at, in the order in which they go.
+    pub(super) queue: VecDeque<Unit>,
+    /// Resident pages, and those of slots that are not empty.
+    pub(super) used_pages: u64,
+    pub(super) limit_pages: u64,
+    pub(super) touching: Touching,
+    /// What room was needed for last.
+    pub(super) latest: Want,
+    /// Regions to be read ahead.
+    pub(super) errands: VecDeque<usize>,
+    pub(super) statistics: SwapStatistics,
+    pub(super) is_closed: bool,
+    gone_pages: u64,
+    next_place: u32,
+}
+
+impl Book {
+    pub(super) fn new(plan: &SwapPlan) -> Book {
+        let region = || Region {
+            state: State::Pages,
+            is_wanted: false,
+            is_written: false,
+            has_table: false,
+            slot: None,
+            place: None,
+            standing: Standing::default(),
+            blocks: None,
+        };
+        Book {
+            regions: std::iter::repeat_with(region).take(plan.regions() as usize).collect(),
+            slots: Slots::new(plan.slots() as usize),
+            streams: Streams::new(),
+            queue: VecDeque::new(),
+            used_pages: 0,
+            limit_pages: plan.local_regions() * REGION_PAGES,
+            touching: plan.touching,
+            latest: Want::Pages,
+            errands: VecDeque::with_capacity(MAX_ERRANDS),
+            statistics: SwapStatistics::default(),
+            is_closed: false,
+            gone_pages: 0,
+            next_place: 0,
+        }
+    }
+
+    pub(super) fn block(&mut self, at: BlockAt) -> &mut Block {
+        &mut self.regions[at.region].blocks_mut()[at.block]
+    }
+
+    /// Its place in the swap space, given now if it has none.
+    pub(super) fn place(&mut self, region: usize) -> u32 {
+        let next = &mut self.next_place;
+        *self.regions[region].place.get_or_insert_with(|| {
+            *next += 1;
+            *next - 1
+        })
+    }
+
+    pub(super) fn free_pages(&self) -> u64 {
+        self.limit_pages.saturating_sub(self.used_pages)
+    }
+
+    /// A unit is resident from now on.
+    pub(super) fn came(&mut self, unit: Unit) {
+        let soon = self.gone_pages.saturating_sub(self.standing(unit).went_at) < self.limit_pages / 2;
+        let standing = self.standing(unit);
+        if standing.went_at > 0 {
+            standing.credit = if soon { (standing.credit + 1).min(MAX_CREDIT) } else { 0 };
+        }
+        self.queue.push_back(unit);
+    }
+
+    /// It is so no more.
+    pub(super) fn went(&mut self, unit: Unit, pages: u64) {
+        self.gone_pages += pages;
+        self.statistics.out_bytes += pages * PAGE_BYTES;
+        let gone_pages = self.gone_pages;
+        self.standing(unit).went_at = gone_pages;
+    }
+
+    /// Whether a unit whose turn it is to go is passed over.
+    pub(super) fn is_spared(&mut self, unit: Unit) -> bool {
+        let standing = self.standing(unit);
+        let is_spared = standing.credit > 0;
+        standing.credit = standing.credit.saturating_sub(1);
+        is_spared
+    }
+
+    fn standing(&mut self, unit: Unit) -> &mut Standing {
+        match unit {
+            Unit::Region(region) => &mut self.regions[region].standing,
+            Unit::Block(at) => &mut self.block(at).standing,
+        }
+    }
+
+    /// Pages that somebody fills are there, or not after all. Says whether others wait for them.
+    pub(super) fn filled(&mut self, at: BlockAt, span: Span, result: Filled) -> bool {
+        let mask = span.mask();
+        let block = self.block(at);
+        block.is_busy = false;
+        let was_empty = block.here == 0;
+        match result {
+            Filled::Failed => self.used_pages -= span.pages,
+            Filled::Protected | Filled::Writable => {
+                block.here |= mask;
+                if result == Filled::Writable {
+                    block.written |= mask;
+                }
+                self.regions[at.region].has_table = true;
+                self.statistics.in_bytes += span.pages * PAGE_BYTES;
+                if was_empty {
+                    self.came(Unit::Block(at));
+                }
+            }
+        }
+        std::mem::take(&mut self.block(at).is_wanted)
+    }
+}
+
+/// How pages were put in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Filled {
+    Protected,
+    Writable,
+    Failed,
+}
+
+impl Region {
+    /// None: none of it was ever touched.
+    pub(super) fn blocks(&self) -> Option<&[Block; REGION_BLOCKS]> {
+        self.blocks.as_deref()
+    }
+
+    pub(super) fn blocks_mut(&mut self) -> &mut [Block; REGION_BLOCKS] {
+        self.blocks.get_or_insert_with(|| Box::new([Block::default(); REGION_BLOCKS]))
+    }
+
+    /// Nothing of it is here, and nobody is at any of it.
+    pub(super) fn is_away(&self) -> bool {
+        let is_away = |block: &Block| block.here == 0 && !block.is_busy;
+        self.state == State::Pages && self.blocks.as_ref().is_none_or(|blocks| blocks.iter().all(is_away))
+    }
+}

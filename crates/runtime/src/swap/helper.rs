@@ -1,0 +1,33 @@
+//! What is done beside the faults: reading ahead, and making room.
+
+use super::book::{Book, Want};
+use super::follow::run_anywhere;
+use super::judge::Load;
+use super::pager::Pager;
+
+enum Task {
+    Errand(Load),
+    Room(Want),
+}
+
+impl Pager {
+    /// Does what there is to do until the array is gone.
+    pub(super) fn help(&self) {
+        run_anywhere();
+        while let Some(task) = self.next_task(next) {
+            match task {
+                Task::Errand(load) => self.go_errand(load),
+                Task::Room(want) => self.make_room(want),
+            }
+        }
+    }
+}
+
+/// What is read ahead is needed soon, so it comes first.
+fn next(book: &mut Book) -> Option<Task> {
+    match book.next_errand() {
+        Ok(Some(load)) => Some(Task::Errand(load)),
+        Err(want) => Some(Task::Room(want)),
+        Ok(None) => book.lacks().map(Task::Room),
+    }
+}

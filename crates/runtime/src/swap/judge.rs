@@ -1,0 +1,280 @@
+//! What is to be done about a fault.
+
+use sublet_fabric::faults::Touch;
+
+use super::book::{Book, Filled, MAX_ERRANDS, State, Unit, Want};
+use super::plan::Touching;
+use super::slots::Slot;
+use super::streams::{Direction, Pattern};
+use super::units::{BLOCK_PAGES, BlockAt, PAGE_BYTES, REGION_BYTES, REGION_PAGES, Span};
+
+/// How far ahead is read.
+const REGIONS_AHEAD: i64 = 2;
+
+/// What is to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Nothing: whoever is at it wakes who waits.
+    Wait,
+    /// It is here: who waits is woken.
+    Wake(Span),
+    /// Writing is allowed from now on.
+    Allow(Span),
+    /// It is lost.
+    Lose(Span),
+    /// Its block is marked: these pages are to be put in.
+    Fill(Fill),
+    /// The region is marked, and its slot: it is to be read into that, and moved in.
+    Load(Load),
+    /// The region is marked, and its slot, which has what it has: it is to be moved in.
+    Take(Load),
+    /// There is no room: some is to be made, and then it is judged anew.
+    Room(Want),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fill {
+    pub(super) at: BlockAt,
+    pub(super) span: Span,
+    /// Those of them that are in the swap space.
+    pub(super) stored: u16,
+    pub(super) result: Filled,
+    pub(super) place: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Load {
+    pub(super) region: usize,
+    pub(super) slot: usize,
+    pub(super) touch: Touch,
+}
+
+/// A fault, and what is known of it: kept while room is made for it.
+pub(super) struct Case {
+    pub(super) page: u64,
+    pub(super) touch: Touch,
+    /// The swap space is lost.
+    pub(super) is_lost: bool,
+    pub(super) can_shift: bool,
+    pattern: Option<Pattern>,
+    is_counted: bool,
+}
+
+impl Case {
+    pub(super) fn new(page: u64, touch: Touch, can_shift: bool) -> Case {
+        Case { page, touch, is_lost: false, can_shift, pattern: None, is_counted: false }
+    }
+}
+
+impl Book {
+    pub(super) fn judge(&mut self, case: &mut Case) -> Step {
+        self.statistics.faults += u64::from(!std::mem::replace(&mut case.is_counted, true));
+        let at = BlockAt::of(case.page);
+        let region = &mut self.regions[at.region];
+        match region.state {
+            State::Moving => {
+                region.is_wanted = true;
+                Step::Wait
+            }
+            State::Whole if case.touch == Touch::Protected => {
+                region.is_written = true;
+                Step::Allow(Span::region(at.region))
+            }
+            State::Whole => Step::Wake(Span::page(case.page)),
+            State::Pages => self.judge_page(at, case),
+        }
+    }
+
+    fn judge_page(&mut self, at: BlockAt, case: &mut Case) -> Step {
+        let page = Span::page(case.page);
+        let uses_blocks = self.streams.uses_blocks();
+        let block = self.block(at);
+        if block.is_busy {
+            block.is_wanted = true;
+            return Step::Wait;
+        }
+        if block.here & page.mask() != 0 {
+            if case.touch != Touch::Protected {
+                return Step::Wake(page);
+            }
+            let span = if uses_blocks { at.span() } else { page };
+            block.written |= span.mask() & block.here;
+            return Step::Allow(span);
+        }
+        match self.regions[at.region].slot {
+            // It was here a moment ago.
+            _ if case.touch == Touch::Protected => Step::Wake(page),
+            Some(slot) => self.judge_slot(at.region, slot, case),
+            None if case.is_lost => Step::Lose(page),
+            None => self.judge_missing(at, case),
+        }
+    }
+
+    fn judge_slot(&mut self, region: usize, slot: usize, case: &mut Case) -> Step {
+        if matches!(self.slots.get(slot), Slot::Busy) {
+            self.regions[region].is_wanted = true;
+            return Step::Wait;
+        }
+        self.statistics.ahead += 1;
+        self.regions[region].slot = None;
+        self.regions[region].state = State::Moving;
+        self.slots.set(slot, Slot::Busy);
+        if let Pattern::Region(direction) = self.streams.note(case.page) {
+            self.go_ahead(region, direction);
+        }
+        let Span { first, pages } = Span::region(region);
+        self.streams.filled(first, first + pages);
+        self.latest = Want::Slot;
+        Step::Take(Load { region, slot, touch: case.touch })
+    }
+
+    fn judge_missing(&mut self, at: BlockAt, case: &mut Case) -> Step {
+        let pattern = match case.pattern {
+            Some(pattern) => pattern,
+            None => *case.pattern.insert(self.streams.note(case.page)),
+        };
+        if let Pattern::Region(direction) = pattern
+            && case.can_shift
+            && self.regions[at.region].is_away()
+        {
+            self.latest = Want::Slot;
+            let Some(slot) = self.claim_slot() else { return Step::Room(Want::Slot) };
+            self.regions[at.region].state = State::Moving;
+            self.go_ahead(at.region, direction);
+            let Span { first, pages } = Span::region(at.region);
+            self.streams.filled(first, first + pages);
+            return Step::Load(Load { region: at.region, slot, touch: case.touch });
+        }
+        self.fill_pages(at, pattern, case)
+    }
+
+    fn fill_pages(&mut self, at: BlockAt, pattern: Pattern, case: &Case) -> Step {
+        let free = self.free_pages();
+        self.latest = Want::Pages;
+        if free == 0 {
+            return Step::Room(Want::Pages);
+        }
+        let (first, end) = (at.first_page(), at.first_page() + BLOCK_PAGES);
+        let wanted = match pattern {
+            Pattern::Page => case.page..case.page + 1,
+            Pattern::Block => first..end,
+            Pattern::Onward(Direction::Forward) | Pattern::Region(Direction::Forward) => case.page..end,
+            Pattern::Onward(Direction::Backward) | Pattern::Region(Direction::Backward) => {
+                first..case.page + 1
+            }
+        };
+        let block = self.block(at);
+        // Those around the page that are not here, as far as there is room for them.
+        let is_here = |page: &u64| block.here & Span::page(*page).mask() != 0;
+        let after = (case.page..wanted.end).find(is_here).unwrap_or(wanted.end);
+        let after = after.min(case.page + free);
+        let room = free - (after - case.page);
+        let before = (wanted.start..case.page).rev().find(is_here).map_or(wanted.start, |page| page + 1);
+        let before = before.max(case.page.saturating_sub(room));
+        let span = Span { first: before, pages: after - before };
+        block.is_busy = true;
+        let stored = block.stored & span.mask();
+        self.used_pages += span.pages;
+        self.streams.filled(span.first, span.first + span.pages);
+        let result = if case.touch == Touch::Write { Filled::Writable } else { Filled::Protected };
+        Step::Fill(Fill { at, span, stored, result, place: self.regions[at.region].place })
+    }
+
+    /// A slot to read into, marked. What is in it is no region's any more.
+    pub(super) fn claim_slot(&mut self) -> Option<usize> {
+        if self.free_pages() >= REGION_PAGES
+            && let Some(slot) = self.slots.empty()
+        {
+            self.used_pages += REGION_PAGES;
+            self.slots.set(slot, Slot::Busy);
+            return Some(slot);
+        }
+        self.reuse_slot()
+    }
+
+    /// One that has a huge page, marked.
+    pub(super) fn reuse_slot(&mut self) -> Option<usize> {
+        let slot = self.slots.reusable()?;
+        if let Slot::Ready { region, .. } = self.slots.get(slot) {
+            self.regions[region].slot = None;
+        }
+        self.slots.set(slot, Slot::Busy);
+        Some(slot)
+    }
+
+    /// Has the regions after this one read.
+    fn go_ahead(&mut self, region: usize, direction: Direction) {
+        let step = if direction == Direction::Forward { 1 } else { -1 };
+        let ahead = REGIONS_AHEAD.min(self.slots.len() as i64 - 2);
+        for away in 1..=ahead {
+            let Some(next) = region.checked_add_signed((step * away) as isize) else { return };
+            let Some(there) = self.regions.get(next) else { return };
+            if there.is_away()
+                && there.slot.is_none()
+                && self.errands.len() < MAX_ERRANDS
+                && !self.errands.contains(&next)
+            {
+                self.errands.push_back(next);
+            }
+        }
+    }
+
+    /// The next region that is to be read ahead, with a slot for it; both are marked. None: there is none, or no room.
+    pub(super) fn next_errand(&mut self) -> Result<Option<Load>, Want> {
+        while let Some(&region) = self.errands.front() {
+            let there = &self.regions[region];
+            let is_apt = there.is_away() && there.slot.is_none();
+            if !is_apt || self.slots.ahead() + 2 > self.slots.len() {
+                self.errands.pop_front();
+                continue;
+            }
+            // What was read ahead is not given up for what is further ahead.
+            let has_slot =
+                self.slots.spare() > 0 || (self.free_pages() >= REGION_PAGES && self.slots.empty().is_some());
+            let Some(slot) = has_slot.then(|| self.claim_slot()).flatten() else { return Err(Want::Slot) };
+            self.errands.pop_front();
+            self.regions[region].slot = Some(slot);
+            return Ok(Some(Load { region, slot, touch: Touch::Read }));
+        }
+        Ok(None)
+    }
+
+    /// A region was read ahead. Says whether somebody waits for it.
+    pub(super) fn is_ahead(&mut self, load: Load, is_read: bool) -> bool {
+        if is_read {
+            self.slots.ready(load.slot, load.region, true);
+        } else {
+            self.slots.set(load.slot, Slot::Free);
+            self.regions[load.region].slot = None;
+        }
+        std::mem::take(&mut self.regions[load.region].is_wanted)
+    }
+
+    /// A region was moved in, or not after all. Says whether others wait for it.
+    pub(super) fn taken(&mut self, load: Load, result: Filled) -> bool {
+        let region = &mut self.regions[load.region];
+        region.is_written = result == Filled::Writable;
+        region.has_table = false;
+        region.state = State::Whole;
+        let is_wanted = std::mem::take(&mut region.is_wanted);
+        if result == Filled::Failed {
+            region.state = State::Pages;
+            self.slots.set(load.slot, Slot::Free);
+            return is_wanted;
+        }
+        self.slots.set(load.slot, Slot::Empty);
+        self.statistics.in_bytes += REGION_BYTES;
+        self.came(Unit::Region(load.region));
+        is_wanted
+    }
+
+    /// How a region is moved in that was touched so.
+    pub(super) fn protection_of(&self, touch: Touch) -> Filled {
+        let is_known = self.touching == Touching::OneAtATime && touch == Touch::Read;
+        if is_known { Filled::Protected } else { Filled::Writable }
+    }
+
+    pub(super) fn statistics_now(&self) -> super::SwapStatistics {
+        super::SwapStatistics { resident_bytes: self.used_pages * PAGE_BYTES, ..self.statistics }
+    }
+}

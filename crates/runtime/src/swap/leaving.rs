@@ -1,0 +1,159 @@
+//! How pages go: moved out of the array, so that nobody writes them any more, written to the swap space if they differ
+//! from what is there, and given back to the machine.
+
+use sublet_fabric::FabricError;
+use sublet_fabric::faults::{Extent, Writing};
+use sublet_fabric::stretch::Stretch;
+use sublet_proto::Error;
+
+use super::coming::place_of;
+use super::pager::Pager;
+use super::units::{PAGE_BYTES, REGION_BYTES, Span};
+use super::victims::{Gone, LeavingBlock, LeavingRegion};
+
+impl Pager {
+    pub(super) fn let_region_go(&self, leaving: LeavingRegion) {
+        let gone = self.move_region_out(&leaving);
+        if self.settle(|book| book.region_went(leaving, gone)) {
+            self.wake(Span::region(leaving.region));
+        }
+        if gone == Gone::Stayed {
+            self.wait_a_moment(self.desk());
+        }
+    }
+
+    fn move_region_out(&self, leaving: &LeavingRegion) -> Gone {
+        let parts = &self.parts;
+        let at = Span::region(leaving.region).extent().offset;
+        let slot = leaving.slot as u64 * REGION_BYTES;
+        // What the kernel or a device holds is not moved: it stays for another round.
+        if parts.faults.shift((&parts.slots, slot), (&parts.array, at), REGION_BYTES).is_err() {
+            return Gone::Stayed;
+        }
+        match self.store_region(leaving, slot) {
+            Ok(gone) => gone,
+            Err(error) => {
+                self.fail(error);
+                self.expect_done(parts.faults.shift((&parts.array, at), (&parts.slots, slot), REGION_BYTES));
+                Gone::Stayed
+            }
+        }
+    }
+
+    fn store_region(&self, leaving: &LeavingRegion, slot: u64) -> Result<Gone, Error> {
+        if !leaving.is_written {
+            return Ok(Gone::Stored);
+        }
+        let bytes = bytes_of(&self.parts.slots, Extent { offset: slot, len_bytes: REGION_BYTES });
+        if !leaving.is_stored && is_zero(bytes) {
+            return Ok(Gone::Zero);
+        }
+        self.store(Span::region(leaving.region), bytes)?;
+        Ok(Gone::Stored)
+    }
+
+    /// Writes pages of one region to the swap space.
+    fn store(&self, span: Span, bytes: &[u8]) -> Result<(), Error> {
+        let place = self.desk().book.place((span.first * PAGE_BYTES / REGION_BYTES) as usize);
+        self.parts.backing.ensure((u64::from(place) + 1) * REGION_BYTES)?;
+        self.parts.backing.write_at(place_of(span, Some(place)), bytes)
+    }
+
+    pub(super) fn let_blocks_go(&self, blocks: &[LeavingBlock]) {
+        let went: Vec<Option<u16>> = blocks.iter().map(|block| self.store_block(block)).collect();
+        let (mut of_array, mut of_aside) = (Vec::new(), Vec::new());
+        for (block, _) in blocks.iter().zip(&went).filter(|(_, stored)| stored.is_some()) {
+            let from = if self.is_moved_aside(block) { &mut of_aside } else { &mut of_array };
+            from.extend(block.at.spans(block.here).map(Span::extent));
+        }
+        let parts = &self.parts;
+        // SAFETY: who touches these pages of the array faults, and is given them anew when the block is marked no more.
+        // What is aside is nobody's.
+        let done = unsafe {
+            parts
+                .faults
+                .discard(&parts.array, &of_array)
+                .and_then(|()| parts.faults.discard(&parts.aside, &of_aside))
+        };
+        self.expect_done(done);
+        let wanted: Vec<bool> = self.settle(|book| {
+            blocks.iter().zip(&went).map(|(block, stored)| book.block_went(block, *stored)).collect()
+        });
+        for (block, _) in blocks.iter().zip(wanted).filter(|(_, is_wanted)| *is_wanted) {
+            self.wake(block.at.span());
+        }
+        if went.iter().all(Option::is_none) {
+            self.wait_a_moment(self.desk());
+        }
+    }
+
+    fn is_moved_aside(&self, block: &LeavingBlock) -> bool {
+        block.written != 0 && self.parts.faults.can_shift()
+    }
+
+    /// Says which of its pages were written to the swap space; none if the block stays.
+    fn store_block(&self, block: &LeavingBlock) -> Option<u16> {
+        if block.written == 0 {
+            return Some(0);
+        }
+        if self.is_lost() || self.hold_still(block).is_err() {
+            return None;
+        }
+        let from = if self.is_moved_aside(block) { &self.parts.aside } else { &self.parts.array };
+        let mut stored = 0;
+        for span in block.at.spans(block.written) {
+            let bytes = bytes_of(from, span.extent());
+            if span.mask() & block.stored == 0 && is_zero(bytes) {
+                continue;
+            }
+            if let Err(error) = self.store(span, bytes) {
+                self.fail(error);
+                self.expect_done(self.let_be(block));
+                return None;
+            }
+            stored |= span.mask();
+        }
+        Some(stored)
+    }
+
+    /// Nobody writes it any more.
+    fn hold_still(&self, block: &LeavingBlock) -> Result<(), FabricError> {
+        let (parts, Extent { offset, len_bytes }) = (&self.parts, block.at.span().extent());
+        if self.is_moved_aside(block) {
+            return parts.faults.shift((&parts.aside, offset), (&parts.array, offset), len_bytes);
+        }
+        parts.faults.protect(&parts.array, block.at.span().extent(), Writing::Faults)
+    }
+
+    /// It is as it was.
+    fn let_be(&self, block: &LeavingBlock) -> Result<(), FabricError> {
+        let (parts, Extent { offset, len_bytes }) = (&self.parts, block.at.span().extent());
+        if self.is_moved_aside(block) {
+            parts.faults.shift((&parts.array, offset), (&parts.aside, offset), len_bytes)?;
+        }
+        // All of it counts as written from now on.
+        parts.faults.protect(&parts.array, block.at.span().extent(), Writing::Allowed)
+    }
+
+    /// Gives a slot's huge page back to the machine.
+    pub(super) fn empty_slot(&self, slot: usize) {
+        // SAFETY: the slot is marked, and what is in it is of no use any more.
+        let done = unsafe { self.parts.slots.discard(slot as u64 * REGION_BYTES, REGION_BYTES) };
+        self.expect_done(done);
+        self.settle(|book| book.slot_emptied(slot));
+    }
+}
+
+/// Pages that are there and that nobody writes to.
+fn bytes_of(stretch: &Stretch, extent: Extent) -> &[u8] {
+    match stretch.pointer(extent.offset, extent.len_bytes) {
+        // SAFETY: they are within the stretch; they were moved to where nobody else is, or protected, and their unit is
+        // marked.
+        Some(at) => unsafe { std::slice::from_raw_parts(at.as_ptr(), extent.len_bytes as usize) },
+        None => &[],
+    }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().fold(0, |all, byte| all | byte) == 0
+}

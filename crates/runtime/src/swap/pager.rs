@@ -1,0 +1,267 @@
+//! Who sees to the faults of an array: a thread of its own, which decides under a lock and acts outside of it.
+
+use std::ptr::NonNull;
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
+
+use sublet_fabric::faults::{Faults, Touch, Writing};
+use sublet_fabric::stretch::Stretch;
+use sublet_proto::Error;
+
+use super::SwapStatistics;
+use super::backing::Backing;
+use super::book::{Book, Want};
+use super::follow::Follow;
+use super::judge::{Case, Step};
+use super::plan::SwapPlan;
+use super::units::{BLOCK_PAGES, PAGE_BYTES, Span};
+use super::victims::Victims;
+use crate::lease::link::lock;
+
+/// How long is waited for somebody who makes room before it is looked anew.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// What an array is made of.
+pub(super) struct Parts {
+    pub(super) faults: Faults,
+    pub(super) array: Stretch,
+    /// Where regions come and go.
+    pub(super) slots: Stretch,
+    /// Where blocks are that are on their way out, each at its own place.
+    pub(super) aside: Stretch,
+    /// A page that nobody touches but who ends the pager.
+    pub(super) bell: Stretch,
+    pub(super) backing: Box<dyn Backing>,
+}
+
+/// See the [module](self).
+pub(super) struct Pager {
+    pub(super) parts: Parts,
+    desk: Mutex<Desk>,
+    /// There is something to do for a helper.
+    work: Condvar,
+    /// Something was settled that somebody waits for.
+    settled: Condvar,
+    why: OnceLock<Error>,
+}
+
+/// What the lock guards.
+pub(super) struct Desk {
+    pub(super) book: Book,
+    idle_helpers: usize,
+    who_wait: usize,
+}
+
+impl std::fmt::Debug for Pager {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Pager").field("array", &self.parts.array).finish_non_exhaustive()
+    }
+}
+
+impl Pager {
+    pub(super) fn new(plan: &SwapPlan, parts: Parts) -> Pager {
+        let desk = Mutex::new(Desk { book: Book::new(plan), idle_helpers: 0, who_wait: 0 });
+        let (work, settled, why) = (Condvar::new(), Condvar::new(), OnceLock::new());
+        Pager { parts, desk, work, settled, why }
+    }
+
+    /// Sees to faults until the bell is rung.
+    pub(super) fn run(&self) {
+        let _guard = EndsTheProcess;
+        let mut follow = Follow::new();
+        let mut buffer = vec![0; (BLOCK_PAGES * PAGE_BYTES) as usize];
+        loop {
+            let fault = match self.parts.faults.next() {
+                Ok(fault) => fault,
+                Err(error) => end_the_process(&error),
+            };
+            if self.parts.bell.offset_of(fault.address).is_some() {
+                let page = &buffer[..PAGE_BYTES as usize];
+                if let Err(error) = self.parts.faults.fill(&self.parts.bell, 0, page, Writing::Allowed) {
+                    self.fail(error.into());
+                }
+                return;
+            }
+            if let Some(offset) = self.parts.array.offset_of(fault.address) {
+                follow.saw(fault.thread);
+                self.see_to(offset / PAGE_BYTES, fault.touch, &mut buffer);
+            }
+        }
+    }
+
+    fn see_to(&self, page: u64, touch: Touch, buffer: &mut [u8]) {
+        let mut case = Case::new(page, touch, self.parts.faults.can_shift());
+        loop {
+            case.is_lost = self.is_lost();
+            let step = self.desk().book.judge(&mut case);
+            match step {
+                Step::Wait => {}
+                Step::Wake(span) => self.wake(span),
+                Step::Allow(span) => self.allow(span),
+                Step::Lose(span) => self.lose(span),
+                Step::Fill(fill) => self.fill(&fill, buffer),
+                Step::Take(load) => self.take(load),
+                Step::Load(load) => self.load_and_take(load),
+                Step::Room(want) => {
+                    self.make_room(want);
+                    continue;
+                }
+            }
+            return self.call_helpers(self.desk());
+        }
+    }
+
+    pub(super) fn desk(&self) -> MutexGuard<'_, Desk> {
+        lock(&self.desk)
+    }
+
+    /// Wakes one that is idle if there is something to do.
+    fn call_helpers(&self, desk: MutexGuard<'_, Desk>) {
+        let has_work =
+            desk.idle_helpers > 0 && (!desk.book.errands.is_empty() || desk.book.lacks().is_some());
+        drop(desk);
+        if has_work {
+            self.work.notify_one();
+        }
+    }
+
+    /// What a helper is to do next; none: the array is gone.
+    pub(super) fn next_task<T>(&self, next: impl Fn(&mut Book) -> Option<T>) -> Option<T> {
+        let mut desk = self.desk();
+        loop {
+            if desk.book.is_closed {
+                return None;
+            }
+            if !self.is_lost()
+                && let Some(task) = next(&mut desk.book)
+            {
+                return Some(task);
+            }
+            desk.idle_helpers += 1;
+            desk = self.work.wait(desk).unwrap_or_else(|poisoned| poisoned.into_inner());
+            desk.idle_helpers -= 1;
+        }
+    }
+
+    /// Something was settled: says so to who waits for it.
+    pub(super) fn settle<T>(&self, what: impl FnOnce(&mut Book) -> T) -> T {
+        let mut desk = self.desk();
+        let result = what(&mut desk.book);
+        let is_waited_for = desk.who_wait > 0;
+        drop(desk);
+        if is_waited_for {
+            self.settled.notify_all();
+        }
+        result
+    }
+
+    /// Waits until something is settled, or a moment.
+    pub(super) fn wait_a_moment(&self, mut desk: MutexGuard<'_, Desk>) {
+        desk.who_wait += 1;
+        let waited = self.settled.wait_timeout(desk, LOOK_AGAIN);
+        let (mut desk, _) = waited.unwrap_or_else(|poisoned| poisoned.into_inner());
+        desk.who_wait -= 1;
+    }
+
+    pub(super) fn wake(&self, span: Span) {
+        self.expect_done(self.parts.faults.wake(&self.parts.array, span.extent()));
+    }
+
+    fn allow(&self, span: Span) {
+        self.expect_done(self.parts.faults.protect(&self.parts.array, span.extent(), Writing::Allowed));
+    }
+
+    fn lose(&self, span: Span) {
+        match self.parts.faults.poison(&self.parts.array, span.extent()) {
+            Ok(true) => {}
+            Ok(false) => end_the_process("this kernel cannot tell a thread alone that memory is lost"),
+            Err(error) => end_the_process(&error),
+        }
+    }
+
+    /// What cannot fail, but for a kernel that is out of memory.
+    pub(super) fn expect_done(&self, done: Result<(), sublet_fabric::FabricError>) {
+        if let Err(error) = done {
+            self.fail(error.into());
+        }
+    }
+
+    /// The swap space is lost.
+    #[cold]
+    pub(super) fn fail(&self, error: Error) {
+        let message = format!(
+            "sublet: the swap space of an array of {} bytes failed ({}): {}; who touches what is lost is sent SIGBUS",
+            self.parts.array.len_bytes(),
+            error.code.name(),
+            error.message
+        );
+        if self.why.set(error).is_ok() {
+            eprintln!("{message}");
+        }
+    }
+
+    pub(super) fn is_lost(&self) -> bool {
+        self.why.get().is_some()
+    }
+
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.why.get().map_or(Ok(()), |why| Err(why.clone()))
+    }
+
+    pub(super) fn statistics(&self) -> SwapStatistics {
+        self.desk().book.statistics_now()
+    }
+
+    pub(super) fn base(&self) -> NonNull<u8> {
+        self.parts.array.base()
+    }
+
+    /// Makes room for one thing, or waits a moment until somebody else has.
+    pub(super) fn make_room(&self, want: Want) {
+        let mut desk = self.desk();
+        let victims = desk.book.pick(want);
+        match victims {
+            Victims::Region(leaving) => {
+                drop(desk);
+                self.let_region_go(leaving);
+            }
+            Victims::Blocks(leaving) => {
+                drop(desk);
+                self.let_blocks_go(&leaving);
+            }
+            Victims::Slot(slot) => {
+                drop(desk);
+                self.empty_slot(slot);
+            }
+            Victims::None => self.wait_a_moment(desk),
+        }
+    }
+
+    /// Ends the threads. The pager, if it still runs, is waited for, the helpers are not.
+    pub(super) fn close(&self, is_running: bool) {
+        self.desk().book.is_closed = true;
+        self.work.notify_all();
+        if is_running && let Some(bell) = self.parts.bell.pointer(0, 1) {
+            // SAFETY: the byte is the bell's, and the pager puts a page there before it ends.
+            unsafe { bell.as_ptr().read_volatile() };
+        }
+    }
+}
+
+/// Who faults would sleep for ever, or read what is not there.
+#[cold]
+fn end_the_process(why: impl std::fmt::Display) -> ! {
+    eprintln!("sublet: a swapped array cannot go on: {why}");
+    std::process::abort()
+}
+
+/// A pager that panics would leave everybody who faults asleep for ever.
+struct EndsTheProcess;
+
+impl Drop for EndsTheProcess {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The units in which memory comes and goes: pages, blocks of pages, regions of blocks.
+
+use sublet_fabric::faults::Extent;
+use sublet_fabric::stretch::HUGE_BYTES;
+
+pub(super) const PAGE_BYTES: u64 = 4096;
+pub(super) const BLOCK_PAGES: u64 = 16;
+pub(super) const REGION_BYTES: u64 = HUGE_BYTES;
+pub(super) const REGION_PAGES: u64 = REGION_BYTES / PAGE_BYTES;
+pub(super) const REGION_BLOCKS: usize = (REGION_PAGES / BLOCK_PAGES) as usize;
+
+/// Pages of the array that follow each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) first: u64,
+    pub(super) pages: u64,
+}
+
+/// Where a block is: its region, and which of that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct BlockAt {
+    pub(super) region: usize,
+    pub(super) block: usize,
+}
+
+impl Span {
+    pub(super) fn page(page: u64) -> Span {
+        Span { first: page, pages: 1 }
+    }
+
+    pub(super) fn region(region: usize) -> Span {
+        Span { first: region as u64 * REGION_PAGES, pages: REGION_PAGES }
+    }
+
+    pub(super) fn extent(self) -> Extent {
+        Extent { offset: self.first * PAGE_BYTES, len_bytes: self.pages * PAGE_BYTES }
+    }
+
+    /// A bit for each of its pages, for a span within one block.
+    pub(super) fn mask(self) -> u16 {
+        let ones = ((1u32 << self.pages.min(BLOCK_PAGES)) - 1) as u16;
+        ones << (self.first % BLOCK_PAGES)
+    }
+}
+
+impl BlockAt {
+    pub(super) fn of(page: u64) -> BlockAt {
+        let block = (page % REGION_PAGES / BLOCK_PAGES) as usize;
+        BlockAt { region: (page / REGION_PAGES) as usize, block }
+    }
+
+    pub(super) fn first_page(self) -> u64 {
+        self.region as u64 * REGION_PAGES + self.block as u64 * BLOCK_PAGES
+    }
+
+    pub(super) fn span(self) -> Span {
+        Span { first: self.first_page(), pages: BLOCK_PAGES }
+    }
+
+    /// Those of its pages that have a bit, as few spans as there can be.
+    pub(super) fn spans(self, mask: u16) -> impl Iterator<Item = Span> {
+        let mut rest = u32::from(mask);
+        let first = self.first_page();
+        std::iter::from_fn(move || {
+            (rest != 0).then(|| {
+                let from = rest.trailing_zeros();
+                let pages = (rest >> from).trailing_ones();
+                rest &= !(((1u32 << pages) - 1) << from);
+                Span { first: first + u64::from(from), pages: u64::from(pages) }
+            })
+        })
+    }
+}

@@ -1,0 +1,178 @@
+//! What goes when room is needed.
+
+use super::book::{Book, State, Unit, Want};
+use super::slots::Slot;
+use super::units::{BlockAt, PAGE_BYTES, REGION_PAGES};
+
+/// Blocks that go at once, at most.
+const MAX_BLOCKS: usize = 32;
+/// Slots that are to have room for what is touched next.
+const SPARE_SLOTS: usize = 2;
+/// Of so many local pages one is to be free.
+const PAGES_PER_FREE: u64 = 64;
+
+/// Who goes, marked.
+pub(super) enum Victims {
+    Region(LeavingRegion),
+    Blocks(Vec<LeavingBlock>),
+    /// Nothing of use: a slot's huge page.
+    Slot(usize),
+    /// All that could go is on its way.
+    None,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct LeavingRegion {
+    pub(super) region: usize,
+    pub(super) slot: usize,
+    pub(super) is_written: bool,
+    /// Something of it is in the swap space.
+    pub(super) is_stored: bool,
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct LeavingBlock {
+    pub(super) at: BlockAt,
+    pub(super) here: u16,
+    pub(super) written: u16,
+    pub(super) stored: u16,
+}
+
+/// How it went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gone {
+    /// To the swap space, or there was no need.
+    Stored,
+    /// It was zero, and none of it was ever in the swap space.
+    Zero,
+    /// It is where it was.
+    Stayed,
+}
+
+impl Book {
+    /// What room a helper is to make.
+    pub(super) fn lacks(&self) -> Option<Want> {
+        let free = self.free_pages();
+        match self.latest {
+            Want::Slot => {
+                let more = if self.slots.empty().is_some() { free / REGION_PAGES } else { 0 };
+                let lacks = self.slots.spare() + (more as usize) < SPARE_SLOTS.min(self.slots.len() - 1);
+                (lacks && !self.queue.is_empty()).then_some(Want::Slot)
+            }
+            Want::Pages => {
+                let lacks = free < self.limit_pages / PAGES_PER_FREE;
+                let has_some = !self.queue.is_empty() || self.slots.reusable().is_some();
+                (lacks && has_some).then_some(Want::Pages)
+            }
+        }
+    }
+
+    /// Chooses and marks what goes.
+    pub(super) fn pick(&mut self, want: Want) -> Victims {
+        if want == Want::Pages
+            && let Some(slot) = self.reuse_slot()
+        {
+            return Victims::Slot(slot);
+        }
+        let mut blocks = Vec::new();
+        // Each unit is looked at once, and again as often as it is passed over.
+        for _ in 0..self.queue.len().saturating_mul(4) {
+            let Some(unit) = self.queue.pop_front() else { break };
+            if self.is_spared(unit) {
+                self.queue.push_back(unit);
+                continue;
+            }
+            match unit {
+                Unit::Region(region) if blocks.is_empty() => match self.mark_region(region) {
+                    Some(leaving) => return Victims::Region(leaving),
+                    None => {
+                        self.queue.push_front(unit);
+                        break;
+                    }
+                },
+                Unit::Region(_) => {
+                    self.queue.push_front(unit);
+                    break;
+                }
+                Unit::Block(at) => match self.mark_block(at) {
+                    Some(leaving) => blocks.push(leaving),
+                    None => self.queue.push_back(unit),
+                },
+            }
+            if blocks.len() == MAX_BLOCKS {
+                break;
+            }
+        }
+        if blocks.is_empty() { Victims::None } else { Victims::Blocks(blocks) }
+    }
+
+    fn mark_region(&mut self, region: usize) -> Option<LeavingRegion> {
+        let slot = self.slots.empty()?;
+        self.slots.set(slot, Slot::Busy);
+        let there = &mut self.regions[region];
+        there.state = State::Moving;
+        let is_stored = there.blocks().is_some_and(|blocks| blocks.iter().any(|block| block.stored != 0));
+        Some(LeavingRegion { region, slot, is_written: there.is_written, is_stored })
+    }
+
+    fn mark_block(&mut self, at: BlockAt) -> Option<LeavingBlock> {
+        let block = self.block(at);
+        if block.is_busy {
+            return None;
+        }
+        block.is_busy = true;
+        Some(LeavingBlock { at, here: block.here, written: block.written & block.here, stored: block.stored })
+    }
+
+    /// A region that goes has gone. Says whether somebody waits for it.
+    pub(super) fn region_went(&mut self, leaving: LeavingRegion, gone: Gone) -> bool {
+        let region = &mut self.regions[leaving.region];
+        if gone == Gone::Stayed {
+            region.state = State::Whole;
+            // What was moved and moved back is no longer protected.
+            region.is_written = true;
+            self.slots.set(leaving.slot, Slot::Empty);
+            self.queue.push_back(Unit::Region(leaving.region));
+        } else {
+            region.state = State::Pages;
+            region.slot = Some(leaving.slot);
+            if gone == Gone::Stored && leaving.is_written {
+                region.blocks_mut().iter_mut().for_each(|block| block.stored = u16::MAX);
+                self.statistics.written_bytes += REGION_PAGES * PAGE_BYTES;
+            }
+            self.slots.ready(leaving.slot, leaving.region, false);
+            self.went(Unit::Region(leaving.region), REGION_PAGES);
+        }
+        std::mem::take(&mut self.regions[leaving.region].is_wanted)
+    }
+
+    /// A block has gone: those of its pages that were written to the swap space, unless it stays. Says whether somebody
+    /// waits.
+    pub(super) fn block_went(&mut self, leaving: &LeavingBlock, stored: Option<u16>) -> bool {
+        let block = self.block(leaving.at);
+        block.is_busy = false;
+        let is_wanted = std::mem::take(&mut block.is_wanted);
+        match stored {
+            Some(stored) => {
+                block.stored |= stored;
+                (block.here, block.written) = (0, 0);
+                let pages = u64::from(leaving.here.count_ones());
+                self.used_pages -= pages;
+                self.statistics.written_bytes += u64::from(stored.count_ones()) * PAGE_BYTES;
+                self.went(Unit::Block(leaving.at), pages);
+            }
+            None => {
+                // As with regions.
+                block.written = block.here;
+                self.queue.push_back(Unit::Block(leaving.at));
+            }
+        }
+        is_wanted
+    }
+
+    /// A slot's huge page was given back.
+    pub(super) fn slot_emptied(&mut self, slot: usize) {
+        self.slots.set(slot, Slot::Empty);
+        self.used_pages -= REGION_PAGES;
+    }
+}

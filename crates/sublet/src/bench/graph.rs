@@ -1,0 +1,149 @@
+//! What it takes to run a graph, beside what its components do: how soon the last of three begins where workers are warm,
+//! and what is left of cold starts in a chain whose next environments are made ready ahead.
+
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use sublet_fabric::clock::monotonic_ns;
+use sublet_proto::{Code, Error};
+use sublet_runtime::Access;
+use sublet_runtime::manager::ManagerClient;
+use sublet_runtime::run::{Application, Outcome, RunOptions};
+
+use super::cold::{NS_PER_US, micros};
+use super::{PACKAGE, Samples, deploy, human_ns};
+
+/// Components of the graph that is started warm.
+const WARM_COMPONENTS: usize = 3;
+/// Components of the chain, and how long each takes.
+const CHAIN_COMPONENTS: usize = 10;
+const CHAIN_STEP: Duration = Duration::from_millis(100);
+/// How long workers are kept between two runs.
+const KEEP_ALIVE: Duration = Duration::from_secs(60);
+
+/// The figures of all runs.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    bench: &'static str,
+    n: u32,
+    /// From the request to the first instruction of the last of three components, with warm workers.
+    start_us: f64,
+    start_p99_us: f64,
+    /// Of a chain of ten steps of 100 ms, for each of them: what a run takes beyond the steps themselves, with environments
+    /// that are made ready ahead, and with none.
+    left_us: f64,
+    cold_us: f64,
+    /// How much of that is hidden, from 0 to 1, of all but the first component.
+    hidden: f64,
+}
+
+/// The headings of [`Figure::rows`].
+pub const HEADINGS: [&str; 3] = ["WHAT", "MEDIAN", "P99"];
+
+impl Figure {
+    /// For a table.
+    pub fn rows(&self) -> Vec<[String; 3]> {
+        let us = |us: f64| human_ns(us * NS_PER_US);
+        let row = |what: &str, median: String, p99: String| [what.to_owned(), median, p99];
+        vec![
+            row("request to the last of 3 warm components", us(self.start_us), us(self.start_p99_us)),
+            row("each of 10 steps in a chain, made ready ahead", us(self.left_us), String::new()),
+            row("each of 10 steps in a chain, cold", us(self.cold_us), String::new()),
+            row("hidden", format!("{:.0}%", self.hidden * 100.0), String::new()),
+        ]
+    }
+}
+
+/// Runs `n` of each.
+pub fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<Figure, Error> {
+    deploy(&ManagerClient::connect_with(access.clone())?)?;
+    let options = RunOptions { keep_alive: KEEP_ALIVE, hot_timeout: Duration::ZERO, ..RunOptions::default() };
+    let (start_us, start_p99_us) = start(access, options, n, &mut progress)?;
+    let with = |prewarm| RunOptions { prewarm, ..RunOptions::default() };
+    let (ahead, never) = (
+        open(access, "bench-ahead", CHAIN_COMPONENTS, "nap", with(Some(Duration::ZERO)))?,
+        open(access, "bench-cold", CHAIN_COMPONENTS, "nap", with(None))?,
+    );
+    let (mut left, mut cold) = (Vec::new(), Vec::new());
+    // By turns, so that both have the same machine. A chain takes a second.
+    for _ in 0..n.div_ceil(10) {
+        left.push(chain_us(&ahead)?);
+        cold.push(chain_us(&never)?);
+        progress();
+    }
+    let (left_us, cold_us) = (median(&mut left), median(&mut cold));
+    // The first is cold either way.
+    let others = |us: f64| us * CHAIN_COMPONENTS as f64 - cold_us;
+    let hidden = 1.0 - others(left_us) / others(cold_us);
+    Ok(Figure { bench: "graph", n, start_us, start_p99_us, left_us, cold_us, hidden })
+}
+
+/// How many steps of progress `n` are.
+pub fn steps(n: u32) -> u64 {
+    u64::from(n) + u64::from(n.div_ceil(10))
+}
+
+fn start(
+    access: &Access,
+    options: RunOptions,
+    n: u32,
+    progress: &mut impl FnMut(),
+) -> Result<(f64, f64), Error> {
+    let application = open(access, "bench-warm", WARM_COMPONENTS, "moment", options)?;
+    let mut samples = Samples::with_capacity(n as usize);
+    // One more, not counted: it starts the workers.
+    for number in 0..=n {
+        let asked_ns = monotonic_ns();
+        let began_ns = number_of(&application.run(&[])?)?;
+        if number > 0 {
+            samples.push(began_ns.saturating_sub(asked_ns));
+            progress();
+        }
+    }
+    Ok(micros(&mut samples))
+}
+
+/// What a chain takes for each of its steps beyond them.
+fn chain_us(application: &Application) -> Result<f64, Error> {
+    let step_ns = u64::try_from(CHAIN_STEP.as_nanos()).unwrap_or(u64::MAX);
+    let begun = Instant::now();
+    application.run(&step_ns.to_le_bytes())?;
+    let beyond = begun.elapsed().saturating_sub(CHAIN_STEP * CHAIN_COMPONENTS as u32);
+    Ok(beyond.as_nanos() as f64 / NS_PER_US / CHAIN_COMPONENTS as f64)
+}
+
+fn open(
+    access: &Access,
+    name: &str,
+    count: usize,
+    function: &str,
+    options: RunOptions,
+) -> Result<Application, Error> {
+    let component = |at: usize| {
+        let mut component =
+            json!({ "name": format!("c{at}"), "type": "compute", "package": PACKAGE, "function": function });
+        if at == 0 {
+            component["entry"] = Value::Bool(true);
+        }
+        component
+    };
+    let edge =
+        |at: usize| json!({ "type": "trigger", "from": format!("c{at}"), "to": format!("c{}", at + 1) });
+    let components: Vec<Value> = (0..count).map(component).collect();
+    let edges: Vec<Value> = (0..count - 1).map(edge).collect();
+    let document = json!({ "version": 1, "name": name, "components": components, "edges": edges });
+    Application::deploy(access.clone(), document.to_string().as_bytes(), options)
+}
+
+/// What the last component says.
+fn number_of(outcome: &Outcome) -> Result<u64, Error> {
+    let said = outcome.outputs.first().and_then(|(_, outputs)| outputs.first());
+    let number = said.and_then(|said| <[u8; 8]>::try_from(said.as_slice()).ok()).map(u64::from_le_bytes);
+    number.ok_or_else(|| Error::new(Code::Internal, "the last component said no time"))
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}

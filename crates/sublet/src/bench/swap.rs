@@ -1,0 +1,281 @@
+//! What a program loses whose array is larger than the memory it may use, beside the same program with all of it here.
+//!
+//! Both arrays are the same, one of ordinary memory in huge pages, one [`Swapped`] with its swap space on the same
+//! node. A round goes through the one and then through the other, page by page, in the same order, and does the same
+//! work on each page: it mixes the page's content for as long as was asked. What it makes of it has to be the same on
+//! both sides.
+
+use std::time::Instant;
+
+use clap::ValueEnum;
+use serde::Serialize;
+use sublet_fabric::stretch::{PageSize, Stretch};
+use sublet_proto::{Code, Error};
+use sublet_runtime::{Access, Invoker, MemoryPlan, SwapPlan, SwapStatistics, Swapped};
+
+const PAGE_BYTES: usize = 4096;
+const BLOCK_PAGES: usize = 16;
+/// What swap space grows by.
+const INCREMENT_BYTES: u64 = 64 << 20;
+/// Steps that the speed of mixing is measured by.
+const CALIBRATION: u32 = 4 << 20;
+
+/// In which order a program goes through its array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pattern {
+    /// From the first page to the last
+    Sequential,
+    /// Blocks of 64 KiB here and there, each from its first page to its last
+    RandomBlock,
+    /// Pages of 4 KiB here and there
+    RandomPage,
+}
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The order.
+    pub pattern: Pattern,
+    /// Work on each page, in microseconds; 0: each of its words is added up.
+    pub work_us: f64,
+    /// How much of the array is resident.
+    pub local: f64,
+    /// How much memory that is.
+    pub local_bytes: u64,
+    /// How many rounds.
+    pub rounds: u32,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    bench: &'static str,
+    pattern: Pattern,
+    work_us: f64,
+    local: f64,
+    len_bytes: u64,
+    local_bytes: u64,
+    n: u32,
+    /// Of a page, in the median round.
+    median_ns: f64,
+    local_median_ns: f64,
+    /// Of the two.
+    ratio: f64,
+    faults: u64,
+    read_ahead_hits: u64,
+    in_bytes: u64,
+    out_bytes: u64,
+    written_bytes: u64,
+}
+
+/// The headings of [`Figure::cells`].
+pub const HEADINGS: [&str; 9] =
+    ["PATTERN", "WORK US", "MIB", "LOCAL MIB", "ROUNDS", "NS A PAGE", "ALL LOCAL", "RATIO", "FAULTS"];
+
+impl Figure {
+    /// For a table.
+    pub fn cells(&self) -> [String; 9] {
+        let pattern = self.pattern.to_possible_value().map(|value| value.get_name().to_owned());
+        [
+            pattern.unwrap_or_default(),
+            self.work_us.to_string(),
+            (self.len_bytes >> 20).to_string(),
+            (self.local_bytes >> 20).to_string(),
+            self.n.to_string(),
+            format!("{:.0}", self.median_ns),
+            format!("{:.0}", self.local_median_ns),
+            format!("{:.2}", self.ratio),
+            self.faults.to_string(),
+        ]
+    }
+}
+
+/// Measures; `progress` is told after each round.
+pub fn run(access: &Access, plan: &Plan, mut progress: impl FnMut()) -> Result<Figure, Error> {
+    let len_bytes = plan.len_bytes()?;
+    // As a worker's threads are.
+    super::pin_client()?;
+    let client = Invoker::connect_with(access.clone())?;
+    let space = MemoryPlan::new().initial_bytes(INCREMENT_BYTES).increment_bytes(INCREMENT_BYTES);
+    let mut swapped = client.swapped(SwapPlan::new(len_bytes, plan.local_bytes), space)?;
+    let mut local = Stretch::reserve(len_bytes, PageSize::Huge)?;
+    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    write(swapped.as_mut_slice(), random.clone());
+    write(local.as_mut_slice(), random.clone());
+    let work = Work::calibrated(plan.work_us);
+    let (mut ours, mut limit, mut before) = (Vec::new(), Vec::new(), SwapStatistics::default());
+    // The first round warms both up.
+    for round in 0..=plan.rounds {
+        let order = random.clone();
+        let (took, limit_of_it) = (
+            plan.pass(swapped.as_slice(), &work, &mut random),
+            plan.pass(local.as_mut_slice(), &work, &mut order.clone()),
+        );
+        swapped.check()?;
+        if took.1 != limit_of_it.1 {
+            return Err(Error::new(Code::Internal, "a swapped array is not what was written to it"));
+        }
+        if round == 0 {
+            before = swapped.statistics();
+            continue;
+        }
+        ours.push(took.0);
+        limit.push(limit_of_it.0);
+        progress();
+    }
+    Ok(plan.figure(&swapped, before, (median(ours), median(limit))))
+}
+
+impl Plan {
+    fn len_bytes(&self) -> Result<u64, Error> {
+        let len = self.local_bytes as f64 / self.local;
+        let is_sound = self.local > 0.0 && self.local <= 1.0 && self.work_us >= 0.0 && self.work_us <= 1e6;
+        if !is_sound || len > (1u64 << 40) as f64 {
+            let message = format!(
+                "{} us of work, and {} of an array in {} bytes: a share is above 0 and at most 1, work is at most 1 s",
+                self.work_us, self.local, self.local_bytes
+            );
+            return Err(Error::new(Code::InvalidArgument, message));
+        }
+        Ok(len as u64 / (1 << 20) * (1 << 20))
+    }
+
+    /// Nanoseconds for each page, and what came of the work.
+    fn pass(&self, array: &[u8], work: &Work, random: &mut Random) -> (f64, u64) {
+        let pages = array.len() / PAGE_BYTES;
+        let (mut result, unit) = (0, self.unit_pages());
+        let units = pages / unit;
+        let begun = Instant::now();
+        for number in 0..units {
+            let chosen = match self.pattern {
+                Pattern::Sequential => number,
+                Pattern::RandomBlock | Pattern::RandomPage => random.below(units),
+            };
+            for page in array[chosen * unit * PAGE_BYTES..][..unit * PAGE_BYTES].chunks_exact(PAGE_BYTES) {
+                result ^= work.on(page, result);
+            }
+        }
+        (begun.elapsed().as_nanos() as f64 / (units * unit) as f64, result)
+    }
+
+    fn unit_pages(&self) -> usize {
+        if self.pattern == Pattern::RandomBlock { BLOCK_PAGES } else { 1 }
+    }
+
+    fn figure(&self, swapped: &Swapped, before: SwapStatistics, (ours, limit): (f64, f64)) -> Figure {
+        let now = swapped.statistics();
+        Figure {
+            bench: "swap",
+            pattern: self.pattern,
+            work_us: self.work_us,
+            local: self.local,
+            len_bytes: swapped.len_bytes(),
+            local_bytes: self.local_bytes,
+            n: self.rounds,
+            median_ns: ours,
+            local_median_ns: limit,
+            ratio: ours / limit,
+            faults: now.faults - before.faults,
+            read_ahead_hits: now.ahead - before.ahead,
+            in_bytes: now.in_bytes - before.in_bytes,
+            out_bytes: now.out_bytes - before.out_bytes,
+            written_bytes: now.written_bytes - before.written_bytes,
+        }
+    }
+}
+
+/// What is done to a page.
+struct Work {
+    /// 0: its words are added up.
+    steps: u32,
+}
+
+impl Work {
+    fn calibrated(work_us: f64) -> Work {
+        let page = [7; PAGE_BYTES];
+        let of = |steps| {
+            let begun = Instant::now();
+            std::hint::black_box(Work { steps }.on(std::hint::black_box(&page), 1));
+            begun.elapsed().as_nanos() as f64 / f64::from(steps)
+        };
+        // The fastest of some: what else the machine does makes none faster.
+        let step_ns = (0..5).map(|_| of(CALIBRATION)).fold(f64::INFINITY, f64::min);
+        Work { steps: (work_us * 1e3 / step_ns) as u32 }
+    }
+
+    #[inline]
+    fn on(&self, page: &[u8], seed: u64) -> u64 {
+        let words =
+            || page.chunks_exact(8).map(|word| word.iter().fold(0, |all, byte| all << 8 | u64::from(*byte)));
+        if self.steps == 0 {
+            return words().fold(seed, u64::wrapping_add);
+        }
+        let (mut state, mut left) = (seed, self.steps as usize);
+        while left > 0 {
+            for word in words().take(left) {
+                state = (state ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+            }
+            left = left.saturating_sub(PAGE_BYTES / 8);
+        }
+        state
+    }
+}
+
+#[derive(Clone)]
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+}
+
+fn write(array: &mut [u8], mut random: Random) {
+    for word in array.chunks_exact_mut(8) {
+        word.copy_from_slice(&random.next().to_ne_bytes());
+    }
+}
+
+fn median(mut samples: Vec<f64>) -> f64 {
+    samples.sort_by(f64::total_cmp);
+    samples.get(samples.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(pattern: Pattern) -> Plan {
+        Plan { pattern, work_us: 0.0, local: 0.5, local_bytes: 1 << 20, rounds: 1 }
+    }
+
+    #[test]
+    fn each_pattern_goes_through_as_many_pages_as_there_are_and_sees_their_content() {
+        let mut array = vec![0; 2 << 20];
+        write(&mut array, Random(1));
+        for pattern in [Pattern::Sequential, Pattern::RandomBlock, Pattern::RandomPage] {
+            let of = |array: &[u8]| plan(pattern).pass(array, &Work { steps: 600 }, &mut Random(7)).1;
+            let result = of(&array);
+            assert_eq!(result, of(&array));
+            array.chunks_exact_mut(PAGE_BYTES).for_each(|page| page[3] ^= 1);
+            assert_ne!(result, of(&array), "{pattern:?}");
+        }
+    }
+
+    #[test]
+    fn a_share_that_makes_no_sense_is_refused() {
+        for local in [0.0, -1.0, 1.5, f64::NAN, 1e-9] {
+            let refused = Plan { local, local_bytes: 64 << 20, ..plan(Pattern::Sequential) }.len_bytes();
+            assert_eq!(refused.unwrap_err().code, Code::InvalidArgument, "{local}");
+        }
+        assert_eq!(plan(Pattern::Sequential).len_bytes().unwrap(), 2 << 20);
+    }
+}
