@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::FabricError;
-use crate::region::Region;
+use crate::region::{PAGE_BYTES, Region};
 use crate::sync::{AtomicU64, Ordering};
 use crate::window::{Address, Window};
 
@@ -55,6 +55,11 @@ impl Exposed {
             .map_err(|error| FabricError::system("dup of a region", error))?;
         let none = || (0..regions.min(1 << INDEX_BITS)).map(|_| AtomicU64::new(NONE)).collect();
         Ok(Exposed { own: Region::attach(file, own.len_bytes())?, others, keys: none(), withdrawn: none() })
+    }
+
+    /// As [`Exposed::new`], of a side that has no other region.
+    pub fn alone(own: &Region) -> Result<Exposed, FabricError> {
+        Exposed::new(own, Arc::new(Window::reserve(1, PAGE_BYTES)?), 1)
     }
 
     /// Makes a region reachable; the same answer each time.

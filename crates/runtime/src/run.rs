@@ -20,13 +20,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sublet_proto::graph::{self, Graph};
-use sublet_proto::{Error, v1};
+use sublet_proto::{Code, Error, v1};
 
 use crate::access::Access;
+use crate::invocation::is_repeatable;
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
 use driver::{Driven, Driver};
-use execute::Workers;
+use execute::{Environment, Workers};
 use journal::Journal;
 
 mod driver;
@@ -72,8 +73,8 @@ pub struct Application {
     graph: Arc<Graph>,
     digest: String,
     options: RunOptions,
-    /// Workers of earlier runs, by component.
-    kept: Mutex<HashMap<usize, Vec<Workers>>>,
+    /// Workers of earlier runs.
+    kept: Mutex<HashMap<Environment, Vec<Workers>>>,
 }
 
 /// What a run has come to.
@@ -180,27 +181,29 @@ impl Application {
         Ok(Outcome { run, outputs, components: driven.uses })
     }
 
-    /// Keeps workers of a component for the next run.
-    fn keep(&self, component: usize, workers: Workers) {
+    /// Keeps workers for the next run.
+    fn keep(&self, environment: Environment, workers: Vec<Workers>) {
         if !self.options.keep_alive.is_zero() {
-            lock(&self.kept).entry(component).or_default().push(workers.rest());
-        }
-    }
-
-    /// Gives back what is kept, for somebody waits for it.
-    fn let_go(&self) {
-        let kept = std::mem::take(&mut *lock(&self.kept));
-        if !kept.is_empty() {
-            // It takes as long as their agents do. If there is no thread for it, it is done here.
-            let _ = std::thread::Builder::new().name("sublet let go".into()).spawn(move || drop(kept));
+            lock(&self.kept).entry(environment).or_default().extend(workers);
         }
     }
 
     /// Workers that were kept, if there are any.
-    fn kept(&self, component: usize) -> Option<Workers> {
+    fn kept(&self, environment: &Environment) -> Option<Workers> {
         let mut kept = lock(&self.kept);
-        let all = kept.get_mut(&component)?;
+        let all = kept.get_mut(environment)?;
         all.retain(Workers::are_there);
         all.pop()
     }
+
+    /// All that are kept, for somebody waits for what they have.
+    fn take_kept(&self) -> HashMap<Environment, Vec<Workers>> {
+        std::mem::take(&mut *lock(&self.kept))
+    }
+}
+
+/// Whether what ended so may do better another time. A lease that is ended between its grant and its attachment is refused by its
+/// agent (`permission_denied`).
+fn is_lost(code: Code) -> bool {
+    is_repeatable(code) || matches!(code, Code::PermissionDenied | Code::TicketSuperseded)
 }

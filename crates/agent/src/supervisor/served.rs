@@ -7,10 +7,9 @@ use std::sync::Arc;
 
 use sublet_fabric::exposed::{Exposed, OWN, RemoteRegion};
 use sublet_fabric::progress::Progress;
-use sublet_fabric::region::{PAGE_BYTES, Region};
+use sublet_fabric::region::Region;
 use sublet_fabric::tcp::{self, Stream};
 use sublet_fabric::tls::Identity;
-use sublet_fabric::window::Window;
 use sublet_proto::Error;
 use sublet_proto::v1::RegionKey;
 
@@ -25,9 +24,7 @@ pub(super) struct Served {
 
 impl Served {
     pub(super) fn new(region: &Region) -> Result<Served, Error> {
-        // There are no regions of both sides.
-        let none = Arc::new(Window::reserve(1, PAGE_BYTES)?);
-        let exposed = Arc::new(Exposed::new(region, none, 1)?);
+        let exposed = Arc::new(Exposed::alone(region)?);
         Ok(Served { reached: exposed.expose(OWN)?, exposed, end: None })
     }
 

@@ -9,7 +9,7 @@ use sublet_fabric::exposed::{Exposed, OWN, RemoteRegion};
 use sublet_fabric::region::{PAGE_BYTES, Region};
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
 use sublet_fabric::tcp;
-use sublet_fabric::window::{Address, Window};
+use sublet_fabric::window::Address;
 use sublet_proto::v1::{self, client_to_agent};
 use sublet_proto::{Code, Error};
 
@@ -175,6 +175,5 @@ impl Segment {
 
 /// The agent reaches nothing of this process: no key of it is told.
 fn nothing_of_ours() -> Result<Arc<Exposed>, Error> {
-    let none = Arc::new(Window::reserve(1, PAGE_BYTES)?);
-    Ok(Arc::new(Exposed::new(&Region::create("sublet-nothing", PAGE_BYTES)?, none, 1)?))
+    Ok(Arc::new(Exposed::alone(&Region::create("sublet-nothing", PAGE_BYTES)?)?))
 }

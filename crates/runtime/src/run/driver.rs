@@ -1,6 +1,6 @@
 //! Drives a run: does the steps that [`Progress`] says, one after the other, and tells it what happens.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -10,7 +10,7 @@ use sublet_proto::graph::Relation;
 use sublet_proto::v1::ComponentUse;
 use sublet_proto::{Code, Error};
 
-use super::execute::{Cancel, Ended, Executor, Failure, Go, Job};
+use super::execute::{Cancel, Ended, Environment, Executor, Failure, Go, Job, Workers};
 use super::journal::Journal;
 use super::memory::{Channels, Component, Used};
 use super::progress::{Outputs, Progress, Record, Step};
@@ -19,6 +19,9 @@ use crate::memory::MemoryPlan;
 
 /// How often it is looked how much of the memory components is used.
 const SAMPLE: Duration = Duration::from_millis(50);
+
+/// How long an environment that is made ready ahead is waited for: those of components that have just ended take a while to go.
+const EARLY_WAIT: Duration = Duration::from_millis(100);
 
 /// What happens to a run.
 pub(super) enum Event {
@@ -53,6 +56,8 @@ pub(super) struct Driver<'run> {
     journal: Journal,
     progress: Progress,
     running: HashMap<usize, Running>,
+    /// Workers of components that are done, for those that follow.
+    idle: HashMap<Environment, Vec<Workers>>,
     memories: HashMap<usize, Arc<Component>>,
     /// Those whose segments are being given back, which nothing waits for.
     leaving: Vec<(usize, JoinHandle<Used>)>,
@@ -87,6 +92,7 @@ impl<'run> Driver<'run> {
             application,
             journal,
             running: HashMap::new(),
+            idle: HashMap::new(),
             memories: HashMap::new(),
             leaving: Vec::new(),
             uses,
@@ -104,6 +110,9 @@ impl<'run> Driver<'run> {
         let outcome = self.drive(records);
         for (_, running) in self.running.drain() {
             running.cancel.cancel();
+        }
+        for (environment, workers) in std::mem::take(&mut self.idle) {
+            self.application.keep(environment, workers);
         }
         let left: Vec<usize> = self.memories.keys().copied().collect();
         left.into_iter().for_each(|memory| self.drop_memory(memory));
@@ -158,7 +167,9 @@ impl<'run> Driver<'run> {
                     }
                     running.has_begun
                 });
-                self.application.let_go();
+                let_go(
+                    self.idle.drain().chain(self.application.take_kept()).flat_map(|(_, workers)| workers),
+                );
                 Ok(Vec::new())
             }
             Event::MemoryLost { memory, generation, error } => {
@@ -193,7 +204,10 @@ impl<'run> Driver<'run> {
                 if let Some(workers) = workers {
                     self.nodes.splice(0..0, workers.nodes());
                     self.nodes.truncate(8);
-                    self.application.keep(component, workers);
+                    let compute = self.application.graph.components[component].compute();
+                    if let Some(environment) = compute.map(Environment::of) {
+                        self.idle.entry(environment).or_default().push(workers.rest());
+                    }
                 }
                 Ok(self.progress.ended(component, attempt, outputs))
             }
@@ -220,7 +234,23 @@ impl<'run> Driver<'run> {
                 Step::Finish { outputs } => return Ok(Some(outputs)),
             }
         }
+        self.release_idle();
         Ok(None)
+    }
+
+    /// Gives back the workers that no component will want.
+    fn release_idle(&mut self) {
+        if self.idle.is_empty() || !self.application.options.keep_alive.is_zero() {
+            return;
+        }
+        let graph = &self.application.graph;
+        let wanted: HashSet<Environment> = self
+            .progress
+            .waiting()
+            .filter_map(|component| graph.components[component].compute().map(Environment::of))
+            .collect();
+        let unwanted = self.idle.extract_if(|environment, _| !wanted.contains(environment));
+        let_go(unwanted.flat_map(|(_, workers)| workers));
     }
 
     fn start(&mut self, component: usize, attempt: u32, input: Arc<Vec<u8>>) -> Result<(), Error> {
@@ -237,14 +267,14 @@ impl<'run> Driver<'run> {
                 Err(unsent) => go = unsent.0,
             }
         }
-        self.spawn(component)?;
+        self.spawn(component, Duration::ZERO)?;
         let running = self.running.get_mut(&component).expect("it was spawned");
         running.has_begun = true;
         running.go.send(go).map_err(|_| Error::new(Code::Internal, "a component's thread has ended at once"))
     }
 
     /// Starts a component's thread, which makes its environment ready.
-    fn spawn(&mut self, component: usize) -> Result<(), Error> {
+    fn spawn(&mut self, component: usize, early_wait: Duration) -> Result<(), Error> {
         let Application { manager, graph, options, .. } = self.application;
         let of = &graph.components[component];
         let Some(compute) = of.compute().cloned() else {
@@ -264,13 +294,15 @@ impl<'run> Driver<'run> {
             near,
             options: options.clone(),
         };
+        let environment = Environment::of(&job.compute);
         let (go, going) = channel();
         let cancel = Arc::new(Cancel::default());
         let executor = Executor {
             manager: manager.clone(),
             job,
             cancel: cancel.clone(),
-            kept: self.application.kept(component),
+            kept: self.take_idle(&environment),
+            early_wait,
             go: going,
             tell: self.tell.clone(),
         };
@@ -286,11 +318,30 @@ impl<'run> Driver<'run> {
     fn prewarm(&mut self) {
         self.prewarm_at = None;
         let upcoming: Vec<usize> = self.progress.upcoming().collect();
+        // Each component that runs leaves its workers to one of those that it triggers.
+        let mut heirs: HashSet<usize> = HashSet::new();
         for component in upcoming {
-            if !self.running.contains_key(&component) {
-                let _ = self.spawn(component);
+            if self.running.contains_key(&component) || self.inherits(component, &mut heirs) {
+                continue;
             }
+            let _ = self.spawn(component, EARLY_WAIT);
         }
+    }
+
+    /// Whether a component will have the workers of one that triggers it, which no other has yet.
+    fn inherits(&self, component: usize, heirs: &mut HashSet<usize>) -> bool {
+        let graph = &self.application.graph;
+        let environment = |at: usize| graph.components[at].compute().map(Environment::of);
+        let before = graph.edges_to(component).filter(|edge| edge.relation == Relation::Trigger);
+        let running = before.map(|edge| edge.from).filter(|before| self.running.contains_key(before));
+        let mut alike = running.filter(|&before| environment(before) == environment(component));
+        alike.any(|before| heirs.insert(before))
+    }
+
+    /// Workers that can be used, of this run or of an earlier one.
+    fn take_idle(&mut self, environment: &Environment) -> Option<Workers> {
+        let idle = self.idle.get_mut(environment).and_then(Vec::pop);
+        idle.or_else(|| self.application.kept(environment))
     }
 
     /// The memory components that one may access, made where they are not there.
@@ -342,6 +393,15 @@ impl<'run> Driver<'run> {
         uses.used_bytes = uses.used_bytes.max(len_bytes);
         uses.allocated_byte_us += allocated_byte_us;
         uses.used_byte_us += used_byte_us;
+    }
+}
+
+/// Gives workers back, which nobody waits for: it takes as long as their agents do.
+fn let_go(workers: impl Iterator<Item = Workers>) {
+    let workers: Vec<Workers> = workers.collect();
+    if !workers.is_empty() {
+        // If there is no thread for it, it is done here.
+        let _ = std::thread::Builder::new().name("sublet leaving".into()).spawn(move || drop(workers));
     }
 }
 

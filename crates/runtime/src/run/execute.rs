@@ -1,7 +1,7 @@
 //! The thread that executes a compute component: it leases workers, waits until the component begins, and calls its instances.
 //!
 //! It may be started before its component begins, so that the environment is there by then (Scad 4.1.2). Then it takes what is
-//! free, and never waits for it: others that have begun come first.
+//! free, or becomes free soon, and gives it up when a component waits that has begun.
 
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex};
@@ -13,16 +13,31 @@ use sublet_proto::run::MAX_OUTPUT_BYTES;
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
-use super::RunOptions;
 use super::driver::Event;
 use super::memory::{Channels, Link};
 use super::progress::Outputs;
+use super::{RunOptions, is_lost};
 use crate::arena::Buffer;
-use crate::invocation::is_repeatable;
 use crate::invoker::{Allocation, CallOptions, Invoker, Policy};
 use crate::lease::Lease;
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
+
+/// What a compute component needs its workers to be. Workers of one component serve another with the same.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Environment {
+    package: String,
+    instances: u32,
+    resources: (Option<u64>, Option<String>),
+}
+
+impl Environment {
+    pub(super) fn of(compute: &Compute) -> Environment {
+        let Compute { package, parallelism, resources, .. } = compute;
+        let resources = (resources.memory_bytes, resources.pu.clone());
+        Environment { package: package.clone(), instances: *parallelism, resources }
+    }
+}
 
 /// The workers of a compute component. Dropped, they are given back.
 pub(super) struct Workers {
@@ -103,8 +118,10 @@ pub(super) struct Executor {
     pub(super) manager: Arc<ManagerClient>,
     pub(super) job: Job,
     pub(super) cancel: Arc<Cancel>,
-    /// From an earlier run.
+    /// Those of another component that is done.
     pub(super) kept: Option<Workers>,
+    /// How long it waits for workers before it says that it waits for them.
+    pub(super) early_wait: Duration,
     pub(super) go: Receiver<Go>,
     pub(super) tell: Sender<Event>,
 }
@@ -112,8 +129,7 @@ pub(super) struct Executor {
 impl Executor {
     pub(super) fn run(mut self) {
         let kept = self.kept.take().filter(Workers::are_there);
-        // Without waiting: a component that has begun may need the same.
-        let early = kept.map_or_else(|| self.lease(Duration::ZERO), Ok);
+        let early = kept.map_or_else(|| self.lease(self.early_wait), Ok);
         if let Ok(workers) = &early {
             self.cancel.watch(workers);
         }
@@ -262,7 +278,7 @@ impl Failure {
 }
 
 fn failure(error: Error) -> Failure {
-    if is_repeatable(error.code) { Failure::Lost(error) } else { Failure::Failed(error) }
+    if is_lost(error.code) { Failure::Lost(error) } else { Failure::Failed(error) }
 }
 
 /// Whether somebody else has what is wanted.

@@ -18,7 +18,7 @@ use sublet_proto::v1::{self, memory_answer};
 use sublet_proto::{Code, Error, decode};
 
 use super::driver::Event;
-use crate::invocation::is_repeatable;
+use super::is_lost;
 use crate::lease::Lease;
 use crate::lease::link::{lock, protocol};
 use crate::manager::ManagerClient;
@@ -198,8 +198,8 @@ impl Component {
         let stage = self.stage.read().unwrap_or_else(PoisonError::into_inner);
         let Stage::Made(memory) = &*stage else { return Err(self.over()) };
         memory.ensure(end).inspect_err(|error| {
-            // Where the node died on which it was to grow, it may grow elsewhere: what has met this begins again.
-            if is_repeatable(error.code) {
+            // Where a segment was lost before it was attached, it may grow elsewhere: what has met this begins again.
+            if is_lost(error.code) {
                 lock(&self.lost).get_or_insert_with(|| error.clone());
             }
         })?;

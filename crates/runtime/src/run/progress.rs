@@ -200,7 +200,8 @@ impl Progress {
         accessors(&self.graph, memory).any(|component| self.states[component] != State::Done)
     }
 
-    fn waiting(&self) -> impl Iterator<Item = usize> {
+    /// The compute components that have not begun, or are to begin again.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = usize> {
         let compute = |&component: &usize| self.graph.components[component].compute().is_some();
         (0..self.states.len()).filter(|&at| self.states[at] == State::Waiting).filter(compute)
     }

@@ -1,5 +1,6 @@
 //! What it takes to run a graph, beside what its components do: how soon the last of three begins where workers are warm,
-//! and what is left of cold starts in a chain whose next environments are made ready ahead.
+//! and what is left of cold starts in a chain whose next environments are made ready ahead. In the chain no component can have
+//! the workers of the one before it.
 
 use std::time::{Duration, Instant};
 
@@ -120,9 +121,14 @@ fn open(
     function: &str,
     options: RunOptions,
 ) -> Result<Application, Error> {
+    let is_each_its_own = options.keep_alive.is_zero();
     let component = |at: usize| {
         let mut component =
             json!({ "name": format!("c{at}"), "type": "compute", "package": PACKAGE, "function": function });
+        if is_each_its_own {
+            // No component can have the workers of the one before.
+            component["resources"] = json!({ "memory_bytes": (1 << 20) + at * 4096 });
+        }
         if at == 0 {
             component["entry"] = Value::Bool(true);
         }
