@@ -15,6 +15,7 @@
 - `local`: a platform of this program's own.
 """
 
+from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING
 
 from . import _memory, _native
@@ -87,6 +88,8 @@ __all__ = [
 
 # They need NumPy, which is there for those who want it, and are imported when they are first asked for.
 _WITH_NUMPY = frozenset(("Remote", "RemoteArray", "remote"))
+if _find_spec("numpy") is None:
+    __all__ = [name for name in __all__ if name not in _WITH_NUMPY]
 
 
 def __getattr__(name):

@@ -5,6 +5,7 @@ import gc
 import os
 import pickle
 import random
+import subprocess
 import sys
 import threading
 import tracemalloc
@@ -769,3 +770,8 @@ def test_a_child_that_was_forked_leaves_its_parents_arrays_alone(elsewhere):
         os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     assert a.sum() == 50_000
+
+
+def test_without_numpy_all_else_is_there():
+    program = "import sys; sys.modules['numpy'] = None\nfrom sublet import *\nassert memory and 'remote' not in globals()"
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -212,7 +212,8 @@ fn a_connection_without_a_ticket_is_dropped() {
 fn connections_are_bounded() {
     let node = Node::with_worker(SLEEPS);
     let connect = || Client(PacketSocket::connect(node.socket()).unwrap());
-    let silent: Vec<Client> = (0..73).map(|_| connect()).collect();
+    // A core, a segment's worth of memory, those to spare, and, for this is its user, an operator's.
+    let silent: Vec<Client> = (0..1 + 1 + 64 + 8).map(|_| connect()).collect();
     let (code, message) = connect().hear_failure();
     assert_eq!(code, Code::NoCapacity, "{message}");
     drop(silent);
