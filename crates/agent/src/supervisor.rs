@@ -386,17 +386,15 @@ impl Supervisor<'_> {
             error!(lease = lease.id, %error, "the usage of the lease's last calls is lost");
         }
         let usage = meter.close().usage;
-        if lease.is_segment() {
-            if let (End::Error(reason), None) = (&end, &relay) {
-                let_go(socket, reason);
-            }
-            drop(relay);
-            if let Err(error) = punch_hole(inbox.fd(), 0, inbox.len_bytes()) {
-                // Until nobody maps it any more.
-                error!(lease = lease.id, %error, "the memory of a segment is not free yet");
-            }
-        } else {
-            drop(relay);
+        if let (true, None, End::Error(reason)) = (lease.is_segment(), &relay, &end) {
+            let_go(socket, reason);
+        }
+        drop(relay);
+        if lease.is_segment()
+            && let Err(error) = punch_hole(inbox.fd(), 0, inbox.len_bytes())
+        {
+            // Until nobody maps it any more.
+            error!(lease = lease.id, %error, "the memory of a segment is not free yet");
         }
         drop(inbox);
         if is_dead {

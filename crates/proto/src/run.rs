@@ -6,13 +6,16 @@ pub const MAX_OUTPUT_BYTES: usize = 256 << 10;
 /// Numbers of a journal's entries end before this.
 pub const MAX_ENTRIES: u64 = 1 << 20;
 
-/// The input of a component that several instances trigger: the output of each behind its length in 8 bytes, little endian,
-/// and followed by zeros up to a multiple of 8.
-pub fn message<'output>(outputs: impl IntoIterator<Item = &'output [u8]>) -> Vec<u8> {
+/// What these outputs are as the input of a component: one as it is, of several each behind its length in 8 bytes, little
+/// endian, and followed by zeros up to a multiple of 8.
+pub fn message(outputs: &[&[u8]]) -> Vec<u8> {
+    if let [output] = outputs {
+        return output.to_vec();
+    }
     let mut message = Vec::new();
     for output in outputs {
         message.extend((output.len() as u64).to_le_bytes());
-        message.extend(output);
+        message.extend_from_slice(output);
         message.resize(message.len().next_multiple_of(8), 0);
     }
     message
@@ -29,7 +32,8 @@ mod tests {
         expected[8..11].copy_from_slice(b"abc");
         expected[24] = 8;
         expected[32..40].copy_from_slice(b"12345678");
-        assert_eq!(message([&b"abc"[..], b"", b"12345678"]), expected);
-        assert!(message([]).is_empty());
+        assert_eq!(message(&[&b"abc"[..], b"", b"12345678"]), expected);
+        assert!(message(&[]).is_empty());
+        assert_eq!(message(&[b"abc"]), b"abc");
     }
 }

@@ -152,15 +152,7 @@ impl Progress {
         if !self.is_current(component, attempt) {
             return Ok(Vec::new());
         }
-        self.losses[component] += 1;
-        if self.losses[component] > self.retries {
-            let (name, losses) = (&self.graph.components[component].name, self.losses[component]);
-            let message = format!("component {name} was lost {losses} times, at last: {error}");
-            return Err(Error::new(error.code, message));
-        }
-        let mut steps = self.discard(vec![component])?;
-        self.start_ready(&mut steps);
-        Ok(steps)
+        self.begin_again("component", component, &error)
     }
 
     /// The bytes of a memory component are gone.
@@ -171,13 +163,18 @@ impl Progress {
         if !self.is_needed(memory) {
             return Ok(Vec::new());
         }
-        self.losses[memory] += 1;
-        if self.losses[memory] > self.retries {
-            let (name, losses) = (&self.graph.components[memory].name, self.losses[memory]);
-            let message = format!("memory component {name} was lost {losses} times, at last: {error}");
+        self.begin_again("memory component", memory, &error)
+    }
+
+    /// What communicates with one that was lost begins again, unless that was lost too often.
+    fn begin_again(&mut self, what: &str, lost: usize, error: &Error) -> Result<Vec<Step>, Error> {
+        self.losses[lost] += 1;
+        if self.losses[lost] > self.retries {
+            let (name, losses) = (&self.graph.components[lost].name, self.losses[lost]);
+            let message = format!("{what} {name} was lost {losses} times, at last: {error}");
             return Err(Error::new(error.code, message));
         }
-        let mut steps = self.discard(vec![memory])?;
+        let mut steps = self.discard(vec![lost])?;
         self.start_ready(&mut steps);
         Ok(steps)
     }
@@ -302,10 +299,12 @@ impl Progress {
             handed.and_then(|handed| handed.outputs.clone()).unwrap_or_default()
         };
         let before: Vec<Outputs> = previous(&self.graph, component).map(handed).collect();
-        match before.as_slice() {
-            [] => self.input.clone(),
-            before => Arc::new(message(before)),
+        if before.is_empty() {
+            return self.input.clone();
         }
+        let outputs: Vec<&[u8]> =
+            before.iter().flat_map(|outputs| outputs.iter().map(Vec::as_slice)).collect();
+        Arc::new(run::message(&outputs))
     }
 
     fn finish(&self, steps: &mut Vec<Step>) {
@@ -318,14 +317,6 @@ impl Progress {
             Some((at, handed.outputs.clone()?))
         });
         steps.push(Step::Finish { outputs: last.collect() });
-    }
-}
-
-/// The input of a component: the output of one instance as it is, those of several as [`run::message`].
-fn message(before: &[Outputs]) -> Vec<u8> {
-    match before {
-        [outputs] if outputs.len() == 1 => outputs[0].clone(),
-        several => run::message(several.iter().flat_map(|outputs| outputs.iter()).map(Vec::as_slice)),
     }
 }
 

@@ -153,7 +153,7 @@ fn several_outputs_are_one_message() {
     progress.ended(0, 1, outputs("A"));
     progress.ended(2, 1, outputs("C"));
     let last = progress.ended(1, 1, outputs("B")).pop();
-    let message = run::message([&b"B"[..], b"C"]);
+    let message = run::message(&[b"B", b"C"]);
     assert_eq!(
         last,
         Some(Step::Start { component: 3, attempt: 1, input: Arc::new(message) }),

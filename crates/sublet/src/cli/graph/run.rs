@@ -238,9 +238,7 @@ fn line(news: &News) -> String {
 
 /// A run's output, in the form of a message.
 fn outputs(outcome: &Outcome) -> Vec<u8> {
-    let all: Vec<&Vec<u8>> = outcome.outputs.iter().flat_map(|(_, outputs)| outputs).collect();
-    match all.as_slice() {
-        [output] => output.to_vec(),
-        several => sublet_proto::run::message(several.iter().map(|output| output.as_slice())),
-    }
+    let all: Vec<&[u8]> =
+        outcome.outputs.iter().flat_map(|(_, outputs)| outputs.iter().map(Vec::as_slice)).collect();
+    sublet_proto::run::message(&all)
 }
