@@ -10,11 +10,15 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use sublet::{Allocation, CallOptions, Code, Completion, Error, Invocation, Invoker, MemoryPlan};
+use serde_json::json;
+use sublet::{
+    Allocation, Application, CallOptions, Code, Completion, Error, Invocation, Invoker, MemoryPlan,
+    RunOptions,
+};
 use sublet_fabric::ofi;
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{CLIENT_HOST, Cluster, FIRST_AGENT_HOST, Lent, Plan};
-use sublet_tests::functions::package;
+use sublet_tests::functions::{library, package};
 use sublet_tests::network::{Host, Network};
 use sublet_tests::platform::{assert_echoes, kill};
 use sublet_tests::process::{PATIENCE, is_alive, wait_until};
@@ -350,6 +354,85 @@ fn memory_of_other_machines_is_had_over_the_network_where_its_plan_says() {
         near.release().unwrap();
         other.release().unwrap();
     });
+}
+
+/// Numbers are written by one worker, and added up by two on two machines.
+fn sums() -> Vec<u8> {
+    let compute = |name: &str, function: &str, parallelism: u32| {
+        json!({
+            "name": name, "type": "compute", "package": "libcomponents", "function": function,
+            "parallelism": parallelism, "entry": name == "fill", "resources": { "memory_bytes": 16 << 20 },
+        })
+    };
+    let memory = |name: &str| {
+        json!({
+            "name": name, "type": "memory",
+            "initial_bytes": 4 << 20, "increment_bytes": 4 << 20, "limit_bytes": 128 << 20,
+        })
+    };
+    let trigger = |from: &str, to: &str| json!({ "type": "trigger", "from": from, "to": to });
+    let access = |from: &str, to: &str, rights: &str| json!({ "type": "access", "from": from, "to": to, "rights": rights });
+    let components = [
+        compute("fill", "fill", 1),
+        compute("share", "gather", 2),
+        compute("total", "total", 1),
+        memory("numbers"),
+        memory("sums"),
+    ];
+    let edges = [
+        trigger("fill", "share"),
+        trigger("share", "total"),
+        access("fill", "numbers", "write"),
+        access("share", "numbers", "read"),
+        access("share", "sums", "write"),
+        access("total", "sums", "read"),
+    ];
+    let graph = json!({ "version": 1, "name": "sums", "components": components, "edges": edges });
+    graph.to_string().into_bytes()
+}
+
+/// Runs that, on machines that lend as much memory, from this one.
+fn assert_sums(cluster: &Cluster, from: &Host, count: u64) {
+    from.run(|| {
+        let options = RunOptions { retries: 0, ..RunOptions::default() };
+        let application = Application::deploy(cluster.user("somebody"), &sums(), options).unwrap();
+        let outcome = application.run(&count.to_le_bytes()).unwrap();
+        let [(_, outputs)] = outcome.outputs.as_slice() else { panic!("{outcome:?}") };
+        let sum = u64::from_le_bytes(outputs[0].as_slice().try_into().unwrap());
+        assert_eq!(sum, count * (count + 1) / 2);
+        cluster.wait_until_idle();
+    });
+}
+
+fn deploy_components(cluster: &Cluster) {
+    let deployed = cluster.command().arg("deploy").arg(library("components.c")).output().unwrap();
+    assert!(deployed.status.success(), "{}", String::from_utf8_lossy(&deployed.stderr));
+}
+
+#[test]
+fn components_of_two_machines_share_memory_that_is_larger_than_either_lends() {
+    let Some(cluster) = cluster_with(2, &["--memory", "64MiB"]) else { return };
+    deploy_components(&cluster);
+    // 72 MiB of numbers: on both machines, and the workers are on both.
+    let count: u64 = 72 << 17;
+    assert_sums(&cluster, &host(&cluster, CLIENT_HOST), count);
+    // A client on one of the machines shares its memory with what is there, and hands connections to the other one in.
+    let at = |name: &str| cluster.folder().join(name);
+    fs::write(at("sums.json"), sums()).unwrap();
+    fs::write(at("count"), count.to_le_bytes()).unwrap();
+    let mut run = cluster.user_command(&host(&cluster, FIRST_AGENT_HOST));
+    run.args(["graph", "run", "--retries", "0"]).arg(at("sums.json"));
+    run.arg("--input").arg(at("count")).arg("--output").arg(at("sum"));
+    let said = run.output().unwrap();
+    assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+    assert_eq!(fs::read(at("sum")).unwrap(), u64::to_le_bytes(count * (count + 1) / 2));
+}
+
+#[test]
+fn where_a_node_insists_memory_travels_encrypted() {
+    let Some(cluster) = cluster_with(2, &["--encrypt", "true"]) else { return };
+    deploy_components(&cluster);
+    assert_sums(&cluster, &host(&cluster, CLIENT_HOST), 100_000);
 }
 
 #[test]

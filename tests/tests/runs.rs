@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
-use sublet::{Access, Allocation, Application, Code, Error, News, Outcome, RunOptions};
+use sublet::{Access, Allocation, Application, Code, Error, FabricChoice, News, Outcome, RunOptions};
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, Lent, Plan};
 use sublet_tests::functions::{library, package};
@@ -46,9 +46,13 @@ fn document(name: &str, components: &[Value], edges: &[Value]) -> Vec<u8> {
 
 /// Numbers are written, added up by two instances at a time, and the sums are added up.
 fn sums() -> Vec<u8> {
+    sums_by("share")
+}
+
+fn sums_by(share: &str) -> Vec<u8> {
     let components = [
         compute_with("fill", "fill", &json!({ "entry": true })),
-        compute_with("share", "share", &json!({ "parallelism": 2 })),
+        compute_with("share", share, &json!({ "parallelism": 2 })),
         compute("total", "total"),
         memory("numbers"),
         memory("sums"),
@@ -80,7 +84,9 @@ fn chain(count: usize, more: &Value) -> Vec<u8> {
 }
 
 fn platform() -> Platform {
-    let platform = Platform::start();
+    let platform = Platform::start_with(|command| {
+        command.args(["--listen", "127.0.0.1:0"]);
+    });
     deploy(&mut platform.command());
     platform
 }
@@ -147,6 +153,29 @@ fn components_share_memory_and_give_all_of_it_back() {
     assert_eq!(run["components"].as_array().unwrap().len(), 5);
 }
 
+/// As programs of other machines reach nodes.
+fn tcp(encrypted: bool) -> Option<FabricChoice> {
+    Some(FabricChoice::Tcp { encrypted })
+}
+
+#[test]
+fn workers_share_memory_of_their_node_wherever_their_client_is() {
+    let platform = platform();
+    for fabric in [tcp(false), tcp(true)] {
+        for share in ["share", "gather"] {
+            let options = RunOptions { fabric: fabric.clone(), ..RunOptions::default() };
+            let application = application_with(&platform, &sums_by(share), options);
+            for count in [1u64, 511, 300_000] {
+                let outcome = application.run(&count.to_le_bytes()).unwrap();
+                assert_eq!(total(&outcome), sum_to(count), "{share} by {fabric:?}");
+                let of = |name: &str| outcome.components.iter().find(|of| of.component == name).unwrap();
+                assert_eq!((of("share").attempts, of("numbers").used_bytes), (1, count * 8));
+            }
+        }
+    }
+    assert_idle(&platform);
+}
+
 #[test]
 fn a_function_alone_is_a_graph_of_one_component() {
     let platform = platform();
@@ -172,13 +201,18 @@ fn workers_that_are_kept_have_nothing_of_the_run_before() {
 }
 
 /// What the function `abuse` meets when it does this: an error's number and words, or nothing.
-fn abuse(platform: &Platform, rights: &str, what: u8, at: [u64; 2]) -> Result<(u32, String), Error> {
+fn abuse(
+    (platform, fabric): (&Platform, &Option<FabricChoice>),
+    rights: &str,
+    what: u8,
+    at: [u64; 2],
+) -> Result<(u32, String), Error> {
     let only = document(
         "abuse",
         &[compute_with("abuse", "abuse", &json!({ "entry": true })), memory("numbers")],
         &[access("abuse", "numbers", rights)],
     );
-    let options = RunOptions { retries: 0, ..RunOptions::default() };
+    let options = RunOptions { retries: 0, fabric: fabric.clone(), ..RunOptions::default() };
     let mut input = vec![what];
     input.extend(at[0].to_le_bytes());
     input.extend(at[1].to_le_bytes());
@@ -205,18 +239,26 @@ fn a_function_does_with_memory_what_its_edge_allows() {
         ("write", b'u', [0, 0], Code::InvalidArgument, "there is no channel 7"),
         ("write", b'x', [0, 0], Code::InvalidArgument, "no access edge from this component to \"nothing\""),
     ];
-    for (rights, what, at, code, words) in cases {
-        let (number, said) = abuse(&platform, rights, what, at).unwrap();
-        assert_eq!(number, code.number(), "{}: {said}", char::from(what));
-        assert!(said.contains(words), "{}: {said}", char::from(what));
+    for fabric in [None, tcp(false)] {
+        let on = (&platform, &fabric);
+        for (rights, what, at, code, words) in cases {
+            let (number, said) = abuse(on, rights, what, at).unwrap();
+            assert_eq!(number, code.number(), "{}: {said}", char::from(what));
+            assert!(said.contains(words), "{}: {said}", char::from(what));
+        }
+        assert_eq!(abuse(on, "write", b'g', [8, 0]).unwrap().0, 0);
+        assert_eq!(abuse(on, "write", b'w', [64 * MIB - 8, 0]).unwrap().0, 0);
     }
-    assert_eq!(abuse(&platform, "write", b'g', [8, 0]).unwrap().0, 0);
-    assert_eq!(abuse(&platform, "write", b'w', [64 * MIB - 8, 0]).unwrap().0, 0);
     assert_idle(&platform);
 }
 
 /// What a function makes of "numbers" after others have written there, with these rights.
-fn after_fill(platform: &Platform, function: &str, rights: &str) -> Result<Outcome, Error> {
+fn after_fill(
+    platform: &Platform,
+    function: &str,
+    rights: &str,
+    fabric: Option<FabricChoice>,
+) -> Result<Outcome, Error> {
     let components = [
         compute_with("fill", "fill", &json!({ "entry": true })),
         compute(function, function),
@@ -224,33 +266,33 @@ fn after_fill(platform: &Platform, function: &str, rights: &str) -> Result<Outco
     ];
     let edges =
         [trigger("fill", function), access("fill", "numbers", "write"), access(function, "numbers", rights)];
-    let options = RunOptions { retries: 0, ..RunOptions::default() };
+    let options = RunOptions { retries: 0, fabric, ..RunOptions::default() };
     application_with(platform, &document(function, &components, &edges), options).run(&8u64.to_le_bytes())
 }
 
 #[test]
 fn who_may_read_cannot_write_in_place_either() {
     let platform = platform();
-    assert_eq!(after_fill(&platform, "scribble", "write").unwrap().outputs[0].1, [b"done".to_vec()]);
-    assert_fails(
-        after_fill(&platform, "scribble", "read"),
-        Code::WorkerDied,
-        &["component scribble", "SIGSEGV"],
-    );
+    for fabric in [None, tcp(false)] {
+        let scribble = |rights| after_fill(&platform, "scribble", rights, fabric.clone());
+        assert_eq!(scribble("write").unwrap().outputs[0].1, [b"done".to_vec()]);
+        assert_fails(scribble("read"), Code::WorkerDied, &["component scribble", "SIGSEGV"]);
+    }
     assert_idle(&platform);
 }
 
 #[test]
 fn who_may_read_cannot_make_it_more() {
     let platform = platform();
-    let got = |rights| {
-        u64::from_le_bytes(
-            after_fill(&platform, "seize", rights).unwrap().outputs[0].1[0].as_slice().try_into().unwrap(),
-        )
-    };
-    // Who may write has its memory and its page of state to write.
-    assert!(got("write") >= 2);
-    assert_eq!(got("read"), 0);
+    for (fabric, most) in [(None, 2), (tcp(false), 1)] {
+        let got = |rights| {
+            let outcome = after_fill(&platform, "seize", rights, fabric.clone()).unwrap();
+            u64::from_le_bytes(outcome.outputs[0].1[0].as_slice().try_into().unwrap())
+        };
+        // Who may write has its memory to write, and on its client's machine the page of state.
+        assert!(got("write") >= most);
+        assert_eq!(got("read"), 0);
+    }
 }
 
 #[test]
@@ -362,16 +404,25 @@ fn who_has_external_effects_is_not_executed_again() {
 
 #[test]
 fn a_run_survives_the_node_of_its_components_and_memory() {
+    a_run_survives_a_node("share", None);
+}
+
+#[test]
+fn a_run_of_a_client_elsewhere_survives_the_node_of_its_components_and_memory() {
+    a_run_survives_a_node("gather", tcp(false));
+}
+
+fn a_run_survives_a_node(share: &str, fabric: Option<FabricChoice>) {
     let cluster = Cluster::start(Plan::default());
     let mut cluster = cluster;
     cluster.add_agent(Lent::cores(2));
     cluster.add_agent(Lent::cores(2));
     deploy(&mut cluster.command());
-    let options = RunOptions { retries: 10, ..RunOptions::default() };
+    let options = RunOptions { retries: 10, fabric, ..RunOptions::default() };
     let components = [
         compute_with("fill", "fill", &json!({ "entry": true })),
         compute("wait", "linger"),
-        compute_with("share", "share", &json!({ "parallelism": 2 })),
+        compute_with("share", share, &json!({ "parallelism": 2 })),
         compute("total", "total"),
         memory("numbers"),
         memory("sums"),

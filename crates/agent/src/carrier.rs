@@ -62,7 +62,7 @@ impl Wanted {
     }
 }
 
-fn new_secret() -> Result<Secret, Error> {
+pub(crate) fn new_secret() -> Result<Secret, Error> {
     let mut secret = Secret::default();
     getrandom::fill(&mut secret)
         .map_err(|error| Error::new(Code::System, format!("no random number could be had: {error}")))?;

@@ -31,6 +31,7 @@ mod connection;
 mod end;
 mod errand;
 mod gate;
+mod guests;
 mod idle;
 mod images;
 mod journal;

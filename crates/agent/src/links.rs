@@ -2,7 +2,8 @@
 //!
 //! A connection names a lease, a worker and a counter, with a proof that only who has the lease's secret can make. The
 //! thread that has taken the connection verifies that here and lays it on the lease's [`Desk`]; the lease's supervisor
-//! takes it from there, passes it to the worker process, and answers the client.
+//! takes it from there, passes it to the worker process, and answers the client. To a segment those come, too, whom its client
+//! has invited.
 //!
 //! Invariants:
 //! - A counter is good once for each lease: what somebody has recorded and plays again is refused.
@@ -11,11 +12,14 @@
 
 use std::collections::HashMap;
 use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use sublet_fabric::greeting::{Counters, DataLink, Greeting, Secret};
+use sublet_fabric::region::Region;
 use sublet_proto::{Code, Error};
 
+use crate::guests::{Guests, Rights, is_same};
 use crate::lock;
 use crate::signal::Signal;
 
@@ -39,11 +43,15 @@ pub(crate) struct Desk {
 struct State {
     counters: Counters,
     arrivals: Vec<Arrival>,
+    /// Of a segment.
+    guests: Option<Guests>,
 }
 
 /// A connection that its client has proven to be its own, and that has not been answered.
 pub(crate) struct Arrival {
     pub(crate) worker: u32,
+    /// Of who was invited.
+    pub(crate) guest: Option<Rights>,
     pub(crate) socket: TcpStream,
     pub(crate) greeting: Greeting,
 }
@@ -56,25 +64,25 @@ pub(crate) struct OpenDesk {
 }
 
 impl Links {
-    /// Opens the desk of a lease.
+    /// Opens the desk of a lease, which may have guests if it is a segment's.
     pub(crate) fn open(
         self: &Arc<Links>,
         lease: &str,
-        secret: Secret,
-        workers: u32,
+        (secret, workers): (Secret, u32),
+        guests: Option<Guests>,
     ) -> Result<OpenDesk, Error> {
         let key = lease_bytes(lease).ok_or_else(|| {
             Error::new(Code::Protocol, format!("lease {lease:?} is not named by 32 hexadecimal digits"))
         })?;
-        let desk =
-            Arc::new(Desk { secret, workers, arrived: Signal::new()?, state: Mutex::new(State::default()) });
+        let state = Mutex::new(State { guests, ..State::default() });
+        let desk = Arc::new(Desk { secret, workers, arrived: Signal::new()?, state });
         lock(&self.0).insert(key, desk.clone());
         Ok(OpenDesk { links: self.clone(), lease: key, desk })
     }
 
     /// Lays a connection on the desk that it names, if it proves to be its client's; otherwise answers it.
     pub(crate) fn arrive(&self, link: DataLink, socket: TcpStream, greeting: Greeting) -> Result<(), Error> {
-        let arrival = Arrival { worker: link.worker, socket, greeting };
+        let arrival = Arrival { worker: link.worker, guest: None, socket, greeting };
         let desk = lock(&self.0).get(&link.lease).cloned();
         match desk {
             Some(desk) => desk.lay(link.counter, arrival),
@@ -83,6 +91,24 @@ impl Links {
                 let message = format!("lease {lease:032x} has no workers here");
                 arrival.turn_away(Error::new(Code::UnknownLease, message))
             }
+        }
+    }
+
+    /// The memory of a segment of this node, for a guest on it that has this secret, and learns by this page when it is over;
+    /// nothing if it is none of this node.
+    pub(crate) fn admit(
+        &self,
+        lease: &str,
+        (guest, secret): (u32, &Secret),
+        state: &Arc<Region>,
+    ) -> Result<Option<OwnedFd>, Error> {
+        let desk = lease_bytes(lease).and_then(|lease| lock(&self.0).get(&lease).cloned());
+        let Some(desk) = desk else { return Ok(None) };
+        let mut desk = lock(&desk.state);
+        let entered = |guests: &mut Guests| guests.enter(guest, |known| is_same(known, secret));
+        match desk.guests.as_mut().and_then(entered) {
+            Some(rights) => desk.guests.as_mut().map(|guests| guests.open(rights, state)).transpose(),
+            None => Err(not_invited()),
         }
     }
 }
@@ -95,8 +121,19 @@ impl Arrival {
 }
 
 impl Desk {
-    fn lay(&self, counter: u64, arrival: Arrival) -> Result<(), Error> {
+    fn lay(&self, counter: u64, mut arrival: Arrival) -> Result<(), Error> {
         let mut state = lock(&self.state);
+        if let Some(guests) = state.guests.as_mut().filter(|_| arrival.worker > 0) {
+            let is_by = |secret: &Secret| arrival.greeting.is_by(secret);
+            arrival.guest = guests.enter(arrival.worker, is_by);
+            if arrival.guest.is_none() {
+                drop(state);
+                return arrival.turn_away(not_invited());
+            }
+            state.arrivals.push(arrival);
+            self.arrived.raise();
+            return Ok(());
+        }
         let refusal = if !arrival.greeting.is_by(&self.secret) {
             Error::new(
                 Code::PermissionDenied,
@@ -121,6 +158,12 @@ impl Desk {
         arrival.turn_away(refusal)
     }
 
+    /// Lets somebody else reach the segment.
+    pub(crate) fn invite(&self, rights: Rights) -> Result<(u32, Secret), Error> {
+        let none = || Error::new(Code::InvalidArgument, "only a segment has memory that others may reach");
+        lock(&self.state).guests.as_mut().ok_or_else(none)?.invite(rights)
+    }
+
     /// What lies here, in the order of its coming.
     pub(crate) fn take(&self) -> Vec<Arrival> {
         let mut state = lock(&self.state);
@@ -132,11 +175,18 @@ impl Desk {
 impl Drop for OpenDesk {
     fn drop(&mut self) {
         lock(&self.links.0).remove(&self.lease);
+        // From now on nobody is let in, and those who are learn of it.
+        lock(&self.desk.state).guests = None;
         let ended = Error::new(Code::LeaseEnded, "the lease has ended");
         for arrival in self.desk.take() {
             arrival.greeting.refuse(&arrival.socket, &ended);
         }
     }
+}
+
+fn not_invited() -> Error {
+    let message = "nobody was invited to the segment by this proof, or somebody has come with it before";
+    Error::new(Code::PermissionDenied, message)
 }
 
 /// A lease as its connections name it: its 32 digits as bytes, the first digits first.

@@ -43,6 +43,7 @@ use crate::signal::{WantedEnd, Watch, wait_for, wait_readable};
 use crate::worker::WorkerProcess;
 use process::end_worker;
 use relay::Relay;
+use served::Served;
 use start::Start;
 
 mod process;
@@ -50,6 +51,7 @@ mod relay;
 mod served;
 mod start;
 mod tell;
+mod usher;
 
 /// How long a client waits at most for a manager to hear of the end of its lease.
 const TELL_PATIENCE: Duration = Duration::from_secs(2);
@@ -69,6 +71,7 @@ pub(crate) fn supervise(node: &Node, socket: &Connection, held: Attached) {
     Supervisor {
         worker: None,
         relay: None,
+        served: None,
         start: Start::None,
         held,
         ending: None,
@@ -87,6 +90,8 @@ struct Supervisor<'node> {
     worker: Option<WorkerProcess>,
     /// Between nodes.
     relay: Option<Relay>,
+    /// Of a segment that is reached from elsewhere.
+    served: Option<Served>,
     start: Start,
     held: Attached,
     /// What was announced to the client.
@@ -117,7 +122,9 @@ enum Event {
     Fetched,
     /// Between nodes: the worker has said something,
     FromWorker,
-    /// connections of workers have arrived,
+    /// it asks for memory,
+    Question,
+    /// connections of workers have arrived, or to a segment,
     Links,
     /// and the client is to be told that there is somebody.
     Alive,
@@ -137,8 +144,10 @@ impl Supervisor<'_> {
     /// Until the lease ends. An error ends it, too.
     fn supervise(&mut self) -> Result<End, Error> {
         if let Some(carrier) = &self.held.carrier {
-            let segment = self.held.lease.is_segment().then_some(&self.held.inbox);
-            self.relay = Some(Relay::new(self.node, &self.held.lease, carrier, segment)?);
+            self.relay = Some(Relay::new(self.node, &self.held.lease, carrier)?);
+            if self.held.lease.is_segment() {
+                self.served()?;
+            }
         }
         // A worker that is wanted at once starts while the manager verifies the token.
         if self.held.start {
@@ -158,6 +167,15 @@ impl Supervisor<'_> {
             let event = self.next_event()?;
             end = self.handle(event)?;
         }
+    }
+
+    /// From now on the segment can be reached from elsewhere.
+    fn served(&mut self) -> Result<&mut Served, Error> {
+        if self.served.is_none() {
+            let Attached { lease, carrier, inbox, .. } = &self.held;
+            self.served = Some(Served::open(self.node, lease, carrier.as_ref(), inbox)?);
+        }
+        self.served.as_mut().ok_or_else(|| Error::new(Code::Internal, "a segment that is not served"))
     }
 
     /// Waits for the manager's word about a provisional ticket. The client may go meanwhile; what it says waits. A worker
@@ -210,11 +228,12 @@ impl Supervisor<'_> {
                 Some(self.held.end.signal.as_fd()),
                 Some(self.socket.as_fd()),
                 relay.and_then(Relay::control),
-                relay.and_then(Relay::arrived),
+                relay.and_then(Relay::arrived).or(self.served.as_ref().map(Served::arrived)),
                 self.fetched(),
+                relay.and_then(Relay::asks),
             ];
             let deadline = if self.has_more { Instant::now() } else { self.next_deadline() };
-            let [worker_ended, end_wanted, readable, said, arrived, fetched] =
+            let [worker_ended, end_wanted, readable, said, arrived, fetched, asks] =
                 wait_readable(fds, Some(deadline))?;
             if worker_ended {
                 return Ok(Event::WorkerEnded);
@@ -233,6 +252,9 @@ impl Supervisor<'_> {
             }
             if arrived {
                 return Ok(Event::Links);
+            }
+            if asks {
+                return Ok(Event::Question);
             }
             if (readable || self.has_more)
                 && let Some(event) = self.receive()
@@ -284,8 +306,16 @@ impl Supervisor<'_> {
     }
 
     fn read(&mut self, bytes: &[u8]) -> Event {
-        if self.pace.keeps(Instant::now()) {
-            return message::parse(bytes).map_or_else(Event::Garbage, Event::Message);
+        let message = match message::parse(bytes) {
+            Ok(message) => message,
+            Err(error) => return Event::Garbage(error),
+        };
+        let is_asked_for = match &message {
+            FromClient::Memory(answer) => self.relay.as_ref().is_some_and(|relay| relay.awaits(answer)),
+            _ => false,
+        };
+        if is_asked_for || self.pace.keeps(Instant::now()) {
+            return Event::Message(message);
         }
         let message = format!("the client sends more than {MAX_MESSAGES_PER_SECOND} messages a second");
         Event::Garbage(Error::new(Code::Protocol, message))
@@ -304,9 +334,13 @@ impl Supervisor<'_> {
                 self.tell_start()
             }
             Event::FromWorker => self.hear_worker(),
+            Event::Question => match self.relay.as_mut().and_then(Relay::question) {
+                Some(question) => self.tell(ToClient::Memory(question)),
+                None => Ok(None),
+            },
             Event::Links => {
-                let identity = self.held.carrier.as_ref().and_then(|carrier| carrier.identity.as_ref());
-                self.relay.iter_mut().for_each(|relay| relay.pass_links(self.node, identity));
+                self.relay.iter().for_each(Relay::pass_links);
+                self.served.iter_mut().for_each(|served| served.take_links(self.node));
                 Ok(None)
             }
             Event::Alive => self.tell_alive(),
@@ -334,7 +368,26 @@ impl Supervisor<'_> {
                 self.tell(message::failure(&Error::new(Code::Protocol, message)))
             }
             FromClient::ToWorker(message) => self.ask_worker(&message),
+            FromClient::Invite(invite) => self.invite(&invite),
+            FromClient::Memory(answer) => {
+                let answered = self.relay.as_mut().map_or(Ok(()), |relay| relay.answer(&answer));
+                answered.map_or_else(|error| self.handle(Event::Garbage(error)), |()| Ok(None))
+            }
             FromClient::Alive(_) => Ok(None),
+        }
+    }
+
+    /// Somebody else is to reach the segment.
+    fn invite(&mut self, invite: &v1::Invite) -> Result<Option<End>, Error> {
+        if !self.held.lease.is_segment() {
+            let message = format!("lease {} is of workers: it has no memory for others", self.held.lease.id);
+            return self.tell(message::failure(&Error::new(Code::InvalidArgument, message)));
+        }
+        let node = self.node;
+        let lease = self.held.lease.clone();
+        match self.served().and_then(|served| served.invite(node, &lease, invite)) {
+            Ok(invited) => self.tell(ToClient::Invited(invited)),
+            Err(error) => self.tell(message::failure(&error)),
         }
     }
 
@@ -379,7 +432,7 @@ impl Supervisor<'_> {
     }
 
     fn finish(self, end: End) {
-        let Supervisor { worker, relay, held, socket, node, .. } = self;
+        let Supervisor { worker, relay, served, held, socket, node, .. } = self;
         let Attached { lease, meter, reservation, enrolment, inbox, .. } = held;
         let is_dead = worker.is_none_or(|worker| end_worker(worker, &lease.id));
         if let Err(error) = meter.settle() {
@@ -390,6 +443,7 @@ impl Supervisor<'_> {
             let_go(socket, reason);
         }
         drop(relay);
+        drop(served);
         if lease.is_segment()
             && let Err(error) = punch_hole(inbox.fd(), 0, inbox.len_bytes())
         {

@@ -59,6 +59,9 @@ typedef struct sublet_components {
     uint32_t (*write)(sublet_context *context, sublet_channel channel, uint64_t offset, const void *from, uint64_t size);
     uint32_t (*grow)(sublet_context *context, sublet_channel channel, uint64_t size);
     uint32_t (*map)(sublet_context *context, sublet_channel channel, uint64_t offset, uint64_t size, void **at);
+    uint32_t (*read_async)(sublet_context *context, sublet_channel channel, uint64_t offset, void *into, uint64_t size);
+    uint32_t (*prefetch)(sublet_context *context, sublet_channel channel, uint64_t offset, uint64_t size);
+    uint32_t (*sync)(sublet_context *context, sublet_channel channel);
 } sublet_components;
 struct sublet_context {
     uint32_t size_bytes;
@@ -95,8 +98,10 @@ static inline uint32_t sublet_fail(sublet_context *context, const char *message)
 
 #ifndef __wasm__
 /* Components of a graph: what a function that is executed by a run shares with the others (Scad, Figure 3). A memory component
- * is one stretch of bytes from 0 on, mapped into the process: an access copies memory, and sublet_channel_map says where it
- * lies. Several instances access it at once; who writes where when is the program's to say.
+ * is one stretch of bytes from 0 on. What of it is on the worker's machine is mapped into the process: an access copies memory,
+ * and sublet_channel_map says where it lies. The rest is read and written over connections, past a cache. Several instances
+ * access it at once; who writes where when is the program's to say. What is mapped is at once where others read it, and the rest
+ * from sublet_channel_sync on, or the end of the function.
  *
  * They return 0, or an error's number as in sublet.h: sublet_why says it in words. In a call that is not of a run, and without
  * an access edge to the component, SUBLET_INVALID_ARGUMENT; beyond the end likewise; where the edge is for reading,
@@ -137,8 +142,27 @@ static inline uint32_t sublet_channel_grow(sublet_context *context, sublet_chann
     return context->components->grow(context, channel, size);
 }
 
+/* Begins to copy bytes out. They are there when sublet_channel_sync has returned, and the memory that they go to is nobody
+ * else's until then or the end of the call. */
+static inline uint32_t sublet_channel_read_async(sublet_context *context, sublet_channel channel, uint64_t offset,
+                                                 void *into, uint64_t size) {
+    return context->components->read_async(context, channel, offset, into, size);
+}
+
+/* Asks for bytes of other machines that will be read soon, and does not wait for them. */
+static inline uint32_t sublet_channel_prefetch(sublet_context *context, sublet_channel channel, uint64_t offset,
+                                               uint64_t size) {
+    return context->components->prefetch(context, channel, offset, size);
+}
+
+/* Waits for what was begun to be read, makes what was written be where others read it, and what they have synced before be read
+ * here. When a function returns, that is done for it. */
+static inline uint32_t sublet_channel_sync(sublet_context *context, sublet_channel channel) {
+    return context->components->sync(context, channel);
+}
+
 /* Where bytes of it lie, within its size: to be read, and written if the edge says so, in place during the call. To write where
- * the edge is for reading ends the process. */
+ * the edge is for reading ends the process. Bytes of another machine are nowhere: SUBLET_FABRIC_UNAVAILABLE. */
 static inline uint32_t sublet_channel_map(sublet_context *context, sublet_channel channel, uint64_t offset, uint64_t size,
                                           void **at) {
     return context->components->map(context, channel, offset, size, at);

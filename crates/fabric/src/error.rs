@@ -71,6 +71,9 @@ pub enum FabricError {
     /// A key that never was one.
     #[error("the key is of no region")]
     KeyUnknown,
+    /// A key that is good for reading alone.
+    #[error("the key is good for reading, and not for writing")]
+    ReadOnly,
     /// A peer that says what makes no sense.
     #[error("{0}")]
     Protocol(String),
@@ -111,7 +114,9 @@ impl From<FabricError> for Error {
             FabricError::Limit(_) => Code::LimitTooLow,
             FabricError::Unsupported(_) => Code::FabricUnavailable,
             FabricError::Disconnected { .. } | FabricError::TimedOut(_) => Code::AgentUnreachable,
-            FabricError::KeyExpired { .. } | FabricError::KeyUnknown => Code::KeyRefused,
+            FabricError::KeyExpired { .. } | FabricError::KeyUnknown | FabricError::ReadOnly => {
+                Code::KeyRefused
+            }
             FabricError::DoesNotFit { .. } => Code::InvalidArgument,
             _ => Code::Protocol,
         };

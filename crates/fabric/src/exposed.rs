@@ -14,7 +14,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::FabricError;
-use crate::region::{PAGE_BYTES, Region};
+use crate::region::{PAGE_BYTES, Region, read_only};
 use crate::sync::{AtomicU64, Ordering};
 use crate::window::{Address, Window};
 
@@ -39,6 +39,8 @@ pub struct RemoteRegion {
 /// See the [module](self).
 pub struct Exposed {
     own: Region,
+    /// The peer reads, and writes nothing.
+    is_read_only: bool,
     others: Arc<Window>,
     /// For each region its key, and in the second half those withdrawn.
     keys: Box<[AtomicU64]>,
@@ -54,12 +56,20 @@ impl Exposed {
             .try_clone_to_owned()
             .map_err(|error| FabricError::system("dup of a region", error))?;
         let none = || (0..regions.min(1 << INDEX_BITS)).map(|_| AtomicU64::new(NONE)).collect();
-        Ok(Exposed { own: Region::attach(file, own.len_bytes())?, others, keys: none(), withdrawn: none() })
+        let own = Region::attach(file, own.len_bytes())?;
+        Ok(Exposed { own, is_read_only: false, others, keys: none(), withdrawn: none() })
     }
 
     /// As [`Exposed::new`], of a side that has no other region.
     pub fn alone(own: &Region) -> Result<Exposed, FabricError> {
         Exposed::new(own, Arc::new(Window::reserve(1, PAGE_BYTES)?), 1)
+    }
+
+    /// As [`Exposed::alone`], for a peer that reads, and writes nothing; over TCP.
+    pub fn to_read(own: &Region) -> Result<Exposed, FabricError> {
+        let exposed = Exposed::alone(own)?;
+        let own = Region::attach_to_read(read_only(own.fd())?, own.len_bytes())?;
+        Ok(Exposed { own, is_read_only: true, ..exposed })
     }
 
     /// Makes a region reachable; the same answer each time.
@@ -99,6 +109,13 @@ impl Exposed {
         }
         let at = Address { region, offset };
         self.pointer(at, len_bytes).ok_or_else(|| FabricError::out_of_bounds(at, len_bytes))
+    }
+
+    /// As [`Exposed::find`], of an access that writes.
+    #[inline]
+    pub fn find_to_write(&self, key: u64, offset: u64, len_bytes: u64) -> Result<NonNull<u8>, FabricError> {
+        let found = self.find(key, offset, len_bytes)?;
+        if self.is_read_only { Err(FabricError::ReadOnly) } else { Ok(found) }
     }
 
     /// Where bytes of a region lie in this process.
@@ -173,6 +190,17 @@ mod tests {
             assert!(matches!(exposed.find(remote.key ^ 1 << 20, 0, 1), Err(FabricError::KeyUnknown)));
         }
         assert!(exposed.expose(1).is_err() && exposed.expose(9).is_err());
+    }
+
+    #[test]
+    fn who_is_to_read_finds_nothing_to_write() {
+        let region = Region::create("own", 4096).unwrap();
+        region.write(0, b"there").unwrap();
+        let exposed = Exposed::to_read(&region).unwrap();
+        let remote = exposed.expose(OWN).unwrap();
+        assert!(exposed.find(remote.key, 0, 5).is_ok());
+        assert!(matches!(exposed.find_to_write(remote.key, 0, 5), Err(FabricError::ReadOnly)));
+        assert!(matches!(exposed.find_to_write(remote.key ^ 1 << 20, 0, 5), Err(FabricError::KeyUnknown)));
     }
 
     #[test]

@@ -47,7 +47,7 @@ mod patience;
 pub(crate) mod records;
 mod regions;
 mod result;
-mod run;
+pub(crate) mod run;
 mod start;
 
 /// Of how many deaths of its worker process a lease remembers the reason.

@@ -34,6 +34,7 @@ pub use fabrics::FabricChoice;
 pub use invocation::{Completion, Invocation, is_repeatable};
 pub use invoker::{Allocation, CallOptions, Function, Invoker, Policy};
 pub use lease::link::{ColdStart, Notice};
+pub use memory::guest;
 pub use memory::{Memory, MemoryPlan, RawReading, Reading};
 pub use run::{Application, RunOptions};
 pub use swap::{Backing, SwapPlan, SwapStatistics, Swapped, Touching};

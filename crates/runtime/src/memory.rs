@@ -7,30 +7,27 @@
 //! machine is read and written over a connection, past a [`cache`]; an access that spans segments is split.
 //!
 //! Invariants:
-//! - What is below the capacity is attached, and mapped if it is of this machine; the capacity grows when it is, and shrinks
-//!   by `&mut` alone.
+//! - What is below the capacity is attached: [`pieces`].
 //! - Bytes that were never written are 0. What is behind the length cannot be read.
 //! - Who writes reads what it wrote. Others do from its [`Memory::sync`] on, and theirs: on the same machine at once.
 //! - When one segment has ended, all of the component has: its bytes are gone, and every access says why.
 
-use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use sublet_fabric::space::Space;
-use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
+use sublet_fabric::sync::{AtomicU64, Ordering};
 use sublet_proto::graph::{MAX_SEGMENTS, Rights};
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
-use crate::fabrics::Terms;
+use crate::fabrics::{FabricChoice, Terms};
 use crate::invoker::allocation::milliseconds;
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
-use far::Far;
 use keeper::Keeper;
+use piece::Piece;
+use pieces::Pieces;
 use segment::Segment;
 
 pub use far::{RawReading, Reading};
@@ -38,7 +35,10 @@ pub use plan::MemoryPlan;
 
 mod cache;
 mod far;
+pub mod guest;
 mod keeper;
+pub(crate) mod piece;
+pub(crate) mod pieces;
 mod plan;
 mod segment;
 
@@ -52,15 +52,10 @@ pub struct Memory {
     manager: Arc<ManagerClient>,
     plan: MemoryPlan,
     terms: Terms,
-    space: Space,
-    /// 1 if some segment is mapped. Written as the next.
-    has_mapped: AtomicU32,
-    /// There if some segment is of another machine. Made under the lock of `segments`, before the capacity that has it.
-    far: OnceLock<Far>,
-    /// All below is there. Raised under the lock of `segments`, Release; pairs with the Acquire load of every access.
-    capacity: AtomicU64,
+    pieces: Pieces,
     /// The end of what was written or resized to.
     len: AtomicU64,
+    /// In the order of their bytes. Held while one more is leased.
     segments: Mutex<Vec<Arc<Segment>>>,
     keeper: Keeper,
 }
@@ -68,18 +63,17 @@ pub struct Memory {
 impl Memory {
     pub(crate) fn new(manager: Arc<ManagerClient>, plan: MemoryPlan) -> Result<Memory, Error> {
         plan.check()?;
-        let space = Space::reserve(plan.reserved_bytes())?;
+        let keeper = Keeper::start()?;
+        let pieces = Pieces::new(plan.reserved_bytes(), Rights::Write, plan.cache(), keeper.owner())?;
+        let terms = plan.terms()?;
         Ok(Memory {
             manager,
-            terms: plan.terms()?,
             plan,
-            space,
-            has_mapped: AtomicU32::new(0),
-            far: OnceLock::new(),
-            capacity: AtomicU64::new(0),
+            terms,
+            pieces,
             len: AtomicU64::new(0),
-            keeper: Keeper::start()?,
             segments: Mutex::default(),
+            keeper,
         })
     }
 
@@ -90,11 +84,7 @@ impl Memory {
     #[inline]
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
         self.readable(offset, into.len() as u64)?;
-        if let Some(far) = self.far.get() {
-            return far.read(self, offset, into);
-        }
-        // SAFETY: all below `end` is mapped, and stays so as long as this borrows the component.
-        unsafe { self.space.read(offset, into) }.ok_or_else(|| self.beyond(offset, into.len() as u64))?;
+        self.pieces.read(offset, into)?;
         self.keeper.check()
     }
 
@@ -108,13 +98,7 @@ impl Memory {
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
         let end = self.end_of(offset, from.len() as u64)?;
         self.ensure(end)?;
-        if let Some(far) = self.far.get() {
-            far.write(self, offset, from)?;
-        } else {
-            // SAFETY: as in `read`.
-            unsafe { self.space.write(offset, from) }
-                .ok_or_else(|| self.beyond(offset, from.len() as u64))?;
-        }
+        self.pieces.write(offset, from)?;
         self.len.fetch_max(end, Ordering::AcqRel);
         self.keeper.check()
     }
@@ -125,9 +109,7 @@ impl Memory {
     /// # Errors
     /// Why it has ended; what was written is lost then, with all else.
     pub fn sync(&self) -> Result<(), Error> {
-        if let Some(far) = self.far.get() {
-            far.sync(self)?;
-        }
+        self.pieces.sync()?;
         self.keeper.check()
     }
 
@@ -138,7 +120,7 @@ impl Memory {
     /// As for [`Memory::read`].
     pub fn read_async(&self, offset: u64, into: Vec<u8>) -> Result<Reading, Error> {
         self.readable(offset, into.len() as u64)?;
-        Reading::begin(self, offset, into)
+        Reading::begin(&self.pieces, offset, into)
     }
 
     /// As [`Memory::read_async`], into any memory.
@@ -156,7 +138,7 @@ impl Memory {
     ) -> Result<RawReading, Error> {
         self.readable(offset, len_bytes)?;
         // SAFETY: as the caller vouches.
-        unsafe { RawReading::begin(self, offset, (into, len_bytes)) }
+        unsafe { RawReading::begin(&self.pieces, offset, (into, len_bytes)) }
     }
 
     /// Copies bytes in, and does not wait until they are where others read them, which [`Memory::sync`] does.
@@ -166,10 +148,7 @@ impl Memory {
     pub fn write_async(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
         let end = self.end_of(offset, from.len() as u64)?;
         self.ensure(end)?;
-        match self.far.get() {
-            Some(far) => far.write_async(self, offset, from)?,
-            None => self.put(offset, from)?,
-        }
+        self.pieces.write_async(offset, from)?;
         self.len.fetch_max(end, Ordering::AcqRel);
         self.keeper.check()
     }
@@ -177,9 +156,7 @@ impl Memory {
     /// Asks for bytes that will be read soon, and does not wait for them. What is on this machine, or beyond the end, needs no
     /// asking.
     pub fn prefetch(&self, offset: u64, len_bytes: u64) {
-        if let Some(far) = self.far.get() {
-            far.prefetch(self, offset, len_bytes.min(self.len_bytes().saturating_sub(offset)));
-        }
+        self.pieces.prefetch(offset, len_bytes.min(self.len_bytes().saturating_sub(offset)));
     }
 
     /// Where bytes lie in this process, if they are within the length: to be read and written in place, with the care that
@@ -188,10 +165,9 @@ impl Memory {
     /// # Errors
     /// As for [`Memory::read`]; `fabric_unavailable` for bytes of another machine.
     pub fn mapped(&self, offset: u64, len_bytes: u64) -> Result<NonNull<u8>, Error> {
-        let end = self.readable(offset, len_bytes)?;
+        self.readable(offset, len_bytes)?;
         self.keeper.check()?;
-        self.each_piece((offset, end), |segment, _, _| segment.mapped().map(drop))?;
-        self.space.pointer(offset, len_bytes).ok_or_else(|| self.beyond(offset, len_bytes))
+        self.pieces.mapped(offset, len_bytes)
     }
 
     /// How many bytes there are to be read.
@@ -201,7 +177,7 @@ impl Memory {
 
     /// How many bytes are leased.
     pub fn capacity_bytes(&self) -> u64 {
-        self.capacity.load(Ordering::Acquire)
+        self.pieces.capacity()
     }
 
     /// Leases so many bytes, if there are fewer.
@@ -223,20 +199,13 @@ impl Memory {
         // What was written to lines that go, too, so that none of them is written later.
         self.sync()?;
         let before = self.len.swap(len_bytes, Ordering::AcqRel);
-        let mut segments = lock(&self.segments);
-        while let Some(last) = segments.last().filter(|last| last.offset >= len_bytes) {
-            if last.file().is_some() {
-                // SAFETY: this is the only borrow of the component, so nobody accesses it.
-                unsafe { self.space.unmap(last.offset, last.len_bytes) }?;
+        while self.pieces.remove_last(len_bytes)?.is_some() {
+            if let Some(segment) = lock(&self.segments).pop() {
+                self.keeper.release(&segment);
+                self.keeper.ended(&segment);
             }
-            self.capacity.store(last.offset, Ordering::Release);
-            self.keeper.release(last);
-            self.keeper.ended(last);
-            segments.pop();
         }
-        let kept = segments.last().map_or(0, |last| last.offset + last.len_bytes).min(before);
-        drop(segments);
-        self.zero(len_bytes, kept)
+        self.zero(len_bytes, before.min(self.pieces.capacity()))
     }
 
     /// Lets all segments end this long from now, as far as the manager allows.
@@ -275,20 +244,35 @@ impl Memory {
         self.keeper.on_end(Box::new(call));
     }
 
-    /// The segments from this place on: where each begins, how long it is, and its memory.
-    ///
-    /// # Errors
-    /// `fabric_unavailable` for one of another machine.
-    pub(crate) fn files_from(&self, offset: u64) -> Result<Vec<(u64, u64, OwnedFd)>, Error> {
-        let segments = lock(&self.segments);
-        let from = segments.iter().filter(|segment| segment.offset >= offset);
-        from.map(|segment| {
-            let file = segment.mapped()?.try_clone_to_owned();
-            let file =
-                file.map_err(|error| Error::new(Code::System, format!("dup of a segment: {error}")))?;
-            Ok((segment.offset, segment.len_bytes, file))
-        })
-        .collect()
+    /// The pieces from this place on.
+    pub(crate) fn pieces_from(&self, offset: u64) -> Vec<Arc<Piece>> {
+        self.pieces.from(offset)
+    }
+
+    /// Somebody who reaches it knows that it has ended: why, as soon as an agent says so.
+    pub(crate) fn await_end(&self) -> Error {
+        self.keeper.await_end()
+    }
+
+    /// A segment is out of somebody's reach, and the component has ended with it.
+    pub(crate) fn lost(&self, segment: &str, error: Error) -> Error {
+        let piece = self.pieces.from(0).into_iter().find(|piece| piece.segment == segment);
+        match piece {
+            Some(piece) => self.keeper.owner().failed(&piece, error),
+            None => error,
+        }
+    }
+
+    /// Lets somebody else reach a piece: once, with the ticket that this returns.
+    pub(crate) fn invite(&self, piece: &Piece, rights: Rights) -> Result<v1::SegmentTicket, Error> {
+        let segment = lock(&self.segments).iter().find(|segment| segment.lease.id == piece.segment).cloned();
+        let over = || Error::new(Code::LeaseEnded, format!("segment {} was given back", piece.segment));
+        let segment = segment.ok_or_else(over)?;
+        let network = segment.network.as_ref().ok_or_else(|| guest::no_network(&segment.lease))?;
+        let encrypted = matches!(self.terms.fabric, FabricChoice::Tcp { encrypted: true });
+        let invite = v1::Invite { writable: rights == Rights::Write, encrypted };
+        let invited = self.keeper.invite(&segment, invite)?;
+        Ok(v1::SegmentTicket { address: network.address.clone(), invited: Some(invited) })
     }
 
     /// The end of a stretch that can be read.
@@ -311,7 +295,7 @@ impl Memory {
     /// Makes so many bytes be leased.
     #[inline]
     pub(crate) fn ensure(&self, end: u64) -> Result<(), Error> {
-        if end <= self.capacity.load(Ordering::Acquire) { Ok(()) } else { self.grow(end) }
+        if end <= self.pieces.capacity() { Ok(()) } else { self.grow(end) }
     }
 
     #[cold]
@@ -319,7 +303,7 @@ impl Memory {
         let mut segments = lock(&self.segments);
         loop {
             self.keeper.check()?;
-            let capacity = self.capacity.load(Ordering::Acquire);
+            let capacity = self.pieces.capacity();
             if end <= capacity {
                 return Ok(());
             }
@@ -331,46 +315,10 @@ impl Memory {
             let len_bytes = self.plan.segment_bytes(capacity);
             let grants = self.manager.request_lease(self.plan.request(len_bytes))?.grants;
             let segment = Arc::new(Segment::attach(grants, (capacity, len_bytes), &self.terms)?);
-            match segment.file() {
-                Some(file) => {
-                    // SAFETY: the range is beyond the capacity, where nobody accesses anything.
-                    unsafe { self.space.map(capacity, file, len_bytes, Rights::Write) }?;
-                    self.has_mapped.store(1, Ordering::Relaxed);
-                }
-                None => drop(self.far.get_or_init(|| Far::new(self.plan.cache()))),
-            }
+            self.pieces.add(segment.piece.clone())?;
             self.keeper.watch(segment.clone());
             segments.push(segment);
-            self.capacity.store(capacity + len_bytes, Ordering::Release);
         }
-    }
-
-    #[inline]
-    fn has_mapped(&self) -> bool {
-        self.has_mapped.load(Ordering::Relaxed) != 0
-    }
-
-    /// The segment in which a byte below the capacity lies.
-    fn segment_at(&self, offset: u64) -> Result<Arc<Segment>, Error> {
-        let segments = lock(&self.segments);
-        let index = segments.partition_point(|segment| segment.offset + segment.len_bytes <= offset);
-        segments.get(index).cloned().ok_or_else(|| self.beyond(offset, 1))
-    }
-
-    /// Does something to each piece of a stretch below the capacity: its segment, where it begins, which bytes it has.
-    fn each_piece(
-        &self,
-        (offset, end): (u64, u64),
-        mut what: impl FnMut(&Arc<Segment>, u64, Range<usize>) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let mut at = offset;
-        while at < end {
-            let segment = self.segment_at(at)?;
-            let until = end.min(segment.offset + segment.len_bytes);
-            what(&segment, at, (at - offset) as usize..(until - offset) as usize)?;
-            at = until;
-        }
-        Ok(())
     }
 
     fn zero(&self, from: u64, to: u64) -> Result<(), Error> {
@@ -378,10 +326,10 @@ impl Memory {
         let mut at = from;
         while at < to {
             let len = (to - at).min(ZEROS_BYTES);
-            self.put(at, &zeros[..len as usize])?;
+            self.pieces.put(at, &zeros[..len as usize])?;
             at += len;
         }
-        self.settle(from, to.max(from))
+        self.pieces.settle(from, to.max(from))
     }
 
     #[cold]
@@ -403,9 +351,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         // What was asked for ahead is waited for no more, though its agent may stand still.
-        for segment in lock(&self.segments).iter() {
-            segment.disconnect("the memory component is gone");
-        }
+        self.pieces.disconnect("the memory component is gone");
         self.keeper.close();
     }
 }

@@ -13,7 +13,8 @@
 //!   journal.rs what was recorded
 //! ```
 //!
-//! Memory is mapped, so that components that access some are on the client's machine; others may be anywhere.
+//! Components and memory may be on any machines. What of a memory component is on a worker's own is mapped there, whichever machine
+//! the client is on; the rest is reached over a connection from machine to machine, which carries nothing through the client.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -23,6 +24,7 @@ use sublet_proto::graph::{self, Graph};
 use sublet_proto::{Code, Error, v1};
 
 use crate::access::Access;
+use crate::fabrics::FabricChoice;
 use crate::invocation::is_repeatable;
 use crate::lease::link::lock;
 use crate::manager::ManagerClient;
@@ -52,6 +54,9 @@ pub struct RunOptions {
     pub hot_timeout: Duration,
     /// Leases end by themselves after so long; nothing of a run may take longer. An hour if nothing is said.
     pub lease_timeout: Duration,
+    /// What carries the calls of components, and the bytes of memory to and from other machines. If nothing is said: shared
+    /// memory on the same machine, and the best common network else.
+    pub fabric: Option<FabricChoice>,
 }
 
 impl Default for RunOptions {
@@ -63,6 +68,7 @@ impl Default for RunOptions {
             keep_alive: Duration::ZERO,
             hot_timeout: Duration::ZERO,
             lease_timeout: Duration::from_secs(3600),
+            fabric: None,
         }
     }
 }

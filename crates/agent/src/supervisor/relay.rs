@@ -10,21 +10,20 @@
 //!   neither makes the agent keep more than a few words.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prost::Message;
 use sublet_fabric::greeting::PULSE;
 use sublet_fabric::packet::{PacketError, PacketSocket};
-use sublet_fabric::region::Region;
-use sublet_fabric::tls::Identity;
 use sublet_proto::v1::worker_to_client::Body as FromWorker;
 use sublet_proto::v1::{self, ClientToWorker, WorkerToClient, client_to_worker};
 use sublet_proto::{Code, Error, MAX_PACKET_BYTES, decode};
 use tracing::{debug, info};
 
-use super::served::Served;
+use super::usher::Usher;
 use crate::carrier::Carrier;
-use crate::links::{Arrival, OpenDesk};
+use crate::links::{Arrival, Links, OpenDesk};
 use crate::node::Node;
 use crate::signal::wait_readable;
 
@@ -39,10 +38,10 @@ const MAX_LAST_WORDS: usize = 512;
 
 /// See the [module](self).
 pub(super) struct Relay {
-    /// Of tcp.
+    /// Of tcp; a segment has none.
     desk: Option<OpenDesk>,
-    /// Of a segment, in place of a process.
-    served: Option<Served>,
+    /// Of the node, if it is on a network.
+    links: Option<Arc<Links>>,
     next_alive: Instant,
     process: Option<Process>,
 }
@@ -55,6 +54,8 @@ struct Process {
     /// It has answered with its readiness.
     is_ready: bool,
     last_words: Option<Error>,
+    /// While it executes a component that accesses memory.
+    usher: Option<Usher>,
 }
 
 /// What came out of a message.
@@ -67,32 +68,24 @@ pub(super) enum Relayed {
 }
 
 impl Relay {
-    /// For the processes of a lease, or for the memory of a segment.
-    pub(super) fn new(
-        node: &Node,
-        lease: &v1::Lease,
-        carrier: &Carrier,
-        segment: Option<&Region>,
-    ) -> Result<Relay, Error> {
+    /// For the processes of a lease.
+    pub(super) fn new(node: &Node, lease: &v1::Lease, carrier: &Carrier) -> Result<Relay, Error> {
         let desk = match (&node.gate, carrier.secret) {
-            // A segment has one connection, as if it had one worker.
-            (Some(gate), Some(secret)) => Some(gate.links.open(&lease.id, secret, lease.cores.max(1))?),
+            (Some(gate), Some(secret)) if !lease.is_segment() => {
+                Some(gate.links.open(&lease.id, (secret, lease.cores), None)?)
+            }
             _ => None,
         };
-        let served = segment.map(Served::new).transpose()?;
-        Ok(Relay { desk, served, next_alive: Instant::now(), process: None })
-    }
-
-    /// How the client reaches a segment.
-    pub(super) fn memory(&self) -> Option<v1::RegionKey> {
-        self.served.as_ref().map(Served::key)
+        let links = node.gate.as_ref().map(|gate| gate.links.clone());
+        Ok(Relay { desk, links, next_alive: Instant::now(), process: None })
     }
 
     /// A worker process was started; this is the client's end of its control socket.
     pub(super) fn begin(&mut self, control: PacketSocket) -> Result<(), Error> {
         control.set_send_timeout(SEND_PATIENCE)?;
         let control = Some(control);
-        self.process = Some(Process { control, unanswered: 0, is_ready: false, last_words: None });
+        self.process =
+            Some(Process { control, unanswered: 0, is_ready: false, last_words: None, usher: None });
         Ok(())
     }
 
@@ -110,6 +103,28 @@ impl Relay {
     /// Readable when the worker has said something.
     pub(super) fn control(&self) -> Option<BorrowedFd<'_>> {
         self.process.as_ref()?.control.as_ref().map(PacketSocket::as_fd)
+    }
+
+    /// Readable when the worker asks for memory.
+    pub(super) fn asks(&self) -> Option<BorrowedFd<'_>> {
+        self.process.as_ref()?.usher.as_ref()?.asks()
+    }
+
+    /// What it asks, for the client.
+    pub(super) fn question(&mut self) -> Option<v1::RunMessage> {
+        self.process.as_mut()?.usher.as_mut()?.hear()
+    }
+
+    /// Whether the client was asked for this.
+    pub(super) fn awaits(&self, message: &v1::RunMessage) -> bool {
+        let usher = self.process.as_ref().and_then(|process| process.usher.as_ref());
+        usher.is_some_and(|usher| usher.awaits(message))
+    }
+
+    /// Passes on what the client says about memory. Of a process that is gone it needs no saying.
+    pub(super) fn answer(&mut self, message: &v1::RunMessage) -> Result<(), Error> {
+        let usher = self.process.as_mut().and_then(|process| process.usher.as_mut());
+        usher.map_or(Ok(()), |usher| usher.answer(message))
     }
 
     /// Readable when connections have arrived.
@@ -133,7 +148,20 @@ impl Relay {
             let message = format!("the worker has {MAX_UNANSWERED} messages to answer already");
             return Err(Error::new(Code::Protocol, message));
         }
-        match control.send(message, &[]) {
+        let mut socket = None;
+        // What makes no sense the worker refuses.
+        if let Ok(ClientToWorker { body: Some(client_to_worker::Body::Run(run)) }) =
+            decode("a client's message to its worker", message)
+        {
+            // That of a run before ends here.
+            process.usher = None;
+            if let Some(links) = self.links.as_ref().filter(|_| run.channels > 0) {
+                let (usher, theirs) = Usher::begin(run.number, links.clone())?;
+                (process.usher, socket) = (Some(usher), Some(theirs));
+            }
+        }
+        let sockets: Vec<_> = socket.iter().map(AsFd::as_fd).collect();
+        match control.send(message, &sockets) {
             Ok(()) => process.unanswered += 1,
             // Its end will be noticed.
             Err(PacketError::PeerGone) => {}
@@ -158,17 +186,10 @@ impl Relay {
         }
     }
 
-    /// Passes on the connections that have arrived, or turns them away. Those of a segment are served here.
-    pub(super) fn pass_links(&mut self, node: &Node, identity: Option<&Identity>) {
+    /// Passes on the connections that have arrived, or turns them away.
+    pub(super) fn pass_links(&self) {
         let Some(open) = &self.desk else { return };
         for arrival in open.desk.take() {
-            if let Some(served) = &mut self.served {
-                let taken = node.progress().and_then(|progress| served.take(arrival, identity, &progress));
-                if let Err(error) = taken {
-                    info!(%error, "a connection to a segment was lost before it was served");
-                }
-                continue;
-            }
             match self.pass_link(&arrival) {
                 // A client that is gone meanwhile needs no answer.
                 Ok(()) => drop(arrival.greeting.accept(&arrival.socket)),
@@ -234,7 +255,7 @@ mod tests {
 
     fn relay() -> (Relay, PacketSocket) {
         let (ours, workers) = PacketSocket::pair().unwrap();
-        let mut relay = Relay { desk: None, served: None, next_alive: Instant::now(), process: None };
+        let mut relay = Relay { desk: None, links: None, next_alive: Instant::now(), process: None };
         relay.begin(ours).unwrap();
         (relay, workers)
     }

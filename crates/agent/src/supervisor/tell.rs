@@ -8,7 +8,7 @@ use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
 use super::Supervisor;
-use super::relay::Relay;
+use super::served::Served;
 use super::start::Outcome;
 use crate::end::End;
 use crate::message::{self, ToClient};
@@ -24,7 +24,7 @@ impl Supervisor<'_> {
             ticks_per_ns: self.node.calibration.ticks_per_ns(),
             link_secret: carrier.and_then(|carrier| carrier.secret).map_or(Vec::new(), Vec::from),
             worker_certificate: identity.map_or(Vec::new(), |identity| identity.certificate.clone()),
-            memory: self.relay.as_ref().and_then(Relay::memory),
+            memory: self.served.as_ref().map(Served::key).transpose()?,
         });
         match carrier {
             None => self.tell_with(attached, &[held.inbox.fd()]),

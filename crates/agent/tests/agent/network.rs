@@ -3,12 +3,17 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prost::Message;
+use sublet_fabric::exposed::{Exposed, OWN, RemoteRegion};
 use sublet_fabric::greeting::{self, DataLink, Kind};
 use sublet_fabric::packet::PacketError;
+use sublet_fabric::region::{PAGE_BYTES, Region};
 use sublet_fabric::remote::RemoteSocket;
+use sublet_fabric::tcp::{self, Stream};
+use sublet_fabric::window::Address;
 use sublet_proto::network::Fabric;
 use sublet_proto::v1::agent_to_client::Body as FromAgent;
 use sublet_proto::v1::client_to_agent::Body as ToAgent;
@@ -357,4 +362,102 @@ fn a_lease_of_this_machine_is_as_before() {
     assert_eq!(client.hear_failure().0, Code::Protocol);
     assert!(client.0.receive(Some(Duration::from_millis(600))).is_err(), "no signs of life within a machine");
     assert!(is_alive(started.pid));
+}
+
+/// A segment, whose client is on the node's own machine.
+fn segment(node: &Node) -> Client {
+    let lease = Lease { package: String::new(), cores: 0, memory_bytes: 1 << 20, ..node.lease(LEASE) };
+    let client = node.show(lease);
+    client.hear_attached();
+    client
+}
+
+fn invite(client: &Client, invite: Invite) -> Invited {
+    client.say(ToAgent::Invite(invite));
+    match client.hear().0 {
+        FromAgent::Invited(invited) => invited,
+        other => panic!("{other:?} instead of an invitation"),
+    }
+}
+
+/// What a guest has of a segment.
+fn guest(node: &Node, invited: &Invited) -> tcp::Endpoint {
+    let (socket, answer) = link(node, LEASE, (invited.guest, 1), &invited.secret);
+    answer.unwrap();
+    let nothing = Region::create("nothing", PAGE_BYTES).unwrap();
+    let end = tcp::Endpoint::new(Arc::new(Exposed::alone(&nothing).unwrap()), None);
+    end.connect(Stream::plain(socket).unwrap()).unwrap();
+    let RegionKey { key, base } = invited.memory.unwrap();
+    end.reach(OWN, RemoteRegion { key, base, len_bytes: 1 << 20 }).unwrap();
+    end
+}
+
+#[test]
+fn a_segment_is_reached_by_who_was_invited_once_and_for_what_was_said() {
+    let node = node();
+    let client = segment(&node);
+    let (reader, writer) =
+        (invite(&client, Invite::default()), invite(&client, Invite { writable: true, encrypted: false }));
+    assert_ne!((reader.guest, &reader.secret), (writer.guest, &writer.secret));
+    assert_ne!(reader.memory, writer.memory, "who may read has a key of its own");
+    let refused = |guest: u32, secret: &[u8], code| {
+        let error = link(&node, LEASE, (guest, 1), secret).1.unwrap_err();
+        assert_eq!(error.code, code, "{error}");
+    };
+    refused(reader.guest, &writer.secret, Code::PermissionDenied);
+    refused(99, &reader.secret, Code::PermissionDenied);
+    refused(0, &reader.secret, Code::PermissionDenied);
+    let (reads, writes) = (guest(&node, &reader), guest(&node, &writer));
+    refused(reader.guest, &reader.secret, Code::PermissionDenied);
+    let at = |offset| Address { region: OWN, offset };
+    let mut bytes = [0; 5];
+    writes.put(at(4096), b"bytes").unwrap();
+    writes.get(at(4096), &mut [0; 1]).unwrap();
+    reads.get(at(4096), &mut bytes).unwrap();
+    assert_eq!(&bytes, b"bytes");
+    // Who writes where it may not is cut off, and nothing is written.
+    reads.put(at(4096), b"other").unwrap();
+    assert!(reads.get(at(4096), &mut bytes).is_err());
+    writes.get(at(4096), &mut bytes).unwrap();
+    assert_eq!(&bytes, b"bytes");
+    let late = invite(&client, Invite::default());
+    client.say(ToAgent::Release(Release {}));
+    assert!(matches!(client.hear().0, FromAgent::LeaseEnded(ended) if ended.code == 0));
+    assert!(writes.get(at(0), &mut bytes).is_err());
+    refused(late.guest, &late.secret, Code::UnknownLease);
+}
+
+#[test]
+fn nobody_is_invited_to_workers_or_to_a_node_without_a_network() {
+    let node = node();
+    let (workers, _) = Remote::attach(&node);
+    workers.say(ToAgent::Invite(Invite::default()));
+    assert_eq!(workers.hear_failure().code, Code::InvalidArgument);
+    workers.release();
+    let silent = Node::with_worker(SLEEPS);
+    let client = segment(&silent);
+    client.say(ToAgent::Invite(Invite::default()));
+    assert_eq!(client.hear_failure().0, Code::FabricUnavailable);
+}
+
+#[test]
+fn where_the_node_insists_guests_are_encrypted() {
+    let node = node_with(SLEEPS, |network| network.encrypt = true);
+    let client = segment(&node);
+    assert!(!invite(&client, Invite::default()).certificate.is_empty());
+    let open = node_with(SLEEPS, |_| {});
+    let client = segment(&open);
+    assert!(invite(&client, Invite::default()).certificate.is_empty());
+    assert!(!invite(&client, Invite { encrypted: true, writable: false }).certificate.is_empty());
+}
+
+#[test]
+fn what_a_client_says_of_memory_that_nobody_asked_for_is_not_passed_on() {
+    let node = node();
+    let (client, _) = Remote::attach(&node);
+    // No process runs that could have asked, and then none that executes a component.
+    client.say(ToAgent::Memory(RunMessage { run: 1, message: b"\xff".to_vec() }));
+    client.start();
+    client.say(ToAgent::Memory(RunMessage { run: 1, message: b"\xff".to_vec() }));
+    client.release();
 }

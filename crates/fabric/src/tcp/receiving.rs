@@ -137,7 +137,7 @@ impl Endpoint {
     fn apply(&self, frame: Frame, inbox: &mut Inbox) -> Result<(), FabricError> {
         match frame {
             Frame::Put { key, offset, len_bytes } => {
-                let into = self.exposed.find(key, offset, len_bytes)?;
+                let into = self.exposed.find_to_write(key, offset, len_bytes)?;
                 inbox.deliver(Destination { into, len_bytes, request: None });
                 Ok(())
             }
@@ -181,10 +181,10 @@ impl Endpoint {
         }
     }
 
-    /// A line, a watch or a word that the peer names.
+    /// A line, a watch or a word that the peer names, to write there.
     #[inline]
     fn shared<T: Shared>(&self, key: u64, offset: u64) -> Result<&T, FabricError> {
-        let pointer: NonNull<T> = self.exposed.find(key, offset, size_of::<T>() as u64)?.cast();
+        let pointer: NonNull<T> = self.exposed.find_to_write(key, offset, size_of::<T>() as u64)?.cast();
         if !pointer.is_aligned() {
             let region = (key & ((1 << REGION_BITS) - 1)) as u32;
             return Err(FabricError::unaligned(Address { region, offset }, align_of::<T>() as u64));

@@ -19,6 +19,7 @@ use sublet_proto::{Code, Error};
 use super::agent::AgentSocket;
 use super::alarm::Alarms;
 use super::records::Records;
+use super::run::Questions;
 use super::{Lease, WorkerLink};
 
 /// How long an agent may take to answer.
@@ -64,6 +65,7 @@ pub(super) struct Link {
     pub(super) bell: OwnedFd,
     pub(super) control: Mutex<Control>,
     pub(super) ended: Mutex<Endings>,
+    pub(super) questions: Mutex<Questions>,
     pub(super) changed: Condvar,
     pub(super) alarms: Alarms,
     /// When the agent last said anything, by this machine's monotonic clock. Written by the monitor.
@@ -153,6 +155,7 @@ impl Link {
             bell,
             control: Mutex::new(control),
             ended: Mutex::new(Endings::default()),
+            questions: Mutex::default(),
             changed: Condvar::new(),
             alarms: Alarms::new(),
             heard_ns: AtomicU64::new(0),

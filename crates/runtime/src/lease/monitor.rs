@@ -132,6 +132,7 @@ impl Lease {
         match read_agent(packet) {
             Ok(Heard::Answer(result)) => drop(told.answer.try_send(result)),
             Ok(Heard::FromWorker(bytes)) => drop(told.worker.try_send(FromWorker::Said(bytes))),
+            Ok(Heard::Question(question)) => self.pass_question(question),
             Ok(Heard::Alive) => {}
             Ok(Heard::WorkerExited(error)) => {
                 self.worker_ended(error);
@@ -250,6 +251,7 @@ impl Lease {
 enum Heard {
     Answer(Answer),
     FromWorker(Vec<u8>),
+    Question(v1::RunMessage),
     Alive,
     WorkerExited(Error),
     Ending(Error, Duration),
@@ -266,6 +268,7 @@ fn read_agent(mut packet: Packet) -> Result<Heard, Error> {
             Ok(Heard::Answer(Err(error_of(failure.code, failure.message))))
         }
         Some(agent_to_client::Body::FromWorker(bytes)) => Ok(Heard::FromWorker(bytes)),
+        Some(agent_to_client::Body::Memory(question)) => Ok(Heard::Question(question)),
         Some(agent_to_client::Body::Alive(_)) => Ok(Heard::Alive),
         Some(agent_to_client::Body::Renewed(_)) => Ok(Heard::Answer(Ok(Answered::Renewed))),
         Some(agent_to_client::Body::Ending(ending)) => {

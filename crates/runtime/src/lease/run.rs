@@ -1,36 +1,85 @@
-//! Telling a lease's worker process of the run for which it executes a component.
+//! Telling a lease's worker process of the run for which it executes a component, and hearing what it asks.
 
 use std::os::fd::BorrowedFd;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use sublet_fabric::sync::Ordering;
-use sublet_proto::v1::{self, client_to_worker, worker_to_client};
+use sublet_proto::v1::{self, client_to_agent, client_to_worker, worker_to_client};
 use sublet_proto::{Code, Error};
 
 use super::link::{lock, protocol};
 use super::{Lease, RUNNING};
 
+/// Questions of a worker process on another machine that nobody has heard. It asks one after the other.
+const QUESTIONS: usize = 4;
+
+/// What goes along with a run.
+pub(crate) enum Told<'a> {
+    /// It accesses no memory.
+    Nothing,
+    /// The socket on which the process asks.
+    Here(BorrowedFd<'a>),
+    /// For the process's agent, that asks: encoded answers which are not asked for.
+    Relayed(Vec<Vec<u8>>),
+}
+
 impl Lease {
-    /// Tells the process that runs, and gives it the socket on which it asks for memory. Says how many processes of the lease
-    /// had ended before that one.
+    /// Whether its worker processes are reached over a network.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.carrier.remote().is_some()
+    }
+
+    /// Tells the process that runs. Says how many processes of the lease had ended before that one.
     ///
     /// # Errors
-    /// `worker_died` if none runs, and `fabric_unavailable` if it is on another machine and is to access memory.
-    pub(crate) fn tell_run(&self, run: v1::Run, socket: Option<BorrowedFd<'_>>) -> Result<u64, Error> {
-        if socket.is_some() && self.carrier.remote().is_some() {
-            let (lease, node) = (self.id(), &self.description.node);
-            let message = format!(
-                "the workers of lease {lease} are on node {node}, which this machine shares no memory with: memory components do not reach them"
-            );
-            return Err(Error::new(Code::FabricUnavailable, message));
-        }
+    /// `worker_died` if none runs.
+    pub(crate) fn tell_run(&self, run: v1::Run, told: Told<'_>) -> Result<u64, Error> {
         let control = lock(&self.link.control);
         if self.status.load(Ordering::Acquire) != RUNNING {
             return Err(Error::new(Code::WorkerDied, "the worker ended before it was told of its run"));
         }
-        let sockets: Vec<BorrowedFd<'_>> = socket.into_iter().collect();
-        match self.ask_worker(&control, client_to_worker::Body::Run(run), &sockets)? {
+        let number = run.number;
+        let run = client_to_worker::Body::Run(run);
+        let answer = match told {
+            Told::Nothing => self.ask_worker(&control, run, &[])?,
+            Told::Here(socket) => self.ask_worker(&control, run, &[socket])?,
+            Told::Relayed(answers) => self.ask_worker_with(&control, run, || {
+                answers.into_iter().try_for_each(|answer| self.answer_memory(number, answer))
+            })?,
+        };
+        match answer {
             worker_to_client::Body::RunTaken(_) => Ok(control.exits),
             other => Err(protocol(format!("the worker answered a run with {other:?}"))),
+        }
+    }
+
+    /// Begins a run of which questions about memory come here. With its number.
+    pub(crate) fn hear_questions(&self) -> (u32, Receiver<Vec<u8>>) {
+        let (ask, heard) = sync_channel(QUESTIONS);
+        let mut questions = lock(&self.link.questions);
+        questions.run += 1;
+        questions.ask = Some(ask);
+        (questions.run, heard)
+    }
+
+    /// Nobody answers questions of this run any more.
+    pub(crate) fn hear_no_questions(&self, run: u32) {
+        let mut questions = lock(&self.link.questions);
+        if questions.run == run {
+            questions.ask = None;
+        }
+    }
+
+    /// Answers one.
+    pub(crate) fn answer_memory(&self, run: u32, message: Vec<u8>) -> Result<(), Error> {
+        self.tell_agent(client_to_agent::Body::Memory(v1::RunMessage { run, message }))
+    }
+
+    /// The worker process asks something, by its agent. What it asks beyond its turn is not heard.
+    pub(super) fn pass_question(&self, question: v1::RunMessage) {
+        let questions = lock(&self.link.questions);
+        if let Some(ask) = questions.ask.as_ref().filter(|_| questions.run == question.run) {
+            let _ = ask.try_send(question.message);
         }
     }
 
@@ -38,4 +87,12 @@ impl Lease {
     pub(crate) fn exits(&self) -> u64 {
         lock(&self.link.ended).exits
     }
+}
+
+/// Where a worker process's questions go.
+#[derive(Default)]
+pub(super) struct Questions {
+    /// The latest run of which there were any.
+    run: u32,
+    ask: Option<SyncSender<Vec<u8>>>,
 }

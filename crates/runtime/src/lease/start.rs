@@ -224,16 +224,33 @@ impl Lease {
         let answer = match &control.worker {
             None => return Err(died("before it could be asked")),
             Some(WorkerSocket::Local(socket)) => ask_by_socket(socket, &bytes, fds)?,
-            Some(WorkerSocket::Remote) => self.ask_by_agent(control, bytes)?,
+            Some(WorkerSocket::Remote) => self.ask_by_agent(control, bytes, || Ok(()))?,
         };
         read_worker(&answer)
     }
 
-    fn ask_by_agent(&self, control: &Control, bytes: Vec<u8>) -> Result<Vec<u8>, Error> {
+    /// Asks a worker process on another machine something, and tells its agent more before it answers.
+    pub(super) fn ask_worker_with(
+        &self,
+        control: &Control,
+        body: client_to_worker::Body,
+        more: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<worker_to_client::Body, Error> {
+        let bytes = v1::ClientToWorker { body: Some(body) }.encode_to_vec();
+        read_worker(&self.ask_by_agent(control, bytes, more)?)
+    }
+
+    fn ask_by_agent(
+        &self,
+        control: &Control,
+        bytes: Vec<u8>,
+        more: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<Vec<u8>, Error> {
         while control.said.try_recv().is_ok() {}
         // An end from now on is said there, after it was counted here.
         self.check_lives(control)?;
         self.tell_agent(client_to_agent::Body::ToWorker(bytes))?;
+        more()?;
         self.hear_worker(control)
     }
 

@@ -7,20 +7,19 @@ use sublet_fabric::sync::{AtomicU32, Ordering};
 use sublet_fabric::tcp::Getting;
 use sublet_proto::Error;
 
-use super::Memory;
 use super::cache::{Asked, Cache, Source};
-use super::keeper::Keeper;
-use super::segment::Segment;
+use super::piece::Piece;
+use super::pieces::{Owner, Pieces};
 
-/// What a component with segments on other machines has more than another.
+/// What a component with pieces on other machines has more than another.
 pub(super) struct Far {
     cache: Option<Cache<AskedBlock>>,
 }
 
-/// Bytes of a segment that were asked for. Dropped, it waits for them.
+/// Bytes of a piece that were asked for. Dropped, it waits for them.
 pub(super) struct Asking {
     getting: Option<Getting>,
-    /// How many there are of the segment.
+    /// How many there are of the piece.
     asked: Arc<AtomicU32>,
 }
 
@@ -32,7 +31,7 @@ pub(super) struct AskedBlock {
 }
 
 /// All of a component, with nothing of it kept here.
-struct Elsewhere<'a>(&'a Memory);
+struct Elsewhere<'a>(&'a Pieces);
 
 impl Far {
     pub(super) fn new(cache: Option<Cache<AskedBlock>>) -> Far {
@@ -40,105 +39,72 @@ impl Far {
     }
 
     #[inline]
-    pub(super) fn read(&self, memory: &Memory, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+    pub(super) fn read(&self, pieces: &Pieces, offset: u64, into: &mut [u8]) -> Result<(), Error> {
         match &self.cache {
-            Some(cache) if !memory.has_mapped() => cache.read(&Elsewhere(memory), offset, into)?,
-            _ => self.read_pieces(memory, offset, into)?,
+            Some(cache) if !pieces.has_mapped() => cache.read(&Elsewhere(pieces), offset, into),
+            _ => self.read_pieces(pieces, offset, into),
         }
-        memory.keeper.check()
     }
 
-    fn read_pieces(&self, memory: &Memory, offset: u64, into: &mut [u8]) -> Result<(), Error> {
-        memory.each_piece((offset, offset + into.len() as u64), |segment, at, part| match &self.cache {
-            Some(cache) if segment.file().is_none() => cache.read(&Elsewhere(memory), at, &mut into[part]),
-            _ => memory.get_of(segment, at, &mut into[part]),
+    fn read_pieces(&self, pieces: &Pieces, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+        pieces.each_piece((offset, offset + into.len() as u64), |piece, at, part| match &self.cache {
+            Some(cache) if piece.file().is_none() => cache.read(&Elsewhere(pieces), at, &mut into[part]),
+            _ => pieces.get_of(piece, at, &mut into[part]),
         })
     }
 
     /// Without a cache it is there when this returns.
-    pub(super) fn write(&self, memory: &Memory, offset: u64, from: &[u8]) -> Result<(), Error> {
-        self.write_async(memory, offset, from)?;
-        if self.cache.is_none() { memory.settle(offset, offset + from.len() as u64) } else { Ok(()) }
+    pub(super) fn write(&self, pieces: &Pieces, offset: u64, from: &[u8]) -> Result<(), Error> {
+        self.write_async(pieces, offset, from)?;
+        if self.cache.is_none() { pieces.settle(offset, offset + from.len() as u64) } else { Ok(()) }
     }
 
-    pub(super) fn write_async(&self, memory: &Memory, offset: u64, from: &[u8]) -> Result<(), Error> {
-        memory.each_piece((offset, offset + from.len() as u64), |segment, at, part| match &self.cache {
-            Some(cache) if segment.file().is_none() => cache.write(&Elsewhere(memory), at, &from[part]),
-            _ => memory.put_to(segment, at, &from[part]),
+    pub(super) fn write_async(&self, pieces: &Pieces, offset: u64, from: &[u8]) -> Result<(), Error> {
+        pieces.each_piece((offset, offset + from.len() as u64), |piece, at, part| match &self.cache {
+            Some(cache) if piece.file().is_none() => cache.write(&Elsewhere(pieces), at, &from[part]),
+            _ => pieces.put_to(piece, at, &from[part]),
         })
     }
 
-    pub(super) fn prefetch(&self, memory: &Memory, offset: u64, len_bytes: u64) {
+    pub(super) fn prefetch(&self, pieces: &Pieces, offset: u64, len_bytes: u64) {
         if let Some(cache) = &self.cache {
-            cache.prefetch(&Elsewhere(memory), offset, len_bytes);
+            cache.prefetch(&Elsewhere(pieces), offset, len_bytes);
         }
     }
 
-    pub(super) fn sync(&self, memory: &Memory) -> Result<(), Error> {
+    pub(super) fn sync(&self, pieces: &Pieces) -> Result<(), Error> {
         if let Some(cache) = &self.cache {
-            cache.sync(&Elsewhere(memory))?;
+            cache.sync(&Elsewhere(pieces))?;
         }
-        memory.settle(0, memory.capacity_bytes())
+        pieces.settle(0, pieces.capacity())
     }
 
     /// What was written to a stretch is sent, so that what is asked for afterwards has it.
-    fn write_back(&self, memory: &Memory, offset: u64, end: u64) -> Result<(), Error> {
+    fn write_back(&self, pieces: &Pieces, offset: u64, end: u64) -> Result<(), Error> {
         let Some(cache) = &self.cache else { return Ok(()) };
-        cache.write_back(&Elsewhere(memory), offset, end - offset)
+        cache.write_back(&Elsewhere(pieces), offset, end - offset)
     }
 }
 
-impl Memory {
-    /// Copies bytes to where they belong, past any cache. On other machines they are when they are settled.
-    pub(super) fn put(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
-        let end = offset + from.len() as u64;
-        self.each_piece((offset, end), |segment, at, part| self.put_to(segment, at, &from[part]))
-    }
-
-    /// Waits until all that was put to the segments of a stretch is there.
-    pub(super) fn settle(&self, offset: u64, end: u64) -> Result<(), Error> {
-        self.each_piece((offset, end), |segment, _, _| {
-            if segment.file().is_some() {
-                return Ok(());
-            }
-            segment.settle().map_err(|error| self.keeper.failed(&segment.lease.id, error))
-        })
-    }
-
-    fn get_of(&self, segment: &Segment, at: u64, into: &mut [u8]) -> Result<(), Error> {
-        if segment.file().is_none() {
-            return segment.get(at, into).map_err(|error| self.keeper.failed(&segment.lease.id, error));
-        }
-        // SAFETY: this segment is mapped, as long as this borrows the component.
-        unsafe { self.space.read(at, into) }.ok_or_else(|| self.beyond(at, into.len() as u64))
-    }
-
-    fn put_to(&self, segment: &Segment, at: u64, from: &[u8]) -> Result<(), Error> {
-        if segment.file().is_none() {
-            return segment.put(at, from).map_err(|error| self.keeper.failed(&segment.lease.id, error));
-        }
-        // SAFETY: as in `get_of`.
-        unsafe { self.space.write(at, from) }.ok_or_else(|| self.beyond(at, from.len() as u64))
-    }
-
-    /// Asks for bytes of one segment of another machine. None: not now.
+impl Pieces {
+    /// Asks for bytes of one piece of another machine. None: not now.
     ///
     /// # Safety
-    /// As for [`Memory::read_async_raw`].
+    /// As for [`Memory::read_async_raw`](super::Memory::read_async_raw).
     unsafe fn ask_of(
         &self,
-        segment: &Segment,
+        piece: &Piece,
         at: u64,
         (into, len_bytes): (NonNull<u8>, u64),
     ) -> Result<Option<Asking>, Error> {
         // SAFETY: as the caller vouches.
-        let asked = unsafe { segment.begin_get(at, into, len_bytes) };
+        let asked = unsafe { piece.begin_get(at, into, len_bytes) };
         if let Ok(Some(asking)) = &asked
             && asking.is_first()
         {
-            self.keeper.attend();
+            self.owner.attend();
         }
-        asked.map_err(|error| self.keeper.failed(&segment.lease.id, error))
+        asked.map_err(|error| self.owner.failed(piece, error))
     }
 }
 
@@ -146,12 +112,12 @@ impl Source for Elsewhere<'_> {
     type Asked = AskedBlock;
 
     fn end(&self) -> u64 {
-        self.0.capacity_bytes()
+        self.0.capacity()
     }
 
     fn get(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
         let end = offset + into.len() as u64;
-        self.0.each_piece((offset, end), |segment, at, part| self.0.get_of(segment, at, &mut into[part]))
+        self.0.each_piece((offset, end), |piece, at, part| self.0.get_of(piece, at, &mut into[part]))
     }
 
     fn put(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
@@ -159,14 +125,14 @@ impl Source for Elsewhere<'_> {
     }
 
     fn ask(&self, offset: u64, len_bytes: usize) -> Option<AskedBlock> {
-        let segment = self.0.segment_at(offset).ok()?;
-        if segment.file().is_some() || offset + len_bytes as u64 > segment.offset + segment.len_bytes {
+        let piece = self.0.piece_at(offset).ok()?;
+        if piece.file().is_some() || offset + len_bytes as u64 > piece.end() {
             return None;
         }
         let mut bytes = vec![0; len_bytes];
         let into = (NonNull::from(&mut *bytes).cast(), len_bytes as u64);
         // SAFETY: they stay where they are, with the asking, which is dropped first.
-        let asked = unsafe { self.0.ask_of(&segment, offset, into) };
+        let asked = unsafe { self.0.ask_of(&piece, offset, into) };
         // What fails is told to whoever needs it.
         Some(AskedBlock { asking: asked.ok()??, bytes })
     }
@@ -218,17 +184,17 @@ pub struct Reading {
 
 /// As [`Reading`], into memory of the caller's. Dropped, it waits for them.
 pub struct RawReading {
-    /// What is on its way, each with the lease of its segment.
-    asked: Vec<(String, Asking)>,
-    keeper: Keeper,
+    /// What is on its way, each with its piece.
+    asked: Vec<(Arc<Piece>, Asking)>,
+    owner: Arc<dyn Owner>,
 }
 
 impl Reading {
     /// As many bytes as `bytes` has.
-    pub(super) fn begin(memory: &Memory, offset: u64, mut bytes: Vec<u8>) -> Result<Reading, Error> {
+    pub(super) fn begin(pieces: &Pieces, offset: u64, mut bytes: Vec<u8>) -> Result<Reading, Error> {
         let into = (NonNull::from(&mut *bytes).cast(), bytes.len() as u64);
         // SAFETY: they stay where they are, with what waits for them, which is dropped first.
-        let pending = unsafe { RawReading::begin(memory, offset, into) }?;
+        let pending = unsafe { RawReading::begin(pieces, offset, into) }?;
         Ok(Reading { pending, bytes })
     }
 
@@ -244,39 +210,39 @@ impl Reading {
 
 impl RawReading {
     /// # Safety
-    /// As for [`Memory::read_async_raw`].
-    pub(super) unsafe fn begin(
-        memory: &Memory,
+    /// As for [`Memory::read_async_raw`](super::Memory::read_async_raw).
+    pub(crate) unsafe fn begin(
+        pieces: &Pieces,
         offset: u64,
         (into, len_bytes): (NonNull<u8>, u64),
     ) -> Result<RawReading, Error> {
         let end = offset + len_bytes;
-        if let Some(far) = memory.far.get() {
-            far.write_back(memory, offset, end)?;
+        if let Some(far) = pieces.far() {
+            far.write_back(pieces, offset, end)?;
         }
         let mut asked = Vec::new();
-        memory.each_piece((offset, end), |segment, at, part| {
+        pieces.each_piece((offset, end), |piece, at, part| {
             // SAFETY: the place has all of the bytes, and so this part of them, which nobody else writes to.
             let asking = unsafe {
                 let into = into.add(part.start);
-                match segment.file() {
-                    None => memory.ask_of(segment, at, (into, part.len() as u64))?,
+                match piece.file() {
+                    None => pieces.ask_of(piece, at, (into, part.len() as u64))?,
                     Some(_) => None,
                 }
             };
             match asking {
-                Some(asking) => asked.push((segment.lease.id.clone(), asking)),
+                Some(asking) => asked.push((piece.clone(), asking)),
                 None => {
                     // SAFETY: as above.
                     let mut into = unsafe { NonNull::slice_from_raw_parts(into.add(part.start), part.len()) };
                     // SAFETY: as above; until this returns it is the caller's to lend.
-                    memory.get_of(segment, at, unsafe { into.as_mut() })?;
+                    pieces.get_of(piece, at, unsafe { into.as_mut() })?;
                 }
             }
             Ok(())
         })?;
-        memory.keeper.check()?;
-        Ok(RawReading { asked, keeper: memory.keeper.clone() })
+        pieces.owner.check()?;
+        Ok(RawReading { asked, owner: pieces.owner.clone() })
     }
 
     /// Waits for them.
@@ -284,9 +250,9 @@ impl RawReading {
     /// # Errors
     /// Why the component has ended.
     pub fn wait(self) -> Result<(), Error> {
-        for (lease, asking) in self.asked {
-            asking.wait().map_err(|error| self.keeper.failed(&lease, error))?;
+        for (piece, asking) in self.asked {
+            asking.wait().map_err(|error| self.owner.failed(&piece, error))?;
         }
-        self.keeper.check()
+        self.owner.check()
     }
 }

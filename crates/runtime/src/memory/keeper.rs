@@ -12,6 +12,8 @@ use sublet_fabric::sync::{AtomicU32, Ordering};
 use sublet_proto::v1::{self, agent_to_client, client_to_agent};
 use sublet_proto::{Code, Error, decode};
 
+use super::piece::Piece;
+use super::pieces::Owner;
 use super::segment::Segment;
 use crate::lease::link::{AGENT_TIMEOUT, error_of, lock, protocol};
 
@@ -25,6 +27,8 @@ pub(super) struct Keeper(Arc<Shared>);
 struct Shared {
     /// Rung when there is a segment more or one fewer.
     bell: OwnedFd,
+    /// Held by whoever asks an agent something: one at a time.
+    asking: Mutex<()>,
     inside: Mutex<Inside>,
     changed: Condvar,
     /// Not 0: the component has ended. Written by the thread, Release, when the reason is there.
@@ -37,8 +41,8 @@ struct Inside {
     watched: Vec<Arc<Segment>>,
     /// Those that are being given back: their end is none of the component's.
     leaving: HashMap<String, Option<v1::Usage>>,
-    /// The answer to the renewal that is under way.
-    renewed: Option<Result<(), Error>>,
+    /// The answer to what an agent is asked.
+    answer: Option<Result<Answer, Error>>,
     why_ended: Option<Error>,
     /// Called when the component has ended.
     on_end: Vec<OnEnd>,
@@ -46,12 +50,18 @@ struct Inside {
 
 type OnEnd = Box<dyn FnOnce(Error) + Send>;
 
+/// What the agent of a segment answers.
+enum Answer {
+    Renewed,
+    Invited(v1::Invited),
+}
+
 impl Keeper {
     pub(super) fn start() -> Result<Keeper, Error> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|error| Error::new(Code::System, format!("eventfd: {error}")))?;
         let (inside, changed, ended) = (Mutex::default(), Condvar::new(), AtomicU32::new(0));
-        let shared = Arc::new(Shared { bell, inside, changed, ended });
+        let shared = Arc::new(Shared { bell, asking: Mutex::default(), inside, changed, ended });
         let thread = shared.clone();
         std::thread::Builder::new().name("sublet memory".into()).spawn(move || thread.run()).map_err(
             |error| Error::new(Code::System, format!("starting the thread of a memory component: {error}")),
@@ -75,7 +85,14 @@ impl Keeper {
     /// have been of it no more.
     #[inline]
     pub(super) fn check(&self) -> Result<(), Error> {
-        if self.0.ended.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(self.why_ended()) }
+        self.0.check()
+    }
+
+    /// Somebody knows that it has ended: why, as soon as an agent says so.
+    pub(super) fn await_end(&self) -> Error {
+        drop(self.0.wait_until(WORD_GRACE, |inside| inside.why_ended.is_some()));
+        let unsaid = || Error::new(Code::LeaseEnded, "the memory component has ended, and nobody says why");
+        self.check().err().unwrap_or_else(unsaid)
     }
 
     /// Begins to give a segment back.
@@ -85,21 +102,9 @@ impl Keeper {
         let _ = segment.agent.tell(client_to_agent::Body::Release(v1::Release {}));
     }
 
-    /// Why an access of a segment failed. One that is out of reach has ended, and the component with it: what became of the
-    /// access is not known. Why it ended is the agent's to say, if it is there.
-    #[cold]
-    pub(super) fn failed(&self, lease: &str, error: Error) -> Error {
-        if error.code == Code::AgentUnreachable {
-            let mut inside = self.0.wait_until(WORD_GRACE, |inside| inside.why_ended.is_some());
-            inside.why_ended.get_or_insert_with(|| error.clone());
-            for segment in inside.watched.iter().filter(|segment| segment.lease.id == lease) {
-                let _ = segment.agent.tell(client_to_agent::Body::Release(v1::Release {}));
-            }
-            drop(inside);
-            self.0.set_ended();
-            self.0.changed.notify_all();
-        }
-        self.check().err().unwrap_or(error)
+    /// As the pieces know it.
+    pub(super) fn owner(&self) -> Arc<dyn Owner> {
+        self.0.clone()
     }
 
     /// Has this called when the component has ended; at once if it has.
@@ -108,11 +113,6 @@ impl Keeper {
         if self.0.ended.load(Ordering::Acquire) != 0 {
             self.0.set_ended();
         }
-    }
-
-    /// Something is asked for: what comes of it is to be taken in.
-    pub(super) fn attend(&self) {
-        self.0.ring();
     }
 
     /// The lease of a segment that is being given back, with what it used, if its agent says so in time.
@@ -124,28 +124,72 @@ impl Keeper {
         v1::Lease { usage, ..segment.lease.clone() }
     }
 
-    /// Shows the agent of a segment a ticket with a later end. One at a time.
+    /// Shows the agent of a segment a ticket with a later end.
     pub(super) fn renew(&self, segment: &Segment, ticket: Vec<u8>) -> Result<(), Error> {
-        lock(&self.0.inside).renewed = None;
-        segment.agent.tell(client_to_agent::Body::Renew(v1::Renew { ticket }))?;
-        let is_told = |inside: &Inside| inside.renewed.is_some() || inside.why_ended.is_some();
+        match self.ask(segment, client_to_agent::Body::Renew(v1::Renew { ticket }))? {
+            Answer::Renewed => Ok(()),
+            Answer::Invited(_) => Err(protocol("the agent answered a renewal with an invitation")),
+        }
+    }
+
+    /// Has the agent of a segment let somebody else reach it.
+    pub(super) fn invite(&self, segment: &Segment, invite: v1::Invite) -> Result<v1::Invited, Error> {
+        match self.ask(segment, client_to_agent::Body::Invite(invite))? {
+            Answer::Invited(invited) => Ok(invited),
+            Answer::Renewed => Err(protocol("the agent answered an invitation with a renewal")),
+        }
+    }
+
+    fn ask(&self, segment: &Segment, question: client_to_agent::Body) -> Result<Answer, Error> {
+        let _asking = lock(&self.0.asking);
+        lock(&self.0.inside).answer = None;
+        segment.agent.tell(question)?;
+        let is_told = |inside: &Inside| inside.answer.is_some() || inside.why_ended.is_some();
         let mut inside = self.0.wait_until(AGENT_TIMEOUT, is_told);
         let late = || {
             let message = format!("the agent of segment {} does not answer", segment.lease.id);
             Error::new(Code::AgentUnreachable, message)
         };
         let why_ended = inside.why_ended.clone();
-        inside.renewed.take().or(why_ended.map(Err)).unwrap_or_else(|| Err(late()))
+        inside.answer.take().or(why_ended.map(Err)).unwrap_or_else(|| Err(late()))
+    }
+}
+
+impl Owner for Shared {
+    #[inline]
+    fn check(&self) -> Result<(), Error> {
+        if self.ended.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(self.why_ended()) }
     }
 
+    /// One that is out of reach has ended, and the component with it: what became of the access is not known. Why it ended is the
+    /// agent's to say, if it is there.
     #[cold]
-    fn why_ended(&self) -> Error {
-        let why = lock(&self.0.inside).why_ended.clone();
-        why.unwrap_or_else(|| Error::new(Code::Internal, "a memory component ended without a reason"))
+    fn failed(&self, piece: &Piece, error: Error) -> Error {
+        if error.code == Code::AgentUnreachable {
+            let mut inside = self.wait_until(WORD_GRACE, |inside| inside.why_ended.is_some());
+            inside.why_ended.get_or_insert_with(|| error.clone());
+            for segment in inside.watched.iter().filter(|segment| segment.lease.id == piece.segment) {
+                let _ = segment.agent.tell(client_to_agent::Body::Release(v1::Release {}));
+            }
+            drop(inside);
+            self.set_ended();
+            self.changed.notify_all();
+        }
+        self.check().err().unwrap_or(error)
+    }
+
+    /// What comes is to be taken in.
+    fn attend(&self) {
+        self.ring();
     }
 }
 
 impl Shared {
+    #[cold]
+    fn why_ended(&self) -> Error {
+        let why = lock(&self.inside).why_ended.clone();
+        why.unwrap_or_else(|| Error::new(Code::Internal, "a memory component ended without a reason"))
+    }
     fn ring(&self) {
         // A full bell is a rung one.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
@@ -209,7 +253,7 @@ impl Shared {
     /// Sleeps until an agent says something, something comes that was asked for, or the bell is rung, and sees to that.
     fn wait_and_hear(&self, watched: &[Arc<Segment>], until: Option<Duration>) {
         let until = until.and_then(|left| Timespec::try_from(left).ok());
-        let awaited: Vec<_> = watched.iter().filter_map(|one| Some((one, one.awaited()?))).collect();
+        let awaited: Vec<_> = watched.iter().filter_map(|one| Some((one, one.piece.awaited()?))).collect();
         let readable = |fd| PollFd::from_borrowed_fd(fd, PollFlags::IN);
         let mut fds = vec![PollFd::new(&self.bell, PollFlags::IN)];
         fds.extend(watched.iter().map(|segment| readable(segment.agent.as_fd())));
@@ -228,7 +272,7 @@ impl Shared {
             while self.hear(segment) && segment.agent.is_remote() {}
         }
         for ((segment, _), _) in awaited.iter().zip(connections).filter(|(_, ready)| **ready) {
-            segment.progress();
+            segment.piece.progress();
         }
     }
 
@@ -255,7 +299,8 @@ impl Shared {
                 };
                 self.end(segment, reason, ended.usage)
             }
-            Ok(Some(agent_to_client::Body::Renewed(_))) => self.answer(Ok(())),
+            Ok(Some(agent_to_client::Body::Renewed(_))) => self.answer(Ok(Answer::Renewed)),
+            Ok(Some(agent_to_client::Body::Invited(invited))) => self.answer(Ok(Answer::Invited(invited))),
             Ok(Some(agent_to_client::Body::Failure(failure))) => {
                 self.answer(Err(error_of(failure.code, failure.message)))
             }
@@ -272,8 +317,8 @@ impl Shared {
         }
     }
 
-    fn answer(&self, renewed: Result<(), Error>) -> bool {
-        lock(&self.inside).renewed = Some(renewed);
+    fn answer(&self, answer: Result<Answer, Error>) -> bool {
+        lock(&self.inside).answer = Some(answer);
         self.changed.notify_all();
         true
     }
@@ -287,6 +332,7 @@ impl Shared {
         inside.why_ended.get_or_insert(why);
         drop(inside);
         self.set_ended();
+        self.changed.notify_all();
     }
 
     fn end(&self, segment: &Segment, why: Error, usage: Option<v1::Usage>) -> bool {
@@ -298,7 +344,7 @@ impl Shared {
             *used = usage;
         }
         drop(inside);
-        segment.disconnect(&reason);
+        segment.piece.disconnect(&reason);
         self.changed.notify_all();
         false
     }

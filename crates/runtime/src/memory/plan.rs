@@ -8,16 +8,13 @@ use sublet_proto::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
-use super::cache::{Cache, MIN_LINES};
-use super::far::AskedBlock;
+use super::cache::MIN_LINES;
+use super::pieces::CacheSize;
 use crate::fabrics::{FabricChoice, Terms};
 use crate::invoker::allocation::milliseconds;
 
 /// How large it may become, if nothing is said. It is address space, and no memory before it is needed.
 const DEFAULT_LIMIT_BYTES: u64 = 1 << 40;
-/// As in Scad 4.2.2.
-const DEFAULT_CACHE_BYTES: u64 = 64 << 20;
-const DEFAULT_LINE_BYTES: u64 = 4 << 10;
 const MAX_CACHE_BYTES: u64 = 1 << 40;
 const LINE_BYTES: RangeInclusive<u64> = 64..=1 << 20;
 
@@ -31,8 +28,7 @@ pub struct MemoryPlan {
     wait: Duration,
     near: Vec<String>,
     fabric: Option<FabricChoice>,
-    cache_bytes: u64,
-    line_bytes: u64,
+    cache: CacheSize,
 }
 
 impl Default for MemoryPlan {
@@ -52,8 +48,7 @@ impl MemoryPlan {
             wait: Duration::ZERO,
             near: Vec::new(),
             fabric: None,
-            cache_bytes: DEFAULT_CACHE_BYTES,
-            line_bytes: DEFAULT_LINE_BYTES,
+            cache: CacheSize::DEFAULT,
         }
     }
 
@@ -102,13 +97,13 @@ impl MemoryPlan {
     /// How much of what is on other machines is kept here; 0: nothing, and what was written is there when the write returns.
     /// 64 MiB if nothing is said. It takes memory as it fills.
     pub fn cache_bytes(mut self, cache_bytes: u64) -> MemoryPlan {
-        self.cache_bytes = cache_bytes;
+        self.cache.bytes = cache_bytes;
         self
     }
 
     /// The lines of that, a power of two; 4 KiB if nothing is said.
     pub fn line_bytes(mut self, line_bytes: u64) -> MemoryPlan {
-        self.line_bytes = line_bytes;
+        self.cache.line_bytes = line_bytes;
         self
     }
 
@@ -126,7 +121,7 @@ impl MemoryPlan {
     }
 
     fn check_cache(&self) -> Result<(), Error> {
-        let (cache, line) = (self.cache_bytes, self.line_bytes);
+        let CacheSize { bytes: cache, line_bytes: line } = self.cache;
         let message = if !line.is_power_of_two() || !LINE_BYTES.contains(&line) {
             let (least, most) = (LINE_BYTES.start(), LINE_BYTES.end());
             format!("lines of {line} bytes: they have a power of two, from {least} to {most}")
@@ -141,9 +136,9 @@ impl MemoryPlan {
         Err(Error::new(Code::InvalidArgument, message))
     }
 
-    /// The cache of its components, if they have one.
-    pub(super) fn cache(&self) -> Option<Cache<AskedBlock>> {
-        (self.cache_bytes > 0).then(|| Cache::new(self.cache_bytes, self.line_bytes))
+    /// How much of other machines' is kept.
+    pub(super) fn cache(&self) -> CacheSize {
+        self.cache
     }
 
     /// How it is reached.

@@ -356,7 +356,10 @@ impl<'run> Driver<'run> {
                     let of = &graph.components[edge.to];
                     let memory = of.memory().expect("an access edge leads to memory");
                     let options = &self.application.options;
-                    let plan = MemoryPlan::new().timeout(options.lease_timeout).wait(options.patience);
+                    let mut plan = MemoryPlan::new().timeout(options.lease_timeout).wait(options.patience);
+                    if let Some(fabric) = &options.fabric {
+                        plan = plan.fabric(fabric.clone());
+                    }
                     let made = Component::new(
                         &self.application.manager,
                         (edge.to, &of.name),

@@ -189,6 +189,9 @@ impl Executor {
         if let Some(bytes) = compute.resources.memory_bytes {
             allocation = allocation.memory_bytes(bytes.saturating_mul(u64::from(compute.parallelism)));
         }
+        if let Some(fabric) = &options.fabric {
+            allocation = allocation.fabric(fabric.clone());
+        }
         if let Some(pu) = &compute.resources.pu {
             allocation = allocation.pu(pu);
         }

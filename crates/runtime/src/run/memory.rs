@@ -2,15 +2,17 @@
 //!
 //! A component is made when a worker first accesses it, near that worker, and is gone when the run drops it. Each worker process
 //! has a socket on which it asks for memory, and a thread here that answers ([`Link`]): with the files of segments, opened for
-//! what the edge allows. So a segment is reached by those to whom its run has given it, and by no other.
+//! what the edge allows, or with connections to those of other machines. A process on another machine has that socket of its
+//! agent, which passes questions and answers on, and makes of tickets what its process gets. So a segment is reached by those to
+//! whom its run has given it, and by no other.
 
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::mpsc::Sender;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use prost::Message;
-use sublet_fabric::packet::{Packet, PacketSocket};
+use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::region::{PAGE_BYTES, Region, bar_writers, read_only};
 use sublet_fabric::sync::{AtomicU64, Ordering};
 use sublet_proto::graph::{self, Rights};
@@ -21,8 +23,10 @@ use super::driver::Event;
 use super::is_lost;
 use crate::lease::Lease;
 use crate::lease::link::{lock, protocol};
+use crate::lease::run::Told;
 use crate::manager::ManagerClient;
-use crate::memory::{Memory, MemoryPlan};
+use crate::memory::piece::Piece;
+use crate::memory::{Memory, MemoryPlan, guest};
 use crate::worker::channel::{LEN_AT, OVER_AT};
 
 /// How long a worker may take to take in what it has asked for.
@@ -170,10 +174,14 @@ impl Component {
     /// What it is now.
     pub(super) fn used(&self) -> Used {
         let mut used = lock(&self.used);
-        // Whoever may write may have written anything there.
-        let len_bytes = self.word(LEN_AT).load(Ordering::Relaxed).min(used.capacity_bytes);
+        let len_bytes = self.len_bytes().min(used.capacity_bytes);
         used.advance(Instant::now(), len_bytes);
         *used
+    }
+
+    fn len_bytes(&self) -> u64 {
+        // Whoever may write may have written anything there.
+        self.word(LEN_AT).load(Ordering::Acquire).min(self.limit_bytes)
     }
 
     fn set_over(&self) {
@@ -188,40 +196,75 @@ impl Component {
         Error::new(Code::LeaseEnded, format!("memory component {} is over", self.name))
     }
 
-    /// What there is behind these bytes, once there are so many; to a worker on this node.
-    fn grow(
-        self: &Arc<Component>,
-        (from, end): (u64, u64),
-        node: &str,
-    ) -> Result<Vec<(u64, u64, OwnedFd)>, Error> {
+    /// What there is behind `from`, once there is what is before `end`; near this node, if it is made for that.
+    fn grow(self: &Arc<Component>, (from, end): (u64, u64), node: &str) -> Result<Vec<Arc<Piece>>, Error> {
         self.make(node)?;
-        let stage = self.stage.read().unwrap_or_else(PoisonError::into_inner);
-        let Stage::Made(memory) = &*stage else { return Err(self.over()) };
-        memory.ensure(end).inspect_err(|error| {
-            // Where a segment was lost before it was attached, it may grow elsewhere: what has met this begins again.
-            if is_lost(error.code) {
-                lock(&self.lost).get_or_insert_with(|| error.clone());
-            }
-        })?;
-        self.sample();
-        let mut used = lock(&self.used);
-        used.since.get_or_insert_with(Instant::now);
-        used.capacity_bytes = memory.capacity_bytes();
-        drop(used);
-        memory.files_from(from)
+        self.made(|memory| {
+            memory.ensure(end).inspect_err(|error| {
+                // Where a segment was lost before it was attached, it may grow elsewhere: what has met this begins again.
+                if is_lost(error.code) {
+                    lock(&self.lost).get_or_insert_with(|| error.clone());
+                }
+            })?;
+            self.sample();
+            let mut used = lock(&self.used);
+            used.since.get_or_insert_with(Instant::now);
+            used.capacity_bytes = memory.capacity_bytes();
+            drop(used);
+            Ok(memory.pieces_from(from))
+        })
     }
 
-    fn file(&self, file: OwnedFd, rights: Rights) -> Result<OwnedFd, Error> {
-        Ok(match rights {
-            Rights::Write => file,
-            Rights::Read => read_only(file.as_fd())?,
-        })
+    /// Lets a worker process reach a piece of it, by what this returns.
+    fn invite(&self, piece: &Piece, rights: Rights) -> Result<v1::SegmentTicket, Error> {
+        self.made(|memory| memory.invite(piece, rights))
+    }
+
+    /// A worker process does not reach a segment of it any more.
+    fn lost(&self, segment: &str, node: &str) -> Error {
+        let message =
+            format!("segment {segment} of memory component {} is out of reach of node {node}", self.name);
+        let error = Error::new(Code::AgentUnreachable, message);
+        self.made(|memory| Err::<(), Error>(memory.lost(segment, error))).err().unwrap_or_else(|| self.over())
+    }
+
+    /// A worker process knows that it is over: why.
+    fn why_over(&self) -> Error {
+        self.made(|memory| Err::<(), Error>(memory.await_end())).err().unwrap_or_else(|| self.over())
+    }
+
+    fn made<T>(&self, what: impl FnOnce(&Memory) -> Result<T, Error>) -> Result<T, Error> {
+        match &*self.stage.read().unwrap_or_else(PoisonError::into_inner) {
+            Stage::Made(memory) => what(memory),
+            Stage::Unmade { .. } | Stage::Over => Err(self.over()),
+        }
+    }
+
+    /// As its worker processes are told.
+    fn channel(&self, rights: Rights) -> v1::Channel {
+        v1::Channel {
+            component: self.name.clone(),
+            writable: rights == Rights::Write,
+            limit_bytes: self.limit_bytes,
+            reserved_bytes: self.plan.reserved_bytes(),
+            is_far: false,
+        }
+    }
+}
+
+/// With what is allowed.
+fn opened(file: BorrowedFd<'_>, rights: Rights) -> Result<OwnedFd, Error> {
+    match rights {
+        Rights::Write => file
+            .try_clone_to_owned()
+            .map_err(|error| Error::new(Code::System, format!("dup of memory: {error}"))),
+        Rights::Read => Ok(read_only(file)?),
     }
 }
 
 /// The way by which a worker process asks for memory. Dropped, it is cut.
 pub(super) struct Link {
-    socket: Arc<PacketSocket>,
+    way: Option<Arc<Way>>,
     lease: Arc<Lease>,
     /// Of the worker process that has been told.
     exits: u64,
@@ -235,21 +278,32 @@ impl Link {
         instances: u32,
         channels: &Channels,
     ) -> Result<Link, Error> {
-        let (here, there) = PacketSocket::pair()?;
-        here.set_send_timeout(SEND_TIMEOUT)?;
-        let mut link = Link { socket: Arc::new(here), lease: lease.clone(), exits: 0 };
-        if !channels.is_empty() {
-            let (told, node) = (channels.iter().map(|_| 0).collect(), lease.description().node);
-            let answering = Answering { socket: link.socket.clone(), channels: channels.clone(), told, node };
-            std::thread::Builder::new()
-                .name("sublet channels".into())
-                .spawn(move || answering.run())
-                .map_err(|error| Error::new(Code::System, format!("starting a thread: {error}")))?;
+        let run = v1::Run { first_instance: first, instances, channels: channels.len() as u32, number: 0 };
+        if channels.is_empty() {
+            return Ok(Link { way: None, exits: lease.tell_run(run, Told::Nothing)?, lease: lease.clone() });
         }
-        let run = v1::Run { first_instance: first, instances, channels: channels.len() as u32 };
-        let socket = (!channels.is_empty()).then_some(there.as_fd());
-        let exits = lease.tell_run(run, socket)?;
-        link.exits = exits;
+        let node = lease.description().node;
+        let answering = |way: &Arc<Way>| Answering { way: way.clone(), channels: channels.clone(), node };
+        let first = channels.iter().map(|(component, rights)| Answer::channel(component, *rights));
+        let (way, exits) = if lease.is_remote() {
+            let first = first.map(|answer| Ok(answer?.bytes)).collect::<Result<_, Error>>()?;
+            let (number, questions) = lease.hear_questions();
+            let questions = Mutex::new(questions);
+            let way = Arc::new(Way::Relayed { lease: lease.clone(), run: number, questions });
+            answering(&way).start()?;
+            let exits = lease.tell_run(v1::Run { number, ..run }, Told::Relayed(first));
+            (way, exits)
+        } else {
+            let (here, there) = PacketSocket::pair()?;
+            here.set_send_timeout(SEND_TIMEOUT)?;
+            let way = Arc::new(Way::Here(here));
+            first.into_iter().try_for_each(|answer| way.send(answer?))?;
+            answering(&way).start()?;
+            let exits = lease.tell_run(run, Told::Here(there.as_fd()));
+            (way, exits)
+        };
+        let mut link = Link { way: Some(way), lease: lease.clone(), exits: 0 };
+        link.exits = exits?;
         Ok(link)
     }
 
@@ -267,81 +321,142 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        self.socket.shutdown();
+        if let Some(way) = &self.way {
+            way.cut();
+        }
     }
 }
 
-fn tell_channel(socket: &PacketSocket, component: &Component, rights: Rights) -> Result<(), Error> {
-    let state = component.state.fd().try_clone_to_owned();
-    let state = state.map_err(|error| Error::new(Code::System, format!("dup of a channel: {error}")))?;
-    let state = component.file(state, rights)?;
-    let channel = v1::Channel {
-        component: component.name.clone(),
-        writable: rights == Rights::Write,
-        limit_bytes: component.limit_bytes,
-        reserved_bytes: component.plan.reserved_bytes(),
-    };
-    send(socket, memory_answer::Body::Channel(channel), Some(state))
+/// How questions come and answers go.
+enum Way {
+    /// The process has the other end.
+    Here(PacketSocket),
+    /// Its agent has.
+    Relayed { lease: Arc<Lease>, run: u32, questions: Mutex<Receiver<Vec<u8>>> },
+}
+
+/// What a process is told, and what goes along within a machine.
+struct Answer {
+    bytes: Vec<u8>,
+    file: Option<OwnedFd>,
+}
+
+impl Answer {
+    fn new(body: memory_answer::Body, file: Option<OwnedFd>) -> Answer {
+        Answer { bytes: v1::MemoryAnswer { body: Some(body) }.encode_to_vec(), file }
+    }
+
+    fn channel(component: &Component, rights: Rights) -> Result<Answer, Error> {
+        let state = opened(component.state.fd(), rights)?;
+        Ok(Answer::new(memory_answer::Body::Channel(component.channel(rights)), Some(state)))
+    }
+}
+
+impl Way {
+    /// The next question; none once it is cut, at whichever end.
+    fn hear(&self) -> Option<Vec<u8>> {
+        match self {
+            Way::Here(socket) => socket.receive(None).ok().flatten().map(|packet| packet.bytes),
+            Way::Relayed { questions, .. } => lock(questions).recv().ok(),
+        }
+    }
+
+    fn send(&self, answer: Answer) -> Result<(), Error> {
+        match self {
+            Way::Here(socket) => {
+                let files: Vec<_> = answer.file.iter().map(AsFd::as_fd).collect();
+                Ok(socket.send(&answer.bytes, &files)?)
+            }
+            Way::Relayed { lease, run, .. } => lease.answer_memory(*run, answer.bytes),
+        }
+    }
+
+    fn cut(&self) {
+        match self {
+            Way::Here(socket) => socket.shutdown(),
+            Way::Relayed { lease, run, .. } => lease.hear_no_questions(*run),
+        }
+    }
+
+    /// A piece, as the process or its agent gets it.
+    fn piece(&self, component: &Component, piece: &Piece, rights: Rights) -> Result<Answer, Error> {
+        let (segment, node) = (piece.segment.clone(), piece.node.clone());
+        let Piece { offset, len_bytes, .. } = *piece;
+        let told = v1::Piece { offset, len_bytes, segment, node, ..v1::Piece::default() };
+        let (told, file) = match (self, piece.file()) {
+            (Way::Here(_), Some(file)) => (told, Some(opened(file, rights)?)),
+            (Way::Here(_), None) => {
+                let ticket = component.invite(piece, rights)?;
+                let (socket, connected) = guest::connect(&piece.segment, &ticket)?;
+                (v1::Piece { connected: Some(connected), ..told }, Some(socket.into()))
+            }
+            (Way::Relayed { .. }, _) => {
+                (v1::Piece { ticket: Some(component.invite(piece, rights)?), ..told }, None)
+            }
+        };
+        Ok(Answer::new(memory_answer::Body::Piece(told), file))
+    }
 }
 
 /// The thread that answers one worker process.
 struct Answering {
-    socket: Arc<PacketSocket>,
+    way: Arc<Way>,
     channels: Channels,
-    /// How much of each the process has.
-    told: Vec<u64>,
+    /// Where the process is.
     node: String,
 }
 
 impl Answering {
+    fn start(self) -> Result<(), Error> {
+        std::thread::Builder::new()
+            .name("sublet channels".into())
+            .spawn(move || self.run())
+            .map(drop)
+            .map_err(|error| Error::new(Code::System, format!("starting a thread: {error}")))
+    }
+
     /// Until the connection is cut, at whichever end.
-    fn run(mut self) {
-        let told = self
-            .channels
-            .iter()
-            .try_for_each(|(component, rights)| tell_channel(&self.socket, component, *rights));
-        if told.is_err() {
-            return self.socket.shutdown();
-        }
-        while let Ok(Some(question)) = self.socket.receive(None) {
-            let answered = match self.answer(&question) {
-                Ok(()) => send(&self.socket, memory_answer::Body::There(v1::MemoryThere {}), None),
+    fn run(self) {
+        while let Some(question) = self.way.hear() {
+            let end = match self.answer(&question) {
+                Ok(len_bytes) => memory_answer::Body::There(v1::MemoryThere { len_bytes }),
                 Err(Error { code, message }) => {
-                    let failure = v1::Failure { code: code.number(), message };
-                    send(&self.socket, memory_answer::Body::Failure(failure), None)
+                    memory_answer::Body::Failure(v1::Failure { code: code.number(), message })
                 }
             };
-            if answered.is_err() {
+            if self.way.send(Answer::new(end, None)).is_err() {
                 break;
             }
         }
-        self.socket.shutdown();
+        self.way.cut();
     }
 
-    fn answer(&mut self, question: &Packet) -> Result<(), Error> {
-        let question: v1::MemoryQuestion = decode("a question about memory", &question.bytes)?;
-        let (number, end) = (question.channel as usize, question.end_bytes);
-        let Some((component, rights)) = self.channels.get(number) else {
-            return Err(protocol(format!("there is no channel {number}")));
-        };
-        if end == 0 {
-            return component.check();
+    /// Says how long the component is.
+    fn answer(&self, question: &[u8]) -> Result<u64, Error> {
+        let question: v1::MemoryQuestion = decode("a question about memory", question)?;
+        let number = question.channel;
+        let channel = number.checked_sub(1).and_then(|index| self.channels.get(index as usize));
+        let (component, rights) = channel.ok_or_else(|| protocol(format!("there is no channel {number}")))?;
+        if !question.lost_segment.is_empty() {
+            return Err(component.lost(&question.lost_segment, &self.node));
         }
+        if question.is_over {
+            return Err(component.why_over());
+        }
+        let end = question.end_bytes.max(question.len_bytes);
         if end > component.limit_bytes {
             let message = format!("{end} bytes of memory component {}", component.name);
             return Err(Error::new(Code::MemoryExceeded, message));
         }
-        for (offset, len_bytes, file) in component.grow((self.told[number], end), &self.node)? {
-            let file = component.file(file, *rights)?;
-            send(&self.socket, memory_answer::Body::Piece(v1::Piece { offset, len_bytes }), Some(file))?;
-            self.told[number] = offset + len_bytes;
+        component.check()?;
+        if question.end_bytes > 0 {
+            for piece in component.grow((question.have_bytes, question.end_bytes), &self.node)? {
+                self.way.send(self.way.piece(component, &piece, *rights)?)?;
+            }
         }
-        Ok(())
+        if *rights == Rights::Write {
+            component.word(LEN_AT).fetch_max(question.len_bytes, Ordering::AcqRel);
+        }
+        Ok(component.len_bytes())
     }
-}
-
-fn send(socket: &PacketSocket, body: memory_answer::Body, file: Option<OwnedFd>) -> Result<(), Error> {
-    let bytes = v1::MemoryAnswer { body: Some(body) }.encode_to_vec();
-    let files: Vec<_> = file.iter().map(AsFd::as_fd).collect();
-    Ok(socket.send(&bytes, &files)?)
 }

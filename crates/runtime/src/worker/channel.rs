@@ -1,15 +1,19 @@
 //! The memory components that a component's functions access in a worker process: channels, as Scad's Figure 3 has them.
 //!
 //! A client that runs a graph tells the process of its run ([`take`]), with a socket on which the process asks for memory.
-//! Memory is mapped; nothing is asked but for segments that are not mapped here yet, which makes the component grow if they are
-//! not there at all. How long it is, and whether it is over, stands in a page that all who have it share.
+//! Pieces of this machine are mapped, and those of others come as connections to them ([`pieces`](crate::memory::pieces)); nothing
+//! is asked but for pieces that are not here yet, which makes the component grow if they are not there at all. How long it is,
+//! and whether it is over, stands in a page that all who have it share on the client's machine. A process on another one has a page
+//! of its agent's, which says whether what it has mapped is over, and asks the client how long the component is.
 //!
 //! Invariants:
-//! - What is below a channel's capacity is mapped, and stays so as long as the channel: a process maps more, and never less.
-//! - The descriptor is the right: who may read alone has files that were opened for reading, and cannot map them to write.
+//! - What is below a channel's capacity is there, and stays so as long as the channel: a process gets more, and never less.
+//! - The descriptor is the right: who may read alone has files that were opened for reading, and connections by which nothing
+//!   is written.
 //! - One question is on the socket at a time, and its answers are taken before the next.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
@@ -17,7 +21,6 @@ use std::time::Duration;
 use prost::Message;
 use sublet_fabric::packet::{Packet, PacketSocket};
 use sublet_fabric::region::{PAGE_BYTES, Region};
-use sublet_fabric::space::Space;
 use sublet_fabric::sync::{AtomicU64, Ordering};
 use sublet_proto::graph::Rights;
 use sublet_proto::v1::{self, memory_answer};
@@ -25,20 +28,26 @@ use sublet_proto::{Code, Error, decode};
 
 use super::client::descriptors;
 use crate::lease::link::{error_of, lock, protocol};
+use crate::memory::RawReading;
+use crate::memory::guest;
+use crate::memory::piece::{At, Piece};
+use crate::memory::pieces::{CacheSize, Owner, Pieces};
 
 /// How long the client may take to tell of its run's channels. Later answers take as long as a lease may.
 const FIRST_ANSWERS_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The caches of all channels have this part of the process's memory, at most.
+const CACHES_PART: u64 = 8;
+
 /// Where the state page of a component has its length, in bytes,
 pub(crate) const LEN_AT: u64 = 0;
 /// and whether it is over.
-pub(crate) const OVER_AT: u64 = 8;
+pub const OVER_AT: u64 = 8;
 
 /// The run for which this process executes a component now.
 static RUN: RwLock<Option<Arc<Run>>> = RwLock::new(None);
 
 /// What a process has of a run.
-#[derive(Debug)]
 pub struct Run {
     first_instance: u32,
     /// How many instances execute the component.
@@ -47,16 +56,21 @@ pub struct Run {
 }
 
 /// The way to a memory component; see the [module](self).
-#[derive(Debug)]
 pub struct Channel {
-    number: u32,
     name: String,
     rights: Rights,
     limit_bytes: u64,
-    space: Space,
+    pieces: Pieces,
+    client: Arc<Client>,
+}
+
+/// Who knows of a component, as a channel asks it.
+struct Client {
+    /// By the order of the edges.
+    number: u32,
     state: Region,
-    /// All below is mapped. Raised under the lock of the socket, Release; pairs with the Acquire load of every access.
-    capacity: AtomicU64,
+    /// On another machine: how long the component was when it was last asked.
+    known_bytes: Option<AtomicU64>,
     socket: Arc<Mutex<PacketSocket>>,
 }
 
@@ -65,19 +79,24 @@ pub fn run() -> Option<Arc<Run>> {
     RUN.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
 }
 
-/// Takes up a client's run, in place of the one before.
-pub(super) fn take(message: &v1::Run, fds: Vec<OwnedFd>) -> Result<(), Error> {
-    let channels = if message.channels == 0 { Vec::new() } else { receive_channels(message.channels, fds)? };
+/// Takes up a client's run, in place of the one before. What is kept of other machines' memory is a part of the process's own.
+pub(super) fn take(message: &v1::Run, fds: Vec<OwnedFd>, memory_bytes: u64) -> Result<(), Error> {
+    let channels = match message.channels {
+        0 => Vec::new(),
+        count => {
+            receive_channels(count, fds, CacheSize::within(memory_bytes / CACHES_PART / u64::from(count)))?
+        }
+    };
     let (first_instance, instances) = (message.first_instance, message.instances);
     let run = Run { first_instance, instances, channels };
     *RUN.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(Arc::new(run));
     Ok(())
 }
 
-fn receive_channels(count: u32, fds: Vec<OwnedFd>) -> Result<Vec<Channel>, Error> {
+fn receive_channels(count: u32, fds: Vec<OwnedFd>, cache: CacheSize) -> Result<Vec<Channel>, Error> {
     let [socket] = descriptors("a run", fds)?;
     let socket = Arc::new(Mutex::new(PacketSocket::from(socket)));
-    (0..count).map(|number| Channel::receive(number, &socket)).collect()
+    (0..count).map(|number| Channel::receive(number, &socket, cache)).collect()
 }
 
 impl Run {
@@ -97,6 +116,14 @@ impl Run {
         })
     }
 
+    /// Makes all that was written be where others read it.
+    ///
+    /// # Errors
+    /// Why a component is over.
+    pub fn sync(&self) -> Result<(), Error> {
+        self.channels.iter().try_for_each(Channel::sync)
+    }
+
     /// By the order of the edges.
     pub fn channels(&self) -> &[Channel] {
         &self.channels
@@ -105,25 +132,26 @@ impl Run {
 
 impl Channel {
     /// The next that the client tells of.
-    fn receive(number: u32, socket: &Arc<Mutex<PacketSocket>>) -> Result<Channel, Error> {
+    fn receive(number: u32, socket: &Arc<Mutex<PacketSocket>>, cache: CacheSize) -> Result<Channel, Error> {
         let (body, fds) = answer(lock(socket).receive(Some(FIRST_ANSWERS_TIMEOUT))?)?;
         let memory_answer::Body::Channel(channel) = body else {
             return Err(protocol("a run with fewer channels than it has"));
         };
         let [state] = descriptors("a channel", fds)?;
-        let (rights, state) = match channel.writable {
-            true => (Rights::Write, Region::attach(state, PAGE_BYTES)?),
-            false => (Rights::Read, Region::attach_to_read(state, PAGE_BYTES)?),
+        let rights = if channel.writable { Rights::Write } else { Rights::Read };
+        let state = match channel.writable && !channel.is_far {
+            true => Region::attach(state, PAGE_BYTES)?,
+            false => Region::attach_to_read(state, PAGE_BYTES)?,
         };
-        let space = Space::reserve(channel.reserved_bytes)?;
-        let (name, limit_bytes) = (channel.component, channel.limit_bytes);
-        let (capacity, socket) = (AtomicU64::new(0), socket.clone());
-        Ok(Channel { number, name, rights, limit_bytes, space, state, capacity, socket })
+        let known_bytes = channel.is_far.then(|| AtomicU64::new(0));
+        let client = Arc::new(Client { number, state, known_bytes, socket: socket.clone() });
+        let pieces = Pieces::new(channel.reserved_bytes, rights, cache, client.clone())?;
+        Ok(Channel { name: channel.component, rights, limit_bytes: channel.limit_bytes, pieces, client })
     }
 
     /// By the order of the edges.
     pub(super) fn number(&self) -> u32 {
-        self.number
+        self.client.number
     }
 
     /// The component's name.
@@ -131,35 +159,60 @@ impl Channel {
         &self.name
     }
 
-    /// How many bytes there are to be read.
-    pub fn len_bytes(&self) -> u64 {
-        // Whoever may write may have written anything there.
-        self.word(LEN_AT).load(Ordering::Acquire).min(self.limit_bytes)
+    /// Whether it may be written.
+    pub fn is_writable(&self) -> bool {
+        self.rights == Rights::Write
     }
 
-    /// Copies bytes out.
+    /// How many bytes there are to be read.
+    ///
+    /// # Errors
+    /// Why the component is over.
+    pub fn len_bytes(&self) -> Result<u64, Error> {
+        if self.client.known_bytes.is_some() {
+            self.ask(v1::MemoryQuestion::default())?;
+        }
+        Ok(self.known_len())
+    }
+
+    /// Copies bytes out. Of another machine's, what was read before and not [synced](Channel::sync) is as it was.
     ///
     /// # Errors
     /// `invalid_argument` beyond the end, and why the component is over.
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
-        let end = self.readable(offset, into.len() as u64)?;
-        self.ensure(end)?;
-        // SAFETY: all below `end` is mapped, for as long as this borrows the channel.
-        unsafe { self.space.read(offset, into) }.ok_or_else(|| self.beyond(offset, into.len() as u64))?;
-        self.check()
+        self.readable(offset, into.len() as u64)?;
+        self.pieces.read(offset, into)?;
+        self.client.check()
     }
 
-    /// Copies bytes in. What is beyond the end makes the component grow.
+    /// Begins to copy bytes out; they are there when what this returns has been waited for.
+    ///
+    /// # Safety
+    /// As for [`Memory::read_async_raw`](crate::Memory::read_async_raw).
+    ///
+    /// # Errors
+    /// As for [`Channel::read`].
+    pub unsafe fn read_async_raw(
+        &self,
+        offset: u64,
+        into: NonNull<u8>,
+        len_bytes: u64,
+    ) -> Result<RawReading, Error> {
+        self.readable(offset, len_bytes)?;
+        // SAFETY: as the caller vouches.
+        unsafe { RawReading::begin(&self.pieces, offset, (into, len_bytes)) }
+    }
+
+    /// Copies bytes in. What is beyond the end makes the component grow. To another machine they go when they are
+    /// [synced](Channel::sync), or before.
     ///
     /// # Errors
     /// `permission_denied` with the right to read alone, `memory_exceeded` beyond the component's limit, what keeps it from
     /// growing, and why it is over.
     pub fn write(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
         let end = self.writable(offset, from.len() as u64)?;
-        // SAFETY: all below `end` is mapped, to be written, for as long as this borrows the channel.
-        unsafe { self.space.write(offset, from) }.ok_or_else(|| self.beyond(offset, from.len() as u64))?;
-        self.word(LEN_AT).fetch_max(end, Ordering::AcqRel);
-        self.check()
+        self.pieces.write(offset, from)?;
+        self.extend(end)
     }
 
     /// Makes it as many bytes long, if it is shorter. New bytes are 0.
@@ -168,28 +221,65 @@ impl Channel {
     /// As for [`Channel::write`].
     pub fn grow(&self, len_bytes: u64) -> Result<(), Error> {
         self.writable(len_bytes, 0)?;
-        self.word(LEN_AT).fetch_max(len_bytes, Ordering::AcqRel);
-        self.check()
+        self.extend(len_bytes)
+    }
+
+    /// Makes what was written be where others read it, and what others have synced before be read here. When a component's
+    /// functions have returned that is done for them. What is mapped is at once where others read it.
+    ///
+    /// # Errors
+    /// Why the component is over; what was written is lost then, with all else.
+    pub fn sync(&self) -> Result<(), Error> {
+        self.pieces.sync()?;
+        self.client.check()
+    }
+
+    /// Asks for bytes of other machines that will be read soon, and does not wait for them.
+    pub fn prefetch(&self, offset: u64, len_bytes: u64) {
+        let here = self.known_len().min(self.pieces.capacity());
+        self.pieces.prefetch(offset, len_bytes.min(here.saturating_sub(offset)));
     }
 
     /// Where bytes lie in this process, within the length: as long as the run. Who may read alone and writes there ends the
     /// process.
     ///
     /// # Errors
-    /// As for [`Channel::read`].
+    /// As for [`Channel::read`]; `fabric_unavailable` for bytes of another machine.
     pub fn mapped(&self, offset: u64, len_bytes: u64) -> Result<NonNull<u8>, Error> {
-        let end = self.readable(offset, len_bytes)?;
-        self.ensure(end)?;
-        self.check()?;
-        self.space.pointer(offset, len_bytes).ok_or_else(|| self.beyond(offset, len_bytes))
+        self.readable(offset, len_bytes)?;
+        self.client.check()?;
+        self.pieces.mapped(offset, len_bytes)
     }
 
-    fn readable(&self, offset: u64, len_bytes: u64) -> Result<u64, Error> {
-        let end = offset.checked_add(len_bytes).filter(|end| *end <= self.len_bytes());
-        end.ok_or_else(|| self.beyond(offset, len_bytes))
+    /// How long it is, as far as that is known here.
+    fn known_len(&self) -> u64 {
+        // Whoever may write may have written anything there.
+        self.client.len().load(Ordering::Acquire).min(self.limit_bytes)
     }
 
-    /// The end of a stretch that is mapped, to be written.
+    /// It is at least so long from now on.
+    fn extend(&self, len_bytes: u64) -> Result<(), Error> {
+        let before = self.client.len().fetch_max(len_bytes, Ordering::AcqRel);
+        if self.client.known_bytes.is_some() && before < len_bytes {
+            return self.ask(v1::MemoryQuestion { len_bytes, ..v1::MemoryQuestion::default() });
+        }
+        self.client.check()
+    }
+
+    fn readable(&self, offset: u64, len_bytes: u64) -> Result<(), Error> {
+        let end = offset.checked_add(len_bytes).filter(|end| *end <= self.known_len());
+        let end = match end {
+            // Somebody elsewhere may have made it longer.
+            None if self.client.known_bytes.is_some() => {
+                let is = self.len_bytes()?;
+                offset.checked_add(len_bytes).filter(|end| *end <= is)
+            }
+            end => end,
+        };
+        self.ensure(end.ok_or_else(|| self.beyond(offset, len_bytes))?)
+    }
+
+    /// The end of a stretch that is there, to be written.
     fn writable(&self, offset: u64, len_bytes: u64) -> Result<u64, Error> {
         if self.rights == Rights::Read {
             let message = format!("memory component {} is read by this component, not written", self.name);
@@ -202,63 +292,26 @@ impl Channel {
     }
 
     #[inline]
-    fn ensure(&self, end: u64) -> Result<(), Error> {
-        if end <= self.capacity.load(Ordering::Acquire) { Ok(()) } else { self.ask(end) }
-    }
-
-    /// Whether the component is still there. To be asked after an access.
-    #[inline]
-    fn check(&self) -> Result<(), Error> {
-        if self.word(OVER_AT).load(Ordering::Acquire) == 0 { Ok(()) } else { self.ask(0) }
-    }
-
-    /// Asks the client for bytes up to there, and maps them; with 0, for why it is over.
-    #[cold]
-    fn ask(&self, end_bytes: u64) -> Result<(), Error> {
-        let socket = lock(&self.socket);
-        if end_bytes > 0 && end_bytes <= self.capacity.load(Ordering::Acquire) {
+    fn ensure(&self, end_bytes: u64) -> Result<(), Error> {
+        if end_bytes <= self.pieces.capacity() {
             return Ok(());
         }
-        let question = v1::MemoryQuestion { channel: self.number, end_bytes };
-        socket.send(&question.encode_to_vec(), &[])?;
-        loop {
-            match answer(socket.receive(None)?)? {
-                (memory_answer::Body::Piece(piece), fds) => self.map(&piece, fds)?,
-                (memory_answer::Body::There(_), _) => break,
-                (memory_answer::Body::Failure(failure), _) => {
-                    return Err(error_of(failure.code, failure.message));
-                }
-                (memory_answer::Body::Channel(_), _) => {
-                    return Err(protocol("a channel that was not asked for"));
-                }
-            }
-        }
-        if end_bytes > self.capacity.load(Ordering::Acquire) {
+        self.ask(v1::MemoryQuestion { end_bytes, ..v1::MemoryQuestion::default() })?;
+        if end_bytes > self.pieces.capacity() {
             return Err(protocol("less memory than was asked for"));
         }
         Ok(())
     }
 
-    fn map(&self, piece: &v1::Piece, fds: Vec<OwnedFd>) -> Result<(), Error> {
-        let [file] = descriptors("memory", fds)?;
-        let capacity = self.capacity.load(Ordering::Acquire);
-        if piece.offset != capacity {
-            return Err(protocol(format!("memory at {} where {capacity} bytes are mapped", piece.offset)));
-        }
-        // SAFETY: the range is beyond the capacity, where nobody accesses anything; `writable` keeps writes from what is
-        // mapped for reading.
-        unsafe { self.space.map(piece.offset, file.as_fd(), piece.len_bytes, self.rights) }?;
-        self.capacity.store(capacity + piece.len_bytes, Ordering::Release);
-        Ok(())
-    }
-
-    fn word(&self, at: u64) -> &AtomicU64 {
-        self.state.view(at).expect("a page has two words")
+    #[cold]
+    fn ask(&self, question: v1::MemoryQuestion) -> Result<(), Error> {
+        let asked = || v1::MemoryQuestion { have_bytes: self.pieces.capacity(), ..question };
+        self.client.ask(asked, |piece, fds| self.pieces.add(Arc::new(received(piece, fds)?)))
     }
 
     #[cold]
     fn beyond(&self, offset: u64, len_bytes: u64) -> Error {
-        let (name, is) = (&self.name, self.len_bytes());
+        let (name, is) = (&self.name, self.known_len());
         let message = format!("{len_bytes} bytes at {offset} of memory component {name} of {is} bytes");
         Error::new(Code::InvalidArgument, message)
     }
@@ -269,6 +322,82 @@ impl Channel {
         let message =
             format!("{len_bytes} bytes at {offset} of memory component {name}, which grows to {limit} bytes");
         Error::new(Code::MemoryExceeded, message)
+    }
+}
+
+impl Client {
+    /// Where it stands how long the component is.
+    fn len(&self) -> &AtomicU64 {
+        self.known_bytes.as_ref().unwrap_or_else(|| self.word(LEN_AT))
+    }
+
+    fn word(&self, at: u64) -> &AtomicU64 {
+        self.state.view(at).expect("a page has two words")
+    }
+
+    /// Asks, and takes what comes before the end of the answer. The question is made when it is this thread's turn.
+    fn ask(
+        &self,
+        question: impl FnOnce() -> v1::MemoryQuestion,
+        mut take: impl FnMut(v1::Piece, Vec<OwnedFd>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let socket = lock(&self.socket);
+        let question = v1::MemoryQuestion { channel: self.number + 1, ..question() };
+        socket.send(&question.encode_to_vec(), &[])?;
+        loop {
+            match answer(socket.receive(None)?)? {
+                (memory_answer::Body::Piece(piece), fds) => take(piece, fds)?,
+                (memory_answer::Body::There(there), _) => {
+                    if let Some(known) = &self.known_bytes {
+                        known.fetch_max(there.len_bytes, Ordering::AcqRel);
+                    }
+                    return Ok(());
+                }
+                (memory_answer::Body::Failure(failure), _) => {
+                    return Err(error_of(failure.code, failure.message));
+                }
+                (memory_answer::Body::Channel(_), _) => {
+                    return Err(protocol("a channel that was not asked for"));
+                }
+            }
+        }
+    }
+}
+
+impl Owner for Client {
+    #[inline]
+    fn check(&self) -> Result<(), Error> {
+        if self.word(OVER_AT).load(Ordering::Acquire) == 0 {
+            return Ok(());
+        }
+        let why = v1::MemoryQuestion { is_over: true, ..v1::MemoryQuestion::default() };
+        self.ask(|| why, |_, _| Ok(()))?;
+        Err(Error::new(Code::LeaseEnded, "the memory component is over"))
+    }
+
+    /// A segment that is out of reach has ended, and the component with it: the client is told.
+    #[cold]
+    fn failed(&self, piece: &Piece, error: Error) -> Error {
+        if error.code != Code::AgentUnreachable {
+            return error;
+        }
+        let lost =
+            v1::MemoryQuestion { lost_segment: piece.segment.clone(), ..v1::MemoryQuestion::default() };
+        self.ask(|| lost, |_, _| Ok(())).err().unwrap_or(error)
+    }
+
+    /// Whoever waits takes what comes.
+    fn attend(&self) {}
+}
+
+/// What the client, or this machine's agent, has handed over.
+fn received(piece: v1::Piece, fds: Vec<OwnedFd>) -> Result<Piece, Error> {
+    let [fd] = descriptors("memory", fds)?;
+    let v1::Piece { offset, len_bytes, segment, node, connected, .. } = piece;
+    let at = At { segment, node, offset, len_bytes };
+    match connected {
+        None => Ok(Piece::here(at, fd)),
+        Some(connected) => guest::reached(at, TcpStream::from(fd), &connected),
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use sublet_proto::{Code, Error};
 
 use super::channel::{self, Channel, Run};
+use crate::memory::RawReading;
 use crate::wire::MAX_MESSAGE_BYTES;
 
 /// As `sublet_function.h` declares its front.
@@ -24,6 +25,8 @@ pub(super) struct Context {
     worker: u32,
     /// Since a function has asked for it in the present call.
     run: Option<Arc<Run>>,
+    /// What it has begun to read, of which channel.
+    reading: Vec<(u32, RawReading)>,
     /// Why the latest access failed, ended by a 0.
     why: [u8; MAX_MESSAGE_BYTES as usize + 1],
 }
@@ -40,6 +43,9 @@ struct Components {
     write: unsafe extern "C" fn(*mut Context, u32, u64, *const c_void, u64) -> u32,
     grow: unsafe extern "C" fn(*mut Context, u32, u64) -> u32,
     map: unsafe extern "C" fn(*mut Context, u32, u64, u64, *mut *mut c_void) -> u32,
+    read_async: unsafe extern "C" fn(*mut Context, u32, u64, *mut c_void, u64) -> u32,
+    prefetch: unsafe extern "C" fn(*mut Context, u32, u64, u64) -> u32,
+    sync: unsafe extern "C" fn(*mut Context, u32) -> u32,
 }
 
 static COMPONENTS: Components = Components {
@@ -52,6 +58,9 @@ static COMPONENTS: Components = Components {
     write: sublet_context_write,
     grow: sublet_context_grow,
     map: sublet_context_map,
+    read_async: sublet_context_read_async,
+    prefetch: sublet_context_prefetch,
+    sync: sublet_context_sync,
 };
 
 impl Context {
@@ -65,6 +74,7 @@ impl Context {
             message: [0; MAX_MESSAGE_BYTES as usize],
             worker,
             run: None,
+            reading: Vec::new(),
             why: [0; MAX_MESSAGE_BYTES as usize + 1],
         }
     }
@@ -76,10 +86,47 @@ impl Context {
         self.failed = false;
     }
 
+    /// After the function, before its result is told: what it has written is where the next components read it.
+    ///
+    /// # Errors
+    /// Why it is not, which is the call's error; the message says more.
+    #[inline(always)]
+    pub(super) fn settle(&mut self) -> Result<(), Code> {
+        if self.run.is_some() { self.sync_all() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn sync_all(&mut self) -> Result<(), Code> {
+        let synced = self.finish_reading(|_| true).and_then(|()| self.run()?.sync());
+        synced.map_err(|error| {
+            self.set_message(error.message.as_bytes());
+            error.code
+        })
+    }
+
+    /// Waits for what was asked for of these channels.
+    fn finish_reading(&mut self, of: impl Fn(u32) -> bool) -> Result<(), Error> {
+        let (ours, others) =
+            std::mem::take(&mut self.reading).into_iter().partition(|(channel, _)| of(*channel));
+        self.reading = others;
+        let ours: Vec<(u32, RawReading)> = ours;
+        // Each is waited for, even if one before it has failed.
+        let finished: Vec<_> = ours.into_iter().map(|(_, reading)| reading.wait()).collect();
+        finished.into_iter().collect()
+    }
+
+    fn set_message(&mut self, message: &[u8]) {
+        self.message.fill(0);
+        let len = message.len().min(self.message.len());
+        self.message[..len].copy_from_slice(&message[..len]);
+    }
+
     /// After a call: memory of a run is kept no longer than the run.
     #[inline(always)]
     pub(super) fn rest(&mut self) {
         if self.run.is_some() {
+            // Where a call failed, something may be on its way still.
+            self.reading.clear();
             self.run = None;
         }
     }
@@ -131,14 +178,12 @@ unsafe extern "C" fn sublet_context_fail(context: *mut Context, message: *const 
         return;
     }
     context.failed = true;
-    context.message.fill(0);
-    if message.is_null() {
-        return;
-    }
-    // SAFETY: not null, so it is a string that ends with 0.
-    let bytes = unsafe { CStr::from_ptr(message) }.to_bytes();
-    let len = bytes.len().min(context.message.len());
-    context.message[..len].copy_from_slice(&bytes[..len]);
+    let message = match message.is_null() {
+        true => c"",
+        // SAFETY: not null, so it is a string that ends with 0.
+        false => unsafe { CStr::from_ptr(message) },
+    };
+    context.set_message(message.to_bytes());
 }
 
 /// # Safety
@@ -192,7 +237,7 @@ unsafe extern "C" fn sublet_context_open(
 /// As for [`with`]; a place for a number.
 unsafe extern "C" fn sublet_context_size(context: *mut Context, channel: u32, size: *mut u64) -> u32 {
     let read = |context: &mut Context| {
-        let len_bytes = context.channel(channel)?.len_bytes();
+        let len_bytes = context.channel(channel)?.len_bytes()?;
         let size = NonNull::new(size).ok_or_else(null)?;
         // SAFETY: not null, so it is a place for a number.
         unsafe { size.write(len_bytes) };
@@ -271,6 +316,54 @@ unsafe extern "C" fn sublet_context_map(
     };
     // SAFETY: as the caller vouches.
     unsafe { with(context, map) }
+}
+
+/// # Safety
+/// As for [`with`]; so many bytes that may be written, and are nobody else's until the channel is synced or the call ends.
+unsafe extern "C" fn sublet_context_read_async(
+    context: *mut Context,
+    channel: u32,
+    offset: u64,
+    into: *mut c_void,
+    size: u64,
+) -> u32 {
+    let read = |context: &mut Context| {
+        checked(into, size)?;
+        let Some(into) = NonNull::new(into.cast()) else { return Ok(()) };
+        // SAFETY: the function vouches for so many bytes, which are nobody else's until they are waited for.
+        let reading = unsafe { context.channel(channel)?.read_async_raw(offset, into, size) }?;
+        context.reading.push((channel, reading));
+        Ok(())
+    };
+    // SAFETY: as the caller vouches.
+    unsafe { with(context, read) }
+}
+
+/// # Safety
+/// As for [`with`].
+unsafe extern "C" fn sublet_context_prefetch(
+    context: *mut Context,
+    channel: u32,
+    offset: u64,
+    size: u64,
+) -> u32 {
+    let prefetch = |context: &mut Context| {
+        context.channel(channel)?.prefetch(offset, size);
+        Ok(())
+    };
+    // SAFETY: as the caller vouches.
+    unsafe { with(context, prefetch) }
+}
+
+/// # Safety
+/// As for [`with`].
+unsafe extern "C" fn sublet_context_sync(context: *mut Context, channel: u32) -> u32 {
+    let sync = |context: &mut Context| {
+        context.finish_reading(|of| of == channel)?;
+        context.channel(channel)?.sync()
+    };
+    // SAFETY: as the caller vouches.
+    unsafe { with(context, sync) }
 }
 
 /// # Safety

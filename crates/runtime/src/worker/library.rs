@@ -93,7 +93,10 @@ impl Caller for NativeCaller<'_> {
             None => unsafe { function(input, size, output, &mut self.context) },
             Some(guard) => self.call_guarded(guard, function, (input, size, output))?,
         };
-        if self.context.failed { Err(Code::FunctionFailed) } else { Ok(written) }
+        if self.context.failed {
+            return Err(Code::FunctionFailed);
+        }
+        self.context.settle().map(|()| written)
     }
 
     fn message(&self) -> &[u8] {

@@ -86,13 +86,9 @@ impl Remote {
                 let [] = descriptors("a connection of another node", fds)?;
                 self.connect(&connect, control).map(Some)
             }
-            client_to_worker::Body::Run(run) if run.channels == 0 => {
-                channel::take(&run, fds)?;
+            client_to_worker::Body::Run(run) => {
+                channel::take(&run, fds, self.process.setup.memory_bytes)?;
                 Ok(Some(worker_to_client::Body::RunTaken(v1::RunTaken {})))
-            }
-            client_to_worker::Body::Run(_) => {
-                let message = "memory components reach workers of their client's machine alone";
-                Err(Error::new(Code::FabricUnavailable, message))
             }
         }
     }

@@ -14,7 +14,7 @@ use sublet_runtime::{
 use super::Connection;
 use super::files::{is_dash, read_up_to, write_output};
 use super::output::Output;
-use super::parse::{duration, show_bytes, show_ns, size};
+use super::parse::{duration, fabric, show_bytes, show_ns, size};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -200,10 +200,6 @@ fn text(called: &Called) -> String {
         show_ns(called.executing_ns),
         show_ns(called.total_ns),
     )
-}
-
-fn fabric(text: &str) -> Result<FabricChoice, String> {
-    text.parse().map_err(|error: Error| error.message)
 }
 
 /// The package and the function of a name.

@@ -4,6 +4,9 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use sublet_proto::Error;
+use sublet_runtime::fabrics::FabricChoice;
+
 const SIZE_UNITS: [(&str, u64); 16] = [
     ("", 1),
     ("B", 1),
@@ -41,6 +44,11 @@ const NANO_DIGITS: usize = 9;
 /// A number of bytes: `4096`, `64MiB`, `1G`; K, M, G and T alone are powers of 1024, kB and MB of 1000.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
     scaled(text, &SIZE_UNITS).ok_or_else(|| format!("{text:?} is no size; write it as 4096, 64MiB or 1G"))
+}
+
+/// What carries calls, as the manual names it.
+pub(crate) fn fabric(text: &str) -> Result<FabricChoice, String> {
+    text.parse().map_err(|error: Error| error.message)
 }
 
 /// A time: `10s`, `500ms`, `2m`, `30d`.

@@ -8,6 +8,7 @@ use serde::Serialize;
 use sublet_proto::run::MAX_OUTPUT_BYTES;
 use sublet_proto::v1::GraphInfo;
 use sublet_proto::{Code, Error};
+use sublet_runtime::fabrics::FabricChoice;
 use sublet_runtime::run::{Application, News, Outcome, RunOptions};
 
 use super::history::{ComponentUse, component_uses, show_uses};
@@ -15,7 +16,7 @@ use super::{parse, read_document};
 use crate::cli::Connection;
 use crate::cli::files::{is_dash, read_up_to, write_output};
 use crate::cli::output::{Output, table};
-use crate::cli::parse::{duration, show_bytes, show_ns};
+use crate::cli::parse::{duration, fabric, show_bytes, show_ns};
 use crate::cli::time::show_moment;
 
 /// Give the managers a graph, to be run by its name
@@ -72,6 +73,11 @@ struct Terms {
     #[arg(long, value_name = "TIME", value_parser = prewarm, default_value = "0s")]
     prewarm: Prewarm,
 
+    /// What carries calls and memory: auto, shm, tcp or tcp+tls [default: $SUBLET_FABRIC, and else shared memory on a node's
+    /// own machine, and the best common network from another one]
+    #[arg(long, value_name = "FABRIC", value_parser = fabric)]
+    fabric: Option<FabricChoice>,
+
     /// Say nothing of what happens meanwhile
     #[arg(long, short)]
     quiet: bool,
@@ -96,6 +102,7 @@ impl Terms {
             patience: self.wait,
             retries: self.retries,
             prewarm: self.prewarm.0,
+            fabric: self.fabric.clone(),
             ..RunOptions::default()
         }
     }

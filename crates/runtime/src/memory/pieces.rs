@@ -1,0 +1,292 @@
+//! The bytes of a memory component as one process reaches them: [`Piece`]s, one behind the other from 0 on. Those of this
+//! machine are mapped, next to each other; those of others are read and written over connections, past a cache. An access that
+//! spans pieces is split.
+//!
+//! Invariants:
+//! - What is below the capacity is there, and mapped if it is of this machine; the capacity grows when it is, and shrinks by
+//!   `&mut` alone.
+//! - Who may read alone has mapped it for reading: nothing here writes to it.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use sublet_fabric::space::Space;
+use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
+use sublet_proto::graph::Rights;
+use sublet_proto::{Code, Error};
+
+use super::cache::{Cache, MIN_LINES};
+use super::far::{AskedBlock, Far};
+use super::piece::Piece;
+use crate::lease::link::lock;
+
+/// Whose bytes they are: knows whether the component is still there.
+pub(crate) trait Owner: Send + Sync {
+    /// Whether it is, and otherwise why not. To be asked after an access.
+    fn check(&self) -> Result<(), Error>;
+
+    /// Why an access of a piece of another machine failed.
+    fn failed(&self, piece: &Piece, error: Error) -> Error;
+
+    /// Something is asked for that nobody waits for yet.
+    fn attend(&self);
+}
+
+/// See the [module](self).
+pub(crate) struct Pieces {
+    space: Space,
+    rights: Rights,
+    /// 1 if some piece is mapped. Written before the capacity that has it.
+    has_mapped: AtomicU32,
+    /// There if some piece is of another machine. Made before the capacity that has it.
+    far: OnceLock<Far>,
+    cache: CacheSize,
+    /// All below is there. Raised under the lock of `all`, Release; pairs with the Acquire load of every access.
+    capacity: AtomicU64,
+    all: Mutex<Vec<Arc<Piece>>>,
+    pub(super) owner: Arc<dyn Owner>,
+}
+
+/// How much of what is on other machines is kept here, and in lines of which size.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CacheSize {
+    pub(crate) bytes: u64,
+    pub(crate) line_bytes: u64,
+}
+
+impl CacheSize {
+    /// As in Scad 4.2.2.
+    pub(crate) const DEFAULT: CacheSize = CacheSize { bytes: 64 << 20, line_bytes: 4 << 10 };
+
+    /// At most so much; nothing if that is too little for one.
+    pub(crate) fn within(bytes: u64) -> CacheSize {
+        let is_enough = bytes / CacheSize::DEFAULT.line_bytes >= MIN_LINES;
+        let bytes = if is_enough { bytes.min(CacheSize::DEFAULT.bytes) } else { 0 };
+        CacheSize { bytes, ..CacheSize::DEFAULT }
+    }
+
+    fn make(self) -> Option<Cache<AskedBlock>> {
+        (self.bytes > 0).then(|| Cache::new(self.bytes, self.line_bytes))
+    }
+}
+
+impl Pieces {
+    /// Room for so many bytes, of which nothing is there.
+    pub(crate) fn new(
+        reserved_bytes: u64,
+        rights: Rights,
+        cache: CacheSize,
+        owner: Arc<dyn Owner>,
+    ) -> Result<Pieces, Error> {
+        Ok(Pieces {
+            space: Space::reserve(reserved_bytes)?,
+            rights,
+            has_mapped: AtomicU32::new(0),
+            far: OnceLock::new(),
+            cache,
+            capacity: AtomicU64::new(0),
+            all: Mutex::default(),
+            owner,
+        })
+    }
+
+    /// How much is there.
+    #[inline]
+    pub(crate) fn capacity(&self) -> u64 {
+        self.capacity.load(Ordering::Acquire)
+    }
+
+    /// Adds the next one.
+    ///
+    /// # Errors
+    /// `protocol` if it does not begin where the last one ends.
+    pub(crate) fn add(&self, piece: Arc<Piece>) -> Result<(), Error> {
+        let mut all = lock(&self.all);
+        let capacity = self.capacity();
+        if piece.offset != capacity {
+            let message = format!("memory at {} where {capacity} bytes are", piece.offset);
+            return Err(Error::new(Code::Protocol, message));
+        }
+        match piece.file() {
+            Some(file) => {
+                // SAFETY: the range is beyond the capacity, where nobody accesses anything; with the right to read alone
+                // `put_to` and `write` are not called.
+                unsafe { self.space.map(piece.offset, file, piece.len_bytes, self.rights) }?;
+                self.has_mapped.store(1, Ordering::Relaxed);
+            }
+            None => drop(self.far.get_or_init(|| Far::new(self.cache.make()))),
+        }
+        let end = piece.end();
+        all.push(piece);
+        self.capacity.store(end, Ordering::Release);
+        Ok(())
+    }
+
+    /// Takes the last one away, if it begins at this byte or behind it.
+    pub(super) fn remove_last(&mut self, from: u64) -> Result<Option<Arc<Piece>>, Error> {
+        let mut all = lock(&self.all);
+        let Some(last) = all.last().filter(|last| last.offset >= from) else { return Ok(None) };
+        if last.file().is_some() {
+            // SAFETY: this is the only borrow, so nobody accesses it.
+            unsafe { self.space.unmap(last.offset, last.len_bytes) }?;
+        }
+        self.capacity.store(last.offset, Ordering::Release);
+        Ok(all.pop())
+    }
+
+    /// Copies bytes out, that are there. Whether they were the component's is to be [checked](Owner::check) afterwards.
+    #[inline]
+    pub(crate) fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+        if let Some(far) = self.far.get() {
+            return far.read(self, offset, into);
+        }
+        let len_bytes = into.len() as u64;
+        // SAFETY: all below the capacity is mapped, as long as this is borrowed.
+        unsafe { self.space.read(self.there(offset, len_bytes)?, into) }
+            .ok_or_else(|| self.beyond(offset, len_bytes))
+    }
+
+    /// Copies bytes in, to where there is room; to other machines when they are [synced](Pieces::sync), or before. Of who may
+    /// write.
+    #[inline]
+    pub(crate) fn write(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+        if let Some(far) = self.far.get() {
+            return far.write(self, offset, from);
+        }
+        let len_bytes = from.len() as u64;
+        // SAFETY: as in `read`.
+        unsafe { self.space.write(self.there(offset, len_bytes)?, from) }
+            .ok_or_else(|| self.beyond(offset, len_bytes))
+    }
+
+    /// As [`Pieces::write`], without waiting for other machines where there is no cache.
+    pub(super) fn write_async(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+        match self.far.get() {
+            Some(far) => far.write_async(self, offset, from),
+            None => self.put(offset, from),
+        }
+    }
+
+    /// Makes what was written be where others read it, and forgets what was kept here.
+    pub(crate) fn sync(&self) -> Result<(), Error> {
+        self.far.get().map_or(Ok(()), |far| far.sync(self))
+    }
+
+    /// Asks for bytes that will be read soon, that are there.
+    pub(crate) fn prefetch(&self, offset: u64, len_bytes: u64) {
+        if let Some(far) = self.far.get() {
+            far.prefetch(self, offset, len_bytes);
+        }
+    }
+
+    /// Where bytes lie in this process.
+    ///
+    /// # Errors
+    /// `fabric_unavailable` for bytes of another machine.
+    pub(crate) fn mapped(&self, offset: u64, len_bytes: u64) -> Result<NonNull<u8>, Error> {
+        self.each_piece((offset, offset + len_bytes), |piece, _, _| piece.mapped().map(drop))?;
+        self.space.pointer(offset, len_bytes).ok_or_else(|| self.beyond(offset, len_bytes))
+    }
+
+    /// Those from this place on.
+    pub(crate) fn from(&self, offset: u64) -> Vec<Arc<Piece>> {
+        lock(&self.all).iter().filter(|piece| piece.offset >= offset).cloned().collect()
+    }
+
+    /// Makes whoever waits for other machines stop to.
+    pub(super) fn disconnect(&self, reason: &str) {
+        lock(&self.all).iter().for_each(|piece| piece.disconnect(reason));
+    }
+
+    #[inline]
+    pub(super) fn has_mapped(&self) -> bool {
+        self.has_mapped.load(Ordering::Relaxed) != 0
+    }
+
+    pub(super) fn far(&self) -> Option<&Far> {
+        self.far.get()
+    }
+
+    /// Copies bytes to where they belong, past any cache. On other machines they are when they are settled.
+    pub(super) fn put(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+        let end = offset + from.len() as u64;
+        self.each_piece((offset, end), |piece, at, part| self.put_to(piece, at, &from[part]))
+    }
+
+    /// Waits until all that was put to the pieces of a stretch is there.
+    pub(super) fn settle(&self, offset: u64, end: u64) -> Result<(), Error> {
+        self.each_piece((offset, end), |piece, _, _| {
+            if piece.file().is_some() {
+                return Ok(());
+            }
+            piece.settle().map_err(|error| self.owner.failed(piece, error))
+        })
+    }
+
+    pub(super) fn get_of(&self, piece: &Piece, at: u64, into: &mut [u8]) -> Result<(), Error> {
+        if piece.file().is_none() {
+            return piece.get(at, into).map_err(|error| self.owner.failed(piece, error));
+        }
+        // SAFETY: this piece is mapped, as long as this is borrowed.
+        unsafe { self.space.read(at, into) }.ok_or_else(|| self.beyond(at, into.len() as u64))
+    }
+
+    pub(super) fn put_to(&self, piece: &Piece, at: u64, from: &[u8]) -> Result<(), Error> {
+        if piece.file().is_none() {
+            return piece.put(at, from).map_err(|error| self.owner.failed(piece, error));
+        }
+        // SAFETY: as in `get_of`.
+        unsafe { self.space.write(at, from) }.ok_or_else(|| self.beyond(at, from.len() as u64))
+    }
+
+    /// The piece in which a byte below the capacity lies.
+    pub(super) fn piece_at(&self, offset: u64) -> Result<Arc<Piece>, Error> {
+        let all = lock(&self.all);
+        let index = all.partition_point(|piece| piece.end() <= offset);
+        all.get(index).cloned().ok_or_else(|| self.beyond(offset, 1))
+    }
+
+    /// Does something to each piece of a stretch below the capacity: the piece, where it begins, which bytes it has.
+    pub(super) fn each_piece(
+        &self,
+        (offset, end): (u64, u64),
+        mut what: impl FnMut(&Arc<Piece>, u64, Range<usize>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut at = offset;
+        while at < end {
+            let piece = self.piece_at(at)?;
+            let until = end.min(piece.end());
+            what(&piece, at, (at - offset) as usize..(until - offset) as usize)?;
+            at = until;
+        }
+        Ok(())
+    }
+
+    /// The offset, if all of the stretch is there.
+    #[inline]
+    fn there(&self, offset: u64, len_bytes: u64) -> Result<u64, Error> {
+        let end = offset.checked_add(len_bytes).filter(|end| *end <= self.capacity());
+        end.map(|_| offset).ok_or_else(|| self.beyond(offset, len_bytes))
+    }
+
+    #[cold]
+    fn beyond(&self, offset: u64, len_bytes: u64) -> Error {
+        let is = self.capacity();
+        let message = format!("{len_bytes} bytes at {offset} of a memory component that has room for {is}");
+        Error::new(Code::InvalidArgument, message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_within_little_memory_is_a_small_one_or_none() {
+        let of = |bytes| CacheSize::within(bytes).bytes;
+        assert_eq!((of(0), of(MIN_LINES * 4096 - 1), of(MIN_LINES * 4096)), (0, 0, MIN_LINES * 4096));
+        assert_eq!((of(2 << 20), of(1 << 40)), (2 << 20, CacheSize::DEFAULT.bytes));
+        assert!(CacheSize::within(0).make().is_none() && CacheSize::within(1 << 20).make().is_some());
+    }
+}
