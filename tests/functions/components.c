@@ -97,6 +97,88 @@ SUBLET_FUNCTION uint32_t total(void *in, uint32_t size, void *out, sublet_contex
     return answer(out, sum);
 }
 
+enum { PATIENCE_MS = 60000, WINDOW = 32, LEASE_ENDED = 33 };
+
+/* What "ask" sends: a number, and as many bytes more as it says, of which each is the same. */
+static uint64_t letter(uint64_t number, uint8_t *to) {
+    uint64_t more = number * 37 % 3000;
+    memcpy(to, &number, sizeof number);
+    memset(to + sizeof number, (int)(number & 0xff), more);
+    return sizeof number + more;
+}
+
+/* Sends 1, 2, ... up to its input to all of "tell" in turn, and adds up the squares that come back. */
+SUBLET_FUNCTION uint32_t ask(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint64_t count, sum = 0, square, got;
+    uint8_t sent[4096];
+    if (size != sizeof count) return sublet_fail(context, "how many?");
+    memcpy(&count, in, sizeof count);
+    for (uint64_t i = 1, open = 0; i <= count || open; i++) {
+        if (i <= count) {
+            if (sublet_send(context, "tell", 0, sent, letter(i, sent), PATIENCE_MS)) return failed(context);
+            open++;
+        }
+        while (open && (open == WINDOW || i >= count)) {
+            if (sublet_receive(context, "tell", &square, sizeof square, PATIENCE_MS, &got, NULL)) return failed(context);
+            if (got != sizeof square) return sublet_fail(context, "an answer of another size");
+            sum += square, open--;
+        }
+    }
+    return answer(out, sum);
+}
+
+/* Answers "ask" until that has ended; hands on how often. */
+SUBLET_FUNCTION uint32_t tell(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint64_t times = 0, number, got;
+    uint8_t came[4096], expected[4096];
+    uint32_t from, code;
+    (void)in, (void)size;
+    while (!(code = sublet_receive(context, "ask", came, sizeof came, PATIENCE_MS, &got, &from))) {
+        memcpy(&number, came, sizeof number);
+        if (got != letter(number, expected) || memcmp(came, expected, got))
+            return sublet_fail(context, "a letter that nobody has sent");
+        number *= number, times++;
+        if (sublet_send(context, "ask", from, &number, sizeof number, PATIENCE_MS)) return failed(context);
+    }
+    return code == LEASE_ENDED ? answer(out, times) : failed(context);
+}
+
+/* Does to "tell" what its first byte says: it is to fail. */
+SUBLET_FUNCTION uint32_t pester(void *in, uint32_t size, void *out, sublet_context *context) {
+    static uint8_t large[SUBLET_MAX_MESSAGE_BYTES + 1];
+    uint32_t code = 0;
+    uint64_t need = 0;
+    if (!size) return sublet_fail(context, "what?");
+    switch (*(char *)in) {
+        case 'n': code = sublet_send(context, "nobody", 0, large, 1, 0); break;
+        case 'i': code = sublet_send(context, "tell", 7, large, 1, 0); break;
+        case 'l': code = sublet_send(context, "tell", 0, large, sizeof large, 0); break;
+        case 'w': code = sublet_receive(context, "tell", large, sizeof large, 20, NULL, NULL); break;
+        case 's':
+            code = sublet_receive(context, "tell", large, 3, PATIENCE_MS, &need, NULL);
+            if (need != 5 || sublet_receive(context, "tell", large, 5, 0, &need, NULL) || memcmp(large, "hello", 5))
+                return sublet_fail(context, "the message is gone");
+            break;
+        case 'f':
+            while (!code) code = sublet_send(context, "tell", 0, large, SUBLET_MAX_MESSAGE_BYTES, 20);
+            break;
+    }
+    uint32_t len = (uint32_t)strlen(sublet_why(context));
+    memcpy(out, &code, sizeof code);
+    memcpy((char *)out + sizeof code, sublet_why(context), len);
+    return (uint32_t)sizeof code + len;
+}
+
+/* Greets "pester", and waits for its end. */
+SUBLET_FUNCTION uint32_t greet(void *in, uint32_t size, void *out, sublet_context *context) {
+    static uint8_t room[SUBLET_MAX_MESSAGE_BYTES];
+    (void)size;
+    if (*(char *)in == 's' && sublet_send(context, "pester", 0, "hello", 5, PATIENCE_MS)) return failed(context);
+    if (*(char *)in == 'f') nap(500);
+    while (!sublet_receive(context, "pester", room, sizeof room, PATIENCE_MS, NULL, NULL)) continue;
+    return (void)out, 0;
+}
+
 /* Hands on what it has got, after so many milliseconds as its first byte says. */
 SUBLET_FUNCTION uint32_t later(void *in, uint32_t size, void *out) {
     if (size) nap(*(uint8_t *)in);

@@ -429,6 +429,33 @@ fn components_of_two_machines_share_memory_that_is_larger_than_either_lends() {
 }
 
 #[test]
+fn components_of_two_machines_send_each_other_messages() {
+    let Some(cluster) = cluster(2) else { return };
+    deploy_components(&cluster);
+    let compute = |name: &str, function: &str| {
+        json!({
+            "name": name, "type": "compute", "package": "libcomponents", "function": function,
+            "entry": name == "start",
+        })
+    };
+    let edge = |kind: &str, from: &str, to: &str| json!({ "type": kind, "from": from, "to": to });
+    let graph = json!({
+        "version": 1, "name": "talk",
+        "components": [compute("start", "later"), compute("ask", "ask"), compute("tell", "tell")],
+        "edges": [edge("trigger", "start", "ask"), edge("trigger", "start", "tell"), edge("message", "ask", "tell")],
+    });
+    host(&cluster, CLIENT_HOST).run(|| {
+        let document = graph.to_string().into_bytes();
+        let application =
+            Application::deploy(cluster.user("somebody"), &document, RunOptions::default()).unwrap();
+        let outcome = application.run(&300u64.to_le_bytes()).unwrap();
+        let said = |at: usize| u64::from_le_bytes(outcome.outputs[at].1[0].as_slice().try_into().unwrap());
+        assert_eq!((said(0), said(1)), ((1..=300u64).map(|number| number * number).sum(), 300));
+        cluster.wait_until_idle();
+    });
+}
+
+#[test]
 fn where_a_node_insists_memory_travels_encrypted() {
     let Some(cluster) = cluster_with(2, &["--encrypt", "true"]) else { return };
     deploy_components(&cluster);

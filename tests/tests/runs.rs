@@ -153,6 +153,72 @@ fn components_share_memory_and_give_all_of_it_back() {
     assert_eq!(run["components"].as_array().unwrap().len(), 5);
 }
 
+/// One asks another as often as the input says.
+fn talk() -> Vec<u8> {
+    let components = [
+        compute_with("start", "later", &json!({ "entry": true })),
+        compute("ask", "ask"),
+        compute("tell", "tell"),
+    ];
+    let message = json!({ "type": "message", "from": "ask", "to": "tell" });
+    document("talk", &components, &[trigger("start", "ask"), trigger("start", "tell"), message])
+}
+
+fn squares_to(count: u64) -> u64 {
+    (1..=count).map(|number| number * number).sum()
+}
+
+#[track_caller]
+fn assert_talked(outcome: &Outcome, count: u64) {
+    let said: Vec<u64> = outcome
+        .outputs
+        .iter()
+        .map(|(_, outputs)| u64::from_le_bytes(outputs[0].as_slice().try_into().unwrap()))
+        .collect();
+    assert_eq!(said, [squares_to(count), count]);
+}
+
+#[test]
+fn components_send_each_other_messages() {
+    let platform = platform();
+    for fabric in [None, tcp(false)] {
+        let options = RunOptions { fabric, ..RunOptions::default() };
+        let application = application_with(&platform, &talk(), options);
+        for count in [0u64, 1, 33, 5_000] {
+            assert_talked(&application.run(&count.to_le_bytes()).unwrap(), count);
+        }
+    }
+    assert_idle(&platform);
+}
+
+#[test]
+fn what_cannot_be_sent_or_received_is_said_so() {
+    let platform = platform();
+    let components = [
+        compute_with("start", "later", &json!({ "entry": true })),
+        compute("pester", "pester"),
+        compute("tell", "greet"),
+    ];
+    let message = json!({ "type": "message", "from": "tell", "to": "pester" });
+    let edges = [trigger("start", "pester"), trigger("start", "tell"), message];
+    let application = application(&platform, &document("pester", &components, &edges));
+    for (what, code, words) in [
+        ("n", Code::InvalidArgument, "no message edge between this component and \"nobody\""),
+        ("i", Code::InvalidArgument, "no instance 7 of component tell, which has 1"),
+        ("l", Code::InvalidArgument, "a message of 65537 bytes"),
+        ("w", Code::DeadlineExceeded, "component tell sends nothing"),
+        ("s", Code::OutputTooLarge, "a message of 5 bytes from component tell, and room for 3"),
+        ("f", Code::DeadlineExceeded, "the queue of instance 0 of component tell stays full"),
+    ] {
+        let outcome = application.run(what.as_bytes()).unwrap();
+        let (_, outputs) = outcome.outputs.iter().find(|(name, _)| name == "pester").unwrap();
+        let (number, said) = outputs[0].split_first_chunk::<4>().unwrap();
+        assert_eq!(u32::from_le_bytes(*number), code.number(), "{what}");
+        let said = String::from_utf8_lossy(said);
+        assert!(said.contains(words), "{what}: {said}");
+    }
+}
+
 /// As programs of other machines reach nodes.
 fn tcp(encrypted: bool) -> Option<FabricChoice> {
     Some(FabricChoice::Tcp { encrypted })
@@ -379,6 +445,20 @@ fn a_component_that_is_killed_begins_again_and_the_run_comes_to_the_same() {
 }
 
 #[test]
+fn who_exchanges_messages_begins_again_together() {
+    let platform = platform();
+    let options = RunOptions { retries: 100, ..RunOptions::default() };
+    let application = application_with(&platform, &talk(), options);
+    let pause = Duration::from_millis(80);
+    let (outcome, lost) = run_under_fire(&platform, &application, &20_000u64.to_le_bytes(), pause);
+    assert_talked(&outcome, 20_000);
+    assert!(lost > 0);
+    let attempts = |name: &str| outcome.components.iter().find(|of| of.component == name).unwrap().attempts;
+    assert_eq!(attempts("ask"), attempts("tell"));
+    assert_idle(&platform);
+}
+
+#[test]
 fn a_component_that_always_dies_ends_its_run_with_the_reason() {
     let platform = platform();
     let document = document("crash", &[compute_with("a", "crash", &json!({ "entry": true }))], &[]);
@@ -448,13 +528,15 @@ fn a_run_survives_a_node(share: &str, fabric: Option<FabricChoice>) {
             });
             (outcome, lost)
         });
-        let is_waiting = |cluster: &Cluster| {
-            let node = |name: &str| cluster.node(name).is_some_and(|node| node.memory_leased_bytes > 0);
-            cluster.agents.iter().position(|agent| node(&agent.name) && !agent.workers().is_empty())
+        // Not one that has nothing but workers that wait: nothing is lost with those.
+        let with_memory = |cluster: &Cluster| {
+            let leases = cluster.json(&["ps"])["leases"].as_array().cloned().unwrap_or_default();
+            let segment = leases.into_iter().find(|lease| lease["cores"] == 0)?;
+            cluster.agents.iter().position(|agent| segment["node"] == agent.name.as_str())
         };
         let mut hit = None;
-        wait_until("a node has memory and workers", || {
-            hit = is_waiting(&cluster);
+        wait_until("a node has memory", || {
+            hit = with_memory(&cluster);
             hit.is_some()
         });
         let agent = &mut cluster.agents[hit.unwrap()];

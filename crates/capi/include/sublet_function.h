@@ -62,6 +62,10 @@ typedef struct sublet_components {
     uint32_t (*read_async)(sublet_context *context, sublet_channel channel, uint64_t offset, void *into, uint64_t size);
     uint32_t (*prefetch)(sublet_context *context, sublet_channel channel, uint64_t offset, uint64_t size);
     uint32_t (*sync)(sublet_context *context, sublet_channel channel);
+    uint32_t (*send)(sublet_context *context, const char *component, uint32_t instance, const void *from, uint64_t size,
+                     uint64_t timeout_ms);
+    uint32_t (*receive)(sublet_context *context, const char *component, void *into, uint64_t capacity, uint64_t timeout_ms,
+                        uint64_t *size, uint32_t *instance);
 } sublet_components;
 struct sublet_context {
     uint32_t size_bytes;
@@ -166,6 +170,26 @@ static inline uint32_t sublet_channel_sync(sublet_context *context, sublet_chann
 static inline uint32_t sublet_channel_map(sublet_context *context, sublet_channel channel, uint64_t offset, uint64_t size,
                                           void **at) {
     return context->components->map(context, channel, offset, size, at);
+}
+
+/* Messages between components that run at the same time and have a message edge, either way. Each instance has a queue for each
+ * such component, in which messages of one sender keep their order. A message has at most this many bytes; more is for memory
+ * components. */
+enum { SUBLET_MAX_MESSAGE_BYTES = 65536 };
+
+/* Sends a message to an instance of another component. It waits for room in that one's queue, at most so long (UINT64_MAX: as
+ * long as it takes), and not until it is received. SUBLET_DEADLINE_EXCEEDED; SUBLET_LEASE_ENDED if the component has ended. */
+static inline uint32_t sublet_send(sublet_context *context, const char *component, uint32_t instance, const void *from,
+                                   uint64_t size, uint64_t timeout_ms) {
+    return context->components->send(context, component, instance, from, size, timeout_ms);
+}
+
+/* Takes the next message that any instance of another component has sent to this one, and says which, and how many bytes it has; the
+ * last two may be NULL. It waits at most so long; 0 only looks. SUBLET_DEADLINE_EXCEEDED; SUBLET_LEASE_ENDED when the component has
+ * ended and nothing is left of it; SUBLET_OUTPUT_TOO_LARGE if there is not so much room: then the size is said, and it stays. */
+static inline uint32_t sublet_receive(sublet_context *context, const char *component, void *into, uint64_t capacity,
+                                      uint64_t timeout_ms, uint64_t *size, uint32_t *instance) {
+    return context->components->receive(context, component, into, capacity, timeout_ms, size, instance);
 }
 #endif
 

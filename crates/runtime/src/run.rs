@@ -10,6 +10,7 @@
 //! driver.rs    does it
 //!   execute.rs a compute component: workers, and the calls of its instances
 //!   memory.rs  a memory component, and how it reaches workers
+//!   mailboxes.rs  what messages are carried by
 //!   journal.rs what was recorded
 //! ```
 //!
@@ -35,6 +36,7 @@ use journal::Journal;
 mod driver;
 mod execute;
 mod journal;
+mod mailboxes;
 mod memory;
 mod progress;
 
@@ -76,6 +78,9 @@ impl Default for RunOptions {
 /// A deployed graph, to be run any number of times, and by several threads at once.
 pub struct Application {
     manager: Arc<ManagerClient>,
+    /// As the document has it,
+    described: Graph,
+    /// and with what its messages are carried by.
     graph: Arc<Graph>,
     digest: String,
     options: RunOptions,
@@ -145,12 +150,13 @@ impl Application {
     }
 
     fn new(manager: Arc<ManagerClient>, graph: Graph, digest: String, options: RunOptions) -> Application {
-        Application { manager, graph: Arc::new(graph), digest, options, kept: Mutex::default() }
+        let driven = Arc::new(mailboxes::with_mailboxes(&graph));
+        Application { manager, described: graph, graph: driven, digest, options, kept: Mutex::default() }
     }
 
     /// Its graph.
     pub fn graph(&self) -> &Graph {
-        &self.graph
+        &self.described
     }
 
     /// Runs it, with this input of its entry.

@@ -34,6 +34,7 @@ mod context;
 mod control;
 pub mod engine;
 pub mod library;
+pub(crate) mod mailbox;
 pub mod process;
 pub mod program;
 mod remote;

@@ -89,15 +89,25 @@ impl Piece {
     }
 
     /// Brings bytes of another machine, from this place of the component.
-    pub(super) fn get(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+    pub(crate) fn get(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
         Ok(self.connection()?.get(self.at(offset), into)?)
     }
 
     /// Sends bytes to another machine. When they are [settled](Piece::settle) they are there.
-    pub(super) fn put(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+    pub(crate) fn put(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
         self.connection()?.put(self.at(offset), from)?;
         self.puts.fetch_add(1, Ordering::Release);
         Ok(())
+    }
+
+    /// Adds to a word of another machine. Gives what it was.
+    pub(crate) fn fetch_add(&self, offset: u64, value: u64) -> Result<u64, Error> {
+        Ok(self.connection()?.fetch_add(self.at(offset), value)?)
+    }
+
+    /// Puts a value in place of the one that is expected in a word of another machine. Gives what it was.
+    pub(crate) fn compare_swap(&self, offset: u64, expected: u64, new: u64) -> Result<u64, Error> {
+        Ok(self.connection()?.compare_swap(self.at(offset), expected, new)?)
     }
 
     /// Asks for bytes of another machine. None: not now.

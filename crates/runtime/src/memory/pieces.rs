@@ -209,7 +209,7 @@ impl Pieces {
     }
 
     /// Copies bytes to where they belong, past any cache. On other machines they are when they are settled.
-    pub(super) fn put(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+    pub(crate) fn put(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
         let end = offset + from.len() as u64;
         self.each_piece((offset, end), |piece, at, part| self.put_to(piece, at, &from[part]))
     }
@@ -241,7 +241,7 @@ impl Pieces {
     }
 
     /// The piece in which a byte below the capacity lies.
-    pub(super) fn piece_at(&self, offset: u64) -> Result<Arc<Piece>, Error> {
+    pub(crate) fn piece_at(&self, offset: u64) -> Result<Arc<Piece>, Error> {
         let all = lock(&self.all);
         let index = all.partition_point(|piece| piece.end() <= offset);
         all.get(index).cloned().ok_or_else(|| self.beyond(offset, 1))

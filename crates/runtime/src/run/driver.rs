@@ -12,7 +12,8 @@ use sublet_proto::{Code, Error};
 
 use super::execute::{Cancel, Ended, Environment, Executor, Failure, Go, Job, Workers};
 use super::journal::Journal;
-use super::memory::{Channels, Component, Used};
+use super::mailboxes::{end_of, mailbox};
+use super::memory::{Access, Channels, Component, Used};
 use super::progress::{Outputs, Progress, Record, Step};
 use super::{Application, News};
 use crate::memory::MemoryPlan;
@@ -201,6 +202,7 @@ impl<'run> Driver<'run> {
             Ok(outputs) => {
                 let took = began.elapsed();
                 (self.news)(&News::Ended { component: name, took });
+                self.end_messages(component);
                 if let Some(workers) = workers {
                     self.nodes.splice(0..0, workers.nodes());
                     self.nodes.truncate(8);
@@ -216,6 +218,17 @@ impl<'run> Driver<'run> {
                 self.progress.lost(component, attempt, error)
             }
             Err(Failure::Failed(error)) => Err(error),
+        }
+    }
+
+    /// A component sends nothing any more.
+    fn end_messages(&self, component: usize) {
+        let graph = &self.application.graph;
+        for edge in graph.edges_from(component) {
+            let memory = self.memories.get(&edge.to);
+            if let (Some(memory), Some(end)) = (memory, end_of(graph, edge.to, component)) {
+                memory.set_ended(end);
+            }
         }
     }
 
@@ -371,7 +384,8 @@ impl<'run> Driver<'run> {
                     made
                 }
             };
-            channels.push((memory, rights));
+            let mailbox = mailbox(graph, edge.to, component);
+            channels.push(Access { memory, rights, mailbox });
         }
         Ok(channels)
     }

@@ -27,7 +27,7 @@ use crate::lease::run::Told;
 use crate::manager::ManagerClient;
 use crate::memory::piece::Piece;
 use crate::memory::{Memory, MemoryPlan, guest};
-use crate::worker::channel::{LEN_AT, OVER_AT};
+use crate::worker::channel::{ENDED_AT, LEN_AT, OVER_AT};
 
 /// How long a worker may take to take in what it has asked for.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
@@ -83,7 +83,16 @@ impl Used {
 }
 
 /// What a compute component may access.
-pub(super) type Channels = Vec<(Arc<Component>, Rights)>;
+pub(super) type Channels = Vec<Access>;
+
+/// One of them.
+#[derive(Clone)]
+pub(super) struct Access {
+    pub(super) memory: Arc<Component>,
+    pub(super) rights: Rights,
+    /// If it carries messages.
+    pub(super) mailbox: Option<v1::Mailbox>,
+}
 
 impl Component {
     /// One of which nothing is leased yet. When it ends otherwise than by [`Component::end`], that is told.
@@ -184,12 +193,17 @@ impl Component {
         self.word(LEN_AT).load(Ordering::Acquire).min(self.limit_bytes)
     }
 
+    /// One of a mailbox's ends has: it sends nothing more.
+    pub(super) fn set_ended(&self, end: u32) {
+        self.word(ENDED_AT).fetch_or(1 << end, Ordering::AcqRel);
+    }
+
     fn set_over(&self) {
         self.word(OVER_AT).store(1, Ordering::Release);
     }
 
     fn word(&self, at: u64) -> &AtomicU64 {
-        self.state.view(at).expect("a page has two words")
+        self.state.view(at).expect("a page has these words")
     }
 
     fn over(&self) -> Error {
@@ -247,7 +261,7 @@ impl Component {
             writable: rights == Rights::Write,
             limit_bytes: self.limit_bytes,
             reserved_bytes: self.plan.reserved_bytes(),
-            is_far: false,
+            ..v1::Channel::default()
         }
     }
 }
@@ -284,7 +298,7 @@ impl Link {
         }
         let node = lease.description().node;
         let answering = |way: &Arc<Way>| Answering { way: way.clone(), channels: channels.clone(), node };
-        let first = channels.iter().map(|(component, rights)| Answer::channel(component, *rights));
+        let first = channels.iter().map(Answer::channel);
         let (way, exits) = if lease.is_remote() {
             let first = first.map(|answer| Ok(answer?.bytes)).collect::<Result<_, Error>>()?;
             let (number, questions) = lease.hear_questions();
@@ -346,9 +360,10 @@ impl Answer {
         Answer { bytes: v1::MemoryAnswer { body: Some(body) }.encode_to_vec(), file }
     }
 
-    fn channel(component: &Component, rights: Rights) -> Result<Answer, Error> {
-        let state = opened(component.state.fd(), rights)?;
-        Ok(Answer::new(memory_answer::Body::Channel(component.channel(rights)), Some(state)))
+    fn channel(access: &Access) -> Result<Answer, Error> {
+        let state = opened(access.memory.state.fd(), access.rights)?;
+        let channel = v1::Channel { mailbox: access.mailbox.clone(), ..access.memory.channel(access.rights) };
+        Ok(Answer::new(memory_answer::Body::Channel(channel), Some(state)))
     }
 }
 
@@ -419,7 +434,7 @@ impl Answering {
     fn run(self) {
         while let Some(question) = self.way.hear() {
             let end = match self.answer(&question) {
-                Ok(len_bytes) => memory_answer::Body::There(v1::MemoryThere { len_bytes }),
+                Ok(there) => memory_answer::Body::There(there),
                 Err(Error { code, message }) => {
                     memory_answer::Body::Failure(v1::Failure { code: code.number(), message })
                 }
@@ -431,12 +446,12 @@ impl Answering {
         self.way.cut();
     }
 
-    /// Says how long the component is.
-    fn answer(&self, question: &[u8]) -> Result<u64, Error> {
+    fn answer(&self, question: &[u8]) -> Result<v1::MemoryThere, Error> {
         let question: v1::MemoryQuestion = decode("a question about memory", question)?;
         let number = question.channel;
         let channel = number.checked_sub(1).and_then(|index| self.channels.get(index as usize));
-        let (component, rights) = channel.ok_or_else(|| protocol(format!("there is no channel {number}")))?;
+        let Access { memory: component, rights, .. } =
+            channel.ok_or_else(|| protocol(format!("there is no channel {number}")))?;
         if !question.lost_segment.is_empty() {
             return Err(component.lost(&question.lost_segment, &self.node));
         }
@@ -457,6 +472,7 @@ impl Answering {
         if *rights == Rights::Write {
             component.word(LEN_AT).fetch_max(question.len_bytes, Ordering::AcqRel);
         }
-        Ok(component.len_bytes())
+        let ended = component.word(ENDED_AT).load(Ordering::Acquire) as u32;
+        Ok(v1::MemoryThere { len_bytes: component.len_bytes(), ended })
     }
 }

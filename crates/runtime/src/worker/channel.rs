@@ -16,7 +16,7 @@ use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use prost::Message;
 use sublet_fabric::packet::{Packet, PacketSocket};
@@ -27,6 +27,8 @@ use sublet_proto::v1::{self, memory_answer};
 use sublet_proto::{Code, Error, decode};
 
 use super::client::descriptors;
+use super::mailbox::Mailbox;
+pub use super::mailbox::{MAX_MESSAGE_BYTES, Refused};
 use crate::lease::link::{error_of, lock, protocol};
 use crate::memory::RawReading;
 use crate::memory::guest;
@@ -41,8 +43,10 @@ const CACHES_PART: u64 = 8;
 
 /// Where the state page of a component has its length, in bytes,
 pub(crate) const LEN_AT: u64 = 0;
-/// and whether it is over.
+/// whether it is over, and
 pub const OVER_AT: u64 = 8;
+/// Of a mailbox, which of its ends have ended, a bit for each.
+pub(crate) const ENDED_AT: u64 = 16;
 
 /// The run for which this process executes a component now.
 static RUN: RwLock<Option<Arc<Run>>> = RwLock::new(None);
@@ -61,6 +65,8 @@ pub struct Channel {
     rights: Rights,
     limit_bytes: u64,
     pieces: Pieces,
+    /// If it carries messages.
+    mailbox: Option<v1::Mailbox>,
     client: Arc<Client>,
 }
 
@@ -69,9 +75,15 @@ struct Client {
     /// By the order of the edges.
     number: u32,
     state: Region,
-    /// On another machine: how long the component was when it was last asked.
-    known_bytes: Option<AtomicU64>,
+    /// On another machine: how long the component was when it was last asked, and which ends had ended.
+    known: Option<Known>,
     socket: Arc<Mutex<PacketSocket>>,
+}
+
+#[derive(Default)]
+struct Known {
+    len_bytes: AtomicU64,
+    ended: AtomicU64,
 }
 
 /// The run, if there is one.
@@ -110,10 +122,54 @@ impl Run {
     /// # Errors
     /// `invalid_argument` without an access edge to it.
     pub fn channel(&self, component: &str) -> Result<&Channel, Error> {
-        self.channels.iter().find(|channel| channel.name == component).ok_or_else(|| {
+        let mut memory = self.channels.iter().filter(|channel| channel.mailbox.is_none());
+        memory.find(|channel| channel.name == component).ok_or_else(|| {
             let message = format!("the graph has no access edge from this component to {component:?}");
             Error::new(Code::InvalidArgument, message)
         })
+    }
+
+    /// Sends a message to an instance of a component, which takes it when it likes; waits for room at most until then. `own` is
+    /// the sender's instance.
+    ///
+    /// # Errors
+    /// `invalid_argument` without a message edge to the component, for an instance that it does not have, or more than
+    /// 64 KiB; `deadline_exceeded`; `lease_ended` if the component has ended.
+    pub fn send(
+        &self,
+        own: u32,
+        (component, to): (&str, u32),
+        message: &[u8],
+        deadline: Option<Instant>,
+    ) -> Result<(), Error> {
+        self.mailbox(component)?.send(own, to, message, deadline)
+    }
+
+    /// Takes the next message that any instance of a component has sent to this one; waits for it at most until then. Says how long
+    /// it is, and who has sent it.
+    ///
+    /// # Errors
+    /// `invalid_argument` without a message edge to the component; `deadline_exceeded`; `lease_ended` if the component has ended
+    /// and nothing is left of it.
+    pub fn receive(
+        &self,
+        own: u32,
+        component: &str,
+        into: &mut [u8],
+        deadline: Option<Instant>,
+    ) -> Result<(u32, u32), Refused> {
+        self.mailbox(component)?.receive(own, into, deadline)
+    }
+
+    fn mailbox(&self, component: &str) -> Result<Mailbox<'_>, Error> {
+        let of = |channel: &&Channel| channel.mailbox.as_ref().is_some_and(|told| told.peer == component);
+        let none = || {
+            let message = format!("the graph has no message edge between this component and {component:?}");
+            Error::new(Code::InvalidArgument, message)
+        };
+        let channel = self.channels.iter().find(of).ok_or_else(none)?;
+        let told = channel.mailbox.as_ref().ok_or_else(none)?;
+        Ok(Mailbox { channel, told })
     }
 
     /// Makes all that was written be where others read it.
@@ -143,10 +199,11 @@ impl Channel {
             true => Region::attach(state, PAGE_BYTES)?,
             false => Region::attach_to_read(state, PAGE_BYTES)?,
         };
-        let known_bytes = channel.is_far.then(|| AtomicU64::new(0));
-        let client = Arc::new(Client { number, state, known_bytes, socket: socket.clone() });
+        let known = channel.is_far.then(Known::default);
+        let client = Arc::new(Client { number, state, known, socket: socket.clone() });
         let pieces = Pieces::new(channel.reserved_bytes, rights, cache, client.clone())?;
-        Ok(Channel { name: channel.component, rights, limit_bytes: channel.limit_bytes, pieces, client })
+        let v1::Channel { component: name, limit_bytes, mailbox, .. } = channel;
+        Ok(Channel { name, rights, limit_bytes, pieces, mailbox, client })
     }
 
     /// By the order of the edges.
@@ -169,7 +226,7 @@ impl Channel {
     /// # Errors
     /// Why the component is over.
     pub fn len_bytes(&self) -> Result<u64, Error> {
-        if self.client.known_bytes.is_some() {
+        if self.client.known.is_some() {
             self.ask(v1::MemoryQuestion::default())?;
         }
         Ok(self.known_len())
@@ -251,6 +308,56 @@ impl Channel {
         self.pieces.mapped(offset, len_bytes)
     }
 
+    /// The piece that has all of a stretch, which is made if it is not there.
+    pub(super) fn piece(&self, offset: u64, len_bytes: u64) -> Result<Arc<Piece>, Error> {
+        self.ensure(self.limit_bytes)?;
+        let piece = self.pieces.piece_at(offset)?;
+        match offset + len_bytes <= piece.end() {
+            true => Ok(piece),
+            false => Err(protocol("a mailbox in several pieces")),
+        }
+    }
+
+    /// Where bytes lie that are mapped here.
+    pub(super) fn pointer(&self, offset: u64, len_bytes: u64) -> Result<NonNull<u8>, Error> {
+        self.pieces.mapped(offset, len_bytes)
+    }
+
+    /// Copies bytes that are mapped here.
+    pub(super) fn get(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+        self.pieces.read(offset, into)
+    }
+
+    /// Copies bytes to where they are mapped here.
+    pub(super) fn put(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+        self.pieces.put(offset, from)
+    }
+
+    /// Why an access of a piece failed.
+    pub(super) fn failed(&self, piece: &Piece, error: Error) -> Error {
+        self.client.failed(piece, error)
+    }
+
+    /// Whether the component is still there, and otherwise why not.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.client.check()
+    }
+
+    /// Which ends of a mailbox have ended, as far as that is known here.
+    pub(super) fn ended(&self) -> u64 {
+        let word =
+            self.client.known.as_ref().map_or_else(|| self.client.word(ENDED_AT), |known| &known.ended);
+        word.load(Ordering::Acquire)
+    }
+
+    /// Has it known here which have.
+    pub(super) fn ask_ended(&self) -> Result<(), Error> {
+        match self.client.known {
+            None => Ok(()),
+            Some(_) => self.ask(v1::MemoryQuestion::default()),
+        }
+    }
+
     /// How long it is, as far as that is known here.
     fn known_len(&self) -> u64 {
         // Whoever may write may have written anything there.
@@ -260,7 +367,7 @@ impl Channel {
     /// It is at least so long from now on.
     fn extend(&self, len_bytes: u64) -> Result<(), Error> {
         let before = self.client.len().fetch_max(len_bytes, Ordering::AcqRel);
-        if self.client.known_bytes.is_some() && before < len_bytes {
+        if self.client.known.is_some() && before < len_bytes {
             return self.ask(v1::MemoryQuestion { len_bytes, ..v1::MemoryQuestion::default() });
         }
         self.client.check()
@@ -270,7 +377,7 @@ impl Channel {
         let end = offset.checked_add(len_bytes).filter(|end| *end <= self.known_len());
         let end = match end {
             // Somebody elsewhere may have made it longer.
-            None if self.client.known_bytes.is_some() => {
+            None if self.client.known.is_some() => {
                 let is = self.len_bytes()?;
                 offset.checked_add(len_bytes).filter(|end| *end <= is)
             }
@@ -328,11 +435,11 @@ impl Channel {
 impl Client {
     /// Where it stands how long the component is.
     fn len(&self) -> &AtomicU64 {
-        self.known_bytes.as_ref().unwrap_or_else(|| self.word(LEN_AT))
+        self.known.as_ref().map_or_else(|| self.word(LEN_AT), |known| &known.len_bytes)
     }
 
     fn word(&self, at: u64) -> &AtomicU64 {
-        self.state.view(at).expect("a page has two words")
+        self.state.view(at).expect("a page has these words")
     }
 
     /// Asks, and takes what comes before the end of the answer. The question is made when it is this thread's turn.
@@ -348,8 +455,9 @@ impl Client {
             match answer(socket.receive(None)?)? {
                 (memory_answer::Body::Piece(piece), fds) => take(piece, fds)?,
                 (memory_answer::Body::There(there), _) => {
-                    if let Some(known) = &self.known_bytes {
-                        known.fetch_max(there.len_bytes, Ordering::AcqRel);
+                    if let Some(known) = &self.known {
+                        known.len_bytes.fetch_max(there.len_bytes, Ordering::AcqRel);
+                        known.ended.fetch_or(there.ended.into(), Ordering::AcqRel);
                     }
                     return Ok(());
                 }

@@ -6,10 +6,11 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use sublet_proto::{Code, Error};
 
-use super::channel::{self, Channel, Run};
+use super::channel::{self, Channel, Refused, Run};
 use crate::memory::RawReading;
 use crate::wire::MAX_MESSAGE_BYTES;
 
@@ -46,6 +47,9 @@ struct Components {
     read_async: unsafe extern "C" fn(*mut Context, u32, u64, *mut c_void, u64) -> u32,
     prefetch: unsafe extern "C" fn(*mut Context, u32, u64, u64) -> u32,
     sync: unsafe extern "C" fn(*mut Context, u32) -> u32,
+    send: unsafe extern "C" fn(*mut Context, *const c_char, u32, *const c_void, u64, u64) -> u32,
+    receive:
+        unsafe extern "C" fn(*mut Context, *const c_char, *mut c_void, u64, u64, *mut u64, *mut u32) -> u32,
 }
 
 static COMPONENTS: Components = Components {
@@ -61,6 +65,8 @@ static COMPONENTS: Components = Components {
     read_async: sublet_context_read_async,
     prefetch: sublet_context_prefetch,
     sync: sublet_context_sync,
+    send: sublet_context_send,
+    receive: sublet_context_receive,
 };
 
 impl Context {
@@ -219,12 +225,9 @@ unsafe extern "C" fn sublet_context_open(
 ) -> u32 {
     let open = |context: &mut Context| {
         let run = context.run()?;
-        if component.is_null() || channel.is_null() {
-            return Err(null());
-        }
-        // SAFETY: not null, so it is a string that ends with 0.
-        let component = unsafe { CStr::from_ptr(component) }.to_string_lossy();
-        let number = run.channel(&component)?.number();
+        // SAFETY: the function vouches for a string.
+        let number = run.channel(unsafe { string(component) }?)?.number();
+        let channel = NonNull::new(channel).ok_or_else(null)?;
         // SAFETY: not null, so it is a place for a number.
         unsafe { channel.write(number) };
         Ok(())
@@ -257,12 +260,8 @@ unsafe extern "C" fn sublet_context_read(
     size: u64,
 ) -> u32 {
     let read = |context: &mut Context| {
-        let len = checked(into, size)?;
-        let into: &mut [u8] = match len {
-            0 => &mut [],
-            // SAFETY: the function vouches for so many bytes, which are its own during the call.
-            _ => unsafe { std::slice::from_raw_parts_mut(into.cast(), len) },
-        };
+        // SAFETY: the function vouches for so many bytes, which are its own during the call.
+        let into = unsafe { bytes_mut(into, size) }?;
         context.channel(channel)?.read(offset, into)
     };
     // SAFETY: as the caller vouches.
@@ -279,12 +278,8 @@ unsafe extern "C" fn sublet_context_write(
     size: u64,
 ) -> u32 {
     let write = |context: &mut Context| {
-        let len = checked(from, size)?;
-        let from: &[u8] = match len {
-            0 => &[],
-            // SAFETY: the function vouches for so many bytes, which nobody writes meanwhile.
-            _ => unsafe { std::slice::from_raw_parts(from.cast(), len) },
-        };
+        // SAFETY: the function vouches for so many bytes, which nobody writes meanwhile.
+        let from = unsafe { bytes(from, size) }?;
         context.channel(channel)?.write(offset, from)
     };
     // SAFETY: as the caller vouches.
@@ -364,6 +359,107 @@ unsafe extern "C" fn sublet_context_sync(context: *mut Context, channel: u32) ->
     };
     // SAFETY: as the caller vouches.
     unsafe { with(context, sync) }
+}
+
+/// # Safety
+/// As for [`with`]; a string that ends with 0, and so many bytes that may be read.
+unsafe extern "C" fn sublet_context_send(
+    context: *mut Context,
+    component: *const c_char,
+    instance: u32,
+    from: *const c_void,
+    size: u64,
+    timeout_ms: u64,
+) -> u32 {
+    let send = |context: &mut Context| {
+        // SAFETY: the function vouches for a string.
+        let component = unsafe { string(component) }?;
+        // SAFETY: and for so many bytes, which nobody writes meanwhile.
+        let message = unsafe { bytes(from, size) }?;
+        let worker = context.worker;
+        let run = context.run()?;
+        run.send(run.instance(worker), (component, instance), message, deadline(timeout_ms))
+    };
+    // SAFETY: as the caller vouches.
+    unsafe { with(context, send) }
+}
+
+/// # Safety
+/// As for [`with`]; a string that ends with 0, so many bytes that may be written, and places for two numbers, or null.
+unsafe extern "C" fn sublet_context_receive(
+    context: *mut Context,
+    component: *const c_char,
+    into: *mut c_void,
+    capacity: u64,
+    timeout_ms: u64,
+    size: *mut u64,
+    instance: *mut u32,
+) -> u32 {
+    let receive = |context: &mut Context| {
+        // SAFETY: the function vouches for a string.
+        let component = unsafe { string(component) }?;
+        // SAFETY: and for so many bytes, which are its own during the call.
+        let room = unsafe { bytes_mut(into, capacity) }?;
+        let worker = context.worker;
+        let run = context.run()?;
+        let (len, from) = match run.receive(run.instance(worker), component, room, deadline(timeout_ms)) {
+            Ok((len, from)) => (len, Ok(from)),
+            Err(Refused::TooLong(len)) => {
+                let message =
+                    format!("a message of {len} bytes from component {component}, and room for {capacity}");
+                (len, Err(Error::new(Code::OutputTooLarge, message)))
+            }
+            Err(Refused::Error(error)) => return Err(error),
+        };
+        if let Some(size) = NonNull::new(size) {
+            // SAFETY: not null, so it is a place for a number.
+            unsafe { size.write(len.into()) };
+        }
+        let from = from?;
+        if let Some(instance) = NonNull::new(instance) {
+            // SAFETY: as above.
+            unsafe { instance.write(from) };
+        }
+        Ok(())
+    };
+    // SAFETY: as the caller vouches.
+    unsafe { with(context, receive) }
+}
+
+/// So long from now; never, if that is more than a clock has.
+fn deadline(timeout_ms: u64) -> Option<Instant> {
+    Instant::now().checked_add(Duration::from_millis(timeout_ms))
+}
+
+/// # Safety
+/// A string that ends with 0, or null.
+unsafe fn string<'a>(text: *const c_char) -> Result<&'a str, Error> {
+    if text.is_null() {
+        return Err(null());
+    }
+    // SAFETY: not null, so it is a string that ends with 0.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map_err(|_| Error::new(Code::InvalidArgument, "a name that is no UTF-8"))
+}
+
+/// # Safety
+/// So many bytes that may be read, and nobody writes, or null.
+unsafe fn bytes<'a>(from: *const c_void, size: u64) -> Result<&'a [u8], Error> {
+    match checked(from, size)? {
+        0 => Ok(&[]),
+        // SAFETY: as the caller vouches.
+        len => Ok(unsafe { std::slice::from_raw_parts(from.cast(), len) }),
+    }
+}
+
+/// # Safety
+/// So many bytes that are the caller's own, or null.
+unsafe fn bytes_mut<'a>(into: *mut c_void, size: u64) -> Result<&'a mut [u8], Error> {
+    match checked(into, size)? {
+        0 => Ok(&mut []),
+        // SAFETY: as the caller vouches.
+        len => Ok(unsafe { std::slice::from_raw_parts_mut(into.cast(), len) }),
+    }
 }
 
 /// # Safety

@@ -1,0 +1,95 @@
+//! Messages between compute components are carried by memory: each relation of two becomes a memory component that both write
+//! and the graph's document does not name, with a queue for each of their instances. So it is made, shared, lost and begun anew as
+//! all memory is, and whoever communicates by messages begins again together.
+
+use sublet_proto::graph::{Component, Edge, Graph, Memory, Relation, Rights, Role};
+use sublet_proto::v1;
+
+use crate::worker::mailbox::QUEUE_BYTES;
+
+/// What a run executes of a graph: with a memory component behind the others for each message edge.
+pub(super) fn with_mailboxes(graph: &Graph) -> Graph {
+    let mut driven = graph.clone();
+    for edge in graph.edges.iter().filter(|edge| edge.relation == Relation::Message) {
+        let name = |component: usize| graph.components[component].name.as_str();
+        let bytes = (instances(graph, edge.from) + instances(graph, edge.to)) * QUEUE_BYTES;
+        let memory = Memory { initial_bytes: bytes, increment_bytes: bytes, limit_bytes: bytes };
+        let to = driven.components.len();
+        driven.components.push(Component {
+            // No name that a document may have.
+            name: format!("{}~{}", name(edge.from), name(edge.to)),
+            role: Role::Memory(memory),
+        });
+        let relation = Relation::Access(Rights::Write);
+        driven.edges.extend([edge.from, edge.to].map(|from| Edge { from, to, relation }));
+    }
+    driven
+}
+
+/// What a memory component is to one that accesses it, if it is a mailbox.
+pub(super) fn mailbox(graph: &Graph, memory: usize, component: usize) -> Option<v1::Mailbox> {
+    graph.components[memory].name.split_once('~')?;
+    let (one, other) = ends(graph, memory)?;
+    let (peer, own_queue, peer_queue) = match component == one {
+        true => (other, 0, instances(graph, one)),
+        false => (one, instances(graph, one), 0),
+    };
+    Some(v1::Mailbox {
+        peer: graph.components[peer].name.clone(),
+        peers: instances(graph, peer) as u32,
+        own_queue: own_queue as u32,
+        peer_queue: peer_queue as u32,
+        peer_end: u32::from(component == one),
+    })
+}
+
+/// Which of its ends a component is: 0 or 1.
+pub(super) fn end_of(graph: &Graph, memory: usize, component: usize) -> Option<u32> {
+    mailbox(graph, memory, component).map(|mailbox| 1 - mailbox.peer_end)
+}
+
+fn ends(graph: &Graph, memory: usize) -> Option<(usize, usize)> {
+    let mut ends = graph.edges_to(memory).map(|edge| edge.from);
+    Some((ends.next()?, ends.next()?))
+}
+
+fn instances(graph: &Graph, component: usize) -> u64 {
+    graph.components[component].compute().map_or(0, |compute| u64::from(compute.parallelism))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ends_of_a_mailbox_have_queues_of_their_own() {
+        let document = r#"{ "version": 1, "name": "talk",
+            "components": [
+                { "name": "entry", "type": "compute", "package": "p", "function": "f", "entry": true },
+                { "name": "ask", "type": "compute", "package": "p", "function": "f", "parallelism": 2 },
+                { "name": "tell", "type": "compute", "package": "p", "function": "f", "parallelism": 3 } ],
+            "edges": [
+                { "type": "trigger", "from": "entry", "to": "ask" },
+                { "type": "trigger", "from": "entry", "to": "tell" },
+                { "type": "message", "from": "ask", "to": "tell" } ] }"#;
+        let graph = Graph::parse(document.as_bytes()).unwrap();
+        let driven = with_mailboxes(&graph);
+        assert_eq!((driven.components.len(), driven.edges.len()), (4, 5));
+        assert_eq!(driven.components[3].name, "ask~tell");
+        assert_eq!(driven.components[3].memory().unwrap().initial_bytes, 5 * QUEUE_BYTES);
+        let ask = mailbox(&driven, 3, 1).unwrap();
+        assert_eq!((ask.peer.as_str(), ask.peers, ask.own_queue, ask.peer_queue), ("tell", 3, 0, 2));
+        let tell = mailbox(&driven, 3, 2).unwrap();
+        assert_eq!((tell.peer.as_str(), tell.peers, tell.own_queue, tell.peer_queue), ("ask", 2, 2, 0));
+        assert_eq!((end_of(&driven, 3, 1), end_of(&driven, 3, 2)), (Some(0), Some(1)));
+        assert_eq!((ask.peer_end, tell.peer_end), (1, 0));
+        let alone = with_mailboxes(
+            &Graph::parse(
+                br#"{ "version": 1, "name": "a", "edges": [], "components": [
+                { "name": "a", "type": "compute", "package": "p", "function": "f", "entry": true } ] }"#,
+            )
+            .unwrap(),
+        );
+        assert_eq!(alone.components.len(), 1);
+    }
+}

@@ -1,0 +1,398 @@
+//! Messages between the instances of two components of a run: a queue for each instance, in a memory component of both (Scad
+//! Figure 3: send and receive).
+//!
+//! A queue is a ring of records, each a word and its message. Senders take their places by moving the tail, write the message
+//! and then the word; the instance whose queue it is takes records in their order, makes their place zero and moves the head.
+//! On another machine the same is done over the connection, each step of it after the one before.
+//!
+//! Invariants:
+//! - What is between the tail and the head is zero: a word that is not is a message that is there in whole.
+//! - A record lies in one piece: what is left of the ring before its beginning is a record that nobody gets.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering, fence, futex};
+use sublet_proto::v1;
+use sublet_proto::{Code, Error};
+
+use super::channel::Channel;
+use crate::memory::piece::Piece;
+
+/// Of one instance.
+pub(crate) const QUEUE_BYTES: u64 = 256 << 10;
+/// Longest message.
+pub const MAX_MESSAGE_BYTES: u64 = 64 << 10;
+
+const HEAD_AT: u64 = 0;
+const TAIL_AT: u64 = 64;
+/// On which the receiver sleeps,
+const BELL_AT: u64 = 128;
+/// and that it does.
+const SLEEPS_AT: u64 = 132;
+const RING_AT: u64 = 4096;
+const RING_BYTES: u64 = QUEUE_BYTES - RING_AT;
+const WORD_BYTES: u64 = 8;
+
+/// In place of a message's length: there is none up to the ring's end.
+const SKIP: u32 = u32::MAX - 1;
+
+/// How often a receiver looks before it sleeps.
+const LOOKS: u32 = 2_000;
+/// How long it sleeps at most, for a sender on another machine wakes nobody.
+const NAP: Duration = Duration::from_millis(1);
+/// How long a sender to a full queue, and whoever looks at one of another machine, waits at first,
+const SHORTEST_WAIT: Duration = Duration::from_micros(20);
+/// and at most.
+const LONGEST_WAIT: Duration = Duration::from_millis(1);
+/// How often it is asked whether the others are there still, where that is not seen.
+const ASK_EVERY: Duration = Duration::from_millis(100);
+
+/// See the [module](self): the way from an instance to those of another component.
+pub(super) struct Mailbox<'run> {
+    pub(super) channel: &'run Channel,
+    pub(super) told: &'run v1::Mailbox,
+}
+
+/// Where a queue is.
+struct Queue<'run> {
+    channel: &'run Channel,
+    offset: u64,
+    place: Place,
+}
+
+enum Place {
+    /// In this process, aligned for words.
+    Here(NonNull<u8>),
+    There(Arc<Piece>),
+}
+
+/// A message's place in the ring, and its word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Record {
+    at: u64,
+    /// To the ring's end, before the record.
+    skipped: u64,
+    bytes: u64,
+}
+
+impl Record {
+    /// Of so many bytes at this position, which counts on for ever.
+    fn at(position: u64, len: u64) -> Record {
+        let bytes = WORD_BYTES + len.next_multiple_of(WORD_BYTES);
+        let at = position % RING_BYTES;
+        match RING_BYTES - at {
+            left if left < bytes => Record { at: 0, skipped: left, bytes },
+            _ => Record { at, skipped: 0, bytes },
+        }
+    }
+
+    fn end(&self, position: u64) -> u64 {
+        position + self.skipped + self.bytes
+    }
+}
+
+fn word(len: u32, from: u32) -> u64 {
+    u64::from(from) << 32 | u64::from(len.wrapping_add(1))
+}
+
+/// Length and sender; nothing if nothing is there.
+fn read_word(word: u64) -> Option<(u32, u32)> {
+    let (len, from) = (word as u32, (word >> 32) as u32);
+    (word != 0).then(|| (len.wrapping_sub(1), from))
+}
+
+impl Mailbox<'_> {
+    /// Puts a message into the queue of an instance, when there is room.
+    ///
+    /// # Errors
+    /// `invalid_argument` for what is too long or goes to nobody, `deadline_exceeded`, `lease_ended` if the other component has
+    /// ended.
+    pub(super) fn send(
+        &self,
+        own: u32,
+        to: u32,
+        message: &[u8],
+        deadline: Option<Instant>,
+    ) -> Result<(), Error> {
+        let len = message.len() as u64;
+        if len > MAX_MESSAGE_BYTES {
+            let text = format!(
+                "a message of {len} bytes: it has at most {MAX_MESSAGE_BYTES}, more is for memory components"
+            );
+            return Err(Error::new(Code::InvalidArgument, text));
+        }
+        if to >= self.told.peers {
+            let (peer, peers) = (&self.told.peer, self.told.peers);
+            let text = format!("there is no instance {to} of component {peer}, which has {peers}");
+            return Err(Error::new(Code::InvalidArgument, text));
+        }
+        let queue = self.queue(self.told.peer_queue + to)?;
+        let mut wait = Wait::new(self, deadline);
+        loop {
+            let (head, tail) = (queue.load(HEAD_AT)?, queue.load(TAIL_AT)?);
+            let record = Record::at(tail, len);
+            let end = record.end(tail);
+            // A head that is old is a lower one.
+            if end.wrapping_sub(head) > RING_BYTES {
+                self.check_peer()?;
+                wait.more(false, || {
+                    format!("the queue of instance {to} of component {} stays full", self.told.peer)
+                })?;
+                continue;
+            }
+            if queue.swap(TAIL_AT, tail, end)? != tail {
+                continue;
+            }
+            if record.skipped > 0 {
+                queue.publish(tail % RING_BYTES, word(SKIP, own))?;
+            }
+            queue.put(RING_AT + record.at + WORD_BYTES, message)?;
+            queue.publish(record.at, word(len as u32, own))?;
+            queue.ring();
+            return self.channel.check();
+        }
+    }
+
+    /// Takes the next message out of an instance's queue: how long it is, and which instance has sent it.
+    ///
+    /// # Errors
+    /// `deadline_exceeded`, and `lease_ended` if the other component has ended and nothing is left of it.
+    pub(super) fn receive(
+        &self,
+        own: u32,
+        into: &mut [u8],
+        deadline: Option<Instant>,
+    ) -> Result<(u32, u32), Refused> {
+        let queue = self.queue(self.told.own_queue + own)?;
+        let mut wait = Wait::new(self, deadline);
+        loop {
+            // Before it is looked, so that what it has sent before its end is seen.
+            let peer = self.check_peer();
+            let head = queue.load(HEAD_AT)?;
+            let at = head % RING_BYTES;
+            let Some((len, from)) = read_word(queue.load(RING_AT + at)?) else {
+                peer?;
+                let has_slept = queue.sleep(RING_AT + at);
+                wait.more(has_slept, || format!("component {} sends nothing", self.told.peer))?;
+                continue;
+            };
+            if len == SKIP {
+                queue.clear(at, WORD_BYTES)?;
+                queue.add(HEAD_AT, RING_BYTES - at)?;
+                continue;
+            }
+            if u64::from(len) > MAX_MESSAGE_BYTES {
+                return Err(Error::new(Code::Protocol, "a queue of messages was written over").into());
+            }
+            let Some(into) = into.get_mut(..len as usize) else { return Err(Refused::TooLong(len)) };
+            queue.get(RING_AT + at + WORD_BYTES, into)?;
+            let bytes = Record::at(head, u64::from(len)).bytes;
+            queue.clear(at, bytes)?;
+            queue.add(HEAD_AT, bytes)?;
+            self.channel.check()?;
+            return Ok((len, from));
+        }
+    }
+
+    fn queue(&self, number: u32) -> Result<Queue<'_>, Error> {
+        let offset = u64::from(number) * QUEUE_BYTES;
+        let place = match self.channel.piece(offset, QUEUE_BYTES)? {
+            piece if piece.file().is_some() => Place::Here(self.channel.pointer(offset, QUEUE_BYTES)?),
+            piece => Place::There(piece),
+        };
+        Ok(Queue { channel: self.channel, offset, place })
+    }
+
+    fn check_peer(&self) -> Result<(), Error> {
+        self.channel.check()?;
+        if self.channel.ended() & 1 << self.told.peer_end == 0 {
+            return Ok(());
+        }
+        Err(Error::new(Code::LeaseEnded, format!("component {} has ended", self.told.peer)))
+    }
+}
+
+/// Why nothing was received.
+#[derive(Debug)]
+pub enum Refused {
+    /// There is a message of so many bytes, and not as much room. It stays.
+    TooLong(u32),
+    /// There is none.
+    Error(Error),
+}
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Refused {
+        Refused::Error(error)
+    }
+}
+
+impl Queue<'_> {
+    fn load(&self, at: u64) -> Result<u64, Error> {
+        match &self.place {
+            Place::Here(base) => Ok(self.here(*base, at).load(Ordering::Acquire)),
+            Place::There(piece) => {
+                let mut bytes = [0; WORD_BYTES as usize];
+                self.told(piece, piece.get(self.offset + at, &mut bytes))?;
+                Ok(u64::from_ne_bytes(bytes))
+            }
+        }
+    }
+
+    fn add(&self, at: u64, value: u64) -> Result<u64, Error> {
+        match &self.place {
+            Place::Here(base) => Ok(self.here(*base, at).fetch_add(value, Ordering::AcqRel)),
+            Place::There(piece) => self.told(piece, piece.fetch_add(self.offset + at, value)),
+        }
+    }
+
+    fn swap(&self, at: u64, expected: u64, new: u64) -> Result<u64, Error> {
+        match &self.place {
+            Place::Here(base) => {
+                let word = self.here(*base, at);
+                let swapped = word.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire);
+                Ok(swapped.unwrap_or_else(|is| is))
+            }
+            Place::There(piece) => self.told(piece, piece.compare_swap(self.offset + at, expected, new)),
+        }
+    }
+
+    /// Writes the word of a record: in one step, and after what was put before.
+    fn publish(&self, at: u64, word: u64) -> Result<(), Error> {
+        self.add(RING_AT + at, word).map(drop)
+    }
+
+    fn put(&self, at: u64, bytes: &[u8]) -> Result<(), Error> {
+        match &self.place {
+            Place::Here(_) => self.channel.put(self.offset + at, bytes),
+            Place::There(piece) => self.told(piece, piece.put(self.offset + at, bytes)),
+        }
+    }
+
+    fn get(&self, at: u64, into: &mut [u8]) -> Result<(), Error> {
+        match &self.place {
+            Place::Here(_) => self.channel.get(self.offset + at, into),
+            Place::There(piece) => self.told(piece, piece.get(self.offset + at, into)),
+        }
+    }
+
+    fn clear(&self, at: u64, len_bytes: u64) -> Result<(), Error> {
+        const ZEROS: [u8; 4096] = [0; 4096];
+        let mut done = 0;
+        while done < len_bytes {
+            let len = (len_bytes - done).min(ZEROS.len() as u64);
+            self.put(RING_AT + at + done, &ZEROS[..len as usize])?;
+            done += len;
+        }
+        Ok(())
+    }
+
+    /// Sleeps for a moment, or until a sender of this machine rings, unless there is something at this word. A queue of another
+    /// machine nobody can sleep on.
+    fn sleep(&self, at: u64) -> bool {
+        let Place::Here(base) = self.place else { return false };
+        let word = self.here(base, at);
+        for _ in 0..LOOKS {
+            if word.load(Ordering::Acquire) != 0 {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        let (bell, sleeps) = (self.half(base, BELL_AT), self.half(base, SLEEPS_AT));
+        let rung = bell.load(Ordering::Acquire);
+        sleeps.store(1, Ordering::Relaxed);
+        // Pairs with that of `ring`: either this sees the word, or that the sleeper.
+        fence(Ordering::SeqCst);
+        if word.load(Ordering::Acquire) == 0 {
+            futex::wait(bell, rung, Some(NAP));
+        }
+        sleeps.store(0, Ordering::Relaxed);
+        true
+    }
+
+    /// Wakes the receiver, if it sleeps on this machine.
+    fn ring(&self) {
+        let Place::Here(base) = self.place else { return };
+        fence(Ordering::SeqCst);
+        if self.half(base, SLEEPS_AT).load(Ordering::Relaxed) != 0 {
+            let bell = self.half(base, BELL_AT);
+            bell.fetch_add(1, Ordering::AcqRel);
+            futex::wake_all(bell);
+        }
+    }
+
+    fn here(&self, base: NonNull<u8>, at: u64) -> &AtomicU64 {
+        debug_assert!(at + WORD_BYTES <= QUEUE_BYTES && at.is_multiple_of(WORD_BYTES));
+        // SAFETY: within the queue, which is mapped as long as the channel is borrowed, begins at a page and is accessed as atomics
+        // and raw copies alone.
+        unsafe { base.add(at as usize).cast().as_ref() }
+    }
+
+    fn half(&self, base: NonNull<u8>, at: u64) -> &AtomicU32 {
+        // SAFETY: as in `here`.
+        unsafe { base.add(at as usize).cast().as_ref() }
+    }
+
+    fn told<T>(&self, piece: &Piece, done: Result<T, Error>) -> Result<T, Error> {
+        done.map_err(|error| self.channel.failed(piece, error))
+    }
+}
+
+/// Waiting for somebody else to do something.
+struct Wait<'run> {
+    mailbox: &'run Mailbox<'run>,
+    deadline: Option<Instant>,
+    next: Duration,
+    asked: Instant,
+}
+
+impl<'run> Wait<'run> {
+    fn new(mailbox: &'run Mailbox<'run>, deadline: Option<Instant>) -> Wait<'run> {
+        Wait { mailbox, deadline, next: SHORTEST_WAIT, asked: Instant::now() }
+    }
+
+    /// For a moment, which is longer each time, unless that was done.
+    fn more(&mut self, has_slept: bool, what: impl FnOnce() -> String) -> Result<(), Error> {
+        let now = Instant::now();
+        let left = self.deadline.map_or(LONGEST_WAIT, |deadline| deadline.saturating_duration_since(now));
+        if left.is_zero() {
+            return Err(Error::new(Code::DeadlineExceeded, what()));
+        }
+        if now.saturating_duration_since(self.asked) >= ASK_EVERY {
+            self.asked = now;
+            self.mailbox.channel.ask_ended()?;
+        }
+        if has_slept {
+            return Ok(());
+        }
+        std::thread::sleep(self.next.min(left));
+        self.next = (self.next * 2).min(LONGEST_WAIT);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_whole_and_the_rest_of_the_ring_is_skipped() {
+        assert_eq!(Record::at(0, 0), Record { at: 0, skipped: 0, bytes: 8 });
+        assert_eq!(Record::at(16, 9), Record { at: 16, skipped: 0, bytes: 24 });
+        let last = RING_BYTES - 16;
+        assert_eq!(Record::at(RING_BYTES + last, 8), Record { at: last, skipped: 0, bytes: 16 });
+        assert_eq!(Record::at(RING_BYTES + last, 9), Record { at: 0, skipped: 16, bytes: 24 });
+        assert_eq!(Record::at(last, 9).end(last), RING_BYTES + 24);
+        assert!(RING_BYTES.is_multiple_of(WORD_BYTES) && MAX_MESSAGE_BYTES + 8 < RING_BYTES / 2);
+    }
+
+    #[test]
+    fn a_word_says_how_long_and_from_whom_and_is_never_zero() {
+        for (len, from) in [(0, 0), (1, 7), (MAX_MESSAGE_BYTES as u32, u32::MAX), (SKIP, 0)] {
+            assert_eq!(read_word(word(len, from)), Some((len, from)));
+        }
+        assert_eq!(read_word(0), None);
+    }
+}
