@@ -71,7 +71,7 @@ use sublet_fabric::clock::Calibration;
 use sublet_fabric::packet::PacketListener;
 use sublet_proto::package::Kind;
 use sublet_proto::v1::NodeDescription;
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, pool};
 use sublet_runtime::access::Access;
 use sublet_runtime::fabrics::own_host;
 
@@ -129,6 +129,10 @@ pub struct Options {
     pub devices: Option<Vec<Kind>>,
     /// When leases that do not say so themselves end for want of calls; never if nothing is said.
     pub idle_timeout: Option<Duration>,
+    /// The pool that the node belongs to; as its manager says if nothing is said.
+    pub pool: Option<pool::Pool>,
+    /// The rack that it stands in; empty: in none with others.
+    pub rack: String,
     /// Whose clients it serves.
     pub clients: Clients,
     /// How clients of other machines come, if they may.
@@ -239,6 +243,8 @@ fn node(
         network: gate.as_ref().map(|gate| gate.described.clone()),
         devices: kernels.offered(),
         runtimes: sandboxes.runtimes.offered(),
+        pool: options.pool.map(|pool| pool.to_string()).unwrap_or_default(),
+        rack: options.rack.clone(),
         ..NodeDescription::default()
     };
     let managers = Arc::new(Managers::new(options.access.clone()));

@@ -1,6 +1,7 @@
 //! How many requests for leases the core decides, on one core of the processor, with 10,000 nodes.
 //!
-//! `cargo bench -p sublet-manager`. The promise is a million a second: SPECIFICATION.md, "Leases". A grant here is
+//! `cargo bench -p sublet-manager`. The promise is a million a second, and 200,000 of components, which have neighbours and
+//! keys, in pools and racks or not: SPECIFICATION.md, "The control plane". A grant here is
 //! the request alone; a whole life is the request, the report that says that the lease has come and gone, the store's
 //! answer, and the report after which it is forgotten.
 
@@ -28,6 +29,18 @@ const BATCH: u64 = 1_000;
 /// What is leased of a nearly full cluster, of a hundred.
 const NEARLY_FULL: u64 = 95;
 
+/// Nodes of a rack, where there are racks. There are pools then, too: two in five nodes are of the compute pool, one of the
+/// memory pool.
+const RACK_NODES: u32 = 40;
+const POOLS: [&str; 5] = ["compute", "balanced", "memory", "compute", "balanced"];
+
+/// Whether nodes say a pool and a rack.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Nodes {
+    Alike,
+    InPoolsAndRacks,
+}
+
 /// A core with its nodes, and the leases that it has granted.
 struct Cluster {
     core: Core,
@@ -51,8 +64,17 @@ struct Registered {
 
 impl Cluster {
     fn new() -> Cluster {
-        let settings =
-            Settings { epoch: 1, seed: 1, prices: Prices::default(), queue: QueueLimits::default() };
+        Cluster::of(Nodes::Alike)
+    }
+
+    fn of(nodes: Nodes) -> Cluster {
+        let settings = Settings {
+            epoch: 1,
+            seed: 1,
+            prices: Prices::default(),
+            queue: QueueLimits::default(),
+            balanced_bytes: None,
+        };
         let mut core = Core::new(settings);
         let tenant = core.tenant_key("tenant");
         let build = PackageBuild { architecture: ARCHITECTURE.to_owned(), ..PackageBuild::default() };
@@ -69,12 +91,16 @@ impl Cluster {
             now_ms: 1_000_000,
             out: Vec::new(),
         };
-        (0..NODES).for_each(|node| cluster.register(node));
+        (0..NODES).for_each(|node| cluster.register(node, nodes));
         cluster
     }
 
     fn nearly_full() -> Cluster {
-        let mut cluster = Cluster::new();
+        Cluster::new().filled()
+    }
+
+    fn filled(self) -> Cluster {
+        let mut cluster = self;
         while cluster.cores_leased < u64::from(NODES * NODE_CORES) * NEARLY_FULL / 100 {
             cluster.grant();
         }
@@ -90,13 +116,21 @@ impl Cluster {
         cluster
     }
 
-    fn register(&mut self, node: u32) {
+    fn register(&mut self, node: u32, nodes: Nodes) {
+        let (pool, rack) = match nodes {
+            Nodes::Alike => (String::new(), String::new()),
+            Nodes::InPoolsAndRacks => {
+                (POOLS[node as usize % POOLS.len()].to_owned(), format!("rack-{}", node / RACK_NODES))
+            }
+        };
         let description = NodeDescription {
             name: format!("node-{node}"),
             agent: "unix:/agent".to_owned(),
             architecture: ARCHITECTURE.to_owned(),
             cores: NODE_CORES,
             memory_bytes: NODE_MEMORY_BYTES,
+            pool,
+            rack,
             ..NodeDescription::default()
         };
         let joining = Joining {
@@ -245,8 +279,14 @@ fn decisions(criterion: &mut Criterion) {
             });
         });
     }
-    for (name, cluster) in [("empty", Cluster::new as fn() -> Cluster), ("nearly full", Cluster::nearly_full)]
-    {
+    let in_racks = || Cluster::of(Nodes::InPoolsAndRacks);
+    let clusters: [(&str, &dyn Fn() -> Cluster); 4] = [
+        ("empty", &Cluster::new),
+        ("nearly full", &Cluster::nearly_full),
+        ("in pools and racks, empty", &in_racks),
+        ("in pools and racks, nearly full", &|| in_racks().filled()),
+    ];
+    for (name, cluster) in clusters {
         let mut cluster = Cluster { are_components: true, ..cluster() };
         group.bench_function(format!("component, {name}"), |bencher| {
             bencher.iter_custom(|requests| cluster.time_requests(requests));

@@ -9,6 +9,7 @@
 //! report.rs    registrations, reports, ticks: what agents say, and what their silence means
 //! moved.rs     nodes that go to another manager
 //! nodes.rs     nodes and what is leased of them       placement.rs  which node a lease goes to
+//! racks.rs     nodes near each other                  pools.rs      what a node has most of
 //! lease.rs     a lease's life                         table.rs      all of them
 //! tenants.rs   quotas                                 waiting.rs    the bounded, fair queue
 //! ```
@@ -37,6 +38,9 @@ mod messages;
 mod moved;
 mod nodes;
 mod placement;
+mod pools;
+mod racks;
+mod ranked;
 mod report;
 mod seats;
 mod segments;
@@ -57,6 +61,7 @@ pub use messages::{
 pub use nodes::{Amount, Lending, MAX_NODES, Node, Reach, Room};
 pub(crate) use placement::may_run_on;
 pub use placement::{DEFAULT_PU, MAX_PARTS};
+pub use racks::MAX_RACKS;
 pub use tenants::Tenant;
 pub use terms::{
     DEFAULT_OPTIONS, DEFAULT_TIMEOUT_MS, MAX_WAIT_MS, MAX_WORKERS, MEMORY_PER_CORE_BYTES, Terms,
@@ -88,6 +93,9 @@ pub struct Settings {
     pub prices: Prices,
     /// Of the queue.
     pub queue: QueueLimits,
+    /// Memory for each core that nodes of the balanced pool have left, if the pools of nodes that say none are virtual: those
+    /// with more than twice as much are in the memory pool, those with less than half in the compute pool (Scad, section 4).
+    pub balanced_bytes: Option<u64>,
 }
 
 /// The state machine.
@@ -106,9 +114,9 @@ pub struct Core {
 impl Core {
     /// Without nodes and leases.
     pub fn new(settings: Settings) -> Core {
-        let Settings { epoch, seed, prices, queue } = settings;
+        let Settings { epoch, seed, prices, queue, balanced_bytes } = settings;
         Core {
-            nodes: Nodes::new(prices),
+            nodes: Nodes::new(prices, balanced_bytes),
             tenants: Tenants::default(),
             leases: Table::default(),
             waiting: Waiting::new(queue),

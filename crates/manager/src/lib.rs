@@ -128,6 +128,8 @@ pub struct Options {
     pub prices: Prices,
     /// How many requests may wait for capacity.
     pub queue: QueueLimits,
+    /// Memory for each core of balanced nodes, if nodes that name no pool are to be told apart by what they have left.
+    pub balanced_bytes: Option<u64>,
 }
 
 impl Options {
@@ -142,6 +144,7 @@ impl Options {
             store: StoreOptions::Embedded,
             prices: Prices::default(),
             queue: QueueLimits::default(),
+            balanced_bytes: None,
         }
     }
 }
@@ -302,9 +305,9 @@ fn open(options: &Options) -> Result<Opened, Error> {
     } else {
         Certificates::open(&options.tls, &options.listen, &options.state, &mut *store)?.map(Arc::new)
     };
-    let (prices, queue) = (options.prices.clone(), options.queue);
+    let Options { prices, queue, balanced_bytes, .. } = options.clone();
     let seed = u64::from_le_bytes(chance::secret()?);
-    let core = Core::new(Settings { epoch, seed, prices, queue });
+    let core = Core::new(Settings { epoch, seed, prices, queue, balanced_bytes });
     let known = tokens::Known::read(&*store, clock.now_ms())?;
     let peers = Peers::join(&*store, epoch)?;
     let database = Database::new(store);

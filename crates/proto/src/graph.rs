@@ -27,6 +27,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::pool::Pool;
 use crate::{Code, Error};
 use document::Document;
 
@@ -98,7 +99,7 @@ pub struct Compute {
 }
 
 /// What each instance of a compute component will need.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Resources {
     /// Kind of processing unit; if there is none, the cheapest for which the package has a build.
@@ -107,6 +108,9 @@ pub struct Resources {
     /// Memory of its own, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
+    /// In which pool of nodes it must be; if there is none, rather in that of what it needs. This is no hint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pool: Option<Pool>,
 }
 
 /// A component that holds data. It begins with its first access, and ends with the last component that may access it, or
@@ -119,6 +123,8 @@ pub struct Memory {
     pub increment_bytes: u64,
     /// It grows no further.
     pub limit_bytes: u64,
+    /// In which pool of nodes its segments must be; if there is none, rather in that of memory.
+    pub pool: Option<Pool>,
 }
 
 /// A relation of two components.

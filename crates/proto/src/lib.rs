@@ -13,6 +13,7 @@ pub mod graph;
 pub mod inbox;
 pub mod network;
 pub mod package;
+pub mod pool;
 pub mod price;
 pub mod run;
 pub mod ticket;

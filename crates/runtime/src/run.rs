@@ -116,6 +116,13 @@ pub enum News {
         /// Since its instances were called.
         took: Duration,
     },
+    /// A component is to begin and waits for what it needs.
+    Waits {
+        /// Its name.
+        component: String,
+        /// What that is, and why it is not to be had yet.
+        error: Error,
+    },
     /// What executed a component, or held its bytes, is gone.
     Lost {
         /// Its name.

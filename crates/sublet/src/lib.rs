@@ -22,6 +22,7 @@
 //!
 //! Everything else of the workspace is the library's own; only what is named here stays as it is.
 
+pub use sublet_proto::pool::Pool;
 pub use sublet_proto::price::bill;
 pub use sublet_proto::v1::{BillLine, BillRequest, ComponentUse, Lease, PackageInfo, Usage};
 pub use sublet_proto::{ALWAYS_HOT_NS, ALWAYS_WARM_NS, Code, Error};

@@ -143,7 +143,8 @@ impl Manager {
         let seed = scene.random.bits();
         let no_limits = QueueLimits { total: usize::MAX, per_tenant: usize::MAX };
         let queue = if scene.sabotage == Some(Sabotage::IgnoreLimits) { no_limits } else { common.queue };
-        let mut core = Core::new(Settings { epoch, seed, prices: Prices::default(), queue });
+        let mut core =
+            Core::new(Settings { epoch, seed, prices: Prices::default(), queue, balanced_bytes: None });
         let tenants: Vec<TenantKey> =
             (0..common.quotas.len()).map(|number| core.tenant_key(&tenant_name(number))).collect();
         let build = PackageBuild { architecture: ARCHITECTURE.to_owned(), ..PackageBuild::default() };

@@ -435,6 +435,8 @@ pub fn options(folder: &Path, does: &str) -> Options {
         devices: None,
         registries: Vec::new(),
         idle_timeout: None,
+        pool: None,
+        rack: String::new(),
         clients: Clients::OwnUser,
         network: None,
     }

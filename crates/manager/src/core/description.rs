@@ -2,6 +2,7 @@
 
 use sublet_proto::network::check_network;
 use sublet_proto::package::{PORTABLE, is_processor};
+use sublet_proto::pool::Pool;
 use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Code, Error};
 
@@ -59,6 +60,13 @@ pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
             return invalid(format!("node {name} names {} {what}, or one unreadably", names.len()));
         }
     }
+    if !node.rack.is_empty() && !is_text(&node.rack, MAX_NAME_BYTES) {
+        return invalid(format!(
+            "node {name} names its rack in more than {MAX_NAME_BYTES} bytes, or unreadably"
+        ));
+    }
+    Pool::said(&node.pool)
+        .map_err(|error| Error::new(error.code, format!("the pool of node {name}: {}", error.message)))?;
     let named =
         |error: Error| Error::new(error.code, format!("the network of node {name}: {}", error.message));
     node.network.as_ref().map_or(Ok(()), |network| check_network(network).map_err(named))
@@ -94,6 +102,7 @@ mod tests {
     fn a_node_that_can_be_is_taken() {
         check(&node()).unwrap();
         check(&NodeDescription { host: String::new(), network: None, ..node() }).unwrap();
+        check(&NodeDescription { pool: "memory".into(), rack: "row 1, rack 7".into(), ..node() }).unwrap();
     }
 
     #[test]
@@ -115,6 +124,9 @@ mod tests {
             (NodeDescription { agent: "unix:relative".into(), ..node() }, "unix:/path"),
             (NodeDescription { agent: format!("unix:/{}", "a".repeat(300)), ..node() }, "unix:/path"),
             (NodeDescription { agent: String::new(), ..node() }, "no agent"),
+            (NodeDescription { pool: "fast".into(), ..node() }, "fast"),
+            (NodeDescription { rack: "r".repeat(65), ..node() }, "rack"),
+            (NodeDescription { rack: "a\tb".into(), ..node() }, "rack"),
             (NodeDescription { host: "h".repeat(65), ..node() }, "host"),
             (NodeDescription { host: "a\nb".into(), ..node() }, "host"),
             (network(|network| network.address = "tcp://a:1".into()), "tcp://a:1"),

@@ -7,6 +7,8 @@ use super::ids::{LeaseId, RequestId, TenantKey};
 use super::lease::{End, Lease, Marks, State};
 use super::messages::{Action, Renewal, Request, Standing};
 use super::nodes::Lending;
+use super::placement::Part;
+use super::pools::Pools;
 use super::waiting::{Served, Waiting};
 use super::{Core, placement, terms};
 
@@ -21,8 +23,8 @@ impl Core {
             return;
         }
         let refused = match self.try_grant_in_turn(now_ms, &request) {
-            Ok(leases) => {
-                self.waiting.overtaken();
+            Ok((leases, pools)) => {
+                self.waiting.overtaken(pools);
                 return out.push(Action::Granted { tenant, request: id, leases });
             }
             Err(error) => error,
@@ -37,21 +39,36 @@ impl Core {
         }
     }
 
-    fn try_grant_in_turn(&mut self, now_ms: u64, request: &Request) -> Result<Vec<LeaseId>, Error> {
-        if self.waiting.is_blocked() {
-            let message =
-                format!("{} requests are waiting, and it is the turn of another", self.waiting.len());
-            return Err(Error::new(Code::NoCapacity, message));
-        }
-        self.try_grant(now_ms, request)
+    fn try_grant_in_turn(&mut self, now_ms: u64, request: &Request) -> Result<(Vec<LeaseId>, Pools), Error> {
+        let barred = self.waiting.barred();
+        let is_barred = request.locality.pools.meets(barred);
+        self.try_grant(now_ms, request, barred).map_err(|error| {
+            if !is_barred || !is_for_want(error.code) {
+                return error;
+            }
+            let (waiting, place) = (self.waiting.len(), barred.place());
+            let message = format!("{waiting} requests are waiting, and it is the turn of another{place}");
+            Error::new(Code::NoCapacity, message)
+        })
     }
 
-    /// All of the request's leases, or none.
-    fn try_grant(&mut self, now_ms: u64, request: &Request) -> Result<Vec<LeaseId>, Error> {
-        let (choice, parts) = placement::place(&self.nodes, request, &mut self.chance)?;
+    /// All of the request's leases, outside of the barred pools, or none. Says in which pools they are.
+    fn try_grant(
+        &mut self,
+        now_ms: u64,
+        request: &Request,
+        barred: Pools,
+    ) -> Result<(Vec<LeaseId>, Pools), Error> {
+        let pools = request.locality.pools.without(barred);
+        if pools.is_empty() {
+            return Err(Error::new(Code::NoCapacity, format!("it is the turn of another{}", barred.place())));
+        }
+        let (choice, parts) = placement::place(&self.nodes, request, pools, &mut self.chance)?;
         self.tenants.get(request.tenant).check(parts.iter().map(|part| part.amount))?;
+        let pool_of = |part: &Part| self.nodes.get(part.node).map(|node| node.pool);
+        let pools = parts.iter().filter_map(pool_of).fold(Pools::NONE, Pools::with);
         let price = self.nodes.classes.price(choice.class);
-        Ok(parts
+        let leases = parts
             .into_iter()
             .map(|part| {
                 let id = LeaseId::new(now_ms, self.chance.wide());
@@ -80,7 +97,8 @@ impl Core {
                 });
                 id
             })
-            .collect())
+            .collect();
+        Ok((leases, pools))
     }
 
     /// Capacity has become free: those who wait get it, in turn.
@@ -89,21 +107,19 @@ impl Core {
             return;
         }
         let mut waiting = std::mem::replace(&mut self.waiting, Waiting::new(self.queue));
-        while waiting.serve(|request| self.serve(now_ms, request, out)) {}
+        while waiting.serve(|request, barred| self.serve(now_ms, request, barred, out)) {}
         self.waiting = waiting;
     }
 
-    fn serve(&mut self, now_ms: u64, request: &Request, out: &mut Vec<Action>) -> Served {
+    fn serve(&mut self, now_ms: u64, request: &Request, barred: Pools, out: &mut Vec<Action>) -> Served {
         let (tenant, id) = (request.tenant, request.id);
-        match self.try_grant(now_ms, request) {
-            Ok(leases) => {
+        match self.try_grant(now_ms, request, barred) {
+            Ok((leases, pools)) => {
                 out.push(Action::Granted { tenant, request: id, leases });
-                Served::Granted
+                Served::Granted(pools)
             }
             // Less may be there now than when it came; it waits for more.
-            Err(error) if matches!(error.code, Code::NoCapacity | Code::InsufficientResources) => {
-                Served::NoRoom
-            }
+            Err(error) if is_for_want(error.code) => Served::NoRoom,
             Err(error) => {
                 out.push(Action::Refused { tenant, request: id, error });
                 Served::Refused
@@ -119,8 +135,7 @@ impl Core {
     /// Refuses those who have waited long enough.
     pub(super) fn end_waits(&mut self, now_ms: u64, out: &mut Vec<Action>) {
         for request in self.waiting.take_out(|_, until_ms| until_ms <= now_ms) {
-            let message =
-                format!("{} cores did not become free within {} ms", request.terms.workers, request.wait_ms);
+            let message = format!("{} did not become free within {} ms", request.asks(), request.wait_ms);
             let error = Error::new(Code::NoCapacity, message);
             out.push(Action::Refused { tenant: request.tenant, request: request.id, error });
         }
@@ -284,6 +299,11 @@ impl Core {
         let own = &mut self.tenants.get_mut(lease.tenant).own;
         own.spent_nano = own.spent_nano.saturating_add(cost_nano).saturating_sub(before);
     }
+}
+
+/// Whether it is refused for what there is, and not for what may be.
+fn is_for_want(code: Code) -> bool {
+    matches!(code, Code::NoCapacity | Code::InsufficientResources)
 }
 
 /// A node that is on its way out keeps its leases until they end, and no longer.

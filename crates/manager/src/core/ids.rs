@@ -64,6 +64,14 @@ impl LeaseId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeKey(pub(super) u32);
 
+/// A rack of this core. Nodes that name none are together in one that is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RackKey(pub(super) u16);
+
+impl RackKey {
+    pub(super) const NONE: RackKey = RackKey(0);
+}
+
 /// A tenant of this core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantKey(pub(super) u32);

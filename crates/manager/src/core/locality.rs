@@ -1,41 +1,53 @@
 //! Where a lease had better be, of the nodes where it fits: beside what it communicates with, or where others like it have
-//! been (Scad 4.1.1, steps 1, 3 and 4). Where neither has room the lists by rank decide (step 5).
+//! been (Scad 4.1.1, steps 1 to 4). Where neither has room the lists by rank decide (step 5). A pool that a request names
+//! is where it must be.
 //!
 //! Leases with the same key begin to look at the same place of a ring of nodes, so the same nodes have their environment
 //! warm, and a node that comes or goes moves few of them.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use sublet_proto::pool::Pool;
 use sublet_proto::v1::LeaseRequest;
 use sublet_proto::{Code, Error};
 
 use super::ids::NodeKey;
+use super::pools::Pools;
 
 /// Most nodes that a request may name, and the longest name of one, in bytes.
 pub const MAX_NEAR: usize = 16;
 const MAX_NODE_NAME_BYTES: usize = 64;
 /// Longest key, in bytes: an application's name and a component's.
 const MAX_KEY_BYTES: usize = 192;
-/// How many nodes of the ring are looked at.
+/// How many nodes of the ring are looked at, and how many are passed over at most to find those of a pool.
 const LOOKS: usize = 8;
+const PASSED_OVER: usize = 64;
 
 /// What a request says of that.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Locality {
     /// Names of nodes, the best first.
     near: Vec<String>,
     /// Where in the ring it begins to look.
     warm: Option<u64>,
+    /// Where it may be.
+    pub(super) pools: Pools,
+}
+
+impl Default for Locality {
+    fn default() -> Locality {
+        Locality { near: Vec::new(), warm: None, pools: Pools::ALL }
+    }
 }
 
 impl Locality {
     /// What a request says.
     ///
     /// # Errors
-    /// `invalid_argument` with the limit.
+    /// `invalid_argument` with the limit, or for a pool that there is not.
     pub fn of(asked: &LeaseRequest) -> Result<Locality, Error> {
         let invalid = |message: String| Err(Error::new(Code::InvalidArgument, message));
-        let LeaseRequest { near, warm, .. } = asked;
+        let LeaseRequest { near, warm, pool, .. } = asked;
         if near.len() > MAX_NEAR {
             return invalid(format!("{} nodes to be near to, at most {MAX_NEAR} are taken", near.len()));
         }
@@ -48,7 +60,8 @@ impl Locality {
         if warm.len() > MAX_KEY_BYTES {
             return invalid(format!("a key of {} bytes, at most {MAX_KEY_BYTES} are taken", warm.len()));
         }
-        Ok(Locality { near: near.clone(), warm: (!warm.is_empty()).then(|| place_of(warm)) })
+        let (near, pools) = (near.clone(), Pools::said(Pool::said(pool)?));
+        Ok(Locality { near, warm: (!warm.is_empty()).then(|| place_of(warm)), pools })
     }
 
     /// Nodes to be near to.
@@ -56,9 +69,14 @@ impl Locality {
         self.near.iter().map(String::as_str)
     }
 
-    /// Those nodes of a ring where its like has been, if it says what that is.
-    pub(super) fn warm<'ring>(&self, ring: &'ring Ring) -> impl Iterator<Item = NodeKey> + 'ring {
-        self.warm.into_iter().flat_map(move |from| ring.from(from).take(LOOKS))
+    /// Those nodes of a ring, and of a pool, where its like has been, if it says what that is.
+    pub(super) fn warm<'ring>(
+        &self,
+        ring: &'ring Ring,
+        is_of_pool: impl Fn(&NodeKey) -> bool + 'ring,
+    ) -> impl Iterator<Item = NodeKey> + 'ring {
+        let nodes = self.warm.into_iter().flat_map(|from| ring.from(from).take(PASSED_OVER));
+        nodes.filter(is_of_pool).take(LOOKS)
     }
 }
 
@@ -79,6 +97,15 @@ impl Ring {
         if let Ok(at) = self.find(place_of(name), node) {
             self.0.remove(at);
         }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
     }
 
     /// All of them, once around.
@@ -146,6 +173,7 @@ mod tests {
             (near(vec!["n".into(); 17]), "17"),
             (near(vec!["n".repeat(65)]), "65"),
             (LeaseRequest { warm: "k".repeat(193), ..LeaseRequest::default() }, "193"),
+            (LeaseRequest { pool: "fast".into(), ..LeaseRequest::default() }, "fast"),
         ] {
             let error = Locality::of(&asked).unwrap_err();
             assert!(error.code == Code::InvalidArgument && error.message.contains(named), "{error}");

@@ -140,6 +140,19 @@ pub struct Request {
     pub wait_ms: u64,
 }
 
+impl Request {
+    /// What it waits for, as whoever waited in vain is told.
+    pub(super) fn asks(&self) -> String {
+        let Terms { workers, shared, memory_bytes, .. } = self.terms;
+        let (on, place) = (if self.pu.is_empty() { "" } else { " of " }, self.locality.pools.place());
+        match (self.terms.is_segment(), shared) {
+            (true, _) => format!("{memory_bytes} bytes of memory{place}"),
+            (_, true) => format!("{workers} shared places{on}{}{place}", self.pu),
+            (_, false) => format!("{workers} cores{on}{}{place}", self.pu),
+        }
+    }
+}
+
 /// A client wants a lease to end later.
 #[derive(Clone, Copy, Debug)]
 pub struct Renewal {

@@ -3,13 +3,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use sublet_proto::pool::Pool;
 use sublet_proto::price::Prices;
 use sublet_proto::v1::{self, NodeDescription, NodeInfo, NodeNetwork};
 use sublet_proto::{Code, Error};
 
-use super::ids::{ClassKey, InstanceId, NodeKey};
+use super::ids::{ClassKey, InstanceId, NodeKey, RackKey};
 use super::messages::Request;
-use super::placement::{Classes, MAX_CLASSES, Place, Ranked};
+use super::placement::{Classes, Counted, MAX_CLASSES};
+use super::pools::{self, Pools};
+use super::racks::{Free, Group, Grouped, Racks, Spot};
 use super::seats::{MAX_SEATS, Seat, Seats};
 use super::segments;
 use super::{SILENCE_TICKS, TICK_MS};
@@ -138,10 +141,17 @@ pub struct Node {
     /// How many of them are attached, and how many are granted and not attached.
     pub(super) attached: u32,
     pub(super) unattached: u32,
+    /// The pool that it belongs to now,
+    pub pool: Pool,
+    /// and which one its agent has said, if any.
+    said_pool: Option<Pool>,
+    pub(super) rack: RackKey,
+    /// What is counted of it in its rack.
+    counted: Free,
     /// Where it stands among the others: by its cores,
     pub(super) seats: Seats,
     /// and by its memory.
-    pub(super) by_memory: Option<Place>,
+    pub(super) by_memory: Option<Spot>,
 }
 
 impl Node {
@@ -176,6 +186,17 @@ impl Node {
         self.takes_leases().then(|| segments::rank(self.free().memory_bytes)).flatten()
     }
 
+    fn group(&self) -> Group {
+        Group { rack: self.rack, pool: self.pool }
+    }
+
+    /// What its rack has free by it.
+    fn free_for_rack(&self) -> Free {
+        let Room { cores, places, memory_bytes } = self.free();
+        let free = Free { workers: u64::from(cores) + u64::from(places), memory_bytes };
+        if self.takes_leases() { free } else { Free::default() }
+    }
+
     fn state(&self) -> v1::NodeState {
         match self.lending {
             _ if self.is_lost() => v1::NodeState::Lost,
@@ -194,6 +215,7 @@ impl Node {
             last_report_unix_ms: self.last_report_ms,
             shared_leased: self.leased.places,
             state: self.state().into(),
+            pool: self.pool.to_string(),
         }
     }
 }
@@ -205,18 +227,23 @@ pub(super) struct Nodes {
     unused: Vec<u32>,
     by_name: HashMap<Arc<str>, NodeKey>,
     pub(super) classes: Classes,
+    pub(super) racks: Racks,
     /// Those that take leases, by the memory that is free.
-    pub(super) by_memory: Ranked,
+    pub(super) by_memory: Grouped,
+    /// Memory for each core of nodes of the balanced pool, if the pools of nodes that say none are virtual.
+    usual_bytes: Option<u64>,
 }
 
 impl Nodes {
-    pub(super) fn new(prices: Prices) -> Nodes {
+    pub(super) fn new(prices: Prices, usual_bytes: Option<u64>) -> Nodes {
         Nodes {
             slots: Vec::new(),
             unused: Vec::new(),
             by_name: HashMap::default(),
             classes: Classes::new(prices),
-            by_memory: Ranked::default(),
+            racks: Racks::default(),
+            by_memory: Grouped::default(),
+            usual_bytes,
         }
     }
 
@@ -257,11 +284,11 @@ impl Nodes {
         }
     }
 
-    /// Whether there may be such nodes: an agent that names one architecture after the other fills no table.
+    /// Whether there may be such nodes, and such a rack: an agent that names one architecture after the other fills no table.
     pub(super) fn check_class(&self, description: &NodeDescription) -> Result<(), Error> {
-        let NodeDescription { name, pu, architecture, .. } = description;
+        let NodeDescription { name, pu, architecture, rack, .. } = description;
         if self.classes.may_add(pu, architecture) {
-            return Ok(());
+            return self.racks.check(rack);
         }
         let message = format!(
             "there are {MAX_CLASSES} kinds of nodes already, and node {name} is of another: {pu:?}, {architecture:?}"
@@ -273,12 +300,15 @@ impl Nodes {
     pub(super) fn describe(&mut self, description: NodeDescription) -> NodeKey {
         let seats = Seats::of(&description, &mut self.classes);
         let key = self.find(&description.name).unwrap_or_else(|| self.add(&description.name));
-        self.unrank(key);
-        self.leave_rings(key);
+        self.take_out(key);
+        // A pool that is none has been refused.
+        let said_pool = Pool::said(&description.pool).unwrap_or_default();
+        let rack = self.racks.join(&description.rack);
         for class in seats.classes() {
-            self.classes.ring_mut(class).insert(&description.name, key);
+            self.classes.meet(class, rack, &description.name, key);
         }
         if let Some(node) = self.get_mut(key) {
+            (node.rack, node.said_pool) = (rack, said_pool);
             node.reach = Arc::new(Reach::of(&description));
             node.capacity = Room {
                 cores: description.cores,
@@ -294,6 +324,7 @@ impl Nodes {
     /// A node of which only the name is known: it has not registered, and takes no leases.
     pub(super) fn add(&mut self, name: &str) -> NodeKey {
         let name: Arc<str> = name.into();
+        let rack = self.racks.join("");
         let node = Node {
             name: name.clone(),
             reach: Arc::default(),
@@ -310,6 +341,10 @@ impl Nodes {
             leases: Vec::new(),
             attached: 0,
             unattached: 0,
+            pool: Pool::Balanced,
+            said_pool: None,
+            rack,
+            counted: Free::default(),
             seats: Seats::default(),
             by_memory: None,
         };
@@ -326,14 +361,33 @@ impl Nodes {
     pub(super) fn change(&mut self, key: NodeKey, change: impl FnOnce(&mut Node)) {
         let Some(node) = self.slots.get_mut(key.0 as usize).and_then(Option::as_mut) else { return };
         change(node);
+        node.pool = pools::of(node.said_pool, node.free(), self.usual_bytes);
+        let free = node.free_for_rack();
+        let counted = std::mem::replace(&mut node.counted, free);
+        if counted != free {
+            self.racks.count(node.rack, counted, free);
+        }
         (0..MAX_SEATS).for_each(|seat| self.seat(key, seat));
         self.rank_memory(key);
     }
 
+    /// Whether a node is in one of these pools, or may come into one by what it has left.
+    pub(super) fn may_be_in(&self, node: &Node, pools: Pools) -> bool {
+        pools.has(node.pool) || (node.said_pool.is_none() && self.has_virtual_pools())
+    }
+
+    /// Whether nodes that say no pool are told apart by what they have left.
+    pub(super) fn has_virtual_pools(&self) -> bool {
+        self.usual_bytes.is_some()
+    }
+
     /// Whether any node takes leases of such a kind, full or not.
     pub(super) fn has_any_for(&self, request: &Request) -> bool {
+        let is_for = |node: &Node| {
+            node.takes_leases() && node.capacity.memory_bytes > 0 && request.locality.pools.has(node.pool)
+        };
         match request.terms.is_segment() {
-            true => self.iter().any(|(_, node)| node.takes_leases() && node.capacity.memory_bytes > 0),
+            true => self.iter().any(|(_, node)| is_for(node)),
             false => self.classes.has_nodes(request),
         }
     }
@@ -341,17 +395,17 @@ impl Nodes {
     /// Puts a node where it belongs by its memory.
     fn rank_memory(&mut self, key: NodeKey) {
         let Some(node) = self.get(key) else { return };
-        self.move_by_memory(key, node.memory_rank());
+        self.move_by_memory(key, node.memory_rank().map(|rank| (node.group(), rank)));
     }
 
-    fn move_by_memory(&mut self, key: NodeKey, rank: Option<u32>) {
-        let Some(place) = self.get(key).map(|node| node.by_memory) else { return };
-        if place.map(|place| place.rank) == rank {
+    fn move_by_memory(&mut self, key: NodeKey, to: Option<(Group, u32)>) {
+        let Some(spot) = self.get(key).map(|node| node.by_memory) else { return };
+        if spot.map(|spot| (spot.group(), spot.rank())) == to {
             return;
         }
-        for (moved, place) in self.by_memory.shift(key, place, rank).into_iter().flatten() {
+        for (moved, spot) in self.by_memory.shift(key, spot, to).into_iter().flatten() {
             if let Some(node) = self.get_mut(moved) {
-                node.by_memory = place;
+                node.by_memory = spot;
             }
         }
     }
@@ -359,50 +413,52 @@ impl Nodes {
     /// Puts a node where it belongs in one of its classes.
     fn seat(&mut self, key: NodeKey, seat: usize) {
         let Some(node) = self.get_mut(key) else { return };
-        let (free, takes, memory_bytes) = (node.free(), node.takes_leases(), node.capacity.memory_bytes);
-        let capacity = [false, true].map(|shared| if takes { node.capacity.workers(shared) } else { 0 });
+        let (free, takes, group) = (node.free(), node.takes_leases(), node.group());
+        let Room { memory_bytes, .. } = node.capacity;
+        let capacity = [false, true].map(|shared| {
+            takes.then(|| Counted { pool: group.pool, workers: node.capacity.workers(shared), memory_bytes })
+        });
         let Some(seat) = node.seats.at(seat) else { return };
         let counted = std::mem::replace(&mut seat.counted, capacity);
-        let Seat { class, places, .. } = *seat;
+        let Seat { class, spots, .. } = *seat;
         for shared in [false, true] {
             let kind = usize::from(shared);
             if counted[kind] != capacity[kind] {
-                self.classes.ranks(class, shared).count(counted[kind], capacity[kind], memory_bytes);
+                self.classes.ranks(class, shared).count(counted[kind], capacity[kind]);
             }
             let rank = takes.then(|| free.workers(shared)).filter(|&workers| workers > 0);
-            if places[kind].map(|place| place.rank) != rank {
-                self.move_to(key, class, shared, rank);
+            let to = rank.map(|rank| (group, rank));
+            if spots[kind].map(|spot| (spot.group(), spot.rank())) != to {
+                self.move_to(key, class, shared, to);
             }
         }
     }
 
-    fn leave_rings(&mut self, key: NodeKey) {
-        let Some(node) = self.get(key) else { return };
-        let (name, classes): (_, Vec<ClassKey>) = (node.name.clone(), node.seats.classes().collect());
-        for class in classes {
-            self.classes.ring_mut(class).remove(&name, key);
-        }
-    }
-
-    fn unrank(&mut self, key: NodeKey) {
+    /// Takes a node out of wherever it is found.
+    fn take_out(&mut self, key: NodeKey) {
         self.move_by_memory(key, None);
         for seat in 0..MAX_SEATS {
             let Some(seat) = self.get_mut(key).and_then(|node| node.seats.at(seat)) else { continue };
             let (class, counted) = (seat.class, std::mem::take(&mut seat.counted));
             for shared in [false, true] {
-                self.classes.ranks(class, shared).count(counted[usize::from(shared)], 0, 0);
+                self.classes.ranks(class, shared).count(counted[usize::from(shared)], None);
                 self.move_to(key, class, shared, None);
             }
         }
+        let Some(node) = self.get_mut(key) else { return };
+        let (name, rack, counted) = (node.name.clone(), node.rack, std::mem::take(&mut node.counted));
+        let classes: Vec<ClassKey> = node.seats.classes().collect();
+        classes.into_iter().for_each(|class| self.classes.part(class, rack, &name, key));
+        self.racks.count(rack, counted, Free::default());
+        self.racks.leave(rack);
     }
 
-    fn move_to(&mut self, key: NodeKey, class: ClassKey, shared: bool, rank: Option<u32>) {
+    fn move_to(&mut self, key: NodeKey, class: ClassKey, shared: bool, to: Option<(Group, u32)>) {
         let kind = usize::from(shared);
-        let Some(place) = self.seat_in(key, class).map(|seat| seat.places[kind]) else { return };
-        for (moved, place) in self.classes.ranks(class, shared).shift(key, place, rank).into_iter().flatten()
-        {
+        let Some(spot) = self.seat_in(key, class).map(|seat| seat.spots[kind]) else { return };
+        for (moved, spot) in self.classes.ranks(class, shared).shift(key, spot, to).into_iter().flatten() {
             if let Some(seat) = self.seat_in(moved, class) {
-                seat.places[kind] = place;
+                seat.spots[kind] = spot;
             }
         }
     }
@@ -428,27 +484,30 @@ impl Nodes {
         forgotten
     }
 
-    /// That every node stands where it belongs by its memory, and nowhere else.
+    /// That every node stands where it belongs and nowhere else, and that racks and classes have what their nodes have.
     #[cfg(test)]
-    pub(super) fn check_memory(&self) {
-        let mut count = 0;
+    pub(super) fn check_places(&self) {
+        let (mut count, mut racks) = (0, HashMap::<RackKey, Free>::new());
         for (key, node) in self.iter() {
-            let rank = node.memory_rank();
-            assert_eq!(node.by_memory.map(|place| place.rank), rank, "{}", node.name);
-            assert!(
-                node.by_memory.is_none_or(|place| self.by_memory.at(place) == Some(key)),
-                "{}",
-                node.name
-            );
-            count += usize::from(rank.is_some());
+            let to = node.memory_rank().map(|rank| (node.group(), rank));
+            let spot = node.by_memory;
+            assert_eq!(spot.map(|spot| (spot.group(), spot.rank())), to, "{}", node.name);
+            assert!(spot.is_none_or(|spot| self.by_memory.at(spot) == Some(key)), "{}", node.name);
+            count += usize::from(to.is_some());
+            let (free, rack) = (node.free_for_rack(), racks.entry(node.rack).or_default());
+            rack.workers += free.workers;
+            rack.memory_bytes += free.memory_bytes;
         }
         assert_eq!(self.by_memory.len(), count);
+        for rack in self.racks.keys() {
+            assert_eq!(self.racks.free(rack), racks.remove(&rack).unwrap_or_default());
+        }
+        self.classes.check(self);
     }
 
     /// Forgets a node that has no leases.
     pub(super) fn remove(&mut self, key: NodeKey) {
-        self.unrank(key);
-        self.leave_rings(key);
+        self.take_out(key);
         if let Some(node) = self.slots.get_mut(key.0 as usize).and_then(Option::take) {
             self.by_name.remove(&node.name);
             self.unused.push(key.0);

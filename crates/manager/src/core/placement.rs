@@ -1,25 +1,34 @@
-//! Where leases go: a ranked list of nodes for each class, with random choice among the best (rFaaS-preprint 3.1).
+//! Where leases go: ranked lists of nodes for each class, with random choice among the best (rFaaS-preprint 3.1), by rack and
+//! by pool (Scad 4.1.1).
 //!
 //! Where a package has several builds, or a build runs on nodes of several classes, the cheapest class that has room is
 //! taken; of several at one price the one whose build stands first in the package, and then the one with most room.
 //!
 //! Nodes of a class are ranked by the room that they have. A lease goes to a node of the lowest rank where it fits, so
 //! that large leases still find room; which one of that rank is chance, so that the leases of many clients, and of
-//! many managers, spread. Finding a rank is a scan of bits, so a decision costs the same with ten nodes or ten
-//! thousand.
+//! many managers, spread.
+//!
+//! A lease is beside what it communicates with; else in the same rack, as far as that has room; else anywhere. In a rack, or
+//! anywhere, the pools are looked through in the lease's order ([`pools`]), and in each pool first where leases like it have
+//! been, then by rank. Anywhere begins with the rack that has most room.
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
 
 use sublet_proto::package::{is_device, is_python, runs_on};
+use sublet_proto::pool::Pool;
 use sublet_proto::price::Prices;
 use sublet_proto::v1::{PackageInfo, Price};
 use sublet_proto::{Code, Error};
 
 use super::chance::Chance;
-use super::ids::{ClassKey, NodeKey};
-use super::locality::{Locality, Ring};
+use super::ids::{ClassKey, NodeKey, RackKey};
+use super::locality::Ring;
 use super::messages::Request;
 use super::nodes::{Amount, Node, Nodes};
+use super::pools::{self, Pools};
+use super::racks::{Group, Grouped, Measure, Shifted, Spot};
+use super::ranked::merged;
 use super::segments;
 use super::terms::Terms;
 
@@ -27,57 +36,85 @@ use super::terms::Terms;
 pub const MAX_CLASSES: usize = 64;
 /// Most nodes of one request.
 pub const MAX_PARTS: usize = 1024;
-/// How many nodes of a rank are looked at where memory is what is short, before the next rank's are.
-const LOOKS_PER_RANK: usize = 64;
-const WORD_BITS: usize = u64::BITS as usize;
-
-/// Where a node stands: in which rank, and at which index there.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
-    pub(super) rank: u32,
-    index: u32,
-}
-
-/// Nodes whose place has changed, and to which one.
-pub(super) type Shifted = [Option<(NodeKey, Option<Place>)>; 2];
-
-/// Nodes by a rank that each of them has.
-#[derive(Debug, Default)]
-pub(super) struct Ranked {
-    nodes: Vec<Vec<NodeKey>>,
-    /// A bit for each rank that has nodes.
-    occupied: Vec<u64>,
-}
 
 /// Nodes by how many workers they have room for.
 #[derive(Debug, Default)]
 pub(super) struct Ranks {
-    nodes: Ranked,
-    /// Room for so many workers on all of them,
+    nodes: Grouped,
+    /// Of each pool.
+    totals: [Totals; pools::COUNT],
+}
+
+/// What nodes of a class have together.
+#[derive(Clone, Copy, Debug, Default)]
+struct Totals {
+    /// Room for so many workers,
     free: u64,
     /// of so many that those nodes, and the full ones, have.
     capacity: u64,
     /// The largest node that was ever among them, and the most memory of one.
     largest: u32,
     most_memory_bytes: u64,
+    /// Whether one that was as large as either has gone, and no other has come since.
+    has_shrunk: bool,
+}
+
+/// What of a node is counted, and in which pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Counted {
+    pub(super) pool: Pool,
+    pub(super) workers: u32,
+    pub(super) memory_bytes: u64,
 }
 
 impl Ranks {
-    /// As [`Ranked::shift`].
-    pub(super) fn shift(&mut self, node: NodeKey, from: Option<Place>, to: Option<u32>) -> Shifted {
-        self.free = self.free + u64::from(to.unwrap_or(0)) - u64::from(from.map_or(0, |place| place.rank));
+    /// As [`Grouped::shift`].
+    pub(super) fn shift(&mut self, node: NodeKey, from: Option<Spot>, to: Option<(Group, u32)>) -> Shifted {
+        if let Some(spot) = from {
+            self.totals[spot.group().pool as usize].free -= u64::from(spot.rank());
+        }
+        if let Some((group, rank)) = to {
+            self.totals[group.pool as usize].free += u64::from(rank);
+        }
         self.nodes.shift(node, from, to)
     }
 
-    /// A node that counted with so many workers now counts with others.
-    pub(super) fn count(&mut self, before: u32, now: u32, memory_bytes: u64) {
-        self.capacity = self.capacity + u64::from(now) - u64::from(before);
-        self.largest = self.largest.max(now);
-        self.most_memory_bytes = self.most_memory_bytes.max(memory_bytes);
+    /// A node that counted so far now counts so.
+    pub(super) fn count(&mut self, before: Option<Counted>, now: Option<Counted>) {
+        if let Some(Counted { pool, workers, memory_bytes }) = before {
+            let totals = &mut self.totals[pool as usize];
+            totals.capacity -= u64::from(workers);
+            totals.has_shrunk |= workers == totals.largest || memory_bytes == totals.most_memory_bytes;
+        }
+        if let Some(Counted { pool, workers, memory_bytes }) = now {
+            let totals = &mut self.totals[pool as usize];
+            totals.capacity += u64::from(workers);
+            totals.has_shrunk &= workers < totals.largest || memory_bytes < totals.most_memory_bytes;
+            totals.largest = totals.largest.max(workers);
+            totals.most_memory_bytes = totals.most_memory_bytes.max(memory_bytes);
+        }
     }
 
+    /// Of some pools.
+    fn totals(&self, pools: Pools) -> Totals {
+        let of = Pool::ALL.into_iter().filter(|&pool| pools.has(pool)).map(|pool| self.totals[pool as usize]);
+        of.fold(Totals::default(), |sum, one| Totals {
+            free: sum.free + one.free,
+            capacity: sum.capacity + one.capacity,
+            largest: sum.largest.max(one.largest),
+            most_memory_bytes: sum.most_memory_bytes.max(one.most_memory_bytes),
+            has_shrunk: sum.has_shrunk || one.has_shrunk,
+        })
+    }
+
+    fn has_room(&self, pool: Pool, workers: u32) -> bool {
+        self.totals[pool as usize].free >= u64::from(workers)
+    }
+}
+
+impl Totals {
     /// Whether a request is refused only because of what is leased now, for all that need not be looked at.
-    fn is_merely_full(&self, terms: &Terms) -> bool {
+    fn are_merely_leased(&self, terms: &Terms) -> bool {
         let asked = u64::from(terms.workers);
         let one_node = terms.max_nodes != 1 || terms.workers <= self.largest;
         asked > self.free
@@ -85,93 +122,13 @@ impl Ranks {
             && one_node
             && terms.memory_of(1) <= self.most_memory_bytes
     }
-}
 
-impl Ranked {
-    /// Takes a node from its place and puts it into a rank, where it had one and where it has one now. Says where that node
-    /// and the one that has come to its place stand from now on.
-    pub(super) fn shift(&mut self, node: NodeKey, from: Option<Place>, to: Option<u32>) -> Shifted {
-        let other = from.and_then(|place| Some((self.remove(place)?, Some(place))));
-        [other, Some((node, to.map(|rank| self.insert(rank, node))))]
-    }
-
-    fn insert(&mut self, rank: u32, node: NodeKey) -> Place {
-        let at = rank as usize;
-        if self.nodes.len() <= at {
-            self.nodes.resize_with(at + 1, Vec::new);
-            self.occupied.resize(at / WORD_BITS + 1, 0);
-        }
-        self.occupied[at / WORD_BITS] |= 1 << (at % WORD_BITS);
-        self.nodes[at].push(node);
-        Place { rank, index: (self.nodes[at].len() - 1) as u32 }
-    }
-
-    /// Takes a node out; another one may have come to its place.
-    fn remove(&mut self, place: Place) -> Option<NodeKey> {
-        let rank = place.rank as usize;
-        let nodes = self.nodes.get_mut(rank)?;
-        nodes.swap_remove(place.index as usize);
-        if nodes.is_empty() {
-            self.occupied[rank / WORD_BITS] &= !(1 << (rank % WORD_BITS));
-        }
-        nodes.get(place.index as usize).copied()
-    }
-
-    #[cfg(test)]
-    pub(super) fn at(&self, place: Place) -> Option<NodeKey> {
-        self.nodes.get(place.rank as usize)?.get(place.index as usize).copied()
-    }
-
-    #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
-        self.nodes.iter().map(Vec::len).sum()
-    }
-
-    /// The first node that fits of the lowest rank, from this one upwards, that has one. Which one of that rank is chance.
-    pub(super) fn first_fit(
-        &self,
-        from: u32,
-        chance: &mut Chance,
-        fits: impl Fn(NodeKey) -> bool,
-    ) -> Option<NodeKey> {
-        for rank in self.upwards(from) {
-            let first = chance.below(rank.len());
-            let (after, before) = (rank[first..].iter(), rank[..first].iter());
-            if let Some(&node) = after.chain(before).take(LOOKS_PER_RANK).find(|node| fits(**node)) {
-                return Some(node);
-            }
-        }
-        None
-    }
-
-    /// Ranks with nodes, from this one upwards.
-    fn upwards(&self, from: u32) -> impl Iterator<Item = &Vec<NodeKey>> {
-        let first = from as usize / WORD_BITS;
-        let words = (first..).zip(self.occupied.iter().skip(first));
-        words.flat_map(move |(at, &word)| {
-            let word = if at == first { word & (u64::MAX << (from as usize % WORD_BITS)) } else { word };
-            Bits(word).map(move |bit| &self.nodes[at * WORD_BITS + bit])
-        })
-    }
-
-    /// Nodes from the highest rank downwards.
-    fn downwards(&self) -> impl Iterator<Item = NodeKey> {
-        self.nodes.iter().rev().flatten().copied()
-    }
-}
-
-/// The positions of a word's bits, the lowest first.
-struct Bits(u64);
-
-impl Iterator for Bits {
-    type Item = usize;
-
-    fn next(&mut self) -> Option<usize> {
-        let bit = self.0.trailing_zeros() as usize;
-        (self.0 != 0).then(|| {
-            self.0 &= self.0 - 1;
-            bit
-        })
+    /// Whether it has to be one node, and there is one that is large enough, or one for its workers and one for its memory.
+    fn may_be_on_one_node(&self, terms: &Terms) -> bool {
+        terms.max_nodes == 1
+            && !self.has_shrunk
+            && terms.workers <= self.largest
+            && terms.memory_bytes <= self.most_memory_bytes
     }
 }
 
@@ -183,8 +140,10 @@ struct Class {
     price: Price,
     /// For exclusive and for shared workers.
     ranks: [Ranks; 2],
-    /// All of its nodes, those that take no leases among them.
+    /// All of its nodes, those that take no leases among them,
     ring: Ring,
+    /// and those of each rack that has a name.
+    rings: HashMap<RackKey, Ring>,
 }
 
 /// The ranked lists of each class.
@@ -216,6 +175,7 @@ impl Classes {
                 price: self.prices.of(pu),
                 ranks: Default::default(),
                 ring: Ring::default(),
+                rings: HashMap::new(),
             });
             self.known.len() - 1
         });
@@ -246,10 +206,10 @@ impl Classes {
     }
 
     /// The best first.
-    fn rank(&self, choices: &mut [Choice], terms: &Terms) {
+    fn rank(&self, choices: &mut [Choice], terms: &Terms, pools: Pools) {
         choices.sort_by_cached_key(|choice| {
             let class = &self.known[usize::from(choice.class.0)];
-            let room = &class.ranks[usize::from(terms.shared)];
+            let room = class.ranks[usize::from(terms.shared)].totals(pools);
             (terms.busy_second(&class.price), choice.build, Reverse((room.free, room.capacity)))
         });
     }
@@ -268,8 +228,9 @@ impl Classes {
 
     /// Whether any node takes leases for such workers, full or not.
     pub(super) fn has_nodes(&self, request: &Request) -> bool {
-        let Request { package, pu, terms, .. } = request;
-        self.fitting(package, pu).any(|choice| self.ranked(choice.class, terms.shared).capacity > 0)
+        let Request { package, pu, terms, locality, .. } = request;
+        let totals = |choice: Choice| self.ranked(choice.class, terms.shared).totals(locality.pools);
+        self.fitting(package, pu).any(|choice| totals(choice).capacity > 0)
     }
 
     fn name(&self, class: ClassKey) -> String {
@@ -280,17 +241,60 @@ impl Classes {
         &mut self.known[usize::from(class.0)].ranks[usize::from(shared)]
     }
 
-    /// Where leases of the same key begin to look.
-    fn ring(&self, class: ClassKey) -> &Ring {
-        &self.known[usize::from(class.0)].ring
+    /// Where leases of the same key begin to look: in a rack, or everywhere.
+    fn ring(&self, class: ClassKey, rack: Option<RackKey>) -> Option<&Ring> {
+        let class = &self.known[usize::from(class.0)];
+        rack.map_or(Some(&class.ring), |rack| class.rings.get(&rack))
     }
 
-    pub(super) fn ring_mut(&mut self, class: ClassKey) -> &mut Ring {
-        &mut self.known[usize::from(class.0)].ring
+    /// Lets the nodes of a class meet one more.
+    pub(super) fn meet(&mut self, class: ClassKey, rack: RackKey, name: &str, node: NodeKey) {
+        let class = &mut self.known[usize::from(class.0)];
+        class.ring.insert(name, node);
+        if rack != RackKey::NONE {
+            class.rings.entry(rack).or_default().insert(name, node);
+        }
+    }
+
+    /// A node is not among them any more.
+    pub(super) fn part(&mut self, class: ClassKey, rack: RackKey, name: &str, node: NodeKey) {
+        let class = &mut self.known[usize::from(class.0)];
+        class.ring.remove(name, node);
+        if let Some(ring) = class.rings.get_mut(&rack) {
+            ring.remove(name, node);
+            if ring.is_empty() {
+                class.rings.remove(&rack);
+            }
+        }
     }
 
     fn ranked(&self, class: ClassKey, shared: bool) -> &Ranks {
         &self.known[usize::from(class.0)].ranks[usize::from(shared)]
+    }
+
+    /// That every class has the nodes that stand in it, by what they have left, and no others.
+    #[cfg(test)]
+    pub(super) fn check(&self, nodes: &Nodes) {
+        for (at, class) in self.known.iter().enumerate() {
+            let of_class = || nodes.iter().filter(|(_, node)| node.seats.has(ClassKey(at as u16)));
+            for shared in [false, true] {
+                let ranks = &class.ranks[usize::from(shared)];
+                let mut count = 0;
+                for pool in Pool::ALL {
+                    let of_pool = || of_class().filter(|(_, node)| node.takes_leases() && node.pool == pool);
+                    let free: Vec<u32> = of_pool().map(|(_, node)| node.free().workers(shared)).collect();
+                    let all = of_pool().map(|(_, node)| u64::from(node.capacity.workers(shared)));
+                    let Totals { free: counted, capacity, .. } = ranks.totals[pool as usize];
+                    let sum = free.iter().copied().map(u64::from).sum();
+                    assert_eq!((counted, capacity), (sum, all.sum()), "{pool} {shared}");
+                    count += free.iter().filter(|free| **free > 0).count();
+                }
+                assert_eq!(ranks.nodes.len(), count);
+            }
+            assert_eq!(class.ring.len(), of_class().count());
+            let of_racks = of_class().filter(|(_, node)| node.rack != RackKey::NONE);
+            assert_eq!(class.rings.values().map(Ring::len).sum::<usize>(), of_racks.count());
+        }
     }
 }
 
@@ -326,17 +330,19 @@ pub(super) struct Part {
     pub(super) amount: Amount,
 }
 
-/// Finds nodes of one class for all of a request's workers, or says why there are none. Interpreters execute one function at a
-/// time: there each worker is a lease, and a process, of its own.
+/// Finds nodes of one class and in these pools for all of a request's workers, or says why there are none. Interpreters execute
+/// one function at a time: there each worker is a lease, and a process, of its own.
 pub(super) fn place(
     nodes: &Nodes,
     request: &Request,
+    pools: Pools,
     chance: &mut Chance,
 ) -> Result<(Choice, Vec<Part>), Error> {
+    let search = Search { nodes, request, pools };
     if request.terms.is_segment() {
-        return segments::place(nodes, request, chance).map(|(choice, part)| (choice, vec![part]));
+        return segments::place(&search, chance).map(|(choice, part)| (choice, vec![part]));
     }
-    let (choice, parts) = place_together(nodes, request, chance)?;
+    let (choice, parts) = search.place_together(chance)?;
     let is_single =
         request.package.builds.get(choice.build as usize).is_some_and(|build| is_python(&build.architecture));
     if !is_single {
@@ -358,40 +364,273 @@ pub(super) fn place(
     Ok((choice, parts.into_iter().flat_map(alone).collect()))
 }
 
-/// The same, with as few parts as there can be.
-fn place_together(
-    nodes: &Nodes,
-    request: &Request,
-    chance: &mut Chance,
-) -> Result<(Choice, Vec<Part>), Error> {
-    let Request { package, pu, .. } = request;
-    let mut fitting = nodes.classes.fitting(package, pu);
-    match (fitting.next(), fitting.next()) {
-        (None, _) => Err(no_class(package, pu)),
-        (Some(only), None) => place_in(nodes, only.class, request, chance).map(|parts| (only, parts)),
-        (Some(one), Some(other)) => {
-            let mut choices: Vec<_> = [one, other].into_iter().chain(fitting).collect();
-            nodes.classes.rank(&mut choices, &request.terms);
-            place_in_first(nodes, &choices, request, chance)
+/// What is looked for, among what.
+pub(super) struct Search<'all> {
+    pub(super) nodes: &'all Nodes,
+    pub(super) request: &'all Request,
+    /// In which pools it may be.
+    pub(super) pools: Pools,
+}
+
+/// How one node is found by the steps of [`Search::one`].
+pub(super) struct Steps<Fits, Warm, Any> {
+    /// Whether a node has the room.
+    pub(super) fits: Fits,
+    /// One that has been used for the like, in a rack or anywhere, and in a pool.
+    pub(super) warm: Warm,
+    /// Any one of a group.
+    pub(super) any: Any,
+    /// By what racks are told from each other.
+    pub(super) measure: Measure,
+}
+
+impl Search<'_> {
+    /// One node for all (Scad 4.1.1): beside a neighbour (step 3); in a neighbour's rack (step 2), and then in any, pool by
+    /// pool, one that is warm (steps 1 and 4) or has room (step 5).
+    pub(super) fn one<Fits, Warm, Any>(
+        &self,
+        steps: &Steps<Fits, Warm, Any>,
+        chance: &mut Chance,
+    ) -> Option<NodeKey>
+    where
+        Fits: Fn(&Node) -> bool,
+        Warm: Fn(Option<RackKey>, Pool) -> Option<NodeKey>,
+        Any: Fn(Group, &mut Chance) -> Option<NodeKey>,
+    {
+        let Search { nodes, request: Request { terms, locality, .. }, pools } = *self;
+        let fits = |node: &Node| pools.has(node.pool) && (steps.fits)(node);
+        let near = || locality.near().filter_map(|name| nodes.find(name));
+        if let Some(node) = near().find(|&node| nodes.get(node).is_some_and(fits)) {
+            return Some(node);
         }
+        let order = pools.in_order(terms);
+        for rack in self.racks() {
+            for pool in order.clone() {
+                let found =
+                    (steps.warm)(Some(rack), pool).or_else(|| (steps.any)(Group { rack, pool }, chance));
+                if found.is_some() {
+                    return found;
+                }
+            }
+        }
+        for pool in order {
+            if let Some(node) = (steps.warm)(None, pool) {
+                return Some(node);
+            }
+            for rack in nodes.racks.with_most_room(steps.measure, chance) {
+                if let Some(node) = (steps.any)(Group { rack, pool }, chance) {
+                    return Some(node);
+                }
+            }
+        }
+        None
+    }
+
+    /// The racks of what it communicates with, each once.
+    fn racks(&self) -> Vec<RackKey> {
+        let mut racks = Vec::new();
+        for name in self.request.locality.near() {
+            let node = self.nodes.find(name).and_then(|node| self.nodes.get(node));
+            let rack = node.map_or(RackKey::NONE, |node| node.rack);
+            if rack != RackKey::NONE && !racks.contains(&rack) {
+                racks.push(rack);
+            }
+        }
+        racks
+    }
+
+    /// With as few parts as there can be.
+    fn place_together(&self, chance: &mut Chance) -> Result<(Choice, Vec<Part>), Error> {
+        let Search { nodes, request, pools } = *self;
+        let Request { package, pu, .. } = request;
+        let mut fitting = nodes.classes.fitting(package, pu);
+        match (fitting.next(), fitting.next()) {
+            (None, _) => Err(no_class(package, pu)),
+            (Some(only), None) => self.place_in(only.class, chance).map(|parts| (only, parts)),
+            (Some(one), Some(other)) => {
+                let mut choices: Vec<_> = [one, other].into_iter().chain(fitting).collect();
+                nodes.classes.rank(&mut choices, &request.terms, pools);
+                self.place_in_first(&choices, chance)
+            }
+        }
+    }
+
+    /// In the first of several classes that has room for all.
+    fn place_in_first(&self, choices: &[Choice], chance: &mut Chance) -> Result<(Choice, Vec<Part>), Error> {
+        let mut refusals = Vec::new();
+        for &choice in choices {
+            match self.place_in(choice.class, chance) {
+                Ok(parts) => return Ok((choice, parts)),
+                Err(error) => refusals.push(error),
+            }
+        }
+        Err(every_class(self.nodes, choices, &refusals))
+    }
+
+    fn place_in(&self, class: ClassKey, chance: &mut Chance) -> Result<Vec<Part>, Error> {
+        if let Some(part) = self.on_one_node(class, chance) {
+            return Ok(vec![part]);
+        }
+        if self.request.terms.max_nodes != 1
+            && let Some(parts) = self.on_several_nodes(class)
+        {
+            return Ok(parts);
+        }
+        Err(self.refusal(class))
+    }
+
+    fn on_one_node(&self, class: ClassKey, chance: &mut Chance) -> Option<Part> {
+        let Search { nodes, request: Request { terms, locality, .. }, pools } = *self;
+        let (amount, ranks) = (amount(terms, terms.workers), nodes.classes.ranked(class, terms.shared));
+        if !Pool::ALL.into_iter().any(|pool| pools.has(pool) && ranks.has_room(pool, terms.workers)) {
+            return None;
+        }
+        let fits = |node: &Node| {
+            let (free, is_of_class) = (node.free(), node.takes_leases() && node.seats.has(class));
+            is_of_class
+                && free.workers(terms.shared) >= terms.workers
+                && free.memory_bytes >= amount.memory_bytes
+        };
+        let warm = |rack, pool| {
+            let ring = nodes.classes.ring(class, rack).filter(|_| ranks.has_room(pool, terms.workers))?;
+            let is_of_pool = |node: &NodeKey| nodes.get(*node).is_some_and(|node| node.pool == pool);
+            locality.warm(ring, is_of_pool).find(|node| nodes.get(*node).is_some_and(fits))
+        };
+        let any = |group: Group, chance: &mut Chance| {
+            let has_memory =
+                |node| nodes.get(node).is_some_and(|node| node.free().memory_bytes >= amount.memory_bytes);
+            let list = ranks.nodes.list(group).filter(|_| ranks.has_room(group.pool, terms.workers));
+            list.and_then(|list| list.first_fit(terms.workers, chance, has_memory))
+        };
+        let node = self.one(&Steps { fits, warm, any, measure: Measure::Workers }, chance)?;
+        Some(Part { node, amount })
+    }
+
+    /// In the neighbours' racks, or in all; in the first pool, or in that and the next, and so on: in whatever has room first.
+    fn on_several_nodes(&self, class: ClassKey) -> Option<Vec<Part>> {
+        let Search { nodes, request: Request { terms, .. }, pools } = *self;
+        let near = self.racks();
+        let all: Vec<RackKey> = nodes.racks.keys().collect();
+        for racks in [&near, &all] {
+            let mut within = Vec::new();
+            for pool in pools.in_order(terms) {
+                within.extend(racks.iter().map(|&rack| Group { rack, pool }));
+                let found = self.on_several_of(class, &within);
+                if found.is_some() {
+                    return found;
+                }
+            }
+        }
+        None
+    }
+
+    /// The fewest nodes of these groups: those with most room first.
+    fn on_several_of(&self, class: ClassKey, groups: &[Group]) -> Option<Vec<Part>> {
+        let Search { nodes, request: Request { terms, .. }, .. } = *self;
+        let most = if terms.max_nodes == 0 { MAX_PARTS } else { terms.max_nodes as usize };
+        let (mut parts, mut left) = (Vec::new(), terms.workers);
+        let ranks = nodes.classes.ranked(class, terms.shared);
+        let pools = groups.iter().fold(Pools::NONE, |pools, group| pools.with(group.pool));
+        if u64::from(left) > ranks.totals(pools).free {
+            return None;
+        }
+        for node in merged(groups.iter().filter_map(|&group| ranks.nodes.list(group))) {
+            if left == 0 || parts.len() == most {
+                break;
+            }
+            let Some(free) = nodes.get(node).map(|known| known.free()) else { continue };
+            let workers = free.workers(terms.shared).min(left).min(sublet_proto::limits::MAX_CORES);
+            let amount = amount(terms, workers);
+            if workers > 0 && amount.memory_bytes <= free.memory_bytes {
+                parts.push(Part { node, amount });
+                left -= workers;
+            }
+        }
+        (left == 0).then_some(parts)
+    }
+
+    /// Why no node takes the workers, with what would fit.
+    #[cold]
+    fn refusal(&self, class: ClassKey) -> Error {
+        let Search { nodes, request: Request { terms, .. }, pools } = *self;
+        let (kind, place) = (if terms.shared { "shared places" } else { "cores" }, pools.place());
+        let insufficient =
+            |message: String| Error::new(Code::InsufficientResources, format!("{message}{place}"));
+        let totals = nodes.classes.ranked(class, terms.shared).totals(pools);
+        let (asked, free) = (terms.workers, totals.free);
+        let full = |free, all| {
+            Error::new(Code::NoCapacity, format!("{asked} {kind} asked, {free} of {all} free{place}"))
+        };
+        // The refusals that are frequent cost no look at the nodes.
+        if totals.are_merely_leased(terms) {
+            return full(free, totals.capacity);
+        }
+        let most = nodes.classes.ranked(class, terms.shared).nodes.highest(pools);
+        if totals.may_be_on_one_node(terms) && most < asked {
+            let all = totals.capacity;
+            let message = format!(
+                "{asked} {kind} of one node asked, {free} of {all} are free, and at most {most} on a node{place}"
+            );
+            return Error::new(Code::NoCapacity, message);
+        }
+        let is_there =
+            |node: &&Node| node.seats.has(class) && node.takes_leases() && nodes.may_be_in(node, pools);
+        let there = nodes.iter().map(|(_, node)| node).filter(is_there);
+        let there = there.fold(There::default(), |there, node| there.and(node, terms.shared));
+        let There { nodes: 1.., all, largest, most_memory, free_memory } = there else {
+            return insufficient(format!("no node of {} is there", nodes.classes.name(class)));
+        };
+        if terms.max_nodes == 1 && asked > largest {
+            return insufficient(format!("{asked} {kind} asked, the largest node has {largest}"));
+        }
+        if u64::from(asked) > all {
+            return insufficient(format!("{asked} {kind} asked, all nodes together have {all}"));
+        }
+        let (memory, one) = (terms.memory_bytes, terms.memory_of(1));
+        if one > most_memory {
+            return insufficient(format!(
+                "{memory} bytes of memory asked, {one} for each worker, the largest node has {most_memory}"
+            ));
+        }
+        if terms.max_nodes == 1 && memory > most_memory {
+            return insufficient(format!(
+                "{memory} bytes of memory asked, the largest node has {most_memory}"
+            ));
+        }
+        if u64::from(asked) > free {
+            return full(free, all);
+        }
+        let message = format!(
+            "{asked} {kind} and {memory} bytes of memory asked, {free} of {all} {kind} are free, and at most {free_memory} bytes on a node{place}"
+        );
+        Error::new(Code::NoCapacity, message)
     }
 }
 
-/// In the first of several classes that has room for all.
-fn place_in_first(
-    nodes: &Nodes,
-    choices: &[Choice],
-    request: &Request,
-    chance: &mut Chance,
-) -> Result<(Choice, Vec<Part>), Error> {
-    let mut refusals = Vec::new();
-    for &choice in choices {
-        match place_in(nodes, choice.class, request, chance) {
-            Ok(parts) => return Ok((choice, parts)),
-            Err(error) => refusals.push(error),
+/// What nodes have, all together or the largest.
+#[derive(Default)]
+struct There {
+    nodes: u32,
+    /// Workers of all,
+    all: u64,
+    /// of the largest,
+    largest: u32,
+    /// and memory of the largest, and of the one with most free.
+    most_memory: u64,
+    free_memory: u64,
+}
+
+impl There {
+    fn and(self, node: &Node, shared: bool) -> There {
+        let workers = node.capacity.workers(shared);
+        There {
+            nodes: self.nodes.saturating_add(1),
+            all: self.all + u64::from(workers),
+            largest: self.largest.max(workers),
+            most_memory: self.most_memory.max(node.capacity.memory_bytes),
+            free_memory: self.free_memory.max(node.free().memory_bytes),
         }
     }
-    Err(every_class(nodes, choices, &refusals))
 }
 
 /// There has never been a node for any of a package's builds.
@@ -417,115 +656,6 @@ fn every_class(nodes: &Nodes, choices: &[Choice], refusals: &[Error]) -> Error {
     Error::new(code, said.join("; "))
 }
 
-fn place_in(
-    nodes: &Nodes,
-    class: ClassKey,
-    request: &Request,
-    chance: &mut Chance,
-) -> Result<Vec<Part>, Error> {
-    let Request { terms, locality, .. } = request;
-    if let Some(part) = on_one_node(nodes, class, (terms, locality), chance) {
-        return Ok(vec![part]);
-    }
-    if terms.max_nodes != 1
-        && let Some(parts) = on_several_nodes(nodes, class, terms)
-    {
-        return Ok(parts);
-    }
-    Err(refusal(nodes, class, terms))
-}
-
 fn amount(terms: &Terms, workers: u32) -> Amount {
     Amount { workers, shared: terms.shared, memory_bytes: terms.memory_of(workers) }
-}
-
-fn on_one_node(
-    nodes: &Nodes,
-    class: ClassKey,
-    (terms, locality): (&Terms, &Locality),
-    chance: &mut Chance,
-) -> Option<Part> {
-    let amount = amount(terms, terms.workers);
-    let fits = |node: &NodeKey| {
-        let fits = |node: &Node| {
-            let (free, is_of_class) = (node.free(), node.takes_leases() && node.seats.has(class));
-            is_of_class
-                && free.workers(terms.shared) >= terms.workers
-                && free.memory_bytes >= amount.memory_bytes
-        };
-        nodes.get(*node).is_some_and(fits)
-    };
-    let near = || locality.near().filter_map(|name| nodes.find(name)).find(fits);
-    let warm = || locality.warm(nodes.classes.ring(class)).find(fits);
-    let any = || {
-        let has_memory =
-            |node| nodes.get(node).is_some_and(|node| node.free().memory_bytes >= amount.memory_bytes);
-        nodes.classes.ranked(class, terms.shared).nodes.first_fit(terms.workers, chance, has_memory)
-    };
-    near().or_else(warm).or_else(any).map(|node| Part { node, amount })
-}
-
-/// The fewest nodes: those with most room first.
-fn on_several_nodes(nodes: &Nodes, class: ClassKey, terms: &Terms) -> Option<Vec<Part>> {
-    let most = if terms.max_nodes == 0 { MAX_PARTS } else { terms.max_nodes as usize };
-    let (mut parts, mut left) = (Vec::new(), terms.workers);
-    if u64::from(left) > nodes.classes.ranked(class, terms.shared).free {
-        return None;
-    }
-    for node in nodes.classes.ranked(class, terms.shared).nodes.downwards() {
-        if left == 0 || parts.len() == most {
-            break;
-        }
-        let Some(free) = nodes.get(node).map(|known| known.free()) else { continue };
-        let workers = free.workers(terms.shared).min(left).min(sublet_proto::limits::MAX_CORES);
-        let amount = amount(terms, workers);
-        if workers > 0 && amount.memory_bytes <= free.memory_bytes {
-            parts.push(Part { node, amount });
-            left -= workers;
-        }
-    }
-    (left == 0).then_some(parts)
-}
-
-/// Why no node takes the workers, with what would fit.
-#[cold]
-fn refusal(nodes: &Nodes, class: ClassKey, terms: &Terms) -> Error {
-    let insufficient = |message| Error::new(Code::InsufficientResources, message);
-    let kind = if terms.shared { "shared places" } else { "cores" };
-    let ranks = nodes.classes.ranked(class, terms.shared);
-    let Ranks { free, capacity: all, .. } = *ranks;
-    let asked = terms.workers;
-    let full = |free| Error::new(Code::NoCapacity, format!("{asked} {kind} asked, {free} of {all} free"));
-    // The one refusal that is frequent costs no look at the nodes.
-    if ranks.is_merely_full(terms) {
-        return full(free);
-    }
-    let there = || nodes.iter().filter(|(_, node)| node.seats.has(class) && node.takes_leases());
-    let Some(largest) = there().map(|(_, node)| node.capacity.workers(terms.shared)).max() else {
-        return insufficient(format!("no node of {} is there", nodes.classes.name(class)));
-    };
-    if terms.max_nodes == 1 && asked > largest {
-        return insufficient(format!("{asked} {kind} asked, the largest node has {largest}"));
-    }
-    if u64::from(asked) > all {
-        return insufficient(format!("{asked} {kind} asked, all nodes together have {all}"));
-    }
-    let most_memory = there().map(|(_, node)| node.capacity.memory_bytes).max().unwrap_or_default();
-    let (memory, one) = (terms.memory_bytes, terms.memory_of(1));
-    if one > most_memory {
-        return insufficient(format!(
-            "{memory} bytes of memory asked, {one} for each worker, the largest node has {most_memory}"
-        ));
-    }
-    if terms.max_nodes == 1 && memory > most_memory {
-        return insufficient(format!("{memory} bytes of memory asked, the largest node has {most_memory}"));
-    }
-    if u64::from(asked) > free {
-        return full(free);
-    }
-    let free_memory = there().map(|(_, node)| node.free().memory_bytes).max().unwrap_or_default();
-    let message = format!(
-        "{asked} {kind} and {memory} bytes of memory asked, {free} of {all} {kind} are free, and at most {free_memory} bytes on a node"
-    );
-    Error::new(Code::NoCapacity, message)
 }

@@ -375,6 +375,10 @@ impl Core {
         for node in forgotten {
             self.forget_node(node, out);
         }
+        // From one virtual pool to another nodes go by what is leased of them, too.
+        if self.nodes.has_virtual_pools() {
+            self.serve_waiting(now_ms, out);
+        }
         self.end_waits(now_ms, out);
         for (lease, revision) in self.leases.take_dirty() {
             out.push(Action::Save { lease, revision });

@@ -5,7 +5,8 @@ use sublet_proto::package::{is_device, is_python};
 use sublet_proto::v1::NodeDescription;
 
 use super::ids::ClassKey;
-use super::placement::{Classes, Place};
+use super::placement::{Classes, Counted};
+use super::racks::Spot;
 
 /// Most classes of one node: its architecture's, and those of the devices that there are and of an interpreter.
 pub(super) const MAX_SEATS: usize = 4;
@@ -15,9 +16,9 @@ pub(super) const MAX_SEATS: usize = 4;
 pub(super) struct Seat {
     pub(super) class: ClassKey,
     /// Among the nodes with as much room: for exclusive and for shared workers.
-    pub(super) places: [Option<Place>; 2],
+    pub(super) spots: [Option<Spot>; 2],
     /// What of the node is counted in the class's capacity.
-    pub(super) counted: [u32; 2],
+    pub(super) counted: [Option<Counted>; 2],
 }
 
 /// All of one node.
@@ -43,7 +44,7 @@ impl Seats {
             return;
         }
         if let Some(empty) = self.0.iter_mut().find(|seat| seat.is_none()) {
-            *empty = Some(Seat { class, places: [None; 2], counted: [0; 2] });
+            *empty = Some(Seat { class, spots: [None; 2], counted: [None; 2] });
         }
     }
 

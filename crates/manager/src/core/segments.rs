@@ -1,5 +1,5 @@
 //! Where segments go: leases of memory alone, which any node has that has memory (Scad 4.1.1, step 5), but rather one that the
-//! request names, as that of a component that accesses them (step 3).
+//! request names, as that of a component that accesses them (step 3), or one of its rack (step 2).
 //!
 //! Nodes are ranked by the magnitude of what is free. A segment goes to a node of the lowest rank where it fits, so that
 //! large ones still find room.
@@ -8,8 +8,9 @@ use sublet_proto::{Code, Error};
 
 use super::chance::Chance;
 use super::messages::Request;
-use super::nodes::{Amount, Nodes};
-use super::placement::{Choice, Part};
+use super::nodes::{Amount, Node};
+use super::placement::{Choice, Part, Search, Steps};
+use super::racks::{Group, Measure};
 
 /// The rank of a node with so much free. One without any has none.
 pub(super) fn rank(free_bytes: u64) -> Option<u32> {
@@ -17,33 +18,40 @@ pub(super) fn rank(free_bytes: u64) -> Option<u32> {
 }
 
 /// Finds a node for a segment, or says why there is none.
-pub(super) fn place(nodes: &Nodes, request: &Request, chance: &mut Chance) -> Result<(Choice, Part), Error> {
-    let Request { terms, locality, .. } = request;
+pub(super) fn place(search: &Search<'_>, chance: &mut Chance) -> Result<(Choice, Part), Error> {
+    let Search { nodes, request: Request { terms, .. }, .. } = *search;
     let memory_bytes = terms.memory_bytes;
-    let fits = |node| {
-        nodes.get(node).is_some_and(|node| node.takes_leases() && node.free().memory_bytes >= memory_bytes)
+    let fits = |node: &Node| node.takes_leases() && node.free().memory_bytes >= memory_bytes;
+    let any = |group: Group, chance: &mut Chance| {
+        let fits = |node| nodes.get(node).is_some_and(fits);
+        nodes.by_memory.list(group)?.first_fit(rank(memory_bytes).unwrap_or_default(), chance, fits)
     };
-    let near = locality.near().filter_map(|name| nodes.find(name)).find(|node| fits(*node));
-    let any = || nodes.by_memory.first_fit(rank(memory_bytes).unwrap_or_default(), chance, fits);
-    let found = near.or_else(any);
+    // A segment has no environment that could be warm.
+    let found = search.one(&Steps { fits, warm: |_, _| None, any, measure: Measure::MemoryBytes }, chance);
     let found = found.and_then(|node| Some((node, nodes.get(node)?.seats.own()?)));
-    let (node, class) = found.ok_or_else(|| refusal(nodes, memory_bytes))?;
+    let (node, class) = found.ok_or_else(|| refusal(search, memory_bytes))?;
     let amount = Amount { workers: 0, shared: false, memory_bytes };
     Ok((Choice { class, build: 0 }, Part { node, amount }))
 }
 
 /// Why no node takes it.
 #[cold]
-fn refusal(nodes: &Nodes, asked: u64) -> Error {
-    let there = || nodes.iter().map(|(_, node)| node).filter(|node| node.takes_leases());
+fn refusal(search: &Search<'_>, asked: u64) -> Error {
+    let Search { nodes, pools, .. } = *search;
+    let place = pools.place();
+    let there = || {
+        let nodes_there = nodes.iter().map(|(_, node)| node).filter(|node| node.takes_leases());
+        nodes_there.filter(move |node| nodes.may_be_in(node, pools))
+    };
     let Some(largest) = there().map(|node| node.capacity.memory_bytes).max() else {
-        return Error::new(Code::InsufficientResources, "no node is there");
+        return Error::new(Code::InsufficientResources, format!("no node is there{place}"));
     };
     if asked > largest {
-        let message = format!("{asked} bytes of memory asked, the largest node has {largest}");
+        let message = format!("{asked} bytes of memory asked, the largest node has {largest}{place}");
         return Error::new(Code::InsufficientResources, message);
     }
-    let free = there().map(|node| node.free().memory_bytes).max().unwrap_or_default();
-    let message = format!("{asked} bytes of memory asked, at most {free} are free on a node");
+    let in_pools = there().filter(|node| pools.has(node.pool));
+    let free = in_pools.map(|node| node.free().memory_bytes).max().unwrap_or_default();
+    let message = format!("{asked} bytes of memory asked, at most {free} are free on a node{place}");
     Error::new(Code::NoCapacity, message)
 }

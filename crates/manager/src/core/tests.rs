@@ -3,6 +3,7 @@
 mod choices;
 mod moved;
 mod near;
+mod pools;
 mod segments;
 mod stories;
 
@@ -84,6 +85,7 @@ impl House {
             seed: 7,
             prices: Prices::default(),
             queue: QueueLimits { total: 6, per_tenant: 4 },
+            balanced_bytes: None,
         };
         let core = Core::new(settings);
         House {
@@ -96,6 +98,18 @@ impl House {
             is_store_full: false,
             saved: BTreeSet::new(),
         }
+    }
+
+    /// Of which nodes that say no pool are told apart by what they have left.
+    fn with_virtual_pools(balanced_bytes: u64) -> House {
+        let settings = Settings {
+            epoch: 1,
+            seed: 7,
+            prices: Prices::default(),
+            queue: QueueLimits::default(),
+            balanced_bytes: Some(balanced_bytes),
+        };
+        House { core: Core::new(settings), ..House::new() }
     }
 
     fn with_node(cores: u32) -> House {
@@ -259,6 +273,13 @@ fn refusals_say_what_was_asked_and_what_there_is() {
     check(house.refusal(&large), Code::InsufficientResources, &["2147483648", "1073741824"]);
     let most = LeaseRequest { memory_bytes: GIB, ..asked(1) };
     check(house.refusal(&most), Code::NoCapacity, &["1073741824 bytes"]);
+    let on_one = LeaseRequest { max_nodes: 1, ..asked(2) };
+    house.register(node("m", 1), 2, Vec::new()).unwrap();
+    check(house.refusal(&on_one), Code::NoCapacity, &["2 of 5 are free", "at most 1 on a node"]);
+    house.register(node("large", 9), 3, Vec::new()).unwrap();
+    house.register(node("large", 1), 3, Vec::new()).unwrap();
+    let on_one = LeaseRequest { max_nodes: 1, ..asked(9) };
+    check(house.refusal(&on_one), Code::InsufficientResources, &["9 cores", "largest node has 4"]);
     let places = LeaseRequest { shared: true, ..asked(1) };
     check(house.refusal(&places), Code::InsufficientResources, &["shared places"]);
     let gpu = LeaseRequest { pu: "gpu".into(), ..asked(1) };
@@ -279,7 +300,13 @@ fn the_fullest_node_that_fits_is_taken_and_which_of_equals_is_chance() {
     }
     assert_eq!(chosen.len(), 8, "the small ones are full first");
     let first_of = |seed| {
-        let settings = Settings { epoch: 1, seed, prices: Prices::default(), queue: QueueLimits::default() };
+        let settings = Settings {
+            epoch: 1,
+            seed,
+            prices: Prices::default(),
+            queue: QueueLimits::default(),
+            balanced_bytes: None,
+        };
         let mut house = House { core: Core::new(settings), ..House::new() };
         for small in 0..8 {
             house.register(node(&format!("small{small}"), 2), 1, Vec::new()).unwrap();

@@ -2,7 +2,7 @@
 //!
 //! A tenant whose request is too large for what is free now is passed over, but only [`MAX_OVERTAKES`] times: then
 //! nobody is served before it, until it is, or gives up. So no tenant starves another, neither by many requests nor
-//! by small ones.
+//! by small ones. Where it waits for one pool, only what is granted in that counts, and the others stay open.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,6 +10,7 @@ use sublet_proto::{Code, Error};
 
 use super::Request;
 use super::ids::{RequestId, TenantKey};
+use super::pools::Pools;
 
 /// How many grants may overtake a request whose turn it is.
 pub const MAX_OVERTAKES: u32 = 64;
@@ -60,13 +61,20 @@ impl Waiting {
         self.len == 0
     }
 
-    /// Whether nobody may be served before the one whose turn it is.
-    pub(super) fn is_blocked(&self) -> bool {
-        !self.is_empty() && self.overtakes >= MAX_OVERTAKES
+    /// Where the request may be whose turn it is.
+    fn first(&self) -> Pools {
+        let queue = self.turns.front().and_then(|tenant| self.of_tenants.get(tenant));
+        queue.and_then(VecDeque::front).map_or(Pools::NONE, |first| first.request.locality.pools)
     }
 
-    pub(super) fn overtaken(&mut self) {
-        self.overtakes = self.overtakes.saturating_add(u32::from(!self.is_empty()));
+    /// Where nobody may be served before the one whose turn it is.
+    pub(super) fn barred(&self) -> Pools {
+        if self.overtakes >= MAX_OVERTAKES { self.first() } else { Pools::NONE }
+    }
+
+    /// Somebody has got something in these pools who came later.
+    pub(super) fn overtaken(&mut self, pools: Pools) {
+        self.overtakes = self.overtakes.saturating_add(u32::from(self.first().meets(pools)));
     }
 
     /// Takes a request in, or says that there are too many.
@@ -94,21 +102,25 @@ impl Waiting {
         Ok(())
     }
 
-    /// Takes the first request out, in the order of turns, that `serve` grants. One that it refuses for good is
-    /// answered by it, too. Says whether one was taken out.
-    pub(super) fn serve(&mut self, mut serve: impl FnMut(&Request) -> Served) -> bool {
-        let looks = if self.is_blocked() { 1 } else { self.turns.len() };
-        for turn in 0..looks {
+    /// Takes the first request out, in the order of turns, that `serve` grants outside of the pools that it is given. One
+    /// that it refuses for good is answered by it, too. Says whether one was taken out.
+    pub(super) fn serve(&mut self, mut serve: impl FnMut(&Request, Pools) -> Served) -> bool {
+        let barred = self.barred();
+        for turn in 0..self.turns.len() {
+            let barred = if turn == 0 { Pools::NONE } else { barred };
+            if barred == Pools::ALL {
+                break;
+            }
             let tenant = self.turns[turn];
             let Some(first) = self.of_tenants.get(&tenant).and_then(VecDeque::front) else { continue };
-            let served = serve(&first.request);
+            let served = serve(&first.request, barred);
             if let Served::NoRoom = served {
                 continue;
             }
             self.pop(turn);
             match (turn, served) {
                 (0, _) => self.overtakes = 0,
-                (_, Served::Granted) => self.overtaken(),
+                (_, Served::Granted(pools)) => self.overtaken(pools),
                 _ => {}
             }
             return true;
@@ -157,7 +169,8 @@ impl Waiting {
 
 /// What came of a waiting request's turn.
 pub(super) enum Served {
-    Granted,
+    /// In these pools.
+    Granted(Pools),
     Refused,
     NoRoom,
 }

@@ -43,7 +43,13 @@ async fn house() -> House {
     let store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
     let peers = Peers::join(&store, 1).unwrap();
     let database = Database::new(Box::new(store));
-    let settings = Settings { epoch: 1, seed: 1, prices: Prices::default(), queue: QueueLimits::default() };
+    let settings = Settings {
+        epoch: 1,
+        seed: 1,
+        prices: Prices::default(),
+        queue: QueueLimits::default(),
+        balanced_bytes: None,
+    };
     let clock = Clock::start();
     let shell = Shell::new(Core::new(settings), Signing::from_seed(&SEED), database.clone(), clock).unwrap();
     shell.set_quotas(Default::default()).unwrap();

@@ -172,7 +172,7 @@ fn memory(index: usize, component: &ComponentDocument, problems: &mut Problems) 
             problems.add(at("increment_bytes"), message);
         }
     }
-    Memory { initial_bytes, increment_bytes, limit_bytes }
+    Memory { initial_bytes, increment_bytes, limit_bytes, pool: component.pool }
 }
 
 /// The edges of which both ends are there and of the right type.

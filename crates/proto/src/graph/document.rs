@@ -14,6 +14,7 @@ use super::{
     Component, Compute, Edge, Graph, Limits, MAX_DOCUMENT_BYTES, Memory, Problem, Relation, Resources,
     Rights, Role, VERSION,
 };
+use crate::pool::Pool;
 
 /// As it is written.
 #[derive(Deserialize, Serialize)]
@@ -53,6 +54,8 @@ pub(super) struct ComponentDocument {
     pub(super) increment_bytes: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) limit_bytes: Option<u64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) pool: Option<Pool>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -135,11 +138,12 @@ impl ComponentDocument {
                 resources: Some(resources),
                 ..named
             },
-            Role::Memory(Memory { initial_bytes, increment_bytes, limit_bytes }) => ComponentDocument {
+            Role::Memory(Memory { initial_bytes, increment_bytes, limit_bytes, pool }) => ComponentDocument {
                 r#type: ComponentType::Memory,
                 initial_bytes: Some(initial_bytes),
                 increment_bytes: Some(increment_bytes),
                 limit_bytes: Some(limit_bytes),
+                pool,
                 ..named
             },
         }
@@ -160,6 +164,7 @@ impl ComponentDocument {
                 ("initial_bytes", self.initial_bytes.is_some()),
                 ("increment_bytes", self.increment_bytes.is_some()),
                 ("limit_bytes", self.limit_bytes.is_some()),
+                ("pool", self.pool.is_some()),
             ],
         };
         given.into_iter().filter(|(_, is_given)| *is_given).map(|(field, _)| field).collect()

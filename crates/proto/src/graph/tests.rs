@@ -11,11 +11,11 @@ fn document() -> Value {
         "components": [
             { "name": "load", "type": "compute", "entry": true, "package": "lr", "function": "load" },
             { "name": "train", "type": "compute", "package": "lr", "function": "train", "parallelism": 4,
-              "resources": { "pu": "cpu", "memory_bytes": 1 << 20 } },
+              "resources": { "pu": "cpu", "memory_bytes": 1 << 20, "pool": "compute" } },
             { "name": "watch", "type": "compute", "package": format!("sha256:{}", "a".repeat(64)),
               "function": "watch", "external_effects": true },
             { "name": "samples", "type": "memory", "initial_bytes": 1 << 20, "increment_bytes": 1 << 16,
-              "limit_bytes": 1 << 30 },
+              "limit_bytes": 1 << 30, "pool": "memory" },
             { "name": "weights", "type": "memory" },
         ],
         "edges": [

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use sublet_proto::pool::Pool;
 use sublet_proto::v1::{self, WorkerOptions};
 use sublet_proto::{ALWAYS_HOT_NS, ALWAYS_WARM_NS, Error};
 
@@ -52,6 +53,7 @@ pub struct Allocation {
     pu: String,
     near: Vec<String>,
     warm: String,
+    pool: Option<Pool>,
     fabric: Option<FabricChoice>,
     interface: Option<String>,
 }
@@ -76,6 +78,7 @@ impl Allocation {
             pu: String::new(),
             near: Vec::new(),
             warm: String::new(),
+            pool: None,
             fabric: None,
             interface: None,
         }
@@ -137,8 +140,8 @@ impl Allocation {
         self
     }
 
-    /// Rather on these nodes, the first with room, than on others: those of what the workers will communicate with. It
-    /// holds where all cores fit on one node; a lease says on which node it is.
+    /// Rather on these nodes, the first with room, than on others, and else in their rack: those of what the workers will
+    /// communicate with. It holds where all cores fit on one node; a lease says on which node it is.
     pub fn near<N: Into<String>>(mut self, nodes: impl IntoIterator<Item = N>) -> Allocation {
         self.near = nodes.into_iter().map(Into::into).collect();
         self
@@ -148,6 +151,13 @@ impl Allocation {
     /// may be warm there. Nodes that [`Allocation::near`] names come first.
     pub fn warm(mut self, key: impl Into<String>) -> Allocation {
         self.warm = key.into();
+        self
+    }
+
+    /// On nodes of this pool and on no others; without this, rather on those of the pool that its memory says, and elsewhere
+    /// if that is full.
+    pub fn pool(mut self, pool: Pool) -> Allocation {
+        self.pool = Some(pool);
         self
     }
 
@@ -215,6 +225,7 @@ impl Allocation {
             pu: self.pu.clone(),
             near: self.near.clone(),
             warm: self.warm.clone(),
+            pool: self.pool.map(|pool| pool.to_string()).unwrap_or_default(),
             options: Some(WorkerOptions {
                 slots: self.slots,
                 slot_bytes: self.slot_bytes,
@@ -242,11 +253,13 @@ mod tests {
             .shared()
             .wait(Duration::from_micros(1))
             .idle_timeout(Duration::from_secs(2))
-            .pu("gpu");
+            .pu("gpu")
+            .pool(Pool::Balanced);
         let request = allocation.of("sha256:1".into()).request();
         assert_eq!((request.cores, request.memory_bytes, request.max_nodes), (4, 400, 1));
         assert_eq!((request.shared, request.wait_ms, request.idle_timeout_ms), (true, 1, 2000));
         assert_eq!((request.pu.as_str(), request.package.as_str()), ("gpu", "sha256:1"));
+        assert_eq!(request.pool, "balanced");
         let more = allocation.grown_by(2).request();
         assert_eq!((more.cores, more.memory_bytes), (2, 200));
     }

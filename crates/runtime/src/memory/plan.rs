@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use sublet_proto::graph::DEFAULT_SEGMENT_BYTES;
 use sublet_proto::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
+use sublet_proto::pool::Pool;
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
@@ -27,6 +28,7 @@ pub struct MemoryPlan {
     timeout: Duration,
     wait: Duration,
     near: Vec<String>,
+    pool: Option<Pool>,
     fabric: Option<FabricChoice>,
     cache: CacheSize,
 }
@@ -47,6 +49,7 @@ impl MemoryPlan {
             timeout: Duration::ZERO,
             wait: Duration::ZERO,
             near: Vec::new(),
+            pool: None,
             fabric: None,
             cache: CacheSize::DEFAULT,
         }
@@ -82,9 +85,15 @@ impl MemoryPlan {
         self
     }
 
-    /// Rather on these nodes, the first with room, than on others: those of whoever will access it.
+    /// Rather on these nodes, the first with room, than on others, and else in their rack: those of whoever will access it.
     pub fn near<N: Into<String>>(mut self, nodes: impl IntoIterator<Item = N>) -> MemoryPlan {
         self.near = nodes.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// On nodes of this pool and on no others; without this, rather on those of the memory pool.
+    pub fn pool(mut self, pool: Pool) -> MemoryPlan {
+        self.pool = Some(pool);
         self
     }
 
@@ -166,6 +175,7 @@ impl MemoryPlan {
             timeout_ms: milliseconds(self.timeout),
             wait_ms: milliseconds(self.wait),
             near: self.near.clone(),
+            pool: self.pool.map(|pool| pool.to_string()).unwrap_or_default(),
             ..v1::LeaseRequest::default()
         }
     }

@@ -29,8 +29,11 @@ pub(super) enum Event {
     /// The instances of a component are about to be called.
     Called,
     Ended(Box<Ended>),
-    /// A component that has begun waits for what others may have that have not.
-    Wanting,
+    /// A component that has begun waits for what others may have that have not, and why.
+    Wanting {
+        component: usize,
+        error: Error,
+    },
     MemoryLost {
         memory: usize,
         generation: usize,
@@ -160,7 +163,9 @@ impl<'run> Driver<'run> {
                 Ok(Vec::new())
             }
             Event::Ended(ended) => self.ended(*ended),
-            Event::Wanting => {
+            Event::Wanting { component, error } => {
+                let component = self.application.graph.components[component].name.clone();
+                (self.news)(&News::Waits { component, error });
                 // What was made ready is given to whoever has begun.
                 self.running.retain(|_, running| {
                     if !running.has_begun {

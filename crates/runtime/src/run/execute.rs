@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use sublet_fabric::sync::{AtomicU32, Ordering};
-use sublet_proto::graph::Compute;
+use sublet_proto::graph::{Compute, Resources};
 use sublet_proto::run::MAX_OUTPUT_BYTES;
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
@@ -28,14 +28,13 @@ use crate::manager::ManagerClient;
 pub(super) struct Environment {
     package: String,
     instances: u32,
-    resources: (Option<u64>, Option<String>),
+    resources: Resources,
 }
 
 impl Environment {
     pub(super) fn of(compute: &Compute) -> Environment {
         let Compute { package, parallelism, resources, .. } = compute;
-        let resources = (resources.memory_bytes, resources.pu.clone());
-        Environment { package: package.clone(), instances: *parallelism, resources }
+        Environment { package: package.clone(), instances: *parallelism, resources: resources.clone() }
     }
 }
 
@@ -138,7 +137,7 @@ impl Executor {
         let workers = match early {
             Err(error) if is_for_want(error.code) && !self.options().patience.is_zero() => {
                 // A run that hears no more is over.
-                let _ = self.tell.send(Event::Wanting);
+                let _ = self.tell.send(Event::Wanting { component: self.job.component, error });
                 self.lease(self.options().patience).inspect(|workers| self.cancel.watch(workers))
             }
             early => early,
@@ -194,6 +193,9 @@ impl Executor {
         }
         if let Some(pu) = &compute.resources.pu {
             allocation = allocation.pu(pu);
+        }
+        if let Some(pool) = compute.resources.pool {
+            allocation = allocation.pool(pool);
         }
         let mut invoker = Invoker::of(self.manager.clone())?;
         invoker.allocate(&allocation)?;

@@ -13,7 +13,8 @@ pub(super) fn with_mailboxes(graph: &Graph) -> Graph {
     for edge in graph.edges.iter().filter(|edge| edge.relation == Relation::Message) {
         let name = |component: usize| graph.components[component].name.as_str();
         let bytes = (instances(graph, edge.from) + instances(graph, edge.to)) * QUEUE_BYTES;
-        let memory = Memory { initial_bytes: bytes, increment_bytes: bytes, limit_bytes: bytes };
+        let (initial_bytes, increment_bytes, limit_bytes) = (bytes, bytes, bytes);
+        let memory = Memory { initial_bytes, increment_bytes, limit_bytes, pool: None };
         let to = driven.components.len();
         driven.components.push(Component {
             // No name that a document may have.

@@ -106,6 +106,10 @@ impl Component {
             .initial_bytes(of.initial_bytes)
             .increment_bytes(of.increment_bytes)
             .limit_bytes(of.limit_bytes);
+        let plan = match of.pool {
+            Some(pool) => plan.pool(pool),
+            None => plan,
+        };
         let state = Region::create("sublet-channel", PAGE_BYTES)?;
         bar_writers(state.fd())?;
         Ok(Arc::new(Component {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use serde::Serialize;
+use sublet_proto::pool::Pool;
 use sublet_proto::v1::Lease;
 use sublet_proto::{Code, Error};
 use sublet_runtime::{
@@ -14,7 +15,7 @@ use sublet_runtime::{
 use super::Connection;
 use super::files::{is_dash, read_up_to, write_output};
 use super::output::Output;
-use super::parse::{duration, fabric, show_bytes, show_ns, size};
+use super::parse::{duration, fabric, pool, show_bytes, show_ns, size};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -73,6 +74,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "KIND")]
     pu: Option<String>,
 
+    /// On nodes of this pool alone: compute, memory or balanced [default: rather on those of the pool that its memory says]
+    #[arg(long, value_name = "POOL", value_parser = pool)]
+    pool: Option<Pool>,
+
     /// What carries the call: auto, shm, tcp, tcp+tls, ofi or ofi:PROVIDER [default: $SUBLET_FABRIC, and else shared
     /// memory on the node's own machine, and the best common network from another one]
     #[arg(long, value_name = "FABRIC", value_parser = fabric)]
@@ -95,6 +100,9 @@ impl Arguments {
             .wait(self.wait.unwrap_or_default());
         if let Some(pu) = &self.pu {
             allocation = allocation.pu(pu);
+        }
+        if let Some(pool) = self.pool {
+            allocation = allocation.pool(pool);
         }
         if let Some(fabric) = &self.fabric {
             allocation = allocation.fabric(fabric.clone());

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use sublet_proto::Error;
+use sublet_proto::pool::Pool;
 use sublet_runtime::fabrics::FabricChoice;
 
 const SIZE_UNITS: [(&str, u64); 16] = [
@@ -48,6 +49,11 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
 
 /// What carries calls, as the manual names it.
 pub(crate) fn fabric(text: &str) -> Result<FabricChoice, String> {
+    text.parse().map_err(|error: Error| error.message)
+}
+
+/// A pool of nodes.
+pub(crate) fn pool(text: &str) -> Result<Pool, String> {
     text.parse().map_err(|error: Error| error.message)
 }
 

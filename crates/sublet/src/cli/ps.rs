@@ -17,7 +17,8 @@ Examples:
   sublet ps --nodes   nodes alone, and how other machines reach them
   sublet ps --json    {\"nodes\": [...], \"leases\": [...], \"packages\": [...], \"managers\": [...]}
 
-A node is lending, draining (no new leases), reclaimed (handed back), or lost: it has not reported for too long.";
+A node is lending, draining (no new leases), reclaimed (handed back), or lost: it has not reported for too long.
+It is of the compute, the memory or the balanced pool, as its agent says or by what it has left.";
 
 /// Functions of a package that are named in its row.
 const FUNCTIONS_SHOWN: usize = 3;
@@ -83,6 +84,8 @@ fn text(everything: &Everything, now_ms: u64) -> String {
             &[
                 "NODE",
                 "STATE",
+                "POOL",
+                "RACK",
                 "ARCHITECTURE",
                 "CORES LEASED",
                 "SHARED LEASED",
@@ -131,10 +134,12 @@ fn manager_row(manager: &ManagerView, now_ms: u64) -> [String; 4] {
     ]
 }
 
-fn node_row(node: &NodeView, now_ms: u64) -> [String; 7] {
+fn node_row(node: &NodeView, now_ms: u64) -> [String; 9] {
     [
         node.name.clone(),
         node.state.to_owned(),
+        node.pool.clone(),
+        node.rack.clone().unwrap_or_else(|| "-".to_owned()),
         // What a package may be for, on this node.
         [std::slice::from_ref(&node.architecture), &node.devices, &node.runtimes].concat().join(", "),
         format!("{} of {}", node.cores_leased, node.cores),

@@ -229,6 +229,8 @@ fn agent_options(arguments: Arguments, state: &Path, programs: Programs) -> subl
         registries: arguments.registries,
         devices: wanted(arguments.devices),
         idle_timeout: None,
+        pool: None,
+        rack: String::new(),
         clients: Clients::OwnUser,
         network: arguments.listen.map(|listen| Network {
             fabrics: arguments.fabrics,

@@ -22,6 +22,10 @@ pub(crate) struct NodeView {
     /// Which interpreters execute functions there.
     pub(crate) runtimes: Vec<String>,
     pub(crate) pu: String,
+    /// To which it belongs now: compute, memory or balanced.
+    pub(crate) pool: String,
+    /// In which it stands, if it says that.
+    pub(crate) rack: Option<String>,
     pub(crate) state: &'static str,
     pub(crate) cores: u32,
     pub(crate) cores_leased: u32,
@@ -57,6 +61,8 @@ impl From<NodeInfo> for NodeView {
         let description = node.description.unwrap_or_default();
         NodeView {
             pu: processing_unit(description.pu),
+            pool: node.pool,
+            rack: (!description.rack.is_empty()).then_some(description.rack),
             state,
             shared_cores: description.shared_cores,
             shared_places: description.shared_places,

@@ -11,7 +11,7 @@ use sublet_runtime::access::{default_address, default_state};
 
 use super::{Configured, Key, Kind, Otherwise, Schema, Settings, Shown};
 use crate::cli::daemon::{find_spawner, find_worker, host_name};
-use crate::cli::parse::{absolute, duration, node_modules, size, whole};
+use crate::cli::parse::{absolute, duration, node_modules, pool, size, whole};
 
 /// `sublet agent`.
 pub(crate) struct Program;
@@ -190,6 +190,26 @@ pub(crate) const SCHEMA: Schema = Schema {
             shown: Shown::Openly,
         },
         Key {
+            name: "pool",
+            kind: Kind::Text,
+            environment: "SUBLET_POOL",
+            flag: "pool",
+            value: "POOL",
+            help: "The pool of nodes that it belongs to: compute, memory or balanced",
+            otherwise: Otherwise::Means("balanced, or as its manager is told to say (pools.balanced)"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "rack",
+            kind: Kind::Text,
+            environment: "SUBLET_RACK",
+            flag: "rack",
+            value: "NAME",
+            help: "The rack that it stands in: what communicates is placed in one",
+            otherwise: Otherwise::Means("none: near no other node"),
+            shown: Shown::Openly,
+        },
+        Key {
             name: "clients",
             kind: Kind::Text,
             environment: "SUBLET_CLIENTS",
@@ -313,6 +333,8 @@ pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
         registries: settings.list("registries", |text| Ok(text.to_owned()))?,
         devices: wanted(settings.list("devices", device)?),
         idle_timeout: settings.value("idle_timeout", duration)?,
+        pool: settings.value("pool", pool)?,
+        rack: settings.value("rack", |text| Ok(text.to_owned()))?.unwrap_or_default(),
         clients: settings.needed("clients", clients)?,
         network: network(settings)?,
         state,
@@ -328,6 +350,7 @@ pub(crate) fn check(settings: &Settings) -> Result<(), Error> {
     settings.value("memory", size)?;
     shared(settings)?;
     settings.value("idle_timeout", duration)?;
+    settings.value("pool", pool)?;
     network(settings)?;
     settings.needed("lend_network", switch)?;
     settings.list("devices", device)?;

@@ -12,7 +12,7 @@ use sublet_proto::v1::Price;
 use sublet_runtime::access::default_state;
 
 use super::{Configured, Key, Kind, Otherwise, Schema, Settings, Shown};
-use crate::cli::parse::{absolute, whole};
+use crate::cli::parse::{absolute, size, whole};
 
 /// `sublet manager`.
 pub(crate) struct Program;
@@ -208,6 +208,16 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Is("4096"),
             shown: Shown::Openly,
         },
+        Key {
+            name: "pools.balanced",
+            kind: Kind::Size,
+            environment: "SUBLET_POOLS_BALANCED",
+            flag: "pools-balanced",
+            value: "SIZE",
+            help: "Memory for each core of a balanced node, as 4GiB, by which nodes that name no pool are told apart: one that has more than twice as much left is of the memory pool, less than half of the compute pool",
+            otherwise: Otherwise::Means("such nodes are of the balanced pool, whatever they have left"),
+            shown: Shown::Openly,
+        },
         super::LOG,
     ],
 };
@@ -240,6 +250,7 @@ pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
         store: store(settings)?,
         prices: prices(settings)?,
         queue: queue(settings)?,
+        balanced_bytes: settings.value("pools.balanced", balanced)?,
         listen,
         state,
     })
@@ -363,6 +374,13 @@ fn queue(settings: &Settings) -> Result<QueueLimits, Error> {
         return Err(settings.invalid("queue.per_tenant", &why));
     }
     Ok(QueueLimits { total, per_tenant: per_tenant.min(total) })
+}
+
+fn balanced(text: &str) -> Result<u64, String> {
+    match size(text)? {
+        0 => Err("a balanced node has some memory for each core".into()),
+        bytes => Ok(bytes),
+    }
 }
 
 #[cfg(test)]

@@ -15,7 +15,13 @@ fn priced() -> House {
     let by_pu = by_pu.map(|(pu, price)| (pu.to_owned(), price)).into();
     let prices = Prices { default: computing(100, 1_000), by_pu };
     let mut house = House::new();
-    house.core = Core::new(Settings { epoch: 1, seed: 7, prices, queue: QueueLimits::default() });
+    house.core = Core::new(Settings {
+        epoch: 1,
+        seed: 7,
+        prices,
+        queue: QueueLimits::default(),
+        balanced_bytes: None,
+    });
     house
 }
 

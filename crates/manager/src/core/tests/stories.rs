@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
+use sublet_proto::pool::Pool;
 
 use super::*;
 
 /// A step of a story; small numbers are nodes, leases and outcomes.
 #[derive(Clone, Debug)]
 enum Step {
-    Register { node: u8, instance: u8, listed: u8, is_late: bool },
+    Register { node: u8, instance: u8, listed: u8, is_late: bool, pool: u8, rack: u8 },
     Moved { node: u8, is_later: bool },
-    Request { cores: u32, shared: bool, wait_ms: u64, one_node: bool },
-    Segment { mib: u64, wait_ms: u64 },
+    Request { cores: u32, shared: bool, wait_ms: u64, one_node: bool, pool: u8, near: u8 },
+    Segment { mib: u64, wait_ms: u64, pool: u8 },
     Report { node: u8, lease: u8, ended: bool, executing_ns: u64 },
     End { lease: u8 },
     Ticks { count: u8, ms: u64 },
@@ -21,14 +22,20 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        2 => (0u8..3, 0u8..2, 0u8..12, prop::bool::weighted(0.2)).prop_map(
-            |(node, instance, listed, is_late)| Step::Register { node, instance, listed, is_late }
+        2 => (0u8..3, 0u8..2, 0u8..12, prop::bool::weighted(0.2), 0u8..4, 0u8..3).prop_map(
+            |(node, instance, listed, is_late, pool, rack)| {
+                Step::Register { node, instance, listed, is_late, pool, rack }
+            }
         ),
         1 => (0u8..3, any::<bool>()).prop_map(|(node, is_later)| Step::Moved { node, is_later }),
-        6 => (1u32..9, any::<bool>(), 0u64..3_000, any::<bool>()).prop_map(
-            |(cores, shared, wait_ms, one_node)| Step::Request { cores, shared, wait_ms, one_node }
+        6 => (1u32..9, any::<bool>(), 0u64..3_000, any::<bool>(), 0u8..6, 0u8..6).prop_map(
+            |(cores, shared, wait_ms, one_node, pool, near)| {
+                Step::Request { cores, shared, wait_ms, one_node, pool, near }
+            }
         ),
-        3 => (1u64..1_200, 0u64..3_000).prop_map(|(mib, wait_ms)| Step::Segment { mib, wait_ms }),
+        3 => (1u64..1_200, 0u64..3_000, 0u8..6).prop_map(
+            |(mib, wait_ms, pool)| Step::Segment { mib, wait_ms, pool }
+        ),
         8 => (0u8..3, 0u8..12, prop::bool::weighted(0.3), 0u64..100).prop_map(
             |(node, lease, ended, executing_ns)| Step::Report { node, lease, ended, executing_ns }
         ),
@@ -38,17 +45,23 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// A pool, or none: the higher numbers are no pool.
+fn pool(number: u8) -> String {
+    Pool::ALL.get(usize::from(number)).map(Pool::to_string).unwrap_or_default()
+}
+
 /// Plays a story and keeps what the invariants are about.
 struct Story {
     house: House,
     leases: Vec<LeaseId>,
-    open: BTreeSet<u128>,
+    /// Requests that have no answer yet, and in which pool they must be.
+    open: BTreeMap<u128, String>,
     usage: BTreeMap<LeaseId, Usage>,
 }
 
 impl Story {
-    fn new() -> Story {
-        Story { house: House::new(), leases: Vec::new(), open: BTreeSet::new(), usage: BTreeMap::new() }
+    fn of(house: House) -> Story {
+        Story { house, leases: Vec::new(), open: BTreeMap::new(), usage: BTreeMap::new() }
     }
 
     fn lease(&self, index: u8) -> Option<LeaseId> {
@@ -57,19 +70,24 @@ impl Story {
 
     fn play(&mut self, step: Step) {
         let actions = match step {
-            Step::Register { node: name, instance, listed, is_late } => {
+            Step::Register { node: name, instance, listed, is_late, pool: number, rack } => {
                 self.house.generation += u64::from(!is_late);
-                self.register(name, instance, listed)
+                let rack = ["", "a", "b"][usize::from(rack)].to_owned();
+                let placed = NodeDescription { pool: pool(number), rack, ..node(&format!("n{name}"), 4) };
+                self.register(placed, instance, listed)
             }
             Step::Moved { node: name, is_later } => self.moved(name, is_later),
-            Step::Request { cores, shared, wait_ms, one_node } => {
-                let asked = LeaseRequest { shared, wait_ms, max_nodes: one_node.into(), ..asked(cores) };
-                self.open.insert(self.house.requests + 1);
+            Step::Request { cores, shared, wait_ms, one_node, pool: number, near } => {
+                let (pool, near) = (pool(number), vec![format!("n{near}")]);
+                let asked =
+                    LeaseRequest { shared, wait_ms, max_nodes: one_node.into(), pool, near, ..asked(cores) };
+                self.open.insert(self.house.requests + 1, asked.pool.clone());
                 self.house.request_of(["a", "b", "c"][cores as usize % 3], &asked)
             }
-            Step::Segment { mib, wait_ms } => {
-                let asked = LeaseRequest { memory_bytes: mib << 20, wait_ms, ..LeaseRequest::default() };
-                self.open.insert(self.house.requests + 1);
+            Step::Segment { mib, wait_ms, pool: number } => {
+                let (memory_bytes, pool) = (mib << 20, pool(number));
+                let asked = LeaseRequest { memory_bytes, wait_ms, pool, ..LeaseRequest::default() };
+                self.open.insert(self.house.requests + 1, asked.pool.clone());
                 self.house.request_of("b", &asked)
             }
             Step::Report { node, lease, ended, executing_ns } => {
@@ -92,12 +110,11 @@ impl Story {
         self.check();
     }
 
-    fn register(&mut self, name: u8, instance: u8, listed: u8) -> Vec<Action> {
+    fn register(&mut self, node: NodeDescription, instance: u8, listed: u8) -> Vec<Action> {
         let listed = self.lease(listed).filter(|&id| self.house.core.lease(id).is_some());
         let leases = listed.map(|id| self.house.running(id, runs(id, 1))).into_iter();
-        let name = format!("n{name}");
-        let leases = leases.filter(|running| running.lease.node == name).collect();
-        let description = NodeDescription { shared_cores: 1, shared_places: 4, ..node(&name, 4) };
+        let leases = leases.filter(|running| running.lease.node == node.name).collect();
+        let description = NodeDescription { shared_cores: 1, shared_places: 4, ..node };
         let instance = InstanceId(instance.into());
         let generation = self.house.generation;
         self.house.event(Event::Register(Box::new(Joining { description, instance, generation, leases })))
@@ -148,9 +165,18 @@ impl Story {
                 Action::Refused { request, .. } => (request, Vec::new()),
                 _ => continue,
             };
-            assert!(self.open.remove(&request.0), "{request} was answered twice, or never asked");
+            let pool = self.open.remove(&request.0).expect("it was answered twice, or never asked");
+            leases.iter().for_each(|&lease| self.check_pool(lease, &pool));
             self.leases.extend(leases);
         }
+    }
+
+    /// Of a virtual pool its node may have gone by what the lease has taken.
+    fn check_pool(&self, lease: LeaseId, pool: &str) {
+        let core = &self.house.core;
+        let node = core.lease(lease).and_then(|lease| core.node(lease.node)).unwrap();
+        let is_virtual = core.nodes.has_virtual_pools() && node.description.pool.is_empty();
+        assert!(pool.is_empty() || is_virtual || node.pool.name() == pool, "{pool}: {:?}", node.pool);
     }
 
     fn check(&mut self) {
@@ -175,7 +201,7 @@ impl Story {
                 .map(|state| core.leases().filter(|lease| lease.node == key && lease.state == state).count());
             assert_eq!([node.attached as usize, node.unattached as usize], counts);
         }
-        core.nodes.check_memory();
+        core.nodes.check_places();
         assert!(leased.is_empty(), "leases on no node: {leased:?}");
         let used: u32 = core.tenants().map(|tenant| tenant.own.cores).sum();
         assert_eq!(
@@ -187,8 +213,13 @@ impl Story {
 
 proptest! {
     #[test]
-    fn no_story_breaks_an_invariant(steps in proptest::collection::vec(step(), 1..150)) {
-        let mut story = Story::new();
+    fn no_story_breaks_an_invariant(
+        steps in proptest::collection::vec(step(), 1..150),
+        are_pools_virtual in any::<bool>(),
+    ) {
+        let house = House::new();
+        let usual = House::with_virtual_pools(GIB / 8);
+        let mut story = Story::of(if are_pools_virtual { usual } else { house });
         for step in steps {
             story.play(step);
         }

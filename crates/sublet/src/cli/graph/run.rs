@@ -239,6 +239,7 @@ fn line(news: &News) -> String {
                 show_ns(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX))
             )
         }
+        News::Waits { component, error } => format!("{component} waits: {error}"),
         News::Lost { component, error } => format!("{component} was lost: {error}"),
     }
 }

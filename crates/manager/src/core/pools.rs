@@ -1,0 +1,149 @@
+//! Which pool a node belongs to, and in which pools a lease is looked a place for (Scad, sections 4 and 4.1.1, step 5).
+//!
+//! A node says its pool, or the manager says it by what the node has left: then pools are virtual, and nodes go from one
+//! to another as leases come and end. A lease says in which pool it must be, or goes by what it holds:
+//!
+//! ```text
+//! a segment                                 memory, then balanced, then compute
+//! workers with little memory each           compute, then balanced, then memory
+//! workers with more                         balanced, then compute, then memory
+//! ```
+
+use sublet_proto::pool::Pool;
+
+use super::nodes::Room;
+use super::terms::Terms;
+
+/// How many pools there are.
+pub(super) const COUNT: usize = Pool::ALL.len();
+/// Most memory of each worker of a lease that is one of cores alone (Scad 4.3.1).
+const LITTLE_MEMORY_BYTES: u64 = 256 << 20;
+/// How many times as much memory for each core as is usual makes a node one of the memory pool, and how many times less
+/// one of the compute pool.
+const FAR_FROM_USUAL: u128 = 2;
+
+/// The pool of a node that has this left. `usual_bytes` is the memory for each core that nodes of the balanced pool have, if
+/// pools are virtual.
+pub(super) fn of(said: Option<Pool>, free: Room, usual_bytes: Option<u64>) -> Pool {
+    let Some(usual_bytes) = usual_bytes.filter(|_| said.is_none()) else {
+        return said.unwrap_or(Pool::Balanced);
+    };
+    let workers = u128::from(free.cores) + u128::from(free.places);
+    let (usual, memory) = (workers * u128::from(usual_bytes), u128::from(free.memory_bytes));
+    if memory > usual * FAR_FROM_USUAL {
+        Pool::Memory
+    } else if memory * FAR_FROM_USUAL < usual {
+        Pool::Compute
+    } else {
+        Pool::Balanced
+    }
+}
+
+/// Some of the pools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pools(u8);
+
+impl Pools {
+    pub(super) const NONE: Pools = Pools(0);
+    pub(super) const ALL: Pools = Pools((1 << COUNT) - 1);
+
+    /// The one that is said, or all.
+    pub(super) fn said(pool: Option<Pool>) -> Pools {
+        pool.map_or(Pools::ALL, |pool| Pools::NONE.with(pool))
+    }
+
+    pub(super) fn with(self, pool: Pool) -> Pools {
+        Pools(self.0 | 1 << pool as u8)
+    }
+
+    pub(super) fn without(self, others: Pools) -> Pools {
+        Pools(self.0 & !others.0)
+    }
+
+    pub(super) fn has(self, pool: Pool) -> bool {
+        self.0 & 1 << pool as u8 != 0
+    }
+
+    pub(super) fn meets(self, others: Pools) -> bool {
+        self.0 & others.0 != 0
+    }
+
+    pub(super) fn is_empty(self) -> bool {
+        self == Pools::NONE
+    }
+
+    /// In the order in which they are looked through for a lease of these terms.
+    pub(super) fn in_order(self, terms: &Terms) -> impl Iterator<Item = Pool> + Clone + use<> {
+        let order = if terms.is_segment() {
+            [Pool::Memory, Pool::Balanced, Pool::Compute]
+        } else if terms.memory_bytes <= LITTLE_MEMORY_BYTES.saturating_mul(terms.workers.into()) {
+            [Pool::Compute, Pool::Balanced, Pool::Memory]
+        } else {
+            [Pool::Balanced, Pool::Compute, Pool::Memory]
+        };
+        order.into_iter().filter(move |&pool| self.has(pool))
+    }
+
+    /// As a refusal says where it was looked.
+    pub(super) fn place(self) -> String {
+        let names: Vec<&str> = Pool::ALL.into_iter().filter(|&pool| self.has(pool)).map(Pool::name).collect();
+        match names.as_slice() {
+            _ if self == Pools::ALL => String::new(),
+            names => format!(" in the {} pool", names.join(" or ")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sublet_proto::v1::LeaseRequest;
+
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn order(cores: u32, memory_bytes: u64, pools: Pools) -> Vec<Pool> {
+        let package = if cores > 0 { "p".into() } else { String::new() };
+        let asked = LeaseRequest { cores, memory_bytes, package, ..LeaseRequest::default() };
+        pools.in_order(&Terms::of(&asked).unwrap()).collect()
+    }
+
+    #[test]
+    fn what_a_lease_holds_says_where_it_goes_first() {
+        use Pool::{Balanced, Compute, Memory};
+        assert_eq!(order(0, GIB, Pools::ALL), [Memory, Balanced, Compute]);
+        assert_eq!(order(4, 0, Pools::ALL), [Compute, Balanced, Memory]);
+        assert_eq!(order(4, GIB, Pools::ALL), [Compute, Balanced, Memory]);
+        assert_eq!(order(4, GIB + 4096, Pools::ALL), [Balanced, Compute, Memory]);
+        assert_eq!(order(4, GIB, Pools::said(Some(Memory))), [Memory]);
+        assert_eq!(order(4, GIB, Pools::ALL.without(Pools::said(Some(Compute)))), [Balanced, Memory]);
+        assert!(order(4, GIB, Pools::NONE).is_empty());
+    }
+
+    #[test]
+    fn a_node_is_in_the_pool_that_it_says_or_in_that_of_what_it_has_left() {
+        let room = |cores, gib| Room { cores, places: 0, memory_bytes: gib * GIB };
+        let usual = Some(4 * GIB);
+        for (left, pool) in [
+            (room(4, 16), Pool::Balanced),
+            (room(4, 8), Pool::Balanced),
+            (room(4, 32), Pool::Balanced),
+            (room(4, 7), Pool::Compute),
+            (room(4, 33), Pool::Memory),
+            (room(0, 1), Pool::Memory),
+            (room(1, 0), Pool::Compute),
+            (room(0, 0), Pool::Balanced),
+            (Room { places: 16, ..room(0, 16) }, Pool::Compute),
+        ] {
+            assert_eq!(of(None, left, usual), pool, "{left:?}");
+            assert_eq!(of(None, left, None), Pool::Balanced);
+            assert_eq!(of(Some(Pool::Memory), left, usual), Pool::Memory);
+        }
+    }
+
+    #[test]
+    fn a_refusal_says_where_it_was_looked_unless_that_is_everywhere() {
+        assert_eq!(Pools::ALL.place(), "");
+        assert_eq!(Pools::said(Some(Pool::Memory)).place(), " in the memory pool");
+    }
+}

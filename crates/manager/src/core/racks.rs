@@ -1,0 +1,218 @@
+//! Racks: nodes that are near each other (Scad 4.1.1, step 2), and which of them has most room.
+//!
+//! A rack is to the racks what a node is to the nodes: it has a name, and a rank by what is free of it. Where nothing says
+//! which rack, the one with most room is looked through first, and which one of a rank is chance: that balances them.
+
+use std::collections::HashMap;
+
+use sublet_proto::pool::Pool;
+use sublet_proto::{Code, Error};
+
+use super::chance::Chance;
+use super::ids::{NodeKey, RackKey};
+use super::pools::{COUNT, Pools};
+use super::ranked::{Place, Ranked};
+
+/// Most racks of one manager.
+pub const MAX_RACKS: usize = 1024;
+
+/// By what room is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Measure {
+    Workers,
+    MemoryBytes,
+}
+
+/// What is free of a node that takes leases, and together of those of a rack.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Free {
+    pub(super) workers: u64,
+    pub(super) memory_bytes: u64,
+}
+
+#[derive(Debug, Default)]
+struct Rack {
+    name: String,
+    /// How many name it. One that nobody names is used for another name.
+    nodes: u32,
+    free: Free,
+    /// Its place by each measure.
+    places: [Option<Place>; 2],
+}
+
+/// Every rack.
+#[derive(Debug)]
+pub(super) struct Racks {
+    known: Vec<Rack>,
+    unused: Vec<RackKey>,
+    by_name: HashMap<String, RackKey>,
+    /// By the magnitude of what is free, by each measure.
+    ranks: [Ranked<RackKey>; 2],
+}
+
+impl Default for Racks {
+    fn default() -> Racks {
+        Racks {
+            known: vec![Rack::default()],
+            unused: Vec::new(),
+            by_name: HashMap::from([(String::new(), RackKey::NONE)]),
+            ranks: Default::default(),
+        }
+    }
+}
+
+impl Racks {
+    /// Whether a node may name this one: an agent that names one rack after the other fills no table.
+    pub(super) fn check(&self, name: &str) -> Result<(), Error> {
+        // The first one is that of nodes that name none.
+        let is_room = self.known.len() - self.unused.len() <= MAX_RACKS;
+        if is_room || self.by_name.contains_key(name) {
+            return Ok(());
+        }
+        let message = format!("there are {MAX_RACKS} racks already, and {name:?} is another");
+        Err(Error::new(Code::InvalidArgument, message))
+    }
+
+    /// A node names it.
+    pub(super) fn join(&mut self, name: &str) -> RackKey {
+        let key = self.by_name.get(name).copied().unwrap_or_else(|| self.add(name));
+        self.known[usize::from(key.0)].nodes += 1;
+        key
+    }
+
+    fn add(&mut self, name: &str) -> RackKey {
+        let key = self.unused.pop().unwrap_or_else(|| {
+            self.known.push(Rack::default());
+            RackKey((self.known.len() - 1) as u16)
+        });
+        self.known[usize::from(key.0)].name = name.to_owned();
+        self.by_name.insert(name.to_owned(), key);
+        key
+    }
+
+    /// A node of which nothing is counted any more does not name it any more.
+    pub(super) fn leave(&mut self, key: RackKey) {
+        let rack = &mut self.known[usize::from(key.0)];
+        rack.nodes -= 1;
+        if rack.nodes == 0 && key != RackKey::NONE {
+            self.by_name.remove(&std::mem::take(&mut rack.name));
+            self.unused.push(key);
+        }
+    }
+
+    /// Of one of its nodes this was free, and now that is.
+    pub(super) fn count(&mut self, key: RackKey, before: Free, now: Free) {
+        let rack = &mut self.known[usize::from(key.0)];
+        rack.free.workers = rack.free.workers + now.workers - before.workers;
+        // Nodes of untrue agents may say that they have more than adds up.
+        rack.free.memory_bytes =
+            rack.free.memory_bytes.wrapping_add(now.memory_bytes).wrapping_sub(before.memory_bytes);
+        for (measure, free) in [rack.free.workers, rack.free.memory_bytes].into_iter().enumerate() {
+            let (place, rank) = (self.known[usize::from(key.0)].places[measure], free.checked_ilog2());
+            if place.map(|place| place.rank) == rank {
+                continue;
+            }
+            let ranks = &mut self.ranks[measure];
+            if let Some(place) = place
+                && let Some(moved) = ranks.remove(place)
+            {
+                self.known[usize::from(moved.0)].places[measure] = Some(place);
+            }
+            self.known[usize::from(key.0)].places[measure] = rank.map(|rank| ranks.insert(rank, key));
+        }
+    }
+
+    /// Those that have any room, the ones with most first.
+    pub(super) fn with_most_room(
+        &self,
+        measure: Measure,
+        chance: &mut Chance,
+    ) -> impl Iterator<Item = RackKey> + '_ {
+        let first = if self.known.len() > 1 { chance.below(self.known.len()) } else { 0 };
+        self.ranks[measure as usize].downwards(first).map(|(_, key)| key)
+    }
+
+    /// All of them, those that nobody names among them.
+    pub(super) fn keys(&self) -> impl Iterator<Item = RackKey> + use<> {
+        (0..self.known.len() as u16).map(RackKey)
+    }
+
+    #[cfg(test)]
+    pub(super) fn free(&self, key: RackKey) -> Free {
+        self.known[usize::from(key.0)].free
+    }
+}
+
+/// Which nodes belong together: those of a rack and a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Group {
+    pub(super) rack: RackKey,
+    pub(super) pool: Pool,
+}
+
+/// Where a node stands among others.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spot {
+    group: Group,
+    place: Place,
+}
+
+impl Spot {
+    pub(super) fn rank(self) -> u32 {
+        self.place.rank
+    }
+
+    pub(super) fn group(self) -> Group {
+        self.group
+    }
+}
+
+/// Nodes that stand somewhere else than before, and where.
+pub(super) type Shifted = [Option<(NodeKey, Option<Spot>)>; 2];
+
+/// Nodes by their group, and in it by rank.
+#[derive(Debug, Default)]
+pub(super) struct Grouped {
+    racks: Vec<[Ranked<NodeKey>; COUNT]>,
+}
+
+impl Grouped {
+    /// The nodes of a group, if there ever were any.
+    pub(super) fn list(&self, group: Group) -> Option<&Ranked<NodeKey>> {
+        self.racks.get(usize::from(group.rack.0)).map(|pools| &pools[group.pool as usize])
+    }
+
+    /// Takes a node from where it stands to a rank of a group, if it stood somewhere and is to stand anywhere.
+    pub(super) fn shift(&mut self, node: NodeKey, from: Option<Spot>, to: Option<(Group, u32)>) -> Shifted {
+        let other = from.and_then(|spot| Some((self.list_mut(spot.group).remove(spot.place)?, Some(spot))));
+        let spot = to.map(|(group, rank)| Spot { group, place: self.list_mut(group).insert(rank, node) });
+        [other, Some((node, spot))]
+    }
+
+    /// The highest rank of a node in one of these pools.
+    pub(super) fn highest(&self, pools: Pools) -> u32 {
+        let of_rack = |rack: &[Ranked<NodeKey>; COUNT]| {
+            let lists = Pool::ALL.into_iter().filter(|&pool| pools.has(pool));
+            lists.filter_map(|pool| rack[pool as usize].highest()).max()
+        };
+        self.racks.iter().filter_map(of_rack).max().unwrap_or(0)
+    }
+
+    fn list_mut(&mut self, group: Group) -> &mut Ranked<NodeKey> {
+        let rack = usize::from(group.rack.0);
+        if self.racks.len() <= rack {
+            self.racks.resize_with(rack + 1, Default::default);
+        }
+        &mut self.racks[rack][group.pool as usize]
+    }
+
+    #[cfg(test)]
+    pub(super) fn at(&self, spot: Spot) -> Option<NodeKey> {
+        self.list(spot.group)?.at(spot.place)
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.racks.iter().flatten().map(Ranked::len).sum()
+    }
+}

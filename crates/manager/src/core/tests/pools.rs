@@ -1,0 +1,365 @@
+//! Pools and racks: where leases go first, where they go then, and where they never go.
+
+use proptest::prelude::*;
+use sublet_proto::pool::Pool::{self, Balanced, Compute, Memory};
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn placed(name: &str, cores: u32, pool: &str, rack: &str) -> NodeDescription {
+    NodeDescription { pool: pool.into(), rack: rack.into(), ..node(name, cores) }
+}
+
+fn house_of(nodes: &[NodeDescription]) -> House {
+    let mut house = House::new();
+    for (number, description) in nodes.iter().enumerate() {
+        house.register(description.clone(), number as u128 + 1, Vec::new()).unwrap();
+    }
+    house
+}
+
+fn segment(mib: u64) -> LeaseRequest {
+    LeaseRequest { memory_bytes: mib * MIB, timeout_ms: 60_000, ..LeaseRequest::default() }
+}
+
+fn in_pool(pool: &str, asked: LeaseRequest) -> LeaseRequest {
+    LeaseRequest { pool: pool.into(), ..asked }
+}
+
+fn beside(node: &str, asked: LeaseRequest) -> LeaseRequest {
+    LeaseRequest { near: vec![node.into()], max_nodes: 1, ..asked }
+}
+
+impl House {
+    fn on(&mut self, asked: &LeaseRequest) -> String {
+        let leases = self.grant(asked);
+        assert_eq!(leases.len(), 1);
+        let lease = self.core.lease(leases[0]).unwrap();
+        self.core.node(lease.node).unwrap().name.to_string()
+    }
+
+    fn pool_of(&self, node: &str) -> String {
+        self.core.node(self.core.node_key(node).unwrap()).unwrap().info().pool
+    }
+
+    /// Node "n" says that one of its leases is over.
+    fn gives_back(&mut self, lease: LeaseId) -> Vec<Action> {
+        let node = self.core.lease(lease).unwrap().node;
+        let active = self.core.leases().filter(|other| other.node == node && other.is_active());
+        let reports = active.map(|one| if one.id == lease { over(lease, 1) } else { runs(one.id, 1) });
+        self.report(reports.collect()).1
+    }
+}
+
+#[test]
+fn each_kind_of_lease_goes_to_its_pool_and_then_where_it_spills() {
+    let pools = ["compute", "memory", "balanced"];
+    let nodes = pools.map(|pool| NodeDescription { memory_bytes: 4 * GIB, ..placed(pool, 2, pool, "") });
+    let little = asked(2);
+    let much = LeaseRequest { memory_bytes: GIB, ..asked(2) };
+    for (asked, order) in [
+        (little, ["compute", "balanced", "memory"]),
+        (much, ["balanced", "compute", "memory"]),
+        (segment(3 * 1024), ["memory", "balanced", "compute"]),
+    ] {
+        let mut house = house_of(&nodes);
+        assert_eq!([(); 3].map(|()| house.on(&asked)), order);
+        let refused = house.refusal(&asked);
+        assert_eq!(refused.code, Code::NoCapacity, "{refused}");
+    }
+}
+
+#[test]
+fn a_pool_that_is_named_is_kept_to_and_a_refusal_names_it() {
+    let mut house = house_of(&[placed("c", 4, "compute", ""), placed("m", 1, "memory", "")]);
+    assert_eq!(house.on(&in_pool("memory", asked(1))), "m");
+    let refused = house.refusal(&in_pool("memory", asked(1)));
+    assert_eq!(refused.code, Code::NoCapacity);
+    assert_eq!(refused.message, "1 cores asked, 0 of 1 free in the memory pool");
+    // Beside a neighbour, too, and over several nodes.
+    assert_eq!(house.refusal(&beside("c", in_pool("memory", asked(1)))).code, Code::NoCapacity);
+    let refused = house.refusal(&in_pool("memory", asked(2)));
+    assert_eq!(refused.code, Code::InsufficientResources);
+    assert!(refused.message.ends_with("all nodes together have 1 in the memory pool"), "{refused}");
+    let refused = house.refusal(&in_pool("balanced", segment(1)));
+    assert_eq!((refused.code, refused.message.as_str()), {
+        (Code::InsufficientResources, "no node is there in the balanced pool")
+    });
+    let refused = house.refusal(&in_pool("compute", segment(2 * 1024)));
+    assert!(refused.message.ends_with("1073741824 in the compute pool"), "{refused}");
+    assert_eq!(house.on(&in_pool("compute", segment(1024))), "c");
+}
+
+#[test]
+fn what_communicates_stays_in_its_rack_until_that_is_full() {
+    let mut house = house_of(&[
+        placed("a1", 2, "", "a"),
+        placed("a2", 1, "memory", "a"),
+        placed("b1", 8, "compute", "b"),
+        placed("c1", 9, "compute", "c"),
+        placed("none", 20, "compute", ""),
+    ]);
+    let near = |asked| beside("a1", asked);
+    // Beside it, then in its rack whatever the pool is, then where most is free.
+    assert_eq!([(); 4].map(|()| house.on(&near(asked(1)))), ["a1", "a1", "a2", "none"]);
+    // Nodes that name no rack are near nobody, not even each other.
+    let refused = house.refusal(&LeaseRequest { max_nodes: 1, ..asked(21) });
+    assert_eq!(refused.code, Code::InsufficientResources);
+    assert_eq!(house.on(&beside("none", asked(19))), "none");
+    assert!(["b1", "c1"].contains(&house.on(&beside("none", asked(1))).as_str()));
+}
+
+#[test]
+fn without_a_neighbour_the_rack_with_most_room_is_taken() {
+    let mut house = House::new();
+    for number in 0..8 {
+        let rack = if number < 2 { "small" } else { "large" };
+        house.register(placed(&format!("{rack}{number}"), 4, "", rack), number + 1, Vec::new()).unwrap();
+    }
+    // 24 cores are of a higher magnitude than 8, until there are 15.
+    let racks: Vec<String> = (0..8).map(|_| house.on(&asked(1))).collect();
+    assert!(racks.iter().all(|node| node.starts_with("large")), "{racks:?}");
+    let rest: BTreeSet<String> = (0..16).map(|_| house.on(&asked(1))[..5].to_owned()).collect();
+    assert_eq!(rest.len(), 2, "both racks are used, and neither alone");
+}
+
+#[test]
+fn cores_of_several_nodes_are_of_one_rack_and_one_pool_if_those_have_them() {
+    let nodes = [
+        placed("a1", 2, "compute", "a"),
+        placed("a2", 2, "compute", "a"),
+        placed("b1", 3, "compute", "b"),
+        placed("b2", 3, "memory", "b"),
+    ];
+    let on = |asked: &LeaseRequest| {
+        let mut house = house_of(&nodes);
+        let leases = house.grant(asked);
+        let node = |lease: &LeaseId| house.core.node(house.core.lease(*lease).unwrap().node).unwrap();
+        leases.iter().map(|lease| node(lease).name.to_string()).collect::<BTreeSet<_>>()
+    };
+    let near = |cores| LeaseRequest { near: vec!["a1".into()], ..asked(cores) };
+    let set = |names: &[&str]| names.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
+    assert_eq!(on(&near(4)), set(&["a1", "a2"]));
+    assert_eq!(on(&asked(7)), set(&["a1", "a2", "b1"]), "the compute pool has them");
+    assert_eq!(on(&in_pool("compute", asked(5))).len(), 2);
+    assert_eq!(on(&asked(10)).len(), 4);
+    let refused = house_of(&nodes).refusal(&in_pool("compute", asked(8)));
+    assert!(refused.message.contains("all nodes together have 7 in the compute pool"), "{refused}");
+}
+
+#[test]
+fn warmth_is_looked_for_in_the_pool_and_in_the_rack() {
+    let racks = ["a", "b", "c", "d"];
+    let nodes: Vec<_> = (0..40)
+        .map(|number| {
+            let pool = if number % 2 == 0 { "compute" } else { "memory" };
+            placed(&format!("n{number}"), 2, pool, racks[number / 10])
+        })
+        .collect();
+    let mut house = house_of(&nodes);
+    let warm = |asked| LeaseRequest { warm: "app/f".into(), max_nodes: 1, ..asked };
+    let home = house.on(&warm(asked(1)));
+    assert_eq!((house.on(&warm(asked(1))), house.pool_of(&home)), (home.clone(), "compute".into()));
+    // Of a rack, all of which is busy but for two nodes, always the same one.
+    let in_rack: BTreeSet<String> = (0..2)
+        .map(|_| house.on(&LeaseRequest { near: vec!["n11".into(), "gone".into()], ..warm(asked(1)) }))
+        .collect();
+    assert_eq!(in_rack, BTreeSet::from(["n11".to_owned()]), "beside it first");
+    let next = |house: &mut House| house.on(&LeaseRequest { near: vec!["n11".into()], ..warm(asked(1)) });
+    let (first, second) = (next(&mut house), next(&mut house));
+    assert_eq!(first, second);
+    assert!(nodes[10..20].iter().any(|node| node.name == first && node.pool == "compute"), "{first}");
+}
+
+#[test]
+fn a_node_that_says_no_pool_is_in_that_of_what_it_has_left() {
+    let mut house = House::with_virtual_pools(GIB / 4);
+    house.register(placed("n", 4, "", ""), 1, Vec::new()).unwrap();
+    house.register(placed("said", 4, "compute", ""), 2, Vec::new()).unwrap();
+    assert_eq!((house.pool_of("n"), house.pool_of("said")), ("balanced".into(), "compute".into()));
+    // For what it may come to be it is worth waiting.
+    let refused = house.refusal(&in_pool("memory", segment(600)));
+    assert_eq!(refused.code, Code::NoCapacity, "{refused}");
+    let waits = LeaseRequest { wait_ms: 5_000, ..in_pool("memory", segment(600)) };
+    assert!(house.request_of("u", &waits).is_empty());
+    let cores = house.grant(&beside("n", asked(3)))[0];
+    assert_eq!(house.pool_of("n"), "memory");
+    let granted = house.ticks(1);
+    assert!(matches!(&granted[..], [Action::Granted { .. }]), "{granted:?}");
+    house.report(vec![runs(cores, 1)]);
+    house.core.nodes.check_places();
+    house.gives_back(cores);
+    assert_eq!(house.pool_of("n"), "compute", "more than half of its memory is gone, and no core");
+}
+
+#[test]
+fn who_waits_for_a_pool_is_told_in_the_end_for_what() {
+    let mut house = house_of(&[placed("n", 1, "compute", ""), placed("m", 1, "memory", "")]);
+    house.grant(&in_pool("compute", asked(1)));
+    let (cores, memory) = (in_pool("compute", asked(1)), in_pool("compute", segment(1024)));
+    for asked in [cores, memory] {
+        assert!(house.request_of("u", &LeaseRequest { wait_ms: 1_000, ..asked }).is_empty());
+    }
+    let said: Vec<String> = house
+        .ticks(2)
+        .into_iter()
+        .map(|action| match action {
+            Action::Refused { error, .. } if error.code == Code::NoCapacity => error.message,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let what = ["1 cores in the compute pool", "1073741824 bytes of memory in the compute pool"];
+    assert_eq!(said, what.map(|what| format!("{what} did not become free within 1000 ms")));
+}
+
+#[test]
+fn who_waits_for_one_pool_is_overtaken_only_so_often_there_and_holds_up_nobody_elsewhere() {
+    let mut house = house_of(&[placed("n", 2, "compute", ""), placed("m", 1000, "memory", "")]);
+    let small = |pool: &str| in_pool(pool, asked(1));
+    let mut held: Vec<LeaseId> = (0..2).map(|_| house.grant(&small("compute"))[0]).collect();
+    let large = LeaseRequest { wait_ms: 600_000, ..in_pool("compute", asked(2)) };
+    assert!(house.request_of("large", &large).is_empty());
+    for _ in 0..2 * MAX_OVERTAKES {
+        house.grant(&small("memory"));
+    }
+    for _ in 0..MAX_OVERTAKES {
+        house.report(held.iter().map(|&id| runs(id, 1)).collect());
+        assert!(house.gives_back(held.remove(0)).is_empty());
+        held.push(house.grant(&small("compute"))[0]);
+    }
+    house.report(held.iter().map(|&id| runs(id, 1)).collect());
+    house.gives_back(held.remove(0));
+    let refused = house.refusal(&small("compute"));
+    assert!(refused.message.ends_with("it is the turn of another in the compute pool"), "{refused}");
+    let refused = house.refusal(&in_pool("memory", asked(1001)));
+    assert_eq!(refused.code, Code::InsufficientResources, "it is nobody's turn there: {refused}");
+    // Others are served, those that could be anywhere outside of the pool, and those that wait as well.
+    assert_eq!(house.on(&small("memory")), "m");
+    assert_eq!(house.on(&asked(1)), "m");
+    let whole = LeaseRequest { max_nodes: 1, ..asked(1000) };
+    assert!(house.request_of("whole", &LeaseRequest { wait_ms: 600_000, ..whole }).is_empty());
+    assert!(house.request_of("other", &LeaseRequest { wait_ms: 600_000, ..small("compute") }).is_empty());
+    let granted = house.gives_back(held.remove(0));
+    let whose: Vec<_> = granted
+        .iter()
+        .map(|action| match action {
+            Action::Granted { tenant, .. } => house.core.tenant(*tenant).name.to_string(),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(whose, ["large"]);
+}
+
+#[test]
+fn an_agent_that_names_one_rack_after_the_other_fills_no_table() {
+    let mut house = House::new();
+    for number in 0..MAX_RACKS {
+        let rack = format!("r{number}");
+        house.register(placed(&rack, 1, "", &rack), number as u128 + 1, Vec::new()).unwrap();
+    }
+    let error = house.register(placed("one", 1, "", "more"), 9_999, Vec::new()).unwrap_err();
+    assert!(error.code == Code::InvalidArgument && error.message.contains("more"), "{error}");
+    house.register(placed("one", 1, "", "r7"), 9_999, Vec::new()).unwrap();
+    // A rack that nobody names any more makes room for another.
+    house.register(placed("r3", 1, "", "r7"), 4, Vec::new()).unwrap();
+    house.register(placed("one", 1, "", "more"), 9_999, Vec::new()).unwrap();
+    house.core.nodes.check_places();
+    for wrong in [placed("x", 1, "fast", ""), placed("x", 1, "", &"r".repeat(65))] {
+        assert_eq!(house.register(wrong, 1, Vec::new()).unwrap_err().code, Code::InvalidArgument);
+    }
+}
+
+const RACKS: [&str; 4] = ["", "a", "b", "c"];
+
+/// In which pools a lease may be, the best first: said once more, in as many words as it takes.
+fn expected_order(asked: &LeaseRequest) -> Vec<Pool> {
+    let order = match (asked.cores, asked.memory_bytes) {
+        (0, _) => [Memory, Balanced, Compute],
+        (cores, bytes) if bytes.div_ceil(u64::from(cores)) <= 256 * MIB => [Compute, Balanced, Memory],
+        _ => [Balanced, Compute, Memory],
+    };
+    order.into_iter().filter(|pool| asked.pool.is_empty() || asked.pool == pool.name()).collect()
+}
+
+/// The nodes of which one is to be taken, by looking at all of them.
+fn expected(core: &Core, asked: &LeaseRequest) -> Vec<String> {
+    let order = expected_order(asked);
+    let fits = |node: &&Node| {
+        let free = node.free();
+        free.cores >= asked.cores && free.memory_bytes >= asked.memory_bytes && order.contains(&node.pool)
+    };
+    let fitting: Vec<&Node> = core.nodes().filter(fits).collect();
+    let names = |nodes: &[&Node]| nodes.iter().map(|node| node.name.to_string()).collect::<Vec<_>>();
+    let near = asked.near.iter().filter_map(|name| core.node(core.node_key(name)?));
+    if let Some(beside) = near.clone().find(|near| fitting.iter().any(|node| node.name == near.name)) {
+        return names(&[beside]);
+    }
+    let racks = near.map(|node| node.description.rack.clone()).filter(|rack| !rack.is_empty());
+    for rack in racks.map(Some).chain([None]) {
+        for &pool in &order {
+            let mut there: Vec<&Node> = fitting.iter().copied().filter(|node| node.pool == pool).collect();
+            there.retain(|node| rack.as_ref().is_none_or(|rack| *rack == node.description.rack));
+            if rack.is_none() && asked.warm.is_empty() {
+                let free = |node: &Node| {
+                    let rack = core.nodes().filter(|other| other.description.rack == node.description.rack);
+                    let free: u64 = rack
+                        .map(|node| match asked.cores {
+                            0 => node.free().memory_bytes,
+                            _ => node.free().cores.into(),
+                        })
+                        .sum();
+                    free.ilog2()
+                };
+                let most = there.iter().map(|node| free(node)).max();
+                there.retain(|node| Some(free(node)) == most);
+            }
+            if !there.is_empty() {
+                return names(&there);
+            }
+        }
+    }
+    Vec::new()
+}
+
+proptest! {
+    /// A lease goes to a node of the best step that has one with the room, and is refused only if none has.
+    #[test]
+    fn the_steps_are_kept_to_and_nothing_that_fits_is_missed(
+        nodes in proptest::collection::vec((1u32..9, 1u64..9, 0usize..4, 0usize..4), 1..12),
+        requests in proptest::collection::vec(
+            (0u32..9, 1u64..5_000, 0usize..6, 0usize..14, any::<bool>()), 1..40
+        ),
+    ) {
+        let pool_name = |pool: usize| Pool::ALL.get(pool).map(Pool::to_string).unwrap_or_default();
+        let described = nodes.iter().enumerate().map(|(number, &(cores, gib, pool, rack))| NodeDescription {
+            memory_bytes: gib * GIB / 4,
+            ..placed(&format!("n{number}"), cores, &pool_name(pool), RACKS[rack])
+        });
+        let mut house = house_of(&described.collect::<Vec<_>>());
+        for (cores, mib, pool, near, is_warm) in requests {
+            let memory_bytes = (mib * MIB).max(u64::from(cores) * MIB);
+            let asked = LeaseRequest {
+                cores,
+                memory_bytes,
+                package: if cores == 0 { String::new() } else { "p".into() },
+                max_nodes: 1,
+                pool: pool_name(pool),
+                near: vec![format!("n{near}"), format!("n{}", near / 2)],
+                warm: if is_warm && cores > 0 { "app/f".into() } else { String::new() },
+                ..LeaseRequest::default()
+            };
+            let among = expected(&house.core, &asked);
+            match house.request_of("t", &asked).pop() {
+                Some(Action::Granted { leases, .. }) => {
+                    let node = house.core.lease(leases[0]).unwrap().node;
+                    let name = house.core.node(node).unwrap().name.to_string();
+                    prop_assert!(among.contains(&name), "{asked:?} went to {name}, not to one of {among:?}");
+                }
+                Some(Action::Refused { .. }) => prop_assert_eq!(among, Vec::<String>::new()),
+                other => panic!("{other:?}"),
+            }
+            house.core.nodes.check_places();
+        }
+    }
+}

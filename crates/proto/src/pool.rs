@@ -1,0 +1,75 @@
+//! Pools of nodes (Scad, section 4): what a node has most of to lend.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Code, Error};
+
+/// Which pool a node belongs to, or a lease has to be in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pool {
+    /// Of cores, with little memory.
+    Compute,
+    /// Of memory, with few cores.
+    Memory,
+    /// Of both.
+    Balanced,
+}
+
+impl Pool {
+    /// Every pool.
+    pub const ALL: [Pool; 3] = [Pool::Compute, Pool::Memory, Pool::Balanced];
+
+    /// As it travels and is shown.
+    pub fn name(self) -> &'static str {
+        match self {
+            Pool::Compute => "compute",
+            Pool::Memory => "memory",
+            Pool::Balanced => "balanced",
+        }
+    }
+
+    /// What a message says: an empty text is no pool.
+    ///
+    /// # Errors
+    /// `invalid_argument` if there is no such pool.
+    pub fn said(text: &str) -> Result<Option<Pool>, Error> {
+        if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
+    }
+}
+
+impl FromStr for Pool {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Pool, Error> {
+        Pool::ALL.into_iter().find(|pool| pool.name() == text).ok_or_else(|| {
+            let message = format!("{text:.40?} is no pool: there are compute, memory and balanced");
+            Error::new(Code::InvalidArgument, message)
+        })
+    }
+}
+
+impl fmt::Display for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_is_its_name() {
+        for pool in Pool::ALL {
+            assert_eq!(pool.to_string().parse(), Ok(pool));
+            assert_eq!(serde_json::to_string(&pool).unwrap(), format!("{:?}", pool.name()));
+        }
+        assert_eq!((Pool::said(""), Pool::said("memory")), (Ok(None), Ok(Some(Pool::Memory))));
+        let error = Pool::said("Memory").unwrap_err();
+        assert!(error.code == Code::InvalidArgument && error.message.contains("Memory"), "{error}");
+    }
+}
