@@ -141,13 +141,10 @@ impl Memory {
         let mut bytes = Vec::new();
         let mut at = 0;
         while at < view.len_bytes() {
-            let len = (view.len_bytes() - at).min(COPY_BYTES);
-            bytes.resize(len as usize, 0);
+            bytes.resize((view.len_bytes() - at).min(COPY_BYTES) as usize, 0);
             self.with(py, |memory| memory.read(offset.saturating_add(at), &mut bytes))?;
-            let here = NonNull::from(&*bytes).cast();
-            // SAFETY: the view has so many bytes from there on. Others may look at them meanwhile, so there is no slice of them.
-            unsafe { view.pointer().add(at as usize).copy_from_nonoverlapping(here, len as usize) };
-            at += len;
+            view.copy_from(at, &bytes);
+            at += bytes.len() as u64;
         }
         Ok(())
     }
@@ -253,14 +250,10 @@ impl Memory {
         // The end first: if there is no room for it, nothing is written.
         let mut end = view.len_bytes();
         while end > 0 {
-            let len = (end - 1) % COPY_BYTES + 1;
-            let at = end - len;
-            bytes.resize(len as usize, 0);
-            let here = NonNull::from(&mut *bytes).cast();
-            // SAFETY: the view has so many bytes from there on. They are copied, for others may write there meanwhile.
-            unsafe { view.pointer().add(at as usize).copy_to_nonoverlapping(here, len as usize) };
-            self.with(py, |memory| write(memory, offset.saturating_add(at), &bytes))?;
-            end = at;
+            bytes.resize(((end - 1) % COPY_BYTES + 1) as usize, 0);
+            end -= bytes.len() as u64;
+            view.copy_to(end, &mut bytes);
+            self.with(py, |memory| write(memory, offset.saturating_add(end), &bytes))?;
         }
         Ok(())
     }

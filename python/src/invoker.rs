@@ -15,6 +15,7 @@ use sublet::{
 };
 use sublet_python_buffers::{Use, View};
 
+use crate::application::{Application, chosen};
 use crate::call::{Call, Held, Sent};
 use crate::component::{Memory, planned};
 use crate::error::{invalid, raised};
@@ -142,6 +143,37 @@ impl Invoker {
         let plan = planned(py, options)?;
         let made = py.detach(|| self.read().memory(plan));
         made.map(Memory::new).map_err(|error| raised(py, &error))
+    }
+
+    /// Gives the managers a package, by the path of its folder; its digest.
+    fn deploy(&self, py: Python<'_>, path: PathBuf) -> PyResult<String> {
+        py.detach(|| self.read().deploy(&path)).map_err(|error| raised(py, &error))
+    }
+
+    /// Gives the managers the document of a graph, and opens it.
+    #[pyo3(signature = (document, **options))]
+    fn deploy_graph(
+        &self,
+        py: Python<'_>,
+        document: &[u8],
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Application> {
+        let options = chosen(py, options)?;
+        let made = py.detach(|| self.read().deploy_graph(document, options));
+        made.map(Application::new).map_err(|error| raised(py, &error))
+    }
+
+    /// Opens a deployed graph, by its name or digest.
+    #[pyo3(signature = (name, **options))]
+    fn open_graph(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Application> {
+        let options = chosen(py, options)?;
+        let made = py.detach(|| self.read().open_graph(name, options));
+        made.map(Application::new).map_err(|error| raised(py, &error))
     }
 
     /// Whether a node of the managers is on this machine, as far as one may know.

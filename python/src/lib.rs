@@ -5,6 +5,7 @@
 
 #![allow(unsafe_code)]
 
+mod application;
 mod buffer;
 mod call;
 mod component;
@@ -21,6 +22,7 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("VERSION", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<application::Application>()?;
     module.add_class::<buffer::Buffer>()?;
     module.add_class::<call::Call>()?;
     module.add_class::<component::Memory>()?;

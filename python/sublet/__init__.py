@@ -12,6 +12,8 @@
 - `empty`, `zeros`, `array`: NumPy arrays that workers use where they are;
 - `memory` and `Client.memory`: memory that is leased by the segment, and grows;
 - `remote`: NumPy arrays in such memory, larger than this process's;
+- `app` and `split`: a function that is executed as a graph of components; `Client.deploy` runs any graph;
+- `channel`, `instance`, `instances`: what a component's function has of its run;
 - `local`: a platform of this program's own.
 """
 
@@ -19,7 +21,10 @@ from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING
 
 from . import _memory, _native
+from ._app import App, app, load_app
+from ._application import Application, Outcome
 from ._bill import Bill
+from ._channel import Channel, channel, instance, instances
 from ._client import Client, default_client, lease, memory, set_default
 from ._component import Memory
 from ._errors import (
@@ -43,6 +48,7 @@ from ._future import Future
 from ._lease import Lease
 from ._local import local
 from ._memory import array, empty, empty_like, full, ones, zeros
+from ._split import split
 
 if TYPE_CHECKING:
     from ._remote import Remote, RemoteArray, remote
@@ -51,8 +57,11 @@ __version__ = _native.VERSION
 
 __all__ = [
     "AgentUnreachable",
+    "App",
+    "Application",
     "Bill",
     "BrokenExecutor",
+    "Channel",
     "Client",
     "DeadlineExceeded",
     "Error",
@@ -66,23 +75,30 @@ __all__ = [
     "ManagerUnreachable",
     "Memory",
     "NoCapacity",
+    "Outcome",
     "PermissionDenied",
     "Remote",
     "RemoteArray",
     "RemoteError",
     "RemoteTraceback",
     "WorkerDied",
+    "app",
     "array",
+    "channel",
     "default_client",
     "empty",
     "empty_like",
     "full",
+    "instance",
+    "instances",
     "lease",
+    "load_app",
     "local",
     "memory",
     "ones",
     "remote",
     "set_default",
+    "split",
     "zeros",
 ]
 

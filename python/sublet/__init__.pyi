@@ -4,14 +4,15 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures.process import BrokenProcessPool
 from os import PathLike
 from types import TracebackType
-from typing import Any, Literal, SupportsIndex, TypedDict, TypeVar, overload
+from typing import Any, Generic, Literal, SupportsIndex, TypedDict, TypeVar, overload
 
 import numpy
 from _typeshed import ReadableBuffer, WriteableBuffer
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from typing_extensions import ParamSpec, Self, TypeAlias, Unpack
 
-from ._native import Invoker, _BillLine, _Lease
+from ._native import Application as _NativeApplication
+from ._native import Invoker, _BillLine, _Lease, _Use
 from ._native import Memory as _NativeMemory
 from ._native import Reading as _Reading
 
@@ -25,8 +26,11 @@ _Policy: TypeAlias = float | Literal["hot", "warm"]
 
 __all__ = [
     "AgentUnreachable",
+    "App",
+    "Application",
     "Bill",
     "BrokenExecutor",
+    "Channel",
     "Client",
     "DeadlineExceeded",
     "Error",
@@ -40,23 +44,30 @@ __all__ = [
     "ManagerUnreachable",
     "Memory",
     "NoCapacity",
+    "Outcome",
     "PermissionDenied",
     "Remote",
     "RemoteArray",
     "RemoteError",
     "RemoteTraceback",
     "WorkerDied",
+    "app",
     "array",
+    "channel",
     "default_client",
     "empty",
     "empty_like",
     "full",
+    "instance",
+    "instances",
     "lease",
+    "load_app",
     "local",
     "memory",
     "ones",
     "remote",
     "set_default",
+    "split",
     "zeros",
 ]
 
@@ -86,6 +97,18 @@ class _ExecutorOptions(_MoreOptions, total=False):
 class _LeaseOptions(_ExecutorOptions, total=False):
     initializer: Callable[..., object] | None
     initargs: Iterable[Any]
+
+_Graph: TypeAlias = Mapping[str, Any] | str | bytes | PathLike[str]
+# What happens to a run: "began" with the attempt's number, "ended" with seconds, "lost" with an exception.
+_News: TypeAlias = Callable[[str, str, Any], object]
+
+class _RunOptions(TypedDict, total=False):
+    patience: float | None
+    retries: int | None
+    prewarm: float | None
+    keep_alive: float | None
+    hot_timeout: float | None
+    lease_timeout: float | None
 
 class Client:
     def __init__(
@@ -126,6 +149,30 @@ class Client:
         near: Iterable[str] | None = None,
         fabric: str | None = None,
     ) -> Memory: ...
+    def deploy(
+        self,
+        graph: _Graph,
+        *,
+        imports: Iterable[str] = (),
+        path: _Path | Iterable[_Path] | None = None,
+        patience: float | None = None,
+        retries: int | None = None,
+        prewarm: float | None = 0,
+        keep_alive: float | None = None,
+        hot_timeout: float | None = None,
+        lease_timeout: float | None = None,
+    ) -> Application: ...
+    def application(
+        self,
+        name: str,
+        *,
+        patience: float | None = None,
+        retries: int | None = None,
+        prewarm: float | None = 0,
+        keep_alive: float | None = None,
+        hot_timeout: float | None = None,
+        lease_timeout: float | None = None,
+    ) -> Application: ...
     def bill(self, lease: str | None = None) -> Bill: ...
     @property
     def managers(self) -> str | None: ...
@@ -164,6 +211,81 @@ class Memory:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None: ...
 
+class Application:
+    def __init__(self, native: _NativeApplication) -> None: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def graph(self) -> dict[str, Any]: ...
+    def run(self, input: ReadableBuffer = b"", news: _News | None = None) -> Outcome: ...
+    def resume(self, run: str, news: _News | None = None) -> Outcome: ...
+
+class Outcome:
+    run: str
+    outputs: dict[str, list[bytes]]
+    components: list[_Use]
+    value: Any
+    def __init__(self, run: str, outputs: dict[str, list[bytes]], components: list[_Use], value: Any = None) -> None: ...
+    @property
+    def output(self) -> bytes: ...
+
+class Channel:
+    name: str
+    def __init__(self, name: str, native: Any) -> None: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def readonly(self) -> bool: ...
+    def read(self, offset: int = 0, nbytes: int | None = None) -> bytes: ...
+    def read_into(self, offset: int, buffer: WriteableBuffer) -> None: ...
+    def write(self, offset: int, data: ReadableBuffer) -> None: ...
+    def grow(self, nbytes: int) -> None: ...
+    def sync(self) -> None: ...
+    def prefetch(self, offset: int, nbytes: int) -> None: ...
+    @overload
+    def array(self, shape: _Shape, dtype: type[_Scalar], offset: int = 0) -> NDArray[_Scalar]: ...
+    @overload
+    def array(self, shape: _Shape, dtype: DTypeLike = ..., offset: int = 0) -> NDArray[Any]: ...
+
+def channel(component: str) -> Channel: ...
+def instance() -> int: ...
+def instances() -> int: ...
+
+# What `app` makes of a function.
+class App(Generic[_P, _T]):
+    def __init__(self, name: str, write: Any, graph: dict[str, Any], source: Any, function: Callable[_P, _T] | None = None) -> None: ...
+    @property
+    def graph(self) -> dict[str, Any]: ...
+    @graph.setter
+    def graph(self, graph: _Graph) -> None: ...
+    @property
+    def source(self) -> str: ...
+    @source.setter
+    def source(self, source: str) -> None: ...
+    def options(self, client: Client | None = None, news: _News | None = None, **options: Unpack[_RunOptions]) -> App[_P, _T]: ...
+    def local(self, *args: _P.args, **kwargs: _P.kwargs) -> _T: ...
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _T: ...
+    def run(self, *args: _P.args, **kwargs: _P.kwargs) -> Outcome: ...
+    def deploy(self) -> Application: ...
+    def save(self, folder: _Path) -> None: ...
+
+@overload
+def app(
+    function: Callable[_P, _T], *, name: str | None = None, imports: Iterable[str] = (), path: _Path | Iterable[_Path] | None = None
+) -> App[_P, _T]: ...
+@overload
+def app(
+    function: None = None, *, name: str | None = None, imports: Iterable[str] = (), path: _Path | Iterable[_Path] | None = None
+) -> Callable[[Callable[_P, _T]], App[_P, _T]]: ...
+def load_app(folder: _Path) -> App[..., Any]: ...
+def split(
+    name: str | None = None,
+    *,
+    parallelism: int = 1,
+    memory: int | str | None = None,
+    pu: str | None = None,
+    external_effects: bool = False,
+) -> None: ...
 def default_client() -> Client: ...
 def set_default(client: Client | None) -> Client | None: ...
 def lease(cores: int = 1, package: _Path | None = None, **options: Unpack[_LeaseOptions]) -> Lease: ...

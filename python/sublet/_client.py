@@ -5,7 +5,7 @@ import os
 import re
 import threading
 
-from . import _errors, _native, _package, _process
+from . import _application, _errors, _native, _package, _process
 from ._bill import Bill
 from ._calls import Completer, Functions
 from ._component import Memory
@@ -118,6 +118,36 @@ class Client:
         options = {f"{name}_bytes": None if size is None else bytes_of(size) for name, size in sizes.items()}
         return Memory(self._invoker.memory(**options, timeout=timeout, wait=wait, near=near, fabric=fabric))
 
+    def deploy(
+        self, graph, *, imports=(), path=None, patience=None, retries=None, prewarm=0, keep_alive=None, hot_timeout=None, lease_timeout=None
+    ):
+        """Gives the managers a graph of compute and memory components, to be run: an `Application`.
+
+        Args:
+            graph: Its document: a dict, JSON, or the path of a file. In a dict, a component's `function` may be a callable of this
+                program, and then it needs no `package`: it gets a `memoryview`, and returns bytes or nothing.
+            imports: Modules that the workers of such functions are to have imported.
+            path: Files and folders of modules that are sent along with them; see `lease`.
+            patience: Seconds that a component waits for cores or memory; 30.
+            retries: How often a component may be lost and begin again; 3.
+            prewarm: Environments of the next components are made ready so many seconds after those before them have begun. `None`: when
+                they begin.
+            keep_alive: For how many seconds workers are kept for the next run; not at all.
+            hot_timeout: How many seconds workers poll after a call; not at all.
+            lease_timeout: No lease of a run lasts longer, in seconds; an hour.
+        """
+        _process.check()
+        options = _run_options(patience, retries, prewarm, keep_alive, hot_timeout, lease_timeout)
+        return _application.deploy(self._invoker, graph, options, imports, path)
+
+    def application(
+        self, name, *, patience=None, retries=None, prewarm=0, keep_alive=None, hot_timeout=None, lease_timeout=None
+    ):
+        """Opens a graph that was deployed, by its name or digest: an `Application`. The options are those of `deploy`."""
+        _process.check()
+        options = _run_options(patience, retries, prewarm, keep_alive, hot_timeout, lease_timeout)
+        return _application.Application(self._invoker.open_graph(name, **options))
+
     @property
     def managers(self):
         """The addresses of the managers, as `$SUBLET_MANAGER` takes them; None if that, or this machine's own `sublet up`, is meant."""
@@ -129,6 +159,17 @@ class Client:
 
     def __repr__(self):
         return "<sublet client>"
+
+
+def _run_options(patience, retries, prewarm, keep_alive, hot_timeout, lease_timeout):
+    return {
+        "patience": patience,
+        "retries": retries,
+        "prewarm": prewarm,
+        "keep_alive": keep_alive,
+        "hot_timeout": hot_timeout,
+        "lease_timeout": lease_timeout,
+    }
 
 
 _default = None

@@ -72,7 +72,7 @@ class DeadlineExceeded(Error, *_TIMEOUTS):
 
 
 class FunctionFailed(Error):
-    """A function that is not in Python said that it failed."""
+    """A function that is not in Python, or one of a graph's component, said that it failed."""
 
 
 class BrokenExecutor(BrokenProcessPool):
@@ -109,6 +109,7 @@ class RemoteError(Error):
 
 _CLASSES = {
     "invalid_argument": InvalidArgument,
+    "invalid_graph": InvalidArgument,
     "no_capacity": NoCapacity,
     "insufficient_resources": InsufficientResources,
     "manager_unreachable": ManagerUnreachable,

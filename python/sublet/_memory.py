@@ -4,37 +4,15 @@ import ctypes
 import sys
 
 from . import _native
+from ._shapes import _numpy, nbytes_of
 
 __all__ = ["array", "empty", "empty_like", "full", "ones", "zeros"]
-
-
-def _numpy():
-    try:
-        import numpy
-    except ImportError as error:
-        raise ImportError("arrays need NumPy: pip install 'sublet[arrays]'") from error
-    return numpy
 
 
 def _room(nbytes):
     """In a function on a worker: memory of its caller's, where what is returned need not be copied."""
     worker = sys.modules.get("sublet_template")
     return None if worker is None else worker.room(nbytes)
-
-
-def nbytes_of(shape, dtype):
-    """The shape and the dtype of an array in NumPy's own terms, and how many bytes it has."""
-    numpy = _numpy()
-    dtype = numpy.dtype(dtype)
-    if dtype.hasobject:
-        raise ValueError(f"objects cannot be shared: an array of dtype {dtype} has them")
-    shape = (int(shape),) if isinstance(shape, (int, numpy.integer)) else tuple(int(length) for length in shape)
-    if any(length < 0 for length in shape):
-        raise ValueError("negative dimensions are not allowed")
-    nbytes = dtype.itemsize
-    for length in shape:
-        nbytes *= length
-    return shape, dtype, nbytes
 
 
 def empty(shape, dtype=float, order="C"):

@@ -1,11 +1,11 @@
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from os import PathLike
 from typing import Any, Literal, TypedDict, final
 
 from _typeshed import ReadableBuffer, WriteableBuffer
 from typing_extensions import NotRequired
 
-__all__ = ["VERSION", "Buffer", "Call", "Invoker", "Memory", "Queue", "Reading", "allocate", "forked", "is_registered"]
+__all__ = ["VERSION", "Application", "Buffer", "Call", "Invoker", "Memory", "Queue", "Reading", "allocate", "forked", "is_registered"]
 
 VERSION: str
 
@@ -26,6 +26,17 @@ class _Lease(TypedDict):
     expires_unix_ms: int
     usage: NotRequired[_Usage]
 
+class _Use(TypedDict):
+    component: str
+    attempts: int
+    instances: int
+    begin_us: int
+    end_us: int
+    allocated_bytes: int
+    used_bytes: int
+    allocated_byte_us: int
+    used_byte_us: int
+
 class _BillLine(TypedDict):
     lease: str
     tenant: str
@@ -44,6 +55,17 @@ class _ArrayInterface(TypedDict):
     typestr: str
     shape: tuple[int]
     data: tuple[int, bool]
+
+_Ran = tuple[str, list[tuple[str, list[bytes]]], list[_Use]]
+
+@final
+class Application:
+    @property
+    def digest(self) -> str: ...
+    @property
+    def document(self) -> str: ...
+    def run(self, input: bytes, news: Callable[[str, str, Any], object] | None = None) -> _Ran: ...
+    def resume(self, run: str, news: Callable[[str, str, Any], object] | None = None) -> _Ran: ...
 
 @final
 class Buffer:
@@ -90,6 +112,29 @@ class Invoker:
         near: Iterable[str] | None = None,
         fabric: str | None = None,
     ) -> Memory: ...
+    def deploy(self, path: str | PathLike[str]) -> str: ...
+    def deploy_graph(
+        self,
+        document: bytes,
+        *,
+        patience: float | None = None,
+        retries: int | None = None,
+        prewarm: float | None = 0,
+        keep_alive: float | None = None,
+        hot_timeout: float | None = None,
+        lease_timeout: float | None = None,
+    ) -> Application: ...
+    def open_graph(
+        self,
+        name: str,
+        *,
+        patience: float | None = None,
+        retries: int | None = None,
+        prewarm: float | None = 0,
+        keep_alive: float | None = None,
+        hot_timeout: float | None = None,
+        lease_timeout: float | None = None,
+    ) -> Application: ...
     def bill(self, lease: str | None = None) -> list[_BillLine]: ...
     def allocate(
         self,

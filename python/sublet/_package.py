@@ -1,14 +1,20 @@
 """What a lease of functions in Python brings along: the caller's own modules, by their content."""
 
 import importlib.util
+import keyword
+import math
 import os
+import re
 import site
 import sys
 import sysconfig
 import tempfile
+import types
 from pathlib import Path
+from typing import NamedTuple
 
 from . import _errors
+from .components import pickled
 
 # What a package may have, in bytes: a larger one is a mistake, or belongs into the environment of the nodes.
 MOST_BYTES = 64 << 20
@@ -17,6 +23,21 @@ LEFT_OUT = {"sitecustomize", "usercustomize", "__pycache__", ".git", ".hg", ".ve
 # Modules that are used only if the worker's interpreter has none of the name.
 FALLBACK = "fallback"
 MAIN = "sublet_main.py"
+# Of a package for graphs: the module of its functions, and the one of values that they name and no module has.
+COMPONENTS = "sublet_components.py"
+VALUES = "sublet_values"
+VALUES_SOURCE = f'''"""Values that the components name: from {VALUES}.pickle."""
+
+import pathlib
+import pickle
+
+globals().update(pickle.loads(pathlib.Path(__file__).with_suffix(".pickle").read_bytes()))
+'''
+# What of this package goes along with it, and how it is called there.
+INSIDE = {
+    "_inside.py": "__init__.py",
+    **{name: name for name in ("_channel.py", "_errors.py", "_shapes.py", "_split.py", "components.py")},
+}
 
 
 def named(package):
@@ -72,17 +93,108 @@ def _modules_of(paths):
 
 def write(folder, imports, modules):
     """Writes a package whose functions are those of these modules and whatever is sent."""
+    _write_modules(Path(folder), modules)
+    (Path(folder) / MAIN).write_text("")
+    _write_manifest(Path(folder), "python", MAIN, imports, ())
+
+
+def write_components(folder, name, imports, modules, functions):
+    """Writes a package whose functions, of the module `COMPONENTS`, components of graphs execute; that is written by others."""
     folder = Path(folder)
+    _write_modules(folder, modules)
+    here = Path(__file__).resolve().parent
+    for inside, there in INSIDE.items():
+        _copy(here / inside, folder / FALLBACK / "sublet" / there, MOST_BYTES)
+    write_functions(folder, name, imports, functions)
+
+
+def identifier(name, taken):
+    """A component's name as a function's, which no other has."""
+    made = re.sub(r"[^A-Za-z0-9_]", "_", name)
+    if made[:1].isdigit() or keyword.iskeyword(made):
+        made = f"component_{made}"
+    while made in taken:
+        made += "_"
+    return made
+
+
+def write_functions(folder, name, imports, functions):
+    """Writes which functions such a package offers."""
+    _write_manifest(Path(folder), name, COMPONENTS, imports, functions)
+
+
+def write_values(folder, values):
+    """Writes values that are known by no name, for the module `VALUES` to have them."""
+    if values:
+        (Path(folder) / f"{VALUES}.pickle").write_bytes(pickled(values))
+        (Path(folder) / f"{VALUES}.py").write_text(VALUES_SOURCE)
+
+
+class Named(NamedTuple):
+    """How a module comes to names that another one has."""
+
+    imports: list
+    constants: list
+    #: Those that only `VALUES` can have.
+    values: dict
+
+    def lines(self, more=()):
+        """What stands at the module's beginning."""
+        imports = sorted([*self.imports, *more], key=lambda line: (line.startswith("from"), line))
+        return [*imports, "", *self.constants] if self.constants else imports
+
+
+def globals_of(names, value_of):
+    """Of these names; one that has no value is a builtin, or nothing, as where it stands now."""
+    found = Named([], [], {})
+    for name in names:
+        try:
+            value = value_of(name)
+        except KeyError:
+            continue
+        imported = _import_of(name, value)
+        if imported is not None:
+            found.imports.append(imported)
+        elif _is_short(value):
+            found.constants.append(f"{name} = {value!r}")
+        else:
+            found.values[name] = value
+    if found.values:
+        found.imports.append(f"from {VALUES} import {', '.join(sorted(found.values))}")
+    return found
+
+
+def _import_of(name, value):
+    if isinstance(value, types.ModuleType):
+        return f"import {value.__name__}" if value.__name__ == name else f"import {value.__name__} as {name}"
+    module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if isinstance(module, str) and isinstance(path, str) and path.isidentifier() and module != "__main__":
+        if getattr(sys.modules.get(module), path, None) is value:
+            return f"from {module} import {path}" + ("" if path == name else f" as {name}")
+    return None
+
+
+def _is_short(value):
+    """Whether a constant can be written out."""
+    if type(value) in (str, bytes):
+        return len(value) <= 1000
+    return type(value) in (type(None), bool, int) or (type(value) is float and math.isfinite(value))
+
+
+def _write_modules(folder, modules):
     left = MOST_BYTES
     for name, path in modules.items():
         target = folder / (path.name if path.is_file() else name)
         left = _copy(path, target, left)
     cloudpickle = importlib.util.find_spec("cloudpickle")
     _copy(Path(cloudpickle.origin).parent, folder / FALLBACK / "cloudpickle", left)
-    (folder / MAIN).write_text("")
-    listed = ", ".join(f'"{name}"' for name in imports)
-    manifest = f'name = "python"\nkind = "python"\nlibrary = "{MAIN}"\n\n[python]\nversion = "{version()}"\nimports = [{listed}]\n'
-    (folder / "sublet.toml").write_text(manifest)
+
+
+def _write_manifest(folder, name, library, imports, functions):
+    listed = ", ".join(f'"{module}"' for module in imports)
+    offered = "".join(f'[[function]]\nname = "{function}"\n\n' for function in functions)
+    head = f'name = "{name}"\nkind = "python"\nlibrary = "{library}"\n\n'
+    (folder / "sublet.toml").write_text(f'{head}{offered}[python]\nversion = "{version()}"\nimports = [{listed}]\n')
 
 
 def _copy(source, target, left):
@@ -107,13 +219,22 @@ def _copy(source, target, left):
     return left - len(content)
 
 
-def deployable(imports, path):
-    """A folder with the package, as a context manager."""
+def checked_imports(imports):
     imports = [imports] if isinstance(imports, str) else list(imports)
     for name in imports:
         if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
             raise _errors.InvalidArgument(f"{name!r} in imports is no module's name")
-    modules = own_modules() if path is None else _modules_of(path)
+    return imports
+
+
+def modules_of(path):
+    """The modules that are sent: those that were said, or the caller's own."""
+    return own_modules() if path is None else _modules_of(path)
+
+
+def deployable(imports, path):
+    """A folder with the package, as a context manager."""
+    imports, modules = checked_imports(imports), modules_of(path)
     temporary = tempfile.TemporaryDirectory(prefix="sublet-package-")
     try:
         write(temporary.name, imports, modules)

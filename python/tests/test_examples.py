@@ -65,6 +65,14 @@ def test_remote_array(platform):
     assert found["remote_bytes"] < 2 << 20 < found["local_bytes"]
 
 
+def test_split_app(platform):
+    pytest.importorskip("numpy")
+    found = figures(platform, "split_app.py", "--rows", "5000", "--columns", "5", "--steps", "10")
+    assert found["accuracy"] > 0.7
+    memory = {used["component"]: used["used_bytes"] for used in found["components"] if not used["instances"]}
+    assert memory["samples"] == 5000 * 5 * 8 and memory["weights"] == 5 * 8
+
+
 def test_resnet(platform):
     pytest.importorskip("torch")
     pytest.importorskip("torchvision")

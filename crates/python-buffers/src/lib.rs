@@ -108,6 +108,29 @@ impl View {
         self.raw.len.max(0) as u64
     }
 
+    /// Copies bytes from there on, as far as there are any. Others may write meanwhile, and make them any bytes.
+    pub fn copy_to(&self, offset: u64, into: &mut [u8]) {
+        let len = self.within(offset, into.len());
+        // SAFETY: so many bytes are the object's from there on; `into` is other memory, and has as many.
+        unsafe {
+            self.pointer().add(offset as usize).copy_to_nonoverlapping(NonNull::from(into).cast(), len)
+        };
+    }
+
+    /// Copies bytes there, as far as there is room. It has to be a view for [`Use::Writing`].
+    pub fn copy_from(&self, offset: u64, from: &[u8]) {
+        let len = if self.is_read_only() { 0 } else { self.within(offset, from.len()) };
+        // SAFETY: so many bytes are the object's from there on, to be written; `from` is other memory, and has as many. Others
+        // may look at them meanwhile, so there is no slice of them.
+        unsafe {
+            self.pointer().add(offset as usize).copy_from_nonoverlapping(NonNull::from(from).cast(), len)
+        };
+    }
+
+    fn within(&self, offset: u64, len: usize) -> usize {
+        len.min(usize::try_from(self.len_bytes().saturating_sub(offset)).unwrap_or(usize::MAX))
+    }
+
     /// Whether nobody is to write there.
     pub fn is_read_only(&self) -> bool {
         self.raw.readonly != 0

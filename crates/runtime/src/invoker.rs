@@ -22,6 +22,7 @@ use crate::lease::link::{ColdStart, Notice};
 use crate::lease::{Call, Lease};
 use crate::manager::ManagerClient;
 use crate::memory::{Memory, MemoryPlan};
+use crate::run::{Application, RunOptions};
 use crate::swap::{SwapPlan, Swapped};
 use allocation::milliseconds;
 use held::Held;
@@ -241,6 +242,35 @@ impl Invoker {
         Memory::new(self.manager.clone(), plan)
     }
 
+    /// Gives the managers a package, by the path of its folder or library; its digest.
+    ///
+    /// # Errors
+    /// `invalid_package`, and what the managers say.
+    pub fn deploy(&self, path: &Path) -> Result<String, Error> {
+        let encoded = read_package(path)?;
+        let digest = package::digest(&encoded);
+        if self.manager.resolve(&digest).is_err() {
+            self.manager.deploy(encoded)?;
+        }
+        Ok(digest)
+    }
+
+    /// Gives the managers the document of a graph, and opens it.
+    ///
+    /// # Errors
+    /// As for [`Application::deploy`].
+    pub fn deploy_graph(&self, document: &[u8], options: RunOptions) -> Result<Application, Error> {
+        Application::deploy_by(self.manager.clone(), document, options)
+    }
+
+    /// Opens a deployed graph by its name or digest.
+    ///
+    /// # Errors
+    /// `unknown_graph`.
+    pub fn open_graph(&self, name: &str, options: RunOptions) -> Result<Application, Error> {
+        Application::open_by(self.manager.clone(), name, options)
+    }
+
     /// An array of which a part lies in a memory component, which is leased as it is needed. The component has no cache: what is
     /// resident is one.
     ///
@@ -386,12 +416,7 @@ impl Invoker {
         if !is_path {
             return Ok(name.to_owned());
         }
-        let encoded = read_package(Path::new(name))?;
-        let digest = package::digest(&encoded);
-        if self.manager.resolve(&digest).is_err() {
-            self.manager.deploy(encoded)?;
-        }
-        Ok(digest)
+        self.deploy(Path::new(name))
     }
 }
 

@@ -138,8 +138,15 @@ impl Application {
     /// # Errors
     /// `invalid_graph` with all that is wrong, and what the managers say.
     pub fn deploy(access: Access, document: &[u8], options: RunOptions) -> Result<Application, Error> {
+        Application::deploy_by(Arc::new(ManagerClient::connect_with(access)?), document, options)
+    }
+
+    pub(crate) fn deploy_by(
+        manager: Arc<ManagerClient>,
+        document: &[u8],
+        options: RunOptions,
+    ) -> Result<Application, Error> {
         let graph = Graph::parse(document).map_err(|problems| graph::error("the document", &problems))?;
-        let manager = Arc::new(ManagerClient::connect_with(access)?);
         let digest = manager.deploy_graph(document.to_vec())?.digest;
         Ok(Application::new(manager, graph, digest, options))
     }
@@ -149,7 +156,14 @@ impl Application {
     /// # Errors
     /// `unknown_graph`.
     pub fn open(access: Access, name: &str, options: RunOptions) -> Result<Application, Error> {
-        let manager = Arc::new(ManagerClient::connect_with(access)?);
+        Application::open_by(Arc::new(ManagerClient::connect_with(access)?), name, options)
+    }
+
+    pub(crate) fn open_by(
+        manager: Arc<ManagerClient>,
+        name: &str,
+        options: RunOptions,
+    ) -> Result<Application, Error> {
         let found = manager.find_graph(name)?;
         let graph = Graph::parse(&found.document).map_err(|problems| graph::error(name, &problems))?;
         let digest = found.info.map(|info| info.digest).unwrap_or_default();
@@ -159,6 +173,11 @@ impl Application {
     fn new(manager: Arc<ManagerClient>, graph: Graph, digest: String, options: RunOptions) -> Application {
         let driven = Arc::new(mailboxes::with_mailboxes(&graph));
         Application { manager, described: graph, graph: driven, digest, options, kept: Mutex::default() }
+    }
+
+    /// The digest of its document, by which it can be opened.
+    pub fn digest(&self) -> &str {
+        &self.digest
     }
 
     /// Its graph.
@@ -176,10 +195,24 @@ impl Application {
     }
 
     /// As [`Application::run`]; says what happens meanwhile.
-    pub fn run_with(&self, input: &[u8], mut news: impl FnMut(&News)) -> Result<Outcome, Error> {
+    pub fn run_with(&self, input: &[u8], news: impl FnMut(&News)) -> Result<Outcome, Error> {
+        self.run_while(input, news, || true)
+    }
+
+    /// The same, for as long as `goes_on` says so, which is asked again and again.
+    ///
+    /// # Errors
+    /// `lease_ended` if it says no: the run has ended, and cannot be resumed.
+    pub fn run_while(
+        &self,
+        input: &[u8],
+        mut news: impl FnMut(&News),
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Result<Outcome, Error> {
         let journal = Journal::begin(&self.manager, (&self.graph, &self.digest), input)?;
         let run = journal.run().to_owned();
-        self.outcome(run, Driver::new(self, journal, input.to_vec(), &mut news).run(None))
+        let driver = Driver::new(self, journal, input.to_vec(), &mut news);
+        self.outcome(run, driver.for_as_long_as(&mut goes_on).run(None))
     }
 
     /// Goes on with a run whose client is gone, from what it has recorded. Nobody else may do so at the same time.
@@ -187,9 +220,23 @@ impl Application {
     /// # Errors
     /// `unknown_run` if there is none that has not ended, `worker_died` if a component with external effects had begun
     /// whose memory is lost; and as for [`Application::run`].
-    pub fn resume(&self, run: &str, mut news: impl FnMut(&News)) -> Result<Outcome, Error> {
+    pub fn resume(&self, run: &str, news: impl FnMut(&News)) -> Result<Outcome, Error> {
+        self.resume_while(run, news, || true)
+    }
+
+    /// The same, for as long as `goes_on` says so; see [`Application::run_while`].
+    ///
+    /// # Errors
+    /// As for both.
+    pub fn resume_while(
+        &self,
+        run: &str,
+        mut news: impl FnMut(&News),
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Result<Outcome, Error> {
         let (journal, input, records) = Journal::open(&self.manager, &self.graph, run)?;
-        self.outcome(run.to_owned(), Driver::new(self, journal, input, &mut news).run(Some(&records)))
+        let driver = Driver::new(self, journal, input, &mut news).for_as_long_as(&mut goes_on);
+        self.outcome(run.to_owned(), driver.run(Some(&records)))
     }
 
     fn outcome(&self, run: String, driven: Driven) -> Result<Outcome, Error> {

@@ -5,6 +5,7 @@
 
 #![allow(unsafe_code)]
 
+mod component;
 mod keeping;
 mod room;
 mod worker;
@@ -69,5 +70,7 @@ fn sublet_template(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(serve, module)?)?;
     module.add_function(wrap_pyfunction!(worker::work, module)?)?;
     module.add_function(wrap_pyfunction!(room::room, module)?)?;
+    module.add_function(wrap_pyfunction!(component::instance, module)?)?;
+    module.add_function(wrap_pyfunction!(component::open_channel, module)?)?;
     module.add_function(wrap_pyfunction!(program, module)?)
 }

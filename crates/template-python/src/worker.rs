@@ -20,6 +20,7 @@ use sublet_runtime::frames::{self, At, FETCH, Head, Piece, Place, SHARES_MEMORY,
 use sublet_runtime::worker::engine::{Caller, Engine, Input, Load, Message, Output};
 use sublet_runtime::worker::program;
 
+use crate::component;
 use crate::keeping::{Keeping, Reply};
 use crate::room::Room;
 
@@ -126,7 +127,12 @@ impl PythonCaller<'_> {
             }
             Ok(len)
         })();
-        called.map_err(|error: PyErr| self.failed(py, &error))
+        let len = called.map_err(|error: PyErr| self.failed(py, &error))?;
+        component::settle(py).map_err(|error| {
+            self.message = Message::of(error.message.as_bytes());
+            error.code
+        })?;
+        Ok(len)
     }
 
     /// Whatever a Python caller asks for.

@@ -74,6 +74,8 @@ pub(super) struct Driver<'run> {
     events: Receiver<Event>,
     tell: Sender<Event>,
     news: &'run mut dyn FnMut(&News),
+    /// Whether anybody still waits for it.
+    goes_on: Option<&'run mut dyn FnMut() -> bool>,
 }
 
 impl<'run> Driver<'run> {
@@ -106,7 +108,13 @@ impl<'run> Driver<'run> {
             events,
             tell,
             news,
+            goes_on: None,
         }
+    }
+
+    /// Gives the run up when this says no.
+    pub(super) fn for_as_long_as(self, goes_on: &'run mut dyn FnMut() -> bool) -> Driver<'run> {
+        Driver { goes_on: Some(goes_on), ..self }
     }
 
     /// Until the run has ended, and nothing of it is held any more. With records, from where it stopped.
@@ -145,6 +153,9 @@ impl<'run> Driver<'run> {
                 Ok(event) => self.hear(event)?,
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Vec::new(),
             };
+            if self.goes_on.as_mut().is_some_and(|goes_on| !goes_on()) {
+                return Err(Error::new(Code::LeaseEnded, "the run was given up by its client"));
+            }
             if let Some(outputs) = self.take(steps)? {
                 return Ok(outputs);
             }

@@ -1,0 +1,151 @@
+//! Applications of several components, and their runs.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use sublet::{ComponentUse, Error, News, Outcome, RunOptions};
+
+use crate::error::{invalid, raised};
+use crate::invoker::{number, seconds};
+use crate::kept::Kept;
+
+/// A deployed graph.
+#[pyclass(frozen, module = "sublet._native")]
+pub struct Application(Kept<sublet::Application>);
+
+/// A run's identifier, of each last component its name and what its instances returned, and what each component had.
+type Ran<'py> = (String, Vec<(String, Vec<Bound<'py, PyBytes>>)>, Vec<Bound<'py, PyDict>>);
+
+/// How it is to be run: the options are the fields, with times in seconds.
+pub fn chosen(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<RunOptions> {
+    let mut chosen = RunOptions::default();
+    for (name, value) in options.into_iter().flatten() {
+        let name: String = name.extract()?;
+        let time = || value.extract().and_then(|value: f64| seconds(py, &name, value));
+        match name.as_str() {
+            "prewarm" => chosen.prewarm = if value.is_none() { None } else { Some(time()?) },
+            _ if value.is_none() => (),
+            "patience" => chosen.patience = time()?,
+            "retries" => chosen.retries = number(py, &name, &value)?,
+            "keep_alive" => chosen.keep_alive = time()?,
+            "hot_timeout" => chosen.hot_timeout = time()?,
+            "lease_timeout" => chosen.lease_timeout = time()?,
+            _ => return Err(invalid(py, format!("an application has no option {name}"))),
+        }
+    }
+    Ok(chosen)
+}
+
+impl Application {
+    /// One that is deployed.
+    pub fn new(application: sublet::Application) -> Application {
+        Application(Kept::new(application))
+    }
+}
+
+#[pymethods]
+impl Application {
+    /// The digest of its document.
+    #[getter]
+    fn digest(&self) -> String {
+        self.0.digest().to_owned()
+    }
+
+    /// Its document, with what was left out filled in.
+    #[getter]
+    fn document(&self) -> String {
+        self.0.graph().to_json()
+    }
+
+    /// Runs it; calls `news`, if there is any, with what happens: an event, a component, and a number or an exception.
+    #[pyo3(signature = (input, news=None))]
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        input: &[u8],
+        news: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Ran<'py>> {
+        let watch = Watch::new(news);
+        ran(py, watch, |news, goes_on| self.0.run_while(input, news, goes_on))
+    }
+
+    /// Goes on with a run whose client is gone.
+    #[pyo3(signature = (run, news=None))]
+    fn resume<'py>(
+        &self,
+        py: Python<'py>,
+        run: &str,
+        news: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Ran<'py>> {
+        let watch = Watch::new(news);
+        ran(py, watch, |news, goes_on| self.0.resume_while(run, news, goes_on))
+    }
+}
+
+/// Whoever waits for a run in Python.
+struct Watch {
+    news: Option<Py<PyAny>>,
+    /// Why nobody waits for it any more.
+    raised: Option<PyErr>,
+}
+
+impl Watch {
+    fn new(news: Option<&Bound<'_, PyAny>>) -> Watch {
+        Watch { news: news.map(|news| news.clone().unbind()), raised: None }
+    }
+
+    fn hear(&mut self, news: &News) {
+        let (Some(called), None) = (&self.news, &self.raised) else { return };
+        let told = Python::attach(|py| {
+            match news {
+                News::Began { component, attempt } => called.call1(py, ("began", component, *attempt)),
+                News::Ended { component, took } => called.call1(py, ("ended", component, took.as_secs_f64())),
+                News::Lost { component, error } => {
+                    called.call1(py, ("lost", component, raised(py, error).into_value(py)))
+                }
+            }
+            .map(drop)
+        });
+        self.raised = told.err();
+    }
+
+    fn goes_on(&mut self) -> bool {
+        if self.raised.is_none() {
+            self.raised = Python::attach(|py| py.check_signals()).err();
+        }
+        self.raised.is_none()
+    }
+}
+
+/// Runs without the interpreter's lock, until it has ended, the callback raises, or a signal's handler does.
+fn ran<'py>(
+    py: Python<'py>,
+    watch: Watch,
+    run: impl FnOnce(&mut dyn FnMut(&News), &mut dyn FnMut() -> bool) -> Result<Outcome, Error> + Send,
+) -> PyResult<Ran<'py>> {
+    let (outcome, watch) = py.detach(|| {
+        let watch = std::cell::RefCell::new(watch);
+        let outcome = run(&mut |news| watch.borrow_mut().hear(news), &mut || watch.borrow_mut().goes_on());
+        (outcome, watch.into_inner())
+    });
+    if let Some(raised) = watch.raised {
+        return Err(raised);
+    }
+    let Outcome { run, outputs, components } = outcome.map_err(|error| raised(py, &error))?;
+    let bytes = |outputs: Vec<Vec<u8>>| outputs.iter().map(|output| PyBytes::new(py, output)).collect();
+    let outputs = outputs.into_iter().map(|(component, outputs)| (component, bytes(outputs))).collect();
+    Ok((run, outputs, components.iter().map(|used| described(py, used)).collect::<PyResult<_>>()?))
+}
+
+fn described<'py>(py: Python<'py>, used: &ComponentUse) -> PyResult<Bound<'py, PyDict>> {
+    let described = PyDict::new(py);
+    described.set_item("component", &used.component)?;
+    described.set_item("attempts", used.attempts)?;
+    described.set_item("instances", used.instances)?;
+    described.set_item("begin_us", used.begin_us)?;
+    described.set_item("end_us", used.end_us)?;
+    described.set_item("allocated_bytes", used.allocated_bytes)?;
+    described.set_item("used_bytes", used.used_bytes)?;
+    described.set_item("allocated_byte_us", used.allocated_byte_us)?;
+    described.set_item("used_byte_us", used.used_byte_us)?;
+    Ok(described)
+}

@@ -1,0 +1,214 @@
+"""Applications that are written as one function."""
+
+import contextlib
+import copy
+import functools
+import inspect
+import json
+import pickle
+import shutil
+import tempfile
+import threading
+import types
+from pathlib import Path
+
+from . import _application, _calls, _client, _errors, _package
+from .components import MOST_BYTES, State, pickled
+
+# In the folder of an application: its graph.
+GRAPH = "graph.json"
+
+
+class App:
+    """A function that is executed as a graph of components. Made by `app`, and by `load_app`.
+
+    Called, it runs on leased cores, and returns what the function returns.
+    """
+
+    def __init__(self, name, write, graph, source, function=None):
+        self._name = name
+        # Writes what the components need beside their source into a folder.
+        self._write_rest = write
+        self._graph = graph
+        self._source = source
+        self._function = function
+        self._client = None
+        self._news = None
+        self._options = {}
+        self._deployed = None
+        self._deploying = threading.Lock()
+
+    @property
+    def graph(self):
+        """The graph's document, a dict. What is changed in it is so in the next run. The package of this name is the application's."""
+        return self._graph
+
+    @graph.setter
+    def graph(self, graph):
+        self._graph = _application.document_of(graph)
+
+    @property
+    def source(self):
+        """The source of the components' functions. Another one may be set, for the next run."""
+        if callable(self._source):
+            self._source = self._source()
+        return self._source
+
+    @source.setter
+    def source(self, source):
+        compile(source, _package.COMPONENTS, "exec")
+        self._source = source
+
+    def options(self, client=None, news=None, **options):
+        """The same for runs that are made otherwise.
+
+        Args:
+            client: By whose managers; without it the default client's.
+            news: What is called with what happens; see `Application.run`.
+            **options: Those of `Client.deploy`, as `patience` or `keep_alive`.
+
+        Examples:
+            >>> regression.options(keep_alive=60)(table)
+        """
+        made = copy.copy(self)
+        made._client, made._news, made._options = client or self._client, news or self._news, {**self._options, **options}
+        made._graph, made._source = copy.deepcopy(self.graph), self.source
+        made._deployed, made._deploying = None, threading.Lock()
+        return made
+
+    def local(self, *args, **kwargs):
+        """Calls the function itself, here. Of one that was loaded there is none."""
+        if self._function is None:
+            raise _errors.InvalidArgument(f"{self._name} was loaded: there are its components, and not the function that it was")
+        return self._function(*args, **kwargs)
+
+    def __call__(self, *args, **kwargs):
+        return self.run(*args, **kwargs).value
+
+    def run(self, *args, **kwargs):
+        """As a call; returns an `Outcome` that has the `value`, and what each component used."""
+        if self._function is not None:
+            bound = inspect.signature(self._function).bind(*args, **kwargs)
+            bound.apply_defaults()
+            args, kwargs = bound.args, bound.kwargs
+        message = State(call=pickled((args, kwargs)), access=self._access()).to_bytes()
+        if len(message) > MOST_BYTES:
+            text = f"the arguments have {len(message)} bytes, at most {MOST_BYTES} are taken: let the first component read or make large data"
+            raise _errors.InvalidArgument(text)
+        outcome = self.deploy().run(message, self._news)
+        state = State.of(outcome.output)
+        if state.printed:
+            _calls.show_printed(pickle.dumps(state.printed))
+        if state.returned is None:
+            raise _errors.InvalidArgument(f"the last component of {self._name} returns no result")
+        outcome.value = pickle.loads(state.returned)
+        return outcome
+
+    def _access(self):
+        """Of each function the memory components that it accesses."""
+        functions = {part["name"]: part["function"] for part in self.graph["components"] if part.get("type") == "compute"}
+        access = {}
+        for edge in self.graph.get("edges", ()):
+            if edge.get("type") == "access" and edge.get("from") in functions:
+                access.setdefault(functions[edge["from"]], []).append(edge["to"])
+        return access
+
+    def deploy(self):
+        """Gives it to the managers, if they do not have it as it is now; returns its `Application`."""
+        client = self._client or _client.default_client()
+        said = json.dumps(self.graph, sort_keys=True), self.source
+        with self._deploying:
+            if self._deployed is None or self._deployed[0] is not client or self._deployed[1] != said:
+                self._deployed = client, said, self._deploy(client._invoker)
+            return self._deployed[2]
+
+    def _deploy(self, invoker):
+        with tempfile.TemporaryDirectory(prefix="sublet-app-") as folder:
+            self._write(folder)
+            package = invoker.deploy(folder)
+        graph = copy.deepcopy(self.graph)
+        for part in graph["components"]:
+            if part.get("package") == self._name:
+                part["package"] = package
+        return _application.deploy(invoker, graph, self._options)
+
+    def _write(self, folder):
+        functions = [part["function"] for part in self.graph["components"] if part.get("package") == self._name]
+        self._write_rest(folder, list(dict.fromkeys(functions)))
+        (Path(folder) / _package.COMPONENTS).write_text(self.source)
+
+    def save(self, folder):
+        """Writes it into a new folder: `graph.json`, `sublet_components.py`, and what these need. Both may be edited: see `load_app`.
+
+        The folder is a package, too: `sublet deploy` takes it.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True)
+        self._write(folder)
+        (folder / GRAPH).write_text(json.dumps(self.graph, indent=2) + "\n")
+
+    def __repr__(self):
+        return f"<sublet app {self._name}>"
+
+
+def app(function=None, *, name=None, imports=(), path=None):
+    """Compiles a function to a graph of components, split where it calls `split`. A decorator.
+
+    Args:
+        name: Of the application; without it the function's.
+        imports: Modules that workers are to have imported.
+        path: Files and folders of modules that are sent along; see `Client.lease`.
+
+    Raises `SyntaxError`, with the place and the reason, if the function cannot be compiled.
+
+    Examples:
+        >>> @sublet.app
+        ... def report(path):
+        ...     table = load(path)
+        ...     sublet.split("count")
+        ...     return table.sum(axis=0)
+        >>> report("table.csv")
+    """
+    if function is None:
+        return functools.partial(app, name=name, imports=imports, path=path)
+    if type(function) is not types.FunctionType or hasattr(function, "__wrapped__") or function.__name__ == "<lambda>":
+        raise _errors.InvalidArgument(f"{function!r} is not what a def makes: `app` has to be the first decorator of a function")
+    # Not for those who compile nothing.
+    from ._compile import Compiled
+
+    compiled = Compiled(function, name)
+    listed = _package.checked_imports(imports)
+    named = functools.lru_cache(maxsize=None)(lambda: _package.globals_of(compiled.names(), compiled.source.value))
+
+    def write(folder, functions):
+        _package.write_components(folder, compiled.name, listed, _package.modules_of(path), functions)
+        _package.write_values(folder, named().values)
+
+    made = App(compiled.name, write, compiled.graph(compiled.name), lambda: compiled.text(named()), function)
+    # Last: its attributes are the function's.
+    return functools.update_wrapper(made, function)
+
+
+def load_app(folder):
+    """An application that was written by `App.save`, as it is now in its folder."""
+    folder = Path(folder)
+    try:
+        graph, source = _application.document_of(folder / GRAPH), (folder / _package.COMPONENTS).read_text()
+    except FileNotFoundError as error:
+        raise _errors.InvalidArgument(f"{folder} is no folder of an application: there is no {Path(error.filename).name}") from None
+    compile(source, str(folder / _package.COMPONENTS), "exec")
+    imports = _imports(folder)
+
+    def write(target, functions):
+        shutil.copytree(folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(GRAPH, "__pycache__"))
+        _package.write_functions(target, graph["name"], imports, functions)
+
+    return App(graph["name"], write, graph, source)
+
+
+def _imports(folder):
+    """The imports that an application's package has."""
+    with contextlib.suppress(FileNotFoundError, StopIteration):
+        line = next(line for line in (folder / "sublet.toml").read_text().splitlines() if line.startswith("imports = "))
+        return json.loads(line.partition("=")[2])
+    return []

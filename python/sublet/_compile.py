@@ -1,0 +1,426 @@
+"""From the function of an application to its graph and the source of its components (Scad 3.2).
+
+The body is cut at its calls of `sublet.split`. Each part becomes a function: its parameters are the variables that it reads and
+earlier parts have set, and it returns those that later ones will read. A variable that is handed on gets a memory component of its
+name, which those access who get or leave the variable; one that is annotated as a plain number needs none.
+
+Statements stay as they are written, with their comments; only `return` is another one. What a cut could not go through without
+changing what the program means is refused, with its place.
+"""
+
+import __future__
+
+import ast
+import copy
+import inspect
+import re
+import textwrap
+
+from . import _errors, _package
+from ._client import bytes_of
+from ._flow import Flow, Refused
+from ._split import split
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
+# Annotations of what is never so large that it needs memory of its own.
+_PLAIN = frozenset(["bool", "int", "float", "complex"])
+_OPTIONS = ("name", "parallelism", "memory", "pu", "external_effects")
+_BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try)
+
+
+class Part:
+    """What stands between two splits."""
+
+    def __init__(self, statements, options, node):
+        self.statements = statements
+        #: What `split` said.
+        self.options = options
+        #: Where it begins.
+        self.node = node
+        self.flow = Flow(statements)
+        #: Of the function.
+        self.name = None
+        #: The variables that it gets, those of them that may have no value, and those that it leaves.
+        self.gets = ()
+        self.perhaps = frozenset()
+        self.leaves = ()
+
+
+class Function:
+    """A function, and its source with the places where it stands."""
+
+    def __init__(self, function):
+        self.function = function
+        try:
+            lines, first = inspect.getsourcelines(function)
+        except (OSError, TypeError) as error:
+            name = getattr(function, "__qualname__", repr(function))
+            raise _errors.InvalidArgument(f"the source of {name} cannot be read, and it is compiled from that: {error}") from error
+        self.file = inspect.getsourcefile(function) or function.__code__.co_filename
+        # One that stands within another is parsed as it stands: what is in its strings is not indentation.
+        is_within = lines[0][:1].isspace()
+        self.lines = ["if True:\n", *lines] if is_within else lines
+        self.first = first - 1 if is_within else first
+        (found,) = ast.parse("".join(self.lines)).body
+        self.node = found.body[0] if is_within else found
+
+    def refusal(self, node, why):
+        """The exception that names a place in the file."""
+        line = min(node.lineno, len(self.lines))
+        text = self.lines[line - 1].rstrip("\n")
+        return SyntaxError(why, (self.file, self.first + line - 1, node.col_offset + 1, text))
+
+    def value(self, name):
+        """What a name is for the function, if it is no variable of its own."""
+        code = self.function.__code__
+        if name in code.co_freevars:
+            try:
+                return self.function.__closure__[code.co_freevars.index(name)].cell_contents
+            except ValueError:
+                raise KeyError(name) from None
+        return self.function.__globals__[name]
+
+
+class Compiled:
+    """The parts of a function, and how they are related."""
+
+    def __init__(self, function, name=None):
+        self.source = Function(function)
+        self.name = name or function.__name__
+        node = self.source.node
+        try:
+            if not isinstance(node, ast.FunctionDef):
+                raise Refused(node, "an application is a function, and no coroutine" if "Async" in type(node).__name__ else "an application is a def")
+            self.parts = self._cut(node)
+            self._relate(node)
+        except Refused as refused:
+            raise self.source.refusal(refused.node, refused.why) from None
+
+    # Cutting.
+
+    def _cut(self, node):
+        body = list(node.body)
+        if ast.get_docstring(node, clean=False) is not None:
+            body = body[1:]
+        parts, statements, options, begin = [], [], {}, node
+        for statement in body:
+            called = self._split_of(statement)
+            if called is None:
+                self._check_no_split(statement)
+                statements.append(statement)
+                continue
+            if statements:
+                parts.append(Part(statements, options, begin))
+            elif begin is not node:
+                raise Refused(statement, "there is nothing between this split and the one before")
+            statements, options, begin = [], self._options(called), statement
+        if not statements:
+            raise Refused(begin, "there is nothing to be executed here" if begin is node else "there is nothing behind this split")
+        parts.append(Part(statements, options, begin))
+        return parts
+
+    def _is_split(self, node):
+        try:
+            if isinstance(node, ast.Name):
+                return self.source.value(node.id) is split
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                return getattr(self.source.value(node.value.id), node.attr, None) is split
+        except KeyError:
+            pass
+        return False
+
+    def _split_of(self, statement):
+        """The call, if a statement is a split."""
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and self._is_split(statement.value.func):
+            return statement.value
+        return None
+
+    def _check_no_split(self, statement):
+        for node in ast.walk(statement):
+            if isinstance(node, (ast.Name, ast.Attribute)) and self._is_split(node):
+                around = next((kind for kind in _BLOCKS if isinstance(statement, kind)), None)
+                if around is not None:
+                    raise Refused(node, f"a split within `{around.__name__.lower()}`: it has to be a statement of the function's own body")
+                raise Refused(node, "a split has to be a statement of the function's own body")
+
+    def _options(self, call):
+        """What is said of the component that begins: it has to be known now."""
+        found = {}
+        if len(call.args) > 1 or any(isinstance(argument, ast.Starred) for argument in call.args):
+            raise Refused(call, "a split has one positional argument, the component's name")
+        named = [("name", argument) for argument in call.args] + [(said.arg, said.value) for said in call.keywords]
+        for name, expression in named:
+            if name not in _OPTIONS or name in found:
+                raise Refused(expression, f"a split has no option {name}, or has it twice" if name else "the options of a split have to be named")
+            found[name] = self._known_now(expression, name)
+        return found
+
+    def _known_now(self, expression, name):
+        names = {node.id for node in ast.walk(expression) if isinstance(node, ast.Name)}
+        space = {"__builtins__": {}}
+        for used in names:
+            try:
+                space[used] = self.source.value(used)
+            except KeyError:
+                raise Refused(expression, f"{name} of a split has to be known before the application runs, and {used} is not") from None
+        try:
+            return eval(compile(ast.Expression(expression), self.source.file, "eval"), space)
+        except Exception as error:
+            raise Refused(expression, f"{name} of a split has to be known before the application runs: {error}") from None
+
+    # Relating.
+
+    def _relate(self, node):
+        parts = self.parts
+        parameters = _parameters(node.args)
+        self.plain = {argument.arg for argument in _arguments(node.args) if _is_plain(argument.annotation)}
+        annotated = [found for found in ast.walk(node) if isinstance(found, ast.AnnAssign) and isinstance(found.target, ast.Name)]
+        self.plain |= {found.target.id for found in annotated if _is_plain(found.annotation)}
+        self._name_parts(node)
+        # What may have a value, and what has one in any case, before each part.
+        maybe, surely = [set(parameters)], [set(parameters)]
+        for part in parts:
+            flow = part.flow
+            maybe.append(maybe[-1] | flow.changed)
+            surely.append((surely[-1] - flow.deleted) | flow.set)
+        live = [set() for _ in range(len(parts) + 1)]
+        for number in reversed(range(len(parts))):
+            flow = parts[number].flow
+            live[number] = (flow.read | (live[number + 1] - flow.set)) & maybe[number]
+        for number, part in enumerate(parts):
+            flow, out = part.flow, live[number + 1]
+            gets = flow.read & maybe[number]
+            # What may be set here goes on as it was if it is not.
+            gets |= {name for name in out & flow.changed - flow.set if name in maybe[number]}
+            part.gets = tuple(sorted(gets))
+            part.perhaps = frozenset(gets - surely[number])
+            known = gets | flow.changed | (set(parameters) if number == 0 else set())
+            part.leaves = tuple(sorted(out & known))
+            part.unsure = any(name not in surely[number + 1] for name in part.leaves)
+            self._check_captured(number)
+            self._check_parallel(number)
+        self.variables = maybe[-1]
+        self.handed_on = sorted({name for part in parts for name in part.leaves})
+        for name in self.handed_on:
+            if _NAME.fullmatch(name) is None:
+                raise Refused(node, f"the variable {name!r} is handed on, and no memory component can have its name")
+        self.memories = [name for name in self.handed_on if name not in self.plain]
+        for name in self.memories:
+            if any(part.component == name for part in parts):
+                raise Refused(node, f"a component and a variable that is handed on are both called {name}: give one another name")
+
+    def _name_parts(self, node):
+        if _NAME.fullmatch(self.name) is None:
+            raise Refused(node, f"no application can be called {self.name!r}")
+        taken = {part.options.get("name") for part in self.parts}
+        for number, part in enumerate(self.parts, 1):
+            said = part.options.get("name")
+            if said is None:
+                said = f"{self.name}_{number}"
+                while said in taken:
+                    said += "_"
+                taken.add(said)
+            if not isinstance(said, str) or _NAME.fullmatch(said) is None:
+                raise Refused(part.node, f"no component can be called {said!r}")
+            if said in (before.component for before in self.parts[: number - 1]):
+                raise Refused(part.node, f"two components are called {said}")
+            part.component = said
+        # What the source has itself must be called otherwise than what it names.
+        named = set(_parameters(node.args)).union(*(part.flow.named | part.flow.changed for part in self.parts))
+        for part in self.parts:
+            part.name = _package.identifier(part.component, named)
+            named.add(part.name)
+        self.helpers = {helper: _package.identifier(helper, named) for helper in ("component", "result", "unbound")}
+
+    def _check_captured(self, number):
+        """A function sees the latest value of a variable around it; one that was handed on has its own."""
+        later = set().union(*(part.flow.changed for part in self.parts[number + 1 :]))
+        for captured in self.parts[number].flow.captured:
+            both = captured.names & later
+            if both:
+                name = min(both)
+                raise Refused(captured.node, f"{name}, to which this refers, is set behind a split: pass it as an argument")
+
+    def _check_parallel(self, number):
+        part = self.parts[number]
+        parallelism = part.options.get("parallelism", 1)
+        if type(parallelism) is not int or not 1 <= parallelism <= 1024:
+            raise Refused(part.node, f"parallelism is {parallelism!r}: a number from 1 to 1024 was expected")
+        if parallelism == 1:
+            return
+        if number == len(self.parts) - 1:
+            raise Refused(part.node, "the last component has several instances: split behind it, so that one goes on when all are done")
+        for statement in part.statements:
+            returned = next(_returns(statement), None)
+            if returned is not None:
+                raise Refused(returned, f"each of the {parallelism} instances would return: split before")
+        changed = sorted(set(part.leaves) & part.flow.changed)
+        if changed:
+            name = changed[0]
+            place = next((found for statement in part.statements for found in ast.walk(statement) if _sets(found, name)), part.node)
+            raise Refused(place, f"each of the {parallelism} instances sets {name}, which is read behind the next split: let them write to the elements of an array")
+
+    # What comes of it.
+
+    def graph(self, package):
+        """The graph's document."""
+        components, edges = [], []
+        for number, part in enumerate(self.parts):
+            said = part.options
+            component = {"name": part.component, "type": "compute", "package": package, "function": part.name}
+            if number == 0:
+                component["entry"] = True
+            if said.get("parallelism", 1) > 1:
+                component["parallelism"] = said["parallelism"]
+            if said.get("external_effects"):
+                component["external_effects"] = True
+            resources = {"memory_bytes": None if said.get("memory") is None else bytes_of(said["memory"]), "pu": said.get("pu")}
+            resources = {name: value for name, value in resources.items() if value is not None}
+            if resources:
+                component["resources"] = resources
+            components.append(component)
+            if number > 0:
+                edges.append({"type": "trigger", "from": self.parts[number - 1].component, "to": part.component})
+        for name in self.memories:
+            components.append({"name": name, "type": "memory"})
+            for number, part in enumerate(self.parts):
+                if name in part.leaves or (number > 0 and name in part.gets):
+                    edges.append({"type": "access", "from": part.component, "to": name, "rights": "write"})
+        return {"version": 1, "name": self.name, "components": components, "edges": edges}
+
+    def names(self):
+        """The names that are no variables: globals, or what the function closes over, or builtins."""
+        named = set().union(*(part.flow.named for part in self.parts))
+        for default in (*self.source.node.args.defaults, *self.source.node.args.kw_defaults):
+            named |= {node.id for node in ast.walk(default) if isinstance(node, ast.Name)} if default is not None else set()
+        return sorted(named - self.variables)
+
+    def text(self, named):
+        """The source of the components, which come so to what they name."""
+        uses = ["component", "result", *(["unbound"] if any(part.perhaps for part in self.parts) else [])]
+        uses = [f"{use} as {self.helpers[use]}" if self.helpers[use] != use else use for use in uses]
+        where = f"{self.source.file.rpartition('/')[2]}, line {self.source.first + self.source.node.lineno - 1}"
+        head = [f'"""The components of {self.name}, compiled from {where}. graph.json says how they are related."""', ""]
+        if self.source.function.__code__.co_flags & __future__.annotations.compiler_flag:
+            head += ["from __future__ import annotations", ""]
+        head += named.lines([f"from sublet.components import {', '.join(uses)}"])
+        functions = [self._function(number) for number in range(len(self.parts))]
+        return "\n\n\n".join(["\n".join(head), *functions]) + "\n"
+
+    def _function(self, number):
+        part, unbound = self.parts[number], self.helpers["unbound"]
+        if number == 0:
+            arguments = _without_annotations(self.source.node.args)
+            signature = ast.unparse(arguments)
+        else:
+            names = [f"{name}={unbound}" if name in part.perhaps else name for name in part.gets]
+            signature = ", ".join(["*", *names] if names else [])
+        lines = [f"@{self.helpers['component']}\ndef {part.name}({signature}):"]
+        for name in sorted(part.perhaps) if number > 0 else ():
+            lines.append(f"    if {name} is {unbound}:\n        del {name}")
+        lines.append(self._body(part).rstrip("\n"))
+        if not part.flow.never_ends:
+            lines.append(self._leave(number))
+        return "\n".join(lines)
+
+    def _leave(self, number):
+        part = self.parts[number]
+        if number == len(self.parts) - 1:
+            return f"    return {self.helpers['result']}(None)"
+        if part.unsure:
+            listed = ", ".join(map(repr, part.leaves))
+            return f"    return {{name: value for name, value in locals().items() if name in ({listed},)}}"
+        return "    return {" + ", ".join(f'"{name}": {name}' for name in part.leaves) + "}"
+
+    def _body(self, part):
+        """The statements as they were written, if that can be done, with their comments."""
+        expected = [ast.dump(self._with_results(statement)) for statement in part.statements]
+        try:
+            text = self._written(part)
+            made = ast.parse("def f():\n" + text).body[0].body
+            if [ast.dump(statement) for statement in made] == expected:
+                return text
+        except (SyntaxError, IndexError):
+            # It is written in another form.
+            pass
+        made = [ast.fix_missing_locations(self._with_results(statement)) for statement in part.statements]
+        return textwrap.indent("\n".join(ast.unparse(statement) for statement in made), "    ")
+
+    def _with_results(self, statement):
+        return _Results(self.helpers["result"]).visit(copy.deepcopy(statement))
+
+    def _written(self, part):
+        """The lines of the statements, with another `return`."""
+        result = self.helpers["result"].encode()
+        first, last = part.statements[0], part.statements[-1]
+        begin = min([first.lineno, *(decorator.lineno for decorator in getattr(first, "decorator_list", ()))])
+        # Comments before the first statement belong to it.
+        while begin >= 2 and self.source.lines[begin - 2].lstrip().startswith("#"):
+            begin -= 1
+        lines = [line.encode() for line in self.source.lines[begin - 1 : last.end_lineno]]
+        returns = [node for statement in part.statements for node in _returns(statement)]
+        for node in sorted(returns, key=lambda node: (node.lineno, node.col_offset), reverse=True):
+            if node.value is None:
+                at, line = node.end_col_offset, node.lineno - begin
+                lines[line] = lines[line][:at] + b" " + result + b"(None)" + lines[line][at:]
+                continue
+            opening, closing = (b"((", b"))") if isinstance(node.value, ast.Tuple) else (b"(", b")")
+            at, line = node.value.end_col_offset, node.value.end_lineno - begin
+            lines[line] = lines[line][:at] + closing + lines[line][at:]
+            at, line = node.value.col_offset, node.value.lineno - begin
+            lines[line] = lines[line][:at] + result + opening + lines[line][at:]
+        text = b"".join(lines).decode()
+        width = first.col_offset
+        if width == 4:
+            return text
+        return textwrap.indent(textwrap.dedent(text), "    ")
+
+
+def _arguments(arguments):
+    found = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return found + [argument for argument in (arguments.vararg, arguments.kwarg) if argument is not None]
+
+
+def _parameters(arguments):
+    return [argument.arg for argument in _arguments(arguments)]
+
+
+def _is_plain(annotation):
+    return isinstance(annotation, ast.Name) and annotation.id in _PLAIN
+
+
+def _without_annotations(arguments):
+    arguments = copy.deepcopy(arguments)
+    for argument in _arguments(arguments):
+        argument.annotation = None
+    return arguments
+
+
+def _returns(node):
+    """The returns of the function itself."""
+    if isinstance(node, ast.Return):
+        yield node
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _returns(child)
+
+
+def _sets(node, name):
+    return isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store)
+
+
+class _Results(ast.NodeTransformer):
+    """Each `return` of the function itself returns a result."""
+
+    def __init__(self, result):
+        self._result = result
+
+    def visit_Return(self, node):
+        value = node.value if node.value is not None else ast.Constant(None)
+        return ast.Return(ast.Call(ast.Name(self._result, ast.Load()), [value], []))
+
+    def visit_FunctionDef(self, node):
+        return node
+
+    visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = visit_FunctionDef

@@ -1,0 +1,14 @@
+"""The package `sublet` as functions have it on a node whose Python has none: what a component of a graph uses.
+
+It goes along with the caller's modules, which may also say `@sublet.app` and `sublet.split()`.
+"""
+
+from ._channel import Channel, channel, instance, instances
+from ._split import split
+
+__all__ = ["Channel", "app", "channel", "instance", "instances", "split"]
+
+
+def app(function=None, **options):
+    """The function itself: it was compiled where it is called."""
+    return function if function is not None else lambda function: function

@@ -1,0 +1,284 @@
+"""Graphs: deployed and run, and what their functions have of memory components."""
+
+import json
+import signal
+import threading
+import time
+
+import numpy
+import pytest
+
+import sublet
+
+MIB = 1 << 20
+
+
+def graph(*components, edges=(), name="tested"):
+    """A chain of compute components, and memory."""
+    chain = [part["name"] for part in components if part["type"] == "compute"]
+    triggers = [{"type": "trigger", "from": one, "to": other} for one, other in zip(chain, chain[1:])]
+    return {"version": 1, "name": name, "components": list(components), "edges": [*triggers, *edges]}
+
+
+def compute(name, function, **more):
+    return {"name": name, "type": "compute", "function": function, **more}
+
+
+def memory(name, **more):
+    return {"name": name, "type": "memory", "initial_bytes": MIB, "increment_bytes": MIB, **more}
+
+
+def access(component, to, rights="write"):
+    return {"type": "access", "from": component, "to": to, "rights": rights}
+
+
+def fill(data):
+    rows = int(bytes(data))
+    table = sublet.channel("table").array((rows, 4))
+    table[:] = numpy.arange(4.0)
+    return b"%d" % rows
+
+
+def double(data):
+    rows = int(bytes(data))
+    me, all_of_us = sublet.instance(), sublet.instances()
+    part = sublet.channel("table").array((rows, 4))[me * rows // all_of_us : (me + 1) * rows // all_of_us]
+    part *= 2
+    return data
+
+
+def add(data):
+    table = sublet.channel("table")
+    found = table.array(table.nbytes // 8)
+    assert not found.flags.writeable and table.readonly
+    return b"%d" % found.sum()
+
+
+TABLE = graph(
+    compute("fill", fill, entry=True),
+    compute("double", double, parallelism=2),
+    compute("add", add),
+    memory("table"),
+    edges=[access("fill", "table"), access("double", "table"), access("add", "table", "read")],
+    name="doubled",
+)
+
+
+@pytest.fixture(scope="module")
+def table(platform):
+    return platform.deploy(TABLE, patience=60)
+
+
+def test_instances_share_arrays_in_memory_components(table):
+    heard = []
+    outcome = table.run(b"100000", lambda *news: heard.append(news))
+    assert outcome.output == b"1200000" and outcome.outputs == {"add": [b"1200000"]}
+    assert [news[:2] for news in heard] == [
+        (what, component) for component in ("fill", "double", "add") for what in ("began", "ended")
+    ]
+    used = {part["component"]: part for part in outcome.components}
+    assert used["double"]["instances"] == 2 and used["table"]["used_bytes"] == 3_200_000
+    assert len(outcome.run) == 32 and outcome.run in repr(outcome)
+
+
+def test_it_is_opened_by_its_name_and_by_its_digest(platform, table):
+    for name in ("doubled", table.digest):
+        assert platform.application(name, patience=60).run(b"10").output == b"120"
+    assert table.graph["components"][1]["parallelism"] == 2 and "doubled" in repr(table)
+
+
+@pytest.mark.parametrize("form", [json.dumps, lambda document: json.dumps(document).encode(), "a path"])
+def test_a_document_is_a_dict_or_json_or_a_file(platform, table, form, tmp_path):
+    document = dict(table.graph, name="written")
+    if form == "a path":
+        said = tmp_path / "graph.json"
+        said.write_text(json.dumps(document))
+    else:
+        said = form(document)
+    assert platform.deploy(said, patience=60).run(memoryview(b"10")).output == b"120"
+
+
+def look(data):
+    """Does what is said, and tells what came of it."""
+    notes = sublet.channel("notes")
+    found = []
+    for what in LOOKS:
+        try:
+            found.append(what(notes))
+        except Exception as error:
+            found.append(f"{type(error).__name__} {getattr(error, 'code', '')}: {error}")
+    return json.dumps(found).encode()
+
+
+def written(notes):
+    notes.write(0, b"some bytes")
+    notes.write(3 * MIB, numpy.arange(3, dtype="u1"))
+    notes.sync()
+    notes.prefetch(0, 10)
+    back = bytearray(4)
+    notes.read_into(5, back)
+    return [notes.read(5, 5).decode(), back.decode(), notes.read(3 * MIB).hex(), notes.nbytes - 3 * MIB, repr(notes)]
+
+
+def grown(notes):
+    notes.grow(4 * MIB)
+    notes.grow(MIB)
+    view = notes.array((2, 2), "u2", 4 * MIB - 8)
+    view[1, 1] = 7
+    return [notes.nbytes - 4 * MIB, view.tolist(), notes.array(3, "u1", 0).tobytes().decode(), notes.array(0).tolist()]
+
+
+LOOKS = [
+    written,
+    grown,
+    lambda notes: notes.read(4 * MIB - 1, 2),
+    lambda notes: notes.write(8 * MIB - 1, b"12"),
+    lambda notes: notes.write(0, [1, 2]),
+    lambda notes: notes.array(3, object),
+    lambda notes: sublet.channel("other"),
+]
+
+
+def test_channels_read_write_and_grow(platform):
+    told = graph(compute("look", look, entry=True), memory("notes", limit_bytes=8 * MIB), edges=[access("look", "notes")])
+    (one, two, beyond, full, wrong, objects, other) = json.loads(platform.deploy(told, patience=60).run().output)
+    assert one == ["bytes", "byte", "000102", 3, "<sublet channel to notes>"]
+    assert two == [0, [[0, 0], [0, 7]], "som", []]
+    assert beyond == "InvalidArgument invalid_argument: 2 bytes at 4194303 of memory component notes of 4194304 bytes"
+    assert full.startswith("Error memory_exceeded: ") and "grows to 8388608 bytes" in full
+    assert wrong.startswith("TypeError ") and objects.startswith("ValueError ")
+    assert other.startswith("InvalidArgument ") and 'no access edge from this component to "other"' in other
+
+
+def scribble(data):
+    try:
+        sublet.channel("notes").write(0, b"x")
+    except PermissionError as error:
+        refused = f"{error.code}: {error}".encode()
+    try:
+        sublet.channel("notes").array(1)[0] = 1
+    except sublet.InvalidArgument:
+        return refused
+
+
+def test_an_edge_for_reading_is_for_reading(platform):
+    told = graph(compute("scribble", scribble, entry=True), memory("notes"), edges=[access("scribble", "notes", "read")])
+    said = platform.deploy(told, patience=60).run().output
+    assert said == b"permission_denied: memory component notes is read by this component, not written"
+
+
+def test_a_channel_is_good_for_its_run(platform):
+    def first(data):
+        import builtins
+
+        builtins.kept = sublet.channel("notes"), sublet.channel("notes").array(4, "u1")
+        builtins.kept[1][:] = 7
+
+    def second(data):
+        channel, array = kept  # noqa: F821
+        try:
+            channel.read()
+        except sublet.LeaseEnded as error:
+            # Its memory is mapped for as long as there is an array, and what was there is gone.
+            array.sum()
+            return str(error).encode()
+
+    told = graph(compute("first", first, entry=True), compute("second", second), memory("notes"), edges=[access("first", "notes")])
+    assert platform.deploy(told, patience=60).run().output == b"the run of this channel is over: open it again"
+
+
+def test_outside_of_a_run_there_is_none(lease):
+    assert (sublet.instance(), sublet.instances()) == (0, 1)
+    with pytest.raises(sublet.InvalidArgument, match="no worker that executes a graph's run"):
+        sublet.channel("table")
+    assert lease.call(lambda: (sublet.instance(), sublet.instances())) == (0, 1)
+    with pytest.raises(sublet.InvalidArgument, match="this call is not of a graph's run"):
+        lease.call(sublet.channel, "table")
+
+
+def refuse(data):
+    raise ValueError("what is wrong")
+
+
+def test_what_a_component_raises_ends_the_run(platform):
+    application = platform.deploy(graph(compute("refuse", refuse, entry=True)), patience=60)
+    with pytest.raises(sublet.FunctionFailed, match="component refuse .*ValueError: what is wrong"):
+        application.run()
+
+
+def test_what_is_no_graph_is_refused(platform, table):
+    for wrong, said in (
+        ({"version": 1}, "name"),
+        (graph(compute("a", fill)), "entry"),
+        (graph(compute("a", fill, entry=True), memory("b")), "b"),
+        ("{", "no JSON"),
+        ([], "no graph"),
+    ):
+        with pytest.raises(sublet.InvalidArgument, match=said):
+            platform.deploy(wrong)
+    with pytest.raises(FileNotFoundError):
+        platform.deploy("no-such-file.json")
+    with pytest.raises(sublet.Error, match="absent") as found:
+        platform.application("absent")
+    assert found.value.code == "unknown_graph"
+    with pytest.raises(sublet.InvalidArgument, match="patience"):
+        platform.application("doubled", patience=-1)
+    with pytest.raises(sublet.InvalidArgument, match="retries"):
+        platform.application("doubled", retries=-1)
+    with pytest.raises(sublet.Error) as found:
+        table.resume("0" * 32)
+    assert found.value.code == "unknown_run"
+
+
+def sleep(data):
+    time.sleep(3600)
+
+
+def test_an_interrupt_gives_the_run_up(platform, table):
+    application = platform.deploy(graph(compute("sleep", sleep, entry=True), name="slept"), patience=60, prewarm=None)
+
+    class Enough(Exception):
+        pass
+
+    def stop(*news):
+        raise Enough(news)
+
+    with pytest.raises(Enough, match="began"):
+        application.run(news=stop)
+
+    def interrupt(*news):
+        # When the function executes, or is about to.
+        threading.Timer(0.5, signal.raise_signal, [signal.SIGUSR1]).start()
+
+    def enough(*_):
+        raise Enough("by a signal")
+
+    before = signal.signal(signal.SIGUSR1, enough)
+    try:
+        with pytest.raises(Enough, match="by a signal"):
+            application.run(news=interrupt)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    # What it had is free again.
+    assert table.run(b"10").output == b"120"
+
+
+def die_once(data):
+    import os
+
+    seen = sublet.channel("seen")
+    assert seen.nbytes == 0
+    if bytes(data) == b"":
+        seen.write(0, b"1")
+        os._exit(1)
+
+
+def test_a_component_that_is_lost_begins_again_and_too_often_fails(platform):
+    told = graph(compute("die", die_once, entry=True), memory("seen"), edges=[access("die", "seen")], name="died")
+    lost = []
+    application = platform.deploy(told, patience=60, retries=2)
+    with pytest.raises(sublet.WorkerDied):
+        application.run(b"", lambda what, component, more: lost.append((component, more)) if what == "lost" else None)
+    assert [component for component, _ in lost] == ["die"] * 3
+    assert all(isinstance(error, sublet.WorkerDied) for _, error in lost)
+    assert application.run(b"go on").outputs == {"die": [b""]}
