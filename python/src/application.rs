@@ -99,6 +99,9 @@ impl Watch {
             match news {
                 News::Began { component, attempt } => called.call1(py, ("began", component, *attempt)),
                 News::Ended { component, took } => called.call1(py, ("ended", component, took.as_secs_f64())),
+                News::Waits { component, error } => {
+                    called.call1(py, ("waits", component, raised(py, error).into_value(py)))
+                }
                 News::Lost { component, error } => {
                     called.call1(py, ("lost", component, raised(py, error).into_value(py)))
                 }

@@ -57,8 +57,9 @@ class Application:
 
         Args:
             input: Whatever has the buffer protocol.
-            news: What is called with what happens: `("began", component, attempt)`, `("ended", component, seconds)`, and
-                `("lost", component, exception)` if what executed it, or its memory, is gone. If it raises, the run is given up.
+            news: What is called with what happens: `("began", component, attempt)`, `("ended", component, seconds)`,
+                `("waits", component, exception)` with what it waits for to begin, and `("lost", component, exception)` if what executed
+                it, or its memory, is gone. If it raises, the run is given up.
         """
         _process.check()
         return _outcome(self._native.run(bytes(input), news))

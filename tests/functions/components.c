@@ -254,3 +254,15 @@ SUBLET_FUNCTION uint32_t abuse(void *in, uint32_t size, void *out, sublet_contex
     memcpy((char *)out + sizeof code, sublet_why(context), code ? len : 0);
     return (uint32_t)sizeof code + (code ? len : 0);
 }
+
+/* Takes so many MiB for itself as its first byte says, has them for 600 ms, and hands on its input. */
+SUBLET_FUNCTION uint32_t hoard(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint64_t bytes = size ? (uint64_t)*(uint8_t *)in << 20 : 0;
+    uint8_t *memory = bytes ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : NULL;
+    if (memory == MAP_FAILED) return sublet_fail(context, "there is not so much");
+    for (uint64_t at = 0; at < bytes; at += 4096) *(volatile uint8_t *)(memory + at) = 1;
+    nap(600);
+    if (bytes) munmap(memory, bytes);
+    memcpy(out, in, size);
+    return size;
+}

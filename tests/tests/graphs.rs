@@ -67,7 +67,7 @@ fn what_is_shown_as_json_has_all_defaults_and_is_the_same_graph() {
     let shown = said(&["show", "-", "--json"], &documented());
     let value: Value = serde_json::from_str(&shown).unwrap();
     assert_eq!(value["components"][0]["parallelism"], 1);
-    assert_eq!(value["components"][4]["increment_bytes"], 16 << 20);
+    assert!(value["components"][4]["increment_bytes"].is_null(), "it is chosen by what earlier runs used");
     assert_eq!(said(&["show", "-", "--json"], &shown), shown);
 }
 

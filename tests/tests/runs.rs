@@ -449,9 +449,9 @@ fn who_exchanges_messages_begins_again_together() {
     let platform = platform();
     let options = RunOptions { retries: 100, ..RunOptions::default() };
     let application = application_with(&platform, &talk(), options);
-    let pause = Duration::from_millis(80);
-    let (outcome, lost) = run_under_fire(&platform, &application, &20_000u64.to_le_bytes(), pause);
-    assert_talked(&outcome, 20_000);
+    let pause = Duration::from_millis(30);
+    let (outcome, lost) = run_under_fire(&platform, &application, &100_000u64.to_le_bytes(), pause);
+    assert_talked(&outcome, 100_000);
     assert!(lost > 0);
     let attempts = |name: &str| outcome.components.iter().find(|of| of.component == name).unwrap().attempts;
     assert_eq!(attempts("ask"), attempts("tell"));

@@ -125,7 +125,14 @@ fn report_of(lease: &str, state: LeaseState, usage: Usage) -> LeaseReport {
 }
 
 fn boast() -> Usage {
-    Usage { allocated_ns: YEAR_NS, executing_ns: YEAR_NS, polling_ns: YEAR_NS, calls: 7, failed_calls: 0 }
+    Usage {
+        allocated_ns: YEAR_NS,
+        executing_ns: YEAR_NS,
+        polling_ns: YEAR_NS,
+        calls: 7,
+        failed_calls: 0,
+        ..Usage::default()
+    }
 }
 
 #[test]

@@ -155,7 +155,14 @@ mod tests {
     use sublet_proto::v1::{LeaseReport, Usage};
 
     fn leases() -> Vec<RunningLease> {
-        let usage = Usage { allocated_ns: 1, executing_ns: 2, polling_ns: 3, calls: 4, failed_calls: 5 };
+        let usage = Usage {
+            allocated_ns: 1,
+            executing_ns: 2,
+            polling_ns: 3,
+            calls: 4,
+            failed_calls: 5,
+            ..Usage::default()
+        };
         let report = LeaseReport { lease: "a".into(), usage: Some(usage), ..LeaseReport::default() };
         vec![RunningLease { ticket: vec![1; 100], report: Some(report), remaining_ms: 7 }]
     }

@@ -255,6 +255,16 @@ impl Ledger {
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
+    /// The accounts of the leases that run.
+    pub(crate) fn meters(&self) -> Vec<Arc<Meter>> {
+        let state = lock(&self.state);
+        let running = state.book.entries().filter_map(|(_, entry)| match &entry.holder {
+            Holder::Runs { meter, .. } => meter.clone(),
+            Holder::Ended(_) => None,
+        });
+        running.collect()
+    }
+
     /// Waits for the time to act: `period` from now, or as soon as there is news.
     pub(crate) fn wait_turn(&self, seen: &mut Seen, period: Duration) -> Turn {
         let is_quiet = |state: &mut State| {

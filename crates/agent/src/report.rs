@@ -156,6 +156,9 @@ impl Reporter<'_> {
 
     fn report_once(&mut self) -> Result<(), Error> {
         let ledger = &self.node.ledger;
+        for meter in ledger.meters() {
+            meter.look();
+        }
         let (asked, report) = (ledger.now(), ledger.report());
         let reply = self.manager.report(report.clone())?;
         let exchange = Exchange { asked, answered: ledger.now() };

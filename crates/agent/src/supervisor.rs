@@ -374,6 +374,11 @@ impl Supervisor<'_> {
                 answered.map_or_else(|error| self.handle(Event::Garbage(error)), |()| Ok(None))
             }
             FromClient::Alive(_) => Ok(None),
+            FromClient::Measure(_) => {
+                let memory_bytes = self.held.meter.look();
+                let usage = Some(self.held.meter.read().usage);
+                self.tell(ToClient::Measured(v1::Measured { usage, memory_bytes }))
+            }
         }
     }
 

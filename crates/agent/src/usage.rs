@@ -4,6 +4,8 @@
 //! all and for each function, and executing and polling together never exceed the lease's cores times the time it has
 //! held them; that time is the agent's own. What the functions have used adds up to what the lease has used exactly.
 //! A closed meter stands still.
+//!
+//! The memory of the worker process is looked at each second, and when the client asks: its sandbox's, by the kernel's count.
 
 use std::sync::Mutex;
 
@@ -12,6 +14,7 @@ use sublet_fabric::region::Region;
 use sublet_proto::Error;
 use sublet_proto::v1::{FunctionUsage, Usage};
 use sublet_runtime::wire::usage::{self, Tally, UsageLayout, WorkerState};
+use sublet_sandbox::{Gauge, MemoryUse};
 
 use crate::book::Used;
 use crate::lock;
@@ -23,7 +26,32 @@ pub(crate) struct Meter {
     calibration: Calibration,
     opened_ns: u64,
     reading: Mutex<Reading>,
+    watched: Mutex<Watched>,
+    memory: Mutex<Memory>,
 }
+
+/// Whose memory is looked at.
+#[derive(Debug, Default)]
+enum Watched {
+    #[default]
+    Nobody,
+    /// A worker process that nobody has looked at yet.
+    Process(u32),
+    Sandbox(Gauge),
+}
+
+/// What worker processes have used of memory.
+#[derive(Debug, Default)]
+struct Memory {
+    /// When it was last looked at,
+    looked_ns: u64,
+    /// and how much it was,
+    bytes: u64,
+    /// with all before, times microseconds.
+    byte_us: u64,
+    peak_bytes: u64,
+}
+
 /// What a lease is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Activity {
@@ -45,6 +73,8 @@ struct Measured {
     allocated_ns: u64,
     polling_ns: u64,
     functions: Vec<Share>,
+    memory_byte_us: u64,
+    memory_peak_bytes: u64,
 }
 
 /// What calls of one function have used.
@@ -59,8 +89,21 @@ impl Meter {
     /// Begins to count.
     pub(crate) fn open(layout: UsageLayout, calibration: Calibration) -> Result<Meter, Error> {
         let region = Region::create("sublet-usage", layout.len_bytes())?;
-        let reading = Mutex::default();
-        Ok(Meter { region, layout, calibration, opened_ns: monotonic_ns(), reading })
+        let (opened_ns, reading, watched) = (monotonic_ns(), Mutex::default(), Mutex::default());
+        let memory = Mutex::new(Memory { looked_ns: opened_ns, ..Memory::default() });
+        Ok(Meter { region, layout, calibration, opened_ns, reading, watched, memory })
+    }
+
+    /// From now on the memory of this process is looked at. Until now there was none.
+    pub(crate) fn watch(&self, pid: u32) {
+        self.look();
+        *lock(&self.watched) = Watched::Process(pid);
+    }
+
+    /// Looks how much memory is used now.
+    pub(crate) fn look(&self) -> u64 {
+        let used = lock(&self.watched).read().unwrap_or(MemoryUse { now_bytes: 0, peak_bytes: 0 });
+        lock(&self.memory).note(monotonic_ns(), used)
     }
 
     /// What the workers write; theirs and the agent's alone.
@@ -112,6 +155,8 @@ impl Meter {
 
     /// Closes the accounts of a worker process that has ended: nothing goes on in it any more.
     pub(crate) fn settle(&self) -> Result<(), Error> {
+        self.look();
+        *lock(&self.watched) = Watched::Nobody;
         let now = ticks();
         let mut workers = 0..self.layout.workers();
         workers.try_for_each(|worker| Ok(usage::settle(&self.region, self.layout, worker, now)?))
@@ -121,6 +166,9 @@ impl Meter {
         if !reading.closed {
             let allocated_ns = monotonic_ns().saturating_sub(self.opened_ns);
             reading.last.grow(self.measure(allocated_ns), self.layout.workers());
+            let memory = lock(&self.memory);
+            (reading.last.memory_byte_us, reading.last.memory_peak_bytes) =
+                (memory.byte_us, memory.peak_bytes);
         }
         reading.last.used()
     }
@@ -143,7 +191,8 @@ impl Meter {
             calls: tally.calls,
             failed_calls: tally.failed_calls,
         };
-        Measured { allocated_ns, polling_ns, functions: tallies.into_iter().map(share).collect() }
+        let functions = tallies.into_iter().map(share).collect();
+        Measured { allocated_ns, polling_ns, functions, ..Measured::default() }
     }
 
     /// One for each function, and one for those that there are not.
@@ -191,9 +240,35 @@ impl Measured {
                 polling_ns: self.polling_ns,
                 calls: self.calls(),
                 failed_calls: self.functions.iter().map(|share| share.failed_calls).sum(),
+                memory_byte_us: self.memory_byte_us,
+                memory_peak_bytes: self.memory_peak_bytes,
             },
             functions: self.functions.iter().enumerate().filter(called).map(function_usage).collect(),
         }
+    }
+}
+
+impl Watched {
+    fn read(&mut self) -> Option<MemoryUse> {
+        if let Watched::Process(pid) = self {
+            *self = Gauge::of(*pid).map_or(Watched::Nobody, Watched::Sandbox);
+        }
+        match self {
+            Watched::Sandbox(gauge) => gauge.read(),
+            Watched::Nobody | Watched::Process(_) => None,
+        }
+    }
+}
+
+impl Memory {
+    /// So much is used now. What was used between is taken for the mean of both ends.
+    fn note(&mut self, now_ns: u64, used: MemoryUse) -> u64 {
+        let elapsed_us = now_ns.saturating_sub(self.looked_ns) / 1000;
+        let mean_bytes = u64::midpoint(self.bytes, used.now_bytes);
+        self.byte_us = self.byte_us.saturating_add(mean_bytes.saturating_mul(elapsed_us));
+        self.peak_bytes = self.peak_bytes.max(used.peak_bytes);
+        (self.looked_ns, self.bytes) = (now_ns, used.now_bytes);
+        used.now_bytes
     }
 }
 
@@ -211,7 +286,8 @@ mod tests {
 
     fn measured(allocated_ns: u64, polling_ns: u64, functions: &[(u64, u64, u64)]) -> Measured {
         let share = |&(executing_ns, calls, failed_calls): &_| Share { executing_ns, calls, failed_calls };
-        Measured { allocated_ns, polling_ns, functions: functions.iter().map(share).collect() }
+        let functions = functions.iter().map(share).collect();
+        Measured { allocated_ns, polling_ns, functions, ..Measured::default() }
     }
 
     fn open(workers: u32, functions: u32) -> Meter {
@@ -228,7 +304,14 @@ mod tests {
         let now = measured(100, 40, &[(80, 3, 0), (70, 2, 1)]);
         last.grow(now.clone(), 2);
         assert_eq!(last, now);
-        let usage = Usage { allocated_ns: 100, executing_ns: 150, polling_ns: 40, calls: 5, failed_calls: 1 };
+        let usage = Usage {
+            allocated_ns: 100,
+            executing_ns: 150,
+            polling_ns: 40,
+            calls: 5,
+            failed_calls: 1,
+            ..Usage::default()
+        };
         assert_eq!(last.used().usage, usage);
     }
 
@@ -274,6 +357,32 @@ mod tests {
         assert!(meter.executing().is_empty());
         std::thread::sleep(Duration::from_millis(5));
         assert_eq!(meter.read(), settled, "a closed meter stands still");
+    }
+
+    #[test]
+    fn memory_is_counted_while_its_process_runs_and_never_less() {
+        let meter = open(1, 1);
+        assert_eq!(meter.look(), 0);
+        meter.watch(std::process::id());
+        let first = meter.look();
+        assert!(first > 0, "this process has some");
+        let held = vec![1_u8; 64 << 20];
+        let more = meter.look();
+        assert!(more >= first + (32 << 20) && held.iter().all(|&byte| byte == 1), "{first} and then {more}");
+        std::thread::sleep(Duration::from_millis(2));
+        meter.look();
+        let Used { usage, .. } = meter.read();
+        assert!(usage.memory_peak_bytes >= more && usage.memory_byte_us > 0, "{usage:?}");
+        let most = usage.memory_peak_bytes * (usage.allocated_ns / 1000 + 1);
+        assert!(usage.memory_byte_us <= most, "no longer than the lease is there: {usage:?}");
+        meter.settle().unwrap();
+        meter.look();
+        let ended = meter.read().usage;
+        std::thread::sleep(Duration::from_millis(2));
+        assert_eq!(meter.look(), 0);
+        let later = meter.read().usage;
+        let memory = |usage: &Usage| (usage.memory_byte_us, usage.memory_peak_bytes);
+        assert_eq!(memory(&later), memory(&ended), "nothing is used when there is no process");
     }
 
     #[test]

@@ -37,6 +37,7 @@ const RIGHTS: &[(&str, &[Role])] = &[
     ("/sublet.v1.Manager/ListGraphs", USERS),
     ("/sublet.v1.Manager/BeginRun", USERS),
     ("/sublet.v1.Manager/Journal", USERS),
+    ("/sublet.v1.Manager/ReportRun", USERS),
     ("/sublet.v1.Manager/EndRun", USERS),
     ("/sublet.v1.Manager/ReadRun", USERS),
     ("/sublet.v1.Manager/ListRuns", USERS),

@@ -145,6 +145,9 @@ fn usage_between(before: &Usage, after: &Usage) -> Usage {
         polling_ns: after.polling_ns.saturating_sub(before.polling_ns),
         calls: after.calls.saturating_sub(before.calls),
         failed_calls: after.failed_calls.saturating_sub(before.failed_calls),
+        memory_byte_us: after.memory_byte_us.saturating_sub(before.memory_byte_us),
+        // Of the lease until then: a peak is no sum.
+        memory_peak_bytes: after.memory_peak_bytes,
     }
 }
 

@@ -1,14 +1,15 @@
 //! Runs of graphs, and the journal of what their components hand on (Scad 4.2.4).
 //!
 //! A client drives a run. What it would need if it, or a component, dies is here: the input, and each message, kept before
-//! anybody has it. When the run has ended the messages go, and a record of it stays, with what each component used.
+//! anybody has it. When the run has ended the messages go, and a record of it stays, with what each component used, and how much
+//! memory there was over time. What a client says of a run that goes on is for those who watch, and replaced by what it says next.
 
 use prost::Message;
 use sublet_proto::graph::MAX_COMPONENTS;
-use sublet_proto::run::{MAX_ENTRIES, MAX_OUTPUT_BYTES};
+use sublet_proto::run::{MAX_ENTRIES, MAX_NODES, MAX_OUTPUT_BYTES, MAX_POINTS};
 use sublet_proto::v1::{
-    BeginRunRequest, EndRunRequest, JournalEntry, JournalRequest, ListRunsRequest, ReadRunRequest, RunInfo,
-    RunPage,
+    BeginRunRequest, ComponentUse, EndRunRequest, JournalEntry, JournalRequest, ListRunsRequest,
+    ReadRunRequest, ReportRunRequest, RunInfo, RunPage, RunReport, UsagePoint,
 };
 use sublet_proto::{Code, Error, decode};
 
@@ -80,6 +81,28 @@ impl Runs {
         self.database.with(keep).await
     }
 
+    /// How a run stands that goes on.
+    pub(crate) async fn report(
+        &self,
+        tenant: &str,
+        request: ReportRunRequest,
+        now_ms: u64,
+    ) -> Result<(), Error> {
+        let ReportRunRequest { run, components, points } = request;
+        check_id(&run)?;
+        check_uses(&components, &points)?;
+        let tenant = tenant.to_owned();
+        let keep = move |store: &mut dyn Store| {
+            going_on(store, &tenant, &run)?;
+            // Not in the run's own record: what came late would undo its end.
+            let report = RunReport { components, points, reported_unix_ms: now_ms };
+            let mut batch = Batch::default();
+            batch.put(report_key(&tenant, &run), report.encode_to_vec());
+            store.commit(&batch)
+        };
+        self.database.with(keep).await
+    }
+
     /// Ends a run; a second end changes nothing.
     pub(crate) async fn end(
         &self,
@@ -87,13 +110,9 @@ impl Runs {
         request: EndRunRequest,
         now_ms: u64,
     ) -> Result<RunInfo, Error> {
-        let EndRunRequest { run, code, message, components } = request;
+        let EndRunRequest { run, code, message, components, points } = request;
         check_id(&run)?;
-        if components.len() > MAX_COMPONENTS {
-            let message =
-                format!("{} components of a run, a graph has at most {MAX_COMPONENTS}", components.len());
-            return Err(Error::new(Code::InvalidArgument, message));
-        }
+        check_uses(&components, &points)?;
         let owner = tenant.to_owned();
         let id = run.clone();
         let end = move |store: &mut dyn Store| {
@@ -103,7 +122,9 @@ impl Runs {
             }
             let ended_unix_ms = now_ms.max(info.began_unix_ms + 1);
             let info = RunInfo { ended_unix_ms, code, message, components, ..info };
+            let report = RunReport { points, ..RunReport::default() };
             let mut batch = Batch::default();
+            batch.put(report_key(&owner, &id), report.encode_to_vec());
             batch.put(run_key(&owner, &id), info.encode_to_vec());
             store.commit(&batch)?;
             Ok(info)
@@ -152,7 +173,8 @@ impl Runs {
                 }
             }
             let input = input.map(|input| input.output).unwrap_or_default();
-            Ok(RunPage { info: Some(info), input, entries: entries.items })
+            let (info, points) = with_report(store, info)?;
+            Ok(RunPage { info: Some(info), input, entries: entries.items, points })
         };
         self.database.with(read).await
     }
@@ -169,7 +191,10 @@ impl Runs {
                 before = Some(last.key.clone());
                 for record in &page {
                     let info: RunInfo = decode("a stored run", &record.value)?;
-                    let is_asked = request.graph.is_empty() || request.graph == info.graph;
+                    let is_asked = (request.graph.is_empty() || request.graph == info.graph)
+                        && !(request.going_on && info.ended_unix_ms != 0);
+                    let info =
+                        if is_asked && info.ended_unix_ms == 0 { with_report(store, info)?.0 } else { info };
                     if is_asked && (!list.add_all([info]) || list.items.len() == limit) {
                         return Ok(list.items);
                     }
@@ -186,6 +211,17 @@ fn find(store: &dyn Store, tenant: &str, run: &str) -> Result<RunInfo, Error> {
     decode("a stored run", &found.value)
 }
 
+/// A run, if it goes on with what was last reported of it, and how much memory it had over time.
+fn with_report(store: &dyn Store, info: RunInfo) -> Result<(RunInfo, Vec<UsagePoint>), Error> {
+    let found = store.get(&report_key(&info.tenant, &info.run))?;
+    let report = found.map(|found| decode("a run's report", &found.value)).transpose()?;
+    let RunReport { components, points, reported_unix_ms } = report.unwrap_or_default();
+    if info.ended_unix_ms != 0 {
+        return Ok((info, points));
+    }
+    Ok((RunInfo { components, reported_unix_ms, ..info }, points))
+}
+
 fn going_on(store: &dyn Store, tenant: &str, run: &str) -> Result<(), Error> {
     if find(store, tenant, run)?.ended_unix_ms == 0 {
         return Ok(());
@@ -199,6 +235,21 @@ fn check_id(run: &str) -> Result<(), Error> {
     }
     let shown: String = run.chars().take(2 * ID_DIGITS).collect();
     Err(Error::new(Code::UnknownRun, format!("{shown:?} is no run: {ID_DIGITS} hexadecimal digits")))
+}
+
+fn check_uses(components: &[ComponentUse], points: &[UsagePoint]) -> Result<(), Error> {
+    let nodes = components.iter().map(|used| used.nodes.len()).max().unwrap_or_default();
+    for (what, count, most) in [
+        ("components of a run", components.len(), MAX_COMPONENTS),
+        ("points of a run", points.len(), MAX_POINTS),
+        ("nodes of a component", nodes, MAX_NODES),
+    ] {
+        if count > most {
+            let message = format!("{count} {what}, at most {most} are kept");
+            return Err(Error::new(Code::InvalidArgument, message));
+        }
+    }
+    Ok(())
 }
 
 fn check_entry(entry: &JournalEntry) -> Result<(), Error> {
@@ -232,6 +283,10 @@ fn run_key(tenant: &str, run: &str) -> String {
 
 fn journal_key(tenant: &str, run: &str) -> String {
     format!("{}{tenant}/{run}/", keys::JOURNAL)
+}
+
+fn report_key(tenant: &str, run: &str) -> String {
+    format!("{}{tenant}/{run}", keys::REPORT)
 }
 
 fn entry_key(tenant: &str, run: &str, number: u64) -> String {

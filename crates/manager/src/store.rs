@@ -58,6 +58,8 @@ pub mod keys {
     pub const RUN: &str = "run/";
     /// Before a tenant's name, `/`, a run's identifier, `/` and a number: the encoded `JournalEntry`. Number 0 is the input.
     pub const JOURNAL: &str = "journal/";
+    /// Before a tenant's name, `/` and a run's identifier: the encoded `RunReport`.
+    pub const REPORT: &str = "report/";
     /// The log of deployments: encoded `PackageInfo`.
     pub const DEPLOYMENTS: &str = "deployments";
 

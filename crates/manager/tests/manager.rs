@@ -280,3 +280,65 @@ async fn what_a_killed_manager_left_behind_is_recovered_from() {
     let mode = |path: &str| folder.path().join(path).metadata().unwrap().permissions().mode() & 0o777;
     assert_eq!((mode("state"), mode("state/manager.sock")), (0o700, 0o600));
 }
+
+#[tokio::test]
+async fn what_is_reported_of_a_run_is_seen_while_it_goes_on_and_never_undoes_its_end() {
+    let House { folder: _folder, manager: _manager, mut client, .. } = house().await;
+    let document = br#"{"version":1,"name":"g","components":[{"name":"c","type":"compute","package":"p","function":"f","entry":true}]}"#;
+    done(client.deploy_graph(DeployGraphRequest { document: document.to_vec() }).await).unwrap();
+    let (run, other) = ("0a".repeat(16), "0b".repeat(16));
+    for run in [&run, &other] {
+        let begin = BeginRunRequest { run: run.clone(), graph: "g".into(), input: Vec::new() };
+        done(client.begin_run(begin).await).unwrap();
+    }
+    let component =
+        |used_bytes| ComponentUse { component: "c".into(), used_bytes, ..ComponentUse::default() };
+    let points = |count: u64| {
+        (0..count).map(|at_us| UsagePoint { at_us, allocated_bytes: 9, used_bytes: 5 }).collect()
+    };
+    let report = |used_bytes, count| ReportRunRequest {
+        run: run.clone(),
+        components: vec![component(used_bytes)],
+        points: points(count),
+    };
+    done(client.report_run(report(1, 3)).await).unwrap();
+    done(client.report_run(report(2, 4)).await).unwrap();
+    let read = |run: &String| ReadRunRequest { run: run.clone(), after: 0 };
+    let page = done(client.read_run(read(&run)).await).unwrap();
+    let info = page.info.unwrap();
+    assert_eq!((info.components[0].used_bytes, page.points.len()), (2, 4), "the latest report");
+    assert!(info.reported_unix_ms >= info.began_unix_ms && info.ended_unix_ms == 0);
+    let going_on = ListRunsRequest { going_on: true, ..ListRunsRequest::default() };
+    let listed = done(client.list_runs(going_on.clone()).await).unwrap().runs;
+    assert_eq!(
+        listed.iter().map(|info| info.components.len()).collect::<Vec<_>>(),
+        [0, 1],
+        "the newest first"
+    );
+
+    let end = EndRunRequest {
+        run: run.clone(),
+        components: vec![component(7)],
+        points: points(5),
+        ..EndRunRequest::default()
+    };
+    done(client.end_run(end).await).unwrap();
+    let late = done(client.report_run(report(3, 1)).await).unwrap_err();
+    assert_eq!(late.code, Code::UnknownRun);
+    let page = done(client.read_run(read(&run)).await).unwrap();
+    assert_eq!((page.info.unwrap().components[0].used_bytes, page.points.len()), (7, 5));
+    let listed = done(client.list_runs(going_on).await).unwrap().runs;
+    assert_eq!(listed.into_iter().map(|info| info.run).collect::<Vec<_>>(), [other]);
+
+    let nowhere = ReportRunRequest { run: "0c".repeat(16), ..ReportRunRequest::default() };
+    assert_eq!(done(client.report_run(nowhere).await).unwrap_err().code, Code::UnknownRun);
+    let other = ReportRunRequest { run: "0b".repeat(16), ..ReportRunRequest::default() };
+    let nodes = ComponentUse { nodes: vec![String::new(); 5], ..ComponentUse::default() };
+    for bad in [
+        ReportRunRequest { points: points(257), ..other.clone() },
+        ReportRunRequest { components: vec![component(1); 1025], ..other.clone() },
+        ReportRunRequest { components: vec![nodes], ..other },
+    ] {
+        assert_eq!(done(client.report_run(bad).await).unwrap_err().code, Code::InvalidArgument);
+    }
+}

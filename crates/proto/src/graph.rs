@@ -45,7 +45,7 @@ pub const MAX_PARALLELISM: u32 = 1024;
 pub const MAX_MEMORY_BYTES: u64 = 1 << 50;
 /// Most segments of a memory component that has its full size.
 pub const MAX_SEGMENTS: u64 = 65_536;
-/// How large a memory component is at first, and by how much it grows, if nothing is said.
+/// How large a memory component is at first, and by how much it grows, if nothing is said and nothing is known.
 pub const DEFAULT_SEGMENT_BYTES: u64 = 16 << 20;
 /// Most that is told of what is wrong with a document.
 pub const MAX_PROBLEMS: usize = 64;
@@ -94,7 +94,7 @@ pub struct Compute {
     pub parallelism: u32,
     /// Whether it changes anything outside of its run: if so, it is not executed again unasked when a component has died.
     pub has_external_effects: bool,
-    /// Hints, which a component's history overrules.
+    /// What is not said of memory is chosen by what earlier runs used.
     pub resources: Resources,
 }
 
@@ -117,10 +117,10 @@ pub struct Resources {
 /// when it is released.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Size of its first segment.
-    pub initial_bytes: u64,
-    /// Size of each segment that is added.
-    pub increment_bytes: u64,
+    /// Size of its first segment; nothing: chosen by what earlier runs used.
+    pub initial_bytes: Option<u64>,
+    /// Size of each segment that is added; nothing: as above.
+    pub increment_bytes: Option<u64>,
     /// It grows no further.
     pub limit_bytes: u64,
     /// In which pool of nodes its segments must be; if there is none, rather in that of memory.

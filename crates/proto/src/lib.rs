@@ -44,6 +44,8 @@ pub mod limits {
     pub const MAX_SLOTS: u32 = 256;
     /// Bytes of one inbox slot: what a call's 32-bit size can say.
     pub const MAX_SLOT_BYTES: u64 = u32::MAX as u64;
+    /// Memory of a lease for each core if nothing is said, in bytes, beside its inbox.
+    pub const MEMORY_PER_CORE_BYTES: u64 = 128 << 20;
     /// Least memory of a segment, in bytes: a page, of which all are whole multiples.
     pub const MIN_SEGMENT_BYTES: u64 = 4096;
     /// Most memory of a segment, in bytes: a tebibyte.

@@ -104,6 +104,8 @@ pub fn add(sum: &mut BillLine, line: &BillLine) {
     to.polling_ns = to.polling_ns.saturating_add(from.polling_ns);
     to.calls = to.calls.saturating_add(from.calls);
     to.failed_calls = to.failed_calls.saturating_add(from.failed_calls);
+    to.memory_byte_us = to.memory_byte_us.saturating_add(from.memory_byte_us);
+    to.memory_peak_bytes = to.memory_peak_bytes.max(from.memory_peak_bytes);
     sum.allocation_nano = sum.allocation_nano.saturating_add(line.allocation_nano);
     sum.compute_nano = sum.compute_nano.saturating_add(line.compute_nano);
     sum.polling_nano = sum.polling_nano.saturating_add(line.polling_nano);
@@ -146,12 +148,16 @@ mod tests {
                 polling_ns: 500_000_000,
                 calls: 7,
                 failed_calls: 0,
+                memory_byte_us: 10,
+                memory_peak_bytes: 4,
             }),
             ..Lease::default()
         };
         let line = bill(&lease);
         assert_eq!((line.allocation_nano, line.compute_nano, line.polling_nano), (100, 300, 500));
-        assert_eq!(total(&[line.clone(), line]).total_nano, 1_800);
+        let total = total(&[line.clone(), line]);
+        let usage = total.usage.unwrap();
+        assert_eq!((total.total_nano, usage.memory_byte_us, usage.memory_peak_bytes), (1_800, 20, 4));
     }
 
     #[test]

@@ -5,6 +5,10 @@
 pub const MAX_OUTPUT_BYTES: usize = 256 << 10;
 /// Numbers of a journal's entries end before this.
 pub const MAX_ENTRIES: u64 = 1 << 20;
+/// Most points of a run's memory over time.
+pub const MAX_POINTS: usize = 256;
+/// Most nodes that are told of a component.
+pub const MAX_NODES: usize = 4;
 
 /// What these outputs are as the input of a component: one as it is, of several each behind its length in 8 bytes, little
 /// endian, and followed by zeros up to a multiple of 8.

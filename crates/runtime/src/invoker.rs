@@ -353,6 +353,8 @@ impl Invoker {
             total.polling_ns += usage.polling_ns;
             total.calls += usage.calls;
             total.failed_calls += usage.failed_calls;
+            total.memory_byte_us = total.memory_byte_us.saturating_add(usage.memory_byte_us);
+            total.memory_peak_bytes = total.memory_peak_bytes.max(usage.memory_peak_bytes);
         }
         Ok(total)
     }

@@ -199,7 +199,13 @@ impl ManagerClient {
 
     /// The runs of a graph, or of all, the newest first: so many, or 100.
     pub fn runs(&self, graph: &str, limit: u32) -> Result<Vec<v1::RunInfo>, Error> {
-        let request = v1::ListRunsRequest { graph: graph.to_owned(), limit };
+        let request = v1::ListRunsRequest { graph: graph.to_owned(), limit, going_on: false };
+        Ok(self.ask(request, async |mut stub, request| stub.list_runs(request).await)?.runs)
+    }
+
+    /// As [`ManagerClient::runs`], those alone that have not ended: they go on, or their client is gone.
+    pub fn runs_going_on(&self, graph: &str, limit: u32) -> Result<Vec<v1::RunInfo>, Error> {
+        let request = v1::ListRunsRequest { graph: graph.to_owned(), limit, going_on: true };
         Ok(self.ask(request, async |mut stub, request| stub.list_runs(request).await)?.runs)
     }
 
@@ -215,6 +221,10 @@ impl ManagerClient {
 
     pub(crate) fn journal(&self, request: v1::JournalRequest) -> Result<(), Error> {
         self.ask(request, async |mut stub, request| stub.journal(request).await).map(drop)
+    }
+
+    pub(crate) fn report_run(&self, request: v1::ReportRunRequest) -> Result<(), Error> {
+        self.ask(request, async |mut stub, request| stub.report_run(request).await).map(drop)
     }
 
     pub(crate) fn end_run(&self, request: v1::EndRunRequest) -> Result<v1::RunInfo, Error> {

@@ -12,13 +12,16 @@
 //!   memory.rs  a memory component, and how it reaches workers
 //!   mailboxes.rs  what messages are carried by
 //!   journal.rs what was recorded
+//!   uses.rs    what components have and had, told by report.rs and over time by series.rs
+//! budget.rs    what the graph's limits leave
+//! sizes.rs     how large components are made, by history.rs
 //! ```
 //!
 //! Components and memory may be on any machines. What of a memory component is on a worker's own is mapped there, whichever machine
 //! the client is on; the rest is reached over a connection from machine to machine, which carries nothing through the client.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use sublet_proto::graph::{self, Graph};
@@ -31,14 +34,21 @@ use crate::lease::link::lock;
 use crate::manager::ManagerClient;
 use driver::{Driven, Driver};
 use execute::{Environment, Workers};
+use history::History;
 use journal::Journal;
 
+mod budget;
 mod driver;
 mod execute;
+mod history;
 mod journal;
 mod mailboxes;
 mod memory;
 mod progress;
+mod report;
+mod series;
+mod sizes;
+mod uses;
 
 /// How an application is run.
 #[derive(Clone, Debug)]
@@ -86,6 +96,8 @@ pub struct Application {
     options: RunOptions,
     /// Workers of earlier runs.
     kept: Mutex<HashMap<Environment, Vec<Workers>>>,
+    /// What those used, once it is asked for.
+    history: OnceLock<Mutex<History>>,
 }
 
 /// What a run has come to.
@@ -171,8 +183,9 @@ impl Application {
     }
 
     fn new(manager: Arc<ManagerClient>, graph: Graph, digest: String, options: RunOptions) -> Application {
+        let (kept, history) = (Mutex::default(), OnceLock::new());
         let driven = Arc::new(mailboxes::with_mailboxes(&graph));
-        Application { manager, described: graph, graph: driven, digest, options, kept: Mutex::default() }
+        Application { manager, described: graph, graph: driven, digest, options, kept, history }
     }
 
     /// The digest of its document, by which it can be opened.
@@ -240,11 +253,20 @@ impl Application {
     }
 
     fn outcome(&self, run: String, driven: Driven) -> Result<Outcome, Error> {
+        if let Some(history) = self.history.get() {
+            lock(history).add(driven.outcome.is_ok(), driven.uses.clone());
+        }
         let named = |(component, outputs): (usize, progress::Outputs)| {
             (self.graph.components[component].name.clone(), Vec::clone(&outputs))
         };
         let outputs = driven.outcome?.into_iter().map(named).collect();
         Ok(Outcome { run, outputs, components: driven.uses })
+    }
+
+    /// Something that earlier runs say.
+    fn past<T>(&self, ask: impl FnOnce(&History) -> T) -> T {
+        let read = || Mutex::new(History::read(&self.manager, &self.graph));
+        ask(&lock(self.history.get_or_init(read)))
     }
 
     /// Keeps workers for the next run.

@@ -25,6 +25,7 @@
 
 mod client;
 mod error;
+mod gauge;
 mod inside;
 mod interpreter;
 mod language;
@@ -41,6 +42,7 @@ use std::path::{Path, PathBuf};
 
 pub use client::{Made, Sandboxes};
 pub use error::SandboxError;
+pub use gauge::{Gauge, MemoryUse};
 pub use interpreter::Interpreter;
 pub use language::Language;
 pub use rustix::process::Signal;

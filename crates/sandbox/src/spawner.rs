@@ -8,7 +8,7 @@
 //! then is always namespaces, a root of their own, no capabilities, and few system calls.
 
 mod birth;
-mod cgroups;
+pub(crate) mod cgroups;
 mod look;
 mod root;
 mod sandbox;

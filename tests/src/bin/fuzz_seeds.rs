@@ -114,7 +114,15 @@ fn options() -> v1::WorkerOptions {
 }
 
 fn usage() -> v1::Usage {
-    v1::Usage { allocated_ns: 3, executing_ns: 2, polling_ns: 1, calls: 7, failed_calls: 1 }
+    v1::Usage {
+        allocated_ns: 3,
+        executing_ns: 2,
+        polling_ns: 1,
+        calls: 7,
+        failed_calls: 1,
+        memory_byte_us: 9,
+        memory_peak_bytes: 4,
+    }
 }
 
 fn tickets() -> Vec<Vec<u8>> {

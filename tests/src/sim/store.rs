@@ -101,6 +101,8 @@ fn most(a: &Usage, b: &Usage) -> Usage {
         polling_ns: a.polling_ns.max(b.polling_ns),
         calls: a.calls.max(b.calls),
         failed_calls: a.failed_calls.max(b.failed_calls),
+        memory_byte_us: a.memory_byte_us.max(b.memory_byte_us),
+        memory_peak_bytes: a.memory_peak_bytes.max(b.memory_peak_bytes),
     }
 }
 

@@ -38,6 +38,7 @@ impl Worker {
             polling_ns: share_ns(self.polling_parts),
             calls,
             failed_calls: calls / 8,
+            ..Usage::default()
         }
     }
 }

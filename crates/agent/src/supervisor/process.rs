@@ -35,8 +35,9 @@ impl Supervisor<'_> {
         let Some(worker) = &mut self.worker else { return Ok(None) };
         let Some(exit) = worker.exit()? else { return Ok(None) };
         let how = worker.describe(exit, &self.held.meter.executing(), self.held.lease.memory_bytes);
-        self.worker = None;
+        // What it had at most is known as long as its sandbox is.
         self.held.meter.settle()?;
+        self.worker = None;
         let (answers, last_words) = self.relay.as_mut().map(Relay::end).unwrap_or_default();
         let Error { code, message: reason } = last_words.unwrap_or(Error::new(Code::WorkerDied, how));
         info!(lease = self.held.lease.id, %reason, "worker ended");

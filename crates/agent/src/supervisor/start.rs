@@ -125,6 +125,7 @@ impl Supervisor<'_> {
     fn start_worker(&mut self, runnable: Runnable, requested_ns: u64) -> Outcome {
         let (worker, started, control) = WorkerProcess::start(self.node, &self.held, runnable, requested_ns)?;
         debug!(lease = self.held.lease.id, pid = started.pid, "worker started");
+        self.held.meter.watch(started.pid);
         self.worker = Some(worker);
         if let Some(idle) = &mut self.idle {
             idle.touch(Instant::now());

@@ -234,7 +234,7 @@ mod tests {
     }
 
     fn there() -> Body {
-        Body::There(MemoryThere { len_bytes: 9 })
+        Body::There(MemoryThere { len_bytes: 9, ended: 0 })
     }
 
     #[test]

@@ -152,6 +152,8 @@ impl Lease {
                 .max(usage.polling_ns.min(busy_ns.saturating_sub(usage.executing_ns.min(busy_ns)))),
             calls: before.calls.max(usage.calls),
             failed_calls: before.failed_calls.max(usage.failed_calls),
+            memory_byte_us: before.memory_byte_us.max(usage.memory_byte_us),
+            memory_peak_bytes: before.memory_peak_bytes.max(usage.memory_peak_bytes),
         };
         let grew = self.usage != before;
         if grew && !functions.is_empty() {

@@ -1,14 +1,13 @@
 //! What a request for a lease means: defaults filled in, limits checked.
 
 use sublet_proto::inbox::InboxShape;
+pub use sublet_proto::limits::MEMORY_PER_CORE_BYTES;
 use sublet_proto::limits::{MAX_CORES, MAX_SEGMENT_BYTES, MAX_TIMEOUT_MS, MIN_SEGMENT_BYTES};
 use sublet_proto::v1::{LeaseRequest, Price, WorkerOptions};
 use sublet_proto::{ALWAYS_HOT_NS, Code, Error};
 
 /// Lease time if the client does not say: ten minutes.
 pub const DEFAULT_TIMEOUT_MS: u64 = 10 * 60 * 1000;
-/// Memory for each core, beside the inboxes, if the client does not say.
-pub const MEMORY_PER_CORE_BYTES: u64 = 128 << 20;
 /// How workers wait and what they take in, if the client does not say.
 pub const DEFAULT_OPTIONS: WorkerOptions =
     WorkerOptions { slots: 8, slot_bytes: 64 << 10, hot_timeout_ns: 100_000_000 };

@@ -48,6 +48,7 @@ fn usage(executing_ns: u64) -> Usage {
         polling_ns: 0,
         calls: executing_ns,
         failed_calls: 0,
+        ..Usage::default()
     }
 }
 

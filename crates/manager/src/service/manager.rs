@@ -13,8 +13,9 @@ use sublet_proto::v1::{
     GraphList, JournalReply, JournalRequest, LeaseGrant, LeaseGrants, LeaseList, LeaseRequest,
     ListGraphsRequest, ListLeasesRequest, ListManagersRequest, ListNodesRequest, ListPackagesRequest,
     ListRunsRequest, ListTenantsRequest, ListTokensRequest, ManagerList, NodeDescription, NodeList,
-    PackageChunk, PackageInfo, PackageList, ReadRunRequest, RenewRequest, ResolveRequest, RevokeTokenRequest,
-    Role, RunInfo, RunList, RunPage, Tenant, TenantList, Token, TokenList,
+    PackageChunk, PackageInfo, PackageList, ReadRunRequest, RenewRequest, ReportRunReply, ReportRunRequest,
+    ResolveRequest, RevokeTokenRequest, Role, RunInfo, RunList, RunPage, Tenant, TenantList, Token,
+    TokenList,
 };
 use sublet_proto::{Code, Error, decode};
 use tonic::{Request, Response, Status, Streaming};
@@ -154,6 +155,14 @@ impl Manager for Service {
     async fn journal(&self, request: Request<JournalRequest>) -> Result<Response<JournalReply>, Status> {
         let tenant = caller(&request)?.tenant;
         answer(self.0.runs.journal(&tenant, request.into_inner()).await.map(|()| JournalReply {}))
+    }
+
+    async fn report_run(
+        &self,
+        request: Request<ReportRunRequest>,
+    ) -> Result<Response<ReportRunReply>, Status> {
+        let (tenant, now_ms) = (caller(&request)?.tenant, self.0.shell.clock.now_ms());
+        answer(self.0.runs.report(&tenant, request.into_inner(), now_ms).await.map(|()| ReportRunReply {}))
     }
 
     async fn end_run(&self, request: Request<EndRunRequest>) -> Result<Response<RunInfo>, Status> {

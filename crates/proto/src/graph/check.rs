@@ -172,6 +172,7 @@ fn memory(index: usize, component: &ComponentDocument, problems: &mut Problems) 
             problems.add(at("increment_bytes"), message);
         }
     }
+    let (initial_bytes, increment_bytes) = (component.initial_bytes, component.increment_bytes);
     Memory { initial_bytes, increment_bytes, limit_bytes, pool: component.pool }
 }
 

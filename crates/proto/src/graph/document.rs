@@ -140,8 +140,8 @@ impl ComponentDocument {
             },
             Role::Memory(Memory { initial_bytes, increment_bytes, limit_bytes, pool }) => ComponentDocument {
                 r#type: ComponentType::Memory,
-                initial_bytes: Some(initial_bytes),
-                increment_bytes: Some(increment_bytes),
+                initial_bytes,
+                increment_bytes,
                 limit_bytes: Some(limit_bytes),
                 pool,
                 ..named

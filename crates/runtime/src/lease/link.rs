@@ -3,10 +3,10 @@
 //! One thread for each lease hears the agent ([`monitor`](super::monitor)); whoever asks for something waits for what that
 //! thread passes on. Whoever holds the lock of [`Control`] may ask, and talks to the worker process ([`start`](super::start)).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,8 @@ use super::{Lease, WorkerLink};
 pub(crate) const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Messages of a worker process that nobody has asked for yet, or any more.
 const WORKER_MESSAGES: usize = 4;
+/// Questions for what a lease uses that its agent has not answered.
+const MAX_ASKED: usize = 4;
 
 /// When a cold start reached what, in nanoseconds of this machine's monotonic clock.
 ///
@@ -60,12 +62,17 @@ pub struct Notice {
     pub until: Instant,
 }
 
+/// What a lease uses, once its agent has said so.
+pub(crate) type Asked = Arc<OnceLock<v1::Measured>>;
+
 pub(super) struct Link {
     pub(super) agent: AgentSocket,
     pub(super) bell: OwnedFd,
     pub(super) control: Mutex<Control>,
     pub(super) ended: Mutex<Endings>,
     pub(super) questions: Mutex<Questions>,
+    /// Who asked what the lease uses, and waits for the answer. The answers come in the same order.
+    pub(super) asked: Mutex<VecDeque<Asked>>,
     pub(super) changed: Condvar,
     pub(super) alarms: Alarms,
     /// When the agent last said anything, by this machine's monotonic clock. Written by the monitor.
@@ -156,6 +163,7 @@ impl Link {
             control: Mutex::new(control),
             ended: Mutex::new(Endings::default()),
             questions: Mutex::default(),
+            asked: Mutex::default(),
             changed: Condvar::new(),
             alarms: Alarms::new(),
             heard_ns: AtomicU64::new(0),
@@ -212,6 +220,17 @@ impl Lease {
             }
             Answered::Started(..) => Err(protocol("the agent answered a renewal with a worker")),
         }
+    }
+
+    /// Asks the agent what the lease uses, and waits for nothing: the answer is there when it has come, if it comes.
+    pub(crate) fn ask_usage(&self) -> Asked {
+        let answer = Asked::default();
+        let mut asked = lock(&self.link.asked);
+        if asked.len() < MAX_ASKED && self.tell_agent(client_to_agent::Body::Measure(v1::Measure {})).is_ok()
+        {
+            asked.push_back(answer.clone());
+        }
+        answer
     }
 
     /// The announcement of the lease's end, if there was one.

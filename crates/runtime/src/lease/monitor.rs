@@ -134,6 +134,12 @@ impl Lease {
             Ok(Heard::FromWorker(bytes)) => drop(told.worker.try_send(FromWorker::Said(bytes))),
             Ok(Heard::Question(question)) => self.pass_question(question),
             Ok(Heard::Alive) => {}
+            Ok(Heard::Measured(measured)) => {
+                if let Some(asked) = lock(&self.link.asked).pop_front() {
+                    // Nobody else sets it.
+                    let _ = asked.set(measured);
+                }
+            }
             Ok(Heard::WorkerExited(error)) => {
                 self.worker_ended(error);
                 drop(told.worker.try_send(FromWorker::Ended));
@@ -253,6 +259,7 @@ enum Heard {
     FromWorker(Vec<u8>),
     Question(v1::RunMessage),
     Alive,
+    Measured(v1::Measured),
     WorkerExited(Error),
     Ending(Error, Duration),
     LeaseEnded(Error, v1::Usage),
@@ -270,6 +277,7 @@ fn read_agent(mut packet: Packet) -> Result<Heard, Error> {
         Some(agent_to_client::Body::FromWorker(bytes)) => Ok(Heard::FromWorker(bytes)),
         Some(agent_to_client::Body::Memory(question)) => Ok(Heard::Question(question)),
         Some(agent_to_client::Body::Alive(_)) => Ok(Heard::Alive),
+        Some(agent_to_client::Body::Measured(measured)) => Ok(Heard::Measured(measured)),
         Some(agent_to_client::Body::Renewed(_)) => Ok(Heard::Answer(Ok(Answered::Renewed))),
         Some(agent_to_client::Body::Ending(ending)) => {
             let grace = Duration::from_millis(ending.grace_ms.min(limits::MAX_TIMEOUT_MS));

@@ -163,6 +163,17 @@ impl MemoryPlan {
         reserved.unwrap_or(u64::MAX)
     }
 
+    /// How much is leased when so many bytes are to be there.
+    pub(crate) fn capacity_for(&self, len_bytes: u64) -> u64 {
+        if len_bytes == 0 {
+            return 0;
+        }
+        let first = self.segment_bytes(0);
+        let more = self.segment_bytes(first);
+        let steps = len_bytes.saturating_sub(first).div_ceil(more);
+        first.saturating_add(steps.saturating_mul(more))
+    }
+
     /// How large the segment at this offset is.
     pub(super) fn segment_bytes(&self, offset: u64) -> u64 {
         let bytes = if offset == 0 { self.initial_bytes } else { self.increment_bytes };
@@ -177,6 +188,25 @@ impl MemoryPlan {
             near: self.near.clone(),
             pool: self.pool.map(|pool| pool.to_string()).unwrap_or_default(),
             ..v1::LeaseRequest::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_much_is_leased_as_growing_segment_by_segment_comes_to() {
+        for (initial, increment) in [(4096, 4096), (5000, 9000), (1 << 20, 4096), (4096, 1 << 20)] {
+            let plan = MemoryPlan::new().initial_bytes(initial).increment_bytes(increment);
+            for len in [0, 1, 4096, 4097, 20_000, 1 << 20, (1 << 20) + 1, 3 << 20] {
+                let mut capacity = 0;
+                while capacity < len {
+                    capacity += plan.segment_bytes(capacity);
+                }
+                assert_eq!(plan.capacity_for(len), capacity, "{len} bytes of {initial} + {increment}");
+            }
         }
     }
 }

@@ -6,20 +6,28 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sublet_proto::graph::Relation;
-use sublet_proto::v1::ComponentUse;
+use sublet_proto::graph::{Component as Vertex, Relation};
+use sublet_proto::limits::MEMORY_PER_CORE_BYTES;
+use sublet_proto::v1::{ComponentState, ComponentUse, ReportRunRequest};
 use sublet_proto::{Code, Error};
 
+use super::budget::Account;
 use super::execute::{Cancel, Ended, Environment, Executor, Failure, Go, Job, Workers};
 use super::journal::Journal;
 use super::mailboxes::{end_of, mailbox};
 use super::memory::{Access, Channels, Component, Used};
-use super::progress::{Outputs, Progress, Record, Step};
+use super::progress::{Outputs, Progress, Record, Standing, Step};
+use super::report::Reporter;
+use super::uses::{Now, Uses, micros};
 use super::{Application, News};
 use crate::memory::MemoryPlan;
 
 /// How often it is looked how much of the memory components is used.
 const SAMPLE: Duration = Duration::from_millis(50);
+
+/// When the managers are first told how the run stands, and how often. Shorter runs are told when they have ended.
+const FIRST_REPORT: Duration = Duration::from_millis(200);
+const REPORT: Duration = Duration::from_secs(1);
 
 /// How long an environment that is made ready ahead is waited for: those of components that have just ended take a while to go.
 const EARLY_WAIT: Duration = Duration::from_millis(100);
@@ -31,6 +39,11 @@ pub(super) enum Event {
     Ended(Box<Ended>),
     /// A component that has begun waits for what others may have that have not, and why.
     Wanting {
+        component: usize,
+        error: Error,
+    },
+    /// A component waits for what others of the run hold of its limits.
+    Waits {
         component: usize,
         error: Error,
     },
@@ -65,8 +78,12 @@ pub(super) struct Driver<'run> {
     memories: HashMap<usize, Arc<Component>>,
     /// Those whose segments are being given back, which nothing waits for.
     leaving: Vec<(usize, JoinHandle<Used>)>,
-    uses: Vec<ComponentUse>,
-    began: Instant,
+    uses: Uses,
+    account: Arc<Account>,
+    /// Components that have ended, of which the account does not know yet.
+    over: Vec<usize>,
+    reporter: Reporter,
+    report_at: Instant,
     /// Where the run is, the latest first.
     nodes: Vec<String>,
     /// When components that are upcoming are to be made ready.
@@ -86,14 +103,13 @@ impl<'run> Driver<'run> {
         news: &'run mut dyn FnMut(&News),
     ) -> Driver<'run> {
         let graph = application.graph.clone();
-        let named = |component: &sublet_proto::graph::Component| ComponentUse {
-            component: component.name.clone(),
-            instances: component.compute().map_or(0, |compute| compute.parallelism),
-            ..ComponentUse::default()
-        };
-        let uses = graph.components.iter().map(named).collect();
         let (tell, events) = channel();
+        let uses = Uses::new(&graph);
         Driver {
+            account: Account::new(graph.clone(), &application.described),
+            over: Vec::new(),
+            reporter: Reporter::new(&application.manager),
+            report_at: uses.began() + FIRST_REPORT,
             progress: Progress::new(graph, input, application.options.retries),
             application,
             journal,
@@ -102,7 +118,6 @@ impl<'run> Driver<'run> {
             memories: HashMap::new(),
             leaving: Vec::new(),
             uses,
-            began: Instant::now(),
             nodes: Vec::new(),
             prewarm_at: None,
             events,
@@ -120,22 +135,25 @@ impl<'run> Driver<'run> {
     /// Until the run has ended, and nothing of it is held any more. With records, from where it stopped.
     pub(super) fn run(mut self, records: Option<&[Record]>) -> Driven {
         let outcome = self.drive(records);
-        for (_, running) in self.running.drain() {
-            running.cancel.cancel();
-        }
+        self.account.turn(self.running.keys().copied(), []);
+        self.running.drain().for_each(|(_, running)| running.cancel.cancel());
         for (environment, workers) in std::mem::take(&mut self.idle) {
+            let workers = workers.into_iter().map(Workers::leave_run).collect();
             self.application.keep(environment, workers);
         }
         let left: Vec<usize> = self.memories.keys().copied().collect();
         left.into_iter().for_each(|memory| self.drop_memory(memory));
         for (memory, thread) in std::mem::take(&mut self.leaving) {
             if let Ok(used) = thread.join() {
-                self.count_memory(memory, used);
+                self.uses.count_memory(memory, used);
             }
         }
+        self.tell_states();
+        drop(self.reporter);
+        let (uses, points) = self.uses.finish();
         // A store that does not take the end has the run as one that goes on.
-        let _ = self.journal.end(outcome.as_ref().err(), self.uses.clone());
-        Driven { outcome, uses: self.uses }
+        let _ = self.journal.end(outcome.as_ref().err(), uses.clone(), points);
+        Driven { outcome, uses }
     }
 
     fn drive(&mut self, records: Option<&[Record]>) -> Result<Vec<(usize, Outputs)>, Error> {
@@ -159,7 +177,7 @@ impl<'run> Driver<'run> {
             if let Some(outputs) = self.take(steps)? {
                 return Ok(outputs);
             }
-            self.memories.values().for_each(|memory| memory.sample());
+            self.look();
             if self.prewarm_at.is_some_and(|at| Instant::now() >= at) {
                 self.prewarm();
             }
@@ -175,18 +193,14 @@ impl<'run> Driver<'run> {
             }
             Event::Ended(ended) => self.ended(*ended),
             Event::Wanting { component, error } => {
-                let component = self.application.graph.components[component].name.clone();
-                (self.news)(&News::Waits { component, error });
-                // What was made ready is given to whoever has begun.
-                self.running.retain(|_, running| {
-                    if !running.has_begun {
-                        running.cancel.cancel();
-                    }
-                    running.has_begun
-                });
-                let_go(
-                    self.idle.drain().chain(self.application.take_kept()).flat_map(|(_, workers)| workers),
-                );
+                self.tell_waiting(component, error);
+                self.spare();
+                let kept = self.application.take_kept();
+                let_go(kept.into_values().flatten());
+                Ok(Vec::new())
+            }
+            Event::Waits { component, error } => {
+                self.tell_waiting(component, error);
                 Ok(Vec::new())
             }
             Event::MemoryLost { memory, generation, error } => {
@@ -202,17 +216,98 @@ impl<'run> Driver<'run> {
         }
     }
 
+    fn tell_waiting(&mut self, component: usize, error: Error) {
+        let component = self.application.graph.components[component].name.clone();
+        (self.news)(&News::Waits { component, error });
+    }
+
+    /// Gives what was made ready, and what nobody has now, to whoever has begun.
+    fn spare(&mut self) {
+        let account = &self.account;
+        self.running.retain(|&component, running| {
+            if !running.has_begun {
+                account.turn([component], []);
+                running.cancel.cancel();
+            }
+            running.has_begun
+        });
+        let_go(self.idle.drain().flat_map(|(_, workers)| workers));
+    }
+
+    /// Sees what the run has now.
+    fn look(&mut self) {
+        if self.account.is_wanting() {
+            self.spare();
+        }
+        let mut all = Now::default();
+        let mut add = |now: Now| all = [all, now].into_iter().sum();
+        for (&component, running) in &self.running {
+            let (now, nodes) = running.cancel.look();
+            add(now);
+            self.uses.note(component, now);
+            self.uses.place(component, nodes);
+        }
+        let idle = self.idle.values().flatten().map(Workers::memory_bytes).sum();
+        add(Now { allocated_bytes: idle, used_bytes: 0 });
+        for (&memory, component) in &self.memories {
+            let Used { capacity_bytes, len_bytes, .. } = component.used();
+            let now = Now { allocated_bytes: capacity_bytes, used_bytes: len_bytes };
+            add(now);
+            self.uses.note(memory, now);
+            if capacity_bytes > 0 {
+                self.uses.place(memory, component.nodes());
+            }
+        }
+        self.uses.note_all(all);
+        let now = Instant::now();
+        if now >= self.report_at {
+            self.report_at = now + REPORT;
+            self.report();
+        }
+    }
+
+    fn report(&mut self) {
+        self.tell_states();
+        for (component, why) in self.account.waiting() {
+            self.uses.components[component].waits_for = why;
+        }
+        let (run, components) = (self.journal.run().to_owned(), self.uses.components.clone());
+        self.reporter.tell(ReportRunRequest { run, components, points: self.uses.points() });
+    }
+
+    /// Puts down how far each component is.
+    fn tell_states(&mut self) {
+        for (index, used) in self.uses.components.iter_mut().enumerate() {
+            used.waits_for.clear();
+            let state = match self.progress.standing(index) {
+                Standing::Memory if self.memories.contains_key(&index) => ComponentState::Running,
+                Standing::Memory if used.attempts == 0 => ComponentState::Waiting,
+                Standing::Running => ComponentState::Running,
+                Standing::Waiting => ComponentState::Waiting,
+                Standing::Memory | Standing::Done => ComponentState::Done,
+            };
+            used.set_state(state);
+            if state != ComponentState::Running {
+                (used.allocated_now_bytes, used.used_now_bytes) = (0, 0);
+            }
+        }
+    }
+
     fn ended(&mut self, ended: Ended) -> Result<Vec<Step>, Error> {
-        let Ended { component, attempt, outputs, began, workers, memory_bytes, allocated_byte_us } = ended;
-        let used = &mut self.uses[component];
+        let Ended { component, attempt, outputs, began, workers, memory_bytes, allocated_byte_us, readings } =
+            ended;
+        let used = &mut self.uses.components[component];
         used.allocated_bytes = used.allocated_bytes.max(memory_bytes);
         used.allocated_byte_us += allocated_byte_us;
+        self.uses.count_workers(component, readings);
         if !self.progress.is_current(component, attempt) {
             return Ok(Vec::new());
         }
         self.running.remove(&component);
-        used.begin_us = micros(began.saturating_duration_since(self.began));
-        used.end_us = micros(self.began.elapsed());
+        let begin = self.uses.began();
+        let used = &mut self.uses.components[component];
+        used.begin_us = micros(began.saturating_duration_since(begin));
+        used.end_us = micros(begin.elapsed());
         let name = used.component.clone();
         match outputs {
             Ok(outputs) => {
@@ -220,6 +315,7 @@ impl<'run> Driver<'run> {
                 (self.news)(&News::Ended { component: name, took });
                 self.end_messages(component);
                 if let Some(workers) = workers {
+                    self.uses.place(component, workers.nodes());
                     self.nodes.splice(0..0, workers.nodes());
                     self.nodes.truncate(8);
                     let compute = self.application.graph.components[component].compute();
@@ -227,10 +323,12 @@ impl<'run> Driver<'run> {
                         self.idle.entry(environment).or_default().push(workers.rest());
                     }
                 }
+                self.over.push(component);
                 Ok(self.progress.ended(component, attempt, outputs))
             }
             Err(Failure::Lost(error)) => {
                 (self.news)(&News::Lost { component: name, error: error.clone() });
+                self.over.push(component);
                 self.progress.lost(component, attempt, error)
             }
             Err(Failure::Failed(error)) => Err(error),
@@ -250,6 +348,16 @@ impl<'run> Driver<'run> {
 
     /// Does steps. If the last is that the run has ended, these are its outputs.
     fn take(&mut self, steps: Vec<Step>) -> Result<Option<Vec<(usize, Outputs)>>, Error> {
+        // Before the first of them asks for anything: nobody may be told that no other goes on.
+        let (mut over, mut begun) = (std::mem::take(&mut self.over), Vec::new());
+        for step in &steps {
+            match step {
+                Step::Cancel { component } => over.push(*component),
+                Step::Start { component, .. } => begun.push(*component),
+                Step::Record { .. } | Step::Drop { .. } | Step::Finish { .. } => {}
+            }
+        }
+        self.account.turn(over, begun);
         for step in steps {
             match step {
                 Step::Record { from, to, outputs } => self.journal.record(from, &to, &outputs)?,
@@ -285,8 +393,8 @@ impl<'run> Driver<'run> {
     fn start(&mut self, component: usize, attempt: u32, input: Arc<Vec<u8>>) -> Result<(), Error> {
         let channels = self.channels(component)?;
         let mut go = Go { attempt, input, channels };
-        self.uses[component].attempts += 1;
-        let name = self.uses[component].component.clone();
+        self.uses.components[component].attempts += 1;
+        let name = self.uses.components[component].component.clone();
         (self.news)(&News::Began { component: name, attempt });
         // A thread that has ended is as good as none.
         if let Some(running) = self.running.get_mut(&component) {
@@ -296,14 +404,14 @@ impl<'run> Driver<'run> {
                 Err(unsent) => go = unsent.0,
             }
         }
-        self.spawn(component, Duration::ZERO)?;
+        self.spawn(component, attempt, Duration::ZERO)?;
         let running = self.running.get_mut(&component).expect("it was spawned");
         running.has_begun = true;
         running.go.send(go).map_err(|_| Error::new(Code::Internal, "a component's thread has ended at once"))
     }
 
     /// Starts a component's thread, which makes its environment ready.
-    fn spawn(&mut self, component: usize, early_wait: Duration) -> Result<(), Error> {
+    fn spawn(&mut self, component: usize, attempt: u32, early_wait: Duration) -> Result<(), Error> {
         let Application { manager, graph, options, .. } = self.application;
         let of = &graph.components[component];
         let Some(compute) = of.compute().cloned() else {
@@ -316,6 +424,7 @@ impl<'run> Driver<'run> {
         near.dedup();
         near.truncate(8);
         let job = Job {
+            memory_bytes: self.worker_bytes(of, attempt),
             component,
             name: of.name.clone(),
             application: graph.name.clone(),
@@ -328,9 +437,10 @@ impl<'run> Driver<'run> {
         let cancel = Arc::new(Cancel::default());
         let executor = Executor {
             manager: manager.clone(),
+            account: self.account.clone(),
             job,
             cancel: cancel.clone(),
-            kept: self.take_idle(&environment),
+            kept: self.take_idle(&environment, component),
             early_wait,
             go: going,
             tell: self.tell.clone(),
@@ -343,6 +453,17 @@ impl<'run> Driver<'run> {
         Ok(())
     }
 
+    /// How much memory the instances of a component are to have together, if that is not left to the managers. What is
+    /// counted against a limit has to be known.
+    fn worker_bytes(&self, of: &Vertex, attempt: u32) -> Option<u64> {
+        let compute = of.compute()?;
+        let said = compute.resources.memory_bytes;
+        let chosen = || self.application.past(|history| history.worker(&of.name, compute, attempt));
+        let usual = || self.account.limits_memory().then_some(MEMORY_PER_CORE_BYTES);
+        let each = said.or_else(chosen).or_else(usual)?;
+        Some(each.saturating_mul(compute.parallelism.into()))
+    }
+
     /// Makes the environments of upcoming components ready. What cannot be had now is had when they begin.
     fn prewarm(&mut self) {
         self.prewarm_at = None;
@@ -353,7 +474,8 @@ impl<'run> Driver<'run> {
             if self.running.contains_key(&component) || self.inherits(component, &mut heirs) {
                 continue;
             }
-            let _ = self.spawn(component, EARLY_WAIT);
+            let attempt = self.uses.components[component].attempts + 1;
+            let _ = self.spawn(component, attempt, EARLY_WAIT);
         }
     }
 
@@ -367,16 +489,17 @@ impl<'run> Driver<'run> {
         alike.any(|before| heirs.insert(before))
     }
 
-    /// Workers that can be used, of this run or of an earlier one.
-    fn take_idle(&mut self, environment: &Environment) -> Option<Workers> {
+    /// Workers that a component can use, of this run or of an earlier one.
+    fn take_idle(&mut self, environment: &Environment, component: usize) -> Option<Workers> {
         let idle = self.idle.get_mut(environment).and_then(Vec::pop);
+        let idle = idle.inspect(|workers| workers.hand_on(component));
         idle.or_else(|| self.application.kept(environment))
     }
 
     /// The memory components that one may access, made where they are not there.
     fn channels(&mut self, component: usize) -> Result<Channels, Error> {
         let graph = &self.application.graph;
-        let mut channels = Channels::new();
+        let mut channels = Channels { of: component, list: Vec::new() };
         for edge in graph.edges_from(component) {
             let Relation::Access(rights) = edge.relation else { continue };
             let memory = match self.memories.get(&edge.to) {
@@ -389,19 +512,21 @@ impl<'run> Driver<'run> {
                     if let Some(fabric) = &options.fabric {
                         plan = plan.fabric(fabric.clone());
                     }
+                    let sizes = self.application.past(|history| history.memory(&of.name, memory));
+                    let plan = plan.initial_bytes(sizes.initial_bytes).increment_bytes(sizes.increment_bytes);
                     let made = Component::new(
                         &self.application.manager,
                         (edge.to, &of.name),
                         (memory, plan),
-                        self.tell.clone(),
+                        (&self.account, self.tell.clone()),
                     )?;
-                    self.uses[edge.to].attempts += 1;
+                    self.uses.components[edge.to].attempts += 1;
                     self.memories.insert(edge.to, made.clone());
                     made
                 }
             };
             let mailbox = mailbox(graph, edge.to, component);
-            channels.push(Access { memory, rights, mailbox });
+            channels.list.push(Access { memory, rights, mailbox });
         }
         Ok(channels)
     }
@@ -412,20 +537,8 @@ impl<'run> Driver<'run> {
         let thread = std::thread::Builder::new().name("sublet leaving".into()).spawn(move || ending.end());
         match thread {
             Ok(thread) => self.leaving.push((memory, thread)),
-            Err(_) => self.count_memory(memory, component.end()),
+            Err(_) => self.uses.count_memory(memory, component.end()),
         }
-    }
-
-    fn count_memory(&mut self, memory: usize, used: Used) {
-        let Used { since, until, capacity_bytes, len_bytes, allocated_byte_us, used_byte_us } = used;
-        let uses = &mut self.uses[memory];
-        let since_begin =
-            |at: Option<Instant>| at.map_or(0, |at| micros(at.saturating_duration_since(self.began)));
-        (uses.begin_us, uses.end_us) = (since_begin(since), since_begin(until));
-        uses.allocated_bytes = uses.allocated_bytes.max(capacity_bytes);
-        uses.used_bytes = uses.used_bytes.max(len_bytes);
-        uses.allocated_byte_us += allocated_byte_us;
-        uses.used_byte_us += used_byte_us;
     }
 }
 
@@ -436,8 +549,4 @@ fn let_go(workers: impl Iterator<Item = Workers>) {
         // If there is no thread for it, it is done here.
         let _ = std::thread::Builder::new().name("sublet leaving".into()).spawn(move || drop(workers));
     }
-}
-
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

@@ -13,9 +13,11 @@ use sublet_proto::run::MAX_OUTPUT_BYTES;
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
+use super::budget::{Account, Amount, Share, Waiting};
 use super::driver::Event;
 use super::memory::{Channels, Link};
 use super::progress::Outputs;
+use super::uses::{Now, Reading, Readings, Watched};
 use super::{RunOptions, is_lost};
 use crate::arena::Buffer;
 use crate::invoker::{Allocation, CallOptions, Invoker, Policy};
@@ -42,6 +44,11 @@ impl Environment {
 pub(super) struct Workers {
     invoker: Invoker,
     since: Instant,
+    /// Of each lease: what it used when its process was ready, and since when it is counted.
+    first: Vec<Reading>,
+    before: Vec<Reading>,
+    /// What they have of the run's limits. Given back after them.
+    share: Option<Share>,
 }
 
 /// What is to be executed.
@@ -50,6 +57,8 @@ pub(super) struct Job {
     pub(super) name: String,
     pub(super) application: String,
     pub(super) compute: Compute,
+    /// Of all instances together, if that is not left to the managers.
+    pub(super) memory_bytes: Option<u64>,
     pub(super) near: Vec<String>,
     pub(super) options: RunOptions,
 }
@@ -73,6 +82,8 @@ pub(super) struct Ended {
     /// Leased memory times microseconds.
     pub(super) memory_bytes: u64,
     pub(super) allocated_byte_us: u64,
+    /// What of it was used.
+    pub(super) readings: Vec<Readings>,
 }
 
 /// Why a component did not end well.
@@ -83,25 +94,32 @@ pub(super) enum Failure {
     Failed(Error),
 }
 
-/// By which a thread is told that nobody waits for it any more.
+/// By which a thread is told that nobody waits for it any more, and others see what it has.
 #[derive(Default)]
 pub(super) struct Cancel {
     is_cancelled: AtomicU32,
-    leases: Mutex<Vec<Arc<Lease>>>,
+    leases: Mutex<Vec<Watched>>,
 }
 
 impl Cancel {
     /// Ends what it executes, or will.
     pub(super) fn cancel(&self) {
         self.is_cancelled.store(1, Ordering::Release);
-        for lease in lock(&self.leases).drain(..) {
+        for watched in lock(&self.leases).drain(..) {
             // An agent that cannot be told is gone, and its lease with it.
-            let _ = lease.give_back();
+            let _ = watched.lease().give_back();
         }
     }
 
+    /// What its workers have, and on which nodes they are.
+    pub(super) fn look(&self) -> (Now, Vec<String>) {
+        let mut leases = lock(&self.leases);
+        let now = leases.iter_mut().map(Watched::look).sum();
+        (now, leases.iter().map(|watched| watched.lease().description().node).collect())
+    }
+
     fn watch(&self, workers: &Workers) {
-        lock(&self.leases).extend(workers.invoker.leases_held().cloned());
+        lock(&self.leases).extend(workers.first.iter().cloned().map(Watched::new));
         if self.is_cancelled() {
             self.cancel();
         }
@@ -115,6 +133,7 @@ impl Cancel {
 /// The whole of a thread.
 pub(super) struct Executor {
     pub(super) manager: Arc<ManagerClient>,
+    pub(super) account: Arc<Account>,
     pub(super) job: Job,
     pub(super) cancel: Arc<Cancel>,
     /// Those of another component that is done.
@@ -127,20 +146,27 @@ pub(super) struct Executor {
 
 impl Executor {
     pub(super) fn run(mut self) {
-        let kept = self.kept.take().filter(Workers::are_there);
-        let early = kept.map_or_else(|| self.lease(self.early_wait), Ok);
-        if let Ok(workers) = &early {
+        let kept = self.kept.take().filter(Workers::are_there).and_then(|workers| self.take_over(workers));
+        let early = match kept {
+            Some(workers) => Some(Ok(workers)),
+            None => self
+                .account
+                .take(self.job.component, self.amount())
+                .map(|share| self.lease(self.early_wait, share)),
+        };
+        if let Some(Ok(workers)) = &early {
             self.cancel.watch(workers);
         }
         // Nobody says so any more: it is not needed.
         let Ok(go) = self.go.recv() else { return };
         let workers = match early {
-            Err(error) if is_for_want(error.code) && !self.options().patience.is_zero() => {
+            Some(Err(error)) if is_for_want(error.code) && !self.options().patience.is_zero() => {
                 // A run that hears no more is over.
                 let _ = self.tell.send(Event::Wanting { component: self.job.component, error });
-                self.lease(self.options().patience).inspect(|workers| self.cancel.watch(workers))
+                self.lease_late()
             }
-            early => early,
+            Some(early) => early,
+            None => self.lease_late(),
         };
         if self.cancel.is_cancelled() {
             return;
@@ -149,13 +175,14 @@ impl Executor {
         let _ = self.tell.send(Event::Called);
         let attempt = go.attempt;
         let began = Instant::now();
-        let (outputs, workers) = match workers {
+        let (outputs, mut workers) = match workers {
             Ok(workers) => (workers.execute(&self.job, go), Some(workers)),
             Err(error) => (Err(failure(error)), None),
         };
         let outputs = outputs.map_err(|failure| failure.of(&self.job));
         let memory_bytes = workers.as_ref().map_or(0, Workers::memory_bytes);
         let leased = workers.as_ref().map_or(Duration::ZERO, |workers| workers.since.elapsed());
+        let readings = workers.as_mut().map_or_else(Vec::new, Workers::read);
         let ended = Ended {
             component: self.job.component,
             attempt,
@@ -164,6 +191,7 @@ impl Executor {
             began,
             memory_bytes,
             allocated_byte_us: memory_bytes.saturating_mul(leased.as_micros() as u64),
+            readings,
         };
         let _ = self.tell.send(Event::Ended(Box::new(ended)));
     }
@@ -172,7 +200,33 @@ impl Executor {
         &self.job.options
     }
 
-    fn lease(&self, wait: Duration) -> Result<Workers, Error> {
+    /// What it will hold of the run's limits.
+    fn amount(&self) -> Amount {
+        let cores = self.job.compute.parallelism.into();
+        Amount { cores, bytes: self.job.memory_bytes.unwrap_or(0) }
+    }
+
+    /// Workers of another component, or of another run if this one may have them.
+    fn take_over(&self, mut workers: Workers) -> Option<Workers> {
+        if workers.share.is_none() {
+            let amount = Amount { bytes: workers.memory_bytes(), ..self.amount() };
+            workers.share = Some(self.account.take(self.job.component, amount)?);
+        }
+        Some(workers)
+    }
+
+    /// Workers, as soon as the run may have them and the managers can give them.
+    fn lease_late(&self) -> Result<Workers, Error> {
+        let component = self.job.component;
+        let mut tell = |error| {
+            let _ = self.tell.send(Event::Waits { component, error });
+        };
+        let wait = Waiting { tell: &mut tell, is_wanted: &|| !self.cancel.is_cancelled() };
+        let share = self.account.hold(component, self.amount(), wait)?;
+        self.lease(self.options().patience, share).inspect(|workers| self.cancel.watch(workers))
+    }
+
+    fn lease(&self, wait: Duration, share: Share) -> Result<Workers, Error> {
         let Job { application, name, compute, near, options, .. } = &self.job;
         let mut allocation = Allocation::new(&compute.package)
             .cores(compute.parallelism)
@@ -185,8 +239,8 @@ impl Executor {
         if !options.keep_alive.is_zero() {
             allocation = allocation.idle_timeout(options.keep_alive);
         }
-        if let Some(bytes) = compute.resources.memory_bytes {
-            allocation = allocation.memory_bytes(bytes.saturating_mul(u64::from(compute.parallelism)));
+        if let Some(bytes) = self.job.memory_bytes {
+            allocation = allocation.memory_bytes(bytes);
         }
         if let Some(fabric) = &options.fabric {
             allocation = allocation.fabric(fabric.clone());
@@ -199,7 +253,8 @@ impl Executor {
         }
         let mut invoker = Invoker::of(self.manager.clone())?;
         invoker.allocate(&allocation)?;
-        Ok(Workers { invoker, since: Instant::now() })
+        let first: Vec<Reading> = invoker.leases_held().map(Reading::ask).collect();
+        Ok(Workers { before: first.clone(), first, invoker, since: Instant::now(), share: Some(share) })
     }
 }
 
@@ -209,12 +264,31 @@ impl Workers {
         self.invoker.leases_held().all(|lease| lease.running() && !lease.is_ending())
     }
 
-    /// From now on they are another run's.
+    /// From now on a component of the run has them.
+    pub(super) fn hand_on(&self, to: usize) {
+        self.share.iter().for_each(|share| share.hand_on(Some(to)));
+    }
+
+    /// From now on they are nobody's, until another component has them.
     pub(super) fn rest(self) -> Workers {
+        self.share.iter().for_each(|share| share.hand_on(None));
         Workers { since: Instant::now(), ..self }
     }
 
-    fn memory_bytes(&self) -> u64 {
+    /// From now on they are no more the run's.
+    pub(super) fn leave_run(self) -> Workers {
+        Workers { share: None, ..self }
+    }
+
+    /// What they have used since they began, or were read before.
+    fn read(&mut self) -> Vec<Readings> {
+        let after: Vec<Reading> = self.first.iter().map(|first| Reading::ask(first.lease())).collect();
+        let before = std::mem::replace(&mut self.before, after.clone());
+        let all = self.first.iter().cloned().zip(before).zip(after);
+        all.map(|((first, before), after)| Readings { first, before, after }).collect()
+    }
+
+    pub(super) fn memory_bytes(&self) -> u64 {
         self.invoker.leases_held().map(|lease| lease.memory_bytes()).sum()
     }
 

@@ -102,11 +102,16 @@ impl Journal {
     }
 
     /// Ends the run. What it recorded is let go.
-    pub(super) fn end(&self, error: Option<&Error>, components: Vec<v1::ComponentUse>) -> Result<(), Error> {
+    pub(super) fn end(
+        &self,
+        error: Option<&Error>,
+        components: Vec<v1::ComponentUse>,
+        points: Vec<v1::UsagePoint>,
+    ) -> Result<(), Error> {
         let (code, message) =
             error.map_or((0, String::new()), |error| (error.code.number(), error.message.clone()));
         let run = self.run.clone();
-        self.manager.end_run(v1::EndRunRequest { run, code, message, components }).map(drop)
+        self.manager.end_run(v1::EndRunRequest { run, code, message, components, points }).map(drop)
     }
 
     /// The entries' records, in their order. One of which not all instances' entries are there was never made.

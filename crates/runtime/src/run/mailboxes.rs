@@ -13,8 +13,8 @@ pub(super) fn with_mailboxes(graph: &Graph) -> Graph {
     for edge in graph.edges.iter().filter(|edge| edge.relation == Relation::Message) {
         let name = |component: usize| graph.components[component].name.as_str();
         let bytes = (instances(graph, edge.from) + instances(graph, edge.to)) * QUEUE_BYTES;
-        let (initial_bytes, increment_bytes, limit_bytes) = (bytes, bytes, bytes);
-        let memory = Memory { initial_bytes, increment_bytes, limit_bytes, pool: None };
+        let (initial_bytes, increment_bytes) = (Some(bytes), Some(bytes));
+        let memory = Memory { initial_bytes, increment_bytes, limit_bytes: bytes, pool: None };
         let to = driven.components.len();
         driven.components.push(Component {
             // No name that a document may have.
@@ -77,7 +77,7 @@ mod tests {
         let driven = with_mailboxes(&graph);
         assert_eq!((driven.components.len(), driven.edges.len()), (4, 5));
         assert_eq!(driven.components[3].name, "ask~tell");
-        assert_eq!(driven.components[3].memory().unwrap().initial_bytes, 5 * QUEUE_BYTES);
+        assert_eq!(driven.components[3].memory().unwrap().initial_bytes, Some(5 * QUEUE_BYTES));
         let ask = mailbox(&driven, 3, 1).unwrap();
         assert_eq!((ask.peer.as_str(), ask.peers, ask.own_queue, ask.peer_queue), ("tell", 3, 0, 2));
         let tell = mailbox(&driven, 3, 2).unwrap();

@@ -6,6 +6,7 @@
 //! agent, which passes questions and answers on, and makes of tickets what its process gets. So a segment is reached by those to
 //! whom its run has given it, and by no other.
 
+use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -14,11 +15,12 @@ use std::time::{Duration, Instant};
 use prost::Message;
 use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::region::{PAGE_BYTES, Region, bar_writers, read_only};
-use sublet_fabric::sync::{AtomicU64, Ordering};
+use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
 use sublet_proto::graph::{self, Rights};
 use sublet_proto::v1::{self, memory_answer};
 use sublet_proto::{Code, Error, decode};
 
+use super::budget::{Account, Waiting};
 use super::driver::Event;
 use super::is_lost;
 use crate::lease::Lease;
@@ -40,7 +42,12 @@ pub(super) struct Component {
     limit_bytes: u64,
     /// How long it is and whether it is over: what all who access it share.
     state: Region,
+    /// As the second word there, which workers may write.
+    is_over: AtomicU32,
     stage: RwLock<Stage>,
+    /// What the run may hold.
+    account: Arc<Account>,
+    tell: Mutex<Sender<Event>>,
     /// Why it could not grow, if it would have elsewhere or at another time.
     lost: Mutex<Option<Error>>,
     used: Mutex<Used>,
@@ -83,7 +90,20 @@ impl Used {
 }
 
 /// What a compute component may access.
-pub(super) type Channels = Vec<Access>;
+#[derive(Clone)]
+pub(super) struct Channels {
+    /// Its index.
+    pub(super) of: usize,
+    pub(super) list: Vec<Access>,
+}
+
+impl Deref for Channels {
+    type Target = [Access];
+
+    fn deref(&self) -> &Self::Target {
+        &self.list
+    }
+}
 
 /// One of them.
 #[derive(Clone)]
@@ -100,12 +120,9 @@ impl Component {
         manager: &Arc<ManagerClient>,
         (index, name): (usize, &str),
         (of, plan): (&graph::Memory, MemoryPlan),
-        tell: Sender<Event>,
+        (account, tell): (&Arc<Account>, Sender<Event>),
     ) -> Result<Arc<Component>, Error> {
-        let plan = plan
-            .initial_bytes(of.initial_bytes)
-            .increment_bytes(of.increment_bytes)
-            .limit_bytes(of.limit_bytes);
+        let plan = plan.limit_bytes(of.limit_bytes);
         let plan = match of.pool {
             Some(pool) => plan.pool(pool),
             None => plan,
@@ -118,6 +135,9 @@ impl Component {
             limit_bytes: of.limit_bytes,
             plan,
             state,
+            is_over: AtomicU32::new(0),
+            account: account.clone(),
+            tell: Mutex::new(tell.clone()),
             stage: RwLock::new(Stage::Unmade { manager: manager.clone(), tell }),
             lost: Mutex::default(),
             used: Mutex::default(),
@@ -171,6 +191,8 @@ impl Component {
     pub(super) fn end(&self) -> Used {
         let used = self.used();
         self.set_over();
+        // Held until the segments have gone back.
+        let _share = self.account.leave_memory(self.index);
         let mut stage = self.stage.write().unwrap_or_else(PoisonError::into_inner);
         if let Stage::Made(memory) = std::mem::replace(&mut *stage, Stage::Over) {
             // One that had ended has nothing to give back.
@@ -203,6 +225,7 @@ impl Component {
     }
 
     fn set_over(&self) {
+        self.is_over.store(1, Ordering::Release);
         self.word(OVER_AT).store(1, Ordering::Release);
     }
 
@@ -212,6 +235,18 @@ impl Component {
 
     fn over(&self) -> Error {
         Error::new(Code::LeaseEnded, format!("memory component {} is over", self.name))
+    }
+
+    /// Waits until the run may hold as much as so many bytes take.
+    fn reserve(&self, end: u64, by: usize) -> Result<(), Error> {
+        let mut tell = |error| {
+            // A run that hears no more is over.
+            let _ = lock(&self.tell).send(Event::Waits { component: by, error });
+        };
+        let is_wanted = || self.is_over.load(Ordering::Acquire) == 0;
+        let wait = Waiting { tell: &mut tell, is_wanted: &is_wanted };
+        let held = self.account.hold_memory(by, (self.index, self.plan.capacity_for(end)), wait);
+        held.map_err(|error| if is_wanted() { error } else { self.over() })
     }
 
     /// What there is behind `from`, once there is what is before `end`; near this node, if it is made for that.
@@ -469,6 +504,7 @@ impl Answering {
         }
         component.check()?;
         if question.end_bytes > 0 {
+            component.reserve(question.end_bytes, self.channels.of)?;
             for piece in component.grow((question.have_bytes, question.end_bytes), &self.node)? {
                 self.way.send(self.way.piece(component, &piece, *rights)?)?;
             }

@@ -45,6 +45,16 @@ pub(crate) struct Record {
     pub(crate) outputs: Outputs,
 }
 
+/// How far a component is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// It holds data, and is there as long as somebody may access it.
+    Memory,
+    Waiting,
+    Running,
+    Done,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Waiting,
@@ -182,6 +192,16 @@ impl Progress {
     /// Whether this is what executes the component now.
     pub(crate) fn is_current(&self, component: usize, attempt: u32) -> bool {
         self.states[component] == State::Running && self.attempts[component] == attempt
+    }
+
+    /// How far a component is.
+    pub(crate) fn standing(&self, component: usize) -> Standing {
+        match self.states[component] {
+            _ if self.graph.components[component].memory().is_some() => Standing::Memory,
+            State::Waiting => Standing::Waiting,
+            State::Running => Standing::Running,
+            State::Done => Standing::Done,
+        }
     }
 
     /// The components that will begin when those that execute now are done: their environments may be made ready.

@@ -199,6 +199,9 @@ impl Service for State {
     async fn journal(&self, _: Request<JournalRequest>) -> Result<Response<JournalReply>, Status> {
         not_here()
     }
+    async fn report_run(&self, _: Request<ReportRunRequest>) -> Result<Response<ReportRunReply>, Status> {
+        not_here()
+    }
     async fn end_run(&self, _: Request<EndRunRequest>) -> Result<Response<RunInfo>, Status> {
         not_here()
     }

@@ -19,7 +19,7 @@ use v1::V1;
 use v2::V2;
 
 /// How the group of a spawner is called, with its process's number after it.
-const PREFIX: &str = "sublet-";
+pub(crate) const PREFIX: &str = "sublet-";
 
 /// The groups of one spawner.
 pub(super) struct Cgroups {
@@ -125,7 +125,7 @@ fn remove(group: &Path) {
 }
 
 /// Where a file system of control groups is mounted that has these options.
-fn mounted(kind: &str, option: Option<&str>) -> Option<PathBuf> {
+pub(crate) fn mounted(kind: &str, option: Option<&str>) -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     mounts.lines().find_map(|line| {
         let (mount, system) = line.split_once(" - ")?;
@@ -139,7 +139,11 @@ fn mounted(kind: &str, option: Option<&str>) -> Option<PathBuf> {
 
 /// The path of this process's group in a hierarchy, relative to where that is mounted.
 fn own_path(controller: &str) -> Option<PathBuf> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    path_among(&fs::read_to_string("/proc/self/cgroup").ok()?, controller)
+}
+
+/// That of a process whose `/proc/PID/cgroup` says this.
+pub(crate) fn path_among(groups: &str, controller: &str) -> Option<PathBuf> {
     groups.lines().find_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
         let controllers = fields.next()?;

@@ -2,9 +2,11 @@
 
 mod history;
 mod layout;
+mod plot;
 mod run;
 mod svg;
 mod terminal;
+mod top;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,7 +35,10 @@ Examples:
   sublet graph deploy app.json             the managers keep it under its name
   sublet graph run app.json < in.bin       deploys it and runs it: the entry's input from standard input
   sublet graph run app --retries 10        by its name
-  sublet graph history app                 its runs; with a run's identifier what each component used
+  sublet graph top                         the runs that go on, and what their components have now
+  sublet graph history app                 its runs
+  sublet graph history RUN                 what each component used, and how much memory was leased and used over time
+  sublet graph history RUN --svg run.svg   the latter as a drawing
   sublet graph resume RUN                  goes on with a run whose client is gone
 
 A graph is a JSON document; docs/graphs.md says what is in it. - stands for standard input.";
@@ -73,6 +78,7 @@ enum Command {
     Run(run::Run),
     Resume(run::Resume),
     History(history::History),
+    Top(top::Top),
 }
 
 /// What is said of a graph that is good.
@@ -95,6 +101,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
         Command::Run(arguments) => run::run(arguments, output),
         Command::Resume(arguments) => run::resume(arguments, output),
         Command::History(arguments) => history::run(arguments, output),
+        Command::Top(arguments) => top::run(arguments, output),
     }
 }
 
@@ -120,10 +127,16 @@ fn show(graph: &Graph, svg: Option<&Path>, output: &Output) -> Result<(), Error>
     }
     match svg {
         None => print(terminal::draw(graph).trim_end()),
-        Some(file) if is_dash(file) => print(svg::draw(graph).trim_end()),
-        Some(file) => fs::write(file, svg::draw(graph))
-            .map_err(|error| Error::new(Code::System, format!("cannot write {}: {error}", file.display()))),
+        Some(file) => write_svg(file, &svg::draw(graph)),
     }
+}
+
+fn write_svg(file: &Path, svg: &str) -> Result<(), Error> {
+    if is_dash(file) {
+        return print(svg.trim_end());
+    }
+    fs::write(file, svg)
+        .map_err(|error| Error::new(Code::System, format!("cannot write {}: {error}", file.display())))
 }
 
 fn read(file: &Path) -> Result<Graph, Error> {
@@ -156,7 +169,8 @@ fn label(component: &Component) -> [String; 2] {
             [format!("{entry}{name}{times}"), format!("{package}/{}", compute.function)]
         }
         Role::Memory(graph::Memory { initial_bytes, increment_bytes, .. }) => {
-            [name.clone(), format!("{} + {}", show_bytes(*initial_bytes), show_bytes(*increment_bytes))]
+            let size = |bytes: &Option<u64>| bytes.map_or_else(|| "auto".to_owned(), show_bytes);
+            [name.clone(), format!("{} + {}", size(initial_bytes), size(increment_bytes))]
         }
     }
 }

@@ -168,12 +168,24 @@ pub(crate) struct UsageView {
     pub(crate) polling_ns: u64,
     pub(crate) calls: u64,
     pub(crate) failed_calls: u64,
+    pub(crate) memory_byte_us: u64,
+    pub(crate) memory_peak_bytes: u64,
 }
 
 impl From<Option<Usage>> for UsageView {
     fn from(usage: Option<Usage>) -> UsageView {
-        let Usage { allocated_ns, executing_ns, polling_ns, calls, failed_calls } = usage.unwrap_or_default();
-        UsageView { allocated_ns, executing_ns, polling_ns, calls, failed_calls }
+        let usage = usage.unwrap_or_default();
+        let Usage { allocated_ns, executing_ns, polling_ns, calls, failed_calls, .. } = usage;
+        let Usage { memory_byte_us, memory_peak_bytes, .. } = usage;
+        UsageView {
+            allocated_ns,
+            executing_ns,
+            polling_ns,
+            calls,
+            failed_calls,
+            memory_byte_us,
+            memory_peak_bytes,
+        }
     }
 }
 

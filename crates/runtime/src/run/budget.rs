@@ -1,0 +1,416 @@
+//! What a run holds of what its graph's limits let it hold, and who waits for some of it: pure, but for [`Share`] and the lock.
+//!
+//! A component asks before it leases, or before a memory component grows, and gives back when the lease has ended. Who does not
+//! fit waits until others have given back. That there is nobody left who could is known at once: of those who hold something,
+//! all wait themselves, or are memory that stays for them. Then who asks is refused.
+//!
+//! Invariants:
+//! - What is held never exceeds the limits.
+//! - Who is refused would wait for ever.
+//! - Who could be served is not refused, and of several that fit the one that has waited longest is first.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use sublet_proto::graph::{Graph, Limits, Relation};
+use sublet_proto::{Code, Error};
+
+use crate::lease::link::lock;
+
+/// How often who waits looks whether it is still wanted.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Cores, and bytes of memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Amount {
+    pub(super) cores: u64,
+    pub(super) bytes: u64,
+}
+
+/// What somebody has.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    /// The component that executes with it, or that it is the memory of.
+    of: usize,
+    amount: Amount,
+    is_memory: bool,
+    /// It is being given back.
+    is_leaving: bool,
+}
+
+/// What somebody waits for.
+#[derive(Clone, Copy, Debug)]
+struct Want {
+    /// Who cannot go on without.
+    by: usize,
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum What {
+    Workers(Amount),
+    /// A memory component is to have so much.
+    Memory {
+        of: usize,
+        to_bytes: u64,
+    },
+}
+
+/// What comes of a want.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// It is held by this number from now on.
+    Granted(u64),
+    Waits,
+    /// Nobody will ever give back enough.
+    Refused,
+}
+
+/// The decisions.
+#[derive(Debug, Default)]
+struct Budget {
+    limits: Limits,
+    /// By their numbers.
+    held: BTreeMap<u64, Held>,
+    /// In the order in which they came.
+    wants: BTreeMap<u64, Want>,
+    /// Components that have begun and may still ask, or end.
+    begun: BTreeSet<usize>,
+    /// Those that exchange messages: one does not end without the other.
+    partners: Vec<(usize, usize)>,
+    next: u64,
+}
+
+impl Budget {
+    fn new(limits: Limits) -> Budget {
+        Budget { limits, ..Budget::default() }
+    }
+
+    fn of(graph: &Graph) -> Budget {
+        let messages = graph.edges.iter().filter(|edge| edge.relation == Relation::Message);
+        let partners = messages.map(|edge| (edge.from, edge.to)).collect();
+        Budget { partners, ..Budget::new(graph.limits.clone()) }
+    }
+
+    fn want(&mut self, want: Want) -> u64 {
+        self.next += 1;
+        self.wants.insert(self.next, want);
+        self.next
+    }
+
+    /// What comes of the want of this number.
+    fn judge(&mut self, number: u64) -> Verdict {
+        let Some(&want) = self.wants.get(&number) else { return Verdict::Refused };
+        // Who has all of it already takes nothing from others.
+        let has_it = self.missing(want.what) == Amount::default();
+        let is_first = has_it || !self.wants.range(..number).any(|(_, earlier)| self.fits(earlier));
+        if is_first && self.fits(&want) {
+            self.wants.remove(&number);
+            return Verdict::Granted(self.grant(number, want));
+        }
+        if self.can_change() { Verdict::Waits } else { Verdict::Refused }
+    }
+
+    fn grant(&mut self, number: u64, want: Want) -> u64 {
+        let (of, amount, is_memory) = match want.what {
+            What::Workers(amount) => (want.by, amount, false),
+            What::Memory { of, to_bytes } => (of, Amount { cores: 0, bytes: to_bytes }, true),
+        };
+        let known = self.memory(of).filter(|_| is_memory);
+        let held = self.held.entry(known.unwrap_or(number));
+        held.and_modify(|held| held.amount.bytes = held.amount.bytes.max(amount.bytes)).or_insert(Held {
+            of,
+            amount,
+            is_memory,
+            is_leaving: false,
+        });
+        known.unwrap_or(number)
+    }
+
+    /// The number under which a memory component is held.
+    fn memory(&self, of: usize) -> Option<u64> {
+        let is_it = |held: &Held| held.is_memory && held.of == of && !held.is_leaving;
+        self.held.iter().find(|(_, held)| is_it(held)).map(|(&number, _)| number)
+    }
+
+    /// What would be held more.
+    fn missing(&self, what: What) -> Amount {
+        match what {
+            What::Workers(amount) => amount,
+            What::Memory { of, to_bytes } => {
+                let has = self.memory(of).map_or(0, |number| self.held[&number].amount.bytes);
+                Amount { cores: 0, bytes: to_bytes.saturating_sub(has) }
+            }
+        }
+    }
+
+    fn total(&self) -> Amount {
+        self.held.values().fold(Amount::default(), |sum, held| Amount {
+            cores: sum.cores.saturating_add(held.amount.cores),
+            bytes: sum.bytes.saturating_add(held.amount.bytes),
+        })
+    }
+
+    fn fits(&self, want: &Want) -> bool {
+        let (missing, total) = (self.missing(want.what), self.total());
+        let is_within = |held: u64, more: u64, limit: Option<u64>| {
+            // Who asks for nothing more has it.
+            more == 0 || limit.is_none_or(|limit| held.checked_add(more).is_some_and(|all| all <= limit))
+        };
+        is_within(total.cores, missing.cores, self.limits.cores.map(u64::from))
+            && is_within(total.bytes, missing.bytes, self.limits.memory_bytes)
+    }
+
+    /// Those who wait, and whom they keep waiting.
+    fn waiting(&self) -> BTreeSet<usize> {
+        let mut waiting: BTreeSet<usize> = self.wants.values().map(|want| want.by).collect();
+        loop {
+            let joined =
+                |&&(one, other): &&(usize, usize)| waiting.contains(&one) != waiting.contains(&other);
+            let Some(&(one, other)) = self.partners.iter().find(joined) else { return waiting };
+            waiting.extend([one, other]);
+        }
+    }
+
+    fn end(&mut self, component: usize) {
+        self.begun.remove(&component);
+        self.wants.retain(|_, want| want.by != component);
+        let own = self.held.values_mut().filter(|held| !held.is_memory && held.of == component);
+        own.for_each(|held| held.is_leaving = true);
+    }
+
+    /// Whether something will be given back without any of those who wait being served; or one of them will be.
+    fn can_change(&self) -> bool {
+        let waiting = self.waiting();
+        let waits = |component: usize| waiting.contains(&component);
+        let gives = |held: &Held| held.is_leaving || (!held.is_memory && !waits(held.of));
+        self.held.values().any(gives)
+            || self.begun.iter().any(|&component| !waits(component))
+            || self.wants.values().any(|want| self.fits(want))
+    }
+}
+
+/// The budget of one run, shared by its threads.
+pub(super) struct Account {
+    graph: Arc<Graph>,
+    budget: Mutex<Budget>,
+    changed: Condvar,
+}
+
+/// No component.
+const NOBODY: usize = usize::MAX;
+
+/// Something that a run holds. Dropped, it is given back.
+pub(super) struct Share {
+    account: Arc<Account>,
+    number: u64,
+}
+
+impl Share {
+    /// Another component executes with it; without one it is given back when somebody waits.
+    pub(super) fn hand_on(&self, to: Option<usize>) {
+        self.account.change(|budget| {
+            if let Some(held) = budget.held.get_mut(&self.number) {
+                (held.of, held.is_leaving) = (to.unwrap_or(NOBODY), to.is_none());
+            }
+        });
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.account.change(|budget| {
+            budget.held.remove(&self.number);
+        });
+    }
+}
+
+impl Account {
+    /// Of a run of this graph, in which messages are memory; they are edges in the graph as it was described.
+    pub(super) fn new(graph: Arc<Graph>, described: &Graph) -> Arc<Account> {
+        let budget = Mutex::new(Budget::of(described));
+        Arc::new(Account { graph, budget, changed: Condvar::new() })
+    }
+
+    /// Whether there is a limit of memory.
+    pub(super) fn limits_memory(&self) -> bool {
+        self.graph.limits.memory_bytes.is_some()
+    }
+
+    /// Components are over, however: they want nothing any more, and what they have is being given back. Others begin, and will
+    /// ask for what they need. Nobody sees the one without the other.
+    pub(super) fn turn(&self, over: impl IntoIterator<Item = usize>, begun: impl IntoIterator<Item = usize>) {
+        self.change(|budget| {
+            over.into_iter().for_each(|component| budget.end(component));
+            budget.begun.extend(begun);
+        });
+    }
+
+    /// Whether somebody waits.
+    pub(super) fn is_wanting(&self) -> bool {
+        !lock(&self.budget).wants.is_empty()
+    }
+
+    /// What each component that waits waits for.
+    pub(super) fn waiting(&self) -> Vec<(usize, String)> {
+        let budget = lock(&self.budget);
+        budget.wants.values().map(|want| (want.by, self.why(&budget, want))).collect()
+    }
+
+    /// Workers for a component, if nobody waits and they fit.
+    pub(super) fn take(self: &Arc<Account>, component: usize, amount: Amount) -> Option<Share> {
+        let mut budget = lock(&self.budget);
+        if !budget.wants.is_empty() {
+            return None;
+        }
+        let number = budget.want(Want { by: component, what: What::Workers(amount) });
+        let verdict = budget.judge(number);
+        budget.wants.remove(&number);
+        let Verdict::Granted(number) = verdict else { return None };
+        Some(Share { account: self.clone(), number })
+    }
+
+    /// Workers for a component, which waits for them as long as it is wanted; says what for if it has to.
+    ///
+    /// # Errors
+    /// `memory_exceeded` or `insufficient_resources` if it would wait for ever, `lease_ended` if it is not wanted any more.
+    pub(super) fn hold(
+        self: &Arc<Account>,
+        component: usize,
+        amount: Amount,
+        wait: Waiting<'_>,
+    ) -> Result<Share, Error> {
+        let number = self.settle(Want { by: component, what: What::Workers(amount) }, wait)?;
+        Ok(Share { account: self.clone(), number })
+    }
+
+    /// So many bytes in all for a memory component, which one that executes wants. As for [`Account::hold`].
+    pub(super) fn hold_memory(
+        self: &Arc<Account>,
+        by: usize,
+        (of, to_bytes): (usize, u64),
+        wait: Waiting<'_>,
+    ) -> Result<(), Error> {
+        self.settle(Want { by, what: What::Memory { of, to_bytes } }, wait).map(drop)
+    }
+
+    /// What a memory component holds, from now on only until that is dropped.
+    pub(super) fn leave_memory(self: &Arc<Account>, of: usize) -> Option<Share> {
+        let mut budget = lock(&self.budget);
+        let number = budget.memory(of)?;
+        budget.held.get_mut(&number)?.is_leaving = true;
+        drop(budget);
+        self.changed.notify_all();
+        Some(Share { account: self.clone(), number })
+    }
+
+    fn settle(&self, want: Want, wait: Waiting<'_>) -> Result<u64, Error> {
+        let mut budget = lock(&self.budget);
+        let number = budget.want(want);
+        let mut is_told = false;
+        loop {
+            // Before it is served: nobody would give back what nobody wants.
+            if !budget.wants.contains_key(&number) || !(wait.is_wanted)() {
+                budget.wants.remove(&number);
+                self.changed.notify_all();
+                let name = &self.graph.components[want.by].name;
+                let message = format!("component {name} is not waited for any more");
+                return Err(Error::new(Code::LeaseEnded, message));
+            }
+            match budget.judge(number) {
+                Verdict::Granted(held) => {
+                    self.changed.notify_all();
+                    return Ok(held);
+                }
+                Verdict::Refused => {
+                    let error = self.refusal(&budget, &want);
+                    budget.wants.remove(&number);
+                    return Err(error);
+                }
+                Verdict::Waits if !is_told => {
+                    is_told = true;
+                    (wait.tell)(Error::new(Code::NoCapacity, self.why(&budget, &want)));
+                    // That it waits may be what others wait to see.
+                    self.changed.notify_all();
+                }
+                Verdict::Waits => {
+                    let waited = self.changed.wait_timeout(budget, LOOK);
+                    budget = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+            }
+        }
+    }
+
+    fn change(&self, what: impl FnOnce(&mut Budget)) {
+        what(&mut lock(&self.budget));
+        self.changed.notify_all();
+    }
+
+    /// What somebody waits for, and who has it.
+    fn why(&self, budget: &Budget, want: &Want) -> String {
+        let missing = budget.missing(want.what);
+        let mut holders: Vec<&str> = Vec::new();
+        for held in budget.held.values() {
+            let of_it =
+                (missing.cores > 0 && held.amount.cores > 0) || (missing.bytes > 0 && held.amount.bytes > 0);
+            let name = self.graph.components.get(held.of).map(|of| of.name.as_str());
+            holders.extend(name.filter(|name| of_it && !holders.contains(name)));
+        }
+        format!("{missing} within the graph's limits, of which {} have {}", list(&holders), budget.total())
+    }
+
+    fn refusal(&self, budget: &Budget, want: &Want) -> Error {
+        let (missing, total, limits) = (budget.missing(want.what), budget.total(), &self.graph.limits);
+        let allowed = Amount {
+            cores: limits.cores.map_or(u64::MAX, u64::from),
+            bytes: limits.memory_bytes.unwrap_or(u64::MAX),
+        };
+        let lacks_memory = total.bytes.saturating_add(missing.bytes) > allowed.bytes;
+        let code = if lacks_memory { Code::MemoryExceeded } else { Code::InsufficientResources };
+        let allowed = match (limits.cores, lacks_memory) {
+            (_, true) => Amount { cores: 0, ..allowed },
+            (_, false) => Amount { bytes: 0, ..allowed },
+        };
+        let what = match want.what {
+            What::Workers(_) => format!("component {} needs", self.graph.components[want.by].name),
+            What::Memory { of, .. } => {
+                format!("memory component {} needs, to grow,", self.graph.components[of].name)
+            }
+        };
+        let message = format!(
+            "{what} {missing}: the graph's limits allow a run {allowed}, of which {total} are held by what waits for it"
+        );
+        Error::new(code, message)
+    }
+}
+
+/// How somebody waits.
+pub(super) struct Waiting<'call> {
+    /// Is told, once, what is waited for.
+    pub(super) tell: &'call mut dyn FnMut(Error),
+    pub(super) is_wanted: &'call dyn Fn() -> bool,
+}
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Amount { cores: 1, bytes: 0 } => f.write_str("1 core"),
+            Amount { cores, bytes: 0 } => write!(f, "{cores} cores"),
+            Amount { cores: 0, bytes } => write!(f, "{bytes} bytes"),
+            Amount { cores, bytes } => write!(f, "{} and {bytes} bytes", Amount { cores, bytes: 0 }),
+        }
+    }
+}
+
+fn list(names: &[&str]) -> String {
+    match names {
+        [] => "others".to_owned(),
+        names if names.len() > 4 => format!("{} and {} others", names[..4].join(", "), names.len() - 4),
+        names => names.join(", "),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,122 @@
+//! What earlier runs of an application used, as far as its sizes are chosen by that.
+//!
+//! The client chooses, and not the managers: it makes the leases, it knows what its latest run used without asking, and a run of an
+//! application that is open asks nobody for it. What the managers keep is read once, when the application first runs.
+
+use std::collections::VecDeque;
+
+use sublet_proto::graph::{Compute, Graph, Memory};
+use sublet_proto::v1::{ComponentUse, RunInfo};
+
+use super::sizes::{self, HISTORY_RUNS, Sizes, Worked};
+use crate::manager::ManagerClient;
+
+/// The latest first.
+#[derive(Default)]
+pub(super) struct History {
+    runs: VecDeque<Past>,
+}
+
+struct Past {
+    has_ended_well: bool,
+    components: Vec<ComponentUse>,
+}
+
+impl History {
+    /// What the managers have. Without an answer nothing is known.
+    pub(super) fn read(manager: &ManagerClient, graph: &Graph) -> History {
+        let runs = manager.runs(&graph.name, HISTORY_RUNS as u32).unwrap_or_default();
+        let ended = runs.into_iter().filter(|run| run.ended_unix_ms != 0);
+        let past = |RunInfo { code, components, .. }| Past { has_ended_well: code == 0, components };
+        History { runs: ended.map(past).collect() }
+    }
+
+    /// A run has ended.
+    pub(super) fn add(&mut self, has_ended_well: bool, components: Vec<ComponentUse>) {
+        self.runs.truncate(HISTORY_RUNS - 1);
+        self.runs.push_front(Past { has_ended_well, components });
+    }
+
+    /// How large a memory component is to be.
+    pub(super) fn memory(&self, name: &str, of: &Memory) -> Sizes {
+        // One that failed may have been on its way.
+        let well = self.of(name).filter(|(has_ended_well, used)| *has_ended_well && used.attempts > 0);
+        let used: Vec<u64> = well.map(|(_, used)| used.used_bytes).collect();
+        sizes::memory(of, &used)
+    }
+
+    /// How much memory each worker of a compute component is to have that begins for this time; nothing: as the managers say.
+    pub(super) fn worker(&self, name: &str, of: &Compute, attempt: u32) -> Option<u64> {
+        let known = self.of(name).filter(|(_, used)| used.used_bytes > 0 && used.instances > 0);
+        let worked = known.filter_map(|(has_ended_well, used)| {
+            let worked = Worked {
+                allocated_bytes: used.allocated_bytes,
+                used_bytes: used.used_bytes,
+                instances: used.instances,
+            };
+            // One that failed says something if it failed for want.
+            (has_ended_well || worked.is_short()).then_some(worked)
+        });
+        // What is not executed a second time has to be right the first.
+        let attempt = if of.has_external_effects { attempt.max(2) } else { attempt };
+        sizes::worker(&worked.collect::<Vec<_>>(), attempt)
+    }
+
+    fn of(&self, name: &str) -> impl Iterator<Item = (bool, &ComponentUse)> {
+        self.runs.iter().filter_map(move |run| {
+            let used = run.components.iter().find(|used| used.component == name)?;
+            Some((run.has_ended_well, used))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn used(component: &str, instances: u32, allocated_bytes: u64, used_bytes: u64) -> ComponentUse {
+        ComponentUse {
+            component: component.to_owned(),
+            attempts: 1,
+            instances,
+            allocated_bytes,
+            used_bytes,
+            ..ComponentUse::default()
+        }
+    }
+
+    fn compute() -> Compute {
+        let document = br#"{"version":1,"name":"g","components":[{"name":"c","type":"compute","package":"p","function":"f","entry":true}]}"#;
+        Graph::parse(document).unwrap().components[0].compute().unwrap().clone()
+    }
+
+    #[test]
+    fn runs_that_failed_say_only_what_was_too_little() {
+        let mut history = History::default();
+        let memory = Memory { initial_bytes: None, increment_bytes: None, limit_bytes: 1 << 40, pool: None };
+        history.add(true, vec![used("m", 0, 64 * MIB, 50 * MIB), used("c", 1, 128 * MIB, 10 * MIB)]);
+        let (sizes, worker) = (history.memory("m", &memory), history.worker("c", &compute(), 1));
+        history.add(false, vec![used("m", 0, MIB, 4096), used("c", 1, 128 * MIB, MIB)]);
+        assert_eq!((history.memory("m", &memory), history.worker("c", &compute(), 1)), (sizes, worker));
+        history.add(false, vec![used("c", 1, 128 * MIB, 120 * MIB)]);
+        assert!(history.worker("c", &compute(), 1) >= Some(256 * MIB), "it was killed for want of memory");
+        assert_eq!(history.worker("other", &compute(), 1), None);
+    }
+
+    #[test]
+    fn only_so_many_runs_are_remembered() {
+        let mut history = History::default();
+        let memory = Memory { initial_bytes: None, increment_bytes: None, limit_bytes: 1 << 34, pool: None };
+        for _ in 0..HISTORY_RUNS {
+            history.add(true, vec![used("m", 0, MIB, MIB)]);
+        }
+        assert_eq!(history.runs.len(), HISTORY_RUNS);
+        for _ in 0..HISTORY_RUNS {
+            history.add(true, vec![used("m", 0, 256 * MIB, 256 * MIB)]);
+        }
+        assert_eq!(history.runs.len(), HISTORY_RUNS);
+        assert_eq!(history.memory("m", &memory).initial_bytes, 256 * MIB);
+    }
+}

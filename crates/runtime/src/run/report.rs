@@ -1,0 +1,70 @@
+//! Tells the managers how a run stands, for those who watch it. Nothing waits for that: a thread of its own asks, and what it
+//! has not come to is replaced by what is newer.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use sublet_proto::v1::ReportRunRequest;
+
+use crate::lease::link::lock;
+use crate::manager::ManagerClient;
+
+/// Dropped, it tells nothing more.
+pub(super) struct Reporter {
+    manager: Arc<ManagerClient>,
+    desk: Arc<Desk>,
+    is_started: bool,
+}
+
+#[derive(Default)]
+struct Desk {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    latest: Option<ReportRunRequest>,
+    is_over: bool,
+}
+
+impl Reporter {
+    pub(super) fn new(manager: &Arc<ManagerClient>) -> Reporter {
+        Reporter { manager: manager.clone(), desk: Arc::default(), is_started: false }
+    }
+
+    /// This is how it stands.
+    pub(super) fn tell(&mut self, report: ReportRunRequest) {
+        lock(&self.desk.state).latest = Some(report);
+        self.desk.changed.notify_all();
+        if !self.is_started {
+            let (manager, desk) = (self.manager.clone(), self.desk.clone());
+            let thread = std::thread::Builder::new().name("sublet report".into());
+            // Without a thread nobody is told.
+            let _ = thread.spawn(move || desk.serve(&manager));
+            self.is_started = true;
+        }
+    }
+}
+
+impl Drop for Reporter {
+    fn drop(&mut self) {
+        lock(&self.desk.state).is_over = true;
+        self.desk.changed.notify_all();
+    }
+}
+
+impl Desk {
+    fn serve(&self, manager: &ManagerClient) {
+        while let Some(report) = self.next() {
+            // Whoever watches sees by the time of the last report that there is none.
+            let _ = manager.report_run(report);
+        }
+    }
+
+    fn next(&self) -> Option<ReportRunRequest> {
+        let is_empty = |state: &mut State| state.latest.is_none() && !state.is_over;
+        let waited = self.changed.wait_while(lock(&self.state), is_empty);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        if state.is_over { None } else { state.latest.take() }
+    }
+}

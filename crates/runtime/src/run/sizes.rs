@@ -1,0 +1,264 @@
+//! How large components are made, by what they used in earlier runs (Scad 4.3.1): pure.
+//!
+//! A memory component has an initial size, and grows by an increment. What is leased and not used costs its share of the use; each
+//! growth costs time, which is worth [`STEP_COST`] of the use. Of a few sizes those are taken with which earlier runs would have cost
+//! least in all. Later runs count more: by half for [`HALF_LIFE`] runs less of age. A cost is a share of its own run's use, and what
+//! is many times as bad does not cost many times as much: so no wild run decides for the others.
+//!
+//! What a worker has cannot grow. So it gets a quarter more than any of the latest runs needed, but for the one that needed most if
+//! there are enough others; where that is too little and the component begins again, it gets more than all needed.
+
+use std::iter;
+
+use sublet_proto::graph::{DEFAULT_SEGMENT_BYTES, MAX_MEMORY_BYTES, MAX_SEGMENTS, Memory};
+use sublet_proto::limits::{MAX_SEGMENT_BYTES, MEMORY_PER_CORE_BYTES, MIN_SEGMENT_BYTES};
+
+/// How many runs are looked at.
+pub(super) const HISTORY_RUNS: usize = 64;
+/// A growth is as bad as leasing an eighth of what is used in vain.
+const STEP_COST: f64 = 0.125;
+/// After so many further runs one counts half.
+const HALF_LIFE: f64 = 4.0;
+/// A run that takes twice as much as the latest is reckoned with, so much as with that.
+const SURPRISE: f64 = 1.0 / 32.0;
+/// With fewer runs the largest is no exception.
+const ENOUGH_RUNS: usize = 8;
+/// Of these runs a worker's memory is the largest.
+const WORKER_RUNS: usize = 16;
+
+/// The sizes of a memory component.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sizes {
+    pub(super) initial_bytes: u64,
+    pub(super) increment_bytes: u64,
+}
+
+impl Sizes {
+    /// What is leased when so many bytes are used, and in how many steps it grew to that.
+    fn reach(self, used_bytes: u64) -> (u64, u64) {
+        let steps = used_bytes.saturating_sub(self.initial_bytes).div_ceil(self.increment_bytes);
+        (self.initial_bytes.saturating_add(steps.saturating_mul(self.increment_bytes)), steps)
+    }
+
+    fn cost(self, used_bytes: u64) -> f64 {
+        let used_bytes = used_bytes.max(MIN_SEGMENT_BYTES);
+        let (leased_bytes, steps) = self.reach(used_bytes);
+        let vain = leased_bytes.saturating_sub(used_bytes) as f64 / used_bytes as f64;
+        (vain + STEP_COST * steps as f64).ln_1p()
+    }
+}
+
+/// How large a memory component is to be that used so much in earlier runs, the latest first. What its graph says holds.
+pub(super) fn memory(graph: &Memory, used: &[u64]) -> Sizes {
+    let initial_bytes = graph.initial_bytes.unwrap_or(DEFAULT_SEGMENT_BYTES.min(graph.limit_bytes));
+    let increment_bytes = graph.increment_bytes.unwrap_or(DEFAULT_SEGMENT_BYTES);
+    let said = Sizes { initial_bytes, increment_bytes };
+    let Some(&latest) = used.first() else { return said };
+    let weight = |age: usize| (-(age as f64) / HALF_LIFE).exp2();
+    let before = used.iter().enumerate().map(|(age, &used)| (used, weight(age)));
+    let runs: Vec<(u64, f64)> = before.chain([(latest.saturating_mul(2), SURPRISE)]).collect();
+    let most = used.iter().max().copied().unwrap_or_default();
+    let increments = choices(graph.increment_bytes, most, graph.limit_bytes);
+    let mut best = (f64::INFINITY, said);
+    for initial_bytes in choices(graph.initial_bytes, most, graph.limit_bytes) {
+        // It has to come to its limit with the segments that it may have.
+        let least = graph.limit_bytes.saturating_sub(initial_bytes).div_ceil(MAX_SEGMENTS - 1);
+        let least = least.max(MIN_SEGMENT_BYTES).next_multiple_of(MIN_SEGMENT_BYTES);
+        let more = graph.increment_bytes.is_none().then_some(least);
+        let enough = |bytes: &u64| *bytes >= least || graph.increment_bytes.is_some();
+        for increment_bytes in increments.iter().copied().filter(enough).chain(more) {
+            let sizes = Sizes { initial_bytes, increment_bytes };
+            let cost: f64 = runs.iter().map(|&(used, weight)| weight * sizes.cost(used)).sum();
+            if cost < best.0 {
+                best = (cost, sizes);
+            }
+        }
+    }
+    best.1
+}
+
+/// What is said, or the sizes up to a use.
+fn choices(said: Option<u64>, used_bytes: u64, limit_bytes: u64) -> Vec<u64> {
+    let last = size_of(used_bytes).min(limit_bytes).min(MAX_SEGMENT_BYTES);
+    said.map_or_else(|| sizes().take_while(|&size| size <= last).collect(), |bytes| vec![bytes])
+}
+
+/// The sizes there are: powers of two, and those half as large again, from the smallest segment on.
+fn sizes() -> impl Iterator<Item = u64> {
+    let powers = iter::successors(Some(MIN_SEGMENT_BYTES), |size| size.checked_mul(2));
+    powers.take_while(|&size| size <= MAX_MEMORY_BYTES).flat_map(|size| {
+        let more = (size >= 2 * MIN_SEGMENT_BYTES).then_some(size + size / 2);
+        iter::once(size).chain(more)
+    })
+}
+
+/// The smallest that is no less.
+fn size_of(bytes: u64) -> u64 {
+    sizes().find(|&size| size >= bytes).unwrap_or(MAX_MEMORY_BYTES)
+}
+
+/// What the instances of a compute component had, and used, in an earlier run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Worked {
+    pub(super) allocated_bytes: u64,
+    pub(super) used_bytes: u64,
+    pub(super) instances: u32,
+}
+
+impl Worked {
+    /// Whether it had hardly any left, and may have wanted more.
+    pub(super) fn is_short(self) -> bool {
+        self.used_bytes >= self.allocated_bytes / 4 * 3
+    }
+
+    /// What an instance needed.
+    fn needed(self) -> u64 {
+        let instances = u64::from(self.instances.max(1));
+        let Worked { allocated_bytes, used_bytes, .. } = self;
+        (if self.is_short() { allocated_bytes.saturating_mul(2) } else { used_bytes }).div_ceil(instances)
+    }
+}
+
+/// How much memory an instance is to have after these runs, the latest first; nothing if what it gets without being said
+/// suffices: less is not asked, for a program may reserve what it does not use. The component begins for this time, from 1.
+pub(super) fn worker(runs: &[Worked], attempt: u32) -> Option<u64> {
+    let mut needed: Vec<u64> = runs.iter().take(WORKER_RUNS).map(|run| run.needed()).collect();
+    needed.sort_unstable();
+    let largest = needed.last().copied()?;
+    let usual = match needed.len() {
+        count if count >= ENOUGH_RUNS && attempt <= 1 => needed[count - 2],
+        _ => largest,
+    };
+    let again = 1_u64 << attempt.saturating_sub(1).min(8);
+    let bytes = usual.saturating_add(usual / 4).saturating_mul(again);
+    (bytes > MEMORY_PER_CORE_BYTES).then(|| size_of(bytes.min(MAX_MEMORY_BYTES)))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn unsaid(limit_bytes: u64) -> Memory {
+        Memory { initial_bytes: None, increment_bytes: None, limit_bytes, pool: None }
+    }
+
+    fn worked(used_bytes: u64, allocated_bytes: u64) -> Worked {
+        Worked { allocated_bytes, used_bytes, instances: 1 }
+    }
+
+    #[test]
+    fn without_a_history_it_is_as_large_as_ever() {
+        let sizes = memory(&unsaid(1 << 40), &[]);
+        assert_eq!(sizes, Sizes { initial_bytes: 16 * MIB, increment_bytes: 16 * MIB });
+        assert_eq!(memory(&unsaid(8192), &[]).initial_bytes, 8192);
+        assert_eq!(worker(&[], 1), None);
+    }
+
+    #[test]
+    fn what_a_graph_says_holds_whatever_was_used() {
+        let said = Memory {
+            initial_bytes: Some(4096),
+            increment_bytes: Some(MIB),
+            limit_bytes: 64 * MIB,
+            pool: None,
+        };
+        let sizes = memory(&said, &[32 * MIB; 20]);
+        assert_eq!(sizes, Sizes { initial_bytes: 4096, increment_bytes: MIB });
+        let half = Memory { initial_bytes: Some(4096), ..unsaid(64 * MIB) };
+        let sizes = memory(&half, &[32 * MIB; 20]);
+        assert!(sizes.initial_bytes == 4096 && sizes.increment_bytes >= 8 * MIB, "{sizes:?}");
+    }
+
+    #[test]
+    fn the_capacity_follows_an_application_that_grows_and_one_that_shrinks() {
+        let (mut history, mut used) = (Vec::new(), MIB);
+        for _ in 0..80 {
+            history.insert(0, used);
+            history.truncate(HISTORY_RUNS);
+            used += used / 10;
+            let sizes = memory(&unsaid(1 << 34), &history);
+            let (leased, steps) = sizes.reach(used);
+            assert!(steps <= 5, "{sizes:?} for {used} bytes, after {:?}", &history[..1]);
+            assert!(leased <= 2 * used, "{sizes:?} for {used} bytes");
+        }
+        for _ in 0..40 {
+            history.insert(0, MIB);
+            history.truncate(HISTORY_RUNS);
+        }
+        let (leased, steps) = memory(&unsaid(1 << 34), &history).reach(MIB);
+        assert!(leased <= 2 * MIB && steps <= 1, "{leased} bytes in {steps} steps");
+    }
+
+    #[test]
+    fn a_worker_that_was_short_gets_more_and_a_wild_run_does_not_make_all_others_large() {
+        assert_eq!(worker(&[worked(120 * MIB, 128 * MIB)], 1), Some(384 * MIB), "twice, and a quarter more");
+        let mut runs = vec![worked(600 * MIB, 1024 * MIB); 10];
+        assert_eq!(worker(&runs, 1), Some(768 * MIB));
+        runs[0] = worked(40 << 30, 64 << 30);
+        assert_eq!(worker(&runs, 1), Some(768 * MIB));
+        assert!(worker(&runs, 2).unwrap() >= 80 << 30, "once it was lost, all that there was counts");
+        assert_eq!(worker(&runs[1..3], 1), Some(768 * MIB));
+        let two = Worked { allocated_bytes: 1024 * MIB, used_bytes: 600 * MIB, instances: 2 };
+        assert_eq!(worker(&[two], 1), Some(384 * MIB), "each of the instances");
+        assert_eq!(worker(&[worked(60 * MIB, 128 * MIB)], 1), None, "what it gets anyway is more");
+    }
+
+    proptest! {
+        #[test]
+        fn a_constant_use_is_met_with_little_more(used in 4096..(1_u64 << 36), runs in 1_usize..30) {
+            let sizes = memory(&unsaid(1 << 38), &vec![used; runs]);
+            let (leased, steps) = sizes.reach(used);
+            prop_assert!(steps <= 2, "{:?}", sizes);
+            let page = MIN_SEGMENT_BYTES + ((1 << 38) / (MAX_SEGMENTS - 1)).next_multiple_of(MIN_SEGMENT_BYTES);
+            prop_assert!(leased <= used + used / 2 + page, "{:?}: {} bytes", sizes, leased);
+        }
+
+        #[test]
+        fn one_wild_run_changes_little_for_the_others(
+            used in MIB..(1 << 30_u64),
+            wild in 2_u64..10_000,
+            at in 0_usize..16,
+        ) {
+            let mut history = vec![used; 16];
+            history[at] = used.saturating_mul(wild);
+            let sizes = memory(&unsaid(1 << 44), &history);
+            let (leased, steps) = sizes.reach(used);
+            prop_assert!(leased <= 2 * used + sizes.increment_bytes * steps.min(1), "{:?}", sizes);
+            prop_assert!(sizes.initial_bytes <= 2 * used && steps <= 2, "{:?}", sizes);
+        }
+
+        #[test]
+        fn what_is_chosen_is_a_plan_and_no_worse_than_what_is_taken_without_history(
+            used in proptest::collection::vec(0_u64..(1 << 34), 1..HISTORY_RUNS),
+            limit in 4096_u64..(1 << 40),
+        ) {
+            let graph = unsaid(limit);
+            let used: Vec<u64> = used.into_iter().map(|used| used.min(limit)).collect();
+            let sizes = memory(&graph, &used);
+            prop_assert!((MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&sizes.initial_bytes));
+            prop_assert!((MIN_SEGMENT_BYTES..=MAX_SEGMENT_BYTES).contains(&sizes.increment_bytes));
+            prop_assert!(sizes.initial_bytes <= limit);
+            let most = sizes.initial_bytes + sizes.increment_bytes.saturating_mul(MAX_SEGMENTS - 1);
+            prop_assert!(most >= limit, "{:?} for {}", sizes, limit);
+            let cost = |sizes: Sizes| {
+                let weight = |age: usize| (-(age as f64) / HALF_LIFE).exp2();
+                used.iter().enumerate().map(|(age, &used)| weight(age) * sizes.cost(used)).sum::<f64>()
+                    + SURPRISE * sizes.cost(used[0].saturating_mul(2))
+            };
+            let before = memory(&graph, &[]);
+            let is_a_choice = before.increment_bytes.saturating_mul(MAX_SEGMENTS - 1) + before.initial_bytes >= limit
+                && sizes_have(before.initial_bytes, &used) && sizes_have(before.increment_bytes, &used);
+            prop_assert!(!is_a_choice || cost(sizes) <= cost(before) + 1e-9, "{:?} and not {:?}", sizes, before);
+        }
+    }
+
+    /// Whether this is among the sizes for such a use.
+    fn sizes_have(bytes: u64, used: &[u64]) -> bool {
+        let most = used.iter().max().copied().unwrap_or_default();
+        sizes().any(|size| size == bytes) && bytes <= size_of(most)
+    }
+}

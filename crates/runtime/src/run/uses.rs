@@ -1,0 +1,280 @@
+//! What the components of a run have, and had: what is leased is known here, what memory components hold is seen here, and what
+//! workers use of their own memory is said by their agents.
+//!
+//! Agents are asked and not waited for. What they say of a lease only grows; a component's part of it is what came between its
+//! begin and its end. A worker process has some memory before it executes anything, which nobody leases: what it has when it is
+//! ready is not counted. Nor is more counted than was leased.
+
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use sublet_proto::graph::Graph;
+use sublet_proto::run::MAX_NODES;
+use sublet_proto::v1::{ComponentUse, Measured, UsagePoint};
+
+use super::memory::Used;
+use super::series::Series;
+use crate::lease::Lease;
+use crate::lease::link::Asked;
+
+/// How often it is asked what the workers of a component have.
+const ASK: Duration = Duration::from_millis(100);
+/// How long agents are waited for when the run has ended, and between looks.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+const LOOK: Duration = Duration::from_millis(1);
+
+/// What a lease used at a time, once its agent has said so.
+#[derive(Clone)]
+pub(super) struct Reading {
+    lease: Arc<Lease>,
+    asked: Asked,
+}
+
+impl Reading {
+    /// As it is now.
+    pub(super) fn ask(lease: &Arc<Lease>) -> Reading {
+        Reading { lease: lease.clone(), asked: lease.ask_usage() }
+    }
+
+    pub(super) fn lease(&self) -> &Arc<Lease> {
+        &self.lease
+    }
+
+    fn is_settled(&self) -> bool {
+        self.asked.get().is_some() || self.lease.is_over()
+    }
+}
+
+/// What was read of the lease of a component's workers.
+pub(super) struct Readings {
+    /// When the worker process was ready,
+    pub(super) first: Reading,
+    /// and when the component began, and ended.
+    pub(super) before: Reading,
+    pub(super) after: Reading,
+}
+
+/// What the workers of a lease used between.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Between {
+    bytes: u64,
+    byte_us: u64,
+}
+
+fn between(lease_bytes: u64, first: &Measured, before: &Measured, after: &Measured) -> Between {
+    let own_bytes = first.memory_bytes;
+    let (earlier, later) = (before.usage.unwrap_or_default(), after.usage.unwrap_or_default());
+    let elapsed_us = later.allocated_ns.saturating_sub(earlier.allocated_ns) / 1000;
+    let byte_us = later.memory_byte_us.saturating_sub(earlier.memory_byte_us);
+    // A peak that was there before is another's.
+    let has_peaked = later.memory_peak_bytes > earlier.memory_peak_bytes;
+    let bytes = match has_peaked {
+        true => later.memory_peak_bytes,
+        false => before.memory_bytes.max(after.memory_bytes),
+    };
+    Between {
+        bytes: bytes.saturating_sub(own_bytes).min(lease_bytes),
+        byte_us: byte_us
+            .saturating_sub(own_bytes.saturating_mul(elapsed_us))
+            .min(lease_bytes.saturating_mul(elapsed_us)),
+    }
+}
+
+/// What the workers of a component that executes have now.
+#[derive(Clone)]
+pub(super) struct Watched {
+    first: Reading,
+    latest: Reading,
+    asked_at: Instant,
+    used_bytes: u64,
+}
+
+impl Watched {
+    pub(super) fn new(first: Reading) -> Watched {
+        Watched { latest: first.clone(), first, asked_at: Instant::now(), used_bytes: 0 }
+    }
+
+    pub(super) fn lease(&self) -> &Arc<Lease> {
+        self.first.lease()
+    }
+
+    /// What was last heard of it; asks anew when it is time, if that was answered.
+    pub(super) fn look(&mut self) -> Now {
+        let allocated_bytes = self.lease().memory_bytes();
+        if let (Some(first), Some(latest)) = (self.first.asked.get(), self.latest.asked.get()) {
+            self.used_bytes = latest.memory_bytes.saturating_sub(first.memory_bytes).min(allocated_bytes);
+            if self.asked_at.elapsed() >= ASK {
+                self.latest = Reading::ask(self.first.lease());
+                self.asked_at = Instant::now();
+            }
+        }
+        Now { allocated_bytes, used_bytes: self.used_bytes }
+    }
+}
+
+/// How much is leased and used at a time.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Now {
+    pub(super) allocated_bytes: u64,
+    pub(super) used_bytes: u64,
+}
+
+impl std::iter::Sum for Now {
+    fn sum<I: Iterator<Item = Now>>(all: I) -> Now {
+        all.fold(Now::default(), |sum, now| Now {
+            allocated_bytes: sum.allocated_bytes.saturating_add(now.allocated_bytes),
+            used_bytes: sum.used_bytes.saturating_add(now.used_bytes),
+        })
+    }
+}
+
+/// See the [module](self).
+pub(super) struct Uses {
+    began: Instant,
+    pub(super) components: Vec<ComponentUse>,
+    series: Series,
+    /// Of components that have ended, and of which not all is known.
+    unread: Vec<(usize, Vec<Readings>)>,
+}
+
+impl Uses {
+    pub(super) fn new(graph: &Graph) -> Uses {
+        let named = |component: &sublet_proto::graph::Component| ComponentUse {
+            component: component.name.clone(),
+            instances: component.compute().map_or(0, |compute| compute.parallelism),
+            ..ComponentUse::default()
+        };
+        let components = graph.components.iter().map(named).collect();
+        Uses { began: Instant::now(), components, series: Series::new(), unread: Vec::new() }
+    }
+
+    /// When the run began, as far as this client drives it.
+    pub(super) fn began(&self) -> Instant {
+        self.began
+    }
+
+    /// How much there was over time.
+    pub(super) fn points(&self) -> Vec<UsagePoint> {
+        self.series.points().to_vec()
+    }
+
+    /// A component has so much now.
+    pub(super) fn note(&mut self, component: usize, now: Now) {
+        let used = &mut self.components[component];
+        (used.allocated_now_bytes, used.used_now_bytes) = (now.allocated_bytes, now.used_bytes);
+        used.allocated_bytes = used.allocated_bytes.max(now.allocated_bytes);
+        used.used_bytes = used.used_bytes.max(now.used_bytes);
+    }
+
+    /// All of the run has so much now.
+    pub(super) fn note_all(&mut self, now: Now) {
+        let Now { allocated_bytes, used_bytes } = now;
+        self.series.note(UsagePoint { at_us: micros(self.began.elapsed()), allocated_bytes, used_bytes });
+    }
+
+    /// Where a component is.
+    pub(super) fn place(&mut self, component: usize, nodes: Vec<String>) {
+        let known = &mut self.components[component].nodes;
+        *known = nodes;
+        known.dedup();
+        known.truncate(MAX_NODES);
+    }
+
+    /// The workers of a component have executed it; what they used is counted when it is known.
+    pub(super) fn count_workers(&mut self, component: usize, readings: Vec<Readings>) {
+        self.unread.push((component, readings));
+        self.read();
+    }
+
+    /// A memory component was this, and is not any more.
+    pub(super) fn count_memory(&mut self, memory: usize, used: Used) {
+        let Used { since, until, capacity_bytes, len_bytes, allocated_byte_us, used_byte_us } = used;
+        let since_begin =
+            |at: Option<Instant>| at.map_or(0, |at| micros(at.saturating_duration_since(self.began)));
+        let (begin_us, end_us) = (since_begin(since), since_begin(until));
+        let uses = &mut self.components[memory];
+        (uses.begin_us, uses.end_us) = (begin_us, end_us);
+        uses.allocated_bytes = uses.allocated_bytes.max(capacity_bytes);
+        uses.used_bytes = uses.used_bytes.max(len_bytes);
+        uses.allocated_byte_us += allocated_byte_us;
+        uses.used_byte_us += used_byte_us;
+    }
+
+    /// Counts what agents have said meanwhile.
+    fn read(&mut self) {
+        let is_settled = |readings: &Readings| {
+            [&readings.first, &readings.before, &readings.after].iter().all(|of| of.is_settled())
+        };
+        for (component, readings) in self.unread.extract_if(.., |(_, all)| all.iter().all(is_settled)) {
+            let of = |readings: &Readings| {
+                let Readings { first, before, after } = readings;
+                let lease_bytes = first.lease.memory_bytes();
+                Some(between(lease_bytes, first.asked.get()?, before.asked.get()?, after.asked.get()?))
+            };
+            let used = readings.iter().filter_map(of).fold(Between::default(), |sum, of| Between {
+                bytes: sum.bytes.saturating_add(of.bytes),
+                byte_us: sum.byte_us.saturating_add(of.byte_us),
+            });
+            let uses = &mut self.components[component];
+            uses.used_bytes = uses.used_bytes.max(used.bytes);
+            // Times of the two are not measured by one clock.
+            uses.used_byte_us = uses.used_byte_us.saturating_add(used.byte_us).min(uses.allocated_byte_us);
+        }
+    }
+
+    /// All that there is to know: agents that do not answer soon are not waited for.
+    pub(super) fn finish(mut self) -> (Vec<ComponentUse>, Vec<UsagePoint>) {
+        let until = Instant::now() + LAST_WORDS;
+        self.read();
+        while !self.unread.is_empty() && Instant::now() < until {
+            sleep(LOOK);
+            self.read();
+        }
+        for used in &mut self.components {
+            (used.allocated_now_bytes, used.used_now_bytes) = (0, 0);
+            used.waits_for.clear();
+        }
+        self.note_all(Now::default());
+        let points = self.points();
+        (self.components, points)
+    }
+}
+
+/// In whole microseconds.
+pub(super) fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use sublet_proto::v1::Usage;
+
+    use super::*;
+
+    fn measured(at_us: u64, memory_bytes: u64, memory_byte_us: u64, memory_peak_bytes: u64) -> Measured {
+        let usage =
+            Usage { allocated_ns: at_us * 1000, memory_byte_us, memory_peak_bytes, ..Usage::default() };
+        Measured { usage: Some(usage), memory_bytes }
+    }
+
+    #[test]
+    fn a_component_used_what_came_between_beyond_what_its_process_had() {
+        let first = measured(100, 40, 4000, 50);
+        let before = measured(1000, 60, 50_000, 90);
+        let after = measured(3000, 70, 50_000 + 2000 * 65, 90);
+        let used = between(1000, &first, &before, &after);
+        assert_eq!(used, Between { bytes: 30, byte_us: 2000 * 25 }, "the peak was before");
+        let peaked = measured(3000, 70, 50_000 + 2000 * 65, 190);
+        assert_eq!(between(1000, &first, &before, &peaked).bytes, 150);
+    }
+
+    #[test]
+    fn no_more_is_used_than_was_leased_and_never_less_than_nothing() {
+        let first = measured(0, 40, 0, 40);
+        let after = measured(1000, 4000, 1000 * 4000, 5000);
+        assert_eq!(between(100, &first, &first, &after), Between { bytes: 100, byte_us: 100 * 1000 });
+        let less = measured(1000, 10, 1000 * 10, 40);
+        assert_eq!(between(100, &first, &first, &less), Between::default());
+    }
+}

@@ -1,0 +1,171 @@
+//! How much memory a sandbox uses, for whoever has it made: read where the kernel counts it.
+//!
+//! That is the sandbox's control group: what its processes have for themselves, what they have written to their files in
+//! memory, and what the kernel has on their behalf. What is only a copy of files on a disk is left out; the kernel takes it
+//! back when it wants. Without control groups it is the private memory of the program's own process.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use crate::spawner::cgroups::{PREFIX, mounted, path_among};
+
+/// Most that is read of one of the kernel's files: `memory.stat` is the longest.
+const FILE_BYTES: usize = 16 << 10;
+
+/// What tells the memory of one sandbox.
+#[derive(Debug)]
+pub struct Gauge(Source);
+
+#[derive(Debug)]
+enum Source {
+    Group {
+        now: File,
+        /// Since the group was made, copies of files with it. Older kernels have none.
+        peak: Option<File>,
+        stat: File,
+        words: Words,
+    },
+    Process {
+        status: File,
+        peak_bytes: u64,
+    },
+}
+
+/// Lines of `memory.stat`: copies of files, and what of them is files in memory.
+#[derive(Clone, Copy, Debug)]
+struct Words {
+    files: &'static str,
+    shared: &'static str,
+}
+
+/// What a [`Gauge`] reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// What is used now.
+    pub now_bytes: u64,
+    /// The most that was, as far as it was seen.
+    pub peak_bytes: u64,
+}
+
+impl Gauge {
+    /// That of the sandbox in which this process is the program. Nothing if there is no such process.
+    pub fn of(pid: u32) -> Option<Gauge> {
+        let process = PathBuf::from(format!("/proc/{pid}"));
+        let groups = std::fs::read_to_string(process.join("cgroup")).ok()?;
+        let source = [("cgroup2", "", V2), ("cgroup", "memory", V1)]
+            .into_iter()
+            .find_map(|(kind, controller, files)| group(&groups, kind, controller, files));
+        let status =
+            || Some(Source::Process { status: File::open(process.join("status")).ok()?, peak_bytes: 0 });
+        source.or_else(status).map(Gauge)
+    }
+
+    /// What is used now; nothing once there is no such sandbox any more.
+    pub fn read(&mut self) -> Option<MemoryUse> {
+        match &mut self.0 {
+            Source::Group { now, peak, stat, words } => {
+                let stat = text(stat).ok()?;
+                let word = |name: &str| stat.lines().find_map(|line| number(line.strip_prefix(name)?));
+                let files = word(words.files)?.saturating_sub(word(words.shared).unwrap_or(0));
+                let now_bytes = number(&text(now).ok()?)?.saturating_sub(files);
+                let peak = peak.as_ref().and_then(|peak| number(&text(peak).ok()?));
+                let peak_bytes = peak.unwrap_or(0).saturating_sub(files).max(now_bytes);
+                Some(MemoryUse { now_bytes, peak_bytes })
+            }
+            Source::Process { status, peak_bytes } => {
+                let status = text(status).ok()?;
+                let kib = status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.strip_suffix("kB"));
+                let now_bytes = number(kib?)?.saturating_mul(1024);
+                *peak_bytes = now_bytes.max(*peak_bytes);
+                Some(MemoryUse { now_bytes, peak_bytes: *peak_bytes })
+            }
+        }
+    }
+}
+
+/// What the files of a version are called.
+#[derive(Clone, Copy)]
+struct Files {
+    now: &'static str,
+    peak: &'static str,
+    words: Words,
+}
+
+const V1: Files = Files {
+    now: "memory.usage_in_bytes",
+    peak: "memory.max_usage_in_bytes",
+    words: Words { files: "total_cache ", shared: "total_shmem " },
+};
+const V2: Files =
+    Files { now: "memory.current", peak: "memory.peak", words: Words { files: "file ", shared: "shmem " } };
+
+/// The group of a process that has these, if it is one that a spawner has made.
+fn group(groups: &str, kind: &str, controller: &str, files: Files) -> Option<Source> {
+    let path = path_among(groups, controller)?;
+    if !path.iter().any(|part| part.to_string_lossy().starts_with(PREFIX)) {
+        return None;
+    }
+    let option = (!controller.is_empty()).then_some(controller);
+    let folder = mounted(kind, option)?.join(path);
+    let open = |name: &str| File::open(folder.join(name));
+    Some(Source::Group {
+        now: open(files.now).ok()?,
+        peak: open(files.peak).ok(),
+        stat: open("memory.stat").ok()?,
+        words: files.words,
+    })
+}
+
+/// What a file of the kernel's says now.
+fn text(file: &File) -> io::Result<String> {
+    let mut bytes = vec![0; FILE_BYTES];
+    let len = file.read_at(&mut bytes, 0)?;
+    bytes.truncate(len);
+    String::from_utf8(bytes).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+fn number(text: &str) -> Option<u64> {
+    text.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn open(folder: &Path, name: &str, text: &str) -> File {
+        std::fs::write(folder.join(name), text).unwrap();
+        File::open(folder.join(name)).unwrap()
+    }
+
+    #[test]
+    fn copies_of_files_are_not_counted_and_files_in_memory_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path();
+        let stat = "cache 1\nrss 2\ntotal_cache 3000\ntotal_rss 5000\ntotal_shmem 1000\n";
+        let source = Source::Group {
+            now: open(at, "now", "9000\n"),
+            peak: Some(open(at, "peak", "20000\n")),
+            stat: open(at, "stat", stat),
+            words: V1.words,
+        };
+        let mut gauge = Gauge(source);
+        assert_eq!(gauge.read(), Some(MemoryUse { now_bytes: 7000, peak_bytes: 18_000 }));
+        std::fs::write(at.join("stat"), "garbage\n").unwrap();
+        assert_eq!(gauge.read(), None);
+    }
+
+    #[test]
+    fn a_process_without_a_group_is_asked_itself_and_nobody_has_nothing() {
+        let mut gauge = Gauge::of(std::process::id()).unwrap();
+        let before = gauge.read().unwrap();
+        let held = vec![1_u8; 64 << 20];
+        let after = gauge.read().unwrap();
+        assert!(after.now_bytes >= before.now_bytes + (32 << 20), "{before:?} {after:?} {}", held[1]);
+        assert!(after.peak_bytes >= after.now_bytes);
+        assert!(Gauge::of(u32::MAX).is_none());
+    }
+}

@@ -1,0 +1,117 @@
+//! `sublet graph top`: the runs that go on, with what each component has now.
+
+use std::io::IsTerminal;
+use std::thread::sleep;
+use std::time::Duration;
+
+use clap::Args;
+use sublet_proto::Error;
+use sublet_runtime::manager::ManagerClient;
+
+use super::history::{ComponentUse, Run, is_run, shown};
+use crate::cli::Connection;
+use crate::cli::output::{Output, print, table};
+use crate::cli::parse::{duration, show_bytes, show_ns};
+use crate::cli::time::now_ms;
+
+/// Drivers report each second. After this, one is missed.
+const SILENCE_MS: u64 = 5000;
+/// How many runs are looked at.
+const RUNS: u32 = 100;
+/// To the terminal's upper left corner, and nothing behind it.
+const CLEAR: &str = "\x1b[H\x1b[2J\x1b[3J";
+
+/// Show the runs that go on, and what their components have now
+#[derive(Debug, Args)]
+pub(super) struct Top {
+    /// The name of a graph, or the identifier of a run [default: runs of all graphs]
+    name: Option<String>,
+
+    /// Show it once, and not again and again; without a terminal, and with --json, it is so anyway
+    #[arg(long)]
+    once: bool,
+
+    /// Look again after so long
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "1s")]
+    every: Duration,
+
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// Shows.
+pub(super) fn run(arguments: &Top, output: &Output) -> Result<(), Error> {
+    let manager = arguments.connection.open()?;
+    let name = arguments.name.as_deref().unwrap_or_default();
+    if arguments.once || !output.is_for_people() || !std::io::stdout().is_terminal() {
+        return output.show(&look(&manager, name)?, |runs| screen(runs));
+    }
+    loop {
+        let runs = look(&manager, name)?;
+        print(&format!("{CLEAR}{}", screen(&runs)))?;
+        sleep(arguments.every);
+    }
+}
+
+fn look(manager: &ManagerClient, name: &str) -> Result<Vec<Run>, Error> {
+    if is_run(name) {
+        let page = manager.read_run(name, u64::MAX)?;
+        let run = page.info.filter(|info| info.ended_unix_ms == 0);
+        return Ok(run.map(shown).into_iter().collect());
+    }
+    Ok(manager.runs_going_on(name, RUNS)?.into_iter().map(shown).collect())
+}
+
+fn screen(runs: &[Run]) -> String {
+    if runs.is_empty() {
+        return "no run goes on".to_owned();
+    }
+    let now_ms = now_ms();
+    runs.iter().map(|run| one(run, now_ms)).collect::<Vec<_>>().join("\n")
+}
+
+fn one(run: &Run, now_ms: u64) -> String {
+    let since = |at_ms: u64| show_ns(now_ms.saturating_sub(at_ms).saturating_mul(1_000_000));
+    let sum = |of: fn(&ComponentUse) -> u64| show_bytes(run.components.iter().map(of).sum());
+    let mut text = format!(
+        "{}  {}  for {}  leased {}  used {}\n",
+        run.graph,
+        run.run,
+        since(run.began_unix_ms),
+        sum(|of| of.allocated_now_bytes),
+        sum(|of| of.used_now_bytes)
+    );
+    match run.reported_unix_ms {
+        // A run says nothing before it is so old.
+        None if now_ms.saturating_sub(run.began_unix_ms) < SILENCE_MS => {}
+        None => text += "  nothing was heard of it: its client is gone, or cannot reach a manager\n",
+        Some(at_ms) if now_ms.saturating_sub(at_ms) >= SILENCE_MS => {
+            text +=
+                &format!("  silent for {}: its client is gone, or cannot reach a manager\n", since(at_ms));
+        }
+        Some(_) => {}
+    }
+    let bytes = |bytes: u64| if bytes == 0 { String::new() } else { show_bytes(bytes) };
+    let row = |of: &ComponentUse| {
+        [
+            of.component.clone(),
+            of.state.unwrap_or_default().to_owned(),
+            if of.instances == 0 { "memory".to_owned() } else { of.instances.to_string() },
+            bytes(of.allocated_now_bytes),
+            bytes(of.used_now_bytes),
+            of.nodes.join(", "),
+            of.waits_for.as_ref().map_or(String::new(), |what| format!("waits for {what}")),
+        ]
+    };
+    let rows: Vec<_> = run.components.iter().map(row).collect();
+    if !rows.is_empty() {
+        text +=
+            &table(&["  COMPONENT", "STATE", "INSTANCES", "LEASED", "USED", "NODES", ""], &indented(rows));
+    }
+    text
+}
+
+fn indented(mut rows: Vec<[String; 7]>) -> Vec<[String; 7]> {
+    rows.iter_mut().for_each(|row| row[0].insert_str(0, "  "));
+    rows
+}
