@@ -73,7 +73,7 @@ def test_instances_share_arrays_in_memory_components(table):
     heard = []
     outcome = table.run(b"100000", lambda *news: heard.append(news))
     assert outcome.output == b"1200000" and outcome.outputs == {"add": [b"1200000"]}
-    assert [news[:2] for news in heard] == [
+    assert [news[:2] for news in heard if news[0] != "waits"] == [
         (what, component) for component in ("fill", "double", "add") for what in ("began", "ended")
     ]
     used = {part["component"]: part for part in outcome.components}

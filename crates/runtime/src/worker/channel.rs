@@ -18,22 +18,24 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 
-use prost::Message;
-use sublet_fabric::packet::{Packet, PacketSocket};
+use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::region::{PAGE_BYTES, Region};
-use sublet_fabric::sync::{AtomicU64, Ordering};
+use sublet_fabric::sync::Ordering;
 use sublet_proto::graph::Rights;
 use sublet_proto::v1::{self, memory_answer};
-use sublet_proto::{Code, Error, decode};
+use sublet_proto::{Code, Error};
 
 use super::client::descriptors;
 use super::mailbox::Mailbox;
 pub use super::mailbox::{MAX_MESSAGE_BYTES, Refused};
-use crate::lease::link::{error_of, lock, protocol};
+use crate::lease::link::{lock, protocol};
 use crate::memory::RawReading;
 use crate::memory::guest;
 use crate::memory::piece::{At, Piece};
 use crate::memory::pieces::{CacheSize, Owner, Pieces};
+use client::{Client, Known, answer};
+
+mod client;
 
 /// How long the client may take to tell of its run's channels. Later answers take as long as a lease may.
 const FIRST_ANSWERS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -68,22 +70,6 @@ pub struct Channel {
     /// If it carries messages.
     mailbox: Option<v1::Mailbox>,
     client: Arc<Client>,
-}
-
-/// Who knows of a component, as a channel asks it.
-struct Client {
-    /// By the order of the edges.
-    number: u32,
-    state: Region,
-    /// On another machine: how long the component was when it was last asked, and which ends had ended.
-    known: Option<Known>,
-    socket: Arc<Mutex<PacketSocket>>,
-}
-
-#[derive(Default)]
-struct Known {
-    len_bytes: AtomicU64,
-    ended: AtomicU64,
 }
 
 /// The run, if there is one.
@@ -432,72 +418,6 @@ impl Channel {
     }
 }
 
-impl Client {
-    /// Where it stands how long the component is.
-    fn len(&self) -> &AtomicU64 {
-        self.known.as_ref().map_or_else(|| self.word(LEN_AT), |known| &known.len_bytes)
-    }
-
-    fn word(&self, at: u64) -> &AtomicU64 {
-        self.state.view(at).expect("a page has these words")
-    }
-
-    /// Asks, and takes what comes before the end of the answer. The question is made when it is this thread's turn.
-    fn ask(
-        &self,
-        question: impl FnOnce() -> v1::MemoryQuestion,
-        mut take: impl FnMut(v1::Piece, Vec<OwnedFd>) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let socket = lock(&self.socket);
-        let question = v1::MemoryQuestion { channel: self.number + 1, ..question() };
-        socket.send(&question.encode_to_vec(), &[])?;
-        loop {
-            match answer(socket.receive(None)?)? {
-                (memory_answer::Body::Piece(piece), fds) => take(piece, fds)?,
-                (memory_answer::Body::There(there), _) => {
-                    if let Some(known) = &self.known {
-                        known.len_bytes.fetch_max(there.len_bytes, Ordering::AcqRel);
-                        known.ended.fetch_or(there.ended.into(), Ordering::AcqRel);
-                    }
-                    return Ok(());
-                }
-                (memory_answer::Body::Failure(failure), _) => {
-                    return Err(error_of(failure.code, failure.message));
-                }
-                (memory_answer::Body::Channel(_), _) => {
-                    return Err(protocol("a channel that was not asked for"));
-                }
-            }
-        }
-    }
-}
-
-impl Owner for Client {
-    #[inline]
-    fn check(&self) -> Result<(), Error> {
-        if self.word(OVER_AT).load(Ordering::Acquire) == 0 {
-            return Ok(());
-        }
-        let why = v1::MemoryQuestion { is_over: true, ..v1::MemoryQuestion::default() };
-        self.ask(|| why, |_, _| Ok(()))?;
-        Err(Error::new(Code::LeaseEnded, "the memory component is over"))
-    }
-
-    /// A segment that is out of reach has ended, and the component with it: the client is told.
-    #[cold]
-    fn failed(&self, piece: &Piece, error: Error) -> Error {
-        if error.code != Code::AgentUnreachable {
-            return error;
-        }
-        let lost =
-            v1::MemoryQuestion { lost_segment: piece.segment.clone(), ..v1::MemoryQuestion::default() };
-        self.ask(|| lost, |_, _| Ok(())).err().unwrap_or(error)
-    }
-
-    /// Whoever waits takes what comes.
-    fn attend(&self) {}
-}
-
 /// What the client, or this machine's agent, has handed over.
 fn received(piece: v1::Piece, fds: Vec<OwnedFd>) -> Result<Piece, Error> {
     let [fd] = descriptors("memory", fds)?;
@@ -507,11 +427,4 @@ fn received(piece: v1::Piece, fds: Vec<OwnedFd>) -> Result<Piece, Error> {
         None => Ok(Piece::here(at, fd)),
         Some(connected) => guest::reached(at, TcpStream::from(fd), &connected),
     }
-}
-
-fn answer(packet: Option<Packet>) -> Result<(memory_answer::Body, Vec<OwnedFd>), Error> {
-    let gone = || Error::new(Code::AgentUnreachable, "the client that runs the graph is gone");
-    let packet = packet.ok_or_else(gone)?;
-    let body = decode::<v1::MemoryAnswer>("an answer about memory", &packet.bytes)?.body;
-    Ok((body.ok_or_else(|| protocol("an empty answer about memory"))?, packet.fds))
 }

@@ -1,0 +1,242 @@
+//! How the memory components of a run reach the workers that access them.
+//!
+//! Each worker process has a socket on which it asks for memory, and a thread here that answers: with the files of segments, opened
+//! for what the edge allows, or with connections to those of other machines. A process on another machine has that socket of its
+//! agent, which passes questions and answers on, and makes of tickets what its process gets. So a segment is reached by those to
+//! whom its run has given it, and by no other.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use prost::Message;
+use sublet_fabric::packet::PacketSocket;
+use sublet_fabric::region::read_only;
+use sublet_fabric::sync::Ordering;
+use sublet_proto::graph::Rights;
+use sublet_proto::v1::{self, memory_answer};
+use sublet_proto::{Code, Error, decode};
+
+use super::{Access, Channels, Component};
+use crate::lease::Lease;
+use crate::lease::link::{lock, protocol};
+use crate::lease::run::Told;
+use crate::memory::guest;
+use crate::memory::piece::Piece;
+use crate::worker::channel::{ENDED_AT, LEN_AT};
+
+/// How long a worker may take to take in what it has asked for.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// With what is allowed.
+fn opened(file: BorrowedFd<'_>, rights: Rights) -> Result<OwnedFd, Error> {
+    match rights {
+        Rights::Write => file
+            .try_clone_to_owned()
+            .map_err(|error| Error::new(Code::System, format!("dup of memory: {error}"))),
+        Rights::Read => Ok(read_only(file)?),
+    }
+}
+
+/// The way by which a worker process asks for memory. Dropped, it is cut.
+pub(in crate::run) struct Link {
+    way: Option<Arc<Way>>,
+    lease: Arc<Lease>,
+    /// Of the worker process that has been told.
+    exits: u64,
+}
+
+impl Link {
+    /// Tells a lease's worker process of the run, and lets it access these.
+    pub(in crate::run) fn open(
+        lease: &Arc<Lease>,
+        first: u32,
+        instances: u32,
+        channels: &Channels,
+    ) -> Result<Link, Error> {
+        let run = v1::Run { first_instance: first, instances, channels: channels.len() as u32, number: 0 };
+        if channels.is_empty() {
+            return Ok(Link { way: None, exits: lease.tell_run(run, Told::Nothing)?, lease: lease.clone() });
+        }
+        let node = lease.description().node;
+        let answering = |way: &Arc<Way>| Answering { way: way.clone(), channels: channels.clone(), node };
+        let first = channels.iter().map(Answer::channel);
+        let (way, exits) = if lease.is_remote() {
+            let first = first.map(|answer| Ok(answer?.bytes)).collect::<Result<_, Error>>()?;
+            let (number, questions) = lease.hear_questions();
+            let questions = Mutex::new(questions);
+            let way = Arc::new(Way::Relayed { lease: lease.clone(), run: number, questions });
+            answering(&way).start()?;
+            let exits = lease.tell_run(v1::Run { number, ..run }, Told::Relayed(first));
+            (way, exits)
+        } else {
+            let (here, there) = PacketSocket::pair()?;
+            here.set_send_timeout(SEND_TIMEOUT)?;
+            let way = Arc::new(Way::Here(here));
+            first.into_iter().try_for_each(|answer| way.send(answer?))?;
+            answering(&way).start()?;
+            let exits = lease.tell_run(run, Told::Here(there.as_fd()));
+            (way, exits)
+        };
+        let mut link = Link { way: Some(way), lease: lease.clone(), exits: 0 };
+        link.exits = exits?;
+        Ok(link)
+    }
+
+    /// Whether the worker process is still the one that was told.
+    ///
+    /// # Errors
+    /// `worker_died` if not: what came from it may be of another.
+    pub(in crate::run) fn check(&self) -> Result<(), Error> {
+        if self.lease.exits() == self.exits {
+            return Ok(());
+        }
+        Err(Error::new(Code::WorkerDied, "the worker process ended while it executed its component"))
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Some(way) = &self.way {
+            way.cut();
+        }
+    }
+}
+
+/// How questions come and answers go.
+enum Way {
+    /// The process has the other end.
+    Here(PacketSocket),
+    /// Its agent has.
+    Relayed { lease: Arc<Lease>, run: u32, questions: Mutex<Receiver<Vec<u8>>> },
+}
+
+/// What a process is told, and what goes along within a machine.
+struct Answer {
+    bytes: Vec<u8>,
+    file: Option<OwnedFd>,
+}
+
+impl Answer {
+    fn new(body: memory_answer::Body, file: Option<OwnedFd>) -> Answer {
+        Answer { bytes: v1::MemoryAnswer { body: Some(body) }.encode_to_vec(), file }
+    }
+
+    fn channel(access: &Access) -> Result<Answer, Error> {
+        let state = opened(access.memory.state.fd(), access.rights)?;
+        let channel = v1::Channel { mailbox: access.mailbox.clone(), ..access.memory.channel(access.rights) };
+        Ok(Answer::new(memory_answer::Body::Channel(channel), Some(state)))
+    }
+}
+
+impl Way {
+    /// The next question; none once it is cut, at whichever end.
+    fn hear(&self) -> Option<Vec<u8>> {
+        match self {
+            Way::Here(socket) => socket.receive(None).ok().flatten().map(|packet| packet.bytes),
+            Way::Relayed { questions, .. } => lock(questions).recv().ok(),
+        }
+    }
+
+    fn send(&self, answer: Answer) -> Result<(), Error> {
+        match self {
+            Way::Here(socket) => {
+                let files: Vec<_> = answer.file.iter().map(AsFd::as_fd).collect();
+                Ok(socket.send(&answer.bytes, &files)?)
+            }
+            Way::Relayed { lease, run, .. } => lease.answer_memory(*run, answer.bytes),
+        }
+    }
+
+    fn cut(&self) {
+        match self {
+            Way::Here(socket) => socket.shutdown(),
+            Way::Relayed { lease, run, .. } => lease.hear_no_questions(*run),
+        }
+    }
+
+    /// A piece, as the process or its agent gets it.
+    fn piece(&self, component: &Component, piece: &Piece, rights: Rights) -> Result<Answer, Error> {
+        let (segment, node) = (piece.segment.clone(), piece.node.clone());
+        let Piece { offset, len_bytes, .. } = *piece;
+        let told = v1::Piece { offset, len_bytes, segment, node, ..v1::Piece::default() };
+        let (told, file) = match (self, piece.file()) {
+            (Way::Here(_), Some(file)) => (told, Some(opened(file, rights)?)),
+            (Way::Here(_), None) => {
+                let ticket = component.invite(piece, rights)?;
+                let (socket, connected) = guest::connect(&piece.segment, &ticket)?;
+                (v1::Piece { connected: Some(connected), ..told }, Some(socket.into()))
+            }
+            (Way::Relayed { .. }, _) => {
+                (v1::Piece { ticket: Some(component.invite(piece, rights)?), ..told }, None)
+            }
+        };
+        Ok(Answer::new(memory_answer::Body::Piece(told), file))
+    }
+}
+
+/// The thread that answers one worker process.
+struct Answering {
+    way: Arc<Way>,
+    channels: Channels,
+    /// Where the process is.
+    node: String,
+}
+
+impl Answering {
+    fn start(self) -> Result<(), Error> {
+        std::thread::Builder::new()
+            .name("sublet channels".into())
+            .spawn(move || self.run())
+            .map(drop)
+            .map_err(|error| Error::new(Code::System, format!("starting a thread: {error}")))
+    }
+
+    /// Until the connection is cut, at whichever end.
+    fn run(self) {
+        while let Some(question) = self.way.hear() {
+            let end = match self.answer(&question) {
+                Ok(there) => memory_answer::Body::There(there),
+                Err(Error { code, message }) => {
+                    memory_answer::Body::Failure(v1::Failure { code: code.number(), message })
+                }
+            };
+            if self.way.send(Answer::new(end, None)).is_err() {
+                break;
+            }
+        }
+        self.way.cut();
+    }
+
+    fn answer(&self, question: &[u8]) -> Result<v1::MemoryThere, Error> {
+        let question: v1::MemoryQuestion = decode("a question about memory", question)?;
+        let number = question.channel;
+        let channel = number.checked_sub(1).and_then(|index| self.channels.get(index as usize));
+        let Access { memory: component, rights, .. } =
+            channel.ok_or_else(|| protocol(format!("there is no channel {number}")))?;
+        if !question.lost_segment.is_empty() {
+            return Err(component.lost(&question.lost_segment, &self.node));
+        }
+        if question.is_over {
+            return Err(component.why_over());
+        }
+        let end = question.end_bytes.max(question.len_bytes);
+        if end > component.limit_bytes {
+            let message = format!("{end} bytes of memory component {}", component.name);
+            return Err(Error::new(Code::MemoryExceeded, message));
+        }
+        component.check()?;
+        if question.end_bytes > 0 {
+            component.reserve(question.end_bytes, self.channels.of)?;
+            for piece in component.grow((question.have_bytes, question.end_bytes), &self.node)? {
+                self.way.send(self.way.piece(component, &piece, *rights)?)?;
+            }
+        }
+        if *rights == Rights::Write {
+            component.word(LEN_AT).fetch_max(question.len_bytes, Ordering::AcqRel);
+        }
+        let ended = component.word(ENDED_AT).load(Ordering::Acquire) as u32;
+        Ok(v1::MemoryThere { len_bytes: component.len_bytes(), ended })
+    }
+}
