@@ -9,11 +9,13 @@ readonly CARGO_DENY=0.20.2
 # command:package pairs
 readonly BUILD_TOOLS=(gcc:gcc g++:g++ make:make protoc:protobuf-compiler python3:python3)
 readonly TEST_TOOLS=(cmake:cmake pkg-config:pkg-config strace:strace nats-server:nats-server ip:iproute2 tc:iproute2
-    crun:crun umoci:umoci clang:clang wasm-ld:lld node:nodejs)
+    crun:crun umoci:umoci clang:clang wasm-ld:lld node:nodejs redis-cli:redis-tools)
 # A library that a test preloads to move a process's clock; it has no command of its own.
 readonly FAKETIME_PACKAGE=libfaketime
 # libfabric's headers, against which the ofi provider is built. With them comes the library, which it loads.
 readonly LIBFABRIC_PACKAGE=libfabric-dev
+# Redis's client in C: what the example of logistic regression is compared with hands on through it.
+readonly REDIS_PACKAGE=libhiredis-dev
 # A C library for WebAssembly, with which tests and examples are compiled.
 readonly WASI_PACKAGE=wasi-libc
 # What Rust compiles WebAssembly for.
@@ -61,6 +63,10 @@ has_faketime() {
 
 has_libfabric_headers() {
     printf '#include <rdma/fabric.h>\n' | gcc -fsyntax-only -x c - 2>/dev/null
+}
+
+has_redis_headers() {
+    printf '#include <hiredis/hiredis.h>\n' | gcc -fsyntax-only -x c - 2>/dev/null
 }
 
 has_wasi_library() {
@@ -182,6 +188,7 @@ main() {
     [[ $1 == test ]] && tools+=("${TEST_TOOLS[@]}")
     packages=$(missing_packages "${tools[@]}")
     [[ $1 != test ]] || has_faketime || packages+="$FAKETIME_PACKAGE "
+    [[ $1 != test ]] || has_redis_headers || packages+="$REDIS_PACKAGE "
     [[ $1 != test ]] || has_wasi_library || packages+="$WASI_PACKAGE "
     [[ $1 == build ]] || has_python_environments || packages+='python3-venv '
     [[ $1 != test ]] || has_opencl || packages+="${OPENCL_PACKAGES[*]} "
