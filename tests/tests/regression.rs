@@ -36,7 +36,9 @@ fn the_example_comes_to_the_same_model_and_says_what_it_used() {
     let said: Value = serde_json::from_slice(&said(&mut command)).unwrap();
     assert_eq!(said["same_model"], true);
     assert!(said["accuracy"].as_f64().unwrap() > 0.8, "{said}");
-    for ratio in ["utilisation", "gb_seconds_ratio", "time_ratio", "redis_gb_seconds_ratio", "redis_time_ratio"] {
+    for ratio in
+        ["utilisation", "gb_seconds_ratio", "time_ratio", "redis_gb_seconds_ratio", "redis_time_ratio"]
+    {
         assert!(said[ratio].as_f64().unwrap() > 0.0, "{said}");
     }
     assert!(said["utilisation"].as_f64().unwrap() <= 1.0, "{said}");

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use common::*;
 use sublet_manager::Manager;
+use sublet_proto::graph::MAX_COMPONENTS;
 use sublet_proto::limits::MAX_ENDS;
+use sublet_proto::run::{MAX_ENTRIES, MAX_OUTPUT_BYTES};
 use sublet_proto::ticket::Verifying;
 use sublet_proto::v1::*;
 use sublet_proto::{Code, package};
@@ -341,4 +343,40 @@ async fn what_is_reported_of_a_run_is_seen_while_it_goes_on_and_never_undoes_its
     ] {
         assert_eq!(done(client.report_run(bad).await).unwrap_err().code, Code::InvalidArgument);
     }
+}
+
+#[tokio::test]
+async fn what_no_journal_has_is_refused_and_a_run_that_has_ended_takes_nothing_more() {
+    let House { folder: _folder, manager: _manager, mut client, .. } = house().await;
+    let document = br#"{"version":1,"name":"g","components":[{"name":"c","type":"compute","package":"p","function":"f","entry":true}]}"#;
+    done(client.deploy_graph(DeployGraphRequest { document: document.to_vec() }).await).unwrap();
+    let run = "0a".repeat(16);
+    let begin = |run: &str, len| BeginRunRequest { run: run.into(), graph: "g".into(), input: vec![0; len] };
+    for bad in ["", "0a", "../../../../../../../../graph/g/x", &"0A".repeat(16), &"0a".repeat(17)] {
+        let refused = done(client.begin_run(begin(bad, 0)).await).unwrap_err();
+        assert_eq!(refused.code, Code::UnknownRun, "{refused}");
+    }
+    let large = done(client.begin_run(begin(&run, MAX_OUTPUT_BYTES + 1)).await).unwrap_err();
+    assert_eq!(large.code, Code::OutputTooLarge);
+    done(client.begin_run(begin(&run, MAX_OUTPUT_BYTES)).await).unwrap();
+
+    let fine = JournalEntry { number: 1, from: "c".into(), instances: 1, ..JournalEntry::default() };
+    let request = |entry: &JournalEntry| JournalRequest { run: run.clone(), entries: vec![entry.clone()] };
+    for (bad, code) in [
+        (JournalEntry { number: 0, ..fine.clone() }, Code::InvalidArgument),
+        (JournalEntry { number: MAX_ENTRIES, ..fine.clone() }, Code::InvalidArgument),
+        (JournalEntry { to: vec!["c".into(); MAX_COMPONENTS + 1], ..fine.clone() }, Code::InvalidArgument),
+        (JournalEntry { output: vec![0; MAX_OUTPUT_BYTES + 1], ..fine.clone() }, Code::OutputTooLarge),
+    ] {
+        let entries = vec![fine.clone(), bad];
+        let refused = client.journal(JournalRequest { run: run.clone(), entries }).await;
+        assert_eq!(done(refused).unwrap_err().code, code);
+    }
+    let read = ReadRunRequest { run: run.clone(), after: 0 };
+    assert_eq!(done(client.read_run(read.clone()).await).unwrap().entries, [], "all of a batch or nothing");
+    done(client.journal(request(&fine)).await).unwrap();
+    assert_eq!(done(client.read_run(read).await).unwrap().entries, [fine.clone()]);
+
+    done(client.end_run(EndRunRequest { run: run.clone(), ..EndRunRequest::default() }).await).unwrap();
+    assert_eq!(done(client.journal(request(&fine)).await).unwrap_err().code, Code::UnknownRun);
 }

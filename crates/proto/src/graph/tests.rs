@@ -104,6 +104,7 @@ fn what_is_wrong_is_told_with_its_place() {
         ("/components/1/parallelism", json!(0), "components[1].parallelism", "1 to 1024"),
         ("/components/1/parallelism", json!(1025), "components[1].parallelism", "1 to 1024"),
         ("/components/1/parallelism", json!(-1), "components[1].parallelism", "invalid value"),
+        ("/components/1/resources/pu", json!("a/b"), "components[1].resources.pu", "no name"),
         (
             "/components/1/resources/memory_bytes",
             json!(u64::MAX),

@@ -280,7 +280,42 @@ impl Pieces {
 
 #[cfg(test)]
 mod tests {
+    use sublet_fabric::region::{PAGE_BYTES, create_file};
+
+    use super::super::piece::At;
     use super::*;
+
+    struct Nobody;
+
+    impl Owner for Nobody {
+        fn check(&self) -> Result<(), Error> {
+            Ok(())
+        }
+
+        fn failed(&self, _: &Piece, error: Error) -> Error {
+            error
+        }
+
+        fn attend(&self) {}
+    }
+
+    #[test]
+    fn what_is_beyond_the_last_piece_is_neither_read_nor_written() {
+        let pieces = Pieces::new(1 << 20, Rights::Write, CacheSize::within(0), Arc::new(Nobody)).unwrap();
+        let at = At { segment: "s".into(), node: "n".into(), offset: 0, len_bytes: PAGE_BYTES };
+        pieces.add(Arc::new(Piece::here(at, create_file("piece", PAGE_BYTES).unwrap()))).unwrap();
+        let mut bytes = [0; 2];
+        pieces.write(PAGE_BYTES - 2, &[1, 2]).unwrap();
+        pieces.read(PAGE_BYTES - 2, &mut bytes).unwrap();
+        assert_eq!(bytes, [1, 2]);
+        for offset in [PAGE_BYTES - 1, PAGE_BYTES, 1 << 20, u64::MAX] {
+            let refused =
+                [pieces.read(offset, &mut bytes).unwrap_err(), pieces.write(offset, &[3, 4]).unwrap_err()];
+            assert!(refused.iter().all(|error| error.code == Code::InvalidArgument), "{offset}: {refused:?}");
+        }
+        pieces.read(PAGE_BYTES - 2, &mut bytes).unwrap();
+        assert_eq!(bytes, [1, 2]);
+    }
 
     #[test]
     fn a_cache_within_little_memory_is_a_small_one_or_none() {

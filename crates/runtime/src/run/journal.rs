@@ -61,7 +61,7 @@ impl Journal {
             journal.last = last.number;
             entries.extend(page.entries);
         }
-        let records = journal.records(entries)?;
+        let records = records(graph, entries)?;
         Ok((journal, input, records))
     }
 
@@ -113,27 +113,27 @@ impl Journal {
         let run = self.run.clone();
         self.manager.end_run(v1::EndRunRequest { run, code, message, components, points }).map(drop)
     }
+}
 
-    /// The entries' records, in their order. One of which not all instances' entries are there was never made.
-    fn records(&self, entries: Vec<JournalEntry>) -> Result<Vec<Record>, Error> {
-        let index = |name: &String| {
-            let found = self.graph.components.iter().position(|component| component.name == *name);
-            found.ok_or_else(|| protocol(format!("the run's journal is of another graph: it has no {name}")))
-        };
-        let (mut records, mut outputs) = (Vec::new(), Vec::new());
-        for entry in entries {
-            if entry.instance == 0 {
-                outputs.clear();
-            }
-            outputs.push(entry.output);
-            if entry.instance + 1 == entry.instances && outputs.len() == entry.instances as usize {
-                let to = entry.to.iter().map(index).collect::<Result<_, _>>()?;
-                let outputs = Arc::new(std::mem::take(&mut outputs));
-                records.push(Record { from: index(&entry.from)?, to, outputs });
-            }
+/// The entries' records, in their order. One of which not all instances' entries are there was never made.
+fn records(graph: &Graph, entries: Vec<JournalEntry>) -> Result<Vec<Record>, Error> {
+    let index = |name: &String| {
+        let found = graph.components.iter().position(|component| component.name == *name);
+        found.ok_or_else(|| protocol(format!("the run's journal is of another graph: it has no {name}")))
+    };
+    let (mut records, mut outputs) = (Vec::new(), Vec::new());
+    for entry in entries {
+        if entry.instance == 0 {
+            outputs.clear();
         }
-        Ok(records)
+        outputs.push(entry.output);
+        if entry.instance + 1 == entry.instances && outputs.len() == entry.instances as usize {
+            let to = entry.to.iter().map(index).collect::<Result<_, _>>()?;
+            let outputs = Arc::new(std::mem::take(&mut outputs));
+            records.push(Record { from: index(&entry.from)?, to, outputs });
+        }
     }
+    Ok(records)
 }
 
 fn too_large(component: &str, len: usize) -> Error {
@@ -141,4 +141,44 @@ fn too_large(component: &str, len: usize) -> Error {
         "component {component} returned {len} bytes, at most {MAX_OUTPUT_BYTES} are handed on: larger data belongs into a memory component"
     );
     Error::new(Code::OutputTooLarge, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(from: &str, (instance, instances): (u32, u32), output: &str) -> JournalEntry {
+        let (from, output) = (from.into(), output.as_bytes().to_vec());
+        JournalEntry { from, instance, instances, output, ..JournalEntry::default() }
+    }
+
+    /// The components and outputs of the records.
+    fn said(entries: Vec<JournalEntry>) -> Result<Vec<(usize, Vec<Vec<u8>>)>, Error> {
+        let component = |name, entry| {
+            format!(r#"{{"name":"{name}","type":"compute","package":"p","function":"f","entry":{entry}}}"#)
+        };
+        let json = format!(
+            r#"{{"version":1,"name":"g","components":[{},{}],"edges":[{{"type":"trigger","from":"a","to":"b"}}]}}"#,
+            component("a", true),
+            component("b", false)
+        );
+        let records = records(&Graph::parse(json.as_bytes()).unwrap(), entries)?;
+        Ok(records.into_iter().map(|record| (record.from, record.outputs.to_vec())).collect())
+    }
+
+    #[test]
+    fn what_was_not_recorded_of_all_instances_was_not_recorded() {
+        let (first, second) = (entry("a", (0, 2), "1"), entry("a", (1, 2), "2"));
+        let whole = (0, vec![b"1".to_vec(), b"2".to_vec()]);
+        assert_eq!(said(vec![first.clone(), second.clone()]).unwrap(), std::slice::from_ref(&whole));
+        assert_eq!(said(vec![first.clone()]).unwrap(), []);
+        assert_eq!(said(vec![second.clone()]).unwrap(), []);
+        // Its client was killed between the two; the next attempt recorded both.
+        let begun = entry("a", (0, 2), "lost");
+        let next = (1, vec![b"b".to_vec()]);
+        let all = vec![begun, first, second, entry("b", (0, 1), "b")];
+        assert_eq!(said(all).unwrap(), [whole, next]);
+        let error = said(vec![entry("c", (0, 1), "")]).unwrap_err();
+        assert!(error.message.contains("has no c"), "{error}");
+    }
 }

@@ -86,6 +86,17 @@ fn a_loss_takes_its_communicating_set_along_and_nothing_else() {
 }
 
 #[test]
+fn a_loss_of_an_earlier_attempt_is_no_loss_of_this_one() {
+    let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
+    progress.begin();
+    assert_eq!(progress.lost(0, 1, gone()).unwrap(), [Step::Cancel { component: 0 }, start(0, 2, "in")]);
+    assert_eq!(progress.lost(0, 1, gone()).unwrap(), [], "it was told twice");
+    assert_eq!(progress.ended(0, 2, outputs("A")).len(), 3);
+    assert_eq!(progress.lost(0, 2, gone()).unwrap(), [], "its output is there already");
+    assert!(progress.is_current(1, 1) && progress.is_current(3, 1));
+}
+
+#[test]
 fn memory_that_nobody_needs_any_more_is_no_loss() {
     let mut progress = Progress::new(forked(), Vec::new(), 3);
     progress.begin();
