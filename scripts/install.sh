@@ -5,7 +5,8 @@
 #   libexec/sublet/              the worker programs, the one that makes sandboxes, and the one that builds kernels, which
 #                                only agents start
 #   lib/libsublet.{so,a}         the C library; lib/pkgconfig and lib/cmake tell how to use it
-#   include/                     sublet.h, sublet.hpp, sublet_memory.h, sublet_memory.hpp, sublet_function.h
+#   include/                     sublet.h, sublet.hpp, sublet_memory.h, sublet_memory.hpp, sublet_graph.h, sublet_graph.hpp,
+#                                sublet_swap.h, sublet_swap.hpp, sublet_function.h
 #   share/                       completions for bash, zsh and fish
 #
 # Nothing in it names the prefix: the tree may be moved. With --systemd there are, and they do name it:
@@ -67,7 +68,8 @@ put 755 $BUILT/libsublet_c.so "lib/libsublet.so.$interface"
 ln --symbolic --force --no-dereference "libsublet.so.$interface" "$prefix/lib/libsublet.so"
 put 644 $BUILT/libsublet_c.a lib/libsublet.a
 
-for header in sublet.h sublet.hpp sublet_memory.h sublet_memory.hpp sublet_function.h; do
+for header in sublet.h sublet.hpp sublet_memory.h sublet_memory.hpp sublet_graph.h sublet_graph.hpp sublet_swap.h sublet_swap.hpp \
+    sublet_function.h; do
     put 644 "$CAPI/include/$header" "include/$header"
 done
 fill $CAPI/pkgconfig/sublet.pc.in lib/pkgconfig/sublet.pc

@@ -29,6 +29,10 @@ pub fn chosen(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<R
             "keep_alive" => chosen.keep_alive = time()?,
             "hot_timeout" => chosen.hot_timeout = time()?,
             "lease_timeout" => chosen.lease_timeout = time()?,
+            "fabric" => {
+                let fabric: String = value.extract()?;
+                chosen.fabric = Some(fabric.parse().map_err(|error: Error| raised(py, &error))?);
+            }
             _ => return Err(invalid(py, format!("an application has no option {name}"))),
         }
     }

@@ -101,6 +101,10 @@ pub fn planned(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<
                 let fabric: String = value.extract()?;
                 plan.fabric(fabric.parse().map_err(|error: Error| raised(py, &error))?)
             }
+            "pool" => {
+                let pool: String = value.extract()?;
+                plan.pool(pool.parse().map_err(|error: Error| raised(py, &error))?)
+            }
             _ => return Err(invalid(py, format!("a memory component has no option {name}"))),
         };
     }

@@ -379,6 +379,10 @@ fn choose(
             allocation.fabric(fabric.parse().map_err(|error: Error| raised(py, &error))?)
         }
         "interface" => allocation.interface(value.extract::<String>()?),
+        "pool" => {
+            let pool: String = value.extract()?;
+            allocation.pool(pool.parse().map_err(|error: Error| raised(py, &error))?)
+        }
         _ => return Err(invalid(py, format!("a lease has no option {name}"))),
     })
 }

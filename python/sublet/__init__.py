@@ -13,7 +13,7 @@
 - `memory` and `Client.memory`: memory that is leased by the segment, and grows;
 - `remote`: NumPy arrays in such memory, larger than this process's;
 - `app` and `split`: a function that is executed as a graph of components; `Client.deploy` runs any graph;
-- `channel`, `instance`, `instances`: what a component's function has of its run;
+- `channel`, `send`, `receive`, `instance`, `instances`: what a component's function has of its run;
 - `local`: a platform of this program's own.
 """
 
@@ -24,7 +24,7 @@ from . import _memory, _native
 from ._app import App, app, load_app
 from ._application import Application, Outcome
 from ._bill import Bill
-from ._channel import Channel, channel, instance, instances
+from ._channel import Channel, channel, instance, instances, receive, send
 from ._client import Client, default_client, lease, memory, set_default
 from ._component import Memory
 from ._errors import (
@@ -96,7 +96,9 @@ __all__ = [
     "local",
     "memory",
     "ones",
+    "receive",
     "remote",
+    "send",
     "set_default",
     "split",
     "zeros",

@@ -65,7 +65,9 @@ __all__ = [
     "local",
     "memory",
     "ones",
+    "receive",
     "remote",
+    "send",
     "set_default",
     "split",
     "zeros",
@@ -80,6 +82,7 @@ class _MoreOptions(TypedDict, total=False):
     pu: str | None
     fabric: str | None
     interface: str | None
+    pool: str | None
     slots: int | None
     slot_bytes: int | None
     spin: float | None
@@ -109,6 +112,7 @@ class _RunOptions(TypedDict, total=False):
     keep_alive: float | None
     hot_timeout: float | None
     lease_timeout: float | None
+    fabric: str | None
 
 class Client:
     def __init__(
@@ -148,6 +152,7 @@ class Client:
         line: int | str | None = None,
         near: Iterable[str] | None = None,
         fabric: str | None = None,
+        pool: str | None = None,
     ) -> Memory: ...
     def deploy(
         self,
@@ -161,6 +166,7 @@ class Client:
         keep_alive: float | None = None,
         hot_timeout: float | None = None,
         lease_timeout: float | None = None,
+        fabric: str | None = None,
     ) -> Application: ...
     def application(
         self,
@@ -172,6 +178,7 @@ class Client:
         keep_alive: float | None = None,
         hot_timeout: float | None = None,
         lease_timeout: float | None = None,
+        fabric: str | None = None,
     ) -> Application: ...
     def bill(self, lease: str | None = None) -> Bill: ...
     @property
@@ -239,7 +246,11 @@ class Channel:
     def read(self, offset: int = 0, nbytes: int | None = None) -> bytes: ...
     def read_into(self, offset: int, buffer: WriteableBuffer) -> None: ...
     def write(self, offset: int, data: ReadableBuffer) -> None: ...
+    def read_async(self, offset: int, nbytes: int) -> _Reading: ...
+    def write_async(self, offset: int, data: ReadableBuffer) -> None: ...
     def grow(self, nbytes: int) -> None: ...
+    def resize(self, nbytes: int) -> None: ...
+    def release(self) -> None: ...
     def sync(self) -> None: ...
     def prefetch(self, offset: int, nbytes: int) -> None: ...
     @overload
@@ -248,6 +259,8 @@ class Channel:
     def array(self, shape: _Shape, dtype: DTypeLike = ..., offset: int = 0) -> NDArray[Any]: ...
 
 def channel(component: str) -> Channel: ...
+def send(component: str, data: ReadableBuffer, instance: int = 0, timeout: float | None = None) -> None: ...
+def receive(component: str, timeout: float | None = None) -> tuple[bytes, int]: ...
 def instance() -> int: ...
 def instances() -> int: ...
 
@@ -300,6 +313,7 @@ def memory(
     line: int | str | None = None,
     near: Iterable[str] | None = None,
     fabric: str | None = None,
+    pool: str | None = None,
 ) -> Memory: ...
 
 # What calls functions: a lease, and a lease with options.

@@ -1,4 +1,4 @@
-"""What a function that is executed by a graph's run has of the run: memory components, and which instance it is."""
+"""What a function that is executed by a graph's run has of the run: memory components, messages, and which instance it is."""
 
 import sys
 
@@ -23,15 +23,48 @@ def instances():
     return 1 if worker is None else worker.instance()[1]
 
 
-def channel(component):
-    """Opens the way to a memory component, by its name in the graph: a `Channel`, for as long as the run.
-
-    Raises `InvalidArgument` if the graph has no access edge to it, and in a call that is not of a run.
-    """
+def _worker_of_a_run():
     worker = _worker()
     if worker is None:
         raise _errors.InvalidArgument("this program is no worker that executes a graph's run, and has no memory components")
-    return Channel(component, worker.open_channel(component))
+    return worker
+
+
+def channel(component):
+    """Opens the way to a memory component, by its name in the graph: a `Channel`, for as long as the run.
+
+    Raises `InvalidArgument` if the graph has no access edge to it, and in a call that is not of a run; `LeaseEnded` if this
+    function has released it.
+    """
+    return Channel(component, _worker_of_a_run().open_channel(component))
+
+
+def send(component, data, instance=0, timeout=None):
+    """Sends a message to an instance of another component, which runs at the same time: the graph has a message edge.
+
+    `data` is `bytes` or any buffer, of at most 65536 bytes: what is larger is for memory components. It waits for room in that
+    instance's queue, at most `timeout` seconds, and not until it is received. Messages of one sender keep their order.
+
+    Raises `DeadlineExceeded`, which is a `TimeoutError`; `LeaseEnded` if the component has ended; and `InvalidArgument` without such
+    an edge or instance, for what is too long, and in a call that is not of a run.
+
+    Examples:
+        >>> sublet.send("tell", b"a question")
+    """
+    _worker_of_a_run().send(component, data, instance, timeout)
+
+
+def receive(component, timeout=None):
+    """Takes the next message that any instance of another component has sent to this one: its bytes, and the number of that
+    instance.
+
+    It waits at most `timeout` seconds; 0 only looks. Raises `DeadlineExceeded`, which is a `TimeoutError`; `LeaseEnded` when the
+    component has ended and nothing is left of it; and `InvalidArgument` as `send` does.
+
+    Examples:
+        >>> question, asker = sublet.receive("ask", timeout=10)
+    """
+    return _worker_of_a_run().receive(component, timeout)
 
 
 class Channel:
@@ -69,9 +102,35 @@ class Channel:
         """Copies the bytes of any buffer in: `bytes`, a contiguous array. What is beyond the end makes it grow."""
         self._native.write(offset, data)
 
+    def read_async(self, offset, nbytes):
+        """Begins to copy bytes out: `result()` of what this returns waits for them, once, and gives them."""
+        return self._native.read_async(offset, nbytes)
+
+    def write_async(self, offset, data):
+        """As `write`, without waiting until others can read it, which `sync` and the end of the function do."""
+        self._native.write_async(offset, data)
+
     def grow(self, nbytes):
         """Makes it so many bytes long, if it is shorter. New bytes are 0."""
         self._native.grow(nbytes)
+
+    def resize(self, nbytes):
+        """Makes it so many bytes long. New bytes are 0.
+
+        To be made shorter it must be this function's alone: `InvalidArgument` while another instance or component accesses it that
+        has neither ended nor released it, and while an array lies in what would go. Its memory is given back by whole segments, if
+        the function is executed on the machine of the run's client; elsewhere it is kept for when it grows again.
+        """
+        self._native.resize(nbytes)
+
+    def release(self):
+        """Syncs it, and says that this function does not access it any more: it need not be kept until the function ends.
+
+        Its memory is given back when all instances of all components that have begun have ended or released it, and no other is to
+        begin that may access it. `InvalidArgument` while an array lies in it. What the function does with it afterwards, opening
+        included, is `LeaseEnded`.
+        """
+        self._native.release()
 
     def sync(self):
         """Makes what was written be where others read it, and what others have synced before be read here.

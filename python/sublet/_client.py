@@ -79,7 +79,8 @@ class Client:
             initargs: The arguments of that.
             share_arrays: Whether workers on this machine use registered arrays where they are. With `False` they reach nothing of this
                 program but the messages of their own calls, and all arrays are copied: for functions that are not trusted.
-            **more: `shared=True`, `max_nodes`, `idle_timeout`, `pu`, `fabric`, `interface`, `slots`, `slot_bytes`, `spin`.
+            **more: `shared=True`, `max_nodes`, `idle_timeout`, `pu`, `fabric`, `interface`, `pool`, `slots`, `slot_bytes`,
+                `spin`.
         """
         _process.check()
         # Workers of another machine have copies of all that they reach, in the memory of their lease.
@@ -97,7 +98,18 @@ class Client:
         return Lease(self, invoker, functions)
 
     def memory(
-        self, initial=None, increment=None, limit=None, *, timeout=None, wait=None, cache=None, line=None, near=None, fabric=None
+        self,
+        initial=None,
+        increment=None,
+        limit=None,
+        *,
+        timeout=None,
+        wait=None,
+        cache=None,
+        line=None,
+        near=None,
+        fabric=None,
+        pool=None,
     ):
         """A memory component, which leases nothing before its first access: a `Memory`.
 
@@ -112,14 +124,27 @@ class Client:
             line: The lines of that, a power of two; 4 KiB.
             near: Names of nodes: rather on one of these, the first with room, than on others.
             fabric: `"shm"`, `"tcp"` or `"tcp+tls"`; without it shared memory on this machine, and TCP elsewhere.
+            pool: `"compute"`, `"memory"` or `"balanced"`: on nodes of this pool and on no others; without it, rather on those of the
+                memory pool.
         """
         _process.check()
         sizes = {"initial": initial, "increment": increment, "limit": limit, "cache": cache, "line": line}
         options = {f"{name}_bytes": None if size is None else bytes_of(size) for name, size in sizes.items()}
-        return Memory(self._invoker.memory(**options, timeout=timeout, wait=wait, near=near, fabric=fabric))
+        return Memory(self._invoker.memory(**options, timeout=timeout, wait=wait, near=near, fabric=fabric, pool=pool))
 
     def deploy(
-        self, graph, *, imports=(), path=None, patience=None, retries=None, prewarm=0, keep_alive=None, hot_timeout=None, lease_timeout=None
+        self,
+        graph,
+        *,
+        imports=(),
+        path=None,
+        patience=None,
+        retries=None,
+        prewarm=0,
+        keep_alive=None,
+        hot_timeout=None,
+        lease_timeout=None,
+        fabric=None,
     ):
         """Gives the managers a graph of compute and memory components, to be run: an `Application`.
 
@@ -135,17 +160,28 @@ class Client:
             keep_alive: For how many seconds workers are kept for the next run; not at all.
             hot_timeout: How many seconds workers poll after a call; not at all.
             lease_timeout: No lease of a run lasts longer, in seconds; an hour.
+            fabric: What carries calls, and the bytes of memory to and from other machines: `"shm"`, `"tcp"`, `"tcp+tls"` or another
+                network that the nodes have; without it the best.
         """
         _process.check()
-        options = _run_options(patience, retries, prewarm, keep_alive, hot_timeout, lease_timeout)
+        options = _run_options(patience, retries, prewarm, keep_alive, hot_timeout, lease_timeout, fabric)
         return _application.deploy(self._invoker, graph, options, imports, path)
 
     def application(
-        self, name, *, patience=None, retries=None, prewarm=0, keep_alive=None, hot_timeout=None, lease_timeout=None
+        self,
+        name,
+        *,
+        patience=None,
+        retries=None,
+        prewarm=0,
+        keep_alive=None,
+        hot_timeout=None,
+        lease_timeout=None,
+        fabric=None,
     ):
         """Opens a graph that was deployed, by its name or digest: an `Application`. The options are those of `deploy`."""
         _process.check()
-        options = _run_options(patience, retries, prewarm, keep_alive, hot_timeout, lease_timeout)
+        options = _run_options(patience, retries, prewarm, keep_alive, hot_timeout, lease_timeout, fabric)
         return _application.Application(self._invoker.open_graph(name, **options))
 
     @property
@@ -161,7 +197,7 @@ class Client:
         return "<sublet client>"
 
 
-def _run_options(patience, retries, prewarm, keep_alive, hot_timeout, lease_timeout):
+def _run_options(patience, retries, prewarm, keep_alive, hot_timeout, lease_timeout, fabric):
     return {
         "patience": patience,
         "retries": retries,
@@ -169,6 +205,7 @@ def _run_options(patience, retries, prewarm, keep_alive, hot_timeout, lease_time
         "keep_alive": keep_alive,
         "hot_timeout": hot_timeout,
         "lease_timeout": lease_timeout,
+        "fabric": fabric,
     }
 
 

@@ -3,10 +3,10 @@
 It goes along with the caller's modules, which may also say `@sublet.app` and `sublet.split()`.
 """
 
-from ._channel import Channel, channel, instance, instances
+from ._channel import Channel, channel, instance, instances, receive, send
 from ._split import split
 
-__all__ = ["Channel", "app", "channel", "instance", "instances", "split"]
+__all__ = ["Channel", "app", "channel", "instance", "instances", "receive", "send", "split"]
 
 
 def app(function=None, **options):

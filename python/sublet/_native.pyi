@@ -111,6 +111,7 @@ class Invoker:
         wait: float | None = None,
         near: Iterable[str] | None = None,
         fabric: str | None = None,
+        pool: str | None = None,
     ) -> Memory: ...
     def deploy(self, path: str | PathLike[str]) -> str: ...
     def deploy_graph(
@@ -123,6 +124,7 @@ class Invoker:
         keep_alive: float | None = None,
         hot_timeout: float | None = None,
         lease_timeout: float | None = None,
+        fabric: str | None = None,
     ) -> Application: ...
     def open_graph(
         self,
@@ -134,6 +136,7 @@ class Invoker:
         keep_alive: float | None = None,
         hot_timeout: float | None = None,
         lease_timeout: float | None = None,
+        fabric: str | None = None,
     ) -> Application: ...
     def bill(self, lease: str | None = None) -> list[_BillLine]: ...
     def allocate(
@@ -154,6 +157,7 @@ class Invoker:
         pu: str | None = None,
         fabric: str | None = None,
         interface: str | None = None,
+        pool: str | None = None,
     ) -> None: ...
     def grow(self, cores: int) -> None: ...
     def renew(self, timeout: float) -> None: ...

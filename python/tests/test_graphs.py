@@ -167,6 +167,173 @@ def test_an_edge_for_reading_is_for_reading(platform):
     assert said == b"permission_denied: memory component notes is read by this component, not written"
 
 
+def overlapped(data):
+    notes = sublet.channel("notes")
+    notes.grow(2 * MIB)
+    for at in range(0, 2 * MIB, 65536):
+        notes.write_async(at, bytes([at >> 16]) * 65536)
+    notes.sync()
+    notes.prefetch(0, 2 * MIB)
+    begun = [notes.read_async(at, 2) for at in range(65535, 2 * MIB - 65536, 65536)]
+    found = [reading.result() for reading in begun]
+    assert found == [bytes([at, at + 1]) for at in range(31)]
+    for what in (begun[0].result, lambda: notes.read_async(2 * MIB, 1)):
+        try:
+            what()
+            raise AssertionError("nothing is wrong with it")
+        except sublet.InvalidArgument as error:
+            data = bytes(data) + str(error).encode() + b"; "
+    return data
+
+
+def test_what_is_begun_in_a_channel_is_there_when_it_is_waited_for(platform):
+    for fabric in (None, "tcp"):
+        told = graph(compute("overlapped", overlapped, entry=True), memory("notes"), edges=[access("overlapped", "notes")])
+        said = platform.deploy(told, patience=60, fabric=fabric).run(b"").output.decode()
+        assert said.startswith("these bytes were taken already; 1 bytes at 2097152 of memory component notes"), said
+
+
+def shorten(data):
+    notes = sublet.channel("notes")
+    notes.write(0, b"some bytes")
+    table = notes.array(4, "u1", MIB)
+    refused = []
+    for what in (lambda: notes.resize(MIB), notes.release):
+        try:
+            what()
+        except sublet.InvalidArgument as error:
+            refused.append(str(error))
+    notes.resize(MIB + 4)
+    del table
+    notes.resize(4)
+    assert notes.nbytes == 4
+    notes.resize(6)
+    return json.dumps([refused, notes.read().decode()]).encode()
+
+
+def test_a_channel_is_made_shorter_where_there_is_no_array(platform):
+    told = graph(compute("shorten", shorten, entry=True), memory("notes"), edges=[access("shorten", "notes")])
+    refused, left = json.loads(platform.deploy(told, patience=60).run().output)
+    assert refused == ["1 arrays lie in what would go: give them up before"] * 2
+    assert left == "some\0\0"
+
+
+def let_go(data):
+    notes = sublet.channel("notes")
+    notes.write(0, b"some bytes")
+    notes.release()
+    found = []
+    for what in (notes.read, notes.release, lambda: notes.nbytes, lambda: sublet.channel("notes")):
+        try:
+            what()
+        except sublet.LeaseEnded as error:
+            found.append(str(error))
+    # What it had is the run's again.
+    sublet.channel("others").grow(3 * MIB)
+    return json.dumps(found).encode()
+
+
+def test_a_channel_is_released_before_the_function_ends(platform):
+    told = graph(
+        compute("let_go", let_go, entry=True, resources={"memory_bytes": 256 * MIB}),
+        memory("notes", initial_bytes=3 * MIB),
+        memory("others", initial_bytes=3 * MIB),
+        edges=[access("let_go", "notes"), access("let_go", "others")],
+    )
+    told["limits"] = {"memory_bytes": 260 * MIB}
+    found = json.loads(platform.deploy(told, patience=60).run().output)
+    assert found == ["memory component notes was released by this function"] * 4
+
+
+def ask(data):
+    questions = int(bytes(data))
+    for number in range(questions):
+        sublet.send("tell", numpy.full(3, number, "u2"), timeout=60)
+    answers = [sublet.receive("tell", timeout=60) for _ in range(questions)]
+    return json.dumps(sorted((int(data), instance) for data, instance in answers)).encode()
+
+
+def tell(data):
+    times = 0
+    while True:
+        try:
+            question, asker = sublet.receive("ask")
+        except sublet.LeaseEnded:
+            return b"%d" % times
+        number = numpy.frombuffer(question, "u2")
+        sublet.send("ask", b"%d" % number.sum(), asker)
+        times += 1
+
+
+def begin(data):
+    return data
+
+
+def talk(one, other):
+    """Two that run at the same time, and share "flag"."""
+    names = one["name"], other["name"]
+    told = graph(compute("begin", begin, entry=True), one, other, memory("flag"))
+    told["edges"] = [{"type": "trigger", "from": "begin", "to": name} for name in names]
+    told["edges"] += [{"type": "message", "from": names[0], "to": names[1]}, *(access(name, "flag") for name in names)]
+    return told
+
+
+@pytest.mark.parametrize("fabric", [None, "tcp"])
+def test_components_send_each_other_messages(platform, fabric):
+    outputs = platform.deploy(talk(compute("ask", ask), compute("tell", tell)), patience=60, fabric=fabric).run(b"20").outputs
+    assert outputs["tell"] == [b"20"]
+    assert json.loads(outputs["ask"][0]) == [[3 * number, 0] for number in range(20)]
+
+
+def pester(data):
+    found = []
+    for what in PESTERS:
+        try:
+            found.append(repr(what()))
+        except Exception as error:
+            found.append(f"{type(error).__name__} {getattr(error, 'code', '')}: {error}")
+    sublet.channel("flag").write(0, b"1")
+    return json.dumps(found).encode()
+
+
+def flood():
+    while True:
+        sublet.send("greet", bytes(65536), timeout=0.01)
+
+
+PESTERS = [
+    lambda: sublet.receive("greet", timeout=60),
+    lambda: sublet.receive("greet", timeout=0),
+    lambda: sublet.send("nobody", b""),
+    lambda: sublet.send("greet", b"", instance=1),
+    lambda: sublet.send("greet", bytes(65537)),
+    lambda: sublet.send("greet", "text"),
+    lambda: sublet.receive("greet", timeout=-1),
+    flood,
+    lambda: sublet.send("greet", bytes(65536), timeout=0),
+]
+
+
+def greet(data):
+    sublet.send("pester", b"hello")
+    # Until the other one has looked in vain, and filled the queue.
+    while sublet.channel("flag").nbytes == 0:
+        time.sleep(0.01)
+
+
+def test_what_cannot_be_sent_or_received_is_said_so(platform):
+    outputs = platform.deploy(talk(compute("pester", pester), compute("greet", greet)), patience=60).run().outputs
+    heard, silent, nobody, other, long, text, wrong, full, still = json.loads(outputs["pester"][0])
+    assert heard == "(b'hello', 0)"
+    assert silent == "DeadlineExceeded deadline_exceeded: component greet sends nothing"
+    assert nobody.startswith("InvalidArgument ") and 'no message edge between this component and "nobody"' in nobody
+    assert other.startswith("InvalidArgument ") and "no instance 1 of component greet, which has 1" in other
+    assert long.startswith("InvalidArgument ") and "a message of 65537 bytes" in long
+    assert text.startswith("TypeError ")
+    assert wrong == "InvalidArgument invalid_argument: a timeout of -1 seconds is no time to wait"
+    assert full == still == "DeadlineExceeded deadline_exceeded: the queue of instance 0 of component greet stays full"
+
+
 def test_a_channel_is_good_for_its_run(platform):
     def first(data):
         import builtins
@@ -191,9 +358,13 @@ def test_outside_of_a_run_there_is_none(lease):
     assert (sublet.instance(), sublet.instances()) == (0, 1)
     with pytest.raises(sublet.InvalidArgument, match="no worker that executes a graph's run"):
         sublet.channel("table")
+    with pytest.raises(sublet.InvalidArgument, match="no worker that executes a graph's run"):
+        sublet.receive("ask")
     assert lease.call(lambda: (sublet.instance(), sublet.instances())) == (0, 1)
     with pytest.raises(sublet.InvalidArgument, match="this call is not of a graph's run"):
         lease.call(sublet.channel, "table")
+    with pytest.raises(sublet.InvalidArgument, match="this call is not of a graph's run"):
+        lease.call(sublet.send, "tell", b"")
 
 
 def refuse(data):

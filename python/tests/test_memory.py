@@ -132,9 +132,26 @@ def test_what_makes_no_sense_is_named(platform, memory):
         {"cache": 4096},
         {"timeout": -1},
         {"fabric": "carrier pigeon"},
+        {"pool": "puddle"},
     ):
         with pytest.raises(sublet.InvalidArgument):
             platform.memory(**options)
+    with pytest.raises(sublet.InvalidArgument, match="puddle"):
+        platform.lease(pool="puddle")
+
+
+def test_memory_of_a_pool_is_on_a_node_of_it(platform):
+    had, refused = [], []
+    for pool in ("compute", "memory", "balanced"):
+        with platform.memory(MIB, MIB, pool=pool) as memory:
+            try:
+                memory.write(0, b"abc")
+                had.append(pool)
+            except sublet.Error as error:
+                assert f"{pool} pool" in str(error)
+                refused.append(pool)
+    # The one node is in one of them.
+    assert len(had) == 1 and len(refused) == 2
 
 
 def test_an_end_is_told(platform):

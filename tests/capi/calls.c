@@ -104,6 +104,11 @@ static void what_cannot_be_leased_is_refused(void) {
     allocation = sublet_allocation_default(package);
     allocation.fabric = "smoke";
     CHECK_STATUS(sublet_invoker_allocate(invoker, &allocation), SUBLET_INVALID_ARGUMENT);
+    allocation.pool = "puddle";
+    allocation.fabric = NULL;
+    CHECK_STATUS(sublet_invoker_allocate(invoker, &allocation), SUBLET_INVALID_ARGUMENT);
+    CHECK(strstr(sublet_error_message(), "puddle") != NULL);
+    allocation.pool = NULL;
     allocation.fabric = "ofi:smoke";
     CHECK_STATUS(sublet_invoker_allocate(invoker, &allocation), SUBLET_FABRIC_UNAVAILABLE);
     allocation.fabric = "tcp";

@@ -100,6 +100,25 @@ static void memory_of_this_machine_is_mapped(void) {
     CHECK_OK(sublet_memory_release(far, NULL));
 }
 
+static void memory_of_a_pool_is_on_a_node_of_it(void) {
+    static const char *const pools[] = {"compute", "memory", "balanced"};
+    unsigned had = 0;
+    for (size_t i = 0; i < 3; i++) {
+        sublet_memory_plan plan = sublet_memory_plan_default();
+        sublet_memory *memory = NULL;
+        plan.initial_bytes = MIB;
+        plan.pool = pools[i];
+        CHECK_OK(sublet_memory_create(invoker, &plan, &memory));
+        if (sublet_memory_write(memory, 0, "abc", 3) == SUBLET_OK)
+            had++;
+        else
+            CHECK(strstr(sublet_error_message(), pools[i]) != NULL);
+        CHECK_OK(sublet_memory_release(memory, NULL));
+    }
+    /* The one node is in one of them. */
+    CHECK(had == 1);
+}
+
 static void what_cannot_be_is_named_and_harms_nothing(void) {
     sublet_memory_plan plan = sublet_memory_plan_default();
     sublet_memory *memory = NULL;
@@ -111,6 +130,9 @@ static void what_cannot_be_is_named_and_harms_nothing(void) {
     CHECK_STATUS(sublet_memory_create(invoker, &plan, &memory), SUBLET_INVALID_ARGUMENT);
     plan = sublet_memory_plan_default();
     plan.fabric = "carrier pigeon";
+    CHECK_STATUS(sublet_memory_create(invoker, &plan, &memory), SUBLET_INVALID_ARGUMENT);
+    plan = sublet_memory_plan_default();
+    plan.pool = "puddle";
     CHECK_STATUS(sublet_memory_create(invoker, &plan, &memory), SUBLET_INVALID_ARGUMENT);
     CHECK_STATUS(sublet_memory_create(invoker, NULL, &memory), SUBLET_INVALID_ARGUMENT);
     CHECK_STATUS(sublet_memory_create(NULL, &plan, &memory), SUBLET_INVALID_ARGUMENT);
@@ -141,6 +163,7 @@ int main(void) {
         {"memory_over_tls_is_the_same", memory_over_tls_is_the_same},
         {"what_is_asked_for_is_there_when_it_is_waited_for", what_is_asked_for_is_there_when_it_is_waited_for},
         {"memory_of_this_machine_is_mapped", memory_of_this_machine_is_mapped},
+        {"memory_of_a_pool_is_on_a_node_of_it", memory_of_a_pool_is_on_a_node_of_it},
         {"what_cannot_be_is_named_and_harms_nothing", what_cannot_be_is_named_and_harms_nothing},
     };
     if (sublet_invoker_connect(NULL, &invoker) != SUBLET_OK) {

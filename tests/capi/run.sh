@@ -138,12 +138,13 @@ in_shell() { check "$1" bash -c '"$@"' bash "${@:2}"; }
 
 check 'install' scripts/install.sh "$PREFIX"
 for standard in c11 c17; do
-    for header in sublet.h sublet_memory.h sublet_function.h; do
+    for header in sublet.h sublet_memory.h sublet_graph.h sublet_swap.h sublet_function.h; do
         in_shell "$header compiles as $standard" compiles "${CC:-cc}" c "$standard" "$header"
     done
 done
 for standard in c++17 c++20; do
-    for header in sublet.h sublet_memory.h sublet_function.h sublet.hpp sublet_memory.hpp; do
+    for header in sublet.h sublet_memory.h sublet_graph.h sublet_swap.h sublet_function.h \
+        sublet.hpp sublet_memory.hpp sublet_graph.hpp sublet_swap.hpp; do
         in_shell "$header compiles as $standard" compiles "${CXX:-c++}" c++ "$standard" "$header"
     done
 done
@@ -171,6 +172,11 @@ run_tests c "$BUILD/calls-c" "$BUILD/libfunctions.so"
 run_tests c++ "$BUILD/calls-cpp" "$BUILD/libfunctions.so" "$BUILD/libthrowing.so"
 run_tests 'memory in c' "$BUILD/memory-c"
 run_tests 'memory in c++' "$BUILD/memory-cpp"
+check 'components are deployed' "$PREFIX/bin/sublet" deploy "$BUILD/libcomponents.so"
+run_tests 'graphs in c' "$BUILD/graphs-c"
+run_tests 'graphs in c++' "$BUILD/graphs-cpp"
+run_tests 'swapping in c' "$BUILD/swapping-c"
+run_tests 'swapping in c++' "$BUILD/swapping-cpp"
 in_shell 'blackscholes prices a file' price_a_file
 in_shell 'blackscholes prices a file over tcp' over tcp price_a_file
 in_shell 'blackscholes refuses a short file' refuses_a_short_file

@@ -22,19 +22,86 @@ static void nap(uint64_t ms) {
     nanosleep(&time, NULL);
 }
 
-/* Writes 1, 2, ... up to its input into "numbers", a page at a time; hands on how many there are. */
-SUBLET_FUNCTION uint32_t fill(void *in, uint32_t size, void *out, sublet_context *context) {
-    uint64_t count, page[512];
-    sublet_channel numbers;
-    if (size != sizeof count) return sublet_fail(context, "how many?");
-    memcpy(&count, in, sizeof count);
-    if (sublet_channel_open(context, "numbers", &numbers)) return failed(context);
+/* Writes 1, 2, ... up to this into "numbers", a page at a time. */
+static uint32_t count_to(uint64_t count, sublet_channel numbers, sublet_context *context,
+                         uint32_t (*write)(sublet_context *, sublet_channel, uint64_t, const void *, uint64_t)) {
+    uint64_t page[512];
     for (uint64_t at = 0; at < count; at += 512) {
         uint64_t n = count - at < 512 ? count - at : 512;
         for (uint64_t i = 0; i < n; i++) page[i] = at + i + 1;
-        if (sublet_channel_write(context, numbers, at * 8, page, n * 8)) return failed(context);
+        uint32_t code = write(context, numbers, at * 8, page, n * 8);
+        if (code) return code;
     }
+    return 0;
+}
+
+/* Writes 1, 2, ... up to its input into "numbers"; hands on how many there are. */
+SUBLET_FUNCTION uint32_t fill(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint64_t count;
+    sublet_channel numbers;
+    if (size != sizeof count) return sublet_fail(context, "how many?");
+    memcpy(&count, in, sizeof count);
+    if (sublet_channel_open(context, "numbers", &numbers) || count_to(count, numbers, context, sublet_channel_write))
+        return failed(context);
     return answer(out, count);
+}
+
+/* As "fill", and waits for none of them. */
+SUBLET_FUNCTION uint32_t pour(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint64_t count;
+    sublet_channel numbers;
+    if (size != sizeof count) return sublet_fail(context, "how many?");
+    memcpy(&count, in, sizeof count);
+    if (sublet_channel_open(context, "numbers", &numbers) || sublet_channel_grow(context, numbers, count * 8) ||
+        count_to(count, numbers, context, sublet_channel_write_async))
+        return failed(context);
+    return answer(out, count);
+}
+
+/* As "pour"; then makes "numbers" half as long, and as long as before. Hands on the sum of what is there then, with half a number. */
+SUBLET_FUNCTION uint32_t halve(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint64_t count, half, bytes, sum = 0, page[512];
+    sublet_channel numbers;
+    if (!pour(in, size, out, context)) return 0;
+    memcpy(&count, in, sizeof count);
+    half = count / 2 * 8 + 4;
+    if (sublet_channel_open(context, "numbers", &numbers) || sublet_channel_resize(context, numbers, half) ||
+        sublet_channel_size(context, numbers, &bytes))
+        return failed(context);
+    if (bytes != half) return sublet_fail(context, "of another length than was said");
+    if (!sublet_channel_read(context, numbers, half, page, 1)) return sublet_fail(context, "what is gone can be read");
+    if (sublet_channel_resize(context, numbers, count * 8)) return failed(context);
+    for (uint64_t at = 0; at < count; at += 512) {
+        uint64_t n = count - at < 512 ? count - at : 512;
+        if (sublet_channel_read(context, numbers, at * 8, page, n * 8)) return failed(context);
+        for (uint64_t i = 0; i < n; i++) sum += page[i];
+    }
+    return answer(out, sum);
+}
+
+/* What a call has come to: its number, and what is said of it. */
+static uint32_t told(void *out, uint32_t code, sublet_context *context) {
+    uint32_t len = code ? (uint32_t)strlen(sublet_why(context)) : 0;
+    memcpy(out, &code, sizeof code);
+    memcpy((char *)out + sizeof code, sublet_why(context), len);
+    return (uint32_t)sizeof code + len;
+}
+
+/* Has 3 MiB of "numbers", makes them shorter or releases them, if its first byte says so, and tells what comes of 3 MiB more, of
+ * "spare". */
+SUBLET_FUNCTION uint32_t cede(void *in, uint32_t size, void *out, sublet_context *context) {
+    enum { BYTES = 3 << 20 };
+    sublet_channel numbers, spare;
+    uint32_t code = 0;
+    if (!size || sublet_channel_open(context, "numbers", &numbers) || sublet_channel_open(context, "spare", &spare) ||
+        sublet_channel_write(context, numbers, BYTES - 1, "", 1))
+        return failed(context);
+    switch (*(char *)in) {
+        case 's': code = sublet_channel_resize(context, numbers, 1); break;
+        case 'r': code = sublet_channel_release(context, numbers); break;
+    }
+    if (code) return failed(context);
+    return told(out, sublet_channel_grow(context, spare, BYTES), context);
 }
 
 /* Adds up its share of "numbers", in place, and puts the sum into its place of "sums". */
@@ -163,10 +230,7 @@ SUBLET_FUNCTION uint32_t pester(void *in, uint32_t size, void *out, sublet_conte
             while (!code) code = sublet_send(context, "tell", 0, large, SUBLET_MAX_MESSAGE_BYTES, 20);
             break;
     }
-    uint32_t len = (uint32_t)strlen(sublet_why(context));
-    memcpy(out, &code, sizeof code);
-    memcpy((char *)out + sizeof code, sublet_why(context), len);
-    return (uint32_t)sizeof code + len;
+    return told(out, code, context);
 }
 
 /* Greets "pester", and waits for its end. */
@@ -246,13 +310,86 @@ SUBLET_FUNCTION uint32_t abuse(void *in, uint32_t size, void *out, sublet_contex
         case 'w': code = sublet_channel_write(context, numbers, at[0], &number, sizeof number); break;
         case 'g': code = sublet_channel_grow(context, numbers, at[0]); break;
         case 'm': code = sublet_channel_map(context, numbers, at[0], at[1], &mapped); break;
+        case 'a': code = sublet_channel_write_async(context, numbers, at[0], &number, sizeof number); break;
+        case 's': code = sublet_channel_resize(context, numbers, at[0]); break;
+        case 'e':
+            if (sublet_channel_write(context, numbers, 0, &number, sizeof number) ||
+                sublet_channel_read_async(context, numbers, 0, at, sizeof number) ||
+                sublet_channel_release(context, numbers))
+                return failed(context);
+            code = sublet_channel_read(context, numbers, 0, &number, sizeof number);
+            if (sublet_channel_release(context, numbers) != code || sublet_channel_open(context, "numbers", &numbers) != code)
+                return sublet_fail(context, "what was released can be had again");
+            break;
         case 'n': code = sublet_channel_read(context, numbers, 0, NULL, 8); break;
         case 'u': code = sublet_channel_read(context, 7, 0, &number, sizeof number); break;
     }
-    uint32_t len = (uint32_t)strlen(sublet_why(context));
-    memcpy(out, &code, sizeof code);
-    memcpy((char *)out + sizeof code, sublet_why(context), code ? len : 0);
-    return (uint32_t)sizeof code + (code ? len : 0);
+    return told(out, code, context);
+}
+
+/* Accesses "numbers" for as long as "trim" has it do so. */
+SUBLET_FUNCTION uint32_t hold(void *in, uint32_t size, void *out, sublet_context *context) {
+    sublet_channel numbers;
+    uint64_t number = 7;
+    (void)in, (void)size, (void)out;
+    if (sublet_channel_open(context, "numbers", &numbers) ||
+        sublet_channel_write(context, numbers, 0, &number, sizeof number) ||
+        sublet_send(context, "trim", 0, "", 0, PATIENCE_MS) ||
+        sublet_receive(context, "trim", NULL, 0, PATIENCE_MS, NULL, NULL) || sublet_channel_release(context, numbers) ||
+        sublet_send(context, "trim", 0, "", 0, PATIENCE_MS))
+        return failed(context);
+    while (!sublet_receive(context, "trim", NULL, 0, PATIENCE_MS, NULL, NULL)) continue;
+    return 0;
+}
+
+/* Makes "numbers" shorter while "hold" accesses it, of which it tells, and when that does not any more. */
+SUBLET_FUNCTION uint32_t trim(void *in, uint32_t size, void *out, sublet_context *context) {
+    sublet_channel numbers;
+    uint32_t number = 0, len;
+    (void)in, (void)size;
+    if (sublet_channel_open(context, "numbers", &numbers) ||
+        sublet_receive(context, "hold", NULL, 0, PATIENCE_MS, NULL, NULL))
+        return failed(context);
+    len = told(out, sublet_channel_resize(context, numbers, 1), context);
+    if (sublet_send(context, "hold", 0, "", 0, PATIENCE_MS) ||
+        sublet_receive(context, "hold", NULL, 0, PATIENCE_MS, NULL, NULL) ||
+        sublet_channel_resize(context, numbers, 1) || sublet_channel_read(context, numbers, 0, &number, 1))
+        return failed(context);
+    return number == 7 ? len : sublet_fail(context, "what was left is another number");
+}
+
+/* Waits until somebody has written this byte of "flags". */
+static uint32_t await_flag(uint64_t at, sublet_channel flags, sublet_context *context) {
+    for (uint8_t flag = 0; flag != 1; nap(1)) {
+        uint64_t bytes;
+        uint32_t code = sublet_channel_size(context, flags, &bytes);
+        if (!code && bytes > at) code = sublet_channel_read(context, flags, at, &flag, 1);
+        if (code) return code;
+    }
+    return 0;
+}
+
+/* Two instances access "numbers". The first tells what comes of making it shorter, and releases it; the second still has it. */
+SUBLET_FUNCTION uint32_t both(void *in, uint32_t size, void *out, sublet_context *context) {
+    sublet_channel numbers, flags;
+    uint64_t number = 7;
+    uint32_t len;
+    (void)in, (void)size;
+    if (sublet_channel_open(context, "numbers", &numbers) || sublet_channel_open(context, "flags", &flags))
+        return failed(context);
+    if (sublet_instance(context) == 0) {
+        if (await_flag(0, flags, context)) return failed(context);
+        len = told(out, sublet_channel_resize(context, numbers, 1), context);
+        if (sublet_channel_release(context, numbers) || sublet_channel_write(context, flags, 1, "\1", 1))
+            return failed(context);
+        return len;
+    }
+    if (sublet_channel_write(context, numbers, 0, &number, sizeof number) ||
+        sublet_channel_write(context, flags, 0, "\1", 1) || await_flag(1, flags, context))
+        return failed(context);
+    number = 0;
+    if (sublet_channel_read(context, numbers, 0, &number, sizeof number)) return failed(context);
+    return answer(out, number);
 }
 
 /* Takes so many MiB for itself as its first byte says, has them for 600 ms, and hands on its input. */

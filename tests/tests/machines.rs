@@ -373,7 +373,7 @@ fn sums() -> Vec<u8> {
     let trigger = |from: &str, to: &str| json!({ "type": "trigger", "from": from, "to": to });
     let access = |from: &str, to: &str, rights: &str| json!({ "type": "access", "from": from, "to": to, "rights": rights });
     let components = [
-        compute("fill", "fill", 1),
+        compute("fill", "pour", 1),
         compute("share", "gather", 2),
         compute("total", "total", 1),
         memory("numbers"),
@@ -426,6 +426,40 @@ fn components_of_two_machines_share_memory_that_is_larger_than_either_lends() {
     let said = run.output().unwrap();
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     assert_eq!(fs::read(at("sum")).unwrap(), u64::to_le_bytes(count * (count + 1) / 2));
+}
+
+#[test]
+fn memory_of_two_machines_is_made_shorter_and_longer() {
+    let Some(cluster) = cluster_with(2, &["--memory", "64MiB"]) else { return };
+    deploy_components(&cluster);
+    let graph = json!({
+        "version": 1, "name": "halve",
+        "components": [
+            {
+                "name": "halve", "type": "compute", "package": "libcomponents", "function": "halve", "entry": true,
+                "resources": { "memory_bytes": 16 << 20 },
+            },
+            {
+                "name": "numbers", "type": "memory",
+                "initial_bytes": 4 << 20, "increment_bytes": 4 << 20, "limit_bytes": 128 << 20,
+            },
+        ],
+        "edges": [{ "type": "access", "from": "halve", "to": "numbers", "rights": "write" }],
+    });
+    // 72 MiB: on both machines.
+    let count: u64 = 72 << 17;
+    for from in [CLIENT_HOST, FIRST_AGENT_HOST] {
+        host(&cluster, from).run(|| {
+            let options = RunOptions { retries: 0, ..RunOptions::default() };
+            let document = graph.to_string().into_bytes();
+            let application = Application::deploy(cluster.user("somebody"), &document, options).unwrap();
+            let outcome = application.run(&count.to_le_bytes()).unwrap();
+            let sum = u64::from_le_bytes(outcome.outputs[0].1[0].as_slice().try_into().unwrap());
+            let left = count / 2 + 1;
+            assert_eq!(sum, left * (left + 1) / 2);
+            cluster.wait_until_idle();
+        });
+    }
 }
 
 #[test]

@@ -211,10 +211,8 @@ fn what_cannot_be_sent_or_received_is_said_so() {
         ("f", Code::DeadlineExceeded, "the queue of instance 0 of component tell stays full"),
     ] {
         let outcome = application.run(what.as_bytes()).unwrap();
-        let (_, outputs) = outcome.outputs.iter().find(|(name, _)| name == "pester").unwrap();
-        let (number, said) = outputs[0].split_first_chunk::<4>().unwrap();
-        assert_eq!(u32::from_le_bytes(*number), code.number(), "{what}");
-        let said = String::from_utf8_lossy(said);
+        let (number, said) = told(&outcome, "pester");
+        assert_eq!(number, code.number(), "{what}");
         assert!(said.contains(words), "{what}: {said}");
     }
 }
@@ -283,15 +281,13 @@ fn abuse(
     input.extend(at[0].to_le_bytes());
     input.extend(at[1].to_le_bytes());
     let outcome = application_with(platform, &only, options).run(&input)?;
-    let output = &outcome.outputs[0].1[0];
-    let (code, words) = output.split_first_chunk::<4>().unwrap();
-    Ok((u32::from_le_bytes(*code), String::from_utf8_lossy(words).into_owned()))
+    Ok(told(&outcome, "abuse"))
 }
 
 #[test]
 fn a_function_does_with_memory_what_its_edge_allows() {
     let platform = platform();
-    let cases: [(&str, u8, [u64; 2], Code, &str); 12] = [
+    let cases: [(&str, u8, [u64; 2], Code, &str); 17] = [
         ("read", b'w', [0, 0], Code::PermissionDenied, "numbers is read by this component"),
         ("read", b'g', [8, 0], Code::PermissionDenied, "numbers is read by this component"),
         ("read", b'r', [0, 0], Code::InvalidArgument, "8 bytes at 0 of memory component numbers of 0 bytes"),
@@ -301,6 +297,11 @@ fn a_function_does_with_memory_what_its_edge_allows() {
         ("write", b'w', [64 * MIB - 7, 0], Code::MemoryExceeded, "which grows to 67108864 bytes"),
         ("write", b'w', [u64::MAX - 3, 0], Code::MemoryExceeded, "which grows to 67108864 bytes"),
         ("write", b'g', [u64::MAX, 0], Code::MemoryExceeded, "which grows to 67108864 bytes"),
+        ("read", b'a', [0, 0], Code::PermissionDenied, "numbers is read by this component"),
+        ("read", b's', [0, 0], Code::PermissionDenied, "numbers is read by this component"),
+        ("write", b'a', [64 * MIB - 7, 0], Code::MemoryExceeded, "which grows to 67108864 bytes"),
+        ("write", b's', [64 * MIB + 1, 0], Code::MemoryExceeded, "which grows to 67108864 bytes"),
+        ("write", b'e', [0, 0], Code::LeaseEnded, "memory component numbers was released by this function"),
         ("write", b'n', [0, 0], Code::InvalidArgument, "null pointer"),
         ("write", b'u', [0, 0], Code::InvalidArgument, "there is no channel 7"),
         ("write", b'x', [0, 0], Code::InvalidArgument, "no access edge from this component to \"nothing\""),
@@ -313,7 +314,100 @@ fn a_function_does_with_memory_what_its_edge_allows() {
             assert!(said.contains(words), "{}: {said}", char::from(what));
         }
         assert_eq!(abuse(on, "write", b'g', [8, 0]).unwrap().0, 0);
+        assert_eq!(abuse(on, "write", b's', [64 * MIB, 0]).unwrap().0, 0);
         assert_eq!(abuse(on, "write", b'w', [64 * MIB - 8, 0]).unwrap().0, 0);
+    }
+    assert_idle(&platform);
+}
+
+/// What the first instance of a component tells of a call: its number, and words.
+fn told(outcome: &Outcome, component: &str) -> (u32, String) {
+    let (_, outputs) = outcome.outputs.iter().find(|(name, _)| name == component).unwrap();
+    let (code, words) = outputs[0].split_first_chunk::<4>().unwrap();
+    (u32::from_le_bytes(*code), String::from_utf8_lossy(words).into_owned())
+}
+
+#[test]
+fn memory_is_made_shorter_and_longer_with_zeros() {
+    let platform = platform();
+    for fabric in [None, tcp(false)] {
+        let components = [compute_with("halve", "halve", &json!({ "entry": true })), memory("numbers")];
+        let document = document("halve", &components, &[access("halve", "numbers", "write")]);
+        let options = RunOptions { retries: 0, fabric, ..RunOptions::default() };
+        let application = application_with(&platform, &document, options);
+        for count in [2, 1_000, 500_000] {
+            let outcome = application.run(&u64::to_le_bytes(count)).unwrap();
+            let sum = u64::from_le_bytes(outcome.outputs[0].1[0].as_slice().try_into().unwrap());
+            // The lower half of the number in the middle is left, which is all of it.
+            assert_eq!(sum, sum_to(count / 2 + 1));
+        }
+    }
+    assert_idle(&platform);
+}
+
+#[test]
+fn what_a_function_gives_back_others_of_the_run_can_have() {
+    let platform = platform();
+    let resources = json!({ "entry": true, "resources": { "memory_bytes": 64 * MIB } });
+    let components = [compute_with("cede", "cede", &resources), memory("numbers"), memory("spare")];
+    let edges = [access("cede", "numbers", "write"), access("cede", "spare", "write")];
+    let mut graph: Value = serde_json::from_slice(&document("cede", &components, &edges)).unwrap();
+    graph["limits"] = json!({ "memory_bytes": 69 * MIB });
+    for (fabric, what, code) in [
+        (None, "k", Code::MemoryExceeded.number()),
+        (None, "s", 0),
+        (None, "r", 0),
+        // A process that is reached over a network keeps what it has.
+        (tcp(false), "s", Code::MemoryExceeded.number()),
+        (tcp(false), "r", 0),
+    ] {
+        let options = RunOptions { retries: 0, fabric: fabric.clone(), ..RunOptions::default() };
+        let application = application_with(&platform, graph.to_string().as_bytes(), options);
+        let (number, said) = told(&application.run(what.as_bytes()).unwrap(), "cede");
+        assert_eq!(number, code, "{what} by {fabric:?}: {said}");
+    }
+    assert_idle(&platform);
+}
+
+#[test]
+fn memory_that_others_access_is_not_made_shorter() {
+    let platform = platform();
+    let shared = (Code::InvalidArgument.number(), "numbers is accessed by others");
+    for fabric in [None, tcp(false)] {
+        let options = RunOptions { retries: 0, fabric, ..RunOptions::default() };
+        let components = [
+            compute_with("start", "later", &json!({ "entry": true })),
+            compute("trim", "trim"),
+            compute("hold", "hold"),
+            memory("numbers"),
+        ];
+        let edges = [
+            trigger("start", "trim"),
+            trigger("start", "hold"),
+            json!({ "type": "message", "from": "trim", "to": "hold" }),
+            access("trim", "numbers", "write"),
+            access("hold", "numbers", "write"),
+        ];
+        let document = document("trim", &components, &edges);
+        let outcome = application_with(&platform, &document, options).run(b"").unwrap();
+        let (number, said) = told(&outcome, "trim");
+        assert!(number == shared.0 && said.contains(shared.1), "{number}: {said}");
+    }
+    assert_idle(&platform);
+}
+
+#[test]
+fn instances_of_one_process_release_memory_each_for_itself() {
+    let platform = platform();
+    for fabric in [None, tcp(false)] {
+        let options = RunOptions { retries: 0, fabric, ..RunOptions::default() };
+        let both = compute_with("both", "both", &json!({ "entry": true, "parallelism": 2 }));
+        let edges = [access("both", "numbers", "write"), access("both", "flags", "write")];
+        let document = document("both", &[both, memory("numbers"), memory("flags")], &edges);
+        let outcome = application_with(&platform, &document, options).run(b"").unwrap();
+        let (number, said) = told(&outcome, "both");
+        assert_eq!(number, Code::InvalidArgument.number(), "{said}");
+        assert_eq!(outcome.outputs[0].1[1], u64::to_le_bytes(7));
     }
     assert_idle(&platform);
 }

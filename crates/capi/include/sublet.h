@@ -185,9 +185,11 @@ typedef struct sublet_allocation {
                                 $SUBLET_FABRIC says, and else the best that client and node have */
     const char *interface;   /* connections to other machines go out by it: its name, or one of its addresses; NULL: as
                                 $SUBLET_INTERFACE says, and else as the machine's routes do */
+    const char *pool;        /* "compute", "memory" or "balanced": on nodes of this pool and on no others; NULL: rather on
+                                those of the pool that its memory says */
 } sublet_allocation;
 
-SUBLET_STATIC_ASSERT(sizeof(sublet_allocation) == 112, "the library is built for 64-bit machines");
+SUBLET_STATIC_ASSERT(sizeof(sublet_allocation) == 120, "the library is built for 64-bit machines");
 
 /* One core for the functions of a package, with the values above. The string is kept, not copied. */
 static inline sublet_allocation sublet_allocation_default(const char *package) {
@@ -208,6 +210,7 @@ static inline sublet_allocation sublet_allocation_default(const char *package) {
     allocation.shared = 0;
     allocation.fabric = NULL;
     allocation.interface = NULL;
+    allocation.pool = NULL;
     return allocation;
 }
 

@@ -133,6 +133,7 @@ struct allocation {
     std::string pu;                                        // the kind of processing unit; empty: the cheapest that is free
     std::string fabric;     // what carries the calls, as "shm" or "tcp"; empty: as the environment says, or the best
     std::string interface;  // that connections to other machines go out by; empty: as the environment says, or any
+    std::string pool;       // "compute", "memory" or "balanced": on nodes of this one alone; empty: any
 
     static sublet_allocation defaults() noexcept { return sublet_allocation_default(nullptr); }
 };
@@ -445,6 +446,7 @@ public:
         request.pu = detail::text_or_null(wanted.pu);
         request.fabric = detail::text_or_null(wanted.fabric);
         request.interface = detail::text_or_null(wanted.interface);
+        request.pool = detail::text_or_null(wanted.pool);
         detail::check(sublet_invoker_allocate(handle_.get(), &request));
     }
 

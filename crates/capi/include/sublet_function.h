@@ -66,6 +66,10 @@ typedef struct sublet_components {
                      uint64_t timeout_ms);
     uint32_t (*receive)(sublet_context *context, const char *component, void *into, uint64_t capacity, uint64_t timeout_ms,
                         uint64_t *size, uint32_t *instance);
+    uint32_t (*write_async)(sublet_context *context, sublet_channel channel, uint64_t offset, const void *from,
+                            uint64_t size);
+    uint32_t (*resize)(sublet_context *context, sublet_channel channel, uint64_t size);
+    uint32_t (*release)(sublet_context *context, sublet_channel channel);
 } sublet_components;
 struct sublet_context {
     uint32_t size_bytes;
@@ -144,6 +148,29 @@ static inline uint32_t sublet_channel_write(sublet_context *context, sublet_chan
 /* Makes it as many bytes long, if it is shorter. New bytes are 0. */
 static inline uint32_t sublet_channel_grow(sublet_context *context, sublet_channel channel, uint64_t size) {
     return context->components->grow(context, channel, size);
+}
+
+/* Makes it so many bytes long. New bytes are 0. To be made shorter it must be this function's alone: while another instance or
+ * component accesses it that has neither ended nor released it, SUBLET_INVALID_ARGUMENT. What was mapped behind the new end is
+ * not the component's any more, and is not to be used. Its memory is given back by whole segments, if the function is executed
+ * on the machine of the run's client; elsewhere it is kept for when it grows again. */
+static inline uint32_t sublet_channel_resize(sublet_context *context, sublet_channel channel, uint64_t size) {
+    return context->components->resize(context, channel, size);
+}
+
+/* Syncs it, and says that this function does not access it any more, so that it need not be kept until the function ends: when
+ * all instances of all components that have begun have ended or released it, and no other is to begin that may access it, its
+ * memory is given back. From then on SUBLET_LEASE_ENDED to all that this function does with it, opening included. */
+static inline uint32_t sublet_channel_release(sublet_context *context, sublet_channel channel) {
+    return context->components->release(context, channel);
+}
+
+/* Copies bytes in, which may be changed at once, and does not wait until they are where others read them, which
+ * sublet_channel_sync does, and the end of the function. It waits where the component grows: who writes much makes it grow
+ * before. */
+static inline uint32_t sublet_channel_write_async(sublet_context *context, sublet_channel channel, uint64_t offset,
+                                                  const void *from, uint64_t size) {
+    return context->components->write_async(context, channel, offset, from, size);
 }
 
 /* Begins to copy bytes out. They are there when sublet_channel_sync has returned, and the memory that they go to is nobody

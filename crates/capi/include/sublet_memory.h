@@ -48,9 +48,11 @@ typedef struct sublet_memory_plan {
     const char *near;         /* rather on these nodes, the first with room: names, separated by commas; NULL: any */
     const char *fabric;       /* how segments are reached: "auto", "shm", "tcp" or "tcp+tls"; NULL: shared memory on this
                                  machine, TCP elsewhere */
+    const char *pool;         /* "compute", "memory" or "balanced": on nodes of this pool and on no others; NULL: rather on
+                                 those of the memory pool */
 } sublet_memory_plan;
 
-SUBLET_STATIC_ASSERT(sizeof(sublet_memory_plan) == 80, "the library is built for 64-bit machines");
+SUBLET_STATIC_ASSERT(sizeof(sublet_memory_plan) == 88, "the library is built for 64-bit machines");
 
 /* The values above. */
 static inline sublet_memory_plan sublet_memory_plan_default(void) {
@@ -65,6 +67,7 @@ static inline sublet_memory_plan sublet_memory_plan_default(void) {
     plan.line_bytes = UINT64_C(4) << 10;
     plan.near = NULL;
     plan.fabric = NULL;
+    plan.pool = NULL;
     return plan;
 }
 

@@ -27,8 +27,25 @@ struct memory_plan {
     std::uint64_t line_bytes = defaults().line_bytes;
     std::string near;                     // names of nodes, separated by commas; empty: any
     std::string fabric;                   // as "tcp"; empty: shared memory on this machine, TCP elsewhere
+    std::string pool;                     // as "memory": on nodes of this pool alone; empty: any
 
     static sublet_memory_plan defaults() noexcept { return sublet_memory_plan_default(); }
+
+    // As C has it, good as long as this is there and not changed.
+    sublet_memory_plan said() const {
+        sublet_memory_plan said = defaults();
+        said.initial_bytes = initial_bytes;
+        said.increment_bytes = increment_bytes;
+        said.limit_bytes = limit_bytes;
+        said.timeout_ns = detail::nanoseconds_of(timeout);
+        said.wait_ns = detail::nanoseconds_of(wait);
+        said.cache_bytes = cache_bytes;
+        said.line_bytes = line_bytes;
+        said.near = detail::text_or_null(near);
+        said.fabric = detail::text_or_null(fabric);
+        said.pool = detail::text_or_null(pool);
+        return said;
+    }
 };
 
 // A memory component. Destroyed, it gives everything back. It can be moved and not copied.
@@ -119,16 +136,7 @@ private:
     };
 
     static sublet_memory *create(const invoker &client, const memory_plan &plan) {
-        sublet_memory_plan said = sublet_memory_plan_default();
-        said.initial_bytes = plan.initial_bytes;
-        said.increment_bytes = plan.increment_bytes;
-        said.limit_bytes = plan.limit_bytes;
-        said.timeout_ns = detail::nanoseconds_of(plan.timeout);
-        said.wait_ns = detail::nanoseconds_of(plan.wait);
-        said.cache_bytes = plan.cache_bytes;
-        said.line_bytes = plan.line_bytes;
-        said.near = detail::text_or_null(plan.near);
-        said.fabric = detail::text_or_null(plan.fabric);
+        const sublet_memory_plan said = plan.said();
         sublet_memory *handle = nullptr;
         detail::check(sublet_memory_create(client.get(), &said, &handle));
         return handle;

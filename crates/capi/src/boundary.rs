@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
@@ -103,6 +103,19 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char, name: &str) -> Result<&'a 
 pub(crate) unsafe fn text_if_any<'a>(pointer: *const c_char, name: &str) -> Result<Option<&'a str>, Error> {
     // SAFETY: as the caller vouches.
     if pointer.is_null() { Ok(None) } else { unsafe { text(pointer, name) }.map(Some) }
+}
+
+/// Bytes of the caller's, to be read.
+///
+/// # Safety
+/// The pointer is null, or points to so many bytes that nobody writes for as long as the slice is used.
+pub(crate) unsafe fn bytes<'a>(data: *const c_void, len_bytes: usize, name: &str) -> Result<&'a [u8], Error> {
+    match NonNull::new(data.cast_mut()) {
+        // SAFETY: as the caller vouches.
+        Some(data) => Ok(unsafe { NonNull::slice_from_raw_parts(data.cast(), len_bytes).as_ref() }),
+        None if len_bytes == 0 => Ok(&[]),
+        None => Err(invalid(format!("`{name}` of {len_bytes} bytes at a null pointer"))),
+    }
 }
 
 /// Whether a structure is the one of this version's header.

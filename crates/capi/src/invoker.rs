@@ -45,6 +45,7 @@ pub struct sublet_allocation {
     shared: u32,
     fabric: *const c_char,
     interface: *const c_char,
+    pool: *const c_char,
 }
 
 /// `struct sublet_lease`.
@@ -104,7 +105,7 @@ pub struct sublet_call {
 }
 
 // The sizes that sublet.h asserts of its own structures.
-const _: () = assert!(size_of::<sublet_allocation>() == 112);
+const _: () = assert!(size_of::<sublet_allocation>() == 120);
 const _: () = assert!(size_of::<sublet_lease>() == 64);
 const _: () = assert!(size_of::<sublet_bill>() == 72);
 const _: () = assert!(size_of::<sublet_call_options>() == 24);
@@ -188,7 +189,7 @@ impl LeaseTexts {
 
 impl sublet_allocation {
     /// # Safety
-    /// `package`, `pu`, `fabric` and `interface` are null or strings.
+    /// `package`, `pu`, `fabric`, `interface` and `pool` are null or strings.
     unsafe fn to_facade(&self) -> Result<Allocation, Error> {
         check_size::<sublet_allocation>(self.size_bytes, "allocation")?;
         // SAFETY: as the caller vouches.
@@ -205,6 +206,8 @@ impl sublet_allocation {
         let fabric = unsafe { text_if_any(self.fabric, "allocation.fabric") }?;
         // SAFETY: as above.
         let interface = unsafe { text_if_any(self.interface, "allocation.interface") }?;
+        // SAFETY: as above.
+        let pool = unsafe { text_if_any(self.pool, "allocation.pool") }?;
         let mut allocation = Allocation::new(package)
             .cores(self.cores)
             .memory_bytes(self.memory_bytes)
@@ -222,6 +225,9 @@ impl sublet_allocation {
         }
         if let Some(interface) = interface {
             allocation = allocation.interface(interface);
+        }
+        if let Some(pool) = pool {
+            allocation = allocation.pool(pool.parse()?);
         }
         Ok(if self.shared != 0 { allocation.shared() } else { allocation })
     }

@@ -1,6 +1,6 @@
-//! The C interface of Sublet: what `include/sublet.h` and `include/sublet_memory.h` declare. These headers are its
-//! documentation; the C++ interfaces, `.hpp`, and the header of function authors, `include/sublet_function.h`, stand beside
-//! them.
+//! The C interface of Sublet: what `include/sublet.h`, `include/sublet_memory.h`, `include/sublet_graph.h` and
+//! `include/sublet_swap.h` declare. These headers are its documentation; the C++ interfaces, `.hpp`, and the header of function
+//! authors, `include/sublet_function.h`, stand beside them.
 //!
 //! - Every exported function is one call of `boundary::guarded`, which turns errors into a status and a message, and
 //!   stops panics.
@@ -18,10 +18,12 @@ pub mod access;
 pub mod boundary;
 pub mod buffer;
 pub mod callback;
+pub mod graph;
 pub mod invocation;
 pub mod invoker;
 pub mod memory;
 pub mod renewal;
+pub mod swap;
 
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use sublet::{Error, Memory, MemoryPlan, RawReading};
 
 use crate::boundary::{
-    argument, argument_mut, check_size, guarded, invalid, output, sublet_status, text_if_any,
+    argument, argument_mut, bytes, check_size, guarded, invalid, output, sublet_status, text_if_any,
 };
 use crate::invoker::{sublet_bill, sublet_invoker};
 
@@ -32,15 +32,16 @@ pub struct sublet_memory_plan {
     line_bytes: u64,
     near: *const c_char,
     fabric: *const c_char,
+    pool: *const c_char,
 }
 
 // The size that sublet_memory.h asserts.
-const _: () = assert!(size_of::<sublet_memory_plan>() == 80);
+const _: () = assert!(size_of::<sublet_memory_plan>() == 88);
 
 impl sublet_memory_plan {
     /// # Safety
-    /// `near` and `fabric` are null or strings.
-    unsafe fn to_facade(&self) -> Result<MemoryPlan, Error> {
+    /// `near`, `fabric` and `pool` are null or strings.
+    pub(crate) unsafe fn to_facade(&self) -> Result<MemoryPlan, Error> {
         check_size::<sublet_memory_plan>(self.size_bytes, "plan")?;
         let mut plan = MemoryPlan::new()
             .initial_bytes(self.initial_bytes)
@@ -55,8 +56,12 @@ impl sublet_memory_plan {
             plan = plan.near(near.split(',').map(str::trim).filter(|node| !node.is_empty()));
         }
         // SAFETY: as above.
-        match unsafe { text_if_any(self.fabric, "plan.fabric") }? {
-            Some(fabric) => Ok(plan.fabric(fabric.parse()?)),
+        if let Some(fabric) = unsafe { text_if_any(self.fabric, "plan.fabric") }? {
+            plan = plan.fabric(fabric.parse()?);
+        }
+        // SAFETY: as above.
+        match unsafe { text_if_any(self.pool, "plan.pool") }? {
+            Some(pool) => Ok(plan.pool(pool.parse()?)),
             None => Ok(plan),
         }
     }
@@ -68,19 +73,6 @@ impl sublet_memory {
         let asked = std::mem::take(&mut *self.asked.lock().unwrap_or_else(PoisonError::into_inner));
         let waited: Vec<Result<(), Error>> = asked.into_iter().map(RawReading::wait).collect();
         waited.into_iter().collect()
-    }
-}
-
-/// Bytes of the caller's, to be read.
-///
-/// # Safety
-/// The pointer is null, or points to so many bytes that nobody writes for as long as the slice is used.
-unsafe fn bytes<'a>(data: *const c_void, len_bytes: usize, name: &str) -> Result<&'a [u8], Error> {
-    match NonNull::new(data.cast_mut()) {
-        // SAFETY: as the caller vouches.
-        Some(data) => Ok(unsafe { NonNull::slice_from_raw_parts(data.cast(), len_bytes).as_ref() }),
-        None if len_bytes == 0 => Ok(&[]),
-        None => Err(invalid(format!("`{name}` of {len_bytes} bytes at a null pointer"))),
     }
 }
 
@@ -347,7 +339,7 @@ mod tests {
 
     fn plan() -> sublet_memory_plan {
         sublet_memory_plan {
-            size_bytes: 80,
+            size_bytes: 88,
             initial_bytes: 4096,
             increment_bytes: 4096,
             limit_bytes: 8192,
@@ -357,6 +349,7 @@ mod tests {
             line_bytes: 4096,
             near: c"one, two,".as_ptr(),
             fabric: null(),
+            pool: c"memory".as_ptr(),
         }
     }
 
@@ -369,5 +362,7 @@ mod tests {
         assert_eq!(refusal(sublet_memory_plan { size_bytes: 8, ..plan() }), Code::InvalidArgument);
         let fabric = c"carrier pigeon".as_ptr();
         assert_eq!(refusal(sublet_memory_plan { fabric, ..plan() }), Code::InvalidArgument);
+        let pool = c"puddle".as_ptr();
+        assert_eq!(refusal(sublet_memory_plan { pool, ..plan() }), Code::InvalidArgument);
     }
 }

@@ -6,15 +6,19 @@ use sublet::Code;
 
 const HEADER: &str = include_str!("../include/sublet.h");
 const MEMORY_HEADER: &str = include_str!("../include/sublet_memory.h");
+const GRAPH_HEADER: &str = include_str!("../include/sublet_graph.h");
+const SWAP_HEADER: &str = include_str!("../include/sublet_swap.h");
 const SOURCES: &[&str] = &[
     include_str!("access.rs"),
     include_str!("boundary.rs"),
     include_str!("buffer.rs"),
     include_str!("callback.rs"),
+    include_str!("graph.rs"),
     include_str!("invocation.rs"),
     include_str!("invoker.rs"),
     include_str!("memory.rs"),
     include_str!("renewal.rs"),
+    include_str!("swap.rs"),
 ];
 
 /// The names of functions that follow each occurrence of `mark`.
@@ -27,7 +31,7 @@ fn functions<'a>(text: &'a str, mark: &'a str) -> impl Iterator<Item = &'a str> 
 
 #[test]
 fn every_declared_function_is_exported_and_the_other_way_round() {
-    let headers = [HEADER, MEMORY_HEADER];
+    let headers = [HEADER, MEMORY_HEADER, GRAPH_HEADER, SWAP_HEADER];
     let declared: BTreeSet<_> =
         headers.iter().flat_map(|header| functions(header, "\nSUBLET_API ")).collect();
     let exported: BTreeSet<_> =

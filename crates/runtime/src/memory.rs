@@ -199,13 +199,19 @@ impl Memory {
         // What was written to lines that go, too, so that none of them is written later.
         self.sync()?;
         let before = self.len.swap(len_bytes, Ordering::AcqRel);
+        self.give_back_behind(len_bytes)?;
+        self.zero(len_bytes, before.min(self.pieces.capacity()))
+    }
+
+    /// Gives the segments back of which all is behind so many bytes.
+    pub(crate) fn give_back_behind(&mut self, len_bytes: u64) -> Result<(), Error> {
         while self.pieces.remove_last(len_bytes)?.is_some() {
             if let Some(segment) = lock(&self.segments).pop() {
                 self.keeper.release(&segment);
                 self.keeper.ended(&segment);
             }
         }
-        self.zero(len_bytes, before.min(self.pieces.capacity()))
+        Ok(())
     }
 
     /// Lets all segments end this long from now, as far as the manager allows.
@@ -321,7 +327,8 @@ impl Memory {
         }
     }
 
-    fn zero(&self, from: u64, to: u64) -> Result<(), Error> {
+    /// Makes a stretch 0, all of which is leased.
+    pub(crate) fn zero(&self, from: u64, to: u64) -> Result<(), Error> {
         let zeros = vec![0; to.saturating_sub(from).min(ZEROS_BYTES) as usize];
         let mut at = from;
         while at < to {

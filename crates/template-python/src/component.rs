@@ -1,20 +1,24 @@
-//! The memory components that a component of a graph accesses, as its functions in Python have them.
+//! The memory components that a component of a graph accesses, and the messages that it exchanges, as its functions in Python have
+//! them.
 //!
 //! `sublet/_channel.py` is what they see of it. An interpreter has one worker, so that there is one instance in a process.
 //!
 //! Invariants:
 //! - What is mapped stays mapped for as long as there is an array in it, and is the run's no longer than that lasts.
-//! - The interpreter's lock is not held while a component grows.
+//! - Where there is an array a component is neither made shorter nor released.
+//! - The interpreter's lock is not held while a component grows, or a message is waited for.
 
+use std::collections::BTreeMap;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use sublet_proto::{Code, Error};
 use sublet_python_buffers::{Use, View};
-use sublet_runtime::worker::channel::{self, Run};
+use sublet_runtime::worker::channel::{self, MAX_MESSAGE_BYTES, Refused, Run};
 
 /// How much is copied at a time: it stays in a core's cache.
 const COPY_BYTES: u64 = 256 << 10;
@@ -39,6 +43,33 @@ pub(crate) struct Piece {
     is_writable: bool,
     /// Keeps them mapped.
     _run: Arc<Run>,
+    /// By which it stands among those that are [lent](LENT).
+    lent: u64,
+}
+
+/// Bytes that are being copied out of a memory component.
+#[pyclass(frozen, module = "sublet_template")]
+pub(crate) struct Reading(Mutex<Option<sublet_runtime::Reading>>);
+
+/// Where arrays lie in a memory component.
+struct Lent {
+    /// The address of the run, which a piece keeps.
+    run: usize,
+    channel: usize,
+    end: u64,
+}
+
+/// By their numbers.
+static LENT: Mutex<BTreeMap<u64, Lent>> = Mutex::new(BTreeMap::new());
+
+fn lent() -> MutexGuard<'static, BTreeMap<u64, Lent>> {
+    LENT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        lent().remove(&self.lent);
+    }
 }
 
 // SAFETY: it is an address and what keeps the memory there, which any thread may keep and give up.
@@ -52,16 +83,70 @@ pub(crate) fn instance() -> (u32, u32) {
     channel::run().map_or((0, 1), |run| (run.instance(WORKER), run.instances))
 }
 
+/// The run of which the call is.
+fn present() -> Result<Arc<Run>, Error> {
+    channel::run().ok_or_else(|| {
+        let message = "this call is not of a graph's run, and has no memory components";
+        Error::new(Code::InvalidArgument, message)
+    })
+}
+
+/// So long from now, in seconds; never, if nothing is said.
+fn deadline(timeout: Option<f64>) -> Result<Option<Instant>, Error> {
+    let Some(seconds) = timeout else { return Ok(None) };
+    let timeout = Duration::try_from_secs_f64(seconds).map_err(|_| {
+        Error::new(Code::InvalidArgument, format!("a timeout of {seconds} seconds is no time to wait"))
+    })?;
+    Ok(Instant::now().checked_add(timeout))
+}
+
+/// Sends a message to an instance of another component.
+#[pyfunction]
+pub(crate) fn send(
+    py: Python<'_>,
+    component: &str,
+    data: &Bound<'_, PyAny>,
+    instance: u32,
+    timeout: Option<f64>,
+) -> PyResult<()> {
+    let view = View::of(data, Use::Reading)?;
+    let mut message = vec![0; view.len_bytes() as usize];
+    view.copy_to(0, &mut message);
+    let sent = py.detach(|| {
+        let run = present()?;
+        run.send(run.instance(WORKER), (component, instance), &message, deadline(timeout)?)
+    });
+    sent.map_err(|error| raised(py, &error))
+}
+
+/// Takes the next message of another component: its bytes, and which instance has sent it.
+#[pyfunction]
+pub(crate) fn receive<'py>(
+    py: Python<'py>,
+    component: &str,
+    timeout: Option<f64>,
+) -> PyResult<(Bound<'py, PyBytes>, u32)> {
+    let mut room = vec![0; MAX_MESSAGE_BYTES as usize];
+    let received = py.detach(|| {
+        let run = present()?;
+        match run.receive(run.instance(WORKER), component, &mut room, deadline(timeout)?) {
+            Ok(received) => Ok(received),
+            Err(Refused::Error(error)) => Err(error),
+            Err(Refused::TooLong(len)) => {
+                Err(Error::new(Code::Protocol, format!("a message of {len} bytes, which none may have")))
+            }
+        }
+    });
+    let (len, from) = received.map_err(|error| raised(py, &error))?;
+    Ok((PyBytes::new(py, &room[..len as usize]), from))
+}
+
 /// Opens the way to a component.
 #[pyfunction]
 pub(crate) fn open_channel(py: Python<'_>, component: &str) -> PyResult<Channel> {
     let open = || {
-        let run = channel::run().ok_or_else(|| {
-            let message = "this call is not of a graph's run, and has no memory components";
-            Error::new(Code::InvalidArgument, message)
-        })?;
-        // Says what is wrong if there is none.
-        run.channel(component)?;
+        let run = present()?;
+        run.channel(component)?.held_by(WORKER)?;
         let number = run.channels().iter().position(|channel| channel.name() == component);
         Ok(Channel { number: number.unwrap_or_default(), run })
     };
@@ -74,7 +159,7 @@ pub(crate) fn open_channel(py: Python<'_>, component: &str) -> PyResult<Channel>
 /// Why it is not.
 pub(crate) fn settle(py: Python<'_>) -> Result<(), Error> {
     let Some(run) = channel::run() else { return Ok(()) };
-    py.detach(|| run.sync())
+    py.detach(|| run.sync(WORKER))
 }
 
 impl Channel {
@@ -88,9 +173,55 @@ impl Channel {
             if !channel::run().is_some_and(|run| Arc::ptr_eq(&run, &self.run)) {
                 return Err(Error::new(Code::LeaseEnded, "the run of this channel is over: open it again"));
             }
-            what(&self.run.channels()[self.number])
+            what(self.run.channels()[self.number].used_by(WORKER)?)
         });
         done.map_err(|error| raised(py, &error))
+    }
+
+    /// Nothing beyond so many bytes is an array.
+    fn check_lent(&self, len_bytes: u64) -> Result<(), Error> {
+        let (run, channel) = (Arc::as_ptr(&self.run).addr(), self.number);
+        let is_beyond = |lent: &&Lent| (lent.run, lent.channel) == (run, channel) && lent.end > len_bytes;
+        match lent().values().filter(is_beyond).count() {
+            0 => Ok(()),
+            beyond => {
+                let message = format!("{beyond} arrays lie in what would go: give them up before");
+                Err(Error::new(Code::InvalidArgument, message))
+            }
+        }
+    }
+
+    /// What cannot be read need not be made room for.
+    fn check_readable(&self, py: Python<'_>, offset: u64, nbytes: usize) -> PyResult<()> {
+        self.with(py, |channel| {
+            let is = channel.len_bytes()?;
+            if offset.checked_add(nbytes as u64).is_some_and(|end| end <= is) {
+                return Ok(());
+            }
+            let message =
+                format!("{nbytes} bytes at {offset} of memory component {} of {is} bytes", channel.name());
+            Err(Error::new(Code::InvalidArgument, message))
+        })
+    }
+
+    fn copy_in(
+        &self,
+        py: Python<'_>,
+        offset: u64,
+        from: &Bound<'_, PyAny>,
+        write: fn(&channel::Channel, u64, &[u8]) -> Result<(), Error>,
+    ) -> PyResult<()> {
+        let view = View::of(from, Use::Reading)?;
+        let mut bytes = Vec::new();
+        // The end first: if there is no room for it, nothing is written.
+        let mut end = view.len_bytes();
+        while end > 0 {
+            bytes.resize(((end - 1) % COPY_BYTES + 1) as usize, 0);
+            end -= bytes.len() as u64;
+            view.copy_to(end, &mut bytes);
+            self.with(py, |channel| write(channel, offset.saturating_add(end), &bytes))?;
+        }
+        Ok(())
     }
 }
 
@@ -108,16 +239,7 @@ impl Channel {
 
     /// A copy of bytes.
     fn read<'py>(&self, py: Python<'py>, offset: u64, nbytes: usize) -> PyResult<Bound<'py, PyBytes>> {
-        // What cannot be read need not be made room for.
-        self.with(py, |channel| {
-            let is = channel.len_bytes()?;
-            if offset.checked_add(nbytes as u64).is_some_and(|end| end <= is) {
-                return Ok(());
-            }
-            let message =
-                format!("{nbytes} bytes at {offset} of memory component {} of {is} bytes", channel.name());
-            Err(Error::new(Code::InvalidArgument, message))
-        })?;
+        self.check_readable(py, offset, nbytes)?;
         PyBytes::new_with(py, nbytes, |bytes| self.with(py, |channel| channel.read(offset, bytes)))
     }
 
@@ -137,17 +259,35 @@ impl Channel {
 
     /// Copies an object's bytes in.
     fn write(&self, py: Python<'_>, offset: u64, data: &Bound<'_, PyAny>) -> PyResult<()> {
-        let view = View::of(data, Use::Reading)?;
-        let mut bytes = Vec::new();
-        // The end first: if there is no room for it, nothing is written.
-        let mut end = view.len_bytes();
-        while end > 0 {
-            bytes.resize(((end - 1) % COPY_BYTES + 1) as usize, 0);
-            end -= bytes.len() as u64;
-            view.copy_to(end, &mut bytes);
-            self.with(py, |channel| channel.write(offset.saturating_add(end), &bytes))?;
-        }
-        Ok(())
+        self.copy_in(py, offset, data, channel::Channel::write)
+    }
+
+    /// Copies an object's bytes in, and does not wait until others can read them.
+    fn write_async(&self, py: Python<'_>, offset: u64, data: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.copy_in(py, offset, data, channel::Channel::write_async)
+    }
+
+    /// Begins to copy bytes out.
+    fn read_async(&self, py: Python<'_>, offset: u64, nbytes: usize) -> PyResult<Reading> {
+        self.check_readable(py, offset, nbytes)?;
+        let reading = self.with(py, |channel| channel.read_async(offset, vec![0; nbytes]))?;
+        Ok(Reading(Mutex::new(Some(reading))))
+    }
+
+    /// Makes it so many bytes long.
+    fn resize(&self, py: Python<'_>, nbytes: u64) -> PyResult<()> {
+        self.with(py, |channel| {
+            self.check_lent(nbytes)?;
+            channel.resize(WORKER, nbytes)
+        })
+    }
+
+    /// Accesses it no more.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |channel| {
+            self.check_lent(0)?;
+            channel.release(WORKER, self.run.instance(WORKER))
+        })
     }
 
     /// Makes it so many bytes long, if it is shorter.
@@ -171,7 +311,30 @@ impl Channel {
     /// Bytes where they lie.
     fn mapped(&self, py: Python<'_>, offset: u64, nbytes: u64) -> PyResult<Piece> {
         let Address(at) = self.with(py, |channel| channel.mapped(offset, nbytes).map(Address))?;
-        Ok(Piece { at, len_bytes: nbytes, is_writable: self.is_writable(), _run: self.run.clone() })
+        let place = Lent {
+            run: Arc::as_ptr(&self.run).addr(),
+            channel: self.number,
+            end: if nbytes == 0 { 0 } else { offset + nbytes },
+        };
+        let mut all = lent();
+        let number = all.last_key_value().map_or(0, |(last, _)| last + 1);
+        all.insert(number, place);
+        drop(all);
+        let run = self.run.clone();
+        Ok(Piece { at, len_bytes: nbytes, is_writable: self.is_writable(), _run: run, lent: number })
+    }
+}
+
+#[pymethods]
+impl Reading {
+    /// Waits for them. Once.
+    fn result<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let reading = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let waited = py.detach(|| match reading {
+            Some(reading) => reading.wait(),
+            None => Err(Error::new(Code::InvalidArgument, "these bytes were taken already")),
+        });
+        Ok(PyBytes::new(py, &waited.map_err(|error| raised(py, &error))?))
     }
 }
 

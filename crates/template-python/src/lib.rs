@@ -72,5 +72,7 @@ fn sublet_template(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(room::room, module)?)?;
     module.add_function(wrap_pyfunction!(component::instance, module)?)?;
     module.add_function(wrap_pyfunction!(component::open_channel, module)?)?;
+    module.add_function(wrap_pyfunction!(component::send, module)?)?;
+    module.add_function(wrap_pyfunction!(component::receive, module)?)?;
     module.add_function(wrap_pyfunction!(program, module)?)
 }

@@ -191,7 +191,7 @@ pub struct RawReading {
 
 impl Reading {
     /// As many bytes as `bytes` has.
-    pub(super) fn begin(pieces: &Pieces, offset: u64, mut bytes: Vec<u8>) -> Result<Reading, Error> {
+    pub(crate) fn begin(pieces: &Pieces, offset: u64, mut bytes: Vec<u8>) -> Result<Reading, Error> {
         let into = (NonNull::from(&mut *bytes).cast(), bytes.len() as u64);
         // SAFETY: they stay where they are, with what waits for them, which is dropped first.
         let pending = unsafe { RawReading::begin(pieces, offset, into) }?;

@@ -3,8 +3,8 @@
 //! spans pieces is split.
 //!
 //! Invariants:
-//! - What is below the capacity is there, and mapped if it is of this machine; the capacity grows when it is, and shrinks by
-//!   `&mut` alone.
+//! - What is below the capacity is there, and mapped if it is of this machine. What was mapped stays so, with or without
+//!   memory behind it, until something else takes its place; it is taken away by `&mut` alone.
 //! - Who may read alone has mapped it for reading: nothing here writes to it.
 
 use std::ops::Range;
@@ -110,8 +110,8 @@ impl Pieces {
         }
         match piece.file() {
             Some(file) => {
-                // SAFETY: the range is beyond the capacity, where nobody accesses anything; with the right to read alone
-                // `put_to` and `write` are not called.
+                // SAFETY: the range is beyond the capacity, where nobody accesses anything that is the component's; with the right
+                // to read alone `put_to` and `write` are not called.
                 unsafe { self.space.map(piece.offset, file, piece.len_bytes, self.rights) }?;
                 self.has_mapped.store(1, Ordering::Relaxed);
             }
@@ -133,6 +133,14 @@ impl Pieces {
         }
         self.capacity.store(last.offset, Ordering::Release);
         Ok(all.pop())
+    }
+
+    /// Has the pieces no more that begin at this byte or behind it. What was mapped of them is nobody's memory from then on.
+    pub(crate) fn forget(&self, from: u64) {
+        let mut all = lock(&self.all);
+        while let Some(last) = all.pop_if(|last| last.offset >= from) {
+            self.capacity.store(last.offset, Ordering::Release);
+        }
     }
 
     /// Copies bytes out, that are there. Whether they were the component's is to be [checked](Owner::check) afterwards.
@@ -161,7 +169,7 @@ impl Pieces {
     }
 
     /// As [`Pieces::write`], without waiting for other machines where there is no cache.
-    pub(super) fn write_async(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+    pub(crate) fn write_async(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
         match self.far.get() {
             Some(far) => far.write_async(self, offset, from),
             None => self.put(offset, from),

@@ -296,6 +296,16 @@ impl Account {
         self.settle(Want { by, what: What::Memory { of, to_bytes } }, wait).map(drop)
     }
 
+    /// A memory component has given back what it had beyond so many bytes.
+    pub(super) fn shorten_memory(&self, of: usize, to_bytes: u64) {
+        self.change(|budget| {
+            let held = budget.memory(of).and_then(|number| budget.held.get_mut(&number));
+            if let Some(held) = held {
+                held.amount.bytes = held.amount.bytes.min(to_bytes);
+            }
+        });
+    }
+
     /// What a memory component holds, from now on only until that is dropped.
     pub(super) fn leave_memory(self: &Arc<Account>, of: usize) -> Option<Share> {
         let mut budget = lock(&self.budget);

@@ -52,6 +52,14 @@ pub(super) enum Event {
         generation: usize,
         error: Error,
     },
+    /// All instances of a component have released a memory component.
+    Released {
+        component: usize,
+        memory: usize,
+        generation: usize,
+        /// Dropped when the run knows.
+        told: Sender<()>,
+    },
 }
 
 /// What came of a run: the outputs of the components that trigger no other, and what each component had.
@@ -203,10 +211,15 @@ impl<'run> Driver<'run> {
                 self.tell_waiting(component, error);
                 Ok(Vec::new())
             }
+            Event::Released { component, memory, generation, told } => {
+                if self.is_current(memory, generation) && self.progress.released(component, memory) {
+                    self.drop_memory(memory);
+                }
+                drop(told);
+                Ok(Vec::new())
+            }
             Event::MemoryLost { memory, generation, error } => {
-                let is_current =
-                    self.memories.get(&memory).is_some_and(|component| component.generation() == generation);
-                if !is_current {
+                if !self.is_current(memory, generation) {
                     return Ok(Vec::new());
                 }
                 let name = &self.application.graph.components[memory].name;
@@ -214,6 +227,11 @@ impl<'run> Driver<'run> {
                 self.progress.lost_memory(memory, error)
             }
         }
+    }
+
+    /// Whether a memory component is still the one of which something is told.
+    fn is_current(&self, memory: usize, generation: usize) -> bool {
+        self.memories.get(&memory).is_some_and(|component| component.generation() == generation)
     }
 
     fn tell_waiting(&mut self, component: usize, error: Error) {
@@ -526,16 +544,22 @@ impl<'run> Driver<'run> {
                 }
             };
             let mailbox = mailbox(graph, edge.to, component);
-            channels.list.push(Access { memory, rights, mailbox });
+            channels.list.push(Access { memory, rights, mailbox, released: Arc::default() });
         }
         Ok(channels)
     }
 
     fn drop_memory(&mut self, memory: usize) {
         let Some(component) = self.memories.remove(&memory) else { return };
-        let ending = component.clone();
-        let thread = std::thread::Builder::new().name("sublet leaving".into()).spawn(move || ending.end());
-        match thread {
+        // Before anybody asks for what it had.
+        let share = self.account.leave_memory(memory).map(Arc::new);
+        let (ending, held) = (component.clone(), share.clone());
+        let end = move || {
+            let used = ending.end();
+            drop(held);
+            used
+        };
+        match std::thread::Builder::new().name("sublet leaving".into()).spawn(end) {
             Ok(thread) => self.leaving.push((memory, thread)),
             Err(_) => self.uses.count_memory(memory, component.end()),
         }

@@ -309,7 +309,7 @@ impl Workers {
         }
         // What a process said that did not know of the run is worth nothing, nor is what was read of memory that is gone.
         links.iter().try_for_each(Link::check).map_err(Failure::Lost)?;
-        go.channels.iter().try_for_each(|access| access.memory.check()).map_err(Failure::Lost)?;
+        go.channels.iter().try_for_each(|access| access.check(instances)).map_err(Failure::Lost)?;
         outputs
     }
 

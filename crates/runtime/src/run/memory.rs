@@ -1,8 +1,9 @@
 //! The memory components of a run. One is made when a worker first accesses it, near that worker, and is gone when the run drops
 //! it; how worker processes get it is [`link`]'s.
 
-use std::ops::Deref;
-use std::sync::mpsc::Sender;
+use std::collections::BTreeSet;
+use std::ops::{Deref, Range};
+use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Instant;
 
@@ -42,6 +43,8 @@ pub(super) struct Component {
     /// Why it could not grow, if it would have elsewhere or at another time.
     lost: Mutex<Option<Error>>,
     used: Mutex<Used>,
+    /// The worker processes that have pieces of it, by their ways here.
+    reached_by: Mutex<BTreeSet<usize>>,
 }
 
 /// What has become of it.
@@ -103,6 +106,21 @@ pub(super) struct Access {
     pub(super) rights: Rights,
     /// If it carries messages.
     pub(super) mailbox: Option<v1::Mailbox>,
+    /// Which of the component's instances have released it.
+    pub(super) released: Arc<Mutex<BTreeSet<u32>>>,
+}
+
+impl Access {
+    /// Whether so many instances have.
+    fn is_released_by(&self, instances: Range<u32>) -> bool {
+        let released = lock(&self.released);
+        instances.into_iter().all(|instance| released.contains(&instance))
+    }
+
+    /// Whether the memory was there until the last of so many instances has ended, or has released it.
+    pub(super) fn check(&self, instances: u32) -> Result<(), Error> {
+        if self.is_released_by(0..instances) { Ok(()) } else { self.memory.check() }
+    }
 }
 
 impl Component {
@@ -132,6 +150,7 @@ impl Component {
             stage: RwLock::new(Stage::Unmade { manager: manager.clone(), tell }),
             lost: Mutex::default(),
             used: Mutex::default(),
+            reached_by: Mutex::default(),
         }))
     }
 
@@ -182,8 +201,6 @@ impl Component {
     pub(super) fn end(&self) -> Used {
         let used = self.used();
         self.set_over();
-        // Held until the segments have gone back.
-        let _share = self.account.leave_memory(self.index);
         let mut stage = self.stage.write().unwrap_or_else(PoisonError::into_inner);
         if let Stage::Made(memory) = std::mem::replace(&mut *stage, Stage::Over) {
             // One that had ended has nothing to give back.
@@ -228,6 +245,17 @@ impl Component {
         Error::new(Code::LeaseEnded, format!("memory component {} is over", self.name))
     }
 
+    /// All instances of a component have released it. Returns when the run knows.
+    fn set_released(&self, by: usize) {
+        let (told, is_told) = channel();
+        let (memory, generation) = (self.index, self.generation());
+        let event = Event::Released { component: by, memory, generation, told };
+        // A run that hears no more is over.
+        if lock(&self.tell).send(event).is_ok() {
+            let _ = is_told.recv();
+        }
+    }
+
     /// Waits until the run may hold as much as so many bytes take.
     fn reserve(&self, end: u64, by: usize) -> Result<(), Error> {
         let mut tell = |error| {
@@ -256,6 +284,25 @@ impl Component {
             used.capacity_bytes = memory.capacity_bytes();
             drop(used);
             Ok(memory.pieces_from(from))
+        })
+    }
+
+    /// Makes it shorter, which the only process says that has pieces of it. What is behind is 0 when it grows again, and of whole
+    /// segments given back if that process `lets_go` of them.
+    fn shorten(&self, len_bytes: u64, lets_go: bool) -> Result<(), Error> {
+        self.sample();
+        let before = self.len_bytes();
+        self.word(LEN_AT).store(len_bytes, Ordering::Release);
+        if lets_go
+            && let Stage::Made(memory) = &mut *self.stage.write().unwrap_or_else(PoisonError::into_inner)
+        {
+            memory.give_back_behind(len_bytes)?;
+        }
+        self.made(|memory| {
+            let capacity = memory.capacity_bytes();
+            lock(&self.used).capacity_bytes = capacity;
+            self.account.shorten_memory(self.index, capacity);
+            memory.zero(len_bytes, before.min(capacity).max(len_bytes))
         })
     }
 

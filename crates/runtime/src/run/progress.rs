@@ -11,7 +11,7 @@
 //! - Who has begun, and is not discarded, keeps the input that it began with, whatever those before it say when they are
 //!   executed again.
 //! - A component with external effects is not executed a second time: the run fails instead.
-//! - Memory is dropped when all that may access it are done, and made anew by the next access.
+//! - Memory is dropped when all that may access it are done or have released it, and made anew by the next access.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -74,6 +74,8 @@ pub(crate) struct Progress {
     attempts: Vec<u32>,
     /// and was the one that was lost.
     losses: Vec<u32>,
+    /// Which memory a component that runs, or is done, has released.
+    released: BTreeSet<(usize, usize)>,
     /// What each has last handed on: to each component of its trigger edges, and of those without, to the run.
     handed: Vec<Vec<Handed>>,
 }
@@ -102,6 +104,7 @@ impl Progress {
             states: vec![State::Waiting; count],
             attempts: vec![0; count],
             losses: vec![0; count],
+            released: BTreeSet::new(),
             handed: (0..count).map(handed).collect(),
             graph,
         }
@@ -152,6 +155,14 @@ impl Progress {
         self.start_ready(&mut steps);
         self.finish(&mut steps);
         steps
+    }
+
+    /// A component that runs does not access a memory component any more. Whether that may be dropped.
+    pub(crate) fn released(&mut self, component: usize, memory: usize) -> bool {
+        if self.states[component] == State::Running {
+            self.released.insert((component, memory));
+        }
+        !self.is_needed(memory)
     }
 
     /// What executed a component is gone.
@@ -212,9 +223,12 @@ impl Progress {
         })
     }
 
-    /// Whether somebody who is not done may access a memory component.
+    /// Whether somebody may access a memory component who is not done and has not released it.
     fn is_needed(&self, memory: usize) -> bool {
-        accessors(&self.graph, memory).any(|component| self.states[component] != State::Done)
+        let may_access = |component: usize| {
+            self.states[component] != State::Done && !self.released.contains(&(component, memory))
+        };
+        accessors(&self.graph, memory).any(may_access)
     }
 
     /// The compute components that have not begun, or are to begin again.
@@ -244,6 +258,7 @@ impl Progress {
             );
             return Err(Error::new(Code::WorkerDied, message));
         }
+        self.released.retain(|(component, _)| !set.contains(component));
         let mut steps = Vec::new();
         for component in set {
             if self.graph.components[component].memory().is_some() {

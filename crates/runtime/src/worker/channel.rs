@@ -7,7 +7,9 @@
 //! of its agent's, which says whether what it has mapped is over, and asks the client how long the component is.
 //!
 //! Invariants:
-//! - What is below a channel's capacity is there, and stays so as long as the channel: a process gets more, and never less.
+//! - What is below a channel's capacity is there, and stays so as long as somebody else accesses it: a process gets more, and
+//!   less only when its one instance that accesses it says so.
+//! - Who has released a channel does not access it, or wait for anything of it: when all have, the component may be over.
 //! - The descriptor is the right: who may read alone has files that were opened for reading, and connections by which nothing
 //!   is written.
 //! - One question is on the socket at a time, and its answers are taken before the next.
@@ -20,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::region::{PAGE_BYTES, Region};
-use sublet_fabric::sync::Ordering;
+use sublet_fabric::sync::{AtomicU32, Ordering};
 use sublet_proto::graph::Rights;
 use sublet_proto::v1::{self, memory_answer};
 use sublet_proto::{Code, Error};
@@ -29,10 +31,10 @@ use super::client::descriptors;
 use super::mailbox::Mailbox;
 pub use super::mailbox::{MAX_MESSAGE_BYTES, Refused};
 use crate::lease::link::{lock, protocol};
-use crate::memory::RawReading;
 use crate::memory::guest;
 use crate::memory::piece::{At, Piece};
 use crate::memory::pieces::{CacheSize, Owner, Pieces};
+use crate::memory::{RawReading, Reading};
 use client::{Client, Known, answer};
 
 mod client;
@@ -70,19 +72,35 @@ pub struct Channel {
     /// If it carries messages.
     mailbox: Option<v1::Mailbox>,
     client: Arc<Client>,
+    /// What each worker of the process does with it. Written by that worker; others only look.
+    uses: Box<[AtomicU32]>,
 }
+
+/// A worker has not accessed a channel, or has ended,
+const UNUSED: u32 = 0;
+/// accesses it, or
+const USED: u32 = 1;
+/// has released it.
+const RELEASED: u32 = 2;
 
 /// The run, if there is one.
 pub fn run() -> Option<Arc<Run>> {
     RUN.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
 }
 
-/// Takes up a client's run, in place of the one before. What is kept of other machines' memory is a part of the process's own.
-pub(super) fn take(message: &v1::Run, fds: Vec<OwnedFd>, memory_bytes: u64) -> Result<(), Error> {
+/// Takes up a client's run, in place of the one before, for so many workers. What is kept of other machines' memory is a part of
+/// the process's own.
+pub(super) fn take(
+    message: &v1::Run,
+    fds: Vec<OwnedFd>,
+    workers: usize,
+    memory_bytes: u64,
+) -> Result<(), Error> {
     let channels = match message.channels {
         0 => Vec::new(),
         count => {
-            receive_channels(count, fds, CacheSize::within(memory_bytes / CACHES_PART / u64::from(count)))?
+            let cache = CacheSize::within(memory_bytes / CACHES_PART / u64::from(count));
+            receive_channels(count, fds, workers, cache)?
         }
     };
     let (first_instance, instances) = (message.first_instance, message.instances);
@@ -91,10 +109,15 @@ pub(super) fn take(message: &v1::Run, fds: Vec<OwnedFd>, memory_bytes: u64) -> R
     Ok(())
 }
 
-fn receive_channels(count: u32, fds: Vec<OwnedFd>, cache: CacheSize) -> Result<Vec<Channel>, Error> {
+fn receive_channels(
+    count: u32,
+    fds: Vec<OwnedFd>,
+    workers: usize,
+    cache: CacheSize,
+) -> Result<Vec<Channel>, Error> {
     let [socket] = descriptors("a run", fds)?;
     let socket = Arc::new(Mutex::new(PacketSocket::from(socket)));
-    (0..count).map(|number| Channel::receive(number, &socket, cache)).collect()
+    (0..count).map(|number| Channel::receive(number, &socket, workers, cache)).collect()
 }
 
 impl Run {
@@ -158,12 +181,19 @@ impl Run {
         Ok(Mailbox { channel, told })
     }
 
-    /// Makes all that was written be where others read it.
+    /// Makes all that was written be where others read it, but for what a worker has released.
     ///
     /// # Errors
     /// Why a component is over.
-    pub fn sync(&self) -> Result<(), Error> {
-        self.channels.iter().try_for_each(Channel::sync)
+    pub fn sync(&self, worker: u32) -> Result<(), Error> {
+        self.channels.iter().filter(|channel| !channel.is_released(worker)).try_for_each(Channel::sync)
+    }
+
+    /// A worker's function has returned: it accesses nothing any more.
+    pub(super) fn rest(&self, worker: u32) {
+        for channel in self.channels.iter().filter(|channel| !channel.is_released(worker)) {
+            channel.set_use(worker, UNUSED);
+        }
     }
 
     /// By the order of the edges.
@@ -174,7 +204,12 @@ impl Run {
 
 impl Channel {
     /// The next that the client tells of.
-    fn receive(number: u32, socket: &Arc<Mutex<PacketSocket>>, cache: CacheSize) -> Result<Channel, Error> {
+    fn receive(
+        number: u32,
+        socket: &Arc<Mutex<PacketSocket>>,
+        workers: usize,
+        cache: CacheSize,
+    ) -> Result<Channel, Error> {
         let (body, fds) = answer(lock(socket).receive(Some(FIRST_ANSWERS_TIMEOUT))?)?;
         let memory_answer::Body::Channel(channel) = body else {
             return Err(protocol("a run with fewer channels than it has"));
@@ -189,7 +224,32 @@ impl Channel {
         let client = Arc::new(Client { number, state, known, socket: socket.clone() });
         let pieces = Pieces::new(channel.reserved_bytes, rights, cache, client.clone())?;
         let v1::Channel { component: name, limit_bytes, mailbox, .. } = channel;
-        Ok(Channel { name, rights, limit_bytes, pieces, mailbox, client })
+        let uses = (0..workers).map(|_| AtomicU32::new(UNUSED)).collect();
+        Ok(Channel { name, rights, limit_bytes, pieces, mailbox, client, uses })
+    }
+
+    /// A worker accesses it, from now on until its function returns or releases it.
+    ///
+    /// # Errors
+    /// `lease_ended` if it has released it.
+    #[inline]
+    pub fn used_by(&self, worker: u32) -> Result<&Channel, Error> {
+        match self.use_of(worker) {
+            USED => Ok(self),
+            UNUSED => {
+                self.set_use(worker, USED);
+                Ok(self)
+            }
+            _ => Err(self.released()),
+        }
+    }
+
+    /// The same, for what is no access.
+    ///
+    /// # Errors
+    /// As for [`Channel::used_by`].
+    pub fn held_by(&self, worker: u32) -> Result<&Channel, Error> {
+        if self.is_released(worker) { Err(self.released()) } else { Ok(self) }
     }
 
     /// By the order of the edges.
@@ -246,6 +306,15 @@ impl Channel {
         unsafe { RawReading::begin(&self.pieces, offset, (into, len_bytes)) }
     }
 
+    /// The same, into a vector, which comes back with as many bytes as it has.
+    ///
+    /// # Errors
+    /// As for [`Channel::read`].
+    pub fn read_async(&self, offset: u64, into: Vec<u8>) -> Result<Reading, Error> {
+        self.readable(offset, into.len() as u64)?;
+        Reading::begin(&self.pieces, offset, into)
+    }
+
     /// Copies bytes in. What is beyond the end makes the component grow. To another machine they go when they are
     /// [synced](Channel::sync), or before.
     ///
@@ -256,6 +325,55 @@ impl Channel {
         let end = self.writable(offset, from.len() as u64)?;
         self.pieces.write(offset, from)?;
         self.extend(end)
+    }
+
+    /// Copies bytes in, and does not wait for other machines, but where the component grows: [`Channel::sync`] does.
+    ///
+    /// # Errors
+    /// As for [`Channel::write`].
+    pub fn write_async(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+        let end = self.writable(offset, from.len() as u64)?;
+        self.pieces.write_async(offset, from)?;
+        self.extend(end)
+    }
+
+    /// Makes it so many bytes long, which a worker says. New bytes are 0. To be made shorter it must be that worker's alone; the
+    /// segments of which nothing is left are given back then, if the process is on the client's machine, and what was mapped of
+    /// them is the component's no more.
+    ///
+    /// # Errors
+    /// As for [`Channel::write`]; `invalid_argument` if it would be shorter and another instance or component accesses it.
+    pub fn resize(&self, worker: u32, len_bytes: u64) -> Result<(), Error> {
+        self.writable(len_bytes, 0)?;
+        if len_bytes >= self.len_bytes()? {
+            return self.extend(len_bytes);
+        }
+        let is_others = |(other, used): (usize, &AtomicU32)| {
+            other != worker as usize && used.load(Ordering::Acquire) == USED
+        };
+        if self.uses.iter().enumerate().any(is_others) {
+            return Err(shared(&self.name));
+        }
+        // What was written to what goes, too, so that none of it is written later.
+        self.sync()?;
+        self.ask(v1::MemoryQuestion { shorten_to: Some(len_bytes), ..v1::MemoryQuestion::default() })?;
+        match &self.client.known {
+            Some(known) => known.shorten(len_bytes),
+            None => self.pieces.forget(len_bytes),
+        }
+        Ok(())
+    }
+
+    /// The instance that a worker executes does not access it any more. When nobody does, and no component that is to begin may, it
+    /// is over and its memory given back.
+    ///
+    /// # Errors
+    /// Why it is over, if it was before; what was written is lost then, with all else.
+    pub fn release(&self, worker: u32, instance: u32) -> Result<(), Error> {
+        self.held_by(worker)?.sync()?;
+        self.ask(v1::MemoryQuestion { released_by: instance + 1, ..v1::MemoryQuestion::default() })?;
+        self.set_use(worker, RELEASED);
+        Ok(())
     }
 
     /// Makes it as many bytes long, if it is shorter. New bytes are 0.
@@ -402,6 +520,26 @@ impl Channel {
         self.client.ask(asked, |piece, fds| self.pieces.add(Arc::new(received(piece, fds)?)))
     }
 
+    fn use_of(&self, worker: u32) -> u32 {
+        // Of a worker that the process does not have there is nothing.
+        self.uses.get(worker as usize).map_or(RELEASED, |used| used.load(Ordering::Acquire))
+    }
+
+    fn set_use(&self, worker: u32, used: u32) {
+        if let Some(place) = self.uses.get(worker as usize) {
+            place.store(used, Ordering::Release);
+        }
+    }
+
+    fn is_released(&self, worker: u32) -> bool {
+        self.use_of(worker) == RELEASED
+    }
+
+    #[cold]
+    fn released(&self) -> Error {
+        Error::new(Code::LeaseEnded, format!("memory component {} was released by this function", self.name))
+    }
+
     #[cold]
     fn beyond(&self, offset: u64, len_bytes: u64) -> Error {
         let (name, is) = (&self.name, self.known_len());
@@ -416,6 +554,15 @@ impl Channel {
             format!("{len_bytes} bytes at {offset} of memory component {name}, which grows to {limit} bytes");
         Error::new(Code::MemoryExceeded, message)
     }
+}
+
+/// A component is to be shorter that is not one instance's alone.
+#[cold]
+pub(crate) fn shared(name: &str) -> Error {
+    let message = format!(
+        "memory component {name} is accessed by others, who have neither ended nor released it: it cannot be made shorter"
+    );
+    Error::new(Code::InvalidArgument, message)
 }
 
 /// What the client, or this machine's agent, has handed over.

@@ -54,7 +54,7 @@ impl Client {
             message.body.ok_or_else(|| Error::new(Code::Protocol, "an empty message from the client"))?;
         match (&mut self.way, body) {
             (Way::Connecting(_) | Way::Connected(_), client_to_worker::Body::Run(run)) => {
-                channel::take(&run, packet.fds, self.process.setup.memory_bytes)?;
+                channel::take(&run, packet.fds, self.process.workers(), self.process.setup.memory_bytes)?;
                 Ok(Some(worker_to_client::Body::RunTaken(v1::RunTaken {})))
             }
             (Way::Remote(remote), body) => remote.take(body, packet.fds, self.control),

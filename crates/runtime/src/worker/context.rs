@@ -50,6 +50,9 @@ struct Components {
     send: unsafe extern "C" fn(*mut Context, *const c_char, u32, *const c_void, u64, u64) -> u32,
     receive:
         unsafe extern "C" fn(*mut Context, *const c_char, *mut c_void, u64, u64, *mut u64, *mut u32) -> u32,
+    write_async: unsafe extern "C" fn(*mut Context, u32, u64, *const c_void, u64) -> u32,
+    resize: unsafe extern "C" fn(*mut Context, u32, u64) -> u32,
+    release: unsafe extern "C" fn(*mut Context, u32) -> u32,
 }
 
 static COMPONENTS: Components = Components {
@@ -67,6 +70,9 @@ static COMPONENTS: Components = Components {
     sync: sublet_context_sync,
     send: sublet_context_send,
     receive: sublet_context_receive,
+    write_async: sublet_context_write_async,
+    resize: sublet_context_resize,
+    release: sublet_context_release,
 };
 
 impl Context {
@@ -103,7 +109,8 @@ impl Context {
 
     #[cold]
     fn sync_all(&mut self) -> Result<(), Code> {
-        let synced = self.finish_reading(|_| true).and_then(|()| self.run()?.sync());
+        let worker = self.worker;
+        let synced = self.finish_reading(|_| true).and_then(|()| self.run()?.sync(worker));
         synced.map_err(|error| {
             self.set_message(error.message.as_bytes());
             error.code
@@ -133,7 +140,9 @@ impl Context {
         if self.run.is_some() {
             // Where a call failed, something may be on its way still.
             self.reading.clear();
-            self.run = None;
+            if let Some(run) = self.run.take() {
+                run.rest(self.worker);
+            }
         }
     }
 
@@ -155,11 +164,12 @@ impl Context {
         })
     }
 
+    /// One that the function accesses now.
     fn channel(&mut self, number: u32) -> Result<&Channel, Error> {
-        let channels = self.run()?.channels();
-        channels.get(number as usize).ok_or_else(|| {
-            Error::new(Code::InvalidArgument, format!("there is no channel {number}: open it first"))
-        })
+        let worker = self.worker;
+        let none =
+            || Error::new(Code::InvalidArgument, format!("there is no channel {number}: open it first"));
+        self.run()?.channels().get(number as usize).ok_or_else(none)?.used_by(worker)
     }
 
     /// Does something, and keeps why it failed.
@@ -224,9 +234,10 @@ unsafe extern "C" fn sublet_context_open(
     channel: *mut u32,
 ) -> u32 {
     let open = |context: &mut Context| {
+        let worker = context.worker;
         let run = context.run()?;
         // SAFETY: the function vouches for a string.
-        let number = run.channel(unsafe { string(component) }?)?.number();
+        let number = run.channel(unsafe { string(component) }?)?.held_by(worker)?.number();
         let channel = NonNull::new(channel).ok_or_else(null)?;
         // SAFETY: not null, so it is a place for a number.
         unsafe { channel.write(number) };
@@ -424,6 +435,49 @@ unsafe extern "C" fn sublet_context_receive(
     };
     // SAFETY: as the caller vouches.
     unsafe { with(context, receive) }
+}
+
+/// # Safety
+/// As for [`with`]; so many bytes that may be read.
+unsafe extern "C" fn sublet_context_write_async(
+    context: *mut Context,
+    channel: u32,
+    offset: u64,
+    from: *const c_void,
+    size: u64,
+) -> u32 {
+    let write = |context: &mut Context| {
+        // SAFETY: the function vouches for so many bytes, which nobody writes meanwhile.
+        let from = unsafe { bytes(from, size) }?;
+        context.channel(channel)?.write_async(offset, from)
+    };
+    // SAFETY: as the caller vouches.
+    unsafe { with(context, write) }
+}
+
+/// # Safety
+/// As for [`with`].
+unsafe extern "C" fn sublet_context_resize(context: *mut Context, channel: u32, size: u64) -> u32 {
+    let resize = |context: &mut Context| {
+        context.finish_reading(|of| of == channel)?;
+        let worker = context.worker;
+        context.channel(channel)?.resize(worker, size)
+    };
+    // SAFETY: as the caller vouches.
+    unsafe { with(context, resize) }
+}
+
+/// # Safety
+/// As for [`with`].
+unsafe extern "C" fn sublet_context_release(context: *mut Context, channel: u32) -> u32 {
+    let release = |context: &mut Context| {
+        context.finish_reading(|of| of == channel)?;
+        let worker = context.worker;
+        let instance = context.run()?.instance(worker);
+        context.channel(channel)?.release(worker, instance)
+    };
+    // SAFETY: as the caller vouches.
+    unsafe { with(context, release) }
 }
 
 /// So long from now; never, if that is more than a clock has.

@@ -87,7 +87,7 @@ impl Remote {
                 self.connect(&connect, control).map(Some)
             }
             client_to_worker::Body::Run(run) => {
-                channel::take(&run, fds, self.process.setup.memory_bytes)?;
+                channel::take(&run, fds, self.process.workers(), self.process.setup.memory_bytes)?;
                 Ok(Some(worker_to_client::Body::RunTaken(v1::RunTaken {})))
             }
         }

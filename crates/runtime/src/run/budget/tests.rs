@@ -148,6 +148,25 @@ fn who_waits_is_told_for_what_and_goes_on_when_it_is_there() {
 }
 
 #[test]
+fn memory_that_is_made_shorter_leaves_room_for_others() {
+    let account = account(1);
+    let hold = |to_bytes| {
+        let wait = Waiting { tell: &mut |_| (), is_wanted: &|| true };
+        account.hold_memory(A, (MEMORY, to_bytes), wait).unwrap();
+    };
+    let held = || lock(&account.budget).total().bytes;
+    hold(1000);
+    account.shorten_memory(MEMORY, 400);
+    account.shorten_memory(MEMORY, 700);
+    account.shorten_memory(B, 0);
+    assert_eq!(held(), 400);
+    hold(500);
+    assert_eq!(held(), 500);
+    drop(account.leave_memory(MEMORY));
+    assert_eq!(held(), 0);
+}
+
+#[test]
 fn who_is_not_wanted_any_more_waits_no_longer_and_the_impossible_is_said() {
     let account = account(2);
     account.turn([], [A, B]);

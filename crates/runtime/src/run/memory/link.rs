@@ -5,6 +5,7 @@
 //! agent, which passes questions and answers on, and makes of tickets what its process gets. So a segment is reached by those to
 //! whom its run has given it, and by no other.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
@@ -24,7 +25,7 @@ use crate::lease::link::{lock, protocol};
 use crate::lease::run::Told;
 use crate::memory::guest;
 use crate::memory::piece::Piece;
-use crate::worker::channel::{ENDED_AT, LEN_AT};
+use crate::worker::channel::{ENDED_AT, LEN_AT, shared};
 
 /// How long a worker may take to take in what it has asked for.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
@@ -42,6 +43,7 @@ fn opened(file: BorrowedFd<'_>, rights: Rights) -> Result<OwnedFd, Error> {
 /// The way by which a worker process asks for memory. Dropped, it is cut.
 pub(in crate::run) struct Link {
     way: Option<Arc<Way>>,
+    channels: Channels,
     lease: Arc<Lease>,
     /// Of the worker process that has been told.
     exits: u64,
@@ -57,10 +59,13 @@ impl Link {
     ) -> Result<Link, Error> {
         let run = v1::Run { first_instance: first, instances, channels: channels.len() as u32, number: 0 };
         if channels.is_empty() {
-            return Ok(Link { way: None, exits: lease.tell_run(run, Told::Nothing)?, lease: lease.clone() });
+            let exits = lease.tell_run(run, Told::Nothing)?;
+            return Ok(Link { way: None, channels: channels.clone(), exits, lease: lease.clone() });
         }
         let node = lease.description().node;
-        let answering = |way: &Arc<Way>| Answering { way: way.clone(), channels: channels.clone(), node };
+        let own = lease.first_worker..lease.first_worker + lease.workers();
+        let answering =
+            |way: &Arc<Way>| Answering { way: way.clone(), channels: channels.clone(), own, instances, node };
         let first = channels.iter().map(Answer::channel);
         let (way, exits) = if lease.is_remote() {
             let first = first.map(|answer| Ok(answer?.bytes)).collect::<Result<_, Error>>()?;
@@ -79,7 +84,7 @@ impl Link {
             let exits = lease.tell_run(run, Told::Here(there.as_fd()));
             (way, exits)
         };
-        let mut link = Link { way: Some(way), lease: lease.clone(), exits: 0 };
+        let mut link = Link { way: Some(way), channels: channels.clone(), lease: lease.clone(), exits: 0 };
         link.exits = exits?;
         Ok(link)
     }
@@ -100,6 +105,7 @@ impl Drop for Link {
     fn drop(&mut self) {
         if let Some(way) = &self.way {
             way.cut();
+            way.reaches_nothing(&self.channels);
         }
     }
 }
@@ -156,6 +162,18 @@ impl Way {
         }
     }
 
+    /// Tells its process from others.
+    fn number(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    /// Its process has nothing of these any more.
+    fn reaches_nothing(&self, channels: &Channels) {
+        channels.iter().for_each(|access| {
+            lock(&access.memory.reached_by).remove(&self.number());
+        });
+    }
+
     /// A piece, as the process or its agent gets it.
     fn piece(&self, component: &Component, piece: &Piece, rights: Rights) -> Result<Answer, Error> {
         let (segment, node) = (piece.segment.clone(), piece.node.clone());
@@ -180,6 +198,9 @@ impl Way {
 struct Answering {
     way: Arc<Way>,
     channels: Channels,
+    /// Which of the component's instances the process executes, and how many there are.
+    own: Range<u32>,
+    instances: u32,
     /// Where the process is.
     node: String,
 }
@@ -207,14 +228,15 @@ impl Answering {
             }
         }
         self.way.cut();
+        self.way.reaches_nothing(&self.channels);
     }
 
     fn answer(&self, question: &[u8]) -> Result<v1::MemoryThere, Error> {
         let question: v1::MemoryQuestion = decode("a question about memory", question)?;
         let number = question.channel;
         let channel = number.checked_sub(1).and_then(|index| self.channels.get(index as usize));
-        let Access { memory: component, rights, .. } =
-            channel.ok_or_else(|| protocol(format!("there is no channel {number}")))?;
+        let access = channel.ok_or_else(|| protocol(format!("there is no channel {number}")))?;
+        let Access { memory: component, rights, .. } = access;
         if !question.lost_segment.is_empty() {
             return Err(component.lost(&question.lost_segment, &self.node));
         }
@@ -227,7 +249,14 @@ impl Answering {
             return Err(Error::new(Code::MemoryExceeded, message));
         }
         component.check()?;
+        if let Some(instance) = question.released_by.checked_sub(1) {
+            self.release(access, instance)?;
+        }
+        if let Some(len_bytes) = question.shorten_to {
+            self.shorten(access, len_bytes)?;
+        }
         if question.end_bytes > 0 {
+            lock(&component.reached_by).insert(self.way.number());
             component.reserve(question.end_bytes, self.channels.of)?;
             for piece in component.grow((question.have_bytes, question.end_bytes), &self.node)? {
                 self.way.send(self.way.piece(component, &piece, *rights)?)?;
@@ -238,5 +267,33 @@ impl Answering {
         }
         let ended = component.word(ENDED_AT).load(Ordering::Acquire) as u32;
         Ok(v1::MemoryThere { len_bytes: component.len_bytes(), ended })
+    }
+
+    /// One of the process's instances does not access a component any more.
+    fn release(&self, access: &Access, instance: u32) -> Result<(), Error> {
+        if access.mailbox.is_some() || !self.own.contains(&instance) {
+            return Err(protocol(format!("instance {instance} released what is not its own")));
+        }
+        lock(&access.released).insert(instance);
+        if access.is_released_by(self.own.clone()) {
+            lock(&access.memory.reached_by).remove(&self.way.number());
+        }
+        if access.is_released_by(0..self.instances) {
+            access.memory.set_released(self.channels.of);
+        }
+        Ok(())
+    }
+
+    fn shorten(&self, access: &Access, len_bytes: u64) -> Result<(), Error> {
+        let component = &access.memory;
+        if access.mailbox.is_some() || access.rights != Rights::Write {
+            return Err(protocol(format!("memory component {} may not be made shorter", component.name)));
+        }
+        let own = self.way.number();
+        if lock(&component.reached_by).iter().any(|other| *other != own) {
+            return Err(shared(&component.name));
+        }
+        // A process on another machine learns from its agent of the end of what it has mapped, and is not told of a part of it.
+        component.shorten(len_bytes, matches!(*self.way, Way::Here(_)))
     }
 }

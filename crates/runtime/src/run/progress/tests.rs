@@ -89,7 +89,7 @@ fn a_loss_takes_its_communicating_set_along_and_nothing_else() {
 fn a_loss_of_an_earlier_attempt_is_no_loss_of_this_one() {
     let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
     progress.begin();
-    assert_eq!(progress.lost(0, 1, gone()).unwrap(), [Step::Cancel { component: 0 }, start(0, 2, "in")]);
+    assert_eq!(progress.lost(0, 1, gone()).unwrap().last(), Some(&start(0, 2, "in")));
     assert_eq!(progress.lost(0, 1, gone()).unwrap(), [], "it was told twice");
     assert_eq!(progress.ended(0, 2, outputs("A")).len(), 3);
     assert_eq!(progress.lost(0, 2, gone()).unwrap(), [], "its output is there already");
@@ -104,6 +104,23 @@ fn memory_that_nobody_needs_any_more_is_no_loss() {
     progress.ended(1, 1, outputs("B"));
     assert_eq!(progress.lost_memory(4, gone()).unwrap(), []);
     assert_eq!(progress.lost(2, 1, gone()).unwrap(), [Step::Cancel { component: 2 }, start(2, 2, "B")]);
+}
+
+#[test]
+fn memory_goes_with_the_last_who_releases_it_and_comes_back_with_who_begins_again() {
+    let mut progress = Progress::new(forked(), Vec::new(), 3);
+    progress.begin();
+    assert!(!progress.released(0, 4), "b is to come, and may access it");
+    progress.ended(0, 1, outputs("a"));
+    assert!(progress.released(1, 4));
+    assert_eq!(progress.lost_memory(4, gone()), Ok(Vec::new()), "nobody misses it");
+    let steps = progress.lost(1, 1, gone()).unwrap();
+    assert!(steps.contains(&Step::Cancel { component: 1 }) && steps.contains(&start(0, 2, "")), "{steps:?}");
+    // Both access it again.
+    assert!(!progress.released(0, 4));
+    progress.ended(0, 2, outputs("a"));
+    assert_eq!(progress.lost_memory(4, gone()).unwrap().len(), 3);
+    assert!(!progress.released(2, 4), "c has not begun");
 }
 
 #[test]

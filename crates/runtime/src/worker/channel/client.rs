@@ -31,6 +31,13 @@ pub(super) struct Known {
     pub(super) ended: AtomicU64,
 }
 
+impl Known {
+    /// It was made so long.
+    pub(super) fn shorten(&self, len_bytes: u64) {
+        self.len_bytes.store(len_bytes, Ordering::Release);
+    }
+}
+
 impl Client {
     /// Where it stands how long the component is.
     pub(super) fn len(&self) -> &AtomicU64 {

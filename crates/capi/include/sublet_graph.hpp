@@ -1,0 +1,214 @@
+// sublet_graph.hpp: graphs of components from C++17, over the C interface of sublet_graph.h, whose rules hold.
+//
+//     auto application = sublet::application::deploy(invoker, json);
+//     sublet::outcome outcome = application.run(std::vector<std::uint64_t>{1000});
+//     auto sum = outcome.outputs.front().as<std::uint64_t>();
+#ifndef SUBLET_GRAPH_HPP
+#define SUBLET_GRAPH_HPP
+
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <string_view>
+
+#include "sublet.hpp"
+#include "sublet_graph.h"
+
+namespace sublet {
+
+// How an application is run, with the defaults of sublet_run_options_default.
+struct run_options {
+    std::uint32_t retries = defaults().retries;                   // how often a component may be lost and begin again
+    std::chrono::nanoseconds patience{defaults().patience_ns};    // how long a component waits for cores or memory
+    std::optional<std::chrono::nanoseconds> prewarm{std::chrono::nanoseconds(0)};  // nothing: when components begin
+    std::chrono::nanoseconds keep_alive{0};                       // how long workers are kept for the next run
+    std::chrono::nanoseconds hot_timeout{0};                      // how long workers poll after a call
+    std::chrono::nanoseconds lease_timeout{defaults().lease_timeout_ns};
+    std::string fabric;                                           // as "tcp"; empty: the best
+
+    static sublet_run_options defaults() noexcept { return sublet_run_options_default(); }
+};
+
+// What happens to a component.
+struct news {
+    sublet_event event;
+    std::string component;
+    std::uint32_t attempt;          // of SUBLET_BEGAN
+    std::chrono::nanoseconds took;  // of SUBLET_ENDED
+    sublet_status status;           // of SUBLET_WAITS and SUBLET_LOST: why,
+    std::string message;            // and in words
+};
+
+// What an instance of a component has returned.
+struct output {
+    std::string component;
+    std::uint32_t instance;
+    std::vector<unsigned char> data;
+
+    // As the bytes of one value.
+    template <typename T>
+    T as() const {
+        detail::require_plain_data<T>();
+        if (data.size() != sizeof(T)) {
+            throw std::length_error("an output of " + std::to_string(data.size()) + " bytes, and not " +
+                                    std::to_string(sizeof(T)));
+        }
+        T value;
+        std::memcpy(&value, data.data(), sizeof(T));
+        return value;
+    }
+};
+
+// What a component had; see sublet_component_use.
+struct component_use {
+    std::string component;
+    std::uint32_t attempts;
+    std::uint32_t instances;
+    std::chrono::microseconds begin;  // since the run began
+    std::chrono::microseconds end;
+    std::uint64_t allocated_bytes;
+    std::uint64_t used_bytes;
+    std::uint64_t allocated_byte_us;
+    std::uint64_t used_byte_us;
+};
+
+// What a run has come to.
+struct outcome {
+    std::string run;
+    std::vector<output> outputs;  // of the components that trigger no other
+    std::vector<component_use> components;
+};
+
+// A deployed graph. It can be moved and not copied.
+class application {
+public:
+    // Is told what happens to a run, on the thread that runs it. What it throws gives the run up, and is thrown by run().
+    using listener = std::function<void(const news &)>;
+
+    // Deploys a document in JSON.
+    static application deploy(const invoker &client, std::string_view document, const run_options &options = {}) {
+        const sublet_run_options said = said_of(options);
+        sublet_application *handle = nullptr;
+        detail::check(
+            sublet_application_deploy(client.get(), document.data(), document.size(), &said, &handle));
+        return application(handle);
+    }
+
+    // Opens a graph that was deployed, by its name or digest.
+    static application open(const invoker &client, const std::string &name, const run_options &options = {}) {
+        const sublet_run_options said = said_of(options);
+        sublet_application *handle = nullptr;
+        detail::check(sublet_application_open(client.get(), name.c_str(), &said, &handle));
+        return application(handle);
+    }
+
+    // The digest of its document.
+    std::string digest() const {
+        const char *digest = nullptr;
+        detail::check(sublet_application_digest(handle_.get(), &digest));
+        return digest;
+    }
+
+    // Runs it, with this input of its entry: a vector, an array, a string, or whatever has data() and size().
+    template <typename Container>
+    outcome run(const Container &input, const listener &hear = {}) const {
+        detail::require_plain_data<std::remove_cv_t<detail::element<const Container>>>();
+        const std::size_t bytes = detail::bytes_of<detail::element<const Container>>(std::size(input));
+        return driven(hear, [&](sublet_news_callback news, void *user, sublet_outcome **handle) {
+            return sublet_application_run(handle_.get(), std::data(input), bytes, news, user, handle);
+        });
+    }
+    outcome run() const { return run(std::string_view()); }
+
+    // Goes on with a run whose program is gone.
+    outcome resume(const std::string &run, const listener &hear = {}) const {
+        return driven(hear, [&](sublet_news_callback news, void *user, sublet_outcome **handle) {
+            return sublet_application_resume(handle_.get(), run.c_str(), news, user, handle);
+        });
+    }
+
+private:
+    struct free_it {
+        void operator()(sublet_application *application) const noexcept { sublet_application_free(application); }
+        void operator()(sublet_outcome *outcome) const noexcept { sublet_outcome_free(outcome); }
+    };
+
+    // Who hears of a run, and what it has thrown.
+    struct hearing {
+        const listener &hear;
+        std::exception_ptr thrown;
+    };
+
+    explicit application(sublet_application *handle) noexcept : handle_(handle) {}
+
+    static sublet_run_options said_of(const run_options &options) {
+        sublet_run_options said = sublet_run_options_default();
+        said.retries = options.retries;
+        said.patience_ns = detail::nanoseconds_of(options.patience);
+        said.prewarm_ns = options.prewarm ? detail::nanoseconds_of(*options.prewarm) : SUBLET_NO_PREWARM;
+        said.keep_alive_ns = detail::nanoseconds_of(options.keep_alive);
+        said.hot_timeout_ns = detail::nanoseconds_of(options.hot_timeout);
+        said.lease_timeout_ns = detail::nanoseconds_of(options.lease_timeout);
+        said.fabric = detail::text_or_null(options.fabric);
+        return said;
+    }
+
+    static int tell(const sublet_news *told, void *user) noexcept {
+        auto &listening = *static_cast<hearing *>(user);
+        try {
+            listening.hear(news{static_cast<sublet_event>(told->event), told->component, told->attempt,
+                                std::chrono::nanoseconds(told->took_ns), told->status,
+                                told->message == nullptr ? "" : told->message});
+            return 0;
+        } catch (...) {
+            listening.thrown = std::current_exception();
+            return 1;
+        }
+    }
+
+    template <typename Run>
+    static outcome driven(const listener &hear, const Run &run) {
+        hearing listening{hear, nullptr};
+        sublet_outcome *handle = nullptr;
+        const sublet_status status = run(hear ? tell : nullptr, &listening, &handle);
+        if (listening.thrown) {
+            sublet_outcome_free(handle);
+            std::rethrow_exception(listening.thrown);
+        }
+        detail::check(status);
+        const std::unique_ptr<sublet_outcome, free_it> held(handle);
+        return copied(handle);
+    }
+
+    static outcome copied(const sublet_outcome *told) {
+        const char *run = nullptr;
+        detail::check(sublet_outcome_run(told, &run));
+        outcome made{run, {}, {}};
+        for (const sublet_output &each : listed<sublet_output>(told, sublet_outcome_outputs)) {
+            const auto *data = static_cast<const unsigned char *>(each.data);
+            made.outputs.push_back({each.component, each.instance, {data, data + each.len_bytes}});
+        }
+        for (const sublet_component_use &each : listed<sublet_component_use>(told, sublet_outcome_components)) {
+            made.components.push_back({each.component, each.attempts, each.instances,
+                                       std::chrono::microseconds(each.begin_us), std::chrono::microseconds(each.end_us),
+                                       each.allocated_bytes, each.used_bytes, each.allocated_byte_us, each.used_byte_us});
+        }
+        return made;
+    }
+
+    template <typename T>
+    static std::vector<T> listed(const sublet_outcome *told,
+                                 sublet_status (*list)(const sublet_outcome *, T *, std::size_t, std::size_t *)) {
+        std::size_t count = 0;
+        detail::check(list(told, nullptr, 0, &count));
+        std::vector<T> all(count);
+        detail::check(list(told, all.data(), all.size(), &count));
+        return all;
+    }
+
+    std::unique_ptr<sublet_application, free_it> handle_;
+};
+
+} // namespace sublet
+
+#endif // SUBLET_GRAPH_HPP

@@ -1,0 +1,545 @@
+//! Graphs of components: deployed, run, and known to C by a handle; and what their runs have come to.
+
+use std::cell::Cell;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::ptr::null;
+use std::time::Duration;
+
+use sublet::{Application, ComponentUse, Error, News, Outcome, RunOptions};
+
+use crate::boundary::{
+    OK, argument, bytes, check_size, guarded, invalid, output, sublet_status, text, text_if_any,
+};
+use crate::invoker::sublet_invoker;
+
+/// `struct sublet_application`, opaque to C.
+pub struct sublet_application {
+    application: Application,
+    digest: CString,
+}
+
+/// `struct sublet_outcome`, opaque to C.
+pub struct sublet_outcome {
+    run: CString,
+    /// One of each instance, with its component's name.
+    outputs: Vec<(CString, u32, Vec<u8>)>,
+    components: Vec<(CString, ComponentUse)>,
+}
+
+/// `struct sublet_run_options`.
+#[repr(C)]
+pub struct sublet_run_options {
+    size_bytes: u32,
+    retries: u32,
+    patience_ns: u64,
+    prewarm_ns: u64,
+    keep_alive_ns: u64,
+    hot_timeout_ns: u64,
+    lease_timeout_ns: u64,
+    fabric: *const c_char,
+}
+
+/// `struct sublet_news`.
+#[repr(C)]
+pub struct sublet_news {
+    event: u32,
+    attempt: u32,
+    component: *const c_char,
+    took_ns: u64,
+    status: sublet_status,
+    message: *const c_char,
+}
+
+/// `sublet_news_callback`.
+pub type sublet_news_callback = unsafe extern "C" fn(*const sublet_news, *mut c_void) -> c_int;
+
+/// `struct sublet_output`.
+#[repr(C)]
+pub struct sublet_output {
+    component: *const c_char,
+    data: *const c_void,
+    len_bytes: usize,
+    instance: u32,
+}
+
+/// `struct sublet_component_use`.
+#[repr(C)]
+pub struct sublet_component_use {
+    component: *const c_char,
+    attempts: u32,
+    instances: u32,
+    begin_us: u64,
+    end_us: u64,
+    allocated_bytes: u64,
+    used_bytes: u64,
+    allocated_byte_us: u64,
+    used_byte_us: u64,
+}
+
+// The sizes that sublet_graph.h asserts.
+const _: () = assert!(size_of::<sublet_run_options>() == 56);
+const _: () = assert!(size_of::<sublet_news>() == 40);
+const _: () = assert!(size_of::<sublet_output>() == 32);
+const _: () = assert!(size_of::<sublet_component_use>() == 64);
+
+/// `enum sublet_event`.
+const BEGAN: u32 = 1;
+const ENDED: u32 = 2;
+const WAITS: u32 = 3;
+const LOST: u32 = 4;
+
+/// `prewarm_ns` of components whose environments are made ready when they begin.
+const NO_PREWARM_NS: u64 = u64::MAX;
+
+impl sublet_run_options {
+    /// Those of a null pointer are the defaults.
+    ///
+    /// # Safety
+    /// The pointer is null, or the caller's options, whose `fabric` is null or a string.
+    unsafe fn to_facade(options: *const sublet_run_options) -> Result<RunOptions, Error> {
+        // SAFETY: as the caller vouches.
+        let Some(options) = (unsafe { options.as_ref() }) else { return Ok(RunOptions::default()) };
+        check_size::<sublet_run_options>(options.size_bytes, "options")?;
+        // SAFETY: as the caller vouches.
+        let fabric = unsafe { text_if_any(options.fabric, "options.fabric") }?;
+        Ok(RunOptions {
+            patience: Duration::from_nanos(options.patience_ns),
+            retries: options.retries,
+            prewarm: (options.prewarm_ns != NO_PREWARM_NS).then(|| Duration::from_nanos(options.prewarm_ns)),
+            keep_alive: Duration::from_nanos(options.keep_alive_ns),
+            hot_timeout: Duration::from_nanos(options.hot_timeout_ns),
+            lease_timeout: Duration::from_nanos(options.lease_timeout_ns),
+            fabric: fabric.map(str::parse).transpose()?,
+        })
+    }
+}
+
+/// A text of the library's as C has it.
+fn words(text: &str) -> CString {
+    CString::new(text.replace('\0', "?")).unwrap_or_default()
+}
+
+/// Whoever hears of a run.
+#[derive(Clone, Copy)]
+struct Listener {
+    call: Option<sublet_news_callback>,
+    user: *mut c_void,
+}
+
+impl Listener {
+    /// Tells it; says whether the run goes on.
+    fn hear(self, news: &News) -> bool {
+        let Some(call) = self.call else { return true };
+        let (event, attempt, component, took, error) = match news {
+            News::Began { component, attempt } => (BEGAN, *attempt, component, Duration::ZERO, None),
+            News::Ended { component, took } => (ENDED, 0, component, *took, None),
+            News::Waits { component, error } => (WAITS, 0, component, Duration::ZERO, Some(error)),
+            News::Lost { component, error } => (LOST, 0, component, Duration::ZERO, Some(error)),
+        };
+        let (component, message) = (words(component), error.map(|error| words(&error.message)));
+        let told = sublet_news {
+            event,
+            attempt,
+            component: component.as_ptr(),
+            took_ns: u64::try_from(took.as_nanos()).unwrap_or(u64::MAX),
+            status: error.map_or(OK, |error| error.code.number()),
+            message: message.as_ref().map_or(null(), |message| message.as_ptr()),
+        };
+        // SAFETY: the callback is the caller's, for just these arguments, and is called on the caller's own thread.
+        unsafe { call(&raw const told, self.user) == 0 }
+    }
+}
+
+/// Runs something, until it has ended or the listener does not want it any more.
+fn driven(
+    listener: Listener,
+    run: impl FnOnce(&mut dyn FnMut(&News), &mut dyn FnMut() -> bool) -> Result<Outcome, Error>,
+) -> Result<Box<sublet_outcome>, Error> {
+    let goes_on = Cell::new(true);
+    let mut hear = |news: &News| {
+        if goes_on.get() {
+            goes_on.set(listener.hear(news));
+        }
+    };
+    let Outcome { run, outputs, components } = run(&mut hear, &mut || goes_on.get())?;
+    let of = |(component, outputs): (String, Vec<Vec<u8>>)| {
+        let component = words(&component);
+        (0..).zip(outputs).map(move |(instance, bytes)| (component.clone(), instance, bytes))
+    };
+    Ok(Box::new(sublet_outcome {
+        run: words(&run),
+        outputs: outputs.into_iter().flat_map(of).collect(),
+        components: components.into_iter().map(|used| (words(&used.component), used)).collect(),
+    }))
+}
+
+/// Makes an application known to C.
+fn handle(application: Application) -> *mut sublet_application {
+    let digest = words(application.digest());
+    Box::into_raw(Box::new(sublet_application { application, digest }))
+}
+
+/// Deploys a document.
+///
+/// # Safety
+/// As `sublet_graph.h` says of invokers, options and outputs; `document` has so many bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_application_deploy(
+    invoker: *const sublet_invoker,
+    document: *const c_char,
+    len_bytes: usize,
+    options: *const sublet_run_options,
+    application: *mut *mut sublet_application,
+) -> sublet_status {
+    guarded(|| {
+        let place = output(application, "application")?;
+        // SAFETY: the caller's invoker, which it does not free or lease with meanwhile.
+        let invoker = unsafe { argument(invoker, "invoker") }?;
+        // SAFETY: the caller's bytes.
+        let document = unsafe { bytes(document.cast(), len_bytes, "document") }?;
+        // SAFETY: the caller's options, if there are any, with the caller's string in them.
+        let options = unsafe { sublet_run_options::to_facade(options) }?;
+        let deployed = handle(invoker.facade().deploy_graph(document, options)?);
+        // SAFETY: not null, so it is the caller's place for a pointer.
+        unsafe { place.write(deployed) };
+        Ok(())
+    })
+}
+
+/// Opens a deployed graph.
+///
+/// # Safety
+/// As `sublet_graph.h` says of invokers, strings, options and outputs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_application_open(
+    invoker: *const sublet_invoker,
+    name: *const c_char,
+    options: *const sublet_run_options,
+    application: *mut *mut sublet_application,
+) -> sublet_status {
+    guarded(|| {
+        let place = output(application, "application")?;
+        // SAFETY: the caller's invoker, which it does not free or lease with meanwhile.
+        let invoker = unsafe { argument(invoker, "invoker") }?;
+        // SAFETY: the caller's string.
+        let name = unsafe { text(name, "name") }?;
+        // SAFETY: the caller's options, if there are any, with the caller's string in them.
+        let options = unsafe { sublet_run_options::to_facade(options) }?;
+        let opened = handle(invoker.facade().open_graph(name, options)?);
+        // SAFETY: not null, so it is the caller's place for a pointer.
+        unsafe { place.write(opened) };
+        Ok(())
+    })
+}
+
+/// The digest of its document.
+///
+/// # Safety
+/// As `sublet_graph.h` says of applications and outputs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_application_digest(
+    application: *const sublet_application,
+    digest: *mut *const c_char,
+) -> sublet_status {
+    guarded(|| {
+        let place = output(digest, "digest")?;
+        // SAFETY: the caller's application, which it does not free meanwhile.
+        let application = unsafe { argument(application, "application") }?;
+        // SAFETY: not null, so it is the caller's place for a pointer.
+        unsafe { place.write(application.digest.as_ptr()) };
+        Ok(())
+    })
+}
+
+/// Runs it.
+///
+/// # Safety
+/// As `sublet_graph.h` says of applications, callbacks and outputs; `input` has so many bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_application_run(
+    application: *const sublet_application,
+    input: *const c_void,
+    input_bytes: usize,
+    news: Option<sublet_news_callback>,
+    user: *mut c_void,
+    outcome: *mut *mut sublet_outcome,
+) -> sublet_status {
+    guarded(|| {
+        let place = output(outcome, "outcome")?;
+        // SAFETY: the caller's application, which it does not free meanwhile.
+        let application = unsafe { argument(application, "application") }?;
+        // SAFETY: the caller's bytes.
+        let input = unsafe { bytes(input, input_bytes, "input") }?;
+        let listener = Listener { call: news, user };
+        let ran = driven(listener, |news, goes_on| application.application.run_while(input, news, goes_on))?;
+        // SAFETY: not null, so it is the caller's place for a pointer.
+        unsafe { place.write(Box::into_raw(ran)) };
+        Ok(())
+    })
+}
+
+/// Goes on with a run.
+///
+/// # Safety
+/// As `sublet_graph.h` says of applications, strings, callbacks and outputs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_application_resume(
+    application: *const sublet_application,
+    run: *const c_char,
+    news: Option<sublet_news_callback>,
+    user: *mut c_void,
+    outcome: *mut *mut sublet_outcome,
+) -> sublet_status {
+    guarded(|| {
+        let place = output(outcome, "outcome")?;
+        // SAFETY: the caller's application, which it does not free meanwhile.
+        let application = unsafe { argument(application, "application") }?;
+        // SAFETY: the caller's string.
+        let run = unsafe { text(run, "run") }?;
+        let listener = Listener { call: news, user };
+        let ran = driven(listener, |news, goes_on| application.application.resume_while(run, news, goes_on))?;
+        // SAFETY: not null, so it is the caller's place for a pointer.
+        unsafe { place.write(Box::into_raw(ran)) };
+        Ok(())
+    })
+}
+
+/// Frees an application.
+///
+/// # Safety
+/// It is null, or from this library and not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_application_free(application: *mut sublet_application) {
+    guarded(|| {
+        if !application.is_null() {
+            // SAFETY: it came from `Box::into_raw`, and the caller gives it up.
+            drop(unsafe { Box::from_raw(application) });
+        }
+        Ok(())
+    });
+}
+
+/// The run's identifier.
+///
+/// # Safety
+/// As `sublet_graph.h` says of outcomes and outputs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_outcome_run(
+    outcome: *const sublet_outcome,
+    run: *mut *const c_char,
+) -> sublet_status {
+    guarded(|| {
+        let place = output(run, "run")?;
+        // SAFETY: the caller's outcome, which it does not free meanwhile.
+        let outcome = unsafe { argument(outcome, "outcome") }?;
+        // SAFETY: not null, so it is the caller's place for a pointer.
+        unsafe { place.write(outcome.run.as_ptr()) };
+        Ok(())
+    })
+}
+
+/// What the last components have returned.
+///
+/// # Safety
+/// As `sublet_graph.h` says of outcomes and outputs; `outputs` has room for `capacity`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_outcome_outputs(
+    outcome: *const sublet_outcome,
+    outputs: *mut sublet_output,
+    capacity: usize,
+    count: *mut usize,
+) -> sublet_status {
+    guarded(|| {
+        // SAFETY: the caller's outcome, which it does not free meanwhile.
+        let outcome = unsafe { argument(outcome, "outcome") }?;
+        let described = |(component, instance, bytes): &(CString, u32, Vec<u8>)| sublet_output {
+            component: component.as_ptr(),
+            data: bytes.as_ptr().cast(),
+            len_bytes: bytes.len(),
+            instance: *instance,
+        };
+        // SAFETY: the caller's places.
+        unsafe { listed((outputs, capacity), count, outcome.outputs.iter().map(described)) }
+    })
+}
+
+/// What each component had.
+///
+/// # Safety
+/// As `sublet_graph.h` says of outcomes and outputs; `components` has room for `capacity`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_outcome_components(
+    outcome: *const sublet_outcome,
+    components: *mut sublet_component_use,
+    capacity: usize,
+    count: *mut usize,
+) -> sublet_status {
+    guarded(|| {
+        // SAFETY: the caller's outcome, which it does not free meanwhile.
+        let outcome = unsafe { argument(outcome, "outcome") }?;
+        let described = |(component, used): &(CString, ComponentUse)| sublet_component_use {
+            component: component.as_ptr(),
+            attempts: used.attempts,
+            instances: used.instances,
+            begin_us: used.begin_us,
+            end_us: used.end_us,
+            allocated_bytes: used.allocated_bytes,
+            used_bytes: used.used_bytes,
+            allocated_byte_us: used.allocated_byte_us,
+            used_byte_us: used.used_byte_us,
+        };
+        // SAFETY: the caller's places.
+        unsafe { listed((components, capacity), count, outcome.components.iter().map(described)) }
+    })
+}
+
+/// Writes what there is room for, and how many there are.
+///
+/// # Safety
+/// `places` is null, or has room for so many; `count` is null or a place.
+unsafe fn listed<T>(
+    (places, capacity): (*mut T, usize),
+    count: *mut usize,
+    all: impl ExactSizeIterator<Item = T>,
+) -> Result<(), Error> {
+    let place = output(count, "count")?;
+    if places.is_null() && capacity > 0 {
+        return Err(invalid(format!("room for {capacity} at a null pointer")));
+    }
+    let there = all.len();
+    for (index, each) in all.take(capacity).enumerate() {
+        // SAFETY: not null, with room for `capacity`, of which this is one.
+        unsafe { places.add(index).write(each) };
+    }
+    // SAFETY: not null, so it is the caller's place.
+    unsafe { place.write(there) };
+    Ok(())
+}
+
+/// Frees an outcome.
+///
+/// # Safety
+/// It is null, or from this library and not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sublet_outcome_free(outcome: *mut sublet_outcome) {
+    guarded(|| {
+        if !outcome.is_null() {
+            // SAFETY: it came from `Box::into_raw`, and the caller gives it up.
+            drop(unsafe { Box::from_raw(outcome) });
+        }
+        Ok(())
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CStr;
+    use std::ptr::null_mut;
+    use sublet::Code;
+
+    fn options() -> sublet_run_options {
+        sublet_run_options {
+            size_bytes: 56,
+            retries: 1,
+            patience_ns: 2,
+            prewarm_ns: NO_PREWARM_NS,
+            keep_alive_ns: 3,
+            hot_timeout_ns: 4,
+            lease_timeout_ns: 5,
+            fabric: c"tcp".as_ptr(),
+        }
+    }
+
+    #[test]
+    fn options_are_those_of_the_facade_and_none_are_its_defaults() {
+        // SAFETY: options that live here, and a null pointer.
+        let said = |options: *const sublet_run_options| unsafe { sublet_run_options::to_facade(options) };
+        let chosen = said(&options()).unwrap();
+        assert_eq!((chosen.retries, chosen.prewarm, chosen.patience.as_nanos()), (1, None, 2));
+        assert_eq!((chosen.keep_alive.as_nanos(), chosen.hot_timeout.as_nanos()), (3, 4));
+        assert_eq!((chosen.lease_timeout.as_nanos(), chosen.fabric), (5, "tcp".parse().ok()));
+        let at_once = sublet_run_options { prewarm_ns: 0, fabric: null(), ..options() };
+        assert_eq!(said(&raw const at_once).unwrap().prewarm, Some(Duration::ZERO));
+        assert_eq!(said(null()).unwrap().retries, RunOptions::default().retries);
+        for wrong in [
+            sublet_run_options { size_bytes: 8, ..options() },
+            sublet_run_options { fabric: c"carrier pigeon".as_ptr(), ..options() },
+        ] {
+            assert_eq!(said(&raw const wrong).unwrap_err().code, Code::InvalidArgument);
+        }
+    }
+
+    /// Puts down what it hears, and has enough when something is lost.
+    unsafe extern "C" fn hear(news: *const sublet_news, user: *mut c_void) -> c_int {
+        // SAFETY: as `driven` calls it, with the list of the test.
+        let (news, heard) = unsafe { (&*news, &mut *user.cast::<Vec<String>>()) };
+        let text = |text: *const c_char| match text.is_null() {
+            true => "-",
+            // SAFETY: not null, so it is a string during the call.
+            false => unsafe { CStr::from_ptr(text) }.to_str().unwrap(),
+        };
+        let sublet_news { event, attempt, took_ns, status, .. } = *news;
+        let (component, message) = (text(news.component), text(news.message));
+        heard.push(format!("{event} {attempt} {component} {took_ns} {status} {message}"));
+        c_int::from(event == LOST)
+    }
+
+    #[test]
+    fn news_are_told_until_the_listener_has_enough() {
+        let mut heard: Vec<String> = Vec::new();
+        let listener = Listener { call: Some(hear), user: (&raw mut heard).cast() };
+        let component = || "a".to_owned();
+        let error = || Error::new(Code::NoCapacity, "full\0");
+        let ran = driven(listener, |news, goes_on| {
+            news(&News::Began { component: component(), attempt: 2 });
+            news(&News::Waits { component: component(), error: error() });
+            news(&News::Ended { component: component(), took: Duration::from_nanos(7) });
+            assert!(goes_on());
+            news(&News::Lost { component: component(), error: error() });
+            assert!(!goes_on());
+            news(&News::Began { component: component(), attempt: 3 });
+            Err(error())
+        });
+        assert_eq!(ran.map(drop).unwrap_err().code, Code::NoCapacity);
+        let number = Code::NoCapacity.number();
+        assert_eq!(
+            heard,
+            [
+                "1 2 a 0 0 -",
+                &format!("3 0 a 0 {number} full?"),
+                "2 0 a 7 0 -",
+                &format!("4 0 a 0 {number} full?")
+            ]
+        );
+        let silent = Listener { call: None, user: null_mut() };
+        assert!(silent.hear(&News::Lost { component: component(), error: error() }));
+    }
+
+    #[test]
+    fn an_outcome_is_told_as_far_as_there_is_room() {
+        let listener = Listener { call: None, user: null_mut() };
+        let outputs =
+            vec![("a".to_owned(), vec![b"one".to_vec(), Vec::new()]), ("b".to_owned(), vec![b"x".to_vec()])];
+        let components =
+            vec![ComponentUse { component: "a".to_owned(), attempts: 2, ..ComponentUse::default() }];
+        let outcome =
+            driven(listener, |_, _| Ok(Outcome { run: "r".to_owned(), outputs, components })).unwrap();
+        let outcome = &raw const *outcome;
+        let mut told: [sublet_output; 2] =
+            [(); 2].map(|()| sublet_output { component: null(), data: null(), len_bytes: 9, instance: 9 });
+        let (mut count, mut used) = (0, 0);
+        // SAFETY: an outcome and places that live here.
+        let (first, second, third) = unsafe {
+            (
+                sublet_outcome_outputs(outcome, told.as_mut_ptr(), 2, &raw mut count),
+                sublet_outcome_outputs(outcome, null_mut(), 1, &raw mut count),
+                sublet_outcome_components(outcome, null_mut(), 0, &raw mut used),
+            )
+        };
+        assert_eq!((first, second, third), (OK, Code::InvalidArgument.number(), OK));
+        assert_eq!((count, used), (3, 1));
+        assert_eq!((told[0].len_bytes, told[0].instance), (3, 0));
+        assert_eq!((told[1].len_bytes, told[1].instance), (0, 1));
+    }
+}
