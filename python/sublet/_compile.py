@@ -24,7 +24,7 @@ from ._split import split
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", re.ASCII)
 # Annotations of what is never so large that it needs memory of its own.
 _PLAIN = frozenset(["bool", "int", "float", "complex"])
-_OPTIONS = ("name", "parallelism", "memory", "pu", "external_effects")
+_OPTIONS = ("name", "parallelism", "memory", "pu", "external_effects", "swap")
 _BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try)
 
 
@@ -274,7 +274,9 @@ class Compiled:
                 component["parallelism"] = said["parallelism"]
             if said.get("external_effects"):
                 component["external_effects"] = True
-            resources = {"memory_bytes": None if said.get("memory") is None else bytes_of(said["memory"]), "pu": said.get("pu")}
+            sizes = {field: said.get(option) for field, option in (("memory_bytes", "memory"), ("swap_bytes", "swap"))}
+            sizes = {field: None if size is None else bytes_of(size) for field, size in sizes.items()}
+            resources = {"memory_bytes": sizes["memory_bytes"], "pu": said.get("pu"), "swap_bytes": sizes["swap_bytes"]}
             resources = {name: value for name, value in resources.items() if value is not None}
             if resources:
                 component["resources"] = resources

@@ -437,7 +437,7 @@ def test_what_else_a_split_says_is_in_the_graph():
         sublet.app(says)
 
     def says(x: int):
-        sublet.split("begin", memory="32MiB")
+        sublet.split("begin", memory="32MiB", swap="1GiB")
         y: int = x
         sublet.split("2nd", parallelism=PARTS, pu="cpu", external_effects=True)
         print(y)
@@ -447,7 +447,7 @@ def test_what_else_a_split_says_is_in_the_graph():
     graph = sublet.app(says, name="said").graph
     assert graph["name"] == "said"
     assert graph["components"] == [
-        {"name": "begin", "type": "compute", "package": "said", "function": "begin", "entry": True, "resources": {"memory_bytes": 32 << 20}},
+        {"name": "begin", "type": "compute", "package": "said", "function": "begin", "entry": True, "resources": {"memory_bytes": 32 << 20, "swap_bytes": 1 << 30}},
         {
             "name": "2nd",
             "type": "compute",

@@ -1,6 +1,7 @@
 """Graphs: deployed and run, and what their functions have of memory components."""
 
 import json
+import os
 import signal
 import threading
 import time
@@ -432,6 +433,63 @@ def test_an_interrupt_gives_the_run_up(platform, table):
         signal.signal(signal.SIGUSR1, before)
     # What it had is free again.
     assert table.run(b"10").output == b"120"
+
+
+def swap_large(data):
+    count = 24 * MIB
+    numbers = numpy.arange(count, dtype=numpy.uint64)
+    block = bytearray(64 * MIB)
+    block[::4096] = b"x" * (len(block) // 4096)
+    numbers *= 3
+    here_and_there = numpy.random.default_rng(int(bytes(data))).integers(0, count, 5000)
+    assert (numbers[here_and_there] == 3 * here_and_there.astype(numpy.uint64)).all()
+    zeros = numpy.zeros(4 * MIB)
+    assert not zeros.any() and block.count(b"x") == len(block) // 4096
+    del block
+    block = bytearray(96 * MIB)
+    assert block.count(0) == len(block)
+    return b"%d %d" % (numbers.sum(), sublet.instance())
+
+
+def take_all(data):
+    taken = []
+    try:
+        while True:
+            # Python adds a byte.
+            taken.append(bytearray(16 * MIB - 1))
+    except MemoryError:
+        return b"%d" % len(taken)
+
+
+SWAPS = {"memory_bytes": 128 * MIB, "swap_bytes": 512 * MIB}
+
+
+@pytest.fixture
+def swaps():
+    if not os.access("/dev/userfaultfd", os.R_OK | os.W_OK):
+        pytest.skip("/dev/userfaultfd is not to be had")
+
+
+def test_arrays_larger_than_the_memory_of_their_component_are_swapped(platform, swaps):
+    application = platform.deploy(graph(compute("large", swap_large, entry=True, resources=SWAPS), name="swaps"), patience=60)
+    outcome = application.run(b"7")
+    total = 3 * (24 * MIB) * (24 * MIB - 1) // 2
+    assert outcome.output == b"%d 0" % total
+    used = {of["component"]: of for of in outcome.components}
+    assert used["large"]["allocated_bytes"] == 128 * MIB
+    assert 64 * MIB < used["large/swap"]["used_bytes"] <= 512 * MIB
+
+
+def test_without_swap_space_they_are_a_memory_error(platform):
+    application = platform.deploy(graph(compute("large", swap_large, entry=True, resources={"memory_bytes": 32 * MIB}), name="fails"), patience=60)
+    with pytest.raises(sublet.Error, match="large") as failed:
+        application.run(b"7")
+    assert failed.value.code == "memory_exceeded"
+
+
+def test_swap_space_that_is_full_is_a_memory_error(platform, swaps):
+    application = platform.deploy(graph(compute("all", take_all, entry=True, resources=SWAPS), name="full"), patience=60)
+    assert application.run().output == b"32"
 
 
 def die_once(data):

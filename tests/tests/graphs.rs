@@ -144,6 +144,7 @@ fn the_schema_takes_and_refuses_what_check_does() {
         ("/components/0/initial_bytes", json!(4096)),
         ("/components/0/resources", json!({ "threads": 2 })),
         ("/components/0/resources", json!({ "memory_bytes": 0 })),
+        ("/components/0/resources", json!({ "memory_bytes": 32 << 20, "swap_bytes": 4096 })),
         ("/components/1/parallelism", json!(0)),
         ("/components/1/parallelism", json!(1025)),
         ("/components/1/parallelism", json!("4")),

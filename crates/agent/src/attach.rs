@@ -8,6 +8,7 @@ use sublet_fabric::region::{PAGE_BYTES, Region, bar_writers, take_pages};
 use sublet_proto::package::is_digest;
 use sublet_proto::v1::{Attach, Lease, Ticket, WorkerOptions};
 use sublet_proto::{Code, Error};
+use sublet_runtime::SwapPlan;
 use sublet_runtime::wire::InboxLayout;
 use sublet_runtime::wire::usage::UsageLayout;
 
@@ -20,6 +21,7 @@ use crate::node::Node;
 use crate::resources::{Reservation, Wanted};
 use crate::signal::EndRequest;
 use crate::usage::Meter;
+use crate::worker::local_bytes;
 
 /// Everything that a lease holds on this node. Whatever is dropped of it is given back; the fields stand in the
 /// order in which that has to happen.
@@ -149,7 +151,19 @@ fn check_lease(lease: &Lease) -> Result<(WorkerOptions, u64), Error> {
         );
         return Err(Error::new(Code::InsufficientResources, message));
     }
+    check_swap(lease, &options, lease.memory_bytes - inbox_bytes)?;
     Ok((options, inbox_bytes))
+}
+
+/// What the worker process of a lease would find out by itself, and end.
+fn check_swap(lease: &Lease, options: &WorkerOptions, lent_bytes: u64) -> Result<(), Error> {
+    let swap_bytes = options.swap_bytes.saturating_mul(lease.cores.into());
+    if swap_bytes == 0 {
+        return Ok(());
+    }
+    let plan = SwapPlan::new(swap_bytes, local_bytes(lent_bytes));
+    let refused = |Error { code, message }| Error::new(code, format!("lease {} swaps: {message}", lease.id));
+    plan.check().map_err(refused)
 }
 
 #[cfg(test)]
@@ -162,7 +176,7 @@ mod tests {
             package: format!("sha256:{}", "0".repeat(64)),
             cores: 1,
             memory_bytes: 1 << 20,
-            options: Some(WorkerOptions { slots: 4, slot_bytes: 4096, hot_timeout_ns: 0 }),
+            options: Some(WorkerOptions { slots: 4, slot_bytes: 4096, ..WorkerOptions::default() }),
             ..Lease::default()
         }
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use prost::Message;
 use sublet_fabric::clock::monotonic_ns;
+use sublet_fabric::faults::device;
 use sublet_fabric::packet::PacketSocket;
 use sublet_proto::network::Fabric;
 use sublet_proto::package::is_python;
@@ -69,8 +70,11 @@ impl WorkerProcess {
         let occupancy = held.reservation.slots.as_ref().map(SlotHold::occupy);
         let setup = setup(node, held, &runnable, occupancy.as_ref()).encode_to_vec();
         let slots = occupancy.iter().flat_map(|occupancy| &occupancy.regions).map(|region| region.fd());
-        let regions: Vec<_> = [held.inbox.fd(), held.meter.region().fd()].into_iter().chain(slots).collect();
-        outside.send(&setup, &regions)?;
+        let own = [held.inbox.fd(), held.meter.region().fd()];
+        let faults = (held.options.swap_bytes > 0).then(device).transpose()?;
+        let faults = faults.iter().map(AsFd::as_fd);
+        let descriptors: Vec<_> = own.into_iter().chain(faults).chain(slots).collect();
+        outside.send(&setup, &descriptors)?;
         let sandboxes = node.sandboxes.current()?;
         let image = node.images.hold(runnable.build())?;
         let mut spec = spec((kind, program), held, &runnable, inside);
@@ -172,8 +176,10 @@ fn spec(
     let own_bytes = own_bytes.saturating_add(THREAD_MEMORY_BYTES.saturating_mul(workers));
     let (devices, env) = match kernels::kind_of(build) {
         Some(kind) => (kernels::devices_of(kind), kernels::environment()),
-        None if is_python(&build.architecture) => (Devices::None, environment()),
-        None => (Devices::None, Vec::new()),
+        None => {
+            let devices = if held.options.swap_bytes > 0 { Devices::Faults } else { Devices::None };
+            (devices, if is_python(&build.architecture) { environment() } else { Vec::new() })
+        }
     };
     Spec {
         kind,
@@ -265,7 +271,14 @@ fn setup(node: &Node, held: &Attached, runnable: &Runnable, occupancy: Option<&O
         // What a copy takes is taken from the same memory.
         copies_bytes: carrier.map_or(0, |_| lent_bytes),
         build: runnable.index,
+        local_bytes: if held.options.swap_bytes > 0 { local_bytes(lent_bytes) } else { 0 },
     }
+}
+
+/// How much of so much memory holds what is swapped. The rest is for what is not: the program, small pieces, the caches of
+/// channels.
+pub(crate) fn local_bytes(memory_bytes: u64) -> u64 {
+    memory_bytes / 4 * 3
 }
 
 /// The answer about the only one that was asked about.

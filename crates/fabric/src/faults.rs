@@ -9,7 +9,7 @@
 //! - Of two stretches a page is in one at a time: [`Faults::shift`] moves it without a copy.
 //! - A page that is put in protected is not writable for a moment.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 
@@ -79,13 +79,25 @@ impl Faults {
     /// # Errors
     /// [`FabricError::Limit`] where the machine refuses it; the message says what would allow it.
     pub fn open() -> Result<Faults, FabricError> {
+        Faults::made(kernel::open)
+    }
+
+    /// Of this process, which may not open the [`device`] itself.
+    ///
+    /// # Errors
+    /// [`FabricError::Limit`] if this is not that device, or the machine refuses it.
+    pub fn of_device(device: BorrowedFd<'_>) -> Result<Faults, FabricError> {
+        Faults::made(|| kernel::made_of(device))
+    }
+
+    fn made(make: impl Fn() -> Result<OwnedFd, FabricError>) -> Result<Faults, FabricError> {
         // What there is can be asked for once, before anything is chosen.
-        let offered = kernel::negotiate(&kernel::open()?, Features::empty())?;
+        let offered = kernel::negotiate(&make()?, Features::empty())?;
         let needed = Features::PROTECTED | Features::THREAD;
         if !offered.contains(needed) {
             return Err(FabricError::system("userfaultfd with write protection".to_owned(), Errno::NOSYS));
         }
-        let file = kernel::open()?;
+        let file = make()?;
         let features = needed | (offered & (Features::MOVE | Features::POISON));
         kernel::negotiate(&file, features)?;
         let own = rustix::process::getpid();
@@ -264,6 +276,14 @@ fn range(stretch: &Stretch, extent: Extent) -> Result<Range, FabricError> {
     let start = stretch.pointer(offset, len_bytes);
     let start = start.ok_or(FabricError::OutOfBounds { region: 0, offset, len_bytes })?;
     Ok(Range { start: start.as_ptr() as u64, len_bytes })
+}
+
+/// What a process needs that may not open it itself: for [`Faults::of_device`].
+///
+/// # Errors
+/// [`FabricError::Limit`] where the machine refuses it; the message says what would allow it.
+pub fn device() -> Result<OwnedFd, FabricError> {
+    kernel::device()
 }
 
 /// Whether this process may see to its faults.

@@ -45,6 +45,8 @@ pub const MAX_PARALLELISM: u32 = 1024;
 pub const MAX_MEMORY_BYTES: u64 = 1 << 50;
 /// Most segments of a memory component that has its full size.
 pub const MAX_SEGMENTS: u64 = 65_536;
+/// Most instances of a graph that swap.
+pub const MAX_SWAPPING: u32 = 256;
 /// How large a memory component is at first, and by how much it grows, if nothing is said and nothing is known.
 pub const DEFAULT_SEGMENT_BYTES: u64 = 16 << 20;
 /// Most that is told of what is wrong with a document.
@@ -111,6 +113,10 @@ pub struct Resources {
     /// In which pool of nodes it must be; if there is none, rather in that of what it needs. This is no hint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<Pool>,
+    /// How much it may allocate that is swapped, in bytes: what its own memory has no room for is in memory components. If
+    /// there is none, nothing is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub swap_bytes: Option<u64>,
 }
 
 /// A component that holds data. It begins with its first access, and ends with the last component that may access it, or

@@ -50,6 +50,12 @@ pub mod limits {
     pub const MIN_SEGMENT_BYTES: u64 = 4096;
     /// Most memory of a segment, in bytes: a tebibyte.
     pub const MAX_SEGMENT_BYTES: u64 = 1 << 40;
+    /// Least that a worker may allocate that is swapped, in bytes, if it may at all.
+    pub const MIN_SWAP_BYTES: u64 = 16 << 20;
+    /// Most that the workers of a lease on one node may, in bytes: a tebibyte.
+    pub const MAX_SWAP_BYTES: u64 = 1 << 40;
+    /// Least memory of a worker that swaps, in bytes: what is on its way has to be somewhere.
+    pub const MIN_SWAPPING_BYTES: u64 = 32 << 20;
     /// Lease time, in milliseconds: a day.
     pub const MAX_TIMEOUT_MS: u64 = 24 * 60 * 60 * 1000;
 }

@@ -48,6 +48,7 @@ mod progress;
 mod report;
 mod series;
 mod sizes;
+mod swapping;
 mod uses;
 
 /// How an application is run.
@@ -184,7 +185,7 @@ impl Application {
 
     fn new(manager: Arc<ManagerClient>, graph: Graph, digest: String, options: RunOptions) -> Application {
         let (kept, history) = (Mutex::default(), OnceLock::new());
-        let driven = Arc::new(mailboxes::with_mailboxes(&graph));
+        let driven = Arc::new(swapping::with_swap_space(&mailboxes::with_mailboxes(&graph)));
         Application { manager, described: graph, graph: driven, digest, options, kept, history }
     }
 

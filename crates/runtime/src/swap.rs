@@ -27,6 +27,7 @@
 //!
 //! A child process does not have the array (`MADV_DONTFORK`): to touch it there is a segmentation fault.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -38,12 +39,15 @@ use sublet_proto::{Code, Error};
 use pager::{Pager, Parts};
 
 pub use backing::Backing;
+pub(crate) use pager::{as_paging, is_paging};
 pub use plan::{SwapPlan, Touching};
+pub(crate) use units::REGION_BYTES;
 
 mod backing;
 mod book;
 mod coming;
 mod follow;
+mod forgetting;
 mod helper;
 mod judge;
 mod leaving;
@@ -90,7 +94,11 @@ impl Swapped {
     /// what would allow it; `system` if the kernel cannot.
     pub fn new(plan: SwapPlan, backing: Box<dyn Backing>) -> Result<Swapped, Error> {
         plan.check()?;
-        let faults = Faults::open()?;
+        Swapped::by(Faults::open()?, plan, backing)
+    }
+
+    /// The same by a plan that is checked; this sees to its faults.
+    pub(crate) fn by(faults: Faults, plan: SwapPlan, backing: Box<dyn Backing>) -> Result<Swapped, Error> {
         // Not that the kernel would make pages of it: but where it could make a huge one, a fault leaves room for a huge one.
         let array = Stretch::reserve(plan.whole_bytes(), PageSize::Huge)?;
         let slots = Stretch::reserve(plan.slots_bytes(), PageSize::Huge)?;
@@ -140,6 +148,12 @@ impl Swapped {
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as above, and nobody else has a slice of it.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr().as_ptr(), self.len_bytes as usize) }
+    }
+
+    /// What is in these regions of 2 MiB is of no use any more: it takes no memory and is not written to the swap space, whose
+    /// place for it is used again. They are zero afterwards.
+    pub(crate) fn forget(&self, regions: Range<usize>) {
+        self.pager.forget(regions);
     }
 
     /// Whether all of it is still there.

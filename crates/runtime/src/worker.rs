@@ -39,6 +39,7 @@ pub mod process;
 pub mod program;
 mod remote;
 mod slots;
+pub mod swapping;
 
 /// How often a polling worker looks at its line between two looks at the clock: seldom enough that a call does not
 /// often have to wait for the clock, often enough that the latest reading tells when the call came.

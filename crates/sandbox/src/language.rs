@@ -13,8 +13,10 @@ pub enum Language {
 /// Most bytes of a module's name.
 const MAX_MODULE_BYTES: usize = 256;
 
-/// What a Python executes to load its adapter, which is where programs are.
+/// What a Python executes to load its adapter, which is where programs are. What it executes is none of that.
 const LOAD_IN_PYTHON: &str = "\
+import os
+os.environ.pop('LD_PRELOAD', None)
 from importlib.machinery import ExtensionFileLoader as Loader
 from importlib.util import module_from_spec, spec_from_loader
 spec = spec_from_loader('sublet_template', Loader('sublet_template', '/program'))
@@ -47,11 +49,12 @@ impl Language {
     }
 
     /// Its interpreter's environment, NAME=VALUE. Libraries that compute keep no threads until a program is there, which has
-    /// as many as it has cores.
+    /// as many as it has cores. A Python allocates by its adapter, as every worker does that may swap.
     pub(crate) fn environment(self) -> &'static [&'static str] {
         match self {
             Language::Python => &[
                 "LANG=C.UTF-8",
+                "LD_PRELOAD=/program",
                 "OMP_NUM_THREADS=1",
                 "OPENBLAS_NUM_THREADS=1",
                 "MKL_NUM_THREADS=1",

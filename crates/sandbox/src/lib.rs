@@ -197,6 +197,8 @@ pub enum Devices {
     Drivers,
     /// That, and NVIDIA's first GPU: its nodes, whatever they can be asked for (ioctl), and `/sys`.
     Gpu,
+    /// Nothing; but of `/dev/userfaultfd`, if it is handed that, it can ask to see to its own page faults.
+    Faults,
 }
 
 /// What a sandbox may use. What the machine cannot enforce is told by [`strengths`].

@@ -223,6 +223,7 @@ pub(crate) fn encode_devices(devices: Devices) -> u32 {
         Devices::None => 0,
         Devices::Drivers => 1,
         Devices::Gpu => 2,
+        Devices::Faults => 3,
     }
 }
 
@@ -230,6 +231,7 @@ pub(crate) fn decode_devices(number: u32) -> Devices {
     match number {
         1 => Devices::Drivers,
         2 => Devices::Gpu,
+        3 => Devices::Faults,
         _ => Devices::None,
     }
 }

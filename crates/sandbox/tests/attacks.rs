@@ -238,9 +238,11 @@ fn drivers_find_their_files_and_what_they_wrote_and_nothing_else() {
         let exit = shell(script, Devices::Drivers);
         assert!(matches!(exit, Some(Exit::Status(1..))), "{script}: {exit:?}");
     }
-    // Who may ask a GPU for anything has no other call beside.
-    let (said, _) = house.run_with(&["calls"], |spec| spec.devices = Devices::Gpu);
-    assert_blocked(&said, 30);
+    // Who may ask a GPU for anything, or see to its page faults, has no other call beside.
+    for devices in [Devices::Gpu, Devices::Faults] {
+        let (said, _) = house.run_with(&["calls"], |spec| spec.devices = devices);
+        assert_blocked(&said, 30);
+    }
     let (said, _) = house.run_with(&["disk"], |spec| spec.devices = Devices::Drivers);
     let breaches: Vec<_> = said.lines().filter(|line| line.starts_with("BREACH")).collect();
     assert!(matches!(&breaches[..], [one] if one.contains("executing what was written")), "{breaches:?}");
@@ -325,6 +327,7 @@ const THREATS: &[(&str, usize, &[&str])] = &[
             "crates/sandbox/tests/conformance.rs",
             "crates/sandbox/src/inside/seccomp.rs",
             "tests/tests/runs.rs",
+            "tests/tests/swapping.rs",
         ],
     ),
     ("container", 6, &["crates/sandbox/tests/attacks.rs", "crates/sandbox/tests/containers.rs"]),

@@ -2,6 +2,8 @@
 //!
 //! The spawner starts the interpreter, which loads this library as the module `sublet_template` and executes its
 //! [`SOURCE`]. A copy that is to execute functions calls [`worker`]. It is for every Python from 3.9 on.
+//!
+//! It is loaded before the C library, too (`LD_PRELOAD`), for copies that swap what they allocate.
 
 #![allow(unsafe_code)]
 
@@ -16,6 +18,8 @@ use std::ffi::OsString;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use sublet_sandbox::template::{self, Program, Runtime, Threads, Waiting};
+
+sublet_runtime::interpose_malloc!();
 
 /// What the interpreter executes.
 const SOURCE: &str = include_str!("template.py");

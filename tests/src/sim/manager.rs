@@ -610,7 +610,7 @@ impl Manager {
         if workers.is_empty() || workers.len() > MAX_PARTS {
             return None;
         }
-        let options = v1::WorkerOptions { slots: 1, slot_bytes: 64, hot_timeout_ns: 0 };
+        let options = v1::WorkerOptions { slots: 1, slot_bytes: 64, ..v1::WorkerOptions::default() };
         let cores = workers.iter().sum();
         let memory_bytes = u64::from(cores) << 20;
         let asked =

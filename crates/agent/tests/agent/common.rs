@@ -316,7 +316,7 @@ impl Node {
             memory_bytes: 8 * MIB,
             functions: 1,
             expires_unix_ms: self.manager.now_unix_ms() + 60_000,
-            options: Some(WorkerOptions { slots: 4, slot_bytes: 4096, hot_timeout_ns: 0 }),
+            options: Some(WorkerOptions { slots: 4, slot_bytes: 4096, ..WorkerOptions::default() }),
             ..Lease::default()
         }
     }

@@ -136,7 +136,7 @@ fn a_ticket_attaches_once() {
 #[test]
 fn what_the_node_cannot_take_up_is_refused() {
     let node = Node::with_worker(SLEEPS);
-    let options = |slots, slot_bytes| Some(WorkerOptions { slots, slot_bytes, hot_timeout_ns: 0 });
+    let options = |slots, slot_bytes| Some(WorkerOptions { slots, slot_bytes, ..WorkerOptions::default() });
     let refused = [
         (Lease { node: "elsewhere".into(), ..node.lease("a") }, Code::PermissionDenied),
         (Lease { expires_unix_ms: 1, ..node.lease("b") }, Code::LeaseExpired),

@@ -1,7 +1,7 @@
 //! What the kernel is told about faults: the calls of userfaultfd and their layouts (linux/userfaultfd.h).
 
 use std::ops::{BitAnd, BitOr};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use rustix::io::Errno;
 
@@ -192,23 +192,31 @@ pub(super) fn open() -> Result<OwnedFd, FabricError> {
         return Ok(unsafe { OwnedFd::from_raw_fd(made as i32) });
     }
     match last_error() {
-        Errno::PERM => by_device(),
+        Errno::PERM => made_of(device()?.as_fd()),
         error => Err(FabricError::system("userfaultfd".to_owned(), error)),
     }
 }
 
-fn by_device() -> Result<OwnedFd, FabricError> {
-    let refused = |error: std::io::Error| {
-        FabricError::Limit(format!(
-            "userfaultfd is refused ({DEVICE}: {error}): let this user read and write {DEVICE}, or set the sysctl \
-             vm.unprivileged_userfaultfd to 1"
-        ))
-    };
-    let device = std::fs::File::options().read(true).write(true).open(DEVICE).map_err(refused)?;
+/// The device.
+pub(super) fn device() -> Result<OwnedFd, FabricError> {
+    let device =
+        std::fs::File::options().read(true).write(true).open(DEVICE).map_err(|error| refused(&error))?;
+    Ok(device.into())
+}
+
+fn refused(error: &std::io::Error) -> FabricError {
+    FabricError::Limit(format!(
+        "userfaultfd is refused ({DEVICE}: {error}): let this user read and write {DEVICE}, or set the sysctl \
+         vm.unprivileged_userfaultfd to 1"
+    ))
+}
+
+/// A descriptor as of [`open`], by the device.
+pub(super) fn made_of(device: BorrowedFd<'_>) -> Result<OwnedFd, FabricError> {
     // SAFETY: the call makes a descriptor and touches no memory.
     let made = unsafe { libc::ioctl(device.as_raw_fd(), NEW.into(), libc::O_CLOEXEC) };
     if made < 0 {
-        return Err(refused(last_error().into()));
+        return Err(refused(&last_error().into()));
     }
     // SAFETY: it was made just now, and is nobody else's.
     Ok(unsafe { OwnedFd::from_raw_fd(made) })

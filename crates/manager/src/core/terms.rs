@@ -2,7 +2,9 @@
 
 use sublet_proto::inbox::InboxShape;
 pub use sublet_proto::limits::MEMORY_PER_CORE_BYTES;
-use sublet_proto::limits::{MAX_CORES, MAX_SEGMENT_BYTES, MAX_TIMEOUT_MS, MIN_SEGMENT_BYTES};
+use sublet_proto::limits::{
+    MAX_CORES, MAX_SEGMENT_BYTES, MAX_SWAP_BYTES, MAX_TIMEOUT_MS, MIN_SEGMENT_BYTES, MIN_SWAP_BYTES,
+};
 use sublet_proto::v1::{LeaseRequest, Price, WorkerOptions};
 use sublet_proto::{ALWAYS_HOT_NS, Code, Error};
 
@@ -10,7 +12,7 @@ use sublet_proto::{ALWAYS_HOT_NS, Code, Error};
 pub const DEFAULT_TIMEOUT_MS: u64 = 10 * 60 * 1000;
 /// How workers wait and what they take in, if the client does not say.
 pub const DEFAULT_OPTIONS: WorkerOptions =
-    WorkerOptions { slots: 8, slot_bytes: 64 << 10, hot_timeout_ns: 100_000_000 };
+    WorkerOptions { slots: 8, slot_bytes: 64 << 10, hot_timeout_ns: 100_000_000, swap_bytes: 0 };
 /// Most workers of one request, over all of its nodes.
 pub const MAX_WORKERS: u32 = 65_536;
 /// Longest time that a request may wait for capacity, in milliseconds.
@@ -57,6 +59,9 @@ impl Terms {
         within("cores", asked.cores.into(), 1, one_node.into())?;
         let worker = InboxShape::of(1, &options)?;
         check_times(asked)?;
+        if options.swap_bytes > 0 {
+            within("bytes to be swapped for each core", options.swap_bytes, MIN_SWAP_BYTES, MAX_SWAP_BYTES)?;
+        }
         if asked.shared && options.hot_timeout_ns == ALWAYS_HOT_NS {
             let message =
                 "workers on shared cores cannot poll for ever: they would never leave their core to others";
@@ -142,7 +147,7 @@ mod tests {
     use super::*;
 
     fn asked() -> LeaseRequest {
-        let options = WorkerOptions { slots: 2, slot_bytes: 5_000, hot_timeout_ns: 7 };
+        let options = WorkerOptions { slots: 2, slot_bytes: 5_000, hot_timeout_ns: 7, swap_bytes: 0 };
         LeaseRequest { cores: 1, options: Some(options), ..LeaseRequest::default() }
     }
 
@@ -194,7 +199,8 @@ mod tests {
 
     #[test]
     fn what_no_lease_can_have_is_refused_with_the_limit() {
-        let options = |slots, slot_bytes| Some(WorkerOptions { slots, slot_bytes, hot_timeout_ns: 0 });
+        let options =
+            |slots, slot_bytes| Some(WorkerOptions { slots, slot_bytes, ..WorkerOptions::default() });
         let without_cores = LeaseRequest { cores: 0, package: "p".into(), ..asked() };
         assert!(message(&without_cores).contains("0 cores asked"));
         assert!(message(&LeaseRequest { cores: MAX_WORKERS + 1, ..asked() }).contains("1 to 65536"));

@@ -7,10 +7,12 @@ use std::ops::RangeInclusive;
 use super::document::{ComponentDocument, ComponentType, Document, EdgeDocument, EdgeType};
 use super::{
     Component, Compute, DEFAULT_SEGMENT_BYTES, Edge, Graph, Limits, MAX_COMPONENTS, MAX_EDGES,
-    MAX_MEMORY_BYTES, MAX_PARALLELISM, MAX_PROBLEMS, MAX_SEGMENTS, Memory, Problem, Relation, Rights, Role,
-    VERSION,
+    MAX_MEMORY_BYTES, MAX_PARALLELISM, MAX_PROBLEMS, MAX_SEGMENTS, MAX_SWAPPING, Memory, Problem, Relation,
+    Resources, Rights, Role, VERSION,
 };
-use crate::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
+use crate::limits::{
+    MAX_SEGMENT_BYTES, MAX_SWAP_BYTES, MIN_SEGMENT_BYTES, MIN_SWAP_BYTES, MIN_SWAPPING_BYTES,
+};
 use crate::package::{is_digest, is_name, name_form};
 
 /// All that is wrong so far.
@@ -130,6 +132,9 @@ fn compute(index: usize, component: ComponentDocument, problems: &mut Problems) 
     if let Some(bytes) = resources.memory_bytes {
         problems.check_within(at("resources.memory_bytes"), bytes, 1..=MAX_MEMORY_BYTES);
     }
+    if let Some(bytes) = resources.swap_bytes {
+        check_swap(bytes, (parallelism, &resources), at("resources.swap_bytes"), problems);
+    }
     Compute {
         package,
         function,
@@ -137,6 +142,30 @@ fn compute(index: usize, component: ComponentDocument, problems: &mut Problems) 
         parallelism,
         has_external_effects: component.external_effects.unwrap_or_default(),
         resources,
+    }
+}
+
+fn check_swap(bytes: u64, of: (u32, &Resources), at: String, problems: &mut Problems) {
+    let (parallelism, resources) = of;
+    let before = problems.0.len();
+    problems.check_within(at.clone(), bytes, MIN_SWAP_BYTES..=MAX_SWAP_BYTES);
+    let all_bytes = bytes.saturating_mul(parallelism.into());
+    if problems.0.len() == before && all_bytes > MAX_SWAP_BYTES {
+        let message = format!(
+            "{parallelism} instances with {bytes} bytes each are {all_bytes}, and at most {MAX_SWAP_BYTES} are swapped"
+        );
+        problems.add(at.clone(), message);
+    }
+    match resources.memory_bytes {
+        None => {
+            problems.add(at, "what is swapped is what memory_bytes has no room for: that has to be said, too")
+        }
+        Some(own) if own < MIN_SWAPPING_BYTES => {
+            let message =
+                format!("with {own} memory_bytes nothing is swapped: it takes {MIN_SWAPPING_BYTES}");
+            problems.add(at, message);
+        }
+        Some(_) => {}
     }
 }
 
@@ -263,6 +292,7 @@ impl<'graph> Whole<'graph> {
         }
         self.check_entry(problems);
         self.check_memory(problems);
+        self.check_swapping(problems);
         self.check_messages(problems);
     }
 
@@ -345,6 +375,17 @@ impl<'graph> Whole<'graph> {
                 let message = format!("{:?} is never accessed", component.name);
                 problems.add(format!("components[{index}]"), message);
             }
+        }
+    }
+
+    /// Each instance that swaps has memory of the run's, which the run keeps and reports.
+    fn check_swapping(&self, problems: &mut Problems) {
+        let computes = self.graph.components.iter().filter_map(|component| component.compute());
+        let swapping = computes.filter(|compute| compute.resources.swap_bytes.is_some());
+        let instances: u32 = swapping.map(|compute| compute.parallelism).sum();
+        if instances > MAX_SWAPPING {
+            let message = format!("{instances} instances have swap_bytes, and at most {MAX_SWAPPING} may");
+            problems.add("components", message);
         }
     }
 

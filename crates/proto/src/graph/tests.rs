@@ -11,7 +11,7 @@ fn document() -> Value {
         "components": [
             { "name": "load", "type": "compute", "entry": true, "package": "lr", "function": "load" },
             { "name": "train", "type": "compute", "package": "lr", "function": "train", "parallelism": 4,
-              "resources": { "pu": "cpu", "memory_bytes": 1 << 20, "pool": "compute" } },
+              "resources": { "pu": "cpu", "memory_bytes": 32 << 20, "pool": "compute", "swap_bytes": 1 << 30 } },
             { "name": "watch", "type": "compute", "package": format!("sha256:{}", "a".repeat(64)),
               "function": "watch", "external_effects": true },
             { "name": "samples", "type": "memory", "initial_bytes": 1 << 20, "increment_bytes": 1 << 16,
@@ -60,7 +60,8 @@ fn a_document_says_what_a_graph_is_and_what_it_leaves_out_has_defaults() {
     let load = graph.components[0].compute().unwrap();
     assert_eq!((load.parallelism, load.has_external_effects, load.is_entry), (1, false, true));
     let train = graph.components[1].compute().unwrap();
-    assert_eq!((train.parallelism, train.resources.memory_bytes), (4, Some(1 << 20)));
+    assert_eq!((train.parallelism, train.resources.memory_bytes), (4, Some(32 << 20)));
+    assert_eq!((train.resources.swap_bytes, load.resources.swap_bytes), (Some(1 << 30), None));
     let weights = graph.components[4].memory().unwrap();
     assert_eq!((weights.initial_bytes, weights.increment_bytes), (None, None), "earlier runs say");
     assert_eq!(weights.limit_bytes, DEFAULT_SEGMENT_BYTES * MAX_SEGMENTS);
@@ -152,6 +153,43 @@ fn what_is_wrong_is_told_with_its_place() {
         ("/limits", json!([8, 1u64 << 32]), "limits", "expected an object"),
         ("/edges/0", json!(["trigger", "load", "train", null]), "edges[0]", "expected an object"),
         ("/components/0", json!(["load", "memory"]), "components[0]", "expected an object"),
+        (
+            "/components/1/resources/swap_bytes",
+            json!(1 << 20),
+            "components[1].resources.swap_bytes",
+            "not within 16777216 to",
+        ),
+        (
+            "/components/1/resources/swap_bytes",
+            json!(1u64 << 39),
+            "components[1].resources.swap_bytes",
+            "4 instances with",
+        ),
+        (
+            "/components/1/resources/swap_bytes",
+            json!("1"),
+            "components[1].resources.swap_bytes",
+            "invalid type",
+        ),
+        (
+            "/components/1/resources/memory_bytes",
+            Value::Null,
+            "components[1].resources.swap_bytes",
+            "to be said, too",
+        ),
+        (
+            "/components/1/resources/memory_bytes",
+            json!(1 << 20),
+            "components[1].resources.swap_bytes",
+            "it takes 33554432",
+        ),
+        ("/components/1/parallelism", json!(257), "components", "257 instances have swap_bytes"),
+        (
+            "/components/3/resources",
+            json!({ "swap_bytes": 1 << 30 }),
+            "components[3].resources",
+            "type memory has no such",
+        ),
         ("/components/1/resources", json!(["cpu", 4096]), "components[1].resources", "expected an object"),
     ] {
         let problems = parse(&changed(at, value.clone())).expect_err(at);

@@ -5,6 +5,8 @@ use std::process::ExitCode;
 use sublet_runtime::worker::library::Library;
 use sublet_runtime::worker::program;
 
+sublet_runtime::interpose_malloc!();
+
 fn main() -> ExitCode {
     program::main(Library::load)
 }

@@ -44,6 +44,8 @@ pub struct Allocation {
     timeout: Duration,
     slots: u32,
     slot_bytes: u64,
+    /// Of each worker.
+    swap_bytes: u64,
     policy: Policy,
     pub(super) spin: Duration,
     max_nodes: u32,
@@ -69,6 +71,7 @@ impl Allocation {
             timeout: Duration::ZERO,
             slots: 8,
             slot_bytes: 64 << 10,
+            swap_bytes: 0,
             policy: Policy::default(),
             spin: Duration::from_micros(50),
             max_nodes: 0,
@@ -194,6 +197,12 @@ impl Allocation {
         self
     }
 
+    /// Each worker may allocate so much that is swapped, to memory of the run that it then executes a component for.
+    pub(crate) fn swap_bytes(mut self, bytes: u64) -> Allocation {
+        self.swap_bytes = bytes;
+        self
+    }
+
     /// How its nodes are reached.
     pub(super) fn terms(&self) -> Result<Terms, Error> {
         Terms::new(self.fabric.clone(), self.interface.clone())
@@ -230,6 +239,7 @@ impl Allocation {
                 slots: self.slots,
                 slot_bytes: self.slot_bytes,
                 hot_timeout_ns: self.policy.hot_timeout_ns(),
+                swap_bytes: self.swap_bytes,
             }),
         }
     }

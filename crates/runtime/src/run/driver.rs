@@ -18,6 +18,7 @@ use super::mailboxes::{end_of, mailbox};
 use super::memory::{Access, Channels, Component, Used};
 use super::progress::{Outputs, Progress, Record, Standing, Step};
 use super::report::Reporter;
+use super::swapping;
 use super::uses::{Now, Uses, micros};
 use super::{Application, News};
 use crate::memory::MemoryPlan;
@@ -500,6 +501,11 @@ impl<'run> Driver<'run> {
     /// Whether a component will have the workers of one that triggers it, which no other has yet.
     fn inherits(&self, component: usize, heirs: &mut HashSet<usize>) -> bool {
         let graph = &self.application.graph;
+        let resources = graph.components[component].compute().map(|compute| &compute.resources);
+        if resources.is_some_and(|resources| resources.swap_bytes.is_some()) {
+            // Nobody leaves workers that have swapped.
+            return false;
+        }
         let environment = |at: usize| graph.components[at].compute().map(Environment::of);
         let before = graph.edges_to(component).filter(|edge| edge.relation == Relation::Trigger);
         let running = before.map(|edge| edge.from).filter(|before| self.running.contains_key(before));
@@ -544,7 +550,8 @@ impl<'run> Driver<'run> {
                 }
             };
             let mailbox = mailbox(graph, edge.to, component);
-            channels.list.push(Access { memory, rights, mailbox, released: Arc::default() });
+            let swaps_from = swapping::instance_of(graph, edge.to);
+            channels.list.push(Access { memory, rights, mailbox, released: Arc::default(), swaps_from });
         }
         Ok(channels)
     }

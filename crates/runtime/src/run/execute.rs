@@ -15,7 +15,7 @@ use sublet_proto::{Code, Error};
 
 use super::budget::{Account, Amount, Share, Waiting};
 use super::driver::Event;
-use super::memory::{Channels, Link};
+use super::memory::{Access, Channels, Link};
 use super::progress::Outputs;
 use super::uses::{Now, Reading, Readings, Watched};
 use super::{RunOptions, is_lost};
@@ -77,7 +77,7 @@ pub(super) struct Ended {
     pub(super) outputs: Result<Outputs, Failure>,
     /// When the instances were called.
     pub(super) began: Instant,
-    /// To be used again, if the component ended well.
+    /// To be used again, if the component ended well and did not swap.
     pub(super) workers: Option<Workers>,
     /// Leased memory times microseconds.
     pub(super) memory_bytes: u64,
@@ -183,10 +183,12 @@ impl Executor {
         let memory_bytes = workers.as_ref().map_or(0, Workers::memory_bytes);
         let leased = workers.as_ref().map_or(Duration::ZERO, |workers| workers.since.elapsed());
         let readings = workers.as_mut().map_or_else(Vec::new, Workers::read);
+        // What was swapped to memory of this component is gone with that.
+        let is_done = outputs.is_ok() && self.job.compute.resources.swap_bytes.is_none();
         let ended = Ended {
             component: self.job.component,
             attempt,
-            workers: workers.filter(|_| outputs.is_ok()),
+            workers: workers.filter(|_| is_done),
             outputs,
             began,
             memory_bytes,
@@ -251,6 +253,9 @@ impl Executor {
         if let Some(pool) = compute.resources.pool {
             allocation = allocation.pool(pool);
         }
+        if let Some(bytes) = compute.resources.swap_bytes {
+            allocation = allocation.swap_bytes(bytes);
+        }
         let mut invoker = Invoker::of(self.manager.clone())?;
         invoker.allocate(&allocation)?;
         let first: Vec<Reading> = invoker.leases_held().map(Reading::ask).collect();
@@ -304,12 +309,16 @@ impl Workers {
         let links: Vec<Link> =
             self.invoker.leases_held().map(link).collect::<Result<_, _>>().map_err(failure)?;
         let outputs = self.call(job, &go.input);
-        if let Err(Failure::Lost(_)) = outputs {
-            return outputs;
+        let (spaces, memory): (Vec<&Access>, Vec<&Access>) =
+            go.channels.iter().partition(|access| access.swaps_from.is_some());
+        if let Err(Failure::Lost(error)) = outputs {
+            // Who touches what was swapped to memory that is gone is killed, which says less.
+            let why = spaces.iter().find_map(|access| access.memory.check().err());
+            return Err(why.map_or(Failure::Lost(error), failure));
         }
         // What a process said that did not know of the run is worth nothing, nor is what was read of memory that is gone.
         links.iter().try_for_each(Link::check).map_err(Failure::Lost)?;
-        go.channels.iter().try_for_each(|access| access.check(instances)).map_err(Failure::Lost)?;
+        memory.iter().try_for_each(|access| access.check(instances)).map_err(Failure::Lost)?;
         outputs
     }
 

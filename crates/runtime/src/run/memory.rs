@@ -91,6 +91,14 @@ pub(super) struct Channels {
     pub(super) list: Vec<Access>,
 }
 
+impl Channels {
+    /// Those of the process whose first instance this is: who swaps shares that with nobody.
+    fn of_process(&self, first: u32) -> Channels {
+        let is_its = |access: &&Access| access.swaps_from.is_none_or(|from| from == first);
+        Channels { of: self.of, list: self.list.iter().filter(is_its).cloned().collect() }
+    }
+}
+
 impl Deref for Channels {
     type Target = [Access];
 
@@ -108,6 +116,8 @@ pub(super) struct Access {
     pub(super) mailbox: Option<v1::Mailbox>,
     /// Which of the component's instances have released it.
     pub(super) released: Arc<Mutex<BTreeSet<u32>>>,
+    /// If it is swapped to: by the process of which this is the first instance.
+    pub(super) swaps_from: Option<u32>,
 }
 
 impl Access {
@@ -266,6 +276,11 @@ impl Component {
         let wait = Waiting { tell: &mut tell, is_wanted: &is_wanted };
         let held = self.account.hold_memory(by, (self.index, self.plan.capacity_for(end)), wait);
         held.map_err(|error| if is_wanted() { error } else { self.over() })
+    }
+
+    /// Who needed it to grow cannot do without, and ends: this is why, unless it is over anyway.
+    fn refuse(&self, error: &Error) {
+        lock(&self.lost).get_or_insert_with(|| error.clone());
     }
 
     /// What there is behind `from`, once there is what is before `end`; near this node, if it is made for that.

@@ -30,7 +30,7 @@ pub(super) struct Region {
     /// Its place in the swap space.
     pub(super) place: Option<u32>,
     pub(super) standing: Standing,
-    blocks: Option<Box<[Block; REGION_BLOCKS]>>,
+    pub(super) blocks: Option<Box<[Block; REGION_BLOCKS]>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +98,8 @@ pub(super) struct Book {
     pub(super) errands: VecDeque<usize>,
     pub(super) statistics: SwapStatistics,
     pub(super) is_closed: bool,
+    /// Places in the swap space of what was forgotten.
+    pub(super) free_places: Vec<u32>,
     gone_pages: u64,
     next_place: u32,
 }
@@ -126,6 +128,7 @@ impl Book {
             errands: VecDeque::with_capacity(MAX_ERRANDS),
             statistics: SwapStatistics::default(),
             is_closed: false,
+            free_places: Vec::new(),
             gone_pages: 0,
             next_place: 0,
         }
@@ -137,10 +140,12 @@ impl Book {
 
     /// Its place in the swap space, given now if it has none.
     pub(super) fn place(&mut self, region: usize) -> u32 {
-        let next = &mut self.next_place;
+        let (next, free) = (&mut self.next_place, &mut self.free_places);
         *self.regions[region].place.get_or_insert_with(|| {
-            *next += 1;
-            *next - 1
+            free.pop().unwrap_or_else(|| {
+                *next += 1;
+                *next - 1
+            })
         })
     }
 

@@ -3,7 +3,7 @@
 use super::book::{Book, Want};
 use super::follow::run_anywhere;
 use super::judge::Load;
-use super::pager::Pager;
+use super::pager::{Pager, begin_paging};
 
 enum Task {
     Errand(Load),
@@ -13,6 +13,7 @@ enum Task {
 impl Pager {
     /// Does what there is to do until the array is gone.
     pub(super) fn help(&self) {
+        begin_paging();
         run_anywhere();
         while let Some(task) = self.next_task(next) {
             match task {

@@ -1,5 +1,6 @@
 //! Who sees to the faults of an array: a thread of its own, which decides under a lock and acts outside of it.
 
+use std::cell::Cell;
 use std::ptr::NonNull;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
@@ -32,6 +33,29 @@ pub(super) struct Parts {
     /// A page that nobody touches but who ends the pager.
     pub(super) bell: Stretch,
     pub(super) backing: Box<dyn Backing>,
+}
+
+thread_local! {
+    /// Whether this thread brings and takes pages.
+    static IS_PAGING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread brings and takes pages: it would wait for itself if it touched what is swapped.
+pub(crate) fn is_paging() -> bool {
+    IS_PAGING.get()
+}
+
+/// Does something as a thread that does: what is allocated meanwhile is not swapped.
+pub(crate) fn as_paging<T>(what: impl FnOnce() -> T) -> T {
+    let before = IS_PAGING.replace(true);
+    let done = what();
+    IS_PAGING.set(before);
+    done
+}
+
+/// This thread does from now on.
+pub(super) fn begin_paging() {
+    IS_PAGING.set(true);
 }
 
 /// See the [module](self).
@@ -67,6 +91,7 @@ impl Pager {
 
     /// Sees to faults until the bell is rung.
     pub(super) fn run(&self) {
+        begin_paging();
         let _guard = EndsTheProcess;
         let mut follow = Follow::new();
         let mut buffer = vec![0; (BLOCK_PAGES * PAGE_BYTES) as usize];

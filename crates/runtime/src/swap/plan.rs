@@ -47,7 +47,11 @@ impl SwapPlan {
         self
     }
 
-    pub(super) fn check(&self) -> Result<(), Error> {
+    /// Whether there can be one.
+    ///
+    /// # Errors
+    /// `invalid_argument` for sizes that make no sense.
+    pub fn check(&self) -> Result<(), Error> {
         let (len, local) = (self.len_bytes, self.local_bytes);
         let message = if !(1..=MAX_LEN_BYTES).contains(&len) {
             format!("an array of {len} bytes: it has 1 to {MAX_LEN_BYTES}")

@@ -352,3 +352,55 @@ fn a_child_process_does_not_have_the_array_and_does_not_wait_for_it() {
     // dc: do not copy on fork.
     assert!(flags.split_whitespace().any(|flag| flag == "dc"), "{flags}");
 }
+
+#[test]
+fn what_is_forgotten_is_zero_and_takes_no_memory_and_no_swap_space() {
+    let space = Space::new(u64::MAX);
+    let Some(mut array) = swapped_in(&space, SwapPlan::new(64 * MIB, LOCAL_BYTES)) else { return };
+    let half = (32 * MIB / REGION_BYTES) as usize;
+    for round in 0..8 {
+        // In order, so that it comes and goes by regions, and here and there, by pages.
+        let (first, second) = array.as_mut_slice().split_at_mut(32 * MIB as usize);
+        let written = if round % 2 == 0 { first } else { second };
+        if round < 4 {
+            written.fill(round + 1);
+        } else {
+            written.chunks_mut(5 * PAGE_BYTES as usize).for_each(|part| part[0] = round + 1);
+        }
+        let regions = if round % 2 == 0 { 0..half } else { half..2 * half };
+        array.forget(regions);
+        assert_eq!(array.as_slice().iter().map(|byte| u64::from(*byte)).sum::<u64>(), 0, "round {round}");
+        array.forget(0..2 * half);
+        assert!(array.statistics().resident_bytes <= 3 * REGION_BYTES, "{:?}", array.statistics());
+        // The half that is written always has the places of the other.
+        assert!(space.len() <= 32 * MIB, "{} bytes of swap space", space.len());
+    }
+    assert_eq!(array.check(), Ok(()));
+}
+
+#[test]
+fn what_others_use_meanwhile_stays_when_something_is_forgotten() {
+    let space = Space::new(u64::MAX);
+    let Some(mut array) = swapped_in(&space, SwapPlan::new(64 * MIB, LOCAL_BYTES)) else { return };
+    let half = 32 * MIB as usize;
+    fill(&mut array.as_mut_slice()[half..], 3);
+    let array = &array;
+    std::thread::scope(|scope| {
+        for thread in 0..2usize {
+            scope.spawn(move || {
+                let own = 8 * MIB as usize * thread;
+                for round in 0..20 {
+                    // SAFETY: each thread has a part of its own, which nobody else touches.
+                    let part = unsafe {
+                        std::slice::from_raw_parts_mut(array.as_ptr().as_ptr().add(own), 8 * MIB as usize)
+                    };
+                    assert!(part.iter().step_by(997).all(|byte| *byte == 0), "round {round}");
+                    part.fill(round + 1);
+                    let first = own / REGION_BYTES as usize;
+                    array.forget(first..first + 4);
+                }
+            });
+        }
+        scope.spawn(move || (0..4).for_each(|_| assert_filled(&array.as_slice()[half..], 3)));
+    });
+}

@@ -5,7 +5,7 @@ use sublet_fabric::stretch::HUGE_BYTES;
 
 pub(super) const PAGE_BYTES: u64 = 4096;
 pub(super) const BLOCK_PAGES: u64 = 16;
-pub(super) const REGION_BYTES: u64 = HUGE_BYTES;
+pub(crate) const REGION_BYTES: u64 = HUGE_BYTES;
 pub(super) const REGION_PAGES: u64 = REGION_BYTES / PAGE_BYTES;
 pub(super) const REGION_BLOCKS: usize = (REGION_PAGES / BLOCK_PAGES) as usize;
 

@@ -30,6 +30,7 @@ use sublet_proto::{Code, Error};
 use super::client::descriptors;
 use super::mailbox::Mailbox;
 pub use super::mailbox::{MAX_MESSAGE_BYTES, Refused};
+use super::swapping;
 use crate::lease::link::{lock, protocol};
 use crate::memory::guest;
 use crate::memory::piece::{At, Piece};
@@ -71,6 +72,8 @@ pub struct Channel {
     pieces: Pieces,
     /// If it carries messages.
     mailbox: Option<v1::Mailbox>,
+    /// What this process has there is what was swapped.
+    is_swap: bool,
     client: Arc<Client>,
     /// What each worker of the process does with it. Written by that worker; others only look.
     uses: Box<[AtomicU32]>,
@@ -105,7 +108,11 @@ pub(super) fn take(
     };
     let (first_instance, instances) = (message.first_instance, message.instances);
     let run = Run { first_instance, instances, channels };
+    let swaps = run.swap_space().is_ok();
     *RUN.write().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(Arc::new(run));
+    if swaps {
+        swapping::turn_on();
+    }
     Ok(())
 }
 
@@ -131,7 +138,7 @@ impl Run {
     /// # Errors
     /// `invalid_argument` without an access edge to it.
     pub fn channel(&self, component: &str) -> Result<&Channel, Error> {
-        let mut memory = self.channels.iter().filter(|channel| channel.mailbox.is_none());
+        let mut memory = self.channels.iter().filter(|channel| channel.mailbox.is_none() && !channel.is_swap);
         memory.find(|channel| channel.name == component).ok_or_else(|| {
             let message = format!("the graph has no access edge from this component to {component:?}");
             Error::new(Code::InvalidArgument, message)
@@ -168,6 +175,17 @@ impl Run {
         deadline: Option<Instant>,
     ) -> Result<(u32, u32), Refused> {
         self.mailbox(component)?.receive(own, into, deadline)
+    }
+
+    /// Where this process swaps to.
+    ///
+    /// # Errors
+    /// `internal` if the run did not tell it.
+    pub(super) fn swap_space(&self) -> Result<&Channel, Error> {
+        self.channels
+            .iter()
+            .find(|channel| channel.is_swap)
+            .ok_or_else(|| Error::new(Code::Internal, "the run has no memory to swap to"))
     }
 
     fn mailbox(&self, component: &str) -> Result<Mailbox<'_>, Error> {
@@ -222,10 +240,12 @@ impl Channel {
         };
         let known = channel.is_far.then(Known::default);
         let client = Arc::new(Client { number, state, known, socket: socket.clone() });
+        // What comes from there is resident, and nothing is read twice.
+        let cache = if channel.is_swap { CacheSize::within(0) } else { cache };
         let pieces = Pieces::new(channel.reserved_bytes, rights, cache, client.clone())?;
-        let v1::Channel { component: name, limit_bytes, mailbox, .. } = channel;
+        let v1::Channel { component: name, limit_bytes, mailbox, is_swap, .. } = channel;
         let uses = (0..workers).map(|_| AtomicU32::new(UNUSED)).collect();
-        Ok(Channel { name, rights, limit_bytes, pieces, mailbox, client, uses })
+        Ok(Channel { name, rights, limit_bytes, pieces, mailbox, is_swap, client, uses })
     }
 
     /// A worker accesses it, from now on until its function returns or releases it.

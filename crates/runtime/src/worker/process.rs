@@ -34,6 +34,7 @@ use super::control;
 use super::engine::{Caller, Engine, Load};
 use super::program;
 use super::slots::{Core, Own, Slots};
+use super::swapping;
 use super::{Worker, hot_timeout_ticks};
 use crate::wire::usage::{Meter, UsageLayout};
 use crate::wire::{InboxLayout, ResultsLayout};
@@ -53,10 +54,13 @@ pub fn run<E: Engine>(
     let entered_ns = monotonic_ns();
     let socket = PacketSocket::from(control);
     let Some(first) = control::receive(&socket)? else { return Ok(()) };
-    let (setup, regions) = (decode::<v1::WorkerSetup>("the worker's set-up", &first.bytes)?, first.fds);
+    let setup: v1::WorkerSetup = decode("the worker's set-up", &first.bytes)?;
+    let mut descriptors = first.fds;
     let process = (|| {
+        let device = setup.local_bytes > 0 && descriptors.len() > 2;
+        swapping::start(&setup, device.then(|| descriptors.remove(2)))?;
         confine(&setup)?;
-        Process::new(setup, regions, entered_ns, load)
+        Process::new(setup, descriptors, entered_ns, load)
     })();
     match process {
         Ok(process) if E::ON_MAIN_THREAD => process.serve_beside(socket),
@@ -291,13 +295,15 @@ pub(super) fn limit_memory(setup: &v1::WorkerSetup, copies_bytes: u64) -> Result
     let stacks = STACK_BYTES.saturating_mul(setup.cores.len() as u64);
     let own = OWN_MEMORY_BYTES.saturating_add(stacks);
     let own = own.saturating_add(inherited_bytes());
-    let data = setup.memory_bytes.saturating_sub(copies_bytes).saturating_add(own);
+    // What is swapped is counted by its pager. The array's addresses were inherited, too.
+    let data = setup.memory_bytes.saturating_sub(copies_bytes).saturating_sub(setup.local_bytes);
+    let data = data.saturating_add(own);
     let limit = Rlimit { current: Some(data), maximum: Some(data) };
     rustix::process::setrlimit(Resource::Data, limit)
         .map_err(|error| Error::new(Code::System, format!("RLIMIT_DATA: {error}")))
 }
 
-/// What the process had before it was a worker: a copy of a warm interpreter has its modules.
+/// What the process had before it was a worker: a copy of a warm interpreter has its modules, and who swaps the array.
 fn inherited_bytes() -> u64 {
     static BYTES: OnceLock<u64> = OnceLock::new();
     *BYTES.get_or_init(|| {

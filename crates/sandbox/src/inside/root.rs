@@ -122,7 +122,7 @@ pub(super) fn enter(plan: &Plan) -> io::Result<()> {
     let kept: Vec<_> = plan.kept.iter().map(copy).collect::<io::Result<_>>()?;
     let own_files = 2 + FILES_OF_KEPT * kept.len() as u64;
     let flags = match plan.devices {
-        Devices::None => MountFlags::NOEXEC,
+        Devices::None | Devices::Faults => MountFlags::NOEXEC,
         Devices::Drivers | Devices::Gpu => MountFlags::empty(),
     };
     mount_scratch(SCRATCH_POINT, plan.scratch_bytes, own_files, "1777", flags)?;

@@ -2,8 +2,8 @@
 //! EPERM, as if the caller had not the right.
 //!
 //! What is not on the list is, above all: what traces or reads other processes, mounts, namespaces, keys, modules,
-//! programs for the kernel (bpf), io_uring (which would do what is forbidden here), userfaultfd, performance events,
-//! handles of files, clocks, and sockets. A sandbox without a network can use a socket that it is given and neither
+//! programs for the kernel (bpf), io_uring (which would do what is forbidden here), userfaultfd (but by the device, for who is
+//! handed that to swap), performance events, handles of files, clocks, and sockets. A sandbox without a network can use a socket that it is given and neither
 //! make nor connect one: it is of the host's network, and could be connected anew.
 //!
 //! `clone3` is said not to exist, since a filter cannot see its flags; the C libraries then use `clone`, whose flags it
@@ -260,14 +260,19 @@ const FAST_OPEN: u32 = libc::MSG_FASTOPEN as u32;
 /// Asks of descriptors that concern the descriptor alone.
 const HARMLESS_IOCTLS: [u64; 6] =
     [libc::FIONREAD, libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX, libc::TCGETS, libc::TIOCGWINSZ];
+/// What is asked of `/dev/userfaultfd` and of what it makes (linux/userfaultfd.h), by who is handed it: a new one; which
+/// features it has; to watch a range; to put pages there, move, protect and lose them, and wake who waits.
+const FAULT_IOCTLS: [u64; 8] =
+    [0xaa00, 0xc018_aa3f, 0xc020_aa00, 0xc028_aa03, 0xc028_aa05, 0xc018_aa06, 0xc020_aa08, 0x8010_aa02];
 /// What [`Network::Host`] may make sockets of: the internet's protocols, and the kernel's word on interfaces.
 const HOST_FAMILIES: [libc::c_int; 3] = [libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
-/// The compiled filters, one for each kind of network, and one for a GPU without any.
+/// The compiled filters, one for each kind of network, one for a GPU without any, and one for who swaps without any.
 pub(crate) struct Filters {
     without_network: Vec<libc::sock_filter>,
     host_network: Vec<libc::sock_filter>,
     gpu: Vec<libc::sock_filter>,
+    faults: Vec<libc::sock_filter>,
 }
 
 impl Filters {
@@ -277,15 +282,17 @@ impl Filters {
             without_network: of(Network::None, Devices::None),
             host_network: of(Network::Host, Devices::None),
             gpu: of(Network::None, Devices::Gpu),
+            faults: of(Network::None, Devices::Faults),
         }
     }
 
     /// Restricts this process and all that it will start, for ever.
     pub(super) fn apply(&self, network: Network, devices: Devices) -> io::Result<()> {
         system::filter_calls(match (network, devices) {
-            // That has all that a GPU needs.
+            // That has all that a GPU needs, or who swaps.
             (Network::Host, _) => &self.host_network,
             (Network::None, Devices::Gpu) => &self.gpu,
+            (Network::None, Devices::Faults) => &self.faults,
             (Network::None, Devices::None | Devices::Drivers) => &self.without_network,
         })
     }
@@ -314,8 +321,9 @@ fn asking(network: Network, devices: Devices) -> Verdict {
     if network == Network::Host || devices == Devices::Gpu {
         return Verdict::Allow;
     }
-    let harmless = HARMLESS_IOCTLS.map(|value| Test::Equal { argument: 1, value: value as u32 });
-    Verdict::AllowIf(harmless.to_vec())
+    let faults: &[u64] = if devices == Devices::Faults { &FAULT_IOCTLS } else { &[] };
+    let allowed = HARMLESS_IOCTLS.iter().chain(faults);
+    Verdict::AllowIf(allowed.map(|&value| Test::Equal { argument: 1, value: value as u32 }).collect())
 }
 
 fn by_network(network: Network) -> Vec<(i64, Verdict)> {
@@ -406,9 +414,12 @@ mod tests {
 
     #[test]
     fn what_is_dangerous_has_no_rule_or_one_that_looks_at_its_arguments() {
-        for (network, devices) in
-            [(Network::None, Devices::None), (Network::None, Devices::Gpu), (Network::Host, Devices::None)]
-        {
+        for (network, devices) in [
+            (Network::None, Devices::None),
+            (Network::None, Devices::Gpu),
+            (Network::None, Devices::Faults),
+            (Network::Host, Devices::None),
+        ] {
             let rules = rules(network, devices);
             let verdict = |call: i64| rules.get(&(call as u32));
             for &call in DANGEROUS.iter().chain(OF_X86) {
@@ -424,8 +435,12 @@ mod tests {
                 assert_eq!(verdict(call).cloned(), without(argument, FAST_OPEN), "{call}");
             }
         }
-        let rules = rules(Network::None, Devices::None);
-        let Verdict::AllowIf(asking) = &rules[&(libc::SYS_ioctl as u32)] else { panic!("any request") };
-        assert!(!asking.contains(&Test::Equal { argument: 1, value: libc::TIOCSTI as u32 }));
+        let asked = |value: u64| Test::Equal { argument: 1, value: value as u32 };
+        for (devices, count) in [(Devices::None, 6), (Devices::Faults, 14)] {
+            let rules = rules(Network::None, devices);
+            let Verdict::AllowIf(asking) = &rules[&(libc::SYS_ioctl as u32)] else { panic!("any request") };
+            assert!(!asking.contains(&asked(libc::TIOCSTI)));
+            assert_eq!((asking.len(), asking.contains(&asked(0xaa00))), (count, devices == Devices::Faults));
+        }
     }
 }

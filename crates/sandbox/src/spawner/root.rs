@@ -96,7 +96,7 @@ pub(super) fn mounts_of(spec: &Spec) -> io::Result<Vec<(MountPoint, OwnedFd)>> {
     if spec.network == Network::Host {
         show_to(&mut mounts, &SYSTEM_FOLDERS, 0)?;
     }
-    if spec.devices != Devices::None && spec.kind.image().is_none() {
+    if matches!(spec.devices, Devices::Drivers | Devices::Gpu) && spec.kind.image().is_none() {
         show_to(&mut mounts, &DRIVER_FOLDERS, libc::MOUNT_ATTR_NODEV)?;
     }
     if spec.devices == Devices::Gpu && spec.kind.image().is_none() {

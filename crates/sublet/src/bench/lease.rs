@@ -197,7 +197,12 @@ impl Client {
             package: PACKAGE.to_owned(),
             cores: 1,
             memory_bytes: MEMORY_BYTES,
-            options: Some(WorkerOptions { slots: 8, slot_bytes: 64, hot_timeout_ns: ALWAYS_WARM_NS }),
+            options: Some(WorkerOptions {
+                slots: 8,
+                slot_bytes: 64,
+                hot_timeout_ns: ALWAYS_WARM_NS,
+                swap_bytes: 0,
+            }),
             ..LeaseRequest::default()
         };
         let granted = self.stub.request_lease(self.access.authorize(tonic::Request::new(request))).await;

@@ -57,6 +57,7 @@ impl Link {
         instances: u32,
         channels: &Channels,
     ) -> Result<Link, Error> {
+        let channels = channels.of_process(first);
         let run = v1::Run { first_instance: first, instances, channels: channels.len() as u32, number: 0 };
         if channels.is_empty() {
             let exits = lease.tell_run(run, Told::Nothing)?;
@@ -131,7 +132,8 @@ impl Answer {
 
     fn channel(access: &Access) -> Result<Answer, Error> {
         let state = opened(access.memory.state.fd(), access.rights)?;
-        let channel = v1::Channel { mailbox: access.mailbox.clone(), ..access.memory.channel(access.rights) };
+        let (mailbox, is_swap) = (access.mailbox.clone(), access.swaps_from.is_some());
+        let channel = v1::Channel { mailbox, is_swap, ..access.memory.channel(access.rights) };
         Ok(Answer::new(memory_answer::Body::Channel(channel), Some(state)))
     }
 }
@@ -236,7 +238,7 @@ impl Answering {
         let number = question.channel;
         let channel = number.checked_sub(1).and_then(|index| self.channels.get(index as usize));
         let access = channel.ok_or_else(|| protocol(format!("there is no channel {number}")))?;
-        let Access { memory: component, rights, .. } = access;
+        let Access { memory: component, rights, swaps_from, .. } = access;
         if !question.lost_segment.is_empty() {
             return Err(component.lost(&question.lost_segment, &self.node));
         }
@@ -257,8 +259,13 @@ impl Answering {
         }
         if question.end_bytes > 0 {
             lock(&component.reached_by).insert(self.way.number());
-            component.reserve(question.end_bytes, self.channels.of)?;
-            for piece in component.grow((question.have_bytes, question.end_bytes), &self.node)? {
+            let reserved = component.reserve(question.end_bytes, self.channels.of);
+            let grown =
+                reserved.and_then(|()| component.grow((question.have_bytes, question.end_bytes), &self.node));
+            if let (Err(error), Some(_)) = (&grown, swaps_from) {
+                component.refuse(error);
+            }
+            for piece in grown? {
                 self.way.send(self.way.piece(component, &piece, *rights)?)?;
             }
         }

@@ -1,0 +1,77 @@
+//! What a compute component swaps goes to memory of the run that the graph's document does not name: a memory component for each
+//! of its instances, of which a worker process uses that of its first. It is leased as it is needed, shown and counted as all
+//! memory is. When it is lost the component begins again, and what was there is of no use to anybody.
+
+use sublet_proto::graph::{Component, Edge, Graph, Memory, Relation, Rights, Role};
+use sublet_proto::limits::MIN_SEGMENT_BYTES;
+
+/// What makes the name of one, which no document can have.
+const OF: &str = "/swap";
+/// The least that is leased at a time, in bytes.
+const MIN_STEP_BYTES: u64 = 16 << 20;
+/// In so many steps an instance has all that it may swap: each is a lease, and a connection to its agent.
+const STEPS: u64 = 64;
+
+/// What a run executes of a graph: with memory behind the others for those who swap.
+pub(super) fn with_swap_space(graph: &Graph) -> Graph {
+    let mut driven = graph.clone();
+    for (from, component) in graph.components.iter().enumerate() {
+        let Some(compute) = component.compute() else { continue };
+        let Some(swap_bytes) = compute.resources.swap_bytes else { continue };
+        for instance in 0..compute.parallelism {
+            // The process that begins with it may have all that come after it.
+            let limit_bytes = swap_bytes.saturating_mul((compute.parallelism - instance).into());
+            // Not by what earlier runs used: who swaps little would do so page by page, and who then swaps much, too.
+            let step_bytes = (swap_bytes / STEPS).next_multiple_of(MIN_SEGMENT_BYTES).max(MIN_STEP_BYTES);
+            let (initial_bytes, increment_bytes) = (Some(step_bytes), Some(step_bytes));
+            let memory = Memory { initial_bytes, increment_bytes, limit_bytes, pool: None };
+            let number = if instance == 0 { String::new() } else { format!("/{instance}") };
+            let to = driven.components.len();
+            driven.components.push(Component {
+                name: format!("{}{OF}{number}", component.name),
+                role: Role::Memory(memory),
+            });
+            driven.edges.push(Edge { from, to, relation: Relation::Access(Rights::Write) });
+        }
+    }
+    driven
+}
+
+/// Of a memory component that is swapped to, the first instance of the process that does.
+pub(super) fn instance_of(graph: &Graph, memory: usize) -> Option<u32> {
+    let (_, number) = graph.components[memory].name.split_once(OF)?;
+    number.strip_prefix('/').map_or(Some(0), |number| number.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_instance_that_swaps_has_memory_of_its_own() {
+        let document = r#"{ "version": 1, "name": "swaps",
+            "components": [
+                { "name": "entry", "type": "compute", "package": "p", "function": "f", "entry": true },
+                { "name": "large", "type": "compute", "package": "p", "function": "f", "parallelism": 3,
+                  "resources": { "memory_bytes": 67108864, "swap_bytes": 268435456 } },
+                { "name": "table", "type": "memory" } ],
+            "edges": [
+                { "type": "trigger", "from": "entry", "to": "large" },
+                { "type": "access", "from": "large", "to": "table", "rights": "read" } ] }"#;
+        let graph = Graph::parse(document.as_bytes()).unwrap();
+        let driven = with_swap_space(&graph);
+        let names: Vec<&str> = driven.components[3..].iter().map(|of| of.name.as_str()).collect();
+        assert_eq!(names, ["large/swap", "large/swap/1", "large/swap/2"]);
+        let limits: Vec<u64> =
+            driven.components[3..].iter().map(|of| of.memory().unwrap().limit_bytes).collect();
+        assert_eq!(limits, [3 << 28, 2 << 28, 1 << 28]);
+        let steps = |swap_bytes: u64| {
+            let document = document.replace("268435456", &swap_bytes.to_string());
+            let driven = with_swap_space(&Graph::parse(document.as_bytes()).unwrap());
+            driven.components[3].memory().unwrap().increment_bytes.unwrap()
+        };
+        assert_eq!([16 << 20, 1 << 30, 10 << 30].map(steps), [16 << 20, 16 << 20, 160 << 20]);
+        assert_eq!([2, 3, 4, 5].map(|at| instance_of(&driven, at)), [None, Some(0), Some(1), Some(2)]);
+        assert!((3..6).all(|to| driven.edges_to(to).map(|edge| edge.from).eq([1])));
+    }
+}

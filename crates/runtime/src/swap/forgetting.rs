@@ -1,0 +1,122 @@
+//! How pages are forgotten that nobody needs any more: given back to the machine, as they are.
+
+use std::ops::Range;
+
+use super::book::{Block, Book, Standing, State, Unit};
+use super::pager::Pager;
+use super::slots::Slot;
+use super::units::{REGION_BYTES, REGION_PAGES, Span};
+
+/// What a region that is to be forgotten needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Forget {
+    /// Nothing of it is here, and it is forgotten.
+    Done,
+    /// It is marked: so many pages are to be given back.
+    Discard(u64),
+    /// Somebody is at it.
+    Wait,
+}
+
+/// A region that is marked, and how many pages of it are here.
+#[derive(Clone, Copy)]
+struct Leaving {
+    region: usize,
+    pages: u64,
+}
+
+impl Pager {
+    /// Forgets regions. They are zero afterwards.
+    pub(super) fn forget(&self, regions: Range<usize>) {
+        let mut rest: Vec<usize> = regions.collect();
+        while !rest.is_empty() {
+            let mut desk = self.desk();
+            let mut marked = Vec::new();
+            rest.retain(|&region| {
+                let forget = desk.book.begin_to_forget(region);
+                if let Forget::Discard(pages) = forget {
+                    marked.push(Leaving { region, pages });
+                }
+                forget == Forget::Wait
+            });
+            desk.book.leave_queue(&marked);
+            if marked.is_empty() {
+                if !rest.is_empty() {
+                    self.wait_a_moment(desk);
+                }
+                continue;
+            }
+            drop(desk);
+            self.discard(&marked);
+        }
+    }
+
+    fn discard(&self, marked: &[Leaving]) {
+        for run in marked.chunk_by(|one, next| one.region + 1 == next.region) {
+            let (offset, len_bytes) = (run[0].region as u64 * REGION_BYTES, run.len() as u64 * REGION_BYTES);
+            // SAFETY: what is there is of no use to anybody; who touches it all the same faults, and is given it anew.
+            self.expect_done(unsafe { self.parts.array.discard(offset, len_bytes) });
+        }
+        let wanted: Vec<bool> =
+            self.settle(|book| marked.iter().map(|&leaving| book.forgotten(leaving)).collect());
+        for (leaving, _) in marked.iter().zip(wanted).filter(|(_, is_wanted)| *is_wanted) {
+            self.wake(Span::region(leaving.region));
+        }
+    }
+}
+
+impl Book {
+    fn begin_to_forget(&mut self, region: usize) -> Forget {
+        let there = &mut self.regions[region];
+        let is_busy = there.blocks().is_some_and(|blocks| blocks.iter().any(|block| block.is_busy));
+        if there.state == State::Moving || is_busy {
+            return Forget::Wait;
+        }
+        if let Some(slot) = there.slot {
+            if self.slots.get(slot) == Slot::Busy {
+                return Forget::Wait;
+            }
+            there.slot = None;
+            self.slots.set(slot, Slot::Free);
+        }
+        self.errands.retain(|errand| *errand != region);
+        if self.regions[region].is_away() {
+            self.forgotten(Leaving { region, pages: 0 });
+            return Forget::Done;
+        }
+        let there = &mut self.regions[region];
+        let pages = |block: &Block| u64::from(block.here.count_ones());
+        let pages = match there.state {
+            State::Whole => REGION_PAGES,
+            State::Pages | State::Moving => there.blocks().map_or(0, |blocks| blocks.iter().map(pages).sum()),
+        };
+        there.state = State::Moving;
+        Forget::Discard(pages)
+    }
+
+    /// What is marked does not go any more. They are in order.
+    fn leave_queue(&mut self, marked: &[Leaving]) {
+        if marked.is_empty() {
+            return;
+        }
+        self.queue.retain(|unit| {
+            let region = match unit {
+                Unit::Region(region) => region,
+                Unit::Block(at) => &at.region,
+            };
+            marked.binary_search_by_key(region, |leaving| leaving.region).is_err()
+        });
+    }
+
+    /// Nothing of a region is here, and none of it is kept elsewhere. Says whether somebody waits for it.
+    fn forgotten(&mut self, leaving: Leaving) -> bool {
+        self.used_pages -= leaving.pages;
+        let there = &mut self.regions[leaving.region];
+        there.state = State::Pages;
+        there.is_written = false;
+        there.standing = Standing::default();
+        there.blocks = None;
+        self.free_places.extend(there.place.take());
+        std::mem::take(&mut there.is_wanted)
+    }
+}

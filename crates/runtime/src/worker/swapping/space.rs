@@ -1,0 +1,30 @@
+//! Where the pages are that are not here: in memory of the run that this process executes a component for.
+
+use std::sync::Arc;
+
+use sublet_proto::{Code, Error};
+
+use crate::swap::Backing;
+use crate::worker::channel::{self, Run};
+
+/// Whatever run there is, as soon as there is one.
+pub(super) struct RunsSpace;
+
+impl Backing for RunsSpace {
+    /// It grows as it is written.
+    fn ensure(&self, _len_bytes: u64) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+        run()?.swap_space()?.read(offset, into)
+    }
+
+    fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
+        run()?.swap_space()?.write(offset, from)
+    }
+}
+
+fn run() -> Result<Arc<Run>, Error> {
+    channel::run().ok_or_else(|| Error::new(Code::Internal, "something is swapped, and there is no run"))
+}

@@ -1,0 +1,199 @@
+/* Components that allocate more than their lease has, and know nothing of where it is. Numbers are 64-bit integers of this machine. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "../../crates/capi/include/sublet_function.h"
+
+#define MIB ((uint64_t)1 << 20)
+
+static uint64_t mixed(uint64_t number) {
+    number = (number ^ number >> 31) * 0x9e3779b97f4a7c15u;
+    return number ^ number >> 29;
+}
+
+static uint32_t answer(void *out, uint64_t number) {
+    memcpy(out, &number, sizeof number);
+    return sizeof number;
+}
+
+static void nap(uint64_t ms) {
+    struct timespec time = {(time_t)(ms / 1000), (long)(ms % 1000) * 1000000};
+    nanosleep(&time, NULL);
+}
+
+/* A part of an array that one thread has. */
+struct part {
+    uint64_t *words, count, seed, wrong;
+};
+
+static void *use(void *argument) {
+    struct part *part = argument;
+    uint64_t *words = part->words, count = part->count, seed = part->seed, at = seed;
+    for (uint64_t i = 0; i < count; i++) words[i] = mixed(i + seed);
+    for (uint64_t i = 0; i < count; i++) part->wrong += words[i] != mixed(i + seed);
+    /* Here and there: each word that is met says what it is to be, and is it from then on. */
+    for (uint64_t i = 0; i < 2000; i++) {
+        at = mixed(at + i) % count;
+        part->wrong += words[at] != mixed(at + seed) && words[at] != ~mixed(at + seed);
+        words[at] = ~mixed(at + seed);
+    }
+    for (uint64_t i = count; i-- > 0;) part->wrong += words[i] != mixed(i + seed) && words[i] != ~mixed(i + seed);
+    return NULL;
+}
+
+/* Three numbers: how many MiB, by how many threads, and for how many ms they are held before they are looked at once more. Answers
+ * with the instance, and how many words were wrong. */
+SUBLET_FUNCTION uint32_t large(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint64_t asked[3], wrong = 0, me = sublet_instance(context);
+    if (size != sizeof asked) return sublet_fail(context, "how much?");
+    memcpy(asked, in, sizeof asked);
+    uint64_t threads = asked[1], count = asked[0] * MIB / 8 / threads;
+    pthread_t *others = malloc(threads * sizeof *others);
+    struct part *parts = calloc(threads, sizeof *parts);
+    uint64_t *words = malloc(asked[0] * MIB);
+    if (!words) return sublet_fail(context, "no memory");
+    /* Stacks are not swapped. */
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes), pthread_attr_setstacksize(&attributes, MIB / 4);
+    for (uint64_t i = 0; i < threads; i++) {
+        parts[i] = (struct part){words + i * count, count, mixed(i + me * 1000), 0};
+        if (pthread_create(&others[i], &attributes, use, &parts[i])) return sublet_fail(context, "no thread");
+    }
+    for (uint64_t i = 0; i < threads; i++) pthread_join(others[i], NULL);
+    nap(asked[2]);
+    for (uint64_t i = 0; i < threads; i++) {
+        uint64_t *own = parts[i].words, seed = parts[i].seed;
+        for (uint64_t at = 0; at < count; at++) wrong += own[at] != mixed(at + seed) && own[at] != ~mixed(at + seed);
+        wrong += parts[i].wrong;
+    }
+    free(words), free(parts), free(others);
+    uint64_t result[2] = {me, wrong};
+    memcpy(out, result, sizeof result);
+    return sizeof result;
+}
+
+/* Takes pieces of so many MiB until there are no more, gives them back, and does so again. Answers with how many there were. */
+SUBLET_FUNCTION uint32_t exhaust(void *in, uint32_t size, void *out, sublet_context *context) {
+    enum { MOST = 4096 };
+    static void *pieces[MOST];
+    uint64_t mib, counts[2];
+    if (size != sizeof mib) return sublet_fail(context, "how large?");
+    memcpy(&mib, in, sizeof mib);
+    for (int round = 0; round < 2; round++) {
+        uint64_t count = 0;
+        errno = 0;
+        while (count < MOST && (pieces[count] = malloc(mib * MIB))) memset(pieces[count++], 7, 4096);
+        if (errno != ENOMEM) return sublet_fail(context, "it does not say that there is no memory");
+        for (uint64_t i = 0; i < count; i++) free(pieces[i]);
+        counts[round] = count;
+    }
+    if (counts[0] != counts[1]) return sublet_fail(context, "what was given back cannot be had again");
+    return answer(out, counts[0]);
+}
+
+#define SHOULD(what)                                                                        \
+    do {                                                                                    \
+        if (!(what)) return sublet_fail(context, "not so: " #what);                         \
+    } while (0)
+
+static int is_all(const unsigned char *bytes, unsigned char value, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (bytes[i] != value) return 0;
+    return 1;
+}
+
+/* All of the family, and from one kind of memory to the other. */
+SUBLET_FUNCTION uint32_t family(void *in, uint32_t size, void *out, sublet_context *context) {
+    (void)in, (void)size;
+    unsigned char *bytes = malloc(100);
+    SHOULD(bytes && malloc_usable_size(bytes) >= 100);
+    memset(bytes, 1, 100);
+    /* Over the threshold, up and down. */
+    SHOULD(bytes = realloc(bytes, 5 * MIB));
+    SHOULD(is_all(bytes, 1, 100) && malloc_usable_size(bytes) >= 5 * MIB);
+    memset(bytes, 2, 5 * MIB);
+    SHOULD(bytes = realloc(bytes, 9 * MIB));
+    SHOULD(is_all(bytes, 2, 5 * MIB));
+    unsigned char *behind = malloc(3 * MIB);
+    SHOULD(behind);
+    memset(behind, 3, 3 * MIB);
+    /* Now there is no room behind it. */
+    SHOULD(bytes = reallocarray(bytes, 20, MIB));
+    SHOULD(is_all(bytes, 2, 5 * MIB) && is_all(behind, 3, 3 * MIB));
+    SHOULD(bytes = realloc(bytes, 3 * MIB));
+    SHOULD(is_all(bytes, 2, 3 * MIB));
+    SHOULD(bytes = realloc(bytes, 50));
+    SHOULD(is_all(bytes, 2, 50));
+    /* More than there can be. The compiler is not to know it. */
+    volatile size_t all = (size_t)-1;
+    void *volatile none = reallocarray(bytes, all, 2);
+    SHOULD(!none && errno == ENOMEM);
+    none = calloc(all, 2);
+    SHOULD(!none && errno == ENOMEM);
+    none = malloc(all >> 1);
+    SHOULD(!none && errno == ENOMEM);
+    free(bytes);
+    /* What was used by others is zero. */
+    free(behind);
+    SHOULD(bytes = calloc(3, 4 * MIB));
+    SHOULD(is_all(bytes, 0, 12 * MIB));
+    free(bytes);
+    for (size_t align = 16; align <= 16 * MIB; align *= 4) {
+        void *aligned[3];
+        SHOULD(!posix_memalign(&aligned[0], align, 3 * MIB));
+        aligned[1] = aligned_alloc(align, 3 * MIB), aligned[2] = memalign(align, 100);
+        for (int i = 0; i < 3; i++) {
+            SHOULD(aligned[i] && (uintptr_t)aligned[i] % align == 0);
+            memset(aligned[i], 4, 100);
+        }
+        for (int i = 0; i < 3; i++) free(aligned[i]);
+    }
+    void *odd = NULL;
+    SHOULD(posix_memalign(&odd, 24, 3 * MIB) == EINVAL && !odd);
+    SHOULD(posix_memalign(&odd, 64, (size_t)1 << 46) == ENOMEM && !odd);
+    SHOULD(bytes = valloc(3 * MIB));
+    free(bytes);
+    /* Others of the C library's allocate so, too. */
+    char *text = malloc(2 * MIB), *copy;
+    SHOULD(text);
+    memset(text, 'x', 2 * MIB - 1), text[2 * MIB - 1] = 0;
+    SHOULD((copy = strdup(text)) && strlen(copy) == 2 * MIB - 1);
+    /* A child process has none of it, and does not need any. */
+    pid_t child = fork();
+    if (child == 0) {
+        char *own = malloc(2 * MIB);
+        if (own) memset(own, 1, 2 * MIB);
+        free(own), free(copy), free(text);
+        _exit(own ? 0 : 1);
+    }
+    int status = -1;
+    SHOULD(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    SHOULD(strlen(copy) == 2 * MIB - 1);
+    free(copy), free(text), free(NULL);
+    SHOULD(bytes = realloc(NULL, 3 * MIB));
+    SHOULD(!realloc(bytes, 0));
+    return answer(out, 1);
+}
+
+/* What its program has open. Answers with what it can ask of that to see to its page faults: 1 if of the kernel, 2 if of a device. */
+SUBLET_FUNCTION uint32_t reach(void *in, uint32_t size, void *out, sublet_context *context) {
+    (void)in, (void)size, (void)context;
+    uint64_t found = 0;
+    for (int descriptor = 0; descriptor < 256; descriptor++) {
+        char path[64], target[256] = "";
+        snprintf(path, sizeof path, "/proc/self/fd/%d", descriptor);
+        if (readlink(path, target, sizeof target - 1) < 0) continue;
+        if (strcmp(target, "anon_inode:[userfaultfd]") == 0) found |= 1;
+        if (strcmp(target, "/dev/userfaultfd") == 0) found |= 2;
+    }
+    return answer(out, found);
+}

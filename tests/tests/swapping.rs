@@ -1,0 +1,227 @@
+//! Components whose functions allocate more than their lease has: what has no room is in memory of the run.
+
+#![allow(clippy::unwrap_used)]
+
+use std::thread::scope;
+
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use sublet::{Access, Application, Code, Error, Outcome, RunOptions};
+use sublet_tests::assert_fails;
+use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::functions::library;
+use sublet_tests::platform::{Platform, kill};
+use sublet_tests::process::wait_until;
+
+const MIB: u64 = 1 << 20;
+/// What each instance has of its own.
+const OWN_BYTES: u64 = 64 * MIB;
+/// What it may allocate beside that.
+const SWAP_BYTES: u64 = 320 * MIB;
+/// What it does allocate.
+const LARGE_MIB: u64 = 256;
+
+fn component(function: &str, parallelism: u32, resources: &Value) -> Value {
+    json!({ "name": "large", "type": "compute", "package": "libswapping", "function": function, "entry": true,
+            "parallelism": parallelism, "resources": resources })
+}
+
+fn swapping() -> Value {
+    json!({ "memory_bytes": OWN_BYTES, "swap_bytes": SWAP_BYTES })
+}
+
+fn document(component: &Value) -> Vec<u8> {
+    json!({ "version": 1, "name": "swapping", "components": [component], "edges": [] })
+        .to_string()
+        .into_bytes()
+}
+
+/// Whether agents may hand on what their workers need to swap.
+fn may_see_to_faults() -> bool {
+    let may = std::fs::File::options().read(true).write(true).open("/dev/userfaultfd");
+    may.inspect_err(|error| println!("skipped: /dev/userfaultfd: {error}")).is_ok()
+}
+
+/// None: not permitted here, so there is nothing to be shown.
+fn platform() -> Option<Platform> {
+    if !may_see_to_faults() {
+        return None;
+    }
+    let platform = Platform::start_with(|command| {
+        command.args(["--listen", "127.0.0.1:0"]);
+    });
+    let deployed = platform.command().arg("deploy").arg(library("swapping.c")).output().unwrap();
+    assert!(deployed.status.success(), "{}", String::from_utf8_lossy(&deployed.stderr));
+    Some(platform)
+}
+
+fn application(platform: &Platform, component: &Value) -> Application {
+    let access = Access::parse(&platform.address()).unwrap();
+    Application::deploy(access, &document(component), RunOptions::default()).unwrap()
+}
+
+fn input(mib: u64, threads: u64, held_ms: u64) -> Vec<u8> {
+    [mib, threads, held_ms].iter().flat_map(|number| number.to_le_bytes()).collect()
+}
+
+fn outputs(outcome: &Outcome) -> Vec<Vec<u64>> {
+    let [(_, outputs)] = outcome.outputs.as_slice() else { panic!("{outcome:?}") };
+    let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+    outputs.iter().map(|output| output.chunks_exact(8).map(word).collect()).collect()
+}
+
+/// Each instance says which it is, and that no word was wrong.
+#[track_caller]
+fn assert_right(outcome: &Outcome, instances: u64) {
+    let expected: Vec<Vec<u64>> = (0..instances).map(|instance| vec![instance, 0]).collect();
+    assert_eq!(outputs(outcome), expected);
+}
+
+fn answer(run: Result<Outcome, Error>) -> u64 {
+    outputs(&run.unwrap())[0][0]
+}
+
+#[track_caller]
+fn assert_idle(platform: &Platform) {
+    wait_until("nothing is leased any more", || {
+        let node = &platform.json(&["ps"])["nodes"][0];
+        node["cores_leased"] == 0 && node["memory_leased_bytes"] == 0
+    });
+}
+
+#[test]
+fn a_function_goes_on_in_memory_components_when_its_lease_is_full() {
+    let Some(platform) = platform() else { return };
+    let large = application(&platform, &component("large", 1, &swapping()));
+    for threads in [1, 4] {
+        let outcome = large.run(&input(LARGE_MIB, threads, 0)).unwrap();
+        assert_right(&outcome, 1);
+        let of = |name: &str| outcome.components.iter().find(|of| of.component == name).unwrap();
+        let (own, swap) = (of("large"), of("large/swap"));
+        assert_eq!((own.attempts, swap.attempts, own.allocated_bytes), (1, 1, OWN_BYTES));
+        // What is not resident is there, and no more than may be allocated.
+        let gone = (LARGE_MIB * MIB - OWN_BYTES..=SWAP_BYTES).contains(&swap.used_bytes);
+        assert!(gone && swap.allocated_bytes <= SWAP_BYTES, "{swap:?}");
+        assert_idle(&platform);
+    }
+}
+
+#[test]
+fn without_swap_space_the_same_function_fails() {
+    let Some(platform) = platform() else { return };
+    let large = application(&platform, &component("large", 1, &json!({ "memory_bytes": OWN_BYTES })));
+    let failed = large.run(&input(LARGE_MIB, 1, 0));
+    assert_fails(failed, Code::FunctionFailed, &["no memory"]);
+}
+
+#[test]
+fn swap_space_is_leased_when_it_is_needed() {
+    let Some(platform) = platform() else { return };
+    let large = application(&platform, &component("large", 1, &swapping()));
+    let outcome = large.run(&input(16, 1, 0)).unwrap();
+    assert_right(&outcome, 1);
+    let swap = outcome.components.iter().find(|of| of.component == "large/swap").unwrap();
+    assert_eq!((swap.allocated_bytes, swap.used_bytes), (0, 0));
+}
+
+#[test]
+fn several_instances_have_their_own() {
+    let Some(platform) = platform().filter(|platform| platform.cores() >= 2) else { return };
+    let large = application(&platform, &component("large", 2, &swapping()));
+    let outcome = large.run(&input(LARGE_MIB, 1, 0)).unwrap();
+    assert_right(&outcome, 2);
+    assert_idle(&platform);
+}
+
+#[test]
+fn who_has_no_room_left_is_told_as_everywhere() {
+    let Some(platform) = platform() else { return };
+    let exhaust = application(&platform, &component("exhaust", 1, &swapping()));
+    assert_eq!(answer(exhaust.run(&4u64.to_le_bytes())), SWAP_BYTES / (4 * MIB));
+    // Whole regions of 2 MiB.
+    assert_eq!(answer(exhaust.run(&3u64.to_le_bytes())), SWAP_BYTES / (4 * MIB));
+}
+
+#[test]
+fn all_functions_that_allocate_know_of_both_kinds_of_memory() {
+    let Some(platform) = platform() else { return };
+    for resources in [swapping(), json!({ "memory_bytes": OWN_BYTES })] {
+        let family = application(&platform, &component("family", 1, &resources));
+        assert_eq!(answer(family.run(b"")), 1, "{resources}");
+    }
+}
+
+/// Only who swaps has what it needs to see to its page faults, and not the device that makes more.
+#[test]
+fn who_does_not_swap_sees_to_no_page_faults() {
+    let Some(platform) = platform() else { return };
+    for (resources, found) in [(swapping(), 1), (json!({}), 0)] {
+        let reach = application(&platform, &component("reach", 1, &resources));
+        assert_eq!(answer(reach.run(b"")), found, "{resources}");
+    }
+}
+
+#[test]
+fn what_may_not_hold_all_of_it_ends_with_the_reason() {
+    let Some(platform) = platform() else { return };
+    let mut document: Value = serde_json::from_slice(&document(&component("large", 1, &swapping()))).unwrap();
+    document["limits"] = json!({ "memory_bytes": OWN_BYTES + 64 * MIB });
+    let access = Access::parse(&platform.address()).unwrap();
+    let document = document.to_string().into_bytes();
+    let large = Application::deploy(access, &document, RunOptions::default()).unwrap();
+    assert_fails(large.run(&input(LARGE_MIB, 1, 0)), Code::MemoryExceeded, &["large/swap"]);
+    assert_idle(&platform);
+}
+
+#[test]
+fn a_worker_that_is_killed_begins_again_with_new_swap_space() {
+    let Some(platform) = platform() else { return };
+    let large = application(&platform, &component("large", 1, &swapping()));
+    let outcome = scope(|scope| {
+        let run = scope.spawn(|| large.run(&input(LARGE_MIB, 1, 300)).unwrap());
+        wait_until("it swaps", || {
+            platform.json(&["ps"])["nodes"][0]["memory_leased_bytes"].as_u64().unwrap() > 128 * MIB
+        });
+        kill(platform.worker(), Signal::KILL);
+        run.join().unwrap()
+    });
+    assert_right(&outcome, 1);
+    let attempts = |name: &str| outcome.components.iter().find(|of| of.component == name).unwrap().attempts;
+    assert_eq!((attempts("large"), attempts("large/swap")), (2, 2));
+}
+
+/// The worker is on one node and its swap space on another, which is killed.
+#[test]
+fn a_component_whose_swap_space_is_lost_begins_again() {
+    if !may_see_to_faults() {
+        return;
+    }
+    let mut cluster = Cluster::start(Plan::default());
+    // Each node has room for a worker and some of the rest. Until it is known that one is gone, that is met again and again.
+    for _ in 0..3 {
+        cluster.add_agent_with(Lent::cores(1), &["--memory", "224MiB"]);
+    }
+    let deployed = cluster.command().arg("deploy").arg(library("swapping.c")).output().unwrap();
+    assert!(deployed.status.success(), "{}", String::from_utf8_lossy(&deployed.stderr));
+    let options = RunOptions { retries: 100, ..RunOptions::default() };
+    let document = document(&component("large", 1, &swapping()));
+    let large = Application::deploy(cluster.user("somebody"), &document, options).unwrap();
+    let outcome = scope(|scope| {
+        let run = scope.spawn(|| large.run(&input(LARGE_MIB, 1, 2000)).unwrap());
+        let far_segment = |cluster: &Cluster| {
+            let leases = cluster.json(&["ps"])["leases"].as_array().cloned().unwrap_or_default();
+            let worker = leases.iter().find(|lease| lease["cores"] == 1)?;
+            let far = leases.iter().find(|lease| lease["cores"] == 0 && lease["node"] != worker["node"])?;
+            cluster.agents.iter().position(|agent| far["node"] == agent.name.as_str())
+        };
+        let mut hit = None;
+        wait_until("a node has swap space of another's worker", || {
+            hit = far_segment(&cluster);
+            hit.is_some()
+        });
+        cluster.agents[hit.unwrap()].kill();
+        run.join().unwrap()
+    });
+    assert_right(&outcome, 1);
+    assert!(outcome.components[0].attempts >= 2, "{:?}", outcome.components);
+}
