@@ -169,12 +169,18 @@ impl Cluster {
             folder,
         };
         for number in 0..plan.managers {
-            cluster.add_manager(number, host.as_ref(), &plan.arguments);
+            let manager = cluster.start_manager(number, host.as_ref(), &plan.arguments);
+            cluster.managers.push(manager);
         }
         cluster
     }
 
-    fn add_manager(&mut self, number: u8, host: Option<&Host>, more: &[String]) {
+    /// Starts a manager above those that there are, which is not among them.
+    pub fn start_global(&mut self) -> Manager {
+        self.start_manager(self.managers.len() as u8, None, &["--global".to_owned()])
+    }
+
+    fn start_manager(&mut self, number: u8, host: Option<&Host>, more: &[String]) -> Manager {
         let (ip, port) = match host {
             Some(host) => (host.address(number), PORT),
             None => free_address(),
@@ -196,7 +202,7 @@ impl Cluster {
         let certificate = fs::read(state.join("tls/ca.pem")).expect("the manager has made a certificate");
         self.ca.extend(certificate);
         fs::write(self.ca_file(), &self.ca).expect("the folder can be written to");
-        self.managers.push(Manager { program, state, socket, address, ip });
+        Manager { program, state, socket, address, ip }
     }
 
     /// Starts an agent, on the next host if there are hosts, and waits until its node is lent. Says its number.
@@ -206,6 +212,11 @@ impl Cluster {
 
     /// As [`Cluster::add_agent`], with more on its command line.
     pub fn add_agent_with(&mut self, lent: Lent, more: &[&str]) -> usize {
+        self.add_agent_to(&self.addresses(), lent, more)
+    }
+
+    /// As [`Cluster::add_agent`], with an agent that is told of these managers alone.
+    pub fn add_agent_to(&mut self, managers: &str, lent: Lent, more: &[&str]) -> usize {
         let number = self.agents.len();
         let name = format!("node-{number}");
         let token = self.token(&CreateTokenRequest {
@@ -213,7 +224,7 @@ impl Cluster {
             node: name.clone(),
             ..CreateTokenRequest::default()
         });
-        let mut agent = self.begin_agent(&name, &token.secret, lent, more);
+        let mut agent = self.begin_agent_to(managers, &name, &token.secret, lent, more);
         agent.program.wait_until_it_serves();
         self.agents.push(agent);
         number
@@ -221,6 +232,18 @@ impl Cluster {
 
     /// Starts an agent with a token, and does not wait for anything.
     pub fn begin_agent(&self, name: &str, token: &str, lent: Lent, more: &[&str]) -> Agent {
+        self.begin_agent_to(&self.addresses(), name, token, lent, more)
+    }
+
+    /// As [`Cluster::begin_agent`], with an agent that is told of these managers alone.
+    pub fn begin_agent_to(
+        &self,
+        managers: &str,
+        name: &str,
+        token: &str,
+        lent: Lent,
+        more: &[&str],
+    ) -> Agent {
         let host =
             self.network.as_ref().map(|network| network.host(FIRST_AGENT_HOST + self.agents.len() as u8));
         let state = self.folder.path().join(name);
@@ -229,7 +252,7 @@ impl Cluster {
         let mut arguments: Vec<String> = ["agent", "--json", "--name", name].map(str::to_owned).into();
         for (flag, value) in [
             ("--state", state.display().to_string()),
-            ("--manager", self.addresses()),
+            ("--manager", managers.to_owned()),
             ("--ca", self.ca_file().display().to_string()),
             ("--token-file", token_file.display().to_string()),
             ("--cores", lent.cores.to_string()),

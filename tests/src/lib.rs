@@ -17,6 +17,7 @@ pub mod crowd;
 pub mod disk;
 pub mod executor;
 pub mod functions;
+pub mod graph;
 pub mod hand;
 pub mod nats;
 pub mod network;

@@ -12,61 +12,13 @@ use sublet::{Access, Allocation, Application, Code, Error, FabricChoice, News, O
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, Lent, Plan};
 use sublet_tests::functions::{library, package};
+use sublet_tests::graph::{
+    access, compute, compute_with, document, memory, sum_to, sums, sums_by, total, trigger,
+};
 use sublet_tests::platform::{Platform, kill};
 use sublet_tests::process::wait_until;
 
 const MIB: u64 = 1 << 20;
-
-fn compute(name: &str, function: &str) -> Value {
-    json!({ "name": name, "type": "compute", "package": "libcomponents", "function": function })
-}
-
-/// A compute component with more said of it.
-fn compute_with(name: &str, function: &str, more: &Value) -> Value {
-    let mut component = compute(name, function);
-    component.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    component
-}
-
-fn memory(name: &str) -> Value {
-    json!({ "name": name, "type": "memory", "initial_bytes": 4096, "increment_bytes": MIB, "limit_bytes": 64 * MIB })
-}
-
-fn trigger(from: &str, to: &str) -> Value {
-    json!({ "type": "trigger", "from": from, "to": to })
-}
-
-fn access(from: &str, to: &str, rights: &str) -> Value {
-    json!({ "type": "access", "from": from, "to": to, "rights": rights })
-}
-
-fn document(name: &str, components: &[Value], edges: &[Value]) -> Vec<u8> {
-    json!({ "version": 1, "name": name, "components": components, "edges": edges }).to_string().into_bytes()
-}
-
-/// Numbers are written, added up by two instances at a time, and the sums are added up.
-fn sums() -> Vec<u8> {
-    sums_by("share")
-}
-
-fn sums_by(share: &str) -> Vec<u8> {
-    let components = [
-        compute_with("fill", "fill", &json!({ "entry": true })),
-        compute_with("share", share, &json!({ "parallelism": 2 })),
-        compute("total", "total"),
-        memory("numbers"),
-        memory("sums"),
-    ];
-    let edges = [
-        trigger("fill", "share"),
-        trigger("share", "total"),
-        access("fill", "numbers", "write"),
-        access("share", "numbers", "read"),
-        access("share", "sums", "write"),
-        access("total", "sums", "read"),
-    ];
-    document("sums", &components, &edges)
-}
 
 /// `count` components that hand on what they get, after so many milliseconds each as the first byte of that says.
 fn chain(count: usize, more: &Value) -> Vec<u8> {
@@ -106,16 +58,6 @@ fn application(platform: &Platform, document: &[u8]) -> Application {
 
 fn application_with(platform: &Platform, document: &[u8], options: RunOptions) -> Application {
     Application::deploy(access_to(platform), document, options).unwrap()
-}
-
-fn total(outcome: &Outcome) -> u64 {
-    let [(name, outputs)] = outcome.outputs.as_slice() else { panic!("{outcome:?}") };
-    assert_eq!((name.as_str(), outputs.len()), ("total", 1));
-    u64::from_le_bytes(outputs[0].as_slice().try_into().unwrap())
-}
-
-fn sum_to(count: u64) -> u64 {
-    count * (count + 1) / 2
 }
 
 #[track_caller]

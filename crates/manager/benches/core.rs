@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use sublet_manager::core::{
     Action, Core, Ended, Event, InstanceId, Joining, LeaseId, LeaseReport, Lending, Locality, NodeKey,
-    QueueLimits, Report, Request, RequestId, Settings, Standing, TenantKey, Terms,
+    QueueLimits, Refusals, Report, Request, RequestId, Settings, Standing, TenantKey, Terms,
 };
 use sublet_proto::price::Prices;
 use sublet_proto::v1::{LeaseRequest, NodeDescription, PackageBuild, PackageInfo, Usage};
@@ -158,6 +158,7 @@ impl Cluster {
             terms: self.terms[self.requests as usize % self.terms.len()],
             locality: self.locality(),
             wait_ms: 0,
+            refusals: Refusals::default(),
         };
         self.core.on_event(self.now_ms, Event::Request(Box::new(request)), &mut self.out);
     }

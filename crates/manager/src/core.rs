@@ -8,6 +8,7 @@
 //! grant.rs     requests, renewals, orders to end: what clients want
 //! report.rs    registrations, reports, ticks: what agents say, and what their silence means
 //! moved.rs     nodes that go to another manager
+//! global.rs    the level above: racks in the place of nodes
 //! nodes.rs     nodes and what is leased of them       placement.rs  which node a lease goes to
 //! racks.rs     nodes near each other                  pools.rs      what a node has most of
 //! lease.rs     a lease's life                         table.rs      all of them
@@ -29,6 +30,7 @@
 
 mod chance;
 mod description;
+mod global;
 mod grant;
 mod hash;
 mod ids;
@@ -52,6 +54,7 @@ mod waiting;
 use sublet_proto::price::Prices;
 use sublet_proto::v1::{self, LeaseState};
 
+pub use global::{RackStanding, Refusals};
 pub use ids::{ClassKey, InstanceId, LeaseId, NodeKey, RequestId, TenantKey};
 pub use lease::{End, Lease, State};
 pub use locality::{Locality, MAX_NEAR};
@@ -69,6 +72,7 @@ pub use terms::{
 pub use waiting::{MAX_OVERTAKES, QueueLimits};
 
 use chance::Chance;
+use global::Global;
 use nodes::Nodes;
 use table::Table;
 use tenants::Tenants;
@@ -81,6 +85,15 @@ pub const SILENCE_TICKS: u32 = 6;
 /// How long after a lease's expiry the manager ends it without its agent, or orders its agent to.
 pub const EXPIRY_SLACK_MS: u64 = 1_000;
 const EPOCH_SHIFT: u32 = 32;
+
+/// What a manager's nodes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Computers, whose agents register with it.
+    Rack,
+    /// Those of the racks of other managers of its store, to one of which it hands each request.
+    Global,
+}
 
 /// What a core is told when it starts.
 #[derive(Clone, Debug)]
@@ -109,20 +122,36 @@ pub struct Core {
     chance: Chance,
     /// The latest registration's number.
     registration: u64,
+    /// Of the level above racks.
+    global: Option<Box<Global>>,
 }
 
 impl Core {
     /// Without nodes and leases.
     pub fn new(settings: Settings) -> Core {
-        let Settings { epoch, seed, prices, queue, balanced_bytes } = settings;
+        let balanced_bytes = settings.balanced_bytes;
+        let nodes = Nodes::new(settings.prices.clone(), balanced_bytes, Level::Rack);
+        Core::with(nodes, None, settings)
+    }
+
+    /// Of the level above racks, without racks: it leases nothing, and hands what is asked to racks.
+    pub fn global(settings: Settings) -> Core {
+        // In which pool a node is its rack's manager says.
+        let nodes = Nodes::new(settings.prices.clone(), None, Level::Global);
+        Core::with(nodes, Some(Box::default()), settings)
+    }
+
+    fn with(nodes: Nodes, global: Option<Box<Global>>, settings: Settings) -> Core {
+        let Settings { epoch, seed, queue, .. } = settings;
         Core {
-            nodes: Nodes::new(prices, balanced_bytes),
+            nodes,
             tenants: Tenants::default(),
             leases: Table::default(),
             waiting: Waiting::new(queue),
             queue,
             chance: Chance::new(seed),
             registration: epoch << EPOCH_SHIFT,
+            global,
         }
     }
 
@@ -140,11 +169,17 @@ impl Core {
             Event::Quota(tenant, quota) => self.tenants.get_mut(tenant).quota = quota,
             Event::Elsewhere(tenant, used) => self.tenants.get_mut(tenant).elsewhere = used,
             Event::Moved(node, generation) => self.moved(node, generation, out),
+            Event::Racks(standings) => self.racks_stand(now_ms, standings, out),
             Event::Restored(lease) => self.restore(now_ms, &lease),
             Event::Saved(lease, revision) => self.saved(lease, revision, out),
             Event::SaveFailed(lease) => self.save_failed(lease),
             Event::Tick => self.tick(now_ms, out),
         }
+    }
+
+    /// What its nodes are.
+    pub fn level(&self) -> Level {
+        self.nodes.level
     }
 
     /// The node of this name, if it has registered or has leases.

@@ -1,11 +1,13 @@
-//! This manager among the others of its store: who they are, and what tenants have by them.
+//! This manager among the others of its store: who they are, what tenants have by them, and, if one of them stands above the
+//! others as the global one, what nodes these have.
 
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
 
 use sublet_proto::Error;
-use sublet_proto::v1::{Holding, ManagerInfo, NodeGeneration, TenantUse};
+use sublet_proto::v1::{Holding, ManagerInfo, NodeGeneration, PeerRecord, TenantUse};
 
-use crate::core::{Core, Event};
+use crate::core::{Core, Event, Level, RackStanding};
 use crate::database::Database;
 use crate::ledger::Writer;
 use crate::peers::{MAX_HOLDINGS, Peers, Spending, Standing};
@@ -30,10 +32,15 @@ struct Heard {
     managers: Vec<ManagerInfo>,
     missing: Vec<NodeGeneration>,
     found: Vec<NodeGeneration>,
+    racks: Vec<RackStanding>,
 }
 
 /// Nodes that are looked up at a time, while the core is locked.
 const LOOKED_UP: usize = 256;
+/// How often managers tell each other how they are, and how often while somebody waits with a global one for what becomes
+/// free with the others.
+const PERIOD: Duration = Duration::from_secs(1);
+const PERIOD_IN_HASTE: Duration = Duration::from_millis(200);
 
 impl Fleet {
     pub(crate) fn new(database: Database, peers: Peers, epoch: u64) -> Fleet {
@@ -56,13 +63,21 @@ impl Fleet {
         self.managers.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Where they are.
-    pub(crate) fn addresses(&self) -> Vec<String> {
+    /// Where those are that have nodes.
+    pub(crate) fn racks(&self) -> Vec<String> {
         let managers = self.managers.read().unwrap_or_else(PoisonError::into_inner);
-        managers.iter().map(|manager| manager.address.clone()).collect()
+        managers.iter().filter(|manager| !manager.global).map(|manager| manager.address.clone()).collect()
     }
 
-    /// Tells the others how this manager is, learns how they are, and tells the core. To be called each second.
+    /// How long it is until the others have to be heard of again.
+    pub(crate) fn period(&self) -> Duration {
+        let managers = self.managers.read().unwrap_or_else(PoisonError::into_inner);
+        let somebody_waits = managers.iter().any(|manager| manager.global && manager.waiting > 0);
+        if somebody_waits { PERIOD_IN_HASTE } else { PERIOD }
+    }
+
+    /// Tells the others how this manager is, learns how they are, and tells the core. To be called each
+    /// [`Fleet::period`].
     pub(crate) async fn exchange(&self, shell: &Shell) -> Result<(), Error> {
         let now_ms = shell.clock.now_ms();
         let (mut standing, tenants) = shell.look(|core| (self.standing(core, now_ms), names(core)))?;
@@ -70,7 +85,7 @@ impl Fleet {
         for missing in missing.chunks(LOOKED_UP) {
             standing.found.extend(shell.look(|core| core.found(missing))?);
         }
-        let peers = Arc::clone(&self.peers);
+        let (peers, is_global) = (Arc::clone(&self.peers), standing.global);
         let exchanged = self.database.with(move |store| {
             let mut peers = peers.lock().unwrap_or_else(PoisonError::into_inner);
             peers.exchange(store, now_ms, standing)?;
@@ -81,9 +96,10 @@ impl Fleet {
                 .map(|(has, tenant)| (tenant, has))
                 .collect();
             let (missing, found) = (table.missing(), table.found());
-            Ok(Heard { elsewhere, managers: table.managers().collect(), missing, found })
+            let racks = if is_global { table.racks().map(rack_standing).collect() } else { Vec::new() };
+            Ok(Heard { elsewhere, managers: table.managers().collect(), missing, found, racks })
         });
-        let Heard { elsewhere, mut managers, missing, found } = exchanged.await?;
+        let Heard { elsewhere, mut managers, missing, found, racks } = exchanged.await?;
         *self.missing.lock().unwrap_or_else(PoisonError::into_inner) = missing;
         managers.sort_by_key(|manager| (manager.epoch != self.epoch, manager.epoch));
         *self.managers.write().unwrap_or_else(PoisonError::into_inner) = managers;
@@ -91,11 +107,24 @@ impl Fleet {
             let key = shell.tenant_key(&tenant)?;
             shell.tell([Event::Elsewhere(key, has)])?;
         }
+        if is_global {
+            shell.tell([Event::Racks(racks)])?;
+        }
         // What they have taken over is counted by now.
         shell.moved(&found)
     }
 
     fn standing(&self, core: &Core, now_unix_ms: u64) -> Standing {
+        let standing = Standing {
+            address: self.address.clone(),
+            now_unix_ms,
+            waiting: u32::try_from(core.waiting()).unwrap_or(u32::MAX),
+            ..Standing::default()
+        };
+        // What it has handed to racks is told by those.
+        if core.level() == Level::Global {
+            return Standing { global: true, ..standing };
+        }
         let here = || core.nodes().filter(|node| !node.is_lost());
         let cores_free: u64 = here().map(|node| u64::from(node.free().cores)).sum();
         let holdings = core.tenants().filter(|tenant| tenant.own != TenantUse::default());
@@ -104,13 +133,12 @@ impl Fleet {
             r#use: Some(tenant.own),
         };
         Standing {
-            address: self.address.clone(),
-            now_unix_ms,
             nodes: u32::try_from(here().count()).unwrap_or(u32::MAX),
             cores_free: u32::try_from(cores_free).unwrap_or(u32::MAX),
             holdings: holdings.take(MAX_HOLDINGS).map(holding).collect(),
             missing: core.missing().collect(),
-            found: Vec::new(),
+            groups: core.groups(),
+            ..standing
         }
     }
 
@@ -121,6 +149,11 @@ impl Fleet {
             .with(move |store| peers.lock().unwrap_or_else(PoisonError::into_inner).leave(store))
             .await
     }
+}
+
+fn rack_standing(record: &PeerRecord) -> RackStanding {
+    let PeerRecord { address, epoch, beat, groups, .. } = record;
+    RackStanding { manager: address.clone(), said: (*epoch, *beat), groups: groups.clone() }
 }
 
 fn names(core: &Core) -> Vec<String> {

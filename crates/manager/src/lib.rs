@@ -70,7 +70,7 @@ pub use tokens::{MAX_LOOKUPS_PER_SECOND, MAX_TOKENS, MAX_UNVERIFIED};
 use crate::auth::{Gate, Guarded};
 use crate::bill::Bills;
 use crate::clock::Clock;
-use crate::core::{Core, Event, QueueLimits, Settings, TICK_MS};
+use crate::core::{Core, Event, Level, QueueLimits, Settings, TICK_MS};
 use crate::database::{Database, blocking};
 use crate::fleet::Fleet;
 use crate::folder::StateFolder;
@@ -130,6 +130,8 @@ pub struct Options {
     pub queue: QueueLimits,
     /// Memory for each core of balanced nodes, if nodes that name no pool are to be told apart by what they have left.
     pub balanced_bytes: Option<u64>,
+    /// What its nodes are.
+    pub level: Level,
 }
 
 impl Options {
@@ -145,6 +147,20 @@ impl Options {
             prices: Prices::default(),
             queue: QueueLimits::default(),
             balanced_bytes: None,
+            level: Level::Rack,
+        }
+    }
+}
+
+impl Options {
+    /// That there may be racks below a global manager.
+    fn check_level(&self) -> Result<(), Error> {
+        match (self.level, &self.store) {
+            (Level::Global, StoreOptions::Embedded) => {
+                let message = "a global manager shares its store with those of its racks: an embedded store is for one manager";
+                Err(Error::new(Code::InvalidArgument, message))
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -183,10 +199,11 @@ impl Manager {
     /// [`Code::AlreadyRunning`] if another process has the folder, the socket or an address, [`Code::StoreFull`] if the
     /// folder's disk is full, [`Code::StoreUnreachable`] if the store does not answer, [`Code::PermissionDenied`] if
     /// the folder belongs to another user, [`Code::InvalidArgument`] if the socket's path, an address or a certificate
-    /// is not possible, [`Code::System`] otherwise.
+    /// is not possible, or a global manager's store is one for a single manager, [`Code::System`] otherwise.
     pub async fn start(options: Options) -> Result<Manager, Error> {
         let mut listeners = Vec::new();
         options.tls.check(&options.listen)?;
+        options.check_level()?;
         for &address in &options.listen {
             listeners.push(listen::bind(address).await?);
         }
@@ -305,9 +322,13 @@ fn open(options: &Options) -> Result<Opened, Error> {
     } else {
         Certificates::open(&options.tls, &options.listen, &options.state, &mut *store)?.map(Arc::new)
     };
-    let Options { prices, queue, balanced_bytes, .. } = options.clone();
+    let Options { prices, queue, balanced_bytes, level, .. } = options.clone();
     let seed = u64::from_le_bytes(chance::secret()?);
-    let core = Core::new(Settings { epoch, seed, prices, queue, balanced_bytes });
+    let settings = Settings { epoch, seed, prices, queue, balanced_bytes };
+    let core = match level {
+        Level::Rack => Core::new(settings),
+        Level::Global => Core::global(settings),
+    };
     let known = tokens::Known::read(&*store, clock.now_ms())?;
     let peers = Peers::join(&*store, epoch)?;
     let database = Database::new(store);
@@ -344,10 +365,9 @@ async fn keep_ledger(shell: Arc<Shell>, fleet: Arc<Fleet>) {
 
 /// Tells the other managers how this one is, and learns how they are.
 async fn keep_company(shell: Arc<Shell>, fleet: Arc<Fleet>) {
-    let mut interval = every(REFRESH);
     let mut is_failing = false;
     loop {
-        interval.tick().await;
+        tokio::time::sleep(fleet.period()).await;
         let exchanged = fleet.exchange(&shell).await;
         if let Err(error) = &exchanged
             && !is_failing

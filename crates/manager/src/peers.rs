@@ -1,6 +1,6 @@
 //! The other managers of one store: who is alive, and what tenants have by them.
 //!
-//! Each manager writes a record under its epoch each second and reads those of the others. A manager whose record
+//! Each manager writes a record under its epoch each second, or more often, and reads those of the others. A manager whose record
 //! stands still is dead: only its own changes count, seen by this manager's clock while this manager could read the
 //! store, so neither clocks that differ nor a store that was away kill anybody.
 //!
@@ -18,7 +18,7 @@ mod table;
 use std::collections::{BTreeMap, HashMap};
 
 use prost::Message;
-use sublet_proto::v1::{Holding, NodeGeneration, PeerRecord, SpendRecord};
+use sublet_proto::v1::{Holding, NodeGeneration, NodeGroup, PeerRecord, SpendRecord};
 use sublet_proto::{Error, decode};
 
 pub use self::spending::Spending;
@@ -51,6 +51,12 @@ pub struct Standing {
     pub missing: Vec<NodeGeneration>,
     /// Nodes that others miss and that it has.
     pub found: Vec<NodeGeneration>,
+    /// Whether it stands above the others, and has no nodes.
+    pub global: bool,
+    /// Requests that wait with it.
+    pub waiting: u32,
+    /// What its nodes have, for a global manager.
+    pub groups: Vec<NodeGroup>,
 }
 
 /// A manager's place among the others.
@@ -81,8 +87,8 @@ impl Peers {
         &self.table
     }
 
-    /// Tells the others how this manager is, and learns how they are. To be called each second with a clock that
-    /// only goes forward.
+    /// Tells the others how this manager is, and learns how they are. To be called each second, or more
+    /// often, with a clock that only goes forward.
     pub fn exchange(&mut self, store: &mut dyn Store, now_ms: u64, standing: Standing) -> Result<(), Error> {
         self.beat += 1;
         let mut batch = Batch::default();
@@ -159,6 +165,9 @@ impl Peers {
             nodes: standing.nodes,
             cores_free: standing.cores_free,
             holdings: standing.holdings,
+            global: standing.global,
+            waiting: standing.waiting,
+            groups: standing.groups,
             ..PeerRecord::default()
         };
         let room_bytes = MAX_VALUE_BYTES.saturating_sub(record.encoded_len());

@@ -23,7 +23,8 @@ use tokio::sync::{oneshot, watch};
 use crate::chance::Names;
 use crate::clock::Clock;
 use crate::core::{
-    Action, Core, Event, LeaseId, Locality, Reach, Renewal, Request, RequestId, Standing, TenantKey, Terms,
+    Action, Core, Event, LeaseId, Level, Locality, Reach, Refusals, Renewal, Request, RequestId, Standing,
+    TenantKey, Terms,
 };
 use crate::database::Database;
 use crate::ledger::{Entry, Ledger, Writer};
@@ -39,6 +40,7 @@ pub(crate) struct Shell {
     state: Mutex<State>,
     signing: Signing,
     verifying: Verifying,
+    pub(crate) level: Level,
     pub(crate) clock: Clock,
     pub(crate) ledger: Ledger,
     database: Database,
@@ -63,7 +65,14 @@ struct State {
 
 /// A request of a tenant.
 type RequestKey = (TenantKey, RequestId);
-type Answer = Result<Vec<Granted>, Error>;
+type Answer = Result<Given, Error>;
+
+/// What a request comes to.
+pub(crate) enum Given {
+    Leases(Vec<Granted>),
+    /// The manager at this address is to be asked.
+    Handed(Arc<str>),
+}
 
 /// What has become of a request.
 enum Submitted {
@@ -124,6 +133,7 @@ pub(crate) struct Wanted {
     pub(crate) terms: Terms,
     pub(crate) locality: Locality,
     pub(crate) wait_ms: u64,
+    pub(crate) refusals: Refusals,
 }
 
 impl Shell {
@@ -136,10 +146,12 @@ impl Shell {
         let verifying = Verifying::from_bytes(&signing.verifying_key())?;
         let (waiting, taken, rejected, has_parted, out) = Default::default();
         let names = Names::new()?;
+        let level = core.level();
         Ok(Shell {
             state: Mutex::new(State { core, waiting, taken, rejected, has_parted, names, out }),
             signing,
             verifying,
+            level,
             clock,
             ledger: Ledger::new(),
             database,
@@ -197,8 +209,11 @@ impl Shell {
         let mut answer = None;
         for action in out.drain(..) {
             match action {
-                Action::Granted { .. } | Action::Refused { .. } if is_request => answer = Some(action),
+                Action::Granted { .. } | Action::Handed { .. } | Action::Refused { .. } if is_request => {
+                    answer = Some(action)
+                }
                 Action::Granted { tenant, request, leases } => state.granted(tenant, request, &leases),
+                Action::Handed { tenant, request, manager } => state.handed(tenant, request, &manager),
                 Action::Refused { tenant, request, error } => state.refused(tenant, request, &error),
                 Action::Save { lease, revision } => {
                     self.ledger.mark(lease, revision);
@@ -221,7 +236,7 @@ impl Shell {
     }
 
     /// Asks the core for leases, and waits as long as it lets the request wait.
-    pub(crate) async fn request(&self, wanted: Wanted) -> Result<Vec<Granted>, Error> {
+    pub(crate) async fn request(&self, wanted: Wanted) -> Result<Given, Error> {
         let (key, answer) = match self.submit(wanted)? {
             Submitted::Answered(answer) => return answer,
             Submitted::Waits(key, answer) => (key, answer),
@@ -245,11 +260,13 @@ impl Shell {
             terms: wanted.terms,
             locality: wanted.locality,
             wait_ms: wanted.wait_ms,
+            refusals: wanted.refusals,
         };
         match self.handle(&mut state, Event::Request(Box::new(request))) {
             Some(Action::Granted { leases, .. }) => {
-                Ok(Submitted::Answered(Ok(state.take(&leases, wanted.token))))
+                Ok(Submitted::Answered(Ok(Given::Leases(state.take(&leases, wanted.token)))))
             }
+            Some(Action::Handed { manager, .. }) => Ok(Submitted::Answered(Ok(Given::Handed(manager)))),
             Some(Action::Refused { error, .. }) => Ok(Submitted::Answered(Err(error))),
             _ => {
                 let ((reply, answer), key) = (oneshot::channel(), (tenant, id));
@@ -259,9 +276,15 @@ impl Shell {
         }
     }
 
-    /// The tickets of leases that were granted.
-    pub(crate) fn sign(&self, granted: Vec<Granted>) -> LeaseGrants {
-        LeaseGrants { grants: granted.into_iter().map(|granted| self.sign_one(granted)).collect() }
+    /// The tickets of leases that were granted, or who is to be asked for them.
+    pub(crate) fn sign(&self, given: Given) -> LeaseGrants {
+        match given {
+            Given::Leases(granted) => LeaseGrants {
+                grants: granted.into_iter().map(|granted| self.sign_one(granted)).collect(),
+                manager: String::new(),
+            },
+            Given::Handed(manager) => LeaseGrants { grants: Vec::new(), manager: manager.to_string() },
+        }
     }
 
     pub(crate) fn sign_one(&self, granted: Granted) -> LeaseGrant {
@@ -398,7 +421,14 @@ impl State {
     fn granted(&mut self, tenant: TenantKey, request: RequestId, leases: &[LeaseId]) {
         for waiting in self.waiting.remove(&(tenant, request)).unwrap_or_default() {
             let granted = self.take(leases, waiting.token);
-            let _ = waiting.reply.send(Ok(granted));
+            let _ = waiting.reply.send(Ok(Given::Leases(granted)));
+        }
+    }
+
+    /// As that, with whom they are to ask.
+    fn handed(&mut self, tenant: TenantKey, request: RequestId, manager: &Arc<str>) {
+        for waiting in self.waiting.remove(&(tenant, request)).unwrap_or_default() {
+            let _ = waiting.reply.send(Ok(Given::Handed(Arc::clone(manager))));
         }
     }
 

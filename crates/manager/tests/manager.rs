@@ -8,7 +8,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use common::*;
-use sublet_manager::Manager;
+use sublet_manager::core::Level;
+use sublet_manager::{Manager, Options};
 use sublet_proto::graph::MAX_COMPONENTS;
 use sublet_proto::limits::MAX_ENDS;
 use sublet_proto::run::{MAX_ENTRIES, MAX_OUTPUT_BYTES};
@@ -272,6 +273,15 @@ async fn a_second_manager_on_the_folder_is_told_who_has_it() {
 }
 
 #[tokio::test]
+async fn a_global_manager_does_not_start_on_a_store_that_it_would_have_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { level: Level::Global, ..Options::in_folder(folder.path().to_owned()) };
+    let refused = Manager::start(options).await.err().unwrap();
+    assert!(refused.code == Code::InvalidArgument && refused.message.contains("embedded store"), "{refused}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "it has left something behind");
+}
+
+#[tokio::test]
 async fn what_a_killed_manager_left_behind_is_recovered_from() {
     let House { folder, manager, .. } = house().await;
     drop(manager);
@@ -375,7 +385,7 @@ async fn what_no_journal_has_is_refused_and_a_run_that_has_ended_takes_nothing_m
     let read = ReadRunRequest { run: run.clone(), after: 0 };
     assert_eq!(done(client.read_run(read.clone()).await).unwrap().entries, [], "all of a batch or nothing");
     done(client.journal(request(&fine)).await).unwrap();
-    assert_eq!(done(client.read_run(read).await).unwrap().entries, [fine.clone()]);
+    assert_eq!(done(client.read_run(read).await).unwrap().entries, std::slice::from_ref(&fine));
 
     done(client.end_run(EndRunRequest { run: run.clone(), ..EndRunRequest::default() }).await).unwrap();
     assert_eq!(done(client.journal(request(&fine)).await).unwrap_err().code, Code::UnknownRun);

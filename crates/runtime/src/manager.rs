@@ -17,11 +17,12 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 mod connection;
+mod handed;
 
 pub use crate::access::{default_address, default_state, manager_address, socket_path};
 
 use crate::access::Access;
-use connection::{Connection, Repeat, Terms};
+use connection::{Connection, Repeat, Terms, Whom};
 
 /// How long to wait for an answer.
 const CALL_DEADLINE: Duration = Duration::from_secs(10);
@@ -104,13 +105,21 @@ impl ManagerClient {
     }
 
     /// Asks for leases for all of the cores wanted; they are granted, after the time that the request may wait at the
-    /// latest, or refused with the reason. What one manager's nodes cannot give, the others are asked for.
+    /// latest, or refused with the reason. What one manager's nodes cannot give, the others are asked for; which of them, a
+    /// global manager says where there is one.
     ///
     /// A request without a name gets one, so that it can be made of another manager if one does not answer.
     pub fn request_lease(&self, mut request: v1::LeaseRequest) -> Result<v1::LeaseGrants, Error> {
         if request.request.is_empty() {
             request.request = format!("{:032x}", random_bits()?);
         }
+        match self.connection.global() {
+            Some(_) => self.request_by_global(&request),
+            None => self.request_of_racks(request),
+        }
+    }
+
+    fn request_of_racks(&self, request: v1::LeaseRequest) -> Result<v1::LeaseGrants, Error> {
         // One that may wait looks around first: what one manager would have it wait for, another may have.
         if request.wait_ms > 0 && self.connection.has_several() {
             let at_once = v1::LeaseRequest { wait_ms: 0, ..request.clone() };
@@ -125,8 +134,15 @@ impl ManagerClient {
 
     fn request_once(&self, request: v1::LeaseRequest) -> Result<v1::LeaseGrants, Error> {
         let deadline = CALL_DEADLINE.saturating_add(Duration::from_millis(request.wait_ms));
-        let terms = Terms { deadline, also_elsewhere: may_have, ..anywhere() };
-        self.connection.ask(terms, request, async |mut stub, request| stub.request_lease(request).await)
+        let terms = Terms { deadline, also_elsewhere: may_have, whom: Whom::Racks, ..anywhere() };
+        let given = self
+            .connection
+            .ask(terms, request.clone(), async |mut stub, request| stub.request_lease(request).await)?;
+        // By a way on which nobody knew it for a global one, as an operator's own.
+        match given.manager.is_empty() {
+            true => Ok(given),
+            false => self.request_there(&self.connection.reach(&given.manager)?, &request),
+        }
     }
 
     /// Gives a lease another end, this long from now; 0: after the manager's default. The grant's ticket is to be shown
@@ -273,12 +289,12 @@ impl ManagerClient {
 
 /// For what any manager can answer, as often as it is asked.
 fn anywhere() -> Terms {
-    Terms { deadline: CALL_DEADLINE, repeat: Repeat::Harmless, also_elsewhere: |_| false }
+    Terms { deadline: CALL_DEADLINE, repeat: Repeat::Harmless, also_elsewhere: |_| false, whom: Whom::Any }
 }
 
 /// For what only the manager knows that a lease's node reports to.
 fn of_a_lease() -> Terms {
-    Terms { also_elsewhere: |code| code == Code::UnknownLease, ..anywhere() }
+    Terms { also_elsewhere: |code| code == Code::UnknownLease, whom: Whom::Racks, ..anywhere() }
 }
 
 /// Whether another manager may have what one has not.

@@ -130,6 +130,95 @@ fn a_client_finds_its_manager_again_after_a_restart() {
     assert_eq!(manager.requests().len(), 1);
 }
 
+/// A global manager that hands requests to the first of these that has not refused.
+fn above(folder: &TempDir, racks: &[&Manager]) -> Manager {
+    let global = Manager::start(folder.path(), "global", refuses(Code::NoCapacity));
+    let mut left: Vec<String> = racks.iter().rev().map(|rack| rack.address.clone()).collect();
+    global.is_above(racks, move |request| {
+        left.retain(|rack| *rack != request.refused);
+        left.last().cloned()
+    });
+    global
+}
+
+fn grants_on(folder: &TempDir, number: u8) -> impl FnMut(&LeaseRequest) -> Grants + Send + 'static {
+    let node = Node::start(folder.path(), number, |_| Reaction::Answer);
+    move |_| Ok(vec![(node.clone(), 1)])
+}
+
+#[test]
+fn a_request_goes_where_the_global_manager_says_and_what_communicates_with_it_goes_there_at_once() {
+    let folder = tempdir().unwrap();
+    let first = Manager::start(folder.path(), "first", grants_on(&folder, 0));
+    let second = Manager::start(folder.path(), "second", grants_on(&folder, 1));
+    let global = above(&folder, &[&first, &second]);
+    // Whichever manager a client was told of.
+    for address in [&global.address, &second.address] {
+        let client = ManagerClient::connect(address).unwrap();
+        let granted = client.request_lease(LeaseRequest { wait_ms: 5, ..asked() }).unwrap();
+        assert_eq!(granted.grants[0].lease.as_ref().unwrap().node, "node-0");
+        let near = vec!["node-9".into(), "node-0".into()];
+        client.request_lease(LeaseRequest { near, wait_ms: 5, ..asked() }).unwrap();
+    }
+    assert_eq!((global.requests().len(), first.requests().len(), second.requests().len()), (2, 4, 0));
+    assert!(first.requests().iter().all(|request| request.wait_ms == 0), "it waits with the global one");
+    assert_eq!(global.requests()[0].request, first.requests()[0].request);
+}
+
+#[test]
+fn a_rack_that_refuses_or_is_out_of_reach_is_told_to_the_global_manager() {
+    let folder = tempdir().unwrap();
+    let full = Manager::start(folder.path(), "full", refuses(Code::NoCapacity));
+    let gone = Manager::start(folder.path(), "gone", grants_nothing());
+    let free = Manager::start(folder.path(), "free", grants_on(&folder, 0));
+    let global = above(&folder, &[&full, &gone, &free]);
+    let client = ManagerClient::connect(&global.address).unwrap();
+    let (full_at, gone_at) = (full.address.clone(), gone.address.clone());
+    drop(gone);
+    let granted = client.request_lease(LeaseRequest { wait_ms: 60_000, ..asked() }).unwrap();
+    assert_eq!(granted.grants[0].lease.as_ref().unwrap().node, "node-0");
+    let refused: Vec<_> = global.requests().into_iter().map(|request| request.refused).collect();
+    assert_eq!(refused, [String::new(), full_at, gone_at]);
+    let names: std::collections::BTreeSet<_> =
+        [&global, &full, &free].iter().flat_map(|one| one.requests()).map(|one| one.request).collect();
+    assert_eq!(names.len(), 1, "it is one request: {names:?}");
+    // What the neighbours' rack has not, another may have.
+    let client = ManagerClient::connect(&global.address).unwrap();
+    client.request_lease(asked()).unwrap();
+    drop(free);
+    let near = LeaseRequest { near: vec!["node-0".into()], ..asked() };
+    assert_eq!(client.request_lease(near).unwrap_err().code, Code::NoCapacity);
+}
+
+#[test]
+fn a_refusal_that_is_final_ends_a_request_wherever_it_was_handed() {
+    let folder = tempdir().unwrap();
+    let strict = Manager::start(folder.path(), "strict", refuses(Code::QuotaExceeded));
+    let global = above(&folder, &[&strict]);
+    let client = ManagerClient::connect(&global.address).unwrap();
+    let asked = LeaseRequest { wait_ms: 60_000, ..asked() };
+    assert_eq!(client.request_lease(asked).unwrap_err().code, Code::QuotaExceeded);
+    assert_eq!(global.requests().len(), 1);
+}
+
+#[test]
+fn while_the_global_manager_is_away_the_racks_are_asked_until_one_has_it() {
+    let folder = tempdir().unwrap();
+    let node = Node::start(folder.path(), 0, |_| Reaction::Answer);
+    let mut refusals = 3;
+    let rack = Manager::start(folder.path(), "rack", move |_| {
+        refusals -= 1;
+        if refusals > 0 { Err(Error::new(Code::NoCapacity, "not yet")) } else { Ok(vec![(node.clone(), 1)]) }
+    });
+    let global = above(&folder, &[&rack]);
+    let client = ManagerClient::connect(&global.address).unwrap();
+    drop(global);
+    assert_eq!(client.request_lease(asked()).unwrap_err().code, Code::NoCapacity);
+    client.request_lease(LeaseRequest { wait_ms: 60_000, ..asked() }).unwrap();
+    let waits: Vec<_> = rack.requests().into_iter().map(|request| request.wait_ms).collect();
+    assert_eq!(waits, [0, 0, 0], "nobody waits with one rack while another may have it");
+}
+
 /// An authority, and a manager whose certificate it signed for these names.
 struct Trusted {
     manager: Manager,

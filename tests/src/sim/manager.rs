@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use prost::Message as _;
 use sublet_manager::core::{
     Action, Core, Ended, Event as CoreEvent, InstanceId, Joining, Lease, LeaseId, LeaseReport, Lending,
-    Locality, MAX_PARTS, Node, QueueLimits, Renewal, Report, Request, RequestId, Running, Settings, Standing,
-    TenantKey, Terms,
+    Locality, MAX_PARTS, Node, QueueLimits, Refusals, Renewal, Report, Request, RequestId, Running, Settings,
+    Standing, TenantKey, Terms,
 };
 use sublet_manager::peers::Table;
 use sublet_proto::price::Prices;
@@ -290,6 +290,7 @@ impl Manager {
             terms,
             locality: Locality::default(),
             wait_ms,
+            refusals: Refusals::default(),
         };
         if scene.sabotage == Some(Sabotage::HoldBack) && wait_ms > 0 && self.fairness.is_empty(tenant) {
             self.pending.entry(id).and_modify(|pending| pending.answer_by_us = u64::MAX);
@@ -466,6 +467,11 @@ impl Manager {
             Action::Refused { request, error, .. } => {
                 return self.answer_request(request, Answer::Failed(error), scene);
             }
+            Action::Handed { request, manager, .. } => {
+                let found =
+                    format!("request {request} was handed to {manager}, and none is above the others");
+                return scene.truth.violated(Invariant::RequestsAreAnsweredOnce, found);
+            }
             Action::Forgotten(_) => return,
             Action::Reported(reported) => Answer::Reported(v1::NodeReportReply {
                 end: reported.end.into_iter().map(end_order).collect(),
@@ -624,6 +630,7 @@ impl Manager {
             terms: Terms::of(&asked).ok()?,
             locality: Locality::default(),
             wait_ms: 0,
+            refusals: Refusals::default(),
         };
         let now_ms = self.clock.read_ms(scene.now_us);
         self.core.on_event(now_ms, CoreEvent::Request(Box::new(request)), &mut self.out);

@@ -9,12 +9,15 @@ use super::messages::{Action, Renewal, Request, Standing};
 use super::nodes::Lending;
 use super::placement::Part;
 use super::pools::Pools;
-use super::waiting::{Served, Waiting};
+use super::waiting::{Served, Turn, Waiting};
 use super::{Core, placement, terms};
 
 impl Core {
-    pub(super) fn request(&mut self, now_ms: u64, request: Box<Request>, out: &mut Vec<Action>) {
+    pub(super) fn request(&mut self, now_ms: u64, mut request: Box<Request>, out: &mut Vec<Action>) {
         let (tenant, id) = (request.tenant, request.id);
+        if let Some(handed) = self.handed_before(&mut request) {
+            return out.push(handed);
+        }
         if let Some(leases) = self.leases.of_request(tenant, id) {
             let leases = leases.to_vec();
             return out.push(Action::Granted { tenant, request: id, leases });
@@ -22,24 +25,32 @@ impl Core {
         if !self.waiting.is_empty() && self.waiting.contains(tenant, id) {
             return;
         }
-        let refused = match self.try_grant_in_turn(now_ms, &request) {
-            Ok((leases, pools)) => {
+        // One that was handed to a rack in vain had its turn, and has it still.
+        let turn = if request.refusals.are_any() { Turn::First } else { Turn::Last };
+        let granted = match turn {
+            Turn::First => self.try_grant(now_ms, &request, Pools::NONE),
+            Turn::Last => self.try_grant_in_turn(now_ms, &request),
+        };
+        let refused = match granted {
+            Ok((granted, pools)) => {
                 self.waiting.overtaken(pools);
-                return out.push(Action::Granted { tenant, request: id, leases });
+                return out.push(granted);
             }
             Err(error) => error,
         };
-        // Where there is no node at all, of a manager that has just started or whose nodes are being drained, one may come.
-        let may_come = refused.code == Code::NoCapacity || !self.nodes.has_any_for(&request);
+        // Where there is no node at all, of a manager that has just started or whose nodes are being drained, one may come; and
+        // again what was there when it was handed to a rack.
+        let was_there = turn == Turn::First && is_for_want(refused.code);
+        let may_come = refused.code == Code::NoCapacity || was_there || !self.nodes.has_any_for(&request);
         let may_wait = may_come && request.wait_ms > 0;
         let until_ms = now_ms.saturating_add(request.wait_ms);
-        let error = if may_wait { self.waiting.push(request, until_ms).err() } else { Some(refused) };
+        let error = if may_wait { self.waiting.push(request, until_ms, turn).err() } else { Some(refused) };
         if let Some(error) = error {
             out.push(Action::Refused { tenant, request: id, error });
         }
     }
 
-    fn try_grant_in_turn(&mut self, now_ms: u64, request: &Request) -> Result<(Vec<LeaseId>, Pools), Error> {
+    fn try_grant_in_turn(&mut self, now_ms: u64, request: &Request) -> Result<(Action, Pools), Error> {
         let barred = self.waiting.barred();
         let is_barred = request.locality.pools.meets(barred);
         self.try_grant(now_ms, request, barred).map_err(|error| {
@@ -52,13 +63,9 @@ impl Core {
         })
     }
 
-    /// All of the request's leases, outside of the barred pools, or none. Says in which pools they are.
-    fn try_grant(
-        &mut self,
-        now_ms: u64,
-        request: &Request,
-        barred: Pools,
-    ) -> Result<(Vec<LeaseId>, Pools), Error> {
+    /// All of the request's leases, outside of the barred pools, or none; of the level above racks, a rack for all of them.
+    /// Says in which pools they are.
+    fn try_grant(&mut self, now_ms: u64, request: &Request, barred: Pools) -> Result<(Action, Pools), Error> {
         let pools = request.locality.pools.without(barred);
         if pools.is_empty() {
             return Err(Error::new(Code::NoCapacity, format!("it is the turn of another{}", barred.place())));
@@ -67,6 +74,9 @@ impl Core {
         self.tenants.get(request.tenant).check(parts.iter().map(|part| part.amount))?;
         let pool_of = |part: &Part| self.nodes.get(part.node).map(|node| node.pool);
         let pools = parts.iter().filter_map(pool_of).fold(Pools::NONE, Pools::with);
+        if let Some(handed) = self.hand(now_ms, request, &parts) {
+            return Ok((handed, pools));
+        }
         let price = self.nodes.classes.price(choice.class);
         let leases = parts
             .into_iter()
@@ -98,7 +108,7 @@ impl Core {
                 id
             })
             .collect();
-        Ok((leases, pools))
+        Ok((Action::Granted { tenant: request.tenant, request: request.id, leases }, pools))
     }
 
     /// Capacity has become free: those who wait get it, in turn.
@@ -114,8 +124,8 @@ impl Core {
     fn serve(&mut self, now_ms: u64, request: &Request, barred: Pools, out: &mut Vec<Action>) -> Served {
         let (tenant, id) = (request.tenant, request.id);
         match self.try_grant(now_ms, request, barred) {
-            Ok((leases, pools)) => {
-                out.push(Action::Granted { tenant, request: id, leases });
+            Ok((granted, pools)) => {
+                out.push(granted);
                 Served::Granted(pools)
             }
             // Less may be there now than when it came; it waits for more.

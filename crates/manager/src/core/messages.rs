@@ -5,6 +5,7 @@ use std::sync::Arc;
 use sublet_proto::Error;
 use sublet_proto::v1::{self, FunctionUsage, NodeDescription, PackageInfo, Quota, TenantUse, Usage};
 
+use super::global::{RackStanding, Refusals};
 use super::ids::{InstanceId, LeaseId, NodeKey, RequestId, TenantKey};
 use super::locality::Locality;
 use super::nodes::Lending;
@@ -35,6 +36,8 @@ pub enum Event {
     Elsewhere(TenantKey, TenantUse),
     /// Another living manager has this node, by a registration of this generation.
     Moved(NodeKey, u64),
+    /// So stand all racks whose managers live: for the level above them alone.
+    Racks(Vec<RackStanding>),
     /// The store had this lease, which had not ended, when the manager started.
     Restored(Box<v1::Lease>),
     /// The store has a lease as of this revision.
@@ -138,6 +141,8 @@ pub struct Request {
     pub locality: Locality,
     /// How long it may wait.
     pub wait_ms: u64,
+    /// By racks to which it was handed.
+    pub refusals: Refusals,
 }
 
 impl Request {
@@ -186,6 +191,15 @@ pub enum Action {
         request: RequestId,
         /// The one with most workers first.
         leases: Vec<LeaseId>,
+    },
+    /// Answer a request: the manager of a rack shall have it.
+    Handed {
+        /// Whose.
+        tenant: TenantKey,
+        /// Which.
+        request: RequestId,
+        /// The manager's address.
+        manager: Arc<str>,
     },
     /// Answer a request.
     Refused {

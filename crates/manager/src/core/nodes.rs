@@ -8,6 +8,7 @@ use sublet_proto::price::Prices;
 use sublet_proto::v1::{self, NodeDescription, NodeInfo, NodeNetwork};
 use sublet_proto::{Code, Error};
 
+use super::global::OfRack;
 use super::ids::{ClassKey, InstanceId, NodeKey, RackKey};
 use super::messages::Request;
 use super::placement::{Classes, Counted, MAX_CLASSES};
@@ -15,7 +16,7 @@ use super::pools::{self, Pools};
 use super::racks::{Free, Group, Grouped, Racks, Spot};
 use super::seats::{MAX_SEATS, Seat, Seats};
 use super::segments;
-use super::{SILENCE_TICKS, TICK_MS};
+use super::{Level, SILENCE_TICKS, TICK_MS};
 
 /// Most nodes of one manager.
 pub const MAX_NODES: usize = 65_536;
@@ -65,7 +66,7 @@ impl Room {
         }
     }
 
-    fn without(self, other: Room) -> Room {
+    pub(super) fn without(self, other: Room) -> Room {
         Room {
             cores: self.cores.saturating_sub(other.cores),
             places: self.places.saturating_sub(other.places),
@@ -152,6 +153,8 @@ pub struct Node {
     pub(super) seats: Seats,
     /// and by its memory.
     pub(super) by_memory: Option<Spot>,
+    /// If it stands for several nodes of a rack.
+    pub(super) of_rack: Option<OfRack>,
 }
 
 impl Node {
@@ -232,10 +235,12 @@ pub(super) struct Nodes {
     pub(super) by_memory: Grouped,
     /// Memory for each core of nodes of the balanced pool, if the pools of nodes that say none are virtual.
     usual_bytes: Option<u64>,
+    /// What they are.
+    pub(super) level: Level,
 }
 
 impl Nodes {
-    pub(super) fn new(prices: Prices, usual_bytes: Option<u64>) -> Nodes {
+    pub(super) fn new(prices: Prices, usual_bytes: Option<u64>, level: Level) -> Nodes {
         Nodes {
             slots: Vec::new(),
             unused: Vec::new(),
@@ -244,6 +249,7 @@ impl Nodes {
             racks: Racks::default(),
             by_memory: Grouped::default(),
             usual_bytes,
+            level,
         }
     }
 
@@ -347,6 +353,7 @@ impl Nodes {
             counted: Free::default(),
             seats: Seats::default(),
             by_memory: None,
+            of_rack: None,
         };
         let key = self.unused.pop().unwrap_or(self.slots.len() as u32);
         if key as usize == self.slots.len() {
@@ -471,7 +478,8 @@ impl Nodes {
     pub(super) fn tick(&mut self) -> Vec<NodeKey> {
         let (mut lost, mut forgotten) = (Vec::new(), Vec::new());
         for (key, slot) in (0u32..).zip(&mut self.slots) {
-            let Some(node) = slot else { continue };
+            // A rack's nodes are heard of by way of the store, and are gone with its manager.
+            let Some(node) = slot.as_mut().filter(|node| node.of_rack.is_none()) else { continue };
             node.silent_ticks = node.silent_ticks.saturating_add(1);
             if node.silent_ticks == SILENCE_TICKS + 1 {
                 lost.push(NodeKey(key));

@@ -31,6 +31,7 @@ use super::racks::{Group, Grouped, Measure, Shifted, Spot};
 use super::ranked::merged;
 use super::segments;
 use super::terms::Terms;
+use super::{Level, global};
 
 /// Most kinds of nodes and devices, which are looked through for each request.
 pub const MAX_CLASSES: usize = 64;
@@ -233,7 +234,7 @@ impl Classes {
         self.fitting(package, pu).any(|choice| totals(choice).capacity > 0)
     }
 
-    fn name(&self, class: ClassKey) -> String {
+    pub(super) fn name(&self, class: ClassKey) -> String {
         self.get(class).map(|class| class_name(&class.pu, &class.architecture)).unwrap_or_default()
     }
 
@@ -472,11 +473,14 @@ impl Search<'_> {
             return Ok(vec![part]);
         }
         if self.request.terms.max_nodes != 1
-            && let Some(parts) = self.on_several_nodes(class)
+            && let Some(parts) = self.on_several_nodes(class, chance)
         {
             return Ok(parts);
         }
-        Err(self.refusal(class))
+        match self.nodes.level {
+            Level::Rack => Err(self.refusal(class)),
+            Level::Global => Err(global::refusal(self, class)),
+        }
     }
 
     fn on_one_node(&self, class: ClassKey, chance: &mut Chance) -> Option<Part> {
@@ -490,6 +494,7 @@ impl Search<'_> {
             is_of_class
                 && free.workers(terms.shared) >= terms.workers
                 && free.memory_bytes >= amount.memory_bytes
+                && node.may_take(self.request)
         };
         let warm = |rack, pool| {
             let ring = nodes.classes.ring(class, rack).filter(|_| ranks.has_room(pool, terms.workers))?;
@@ -497,21 +502,27 @@ impl Search<'_> {
             locality.warm(ring, is_of_pool).find(|node| nodes.get(*node).is_some_and(fits))
         };
         let any = |group: Group, chance: &mut Chance| {
-            let has_memory =
-                |node| nodes.get(node).is_some_and(|node| node.free().memory_bytes >= amount.memory_bytes);
+            let has_memory = |node: &Node| node.free().memory_bytes >= amount.memory_bytes;
+            let fits =
+                |node| nodes.get(node).is_some_and(|node| has_memory(node) && node.may_take(self.request));
             let list = ranks.nodes.list(group).filter(|_| ranks.has_room(group.pool, terms.workers));
-            list.and_then(|list| list.first_fit(terms.workers, chance, has_memory))
+            list.and_then(|list| list.first_fit(terms.workers, chance, fits))
         };
         let node = self.one(&Steps { fits, warm, any, measure: Measure::Workers }, chance)?;
         Some(Part { node, amount })
     }
 
     /// In the neighbours' racks, or in all; in the first pool, or in that and the next, and so on: in whatever has room first.
-    fn on_several_nodes(&self, class: ClassKey) -> Option<Vec<Part>> {
+    /// What goes to a rack's manager goes to one, that with most room first.
+    fn on_several_nodes(&self, class: ClassKey, chance: &mut Chance) -> Option<Vec<Part>> {
         let Search { nodes, request: Request { terms, .. }, pools } = *self;
-        let near = self.racks();
-        let all: Vec<RackKey> = nodes.racks.keys().collect();
-        for racks in [&near, &all] {
+        let together: Vec<Vec<RackKey>> = match nodes.level {
+            Level::Rack => vec![self.racks(), nodes.racks.keys().collect()],
+            Level::Global => {
+                nodes.racks.with_most_room(Measure::Workers, chance).map(|rack| vec![rack]).collect()
+            }
+        };
+        for racks in &together {
             let mut within = Vec::new();
             for pool in pools.in_order(terms) {
                 within.extend(racks.iter().map(|&rack| Group { rack, pool }));
@@ -538,8 +549,13 @@ impl Search<'_> {
             if left == 0 || parts.len() == most {
                 break;
             }
-            let Some(free) = nodes.get(node).map(|known| known.free()) else { continue };
-            let workers = free.workers(terms.shared).min(left).min(sublet_proto::limits::MAX_CORES);
+            let known = nodes.get(node).filter(|node| node.may_take(self.request));
+            let Some(free) = known.map(Node::free) else { continue };
+            let most_of_one = match nodes.level {
+                Level::Rack => sublet_proto::limits::MAX_CORES,
+                Level::Global => u32::MAX,
+            };
+            let workers = free.workers(terms.shared).min(left).min(most_of_one);
             let amount = amount(terms, workers);
             if workers > 0 && amount.memory_bytes <= free.memory_bytes {
                 parts.push(Part { node, amount });

@@ -380,6 +380,9 @@ impl Core {
             self.serve_waiting(now_ms, out);
         }
         self.end_waits(now_ms, out);
+        if let Some(global) = self.global.as_deref_mut() {
+            global.tick(now_ms);
+        }
         for (lease, revision) in self.leases.take_dirty() {
             out.push(Action::Save { lease, revision });
         }

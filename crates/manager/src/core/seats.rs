@@ -52,6 +52,11 @@ impl Seats {
         self.0.iter().flatten().map(|seat| seat.class)
     }
 
+    /// Its classes as one key: nodes with the same run the same packages.
+    pub(super) fn keys(&self) -> [Option<ClassKey>; MAX_SEATS] {
+        self.0.map(|seat| seat.map(|seat| seat.class))
+    }
+
     /// The class of the node itself.
     pub(super) fn own(&self) -> Option<ClassKey> {
         self.0[0].map(|seat| seat.class)

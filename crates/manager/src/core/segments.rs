@@ -21,7 +21,9 @@ pub(super) fn rank(free_bytes: u64) -> Option<u32> {
 pub(super) fn place(search: &Search<'_>, chance: &mut Chance) -> Result<(Choice, Part), Error> {
     let Search { nodes, request: Request { terms, .. }, .. } = *search;
     let memory_bytes = terms.memory_bytes;
-    let fits = |node: &Node| node.takes_leases() && node.free().memory_bytes >= memory_bytes;
+    let fits = |node: &Node| {
+        node.takes_leases() && node.free().memory_bytes >= memory_bytes && node.may_take(search.request)
+    };
     let any = |group: Group, chance: &mut Chance| {
         let fits = |node| nodes.get(node).is_some_and(fits);
         nodes.by_memory.list(group)?.first_fit(rank(memory_bytes).unwrap_or_default(), chance, fits)
@@ -43,7 +45,7 @@ fn refusal(search: &Search<'_>, asked: u64) -> Error {
         let nodes_there = nodes.iter().map(|(_, node)| node).filter(|node| node.takes_leases());
         nodes_there.filter(move |node| nodes.may_be_in(node, pools))
     };
-    let Some(largest) = there().map(|node| node.capacity.memory_bytes).max() else {
+    let Some(largest) = there().map(|node| node.largest().memory_bytes).max() else {
         return Error::new(Code::InsufficientResources, format!("no node is there{place}"));
     };
     if asked > largest {
@@ -51,7 +53,7 @@ fn refusal(search: &Search<'_>, asked: u64) -> Error {
         return Error::new(Code::InsufficientResources, message);
     }
     let in_pools = there().filter(|node| pools.has(node.pool));
-    let free = in_pools.map(|node| node.free().memory_bytes).max().unwrap_or_default();
+    let free = in_pools.map(|node| node.most_free().memory_bytes).max().unwrap_or_default();
     let message = format!("{asked} bytes of memory asked, at most {free} are free on a node{place}");
     Error::new(Code::NoCapacity, message)
 }

@@ -1,6 +1,7 @@
 //! The core against single stories, and against random ones for its invariants.
 
 mod choices;
+mod global;
 mod moved;
 mod near;
 mod pools;
@@ -191,6 +192,7 @@ impl House {
             terms: Terms::of(asked).unwrap(),
             locality: Locality::of(asked).unwrap(),
             wait_ms: asked.wait_ms,
+            refusals: Refusals::default(),
         };
         self.event(Event::Request(Box::new(request)))
     }

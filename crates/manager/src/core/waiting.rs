@@ -78,7 +78,7 @@ impl Waiting {
     }
 
     /// Takes a request in, or says that there are too many.
-    pub(super) fn push(&mut self, request: Box<Request>, until_ms: u64) -> Result<(), Error> {
+    pub(super) fn push(&mut self, request: Box<Request>, until_ms: u64, turn: Turn) -> Result<(), Error> {
         let too_many = |message| Err(Error::new(Code::TryLater, message));
         let tenant = request.tenant;
         let queue = self.of_tenants.entry(tenant).or_default();
@@ -94,10 +94,20 @@ impl Waiting {
             }
             return too_many(format!("{} requests are waiting already", self.limits.total));
         }
-        if queue.is_empty() {
-            self.turns.push_back(tenant);
+        let is_alone = queue.is_empty();
+        match turn {
+            Turn::First => {
+                queue.push_front(Waiter { request, until_ms });
+                self.turns.retain(|other| *other != tenant);
+                self.turns.push_front(tenant);
+            }
+            Turn::Last => {
+                queue.push_back(Waiter { request, until_ms });
+                if is_alone {
+                    self.turns.push_back(tenant);
+                }
+            }
         }
-        queue.push_back(Waiter { request, until_ms });
         self.len += 1;
         Ok(())
     }
@@ -165,6 +175,15 @@ impl Waiting {
         let queue = self.of_tenants.get(&tenant);
         queue.is_some_and(|queue| queue.iter().any(|waiter| waiter.request.id == id))
     }
+}
+
+/// When it is the turn of a request that is to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// Now, as it was before.
+    First,
+    /// After its tenant's others, and that tenant's after those of others.
+    Last,
 }
 
 /// What came of a waiting request's turn.

@@ -110,7 +110,14 @@ impl Table {
             last_seen_unix_ms: record.last_seen_unix_ms,
             nodes: record.nodes,
             cores_free: record.cores_free,
+            global: record.global,
+            waiting: record.waiting,
         })
+    }
+
+    /// What the other living managers say that have nodes, or may have.
+    pub fn racks(&self) -> impl Iterator<Item = &PeerRecord> {
+        self.others().filter(|record| !record.global)
     }
 
     fn others(&self) -> impl Iterator<Item = &PeerRecord> {

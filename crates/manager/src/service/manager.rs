@@ -22,11 +22,11 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{Parts, Service, permit, receive};
 use crate::auth::{Identity, Standing as Known, caller};
-use crate::core::{LeaseId, Locality, Node, Standing, Terms, may_run_on};
+use crate::core::{LeaseId, Level, Locality, Node, Refusals, Standing, Terms, may_run_on};
 use crate::database::blocking;
 use crate::ledger::Record;
 use crate::reply::{ReplyList, within_reply};
-use crate::shell::{Granted, Wanted, active_leases, parse_lease};
+use crate::shell::{Given, Wanted, active_leases, parse_lease};
 use crate::store::keys;
 use crate::tokens::{Revoked, Shown};
 
@@ -65,7 +65,7 @@ impl Manager for Service {
                 Box::pin(Arc::clone(&self.0).request_pending(&caller, shown.clone(), asked)).await
             }
         };
-        answer(granted.map(|granted| self.0.shell.sign(granted)))
+        answer(granted.map(|given| self.0.shell.sign(given)))
     }
 
     async fn renew_lease(&self, request: Request<RenewRequest>) -> Result<Response<LeaseGrant>, Status> {
@@ -241,7 +241,7 @@ impl Parts {
     }
 
     /// Leases for a caller that is known.
-    async fn request(&self, caller: &Identity, asked: LeaseRequest) -> Result<Vec<Granted>, Error> {
+    async fn request(&self, caller: &Identity, asked: LeaseRequest) -> Result<Given, Error> {
         let package = match asked.is_segment() {
             true => Arc::default(),
             false => self.packages.resolve(&asked.package).await?,
@@ -256,15 +256,16 @@ impl Parts {
         caller: &Identity,
         shown: Shown,
         asked: LeaseRequest,
-    ) -> Result<Vec<Granted>, Error> {
+    ) -> Result<Given, Error> {
         let gate = Arc::clone(&self.gate);
         let verification = tokio::spawn(async move { gate.look_up_user(&shown).await });
         let verified = async |verification: tokio::task::JoinHandle<Result<Identity, Error>>| {
             let failed = |error| Error::new(Code::Internal, format!("the manager failed: {error}"));
             verification.await.map_err(failed).flatten()
         };
-        // Strangers do not make the store look for packages.
+        // Strangers do not make the store look for packages, and no sandbox is made meanwhile where nothing is leased.
         let package = match asked.is_segment() {
+            _ if self.shell.level == Level::Global => None,
             true => Some(Ok(Arc::default())),
             false => self.packages.remembered(&asked.package),
         };
@@ -272,8 +273,8 @@ impl Parts {
             return self.request(&verified(verification).await?, asked).await;
         };
         let at_once = LeaseRequest { wait_ms: 0, ..asked.clone() };
-        let Ok(granted) = self.shell.request(wanted(caller, Standing::Provisional, package, at_once)?).await
-        else {
+        let provisional = wanted(caller, Standing::Provisional, package, at_once)?;
+        let Ok(Given::Leases(granted)) = self.shell.request(provisional).await else {
             return self.request(&verified(verification).await?, asked).await;
         };
         let leases: Vec<LeaseId> = granted.iter().map(|granted| granted.id).collect();
@@ -283,7 +284,7 @@ impl Parts {
                 tracing::error!(%error, "provisional leases stay undecided");
             }
         });
-        Ok(granted)
+        Ok(Given::Leases(granted))
     }
 
     fn active_leases(&self, caller: &Identity) -> Result<Vec<v1::Lease>, Error> {
@@ -381,6 +382,7 @@ fn wanted(
         pu: asked.pu,
         package,
         wait_ms: asked.wait_ms,
+        refusals: Refusals::by(&asked.refused),
     })
 }
 

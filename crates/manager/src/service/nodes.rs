@@ -24,14 +24,14 @@ impl Nodes for Service {
 
     async fn register(&self, request: Request<Registration>) -> Result<Response<NodeRegistration>, Status> {
         let caller = caller(&request)?;
-        let managers = self.0.fleet.addresses();
+        let managers = self.0.fleet.racks();
         let registered = self.0.shell.register(request.into_inner(), &caller, managers).await;
         registered.map(Response::new).map_err(Error::into_status)
     }
 
     async fn report(&self, request: Request<NodeReport>) -> Result<Response<NodeReportReply>, Status> {
         let caller = caller(&request)?;
-        let managers = self.0.fleet.addresses();
+        let managers = self.0.fleet.racks();
         let reported = self.0.shell.report(request.into_inner(), &caller, managers);
         reported.map(Response::new).map_err(Error::into_status)
     }

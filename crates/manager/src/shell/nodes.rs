@@ -12,7 +12,7 @@ use sublet_proto::{Code, Error};
 
 use super::{Shell, State, parse_lease, unknown_lease};
 use crate::auth::{Identity, Lending as Allowed};
-use crate::core::{Action, Ended, Event, Joining, LeaseId, LeaseReport, Lending, Report, Running};
+use crate::core::{Action, Ended, Event, Joining, LeaseId, LeaseReport, Lending, Level, Report, Running};
 use crate::database::blocking;
 use crate::ledger::{self, Record};
 use crate::names::{self, UNVERIFIED};
@@ -39,6 +39,11 @@ impl Shell {
         caller: &Identity,
         managers: Vec<String>,
     ) -> Result<NodeRegistration, Error> {
+        if self.level == Level::Global {
+            let message =
+                "this manager is the global one, which has no nodes: an agent names its rack's manager";
+            return Err(invalid(message.into()));
+        }
         let Registration { node, instance, leases, generation } = registration;
         let description = node.ok_or_else(|| invalid("a registration describes no node".into()))?;
         check_lending(&description, caller)?;

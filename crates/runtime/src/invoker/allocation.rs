@@ -235,6 +235,7 @@ impl Allocation {
             near: self.near.clone(),
             warm: self.warm.clone(),
             pool: self.pool.map(|pool| pool.to_string()).unwrap_or_default(),
+            refused: String::new(),
             options: Some(WorkerOptions {
                 slots: self.slots,
                 slot_bytes: self.slot_bytes,

@@ -2,8 +2,10 @@
 //!
 //! A manager that does not answer is left for the next one. Which managers there are is learnt from those that answer
 //! (rFaaS-preprint 3.4), up to [`MAX_MANAGERS`]; what the client was told first stays in the list. An address that is
-//! learnt is used only if it can be trusted as much as those that were given: by TLS, or on the same machine.
+//! learnt is used only if it can be trusted as much as those that were given: by TLS, or on the same machine. A manager to
+//! which a global one has handed a request is known from then on, too, for it has leases of this client's.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,6 +22,10 @@ use crate::access::{Access, Address, MAX_MANAGERS};
 /// How often all managers are tried before it is said that none answers: a connection that broke while nobody used it
 /// may take the first request with it.
 const ROUNDS: usize = 2;
+/// Managers that a client knows that was handed to racks: as many as a store has.
+const MAX_HANDED_TO: usize = 256;
+/// Nodes of which a client knows who has granted there. Of more it forgets all: what communicates is asked for soon.
+const MAX_NODES: usize = 4096;
 /// Largest answer, in bytes: a list of all leases of a large store.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
 
@@ -35,6 +41,14 @@ pub(super) enum Repeat {
 /// What the next manager is asked about as well.
 pub(super) type AlsoElsewhere = fn(Code) -> bool;
 
+/// Which managers can do it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Whom {
+    Any,
+    /// Those that have nodes.
+    Racks,
+}
+
 /// How a request is made.
 #[derive(Clone, Copy)]
 pub(super) struct Terms {
@@ -43,6 +57,7 @@ pub(super) struct Terms {
     pub(super) repeat: Repeat,
     /// Errors of one manager that another need not have.
     pub(super) also_elsewhere: AlsoElsewhere,
+    pub(super) whom: Whom,
 }
 
 pub(super) struct Connection {
@@ -58,6 +73,10 @@ struct Managers {
     /// How many of the addresses were given, and not learnt.
     given: usize,
     current: usize,
+    /// Those of them that stand above the others.
+    global: Vec<Address>,
+    /// Who has granted leases on a node.
+    of_nodes: HashMap<String, Address>,
 }
 
 /// Why one manager did not do it.
@@ -72,6 +91,17 @@ enum Failure {
     NotReached(Error),
 }
 
+impl Failure {
+    fn error(self) -> Error {
+        match self {
+            Failure::Said(error)
+            | Failure::Broken(error)
+            | Failure::TooLate(error)
+            | Failure::NotReached(error) => error,
+        }
+    }
+}
+
 impl Connection {
     /// Begins with a manager at random, so that many clients do not all ask the same.
     pub(super) fn new(access: Access) -> Result<Connection, Error> {
@@ -84,8 +114,7 @@ impl Connection {
             .build()
             .map_err(|error| Error::new(Code::System, format!("cannot make a tokio runtime: {error}")))?;
         let current = (super::random_bits()? % managers as u128) as usize;
-        let channels = vec![None; managers];
-        let managers = Mutex::new(Managers { access, channels, given: managers, current });
+        let managers = Mutex::new(Managers::new(access, current));
         Ok(Connection { managers, runtime: Some(runtime) })
     }
 
@@ -109,9 +138,9 @@ impl Connection {
         Fut: Future<Output = Result<Response<T>, Status>> + Send,
     {
         let (mut refused, mut unreached) = (None, None);
-        let mut left = self.lock().in_turn();
+        let mut left = self.lock().in_turn(terms.whom);
         for _ in 0..ROUNDS {
-            let mut broken = Vec::new();
+            let (mut broken, mut silent) = (Vec::new(), Vec::new());
             for address in left {
                 match self.ask_one(&address, terms.deadline, &message, &call)? {
                     Ok(answer) => {
@@ -132,16 +161,77 @@ impl Connection {
                         return Err(error);
                     }
                     Err(Failure::TooLate(error)) => unreached = Some(error),
-                    Err(Failure::Broken(error) | Failure::NotReached(error)) => {
+                    Err(Failure::Broken(error)) => {
                         unreached = Some(error);
                         broken.push(address);
                     }
+                    Err(Failure::NotReached(error)) => {
+                        unreached = Some(error);
+                        silent.push(address);
+                    }
                 }
             }
-            left = if refused.is_some() { Vec::new() } else { broken };
+            // Who was there may be back, and know what the others do not; who was not is not waited for again.
+            left = broken;
+            if refused.is_none() {
+                left.extend(silent);
+            }
         }
-        let none = || Error::new(Code::Internal, "no manager was asked");
+        let none = || Error::new(Code::ManagerUnreachable, "no manager is known that has nodes");
         Err(refused.or(unreached).unwrap_or_else(none))
+    }
+
+    /// Makes a request that does no harm if it is made twice of this manager alone.
+    pub(super) fn ask_at<M, T, F, Fut>(
+        &self,
+        address: &Address,
+        deadline: Duration,
+        message: &M,
+        call: F,
+    ) -> Result<T, Error>
+    where
+        M: Clone + Send + Sync,
+        T: Send,
+        F: Fn(Stub<Channel>, Request<M>) -> Fut + Sync,
+        Fut: Future<Output = Result<Response<T>, Status>> + Send,
+    {
+        let mut asked = self.ask_one(address, deadline, message, &call)?;
+        // A connection that broke while nobody used it may have taken the request with it.
+        if let Err(Failure::Broken(_)) = asked {
+            asked = self.ask_one(address, deadline, message, &call)?;
+        }
+        asked.map_err(Failure::error)
+    }
+
+    /// The manager that stands above the others, if there is one.
+    pub(super) fn global(&self) -> Option<Address> {
+        self.lock().global.first().cloned()
+    }
+
+    /// The way to a manager that another one has named.
+    ///
+    /// # Errors
+    /// `invalid_argument` if it is not as safe as the ways to those that were given.
+    pub(super) fn reach(&self, named: &str) -> Result<Address, Error> {
+        self.lock().reach(named)
+    }
+
+    /// A rack's manager has granted leases on these nodes, and is asked first for what only it knows of them.
+    pub(super) fn note_nodes<'names>(&self, rack: &Address, nodes: impl Iterator<Item = &'names str>) {
+        let mut managers = self.lock();
+        managers.prefer(rack);
+        for node in nodes {
+            if managers.of_nodes.len() >= MAX_NODES {
+                managers.of_nodes.clear();
+            }
+            managers.of_nodes.insert(node.to_owned(), rack.clone());
+        }
+    }
+
+    /// Who has granted leases on the first of these nodes that is known.
+    pub(super) fn whereabouts(&self, nodes: &[String]) -> Option<Address> {
+        let managers = self.lock();
+        nodes.iter().find_map(|node| managers.of_nodes.get(node)).cloned()
     }
 
     /// Learns which managers there are.
@@ -196,10 +286,39 @@ impl Drop for Connection {
 }
 
 impl Managers {
-    /// All of them, beginning with the one that answered last.
-    fn in_turn(&self) -> Vec<Address> {
+    fn new(access: Access, current: usize) -> Managers {
+        let given = access.managers.len();
+        let (global, of_nodes) = Default::default();
+        Managers { access, channels: vec![None; given], given, current, global, of_nodes }
+    }
+
+    /// All of them, or all that have nodes, beginning with the one that answered last.
+    fn in_turn(&self, whom: Whom) -> Vec<Address> {
         let (before, from) = self.access.managers.split_at(self.current);
-        from.iter().chain(before).cloned().collect()
+        let can = |address: &&Address| whom == Whom::Any || !self.global.contains(address);
+        from.iter().chain(before).filter(can).cloned().collect()
+    }
+
+    fn reach(&mut self, named: &str) -> Result<Address, Error> {
+        let address: Address = named.parse()?;
+        if self.access.managers.contains(&address) {
+            return Ok(address);
+        }
+        let refused = |why: &str| {
+            let message = format!("a manager has handed the request to the one at {named}, and {why}");
+            Err(Error::new(Code::InvalidArgument, message))
+        };
+        if !self.trusts(&address) {
+            return refused(
+                "that is not reached as safely as those that were named here: by TLS, with an authority to trust",
+            );
+        }
+        if self.access.managers.len() >= MAX_HANDED_TO {
+            return refused(&format!("{MAX_HANDED_TO} are known already"));
+        }
+        self.access.managers.push(address.clone());
+        self.channels.push(None);
+        Ok(address)
     }
 
     /// Asks this one first from now on.
@@ -221,8 +340,15 @@ impl Managers {
 
     /// Adds those that are new, and forgets those that were learnt and are gone. The one in use stays.
     fn learn(&mut self, known: &[ManagerInfo]) {
-        let addresses = known.iter().filter_map(|info| info.address.parse::<Address>().ok());
-        let trusted: Vec<_> = addresses.filter(|address| self.trusts(address)).collect();
+        let parsed = |info: &ManagerInfo| Some((info.global, info.address.parse::<Address>().ok()?));
+        let mut known: Vec<_> = known.iter().filter_map(parsed).collect();
+        // The list is bounded, and a global one is of use to all.
+        known.sort_by_key(|(is_global, _)| !is_global);
+        let is_known = |address: &Address| self.access.managers.contains(address) || self.trusts(address);
+        let global = known.iter().filter(|(is_global, address)| *is_global && is_known(address));
+        self.global = global.map(|(_, address)| address.clone()).collect();
+        let trusted: Vec<_> =
+            known.into_iter().map(|(_, address)| address).filter(|address| self.trusts(address)).collect();
         let current = self.access.managers[self.current].clone();
         for which in (self.given..self.access.managers.len()).rev() {
             let address = &self.access.managers[which];
@@ -291,8 +417,7 @@ mod tests {
 
     fn managers(given: &str) -> Managers {
         let access = Access::parse(given).unwrap();
-        let given = access.managers.len();
-        Managers { access, channels: vec![None; given], given, current: 0 }
+        Managers::new(access, 0)
     }
 
     fn known(addresses: &[&str]) -> Vec<ManagerInfo> {
@@ -313,6 +438,39 @@ mod tests {
         managers.learn(&known(&[]));
         assert_eq!((list(&managers), managers.current), (vec!["unix:/a".into(), "unix:/c".into()], 1));
         assert_eq!(managers.channels.len(), 2);
+    }
+
+    #[test]
+    fn a_manager_above_the_others_is_known_whatever_the_list_holds_and_asked_for_what_it_can_do() {
+        let mut managers = managers("unix:/a");
+        let mut many: Vec<String> = (0..100).map(|number| format!("unix:/{number}")).collect();
+        let mut infos = known(&many.iter().map(String::as_str).collect::<Vec<_>>());
+        infos.push(ManagerInfo { address: "unix:/global".into(), global: true, ..Default::default() });
+        managers.learn(&infos);
+        let asked = |whom| managers.in_turn(whom).iter().map(Address::to_string).collect::<Vec<_>>();
+        assert!(asked(Whom::Any).contains(&"unix:/global".to_owned()));
+        many.truncate(MAX_MANAGERS - 2);
+        assert_eq!(asked(Whom::Racks), [vec!["unix:/a".to_owned()], many].concat());
+        managers.learn(&known(&[]));
+        assert!(managers.global.is_empty());
+    }
+
+    #[test]
+    fn whoever_a_request_is_handed_to_is_known_from_then_on_if_that_is_safe() {
+        let mut managers = managers("unix:/a");
+        for number in 1..MAX_HANDED_TO {
+            managers.reach(&format!("unix:/{number}")).unwrap();
+        }
+        assert_eq!(managers.reach("unix:/7").unwrap().to_string(), "unix:/7");
+        assert_eq!(managers.reach("unix:/more").unwrap_err().code, Code::InvalidArgument);
+        assert_eq!(managers.channels.len(), MAX_HANDED_TO);
+        managers.learn(&known(&["unix:/8"]));
+        assert_eq!(list(&managers), ["unix:/a", "unix:/8"], "those that are gone are forgotten");
+        let refused = managers.reach("https://rack:1").unwrap_err();
+        assert!(
+            refused.code == Code::InvalidArgument && refused.message.contains("https://rack:1"),
+            "{refused}"
+        );
     }
 
     #[test]

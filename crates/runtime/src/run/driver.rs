@@ -439,6 +439,7 @@ impl<'run> Driver<'run> {
         // By what it communicates with, and then by the rest of the run (Scad 4.1.1).
         let memories = graph.edges_from(component).filter_map(|edge| self.memories.get(&edge.to));
         let mut near: Vec<String> = memories.flat_map(|memory| memory.nodes()).collect();
+        near.extend(self.running.values().flat_map(|running| running.cancel.nodes()));
         near.extend(self.nodes.iter().cloned());
         near.dedup();
         near.truncate(8);

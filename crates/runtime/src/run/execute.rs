@@ -118,6 +118,11 @@ impl Cancel {
         (now, leases.iter().map(|watched| watched.lease().description().node).collect())
     }
 
+    /// On which nodes its workers are.
+    pub(super) fn nodes(&self) -> Vec<String> {
+        lock(&self.leases).iter().map(|watched| watched.lease().description().node).collect()
+    }
+
     fn watch(&self, workers: &Workers) {
         lock(&self.leases).extend(workers.first.iter().cloned().map(Watched::new));
         if self.is_cancelled() {

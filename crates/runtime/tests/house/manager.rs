@@ -19,6 +19,8 @@ use super::node::Node;
 pub type Grants = Result<Vec<(Node, u32)>, Error>;
 
 type Decide = Box<dyn FnMut(&LeaseRequest) -> Grants + Send>;
+/// To which manager a request is handed.
+type Hand = Box<dyn FnMut(&LeaseRequest) -> Option<String> + Send>;
 
 /// A running manager; dropped, it is gone.
 pub struct Manager {
@@ -30,6 +32,7 @@ pub struct Manager {
 #[derive(Default)]
 struct State {
     grant: Mutex<Option<Decide>>,
+    hand: Mutex<Option<Hand>>,
     known: Mutex<Vec<ManagerInfo>>,
     requests: Mutex<Vec<LeaseRequest>>,
     ended: Mutex<Vec<String>>,
@@ -72,6 +75,25 @@ impl Manager {
     pub fn knows(&self, addresses: &[&str]) {
         let info = |address: &&str| ManagerInfo { address: (*address).to_owned(), ..Default::default() };
         *self.state.known.lock().unwrap() = addresses.iter().map(info).collect();
+    }
+
+    /// Is from now on above these: tells of itself and of them, and hands requests on.
+    pub fn is_above(
+        &self,
+        racks: &[&Manager],
+        hand: impl FnMut(&LeaseRequest) -> Option<String> + Send + 'static,
+    ) {
+        *self.state.hand.lock().unwrap() = Some(Box::new(hand));
+        let info = |address: &str, global| ManagerInfo {
+            address: address.to_owned(),
+            global,
+            ..ManagerInfo::default()
+        };
+        let racks_known = racks.iter().map(|rack| info(&rack.address, false));
+        let known: Vec<_> = racks_known.chain([info(&self.address, true)]).collect();
+        for manager in racks.iter().copied().chain([self]) {
+            *manager.state.known.lock().unwrap() = known.clone();
+        }
     }
 
     /// The requests for leases that came.
@@ -139,11 +161,15 @@ impl Service for State {
     async fn request_lease(&self, request: Request<LeaseRequest>) -> Result<Response<LeaseGrants>, Status> {
         let request = request.into_inner();
         self.requests.lock().unwrap().push(request.clone());
+        let handed = self.hand.lock().unwrap().as_mut().and_then(|hand| hand(&request));
+        if let Some(manager) = handed {
+            return Ok(Response::new(LeaseGrants { grants: Vec::new(), manager }));
+        }
         let granted = self.grant.lock().unwrap().as_mut().map_or(Ok(Vec::new()), |grant| grant(&request));
         let granted = granted.map_err(Error::into_status)?;
         let grants =
             granted.iter().enumerate().map(|(number, (node, cores))| grant(&request, number, node, *cores));
-        Ok(Response::new(LeaseGrants { grants: grants.collect() }))
+        Ok(Response::new(LeaseGrants { grants: grants.collect(), manager: String::new() }))
     }
 
     async fn list_managers(

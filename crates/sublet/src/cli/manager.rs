@@ -17,6 +17,8 @@ Examples:
   sublet manager                                     with /etc/sublet/manager.toml, if it is there
   sublet manager --state ./m --listen 0.0.0.0:7433   no file needed
   sublet manager --config m.toml --print-config      what holds, and who has said so
+  sublet manager --global --store nats --store-url nats://n1:4222 --state ./g
+                                                     above the managers of several racks, on their store
 
 A flag beats the environment, which beats the file, which beats the default. Agents and clients of other machines
 need its address, the certificate in tls/ca.pem of its state folder, and a token: see `sublet token create --help`.

@@ -77,6 +77,11 @@ pub(crate) fn amount(text: &str) -> Result<u64, String> {
     units.and_then(|units| units.checked_add(fraction)).ok_or_else(wrong)
 }
 
+/// `true` or `false`.
+pub(crate) fn switch(text: &str) -> Result<bool, String> {
+    text.parse().map_err(|_| format!("{text:?} is neither true nor false"))
+}
+
 /// A whole number within bounds.
 pub(crate) fn whole(text: &str, bounds: RangeInclusive<u64>) -> Result<u64, String> {
     let number = text.parse::<u64>().ok().filter(|number| bounds.contains(number));

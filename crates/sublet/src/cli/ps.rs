@@ -100,7 +100,7 @@ fn text(everything: &Everything, now_ms: u64) -> String {
     // Of one manager, who asks it knows all that there is to say.
     if managers.len() > 1 {
         let managers: Vec<_> = managers.iter().map(|manager| manager_row(manager, now_ms)).collect();
-        tables.push(table(&["MANAGER", "NODES", "CORES FREE", "LAST SEEN"], &managers));
+        tables.push(table(&["MANAGER", "OF", "NODES", "CORES FREE", "WAITING", "LAST SEEN"], &managers));
     }
     tables.join("\n")
 }
@@ -125,11 +125,13 @@ fn reach_row(node: &NodeView) -> [String; 5] {
     ]
 }
 
-fn manager_row(manager: &ManagerView, now_ms: u64) -> [String; 4] {
+fn manager_row(manager: &ManagerView, now_ms: u64) -> [String; 6] {
     [
         manager.address.clone(),
+        if manager.global { "all racks" } else { "a rack" }.to_owned(),
         manager.nodes.to_string(),
         manager.cores_free.to_string(),
+        manager.waiting.to_string(),
         format!("{} ago", seconds(now_ms.saturating_sub(manager.last_seen_unix_ms))),
     ]
 }

@@ -91,6 +91,10 @@ pub(crate) struct ManagerView {
     pub(crate) epoch: u64,
     pub(crate) nodes: u32,
     pub(crate) cores_free: u32,
+    /// Whether it stands above the others, as those of racks.
+    pub(crate) global: bool,
+    /// Requests that wait for capacity with it.
+    pub(crate) waiting: u32,
     pub(crate) last_seen_unix_ms: u64,
 }
 
@@ -101,6 +105,8 @@ impl From<ManagerInfo> for ManagerView {
             epoch: manager.epoch,
             nodes: manager.nodes,
             cores_free: manager.cores_free,
+            global: manager.global,
+            waiting: manager.waiting,
             last_seen_unix_ms: manager.last_seen_unix_ms,
         }
     }

@@ -11,7 +11,7 @@ use sublet_runtime::access::{default_address, default_state};
 
 use super::{Configured, Key, Kind, Otherwise, Schema, Settings, Shown};
 use crate::cli::daemon::{find_spawner, find_worker, host_name};
-use crate::cli::parse::{absolute, duration, node_modules, pool, size, whole};
+use crate::cli::parse::{absolute, duration, node_modules, pool, size, switch, whole};
 
 /// `sublet agent`.
 pub(crate) struct Program;
@@ -456,10 +456,6 @@ pub(crate) fn device(text: &str) -> Result<Device, String> {
 pub(crate) fn wanted(devices: Vec<Device>) -> Option<Vec<package::Kind>> {
     let kinds = devices.iter().filter_map(|device| device.0).collect();
     (!devices.is_empty()).then_some(kinds)
-}
-
-fn switch(text: &str) -> Result<bool, String> {
-    text.parse().map_err(|_| format!("{text:?} is neither true nor false"))
 }
 
 fn clients(text: &str) -> Result<Clients, String> {

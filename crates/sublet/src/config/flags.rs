@@ -74,5 +74,10 @@ fn argument(key: &'static Key) -> Arg {
     };
     let action = if key.kind == Kind::List { ArgAction::Append } else { ArgAction::Set };
     let help = format!("{}{otherwise}{environment}", key.help);
-    Arg::new(key.name).long(key.flag).value_name(key.value).action(action).help(help)
+    let flag = Arg::new(key.name).long(key.flag).value_name(key.value).action(action).help(help);
+    match key.kind {
+        // The flag alone says that it is so.
+        Kind::Switch => flag.num_args(0..=1).default_missing_value("true"),
+        _ => flag,
+    }
 }

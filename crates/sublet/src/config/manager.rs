@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use sublet_manager::core::QueueLimits;
+use sublet_manager::core::{Level, QueueLimits};
 use sublet_manager::store::NatsOptions;
 use sublet_manager::{Options, StoreOptions, Tls};
 use sublet_proto::Error;
@@ -12,7 +12,7 @@ use sublet_proto::v1::Price;
 use sublet_runtime::access::default_state;
 
 use super::{Configured, Key, Kind, Otherwise, Schema, Settings, Shown};
-use crate::cli::parse::{absolute, size, whole};
+use crate::cli::parse::{absolute, size, switch, whole};
 
 /// `sublet manager`.
 pub(crate) struct Program;
@@ -63,6 +63,16 @@ pub(crate) const SCHEMA: Schema = Schema {
             value: "ADDRESS",
             help: "Its own address as others know it, as https://HOST:PORT",
             otherwise: Otherwise::Means("the host's name and the first port that it listens on"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "global",
+            kind: Kind::Switch,
+            environment: "SUBLET_GLOBAL",
+            flag: "global",
+            value: "BOOL",
+            help: "Whether it stands above the other managers of its store, as those of racks, and hands to them what it is asked for: it has no nodes",
+            otherwise: Otherwise::Is("false"),
             shown: Shown::Openly,
         },
         Key {
@@ -251,6 +261,7 @@ pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
         prices: prices(settings)?,
         queue: queue(settings)?,
         balanced_bytes: settings.value("pools.balanced", balanced)?,
+        level: level(settings)?,
         listen,
         state,
     })
@@ -268,6 +279,16 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 fn advertised(text: &str) -> Result<String, String> {
     let address: sublet_runtime::Address = text.parse().map_err(|error: Error| error.message)?;
     Ok(address.to_string())
+}
+
+/// Its racks' managers have the same store.
+fn level(settings: &Settings) -> Result<Level, Error> {
+    let shares_store = matches!(store(settings)?, StoreOptions::Nats(_));
+    match settings.needed("global", switch)? {
+        true if !shares_store => Err(settings.invalid("global", "it is used with store.kind nats only")),
+        true => Ok(Level::Global),
+        false => Ok(Level::Rack),
+    }
 }
 
 fn tls(settings: &Settings, listen: &[SocketAddr]) -> Result<Tls, Error> {
@@ -405,6 +426,20 @@ mod tests {
         let usual = QueueLimits::default();
         assert_eq!((options.queue.total, options.queue.per_tenant), (usual.total, usual.per_tenant));
         assert!(matches!(options.tls, Tls::Generated { names } if names.is_empty()));
+    }
+
+    #[test]
+    fn a_global_manager_has_a_store_that_others_share() {
+        let with = |text: &str| {
+            let mut settings = defaults();
+            settings.settings.extend(super::super::file::parse("m.toml".as_ref(), text, &SCHEMA).unwrap());
+            options(&settings)
+        };
+        let nats = "[store]\nkind = 'nats'\nurl = 'nats://n:4222'";
+        assert_eq!(with(nats).unwrap().level, Level::Rack);
+        assert_eq!(with(&format!("global = true\n{nats}")).unwrap().level, Level::Global);
+        let error = with("global = true").unwrap_err();
+        assert!(error.message.contains("global") && error.message.contains("store.kind nats"), "{error}");
     }
 
     #[test]

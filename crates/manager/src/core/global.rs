@@ -1,0 +1,427 @@
+//! The level above racks (Scad 4.1): the same decisions, with the racks of other managers in the place of nodes.
+//!
+//! A rack's manager says how its nodes stand, those together that run the same packages in one pool. Here such a group is a
+//! node, with what is free of all together and of one, and the manager is its rack: so classes, pools, ranks, turns, waits
+//! and quotas are those of [`super`]. What differs is what follows from a decision. Nothing is leased here: the request is
+//! *handed* to the manager of the rack, which its client asks by itself, and what it takes counts as gone until the rack
+//! stands anew.
+//!
+//! Invariants:
+//! - All of a request is handed to one rack, and never more to a rack than it had free as it stood last.
+//! - A request that its rack refuses takes its turn again, before all others, and is not handed there again until the
+//!   rack stands otherwise. What it was to take stays counted as gone: the rack knows better.
+//! - A request that is repeated gets the same answer. Only what has been handed can be refused by a rack.
+//! - A rack counts until its manager is dead to the others. How long it is silent before is not asked: when the store is
+//!   away nobody is heard of.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use sublet_proto::package::{is_device, is_python};
+use sublet_proto::v1::{NodeDescription, NodeGroup, NodeRoom};
+use sublet_proto::{Code, Error};
+
+use super::Core;
+use super::description::MAX_NODE_CORES;
+use super::ids::{ClassKey, NodeKey, RackKey, RequestId, TenantKey};
+use super::messages::{Action, Request};
+use super::nodes::{Amount, Lending, Node, Room};
+use super::placement::{Part, Search};
+use super::seats::MAX_SEATS;
+use super::terms::Terms;
+
+/// How long a request that was handed to a rack may come back to its turn, in milliseconds.
+const HANDED_MS: u64 = 30_000;
+/// Most requests that are remembered for that: of more, those that were handed first are new when they come back.
+const MAX_HANDED: usize = 65_536;
+/// Most refusals of racks that are remembered of one request: of more, the first.
+const MAX_REFUSALS: usize = 256;
+/// Most groups of nodes by which a rack is described: those with most cores.
+const MAX_GROUPS: usize = 64;
+
+/// A rack's manager, and how its nodes stand.
+#[derive(Clone, Debug)]
+pub struct RackStanding {
+    /// The address by which clients reach it.
+    pub manager: String,
+    /// Its epoch, and how often it has said how it stands.
+    pub said: (u64, u64),
+    /// Its nodes.
+    pub groups: Vec<NodeGroup>,
+}
+
+/// Racks that have refused a request.
+#[derive(Clone, Debug, Default)]
+pub struct Refusals {
+    /// The address of the rack's manager that has refused it now, as its client says.
+    by: Option<String>,
+    /// How those racks stood that have: by the registration of their groups.
+    standings: Vec<u64>,
+}
+
+impl Refusals {
+    /// By the manager at this address, or, if it is empty, by none.
+    pub fn by(manager: &str) -> Refusals {
+        Refusals { by: (!manager.is_empty()).then(|| manager.to_owned()), standings: Vec::new() }
+    }
+
+    /// Whether there are any.
+    pub(super) fn are_any(&self) -> bool {
+        !self.standings.is_empty()
+    }
+}
+
+/// What of a rack's nodes one has: a node of this core that stands for several.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OfRack {
+    /// At most,
+    pub(super) largest: Room,
+    /// and at most of what is free.
+    pub(super) most_free: Room,
+}
+
+impl OfRack {
+    /// Whether one of the nodes may have what has to be on one.
+    fn may_take(&self, terms: &Terms) -> bool {
+        let (workers, memory_bytes) = match terms.max_nodes {
+            1 => (terms.workers, terms.memory_bytes),
+            _ => (1, terms.memory_of(1)),
+        };
+        workers <= self.most_free.workers(terms.shared) && memory_bytes <= self.most_free.memory_bytes
+    }
+}
+
+impl Node {
+    /// Whether a request may be placed here, or a part of it, beside there being room for it: on a node always, on a group
+    /// of a rack's as far as its manager has said.
+    pub(super) fn may_take(&self, request: &Request) -> bool {
+        self.of_rack.as_ref().is_none_or(|of_rack| {
+            of_rack.may_take(&request.terms) && !request.refusals.standings.contains(&self.registration)
+        })
+    }
+
+    /// The most that one node has of what it stands for.
+    pub(super) fn largest(&self) -> Room {
+        self.of_rack.map_or(self.capacity, |of_rack| of_rack.largest)
+    }
+
+    /// The most that is free of one.
+    pub(super) fn most_free(&self) -> Room {
+        self.of_rack.map_or_else(|| self.free(), |of_rack| of_rack.most_free)
+    }
+}
+
+/// What a core of the level above racks knows beside its nodes.
+#[derive(Debug, Default)]
+pub(super) struct Global {
+    racks: HashMap<Arc<str>, Rack>,
+    handed: HashMap<(TenantKey, RequestId), Handed>,
+    /// Those, and some that were handed anew since, in the order in which they were.
+    in_order: VecDeque<(u64, TenantKey, RequestId)>,
+}
+
+/// A rack as it stood last.
+#[derive(Debug, Default)]
+struct Rack {
+    said: (u64, u64),
+    groups: Vec<NodeGroup>,
+    /// Of its groups, in the same order.
+    nodes: Vec<NodeKey>,
+    /// What was handed to it since.
+    handed: Vec<(TenantKey, Amount)>,
+}
+
+/// A request that was handed to a rack.
+#[derive(Debug)]
+struct Handed {
+    manager: Arc<str>,
+    /// How the rack stood,
+    standing: u64,
+    /// and how those stood that had refused it before.
+    refused: Vec<u64>,
+    until_ms: u64,
+}
+
+impl Global {
+    fn hand(&mut self, key: (TenantKey, RequestId), handed: Handed) {
+        while self.in_order.len() >= MAX_HANDED {
+            self.forget_first();
+        }
+        self.in_order.push_back((handed.until_ms, key.0, key.1));
+        self.handed.insert(key, handed);
+    }
+
+    fn forget_first(&mut self) {
+        let Some((until_ms, tenant, request)) = self.in_order.pop_front() else { return };
+        if self.handed.get(&(tenant, request)).is_some_and(|handed| handed.until_ms == until_ms) {
+            self.handed.remove(&(tenant, request));
+        }
+    }
+
+    /// Forgets what was handed so long ago that nobody comes back with it.
+    pub(super) fn tick(&mut self, now_ms: u64) {
+        while self.in_order.front().is_some_and(|(until_ms, ..)| *until_ms <= now_ms) {
+            self.forget_first();
+        }
+    }
+}
+
+impl Core {
+    /// All racks whose managers live stand so.
+    pub(super) fn racks_stand(&mut self, now_ms: u64, standings: Vec<RackStanding>, out: &mut Vec<Action>) {
+        let Some(global) = &self.global else { return };
+        let living: HashSet<&str> = standings.iter().map(|standing| standing.manager.as_str()).collect();
+        let dead = global.racks.keys().filter(|manager| !living.contains(&***manager));
+        for manager in dead.cloned().collect::<Vec<_>>() {
+            self.rack_is_gone(&manager);
+        }
+        for standing in standings {
+            self.rack_stands(now_ms, standing);
+        }
+        self.serve_waiting(now_ms, out);
+    }
+
+    fn rack_is_gone(&mut self, manager: &str) {
+        let Some(rack) = self.global.as_deref_mut().and_then(|global| global.racks.remove(manager)) else {
+            return;
+        };
+        self.count_no_more(rack.handed);
+        rack.nodes.into_iter().for_each(|node| self.nodes.remove(node));
+    }
+
+    /// What was handed to a rack is in what it says now, or on its way, or refused.
+    fn count_no_more(&mut self, handed: Vec<(TenantKey, Amount)>) {
+        for (tenant, amount) in handed {
+            self.tenants.get_mut(tenant).remove(amount);
+        }
+    }
+
+    fn rack_stands(&mut self, now_ms: u64, standing: RackStanding) {
+        let RackStanding { manager, said, groups } = standing;
+        let Some(global) = self.global.as_deref_mut() else { return };
+        let manager: Arc<str> = manager.into();
+        let known = global.racks.get(&manager);
+        if known.is_some_and(|rack| rack.said >= said) {
+            return;
+        }
+        let Rack { groups: before, nodes, handed, .. } = global.racks.remove(&manager).unwrap_or_default();
+        self.count_no_more(handed);
+        // Whom it has refused may ask it again if it stands otherwise.
+        let known = nodes.first().and_then(|&node| self.nodes.get(node)).map(|node| node.registration);
+        let registration = known.filter(|_| before == groups).unwrap_or_else(|| {
+            self.registration += 1;
+            self.registration
+        });
+        let now: Vec<NodeKey> = groups
+            .iter()
+            .filter_map(|group| self.group_stands(now_ms, &manager, registration, group))
+            .collect();
+        nodes.into_iter().filter(|node| !now.contains(node)).for_each(|node| self.nodes.remove(node));
+        if let Some(global) = self.global.as_deref_mut() {
+            global.racks.insert(manager, Rack { said, groups, nodes: now, handed: Vec::new() });
+        }
+    }
+
+    /// A group that there cannot be, or of which there are too many, is none.
+    fn group_stands(
+        &mut self,
+        now_ms: u64,
+        manager: &str,
+        registration: u64,
+        group: &NodeGroup,
+    ) -> Option<NodeKey> {
+        let (all, free) = (room(group.all), room(group.free));
+        let description = description(manager, group, all);
+        self.nodes.check_class(&description).ok()?;
+        let key = self.nodes.describe(description);
+        self.nodes.change(key, |node| {
+            node.registration = registration;
+            node.lending = Lending::Open;
+            (node.silent_ticks, node.last_report_ms) = (0, now_ms);
+            node.leased = all.without(free);
+            let (largest, most_free) = (room(group.largest), room(group.most_free));
+            node.of_rack = Some(OfRack { largest, most_free });
+        });
+        Some(key)
+    }
+
+    /// Hands a request to the manager of the rack in which its parts are.
+    pub(super) fn hand(&mut self, now_ms: u64, request: &Request, parts: &[Part]) -> Option<Action> {
+        self.global.as_ref()?;
+        let (tenant, id) = (request.tenant, request.id);
+        let node = self.nodes.get(parts.first()?.node)?;
+        let (manager, standing): (Arc<str>, u64) = (node.description.rack.as_str().into(), node.registration);
+        for part in parts {
+            self.nodes.change(part.node, |node| node.leased = node.leased.plus(part.amount));
+            self.tenants.get_mut(tenant).add(part.amount);
+        }
+        let global = self.global.as_deref_mut()?;
+        let rack = global.racks.get_mut(&manager)?;
+        rack.handed.extend(parts.iter().map(|part| (tenant, part.amount)));
+        let (refused, until_ms) = (request.refusals.standings.clone(), now_ms.saturating_add(HANDED_MS));
+        global.hand((tenant, id), Handed { manager: manager.clone(), standing, refused, until_ms });
+        Some(Action::Handed { tenant, request: id, manager })
+    }
+
+    /// What is known of a request that was handed before: the same answer if it is only repeated. Where it has been refused
+    /// is noted in it, and what its client says of that and cannot be is not.
+    pub(super) fn handed_before(&mut self, request: &mut Request) -> Option<Action> {
+        let refused_by = request.refusals.by.take();
+        let global = self.global.as_deref_mut()?;
+        let key = (request.tenant, request.id);
+        let handed = global.handed.get_mut(&key)?;
+        match refused_by {
+            Some(manager) if *manager == *handed.manager => {
+                request.refusals.standings = std::mem::take(&mut handed.refused);
+                let is_full = request.refusals.standings.len() >= MAX_REFUSALS;
+                request.refusals.standings.drain(..usize::from(is_full));
+                request.refusals.standings.push(handed.standing);
+                global.handed.remove(&key);
+                None
+            }
+            _ if global.racks.contains_key(&handed.manager) => {
+                let (tenant, manager) = (request.tenant, handed.manager.clone());
+                Some(Action::Handed { tenant, request: request.id, manager })
+            }
+            _ => None,
+        }
+    }
+
+    /// How the nodes that take leases stand, for the manager above.
+    pub fn groups(&self) -> Vec<NodeGroup> {
+        let mut groups = BTreeMap::new();
+        for node in self.nodes().filter(|node| node.takes_leases()) {
+            let (seats, pool) = (node.seats.keys(), node.pool as u8);
+            groups.entry((seats, pool)).or_insert_with(|| Sum::of(node)).add(node);
+        }
+        let mut groups: Vec<NodeGroup> = groups.into_values().map(Sum::group).collect();
+        groups.sort_by_key(|group| std::cmp::Reverse(group.all.map_or(0, |all| all.cores)));
+        groups.truncate(MAX_GROUPS);
+        groups
+    }
+}
+
+/// Nodes that are described together, by the first of them.
+struct Sum<'core> {
+    node: &'core Node,
+    all: NodeRoom,
+    free: NodeRoom,
+    largest: NodeRoom,
+    most_free: NodeRoom,
+}
+
+impl Sum<'_> {
+    fn of(node: &Node) -> Sum<'_> {
+        let [all, free, largest, most_free] = [NodeRoom::default(); 4];
+        Sum { node, all, free, largest, most_free }
+    }
+
+    fn add(&mut self, node: &Node) {
+        let (all, free) = (node.capacity, node.free());
+        for (sum, most, one) in
+            [(&mut self.all, &mut self.largest, all), (&mut self.free, &mut self.most_free, free)]
+        {
+            sum.cores = sum.cores.saturating_add(one.cores);
+            sum.places = sum.places.saturating_add(one.places);
+            sum.memory_bytes = sum.memory_bytes.saturating_add(one.memory_bytes);
+            most.cores = most.cores.max(one.cores);
+            most.places = most.places.max(one.places);
+            most.memory_bytes = most.memory_bytes.max(one.memory_bytes);
+        }
+    }
+
+    fn group(self) -> NodeGroup {
+        let Sum { node, all, free, largest, most_free } = self;
+        let NodeDescription { pu, architecture, devices, runtimes, .. } = (*node.description).clone();
+        // No more than a node stands in lists for, whatever it says.
+        let known = |names: Vec<String>, is_known: fn(&str) -> bool| {
+            names.into_iter().filter(|name| is_known(name)).take(MAX_SEATS).collect()
+        };
+        NodeGroup {
+            pu,
+            architecture,
+            devices: known(devices, is_device),
+            runtimes: known(runtimes, is_python),
+            pool: node.pool.to_string(),
+            all: Some(all),
+            free: Some(free),
+            largest: Some(largest),
+            most_free: Some(most_free),
+        }
+    }
+}
+
+/// Of what is said. A group has no more cores than a node may: lists are as long as a node is large, and a request is not larger.
+fn room(said: Option<NodeRoom>) -> Room {
+    let NodeRoom { cores, places, memory_bytes } = said.unwrap_or_default();
+    Room { cores: cores.min(MAX_NODE_CORES), places: places.min(MAX_NODE_CORES), memory_bytes }
+}
+
+/// A group as the node for which it is taken: its name is the same as long as it is the same group.
+fn description(manager: &str, group: &NodeGroup, all: Room) -> NodeDescription {
+    let NodeGroup { pu, architecture, devices, runtimes, pool, .. } = group.clone();
+    let words = [&pu, &architecture].into_iter().chain(&devices).chain(&runtimes).chain([&pool]);
+    let words: Vec<&str> = words.map(String::as_str).filter(|word| !word.is_empty()).collect();
+    NodeDescription {
+        name: format!("{manager} {}", words.join(" ")),
+        agent: manager.to_owned(),
+        rack: manager.to_owned(),
+        cores: all.cores,
+        shared_places: all.places,
+        memory_bytes: all.memory_bytes,
+        pu,
+        architecture,
+        devices,
+        runtimes,
+        pool,
+        ..NodeDescription::default()
+    }
+}
+
+/// What the nodes of a class have in one rack.
+#[derive(Clone, Copy, Default)]
+struct InRack {
+    all: u64,
+    free: u64,
+}
+
+/// Why no rack takes the workers, with what would fit.
+#[cold]
+pub(super) fn refusal(search: &Search<'_>, class: ClassKey) -> Error {
+    let Search { nodes, request: Request { terms, .. }, pools } = *search;
+    let (asked, place) = (terms.workers, pools.place());
+    let kind = if terms.shared { "shared places" } else { "cores" };
+    let mut racks = HashMap::<RackKey, InRack>::new();
+    let (mut largest, mut most_memory) = (0, 0);
+    let is_there = |node: &&Node| node.seats.has(class) && node.takes_leases() && pools.has(node.pool);
+    for node in nodes.iter().map(|(_, node)| node).filter(is_there) {
+        let rack = racks.entry(node.rack).or_default();
+        rack.all += u64::from(node.capacity.workers(terms.shared));
+        rack.free += u64::from(node.free().workers(terms.shared));
+        largest = largest.max(node.largest().workers(terms.shared));
+        most_memory = most_memory.max(node.largest().memory_bytes);
+    }
+    let insufficient = |message: String| Error::new(Code::InsufficientResources, format!("{message}{place}"));
+    let Some(most) = racks.values().map(|rack| rack.all).max() else {
+        return insufficient(format!("no rack with nodes of {} is there", nodes.classes.name(class)));
+    };
+    if u64::from(asked) > most {
+        return insufficient(format!("{asked} {kind} asked, the largest rack has {most}"));
+    }
+    if terms.max_nodes == 1 && asked > largest {
+        return insufficient(format!(
+            "{asked} {kind} of one node asked, the largest node of a rack has {largest}"
+        ));
+    }
+    let (memory, one) = (terms.memory_bytes, terms.memory_of(if terms.max_nodes == 1 { asked } else { 1 }));
+    if one > most_memory {
+        return insufficient(format!(
+            "{memory} bytes of memory asked, {one} of them on one node, the largest node of a rack has {most_memory}"
+        ));
+    }
+    let InRack { all, free } = racks.into_values().max_by_key(|rack| rack.free).unwrap_or_default();
+    let message = format!(
+        "{asked} {kind} and {memory} bytes of memory asked, the rack with most has {free} of {all} {kind} free{place}"
+    );
+    Error::new(Code::NoCapacity, message)
+}

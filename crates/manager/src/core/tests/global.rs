@@ -1,0 +1,551 @@
+//! The level above racks: which rack a request is handed to, what follows when that refuses, and that no rack is handed more than
+//! it said that it had.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use proptest::prelude::*;
+use sublet_proto::v1::{NodeGroup, NodeRoom};
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+/// Nodes of a rack, each by the cores that are free of it and that it has, with a GiB that is free.
+fn group(nodes: &[(u32, u32)]) -> NodeGroup {
+    let room = |cores, nodes| Some(NodeRoom { cores, places: 0, memory_bytes: GIB * nodes });
+    let count = nodes.len() as u64;
+    NodeGroup {
+        architecture: "x86_64".into(),
+        pool: "balanced".into(),
+        all: room(nodes.iter().map(|node| node.1).sum(), count),
+        free: room(nodes.iter().map(|node| node.0).sum(), count),
+        largest: room(nodes.iter().map(|node| node.1).max().unwrap_or(0), 1),
+        most_free: room(nodes.iter().map(|node| node.0).max().unwrap_or(0), 1),
+        ..NodeGroup::default()
+    }
+}
+
+fn one_node(cores: u32) -> LeaseRequest {
+    LeaseRequest { max_nodes: 1, ..asked(cores) }
+}
+
+fn waiting(asked: LeaseRequest) -> LeaseRequest {
+    LeaseRequest { wait_ms: 60_000, ..asked }
+}
+
+impl House {
+    fn above_racks() -> House {
+        let queue = QueueLimits { total: 1000, per_tenant: 1000 };
+        let settings = Settings { epoch: 1, seed: 7, prices: Prices::default(), queue, balanced_bytes: None };
+        House { core: Core::global(settings), ..House::new() }
+    }
+
+    /// All racks that there are stand so, each for the first time or anew.
+    fn stand(&mut self, racks: &[(&str, NodeGroup)]) -> Vec<Action> {
+        self.stand_in_groups(racks.iter().map(|(name, group)| (*name, vec![group.clone()])).collect())
+    }
+
+    fn stand_in_groups(&mut self, racks: Vec<(&str, Vec<NodeGroup>)>) -> Vec<Action> {
+        self.sequence += 1;
+        let said = (1, self.sequence);
+        let standing = |(name, groups): (&str, Vec<NodeGroup>)| {
+            let groups = groups.into_iter().filter(|group| group.all.unwrap().cores > 0).collect();
+            RackStanding { manager: name.to_owned(), said, groups }
+        };
+        let actions = self.event(Event::Racks(racks.into_iter().map(standing).collect()));
+        self.core.nodes.check_places();
+        actions
+    }
+
+    /// The request of this number, of which a rack has refused the latest handing, if it has.
+    fn ask_again(&mut self, number: u128, tenant: &str, asked: &LeaseRequest, refused: &str) -> Vec<Action> {
+        let build = PackageBuild { architecture: "x86_64".into(), ..PackageBuild::default() };
+        let request = Request {
+            id: RequestId(number),
+            tenant: self.core.tenant_key(tenant),
+            standing: Standing::Verified,
+            pu: String::new(),
+            package: Arc::new(PackageInfo { builds: vec![build], ..PackageInfo::default() }),
+            terms: Terms::of(asked).unwrap(),
+            locality: Locality::of(asked).unwrap(),
+            wait_ms: asked.wait_ms,
+            refusals: Refusals::by(refused),
+        };
+        let actions = self.event(Event::Request(Box::new(request)));
+        self.core.nodes.check_places();
+        actions
+    }
+
+    fn handed(&mut self, asked: &LeaseRequest) -> String {
+        let actions = self.request_of("t", asked);
+        only(&actions).1
+    }
+
+    fn again(&mut self, number: u128, asked: &LeaseRequest, refused: &str) -> Vec<Action> {
+        self.ask_again(number, "t", asked, refused)
+    }
+}
+
+/// The only request that was handed on, and to whom.
+#[track_caller]
+fn only(actions: &[Action]) -> (u128, String) {
+    match actions {
+        [Action::Handed { request, manager, .. }] => (request.0, manager.to_string()),
+        other => panic!("not handed to one rack: {other:?}"),
+    }
+}
+
+#[track_caller]
+fn refused(actions: &[Action]) -> Error {
+    match actions {
+        [Action::Refused { error, .. }] => error.clone(),
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[test]
+fn requests_go_to_the_rack_with_most_room_and_spill_when_it_is_full() {
+    let mut house = House::above_racks();
+    house.stand(&[("large", group(&[(8, 8); 2])), ("small", group(&[(2, 2)]))]);
+    assert_eq!(house.handed(&asked(12)), "large");
+    // Four are left there, of a higher magnitude than two.
+    assert_eq!(house.handed(&asked(3)), "large");
+    assert_eq!(house.handed(&asked(2)), "small");
+    assert_eq!(house.handed(&asked(1)), "large");
+    let error = house.refusal(&asked(1));
+    assert_eq!(error.code, Code::NoCapacity);
+    assert_eq!(house.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 18);
+    // What the racks say is what there is, whoever has it.
+    house.stand(&[("large", group(&[(0, 8); 2])), ("small", group(&[(1, 2)]))]);
+    assert_eq!(house.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 0);
+    assert_eq!(house.handed(&asked(1)), "small");
+}
+
+#[test]
+fn what_no_rack_has_is_refused_with_the_amount() {
+    let mut house = House::above_racks();
+    let refusal = |house: &mut House, asked: &LeaseRequest| {
+        let error = house.refusal(asked);
+        (error.code, error.message)
+    };
+    let (code, message) = refusal(&mut house, &asked(1));
+    assert_eq!((code, message.as_str()), (Code::InsufficientResources, "no node of cpu/x86_64 is there"));
+    house.stand(&[("a", group(&[(8, 8); 2])), ("b", group(&[(0, 12)]))]);
+    for (asked, code, said) in [
+        (asked(17), Code::InsufficientResources, "17 cores asked, the largest rack has 16"),
+        (
+            one_node(13),
+            Code::InsufficientResources,
+            "13 cores of one node asked, the largest node of a rack has 12",
+        ),
+        (one_node(9), Code::NoCapacity, "the rack with most has 16 of 16 cores free"),
+        (
+            LeaseRequest { memory_bytes: 3 * GIB, ..asked(2) },
+            Code::InsufficientResources,
+            "1610612736 of them on one node, the largest node of a rack has 1073741824",
+        ),
+        (
+            LeaseRequest { memory_bytes: 2 * GIB, ..LeaseRequest::default() },
+            Code::InsufficientResources,
+            "2147483648 bytes of memory asked, the largest node has 1073741824",
+        ),
+        (
+            LeaseRequest { pool: "compute".into(), ..asked(1) },
+            Code::InsufficientResources,
+            "in the compute pool",
+        ),
+    ] {
+        let refused = refusal(&mut house, &asked);
+        assert!(refused.0 == code && refused.1.contains(said), "{refused:?}: {said}");
+    }
+    assert_eq!(house.handed(&one_node(8)), "a");
+    assert_eq!(house.handed(&LeaseRequest { memory_bytes: GIB, ..LeaseRequest::default() }), "a");
+}
+
+#[test]
+fn a_request_is_for_one_rack_and_may_be_for_several_groups_of_it() {
+    let mut house = House::above_racks();
+    let (plain, mut with_python, mut compute) = (group(&[(4, 4)]), group(&[(4, 4)]), group(&[(4, 4)]));
+    with_python.runtimes = vec!["python3.11".into()];
+    compute.pool = "compute".into();
+    let (a, b) = (vec![plain.clone(), with_python, compute], vec![plain.clone(), plain]);
+    // Groups that are described alike are one: the last that is said.
+    house.stand_in_groups(vec![("a", a), ("b", b)]);
+    assert_eq!(house.handed(&asked(12)), "a");
+    let error = house.refusal(&asked(5));
+    assert_eq!(error.code, Code::NoCapacity);
+    assert_eq!(house.handed(&asked(4)), "b");
+    let error = house.refusal(&asked(13));
+    assert_eq!(error.code, Code::InsufficientResources);
+}
+
+#[test]
+fn a_refused_request_goes_elsewhere_and_not_back_until_the_rack_stands_otherwise() {
+    let mut house = House::above_racks();
+    let racks = [("a", group(&[(8, 8)])), ("b", group(&[(2, 2)]))];
+    house.stand(&racks);
+    let wants = waiting(asked(2));
+    let first = only(&house.request_of("t", &wants));
+    assert_eq!(first.1, "a");
+    assert_eq!(only(&house.again(first.0, &wants, "a")).1, "b");
+    assert!(house.again(first.0, &wants, "b").is_empty(), "it waits: neither is to be asked again");
+    assert!(house.stand(&racks).is_empty(), "they stand as they stood");
+    // For others there is room.
+    assert_eq!(house.handed(&asked(2)), "a");
+    let changed = [racks[0].clone(), ("b", group(&[(2, 3)]))];
+    assert_eq!(only(&house.stand(&changed)), (first.0, "b".into()));
+    assert!(house.again(first.0, &wants, "b").is_empty());
+    assert_eq!(only(&house.stand(&[("a", group(&[(7, 8)])), changed[1].clone()])), (first.0, "a".into()));
+}
+
+#[test]
+fn what_a_rack_has_refused_stays_counted_until_it_stands_anew() {
+    let mut house = House::above_racks();
+    house.stand(&[("a", group(&[(2, 8)]))]);
+    let wants = one_node(2);
+    let first = only(&house.request_of("t", &wants));
+    assert_eq!(refused(&house.again(first.0, &wants, "a")).code, Code::NoCapacity);
+    assert_eq!(
+        house.refusal(&wants).code,
+        Code::NoCapacity,
+        "the rack knows better than what it said before"
+    );
+    house.stand(&[("a", group(&[(2, 8)]))]);
+    assert_eq!(house.handed(&wants), "a");
+}
+
+#[test]
+fn a_repeated_request_gets_the_same_answer_and_a_refusal_that_cannot_be_is_none() {
+    let mut house = House::above_racks();
+    house.stand(&[("a", group(&[(4, 4)]))]);
+    let wants = asked(1);
+    let first = only(&house.request_of("t", &wants));
+    for said in ["", "b", "https://nowhere"] {
+        assert_eq!(only(&house.again(first.0, &wants, said)), first, "{said}");
+    }
+    assert_eq!(house.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 1, "it was counted once");
+    // Somebody else's, or one that was never handed, is a new request.
+    assert_eq!(only(&house.ask_again(first.0, "u", &wants, "a")).1, "a");
+    assert_eq!(only(&house.again(99, &wants, "a")), (99, "a".into()));
+    assert_eq!(house.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 3);
+    // One that was handed too long ago, too.
+    house.ticks(61);
+    assert_eq!(only(&house.again(first.0, &wants, "a")).1, "a");
+}
+
+#[test]
+fn a_refused_request_keeps_its_turn_before_those_that_came_later() {
+    let mut house = House::above_racks();
+    house.stand(&[("a", group(&[(2, 4)]))]);
+    let wants = waiting(asked(2));
+    let first = only(&house.request_of("t", &wants)).0;
+    for tenant in ["u", "t", "v"] {
+        assert!(house.request_of(tenant, &wants).is_empty());
+    }
+    assert!(house.again(first, &wants, "a").is_empty());
+    assert_eq!(only(&house.stand(&[("a", group(&[(3, 4)]))])).0, first);
+    // Those of others take turns, as with the manager of a rack.
+    let numbers = [(2, 4), (3, 4), (2, 4)].map(|cores| only(&house.stand(&[("a", group(&[cores]))])).0);
+    assert_eq!(numbers, [1, 3, 2].map(|later| first + later));
+}
+
+#[test]
+fn a_rack_whose_manager_is_dead_is_no_choice_and_comes_back_as_it_is() {
+    let mut house = House::above_racks();
+    house.stand(&[("a", group(&[(8, 8)])), ("b", group(&[(1, 1)]))]);
+    assert_eq!(house.handed(&asked(4)), "a");
+    assert!(house.stand(&[("b", group(&[(1, 1)]))]).is_empty());
+    assert_eq!(house.core.tenants().map(|tenant| tenant.own.cores).sum::<u32>(), 0);
+    assert_eq!(house.refusal(&asked(4)).code, Code::InsufficientResources);
+    // What is silent and not dead stays: the store may be away.
+    house.ticks(1000);
+    assert_eq!(house.handed(&asked(1)), "b");
+    let now = [("a", group(&[(4, 8)])), ("b", group(&[(1, 1)]))];
+    house.stand(&now);
+    assert_eq!(house.handed(&asked(4)), "a");
+    // What was handed to it waits for it, if it may wait.
+    house.stand(&[("a", group(&[(8, 8)])), ("b", group(&[(1, 1)]))]);
+    let wants = waiting(asked(4));
+    let first = only(&house.request_of("t", &wants)).0;
+    house.stand(&[("b", group(&[(1, 1)]))]);
+    assert!(house.again(first, &wants, "a").is_empty());
+    assert_eq!(only(&house.stand(&now)), (first, "a".into()));
+    // An older start of its manager says nothing more.
+    let late = RackStanding { manager: "a".into(), said: (0, 99), groups: vec![group(&[(8, 8)])] };
+    let b = RackStanding { manager: "b".into(), said: (1, 0), groups: Vec::new() };
+    house.event(Event::Racks(vec![late, b]));
+    assert_eq!(house.refusal(&asked(4)).code, Code::NoCapacity);
+}
+
+#[test]
+fn a_tenant_is_handed_no_more_than_its_quota() {
+    let mut house = House::above_racks();
+    house.stand(&[("a", group(&[(8, 8)]))]);
+    let tenant = house.core.tenant_key("t");
+    house.event(Event::Quota(tenant, Quota { cores: Some(3), ..Quota::default() }));
+    assert_eq!(house.handed(&asked(2)), "a");
+    assert_eq!(house.refusal(&asked(2)).code, Code::QuotaExceeded);
+    house.event(Event::Elsewhere(tenant, TenantUse { cores: 2, ..TenantUse::default() }));
+    house.stand(&[("a", group(&[(6, 8)]))]);
+    assert_eq!(house.refusal(&asked(2)).code, Code::QuotaExceeded);
+    assert_eq!(house.handed(&asked(1)), "a");
+}
+
+#[test]
+fn a_rack_is_described_by_what_its_nodes_have_and_have_left() {
+    let mut rack = House::new();
+    let pools = [("n1", 4, "compute"), ("n2", 8, "compute"), ("n3", 2, "memory"), ("n4", 16, "compute")];
+    for (number, (name, cores, pool)) in pools.into_iter().enumerate() {
+        let described = NodeDescription { pool: pool.into(), ..node(name, cores) };
+        rack.register(described, number as u128 + 1, Vec::new()).unwrap();
+    }
+    let on = |node: &str, asked| LeaseRequest { near: vec![node.into()], ..asked };
+    rack.grant(&on("n2", one_node(7)));
+    // One that takes no leases is not offered.
+    let n4 = rack.core.node_key("n4").unwrap();
+    rack.core.nodes.change(n4, |node| node.lending = Lending::Draining);
+    let groups = rack.core.groups();
+    let cores = |room: Option<NodeRoom>| room.unwrap().cores;
+    let described: Vec<_> = groups
+        .iter()
+        .map(|group| {
+            (group.pool.as_str(), [group.all, group.free, group.largest, group.most_free].map(cores))
+        })
+        .collect();
+    assert_eq!(described, [("compute", [12, 5, 8, 4]), ("memory", [2, 2, 2, 2])]);
+    let mut house = House::above_racks();
+    house.stand_in_groups(vec![("a", groups)]);
+    assert_eq!(house.refusal(&one_node(5)).code, Code::NoCapacity);
+    assert_eq!(house.handed(&one_node(4)), "a");
+    assert_eq!(house.handed(&LeaseRequest { pool: "memory".into(), ..asked(2) }), "a");
+}
+
+/// A step of a story; small numbers are racks and tenants.
+#[derive(Clone, Debug)]
+enum Step {
+    Request {
+        tenant: u8,
+        cores: u32,
+        one_node: bool,
+        wait_ms: u64,
+    },
+    Segment {
+        tenant: u8,
+        mib: u64,
+        wait_ms: u64,
+    },
+    /// So many cores of a rack's node are taken or given back by others.
+    Taken {
+        rack: u8,
+        node: u8,
+        cores: u32,
+    },
+    /// The racks say how they stand, but for one whose manager is dead.
+    Stand {
+        dead: u8,
+    },
+    /// The clients whose requests were handed to a rack ask it.
+    Ask,
+    Ticks {
+        count: u8,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0u8..3, 1u32..12, any::<bool>(), 0u64..20_000).prop_map(
+            |(tenant, cores, one_node, wait_ms)| Step::Request { tenant, cores, one_node, wait_ms }
+        ),
+        2 => (0u8..3, 1u64..1_500, 0u64..20_000).prop_map(
+            |(tenant, mib, wait_ms)| Step::Segment { tenant, mib, wait_ms }
+        ),
+        4 => (0u8..3, 0u8..2, 0u32..9).prop_map(|(rack, node, cores)| Step::Taken { rack, node, cores }),
+        4 => (0u8..12).prop_map(|dead| Step::Stand { dead }),
+        4 => Just(Step::Ask),
+        2 => (0u8..12).prop_map(|count| Step::Ticks { count }),
+    ]
+}
+
+const RACKS: [&str; 3] = ["a", "b", "c"];
+
+/// A request as its client has it.
+#[derive(Clone, Debug)]
+struct Open {
+    tenant: String,
+    asked: LeaseRequest,
+    until_ms: u64,
+}
+
+/// Plays a story and keeps what the invariants are about.
+struct Story {
+    house: House,
+    /// The free cores of each rack's two nodes, of eight; as they are, and as they were said to be last.
+    free: [[u32; 2]; 3],
+    said: [Option<[u32; 2]>; 3],
+    /// How often each has said something else than before.
+    changes: [u32; 3],
+    /// What was handed to each since: cores and bytes.
+    handed: [(u32, u64); 3],
+    open: BTreeMap<u128, Open>,
+    /// Those whose clients are to ask a rack, and how often that had changed when they were handed to it.
+    on_their_way: Vec<(u128, usize, u32)>,
+    /// By their tenants, in the order in which they are to be served.
+    queues: BTreeMap<String, VecDeque<u128>>,
+}
+
+impl Story {
+    fn play(&mut self, step: Step) {
+        match step {
+            Step::Request { tenant, cores, one_node, wait_ms } => {
+                let asked = LeaseRequest { wait_ms, max_nodes: one_node.into(), ..asked(cores) };
+                self.request(tenant, asked)
+            }
+            Step::Segment { tenant, mib, wait_ms } => {
+                let asked = LeaseRequest { memory_bytes: mib * MIB, wait_ms, ..LeaseRequest::default() };
+                self.request(tenant, asked)
+            }
+            Step::Taken { rack, node, cores } => {
+                self.free[usize::from(rack)][usize::from(node)] = cores.min(8)
+            }
+            Step::Stand { dead } => self.stand(dead.into()),
+            Step::Ask => self.ask(),
+            Step::Ticks { count } => {
+                // Who comes back late is new.
+                self.ask();
+                let actions = self.house.ticks(count.into());
+                self.note(actions, None);
+            }
+        }
+        self.check();
+    }
+
+    fn request(&mut self, tenant: u8, asked: LeaseRequest) {
+        let tenant = ["t", "u", "v"][usize::from(tenant)].to_owned();
+        let until_ms = self.house.now_ms + asked.wait_ms;
+        let number = self.house.requests + 1;
+        self.open.insert(number, Open { tenant: tenant.clone(), asked: asked.clone(), until_ms });
+        let actions = self.house.request_of(&tenant, &asked);
+        let is_answered = !actions.is_empty();
+        self.note(actions, Some(number));
+        if !is_answered {
+            self.queues.entry(tenant).or_default().push_back(number);
+        }
+    }
+
+    fn stand(&mut self, dead: usize) {
+        let racks: Vec<_> = (0..RACKS.len()).filter(|&rack| rack != dead).collect();
+        for rack in 0..RACKS.len() {
+            let said = (rack != dead).then_some(self.free[rack]);
+            self.changes[rack] += u32::from(self.said[rack] != said);
+            self.said[rack] = said;
+            self.handed[rack] = (0, 0);
+        }
+        let of = |rack: usize| (RACKS[rack], group(&self.free[rack].map(|free| (free, 8))));
+        let standings: Vec<_> = racks.into_iter().map(of).collect();
+        let actions = self.house.stand(&standings);
+        self.note(actions, None);
+    }
+
+    /// A rack grants what one of its nodes has, or all of them, and else refuses.
+    fn ask(&mut self) {
+        for (number, rack, changes) in std::mem::take(&mut self.on_their_way) {
+            let Some(Open { tenant, mut asked, until_ms }) = self.open.get(&number).cloned() else {
+                continue;
+            };
+            let free = &mut self.free[rack];
+            let most = if asked.max_nodes == 1 { *free.iter().max().unwrap() } else { free.iter().sum() };
+            if asked.cores <= most {
+                let mut left = asked.cores;
+                for node in free.iter_mut() {
+                    if asked.max_nodes != 1 || *node >= asked.cores {
+                        let taken = left.min(*node);
+                        (*node, left) = (*node - taken, left - taken);
+                    }
+                }
+                self.open.remove(&number);
+                continue;
+            }
+            asked.wait_ms = until_ms.saturating_sub(self.house.now_ms);
+            let before = self.house.core.waiting();
+            let actions = self.house.ask_again(number, &tenant, &asked, RACKS[rack]);
+            if let [Action::Handed { manager, .. }] = actions.as_slice() {
+                let has_changed = changes != self.changes[rack];
+                assert!(has_changed || **manager != *RACKS[rack], "it was refused there as it stands");
+            }
+            let is_answered = !actions.is_empty();
+            self.note(actions, Some(number));
+            if !is_answered {
+                assert_eq!(self.house.core.waiting(), before + 1);
+                self.queues.entry(tenant).or_default().push_front(number);
+            }
+        }
+    }
+
+    /// `asked` is answered at once, and has waited for nothing.
+    fn note(&mut self, actions: Vec<Action>, asked: Option<u128>) {
+        for action in actions {
+            let (number, manager) = match action {
+                Action::Handed { request, manager, .. } => (request.0, Some(manager)),
+                Action::Refused { request, .. } => (request.0, None),
+                other => panic!("{other:?}"),
+            };
+            let open = self.open.get(&number).expect("it was answered twice, or never asked");
+            if asked != Some(number) {
+                let queue = self.queues.get_mut(&open.tenant).unwrap();
+                match manager {
+                    Some(_) => assert_eq!(queue.pop_front(), Some(number), "it was not its turn"),
+                    None => queue.retain(|waits| *waits != number),
+                }
+            }
+            let Some(manager) = manager else {
+                self.open.remove(&number);
+                continue;
+            };
+            let rack = RACKS.iter().position(|name| *name == &*manager).unwrap();
+            let terms = Terms::of(&open.asked).unwrap();
+            let (cores, bytes) = &mut self.handed[rack];
+            *cores += terms.workers;
+            *bytes += terms.memory_bytes;
+            let said = self.said[rack].expect("it was handed to a dead manager");
+            assert!(*cores <= said.iter().sum::<u32>(), "more was handed than there was said to be");
+            assert!(*bytes <= 2 * GIB);
+            let most = if terms.max_nodes == 1 { *said.iter().max().unwrap() } else { said.iter().sum() };
+            assert!(terms.workers <= most);
+            self.on_their_way.push((number, rack, self.changes[rack]));
+        }
+    }
+
+    fn check(&self) {
+        let core = &self.house.core;
+        core.nodes.check_places();
+        let queued: usize = self.queues.values().map(VecDeque::len).sum();
+        assert_eq!(core.waiting(), queued, "a request was lost");
+        assert_eq!(self.open.len(), queued + self.on_their_way.len());
+        assert_eq!(core.leases().count(), 0, "nothing is leased above racks");
+        let counted: u64 = core.tenants().map(|tenant| u64::from(tenant.own.cores)).sum();
+        let handed: u64 = self.handed.iter().map(|handed| u64::from(handed.0)).sum();
+        assert_eq!(counted, handed);
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_story_above_racks_breaks_an_invariant(steps in proptest::collection::vec(step(), 1..150)) {
+        let house = House::above_racks();
+        let (free, said, handed, changes) = ([[8; 2]; 3], [None; 3], [(0, 0); 3], [0; 3]);
+        let (open, on_their_way, queues) = Default::default();
+        let mut story = Story { house, free, said, changes, handed, open, on_their_way, queues };
+        for step in steps {
+            story.play(step);
+        }
+        // With room and time each is answered.
+        for _ in 0..200 {
+            story.free = [[8; 2]; 3];
+            story.play(Step::Stand { dead: 9 });
+            story.play(Step::Ask);
+        }
+        story.play(Step::Ticks { count: 41 });
+        story.play(Step::Ask);
+        prop_assert!(story.open.is_empty(), "{:?}", story.open);
+    }
+}

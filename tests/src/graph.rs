@@ -1,0 +1,78 @@
+//! Graphs of components in libcomponents, for tests that run them.
+
+use serde_json::{Value, json};
+use sublet::Outcome;
+
+const MIB: u64 = 1 << 20;
+
+/// A compute component of libcomponents.
+pub fn compute(name: &str, function: &str) -> Value {
+    json!({ "name": name, "type": "compute", "package": "libcomponents", "function": function })
+}
+
+/// A compute component with more said of it.
+pub fn compute_with(name: &str, function: &str, more: &Value) -> Value {
+    let mut component = compute(name, function);
+    for (key, value) in more.as_object().into_iter().flatten() {
+        component[key] = value.clone();
+    }
+    component
+}
+
+/// A memory component that grows by the MiB.
+pub fn memory(name: &str) -> Value {
+    json!({ "name": name, "type": "memory", "initial_bytes": 4096, "increment_bytes": MIB, "limit_bytes": 64 * MIB })
+}
+
+/// An edge by which one component begins after another.
+pub fn trigger(from: &str, to: &str) -> Value {
+    json!({ "type": "trigger", "from": from, "to": to })
+}
+
+/// An edge to a memory component.
+pub fn access(from: &str, to: &str, rights: &str) -> Value {
+    json!({ "type": "access", "from": from, "to": to, "rights": rights })
+}
+
+/// A graph.
+pub fn document(name: &str, components: &[Value], edges: &[Value]) -> Vec<u8> {
+    json!({ "version": 1, "name": name, "components": components, "edges": edges }).to_string().into_bytes()
+}
+
+/// Numbers are written, added up by two instances at a time, and the sums are added up.
+pub fn sums() -> Vec<u8> {
+    sums_by("share")
+}
+
+/// As [`sums`], with instances that execute this function.
+pub fn sums_by(share: &str) -> Vec<u8> {
+    let components = [
+        compute_with("fill", "fill", &json!({ "entry": true })),
+        compute_with("share", share, &json!({ "parallelism": 2 })),
+        compute("total", "total"),
+        memory("numbers"),
+        memory("sums"),
+    ];
+    let edges = [
+        trigger("fill", "share"),
+        trigger("share", "total"),
+        access("fill", "numbers", "write"),
+        access("share", "numbers", "read"),
+        access("share", "sums", "write"),
+        access("total", "sums", "read"),
+    ];
+    document("sums", &components, &edges)
+}
+
+/// What a run of [`sums`] has come to.
+#[track_caller]
+pub fn total(outcome: &Outcome) -> u64 {
+    let [(name, outputs)] = outcome.outputs.as_slice() else { panic!("{outcome:?}") };
+    assert_eq!((name.as_str(), outputs.len()), ("total", 1));
+    u64::from_le_bytes(outputs[0].as_slice().try_into().expect("it is a number of eight bytes"))
+}
+
+/// What it should come to.
+pub fn sum_to(count: u64) -> u64 {
+    count * (count + 1) / 2
+}
