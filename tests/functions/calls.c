@@ -35,7 +35,7 @@ SUBLET_FUNCTION uint32_t busy(void *in, uint32_t size, void *out) {
     memcpy(&ms, in, sizeof ms);
     clock_gettime(CLOCK_MONOTONIC, &start);
     do clock_gettime(CLOCK_MONOTONIC, &now);
-    while ((now.tv_sec - start.tv_sec) * 1000 + (now.tv_nsec - start.tv_nsec) / 1000000 < (long)ms);
+    while ((now.tv_sec - start.tv_sec) * 1000000000LL + (now.tv_nsec - start.tv_nsec) < ms * 1000000LL);
     return 0;
 }
 

@@ -63,13 +63,28 @@ pub struct Calibration {
     start_ns: u64,
 }
 
-/// Below this the start-up jitter of the two readings would show.
+/// Below this the jitter of the two readings would show.
 const SHORTEST: Duration = Duration::from_millis(20);
+/// How often both clocks are read for one reading.
+const TRIES: usize = 5;
 
 impl Calibration {
     /// Begins to measure.
     pub fn start() -> Calibration {
-        Calibration { start_ticks: ticks(), start_ns: monotonic_ns() }
+        let (start_ticks, start_ns) = Calibration::read();
+        Calibration { start_ticks, start_ns }
+    }
+
+    /// Both clocks at one moment: of several tries the one in which least time passed between the two, so that a thread that is
+    /// interrupted there does not measure that.
+    fn read() -> (u64, u64) {
+        let read = |_| {
+            let (before, now_ns, after) = (ticks_ordered(), monotonic_ns(), ticks_ordered());
+            let passed = after.saturating_sub(before);
+            (passed, before + passed / 2, now_ns)
+        };
+        let (_, ticks, now_ns) = (0..TRIES).map(read).min().unwrap_or_default();
+        (ticks, now_ns)
     }
 
     /// Ticks per nanosecond; sleeps first if the measurement began less than 20 ms ago.
@@ -78,8 +93,9 @@ impl Calibration {
         if age < SHORTEST {
             std::thread::sleep(SHORTEST - age);
         }
-        let elapsed_ns = monotonic_ns().saturating_sub(self.start_ns).max(1);
-        let elapsed_ticks = ticks().saturating_sub(self.start_ticks).max(1);
+        let (ticks, now_ns) = Calibration::read();
+        let elapsed_ns = now_ns.saturating_sub(self.start_ns).max(1);
+        let elapsed_ticks = ticks.saturating_sub(self.start_ticks).max(1);
         elapsed_ticks as f64 / elapsed_ns as f64
     }
 }
