@@ -13,6 +13,7 @@ const DEFAULT_HOST: &str = "registry-1.docker.io";
 /// The folder there of names without one.
 const DEFAULT_FOLDER: &str = "library/";
 const DEFAULT_TAG: &str = "latest";
+/// Longest registry and repository, with what is filled in, so that what is written is never longer than what may be read.
 const MAX_BYTES: usize = 255;
 const MAX_TAG_BYTES: usize = 128;
 
@@ -76,14 +77,14 @@ impl FromStr for Reference {
             Some((rest, digest)) => (rest, Some(digest.parse()?)),
             None => (text, None),
         };
-        if rest.len() > MAX_BYTES {
-            return Err(wrong("it is too long"));
-        }
         let (rest, tag) = split_tag(rest);
         if tag.is_some_and(|tag| !is_tag(tag)) {
             return Err(wrong("a tag has letters, digits, `_`, `.` and `-`"));
         }
         let (registry, repository) = split_registry(rest);
+        if registry.len() + 1 + repository.len() > MAX_BYTES {
+            return Err(wrong("it is too long"));
+        }
         if !is_registry(registry) {
             return Err(wrong("its registry is no host with or without a port"));
         }
@@ -197,6 +198,16 @@ mod tests {
         ] {
             assert!(text.parse::<Reference>().is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn a_name_is_as_long_as_it_is_when_it_is_whole() {
+        let longest = "a".repeat(MAX_BYTES - "docker.io/library/".len());
+        assert_eq!(whole(&whole(&longest)), whole(&longest));
+        let error = format!("{longest}a").parse::<Reference>().unwrap_err().to_string();
+        assert!(error.contains("too long"), "{error}");
+        let tag = "t".repeat(MAX_TAG_BYTES);
+        assert!(whole(&format!("{longest}:{tag}")).ends_with(&tag));
     }
 
     #[test]

@@ -126,7 +126,7 @@ fn limits_hold_in_a_runtimes_container_and_its_end_is_the_end_of_all() {
         });
         assert_eq!(exit, Exit::OutOfMemory(48 * MIB), "{runtime:?}");
         let (said, exit) = house.run_with(&["flood"], |spec| hand_over(spec, &runtime));
-        // What the runtime notes is written there, too.
+        // The bundle is there, too; what the runtime notes is not, which does so when the container has filled it.
         let written = said
             .lines()
             .find_map(|line| line.strip_prefix("said ")?.strip_suffix(" ENOSPC")?.parse::<u64>().ok());

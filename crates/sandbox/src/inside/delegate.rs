@@ -27,8 +27,14 @@ use crate::USER;
 const BUNDLE: &str = "/tmp";
 /// What the runtime calls the only container that it sees.
 const NAME: &CStr = c"sandbox";
-/// Where it writes the number of the container's process.
-const PID_FILE: &CStr = c"container.pid";
+/// What the runtime notes, in a mount of its own: while it still does so the container may fill all that it can write.
+const NOTES: &str = "notes";
+/// Where it notes the containers that there are,
+const STATE: &CStr = c"notes/state";
+/// and the number of the container's process.
+const PID_FILE: &CStr = c"notes/container.pid";
+/// How its own mounts are.
+const OWN: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 /// Where runtimes look for programs that they need.
 const PATH: &CStr = c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -41,6 +47,8 @@ pub(super) fn enter(plan: &mut Plan) -> io::Result<()> {
     chown(UPPER, Some(USER), Some(USER))?;
     let shown = attach_shown(plan)?;
     fs::write("config.json", config::of(plan, image, &shown)?)?;
+    fs::create_dir(NOTES)?;
+    mount("tmpfs", NOTES, "tmpfs", OWN, Some(c"size=1m,mode=700"))?;
     plan.args = command(&runtime);
     plan.env = vec![PATH.to_owned()];
     plan.program = runtime;
@@ -50,9 +58,8 @@ pub(super) fn enter(plan: &mut Plan) -> io::Result<()> {
 /// What the runtime sees of processes: its own. Where both versions of control groups are mounted, crun takes neither: it is shown
 /// the first.
 fn mount_own_view() -> io::Result<()> {
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    mount("proc", "/proc", "proc", flags, None)?;
-    match mount("tmpfs", "/sys/fs/cgroup/unified", "tmpfs", flags | MountFlags::RDONLY, None) {
+    mount("proc", "/proc", "proc", OWN, None)?;
+    match mount("tmpfs", "/sys/fs/cgroup/unified", "tmpfs", OWN.union(MountFlags::RDONLY), None) {
         Err(rustix::io::Errno::NOENT) => Ok(()),
         mounted => Ok(mounted?),
     }
@@ -73,7 +80,7 @@ fn attach_shown(plan: &Plan) -> io::Result<Vec<(PathBuf, PathBuf)>> {
 
 fn command(runtime: &CStr) -> Vec<CString> {
     let name = Path::new(OsStr::from_bytes(runtime.to_bytes())).file_name().unwrap_or_default();
-    let mut words = vec![runtime, c"--root", c"state"];
+    let mut words = vec![runtime, c"--root", STATE];
     // These insist on control groups unless they are told not to. What bounds the sandbox bounds them already.
     match name.as_bytes() {
         name if name.starts_with(b"crun") => words.push(c"--cgroup-manager=disabled"),
