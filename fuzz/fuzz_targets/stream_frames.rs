@@ -21,14 +21,18 @@ const TURNS: u32 = 64;
 /// A frame's fields, and what follows it. The key is made right if `known`.
 type Input<'bytes> = (bool, [u8; HEADER_BYTES], &'bytes [u8]);
 
-fuzz_target!(|input: (u64, Vec<Input<'_>>)| {
-    let (seed, frames) = input;
+fuzz_target!(|input: (u64, u8, Vec<Input<'_>>)| {
+    let (seed, withdrawn_at, frames) = input;
     let (exposed, hidden) = memory();
     let end = Endpoint::new(exposed.clone(), None);
     let (_, ours, peer) = Sim::pair(Faults { window_bytes: 1 << 20, ..Faults::of_seed(seed) });
     end.connect(Stream::sim(ours)).expect("an eventfd is to be had");
     let key = exposed.expose(OWN).expect("it is there").key;
-    for (known, mut header, payload) in frames {
+    for (index, (known, mut header, payload)) in frames.into_iter().enumerate() {
+        // What is late for a region that is over is refused, and goes nowhere.
+        if index == usize::from(withdrawn_at) {
+            end.withdraw(OWN, "over");
+        }
         if known {
             header[1..4].fill(0);
             header[8..16].copy_from_slice(&key.to_le_bytes());

@@ -54,7 +54,7 @@ impl ByHand {
     /// Shows a ticket to an agent, and gives the connection and the answer to it.
     pub fn show(grant: &LeaseGrant, ticket: &[u8]) -> (ByHand, Result<Heard, Error>) {
         let agent = ByHand::to(grant);
-        agent.say(Said::Attach(Attach { ticket: ticket.to_vec(), start: false, fabric: None }));
+        agent.say(Said::Attach(Attach { ticket: ticket.to_vec(), ..Attach::default() }));
         let heard = agent.hear();
         (agent, heard)
     }

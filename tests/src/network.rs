@@ -11,7 +11,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -178,6 +178,18 @@ impl Drop for Network {
             let _ = ip(&["netns", "del", &namespace]);
         }
     }
+}
+
+/// How many connections lead from this thread's machine to an address.
+pub fn connections_to(address: SocketAddrV4) -> usize {
+    const ESTABLISHED: &str = "01";
+    let there = format!("{:08X}:{:04X}", u32::from_ne_bytes(address.ip().octets()), address.port());
+    let leads_there = |line: &&str| {
+        let mut fields = line.split_whitespace().skip(2);
+        fields.next() == Some(&there) && fields.next() == Some(ESTABLISHED)
+    };
+    let known = std::fs::read_to_string("/proc/thread-self/net/tcp").expect("the kernel lists them");
+    known.lines().filter(leads_there).count()
 }
 
 impl Host {

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
+use std::net::SocketAddrV4;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
@@ -66,6 +67,16 @@ impl Platform {
     /// The manager's address.
     pub fn address(&self) -> String {
         format!("unix:{}", self.state.join("manager.sock").display())
+    }
+
+    /// Where its agent is for other machines, if it is on a network.
+    ///
+    /// # Panics
+    /// If it is not.
+    pub fn agent_address(&self) -> SocketAddrV4 {
+        let nodes = self.json(&["ps", "--nodes"]);
+        let address = nodes["nodes"][0]["network"]["address"].as_str();
+        address.and_then(|address| address.parse().ok()).expect("the agent is on a network")
     }
 
     /// How many cores it lends.

@@ -185,7 +185,12 @@ fn granted(platform: &Platform) -> LeaseGrant {
 /// Shows a grant's ticket at the agent's port.
 fn show(grant: &LeaseGrant, fabric: Option<sublet_proto::v1::FabricChoice>) -> hand::ByHand {
     let agent = hand::ByHand::from_afar(grant);
-    agent.say(Said::Attach(Attach { ticket: grant.ticket.clone(), start: true, fabric }));
+    agent.say(Said::Attach(Attach {
+        ticket: grant.ticket.clone(),
+        start: true,
+        fabric,
+        ..Attach::default()
+    }));
     agent
 }
 

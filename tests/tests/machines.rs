@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use sublet_fabric::ofi;
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{CLIENT_HOST, Cluster, FIRST_AGENT_HOST, Lent, Plan};
 use sublet_tests::functions::{library, package};
-use sublet_tests::network::{Host, Network};
+use sublet_tests::network::{Host, Network, connections_to};
 use sublet_tests::platform::{assert_echoes, kill};
 use sublet_tests::process::{PATIENCE, is_alive, wait_until};
 
@@ -391,6 +392,32 @@ fn sums() -> Vec<u8> {
     graph.to_string().into_bytes()
 }
 
+/// The most connections at a time that led from one agent's machine to the other's agent while something was done, in both
+/// directions.
+fn most_connections(cluster: &Cluster, act: impl FnOnce()) -> [usize; 2] {
+    let is_done = AtomicBool::new(false);
+    let look = |number: u8| {
+        let other = cluster.node(&format!("node-{}", 1 - number)).unwrap().description.unwrap();
+        let agent = other.network.unwrap().address.parse().unwrap();
+        host(cluster, FIRST_AGENT_HOST + number).run(|| {
+            let mut most = 0;
+            while !is_done.load(Ordering::Relaxed) {
+                most = most.max(connections_to(agent));
+            }
+            most
+        })
+    };
+    std::thread::scope(|scope| {
+        let looks = [0, 1].map(|number| {
+            let look = &look;
+            scope.spawn(move || look(number))
+        });
+        act();
+        is_done.store(true, Ordering::Relaxed);
+        looks.map(|look| look.join().unwrap())
+    })
+}
+
 /// Runs that, on machines that lend as much memory, from this one.
 fn assert_sums(cluster: &Cluster, from: &Host, count: u64) {
     from.run(|| {
@@ -415,7 +442,8 @@ fn components_of_two_machines_share_memory_that_is_larger_than_either_lends() {
     deploy_components(&cluster);
     // 72 MiB of numbers: on both machines, and the workers are on both.
     let count: u64 = 72 << 17;
-    assert_sums(&cluster, &host(&cluster, CLIENT_HOST), count);
+    let most = most_connections(&cluster, || assert_sums(&cluster, &host(&cluster, CLIENT_HOST), count));
+    assert_eq!(most, [1, 1], "each worker process has one to the other node, for all segments there");
     // A client on one of the machines shares its memory with what is there, and hands connections to the other one in.
     let at = |name: &str| cluster.folder().join(name);
     fs::write(at("sums.json"), sums()).unwrap();

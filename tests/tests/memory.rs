@@ -10,6 +10,7 @@ use sublet::{Code, FabricChoice, Invoker, Memory, MemoryPlan};
 use sublet_proto::v1::Quota;
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, connect};
+use sublet_tests::network::connections_to;
 use sublet_tests::platform::{Platform, kill};
 use sublet_tests::process::{is_stopped, wait_until};
 
@@ -266,6 +267,8 @@ fn what_was_asked_for_of_a_killed_node_is_an_error_and_nothing_hangs() {
         let mut platform = open_platform();
         let memory = platform.invoker().memory(way.plan()).unwrap();
         memory.write(0, &pattern(0, 8 * MIB as usize)).unwrap();
+        // What is not there yet would be sent first, and wait for the node.
+        memory.sync().unwrap();
         stop(&platform);
         let asked: Vec<_> =
             (0..8).map(|number| memory.read_async(number * MIB, vec![0; MIB as usize])).collect();
@@ -345,6 +348,36 @@ fn an_end_that_the_client_did_not_ask_for_is_told_by_every_access() {
     }
     assert_fails(ended.release().map(drop), Code::LeaseEnded, &[]);
     wait_until("nothing is leased", || leased_bytes(&platform) == 0);
+}
+
+#[test]
+fn one_connection_carries_all_segments_of_a_node_and_each_ends_by_itself() {
+    const SMALL: u64 = 64 << 10;
+    for fabric in [TCP, TLS] {
+        let platform = open_platform();
+        let client = platform.invoker();
+        let agent = platform.agent_address();
+        let before = connections_to(agent);
+        let plan = || plan().fabric(fabric.clone()).cache_bytes(0);
+        let (one, other) =
+            (client.memory(plan().timeout(Duration::from_secs(2))).unwrap(), client.memory(plan()).unwrap());
+        one.write(0, &pattern(0, 2 * MIB as usize)).unwrap();
+        other.write(0, &pattern(0, 6 * MIB as usize)).unwrap();
+        assert_eq!((one.segments().len(), other.segments().len()), (2, 4));
+        // Beside the one by which each lease is held.
+        assert_eq!(connections_to(agent) - before, 6 + 1);
+        wait_until("one has expired", || one.read(0, &mut [0]).is_err());
+        assert_fails(one.read(0, &mut [0]), Code::LeaseExpired, &[]);
+        assert_holds(&other, 0, 6 * MIB as usize);
+        wait_until("the connection is the other's alone", || connections_to(agent) - before == 4 + 1);
+        // What comes later joins it as well, until it has carried as many as it may.
+        let many = client.memory(plan().initial_bytes(SMALL).increment_bytes(SMALL)).unwrap();
+        many.write(0, &pattern(0, 130 * SMALL as usize)).unwrap();
+        assert_holds(&many, 0, 130 * SMALL as usize);
+        assert_eq!(connections_to(agent) - before, 4 + 130 + 2);
+        drop((one, other, many));
+        wait_until("nobody needs it", || connections_to(agent) == before);
+    }
 }
 
 #[test]

@@ -36,7 +36,12 @@ fn granted(cluster: &Cluster, source: &'static str) -> LeaseGrant {
 fn attach(grant: &LeaseGrant) -> ByHand {
     let client = ByHand::from_afar(grant);
     let fabric = Some(Fabric::Tcp.choice(false));
-    client.say(Said::Attach(Attach { ticket: grant.ticket.clone(), start: true, fabric }));
+    client.say(Said::Attach(Attach {
+        ticket: grant.ticket.clone(),
+        start: true,
+        fabric,
+        ..Attach::default()
+    }));
     assert!(matches!(hear_more(&client).unwrap(), Heard::Attached(_)));
     client
 }

@@ -166,7 +166,7 @@ fn nothing_is_released_to_a_token_that_is_still_being_looked_up() {
     let owner = cluster.managers.iter().find(|manager| manager.hears_of("node-0")).unwrap();
     let grant = ask(&cluster.access(&owner.address, &made_up()), &digest).unwrap();
     let agent = ByHand::to(&grant);
-    agent.say(Said::Attach(Attach { ticket: grant.ticket.clone(), start: true, fabric: None }));
+    agent.say(Said::Attach(Attach { ticket: grant.ticket.clone(), start: true, ..Attach::default() }));
     let early = agent.socket().receive(Some(Duration::from_secs(1)));
     assert!(early.is_err(), "something was released before the token was known");
     nats.resume();

@@ -16,6 +16,8 @@ pub(crate) enum Wanted {
     Network {
         fabric: Fabric,
         encrypted: bool,
+        /// Of a segment: the one by whose connection it is to be reached.
+        joins: Option<String>,
     },
 }
 
@@ -27,6 +29,8 @@ pub(crate) struct Carrier {
     pub(crate) secret: Option<Secret>,
     /// Of tcp, encrypted: as whom the worker process comes to the client.
     pub(crate) identity: Option<Identity>,
+    /// Of a segment: the one by whose connection it is to be reached, if that is there.
+    pub(crate) joins: Option<String>,
 }
 
 impl Wanted {
@@ -36,7 +40,9 @@ impl Wanted {
         match (connection, &node.gate) {
             (Connection::Remote(_), Some(gate)) => {
                 let fabric = gate.check(choice)?;
-                Ok(Wanted::Network { fabric, encrypted: choice.is_some_and(|choice| choice.encrypted) })
+                let encrypted = choice.is_some_and(|choice| choice.encrypted);
+                let joins = Some(request.joins.clone()).filter(|segment| !segment.is_empty());
+                Ok(Wanted::Network { fabric, encrypted, joins })
             }
             (Connection::Remote(_), None) => Err(Error::new(Code::Internal, "a connection through no port")),
             (Connection::Local(_), _) => match Fabric::chosen(choice)? {
@@ -51,13 +57,14 @@ impl Wanted {
 
     /// What carries the calls of the lease; nothing if that is memory.
     pub(crate) fn carrier(self, lease: &str) -> Result<Option<Carrier>, Error> {
-        let Wanted::Network { fabric, encrypted } = self else { return Ok(None) };
+        let Wanted::Network { fabric, encrypted, joins } = self else { return Ok(None) };
         let of_tcp = fabric == Fabric::Tcp;
         let name = format!("lease {lease}");
         Ok(Some(Carrier {
             choice: fabric.choice(encrypted),
             secret: of_tcp.then(new_secret).transpose()?,
             identity: (of_tcp && encrypted).then(|| Identity::generate(&name)).transpose()?,
+            joins,
         }))
     }
 }
@@ -75,8 +82,9 @@ mod tests {
 
     #[test]
     fn only_what_needs_secrets_has_them_and_no_two_leases_the_same() {
-        let carrier =
-            |fabric: Fabric, encrypted| Wanted::Network { fabric, encrypted }.carrier("l").unwrap().unwrap();
+        let carrier = |fabric: Fabric, encrypted| {
+            Wanted::Network { fabric, encrypted, joins: None }.carrier("l").unwrap().unwrap()
+        };
         let (one, other) = (carrier(Fabric::Tcp, true), carrier(Fabric::Tcp, true));
         assert_ne!(one.secret, other.secret);
         assert_ne!(one.identity.unwrap().certificate, other.identity.unwrap().certificate);

@@ -1,38 +1,46 @@
-//! Who else reaches a segment than its client: worker processes that its client has invited.
+//! Who reaches a segment: its client, and worker processes that its client has invited.
 //!
 //! An invitation is a number and a secret, and is good once: for a connection at the agent's port, or for the memory itself if
-//! the process is on this node. It says whether the guest may write.
+//! the process is on this node. It says whether the guest may write. The client is number 0, and needs none. By its number a
+//! connection is known to those who let further segments [join](Trunk) it.
 //!
 //! Invariants:
 //! - Whoever reads what is mapped learns that it is over before its bytes go: the word for that is written first.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use sublet_fabric::greeting::Secret;
 use sublet_fabric::region::{Region, read_only};
 use sublet_fabric::sync::{AtomicU64, Ordering};
+use sublet_proto::graph::Rights;
 use sublet_proto::{Code, Error};
 use sublet_runtime::worker::channel::OVER_AT;
 
 use crate::carrier::new_secret;
+use crate::trunk::{Joined, Trunk};
 
 /// Invitations that nobody has used yet.
 const MAX_INVITED: usize = 1024;
 
+/// The client's own number.
+pub(crate) const CLIENT: u32 = 0;
+
 /// What an invitation is good for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rights {
-    pub(crate) writable: bool,
-    pub(crate) encrypted: bool,
+pub(crate) struct Invitation {
+    pub(crate) rights: Rights,
+    /// For the connection that it leads to.
+    pub(crate) joined: Joined,
 }
 
 /// See the [module](self).
 pub(crate) struct Guests {
     memory: OwnedFd,
     next: u32,
-    invited: BTreeMap<u32, (Secret, Rights)>,
+    invited: BTreeMap<u32, (Secret, Invitation)>,
+    /// The connections of all, by their numbers.
+    trunks: BTreeMap<u32, Weak<Trunk>>,
     /// Pages of those who have it mapped.
     states: Vec<Arc<Region>>,
 }
@@ -42,12 +50,22 @@ impl Guests {
         let memory = memory
             .try_clone_to_owned()
             .map_err(|error| Error::new(Code::System, format!("dup of a segment: {error}")))?;
-        // 0 is the client itself.
-        Ok(Guests { memory, next: 1, invited: BTreeMap::new(), states: Vec::new() })
+        let (invited, trunks) = Default::default();
+        Ok(Guests { memory, next: CLIENT + 1, invited, trunks, states: Vec::new() })
+    }
+
+    /// The client has this connection.
+    pub(crate) fn serve_client(&mut self, trunk: &Arc<Trunk>) {
+        self.trunks.insert(CLIENT, Arc::downgrade(trunk));
+    }
+
+    /// The connection of a number, if it is there or to come.
+    pub(crate) fn trunk(&self, number: u32) -> Option<Arc<Trunk>> {
+        self.trunks.get(&number)?.upgrade()
     }
 
     /// A number that no other guest has had, and its secret.
-    pub(crate) fn invite(&mut self, rights: Rights) -> Result<(u32, Secret), Error> {
+    pub(crate) fn invite(&mut self, invitation: Invitation) -> Result<(u32, Secret), Error> {
         if self.invited.len() >= MAX_INVITED {
             let message = format!("{MAX_INVITED} invitations to the segment were not used yet");
             return Err(Error::new(Code::TryLater, message));
@@ -57,27 +75,27 @@ impl Guests {
             Error::new(Code::TryLater, "the segment has had as many guests as there are numbers")
         })?;
         let secret = new_secret()?;
-        self.invited.insert(number, (secret, rights));
+        self.trunks.retain(|_, trunk| trunk.strong_count() > 0);
+        self.trunks.insert(number, Arc::downgrade(invitation.joined.trunk()));
+        self.invited.insert(number, (secret, invitation));
         Ok((number, secret))
     }
 
     /// What a guest may that proves to be invited. It is not any more.
-    pub(crate) fn enter(&mut self, number: u32, is_by: impl FnOnce(&Secret) -> bool) -> Option<Rights> {
-        let rights =
-            self.invited.get(&number).filter(|(secret, _)| is_by(secret)).map(|(_, rights)| *rights)?;
-        self.invited.remove(&number);
-        Some(rights)
+    pub(crate) fn enter(&mut self, number: u32, is_by: impl FnOnce(&Secret) -> bool) -> Option<Invitation> {
+        self.invited.get(&number).filter(|(secret, _)| is_by(secret))?;
+        self.invited.remove(&number).map(|(_, invitation)| invitation)
     }
 
     /// The memory itself, for a guest of this node that learns by this page when it is over.
     pub(crate) fn open(&mut self, rights: Rights, state: &Arc<Region>) -> Result<OwnedFd, Error> {
-        let file = match rights.writable {
-            true => self
+        let file = match rights {
+            Rights::Write => self
                 .memory
                 .as_fd()
                 .try_clone_to_owned()
                 .map_err(|error| Error::new(Code::System, format!("dup of a segment: {error}")))?,
-            false => read_only(self.memory.as_fd())?,
+            Rights::Read => read_only(self.memory.as_fd())?,
         };
         // A process that is gone has let go of its page.
         self.states.retain(|state| Arc::strong_count(state) > 1);
@@ -88,6 +106,9 @@ impl Guests {
 
 impl Drop for Guests {
     fn drop(&mut self) {
+        for (_, invitation) in self.invited.values() {
+            invitation.joined.trunk().give_up();
+        }
         for state in &self.states {
             let over: Option<&AtomicU64> = state.view(OVER_AT);
             over.expect("a page has two words").store(1, Ordering::Release);
@@ -105,36 +126,61 @@ mod tests {
     use super::*;
     use sublet_fabric::region::PAGE_BYTES;
 
-    const READER: Rights = Rights { writable: false, encrypted: false };
-    const WRITER: Rights = Rights { writable: true, encrypted: true };
+    fn to(region: &Arc<Region>, rights: Rights) -> Invitation {
+        let (joined, _) = Trunk::new("tenant", false).lend(region, rights).unwrap().unwrap();
+        Invitation { rights, joined }
+    }
 
-    fn guests() -> (Guests, Region) {
-        let region = Region::create("segment", PAGE_BYTES).unwrap();
+    fn guests() -> (Guests, Arc<Region>) {
+        let region = Arc::new(Region::create("segment", PAGE_BYTES).unwrap());
         sublet_fabric::region::bar_writers(region.fd()).unwrap();
         (Guests::of(region.fd()).unwrap(), region)
     }
 
     #[test]
     fn an_invitation_is_good_once_and_for_what_it_says() {
-        let (mut guests, _region) = guests();
-        let (one, secret) = guests.invite(READER).unwrap();
-        let (two, other) = guests.invite(WRITER).unwrap();
-        assert!(one != two && one != 0 && two != 0 && !is_same(&secret, &other));
-        assert_eq!(guests.enter(one, |known| is_same(known, &other)), None);
-        assert_eq!(guests.enter(one, |known| is_same(known, &secret)), Some(READER));
-        assert_eq!(guests.enter(one, |known| is_same(known, &secret)), None);
-        assert_eq!(guests.enter(two, |known| is_same(known, &other)), Some(WRITER));
-        assert_eq!(guests.enter(0, |_| true), None);
+        let (mut guests, region) = guests();
+        let (one, secret) = guests.invite(to(&region, Rights::Read)).unwrap();
+        let (two, other) = guests.invite(to(&region, Rights::Write)).unwrap();
+        assert!(one != two && one != CLIENT && two != CLIENT && !is_same(&secret, &other));
+        let mut enter = |number, by: &Secret| {
+            guests.enter(number, |known| is_same(known, by)).map(|invitation| invitation.rights)
+        };
+        assert_eq!(enter(one, &other), None);
+        assert_eq!(enter(one, &secret), Some(Rights::Read));
+        assert_eq!(enter(one, &secret), None);
+        assert_eq!(enter(two, &other), Some(Rights::Write));
+        assert!(guests.enter(CLIENT, |_| true).is_none());
+    }
+
+    #[test]
+    fn a_connection_is_known_until_nobody_has_it_or_will() {
+        let (mut guests, region) = guests();
+        let (number, secret) = guests.invite(to(&region, Rights::Read)).unwrap();
+        let trunk = guests.trunk(number).unwrap();
+        assert!(
+            trunk.takes("tenant", false) && !trunk.takes("another", false) && !trunk.takes("tenant", true)
+        );
+        let entered = guests.enter(number, |known| is_same(known, &secret)).unwrap();
+        drop(trunk);
+        assert!(guests.trunk(number).is_some() && guests.trunk(CLIENT).is_none());
+        drop(entered);
+        assert!(guests.trunk(number).is_none());
+        let (number, _) = guests.invite(to(&region, Rights::Read)).unwrap();
+        let trunk = guests.trunk(number).unwrap();
+        drop(guests);
+        assert!(!trunk.takes("tenant", false), "nobody comes any more");
     }
 
     #[test]
     fn invitations_have_a_bound() {
-        let (mut guests, _region) = guests();
+        let (mut guests, region) = guests();
+        let reader = || to(&region, Rights::Read);
         for _ in 0..MAX_INVITED {
-            guests.invite(READER).unwrap();
+            guests.invite(reader()).unwrap();
         }
-        assert_eq!(guests.invite(READER).unwrap_err().code, Code::TryLater);
-        assert!(guests.enter(1, |_| true).is_some() && guests.invite(READER).is_ok());
+        assert_eq!(guests.invite(reader()).unwrap_err().code, Code::TryLater);
+        assert!(guests.enter(1, |_| true).is_some() && guests.invite(reader()).is_ok());
     }
 
     #[test]
@@ -142,7 +188,8 @@ mod tests {
         let (mut guests, region) = guests();
         region.write(0, b"bytes").unwrap();
         let state = Arc::new(Region::create("state", PAGE_BYTES).unwrap());
-        let (reader, writer) = (guests.open(READER, &state).unwrap(), guests.open(WRITER, &state).unwrap());
+        let reader = guests.open(Rights::Read, &state).unwrap();
+        let writer = guests.open(Rights::Write, &state).unwrap();
         assert!(Region::attach(reader.try_clone().unwrap(), PAGE_BYTES).is_err());
         let read = Region::attach_to_read(reader, PAGE_BYTES).unwrap();
         let mut bytes = [0; 5];

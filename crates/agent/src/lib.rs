@@ -54,6 +54,7 @@ mod signal;
 mod state;
 mod strangers;
 mod supervisor;
+mod trunk;
 mod usage;
 mod visit;
 mod worker;

@@ -17,11 +17,13 @@ use std::sync::{Arc, Mutex};
 
 use sublet_fabric::greeting::{Counters, DataLink, Greeting, Secret};
 use sublet_fabric::region::Region;
+use sublet_proto::v1::Joins;
 use sublet_proto::{Code, Error};
 
-use crate::guests::{Guests, Rights, is_same};
+use crate::guests::{CLIENT, Guests, Invitation, is_same};
 use crate::lock;
 use crate::signal::Signal;
+use crate::trunk::Trunk;
 
 /// Connections on a desk beyond one for each worker: those that take another's place.
 const SPARE_ARRIVALS: usize = 16;
@@ -51,7 +53,7 @@ struct State {
 pub(crate) struct Arrival {
     pub(crate) worker: u32,
     /// Of who was invited.
-    pub(crate) guest: Option<Rights>,
+    pub(crate) guest: Option<Invitation>,
     pub(crate) socket: TcpStream,
     pub(crate) greeting: Greeting,
 }
@@ -107,14 +109,27 @@ impl Links {
         let mut desk = lock(&desk.state);
         let entered = |guests: &mut Guests| guests.enter(guest, |known| is_same(known, secret));
         match desk.guests.as_mut().and_then(entered) {
-            Some(rights) => desk.guests.as_mut().map(|guests| guests.open(rights, state)).transpose(),
+            Some(Invitation { rights, joined }) => {
+                joined.trunk().give_up();
+                desk.guests.as_mut().map(|guests| guests.open(rights, state)).transpose()
+            }
             None => Err(not_invited()),
         }
+    }
+
+    /// The connection by which somebody reaches a segment of this node, if that is there or to come.
+    pub(crate) fn trunk(&self, asked: &Joins) -> Option<Arc<Trunk>> {
+        let desk = lock(&self.0).get(&lease_bytes(&asked.segment)?).cloned()?;
+        lock(&desk.state).guests.as_ref()?.trunk(asked.guest)
     }
 }
 
 impl Arrival {
-    fn turn_away(&self, error: Error) -> Result<(), Error> {
+    /// Answers it why not.
+    pub(crate) fn turn_away(&self, error: Error) -> Result<(), Error> {
+        if let Some(Invitation { joined, .. }) = &self.guest {
+            joined.trunk().give_up();
+        }
         self.greeting.refuse(&self.socket, &error);
         Err(error)
     }
@@ -123,7 +138,7 @@ impl Arrival {
 impl Desk {
     fn lay(&self, counter: u64, mut arrival: Arrival) -> Result<(), Error> {
         let mut state = lock(&self.state);
-        if let Some(guests) = state.guests.as_mut().filter(|_| arrival.worker > 0) {
+        if let Some(guests) = state.guests.as_mut().filter(|_| arrival.worker != CLIENT) {
             let is_by = |secret: &Secret| arrival.greeting.is_by(secret);
             arrival.guest = guests.enter(arrival.worker, is_by);
             if arrival.guest.is_none() {
@@ -159,9 +174,9 @@ impl Desk {
     }
 
     /// Lets somebody else reach the segment.
-    pub(crate) fn invite(&self, rights: Rights) -> Result<(u32, Secret), Error> {
+    pub(crate) fn invite(&self, invitation: Invitation) -> Result<(u32, Secret), Error> {
         let none = || Error::new(Code::InvalidArgument, "only a segment has memory that others may reach");
-        lock(&self.state).guests.as_mut().ok_or_else(none)?.invite(rights)
+        lock(&self.state).guests.as_mut().ok_or_else(none)?.invite(invitation)
     }
 
     /// What lies here, in the order of its coming.
@@ -179,7 +194,8 @@ impl Drop for OpenDesk {
         lock(&self.desk.state).guests = None;
         let ended = Error::new(Code::LeaseEnded, "the lease has ended");
         for arrival in self.desk.take() {
-            arrival.greeting.refuse(&arrival.socket, &ended);
+            // It is answered.
+            let _ = arrival.turn_away(ended.clone());
         }
     }
 }

@@ -4,18 +4,24 @@
 //! sides: the client's are its buffers, the worker's are copies of them, so that a place means the same bytes on
 //! either side and a request says the same whatever carries it.
 //!
+//! Where memory is all that a connection is for, the regions are what was lent to the peer, of one lease or of several, one after
+//! the other, and end one by one.
+//!
 //! A peer names a region by its *key* and nothing else. A key is 16 bits of region number and 48 random bits, new for
 //! each connection's exposure. A wrong key, or a place outside of the region, ends the connection: it cannot be
-//! probed for. A key that was withdrawn is told from one that never was, so that a late access after a lease's end has
-//! a clear error.
+//! probed for. A key that was withdrawn is told from one that never was: a late access after a lease's end has done no wrong, has
+//! a clear error, and leaves the connection to the others.
 
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+
+use sublet_proto::graph::Rights;
 
 use crate::FabricError;
-use crate::region::{PAGE_BYTES, Region, read_only};
-use crate::sync::{AtomicU64, Ordering};
+use crate::region::Region;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::window::{Address, Window};
 
 /// The number of a side's own region.
@@ -38,13 +44,24 @@ pub struct RemoteRegion {
 
 /// See the [module](self).
 pub struct Exposed {
-    own: Region,
-    /// The peer reads, and writes nothing.
-    is_read_only: bool,
-    others: Arc<Window>,
+    memory: Memory,
     /// For each region its key, and in the second half those withdrawn.
     keys: Box<[AtomicU64]>,
     withdrawn: Box<[AtomicU64]>,
+}
+
+/// Where the regions are.
+enum Memory {
+    /// This side's own, and those that have the same number on both sides.
+    Shared { own: Region, others: Arc<Window> },
+    /// What was lent, by its number; and how many numbers are taken.
+    Lent(Box<[OnceLock<Lent>]>, AtomicU32),
+}
+
+/// Lent memory stays mapped as long as the connection, so that nothing has to be waited for when it is withdrawn.
+struct Lent {
+    region: Arc<Region>,
+    rights: Rights,
 }
 
 impl Exposed {
@@ -55,21 +72,31 @@ impl Exposed {
             .as_fd()
             .try_clone_to_owned()
             .map_err(|error| FabricError::system("dup of a region", error))?;
-        let none = || (0..regions.min(1 << INDEX_BITS)).map(|_| AtomicU64::new(NONE)).collect();
         let own = Region::attach(file, own.len_bytes())?;
-        Ok(Exposed { own, is_read_only: false, others, keys: none(), withdrawn: none() })
+        Ok(Exposed { memory: Memory::Shared { own, others }, keys: keys(regions), withdrawn: keys(regions) })
     }
 
-    /// As [`Exposed::new`], of a side that has no other region.
-    pub fn alone(own: &Region) -> Result<Exposed, FabricError> {
-        Exposed::new(own, Arc::new(Window::reserve(1, PAGE_BYTES)?), 1)
+    /// Of a side that lends memory, so many times at most; or that only uses the peer's, of which it knows as many regions. Over
+    /// TCP.
+    pub fn lending(regions: u32) -> Exposed {
+        let (keys, withdrawn) = (keys(regions), keys(regions));
+        let places = keys.iter().map(|_| OnceLock::new()).collect();
+        Exposed { memory: Memory::Lent(places, AtomicU32::new(0)), keys, withdrawn }
     }
 
-    /// As [`Exposed::alone`], for a peer that reads, and writes nothing; over TCP.
-    pub fn to_read(own: &Region) -> Result<Exposed, FabricError> {
-        let exposed = Exposed::alone(own)?;
-        let own = Region::attach_to_read(read_only(own.fd())?, own.len_bytes())?;
-        Ok(Exposed { own, is_read_only: true, ..exposed })
+    /// Lends memory, for reading or for writing, and says under which number and key. None: there were as many before.
+    pub fn lend(
+        &self,
+        region: Arc<Region>,
+        rights: Rights,
+    ) -> Result<Option<(u32, RemoteRegion)>, FabricError> {
+        let Memory::Lent(places, taken) = &self.memory else { return Ok(None) };
+        let next = |taken: u32| ((taken as usize) < places.len()).then(|| taken + 1);
+        let Ok(number) = taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, next) else {
+            return Ok(None);
+        };
+        let _ = places[number as usize].set(Lent { region, rights });
+        Ok(Some((number, self.expose(number)?)))
     }
 
     /// Makes a region reachable; the same answer each time.
@@ -101,7 +128,7 @@ impl Exposed {
     /// Where a peer's access goes in this process.
     #[inline]
     pub fn find(&self, key: u64, offset: u64, len_bytes: u64) -> Result<NonNull<u8>, FabricError> {
-        let region = (key & ((1 << INDEX_BITS) - 1)) as u32;
+        let region = region_of(key);
         if key == NONE
             || self.keys.get(region as usize).map(|known| known.load(Ordering::Acquire)) != Some(key)
         {
@@ -115,22 +142,41 @@ impl Exposed {
     #[inline]
     pub fn find_to_write(&self, key: u64, offset: u64, len_bytes: u64) -> Result<NonNull<u8>, FabricError> {
         let found = self.find(key, offset, len_bytes)?;
-        if self.is_read_only { Err(FabricError::ReadOnly) } else { Ok(found) }
+        match &self.memory {
+            Memory::Shared { .. } => Ok(found),
+            Memory::Lent(..)
+                if self.lent(region_of(key)).is_some_and(|lent| lent.rights == Rights::Write) =>
+            {
+                Ok(found)
+            }
+            Memory::Lent(..) => Err(FabricError::ReadOnly),
+        }
     }
 
     /// Where bytes of a region lie in this process.
     #[inline]
     pub fn pointer(&self, at: Address, len_bytes: u64) -> Option<NonNull<u8>> {
-        if at.region == OWN {
-            self.own.pointer(at.offset, len_bytes)
-        } else {
-            self.others.pointer(at, len_bytes)
+        match &self.memory {
+            Memory::Shared { own, .. } if at.region == OWN => own.pointer(at.offset, len_bytes),
+            Memory::Shared { others, .. } => others.pointer(at, len_bytes),
+            Memory::Lent(..) => self.lent(at.region)?.region.pointer(at.offset, len_bytes),
         }
     }
 
-    /// The regions that have the same number on both sides.
-    pub fn others(&self) -> &Arc<Window> {
-        &self.others
+    /// Where a region is in this process; nowhere if it is not there.
+    pub(crate) fn bytes(&self, region: u32) -> Range<*const u8> {
+        let len_bytes = self.region_bytes(region);
+        let begin = self.pointer(Address { region, offset: 0 }, len_bytes);
+        let begin = begin.map_or(std::ptr::null(), |begin| begin.as_ptr().cast_const());
+        begin..begin.wrapping_add(if begin.is_null() { 0 } else { len_bytes as usize })
+    }
+
+    /// The regions that have the same number on both sides, if there are such.
+    pub fn others(&self) -> Option<&Arc<Window>> {
+        match &self.memory {
+            Memory::Shared { others, .. } => Some(others),
+            Memory::Lent(..) => None,
+        }
     }
 
     /// How many regions there can be.
@@ -140,7 +186,19 @@ impl Exposed {
 
     /// The size of a region, 0 if there is none.
     pub fn region_bytes(&self, region: u32) -> u64 {
-        if region == OWN { self.own.len_bytes() } else { self.others.region_bytes(region) }
+        match &self.memory {
+            Memory::Shared { own, .. } if region == OWN => own.len_bytes(),
+            Memory::Shared { others, .. } => others.region_bytes(region),
+            Memory::Lent(..) => self.lent(region).map_or(0, |lent| lent.region.len_bytes()),
+        }
+    }
+
+    #[inline]
+    fn lent(&self, region: u32) -> Option<&Lent> {
+        match &self.memory {
+            Memory::Shared { .. } => None,
+            Memory::Lent(places, _) => places.get(region as usize)?.get(),
+        }
     }
 
     #[cold]
@@ -151,6 +209,17 @@ impl Exposed {
             _ => FabricError::KeyUnknown,
         }
     }
+}
+
+/// The number in a key.
+#[inline]
+fn region_of(key: u64) -> u32 {
+    (key & ((1 << INDEX_BITS) - 1)) as u32
+}
+
+/// None, of so many regions.
+fn keys(regions: u32) -> Box<[AtomicU64]> {
+    (0..regions.min(1 << INDEX_BITS)).map(|_| AtomicU64::new(NONE)).collect()
 }
 
 fn new_key(region: u32) -> Result<u64, FabricError> {
@@ -193,14 +262,19 @@ mod tests {
     }
 
     #[test]
-    fn who_is_to_read_finds_nothing_to_write() {
-        let region = Region::create("own", 4096).unwrap();
-        region.write(0, b"there").unwrap();
-        let exposed = Exposed::to_read(&region).unwrap();
-        let remote = exposed.expose(OWN).unwrap();
-        assert!(exposed.find(remote.key, 0, 5).is_ok());
-        assert!(matches!(exposed.find_to_write(remote.key, 0, 5), Err(FabricError::ReadOnly)));
-        assert!(matches!(exposed.find_to_write(remote.key ^ 1 << 20, 0, 5), Err(FabricError::KeyUnknown)));
+    fn what_is_lent_to_be_read_is_not_written_and_ends_by_itself() {
+        let region = Arc::new(Region::create("lent", 4096).unwrap());
+        let exposed = Exposed::lending(2);
+        let (_, to_read) = exposed.lend(region.clone(), Rights::Read).unwrap().unwrap();
+        let (number, to_write) = exposed.lend(region.clone(), Rights::Write).unwrap().unwrap();
+        assert!(exposed.find(to_read.key, 0, 5).is_ok() && exposed.find_to_write(to_write.key, 0, 5).is_ok());
+        assert!(matches!(exposed.find_to_write(to_read.key, 0, 5), Err(FabricError::ReadOnly)));
+        assert!(matches!(exposed.find_to_write(to_read.key ^ 1 << 20, 0, 5), Err(FabricError::KeyUnknown)));
+        // A number is not taken twice: who knew the one before would reach the other.
+        exposed.withdraw(number);
+        assert!(matches!(exposed.find(to_write.key, 0, 5), Err(FabricError::KeyExpired { region: 1 })));
+        assert!(exposed.lend(region, Rights::Write).unwrap().is_none());
+        assert!(exposed.find(to_read.key, 0, 5).is_ok());
     }
 
     #[test]

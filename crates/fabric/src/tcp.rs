@@ -20,6 +20,7 @@ use std::net::Shutdown;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 mod encrypted;
 pub mod frame;
@@ -57,6 +58,9 @@ use crate::{FabricError, Provider};
 
 /// Bytes of a word that atomics work on.
 const WORD_BYTES: u64 = 8;
+/// How long an answer out of a region that is withdrawn may take to be sent, and how long it is waited for at a time.
+const LAST_ANSWER_PATIENCE: Duration = Duration::from_millis(100);
+const LAST_ANSWER_NAP: Duration = Duration::from_millis(1);
 /// How long a thread that has asked for something looks for the reply before it sleeps, in looks at memory.
 const LOOKS_FOR_REPLY: u32 = 1 << 15;
 
@@ -142,6 +146,31 @@ impl Endpoint {
         self.regions.set(region, remote)
     }
 
+    /// The peer's region of a number is not reached any more: who waits for something of it stops to.
+    pub fn forget(&self, region: u32) {
+        self.regions.forget(region);
+        self.waiters.poke_all();
+        self.link.wake();
+    }
+
+    /// Ends what a region's key is good for. When this returns, nothing of it is read or written any more by what the peer has
+    /// asked for: what is late is refused. An answer that is sent in part has a moment to be sent wholly; else it ends the
+    /// connection, for this reason.
+    pub fn withdraw(&self, region: u32, reason: &str) {
+        let bytes = self.exposed.bytes(region);
+        self.exposed.withdraw(region);
+        lock(&self.receiving).inbox.spare(&bytes);
+        let until = Instant::now() + LAST_ANSWER_PATIENCE;
+        while lock(&self.sending).outbox.refers_to(&bytes) {
+            if Instant::now() >= until {
+                return self.disconnect(reason);
+            }
+            if !self.flush() {
+                std::thread::sleep(LAST_ANSWER_NAP);
+            }
+        }
+    }
+
     /// See [`crate::Endpoint::put_imm`].
     #[inline]
     pub fn put_imm<const WORDS: usize>(
@@ -196,7 +225,7 @@ impl Endpoint {
         // SAFETY: `into` is borrowed for this call, which lets the request go when nobody receives; see `ask`.
         let request = unsafe { self.requests.bytes(NonNull::from(into).cast(), len_bytes) };
         let (key, offset) = (place.key, place.base.wrapping_add(from.offset));
-        self.ask(request, |request| Frame::Get { request, key, offset, len_bytes }).map(|_| ())
+        self.ask(from.region, request, |request| Frame::Get { request, key, offset, len_bytes }).map(|_| ())
     }
 
     /// Asks for bytes and does not wait for them. None: there are too many already that nobody has waited for.
@@ -219,7 +248,10 @@ impl Endpoint {
         };
         let (key, offset) = (place.key, place.base.wrapping_add(from.offset));
         match self.send_request(&request, |request| Frame::Get { request, key, offset, len_bytes }) {
-            Ok(connection) => Ok(Some(Getting { end: self.clone(), request: Some((request, connection)) })),
+            Ok(connection) => {
+                let request = Some((request, connection));
+                Ok(Some(Getting { end: self.clone(), region: from.region, request }))
+            }
             Err(error) => {
                 self.let_go(request);
                 Err(error)
@@ -231,14 +263,20 @@ impl Endpoint {
     pub fn fetch_add(&self, at: Address, value: u64) -> Result<u64, FabricError> {
         let place = self.aligned(at, WORD_BYTES)?;
         let (key, offset) = (place.key, place.base.wrapping_add(at.offset));
-        self.ask(self.requests.word(), |request| Frame::FetchAdd { request, key, offset, value })
+        self.ask(at.region, self.requests.word(), |request| Frame::FetchAdd { request, key, offset, value })
     }
 
     /// See [`crate::Endpoint::compare_swap`].
     pub fn compare_swap(&self, at: Address, expected: u64, new: u64) -> Result<u64, FabricError> {
         let place = self.aligned(at, WORD_BYTES)?;
         let (key, offset) = (place.key, place.base.wrapping_add(at.offset));
-        self.ask(self.requests.word(), |request| Frame::CompareSwap { request, key, offset, expected, new })
+        self.ask(at.region, self.requests.word(), |request| Frame::CompareSwap {
+            request,
+            key,
+            offset,
+            expected,
+            new,
+        })
     }
 
     /// See [`crate::Endpoint::mapped`].
@@ -274,10 +312,15 @@ impl Endpoint {
         if self.link.is_up() { error } else { self.link.error() }
     }
 
-    /// Sends a request and waits for its reply.
-    fn ask(&self, request: Request, frame: impl FnOnce(u32) -> Frame) -> Result<u64, FabricError> {
+    /// Sends a request about a region of the peer's and waits for its reply.
+    fn ask(
+        &self,
+        region: u32,
+        request: Request,
+        frame: impl FnOnce(u32) -> Frame,
+    ) -> Result<u64, FabricError> {
         match self.send_request(&request, frame) {
-            Ok(connection) => self.reply(request, connection),
+            Ok(connection) => self.reply(region, request, connection),
             Err(error) => {
                 self.let_go(request);
                 Err(error)
@@ -299,23 +342,31 @@ impl Endpoint {
         Ok(connection)
     }
 
-    /// Waits for the reply to a request, or the end of its connection.
-    fn reply(&self, request: Request, connection: u32) -> Result<u64, FabricError> {
+    /// Waits for the reply to a request, or the end of its connection, or until its region is [forgotten](Endpoint::forget).
+    fn reply(&self, region: u32, request: Request, connection: u32) -> Result<u64, FabricError> {
         let (line, turn) = request.line();
-        let over = || self.link.connection() != connection;
+        let over = || self.link.connection() != connection || !self.regions.is_known(region);
         if self.spin(line, turn, LOOKS_FOR_REPLY) || self.wait(line, turn, None, over) {
-            return Ok(request.word());
+            return request.word().ok_or(FabricError::KeyExpired { region });
         }
         self.let_go(request);
-        Err(self.link.error())
+        Err(if self.link.is_up() { FabricError::KeyExpired { region } } else { self.link.error() })
     }
 
     /// Ends a request that has no reply. That may be on its way all the same, and this is what ends it: under the lock
-    /// nobody writes to its place, and once the request is gone nobody will.
+    /// nobody writes to its place, and once this returns nobody will.
     fn let_go(&self, request: Request) {
         let mut receiving = lock(&self.receiving);
-        receiving.inbox.abandon(request.number());
-        drop(request);
+        let is_coming = receiving.inbox.abandon(request.number());
+        if is_coming || !self.link.is_up() {
+            drop(request);
+            return;
+        }
+        request.abandon();
+        // It may have gone down before the request was abandoned, and then nobody answers it.
+        if !self.link.is_up() {
+            self.requests.void_unwanted();
+        }
     }
 
     /// The peer has ended the stream without a reason.
@@ -361,6 +412,7 @@ impl Endpoint {
     fn end(&self, reason: &str, shut_down: impl FnOnce()) {
         if self.link.end(reason) {
             shut_down();
+            self.requests.void_unwanted();
             self.link.wake();
             self.waiters.poke_all();
         }
@@ -392,6 +444,7 @@ impl Endpoint {
 /// Bytes that have been asked for. Dropped, it waits for them.
 pub struct Getting {
     end: Arc<Endpoint>,
+    region: u32,
     /// Until the reply was waited for: with the connection by which it comes.
     request: Option<(Request, u32)>,
 }
@@ -407,7 +460,7 @@ impl Getting {
 
     fn finish(&mut self) -> Result<(), FabricError> {
         let Some((request, connection)) = self.request.take() else { return Ok(()) };
-        self.end.reply(request, connection).map(|_| ())
+        self.end.reply(self.region, request, connection).map(|_| ())
     }
 }
 

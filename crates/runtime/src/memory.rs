@@ -41,6 +41,7 @@ pub(crate) mod piece;
 pub(crate) mod pieces;
 mod plan;
 mod segment;
+pub(crate) mod trunk;
 
 /// How much is made 0 at a time.
 const ZEROS_BYTES: u64 = 1 << 20;
@@ -269,16 +270,22 @@ impl Memory {
         }
     }
 
-    /// Lets somebody else reach a piece: once, with the ticket that this returns.
-    pub(crate) fn invite(&self, piece: &Piece, rights: Rights) -> Result<v1::SegmentTicket, Error> {
+    /// Lets somebody else reach a piece: once, with the ticket that this returns; by a connection that it has, if that can be.
+    pub(crate) fn invite(
+        &self,
+        piece: &Piece,
+        rights: Rights,
+        joins: Option<v1::Joins>,
+    ) -> Result<v1::SegmentTicket, Error> {
         let segment = lock(&self.segments).iter().find(|segment| segment.lease.id == piece.segment).cloned();
         let over = || Error::new(Code::LeaseEnded, format!("segment {} was given back", piece.segment));
         let segment = segment.ok_or_else(over)?;
         let network = segment.network.as_ref().ok_or_else(|| guest::no_network(&segment.lease))?;
         let encrypted = matches!(self.terms.fabric, FabricChoice::Tcp { encrypted: true });
-        let invite = v1::Invite { writable: rights == Rights::Write, encrypted };
+        let invite = v1::Invite { writable: rights == Rights::Write, encrypted, joins: joins.clone() };
         let invited = self.keeper.invite(&segment, invite)?;
-        Ok(v1::SegmentTicket { address: network.address.clone(), invited: Some(invited) })
+        let joins = joins.filter(|_| invited.joined);
+        Ok(v1::SegmentTicket { address: network.address.clone(), invited: Some(invited), joins })
     }
 
     /// The end of a stretch that can be read.

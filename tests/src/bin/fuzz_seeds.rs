@@ -203,7 +203,7 @@ fn node_messages() -> Vec<Vec<u8>> {
     use worker_to_client::Body as FromWorker;
     let failure = || v1::Failure { code: Code::NoCapacity.number(), message: "2 cores asked".into() };
     let to_agent = [
-        ToAgent::Attach(v1::Attach { ticket: vec![1; 80], start: true, fabric: None }),
+        ToAgent::Attach(v1::Attach { ticket: vec![1; 80], start: true, fabric: None, joins: String::new() }),
         ToAgent::Start(v1::Start {}),
         ToAgent::Stop(v1::Stop { reason: "deadline".into() }),
         ToAgent::Release(v1::Release {}),
@@ -217,6 +217,7 @@ fn node_messages() -> Vec<Vec<u8>> {
             link_secret: vec![1; 32],
             worker_certificate: vec![2; 40],
             memory: Some(v1::RegionKey { key: 1 << 20, base: 0 }),
+            joined: false,
         }),
         FromAgent::Started(v1::Started { pid: 7, requested_ns: 1, package_ready_ns: 2, spawned_ns: 3 }),
         FromAgent::WorkerExited(v1::WorkerExited {

@@ -1,43 +1,52 @@
 //! A segment's memory for programs on other machines: the node's progress thread carries out what is asked of it.
 //!
-//! They know the memory by a key, which is good as long as the lease; who may only read has another one. The client has one
-//! connection, which it proves to be its own as it proves those of workers; another takes the place of the one before. Its
-//! [guests](crate::guests) have one each.
+//! They know the memory by a key, which is good as long as the lease. The client has one connection, which it proves to be its own
+//! as it proves those of workers, and its [guests](crate::guests) have one each; or they have one already, by which they reach
+//! another segment of this node, and this one [joins](crate::trunk) it.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use sublet_fabric::exposed::{Exposed, OWN, RemoteRegion};
-use sublet_fabric::region::Region;
+use sublet_fabric::region::{Region, read_only};
 use sublet_fabric::tcp::{self, Stream};
 use sublet_fabric::tls::Identity;
-use sublet_proto::v1::{self, RegionKey};
+use sublet_proto::graph::Rights;
+use sublet_proto::v1::{self, Joins, RegionKey};
 use sublet_proto::{Code, Error};
 use tracing::info;
 
 use crate::carrier::{Carrier, new_secret};
 use crate::gate::Gate;
-use crate::guests::{Guests, Rights};
+use crate::guests::{CLIENT, Guests, Invitation};
 use crate::links::{Arrival, OpenDesk};
 use crate::node::Node;
+use crate::trunk::{Joined, Trunk};
 
-/// Connections of guests at a time.
+/// Who reaches it at a time.
 const MAX_GUESTS: usize = 1024;
 
 /// See the [module](self). When it is dropped, nobody reaches the memory any more.
 pub(super) struct Served {
     open: OpenDesk,
-    to_write: Arc<Exposed>,
-    to_read: Arc<Exposed>,
+    to_write: Arc<Region>,
+    to_read: Arc<Region>,
     /// Of encrypted connections: the client's, and its guests'.
     identity: Option<Identity>,
     guests_identity: Option<Identity>,
-    client: Option<Arc<tcp::Endpoint>>,
-    guests: Vec<Arc<tcp::Endpoint>>,
+    /// How a client of another machine reaches it.
+    client: Option<Client>,
+    guests: Vec<Joined>,
+}
+
+struct Client {
+    key: RegionKey,
+    joined: Joined,
+    /// By a connection that it had.
+    has_joined: bool,
 }
 
 impl Served {
-    /// For a client on another machine, or the guests of one on this.
+    /// For a client on another machine, which may have a connection that this is to join, or the guests of one on this.
     pub(super) fn open(
         node: &Node,
         lease: &v1::Lease,
@@ -50,22 +59,30 @@ impl Served {
             // Nobody has it.
             None => new_secret()?,
         };
-        let guests = Guests::of(memory.fd())?;
+        let file = memory.fd().try_clone_to_owned();
+        let file = file.map_err(|error| Error::new(Code::System, format!("dup of a segment: {error}")))?;
+        let to_write = Arc::new(Region::attach(file, memory.len_bytes())?);
+        let to_read = Arc::new(Region::attach_to_read(read_only(memory.fd())?, memory.len_bytes())?);
+        let mut guests = Guests::of(memory.fd())?;
+        let client = carrier.map(|carrier| Client::new(gate, lease, carrier, &to_write)).transpose()?;
+        if let Some(client) = &client {
+            guests.serve_client(client.joined.trunk());
+        }
         Ok(Served {
             // A segment's client has one connection, as if it had one worker.
             open: gate.links.open(&lease.id, (secret, 1), Some(guests))?,
-            to_write: Arc::new(Exposed::alone(memory)?),
-            to_read: Arc::new(Exposed::to_read(memory)?),
+            to_write,
+            to_read,
             identity: carrier.and_then(|carrier| carrier.identity.clone()),
             guests_identity: None,
-            client: None,
+            client,
             guests: Vec::new(),
         })
     }
 
-    /// By which the client reaches it.
-    pub(super) fn key(&self) -> Result<RegionKey, Error> {
-        key_of(&self.to_write)
+    /// By which a client of another machine reaches it, and whether by a connection that it had.
+    pub(super) fn key(&self) -> Option<(RegionKey, bool)> {
+        self.client.as_ref().map(|client| (client.key, client.has_joined))
     }
 
     /// Readable when connections have arrived.
@@ -80,7 +97,19 @@ impl Served {
         lease: &v1::Lease,
         asked: &v1::Invite,
     ) -> Result<v1::Invited, Error> {
-        let encrypted = asked.encrypted || gate(node, lease)?.described.encrypted;
+        let gate = gate(node, lease)?;
+        let encrypted = asked.encrypted || gate.described.encrypted;
+        let (memory, rights) = match asked.writable {
+            true => (&self.to_write, Rights::Write),
+            false => (&self.to_read, Rights::Read),
+        };
+        self.guests.retain(|guest| !guest.is_over());
+        if self.guests.len() < MAX_GUESTS
+            && let Some((joined, key)) = join(gate, lease, asked.joins.as_ref(), encrypted, (memory, rights))?
+        {
+            self.guests.push(joined);
+            return Ok(v1::Invited { memory: Some(key), joined: true, ..v1::Invited::default() });
+        }
         let certificate = match (encrypted, &self.guests_identity) {
             (false, _) => Vec::new(),
             (true, Some(identity)) => identity.certificate.clone(),
@@ -89,9 +118,10 @@ impl Served {
                 self.guests_identity.insert(identity).certificate.clone()
             }
         };
-        let memory = key_of(if asked.writable { &self.to_write } else { &self.to_read })?;
-        let (guest, secret) = self.open.desk.invite(Rights { writable: asked.writable, encrypted })?;
-        Ok(v1::Invited { guest, secret: secret.to_vec(), memory: Some(memory), certificate })
+        let (joined, key) = begin(lease, encrypted, (memory, rights))?;
+        let (guest, secret) = self.open.desk.invite(Invitation { rights, joined })?;
+        let secret = secret.to_vec();
+        Ok(v1::Invited { guest, secret, memory: Some(key), certificate, joined: false })
     }
 
     /// Serves the connections that have arrived.
@@ -103,55 +133,81 @@ impl Served {
         }
     }
 
-    /// Whose connection it is, is answered first: it goes on with TLS where that is meant.
-    fn take(&mut self, node: &Node, arrival: Arrival) -> Result<(), Error> {
-        let Arrival { guest, socket, greeting, .. } = arrival;
-        self.guests.retain(|end| end.down().is_none());
-        if guest.is_some() && self.guests.len() >= MAX_GUESTS {
-            let error = Error::new(Code::TryLater, format!("{MAX_GUESTS} others reach the segment already"));
-            greeting.refuse(&socket, &error);
-            return Err(error);
+    fn take(&mut self, node: &Node, mut arrival: Arrival) -> Result<(), Error> {
+        self.guests.retain(|guest| !guest.is_over());
+        if arrival.guest.is_some() && self.guests.len() >= MAX_GUESTS {
+            let message = format!("{MAX_GUESTS} others reach the segment already");
+            return arrival.turn_away(Error::new(Code::TryLater, message));
         }
-        greeting.accept(&socket)?;
-        let identity = match guest {
-            None => self.identity.as_ref(),
-            Some(rights) => self.guests_identity.as_ref().filter(|_| rights.encrypted),
+        let guest = arrival.guest.take().map(|invitation| invitation.joined);
+        let own = self.client.as_ref().filter(|client| !client.has_joined).map(|client| &client.joined);
+        let Some(trunk) = guest.as_ref().or(own).map(|joined| joined.trunk().clone()) else {
+            let message = "the segment is reached by the connection that it has joined";
+            return arrival.turn_away(Error::new(Code::PermissionDenied, message));
         };
-        let stream = match identity {
-            None => Stream::plain(socket)?,
-            Some(identity) => Stream::encrypted_server(socket, identity)?,
-        };
-        let reached = match guest {
-            Some(Rights { writable: false, .. }) => &self.to_read,
-            _ => &self.to_write,
-        };
-        let end = Arc::new(tcp::Endpoint::new(reached.clone(), None));
-        end.connect(stream)?;
-        match guest {
-            None => {
-                disconnect(self.client.replace(end.clone()), "another connection has taken its place");
+        let identity = if guest.is_some() { &self.guests_identity } else { &self.identity };
+        match begun(&trunk, arrival, identity.as_ref()) {
+            Ok(end) => {
+                self.guests.extend(guest);
+                Ok(node.progress()?.serve(end)?)
             }
-            Some(_) => self.guests.push(end.clone()),
+            Err(error) => {
+                trunk.give_up();
+                Err(error)
+            }
         }
-        Ok(node.progress()?.serve(end)?)
     }
 }
 
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.to_write.withdraw(OWN);
-        self.to_read.withdraw(OWN);
-        disconnect(self.client.take().into_iter().chain(self.guests.drain(..)), "the lease has ended");
+impl Client {
+    fn new(gate: &Gate, lease: &v1::Lease, carrier: &Carrier, memory: &Arc<Region>) -> Result<Client, Error> {
+        let encrypted = carrier.identity.is_some();
+        let joins = carrier.joins.as_ref().map(|segment| Joins { segment: segment.clone(), guest: CLIENT });
+        let memory = (memory, Rights::Write);
+        if let Some((joined, key)) = join(gate, lease, joins.as_ref(), encrypted, memory)? {
+            return Ok(Client { key, joined, has_joined: true });
+        }
+        let (joined, key) = begin(lease, encrypted, memory)?;
+        Ok(Client { key, joined, has_joined: false })
     }
 }
 
-fn disconnect(ends: impl IntoIterator<Item = Arc<tcp::Endpoint>>, reason: &str) {
-    ends.into_iter().for_each(|end| end.disconnect(reason));
+/// Has memory join a connection, if there is such a one, of the same tenant, that has room.
+fn join(
+    gate: &Gate,
+    lease: &v1::Lease,
+    joins: Option<&Joins>,
+    encrypted: bool,
+    (memory, rights): (&Arc<Region>, Rights),
+) -> Result<Option<(Joined, RegionKey)>, Error> {
+    let trunk = joins.and_then(|joins| gate.links.trunk(joins));
+    match trunk.filter(|trunk| trunk.takes(&lease.tenant, encrypted)) {
+        Some(trunk) => trunk.lend(memory, rights),
+        None => Ok(None),
+    }
 }
 
-fn key_of(exposed: &Exposed) -> Result<RegionKey, Error> {
-    let RemoteRegion { key, base, .. } = exposed.expose(OWN)?;
-    Ok(RegionKey { key, base })
+/// Memory, and a connection that is to come for it.
+fn begin(
+    lease: &v1::Lease,
+    encrypted: bool,
+    (memory, rights): (&Arc<Region>, Rights),
+) -> Result<(Joined, RegionKey), Error> {
+    let lent = Trunk::new(&lease.tenant, encrypted).lend(memory, rights)?;
+    lent.ok_or_else(|| Error::new(Code::Internal, "a new connection without room"))
+}
+
+/// Whose connection it is, is answered first: it goes on with TLS where that is meant.
+fn begun(trunk: &Trunk, arrival: Arrival, identity: Option<&Identity>) -> Result<Arc<tcp::Endpoint>, Error> {
+    let Arrival { socket, greeting, .. } = arrival;
+    greeting.accept(&socket)?;
+    trunk.begin(match (trunk.encrypted, identity) {
+        (false, _) => Stream::plain(socket)?,
+        (true, Some(identity)) => Stream::encrypted_server(socket, identity)?,
+        (true, None) => {
+            return Err(Error::new(Code::Internal, "an encrypted connection without a certificate"));
+        }
+    })
 }
 
 fn gate<'node>(node: &'node Node, lease: &v1::Lease) -> Result<&'node Gate, Error> {

@@ -19,12 +19,14 @@ impl Supervisor<'_> {
         let held = &self.held;
         let carrier = held.carrier.as_ref();
         let identity = carrier.and_then(|carrier| carrier.identity.as_ref());
+        let memory = self.served.as_ref().and_then(Served::key);
         let attached = ToClient::Attached(v1::Attached {
             inbox_bytes: held.inbox.len_bytes(),
             ticks_per_ns: self.node.calibration.ticks_per_ns(),
             link_secret: carrier.and_then(|carrier| carrier.secret).map_or(Vec::new(), Vec::from),
             worker_certificate: identity.map_or(Vec::new(), |identity| identity.certificate.clone()),
-            memory: self.served.as_ref().map(Served::key).transpose()?,
+            memory: memory.map(|(key, _)| key),
+            joined: memory.is_some_and(|(_, has_joined)| has_joined),
         });
         match carrier {
             None => self.tell_with(attached, &[held.inbox.fd()]),

@@ -185,25 +185,27 @@ impl Thread {
             }
             Body::Piece(piece) => {
                 let (piece, file) = self.reach(channel, piece)?;
-                Ok((Body::Piece(piece), Some(file)))
+                Ok((Body::Piece(piece), file))
             }
             end => Ok((end, None)),
         }
     }
 
-    /// The memory of a segment of this node, or a connection to that of another.
-    fn reach(&self, channel: usize, piece: v1::Piece) -> Result<(v1::Piece, OwnedFd), Error> {
+    /// The memory of a segment of this node, or a connection to that of another, which the process may have.
+    fn reach(&self, channel: usize, piece: v1::Piece) -> Result<(v1::Piece, Option<OwnedFd>), Error> {
         let protocol = |message: &str| Error::new(Code::Protocol, message);
         let ticket = piece.ticket.as_ref().ok_or_else(|| protocol("memory without a ticket"))?;
         let invited = ticket.invited.as_ref().ok_or_else(|| protocol("a ticket without an invitation"))?;
         let state = channel.checked_sub(1).and_then(|index| self.states.get(index));
         let state = state.ok_or_else(|| protocol("memory of no channel"))?;
-        let secret = guest::secret_of(invited)?;
-        if let Some(file) = self.links.admit(&piece.segment, (invited.guest, &secret), state)? {
-            return Ok((v1::Piece { ticket: None, ..piece }, file));
+        if ticket.joins.is_none() {
+            let secret = guest::secret_of(invited)?;
+            if let Some(file) = self.links.admit(&piece.segment, (invited.guest, &secret), state)? {
+                return Ok((v1::Piece { ticket: None, ..piece }, Some(file)));
+            }
         }
-        let (socket, connected) = guest::connect(&piece.segment, ticket)?;
-        Ok((v1::Piece { ticket: None, connected: Some(connected), ..piece }, socket.into()))
+        let (connected, socket) = guest::connected(&piece.segment, ticket)?;
+        Ok((v1::Piece { ticket: None, connected: Some(connected), ..piece }, socket.map(OwnedFd::from)))
     }
 }
 
@@ -288,7 +290,7 @@ mod tests {
         ask(&process, 1);
         usher.hear().unwrap();
         let nobody = v1::Invited { guest: 1, secret: vec![7; 32], ..v1::Invited::default() };
-        let ticket = v1::SegmentTicket { address: "127.0.0.1:1".into(), invited: Some(nobody) };
+        let ticket = v1::SegmentTicket { address: "127.0.0.1:1".into(), invited: Some(nobody), joins: None };
         let segment = "0123456789abcdef0123456789abcdef".to_owned();
         let piece = || {
             Body::Piece(Piece { segment: segment.clone(), ticket: Some(ticket.clone()), ..Piece::default() })

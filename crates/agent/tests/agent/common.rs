@@ -332,7 +332,7 @@ impl Node {
     /// A connection that has shown a ticket; the answer is still to be received.
     pub fn show_ticket(&self, ticket: Vec<u8>) -> Client {
         let client = self.connect();
-        client.say(ToAgent::Attach(Attach { ticket, start: false, fabric: None }));
+        client.say(ToAgent::Attach(Attach { ticket, start: false, fabric: None, ..Attach::default() }));
         client
     }
 

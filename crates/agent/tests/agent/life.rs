@@ -101,7 +101,12 @@ fn a_renewed_lease_outlives_its_first_end_and_is_held_by_its_latest_ticket() {
 fn a_worker_that_is_wanted_at_once_is_told_after_the_attachment() {
     let node = Node::with_worker(SLEEPS);
     let client = node.connect();
-    client.say(ToAgent::Attach(Attach { ticket: node.ticket(node.lease("a")), start: true, fabric: None }));
+    client.say(ToAgent::Attach(Attach {
+        ticket: node.ticket(node.lease("a")),
+        start: true,
+        fabric: None,
+        ..Attach::default()
+    }));
     client.hear_attached();
     let (started, _control) = client.hear_started();
     assert!(is_alive(started.pid));
@@ -111,7 +116,7 @@ fn a_worker_that_is_wanted_at_once_is_told_after_the_attachment() {
     let client = node.connect();
     let package = format!("sha256:{}", "0".repeat(64));
     let ticket = node.ticket(Lease { package, ..node.lease("b") });
-    client.say(ToAgent::Attach(Attach { ticket, start: true, fabric: None }));
+    client.say(ToAgent::Attach(Attach { ticket, start: true, fabric: None, ..Attach::default() }));
     client.hear_attached();
     assert_eq!(client.hear_failure().0, Code::UnknownPackage, "the lease is there, the worker is not");
     client.say(ToAgent::Release(Release {}));
@@ -124,7 +129,12 @@ fn a_provisional_lease_is_handed_over_when_the_token_is_verified() {
     let client = node.connect();
     let held_by = node.ticket(node.lease("a"));
     node.manager.book().confirming = Confirming::Good(held_by.clone());
-    client.say(ToAgent::Attach(Attach { ticket: provisional(&node, "a"), start: true, fabric: None }));
+    client.say(ToAgent::Attach(Attach {
+        ticket: provisional(&node, "a"),
+        start: true,
+        fabric: None,
+        ..Attach::default()
+    }));
     client.hear_attached();
     client.hear_started();
     assert_eq!(node.manager.book().confirmations, ["a"]);
@@ -143,7 +153,12 @@ fn a_refused_provisional_lease_is_undone_and_costs_nothing() {
     let refusal = Error::new(Code::Unauthenticated, "the token is unknown");
     node.manager.book().confirming = Confirming::Bad(refusal);
     let client = node.connect();
-    client.say(ToAgent::Attach(Attach { ticket: provisional(&node, "a"), start: true, fabric: None }));
+    client.say(ToAgent::Attach(Attach {
+        ticket: provisional(&node, "a"),
+        start: true,
+        fabric: None,
+        ..Attach::default()
+    }));
     assert_eq!(client.hear_failure(), (Code::Unauthenticated, "the token is unknown".to_owned()));
     client.assert_closed();
     let report = node.manager.wait_ended("a");
@@ -156,7 +171,12 @@ fn a_provisional_lease_that_nobody_verifies_is_undone_and_was_never_billed() {
     let node = Node::with_worker(SLEEPS);
     node.manager.book().confirming = Confirming::Silent;
     let client = node.connect();
-    client.say(ToAgent::Attach(Attach { ticket: provisional(&node, "a"), start: true, fabric: None }));
+    client.say(ToAgent::Attach(Attach {
+        ticket: provisional(&node, "a"),
+        start: true,
+        fabric: None,
+        ..Attach::default()
+    }));
     let (code, message) = client.hear_failure();
     assert_eq!(code, Code::PermissionDenied);
     assert!(message.contains("could not be verified"), "{message}");
@@ -172,7 +192,12 @@ fn a_client_that_goes_while_its_token_is_verified_leaves_nothing_behind() {
     let node = Node::with_worker(SLEEPS);
     node.manager.book().confirming = Confirming::Silent;
     let client = node.connect();
-    client.say(ToAgent::Attach(Attach { ticket: provisional(&node, "a"), start: true, fabric: None }));
+    client.say(ToAgent::Attach(Attach {
+        ticket: provisional(&node, "a"),
+        start: true,
+        fabric: None,
+        ..Attach::default()
+    }));
     node.manager.wait_for("it is asked", |book| !book.confirmations.is_empty());
     drop(client);
     assert_eq!(node.manager.wait_ended("a").end_reason, "the client is gone");

@@ -122,7 +122,12 @@ fn a_ticket_attaches_once() {
     let node = Node::with_worker(SLEEPS);
     let client = node.attach(node.lease("a"));
     assert_eq!(node.show(node.lease("a")).hear_failure().0, Code::PermissionDenied);
-    client.say(ToAgent::Attach(Attach { ticket: node.ticket(node.lease("b")), start: false, fabric: None }));
+    client.say(ToAgent::Attach(Attach {
+        ticket: node.ticket(node.lease("b")),
+        start: false,
+        fabric: None,
+        ..Attach::default()
+    }));
     assert_eq!(client.hear_failure().0, Code::AlreadyAllocated);
     client.say(ToAgent::Release(Release {}));
     assert_eq!(client.hear_end().code, 0);
@@ -221,8 +226,12 @@ fn connections_are_bounded() {
     let start = std::time::Instant::now();
     loop {
         let client = connect();
-        let attach =
-            ToAgent::Attach(Attach { ticket: node.ticket(node.lease("a")), start: false, fabric: None });
+        let attach = ToAgent::Attach(Attach {
+            ticket: node.ticket(node.lease("a")),
+            start: false,
+            fabric: None,
+            ..Attach::default()
+        });
         // Refused before it has said anything, it cannot send.
         let _ = client.0.send(&ClientToAgent { body: Some(attach) }.encode_to_vec(), &[]);
         if let (agent_to_client::Body::Attached(_), _) = client.hear() {

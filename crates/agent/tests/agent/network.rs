@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use prost::Message;
+use sublet_fabric::FabricError;
 use sublet_fabric::exposed::{Exposed, OWN, RemoteRegion};
 use sublet_fabric::greeting::{self, DataLink, Kind};
 use sublet_fabric::packet::PacketError;
-use sublet_fabric::region::{PAGE_BYTES, Region};
 use sublet_fabric::remote::RemoteSocket;
 use sublet_fabric::tcp::{self, Stream};
 use sublet_fabric::window::Address;
@@ -19,6 +19,7 @@ use sublet_proto::v1::agent_to_client::Body as FromAgent;
 use sublet_proto::v1::client_to_agent::Body as ToAgent;
 use sublet_proto::v1::*;
 use sublet_proto::{Code, Error};
+use sublet_runtime::guest::MAX_JOINED;
 
 use crate::common::*;
 use crate::{SLEEPS, assert_dies};
@@ -63,7 +64,12 @@ impl Remote {
 
     fn show(node: &Node, lease: Lease, fabric: Option<FabricChoice>) -> Remote {
         let client = Remote::connect(node);
-        client.say(ToAgent::Attach(Attach { ticket: node.ticket(lease), start: false, fabric }));
+        client.say(ToAgent::Attach(Attach {
+            ticket: node.ticket(lease),
+            start: false,
+            fabric,
+            ..Attach::default()
+        }));
         client
     }
 
@@ -204,7 +210,12 @@ fn what_a_client_wants_and_the_node_does_not_offer_is_refused_and_its_ticket_sta
     }
     let local = node.connect();
     let fabric = Some(Fabric::Tcp.choice(true));
-    local.say(ToAgent::Attach(Attach { ticket: node.ticket(node.lease(LEASE)), start: false, fabric }));
+    local.say(ToAgent::Attach(Attach {
+        ticket: node.ticket(node.lease(LEASE)),
+        start: false,
+        fabric,
+        ..Attach::default()
+    }));
     assert_eq!(local.hear_failure().0, Code::FabricUnavailable, "at the agent's socket");
     let client = Remote::show(&node, node.lease(LEASE), Some(Fabric::Tcp.choice(true)));
     assert!(!client.hear_attached().worker_certificate.is_empty());
@@ -366,10 +377,18 @@ fn a_lease_of_this_machine_is_as_before() {
 
 /// A segment, whose client is on the node's own machine.
 fn segment(node: &Node) -> Client {
-    let lease = Lease { package: String::new(), cores: 0, memory_bytes: 1 << 20, ..node.lease(LEASE) };
-    let client = node.show(lease);
+    segment_of(node, LEASE, "")
+}
+
+fn segment_of(node: &Node, id: &str, tenant: &str) -> Client {
+    let client = node.show(memory(node, id, tenant));
     client.hear_attached();
     client
+}
+
+fn memory(node: &Node, id: &str, tenant: &str) -> Lease {
+    let (package, tenant) = (String::new(), tenant.into());
+    Lease { package, tenant, cores: 0, memory_bytes: 1 << 20, ..node.lease(id) }
 }
 
 fn invite(client: &Client, invite: Invite) -> Invited {
@@ -384,12 +403,15 @@ fn invite(client: &Client, invite: Invite) -> Invited {
 fn guest(node: &Node, invited: &Invited) -> tcp::Endpoint {
     let (socket, answer) = link(node, LEASE, (invited.guest, 1), &invited.secret);
     answer.unwrap();
-    let nothing = Region::create("nothing", PAGE_BYTES).unwrap();
-    let end = tcp::Endpoint::new(Arc::new(Exposed::alone(&nothing).unwrap()), None);
+    let end = tcp::Endpoint::new(Arc::new(Exposed::lending(4)), None);
     end.connect(Stream::plain(socket).unwrap()).unwrap();
-    let RegionKey { key, base } = invited.memory.unwrap();
-    end.reach(OWN, RemoteRegion { key, base, len_bytes: 1 << 20 }).unwrap();
+    reach(&end, OWN, invited.memory);
     end
+}
+
+fn reach(end: &tcp::Endpoint, region: u32, key: Option<RegionKey>) {
+    let RegionKey { key, base } = key.unwrap();
+    end.reach(region, RemoteRegion { key, base, len_bytes: 1 << 20 }).unwrap();
 }
 
 #[test]
@@ -397,7 +419,7 @@ fn a_segment_is_reached_by_who_was_invited_once_and_for_what_was_said() {
     let node = node();
     let client = segment(&node);
     let (reader, writer) =
-        (invite(&client, Invite::default()), invite(&client, Invite { writable: true, encrypted: false }));
+        (invite(&client, Invite::default()), invite(&client, Invite { writable: true, ..Invite::default() }));
     assert_ne!((reader.guest, &reader.secret), (writer.guest, &writer.secret));
     assert_ne!(reader.memory, writer.memory, "who may read has a key of its own");
     let refused = |guest: u32, secret: &[u8], code| {
@@ -428,6 +450,90 @@ fn a_segment_is_reached_by_who_was_invited_once_and_for_what_was_said() {
 }
 
 #[test]
+fn further_segments_join_a_connection_and_end_one_by_one() {
+    let node = node();
+    let (one, two) = (segment(&node), segment_of(&node, OTHER_LEASE, ""));
+    let writer = Invite { writable: true, ..Invite::default() };
+    let invited = invite(&one, writer.clone());
+    let joins = Some(Joins { segment: LEASE.into(), guest: invited.guest });
+    // As well before the connection is there as afterwards.
+    let joined = invite(&two, Invite { joins: joins.clone(), ..writer.clone() });
+    assert!(joined.joined && joined.secret.is_empty() && !invited.joined);
+    let end = guest(&node, &invited);
+    reach(&end, 1, joined.memory);
+    let reader = invite(&two, Invite { joins: joins.clone(), ..Invite::default() });
+    reach(&end, 2, reader.memory);
+    let at = |region| Address { region, offset: 4096 };
+    let read = |region| {
+        let mut bytes = [0; 3];
+        end.get(at(region), &mut bytes).map(|()| bytes)
+    };
+    end.put(at(0), b"one").unwrap();
+    end.put(at(1), b"two").unwrap();
+    assert_eq!([0, 1, 2].map(|region| read(region).unwrap()), [*b"one", *b"two", *b"two"]);
+    // A segment of another tenant does not, nor what is to be encrypted, nor to what is not there.
+    let other = segment_of(&node, "00000000000000000000000000000003", "another");
+    let nobody = Some(Joins { guest: 99, ..joins.clone().unwrap() });
+    for (client, asked) in [
+        (&other, Invite { joins: joins.clone(), ..writer.clone() }),
+        (&two, Invite { joins: joins.clone(), encrypted: true, ..writer.clone() }),
+        (&two, Invite { joins: nobody, ..writer.clone() }),
+    ] {
+        let refused = invite(client, asked);
+        assert!(!refused.joined && refused.secret.len() == 32);
+    }
+    one.say(ToAgent::Release(Release {}));
+    assert!(matches!(one.hear().0, FromAgent::LeaseEnded(_)));
+    assert!(matches!(read(0), Err(FabricError::KeyExpired { region: 0 })), "{:?}", read(0));
+    assert_eq!(read(1).unwrap(), *b"two");
+    two.say(ToAgent::Release(Release {}));
+    assert!(matches!(two.hear().0, FromAgent::LeaseEnded(_)));
+    assert!(matches!(read(1), Err(FabricError::Disconnected { .. })), "with the last segment: {:?}", read(1));
+}
+
+#[test]
+fn a_connection_carries_so_many_segments_and_no_more() {
+    let node = node();
+    let (one, two) = (segment(&node), segment_of(&node, OTHER_LEASE, ""));
+    let invited = invite(&one, Invite::default());
+    let joins = Some(Joins { segment: LEASE.into(), guest: invited.guest });
+    let joined = (0..MAX_JOINED).map(|_| invite(&two, Invite { joins: joins.clone(), ..Invite::default() }));
+    let joined: Vec<bool> = joined.map(|invited| invited.joined).collect();
+    assert!(joined[..joined.len() - 1].iter().all(|joined| *joined) && !joined[joined.len() - 1]);
+}
+
+#[test]
+fn a_client_of_another_machine_has_one_connection_for_its_segments() {
+    let node = node();
+    let attach = |id: &str, tenant: &str, joins: &str| {
+        let ticket = node.ticket(memory(&node, id, tenant));
+        let client = Remote::connect(&node);
+        let (fabric, joins) = (Some(Fabric::Tcp.choice(false)), joins.into());
+        client.say(ToAgent::Attach(Attach { ticket, fabric, joins, ..Attach::default() }));
+        let attached = client.hear_attached();
+        (client, attached)
+    };
+    let (_one, first) = attach(LEASE, "", "");
+    let (_two, second) = attach(OTHER_LEASE, "", LEASE);
+    assert!(!first.joined && second.joined);
+    let (socket, answer) = link(&node, LEASE, (0, 1), &first.link_secret);
+    answer.unwrap();
+    let end = tcp::Endpoint::new(Arc::new(Exposed::lending(2)), None);
+    end.connect(Stream::plain(socket).unwrap()).unwrap();
+    reach(&end, 0, first.memory);
+    reach(&end, 1, second.memory);
+    end.put(Address { region: 1, offset: 0 }, b"two").unwrap();
+    end.get(Address { region: 1, offset: 0 }, &mut [0; 3]).unwrap();
+    // It has no other, and nobody joins that of another tenant.
+    let (_third, third) = attach("00000000000000000000000000000003", "", OTHER_LEASE);
+    assert!(third.joined, "it is known by each of its segments");
+    let (socket, answer) = link(&node, OTHER_LEASE, (0, 1), &second.link_secret);
+    assert!(answer.is_err() || Stream::plain(socket).is_err(), "it is reached by the one that it joined");
+    let (_other, other) = attach("00000000000000000000000000000004", "another", LEASE);
+    assert!(!other.joined);
+}
+
+#[test]
 fn nobody_is_invited_to_workers_or_to_a_node_without_a_network() {
     let node = node();
     let (workers, _) = Remote::attach(&node);
@@ -448,7 +554,7 @@ fn where_the_node_insists_guests_are_encrypted() {
     let open = node_with(SLEEPS, |_| {});
     let client = segment(&open);
     assert!(invite(&client, Invite::default()).certificate.is_empty());
-    assert!(!invite(&client, Invite { encrypted: true, writable: false }).certificate.is_empty());
+    assert!(!invite(&client, Invite { encrypted: true, ..Invite::default() }).certificate.is_empty());
 }
 
 #[test]

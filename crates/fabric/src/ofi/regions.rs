@@ -124,7 +124,7 @@ impl Regions {
         let in_own = (memory as usize).checked_sub(own.as_ptr() as usize);
         let region = match in_own.filter(|from| (*from as u64).saturating_add(len_bytes) <= own_bytes) {
             Some(_) => OWN,
-            None => self.exposed.others().locate(memory, len_bytes)?.region,
+            None => self.exposed.others()?.locate(memory, len_bytes)?.region,
         };
         self.ours.get(region as usize)?.as_ref()?.registration
     }

@@ -100,6 +100,11 @@ pub enum Frame {
         /// What it was.
         before: u64,
     },
+    /// What was asked for is of a region that is not reached any more.
+    Refused {
+        /// The request.
+        request: u32,
+    },
     /// The connection ends here. The reason follows, as text.
     Cut {
         /// Its length.
@@ -115,6 +120,7 @@ const FETCH_ADD: u8 = 5;
 const COMPARE_SWAP: u8 = 6;
 const ATOMIC_REPLY: u8 = 7;
 const CUT: u8 = 8;
+const REFUSED: u8 = 9;
 
 /// The fields of a header, by place.
 #[derive(Default, PartialEq, Eq)]
@@ -181,6 +187,7 @@ impl Frame {
             Frame::AtomicReply { request, before } => {
                 Fields { kind: ATOMIC_REPLY, number: request, third: before, ..none }
             }
+            Frame::Refused { request } => Fields { kind: REFUSED, number: request, ..none },
             Frame::Cut { len_bytes } => Fields { kind: CUT, number: len_bytes, ..none },
         }
     }
@@ -227,6 +234,7 @@ impl Fields {
             FETCH_ADD => Frame::FetchAdd { request, key, offset, value: third },
             COMPARE_SWAP => Frame::CompareSwap { request, key, offset, expected: third, new: fourth },
             ATOMIC_REPLY => Frame::AtomicReply { request, before: third },
+            REFUSED => Frame::Refused { request },
             CUT if request as usize <= MAX_REASON_BYTES => Frame::Cut { len_bytes: request },
             _ => return None,
         })
@@ -261,7 +269,7 @@ mod tests {
 
     fn frames() -> impl Strategy<Value = Frame> {
         let numbers = (any::<u32>(), any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>());
-        (0u8..8, numbers, 0..=BODY_WORDS as u8).prop_map(
+        (0u8..9, numbers, 0..=BODY_WORDS as u8).prop_map(
             |(kind, (request, key, offset, third, fourth), words)| {
                 let turn = Turn::from_bits(fourth as u32);
                 match kind {
@@ -272,6 +280,7 @@ mod tests {
                     4 => Frame::FetchAdd { request, key, offset, value: third },
                     5 => Frame::CompareSwap { request, key, offset, expected: third, new: fourth },
                     6 => Frame::AtomicReply { request, before: third },
+                    7 => Frame::Refused { request },
                     _ => Frame::Cut { len_bytes: request % (MAX_REASON_BYTES as u32 + 1) },
                 }
             },
@@ -285,7 +294,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_are_one_frame_in_its_only_form_or_an_error(mut bytes: [u8; HEADER_BYTES], kind in 0u8..10) {
+        fn any_bytes_are_one_frame_in_its_only_form_or_an_error(mut bytes: [u8; HEADER_BYTES], kind in 0u8..11) {
             bytes[0] = kind;
             for zeroed in [false, true] {
                 if zeroed {

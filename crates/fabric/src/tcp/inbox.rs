@@ -1,6 +1,7 @@
 //! What has arrived: a buffer for frames, and the rest of a payload that goes straight to where it belongs.
 
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::frame::{Frame, HEADER_BYTES, MAX_REASON_BYTES};
@@ -13,6 +14,8 @@ use crate::region::copy_bytes;
 const BUFFER_BYTES: usize = 16 << 10;
 /// Bytes of a payload that are taken with one system call, at most, so that no payload keeps a thread from its others.
 const MAX_STRETCH_BYTES: u64 = 4 << 20;
+/// The same of one that goes nowhere.
+const SCRAP_BYTES: usize = 64 << 10;
 /// Bytes that must be in the buffer together, at most: a header with a line's body or a reason.
 const MAX_WHOLE_BYTES: usize = HEADER_BYTES + MAX_REASON_BYTES;
 const _: () = assert!(BODY_WORDS * 8 <= MAX_REASON_BYTES && MAX_WHOLE_BYTES * 2 < BUFFER_BYTES);
@@ -23,11 +26,14 @@ pub(super) struct Inbox {
     start: usize,
     end: usize,
     payload: Option<Payload>,
+    /// For what goes nowhere. There when it was needed.
+    scrap: Box<[u8]>,
 }
 
 /// Bytes that are still to come. While there are some, the buffer is empty.
 struct Payload {
-    into: NonNull<u8>,
+    /// Nowhere: what it was for is over.
+    into: Option<NonNull<u8>>,
     left: u64,
     /// The request that is complete with them.
     request: Option<u32>,
@@ -39,24 +45,40 @@ unsafe impl Send for Inbox {}
 /// Where a payload goes.
 #[derive(Clone, Copy)]
 pub(super) struct Destination {
-    pub(super) into: NonNull<u8>,
+    /// Nowhere: the bytes are only taken off the stream.
+    pub(super) into: Option<NonNull<u8>>,
     pub(super) len_bytes: u64,
     pub(super) request: Option<u32>,
 }
 
 impl Inbox {
     pub(super) fn new() -> Inbox {
-        Inbox { buffer: vec![0; BUFFER_BYTES].into(), start: 0, end: 0, payload: None }
+        let (buffer, scrap) = (vec![0; BUFFER_BYTES].into(), Box::default());
+        Inbox { buffer, start: 0, end: 0, payload: None, scrap }
     }
 
     pub(super) fn clear(&mut self) {
         (self.start, self.end, self.payload) = (0, 0, None);
     }
 
-    /// Stops to deliver the reply to this request. Only for a connection that is down: what follows cannot be read.
-    pub(super) fn abandon(&mut self, request: u32) {
-        if self.payload.as_ref().is_some_and(|payload| payload.request == Some(request)) {
-            self.clear();
+    /// Stops to deliver the reply to this request. Says whether it was on its way; then nothing more comes of it.
+    pub(super) fn abandon(&mut self, request: u32) -> bool {
+        self.divert(|payload| payload.request == Some(request))
+    }
+
+    /// Stops to deliver what goes to these bytes.
+    pub(super) fn spare(&mut self, bytes: &Range<*const u8>) {
+        self.divert(|payload| payload.into.is_some_and(|into| bytes.contains(&into.as_ptr().cast_const())));
+    }
+
+    /// The payload under way goes nowhere, if it is such a one.
+    fn divert(&mut self, is_it: impl FnOnce(&Payload) -> bool) -> bool {
+        match self.payload.as_mut().filter(|payload| is_it(payload)) {
+            Some(payload) => {
+                (payload.into, payload.request) = (None, None);
+                true
+            }
+            None => false,
         }
     }
 
@@ -75,15 +97,22 @@ impl Inbox {
             (self.start, self.end) = (0, self.end - self.start);
         }
         let first = match &self.payload {
-            Some(Payload { into, left, .. }) => (into.as_ptr(), (*left).min(MAX_STRETCH_BYTES) as usize),
+            Some(Payload { into: Some(into), left, .. }) => {
+                (into.as_ptr(), (*left).min(MAX_STRETCH_BYTES) as usize)
+            }
+            Some(Payload { into: None, left, .. }) => {
+                if self.scrap.is_empty() {
+                    self.scrap = vec![0; SCRAP_BYTES].into();
+                }
+                (self.scrap.as_mut_ptr(), (*left).min(SCRAP_BYTES as u64) as usize)
+            }
             None => (std::ptr::null_mut(), 0),
         };
         let rest = &mut self.buffer[self.end..];
         // A payload that is not asked for wholly must be followed by nothing else.
-        let rest_len = if self.payload.as_ref().is_some_and(|payload| payload.left > MAX_STRETCH_BYTES) {
-            0
-        } else {
-            rest.len()
+        let rest_len = match &self.payload {
+            Some(payload) if payload.left > first.1 as u64 => 0,
+            _ => rest.len(),
         };
         let parts = [
             Part { iov_base: first.0.cast(), iov_len: first.1 },
@@ -94,7 +123,7 @@ impl Inbox {
         let of_payload = received.min(first.1);
         if let Some(payload) = &mut self.payload {
             // SAFETY: within the payload's place.
-            payload.into = unsafe { payload.into.add(of_payload) };
+            payload.into = payload.into.map(|into| unsafe { into.add(of_payload) });
             payload.left -= of_payload as u64;
         }
         self.end += received - of_payload;
@@ -159,11 +188,13 @@ impl Inbox {
     pub(super) fn deliver(&mut self, to: Destination) {
         let here = (self.end - self.start).min(usize::try_from(to.len_bytes).unwrap_or(usize::MAX));
         let bytes = &self.buffer[self.start..self.start + here];
-        // SAFETY: the destination is writable for its length, and `bytes` is not longer.
-        unsafe { copy_bytes(bytes.as_ptr(), to.into.as_ptr(), here) };
+        let into = to.into.map(|into| {
+            // SAFETY: the destination is writable for its length, and `bytes` is not longer.
+            unsafe { copy_bytes(bytes.as_ptr(), into.as_ptr(), here) };
+            // SAFETY: within the destination or one past its end.
+            unsafe { into.add(here) }
+        });
         self.start += here;
-        // SAFETY: within the destination or one past its end.
-        let into = unsafe { to.into.add(here) };
         self.payload = Some(Payload { into, left: to.len_bytes - here as u64, request: to.request });
     }
 }

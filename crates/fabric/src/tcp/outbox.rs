@@ -2,6 +2,7 @@
 
 use super::stream::{Part, Stream};
 use std::io;
+use std::ops::Range;
 use std::ptr::NonNull;
 
 /// Bytes that are gathered, at most.
@@ -63,6 +64,12 @@ impl Outbox {
 
     pub(super) fn is_empty(&self) -> bool {
         self.first == self.count
+    }
+
+    /// Whether something is still to be sent from these bytes.
+    pub(super) fn refers_to(&self, bytes: &Range<*const u8>) -> bool {
+        let is_of = |part: &Queued| matches!(part, Queued::Elsewhere { at, .. } if bytes.contains(at));
+        self.parts[self.first..self.count].iter().any(is_of)
     }
 
     /// Whether there is room for so many gathered bytes and a stretch of memory.

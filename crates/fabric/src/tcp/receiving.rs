@@ -137,7 +137,8 @@ impl Endpoint {
     fn apply(&self, frame: Frame, inbox: &mut Inbox) -> Result<(), FabricError> {
         match frame {
             Frame::Put { key, offset, len_bytes } => {
-                let into = self.exposed.find_to_write(key, offset, len_bytes)?;
+                // What was put to a region that is over goes nowhere: whoever wants to know asks for something of it.
+                let into = unless_over(self.exposed.find_to_write(key, offset, len_bytes))?;
                 inbox.deliver(Destination { into, len_bytes, request: None });
                 Ok(())
             }
@@ -148,23 +149,23 @@ impl Endpoint {
             }
             Frame::GetReply { request, len_bytes } => {
                 let into = self.requests.place(request, len_bytes)?;
-                inbox.deliver(Destination { into, len_bytes, request: Some(request) });
+                inbox.deliver(Destination { into, len_bytes, request: into.map(|_| request) });
                 Ok(())
             }
             Frame::AtomicReply { request, before } => self.requests.answer(request, before),
+            Frame::Refused { request } => self.requests.refuse(request),
             Frame::Get { request, key, offset, len_bytes } => {
-                self.exposed.find(key, offset, len_bytes)?;
+                unless_over(self.exposed.find(key, offset, len_bytes))?;
                 self.replies.push(Reply::Bytes { request, key, offset, len_bytes })
             }
             Frame::FetchAdd { request, key, offset, value } => {
-                let before = self.shared::<AtomicU64>(key, offset)?.fetch_add(value, Ordering::AcqRel);
-                self.replies.push(Reply::Word { request, before })
+                self.answer(request, key, offset, |word| word.fetch_add(value, Ordering::AcqRel))
             }
             Frame::CompareSwap { request, key, offset, expected, new } => {
-                let word = self.shared::<AtomicU64>(key, offset)?;
-                let swapped = word.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire);
-                let before = swapped.unwrap_or_else(|before| before);
-                self.replies.push(Reply::Word { request, before })
+                self.answer(request, key, offset, |word| {
+                    let swapped = word.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire);
+                    swapped.unwrap_or_else(|before| before)
+                })
             }
             Frame::Cut { len_bytes } => {
                 let reason = inbox.reason(len_bytes);
@@ -172,6 +173,22 @@ impl Endpoint {
                 Ok(())
             }
         }
+    }
+
+    /// Does something to a word, and replies what it was.
+    #[inline]
+    fn answer(
+        &self,
+        request: u32,
+        key: u64,
+        offset: u64,
+        act: impl FnOnce(&AtomicU64) -> u64,
+    ) -> Result<(), FabricError> {
+        let reply = match unless_over(self.shared(key, offset))? {
+            Some(word) => Reply::Word { request, before: act(word) },
+            None => Reply::Refused { request },
+        };
+        self.replies.push(reply)
     }
 
     #[inline]
@@ -192,5 +209,15 @@ impl Endpoint {
         // SAFETY: aligned, and inside of a region, which stays mapped as long as `exposed`; the rest is `Shared`'s
         // promise.
         Ok(unsafe { pointer.as_ref() })
+    }
+}
+
+/// What was found; nothing in a region whose key was good once. A peer cannot know yet that it is not, and has done no wrong.
+#[inline]
+fn unless_over<T>(found: Result<T, FabricError>) -> Result<Option<T>, FabricError> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(FabricError::KeyExpired { .. }) => Ok(None),
+        Err(error) => Err(error),
     }
 }

@@ -50,6 +50,18 @@ impl Regions {
         }
     }
 
+    /// A region is not reachable.
+    pub(super) fn forget(&self, region: u32) {
+        if let Some(entry) = self.0.get(region as usize) {
+            entry.len_bytes.store(0, Ordering::Release);
+        }
+    }
+
+    /// Whether there is a way to it.
+    pub(super) fn is_known(&self, region: u32) -> bool {
+        self.0.get(region as usize).is_some_and(|entry| entry.len_bytes.load(Ordering::Acquire) > 0)
+    }
+
     /// Where bytes of the peer's are.
     #[inline]
     pub(super) fn find(&self, at: Address, len_bytes: u64) -> Result<Place, FabricError> {

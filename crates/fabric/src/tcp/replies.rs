@@ -20,6 +20,10 @@ pub(super) enum Reply {
         request: u32,
         before: u64,
     },
+    /// The region is not reached any more.
+    Refused {
+        request: u32,
+    },
 }
 
 /// The queue of one end.

@@ -43,6 +43,10 @@ enum Expected {
         len_bytes: u64,
     },
     Word,
+    /// Nobody waits for the reply any more, which comes all the same: so many bytes, or a word.
+    Unwanted {
+        len_bytes: Option<u64>,
+    },
 }
 
 // SAFETY: the place belongs to a thread that waits until nobody writes there any more.
@@ -53,7 +57,12 @@ pub(super) struct Request {
     requests: Arc<Requests>,
     number: u32,
     turn: Turn,
+    /// Whoever ends this frees its place.
+    is_owner: bool,
 }
+
+/// In the line of a request that the peer has refused.
+const REFUSED: u32 = 1;
 
 impl Requests {
     pub(super) fn new() -> Requests {
@@ -110,23 +119,66 @@ impl Requests {
         let mut asked = lock(&self.places[number as usize].asked);
         let turn = Turn::of_use(asked.uses);
         *asked = Asked { uses: asked.uses + 1, expected: Some(expected) };
-        Request { requests: self.clone(), number, turn }
+        Request { requests: self.clone(), number, turn, is_owner: true }
     }
 
     /// The connection that they were for is gone: a reply to any of them makes no sense.
     pub(super) fn void_all(&self) {
+        self.void_unwanted();
         for place in &self.places {
             lock(&place.asked).expected = None;
         }
     }
 
-    /// Where the bytes of a reply go.
-    pub(super) fn place(&self, number: u32, len_bytes: u64) -> Result<NonNull<u8>, FabricError> {
+    /// The same, for those that nobody waits for.
+    pub(super) fn void_unwanted(&self) {
+        for (number, place) in (0..).zip(&self.places) {
+            let mut asked = lock(&place.asked);
+            if let Some(Expected::Unwanted { .. }) = asked.expected {
+                asked.expected = None;
+                drop(asked);
+                self.free(number);
+            }
+        }
+    }
+
+    /// Where the bytes of a reply go; nowhere if nobody waits for them any more.
+    pub(super) fn place(&self, number: u32, len_bytes: u64) -> Result<Option<NonNull<u8>>, FabricError> {
         let place = self.places.get(number as usize).ok_or_else(|| unasked(number))?;
-        match lock(&place.asked).expected {
-            Some(Expected::Bytes { into, len_bytes: expected }) if expected == len_bytes => Ok(into),
+        let mut asked = lock(&place.asked);
+        match asked.expected {
+            Some(Expected::Bytes { into, len_bytes: expected }) if expected == len_bytes => Ok(Some(into)),
+            Some(Expected::Unwanted { len_bytes: Some(expected) }) if expected == len_bytes => {
+                asked.expected = None;
+                drop(asked);
+                self.free(number);
+                Ok(None)
+            }
             _ => Err(unasked(number)),
         }
+    }
+
+    /// The peer does not do what was asked for: its region is not reached any more.
+    pub(super) fn refuse(&self, number: u32) -> Result<(), FabricError> {
+        let place = self.places.get(number as usize).ok_or_else(|| unasked(number))?;
+        let mut asked = lock(&place.asked);
+        match asked.expected.take() {
+            Some(Expected::Unwanted { .. }) => {
+                drop(asked);
+                self.free(number);
+                Ok(())
+            }
+            Some(_) => {
+                place.line.publish(&place.watch, Turn::of_use(asked.uses - 1), REFUSED, &[0; 1]);
+                Ok(())
+            }
+            None => Err(unasked(number)),
+        }
+    }
+
+    fn free(&self, number: u32) {
+        lock(&self.free).push(number);
+        self.freed.notify_one();
     }
 
     /// The bytes are there.
@@ -145,6 +197,11 @@ impl Requests {
         match asked.expected.take() {
             Some(Expected::Word) => {
                 place.line.publish(&place.watch, Turn::of_use(asked.uses - 1), 0, &[word]);
+                Ok(())
+            }
+            Some(Expected::Unwanted { len_bytes: None }) => {
+                drop(asked);
+                self.free(number);
                 Ok(())
             }
             other => {
@@ -176,17 +233,32 @@ impl Request {
         ((&place.line, &place.watch), self.turn)
     }
 
-    /// The word that came.
-    pub(super) fn word(&self) -> u64 {
-        let (_, [word]) = self.line().0.0.read();
-        word
+    /// The word that came; nothing if the request was refused.
+    pub(super) fn word(&self) -> Option<u64> {
+        let (immediate, [word]) = self.line().0.0.read();
+        (immediate != REFUSED).then_some(word)
+    }
+
+    /// Its place stays taken until the reply comes, or the connection ends.
+    pub(super) fn abandon(mut self) {
+        let mut asked = lock(&self.requests.places[self.number as usize].asked);
+        let len_bytes = match asked.expected {
+            Some(Expected::Bytes { len_bytes, .. }) => Some(len_bytes),
+            Some(Expected::Word) => None,
+            // It has come.
+            Some(Expected::Unwanted { .. }) | None => return,
+        };
+        asked.expected = Some(Expected::Unwanted { len_bytes });
+        drop(asked);
+        self.is_owner = false;
     }
 }
 
 impl Drop for Request {
     fn drop(&mut self) {
-        lock(&self.requests.places[self.number as usize].asked).expected = None;
-        lock(&self.requests.free).push(self.number);
-        self.requests.freed.notify_one();
+        if self.is_owner {
+            lock(&self.requests.places[self.number as usize].asked).expected = None;
+            self.requests.free(self.number);
+        }
     }
 }

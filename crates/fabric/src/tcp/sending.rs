@@ -227,10 +227,10 @@ impl Endpoint {
             Reply::Word { request, before } => {
                 sending.outbox.copy(&Frame::AtomicReply { request, before }.encode());
             }
+            Reply::Refused { request } => sending.outbox.copy(&Frame::Refused { request }.encode()),
             Reply::Bytes { request, key, offset, len_bytes } => {
                 let Ok(from) = self.exposed.find(key, offset, len_bytes) else {
-                    self.fail("the key of a region expired while it was being read");
-                    return;
+                    return self.add_reply(sending, Reply::Refused { request });
                 };
                 let len = len_bytes as usize;
                 sending.outbox.copy(&Frame::GetReply { request, len_bytes }.encode());

@@ -4,6 +4,7 @@
 
 mod ends;
 mod large;
+mod lent;
 mod libfabric;
 mod operations;
 mod pairs;

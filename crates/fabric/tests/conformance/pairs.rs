@@ -260,11 +260,11 @@ impl Pair {
         match (&self.end, &self.passive) {
             (Endpoint::Shm(end), _) => end.register(number, memory.fd(), len_bytes),
             (Endpoint::Tcp(end), Passive::Stream(theirs)) => {
-                theirs.exposed().others().map(number, memory.fd().as_fd(), len_bytes)?;
+                theirs.exposed().others().unwrap().map(number, memory.fd().as_fd(), len_bytes)?;
                 end.reach(number, theirs.expose(number)?)
             }
             (Endpoint::Ofi(end), Passive::Ofi(theirs, exposed)) => {
-                exposed.others().map(number, memory.fd().as_fd(), len_bytes)?;
+                exposed.others().unwrap().map(number, memory.fd().as_fd(), len_bytes)?;
                 end.reach(number, theirs.expose(number)?)
             }
             _ => panic!("the ends of a pair have the same provider"),

@@ -64,22 +64,8 @@ fn an_unaligned_word_ends_the_connection_and_both_sides_say_why() {
     });
 }
 
-#[test]
-fn a_key_that_has_expired_says_so_on_both_sides() {
-    over(STREAMS, |pair| {
-        pair.end.fetch_add(at(0), 1).unwrap();
-        pair.passive.stream().exposed().withdraw(REGION);
-        let error = pair.end.fetch_add(at(0), 1).unwrap_err();
-        assert!(error.to_string().contains("the key of region 3 has expired"), "{error}");
-        assert!(their_reason(&pair).contains("the key of region 3 has expired"));
-        let mut word = [0; 8];
-        pair.target.read(0, &mut word).unwrap();
-        assert_eq!(u64::from_ne_bytes(word), 1, "nothing was written with it");
-    });
-}
-
 /// An end, and the bare socket of its peer.
-fn with_bare_peer() -> (Node, tcp::Endpoint, TcpStream) {
+pub fn with_bare_peer() -> (Node, tcp::Endpoint, TcpStream) {
     let (left, right) = sockets();
     right.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let node = Node::new(LEN);

@@ -70,6 +70,7 @@ impl Attaching {
             ticket: grant.ticket,
             start: true,
             fabric,
+            joins: String::new(),
         }))?;
         Ok(Attaching { description, package, options, inbox, agent, by, asked_ns })
     }

@@ -8,7 +8,7 @@ use sublet_fabric::tcp::Getting;
 use sublet_proto::Error;
 
 use super::cache::{Asked, Cache, Source};
-use super::piece::Piece;
+use super::piece::{Piece, unreached};
 use super::pieces::{Owner, Pieces};
 
 /// What a component with pieces on other machines has more than another.
@@ -154,7 +154,7 @@ impl Asking {
 
     fn finish(&mut self) -> Result<(), Error> {
         match self.getting.take() {
-            Some(getting) => Ok(getting.wait()?),
+            Some(getting) => getting.wait().map_err(unreached),
             None => Ok(()),
         }
     }

@@ -1,21 +1,25 @@
 //! Reaching a segment that somebody else has leased: a worker process, where its run's client has the lease.
 //!
 //! The client asks the segment's agent for an invitation, and hands it on as a ticket over connections that are there
-//! already (Scad 4.2.3). Whoever shows it at the agent's port gets a connection to the memory, and nobody a second one.
+//! already (Scad 4.2.3). Whoever shows it at the agent's port gets a connection to the memory, and nobody a second one. Who has a
+//! connection to that agent gets none: the segment joins that ([`trunk`](super::trunk)).
 
 use std::net::TcpStream;
+use std::sync::Arc;
 
 use sublet_fabric::greeting::{self, DataLink, Kind, Secret};
 use sublet_fabric::tcp::Stream;
 use sublet_proto::v1::{self, Connected, Invited, SegmentTicket};
 use sublet_proto::{Code, Error};
 
-use super::piece::{At, Piece};
+use super::trunk::Trunk;
 use crate::lease::dial::Dial;
 use crate::lease::link::protocol;
 
 /// The counter of a guest's one connection.
 const FIRST_LINK: u64 = 1;
+/// Segments that a connection carries in its time, at most: then there is another.
+pub const MAX_JOINED: u32 = 128;
 
 /// A segment whose agent other machines do not reach.
 pub(super) fn no_network(lease: &v1::Lease) -> Error {
@@ -27,15 +31,27 @@ pub(super) fn no_network(lease: &v1::Lease) -> Error {
 }
 
 /// Connects to a segment's memory, as its ticket allows. What is next on the connection says [`Connected`].
-///
-/// # Errors
-/// What the agent says, as that the ticket was used before; `agent_unreachable`.
-pub fn connect(segment: &str, ticket: &SegmentTicket) -> Result<(TcpStream, Connected), Error> {
+fn connect(segment: &str, ticket: &SegmentTicket) -> Result<(TcpStream, Connected), Error> {
     let invited = ticket.invited.as_ref().ok_or_else(|| protocol("a ticket without an invitation"))?;
     let socket = Dial { address: ticket.address.clone(), interface: None }.connect()?;
     let link = DataLink { lease: lease_bytes(segment)?, worker: invited.guest, counter: FIRST_LINK };
     greeting::greet(&socket, &Kind::Data(link), Some(&secret_of(invited)?))?;
-    Ok((socket, Connected { memory: invited.memory, certificate: invited.certificate.clone() }))
+    let certificate = invited.certificate.clone();
+    Ok((socket, Connected { memory: invited.memory, certificate, guest: invited.guest, joins: None }))
+}
+
+/// Connects to a segment's memory, as its ticket allows; without a socket if that has joined a connection that the process has.
+/// What is next on the connection says [`Connected`].
+///
+/// # Errors
+/// What the agent says, as that the ticket was used before; `agent_unreachable`.
+pub fn connected(segment: &str, ticket: &SegmentTicket) -> Result<(Connected, Option<TcpStream>), Error> {
+    if ticket.joins.is_some() {
+        let memory = ticket.invited.as_ref().and_then(|invited| invited.memory);
+        return Ok((Connected { memory, joins: ticket.joins.clone(), ..Connected::default() }, None));
+    }
+    let (socket, connected) = connect(segment, ticket)?;
+    Ok((connected, Some(socket)))
 }
 
 /// The 32 bytes that an invitation has.
@@ -54,12 +70,10 @@ fn lease_bytes(lease: &str) -> Result<[u8; 16], Error> {
     Ok(id.to_be_bytes())
 }
 
-/// What is reached by a connection.
-pub(crate) fn reached(at: At, socket: TcpStream, connected: &Connected) -> Result<Piece, Error> {
-    let key = connected.memory.ok_or_else(|| protocol("a connection to memory without its key"))?;
-    let stream = match connected.certificate.as_slice() {
+/// A connection on which the agent has been greeted.
+pub(crate) fn trunk(socket: TcpStream, connected: &Connected) -> Result<Arc<Trunk>, Error> {
+    Trunk::connect(match connected.certificate.as_slice() {
         [] => Stream::plain(socket)?,
         certificate => Stream::encrypted_client(socket, certificate)?,
-    };
-    Piece::there(at, stream, key)
+    })
 }

@@ -1,18 +1,18 @@
-//! One piece of a memory component, as a process reaches it: mapped, or behind a connection of its own.
+//! One piece of a memory component, as a process reaches it: mapped, or behind a connection.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use sublet_fabric::exposed::{Exposed, OWN, RemoteRegion};
-use sublet_fabric::region::{PAGE_BYTES, Region};
+use sublet_fabric::FabricError;
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
-use sublet_fabric::tcp::{self, Stream};
+use sublet_fabric::tcp;
 use sublet_fabric::window::Address;
 use sublet_proto::v1::RegionKey;
 use sublet_proto::{Code, Error};
 
 use super::far::Asking;
+use super::trunk::Trunk;
 use crate::lease::link::protocol;
 
 /// See the [module](self).
@@ -29,6 +29,8 @@ pub(crate) struct Piece {
     settled: AtomicU64,
     /// What was asked for and not waited for.
     asked: Arc<AtomicU32>,
+    /// Why it is not reached any more.
+    over: OnceLock<String>,
 }
 
 /// Which bytes a piece is.
@@ -43,7 +45,8 @@ pub(crate) struct At {
 /// Where they are.
 enum Bytes {
     Here(OwnedFd),
-    There(Arc<tcp::Endpoint>),
+    /// Under this number.
+    There(Arc<Trunk>, u32),
 }
 
 impl Piece {
@@ -53,17 +56,15 @@ impl Piece {
     }
 
     /// One that its agent serves on this connection, under this key.
-    pub(crate) fn there(at: At, stream: Stream, key: RegionKey) -> Result<Piece, Error> {
-        let end = Arc::new(tcp::Endpoint::new(nothing_of_ours()?, None));
-        end.connect(stream)?;
-        end.reach(OWN, RemoteRegion { key: key.key, base: key.base, len_bytes: at.len_bytes })?;
-        Ok(Piece::new(at, Bytes::There(end)))
+    pub(crate) fn there(at: At, trunk: Arc<Trunk>, key: RegionKey) -> Result<Piece, Error> {
+        let region = trunk.reach(key, at.len_bytes)?;
+        Ok(Piece::new(at, Bytes::There(trunk, region)))
     }
 
     fn new(at: At, bytes: Bytes) -> Piece {
-        let (puts, settled, asked) = Default::default();
+        let (puts, settled, asked, over) = Default::default();
         let At { segment, node, offset, len_bytes } = at;
-        Piece { segment, node, offset, len_bytes, bytes, puts, settled, asked }
+        Piece { segment, node, offset, len_bytes, bytes, puts, settled, asked, over }
     }
 
     /// Where it ends in the component.
@@ -75,7 +76,7 @@ impl Piece {
     pub(crate) fn file(&self) -> Option<BorrowedFd<'_>> {
         match &self.bytes {
             Bytes::Here(file) => Some(file.as_fd()),
-            Bytes::There(_) => None,
+            Bytes::There(..) => None,
         }
     }
 
@@ -90,24 +91,28 @@ impl Piece {
 
     /// Brings bytes of another machine, from this place of the component.
     pub(crate) fn get(&self, offset: u64, into: &mut [u8]) -> Result<(), Error> {
-        Ok(self.connection()?.get(self.at(offset), into)?)
+        let (end, at) = self.connection(offset)?;
+        end.get(at, into).map_err(unreached)
     }
 
     /// Sends bytes to another machine. When they are [settled](Piece::settle) they are there.
     pub(crate) fn put(&self, offset: u64, from: &[u8]) -> Result<(), Error> {
-        self.connection()?.put(self.at(offset), from)?;
+        let (end, at) = self.connection(offset)?;
+        end.put(at, from).map_err(unreached)?;
         self.puts.fetch_add(1, Ordering::Release);
         Ok(())
     }
 
     /// Adds to a word of another machine. Gives what it was.
     pub(crate) fn fetch_add(&self, offset: u64, value: u64) -> Result<u64, Error> {
-        Ok(self.connection()?.fetch_add(self.at(offset), value)?)
+        let (end, at) = self.connection(offset)?;
+        end.fetch_add(at, value).map_err(unreached)
     }
 
     /// Puts a value in place of the one that is expected in a word of another machine. Gives what it was.
     pub(crate) fn compare_swap(&self, offset: u64, expected: u64, new: u64) -> Result<u64, Error> {
-        Ok(self.connection()?.compare_swap(self.at(offset), expected, new)?)
+        let (end, at) = self.connection(offset)?;
+        end.compare_swap(at, expected, new).map_err(unreached)
     }
 
     /// Asks for bytes of another machine. None: not now.
@@ -120,8 +125,9 @@ impl Piece {
         into: NonNull<u8>,
         len_bytes: u64,
     ) -> Result<Option<Asking>, Error> {
+        let (end, at) = self.connection(offset)?;
         // SAFETY: as the caller vouches.
-        let getting = unsafe { self.connection()?.begin_get(self.at(offset), into, len_bytes) }?;
+        let getting = unsafe { end.begin_get(at, into, len_bytes) }.map_err(unreached)?;
         Ok(getting.map(|getting| Asking::new(getting, self.asked.clone())))
     }
 
@@ -129,7 +135,7 @@ impl Piece {
     pub(super) fn settle(&self) -> Result<(), Error> {
         let puts = self.puts.load(Ordering::Acquire);
         if self.settled.load(Ordering::Acquire) < puts {
-            self.connection()?.get(self.at(self.offset), &mut [0; 1])?;
+            self.get(self.offset, &mut [0; 1])?;
             self.settled.fetch_max(puts, Ordering::AcqRel);
         }
         Ok(())
@@ -138,39 +144,48 @@ impl Piece {
     /// What its connection is polled by while something is asked for that nobody waits for.
     pub(super) fn awaited(&self) -> Option<BorrowedFd<'_>> {
         match &self.bytes {
-            Bytes::There(end) if self.asked.load(Ordering::Acquire) > 0 => end.readable(),
+            Bytes::There(trunk, _) if self.asked.load(Ordering::Acquire) > 0 => trunk.end.readable(),
             _ => None,
         }
     }
 
     /// Takes what has come.
     pub(super) fn progress(&self) {
-        if let Bytes::There(end) = &self.bytes {
+        if let Bytes::There(trunk, _) = &self.bytes {
             // Who waits for it learns of its end.
-            let _ = end.progress();
+            let _ = trunk.end.progress();
         }
     }
 
-    /// Makes whoever waits for another machine stop to.
+    /// Makes whoever waits for it on another machine stop to, and reaches it no more.
     pub(super) fn disconnect(&self, reason: &str) {
-        if let Bytes::There(end) = &self.bytes {
-            end.disconnect(reason);
+        if let Bytes::There(trunk, region) = &self.bytes {
+            let _ = self.over.set(reason.to_owned());
+            trunk.end.forget(*region);
         }
     }
 
-    fn connection(&self) -> Result<&Arc<tcp::Endpoint>, Error> {
+    /// The way to a byte.
+    fn connection(&self, offset: u64) -> Result<(&Arc<tcp::Endpoint>, Address), Error> {
+        if let Some(why) = self.over.get() {
+            let message = format!("segment {} is not reached any more: {why}", self.segment);
+            return Err(Error::new(Code::AgentUnreachable, message));
+        }
         match &self.bytes {
-            Bytes::There(end) => Ok(end),
+            Bytes::There(trunk, region) => {
+                Ok((&trunk.end, Address { region: *region, offset: offset.saturating_sub(self.offset) }))
+            }
             Bytes::Here(_) => Err(protocol("a piece of this machine is mapped")),
         }
     }
-
-    fn at(&self, offset: u64) -> Address {
-        Address { region: OWN, offset: offset.saturating_sub(self.offset) }
-    }
 }
 
-/// The agent reaches nothing of this process: no key of it is told.
-fn nothing_of_ours() -> Result<Arc<Exposed>, Error> {
-    Ok(Arc::new(Exposed::alone(&Region::create("sublet-nothing", PAGE_BYTES)?)?))
+/// A segment whose agent does not lend it any more is as one that is out of reach.
+pub(super) fn unreached(error: FabricError) -> Error {
+    match error {
+        FabricError::KeyExpired { .. } => {
+            Error::new(Code::AgentUnreachable, "its node does not lend it any more")
+        }
+        error => error.into(),
+    }
 }

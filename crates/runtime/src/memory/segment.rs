@@ -1,5 +1,5 @@
 //! One segment: a lease of memory alone, attached at its agent. On this machine it is mapped; on another its agent serves it
-//! over a connection of its own.
+//! over a connection, which is that of a segment there that this process has already, if it has one.
 
 use std::sync::Arc;
 
@@ -7,6 +7,7 @@ use sublet_proto::Error;
 use sublet_proto::v1::{self, client_to_agent};
 
 use super::piece::{At, Piece};
+use super::trunk::{Place, Trunk};
 use crate::fabrics::{Here, Terms};
 use crate::lease::agent::AgentSocket;
 use crate::lease::attach::{reach, read_attached, route};
@@ -36,10 +37,13 @@ impl Segment {
         let (agent, by) = reach(&grant, terms, &Here::default())?;
         let lease = grant.lease.ok_or_else(|| protocol("the grant names no lease"))?;
         let fabric = by.as_ref().map(|(_, network)| network.message());
+        let known = by.as_ref().and_then(|by| Place::of(by).known());
+        let joins = known.as_ref().map_or_else(String::new, |known| known.segment.clone());
         agent.tell(client_to_agent::Body::Attach(v1::Attach {
             ticket: grant.ticket,
             start: false,
             fabric,
+            joins,
         }))?;
         let (attached, file) = read_attached(&agent)?;
         if attached.inbox_bytes != len_bytes {
@@ -56,8 +60,16 @@ impl Segment {
             }
             Some(by) => {
                 let memory = attached.memory.ok_or_else(|| protocol("the agent told no key of a segment"))?;
-                let stream = route(by, agent.peer_ip(), &lease.id, &attached)?.stream(0, FIRST_LINK)?;
-                Piece::there(at, stream, memory)?
+                let place = Place::of(&by);
+                let trunk = match known.filter(|_| attached.joined) {
+                    Some(known) => known.trunk,
+                    None => {
+                        let route = route(by, agent.peer_ip(), &lease.id, &attached)?;
+                        Trunk::connect(route.stream(0, FIRST_LINK)?)?
+                    }
+                };
+                place.note(&lease.id, &trunk);
+                Piece::there(at, trunk, memory)?
             }
         };
         Ok(Segment { lease, agent, piece: Arc::new(piece), network: grant.network })

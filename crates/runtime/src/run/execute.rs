@@ -22,8 +22,11 @@ use super::{RunOptions, is_lost};
 use crate::arena::Buffer;
 use crate::invoker::{Allocation, CallOptions, Invoker, Policy};
 use crate::lease::Lease;
-use crate::lease::link::lock;
+use crate::lease::link::{AGENT_TIMEOUT, lock};
 use crate::manager::ManagerClient;
+
+/// How often it is looked whether agents have said something.
+const LOOK_FOR_AGENTS: Duration = Duration::from_millis(1);
 
 /// What a compute component needs its workers to be. Workers of one component serve another with the same.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -321,10 +324,23 @@ impl Workers {
             let why = spaces.iter().find_map(|access| access.memory.check().err());
             return Err(why.map_or(Failure::Lost(error), failure));
         }
+        if outputs.is_err() {
+            // Functions may hear that their agent is gone, and fail for it, before their client does.
+            self.await_agents();
+        }
         // What a process said that did not know of the run is worth nothing, nor is what was read of memory that is gone.
         links.iter().try_for_each(Link::check).map_err(Failure::Lost)?;
         memory.iter().try_for_each(|access| access.check(instances)).map_err(Failure::Lost)?;
         outputs
+    }
+
+    /// Returns when the workers' agents have said something, or are known to be gone.
+    fn await_agents(&self) {
+        let asked: Vec<Reading> = self.invoker.leases_held().map(Reading::ask).collect();
+        let until = Instant::now() + AGENT_TIMEOUT;
+        while !asked.iter().all(Reading::is_settled) && Instant::now() < until {
+            std::thread::sleep(LOOK_FOR_AGENTS);
+        }
     }
 
     fn call(&self, job: &Job, bytes: &[u8]) -> Result<Outputs, Failure> {

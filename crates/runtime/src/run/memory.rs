@@ -322,8 +322,13 @@ impl Component {
     }
 
     /// Lets a worker process reach a piece of it, by what this returns.
-    fn invite(&self, piece: &Piece, rights: Rights) -> Result<v1::SegmentTicket, Error> {
-        self.made(|memory| memory.invite(piece, rights))
+    fn invite(
+        &self,
+        piece: &Piece,
+        rights: Rights,
+        joins: Option<v1::Joins>,
+    ) -> Result<v1::SegmentTicket, Error> {
+        self.made(|memory| memory.invite(piece, rights, joins))
     }
 
     /// A worker process does not reach a segment of it any more.

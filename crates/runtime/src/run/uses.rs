@@ -41,7 +41,8 @@ impl Reading {
         &self.lease
     }
 
-    fn is_settled(&self) -> bool {
+    /// Whether its agent has answered, or is known to be gone.
+    pub(super) fn is_settled(&self) -> bool {
         self.asked.get().is_some() || self.lease.is_over()
     }
 }

@@ -14,7 +14,6 @@
 //!   is written.
 //! - One question is on the socket at a time, and its answers are taken before the next.
 
-use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, RwLock};
@@ -32,11 +31,10 @@ use super::mailbox::Mailbox;
 pub use super::mailbox::{MAX_MESSAGE_BYTES, Refused};
 use super::swapping;
 use crate::lease::link::{lock, protocol};
-use crate::memory::guest;
-use crate::memory::piece::{At, Piece};
+use crate::memory::piece::Piece;
 use crate::memory::pieces::{CacheSize, Owner, Pieces};
 use crate::memory::{RawReading, Reading};
-use client::{Client, Known, answer};
+use client::{Client, Desk, Known, answer};
 
 mod client;
 
@@ -123,8 +121,8 @@ fn receive_channels(
     cache: CacheSize,
 ) -> Result<Vec<Channel>, Error> {
     let [socket] = descriptors("a run", fds)?;
-    let socket = Arc::new(Mutex::new(PacketSocket::from(socket)));
-    (0..count).map(|number| Channel::receive(number, &socket, workers, cache)).collect()
+    let desk = Arc::new(Mutex::new(Desk::new(PacketSocket::from(socket))));
+    (0..count).map(|number| Channel::receive(number, &desk, workers, cache)).collect()
 }
 
 impl Run {
@@ -224,11 +222,11 @@ impl Channel {
     /// The next that the client tells of.
     fn receive(
         number: u32,
-        socket: &Arc<Mutex<PacketSocket>>,
+        desk: &Arc<Mutex<Desk>>,
         workers: usize,
         cache: CacheSize,
     ) -> Result<Channel, Error> {
-        let (body, fds) = answer(lock(socket).receive(Some(FIRST_ANSWERS_TIMEOUT))?)?;
+        let (body, fds) = answer(lock(desk).socket.receive(Some(FIRST_ANSWERS_TIMEOUT))?)?;
         let memory_answer::Body::Channel(channel) = body else {
             return Err(protocol("a run with fewer channels than it has"));
         };
@@ -239,7 +237,7 @@ impl Channel {
             false => Region::attach_to_read(state, PAGE_BYTES)?,
         };
         let known = channel.is_far.then(Known::default);
-        let client = Arc::new(Client { number, state, known, socket: socket.clone() });
+        let client = Arc::new(Client { number, state, known, desk: desk.clone() });
         // What comes from there is resident, and nothing is read twice.
         let cache = if channel.is_swap { CacheSize::within(0) } else { cache };
         let pieces = Pieces::new(channel.reserved_bytes, rights, cache, client.clone())?;
@@ -537,7 +535,7 @@ impl Channel {
     #[cold]
     fn ask(&self, question: v1::MemoryQuestion) -> Result<(), Error> {
         let asked = || v1::MemoryQuestion { have_bytes: self.pieces.capacity(), ..question };
-        self.client.ask(asked, |piece, fds| self.pieces.add(Arc::new(received(piece, fds)?)))
+        self.client.ask(asked, |piece| self.pieces.add(Arc::new(piece)))
     }
 
     fn use_of(&self, worker: u32) -> u32 {
@@ -583,15 +581,4 @@ pub(crate) fn shared(name: &str) -> Error {
         "memory component {name} is accessed by others, who have neither ended nor released it: it cannot be made shorter"
     );
     Error::new(Code::InvalidArgument, message)
-}
-
-/// What the client, or this machine's agent, has handed over.
-fn received(piece: v1::Piece, fds: Vec<OwnedFd>) -> Result<Piece, Error> {
-    let [fd] = descriptors("memory", fds)?;
-    let v1::Piece { offset, len_bytes, segment, node, connected, .. } = piece;
-    let at = At { segment, node, offset, len_bytes };
-    match connected {
-        None => Ok(Piece::here(at, fd)),
-        Some(connected) => guest::reached(at, TcpStream::from(fd), &connected),
-    }
 }

@@ -3,8 +3,10 @@
 //! Each worker process has a socket on which it asks for memory, and a thread here that answers: with the files of segments, opened
 //! for what the edge allows, or with connections to those of other machines. A process on another machine has that socket of its
 //! agent, which passes questions and answers on, and makes of tickets what its process gets. So a segment is reached by those to
-//! whom its run has given it, and by no other.
+//! whom its run has given it, and by no other. A process has one connection to each node, which further segments there join.
 
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::Receiver;
@@ -65,8 +67,14 @@ impl Link {
         }
         let node = lease.description().node;
         let own = lease.first_worker..lease.first_worker + lease.workers();
-        let answering =
-            |way: &Arc<Way>| Answering { way: way.clone(), channels: channels.clone(), own, instances, node };
+        let answering = |way: &Arc<Way>| Answering {
+            way: way.clone(),
+            channels: channels.clone(),
+            own,
+            instances,
+            node,
+            sent: RefCell::default(),
+        };
         let first = channels.iter().map(Answer::channel);
         let (way, exits) = if lease.is_remote() {
             let first = first.map(|answer| Ok(answer?.bytes)).collect::<Result<_, Error>>()?;
@@ -95,7 +103,7 @@ impl Link {
     /// # Errors
     /// `worker_died` if not: what came from it may be of another.
     pub(in crate::run) fn check(&self) -> Result<(), Error> {
-        if self.lease.exits() == self.exits {
+        if self.lease.exits() == self.exits && !self.lease.is_over() {
             return Ok(());
         }
         Err(Error::new(Code::WorkerDied, "the worker process ended while it executed its component"))
@@ -176,23 +184,36 @@ impl Way {
         });
     }
 
-    /// A piece, as the process or its agent gets it.
-    fn piece(&self, component: &Component, piece: &Piece, rights: Rights) -> Result<Answer, Error> {
-        let (segment, node) = (piece.segment.clone(), piece.node.clone());
-        let Piece { offset, len_bytes, .. } = *piece;
-        let told = v1::Piece { offset, len_bytes, segment, node, ..v1::Piece::default() };
-        let (told, file) = match (self, piece.file()) {
-            (Way::Here(_), Some(file)) => (told, Some(opened(file, rights)?)),
-            (Way::Here(_), None) => {
-                let ticket = component.invite(piece, rights)?;
-                let (socket, connected) = guest::connect(&piece.segment, &ticket)?;
-                (v1::Piece { connected: Some(connected), ..told }, Some(socket.into()))
-            }
-            (Way::Relayed { .. }, _) => {
-                (v1::Piece { ticket: Some(component.invite(piece, rights)?), ..told }, None)
+    /// A segment of another machine, as the process or its agent gets it.
+    fn reached(&self, told: v1::Piece, ticket: v1::SegmentTicket) -> Result<Answer, Error> {
+        let (told, file) = match self {
+            Way::Relayed { .. } => (v1::Piece { ticket: Some(ticket), ..told }, None),
+            Way::Here(_) => {
+                let (connected, socket) = guest::connected(&told.segment, &ticket)?;
+                (v1::Piece { connected: Some(connected), ..told }, socket.map(OwnedFd::from))
             }
         };
         Ok(Answer::new(memory_answer::Body::Piece(told), file))
+    }
+}
+
+/// What a process has been sent.
+#[derive(Default)]
+struct Sent {
+    /// Its connections to nodes, by how their agents know them.
+    trunks: HashMap<String, v1::Joins>,
+    /// The segments of each channel.
+    pieces: HashSet<(u32, String)>,
+}
+
+impl Sent {
+    /// By which connection a process may be able to reach a segment.
+    fn joins(&mut self, channel: u32, piece: &Piece) -> Option<v1::Joins> {
+        // What is asked for again was not reached, and perhaps what it would join neither.
+        if !self.pieces.insert((channel, piece.segment.clone())) {
+            self.trunks.remove(&piece.node);
+        }
+        self.trunks.get(&piece.node).cloned()
     }
 }
 
@@ -205,6 +226,7 @@ struct Answering {
     instances: u32,
     /// Where the process is.
     node: String,
+    sent: RefCell<Sent>,
 }
 
 impl Answering {
@@ -266,7 +288,8 @@ impl Answering {
                 component.refuse(error);
             }
             for piece in grown? {
-                self.way.send(self.way.piece(component, &piece, *rights)?)?;
+                let answer = self.piece((number, component), &piece, *rights)?;
+                self.way.send(answer)?;
             }
         }
         if *rights == Rights::Write {
@@ -274,6 +297,33 @@ impl Answering {
         }
         let ended = component.word(ENDED_AT).load(Ordering::Acquire) as u32;
         Ok(v1::MemoryThere { len_bytes: component.len_bytes(), ended })
+    }
+
+    /// A piece, as the process or its agent gets it.
+    fn piece(
+        &self,
+        (channel, component): (u32, &Component),
+        piece: &Piece,
+        rights: Rights,
+    ) -> Result<Answer, Error> {
+        let (segment, node) = (piece.segment.clone(), piece.node.clone());
+        let Piece { offset, len_bytes, .. } = *piece;
+        let told = v1::Piece { offset, len_bytes, segment, node, ..v1::Piece::default() };
+        if let (Way::Here(_), Some(file)) = (&*self.way, piece.file()) {
+            return Ok(Answer::new(memory_answer::Body::Piece(told), Some(opened(file, rights)?)));
+        }
+        // A process on the segment's own node gets the memory.
+        let is_far = piece.node != self.node;
+        let mut sent = self.sent.borrow_mut();
+        let joins = if is_far { sent.joins(channel, piece) } else { None };
+        let ticket = component.invite(piece, rights, joins)?;
+        let guest = ticket.invited.as_ref().filter(|invited| is_far && !invited.joined).map(|it| it.guest);
+        let answer = self.way.reached(told, ticket)?;
+        if let Some(guest) = guest {
+            let joins = v1::Joins { segment: piece.segment.clone(), guest };
+            sent.trunks.insert(piece.node.clone(), joins);
+        }
+        Ok(answer)
     }
 
     /// One of the process's instances does not access a component any more.

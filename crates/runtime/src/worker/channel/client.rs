@@ -1,5 +1,7 @@
 //! The client that runs the graph, as a channel asks it.
 
+use std::collections::HashMap;
+use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
@@ -12,8 +14,11 @@ use sublet_proto::{Code, Error, decode};
 
 use super::{LEN_AT, OVER_AT};
 use crate::lease::link::{error_of, lock, protocol};
-use crate::memory::piece::Piece;
+use crate::memory::guest;
+use crate::memory::piece::{At, Piece};
 use crate::memory::pieces::Owner;
+use crate::memory::trunk::Trunk;
+use crate::worker::client::descriptors;
 
 /// Who knows of a component, as a channel asks it.
 pub(super) struct Client {
@@ -22,7 +27,49 @@ pub(super) struct Client {
     pub(super) state: Region,
     /// On another machine: how long the component was when it was last asked, and which ends had ended.
     pub(super) known: Option<Known>,
-    pub(super) socket: Arc<Mutex<PacketSocket>>,
+    pub(super) desk: Arc<Mutex<Desk>>,
+}
+
+/// Where all channels of a run ask: one at a time.
+pub(super) struct Desk {
+    pub(super) socket: PacketSocket,
+    /// The connections by which segments of other machines are reached, as long as the run, by the segment and the guest's number
+    /// that they were made for.
+    trunks: HashMap<(String, u32), Arc<Trunk>>,
+}
+
+impl Desk {
+    pub(super) fn new(socket: PacketSocket) -> Desk {
+        Desk { socket, trunks: HashMap::new() }
+    }
+
+    /// What the client, or this machine's agent, has handed over.
+    fn receive(&mut self, piece: v1::Piece, fds: Vec<OwnedFd>) -> Result<Piece, Error> {
+        let v1::Piece { offset, len_bytes, segment, node, connected, .. } = piece;
+        let Some(connected) = connected else {
+            let [file] = descriptors("memory", fds)?;
+            return Ok(Piece::here(At { segment, node, offset, len_bytes }, file));
+        };
+        let key = connected.memory.ok_or_else(|| protocol("a connection to memory without its key"))?;
+        let trunk = match connected.joins {
+            Some(v1::Joins { segment, guest }) => {
+                let [] = descriptors("memory", fds)?;
+                let gone = || {
+                    let message =
+                        format!("the connection by which segment {segment} was reached is not there");
+                    Error::new(Code::AgentUnreachable, message)
+                };
+                self.trunks.get(&(segment.clone(), guest)).cloned().ok_or_else(gone)?
+            }
+            None => {
+                let [socket] = descriptors("memory", fds)?;
+                let trunk = guest::trunk(TcpStream::from(socket), &connected)?;
+                self.trunks.insert((segment.clone(), connected.guest), trunk.clone());
+                trunk
+            }
+        };
+        Piece::there(At { segment, node, offset, len_bytes }, trunk, key)
+    }
 }
 
 #[derive(Default)]
@@ -52,14 +99,14 @@ impl Client {
     pub(super) fn ask(
         &self,
         question: impl FnOnce() -> v1::MemoryQuestion,
-        mut take: impl FnMut(v1::Piece, Vec<OwnedFd>) -> Result<(), Error>,
+        mut take: impl FnMut(Piece) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let socket = lock(&self.socket);
+        let mut desk = lock(&self.desk);
         let question = v1::MemoryQuestion { channel: self.number + 1, ..question() };
-        socket.send(&question.encode_to_vec(), &[])?;
+        desk.socket.send(&question.encode_to_vec(), &[])?;
         loop {
-            match answer(socket.receive(None)?)? {
-                (memory_answer::Body::Piece(piece), fds) => take(piece, fds)?,
+            match answer(desk.socket.receive(None)?)? {
+                (memory_answer::Body::Piece(piece), fds) => take(desk.receive(piece, fds)?)?,
                 (memory_answer::Body::There(there), _) => {
                     if let Some(known) = &self.known {
                         known.len_bytes.fetch_max(there.len_bytes, Ordering::AcqRel);
@@ -85,7 +132,7 @@ impl Owner for Client {
             return Ok(());
         }
         let why = v1::MemoryQuestion { is_over: true, ..v1::MemoryQuestion::default() };
-        self.ask(|| why, |_, _| Ok(()))?;
+        self.ask(|| why, |_| Ok(()))?;
         Err(Error::new(Code::LeaseEnded, "the memory component is over"))
     }
 
@@ -97,7 +144,7 @@ impl Owner for Client {
         }
         let lost =
             v1::MemoryQuestion { lost_segment: piece.segment.clone(), ..v1::MemoryQuestion::default() };
-        self.ask(|| lost, |_, _| Ok(())).err().unwrap_or(error)
+        self.ask(|| lost, |_| Ok(())).err().unwrap_or(error)
     }
 
     /// Whoever waits takes what comes.

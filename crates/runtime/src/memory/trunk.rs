@@ -1,0 +1,82 @@
+//! A connection by which this process reaches segments of one node. The first segment there makes it, and those that come later,
+//! of the same component or another, join it (Scad 4.2.3): all of them are this process's to reach, so nothing has to keep them
+//! apart.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, Weak};
+
+use sublet_fabric::exposed::{Exposed, RemoteRegion};
+use sublet_fabric::sync::{AtomicU32, Ordering};
+use sublet_fabric::tcp::{self, Stream};
+use sublet_proto::Error;
+use sublet_proto::v1::RegionKey;
+
+use super::guest::MAX_JOINED;
+use crate::fabrics::Network;
+use crate::lease::dial::Dial;
+use crate::lease::link::{lock, protocol};
+
+/// See the [module](self). It ends with the last segment that is reached by it.
+pub(crate) struct Trunk {
+    pub(super) end: Arc<tcp::Endpoint>,
+    /// Segments that have come.
+    joined: AtomicU32,
+}
+
+impl Trunk {
+    pub(crate) fn connect(stream: Stream) -> Result<Arc<Trunk>, Error> {
+        // The agent reaches nothing of this process.
+        let end = Arc::new(tcp::Endpoint::new(Arc::new(Exposed::lending(MAX_JOINED)), None));
+        end.connect(stream)?;
+        Ok(Arc::new(Trunk { end, joined: AtomicU32::new(0) }))
+    }
+
+    /// The number by which memory is reached from now on, of which its agent has told the key.
+    pub(super) fn reach(&self, key: RegionKey, len_bytes: u64) -> Result<u32, Error> {
+        let region = self.joined.fetch_add(1, Ordering::AcqRel);
+        if region >= MAX_JOINED {
+            return Err(protocol(format!("more than {MAX_JOINED} segments by one connection")));
+        }
+        self.end.reach(region, RemoteRegion { key: key.key, base: key.base, len_bytes })?;
+        Ok(region)
+    }
+}
+
+/// Where a client's connection leads.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    address: String,
+    interface: Option<String>,
+    encrypted: bool,
+}
+
+/// A client's connection, and a segment that is reached by it, by which its agent knows it.
+pub(super) struct Known {
+    pub(super) segment: String,
+    pub(super) trunk: Arc<Trunk>,
+}
+
+/// Those of this process, as a client.
+static OWN: Mutex<BTreeMap<Place, (String, Weak<Trunk>)>> = Mutex::new(BTreeMap::new());
+
+impl Place {
+    pub(super) fn of((dial, network): &(Dial, Network)) -> Place {
+        let encrypted = matches!(network, Network::Tcp { encrypted: true });
+        Place { address: dial.address.clone(), interface: dial.interface.clone(), encrypted }
+    }
+
+    /// The connection that leads there, if there is one.
+    pub(super) fn known(&self) -> Option<Known> {
+        let own = lock(&OWN);
+        let (segment, trunk) = own.get(self)?;
+        let trunk = trunk.upgrade().filter(|trunk| trunk.end.down().is_none())?;
+        Some(Known { segment: segment.clone(), trunk })
+    }
+
+    /// A segment is reached by this.
+    pub(super) fn note(self, segment: &str, trunk: &Arc<Trunk>) {
+        let mut own = lock(&OWN);
+        own.retain(|_, (_, trunk)| trunk.strong_count() > 0);
+        own.insert(self, (segment.to_owned(), Arc::downgrade(trunk)));
+    }
+}
