@@ -164,6 +164,8 @@ impl Executor {
         };
         if let Some(Ok(workers)) = &early {
             self.cancel.watch(workers);
+            // So that the workers have mapped what they will write to. What cannot be had now is asked for again.
+            let _ = workers.outputs(&self.job);
         }
         // Nobody says so any more: it is not needed.
         let Ok(go) = self.go.recv() else { return };
@@ -179,12 +181,12 @@ impl Executor {
         if self.cancel.is_cancelled() {
             return;
         }
-        // From now on there is time to make the next ones' environments ready: not before, for that takes the same cores.
-        let _ = self.tell.send(Event::Called);
         let attempt = go.attempt;
+        // From now on there is time to make the next ones' environments ready: not before, for that takes the same cores.
+        let called = || drop(self.tell.send(Event::Called));
         let began = Instant::now();
         let (outputs, mut workers) = match workers {
-            Ok(workers) => (workers.execute(&self.job, go), Some(workers)),
+            Ok(workers) => (workers.execute(&self.job, go, called), Some(workers)),
             Err(error) => (Err(failure(error)), None),
         };
         let outputs = outputs.map_err(|failure| failure.of(&self.job));
@@ -311,12 +313,12 @@ impl Workers {
     }
 
     /// Calls every instance, and waits for all.
-    fn execute(&self, job: &Job, go: Go) -> Result<Outputs, Failure> {
+    fn execute(&self, job: &Job, go: Go, called: impl FnOnce()) -> Result<Outputs, Failure> {
         let instances = job.compute.parallelism;
         let link = |lease: &Arc<Lease>| Link::open(lease, lease.first_worker, instances, &go.channels);
         let links: Vec<Link> =
             self.invoker.leases_held().map(link).collect::<Result<_, _>>().map_err(failure)?;
-        let outputs = self.call(job, &go.input);
+        let outputs = self.call(job, &go.input, called);
         let (spaces, memory): (Vec<&Access>, Vec<&Access>) =
             go.channels.iter().partition(|access| access.swaps_from.is_some());
         if let Err(Failure::Lost(error)) = outputs {
@@ -343,14 +345,16 @@ impl Workers {
         }
     }
 
-    fn call(&self, job: &Job, bytes: &[u8]) -> Result<Outputs, Failure> {
+    /// Where the instances write what they return.
+    fn outputs(&self, job: &Job) -> Result<Vec<Buffer<u8>>, Error> {
+        (0..job.compute.parallelism).map(|_| self.invoker.buffer(MAX_OUTPUT_BYTES)).collect()
+    }
+
+    fn call(&self, job: &Job, bytes: &[u8], called: impl FnOnce()) -> Result<Outputs, Failure> {
         let function = self.invoker.function(&job.compute.function).map_err(failure)?;
         let mut input: Buffer<u8> = self.invoker.buffer(bytes.len()).map_err(failure)?;
         input.copy_from_slice(bytes);
-        let instances = job.compute.parallelism;
-        let buffer = |_| self.invoker.buffer::<u8>(MAX_OUTPUT_BYTES);
-        let mut outputs: Vec<Buffer<u8>> =
-            (0..instances).map(buffer).collect::<Result<_, _>>().map_err(failure)?;
+        let mut outputs = self.outputs(job).map_err(failure)?;
         let calls: Vec<_> = outputs
             .iter_mut()
             .zip(0..)
@@ -359,6 +363,7 @@ impl Workers {
                 self.invoker.submit_with(function, &input, output, options)
             })
             .collect();
+        called();
         let done: Vec<_> = calls.into_iter().map(|call| call.and_then(crate::Invocation::wait)).collect();
         let mut lengths = Vec::new();
         for done in done {

@@ -1,6 +1,6 @@
 //! What it takes to run a graph, beside what its components do: how soon the last of three begins where workers are warm,
-//! and what is left of cold starts in a chain whose next environments are made ready ahead. In the chain no component can have
-//! the workers of the one before it.
+//! and what is left of cold starts in a chain whose next environments are made ready ahead. There no component can have the
+//! workers of the one before it. What handing on costs in any case is seen in a chain whose components all have the same workers.
 
 use std::time::{Duration, Instant};
 
@@ -32,10 +32,12 @@ pub struct Figure {
     start_us: f64,
     start_p99_us: f64,
     /// Of a chain of ten steps of 100 ms, for each of them: what a run takes beyond the steps themselves, with environments
-    /// that are made ready ahead, and with none.
+    /// that are made ready ahead, with none, and with the workers of the component before. The first has none before it.
     left_us: f64,
     cold_us: f64,
-    /// How much of that is hidden, from 0 to 1, of all but the first component.
+    kept_us: f64,
+    /// How much of the cold starts, which is what cold components take beyond those that have the workers of the one before, is
+    /// hidden, from 0 to 1: of all but the first component.
     hidden: f64,
 }
 
@@ -51,6 +53,7 @@ impl Figure {
             row("request to the last of 3 warm components", us(self.start_us), us(self.start_p99_us)),
             row("each of 10 steps in a chain, made ready ahead", us(self.left_us), String::new()),
             row("each of 10 steps in a chain, cold", us(self.cold_us), String::new()),
+            row("each of 10 steps in a chain, with the workers before", us(self.kept_us), String::new()),
             row("hidden", format!("{:.0}%", self.hidden * 100.0), String::new()),
         ]
     }
@@ -63,21 +66,23 @@ pub fn run(access: &Access, n: u32, mut progress: impl FnMut()) -> Result<Figure
     let (start_us, start_p99_us) = start(access, options, n, &mut progress)?;
     let with = |prewarm| RunOptions { prewarm, ..RunOptions::default() };
     let (ahead, never) = (
-        open(access, "bench-ahead", CHAIN_COMPONENTS, "nap", with(Some(Duration::ZERO)))?,
-        open(access, "bench-cold", CHAIN_COMPONENTS, "nap", with(None))?,
+        open(access, "bench-ahead", CHAIN_COMPONENTS, "nap", Workers::Own, with(Some(Duration::ZERO)))?,
+        open(access, "bench-cold", CHAIN_COMPONENTS, "nap", Workers::Own, with(None))?,
     );
-    let (mut left, mut cold) = (Vec::new(), Vec::new());
-    // By turns, so that both have the same machine. A chain takes a second.
+    let same = open(access, "bench-same", CHAIN_COMPONENTS, "nap", Workers::OfTheOneBefore, with(None))?;
+    let (mut left, mut cold, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+    // By turns, so that all have the same machine. A chain takes a second.
     for _ in 0..n.div_ceil(10) {
         left.push(chain_us(&ahead)?);
         cold.push(chain_us(&never)?);
+        kept.push(chain_us(&same)?);
         progress();
     }
-    let (left_us, cold_us) = (median(&mut left), median(&mut cold));
-    // The first is cold either way.
-    let others = |us: f64| us * CHAIN_COMPONENTS as f64 - cold_us;
-    let hidden = 1.0 - others(left_us) / others(cold_us);
-    Ok(Figure { bench: "graph", n, start_us, start_p99_us, left_us, cold_us, hidden })
+    let (left_us, cold_us, kept_us) = (median(&mut left), median(&mut cold), median(&mut kept));
+    // The first is cold in all of them.
+    let rest = |us: f64| us * CHAIN_COMPONENTS as f64 - cold_us;
+    let hidden = 1.0 - (rest(left_us) - rest(kept_us)) / (rest(cold_us) - rest(kept_us));
+    Ok(Figure { bench: "graph", n, start_us, start_p99_us, left_us, cold_us, kept_us, hidden })
 }
 
 /// How many steps of progress `n` are.
@@ -91,7 +96,8 @@ fn start(
     n: u32,
     progress: &mut impl FnMut(),
 ) -> Result<(f64, f64), Error> {
-    let application = open(access, "bench-warm", WARM_COMPONENTS, "moment", options)?;
+    let application =
+        open(access, "bench-warm", WARM_COMPONENTS, "moment", Workers::OfTheOneBefore, options)?;
     let mut samples = Samples::with_capacity(n as usize);
     // One more, not counted: it starts the workers.
     for number in 0..=n {
@@ -114,19 +120,26 @@ fn chain_us(application: &Application) -> Result<f64, Error> {
     Ok(beyond.as_nanos() as f64 / NS_PER_US / CHAIN_COMPONENTS as f64)
 }
 
+/// What executes the components of a chain.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Workers {
+    /// None can have those of another.
+    Own,
+    OfTheOneBefore,
+}
+
 fn open(
     access: &Access,
     name: &str,
     count: usize,
     function: &str,
+    workers: Workers,
     options: RunOptions,
 ) -> Result<Application, Error> {
-    let is_each_its_own = options.keep_alive.is_zero();
     let component = |at: usize| {
         let mut component =
             json!({ "name": format!("c{at}"), "type": "compute", "package": PACKAGE, "function": function });
-        if is_each_its_own {
-            // No component can have the workers of the one before.
+        if workers == Workers::Own {
             component["resources"] = json!({ "memory_bytes": (1 << 20) + at * 4096 });
         }
         if at == 0 {
