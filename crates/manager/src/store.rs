@@ -19,7 +19,7 @@ use std::fmt;
 
 use sublet_proto::{Code, Error};
 
-pub use nats::{NatsOptions, NatsStore};
+pub use nats::{NatsOptions, NatsStore, connect as connect_nats};
 pub use sqlite::SqliteStore;
 
 /// Size of each part of a blob but the last, in bytes: also what travels in one message.

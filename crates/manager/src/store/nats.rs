@@ -26,6 +26,8 @@ mod operations;
 mod servers;
 mod text;
 
+pub use servers::connect;
+
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fmt;

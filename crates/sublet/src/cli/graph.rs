@@ -7,6 +7,7 @@ mod run;
 mod svg;
 mod terminal;
 mod top;
+mod trigger;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -40,6 +41,7 @@ Examples:
   sublet graph history RUN                 what each component used, and how much memory was leased and used over time
   sublet graph history RUN --svg run.svg   the latter as a drawing
   sublet graph resume RUN                  goes on with a run whose client is gone
+  sublet graph trigger app --files inbox   a run for each file that is put there, and so for other events
 
 A graph is a JSON document; docs/graphs.md says what is in it. - stands for standard input.";
 
@@ -77,6 +79,7 @@ enum Command {
     },
     Run(run::Run),
     Resume(run::Resume),
+    Trigger(trigger::Trigger),
     History(history::History),
     Top(top::Top),
 }
@@ -100,6 +103,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
         Command::List { connection } => run::list(connection, output),
         Command::Run(arguments) => run::run(arguments, output),
         Command::Resume(arguments) => run::resume(arguments, output),
+        Command::Trigger(arguments) => trigger::run(arguments, output),
         Command::History(arguments) => history::run(arguments, output),
         Command::Top(arguments) => top::run(arguments, output),
     }

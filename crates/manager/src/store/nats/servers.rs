@@ -1,8 +1,9 @@
 //! Which servers to ask, and as whom.
 
 use std::fmt;
+use std::path::Path;
 
-use async_nats::{ConnectOptions, ServerAddr};
+use async_nats::{Client, ConnectOptions, ServerAddr};
 use sublet_proto::{Code, Error};
 
 use super::text;
@@ -27,7 +28,7 @@ impl Servers {
         for (place, url) in url.split(',').enumerate() {
             let (address, identity) = parse_one(url.trim()).ok_or_else(|| {
                 let message = format!(
-                    "address {} of the store is not nats://[user:password@]host[:port], or tls:// for nats://",
+                    "address {} is not nats://[user:password@]host[:port], or tls:// for nats://",
                     place + 1
                 );
                 Error::new(Code::InvalidArgument, message)
@@ -58,6 +59,22 @@ impl fmt::Display for Servers {
         }
         Ok(())
     }
+}
+
+/// A connection that is no store's, for a program that calls itself so.
+///
+/// # Errors
+/// `invalid_argument` if the address makes no sense, `system` if no server answers or it refuses.
+pub async fn connect(url: &str, ca_file: Option<&Path>, name: &str) -> Result<Client, Error> {
+    let servers = Servers::parse(url)?;
+    let mut options = servers.authorize(ConnectOptions::new().name(name));
+    if let Some(ca_file) = ca_file {
+        options = options.add_root_certificates(ca_file.to_owned());
+    }
+    let connected = options.connect(servers.addresses.as_slice()).await;
+    connected.map_err(|error| {
+        Error::new(Code::System, format!("the servers of NATS at {servers} do not answer: {error}"))
+    })
 }
 
 fn parse_one(url: &str) -> Option<(ServerAddr, Option<Identity>)> {

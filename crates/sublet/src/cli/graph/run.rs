@@ -61,6 +61,17 @@ struct Terms {
     #[arg(long, short, value_name = "FILE", default_value = "-")]
     output: PathBuf,
 
+    /// Say nothing of what happens meanwhile
+    #[arg(long, short)]
+    quiet: bool,
+
+    #[command(flatten)]
+    conditions: Conditions,
+}
+
+/// How a graph is run.
+#[derive(Debug, Args)]
+pub(super) struct Conditions {
     /// Begin a component again, up to so often, if it, its memory or its node is lost
     #[arg(long, value_name = "N", default_value_t = 3)]
     retries: u32,
@@ -78,12 +89,8 @@ struct Terms {
     #[arg(long, value_name = "FABRIC", value_parser = fabric)]
     fabric: Option<FabricChoice>,
 
-    /// Say nothing of what happens meanwhile
-    #[arg(long, short)]
-    quiet: bool,
-
     #[command(flatten)]
-    connection: Connection,
+    pub(super) connection: Connection,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -96,8 +103,8 @@ fn prewarm(text: &str) -> Result<Prewarm, String> {
     }
 }
 
-impl Terms {
-    fn options(&self) -> RunOptions {
+impl Conditions {
+    pub(super) fn options(&self) -> RunOptions {
         RunOptions {
             patience: self.wait,
             retries: self.retries,
@@ -107,6 +114,20 @@ impl Terms {
         }
     }
 
+    /// The graph of a document, which is deployed, or of a name.
+    pub(super) fn open(&self, graph: &str, options: RunOptions) -> Result<Application, Error> {
+        let access = self.connection.access()?;
+        if graph.contains('/') || graph.ends_with(".json") || graph == "-" {
+            let file = Path::new(graph);
+            let document = read_document(file)?;
+            parse(file, &document)?;
+            return Application::deploy(access, &document, options);
+        }
+        Application::open(access, graph, options)
+    }
+}
+
+impl Terms {
     fn check(&self, output: &Output) -> Result<(), Error> {
         if is_dash(&self.output) && !output.is_for_people() {
             let message =
@@ -201,15 +222,7 @@ pub(super) fn list(connection: &Connection, output: &Output) -> Result<(), Error
 pub(super) fn run(arguments: &Run, output: &Output) -> Result<(), Error> {
     let Run { graph, input, terms } = arguments;
     terms.check(output)?;
-    let access = terms.connection.access()?;
-    let application = if graph.contains('/') || graph.ends_with(".json") || graph == "-" {
-        let file = Path::new(graph);
-        let document = read_document(file)?;
-        parse(file, &document)?;
-        Application::deploy(access, &document, terms.options())?
-    } else {
-        Application::open(access, graph, terms.options())?
-    };
+    let application = terms.conditions.open(graph, terms.conditions.options())?;
     let failed = |error| Error::new(Code::System, format!("reading the input {}: {error}", input.display()));
     // One byte more than a run takes says that there is too much.
     let bytes = read_up_to(input, MAX_OUTPUT_BYTES as u64 + 1).map_err(failed)?;
@@ -222,8 +235,9 @@ pub(super) fn run(arguments: &Run, output: &Output) -> Result<(), Error> {
 pub(super) fn resume(arguments: &Resume, output: &Output) -> Result<(), Error> {
     let Resume { run, terms } = arguments;
     terms.check(output)?;
-    let info = terms.connection.open()?.read_run(run, u64::MAX)?.info.unwrap_or_default();
-    let application = Application::open(terms.connection.access()?, &info.digest, terms.options())?;
+    let Conditions { connection, .. } = &terms.conditions;
+    let info = connection.open()?.read_run(run, u64::MAX)?.info.unwrap_or_default();
+    let application = Application::open(connection.access()?, &info.digest, terms.conditions.options())?;
     let begun = Instant::now();
     let outcome = application.resume(run, terms.tell(output))?;
     terms.finish(&outcome, begun.elapsed(), output)
@@ -245,7 +259,7 @@ fn line(news: &News) -> String {
 }
 
 /// A run's output, in the form of a message.
-fn outputs(outcome: &Outcome) -> Vec<u8> {
+pub(super) fn outputs(outcome: &Outcome) -> Vec<u8> {
     let all: Vec<&[u8]> =
         outcome.outputs.iter().flat_map(|(_, outputs)| outputs.iter().map(Vec::as_slice)).collect();
     sublet_proto::run::message(&all)

@@ -1,0 +1,250 @@
+//! `sublet graph trigger`: a run for each event (Scad 4.1).
+
+mod events;
+mod files;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+use sublet_proto::{Code, Error};
+use sublet_runtime::run::{Application, RunOptions};
+use tokio::sync::Semaphore;
+use tokio::task::{JoinError, JoinSet};
+
+use super::run::{Conditions, outputs};
+use crate::cli::daemon::{ForWhom, Phase, Signals, blocking, notify, stop_in_order};
+use crate::cli::files::write_output;
+use crate::cli::output::Output;
+use crate::cli::parse::{duration, show_bytes, show_ns};
+use events::{Event, Kind};
+
+const EXAMPLES: &str = "\
+Examples:
+  sublet graph trigger app.json --files inbox      a run for each file in the folder, and for each that is put there: when its
+                                                   run has ended well it is moved to inbox/done, and else to inbox/failed
+  tail -F events.log | sublet graph trigger app --lines --output results
+                                                   for each line, which is the input; outputs are results/1, results/2, ...
+  sublet graph trigger app --every 5m              first at once, then every five minutes
+  sublet graph trigger app --nats jobs.resize --nats-url nats://n1:4222
+                                                   for each message, which is the input; who asked gets the output as the reply
+
+It goes on until there are no more events, or until Ctrl-C or SIGTERM: then it takes no further events, and ends when the runs
+have. A second Ctrl-C does not wait; `sublet graph resume` goes on with what was interrupted. A run that fails is told, and others
+go on; the exit status is then that of the last failure.";
+
+/// Run a graph for each event
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Trigger {
+    /// The document, which is deployed on the way, or the name or digest of a deployed graph. A document's path has a slash or
+    /// ends with .json
+    graph: String,
+
+    #[command(flatten)]
+    kind: Kind,
+
+    /// Runs at a time; further events wait
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    at_once: u32,
+
+    /// Folder for outputs: each in a file with the event's name, which is a file's name or a number from 1 on
+    #[arg(long, short, value_name = "DIR")]
+    output: Option<PathBuf>,
+
+    /// Keep workers so long for the next event
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10s")]
+    keep_alive: Duration,
+
+    #[command(flatten)]
+    conditions: Conditions,
+
+    #[command(flatten)]
+    for_whom: ForWhom,
+}
+
+/// What is told of an event whose run has ended well.
+#[derive(Serialize)]
+struct Ran<'run> {
+    event: &'run str,
+    run: &'run str,
+    total_ns: u64,
+    output_bytes: u64,
+}
+
+/// And of another.
+#[derive(Serialize)]
+struct Failed<'run> {
+    event: &'run str,
+    error: &'run str,
+    message: &'run str,
+    number: u32,
+}
+
+/// Who runs the graph.
+struct Runner {
+    application: Application,
+    folder: Option<PathBuf>,
+    output: Output,
+    tally: Mutex<Tally>,
+}
+
+#[derive(Default)]
+struct Tally {
+    ended: u64,
+    failed: u64,
+    last: Option<Error>,
+}
+
+/// Runs until there are no more events, or a signal says so.
+pub(super) fn run(arguments: &Trigger, output: &Output) -> Result<(), Error> {
+    let Trigger { graph, output: folder, keep_alive, conditions, .. } = arguments;
+    if let Some(folder) = folder {
+        std::fs::create_dir_all(folder).map_err(|error| {
+            Error::new(Code::System, format!("cannot make {}: {error}", folder.display()))
+        })?;
+    }
+    let options = RunOptions { keep_alive: *keep_alive, ..conditions.options() };
+    let runner = Arc::new(Runner {
+        application: conditions.open(graph, options)?,
+        folder: folder.clone(),
+        output: Output::new(!output.is_for_people()),
+        tally: Mutex::default(),
+    });
+    let failed = |error| Error::new(Code::System, format!("cannot make a tokio runtime: {error}"));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime = runtime.map_err(failed)?;
+    let served = runtime.block_on(serve(arguments, &runner));
+    runtime.shutdown_background();
+    served.and(runner.verdict())
+}
+
+async fn serve(arguments: &Trigger, runner: &Arc<Runner>) -> Result<(), Error> {
+    let Trigger { kind, at_once, for_whom, .. } = arguments;
+    let mut signals = Signals::listen_for(for_whom)?;
+    let mut events = kind.open(&runner.application.graph().name).await?;
+    notify(Phase::Ready);
+    let slots = Arc::new(Semaphore::new(*at_once as usize));
+    let mut runs = JoinSet::new();
+    let ended = loop {
+        // First room, then the event: what nobody has time for waits where it comes from.
+        let slot = tokio::select! {
+            slot = slots.clone().acquire_owned() => slot,
+            () = signals.next() => break Ok(()),
+        };
+        let event = tokio::select! {
+            event = events.next() => event,
+            () = signals.next() => break Ok(()),
+        };
+        let event = match event {
+            Ok(Some(event)) => event,
+            Ok(None) => break Ok(()),
+            Err(error) => break Err(error),
+        };
+        let seeing = runner.clone();
+        runs.spawn(async move {
+            let done = seeing.see_to(event).await;
+            drop(slot);
+            done
+        });
+        while let Some(done) = runs.try_join_next() {
+            runner.note_end(done);
+        }
+    };
+    // What comes from now on is for others.
+    drop(events);
+    let rest = async {
+        while let Some(done) = runs.join_next().await {
+            runner.note_end(done);
+        }
+        Ok(())
+    };
+    stop_in_order(rest, &mut signals).await?;
+    ended
+}
+
+impl Runner {
+    /// Runs the graph for an event, and says whether it went well.
+    async fn see_to(self: &Arc<Runner>, event: Event) -> Result<(), Error> {
+        let event = Arc::new(event);
+        loop {
+            let (runner, of) = (self.clone(), event.clone());
+            let ran = blocking(move || runner.run(&of)).await;
+            let done = ran.as_ref().map(drop).map_err(Error::clone);
+            if event.finish(ran).await? {
+                return done;
+            }
+            // It was another event, which is over.
+            self.note(done);
+        }
+    }
+
+    /// The output.
+    fn run(&self, event: &Event) -> Result<Vec<u8>, Error> {
+        let begun = Instant::now();
+        let outcome = event.input().and_then(|input| self.application.run(&input)).and_then(|outcome| {
+            let bytes = outputs(&outcome);
+            if let Some(folder) = &self.folder {
+                write_output(&folder.join(&event.name), &bytes)?;
+            }
+            Ok((outcome.run, bytes))
+        });
+        let total_ns = u64::try_from(begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.tell(&event.name, total_ns, &outcome)?;
+        outcome.map(|(_, bytes)| bytes)
+    }
+
+    fn tell(
+        &self,
+        event: &str,
+        total_ns: u64,
+        outcome: &Result<(String, Vec<u8>), Error>,
+    ) -> Result<(), Error> {
+        match outcome {
+            Ok((run, bytes)) => {
+                let ran = Ran { event, run, total_ns, output_bytes: bytes.len() as u64 };
+                self.output.show(&ran, |ran| {
+                    let Ran { event, run, total_ns, output_bytes } = ran;
+                    format!(
+                        "{event}: run {run} has ended well in {}, with {}",
+                        show_ns(*total_ns),
+                        show_bytes(*output_bytes)
+                    )
+                })
+            }
+            Err(Error { code, message }) => {
+                let failed = Failed { event, error: code.name(), message, number: code.number() };
+                self.output.show(&failed, |_| format!("{event}: error[{code}]: {message}"))
+            }
+        }
+    }
+
+    fn note_end(&self, done: Result<Result<(), Error>, JoinError>) {
+        let failed =
+            |error: JoinError| Err(Error::new(Code::Internal, format!("a run's task failed: {error}")));
+        self.note(done.unwrap_or_else(failed));
+    }
+
+    fn note(&self, done: Result<(), Error>) {
+        let mut tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
+        tally.ended += 1;
+        if let Err(error) = done {
+            tally.failed += 1;
+            tally.last = Some(error);
+        }
+    }
+
+    /// Whether all went well.
+    fn verdict(&self) -> Result<(), Error> {
+        let mut tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
+        let (failed, ended) = (tally.failed, tally.ended);
+        match tally.last.take() {
+            None => Ok(()),
+            Some(Error { code, message }) => {
+                Err(Error::new(code, format!("{failed} of {ended} runs failed, the last with: {message}")))
+            }
+        }
+    }
+}

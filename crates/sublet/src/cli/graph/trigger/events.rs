@@ -1,0 +1,257 @@
+//! What makes a graph run: lines, files, the clock, messages.
+
+use std::io::{BufRead, stdin};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use sublet_manager::store::connect_nats;
+use sublet_proto::run::MAX_OUTPUT_BYTES;
+use sublet_proto::{Code, Error};
+use tokio::sync::mpsc::{Receiver, channel};
+use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio_stream::StreamExt;
+
+use super::files;
+use crate::cli::parse::duration;
+
+/// Of which kind the events are.
+#[derive(Debug, Args)]
+pub(super) struct Kind {
+    #[command(flatten)]
+    of: Of,
+
+    /// Servers of the messages
+    #[arg(long, value_name = "ADDRESSES", env = "SUBLET_NATS", default_value = "nats://127.0.0.1:4222")]
+    nats_url: String,
+
+    /// Certificate of the authority that the servers' certificates are from, as PEM, if it is none of the system's
+    #[arg(long, value_name = "FILE")]
+    nats_ca: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+struct Of {
+    /// A line of standard input, which is the run's input, without its end
+    #[arg(long)]
+    lines: bool,
+
+    /// A file in this folder: that is there, is written and closed, or is moved there. Names that begin with a dot are none
+    #[arg(long, value_name = "DIR")]
+    files: Option<PathBuf>,
+
+    /// That so much time has passed; the input is empty. What falls into a run is left out
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    every: Option<Duration>,
+
+    /// A message on this subject of NATS. Several that listen for the same graph share the messages
+    #[arg(long, value_name = "SUBJECT")]
+    nats: Option<String>,
+}
+
+/// One.
+pub(super) struct Event {
+    /// Tells it from others.
+    pub(super) name: String,
+    pub(super) what: What,
+}
+
+/// What its run is given, and where the output goes.
+pub(super) enum What {
+    Bytes(Vec<u8>),
+    File(files::Taken),
+    Asked(Vec<u8>, async_nats::Client, async_nats::Subject),
+}
+
+/// Where they come from.
+pub(super) enum Events {
+    /// From a thread that waits for them.
+    Thread(Receiver<Result<Event, Error>>),
+    Clock(Interval, u64),
+    Messages(async_nats::Client, async_nats::Subscriber, u64),
+}
+
+impl Kind {
+    /// For a graph of this name.
+    pub(super) async fn open(&self, graph: &str) -> Result<Events, Error> {
+        let Of { files, every, nats, .. } = &self.of;
+        if let Some(folder) = files {
+            return files::watch(folder).map(Events::Thread);
+        }
+        if let Some(every) = every {
+            if every.is_zero() {
+                return Err(Error::new(Code::InvalidArgument, "--every 0s would never stop: say how long"));
+            }
+            let mut clock = interval(*every);
+            clock.set_missed_tick_behavior(MissedTickBehavior::Skip);
+            return Ok(Events::Clock(clock, 0));
+        }
+        match nats {
+            None => lines().map(Events::Thread),
+            Some(subject) => {
+                let client = connect_nats(&self.nats_url, self.nats_ca.as_deref(), "sublet-trigger").await?;
+                let group = format!("sublet-{graph}");
+                let messages = client.queue_subscribe(subject.clone(), group).await;
+                let messages = messages.map_err(|error| {
+                    let message = format!("cannot listen to subject {subject:?}: {error}");
+                    Error::new(Code::InvalidArgument, message)
+                })?;
+                // So that what is sent from now on comes.
+                client.flush().await.map_err(|error| unreachable(&error))?;
+                Ok(Events::Messages(client, messages, 0))
+            }
+        }
+    }
+}
+
+impl Events {
+    /// The next; none if no more come.
+    pub(super) async fn next(&mut self) -> Result<Option<Event>, Error> {
+        match self {
+            Events::Thread(events) => events.recv().await.transpose(),
+            Events::Clock(clock, count) => {
+                clock.tick().await;
+                *count += 1;
+                Ok(Some(Event::numbered(*count, What::Bytes(Vec::new()))))
+            }
+            Events::Messages(client, messages, count) => {
+                let Some(message) = messages.next().await else {
+                    return Err(Error::new(Code::System, "the servers of NATS ended the subscription"));
+                };
+                *count += 1;
+                let bytes = message.payload.to_vec();
+                Ok(Some(Event::numbered(
+                    *count,
+                    match message.reply {
+                        None => What::Bytes(bytes),
+                        Some(to) => What::Asked(bytes, client.clone(), to),
+                    },
+                )))
+            }
+        }
+    }
+}
+
+impl Event {
+    fn numbered(number: u64, what: What) -> Event {
+        Event { name: number.to_string(), what }
+    }
+
+    /// What its run is given: a byte more than a run takes, if there are more.
+    pub(super) fn input(&self) -> Result<Vec<u8>, Error> {
+        match &self.what {
+            What::Bytes(bytes) | What::Asked(bytes, ..) => Ok(bytes.clone()),
+            What::File(taken) => taken.read(MAX_OUTPUT_BYTES as u64 + 1),
+        }
+    }
+
+    /// The run has ended. False: the event has become another one meanwhile, for which there must be another run.
+    pub(super) async fn finish(&self, ran: Result<Vec<u8>, Error>) -> Result<bool, Error> {
+        match &self.what {
+            What::Bytes(_) => Ok(true),
+            What::File(taken) => taken.put_away(ran.is_ok()),
+            What::Asked(_, client, to) => {
+                reply(client, to.clone(), ran).await.map_err(|error| unreachable(&error))?;
+                Ok(true)
+            }
+        }
+    }
+}
+
+/// Tells who has asked, an error as services of NATS tell it.
+async fn reply(
+    client: &async_nats::Client,
+    to: async_nats::Subject,
+    ran: Result<Vec<u8>, Error>,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    match ran {
+        Ok(bytes) => client.publish(to, bytes.into()).await?,
+        Err(Error { code, message }) => {
+            let mut headers = async_nats::HeaderMap::new();
+            headers.insert("Nats-Service-Error-Code", code.number().to_string());
+            headers.insert("Nats-Service-Error", format!("{code}: {}", message.replace(['\r', '\n'], " ")));
+            client.publish_with_headers(to, headers, Vec::new().into()).await?;
+        }
+    }
+    Ok(client.flush().await?)
+}
+
+fn unreachable(error: &dyn std::fmt::Display) -> Error {
+    Error::new(Code::System, format!("the servers of NATS do not answer: {error}"))
+}
+
+/// Those of standard input, read when they are wanted.
+fn lines() -> Result<Receiver<Result<Event, Error>>, Error> {
+    let (tell, events) = channel(1);
+    let read = move || {
+        let mut input = stdin().lock();
+        for number in 1.. {
+            let event = match line(&mut input) {
+                Ok(None) => break,
+                Ok(Some(bytes)) => Ok(Event::numbered(number, What::Bytes(bytes))),
+                Err(error) => Err(Error::new(Code::System, format!("reading standard input: {error}"))),
+            };
+            let is_last = event.is_err();
+            if tell.blocking_send(event).is_err() || is_last {
+                break;
+            }
+        }
+    };
+    thread("sublet lines", read)?;
+    Ok(events)
+}
+
+/// The next line, without its end; of one that is too long a byte more than a run takes.
+fn line(input: &mut impl BufRead) -> std::io::Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    loop {
+        let there = match input.fill_buf() {
+            Ok(there) => there,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        if there.is_empty() {
+            return Ok((!bytes.is_empty()).then_some(bytes));
+        }
+        let end = there.iter().position(|byte| *byte == b'\n');
+        let part = &there[..end.unwrap_or(there.len())];
+        let room = (MAX_OUTPUT_BYTES + 1).saturating_sub(bytes.len());
+        bytes.extend_from_slice(&part[..part.len().min(room)]);
+        let read = part.len() + usize::from(end.is_some());
+        input.consume(read);
+        if end.is_some() {
+            return Ok(Some(bytes));
+        }
+    }
+}
+
+/// One that waits for events, until nobody wants them.
+pub(super) fn thread(name: &str, act: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+    let started = std::thread::Builder::new().name(name.into()).spawn(act);
+    started.map(drop).map_err(|error| Error::new(Code::System, format!("starting a thread: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_what_is_between_their_ends() {
+        let mut input = &b"one\n\nthree\xff\r\nlast"[..];
+        let mut next = || line(&mut input).unwrap();
+        assert_eq!(next().unwrap(), b"one");
+        assert_eq!(next().unwrap(), b"");
+        assert_eq!(next().unwrap(), b"three\xff\r");
+        assert_eq!(next().unwrap(), b"last");
+        assert_eq!(next(), None);
+    }
+
+    #[test]
+    fn of_a_line_that_is_too_long_enough_is_kept_to_say_so() {
+        let long = [vec![b'x'; MAX_OUTPUT_BYTES * 2], b"\nnext".to_vec()].concat();
+        let mut input = std::io::BufReader::with_capacity(1000, &long[..]);
+        assert_eq!(line(&mut input).unwrap().unwrap().len(), MAX_OUTPUT_BYTES + 1);
+        assert_eq!(line(&mut input).unwrap().unwrap(), b"next");
+    }
+}
