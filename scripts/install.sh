@@ -6,7 +6,7 @@
 #                                only agents start
 #   lib/libsublet.{so,a}         the C library; lib/pkgconfig and lib/cmake tell how to use it
 #   include/                     sublet.h, sublet.hpp, sublet_memory.h, sublet_memory.hpp, sublet_graph.h, sublet_graph.hpp,
-#                                sublet_swap.h, sublet_swap.hpp, sublet_function.h
+#                                sublet_swap.h, sublet_swap.hpp, sublet_function.h, sublet_xpu.h
 #   share/                       completions for bash, zsh and fish
 #
 # Nothing in it names the prefix: the tree may be moved. With --systemd there are, and they do name it:
@@ -69,7 +69,7 @@ ln --symbolic --force --no-dereference "libsublet.so.$interface" "$prefix/lib/li
 put 644 $BUILT/libsublet_c.a lib/libsublet.a
 
 for header in sublet.h sublet.hpp sublet_memory.h sublet_memory.hpp sublet_graph.h sublet_graph.hpp sublet_swap.h sublet_swap.hpp \
-    sublet_function.h; do
+    sublet_function.h sublet_xpu.h; do
     put 644 "$CAPI/include/$header" "include/$header"
 done
 fill $CAPI/pkgconfig/sublet.pc.in lib/pkgconfig/sublet.pc

@@ -1,9 +1,10 @@
 //! Generates the control messages and the gRPC stubs from the schema, which is their documentation.
 
-const SCHEMAS: [&str; 4] = [
+const SCHEMAS: [&str; 5] = [
     "proto/sublet/v1/control.proto",
     "proto/sublet/v1/node.proto",
     "proto/sublet/v1/sandbox.proto",
+    "proto/sublet/v1/shim.proto",
     "proto/sublet/v1/store.proto",
 ];
 

@@ -4,6 +4,10 @@ use std::path::PathBuf;
 use std::process::Command;
 
 fn main() {
+    // Functions call what `sublet_xpu.h` declares by its names.
+    for symbols in ["sublet_x*", "sublet_*_cap", "sublet_cap_*", "sublet_get_xpupid"] {
+        println!("cargo::rustc-link-arg-bins=-Wl,--export-dynamic-symbol={symbols}");
+    }
     println!("cargo::rerun-if-changed=guard/guard.cpp");
     println!("cargo::rerun-if-env-changed=CXX");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("guard.so");

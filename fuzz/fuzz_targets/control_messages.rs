@@ -1,9 +1,9 @@
-//! Control messages, as managers, agents and clients decode them, and what is computed from them: a bill.
+//! Control messages, as managers, agents and clients decode them, and what is computed from them: a bill, a node's units.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use prost::Message;
-use sublet_proto::{decode, price, v1};
+use sublet_proto::{decode, price, pu, v1};
 
 fuzz_target!(|input: (u8, &[u8])| {
     let (kind, bytes) = input;
@@ -20,7 +20,7 @@ fuzz_target!(|input: (u8, &[u8])| {
         9 => round_trip::<v1::NodeList>(bytes),
         10 => round_trip::<v1::BillRequest>(bytes),
         11 => round_trip::<v1::BillReply>(bytes),
-        12 => round_trip::<v1::NodeDescription>(bytes),
+        12 => node(bytes),
         13 => round_trip::<v1::NodeRegistration>(bytes),
         14 => round_trip::<v1::NodeReport>(bytes),
         _ => round_trip::<v1::NodeReportReply>(bytes),
@@ -33,6 +33,21 @@ fn round_trip<M: Message + Default + PartialEq>(bytes: &[u8]) {
         let encoded = message.encode_to_vec();
         let again = decode::<M>("a message", &encoded).expect("what was encoded can be decoded");
         assert_eq!(again.encode_to_vec(), encoded);
+    }
+}
+
+/// What a node says of its units is refused, or is listed with a name of its own each.
+fn node(bytes: &[u8]) {
+    round_trip::<v1::NodeDescription>(bytes);
+    let Ok(node) = decode::<v1::NodeDescription>("a node", bytes) else { return };
+    assert_eq!(pu::cleaned(&pu::cleaned(&node.model)), pu::cleaned(&node.model));
+    let checked = pu::check_neighbours(&node.name, &node.neighbours).and_then(|()| pu::check_devices(&node));
+    if checked.is_ok() {
+        let units = pu::units(&node, &price::Prices::default(), &node.neighbours);
+        let mut names: Vec<_> = units.iter().map(|unit| &unit.unit).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), units.len());
     }
 }
 

@@ -1,4 +1,4 @@
-//! Packets between a client, its agent, its worker and the spawner of sandboxes: each of the messages that travel on a node's sockets.
+//! Packets between a client, its agent, its worker, the spawner of sandboxes, who looks at devices, processes and shims: each of the messages that travel on a node's sockets.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -7,7 +7,7 @@ use sublet_proto::{Code, decode, v1};
 
 fuzz_target!(|input: (u8, &[u8])| {
     let (kind, bytes) = input;
-    match kind % 8 {
+    match kind % 12 {
         0 => round_trip::<v1::ClientToAgent>(bytes),
         1 => agent_to_client(bytes),
         2 => round_trip::<v1::WorkerSetup>(bytes),
@@ -15,7 +15,11 @@ fuzz_target!(|input: (u8, &[u8])| {
         4 => round_trip::<v1::WorkerToClient>(bytes),
         5 => round_trip::<v1::Package>(bytes),
         6 => round_trip::<v1::SandboxRequest>(bytes),
-        _ => round_trip::<v1::SandboxReply>(bytes),
+        7 => round_trip::<v1::SandboxReply>(bytes),
+        8 => round_trip::<v1::DeviceLook>(bytes),
+        9 => round_trip::<v1::EnterShim>(bytes),
+        10 => round_trip::<v1::ShimToProcess>(bytes),
+        _ => round_trip::<v1::ShimMessage>(bytes),
     }
 });
 

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyTuple};
 use sublet::frames::{Head, SHARES_MEMORY};
 use sublet::{
     Access, Allocation, BillLine, BillRequest, CallOptions, Code, Error, FabricChoice, Function, Invocation,
-    Lease, Policy, RegisteredMemory, Usage, own_host,
+    Lease, Policy, Price, ProcessingUnit, RegisteredMemory, Usage, own_host,
 };
 use sublet_python_buffers::{Use, View};
 
@@ -241,6 +241,12 @@ impl Invoker {
         bill.lines.iter().map(|line| billed(py, line)).collect()
     }
 
+    /// Every processing unit of the managers: a dict each.
+    fn pus<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let units = py.detach(|| self.read().manager().units()).map_err(|error| raised(py, &error))?;
+        units.iter().map(|unit| computing(py, unit)).collect()
+    }
+
     /// How many workers there are.
     fn workers(&self, py: Python<'_>) -> u32 {
         py.detach(|| self.read().workers())
@@ -457,6 +463,27 @@ fn billed<'py>(py: Python<'py>, line: &BillLine) -> PyResult<Bound<'py, PyDict>>
     billed.set_item("polling_nano", line.polling_nano)?;
     billed.set_item("total_nano", line.total_nano)?;
     Ok(billed)
+}
+
+fn computing<'py>(py: Python<'py>, unit: &ProcessingUnit) -> PyResult<Bound<'py, PyDict>> {
+    let Price { allocation_nano_per_gib_s, compute_nano_per_core_s, polling_nano_per_core_s } =
+        unit.price.unwrap_or_default();
+    let (price, computing) = (PyDict::new(py), PyDict::new(py));
+    price.set_item("allocation_nano_per_gib_s", allocation_nano_per_gib_s)?;
+    price.set_item("compute_nano_per_core_s", compute_nano_per_core_s)?;
+    price.set_item("polling_nano_per_core_s", polling_nano_per_core_s)?;
+    computing.set_item("id", unit.id)?;
+    computing.set_item("node", &unit.node)?;
+    computing.set_item("unit", &unit.unit)?;
+    computing.set_item("kind", &unit.kind)?;
+    computing.set_item("architecture", &unit.architecture)?;
+    computing.set_item("model", &unit.model)?;
+    computing.set_item("cores", unit.cores)?;
+    computing.set_item("memory_bytes", unit.memory_bytes)?;
+    computing.set_item("abilities", PyTuple::new(py, &unit.abilities)?)?;
+    computing.set_item("price", price)?;
+    computing.set_item("neighbours", PyTuple::new(py, &unit.neighbours)?)?;
+    Ok(computing)
 }
 
 fn used<'py>(py: Python<'py>, usage: &Usage) -> PyResult<Bound<'py, PyDict>> {

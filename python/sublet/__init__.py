@@ -14,6 +14,7 @@
 - `remote`: NumPy arrays in such memory, larger than this process's;
 - `app` and `split`: a function that is executed as a graph of components; `Client.deploy` runs any graph;
 - `channel`, `send`, `receive`, `instance`, `instances`: what a component's function has of its run;
+- `pus` and `Client.pus`: the processors and devices that there are;
 - `local`: a platform of this program's own.
 """
 
@@ -25,7 +26,7 @@ from ._app import App, app, load_app
 from ._application import Application, Outcome
 from ._bill import Bill
 from ._channel import Channel, channel, instance, instances, receive, send
-from ._client import Client, default_client, lease, memory, set_default
+from ._client import Client, default_client, lease, memory, pus, set_default
 from ._component import Memory
 from ._errors import (
     AgentUnreachable,
@@ -48,6 +49,7 @@ from ._future import Future
 from ._lease import Lease
 from ._local import local
 from ._memory import array, empty, empty_like, full, ones, zeros
+from ._pus import Price, ProcessingUnit
 from ._split import split
 
 if TYPE_CHECKING:
@@ -77,6 +79,8 @@ __all__ = [
     "NoCapacity",
     "Outcome",
     "PermissionDenied",
+    "Price",
+    "ProcessingUnit",
     "Remote",
     "RemoteArray",
     "RemoteError",
@@ -96,6 +100,7 @@ __all__ = [
     "local",
     "memory",
     "ones",
+    "pus",
     "receive",
     "remote",
     "send",

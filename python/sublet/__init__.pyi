@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent.futures.process import BrokenProcessPool
 from os import PathLike
 from types import TracebackType
-from typing import Any, Generic, Literal, SupportsIndex, TypedDict, TypeVar, overload
+from typing import Any, Generic, Literal, NamedTuple, SupportsIndex, TypedDict, TypeVar, overload
 
 import numpy
 from _typeshed import ReadableBuffer, WriteableBuffer
@@ -46,6 +46,8 @@ __all__ = [
     "NoCapacity",
     "Outcome",
     "PermissionDenied",
+    "Price",
+    "ProcessingUnit",
     "Remote",
     "RemoteArray",
     "RemoteError",
@@ -65,6 +67,7 @@ __all__ = [
     "local",
     "memory",
     "ones",
+    "pus",
     "receive",
     "remote",
     "send",
@@ -181,6 +184,7 @@ class Client:
         fabric: str | None = None,
     ) -> Application: ...
     def bill(self, lease: str | None = None) -> Bill: ...
+    def pus(self) -> list[ProcessingUnit]: ...
     @property
     def managers(self) -> str | None: ...
 
@@ -190,6 +194,26 @@ class Bill:
     @property
     def total_nano(self) -> int: ...
     def _repr_html_(self) -> str: ...
+
+class Price(NamedTuple):
+    allocation_nano_per_gib_s: int
+    compute_nano_per_core_s: int
+    polling_nano_per_core_s: int
+
+class ProcessingUnit(NamedTuple):
+    id: int
+    node: str
+    unit: str
+    kind: str
+    architecture: str
+    model: str
+    cores: int
+    memory_bytes: int
+    abilities: tuple[str, ...]
+    price: Price
+    neighbours: tuple[str, ...]
+    @property
+    def name(self) -> str: ...
 
 class Memory:
     def __init__(self, native: _NativeMemory) -> None: ...
@@ -300,6 +324,7 @@ def split(
     external_effects: bool = False,
     swap: int | str | None = None,
 ) -> None: ...
+def pus() -> list[ProcessingUnit]: ...
 def default_client() -> Client: ...
 def set_default(client: Client | None) -> Client | None: ...
 def lease(cores: int = 1, package: _Path | None = None, **options: Unpack[_LeaseOptions]) -> Lease: ...

@@ -10,6 +10,7 @@ from ._bill import Bill
 from ._calls import Completer, Functions
 from ._component import Memory
 from ._lease import Lease, close_all
+from ._pus import listed
 
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -193,6 +194,10 @@ class Client:
         """What has been used and what it costs: a `Bill` of all leases that this client may see, or of the one of this id."""
         return Bill(self._invoker.bill(lease))
 
+    def pus(self):
+        """The processing units of the managers' nodes, of each its processor first: a list of `ProcessingUnit`."""
+        return listed(self._invoker.pus())
+
     def __repr__(self):
         return "<sublet client>"
 
@@ -238,6 +243,11 @@ def lease(*args, **kwargs):
 def memory(*args, **kwargs):
     """As `Client.memory`, of the default client."""
     return default_client().memory(*args, **kwargs)
+
+
+def pus():
+    """As `Client.pus`, of the default client."""
+    return default_client().pus()
 
 
 @atexit.register

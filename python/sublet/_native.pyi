@@ -50,6 +50,24 @@ class _BillLine(TypedDict):
     polling_nano: int
     total_nano: int
 
+class _Price(TypedDict):
+    allocation_nano_per_gib_s: int
+    compute_nano_per_core_s: int
+    polling_nano_per_core_s: int
+
+class _Unit(TypedDict):
+    id: int
+    node: str
+    unit: str
+    kind: str
+    architecture: str
+    model: str
+    cores: int
+    memory_bytes: int
+    abilities: tuple[str, ...]
+    price: _Price
+    neighbours: tuple[str, ...]
+
 class _ArrayInterface(TypedDict):
     version: Literal[3]
     typestr: str
@@ -139,6 +157,7 @@ class Invoker:
         fabric: str | None = None,
     ) -> Application: ...
     def bill(self, lease: str | None = None) -> list[_BillLine]: ...
+    def pus(self) -> list[_Unit]: ...
     def allocate(
         self,
         package: str,

@@ -138,12 +138,12 @@ in_shell() { check "$1" bash -c '"$@"' bash "${@:2}"; }
 
 check 'install' scripts/install.sh "$PREFIX"
 for standard in c11 c17; do
-    for header in sublet.h sublet_memory.h sublet_graph.h sublet_swap.h sublet_function.h; do
+    for header in sublet.h sublet_memory.h sublet_graph.h sublet_swap.h sublet_function.h sublet_xpu.h; do
         in_shell "$header compiles as $standard" compiles "${CC:-cc}" c "$standard" "$header"
     done
 done
 for standard in c++17 c++20; do
-    for header in sublet.h sublet_memory.h sublet_graph.h sublet_swap.h sublet_function.h \
+    for header in sublet.h sublet_memory.h sublet_graph.h sublet_swap.h sublet_function.h sublet_xpu.h \
         sublet.hpp sublet_memory.hpp sublet_graph.hpp sublet_swap.hpp; do
         in_shell "$header compiles as $standard" compiles "${CXX:-c++}" c++ "$standard" "$header"
     done

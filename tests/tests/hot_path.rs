@@ -1,4 +1,5 @@
-//! A hot call allocates nothing and makes no system call, in the client and in the worker: both are counted.
+//! A hot call allocates nothing and makes no system call, in the client and in the worker: both are counted. Nor does a message
+//! through a FIFO while both of its ends are awake.
 //!
 //! Each count is shown to count: what is done on purpose is seen. The tests take turns, because each keeps two cores
 //! busy.
@@ -42,11 +43,11 @@ int main(int count, char **words) {
 "#;
 
 /// A platform whose workers count what they allocate, and the package that they need for that.
-fn counting_platform(folder: &Path) -> (Platform, String) {
+fn counting_platform(source: &'static str, folder: &Path) -> (Platform, String) {
     let own = folder.join("counted");
     fs::create_dir(&own).unwrap();
-    fs::write(own.join("sublet.toml"), "name = 'counted'\nlibrary = 'libobserver.so'\n").unwrap();
-    fs::copy(library("observer.c"), own.join("libobserver.so")).unwrap();
+    fs::write(own.join("sublet.toml"), "name = 'counted'\nlibrary = 'libcounted.so'\n").unwrap();
+    fs::copy(library(source), own.join("libcounted.so")).unwrap();
     fs::copy(library("counting.c"), own.join("libcounting.so")).unwrap();
     fs::copy(programs().join("sublet-worker"), own.join("sublet-worker")).unwrap();
     let (source, launcher) = (folder.join("launcher.c"), folder.join("launcher"));
@@ -103,6 +104,48 @@ fn call_hot(client: &Invoker, calls: u32) {
     }
 }
 
+/// Two processes, and FIFOs between them: what they read from and write to.
+struct Pair {
+    ends: [Invoker; 2],
+    descriptors: [[u32; 2]; 2],
+}
+
+impl Pair {
+    fn of(platform: &Platform, package: &str) -> Pair {
+        let ends =
+            [(); 2].map(|()| platform.client_with(&Allocation::new(package).policy(Policy::AlwaysWarm)));
+        let words = |of: usize, function: &str, input: &[u8]| {
+            let mut output = [0u64; 2];
+            ends[of].submit(function, input, &mut output).unwrap().wait().unwrap();
+            output
+        };
+        let mut descriptors = [[0; 2]; 2];
+        for (reader, writer, name) in [(0, 1, "forth"), (1, 0, "back")] {
+            let [object, descriptor] = words(reader, "make", name.as_bytes());
+            let [pid, _] = words(writer, "pid", &[]);
+            let right = [pid, object, 2].map(u64::to_le_bytes).concat();
+            words(reader, "allow", &right);
+            descriptors[reader][0] = descriptor as u32;
+            descriptors[writer][1] = words(writer, "join", name.as_bytes())[0] as u32;
+        }
+        Pair { ends, descriptors }
+    }
+
+    /// Sends a message so often; gives what the two have allocated or freed.
+    fn hop(&self, count: u32, deliberate: u32) -> [u64; 2] {
+        let words = |of: usize, begins: u32| {
+            let [from, to] = self.descriptors[of];
+            [from, to, count, 40 + 60 * begins, begins, deliberate * begins]
+        };
+        let (inputs, mut outputs) = ([words(0, 1), words(1, 0)], [[0u64], [0u64]]);
+        let [first, second] = &mut outputs;
+        let other = self.ends[1].submit("hop", &inputs[1], second).unwrap();
+        self.ends[0].submit("hop", &inputs[0], first).unwrap().wait().unwrap();
+        other.wait().unwrap();
+        [outputs[0][0], outputs[1][0]]
+    }
+}
+
 /// Whether system calls can be traced here; says so if not.
 fn can_trace() -> bool {
     let traced = Command::new("strace").args(["-f", "-o", "/dev/null", "true"]).output();
@@ -133,7 +176,7 @@ fn markers(log: &Path) -> usize {
 #[test]
 fn a_hot_call_allocates_nothing_in_the_worker() {
     let (_turn, folder) = (turn(), tempfile::tempdir().unwrap());
-    let (platform, package) = counting_platform(folder.path());
+    let (platform, package) = counting_platform("observer.c", folder.path());
     let client = hot_client(&platform, package);
     let mut output = client.buffer::<u64>(1).unwrap();
     let mut allocations = || {
@@ -176,6 +219,39 @@ fn a_hot_call_makes_no_system_call_in_the_worker() {
     call("mark");
     wait_for_markers(3);
     assert_eq!(calls_between_markers(&log).len(), 1, "it sees a system call that is made on purpose");
+}
+
+#[test]
+fn a_message_allocates_nothing() {
+    let (_turn, folder) = (turn(), tempfile::tempdir().unwrap());
+    let (platform, package) = counting_platform("neighbours.c", folder.path());
+    let pair = Pair::of(&platform, &package);
+    pair.hop(WARM_UP, 0);
+    assert_eq!(pair.hop(CALLS, 0), [0, 0], "allocated or freed in {CALLS} messages");
+}
+
+#[test]
+fn a_message_makes_no_system_call_while_both_ends_are_awake() {
+    let (_turn, folder) = (turn(), tempfile::tempdir().unwrap());
+    if !can_trace() {
+        return;
+    }
+    let log = folder.path().join("trace");
+    let platform = Platform::start();
+    let pair = Pair::of(&platform, &package("neighbours.c"));
+    let traced = platform.workers()[0];
+    let _trace = Trace::of(traced, &log);
+    let mut marked = 0;
+    let mut hop = |deliberate| {
+        pair.hop(WARM_UP, deliberate);
+        marked += 2;
+        wait_until("the trace is written", || markers(&log) == marked);
+        calls_between_markers(&log)
+    };
+    // Who is not let run for long is not awake, and is woken.
+    assert!((0..20).any(|_| hop(0).is_empty()), "system calls in each {WARM_UP} messages");
+    let seen = hop(3).iter().filter(|call| call.starts_with("getsid")).count();
+    assert_eq!(seen, 3, "it sees system calls that are made on purpose");
 }
 
 /// Runs the counting client under a command; gives what it counted.

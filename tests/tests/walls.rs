@@ -10,6 +10,7 @@ use sublet_tests::{files, read};
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("sublet-proto", &[]),
     ("sublet-fabric", &["sublet-proto"]),
+    ("sublet-xpu", &["sublet-proto", "sublet-fabric"]),
     ("sublet-sandbox", &["sublet-proto"]),
     ("sublet-template-node", &["sublet-sandbox"]),
     ("sublet-python-buffers", &[]),
@@ -19,11 +20,14 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ),
     ("sublet-python", &["sublet", "sublet-python-buffers"]),
     ("sublet-image", &["sublet-proto"]),
-    ("sublet-runtime", &["sublet-proto", "sublet-fabric"]),
+    ("sublet-runtime", &["sublet-proto", "sublet-fabric", "sublet-xpu"]),
     ("sublet-devices", &["sublet-proto", "sublet-fabric", "sublet-runtime"]),
     ("sublet-wasm", &["sublet-proto", "sublet-runtime"]),
     ("sublet-manager", &["sublet-proto", "sublet-fabric"]),
-    ("sublet-agent", &["sublet-proto", "sublet-fabric", "sublet-runtime", "sublet-sandbox", "sublet-image"]),
+    (
+        "sublet-agent",
+        &["sublet-proto", "sublet-fabric", "sublet-xpu", "sublet-runtime", "sublet-sandbox", "sublet-image"],
+    ),
     (
         "sublet",
         &[
@@ -59,6 +63,7 @@ const NEVER_IMPORT: &[(&str, &[&str], &str)] = &[
 /// The folders whose sources may hold unsafe code.
 const UNSAFE_WALL: &[&str] = &[
     "crates/fabric/",
+    "crates/xpu/",
     "crates/sandbox/",
     "crates/template-node/",
     "crates/python-buffers/",

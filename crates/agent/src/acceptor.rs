@@ -78,7 +78,7 @@ impl Entrance for PacketListener {
         let segments = (lent.memory_bytes / DEFAULT_SEGMENT_BYTES).min(MAX_SEGMENTS) as usize;
         let most = lent.cores as usize + lent.shared_places as usize + segments + SPARE_CONNECTIONS;
         if busy < most + reserved(&socket) {
-            let serve = move |node: &Arc<Node>| connection::serve(node, &Connection::Local(socket), || {});
+            let serve = move |node: &Arc<Node>| connection::serve(node, Connection::Local(socket), || {});
             return Ok(spawn(node, serve));
         }
         let error = Error::new(Code::NoCapacity, format!("the agent has {most} connections already"));

@@ -249,6 +249,7 @@ impl<H> Book<H> {
             clock_unix_ms: self.told_ms,
             state: self.state.into(),
             answered: self.answered,
+            ..NodeReport::default()
         }
     }
 

@@ -4,13 +4,16 @@ use std::fs;
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 use sublet_fabric::packet::MAX_PACKET_FDS;
+use sublet_proto::pu::cleaned;
 use sublet_proto::{Code, Error};
 
 /// Where a container's memory limit stands, by version of the control groups.
 const MEMORY_LIMITS: [&str; 2] = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
 
-/// What the machine says of its memory.
+/// What the machine says of its memory,
 const MEMORY_INFO: &str = "/proc/meminfo";
+/// and of its processors.
+const PROCESSOR_INFO: &str = "/proc/cpuinfo";
 /// What a machine keeps when segments take their pages.
 const SPARE_BYTES: u64 = 64 << 20;
 
@@ -118,6 +121,17 @@ fn available_bytes(info: &str) -> Option<u64> {
     kib.parse::<u64>().ok()?.checked_mul(1024)
 }
 
+/// What the machine calls its processor; empty if it has no name for it.
+pub(crate) fn processor_model() -> String {
+    let info = fs::read_to_string(PROCESSOR_INFO).unwrap_or_default();
+    model(&info).map(cleaned).unwrap_or_default()
+}
+
+fn model(info: &str) -> Option<&str> {
+    let named = info.lines().find_map(|line| line.strip_prefix("model name"));
+    named?.trim_start().strip_prefix(':')
+}
+
 /// A number of bytes; there is none where the file says `max` or is not there.
 fn read_limit(path: &&str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
@@ -171,6 +185,15 @@ mod tests {
         let error = check_available(1 << 50).unwrap_err();
         assert_eq!(error.code, Code::NoCapacity);
         assert!(error.message.contains("1125899906842624"), "{error}");
+    }
+
+    #[test]
+    fn a_processor_is_called_what_the_kernel_calls_it() {
+        let info =
+            "processor\t: 0\nmodel\t\t: 2\nmodel name\t: AMD EPYC  9B45\n\nprocessor\t: 1\nmodel name\t: x\n";
+        assert_eq!(model(info).map(cleaned).as_deref(), Some("AMD EPYC 9B45"));
+        assert_eq!(model("processor\t: 0\nBogoMIPS\t: 50.00\n"), None);
+        assert_eq!(model("model name"), None);
     }
 
     #[test]

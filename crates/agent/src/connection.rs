@@ -8,12 +8,14 @@ use std::time::{Duration, Instant};
 
 use sublet_fabric::connection::Connection;
 use sublet_fabric::packet::{PacketError, PacketSocket};
+use sublet_proto::v1::JoinShim;
 use sublet_proto::{Code, Error};
 use tracing::info;
 
 use crate::attach::attach;
 use crate::message::{self, FromClient};
 use crate::node::{Clients, Node};
+use crate::shim::link;
 use crate::signal::wait_readable;
 use crate::{command, supervisor};
 
@@ -23,8 +25,12 @@ const TICKET_PATIENCE: Duration = Duration::from_secs(5);
 const SEND_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The body of a connection's thread. `known` is called once its ticket was taken.
-pub(crate) fn serve(node: &Arc<Node>, connection: &Connection, known: impl FnOnce()) {
+pub(crate) fn serve(node: &Arc<Node>, own: Connection, known: impl FnOnce()) {
+    let connection = &own;
     let first = prepare(node, connection).and_then(|()| first_message(node, connection));
+    if let Ok(Some(FromClient::Shim(asked))) = &first {
+        return neighbour(node, own, asked, known);
+    }
     let served = first.and_then(|first| match first {
         None => Ok(()),
         Some(FromClient::Attach(request)) => attach(node, connection, &request).map(|held| {
@@ -43,6 +49,15 @@ pub(crate) fn serve(node: &Arc<Node>, connection: &Connection, known: impl FnOnc
         info!(code = %error.code, %error, "a connection was refused");
         // A client that does not listen is refused all the same.
         let _ = message::send(connection, message::failure(&error), &[]);
+    }
+}
+
+/// The agent of another node of the computer.
+fn neighbour(node: &Arc<Node>, connection: Connection, asked: &JoinShim, known: impl FnOnce()) {
+    let connection = Arc::new(connection);
+    if let Err(error) = link::welcome(node, &connection, asked, known) {
+        info!(code = %error.code, %error, "a neighbour is not linked, or not any more");
+        let _ = message::send(&connection, message::failure(&error), &[]);
     }
 }
 

@@ -9,7 +9,9 @@
 //! changed: an image that is still good is found to be so in a fraction of the time.
 
 mod build;
+mod builder;
 mod drivers;
+mod look;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -25,6 +27,8 @@ use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{Devices, SCRATCH};
 use tracing::info;
+
+pub(crate) use look::Looking;
 
 use crate::packages::Runnable;
 use crate::programs::is_program;
@@ -73,6 +77,11 @@ impl Kernels {
     /// The names of the kinds that this node executes.
     pub(crate) fn offered(&self) -> Vec<String> {
         self.offered.iter().map(|kind| kind.name().to_owned()).collect()
+    }
+
+    /// Begins to find out what the devices are, on these cores.
+    pub(crate) fn look(&self, cores: &[u32]) -> Result<Looking, Error> {
+        Ok(Looking::begin(&self.sandboxes.current()?, &self.builder, &self.offered, cores))
     }
 
     /// Whether nothing has to be built before a package's workers can start.

@@ -9,7 +9,8 @@
 //! - one for each connection: a *supervisor* that verifies a ticket and then watches over its lease, or one that obeys
 //!   a command of the node's operator;
 //! - the *reporter* talks to one manager at a time, with a tokio runtime of its own;
-//! - the *keeper* writes the journal.
+//! - the *keeper* writes the journal;
+//! - the [shim](shim)'s serve the calls of global processes, and one links it with neighbours.
 //!
 //! Invariants:
 //! - No core and no byte is lent twice; they are free only when the process that used them is dead.
@@ -41,6 +42,7 @@ mod links;
 mod manager;
 mod managers;
 mod message;
+mod neighbours;
 mod node;
 mod pace;
 mod packages;
@@ -50,6 +52,7 @@ mod resources;
 mod runtimes;
 mod sandboxes;
 mod shared;
+mod shim;
 mod signal;
 mod state;
 mod strangers;
@@ -72,7 +75,7 @@ use sublet_fabric::clock::Calibration;
 use sublet_fabric::packet::PacketListener;
 use sublet_proto::package::Kind;
 use sublet_proto::v1::NodeDescription;
-use sublet_proto::{Code, Error, pool};
+use sublet_proto::{Code, Error, pool, pu};
 use sublet_runtime::access::Access;
 use sublet_runtime::fabrics::own_host;
 
@@ -82,12 +85,14 @@ use crate::journal::Journal;
 use crate::kernels::Kernels;
 use crate::ledger::Ledger;
 use crate::managers::Managers;
+use crate::neighbours::Neighbours;
 use crate::node::Node;
 use crate::packages::Packages;
 use crate::programs::Programs;
 use crate::resources::{Pool, Resources};
 use crate::runtimes::Runtimes;
 use crate::sandboxes::Maker;
+use crate::shim::{Shim, link};
 use crate::signal::Signal;
 use crate::state::{StateFolder, system, utf8};
 
@@ -126,6 +131,10 @@ pub struct Options {
     pub warm: Warm,
     /// From which registries images are pulled, as names of images begin; none: all but those of this machine.
     pub registries: Vec<String>,
+    /// What kind its processor is of, by which leases ask for it and have their prices: `cpu`, `dpu` or another lower-case name.
+    pub pu: String,
+    /// Nodes that are this one's neighbours, if they name it, too: at most 64.
+    pub neighbours: Vec<String>,
     /// For which devices it executes kernels, as the kinds of packages are called, if they are here; none: OpenCL.
     pub devices: Option<Vec<Kind>>,
     /// When leases that do not say so themselves end for want of calls; never if nothing is said.
@@ -140,12 +149,16 @@ pub struct Options {
     pub network: Option<Network>,
 }
 
+/// Threads that serve the calls of global processes. Each serves as many as call; one is enough for a million calls a second.
+const SHIM_THREADS: usize = 1;
+
 /// A running agent. Stopped when it is dropped.
 pub struct Agent {
     node: Arc<Node>,
     acceptors: Vec<JoinHandle<()>>,
     reporter: Option<JoinHandle<()>>,
     keeper: Option<JoinHandle<Journal>>,
+    neighbours: Option<JoinHandle<()>>,
     /// Kept locked until nothing of the agent runs.
     _state: StateFolder,
 }
@@ -168,9 +181,16 @@ impl Agent {
         let listener = listen(&options)?;
         let journal = Journal::at(&state.path);
         node.ledger.inherit(journal.read());
-        let mut agent =
-            Agent { node: node.clone(), acceptors: Vec::new(), reporter: None, keeper: None, _state: state };
+        let mut agent = Agent {
+            node: node.clone(),
+            acceptors: Vec::new(),
+            reporter: None,
+            keeper: None,
+            neighbours: None,
+            _state: state,
+        };
         let (tell, told) = sync_channel(1);
+        agent.neighbours = Some(node.spawn("sublet-shims", link::run)?);
         agent.keeper = Some(node.spawn("sublet-journal", move |node| journal::run(node, journal))?);
         agent.reporter = Some(node.spawn("sublet-report", move |node| report::run(node, &tell))?);
         told.recv().map_err(|_| Error::new(Code::Internal, "the reporter has failed"))??;
@@ -202,6 +222,7 @@ impl Drop for Agent {
         for acceptor in self.acceptors.drain(..) {
             join(Some(acceptor));
         }
+        join(self.neighbours.take());
         self.node.ledger.finish();
         join(self.reporter.take());
         if let Some(mut journal) = join(self.keeper.take()) {
@@ -232,6 +253,10 @@ fn node(
     let runtimes = Runtimes::find(&options.warm, &spawner, &state.path)?;
     let sandboxes = Arc::new(Maker::start(spawner, state.path.join("root"), runtimes)?);
     let kernels = Kernels::new(&worker, options.devices.as_deref(), sandboxes.clone());
+    let looking = kernels.look(&[&*cores.exclusive, &*cores.shared].concat())?;
+    let managers = Arc::new(Managers::new(options.access.clone()));
+    let images = Arc::new(Images::open(&state.path, options.registries.clone())?);
+    let packages = Arc::new(Packages::open(&state.path, managers.clone(), images.clone())?);
     let description = NodeDescription {
         name: options.name.clone(),
         agent: format!("unix:{}", utf8(&socket)?),
@@ -246,12 +271,18 @@ fn node(
         runtimes: sandboxes.runtimes.offered(),
         pool: options.pool.map(|pool| pool.to_string()).unwrap_or_default(),
         rack: options.rack.clone(),
-        ..NodeDescription::default()
+        pu: options.pu.clone(),
+        neighbours: options.neighbours.clone(),
+        model: capacity::processor_model(),
+        device_units: looking.found(),
     };
-    let managers = Arc::new(Managers::new(options.access.clone()));
-    let images = Arc::new(Images::open(&state.path, options.registries.clone())?);
+    let instance = new_instance()?;
+    let units = units(&description);
+    let shim = Shim::start(&instance, &units, SHIM_THREADS)?;
     let node = Node {
-        instance: new_instance()?,
+        instance,
+        processor: pu::id(&options.name, pu::PROCESSOR),
+        shim,
         started_ms: state.started_ms(SystemTime::now()),
         programs: Programs::beside(worker),
         kernels: Arc::new(kernels),
@@ -261,9 +292,10 @@ fn node(
         calibration,
         pool: Pool::new(Resources::new(cores, memory_bytes, shared_places)?),
         ledger: Arc::new(Ledger::new(&options.name)),
-        packages: Arc::new(Packages::open(&state.path, managers.clone(), images.clone())?),
+        packages,
         images,
         managers,
+        neighbours: Neighbours::new(options.neighbours.clone())?,
         stopping: Signal::new()?,
         idle_timeout: options.idle_timeout,
         clients: options.clients,
@@ -272,6 +304,12 @@ fn node(
         serving: Mutex::default(),
     };
     Ok((node, port))
+}
+
+/// The ids of its processing units.
+fn units(node: &NodeDescription) -> Vec<u32> {
+    let devices = node.device_units.iter().map(|device| device.unit.as_str());
+    [pu::PROCESSOR].into_iter().chain(devices).map(|unit| pu::id(&node.name, unit)).collect()
 }
 
 fn new_instance() -> Result<String, Error> {

@@ -16,10 +16,12 @@ use crate::kernels::Kernels;
 use crate::ledger::Ledger;
 use crate::lock;
 use crate::managers::Managers;
+use crate::neighbours::Neighbours;
 use crate::packages::Packages;
 use crate::programs::Programs;
 use crate::resources::Pool;
 use crate::sandboxes::Maker;
+use crate::shim::Shim;
 use crate::signal::Signal;
 
 /// One node, as its connections, its acceptor, its reporter and its journal's keeper see it.
@@ -40,6 +42,10 @@ pub(crate) struct Node {
     pub(crate) images: Arc<Images>,
     /// The OCI runtime that makes their containers, if the agent does not.
     pub(crate) container_runtime: Option<PathBuf>,
+    /// The id of its own processor among processing units,
+    pub(crate) processor: u32,
+    /// and the global processes of all of them.
+    pub(crate) shim: Shim,
     /// Where those of all leases are made.
     pub(crate) sandboxes: Arc<Maker>,
     /// Of the time-stamp counter, since the agent's start.
@@ -47,6 +53,8 @@ pub(crate) struct Node {
     pub(crate) pool: Pool,
     pub(crate) ledger: Arc<Ledger>,
     pub(crate) managers: Arc<Managers>,
+    /// The nodes that this one is linked with.
+    pub(crate) neighbours: Neighbours,
     pub(crate) packages: Arc<Packages>,
     /// Raised when the agent stops; whoever waits for a client watches it.
     pub(crate) stopping: Signal,

@@ -11,7 +11,7 @@
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use sublet_proto::v1::{EndOrder, Registration};
+use sublet_proto::v1::{EndOrder, NodeReport, Registration};
 use sublet_proto::{Code, Error};
 use tracing::{info, warn};
 
@@ -159,12 +159,16 @@ impl Reporter<'_> {
         for meter in ledger.meters() {
             meter.look();
         }
-        let (asked, report) = (ledger.now(), ledger.report());
+        let neighbours = &self.node.neighbours;
+        let asked = ledger.now();
+        let report = NodeReport { neighbours: neighbours.version(), ..ledger.report() };
         let reply = self.manager.report(report.clone())?;
         let exchange = Exchange { asked, answered: ledger.now() };
         let now = Instant::now();
         ledger.reported(&report, &reply, exchange, |order| wanted_end(order, now));
         self.node.managers.learn(&reply.managers);
+        reply.neighbours.into_iter().for_each(|told| neighbours.learn(told));
+        neighbours.complain();
         Ok(())
     }
 
@@ -182,6 +186,7 @@ impl Reporter<'_> {
         let reply = self.manager.register(registration)?;
         ledger.registered(&reply, Exchange { asked, answered: ledger.now() })?;
         node.managers.learn(&reply.managers);
+        node.neighbours.learn(reply.neighbours.unwrap_or_default());
         self.registered = true;
         info!(manager = %self.manager.address(), registration = reply.registration, "the node is registered");
         Ok(())

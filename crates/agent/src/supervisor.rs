@@ -363,7 +363,7 @@ impl Supervisor<'_> {
                 let message = format!("this connection holds lease {} already", self.held.lease.id);
                 self.tell(message::failure(&Error::new(Code::AlreadyAllocated, message)))
             }
-            FromClient::Command(_) | FromClient::Sandboxes(_) => {
+            FromClient::Command(_) | FromClient::Sandboxes(_) | FromClient::Shim(_) => {
                 let message = "a command is given on a connection of its own";
                 self.tell(message::failure(&Error::new(Code::Protocol, message)))
             }

@@ -27,11 +27,14 @@ fn greet(node: &Arc<Node>, socket: TcpStream, stranger: Stranger) -> Result<(), 
         node.gate.as_ref().ok_or_else(|| Error::new(Code::Internal, "a connection through no port"))?;
     let greeting = Greeting::receive(&socket)?;
     match greeting.kind {
-        Kind::Data(link) => gate.links.arrive(link, socket, greeting),
+        Kind::Data(link) => match node.shim.arrive(&link, &socket, &greeting) {
+            Some(arrived) => arrived,
+            None => gate.links.arrive(link, socket, greeting),
+        },
         Kind::Control => {
             greeting.accept(&socket)?;
             let remote = RemoteSocket::accept(socket, &gate.identity)?;
-            connection::serve(node, &Connection::Remote(remote), || drop(stranger));
+            connection::serve(node, Connection::Remote(remote), || drop(stranger));
             Ok(())
         }
     }

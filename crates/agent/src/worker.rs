@@ -13,7 +13,7 @@ use sublet_fabric::packet::PacketSocket;
 use sublet_proto::network::Fabric;
 use sublet_proto::package::is_python;
 use sublet_proto::v1::{PackageBuild, PackageInfo, Started, WorkerSetup};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, pu};
 use sublet_sandbox::{
     Devices, Exit, FOLDER, Image, Kind, Limits, Made, Network, Program, SCRATCH, SandboxError, Sandboxes,
     Signal, Spec,
@@ -25,6 +25,7 @@ use crate::kernels;
 use crate::node::Node;
 use crate::packages::{Runnable, Unpacked};
 use crate::shared::{Occupancy, SlotHold};
+use crate::shim::{Admission, Who};
 use crate::signal::wait_readable;
 
 /// How long a killed process may take to end.
@@ -42,6 +43,8 @@ const INTERPRETER_MEMORY_BYTES: u64 = 128 * MIB;
 const MAX_PROCESSES: u32 = 512;
 /// What functions can write to files, in bytes, as far as the lease's memory goes.
 const SCRATCH_BYTES: u64 = 64 * MIB;
+/// What the rings of its FIFOs can take beside half of the lease's memory, in bytes.
+const RINGS_BYTES: u64 = 16 * MIB;
 
 /// The worker process of a lease, started and ended by the lease's supervisor. Killed when it is dropped.
 pub(crate) struct WorkerProcess {
@@ -52,6 +55,8 @@ pub(crate) struct WorkerProcess {
     _image: Option<HeldImage>,
     /// On shared cores, until it is known to be dead.
     occupancy: Option<Occupancy>,
+    /// As a global process, if it wants to be one.
+    _shim: Admission,
 }
 
 impl WorkerProcess {
@@ -67,16 +72,19 @@ impl WorkerProcess {
         let (kind, program) = program(node, runnable.build())?;
         check_network(node, &runnable)?;
         let (outside, inside) = PacketSocket::pair()?;
+        let (shim, of_process) = PacketSocket::pair()?;
         let occupancy = held.reservation.slots.as_ref().map(SlotHold::occupy);
         let setup = setup(node, held, &runnable, occupancy.as_ref()).encode_to_vec();
         let slots = occupancy.iter().flat_map(|occupancy| &occupancy.regions).map(|region| region.fd());
         let own = [held.inbox.fd(), held.meter.region().fd()];
         let faults = (held.options.swap_bytes > 0).then(device).transpose()?;
         let faults = faults.iter().map(AsFd::as_fd);
-        let descriptors: Vec<_> = own.into_iter().chain(faults).chain(slots).collect();
+        let shimmed = [of_process.as_fd()];
+        let descriptors: Vec<_> = own.into_iter().chain(faults).chain(slots).chain(shimmed).collect();
         outside.send(&setup, &descriptors)?;
         let sandboxes = node.sandboxes.current()?;
         let image = node.images.hold(runnable.build())?;
+        let of_shim = who(node, held, runnable.build());
         let mut spec = spec((kind, program), held, &runnable, inside);
         if let Some(held) = &image {
             contain(&mut spec, node.container_runtime.as_deref(), &held.image);
@@ -86,7 +94,8 @@ impl WorkerProcess {
         let pid = sandbox.state.pid.unwrap_or_default();
         let started = Started { pid, requested_ns, package_ready_ns, spawned_ns: monotonic_ns() };
         let package = runnable.package;
-        let worker = WorkerProcess { sandboxes, sandbox, package, _image: image, occupancy };
+        let _shim = node.shim.admit(shim, of_shim);
+        let worker = WorkerProcess { sandboxes, sandbox, package, _image: image, occupancy, _shim };
         Ok((worker, started, outside))
     }
 
@@ -142,6 +151,18 @@ impl Drop for WorkerProcess {
         // Should it live on, the spawner still has it, and ends it with the agent.
         let _ = self.kill();
         let _ = one(self.sandboxes.delete(&[self.sandbox.id]));
+    }
+}
+
+/// Who its process is to others of the computer.
+fn who(node: &Node, held: &Attached, build: &PackageBuild) -> Who {
+    let devices = &node.description.device_units;
+    let device =
+        kernels::kind_of(build).and_then(|kind| devices.iter().find(|device| device.kind == kind.name()));
+    Who {
+        tenant: held.lease.tenant.clone(),
+        pu: device.map_or(node.processor, |device| pu::id(&node.description.name, &device.unit)),
+        room_bytes: held.lease.memory_bytes / 2 + RINGS_BYTES,
     }
 }
 
@@ -271,6 +292,7 @@ fn setup(node: &Node, held: &Attached, runnable: &Runnable, occupancy: Option<&O
         // What a copy takes is taken from the same memory.
         copies_bytes: carrier.map_or(0, |_| lent_bytes),
         build: runnable.index,
+        shim: true,
         local_bytes: if held.options.swap_bytes > 0 { local_bytes(lent_bytes) } else { 0 },
     }
 }

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use crate::driver::{Arguments, Build, BuiltPart, Driver, Grid, Part, Progress};
 use crate::{DeviceError, Kind, MAX_LANES, Patience};
 use formats::Format;
-pub use live::{DeviceInfo, discover};
+pub use live::{DeviceInfo, discover, first};
 
 /// Work-items of a group, if a specification says nothing.
 const USUAL_GROUP: u32 = 128;
@@ -49,8 +49,7 @@ impl Cuda {
 
     /// Opens the GPU that a node's packages are executed by: the first, for so many launches at once.
     pub fn first(streams: u32) -> Result<Cuda, DeviceError> {
-        let none = || DeviceError::Unusable { kind: Kind::Cuda, reason: "there is no GPU".into() };
-        Cuda::open(discover()?.first().ok_or_else(none)?, streams)
+        Cuda::open(&first()?, streams)
     }
 
     /// What it can do and how much.

@@ -11,7 +11,8 @@
 //! loaded at run time, so that one binary runs with and without. What is above the driver is the same for both: what is
 //! kept ready ([`keep_alive`]), what is on disk ([`store`]), whose memory is whose ([`memory`]).
 //!
-//! A [`package`] of kernels is built by [`prepare`] once on a node, and called by the engine of a [`worker`].
+//! A [`package`] of kernels is built by [`prepare`] once on a node, and called by the engine of a [`worker`]. What the node's
+//! device is says [`describe`].
 //!
 //! **What isolates.** A device's driver lives in the process that uses it. A kernel that never ends cannot be stopped, one
 //! that writes outside of its buffers writes, on a device that is the processor itself, anywhere in that process. So the
@@ -27,7 +28,9 @@
 
 pub mod builder;
 mod bytes;
+mod control;
 pub mod cuda;
+pub mod describe;
 mod driver;
 mod error;
 #[cfg(fuzzing)]

@@ -35,7 +35,7 @@ use crate::driver::{Arguments, Build, Driver, Grid, Part, Progress};
 use crate::{DeviceError, Kind, MAX_LANES, Patience};
 
 pub(crate) use compile::serve;
-pub use discover::{DeviceInfo, DeviceKind, discover};
+pub use discover::{DeviceInfo, DeviceKind, discover, first};
 pub use environment::enter_environment;
 
 /// What belongs into the environment of every process that uses a device.
@@ -91,10 +91,7 @@ impl OpenCl {
     /// Opens the device that a node's packages are executed by: the first that can be used, whole, for so many launches at
     /// once.
     pub fn first(lanes: u32, builder: Option<Builder>) -> Result<OpenCl, DeviceError> {
-        let devices = discover()?;
-        let usable = devices.iter().find(|info| info.unusable.is_none());
-        // Should none be usable, the first says why.
-        OpenCl::open(usable.unwrap_or(&devices[0]), Partition::Queues(lanes), builder)
+        OpenCl::open(&first()?, Partition::Queues(lanes), builder)
     }
 
     /// What it can do and how much.

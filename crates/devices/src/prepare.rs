@@ -12,18 +12,17 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use prost::Message;
-use sublet_fabric::packet::PacketSocket;
 use sublet_proto::package::built_file;
 use sublet_proto::v1::kernel_build::Body;
 use sublet_proto::v1::{Failure, KernelBuild};
-use sublet_proto::{Code, Error, MAX_PACKET_BYTES};
+use sublet_proto::{Error, MAX_PACKET_BYTES};
 
 use crate::builder::{Builder, Confinement};
 use crate::cuda::Cuda;
 use crate::making::Maker;
 use crate::opencl::{self, OpenCl};
 use crate::package::Kernels;
-use crate::{DeviceError, Driver, Kind, store};
+use crate::{DeviceError, Driver, Kind, control, store};
 
 /// Where the sandbox has the package.
 const FOLDER: &str = "/package";
@@ -34,19 +33,11 @@ const PIECE_BYTES: usize = MAX_PACKET_BYTES / 2;
 
 /// Builds the package's build of this index, and tells the agent at the other end of standard input.
 pub fn serve(kind: Kind, build: u32) -> ExitCode {
-    let answered = answer(kind, build);
-    if let Err(error) = &answered {
-        eprintln!("sublet-device-builder: {error}");
-    }
-    // Drivers have threads that may hang when they are told to end; nobody needs their end.
-    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
-    ExitCode::FAILURE
+    control::leave(answer(kind, build))
 }
 
 fn answer(kind: Kind, build: u32) -> Result<(), Error> {
-    let failed = |error| Error::new(Code::System, format!("taking the control socket: {error}"));
-    let control = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdin(), 3).map_err(failed)?;
-    let socket = PacketSocket::from(control);
+    let socket = control::socket()?;
     let tell = |body| -> Result<(), Error> {
         Ok(socket.send(&KernelBuild { body: Some(body) }.encode_to_vec(), &[])?)
     };

@@ -76,6 +76,16 @@ impl Exposed {
         Ok(Exposed { memory: Memory::Shared { own, others }, keys: keys(regions), withdrawn: keys(regions) })
     }
 
+    /// Its own region alone, by a key that both sides were told by somebody else, who [made](new_key) it.
+    pub fn by_key(own: &Region, key: u64) -> Result<Exposed, FabricError> {
+        if region_of(key) != OWN || key == NONE {
+            return Err(FabricError::KeyUnknown);
+        }
+        let exposed = Exposed::new(own, Arc::new(Window::reserve(1, crate::region::PAGE_BYTES)?), 1)?;
+        exposed.keys[OWN as usize].store(key, Ordering::Release);
+        Ok(exposed)
+    }
+
     /// Of a side that lends memory, so many times at most; or that only uses the peer's, of which it knows as many regions. Over
     /// TCP.
     pub fn lending(regions: u32) -> Exposed {
@@ -222,7 +232,8 @@ fn keys(regions: u32) -> Box<[AtomicU64]> {
     (0..regions.min(1 << INDEX_BITS)).map(|_| AtomicU64::new(NONE)).collect()
 }
 
-fn new_key(region: u32) -> Result<u64, FabricError> {
+/// A key that nobody guesses.
+pub fn new_key(region: u32) -> Result<u64, FabricError> {
     let mut bytes = [0; 8];
     loop {
         getrandom::fill(&mut bytes).map_err(|error| {

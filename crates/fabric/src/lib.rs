@@ -17,7 +17,7 @@
 #![allow(unsafe_code)]
 
 mod awaited;
-mod bell;
+pub mod bell;
 pub mod clock;
 #[cfg(not(loom))]
 pub mod connection;

@@ -124,10 +124,28 @@ impl PacketSocket {
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
     }
 
+    /// Whether the peer is gone. What it has sent before may still be there.
+    pub fn is_closed(&self) -> bool {
+        let mut polled = [PollFd::new(&self.fd, PollFlags::empty())];
+        matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
+    }
+
     /// Sends one packet; waits while the peer's queue is full, at most for the [send timeout].
     ///
     /// [send timeout]: PacketSocket::set_send_timeout
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
+        self.send_with(bytes, fds, SendFlags::NOSIGNAL)
+    }
+
+    /// As [`PacketSocket::send`], and does not wait: a full queue is [`PacketError::TimedOut`] at once.
+    pub fn try_send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), PacketError> {
+        match self.send_with(bytes, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Err(PacketError::TimedOut(_)) => Err(PacketError::TimedOut(Duration::ZERO)),
+            sent => sent,
+        }
+    }
+
+    fn send_with(&self, bytes: &[u8], fds: &[BorrowedFd<'_>], flags: SendFlags) -> Result<(), PacketError> {
         check_bounds(bytes.len(), fds.len())?;
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_PACKET_FDS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -135,7 +153,7 @@ impl PacketSocket {
             return Err(PacketError::Protocol(format!("{} descriptors do not fit a packet", fds.len())));
         }
         let parts = [IoSlice::new(bytes)];
-        match retry_on_intr(|| rustix::net::sendmsg(&self.fd, &parts, &mut control, SendFlags::NOSIGNAL)) {
+        match retry_on_intr(|| rustix::net::sendmsg(&self.fd, &parts, &mut control, flags)) {
             Ok(_) => Ok(()),
             Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => Err(PacketError::PeerGone),
             Err(Errno::AGAIN) => Err(PacketError::TimedOut(self.send_timeout())),

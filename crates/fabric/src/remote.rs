@@ -120,6 +120,12 @@ impl RemoteSocket {
         *lock(&self.send_timeout) = Some(timeout);
     }
 
+    /// Ends the connection, for whoever waits on it here and there.
+    pub fn end(&self) {
+        // One that is ended already is ended.
+        let _ = self.tcp.shutdown(std::net::Shutdown::Both);
+    }
+
     /// Where the other end is.
     pub fn peer_address(&self) -> Result<SocketAddr, PacketError> {
         self.tcp.peer_addr().map_err(|source| PacketError::System {

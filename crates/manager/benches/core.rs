@@ -141,7 +141,7 @@ impl Cluster {
         };
         self.core.on_event(self.now_ms, Event::Register(Box::new(joining)), &mut self.out);
         for action in self.out.drain(..) {
-            let Action::Registered { node, registration } = action else { panic!("{action:?}") };
+            let Action::Registered { node, registration, .. } = action else { panic!("{action:?}") };
             self.registered.insert(node, Registered { registration, sequence: 0 });
         }
     }
@@ -235,6 +235,7 @@ impl Cluster {
             clock_ms: self.now_ms,
             lending: Lending::Open,
             leases: vec![LeaseReport { lease, usage, functions: Vec::new(), ended }],
+            neighbours: 0,
         };
         self.core.on_event(self.now_ms, Event::Report(report), &mut self.out);
     }

@@ -11,6 +11,7 @@
 //! global.rs    the level above: racks in the place of nodes
 //! nodes.rs     nodes and what is leased of them       placement.rs  which node a lease goes to
 //! racks.rs     nodes near each other                  pools.rs      what a node has most of
+//! neighbours.rs  nodes that name each other
 //! lease.rs     a lease's life                         table.rs      all of them
 //! tenants.rs   quotas                                 waiting.rs    the bounded, fair queue
 //! ```
@@ -25,6 +26,7 @@
 //! - A lease that was attached is forgotten only when its last usage is in the store and its agent knows that, or is
 //!   gone, to another manager or for good.
 //! - A request is answered once: granted, refused, or after its wait one of the two. Waiting is bounded and fair.
+//! - Two nodes are linked if each names the other and both are here. Who names one that does not name it is told nothing.
 //!
 //! Silence is counted in ticks, not in time: a manager that itself stood still does not blame its nodes for it.
 
@@ -38,6 +40,7 @@ mod lease;
 mod locality;
 mod messages;
 mod moved;
+mod neighbours;
 mod nodes;
 mod placement;
 mod pools;
@@ -61,6 +64,7 @@ pub use locality::{Locality, MAX_NEAR};
 pub use messages::{
     Action, Ended, Event, Joining, LeaseReport, Renewal, Report, Reported, Request, Running, Standing,
 };
+pub use neighbours::{Marked, Neighbourhood};
 pub use nodes::{Amount, Lending, MAX_NODES, Node, Reach, Room};
 pub(crate) use placement::may_run_on;
 pub use placement::{DEFAULT_PU, MAX_PARTS};
@@ -210,6 +214,11 @@ impl Core {
     /// All nodes, in no order.
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.iter().map(|(_, node)| node)
+    }
+
+    /// A node as users see it.
+    pub fn info(&self, node: &Node) -> v1::NodeInfo {
+        v1::NodeInfo { units: self.nodes.units(node), ..node.info() }
     }
 
     /// A tenant.

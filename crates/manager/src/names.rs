@@ -1,9 +1,10 @@
 //! What tenants and nodes may be called.
 
+use sublet_proto::pu::{self, is_node_name};
 use sublet_proto::{Code, Error};
 
 /// Longest name of a tenant or node, in bytes.
-pub const MAX_NAME_BYTES: usize = 64;
+pub const MAX_NAME_BYTES: usize = pu::MAX_NODE_NAME_BYTES;
 /// The tenant of leases whose token is still being verified.
 pub(crate) const UNVERIFIED: &str = "unverified";
 
@@ -29,8 +30,7 @@ pub(crate) fn of_user(uid: u32) -> String {
 }
 
 fn check(what: &str, name: &str) -> Result<(), Error> {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".:_-@".contains(&byte);
-    if (1..=MAX_NAME_BYTES).contains(&name.len()) && name.bytes().all(is_plain) {
+    if is_node_name(name) {
         return Ok(());
     }
     let shown: String = name.chars().take(MAX_NAME_BYTES).collect();

@@ -6,6 +6,7 @@
 //! away it is withdrawn.
 
 mod ends;
+mod neighbours;
 mod nodes;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -31,6 +32,7 @@ use crate::ledger::{Entry, Ledger, Writer};
 use crate::names::UNVERIFIED;
 use crate::tenants::UNVERIFIED_QUOTA;
 use crate::tokens::TokenId;
+use neighbours::Secrets;
 
 /// Leases whose token turned out to be worthless, and that are remembered for agents that ask.
 const MAX_REJECTED: usize = 1024;
@@ -40,6 +42,7 @@ pub(crate) struct Shell {
     state: Mutex<State>,
     signing: Signing,
     verifying: Verifying,
+    secrets: Secrets,
     pub(crate) level: Level,
     pub(crate) clock: Clock,
     pub(crate) ledger: Ledger,
@@ -151,6 +154,7 @@ impl Shell {
             state: Mutex::new(State { core, waiting, taken, rejected, has_parted, names, out }),
             signing,
             verifying,
+            secrets: Secrets::new()?,
             level,
             clock,
             ledger: Ledger::new(),

@@ -190,6 +190,11 @@ impl ManagerClient {
         Ok(self.ask(request, async |mut stub, request| stub.list_nodes(request).await)?.nodes)
     }
 
+    /// Every processing unit: the processors of all nodes, and their devices.
+    pub fn units(&self) -> Result<Vec<v1::ProcessingUnit>, Error> {
+        Ok(self.nodes()?.into_iter().flat_map(|node| node.units).collect())
+    }
+
     /// What leases cost.
     pub fn bill(&self, request: v1::BillRequest) -> Result<v1::BillReply, Error> {
         self.ask(request, async |mut stub, request| stub.bill(request).await)

@@ -16,11 +16,14 @@ use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Allocation, Invoker};
 
 pub mod bandwidth;
+pub mod calls;
 pub mod cold;
 pub mod connections;
+pub mod fifo;
 mod fleet;
 pub mod graph;
 mod instance;
+mod kin;
 pub mod latency;
 pub mod lease;
 pub mod memory;

@@ -20,6 +20,7 @@ mod manager;
 mod output;
 pub(crate) mod parse;
 mod ps;
+mod pus;
 mod sandbox;
 mod settings;
 mod tenant;
@@ -46,6 +47,7 @@ Examples:
   sublet deploy ./libx.so                        make the functions of a shared object callable
   sublet call libx/f --input in --output out     call one of them
   sublet ps                                      what is there, and who uses it
+  sublet pus                                     what it computes with: processors, devices, prices, neighbours
   sublet bill                                    what it has cost
   sublet graph show app.json                     draw an application of several components
   sublet fabrics                                 what can carry calls on this machine
@@ -86,6 +88,7 @@ enum Command {
     Deploy(deploy::Arguments),
     Call(call::Arguments),
     Ps(ps::Arguments),
+    Pus(pus::Arguments),
     Lease(lease::Arguments),
     Bill(bill::Arguments),
     Graph(graph::Arguments),
@@ -173,6 +176,7 @@ fn run(command: Command, output: &Output) -> Result<(), Error> {
         Command::Image(arguments) => image::run(arguments, output),
         Command::Bench(arguments) => bench::run(&arguments, output),
         Command::Ps(arguments) => ps::run(&arguments, output),
+        Command::Pus(arguments) => pus::run(&arguments, output),
         Command::Lease(arguments) => lease::run(&arguments, output),
         Command::Bill(arguments) => bill::run(&arguments, output),
         Command::Token(arguments) => token::run(&arguments, output),

@@ -24,7 +24,9 @@
 
 pub use sublet_proto::pool::Pool;
 pub use sublet_proto::price::bill;
-pub use sublet_proto::v1::{BillLine, BillRequest, ComponentUse, Lease, PackageInfo, Usage};
+pub use sublet_proto::v1::{
+    BillLine, BillRequest, ComponentUse, Lease, PackageInfo, Price, ProcessingUnit, Usage,
+};
 pub use sublet_proto::{ALWAYS_HOT_NS, ALWAYS_WARM_NS, Code, Error};
 pub use sublet_runtime::fabrics::own_host;
 pub use sublet_runtime::frames;

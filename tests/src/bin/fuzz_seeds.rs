@@ -150,8 +150,29 @@ fn node() -> v1::NodeDescription {
             fabrics: vec!["tcp".into()],
             encrypted: false,
         }),
+        devices: vec!["opencl".into()],
+        neighbours: vec!["dpu".into()],
+        device_units: vec![device()],
+        model: "a processor".into(),
         ..Default::default()
     }
+}
+
+fn device() -> v1::DeviceUnit {
+    let device = sublet_proto::pu::undescribed("opencl");
+    v1::DeviceUnit { model: "a device".into(), compute_units: 2, memory_bytes: 1 << 30, ..device }
+}
+
+fn neighbours() -> v1::Neighbours {
+    let neighbour = v1::Neighbour {
+        node: "dpu".into(),
+        unit: 7,
+        network: node().network,
+        secret: vec![7; 32],
+        registration: 1,
+        ..Default::default()
+    };
+    v1::Neighbours { version: 1, all: vec![neighbour] }
 }
 
 /// In the order in which the target numbers them.
@@ -183,11 +204,17 @@ fn control_messages() -> Vec<Vec<u8>> {
         v1::BillRequest { lease: lease().id, ..Default::default() }.encode_to_vec(),
         v1::BillReply { lines: vec![bill.clone()], total: Some(bill) }.encode_to_vec(),
         node().encode_to_vec(),
-        v1::NodeRegistration { verifying_key: vec![7; 32], registration: 1, ..Default::default() }
-            .encode_to_vec(),
+        v1::NodeRegistration {
+            verifying_key: vec![7; 32],
+            registration: 1,
+            neighbours: Some(neighbours()),
+            ..Default::default()
+        }
+        .encode_to_vec(),
         v1::NodeReport { node: "node".into(), leases: vec![report], ..Default::default() }.encode_to_vec(),
         v1::NodeReportReply {
             end: vec![v1::EndOrder { lease: lease().id, ..Default::default() }],
+            neighbours: Some(neighbours()),
             ..Default::default()
         }
         .encode_to_vec(),
@@ -195,7 +222,7 @@ fn control_messages() -> Vec<Vec<u8>> {
     (0..).zip(&messages).map(|(kind, message)| tagged(kind, message)).collect()
 }
 
-/// Each arm of each packet's `oneof`, and the setup of a worker.
+/// Each arm of each packet's `oneof`, the setup of a worker, and a device.
 fn node_messages() -> Vec<Vec<u8>> {
     use agent_to_client::Body as FromAgent;
     use client_to_agent::Body as ToAgent;
@@ -251,12 +278,65 @@ fn node_messages() -> Vec<Vec<u8>> {
         options: Some(options()),
         ..Default::default()
     };
-    let mut seeds = vec![tagged(2, &setup.encode_to_vec())];
+    let look = v1::DeviceLook { body: Some(v1::device_look::Body::Device(device())) };
+    let mut seeds = vec![tagged(2, &setup.encode_to_vec()), tagged(8, &look.encode_to_vec())];
+    seeds.push(tagged(9, &v1::EnterShim { version: 1 }.encode_to_vec()));
+    seeds.extend(shim_messages());
     seeds.extend(to_agent.map(|body| tagged(0, &v1::ClientToAgent { body: Some(body) }.encode_to_vec())));
     seeds.extend(from_agent.map(|body| tagged(1, &v1::AgentToClient { body: Some(body) }.encode_to_vec())));
     seeds.extend(to_worker.map(|body| tagged(3, &v1::ClientToWorker { body: Some(body) }.encode_to_vec())));
     seeds.extend(from_worker.map(|body| tagged(4, &v1::WorkerToClient { body: Some(body) }.encode_to_vec())));
     seeds
+}
+
+/// What shims say to processes and to each other.
+fn shim_messages() -> Vec<Vec<u8>> {
+    use v1::shim_message::Body as Said;
+    use v1::shim_to_process::Body as Told;
+    let across =
+        v1::FifoAcross { own_key: 1, peer_key: 2, certificate: vec![1; 40], private_key: vec![2; 40] };
+    let joined = v1::FifoJoined {
+        connection: 1,
+        peer: 1 << 32 | 1,
+        object: 1 << 32 | 2,
+        lines: 16,
+        slot_bytes: 4096,
+        across: Some(across),
+    };
+    let told = [
+        Told::Entered(v1::Entered { pid: 1 << 32 | 1 }),
+        Told::Made(v1::FifoMade { object: 1 << 32 | 2, lines: 16, slot_bytes: 4096 }),
+        Told::Joined(joined),
+        Told::Parted(v1::FifoParted { connection: 1, at_once: true }),
+    ];
+    let name = || v1::FifoName { tenant: "tenant".into(), name: "frames".into(), object: 1 << 32 | 2 };
+    let said = [
+        Said::Sync(v1::ShimSync {
+            instance: "i".into(),
+            units: vec![1],
+            names: vec![name()],
+            ..Default::default()
+        }),
+        Said::Claim(v1::NameClaim { token: 1, name: Some(name()) }),
+        Said::Update(v1::RightsUpdate {
+            token: 2,
+            process: 1 << 32 | 1,
+            object: 2 << 32 | 1,
+            rights: 7,
+            ..Default::default()
+        }),
+        Said::Connect(v1::FifoConnect { token: 3, object: 1 << 32 | 2, writer: 2 << 32 | 1 }),
+        Said::Invited(v1::FifoInvited {
+            token: 3,
+            place: vec![1; 16],
+            secret: vec![2; 32],
+            ..Default::default()
+        }),
+        Said::Gone(v1::ShimGone { processes: vec![2 << 32 | 1], names: vec![name()] }),
+    ];
+    let told = told.map(|body| tagged(10, &v1::ShimToProcess { body: Some(body) }.encode_to_vec()));
+    let said = said.map(|body| tagged(11, &v1::ShimMessage { body: Some(body) }.encode_to_vec()));
+    told.into_iter().chain(said).collect()
 }
 
 /// An index, a manifest and a configuration; a name; a layer with an entry of each kind.

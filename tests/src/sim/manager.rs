@@ -244,6 +244,7 @@ impl Manager {
             clock_ms: report.clock_unix_ms,
             lending: lending(report.state()),
             leases: report.leases.into_iter().map(lease_report).collect(),
+            neighbours: report.neighbours,
         };
         self.decide(Some(call), CoreEvent::Report(report), errands, scene);
     }
@@ -479,6 +480,7 @@ impl Manager {
                 now_unix_ms: self.clock.read_ms(scene.now_us),
                 managers: Vec::new(),
                 sequence: reported.sequence,
+                neighbours: None,
             }),
             Action::RegisterAgain => Answer::RegisterAgain,
             Action::Registered { registration, .. } => {
@@ -491,6 +493,7 @@ impl Manager {
                     registration,
                     now_unix_ms: self.clock.read_ms(scene.now_us),
                     managers: Vec::new(),
+                    neighbours: None,
                 })
             }
             Action::Renewed(lease) => match self.renewed(lease, scene) {

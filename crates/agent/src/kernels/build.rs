@@ -1,7 +1,6 @@
 //! One build: a sandbox with a package, what it answers, and its end.
 
 use std::collections::BTreeSet;
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,15 +11,12 @@ use sublet_proto::package::kernels::MAX_IMAGE_BYTES;
 use sublet_proto::v1::KernelBuild;
 use sublet_proto::v1::kernel_build::Body;
 use sublet_proto::{Code, Error, decode};
-use sublet_sandbox::{Exit, Limits, Made, Network, Program, Sandboxes, Signal, Spec};
+use sublet_sandbox::{Limits, Sandboxes};
 
-use super::{devices_of, environment};
-use crate::signal::wait_readable;
+use super::builder::{Builder, Order};
 
 /// How long a build may take, the start of its sandbox included.
 const LONGEST_BUILD: Duration = Duration::from_secs(90);
-/// How long what was killed may take to end.
-const LONGEST_END: Duration = Duration::from_secs(10);
 /// What a build may take of the node's memory, beside all leases, in bytes. There is one at a time.
 const BUILD_MEMORY_BYTES: u64 = 2 << 30;
 /// Of that, what it may write to files.
@@ -36,64 +32,21 @@ pub(super) fn image(
     cores: &[u32],
 ) -> Result<Vec<u8>, Error> {
     let until = Instant::now() + LONGEST_BUILD;
-    let (outside, inside) = PacketSocket::pair()?;
-    let spec = Spec {
-        kind: sublet_sandbox::Kind::Process,
-        program: Program::Outside(builder.to_owned()),
-        args: vec![kind.name().into(), build.to_string().into()],
-        env: environment(),
-        folder: Some(folder.to_owned()),
-        control: inside.into(),
-        network: Network::None,
-        devices: devices_of(kind),
-        limits: Limits {
-            cores: distinct(cores),
-            memory_bytes: Some(BUILD_MEMORY_BYTES),
-            processes: Some(BUILD_PROCESSES),
-            scratch_bytes: BUILD_SCRATCH_BYTES,
-        },
+    let limits = Limits {
+        cores: distinct(cores),
+        memory_bytes: Some(BUILD_MEMORY_BYTES),
+        processes: Some(BUILD_PROCESSES),
+        scratch_bytes: BUILD_SCRATCH_BYTES,
     };
-    let build = Build::launch(sandboxes, spec)?;
-    hear(&outside, until, || build.describe())
+    let what = build.to_string().into();
+    let order = Order { program: builder, kind, what, folder: Some(folder), limits };
+    let build = Builder::start(sandboxes, order)?;
+    hear(&build.socket, until, || build.describe())
 }
 
 fn distinct(cores: &[u32]) -> Vec<u32> {
     let cores: BTreeSet<u32> = cores.iter().copied().collect();
     cores.into_iter().collect()
-}
-
-/// The sandbox of a build. Killed when it is dropped.
-struct Build {
-    sandboxes: Arc<Sandboxes>,
-    sandbox: Made,
-}
-
-impl Build {
-    fn launch(sandboxes: Arc<Sandboxes>, spec: Spec) -> Result<Build, Error> {
-        let made = sandboxes.launch(vec![spec]).pop();
-        let none = || Error::new(Code::Internal, "a sandbox verb gave no answer");
-        let sandbox = made.ok_or_else(none)??;
-        Ok(Build { sandboxes, sandbox })
-    }
-
-    /// How it ended, once it has said all that it says; nothing if nobody can tell.
-    fn describe(&self) -> Option<String> {
-        wait_readable([Some(self.sandbox.ended.as_fd())], Some(Instant::now() + LONGEST_END)).ok()?;
-        let state = self.sandboxes.state(&[self.sandbox.id]).pop()?.ok()?;
-        state.exit.map(|exit| match exit {
-            Exit::OutOfMemory(bytes) => format!("was out of its {} MiB of memory", bytes >> 20),
-            exit => exit.to_string(),
-        })
-    }
-}
-
-impl Drop for Build {
-    fn drop(&mut self) {
-        // Should it live on, the spawner still has it, and ends it with the agent.
-        let _ = self.sandboxes.kill(&[self.sandbox.id], Signal::KILL);
-        let _ = wait_readable([Some(self.sandbox.ended.as_fd())], Some(Instant::now() + LONGEST_END));
-        let _ = self.sandboxes.delete(&[self.sandbox.id]);
-    }
 }
 
 /// What a build answers: an image, or nothing if the one that is there is good. It comes from a process that has executed

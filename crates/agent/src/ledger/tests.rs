@@ -17,7 +17,7 @@ fn registration(number: u64) -> NodeRegistration {
         verifying_key: signing().verifying_key().to_vec(),
         registration: number,
         now_unix_ms: NOW_UNIX_MS,
-        managers: Vec::new(),
+        ..NodeRegistration::default()
     }
 }
 

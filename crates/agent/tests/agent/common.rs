@@ -56,6 +56,8 @@ pub struct Book {
     pub packages: Vec<Vec<u8>>,
     /// How far its clock is from this machine's.
     pub clock_ahead_ms: u64,
+    /// With whom it says that the node is linked.
+    pub neighbours: Option<Neighbours>,
 }
 
 /// What a manager knows of the tokens behind provisional tickets.
@@ -80,6 +82,11 @@ impl Book {
 
     pub fn lease_reports(&self) -> impl DoubleEndedIterator<Item = &LeaseReport> {
         self.reports.iter().flat_map(|report| &report.leases)
+    }
+
+    /// For an agent that knows another version.
+    fn news_of_neighbours(&self, known: u64) -> Option<Neighbours> {
+        self.neighbours.clone().filter(|neighbours| neighbours.version != known)
     }
 
     /// Those of which the store knows already.
@@ -118,6 +125,7 @@ impl Nodes for Service {
             registration: book.registration,
             now_unix_ms: book.now_unix_ms(),
             managers: book.managers.clone(),
+            neighbours: book.neighbours.clone(),
         }))
     }
 
@@ -127,6 +135,7 @@ impl Nodes for Service {
             return Err(Error::new(Code::Protocol, "the node has to register first").into_status());
         }
         let (acknowledged, sequence) = (book.acknowledge(&report), report.sequence);
+        let known = report.neighbours;
         book.reports.push(report);
         Ok(Response::new(NodeReportReply {
             end: book.end.clone(),
@@ -134,6 +143,7 @@ impl Nodes for Service {
             now_unix_ms: book.now_unix_ms(),
             managers: book.managers.clone(),
             sequence,
+            neighbours: book.news_of_neighbours(known),
         }))
     }
 
@@ -432,6 +442,8 @@ pub fn options(folder: &Path, does: &str) -> Options {
         lend_network: false,
         container_runtime: None,
         warm: Warm::default(),
+        pu: "cpu".into(),
+        neighbours: Vec::new(),
         devices: None,
         registries: Vec::new(),
         idle_timeout: None,

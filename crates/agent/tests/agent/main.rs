@@ -7,6 +7,7 @@ mod life;
 mod managers;
 mod network;
 mod operator;
+mod units;
 
 use std::time::Duration;
 

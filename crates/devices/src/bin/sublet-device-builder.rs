@@ -1,14 +1,16 @@
 //! The process that reads strangers' programs for devices: with the name of a kind and the index of a build it builds that
-//! of the package of its sandbox for an agent, see `sublet_devices::prepare`; otherwise it is a part of that, see `sublet_devices::builder`.
+//! of the package of its sandbox for an agent, see `sublet_devices::prepare`; with a kind and `device` it describes the
+//! device, see `sublet_devices::describe`; otherwise it is a part of building, see `sublet_devices::builder`.
 
 use std::process::ExitCode;
 
-use sublet_devices::{Kind, builder, prepare};
+use sublet_devices::{Kind, builder, describe, prepare};
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let kind = |name: &str| [Kind::OpenCl, Kind::Cuda].into_iter().find(|kind| kind.to_string() == name);
     match words.as_slice() {
+        [name, what] if what == "device" => kind(name).map_or(ExitCode::from(2), describe::serve),
         [name, build] => match (kind(name), build.parse()) {
             (Some(kind), Ok(build)) => prepare::serve(kind, build),
             _ => ExitCode::from(2),

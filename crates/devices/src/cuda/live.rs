@@ -57,6 +57,12 @@ pub fn discover() -> Result<Vec<DeviceInfo>, DeviceError> {
     (0..count).map(|number| device_info(table, number, version as u32)).collect()
 }
 
+/// The GPU that a node's packages are executed by: the first.
+pub fn first() -> Result<DeviceInfo, DeviceError> {
+    // There is one, or the driver's word that there is none.
+    Ok(discover()?.swap_remove(0))
+}
+
 fn device_info(table: &Table, number: c_int, driver_version: u32) -> Result<DeviceInfo, DeviceError> {
     let (mut device, mut memory_bytes, mut name) = (0, 0usize, [0 as c_char; NAME_BYTES]);
     // SAFETY: room for a number.

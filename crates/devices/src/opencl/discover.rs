@@ -95,6 +95,13 @@ pub fn discover() -> Result<Vec<DeviceInfo>, DeviceError> {
     if found.is_empty() { Err(unusable("no driver has a device")) } else { Ok(found) }
 }
 
+/// The device that a node's packages are executed by: the first that can be used. Should none be, the first, which says why.
+pub fn first() -> Result<DeviceInfo, DeviceError> {
+    let mut devices = discover()?;
+    let usable = devices.iter().position(|info| info.unusable.is_none());
+    Ok(devices.swap_remove(usable.unwrap_or(0)))
+}
+
 fn devices(table: &Table, platform: Handle) -> Vec<DeviceInfo> {
     let mut devices = [null_mut(); MOST as usize];
     let mut count = 0;

@@ -3,6 +3,7 @@
 use sublet_proto::network::check_network;
 use sublet_proto::package::{PORTABLE, is_processor};
 use sublet_proto::pool::Pool;
+use sublet_proto::pu::{self, is_processor_kind};
 use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Code, Error};
 
@@ -41,8 +42,13 @@ pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
             return invalid(format!("node {name} says no {what}"));
         }
     }
-    for (what, value) in [("pu", &node.pu), ("architecture", &node.architecture)] {
-        if !is_processor(value) || value == PORTABLE || value.len() > MAX_DEVICE_BYTES {
+    let is_architecture =
+        |name: &str| is_processor(name) && name != PORTABLE && name.len() <= MAX_DEVICE_BYTES;
+    for (what, value, may_be) in [
+        ("pu", &node.pu, node.pu.is_empty() || is_processor_kind(&node.pu)),
+        ("architecture", &node.architecture, is_architecture(&node.architecture)),
+    ] {
+        if !may_be {
             return invalid(format!("node {name} says that its {what} is {value:.40?}, which is of no node"));
         }
     }
@@ -64,6 +70,11 @@ pub(super) fn check(node: &NodeDescription) -> Result<(), Error> {
         return invalid(format!(
             "node {name} names its rack in more than {MAX_NAME_BYTES} bytes, or unreadably"
         ));
+    }
+    pu::check_neighbours(name, &node.neighbours)?;
+    pu::check_devices(node)?;
+    if node.model != pu::cleaned(&node.model) {
+        return invalid(format!("node {name} says unreadably what its processor is"));
     }
     Pool::said(&node.pool)
         .map_err(|error| Error::new(error.code, format!("the pool of node {name}: {}", error.message)))?;
@@ -120,6 +131,10 @@ mod tests {
             (NodeDescription { architecture: "python3.11".into(), ..node() }, "python3.11"),
             (NodeDescription { architecture: "wasm32".into(), ..node() }, "wasm32"),
             (NodeDescription { pu: "p".repeat(33), ..node() }, "of no node"),
+            (NodeDescription { pu: "a\x1b[2J".into(), ..node() }, "of no node"),
+            (NodeDescription { neighbours: vec!["n".into()], ..node() }, "itself"),
+            (NodeDescription { device_units: vec![pu::undescribed("cuda")], ..node() }, "cuda0"),
+            (NodeDescription { model: "a\tb".into(), ..node() }, "unreadably"),
             (NodeDescription { agent: "tcp://192.0.2.7:7441".into(), ..node() }, "unix:/path"),
             (NodeDescription { agent: "unix:relative".into(), ..node() }, "unix:/path"),
             (NodeDescription { agent: format!("unix:/{}", "a".repeat(300)), ..node() }, "unix:/path"),

@@ -8,6 +8,7 @@ use sublet_proto::v1::{self, FunctionUsage, NodeDescription, PackageInfo, Quota,
 use super::global::{RackStanding, Refusals};
 use super::ids::{InstanceId, LeaseId, NodeKey, RequestId, TenantKey};
 use super::locality::Locality;
+use super::neighbours::Neighbourhood;
 use super::nodes::Lending;
 use super::terms::Terms;
 
@@ -89,6 +90,8 @@ pub struct Report {
     pub lending: Lending,
     /// Every lease that is attached, or has ended without being acknowledged.
     pub leases: Vec<LeaseReport>,
+    /// Which version of its neighbours it knows.
+    pub neighbours: u64,
 }
 
 /// One lease of a report.
@@ -176,6 +179,8 @@ pub enum Action {
         node: NodeKey,
         /// From now on the only one whose tickets its agent takes.
         registration: u64,
+        /// With whom it is linked.
+        neighbours: Neighbourhood,
     },
     /// Answer a registration with an error.
     NotRegistered(Error),
@@ -235,4 +240,6 @@ pub struct Reported {
     pub end: Vec<(LeaseId, Error)>,
     /// Ended leases that the agent may forget.
     pub acknowledged: Vec<LeaseId>,
+    /// With whom its node is linked, if it knows something else.
+    pub neighbours: Option<Neighbourhood>,
 }

@@ -11,6 +11,7 @@ use sublet_proto::{Code, Error};
 use super::global::OfRack;
 use super::ids::{ClassKey, InstanceId, NodeKey, RackKey};
 use super::messages::Request;
+use super::neighbours::Links;
 use super::placement::{Classes, Counted, MAX_CLASSES};
 use super::pools::{self, Pools};
 use super::racks::{Free, Group, Grouped, Racks, Spot};
@@ -155,6 +156,7 @@ pub struct Node {
     pub(super) by_memory: Option<Spot>,
     /// If it stands for several nodes of a rack.
     pub(super) of_rack: Option<OfRack>,
+    pub(super) links: Links,
 }
 
 impl Node {
@@ -209,8 +211,8 @@ impl Node {
         }
     }
 
-    /// As users see it.
-    pub fn info(&self) -> NodeInfo {
+    /// Of what users see that which it knows by itself.
+    pub(super) fn info(&self) -> NodeInfo {
         NodeInfo {
             description: Some(NodeDescription::clone(&self.description)),
             cores_leased: self.leased.cores,
@@ -219,6 +221,7 @@ impl Node {
             shared_leased: self.leased.places,
             state: self.state().into(),
             pool: self.pool.to_string(),
+            units: Vec::new(),
         }
     }
 }
@@ -307,6 +310,7 @@ impl Nodes {
         let seats = Seats::of(&description, &mut self.classes);
         let key = self.find(&description.name).unwrap_or_else(|| self.add(&description.name));
         self.take_out(key);
+        self.cut_links(key);
         // A pool that is none has been refused.
         let said_pool = Pool::said(&description.pool).unwrap_or_default();
         let rack = self.racks.join(&description.rack);
@@ -354,6 +358,7 @@ impl Nodes {
             seats: Seats::default(),
             by_memory: None,
             of_rack: None,
+            links: Links::default(),
         };
         let key = self.unused.pop().unwrap_or(self.slots.len() as u32);
         if key as usize == self.slots.len() {
@@ -364,7 +369,7 @@ impl Nodes {
         NodeKey(key)
     }
 
-    /// Changes a node and where it stands among the others.
+    /// Changes a node, where it stands among the others, and what its neighbours know of it.
     pub(super) fn change(&mut self, key: NodeKey, change: impl FnOnce(&mut Node)) {
         let Some(node) = self.slots.get_mut(key.0 as usize).and_then(Option::as_mut) else { return };
         change(node);
@@ -376,6 +381,7 @@ impl Nodes {
         }
         (0..MAX_SEATS).for_each(|seat| self.seat(key, seat));
         self.rank_memory(key);
+        self.renew_links(key);
     }
 
     /// Whether a node is in one of these pools, or may come into one by what it has left.

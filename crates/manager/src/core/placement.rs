@@ -223,6 +223,11 @@ impl Classes {
         self.get(class).map_or("", |class| &class.pu)
     }
 
+    /// What leases cost, by the kind of processing unit.
+    pub(super) fn prices(&self) -> &Prices {
+        &self.prices
+    }
+
     pub(super) fn price(&self, class: ClassKey) -> Price {
         self.get(class).map_or(self.prices.default, |class| class.price)
     }
@@ -322,7 +327,7 @@ pub(crate) fn may_run_on(pu: &str, architecture: &str) -> bool {
 }
 
 /// The kind of processing unit of a node that says nothing of it.
-pub const DEFAULT_PU: &str = "cpu";
+pub const DEFAULT_PU: &str = sublet_proto::pu::PROCESSOR;
 
 /// So many workers of a request on one node.
 #[derive(Clone, Copy, Debug)]

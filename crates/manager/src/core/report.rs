@@ -42,7 +42,8 @@ impl Core {
         for running in leases {
             self.take_over(now_ms, key, running, out);
         }
-        out.push(Action::Registered { node: key, registration });
+        let neighbours = self.nodes.neighbourhood(key);
+        out.push(Action::Registered { node: key, registration, neighbours });
         self.serve_waiting(now_ms, out);
     }
 
@@ -147,7 +148,8 @@ impl Core {
     }
 
     pub(super) fn report(&mut self, now_ms: u64, report: Report, out: &mut Vec<Action>) {
-        let Report { node: key, registration, sequence, answered, clock_ms, lending, leases } = report;
+        let Report { node: key, registration, sequence, answered, clock_ms, lending, leases, neighbours } =
+            report;
         let is_known = |node: &&mut Node| node.registration != 0 && node.registration == registration;
         let Some(node) = self.nodes.get_mut(key).filter(is_known) else {
             return out.push(Action::RegisterAgain);
@@ -166,6 +168,7 @@ impl Core {
         let mut reply = Reported { sequence, ..Reported::default() };
         let freed =
             self.report_leases(now_ms, key, &Told { sequence, answered, clock_ms }, leases, &mut reply, out);
+        reply.neighbours = self.nodes.news_of_neighbours(key, neighbours);
         out.push(Action::Reported(reply));
         if freed || is_back {
             self.serve_waiting(now_ms, out);

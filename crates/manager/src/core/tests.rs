@@ -4,6 +4,7 @@ mod choices;
 mod global;
 mod moved;
 mod near;
+mod neighbours;
 mod pools;
 mod segments;
 mod stories;
@@ -156,7 +157,7 @@ impl House {
         let joining = Joining { description, instance, generation, leases };
         let actions = self.event(Event::Register(Box::new(joining)));
         match actions.into_iter().find(|action| !matches!(action, Action::Granted { .. })) {
-            Some(Action::Registered { node, registration }) => Ok((node, registration)),
+            Some(Action::Registered { node, registration, .. }) => Ok((node, registration)),
             Some(Action::NotRegistered(error)) => Err(error),
             other => panic!("a registration was answered by {other:?}"),
         }
@@ -228,6 +229,7 @@ impl House {
             clock_ms: self.now_ms,
             lending,
             leases,
+            neighbours: 0,
         };
         let mut actions = self.event(Event::Report(report));
         match actions.remove(0) {
@@ -417,6 +419,7 @@ fn reports_that_are_late_or_of_another_registration_change_nothing() {
         clock_ms: 0,
         lending: Lending::Open,
         leases: vec![],
+        neighbours: 0,
     };
     assert!(matches!(house.event(Event::Report(stale))[..], [Action::RegisterAgain]));
 }

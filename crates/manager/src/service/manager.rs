@@ -103,7 +103,7 @@ impl Manager for Service {
     }
 
     async fn list_nodes(&self, _: Request<ListNodesRequest>) -> Result<Response<NodeList>, Status> {
-        let nodes = self.0.shell.look(|core| core.nodes().map(|node| node.info()).collect::<Vec<_>>());
+        let nodes = self.0.shell.look(|core| core.nodes().map(|node| core.info(node)).collect::<Vec<_>>());
         answer(nodes.map(|mut nodes| {
             nodes.sort_by(|a, b| name_of(a).cmp(name_of(b)));
             NodeList { nodes: within_reply(nodes) }

@@ -64,8 +64,9 @@ impl Shell {
             brought.iter().map(|brought| (brought.running.report.lease, brought.token)).collect();
         let leases = brought.into_iter().map(|brought| brought.running).collect();
         let joining = Joining { description, instance, generation, leases };
-        let registration = match self.handle(&mut state, Event::Register(Box::new(joining))) {
-            Some(Action::Registered { registration, .. }) => registration,
+        let registered = self.handle(&mut state, Event::Register(Box::new(joining)));
+        let (registration, neighbours) = match registered {
+            Some(Action::Registered { registration, neighbours, .. }) => (registration, neighbours),
             Some(Action::NotRegistered(error)) => return Err(error),
             other => {
                 return Err(Error::new(Code::Internal, format!("a registration was answered by {other:?}")));
@@ -78,6 +79,7 @@ impl Shell {
             registration,
             now_unix_ms: self.clock.now_ms(),
             managers,
+            neighbours: Some(self.secrets.tell(&neighbours)),
         })
     }
 
@@ -164,6 +166,7 @@ impl Shell {
         let lending = lending(report.state());
         let NodeReport { node, leases, registration, sequence, clock_unix_ms: clock_ms, answered, .. } =
             report;
+        let neighbours = report.neighbours;
         let leases = leases.into_iter().map(lease_report).collect::<Result<_, _>>()?;
         let again = || {
             let message =
@@ -172,7 +175,7 @@ impl Shell {
         };
         let mut state = self.lock()?;
         let node = state.core.node_key(&node).ok_or_else(again)?;
-        let report = Report { node, registration, sequence, answered, clock_ms, lending, leases };
+        let report = Report { node, registration, sequence, answered, clock_ms, lending, leases, neighbours };
         let reported = match self.handle(&mut state, Event::Report(report)) {
             Some(Action::Reported(reported)) => reported,
             Some(Action::RegisterAgain) => return Err(again()),
@@ -190,6 +193,7 @@ impl Shell {
             now_unix_ms: self.clock.now_ms(),
             managers,
             sequence: reported.sequence,
+            neighbours: reported.neighbours.map(|neighbours| self.secrets.tell(&neighbours)),
         })
     }
 

@@ -161,6 +161,7 @@ impl Node {
             clock_unix_ms: self.registered.now_unix_ms,
             state: NodeState::Lending.into(),
             answered: self.sequence - 1,
+            ..NodeReport::default()
         };
         done(self.client.report(report).await)
     }

@@ -6,6 +6,7 @@ use sublet_runtime::worker::library::Library;
 use sublet_runtime::worker::program;
 
 sublet_runtime::interpose_malloc!();
+sublet_xpu::export_c!();
 
 fn main() -> ExitCode {
     program::main(Library::load)

@@ -56,6 +56,9 @@ pub fn run<E: Engine>(
     let Some(first) = control::receive(&socket)? else { return Ok(()) };
     let setup: v1::WorkerSetup = decode("the worker's set-up", &first.bytes)?;
     let mut descriptors = first.fds;
+    if let Some(socket) = setup.shim.then(|| descriptors.pop()).flatten() {
+        sublet_xpu::provide(PacketSocket::from(socket));
+    }
     let process = (|| {
         let device = setup.local_bytes > 0 && descriptors.len() > 2;
         swapping::start(&setup, device.then(|| descriptors.remove(2)))?;

@@ -119,6 +119,7 @@ impl Reporter {
                     state: NodeState::Lending.into(),
                     // One report at a time is under way: the one before was answered.
                     answered: node.sequence - 1,
+                    ..NodeReport::default()
                 };
                 let request = self.access.authorize(tonic::Request::new(report));
                 match self.stub.report(request).await {

@@ -171,7 +171,7 @@ impl<'run> Pairs<'run> {
 }
 
 impl Rounds {
-    fn new(invoker: &Invoker, plan: Plan, size: u32) -> Result<Rounds, Error> {
+    pub(super) fn new(invoker: &Invoker, plan: Plan, size: u32) -> Result<Rounds, Error> {
         // The raw side over a network moves a byte at least.
         let bytes = HEAD_BYTES + size.max(1) as usize;
         let (mut input, mut output) =

@@ -10,6 +10,7 @@ use indicatif::ProgressBar;
 use sublet_fabric::Provider;
 use sublet_proto::package::is_pinned;
 use sublet_proto::{Code, Error};
+use sublet_runtime::Access;
 use sublet_sandbox::Language;
 
 use super::Connection;
@@ -20,7 +21,8 @@ use super::parse::{duration, node_modules, size};
 use crate::bench::latency::{Called, Mode};
 use crate::bench::transport::{Transport, Where};
 use crate::bench::{
-    bandwidth, cold, connections, graph, latency, lease, memory, reject, swap, template, throughput,
+    bandwidth, calls, cold, connections, fifo, graph, latency, lease, memory, reject, swap, template,
+    throughput,
 };
 
 const EXAMPLES: &str = "\
@@ -39,9 +41,11 @@ Examples:
   sublet bench throughput --workers 1 --in-flight 8
   sublet bench lease --transport tls                          leases granted a second, and how long a grant takes
   sublet bench reject                                         what a busy shared core costs
+  sublet bench fifo --size 4KiB                               a message between two processes, beside a Linux FIFO
+  sublet bench xpucall                                        a call of the shim, beside a flag in shared memory
 
 Over tcp and ofi, `latency` and `bandwidth` start a Sublet of their own, unless they are told a manager; so do `memory`,
-`lease` and `reject`. The others need a manager with an idle core: see `sublet up`. Ratios within one run hold; absolute times drift
+`lease`, `reject`, `fifo` and `xpucall`. The others need a manager with an idle core: see `sublet up`. Ratios within one run hold; absolute times drift
 with the machine.";
 
 /// The largest access that is measured.
@@ -66,6 +70,8 @@ enum Bench {
     Throughput(Throughput),
     Lease(Lease),
     Reject(Reject),
+    Fifo(Fifo),
+    Xpucall(Xpucall),
 }
 
 /// What carries the calls, and from where to where
@@ -298,6 +304,32 @@ struct Reject {
     n: u32,
 }
 
+/// A message from one process to another through a FIFO, and the same through a Linux FIFO
+///
+/// Two worker processes send each other messages, to and fro, and so do two threads through Linux FIFOs, on the same two cores: once
+/// while whoever waits looks for its message, and once while it sleeps.
+#[derive(Debug, Args)]
+struct Fifo {
+    /// Size of a message [default: 64 B, 1 KiB, 4 KiB and 64 KiB]
+    #[arg(long, value_name = "SIZE", value_parser = size_32)]
+    size: Option<u32>,
+    /// Blocks of rounds for each size, on each side
+    #[arg(long, value_name = "BLOCKS", default_value_t = 41, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    n: u32,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// A call of the shim and its answer, and a flag's round trip through shared memory
+#[derive(Debug, Args)]
+struct Xpucall {
+    /// Blocks of calls
+    #[arg(long, value_name = "BLOCKS", default_value_t = 101, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    n: u32,
+    #[command(flatten)]
+    connection: Connection,
+}
+
 fn access_size(text: &str) -> Result<u32, String> {
     let bytes = size(text)?;
     let fits = u32::try_from(bytes).ok().filter(|bytes| (1..=MAX_ACCESS_BYTES).contains(bytes));
@@ -324,6 +356,8 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
         Bench::Throughput(throughput) => run_throughput(throughput, output),
         Bench::Lease(lease) => run_lease(lease, output),
         Bench::Reject(reject) => run_reject(reject, output),
+        Bench::Fifo(fifo) => run_fifo(fifo, output),
+        Bench::Xpucall(xpucall) => run_xpucall(xpucall, output),
     }
 }
 
@@ -459,6 +493,33 @@ fn run_reject(arguments: &Reject, output: &Output) -> Result<(), Error> {
     let figure = reject::run(arguments.n, || bar.inc(1))?;
     bar.finish_and_clear();
     output.show(&figure, |figure| table(&reject::HEADINGS, &figure.rows()))
+}
+
+fn run_fifo(arguments: &Fifo, output: &Output) -> Result<(), Error> {
+    let sizes = arguments.size.map_or(fifo::SIZES.to_vec(), |size| vec![size]);
+    let bar = progress(sizes.len() as u64, output);
+    let figures = fifo::run(named(&arguments.connection)?, arguments.n, &sizes, || bar.inc(1))?;
+    bar.finish_and_clear();
+    let text = |figures: &[fifo::Figure]| {
+        table(&fifo::HEADINGS, &figures.iter().map(fifo::Figure::cells).collect::<Vec<_>>())
+    };
+    match figures.as_slice() {
+        [one] if arguments.size.is_some() => output.show(one, |one| text(std::slice::from_ref(one))),
+        many => output.show(&many, |many| text(many)),
+    }
+}
+
+fn run_xpucall(arguments: &Xpucall, output: &Output) -> Result<(), Error> {
+    let bar = progress(u64::from(arguments.n), output);
+    let figure = calls::run(named(&arguments.connection)?, arguments.n, || bar.inc(1))?;
+    bar.finish_and_clear();
+    output.show(&figure, |figure| table(&calls::HEADINGS, &[figure.cells()]))
+}
+
+/// The manager that was named, if one was.
+fn named(connection: &Connection) -> Result<Option<Access>, Error> {
+    let named = connection.manager.as_ref().is_some_and(|manager| !manager.is_empty());
+    named.then(|| connection.access()).transpose()
 }
 
 fn progress(steps: u64, output: &Output) -> ProgressBar {

@@ -12,6 +12,7 @@ use sublet_agent::{Agent, Clients, Network, SharedCores, Warm};
 use sublet_manager::Manager;
 use sublet_proto::network::Fabric;
 use sublet_proto::price::{DEFAULT_PRICE, Prices};
+use sublet_proto::pu::PROCESSOR;
 use sublet_proto::v1::{NodeInfo, Price};
 use sublet_proto::{Code, Error};
 use sublet_runtime::access::{default_address, default_state, manager_address};
@@ -227,6 +228,8 @@ fn agent_options(arguments: Arguments, state: &Path, programs: Programs) -> subl
         container_runtime: arguments.container_runtime,
         warm: Warm { python: arguments.python, node: arguments.node, node_modules: arguments.node_modules },
         registries: arguments.registries,
+        pu: PROCESSOR.to_owned(),
+        neighbours: Vec::new(),
         devices: wanted(arguments.devices),
         idle_timeout: None,
         pool: None,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use sublet_agent::{Clients, Network, Options, SharedCores, Warm};
 use sublet_proto::network::{Fabric, host_and_port};
+use sublet_proto::pu::{PROCESSOR, check_neighbours, is_processor_kind};
 use sublet_proto::{Error, package};
 use sublet_runtime::Access;
 use sublet_runtime::access::{default_address, default_state};
@@ -280,6 +281,26 @@ pub(crate) const SCHEMA: Schema = Schema {
             shown: Shown::Openly,
         },
         Key {
+            name: "pu",
+            kind: Kind::Text,
+            environment: "SUBLET_PU",
+            flag: "pu",
+            value: "KIND",
+            help: "What kind its processor is of, for leases and prices: cpu, dpu or another lower-case name",
+            otherwise: Otherwise::Is(PROCESSOR),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "neighbours",
+            kind: Kind::List,
+            environment: "SUBLET_NEIGHBOURS",
+            flag: "neighbour",
+            value: "NODE",
+            help: "Nodes that are its neighbours, if they name it, too: the DPUs or virtual machines of a host, and their host",
+            otherwise: Otherwise::Means("none"),
+            shown: Shown::Openly,
+        },
+        Key {
             name: "devices",
             kind: Kind::List,
             environment: "SUBLET_DEVICES",
@@ -331,6 +352,8 @@ pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
             node_modules: settings.value("node_modules", node_modules)?,
         },
         registries: settings.list("registries", |text| Ok(text.to_owned()))?,
+        pu: settings.needed("pu", processor_kind)?,
+        neighbours: neighbours(settings)?,
         devices: wanted(settings.list("devices", device)?),
         idle_timeout: settings.value("idle_timeout", duration)?,
         pool: settings.value("pool", pool)?,
@@ -353,6 +376,8 @@ pub(crate) fn check(settings: &Settings) -> Result<(), Error> {
     settings.value("pool", pool)?;
     network(settings)?;
     settings.needed("lend_network", switch)?;
+    settings.needed("pu", processor_kind)?;
+    neighbours(settings)?;
     settings.list("devices", device)?;
     settings.needed("clients", clients).map(drop)
 }
@@ -437,6 +462,26 @@ fn advertise(text: &str) -> Result<String, String> {
 
 fn fabric(text: &str) -> Result<Fabric, String> {
     text.parse().map_err(|error: Error| error.message)
+}
+
+/// A kind of processor.
+fn processor_kind(text: &str) -> Result<String, String> {
+    if is_processor_kind(text) {
+        return Ok(text.to_owned());
+    }
+    Err(format!(
+        "{text:.40?} is no kind of processor: cpu, dpu, or another name of lower-case letters, digits and -"
+    ))
+}
+
+/// Those of the node of the configured name.
+fn neighbours(settings: &Settings) -> Result<Vec<String>, Error> {
+    let name = settings.needed("name", |text| Ok(text.to_owned()))?;
+    let named = settings.list("neighbours", |text| Ok(text.to_owned()))?;
+    match check_neighbours(&name, &named) {
+        Ok(()) => Ok(named),
+        Err(error) => Err(settings.invalid("neighbours", &error.message)),
+    }
 }
 
 /// A device by the name of its kind of packages, or that there is to be none.

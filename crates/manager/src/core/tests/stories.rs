@@ -155,6 +155,7 @@ impl Story {
             clock_ms: self.house.now_ms,
             lending: Lending::Open,
             leases,
+            neighbours: 0,
         }))
     }
 

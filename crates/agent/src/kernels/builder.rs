@@ -1,0 +1,80 @@
+//! The builder's process, in a sandbox of its own: what it is told to do, what it says, and its end.
+
+use std::ffi::OsString;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sublet_fabric::packet::PacketSocket;
+use sublet_proto::package::Kind;
+use sublet_proto::{Code, Error};
+use sublet_sandbox::{Exit, Limits, Made, Network, Program, Sandboxes, Signal, Spec};
+
+use super::{devices_of, environment};
+use crate::signal::wait_readable;
+
+/// How long what was killed may take to end.
+const LONGEST_END: Duration = Duration::from_secs(10);
+
+/// What it is to do.
+pub(super) struct Order<'a> {
+    /// The program.
+    pub(super) program: &'a Path,
+    /// For which devices.
+    pub(super) kind: Kind,
+    /// What about them: its second argument.
+    pub(super) what: OsString,
+    /// The package that it sees.
+    pub(super) folder: Option<&'a Path>,
+    pub(super) limits: Limits,
+}
+
+/// A process that runs. Killed when it is dropped.
+pub(super) struct Builder {
+    sandboxes: Arc<Sandboxes>,
+    sandbox: Made,
+    /// On which it answers.
+    pub(super) socket: PacketSocket,
+}
+
+impl Builder {
+    pub(super) fn start(sandboxes: Arc<Sandboxes>, order: Order<'_>) -> Result<Builder, Error> {
+        let Order { program, kind, what, folder, limits } = order;
+        let (socket, inside) = PacketSocket::pair()?;
+        let spec = Spec {
+            kind: sublet_sandbox::Kind::Process,
+            program: Program::Outside(program.to_owned()),
+            args: vec![kind.name().into(), what],
+            env: environment(),
+            folder: folder.map(Path::to_owned),
+            control: inside.into(),
+            network: Network::None,
+            devices: devices_of(kind),
+            limits,
+        };
+        let made = sandboxes.launch(vec![spec]).pop();
+        let none = || Error::new(Code::Internal, "a sandbox verb gave no answer");
+        let sandbox = made.ok_or_else(none)??;
+        Ok(Builder { sandboxes, sandbox, socket })
+    }
+
+    /// How it ended, once it has said all that it says; nothing if nobody can tell.
+    pub(super) fn describe(&self) -> Option<String> {
+        wait_readable([Some(self.sandbox.ended.as_fd())], Some(Instant::now() + LONGEST_END)).ok()?;
+        let state = self.sandboxes.state(&[self.sandbox.id]).pop()?.ok()?;
+        state.exit.map(|exit| match exit {
+            Exit::OutOfMemory(bytes) => format!("was out of its {} MiB of memory", bytes >> 20),
+            exit => exit.to_string(),
+        })
+    }
+}
+
+impl Drop for Builder {
+    fn drop(&mut self) {
+        // Should it live on, the spawner still has it, and ends it with the agent.
+        let _ = self.sandboxes.kill(&[self.sandbox.id], Signal::KILL);
+        let _ = wait_readable([Some(self.sandbox.ended.as_fd())], Some(Instant::now() + LONGEST_END));
+        let _ = self.sandboxes.delete(&[self.sandbox.id]);
+    }
+}

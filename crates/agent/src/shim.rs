@@ -1,0 +1,318 @@
+//! The shim of this node's processing units (Molecule 3.1): global processes, their capabilities and their FIFOs.
+//!
+//! A process that the agent starts gets a socket, by which it may [enter](server). Then it calls by a page that it shares with a
+//! thread of the shim, which looks at the pages of those who call often and sleeps for the others. What is decided is decided in
+//! the [core]; what that wants done is done here: memory and bells for connections, packets to the processes, answers.
+//!
+//! What FIFOs carry passes the shim nowhere.
+//!
+//! Invariants:
+//! - Answers, and what the core wants done, are in the order in which it says so: a right is revoked when the answer says it.
+//! - Nothing here waits for a process. One that does not take what it is told is told no more.
+
+mod across;
+mod core;
+pub(crate) mod link;
+mod member;
+mod server;
+
+use std::collections::HashMap;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, Weak};
+
+use prost::Message;
+use rustix::event::{EventfdFlags, eventfd};
+use sublet_fabric::greeting::{DataLink, Greeting};
+use sublet_fabric::line::Watch;
+use sublet_fabric::packet::PacketSocket;
+use sublet_fabric::region::Region;
+use sublet_proto::v1::shim_to_process::Body;
+use sublet_proto::v1::{self, ShimToProcess};
+use sublet_proto::{Code, Error};
+use sublet_xpu::{FifoShape, GlobalId};
+use tracing::debug;
+
+use self::core::{At, Call, Core, Effect, Peer, Tag, Way};
+use across::{Invitations, Wanted};
+use link::Link;
+use member::Member;
+use server::Server;
+
+/// Who a process is that may enter.
+#[derive(Clone, Debug)]
+pub(crate) struct Who {
+    pub(crate) tenant: String,
+    /// On which processing unit it runs.
+    pub(crate) pu: u32,
+    /// What the rings of its FIFOs may take.
+    pub(crate) room_bytes: u64,
+}
+
+/// See the [module](self).
+pub(crate) struct Shim {
+    state: Arc<Mutex<State>>,
+    servers: Vec<Server>,
+    next: std::sync::atomic::AtomicUsize,
+}
+
+/// A process's right to enter, and its being there. Dropped, it is gone.
+pub(crate) struct Admission {
+    leave: Option<server::Leave>,
+}
+
+struct State {
+    core: Core,
+    members: HashMap<GlobalId, Arc<Member>>,
+    /// By which readers are told of their writers.
+    readers: HashMap<At, PacketSocket>,
+    /// What there is of each connection beside what its processes have.
+    ways: HashMap<Way, Connected>,
+    invited: Invitations,
+    /// Neighbours, each with the number of its link.
+    links: HashMap<Peer, (u64, Link)>,
+    link_count: u64,
+    own: Weak<Mutex<State>>,
+}
+
+enum Connected {
+    /// Within a processing unit: the region.
+    Near(Region),
+    /// Of two: a copy of the socket.
+    Far(TcpStream),
+}
+
+impl Shim {
+    /// Of an agent that serves these processing units, with so many threads.
+    pub(crate) fn start(instance: &str, units: &[u32], threads: usize) -> Result<Shim, Error> {
+        let first = u32::from_str_radix(instance.get(..8).unwrap_or_default(), 16).unwrap_or(1);
+        let core = Core::new(instance.to_owned(), units, first);
+        let (members, readers, ways, invited, links) = Default::default();
+        let own = |own: &Weak<Mutex<State>>| {
+            Mutex::new(State {
+                core,
+                members,
+                readers,
+                ways,
+                invited,
+                links,
+                link_count: 0,
+                own: own.clone(),
+            })
+        };
+        let state = Arc::new_cyclic(own);
+        let servers = (0..threads.max(1)).map(|_| Server::start(state.clone())).collect::<Result<_, _>>()?;
+        Ok(Shim { state, servers, next: Default::default() })
+    }
+
+    /// Lets a process enter by this socket, of which it has the other end.
+    pub(crate) fn admit(&self, socket: PacketSocket, who: Who) -> Admission {
+        let turn = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let leave =
+            self.servers.get(turn % self.servers.len().max(1)).map(|server| server.admit(socket, who));
+        Admission { leave }
+    }
+
+    /// A connection that has greeted the port, if it is to a FIFO.
+    pub(crate) fn arrive(
+        &self,
+        link: &DataLink,
+        socket: &TcpStream,
+        greeting: &Greeting,
+    ) -> Option<Result<(), Error>> {
+        across::arrive(&self.state, link, socket, greeting)
+    }
+
+    /// How many processes there are.
+    #[cfg(test)]
+    fn members(&self) -> usize {
+        crate::lock(&self.state).members.len()
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        if let Some(leave) = &self.leave {
+            leave.now();
+        }
+    }
+}
+
+impl State {
+    /// A process enters.
+    fn enter(&mut self, who: &Who, socket: Arc<PacketSocket>) -> Result<Arc<Member>, Error> {
+        let pid = self.core.enter(&who.tenant, who.pu, who.room_bytes)?;
+        let made = Member::new(pid, socket).and_then(|member| member.welcome().map(|()| Arc::new(member)));
+        match made {
+            Ok(member) => {
+                self.members.insert(pid, member.clone());
+                debug!(%pid, tenant = who.tenant, "a process has entered");
+                Ok(member)
+            }
+            Err(error) => {
+                self.core.leave(pid);
+                Err(error)
+            }
+        }
+    }
+
+    fn leave(&mut self, pid: GlobalId) {
+        self.members.remove(&pid);
+        self.core.leave(pid);
+        self.perform();
+    }
+
+    fn call(&mut self, by: GlobalId, tag: Tag, call: Call) {
+        self.core.call(by, tag, call);
+        self.perform();
+    }
+
+    /// Does what the core wants done, in order. What cannot be done may make it want more.
+    fn perform(&mut self) {
+        loop {
+            let Some(effect) = self.core.next_effect() else { return };
+            self.perform_one(effect);
+        }
+    }
+
+    fn perform_one(&mut self, effect: Effect) {
+        match effect {
+            Effect::Answer { process, tag, answer } => self.answer(process, tag, answer),
+            Effect::Read { at, tag, object, shape } => {
+                let made = self.read(at, object, shape).map(|()| u64::from(at.descriptor));
+                if made.is_err() {
+                    self.core.undo(at);
+                }
+                self.answer(at.process, tag, made);
+            }
+            Effect::Join { way, shape, reader, writer, tag } => {
+                let joined = self.join(way, shape, (reader, writer)).map(|()| u64::from(writer.descriptor));
+                if joined.is_err() {
+                    self.core.undo(writer);
+                }
+                self.answer(writer.process, tag, joined);
+            }
+            Effect::Part { reader, way, at_once } => {
+                let parted = v1::FifoParted { connection: way.connection, at_once };
+                self.tell_reader(reader, Body::Parted(parted), &[]);
+                if let Some(Connected::Far(socket)) = self.ways.get(&way).filter(|_| at_once) {
+                    across::cut(socket);
+                }
+            }
+            Effect::End { at, way, code } => self.end(at, way, code),
+            Effect::Forget { way } => drop(self.ways.remove(&way)),
+            Effect::Closed { at } => drop(self.readers.remove(&at)),
+            Effect::Invite { way, shape, reader, writer, peer, token } => {
+                self.invite((way, shape, reader), writer, (peer, token));
+            }
+            Effect::Dial { at, tag, peer, object, invited } => {
+                self.dial(peer, Wanted { at, tag, object, invited });
+            }
+            Effect::Tell { peer, message } => self.tell(peer, message),
+        }
+    }
+
+    fn tell(&self, peer: Peer, message: v1::ShimMessage) {
+        if let Some((_, link)) = self.links.get(&peer) {
+            link.tell(message);
+        }
+    }
+
+    fn answer(&self, process: GlobalId, tag: Tag, answer: Result<u64, Error>) {
+        if let Some(member) = self.members.get(&process) {
+            member.answer(tag, answer);
+        }
+    }
+
+    /// Gives a process the reading end of a FIFO.
+    fn read(&mut self, at: At, object: GlobalId, shape: FifoShape) -> Result<(), Error> {
+        let member = self.member(at.process)?;
+        let (here, there) = PacketSocket::pair()?;
+        let made =
+            v1::FifoMade { object: object.to_bits(), lines: shape.lines, slot_bytes: shape.slot_bytes };
+        member.open(at.descriptor);
+        member.send(Body::Made(made), &[there.as_fd()])?;
+        self.readers.insert(at, here);
+        Ok(())
+    }
+
+    /// Connects two processes by a region, and a bell that the writer rings.
+    fn join(&mut self, way: Way, shape: FifoShape, (reader, writer): (At, At)) -> Result<(), Error> {
+        let region = Region::create("sublet-fifo", shape.region_bytes())?;
+        let bell = new_bell()?;
+        let joined = |peer: GlobalId| {
+            Body::Joined(v1::FifoJoined {
+                connection: way.connection,
+                peer: peer.to_bits(),
+                object: way.object.to_bits(),
+                lines: shape.lines,
+                slot_bytes: shape.slot_bytes,
+                across: None,
+            })
+        };
+        let member = self.member(writer.process)?;
+        member.open(writer.descriptor);
+        let fds = [region.fd(), bell.as_fd()];
+        if !self.tell_reader(reader, joined(writer.process), &fds) {
+            let message = format!("the reader of FIFO {} takes no news of writers", way.object);
+            return Err(Error::new(Code::TryLater, message));
+        }
+        member.send(joined(reader.process), &fds)?;
+        // Of this process's own it is only the writer's watch that it needs.
+        self.ways.insert(way, Connected::Near(region));
+        Ok(())
+    }
+
+    /// Tells the reader of a FIFO something, and says whether that could be done. One that could not be told is told no more.
+    fn tell_reader(&mut self, at: At, body: Body, fds: &[BorrowedFd<'_>]) -> bool {
+        let (Some(socket), Some(member)) = (self.readers.get(&at), self.members.get(&at.process)) else {
+            return false;
+        };
+        let packet = ShimToProcess { body: Some(body) }.encode_to_vec();
+        match socket.try_send(&packet, fds) {
+            Ok(()) => {
+                member.count_packet(at.descriptor);
+                true
+            }
+            Err(error) => {
+                debug!(pid = %at.process, %error, "the reader of a FIFO cannot be told of its writers");
+                member.end(at.descriptor, Code::Protocol);
+                socket.shutdown();
+                false
+            }
+        }
+    }
+
+    /// A descriptor is over: whoever sleeps by it looks again.
+    fn end(&self, at: At, way: Option<Way>, code: Code) {
+        if let Some(member) = self.members.get(&at.process) {
+            member.end(at.descriptor, code);
+        }
+        if let Some(socket) = self.readers.get(&at) {
+            socket.shutdown();
+        }
+        match way.and_then(|way| self.ways.get(&way)) {
+            Some(Connected::Near(region)) => {
+                if let Some(watch) = region.view::<Watch>(FifoShape::WRITER_WATCH) {
+                    watch.poke();
+                }
+            }
+            Some(Connected::Far(socket)) => across::cut(socket),
+            None => {}
+        }
+    }
+
+    fn member(&self, pid: GlobalId) -> Result<Arc<Member>, Error> {
+        let found = self.members.get(&pid).cloned();
+        found.ok_or_else(|| Error::new(Code::InvalidArgument, format!("process {pid} is gone")))
+    }
+}
+
+/// An eventfd that nobody waits in.
+fn new_bell() -> Result<OwnedFd, Error> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(|errno| Error::new(Code::System, format!("eventfd failed: {errno}")))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,414 @@
+//! What a shim knows and decides: processes, FIFOs, names, rights and connections. Pure: calls, messages and ends go in, effects
+//! come out, and who carries them out stands [beside](super).
+//!
+//! | state | kept | synchronised (Molecule 5) |
+//! |---|---|---|
+//! | processes | by their own agent | not at all: the ids are partitioned |
+//! | names of FIFOs | by the FIFO's agent; copies everywhere | at once: a name is claimed of all neighbours |
+//! | rights to a FIFO | by the FIFO's agent; a copy with the process's | at once: a change is answered when both have it |
+//! | connections | by the FIFO's agent, and the writer's | at once |
+//! | ends of processes, names that are free again | | lazily: a copy that is too old names what is refused when it is used |
+//!
+//! Invariants:
+//! - A FIFO's own agent decides who connects; a process's agent refuses what its copy does not allow without asking.
+//! - Of neighbours that can reach each other two never have a FIFO of the same name of a tenant. If they could not, the one with
+//!   the lower id has the name afterwards.
+//! - A neighbour is believed about its own processes and FIFOs, and about nothing else.
+//! - What waits for a neighbour is answered when that is out of reach.
+
+mod connections;
+mod names;
+mod peers;
+mod rights;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+
+use sublet_proto::v1::{self, shim_message};
+use sublet_proto::{Code, Error};
+use sublet_xpu::wire::{DESCRIPTORS, MAX_NAME_BYTES};
+use sublet_xpu::{FifoShape, GlobalId, Rights};
+
+use names::{Name, Names};
+pub(crate) use peers::Violation;
+
+/// FIFOs of one process.
+const MAX_FIFOS: usize = 64;
+/// Who has a right to one FIFO.
+const MAX_HOLDERS: usize = 1024;
+/// Who is connected to one FIFO.
+const MAX_WRITERS: usize = 128;
+/// What a neighbour's copies name, of each neighbour.
+const MAX_PEER_NAMES: usize = 65_536;
+/// Of what a neighbour is told there is in one message.
+const MAX_TOLD: usize = 128;
+/// What waits for an answer of neighbours.
+const MAX_PENDING: usize = 65_536;
+
+/// By which a process knows the answer to its call.
+pub(crate) type Tag = u64;
+/// The agent of a neighbour, by the id of its processor.
+pub(crate) type Peer = u32;
+
+/// See the [module](self).
+pub(crate) struct Core {
+    /// Of this agent's start.
+    instance: String,
+    /// Which it serves.
+    units: BTreeSet<u32>,
+    next_local: u32,
+    next_token: u64,
+    processes: HashMap<GlobalId, Process>,
+    fifos: HashMap<GlobalId, Fifo>,
+    /// Of all FIFOs in the computer, as far as this agent was told.
+    names: Names,
+    peers: BTreeMap<Peer, Neighbour>,
+    /// Of each neighbour that was ever linked the start of its agent.
+    instances: BTreeMap<Peer, String>,
+    /// Which neighbour serves a unit.
+    routes: BTreeMap<u32, Peer>,
+    pending: BTreeMap<u64, Pending>,
+    /// What neighbours are told when there is time.
+    gone: v1::ShimGone,
+    out: VecDeque<Effect>,
+}
+
+/// The group of capabilities of a process (Molecule 3.2), with its descriptors.
+struct Process {
+    tenant: Arc<str>,
+    /// To FIFOs of neighbours: copies.
+    rights: HashMap<GlobalId, Rights>,
+    descriptors: BTreeMap<u32, Descriptor>,
+    fifos: BTreeSet<GlobalId>,
+    /// That the rings of its FIFOs may take, and take.
+    room_bytes: u64,
+    rings_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Descriptor {
+    Reader(GlobalId),
+    Writer { object: GlobalId, connection: u32, is_over: bool },
+}
+
+struct Fifo {
+    name: Option<Name>,
+    tenant: Arc<str>,
+    shape: FifoShape,
+    /// Whose it is, and when it ends.
+    creator: GlobalId,
+    reader: Option<(GlobalId, u32)>,
+    rights: BTreeMap<GlobalId, Rights>,
+    /// Its writers; of a process of this agent with the descriptor.
+    writers: BTreeMap<u32, (GlobalId, Option<u32>)>,
+    next_connection: u32,
+}
+
+#[derive(Default)]
+struct Neighbour {
+    /// It has told what it knows.
+    is_linked: bool,
+    names: BTreeSet<(Name, GlobalId)>,
+}
+
+/// What waits for neighbours.
+enum Pending {
+    Claim(Claim),
+    Change { by: GlobalId, tag: Tag, peer: Peer },
+    Update { asked: Asked, peer: Peer, revoked: bool, process: GlobalId, object: GlobalId, before: Rights },
+    Connect { by: GlobalId, tag: Tag, peer: Peer, object: GlobalId, to: Target },
+}
+
+/// A name that a process of this agent wants.
+struct Claim {
+    by: GlobalId,
+    tag: Tag,
+    name: Name,
+    shape: FifoShape,
+    object: GlobalId,
+    awaits: BTreeSet<Peer>,
+    /// Somebody else gets it.
+    lost_to: Option<GlobalId>,
+}
+
+/// Who asked for a change of rights.
+#[derive(Clone, Copy, Debug)]
+enum Asked {
+    Here { by: GlobalId, tag: Tag },
+    There { peer: Peer, token: u64 },
+}
+
+/// What a process asks for.
+#[derive(Clone, Debug)]
+pub(crate) enum Call {
+    Grant { to: GlobalId, object: GlobalId, rights: Rights },
+    Revoke { from: GlobalId, object: GlobalId, rights: Rights },
+    Rights { object: GlobalId },
+    Init { name: String, shape: FifoShape },
+    Connect { to: Target },
+    ConnectToRead { to: Target },
+    Close { descriptor: u32 },
+    Object { descriptor: u32 },
+    Cut { descriptor: u32, connection: u32 },
+}
+
+/// Which FIFO.
+#[derive(Clone, Debug)]
+pub(crate) enum Target {
+    Object(GlobalId),
+    Named(String),
+}
+
+/// A process's descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct At {
+    pub(crate) process: GlobalId,
+    pub(crate) descriptor: u32,
+}
+
+/// A connection of a FIFO.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Way {
+    pub(crate) object: GlobalId,
+    pub(crate) connection: u32,
+}
+
+/// What is to be done, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Effect {
+    /// Answers a call.
+    Answer { process: GlobalId, tag: Tag, answer: Result<u64, Error> },
+    /// Gives a process the reading end of a FIFO, and answers its call with the descriptor.
+    Read { at: At, tag: Tag, object: GlobalId, shape: FifoShape },
+    /// Connects two processes of this agent, and answers the writer's call with its descriptor.
+    Join { way: Way, shape: FifoShape, reader: At, writer: At, tag: Tag },
+    /// Lets a process of a neighbour connect, and tells its agent how.
+    Invite { way: Way, shape: FifoShape, reader: At, writer: GlobalId, peer: Peer, token: u64 },
+    /// Connects a process of this agent as a neighbour has said, and answers its call.
+    Dial { at: At, tag: Tag, peer: Peer, object: GlobalId, invited: v1::FifoInvited },
+    /// A connection is over: its reader is told,
+    Part { reader: At, way: Way, at_once: bool },
+    /// and what either end holds of it beside is let go.
+    Forget { way: Way },
+    /// A descriptor is over, for this reason, and whoever waits by it learns of it.
+    End { at: At, way: Option<Way>, code: Code },
+    /// A descriptor is closed.
+    Closed { at: At },
+    /// A neighbour is told something.
+    Tell { peer: Peer, message: v1::ShimMessage },
+}
+
+impl Core {
+    /// Of an agent that serves these units. Local numbers begin where it is said, so that
+    /// those of an earlier start come again seldom.
+    pub(crate) fn new(instance: String, units: &[u32], first_local: u32) -> Core {
+        Core {
+            instance,
+            units: units.iter().copied().collect(),
+            next_local: first_local.max(1),
+            next_token: 1,
+            processes: HashMap::new(),
+            fifos: HashMap::new(),
+            names: Names::default(),
+            peers: BTreeMap::new(),
+            instances: BTreeMap::new(),
+            routes: BTreeMap::new(),
+            pending: BTreeMap::new(),
+            gone: v1::ShimGone::default(),
+            out: VecDeque::new(),
+        }
+    }
+
+    /// What is to be done next.
+    pub(crate) fn next_effect(&mut self) -> Option<Effect> {
+        self.out.pop_front()
+    }
+
+    /// A process enters, on a unit of this agent; the rings of its FIFOs may take so much.
+    pub(crate) fn enter(&mut self, tenant: &str, pu: u32, room_bytes: u64) -> Result<GlobalId, Error> {
+        if !self.units.contains(&pu) {
+            return Err(Error::new(Code::Internal, format!("there is no processing unit {pu:x} here")));
+        }
+        let pid = self.new_id(pu);
+        let process = Process {
+            tenant: tenant.into(),
+            rights: HashMap::new(),
+            descriptors: BTreeMap::new(),
+            fifos: BTreeSet::new(),
+            room_bytes,
+            rings_bytes: 0,
+        };
+        self.processes.insert(pid, process);
+        Ok(pid)
+    }
+
+    /// A process is gone: its FIFOs end, and so does what it was connected to.
+    pub(crate) fn leave(&mut self, pid: GlobalId) {
+        let Some(process) = self.processes.get(&pid) else { return };
+        let descriptors: Vec<u32> = process.descriptors.keys().copied().collect();
+        let fifos = process.fifos.clone();
+        for descriptor in descriptors {
+            // It has it: it is the key of its table.
+            let _ = self.close(At { process: pid, descriptor });
+        }
+        for object in fifos {
+            self.end_fifo(object);
+        }
+        self.abandon(pid);
+        self.processes.remove(&pid);
+        self.forget_process(pid);
+        if !self.peers.is_empty() {
+            self.gone.processes.push(pid.to_bits());
+        }
+    }
+
+    /// A process calls. Some calls are answered at once, and others when neighbours have answered.
+    pub(crate) fn call(&mut self, by: GlobalId, tag: Tag, call: Call) {
+        let answered = match call {
+            Call::Grant { to, object, rights } => self.change((by, tag), (to, object, rights), false),
+            Call::Revoke { from, object, rights } => self.change((by, tag), (from, object, rights), true),
+            Call::Rights { object } => Ok(Some(u64::from(self.rights(by, object).to_bits()))),
+            Call::Init { name, shape } => self.init((by, tag), name, shape),
+            Call::Connect { to } => self.connect((by, tag), &to),
+            Call::ConnectToRead { to } => self.connect_to_read((by, tag), &to),
+            Call::Close { descriptor } => self.close(At { process: by, descriptor }).map(|()| Some(0)),
+            Call::Object { descriptor } => {
+                self.object(At { process: by, descriptor }).map(|id| Some(id.to_bits()))
+            }
+            Call::Cut { descriptor, connection } => {
+                self.cut(At { process: by, descriptor }, connection).map(|()| Some(0))
+            }
+        };
+        match answered {
+            Ok(Some(value)) => self.answer((by, tag), Ok(value)),
+            Ok(None) => {}
+            Err(error) => self.answer((by, tag), Err(error)),
+        }
+    }
+
+    /// Now is time to tell neighbours what is gone.
+    pub(crate) fn tick(&mut self) {
+        if self.gone.processes.is_empty() && self.gone.names.is_empty() {
+            return;
+        }
+        let gone = std::mem::take(&mut self.gone);
+        for peer in self.peers.keys().copied().collect::<Vec<_>>() {
+            for part in parts(&gone) {
+                self.tell(peer, shim_message::Body::Gone(part));
+            }
+        }
+    }
+
+    /// What the calls of a process that is gone wait for is nobody's any more.
+    fn abandon(&mut self, pid: GlobalId) {
+        let of = |pending: &Pending| match pending {
+            Pending::Claim(Claim { by, .. }) | Pending::Change { by, .. } | Pending::Connect { by, .. } => {
+                *by == pid
+            }
+            Pending::Update { asked, .. } => matches!(asked, Asked::Here { by, .. } if *by == pid),
+        };
+        let tokens: Vec<u64> =
+            self.pending.iter().filter(|(_, pending)| of(pending)).map(|(token, _)| *token).collect();
+        for token in tokens {
+            if let Some(Pending::Claim(claim)) = self.pending.remove(&token) {
+                self.release_name(&claim.name, claim.object);
+            }
+        }
+    }
+
+    fn answer(&mut self, (process, tag): (GlobalId, Tag), answer: Result<u64, Error>) {
+        self.out.push_back(Effect::Answer { process, tag, answer });
+    }
+
+    fn tell(&mut self, peer: Peer, body: shim_message::Body) {
+        self.out.push_back(Effect::Tell { peer, message: v1::ShimMessage { body: Some(body) } });
+    }
+
+    fn new_id(&mut self, pu: u32) -> GlobalId {
+        loop {
+            let id = GlobalId { pu, local: self.next_local };
+            self.next_local = self.next_local.checked_add(1).unwrap_or(1);
+            if !self.processes.contains_key(&id) && !self.fifos.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+
+    fn await_peers(&mut self, pending: Pending) -> Result<u64, Error> {
+        if self.pending.len() >= MAX_PENDING {
+            let message = format!("{MAX_PENDING} calls wait for neighbours already");
+            return Err(Error::new(Code::TryLater, message));
+        }
+        let token = self.next_token;
+        self.next_token += 1;
+        self.pending.insert(token, pending);
+        Ok(token)
+    }
+
+    fn process(&self, pid: GlobalId) -> Result<&Process, Error> {
+        self.processes.get(&pid).ok_or_else(|| no_process(pid))
+    }
+
+    fn is_here(&self, id: GlobalId) -> bool {
+        self.units.contains(&id.pu)
+    }
+
+    /// The neighbour that serves a unit.
+    fn route(&self, id: GlobalId) -> Result<Peer, Error> {
+        self.routes.get(&id.pu).copied().ok_or_else(|| {
+            let message = format!("processing unit {:x} is no neighbour, or is out of reach", id.pu);
+            Error::new(Code::AgentUnreachable, message)
+        })
+    }
+
+    /// Gives a process a number for something.
+    fn describe(&mut self, pid: GlobalId, what: Descriptor) -> Result<At, Error> {
+        let process = self.processes.get_mut(&pid).ok_or_else(|| no_process(pid))?;
+        let free = (0..DESCRIPTORS).find(|number| !process.descriptors.contains_key(number));
+        let descriptor = free.ok_or_else(|| {
+            Error::new(
+                Code::TooManyInFlight,
+                format!("process {pid} has {DESCRIPTORS} descriptors, and no more"),
+            )
+        })?;
+        process.descriptors.insert(descriptor, what);
+        Ok(At { process: pid, descriptor })
+    }
+
+    fn described(&self, at: At) -> Result<Descriptor, Error> {
+        let found = self.process(at.process)?.descriptors.get(&at.descriptor);
+        found.copied().ok_or_else(|| {
+            Error::new(Code::InvalidArgument, format!("descriptor {} is not open", at.descriptor))
+        })
+    }
+
+    fn object(&self, at: At) -> Result<GlobalId, Error> {
+        self.described(at).map(|descriptor| match descriptor {
+            Descriptor::Reader(object) | Descriptor::Writer { object, .. } => object,
+        })
+    }
+}
+
+/// As much at once as a message has room for.
+fn parts(gone: &v1::ShimGone) -> Vec<v1::ShimGone> {
+    let processes =
+        gone.processes.chunks(MAX_TOLD).map(|some| v1::ShimGone { processes: some.into(), names: vec![] });
+    let names =
+        gone.names.chunks(MAX_TOLD).map(|some| v1::ShimGone { processes: vec![], names: some.into() });
+    processes.chain(names).collect()
+}
+
+fn no_process(pid: GlobalId) -> Error {
+    Error::new(Code::InvalidArgument, format!("there is no process {pid}"))
+}
+
+fn no_fifo(what: &str) -> Error {
+    Error::new(Code::InvalidArgument, format!("there is no FIFO {what}"))
+}
+
+fn denied(by: GlobalId, what: &str, object: GlobalId) -> Error {
+    Error::new(Code::PermissionDenied, format!("process {by} has no right to {what} FIFO {object}"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,345 @@
+//! Who reads a FIFO, and who is connected to write to it.
+
+use sublet_proto::v1::{self, shim_message::Body};
+use sublet_proto::{Code, Error};
+use sublet_xpu::{FifoShape, GlobalId, Rights};
+
+use super::{
+    At, Core, Descriptor, Effect, MAX_WRITERS, Name, Peer, Pending, Tag, Target, Way, denied, no_fifo,
+    no_process,
+};
+
+impl Core {
+    /// A process connects to write.
+    pub(super) fn connect(&mut self, (by, tag): (GlobalId, Tag), to: &Target) -> Result<Option<u64>, Error> {
+        let object = self.find(by, to)?;
+        if !self.is_here(object) {
+            return self.connect_there((by, tag), object, to).map(|()| None);
+        }
+        let (way, shape, reader) = self.admit(by, object)?;
+        let what = Descriptor::Writer { object, connection: way.connection, is_over: false };
+        let writer = match self.describe(by, what) {
+            Ok(at) => at,
+            Err(error) => {
+                self.drop_writer(way);
+                return Err(error);
+            }
+        };
+        if let Some((_, descriptor)) =
+            self.fifos.get_mut(&object).and_then(|fifo| fifo.writers.get_mut(&way.connection))
+        {
+            *descriptor = Some(writer.descriptor);
+        }
+        self.out.push_back(Effect::Join { way, shape, reader, writer, tag });
+        Ok(None)
+    }
+
+    fn connect_there(
+        &mut self,
+        (by, tag): (GlobalId, Tag),
+        object: GlobalId,
+        to: &Target,
+    ) -> Result<(), Error> {
+        let peer = self.route(object)?;
+        if !self.rights(by, object).contains(Rights::WRITE) {
+            return Err(denied(by, "write to", object));
+        }
+        let token = self.await_peers(Pending::Connect { by, tag, peer, object, to: to.clone() })?;
+        let (object, writer) = (object.to_bits(), by.to_bits());
+        self.tell(peer, Body::Connect(v1::FifoConnect { token, object, writer }));
+        Ok(())
+    }
+
+    /// Which FIFO is meant.
+    fn find(&self, by: GlobalId, to: &Target) -> Result<GlobalId, Error> {
+        match to {
+            Target::Object(object) => Ok(*object),
+            Target::Named(name) => {
+                let name = Name { tenant: self.process(by)?.tenant.clone(), name: name.clone() };
+                let found = self.held_here(&name).or_else(|| self.names.holders(&name).next());
+                found.ok_or_else(|| no_fifo(&format!("{:?}", name.name)))
+            }
+        }
+    }
+
+    /// A neighbour has refused to connect a process. What is not there any more had its name perhaps before another.
+    pub(super) fn refused(&mut self, (by, tag): (GlobalId, Tag), object: GlobalId, to: Target, error: Error) {
+        let Target::Named(name) = &to else { return self.answer((by, tag), Err(error)) };
+        if error.code == Code::InvalidArgument
+            && let Some(tenant) = self.processes.get(&by).map(|process| process.tenant.clone())
+        {
+            self.names.remove(&Name { tenant, name: name.clone() }, object);
+            return self.call(by, tag, super::Call::Connect { to });
+        }
+        self.answer((by, tag), Err(error));
+    }
+
+    /// Lets a writer in, wherever it is.
+    fn admit(&mut self, writer: GlobalId, object: GlobalId) -> Result<(Way, FifoShape, At), Error> {
+        let fifo = self.fifos.get_mut(&object).ok_or_else(|| no_fifo(&object.to_string()))?;
+        if !fifo.rights_of(writer).contains(Rights::WRITE) {
+            return Err(denied(writer, "write to", object));
+        }
+        let none = || Error::new(Code::TryLater, format!("nobody reads FIFO {object}"));
+        let (process, descriptor) = fifo.reader.ok_or_else(none)?;
+        if fifo.writers.len() >= MAX_WRITERS {
+            let message = format!("{MAX_WRITERS} processes write to FIFO {object} already");
+            return Err(Error::new(Code::TooManyInFlight, message));
+        }
+        let (shape, bytes) = (fifo.shape, fifo.shape.region_bytes());
+        let connection = fifo.next_connection;
+        let reader = self.processes.get_mut(&process).ok_or_else(|| no_process(process))?;
+        if reader.rings_bytes + bytes > reader.room_bytes {
+            let message = format!(
+                "the rings of process {process} take {} bytes: with {bytes} more it would be more than {}",
+                reader.rings_bytes, reader.room_bytes
+            );
+            return Err(Error::new(Code::InsufficientResources, message));
+        }
+        reader.rings_bytes += bytes;
+        fifo.next_connection = connection.wrapping_add(1).max(1);
+        fifo.writers.insert(connection, (writer, None));
+        Ok((Way { object, connection }, shape, At { process, descriptor }))
+    }
+
+    /// A process of a neighbour connects to write.
+    pub(super) fn asked_to_connect(&mut self, peer: Peer, asked: &v1::FifoConnect) {
+        let (object, writer) = (GlobalId::from_bits(asked.object), GlobalId::from_bits(asked.writer));
+        match self.admit(writer, object) {
+            Ok((way, shape, reader)) => {
+                self.out.push_back(Effect::Invite { way, shape, reader, writer, peer, token: asked.token });
+            }
+            Err(error) => self.done(peer, asked.token, Err(error)),
+        }
+    }
+
+    /// A neighbour lets a process of this agent connect.
+    pub(super) fn invited(&mut self, peer: Peer, invited: v1::FifoInvited) {
+        let token = invited.token;
+        if !matches!(self.pending.get(&token), Some(Pending::Connect { peer: asked, .. }) if *asked == peer) {
+            return;
+        }
+        let Some(Pending::Connect { by, tag, object, .. }) = self.pending.remove(&token) else { return };
+        let connection = invited.connection;
+        match self.describe(by, Descriptor::Writer { object, connection, is_over: false }) {
+            Ok(at) => self.out.push_back(Effect::Dial { at, tag, peer, object, invited }),
+            Err(error) => {
+                self.tell(peer, Body::Closed(v1::FifoClosed { object: object.to_bits(), connection }));
+                self.answer((by, tag), Err(error));
+            }
+        }
+    }
+
+    /// A process connects to read a FIFO of its own processing unit that nobody reads.
+    pub(super) fn connect_to_read(
+        &mut self,
+        (by, tag): (GlobalId, Tag),
+        to: &Target,
+    ) -> Result<Option<u64>, Error> {
+        let object = self.find(by, to)?;
+        if !self.is_here(object) {
+            let message = format!("FIFO {object} is read on its own processing unit, {:x}", object.pu);
+            return Err(Error::new(Code::InvalidArgument, message));
+        }
+        let fifo = self.fifos.get(&object).ok_or_else(|| no_fifo(&object.to_string()))?;
+        if !fifo.rights_of(by).contains(Rights::READ) {
+            return Err(denied(by, "read", object));
+        }
+        if let Some((reader, _)) = fifo.reader {
+            return Err(Error::new(Code::AlreadyAllocated, format!("process {reader} reads FIFO {object}")));
+        }
+        let shape = fifo.shape;
+        let at = self.describe(by, Descriptor::Reader(object))?;
+        if let Some(fifo) = self.fifos.get_mut(&object) {
+            fifo.reader = Some((by, at.descriptor));
+        }
+        self.out.push_back(Effect::Read { at, tag, object, shape });
+        Ok(None)
+    }
+
+    /// A process lets go of a descriptor.
+    pub(super) fn close(&mut self, at: At) -> Result<(), Error> {
+        let what = self.described(at)?;
+        if let Some(process) = self.processes.get_mut(&at.process) {
+            process.descriptors.remove(&at.descriptor);
+        }
+        match what {
+            Descriptor::Reader(object) => {
+                self.stop_reading(object, at);
+                self.end_unread(object);
+            }
+            Descriptor::Writer { is_over: true, .. } => {}
+            Descriptor::Writer { object, connection, .. } if self.is_here(object) => {
+                self.part(Way { object, connection }, false);
+            }
+            Descriptor::Writer { object, connection, .. } => {
+                self.out.push_back(Effect::Forget { way: Way { object, connection } });
+                if let Ok(peer) = self.route(object) {
+                    self.tell(peer, Body::Closed(v1::FifoClosed { object: object.to_bits(), connection }));
+                }
+            }
+        }
+        self.out.push_back(Effect::Closed { at });
+        Ok(())
+    }
+
+    /// A neighbour's process has closed its end.
+    pub(super) fn closed_there(&mut self, peer: Peer, closed: &v1::FifoClosed) {
+        let way = Way { object: GlobalId::from_bits(closed.object), connection: closed.connection };
+        let writer = self.fifos.get(&way.object).and_then(|fifo| fifo.writers.get(&way.connection));
+        if writer.is_some_and(|(writer, _)| self.routes.get(&writer.pu) == Some(&peer)) {
+            self.part(way, false);
+        }
+    }
+
+    /// A writer of a neighbour has not come.
+    pub(crate) fn give_up(&mut self, way: Way) {
+        self.end_connection(way, Code::DeadlineExceeded);
+    }
+
+    /// What was to be done with a descriptor could not be: it is as if it had been closed.
+    pub(crate) fn undo(&mut self, at: At) {
+        // It has just been given out.
+        let _ = self.close(at);
+    }
+
+    /// The reader ends a connection.
+    pub(super) fn cut(&mut self, at: At, connection: u32) -> Result<(), Error> {
+        let Descriptor::Reader(object) = self.described(at)? else {
+            let message = format!("descriptor {} is not one that is read", at.descriptor);
+            return Err(Error::new(Code::InvalidArgument, message));
+        };
+        self.end_connection(Way { object, connection }, Code::Protocol);
+        Ok(())
+    }
+
+    /// A writer's end: its process is told, and the reader.
+    fn end_connection(&mut self, way: Way, code: Code) {
+        let Way { object, connection } = way;
+        let Some(&(writer, descriptor)) =
+            self.fifos.get(&object).and_then(|fifo| fifo.writers.get(&connection))
+        else {
+            return;
+        };
+        match descriptor {
+            Some(descriptor) => self.end_descriptor(At { process: writer, descriptor }, Some(way), code),
+            None => {
+                if let Ok(peer) = self.route(writer) {
+                    let (object, writer) = (object.to_bits(), writer.to_bits());
+                    self.tell(
+                        peer,
+                        Body::Ended(v1::FifoEnded { object, connection, writer, code: code.number() }),
+                    );
+                }
+            }
+        }
+        // What a process has written before it died is read.
+        self.part(way, code != Code::WorkerDied);
+    }
+
+    /// All connections of a process to a FIFO.
+    pub(super) fn end_writer(&mut self, object: GlobalId, writer: GlobalId, code: Code) {
+        let Some(fifo) = self.fifos.get(&object) else { return };
+        let of = fifo.writers.iter().filter(|(_, (by, _))| *by == writer);
+        for connection in of.map(|(connection, _)| *connection).collect::<Vec<_>>() {
+            self.end_connection(Way { object, connection }, code);
+        }
+    }
+
+    /// The FIFO's agent has ended a connection of a process of this one.
+    pub(super) fn ended_there(&mut self, ended: &v1::FifoEnded) {
+        let (object, writer) = (GlobalId::from_bits(ended.object), GlobalId::from_bits(ended.writer));
+        let is_it = |what: &Descriptor| matches!(what, Descriptor::Writer { object: of, connection, .. } if (*of, *connection) == (object, ended.connection));
+        let process = self.processes.get(&writer);
+        let found = process.and_then(|process| process.descriptors.iter().find(|(_, what)| is_it(what)));
+        if let Some((&descriptor, _)) = found {
+            let way = Way { object, connection: ended.connection };
+            self.end_descriptor(At { process: writer, descriptor }, Some(way), Code::from_number(ended.code));
+            self.out.push_back(Effect::Forget { way });
+        }
+    }
+
+    /// The descriptor stays until it is closed, and is good for nothing.
+    fn end_descriptor(&mut self, at: At, way: Option<Way>, code: Code) {
+        let process = self.processes.get_mut(&at.process);
+        if let Some(Descriptor::Writer { is_over, .. }) =
+            process.and_then(|process| process.descriptors.get_mut(&at.descriptor))
+        {
+            *is_over = true;
+        }
+        self.out.push_back(Effect::End { at, way, code });
+    }
+
+    /// The reader is told that a connection is over, which is forgotten.
+    fn part(&mut self, way: Way, at_once: bool) {
+        let reader = self.fifos.get(&way.object).and_then(|fifo| fifo.reader);
+        if !self.drop_writer(way) {
+            return;
+        }
+        if let Some((process, descriptor)) = reader {
+            self.out.push_back(Effect::Part { reader: At { process, descriptor }, way, at_once });
+        }
+        self.out.push_back(Effect::Forget { way });
+    }
+
+    fn drop_writer(&mut self, way: Way) -> bool {
+        let Some(fifo) = self.fifos.get_mut(&way.object) else { return false };
+        let is_known = fifo.writers.remove(&way.connection).is_some();
+        if is_known && let Some(reader) = fifo.reader.and_then(|(pid, _)| self.processes.get_mut(&pid)) {
+            reader.rings_bytes = reader.rings_bytes.saturating_sub(fifo.shape.region_bytes());
+        }
+        is_known
+    }
+
+    /// The reader's right is revoked.
+    pub(super) fn end_reader(&mut self, object: GlobalId, pid: GlobalId, code: Code) {
+        let reader =
+            self.fifos.get(&object).and_then(|fifo| fifo.reader).filter(|(reader, _)| *reader == pid);
+        if let Some((process, descriptor)) = reader {
+            let at = At { process, descriptor };
+            self.out.push_back(Effect::End { at, way: None, code });
+            self.stop_reading(object, at);
+        }
+    }
+
+    /// Nobody reads any more: who writes learns it.
+    fn stop_reading(&mut self, object: GlobalId, at: At) {
+        let Some(fifo) = self.fifos.get(&object) else { return };
+        if fifo.reader != Some((at.process, at.descriptor)) {
+            return;
+        }
+        for connection in fifo.writers.keys().copied().collect::<Vec<_>>() {
+            self.end_connection(Way { object, connection }, Code::LeaseEnded);
+        }
+        if let Some(fifo) = self.fifos.get_mut(&object) {
+            fifo.reader = None;
+        }
+    }
+
+    /// A FIFO that nobody reads ends, if nobody but its creator may read it.
+    fn end_unread(&mut self, object: GlobalId) {
+        let is_done = |fifo: &super::Fifo| {
+            let mut others = fifo.rights.iter().filter(|(pid, _)| **pid != fifo.creator);
+            fifo.reader.is_none() && !others.any(|(_, rights)| rights.contains(Rights::READ))
+        };
+        if self.fifos.get(&object).is_some_and(is_done) {
+            self.end_fifo(object);
+        }
+    }
+
+    /// Its creator is gone, or nobody can read it any more.
+    pub(super) fn end_fifo(&mut self, object: GlobalId) {
+        if let Some((process, descriptor)) = self.fifos.get(&object).and_then(|fifo| fifo.reader) {
+            let at = At { process, descriptor };
+            self.out.push_back(Effect::End { at, way: None, code: Code::LeaseEnded });
+            self.stop_reading(object, at);
+        }
+        let Some(fifo) = self.fifos.remove(&object) else { return };
+        if let Some(creator) = self.processes.get_mut(&fifo.creator) {
+            creator.fifos.remove(&object);
+        }
+        if let Some(name) = &fifo.name {
+            self.release_name(name, object);
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Names of FIFOs: of a tenant, in a whole computer.
+//!
+//! Who wants a name asks all neighbours. One refuses that has a FIFO of that name, or wants the name itself and has the lower id;
+//! with the higher it gives up its own claim. So of two that want it at once exactly one gets it, whoever else is asked.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use sublet_proto::v1::{self, shim_message::Body};
+use sublet_proto::{Code, Error};
+use sublet_xpu::{FifoShape, GlobalId, Rights};
+
+use super::{Claim, Core, Descriptor, Effect, Fifo, MAX_FIFOS, MAX_NAME_BYTES, Peer, Pending, Tag};
+
+/// A tenant's name of a FIFO.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Name {
+    pub(super) tenant: Arc<str>,
+    pub(super) name: String,
+}
+
+/// Which FIFOs have a name, or claim it: one, but for what is under way.
+#[derive(Default)]
+pub(super) struct Names(HashMap<Name, BTreeSet<GlobalId>>);
+
+impl Name {
+    pub(super) fn of(told: &v1::FifoName) -> Name {
+        Name { tenant: told.tenant.as_str().into(), name: told.name.clone() }
+    }
+
+    pub(super) fn told(&self, object: GlobalId) -> v1::FifoName {
+        v1::FifoName { tenant: self.tenant.to_string(), name: self.name.clone(), object: object.to_bits() }
+    }
+}
+
+impl Names {
+    pub(super) fn insert(&mut self, name: Name, object: GlobalId) {
+        self.0.entry(name).or_default().insert(object);
+    }
+
+    pub(super) fn remove(&mut self, name: &Name, object: GlobalId) {
+        if let Some(holders) = self.0.get_mut(name) {
+            holders.remove(&object);
+            if holders.is_empty() {
+                self.0.remove(name);
+            }
+        }
+    }
+
+    /// The lowest first.
+    pub(super) fn holders(&self, name: &Name) -> impl Iterator<Item = GlobalId> + '_ {
+        self.0.get(name).into_iter().flatten().copied()
+    }
+
+    #[cfg(test)]
+    pub(super) fn all(&self) -> BTreeSet<(Name, GlobalId)> {
+        self.0
+            .iter()
+            .flat_map(|(name, holders)| holders.iter().map(|object| (name.clone(), *object)))
+            .collect()
+    }
+}
+
+impl Core {
+    /// A process makes a FIFO, which it reads.
+    pub(super) fn init(
+        &mut self,
+        (by, tag): (GlobalId, Tag),
+        name: String,
+        shape: FifoShape,
+    ) -> Result<Option<u64>, Error> {
+        let shape = shape.check()?;
+        let process = self.process(by)?;
+        if process.fifos.len() >= MAX_FIFOS {
+            return Err(Error::new(
+                Code::TooManyInFlight,
+                format!("process {by} has {MAX_FIFOS} FIFOs, and no more"),
+            ));
+        }
+        if name.len() > MAX_NAME_BYTES {
+            let message = format!("a FIFO's name of {} bytes: it has at most {MAX_NAME_BYTES}", name.len());
+            return Err(Error::new(Code::InvalidArgument, message));
+        }
+        let name = (!name.is_empty()).then(|| Name { tenant: process.tenant.clone(), name });
+        let object = self.new_id(by.pu);
+        let Some(name) = name else { return self.make((by, tag), object, None, shape).map(|()| None) };
+        if let Some(holder) = self.held_here(&name).or_else(|| self.pending_claim(&name)) {
+            return Err(taken(&name.name, holder));
+        }
+        if self.peers.is_empty() {
+            self.names.insert(name.clone(), object);
+            return self.make((by, tag), object, Some(name), shape).map(|()| None);
+        }
+        let awaits: BTreeSet<Peer> = self.peers.keys().copied().collect();
+        let told = name.told(object);
+        let claim = Claim { by, tag, name, shape, object, awaits: awaits.clone(), lost_to: None };
+        let token = self.await_peers(Pending::Claim(claim))?;
+        for peer in awaits {
+            self.tell(peer, Body::Claim(v1::NameClaim { token, name: Some(told.clone()) }));
+        }
+        Ok(None)
+    }
+
+    /// The FIFO of this agent that has a name.
+    pub(super) fn held_here(&self, name: &Name) -> Option<GlobalId> {
+        self.names.holders(name).find(|holder| self.is_here(*holder))
+    }
+
+    /// The FIFO for which a process of this agent claims a name now.
+    pub(super) fn pending_claim(&self, wanted: &Name) -> Option<GlobalId> {
+        self.pending.values().find_map(|pending| match pending {
+            Pending::Claim(Claim { name, object, lost_to: None, .. }) if name == wanted => Some(*object),
+            _ => None,
+        })
+    }
+
+    /// A neighbour claims a name.
+    pub(super) fn claimed(&mut self, peer: Peer, token: u64, claimed: &v1::FifoName) {
+        let (name, object) = (Name::of(claimed), GlobalId::from_bits(claimed.object));
+        let claiming = || self.pending_claim(&name).filter(|own| *own < object);
+        let holder = self.held_here(&name).or_else(claiming);
+        if holder.is_none() {
+            self.give_up_claim(&name, object);
+            self.learn_name(peer, name, object);
+        }
+        let holder = holder.map_or(0, GlobalId::to_bits);
+        self.tell(peer, Body::Name(v1::NameAnswer { token, holder }));
+    }
+
+    /// A claim of this agent yields to another.
+    pub(super) fn give_up_claim(&mut self, wanted: &Name, to: GlobalId) {
+        for pending in self.pending.values_mut() {
+            if let Pending::Claim(Claim { name, lost_to, .. }) = pending
+                && name == wanted
+            {
+                lost_to.get_or_insert(to);
+            }
+        }
+    }
+
+    /// A neighbour has answered a claim, or will not any more.
+    pub(super) fn claim_answered(&mut self, peer: Peer, token: u64, holder: Option<GlobalId>) {
+        let Some(Pending::Claim(Claim { awaits, lost_to, .. })) = self.pending.get_mut(&token) else {
+            return;
+        };
+        awaits.remove(&peer);
+        if let Some(holder) = holder {
+            lost_to.get_or_insert(holder);
+        }
+        if !awaits.is_empty() {
+            return;
+        }
+        let Some(Pending::Claim(claim)) = self.pending.remove(&token) else { return };
+        let Claim { by, tag, name, shape, object, lost_to, .. } = claim;
+        if let Some(holder) = lost_to {
+            self.release_name(&name, object);
+            return self.answer((by, tag), Err(taken(&name.name, holder)));
+        }
+        self.names.insert(name.clone(), object);
+        if let Err(error) = self.make((by, tag), object, Some(name.clone()), shape) {
+            self.release_name(&name, object);
+            self.answer((by, tag), Err(error));
+        }
+    }
+
+    /// A name is free again, which neighbours learn lazily.
+    pub(super) fn release_name(&mut self, name: &Name, object: GlobalId) {
+        self.names.remove(name, object);
+        if !self.peers.is_empty() {
+            self.gone.names.push(name.told(object));
+        }
+    }
+
+    fn make(
+        &mut self,
+        (by, tag): (GlobalId, Tag),
+        object: GlobalId,
+        name: Option<Name>,
+        shape: FifoShape,
+    ) -> Result<(), Error> {
+        let tenant = self.process(by)?.tenant.clone();
+        let at = self.describe(by, Descriptor::Reader(object))?;
+        let fifo = Fifo {
+            name,
+            tenant,
+            shape,
+            creator: by,
+            reader: Some((by, at.descriptor)),
+            rights: BTreeMap::from([(by, Rights::ALL)]),
+            writers: BTreeMap::new(),
+            next_connection: 1,
+        };
+        self.fifos.insert(object, fifo);
+        if let Some(process) = self.processes.get_mut(&by) {
+            process.fifos.insert(object);
+        }
+        self.out.push_back(Effect::Read { at, tag, object, shape });
+        Ok(())
+    }
+}
+
+fn taken(name: &str, holder: GlobalId) -> Error {
+    Error::new(Code::AlreadyAllocated, format!("the name {name:?} is taken by FIFO {holder}"))
+}

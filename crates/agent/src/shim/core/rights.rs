@@ -1,0 +1,194 @@
+//! Capabilities: who may do what with a FIFO.
+
+use sublet_proto::v1::{self, shim_message::Body};
+use sublet_proto::{Code, Error};
+use sublet_xpu::{GlobalId, Rights};
+
+use super::{Asked, Core, Fifo, MAX_HOLDERS, Peer, Pending, Tag, denied, no_fifo, no_process};
+
+/// Who, to what, and which rights.
+type Change = (GlobalId, GlobalId, Rights);
+
+impl Core {
+    /// What a process of this agent may do, as far as is known here.
+    pub(super) fn rights(&self, pid: GlobalId, object: GlobalId) -> Rights {
+        if let Some(fifo) = self.fifos.get(&object) {
+            return fifo.rights.get(&pid).copied().unwrap_or_default();
+        }
+        self.processes.get(&pid).and_then(|process| process.rights.get(&object)).copied().unwrap_or_default()
+    }
+
+    /// A process of this agent grants or revokes.
+    pub(super) fn change(
+        &mut self,
+        (by, tag): (GlobalId, Tag),
+        (process, object, rights): Change,
+        revoked: bool,
+    ) -> Result<Option<u64>, Error> {
+        if self.is_here(object) {
+            return self.change_here(Asked::Here { by, tag }, by, (process, object, rights), revoked);
+        }
+        let peer = self.route(object)?;
+        if !self.rights(by, object).contains(Rights::OWN) {
+            return Err(denied(by, "own", object));
+        }
+        let token = self.await_peers(Pending::Change { by, tag, peer })?;
+        let (by, process, object) = (by.to_bits(), process.to_bits(), object.to_bits());
+        self.tell(
+            peer,
+            Body::Change(v1::RightsChange { token, by, process, object, rights: rights.to_bits(), revoked }),
+        );
+        Ok(None)
+    }
+
+    /// A change of rights to a FIFO of this agent. Nothing is answered yet if the process's agent has to be told first.
+    pub(super) fn change_here(
+        &mut self,
+        asked: Asked,
+        by: GlobalId,
+        (process, object, rights): Change,
+        revoked: bool,
+    ) -> Result<Option<u64>, Error> {
+        let fifo = self.fifos.get(&object).ok_or_else(|| no_fifo(&object.to_string()))?;
+        if !fifo.rights_of(by).contains(Rights::OWN) {
+            return Err(denied(by, "own", object));
+        }
+        let tenant = fifo.tenant.clone();
+        let before = fifo.rights_of(process);
+        let after = if revoked { before.without(rights) } else { before | rights };
+        if !revoked && before == Rights::NONE && fifo.rights.len() >= MAX_HOLDERS {
+            let message = format!("{MAX_HOLDERS} processes have rights to FIFO {object} already");
+            return Err(Error::new(Code::TooManyInFlight, message));
+        }
+        if self.is_here(process) {
+            // Of another tenant's there is no more to be known than that there is none.
+            if self.processes.get(&process).is_none_or(|process| process.tenant != tenant) {
+                return Err(no_process(process));
+            }
+            self.set_rights(process, object, after);
+            return Ok(Some(0));
+        }
+        let peer = match self.route(process) {
+            Ok(peer) => peer,
+            // Who is out of reach loses what is revoked all the same.
+            Err(_) if revoked => {
+                self.set_rights(process, object, after);
+                return Ok(Some(0));
+            }
+            Err(error) => return Err(error),
+        };
+        let token = self.await_peers(Pending::Update { asked, peer, revoked, process, object, before })?;
+        self.set_rights(process, object, after);
+        let update = v1::RightsUpdate {
+            token,
+            process: process.to_bits(),
+            object: object.to_bits(),
+            tenant: tenant.to_string(),
+            rights: after.to_bits(),
+        };
+        self.tell(peer, Body::Update(update));
+        Ok(None)
+    }
+
+    /// Connections that were made by a right end with it.
+    pub(super) fn set_rights(&mut self, process: GlobalId, object: GlobalId, rights: Rights) {
+        let Some(fifo) = self.fifos.get_mut(&object) else { return };
+        if rights == Rights::NONE {
+            fifo.rights.remove(&process);
+        } else {
+            fifo.rights.insert(process, rights);
+        }
+        if !rights.contains(Rights::WRITE) {
+            self.end_writer(object, process, Code::PermissionDenied);
+        }
+        if !rights.contains(Rights::READ) {
+            self.end_reader(object, process, Code::PermissionDenied);
+        }
+    }
+
+    /// A process's agent has taken note of its rights, or will not.
+    pub(super) fn updated(&mut self, token: u64, outcome: Result<(), Error>) {
+        let Some(Pending::Update { asked, revoked, process, object, before, .. }) =
+            self.pending.remove(&token)
+        else {
+            return;
+        };
+        let outcome = match outcome {
+            Err(_) if revoked => Ok(()),
+            Err(error) => {
+                self.set_rights(process, object, before);
+                Err(error)
+            }
+            Ok(()) => Ok(()),
+        };
+        match asked {
+            Asked::Here { by, tag } => self.answer((by, tag), outcome.map(|()| 0)),
+            Asked::There { peer, token } => self.done(peer, token, outcome),
+        }
+    }
+
+    /// A neighbour's process changes rights to a FIFO of this agent.
+    pub(super) fn asked_to_change(&mut self, peer: Peer, change: &v1::RightsChange) {
+        let token = change.token;
+        let id = GlobalId::from_bits;
+        let asked = Asked::There { peer, token };
+        let changed = Rights::from_bits(change.rights).and_then(|rights| {
+            self.change_here(
+                asked,
+                id(change.by),
+                (id(change.process), id(change.object), rights),
+                change.revoked,
+            )
+        });
+        match changed {
+            Ok(None) => {}
+            Ok(Some(_)) => self.done(peer, token, Ok(())),
+            Err(error) => self.done(peer, token, Err(error)),
+        }
+    }
+
+    /// What a process of this agent may do with a FIFO of a neighbour.
+    pub(super) fn update(&mut self, update: &v1::RightsUpdate) -> Result<(), Error> {
+        let (pid, object) = (GlobalId::from_bits(update.process), GlobalId::from_bits(update.object));
+        let rights = Rights::from_bits(update.rights)?;
+        let process = self.processes.get_mut(&pid).filter(|process| *process.tenant == *update.tenant);
+        let process = process.ok_or_else(|| no_process(pid))?;
+        if rights == Rights::NONE {
+            process.rights.remove(&object);
+        } else if process.rights.len() < MAX_HOLDERS || process.rights.contains_key(&object) {
+            process.rights.insert(object, rights);
+        } else {
+            let message = format!("process {pid} has rights to {MAX_HOLDERS} FIFOs of neighbours already");
+            return Err(Error::new(Code::TooManyInFlight, message));
+        }
+        Ok(())
+    }
+
+    pub(super) fn done(&mut self, peer: Peer, token: u64, outcome: Result<(), Error>) {
+        let (code, message) =
+            outcome.map_or_else(|error| (error.code.number(), error.message), |()| (0, String::new()));
+        self.tell(peer, Body::Done(v1::ShimDone { token, code, message }));
+    }
+
+    /// A process is gone, wherever it was: nobody has its rights.
+    pub(super) fn forget_process(&mut self, pid: GlobalId) {
+        let held: Vec<GlobalId> = self
+            .fifos
+            .iter()
+            .filter(|(_, fifo)| fifo.rights.contains_key(&pid))
+            .map(|(object, _)| *object)
+            .collect();
+        for object in held {
+            if let Some(fifo) = self.fifos.get_mut(&object) {
+                fifo.rights.remove(&pid);
+            }
+            self.end_writer(object, pid, Code::WorkerDied);
+        }
+    }
+}
+
+impl Fifo {
+    pub(super) fn rights_of(&self, pid: GlobalId) -> Rights {
+        self.rights.get(&pid).copied().unwrap_or_default()
+    }
+}

@@ -1,0 +1,649 @@
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Agents whose messages travel when they are told to.
+struct Computer {
+    cores: Vec<Core>,
+    /// What is under way, from one agent to another.
+    wires: BTreeMap<(usize, usize), VecDeque<v1::ShimMessage>>,
+    up: BTreeSet<(usize, usize)>,
+    /// What was said first, and not wholly.
+    begun: BTreeMap<(usize, usize), v1::ShimSync>,
+    answers: HashMap<(GlobalId, Tag), Result<u64, Error>>,
+    others: Vec<Effect>,
+    tag: Tag,
+}
+
+fn unit(index: usize) -> u32 {
+    index as u32 + 1
+}
+
+impl Computer {
+    fn new(agents: usize) -> Computer {
+        let cores = (0..agents).map(|index| Core::new(format!("{index}"), &[unit(index)], 1)).collect();
+        let (wires, up, begun, answers) = Default::default();
+        let mut computer = Computer { cores, wires, up, begun, answers, others: Vec::new(), tag: 0 };
+        for one in 0..agents {
+            for other in one + 1..agents {
+                computer.link(one, other);
+            }
+        }
+        computer.deliver_all();
+        computer
+    }
+
+    /// Both tell the other all that they know; what is said is under way then.
+    fn link(&mut self, one: usize, other: usize) {
+        for (from, to) in [(one, other), (other, one)] {
+            self.wires.insert((from, to), VecDeque::new());
+            self.up.insert((from, to));
+            self.cores[from].greet(unit(to), &[unit(to)]);
+        }
+        self.settle();
+    }
+
+    fn unlink(&mut self, one: usize, other: usize) {
+        for (from, to) in [(one, other), (other, one)] {
+            self.up.remove(&(from, to));
+            self.begun.remove(&(from, to));
+            self.wires.remove(&(from, to));
+            self.cores[to].unlinked(unit(from));
+        }
+        self.settle();
+    }
+
+    /// Takes what the cores want done; messages wait on their wires.
+    fn settle(&mut self) {
+        for index in 0..self.cores.len() {
+            let effects: Vec<Effect> = std::iter::from_fn(|| self.cores[index].next_effect()).collect();
+            for effect in effects {
+                match effect {
+                    Effect::Tell { peer, message } => {
+                        let wire = self.wires.get_mut(&(index, peer as usize - 1));
+                        wire.expect("nobody is told who is not linked").push_back(message);
+                    }
+                    Effect::Answer { process, tag, answer } => {
+                        assert!(self.answers.insert((process, tag), answer).is_none(), "answered twice");
+                    }
+                    Effect::Read { at, tag, object, .. } => {
+                        self.answers.insert((at.process, tag), Ok(object.to_bits()));
+                    }
+                    Effect::Join { writer, tag, .. } => {
+                        self.answers.insert((writer.process, tag), Ok(u64::from(writer.descriptor)));
+                    }
+                    Effect::Dial { at, tag, .. } => {
+                        self.answers.insert((at.process, tag), Ok(u64::from(at.descriptor)));
+                    }
+                    Effect::Invite { way, reader, peer, token, .. } => {
+                        let (connection, reader) = (way.connection, reader.process.to_bits());
+                        let invited =
+                            v1::FifoInvited { token, connection, reader, ..v1::FifoInvited::default() };
+                        let message = v1::ShimMessage { body: Some(shim_message::Body::Invited(invited)) };
+                        self.wires.get_mut(&(index, peer as usize - 1)).unwrap().push_back(message);
+                    }
+                    effect => self.others.push(effect),
+                }
+            }
+        }
+    }
+
+    /// One message arrives.
+    fn deliver(&mut self, (from, to): (usize, usize)) {
+        if let Some(message) = self.wires.get_mut(&(from, to)).and_then(VecDeque::pop_front) {
+            match message.body {
+                Some(shim_message::Body::Sync(sync)) => self.hear_first((from, to), sync),
+                body => self.cores[to].heard(unit(from), v1::ShimMessage { body }).unwrap(),
+            }
+            self.settle();
+        }
+    }
+
+    fn hear_first(&mut self, wire: (usize, usize), sync: v1::ShimSync) {
+        let begun = self.begun.remove(&wire).unwrap_or_default();
+        let (names, rights) = ([begun.names, sync.names].concat(), [begun.rights, sync.rights].concat());
+        let all = v1::ShimSync { names, rights, ..sync };
+        if all.more {
+            self.begun.insert(wire, all);
+            return;
+        }
+        let (from, to) = wire;
+        self.cores[to].linked(unit(from), &all, &[unit(from)]).unwrap();
+    }
+
+    fn deliver_all(&mut self) {
+        while let Some(wire) =
+            self.wires.iter().find(|(_, waiting)| !waiting.is_empty()).map(|(wire, _)| *wire)
+        {
+            self.deliver(wire);
+        }
+    }
+
+    fn enter(&mut self, agent: usize, tenant: &str) -> GlobalId {
+        self.cores[agent].enter(tenant, unit(agent), 1 << 20).unwrap()
+    }
+
+    fn core(&mut self, id: GlobalId) -> &mut Core {
+        &mut self.cores[id.pu as usize - 1]
+    }
+
+    /// Calls, without waiting.
+    fn begin(&mut self, by: GlobalId, call: Call) -> Tag {
+        self.tag += 1;
+        let tag = self.tag;
+        self.core(by).call(by, tag, call);
+        self.settle();
+        tag
+    }
+
+    fn call(&mut self, by: GlobalId, call: Call) -> Result<u64, Error> {
+        let tag = self.begin(by, call);
+        self.deliver_all();
+        self.answers.remove(&(by, tag)).expect("a call is answered when all messages have come")
+    }
+
+    fn init(&mut self, by: GlobalId, name: &str) -> Result<GlobalId, Error> {
+        self.call(by, init(name)).map(GlobalId::from_bits)
+    }
+
+    fn rights_of(&mut self, by: GlobalId, object: GlobalId) -> Rights {
+        Rights::from_bits(self.call(by, Call::Rights { object }).unwrap() as u32).unwrap()
+    }
+}
+
+fn init(name: &str) -> Call {
+    Call::Init { name: name.into(), shape: FifoShape::default() }
+}
+
+fn connect(name: &str) -> Call {
+    Call::Connect { to: Target::Named(name.into()) }
+}
+
+fn grant(to: GlobalId, object: GlobalId, rights: Rights) -> Call {
+    Call::Grant { to, object, rights }
+}
+
+#[test]
+fn who_has_the_right_connects_wherever_it_is_and_nobody_else() {
+    let mut computer = Computer::new(2);
+    let (reader, near, far) = (computer.enter(0, "t"), computer.enter(0, "t"), computer.enter(1, "t"));
+    let object = computer.init(reader, "frames").unwrap();
+    for writer in [near, far] {
+        let refused = computer.call(writer, connect("frames")).unwrap_err();
+        assert_eq!(refused.code, Code::PermissionDenied);
+        assert!(refused.message.contains(&writer.to_string()), "{refused}");
+        // A right that is not to write is not enough, and whoever does not own it grants nothing.
+        computer.call(reader, grant(writer, object, Rights::READ)).unwrap();
+        assert_eq!(computer.call(writer, connect("frames")).unwrap_err().code, Code::PermissionDenied);
+        let refused = computer.call(writer, grant(writer, object, Rights::WRITE)).unwrap_err();
+        assert_eq!(refused.code, Code::PermissionDenied);
+        computer.call(reader, grant(writer, object, Rights::WRITE)).unwrap();
+        assert_eq!(computer.rights_of(writer, object), Rights::READ | Rights::WRITE);
+        computer.call(writer, connect("frames")).unwrap();
+    }
+    // Who may own it grants from wherever it is, and takes from others.
+    computer.call(reader, grant(far, object, Rights::OWN)).unwrap();
+    let another = computer.enter(1, "t");
+    computer.call(far, grant(another, object, Rights::WRITE)).unwrap();
+    computer.call(another, connect("frames")).unwrap();
+    computer.call(far, Call::Revoke { from: near, object, rights: Rights::WRITE }).unwrap();
+    assert_eq!(computer.rights_of(near, object), Rights::READ);
+    assert_eq!(computer.call(near, connect("frames")).unwrap_err().code, Code::PermissionDenied);
+}
+
+#[test]
+fn revoking_ends_connections_before_it_is_answered() {
+    let mut computer = Computer::new(2);
+    let (reader, near, far) = (computer.enter(0, "t"), computer.enter(0, "t"), computer.enter(1, "t"));
+    let object = computer.init(reader, "f").unwrap();
+    for writer in [near, far] {
+        computer.call(reader, grant(writer, object, Rights::WRITE)).unwrap();
+        let descriptor = computer.call(writer, connect("f")).unwrap() as u32;
+        computer.others.clear();
+        let tag = computer.begin(reader, Call::Revoke { from: writer, object, rights: Rights::WRITE });
+        // At once where the FIFO is, whatever the other agent does.
+        let parted = |effect: &Effect| matches!(effect, Effect::Part { at_once: true, .. });
+        assert!(computer.others.iter().any(parted), "{:?}", computer.others);
+        assert_eq!(computer.answers.contains_key(&(reader, tag)), writer == near);
+        computer.deliver_all();
+        computer.answers.remove(&(reader, tag)).unwrap().unwrap();
+        let at = At { process: writer, descriptor };
+        let ended = |effect: &Effect| matches!(effect, Effect::End { at: of, code: Code::PermissionDenied, .. } if *of == at);
+        assert!(computer.others.iter().any(ended), "{:?}", computer.others);
+        // It is closed once, and not twice.
+        computer.call(writer, Call::Close { descriptor }).unwrap();
+        let again = computer.call(writer, Call::Close { descriptor }).unwrap_err();
+        assert_eq!((again.code, again.message.contains("not open")), (Code::InvalidArgument, true));
+    }
+}
+
+#[test]
+fn a_right_of_a_process_out_of_reach_is_revoked_at_once() {
+    let mut computer = Computer::new(2);
+    let (reader, far) = (computer.enter(0, "t"), computer.enter(1, "t"));
+    let object = computer.init(reader, "f").unwrap();
+    computer.call(reader, grant(far, object, Rights::WRITE)).unwrap();
+    computer.call(far, connect("f")).unwrap();
+    // On its way, the answer is lost with the link.
+    let tag = computer.begin(reader, Call::Revoke { from: far, object, rights: Rights::WRITE });
+    computer.unlink(0, 1);
+    computer.answers.remove(&(reader, tag)).unwrap().unwrap();
+    let granted = computer.call(reader, grant(far, object, Rights::WRITE)).unwrap_err();
+    assert_eq!(granted.code, Code::AgentUnreachable);
+    computer.call(reader, Call::Revoke { from: far, object, rights: Rights::ALL }).unwrap();
+    assert_eq!(computer.call(far, connect("f")).unwrap_err().code, Code::InvalidArgument);
+    let by_id = Call::Connect { to: Target::Object(object) };
+    assert_eq!(computer.call(far, by_id).unwrap_err().code, Code::AgentUnreachable);
+    computer.link(0, 1);
+    computer.deliver_all();
+    assert_eq!(computer.rights_of(far, object), Rights::NONE);
+    assert_eq!(computer.call(far, connect("f")).unwrap_err().code, Code::PermissionDenied);
+}
+
+#[test]
+fn tenants_have_names_of_their_own_and_grant_one_another_nothing() {
+    let mut computer = Computer::new(2);
+    let (ours, theirs, far) = (computer.enter(0, "a"), computer.enter(0, "b"), computer.enter(1, "b"));
+    let object = computer.init(ours, "name").unwrap();
+    computer.init(theirs, "name").unwrap();
+    assert_eq!(computer.init(far, "name").unwrap_err().code, Code::AlreadyAllocated);
+    for stranger in [theirs, far, GlobalId { pu: 2, local: 4711 }] {
+        let refused = computer.call(ours, grant(stranger, object, Rights::WRITE)).unwrap_err();
+        assert_eq!(
+            (refused.code, refused.message),
+            (Code::InvalidArgument, format!("there is no process {stranger}"))
+        );
+        assert_eq!(computer.rights_of(ours, object), Rights::ALL);
+    }
+    let nowhere = GlobalId { pu: 9, local: 1 };
+    assert_eq!(
+        computer.call(ours, grant(nowhere, object, Rights::READ)).unwrap_err().code,
+        Code::AgentUnreachable
+    );
+}
+
+#[test]
+fn a_name_that_two_want_at_once_is_one_of_theirs() {
+    for order in 0..6 {
+        let mut computer = Computer::new(3);
+        let (low, high) = (computer.enter(0, "t"), computer.enter(1, "t"));
+        let tags = [(low, computer.begin(low, init("n"))), (high, computer.begin(high, init("n")))];
+        let mut wires = [(0, 1), (1, 0), (0, 2), (1, 2), (2, 0), (2, 1)];
+        wires.rotate_left(order);
+        for _ in 0..8 {
+            wires.into_iter().for_each(|wire| computer.deliver(wire));
+        }
+        let outcomes = tags.map(|call| computer.answers.remove(&call).unwrap());
+        assert!(outcomes[0].is_ok(), "who has the lower id wins: {outcomes:?}");
+        assert_eq!(outcomes[1].as_ref().unwrap_err().code, Code::AlreadyAllocated);
+        let somebody = computer.enter(2, "t");
+        let object = GlobalId::from_bits(*outcomes[0].as_ref().unwrap());
+        computer.call(low, grant(somebody, object, Rights::WRITE)).unwrap();
+        computer.call(somebody, connect("n")).unwrap();
+    }
+}
+
+#[test]
+fn a_name_that_was_taken_twice_while_apart_is_the_lower_ones() {
+    let mut computer = Computer::new(2);
+    let (low, high, writer) = (computer.enter(0, "t"), computer.enter(1, "t"), computer.enter(1, "t"));
+    computer.unlink(0, 1);
+    let (kept, lost) = (computer.init(low, "n").unwrap(), computer.init(high, "n").unwrap());
+    computer.call(high, grant(writer, lost, Rights::WRITE)).unwrap();
+    computer.call(writer, connect("n")).unwrap();
+    computer.link(0, 1);
+    computer.deliver_all();
+    computer.cores.iter_mut().for_each(Core::tick);
+    computer.settle();
+    computer.deliver_all();
+    // The other goes on, and is reached by its id.
+    let refused = computer.call(writer, connect("n")).unwrap_err();
+    assert!(
+        refused.code == Code::PermissionDenied && refused.message.contains(&kept.to_string()),
+        "{refused}"
+    );
+    computer.call(writer, Call::Connect { to: Target::Object(lost) }).unwrap();
+}
+
+#[test]
+fn an_agent_that_returns_anew_has_none_of_its_processes() {
+    let mut computer = Computer::new(2);
+    let (reader, far) = (computer.enter(0, "t"), computer.enter(1, "t"));
+    let (object, theirs) = (computer.init(reader, "f").unwrap(), computer.init(far, "g").unwrap());
+    computer.call(reader, grant(far, object, Rights::WRITE)).unwrap();
+    computer.call(far, grant(reader, theirs, Rights::WRITE)).unwrap();
+    computer.call(far, connect("f")).unwrap();
+    let descriptor = computer.call(reader, connect("g")).unwrap() as u32;
+    computer.unlink(0, 1);
+    computer.cores[1] = Core::new("anew".into(), &[2], 100);
+    assert!(computer.cores[0].peers.is_empty());
+    computer.others.clear();
+    computer.link(0, 1);
+    computer.deliver_all();
+    assert!(computer.others.iter().any(|effect| matches!(effect, Effect::Part { at_once: false, .. })));
+    let at = At { process: reader, descriptor };
+    assert!(computer.others.iter().any(|effect| matches!(effect, Effect::End { at: of, .. } if *of == at)));
+    let anew = computer.enter(1, "t");
+    assert_eq!((computer.rights_of(reader, theirs), anew.local), (Rights::NONE, 100));
+    assert_eq!(computer.cores[0].fifos[&object].rights.len(), 1);
+    assert!(computer.cores[0].fifos[&object].writers.is_empty());
+    computer.init(anew, "g").unwrap();
+}
+
+#[test]
+fn a_process_that_ends_takes_its_fifos_and_its_rights_with_it() {
+    let mut computer = Computer::new(2);
+    let (reader, near, far) = (computer.enter(0, "t"), computer.enter(0, "t"), computer.enter(1, "t"));
+    let object = computer.init(reader, "f").unwrap();
+    for writer in [near, far] {
+        computer.call(reader, grant(writer, object, Rights::WRITE)).unwrap();
+        computer.call(writer, connect("f")).unwrap();
+    }
+    computer.others.clear();
+    computer.cores[0].leave(near);
+    computer.settle();
+    // What it has written before is read.
+    assert!(computer.others.iter().any(|effect| matches!(effect, Effect::Part { at_once: false, .. })));
+    computer.cores[0].leave(reader);
+    computer.settle();
+    computer.deliver_all();
+    let ended = |effect: &Effect| matches!(effect, Effect::End { at, code: Code::LeaseEnded, .. } if at.process == far);
+    assert!(computer.others.iter().any(ended), "{:?}", computer.others);
+    // The copy of the name is stale until the agent has told, and harmless.
+    assert_eq!(computer.call(far, connect("f")).unwrap_err().code, Code::InvalidArgument);
+    computer.init(far, "f").unwrap();
+    assert!(computer.cores[0].processes.is_empty() && computer.cores[0].fifos.is_empty());
+}
+
+#[test]
+fn who_reads_can_change_and_writers_learn_when_nobody_does() {
+    let mut computer = Computer::new(2);
+    let (creator, next, far) = (computer.enter(0, "t"), computer.enter(0, "t"), computer.enter(1, "t"));
+    let object = computer.init(creator, "f").unwrap();
+    let to_read = || Call::ConnectToRead { to: Target::Named("f".into()) };
+    assert_eq!(computer.call(next, to_read()).unwrap_err().code, Code::PermissionDenied);
+    computer.call(creator, grant(next, object, Rights::READ)).unwrap();
+    assert_eq!(computer.call(next, to_read()).unwrap_err().code, Code::AlreadyAllocated);
+    computer.call(creator, grant(far, object, Rights::READ | Rights::WRITE)).unwrap();
+    let written = computer.call(far, connect("f")).unwrap() as u32;
+    computer.others.clear();
+    computer.call(creator, Call::Close { descriptor: 0 }).unwrap();
+    let at = At { process: far, descriptor: written };
+    let ended =
+        |effect: &Effect| matches!(effect, Effect::End { at: of, code: Code::LeaseEnded, .. } if *of == at);
+    assert!(computer.others.iter().any(ended));
+    assert_eq!(computer.call(far, connect("f")).unwrap_err().code, Code::TryLater);
+    assert_eq!(
+        computer.call(far, to_read()).unwrap_err().code,
+        Code::InvalidArgument,
+        "not from another unit"
+    );
+    computer.call(next, to_read()).unwrap();
+    computer.call(far, connect("f")).unwrap();
+    // And when the right to read is revoked.
+    computer.call(creator, Call::Revoke { from: next, object, rights: Rights::READ }).unwrap();
+    assert_eq!(computer.call(far, connect("f")).unwrap_err().code, Code::TryLater);
+}
+
+#[test]
+fn a_neighbour_speaks_for_itself_alone() {
+    let body = |body| v1::ShimMessage { body: Some(body) };
+    let mut computer = Computer::new(3);
+    let (ours, third) = (computer.enter(0, "t"), computer.enter(2, "t"));
+    let object = computer.init(ours, "f").unwrap();
+    computer.call(ours, grant(third, object, Rights::WRITE | Rights::OWN)).unwrap();
+    let (ours, third, object) = (ours.to_bits(), third.to_bits(), object.to_bits());
+    let name = |object| v1::FifoName { tenant: "t".into(), name: "x".into(), object };
+    for lie in [
+        shim_message::Body::Change(v1::RightsChange {
+            by: third,
+            process: third,
+            object,
+            rights: 2,
+            ..v1::RightsChange::default()
+        }),
+        shim_message::Body::Change(v1::RightsChange {
+            by: ours,
+            process: ours,
+            object,
+            rights: 2,
+            ..v1::RightsChange::default()
+        }),
+        shim_message::Body::Connect(v1::FifoConnect { token: 1, object, writer: third }),
+        shim_message::Body::Claim(v1::NameClaim { token: 1, name: Some(name(3 << 32 | 9)) }),
+        shim_message::Body::Claim(v1::NameClaim { token: 1, name: None }),
+        shim_message::Body::Update(v1::RightsUpdate {
+            process: ours,
+            object: 3 << 32 | 9,
+            ..v1::RightsUpdate::default()
+        }),
+        shim_message::Body::Ended(v1::FifoEnded {
+            object: 3 << 32 | 9,
+            writer: ours,
+            ..v1::FifoEnded::default()
+        }),
+        shim_message::Body::Gone(v1::ShimGone { processes: vec![third], names: vec![] }),
+        shim_message::Body::Gone(v1::ShimGone { processes: vec![], names: vec![name(3 << 32 | 9)] }),
+        shim_message::Body::Sync(v1::ShimSync::default()),
+    ] {
+        computer.cores[0].heard(2, body(lie.clone())).expect_err(&format!("{lie:?}"));
+        assert_eq!(computer.cores[0].next_effect(), None, "{lie:?}");
+    }
+    let sync = v1::ShimSync { units: vec![2, 3], ..v1::ShimSync::default() };
+    assert!(computer.cores[0].linked(2, &sync, &[2]).unwrap_err().0.contains("unit 3"));
+    // Answers to what was not asked are nothing.
+    for late in [
+        shim_message::Body::Name(v1::NameAnswer { token: 77, holder: 0 }),
+        shim_message::Body::Done(v1::ShimDone { token: 77, ..v1::ShimDone::default() }),
+        shim_message::Body::Invited(v1::FifoInvited { token: 77, ..v1::FifoInvited::default() }),
+        shim_message::Body::Closed(v1::FifoClosed { object, connection: 9 }),
+    ] {
+        computer.cores[0].heard(3, body(late)).unwrap();
+        assert_eq!(computer.cores[0].next_effect(), None);
+    }
+}
+
+#[test]
+fn everything_of_a_process_has_a_bound() {
+    let mut computer = Computer::new(1);
+    let (reader, writer) = (computer.enter(0, "t"), computer.enter(0, "t"));
+    let room = (1u64 << 20) / FifoShape::default().region_bytes();
+    let object = computer.init(reader, "").unwrap();
+    computer.call(reader, grant(writer, object, Rights::WRITE)).unwrap();
+    let to = || Call::Connect { to: Target::Object(object) };
+    for _ in 0..room {
+        computer.call(writer, to()).unwrap();
+    }
+    assert_eq!(computer.call(writer, to()).unwrap_err().code, Code::InsufficientResources);
+    computer.call(writer, Call::Close { descriptor: 0 }).unwrap();
+    computer.call(writer, to()).unwrap();
+    for _ in 1..MAX_FIFOS {
+        computer.init(reader, "").unwrap();
+    }
+    assert_eq!(computer.init(reader, "").unwrap_err().code, Code::TooManyInFlight);
+    let long = "x".repeat(MAX_NAME_BYTES + 1);
+    assert_eq!(computer.init(writer, &long).unwrap_err().code, Code::InvalidArgument);
+    for wrong in [
+        Call::Close { descriptor: 99 },
+        Call::Object { descriptor: 99 },
+        Call::Cut { descriptor: 99, connection: 1 },
+    ] {
+        assert_eq!(computer.call(writer, wrong).unwrap_err().code, Code::InvalidArgument);
+    }
+    assert_eq!(
+        computer.call(writer, Call::Cut { descriptor: 1, connection: 1 }).unwrap_err().code,
+        Code::InvalidArgument
+    );
+}
+
+/// What may happen.
+#[derive(Clone, Debug)]
+enum Step {
+    Enter(usize),
+    Leave(usize),
+    Init(usize, u8),
+    Grant(usize, usize, usize, u32),
+    Revoke(usize, usize, usize, u32),
+    Connect(usize, u8),
+    Close(usize, u32),
+    Deliver(usize, usize),
+    Unlink(usize, usize),
+    Link(usize, usize),
+    Tick(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let agent = || 0usize..3;
+    let any = || 0usize..64;
+    prop_oneof![
+        2 => agent().prop_map(Step::Enter),
+        1 => any().prop_map(Step::Leave),
+        4 => (any(), 0u8..4).prop_map(|(by, name)| Step::Init(by, name)),
+        4 => (any(), any(), any(), 1u32..8).prop_map(|(by, to, of, rights)| Step::Grant(by, to, of, rights)),
+        2 => (any(), any(), any(), 1u32..8).prop_map(|(by, from, of, rights)| Step::Revoke(by, from, of, rights)),
+        4 => (any(), 0u8..4).prop_map(|(by, name)| Step::Connect(by, name)),
+        2 => (any(), 0u32..4).prop_map(|(by, descriptor)| Step::Close(by, descriptor)),
+        16 => (agent(), agent()).prop_map(|(from, to)| Step::Deliver(from, to)),
+        1 => (agent(), agent()).prop_map(|(one, other)| Step::Unlink(one, other)),
+        1 => (agent(), agent()).prop_map(|(one, other)| Step::Link(one, other)),
+        1 => agent().prop_map(Step::Tick),
+    ]
+}
+
+fn live(computer: &Computer) -> Vec<GlobalId> {
+    let mut all: Vec<_> = computer.cores.iter().flat_map(|core| core.processes.keys().copied()).collect();
+    all.sort_unstable();
+    all
+}
+
+fn objects(computer: &Computer) -> Vec<GlobalId> {
+    let mut all: Vec<_> = computer.cores.iter().flat_map(|core| core.fifos.keys().copied()).collect();
+    all.sort_unstable();
+    all
+}
+
+/// The names that FIFOs have where they are.
+fn held(computer: &Computer) -> Vec<(Name, GlobalId)> {
+    let of = |core: &Core| {
+        let named = core.fifos.iter().filter_map(|(object, fifo)| Some((fifo.name.clone()?, *object)));
+        named.filter(|(name, object)| core.held_here(name) == Some(*object)).collect::<Vec<_>>()
+    };
+    computer.cores.iter().flat_map(of).collect()
+}
+
+fn perform(computer: &mut Computer, step: &Step) {
+    let processes = live(computer);
+    let fifos = objects(computer);
+    let process = |index: usize| processes.get(index % processes.len().max(1)).copied();
+    let fifo = |index: usize| fifos.get(index % fifos.len().max(1)).copied();
+    let linked = |computer: &Computer, one: usize, other: usize| computer.up.contains(&(one, other));
+    let rights = |bits: &u32| Rights::from_bits(*bits).unwrap();
+    match step {
+        Step::Enter(agent) => drop(computer.enter(*agent, "t")),
+        Step::Leave(which) => {
+            if let Some(pid) = process(*which) {
+                computer.core(pid).leave(pid);
+                computer.settle();
+            }
+        }
+        Step::Init(by, name) => {
+            if let Some(by) = process(*by) {
+                computer.begin(by, init(&format!("n{name}")));
+            }
+        }
+        Step::Grant(by, to, of, bits) => {
+            if let (Some(by), Some(to), Some(object)) = (process(*by), process(*to), fifo(*of)) {
+                computer.begin(by, grant(to, object, rights(bits)));
+            }
+        }
+        Step::Revoke(by, from, of, bits) => {
+            if let (Some(by), Some(from), Some(object)) = (process(*by), process(*from), fifo(*of)) {
+                computer.begin(by, Call::Revoke { from, object, rights: rights(bits) });
+            }
+        }
+        Step::Connect(by, name) => {
+            if let Some(by) = process(*by) {
+                computer.begin(by, connect(&format!("n{name}")));
+            }
+        }
+        Step::Close(by, descriptor) => {
+            if let Some(by) = process(*by) {
+                computer.begin(by, Call::Close { descriptor: *descriptor });
+            }
+        }
+        Step::Deliver(from, to) => computer.deliver((*from, *to)),
+        Step::Unlink(one, other) if linked(computer, *one, *other) => computer.unlink(*one, *other),
+        Step::Link(one, other) if one != other && !linked(computer, *one, *other) => {
+            computer.link(*one, *other)
+        }
+        Step::Tick(agent) => {
+            computer.cores[*agent].tick();
+            computer.settle();
+        }
+        Step::Unlink(..) | Step::Link(..) => {}
+    }
+}
+
+/// All are linked, and nothing is under way.
+fn come_to_rest(computer: &mut Computer) {
+    for one in 0..3 {
+        for other in one + 1..3 {
+            if !computer.up.contains(&(one, other)) {
+                computer.link(one, other);
+            }
+        }
+    }
+    for _ in 0..3 {
+        computer.deliver_all();
+        computer.cores.iter_mut().for_each(Core::tick);
+        computer.settle();
+    }
+    computer.deliver_all();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn whatever_happens_all_agree_when_it_is_quiet(steps in proptest::collection::vec(step(), 1..160)) {
+        let mut computer = Computer::new(3);
+        let mut parted = false;
+        for step in &steps {
+            perform(&mut computer, step);
+            parted |= matches!(step, Step::Unlink(one, other) if one != other);
+            if !parted {
+                let held = held(&computer);
+                let names: BTreeSet<_> = held.iter().map(|(name, _)| name).collect();
+                prop_assert_eq!(names.len(), held.len(), "two FIFOs have one name: {:?}", held);
+            }
+        }
+        come_to_rest(&mut computer);
+        let held: BTreeSet<_> = held(&computer).into_iter().collect();
+        let processes: BTreeSet<_> = live(&computer).into_iter().collect();
+        for core in &computer.cores {
+            prop_assert!(core.pending.is_empty());
+            prop_assert_eq!(&core.names.all(), &held);
+            for (object, fifo) in &core.fifos {
+                for (pid, rights) in &fifo.rights {
+                    if !processes.contains(pid) { continue; }
+                    let home = &computer.cores[pid.pu as usize - 1];
+                    prop_assert_eq!(home.rights(*pid, *object), *rights, "{} of {}", object, pid);
+                }
+                for (writer, _) in fifo.writers.values() {
+                    prop_assert!(fifo.rights_of(*writer).contains(Rights::WRITE) || !processes.contains(writer));
+                }
+            }
+            for (pid, process) in &core.processes {
+                for (object, rights) in &process.rights {
+                    let home = computer.cores[object.pu as usize - 1].fifos.get(object);
+                    prop_assert!(home.is_none_or(|fifo| fifo.rights_of(*pid) == *rights), "{} of {}", object, pid);
+                }
+            }
+        }
+        // Every call of whoever is still there was answered.
+        let names: BTreeSet<_> = held.iter().map(|(name, _)| name).collect();
+        prop_assert_eq!(names.len(), held.len());
+    }
+}

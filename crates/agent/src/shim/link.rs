@@ -1,0 +1,343 @@
+//! Links to the shims of neighbours: a control connection between two agents, for each two that the manager has told of each other.
+//!
+//! The one whose processor has the lower id connects to the other's port, whose certificate the manager has told it, and shows the
+//! secret that the manager has told the two of them. Both then tell what they know, and from then on what changes.
+//!
+//! Invariants:
+//! - What one says arrives in the order in which its core says it, or the link ends.
+//! - Nobody waits for a neighbour: what it is told waits for its link's own thread, up to a bound.
+//! - A neighbour that the manager tells of no more, or tells of anew, has no link any more.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use sublet_fabric::connection::Connection;
+use sublet_fabric::greeting::{self, Kind, PULSE};
+use sublet_fabric::packet::PacketError;
+use sublet_fabric::remote::RemoteSocket;
+use sublet_proto::package::Kind as Package;
+use sublet_proto::v1::shim_message::Body;
+use sublet_proto::v1::{
+    AgentToClient, Alive, ClientToAgent, JoinShim, Neighbour, ShimAlive, ShimMessage, ShimSync,
+};
+use sublet_proto::{Code, Error, decode, pu};
+use tracing::{info, warn};
+
+use super::State;
+use super::core::{Peer, Violation};
+use crate::lock;
+use crate::message::{self, FromClient, ToClient};
+use crate::node::Node;
+use crate::signal::wait_readable;
+
+/// What a neighbour is told and has not been sent yet.
+const MAX_WAITING: usize = 65_536;
+/// After so long without a word a neighbour is out of reach.
+const SILENCE: Duration = Duration::from_secs(2);
+/// How long connecting may take, and how long is waited before it is tried again.
+const DIAL: Duration = Duration::from_secs(2);
+const RETRY: Duration = Duration::from_millis(500);
+/// How often neighbours are told what is gone.
+const LAZILY: Duration = Duration::from_millis(100);
+/// Devices of each kind that a node has.
+const MAX_DEVICES: u32 = 16;
+/// Parts of what a neighbour says first.
+const MAX_PARTS: usize = 4096;
+
+/// How a neighbour is told something.
+pub(super) struct Link {
+    /// Where its port is, and whether what passes between processes is encrypted.
+    pub(super) address: String,
+    pub(super) encrypted: bool,
+    /// As the manager has told of it.
+    told_of: Neighbour,
+    outbox: SyncSender<ShimMessage>,
+    /// To end it.
+    connection: Arc<Connection>,
+}
+
+impl Link {
+    /// Tells it something, without waiting. One that is too slow has no link any more.
+    pub(super) fn tell(&self, message: ShimMessage) {
+        match self.outbox.try_send(message) {
+            Ok(()) => {}
+            Err(TrySendError::Full(_)) => {
+                warn!(node = self.told_of.node, "a neighbour does not take what it is told");
+                self.end();
+            }
+            // It is over, which its own thread finds.
+            Err(TrySendError::Disconnected(_)) => {}
+        }
+    }
+
+    fn end(&self) {
+        if let Connection::Remote(socket) = &*self.connection {
+            socket.end();
+        }
+    }
+}
+
+/// The body of the thread that keeps the node linked.
+pub(crate) fn run(node: &Arc<Node>) {
+    let mut dialling: BTreeMap<Peer, JoinHandle<()>> = BTreeMap::new();
+    let mut tried = Instant::now();
+    loop {
+        let known = node.neighbours.current();
+        let deadline = (!known.is_empty()).then(|| Instant::now() + LAZILY);
+        let fds = [Some(node.stopping.as_fd()), Some(node.neighbours.changed.as_fd())];
+        match wait_readable(fds, deadline) {
+            Ok([false, changed]) => {
+                if changed {
+                    node.neighbours.changed.clear();
+                }
+                let known = node.neighbours.current();
+                node.shim.keep_linked(&known);
+                dialling.retain(|_, thread| !thread.is_finished());
+                if changed || tried.elapsed() >= RETRY {
+                    tried = Instant::now();
+                    begin(node, &known, &mut dialling);
+                }
+            }
+            Ok([true, _]) => break,
+            Err(error) => {
+                warn!(%error, "neighbours are not linked any more");
+                break;
+            }
+        }
+    }
+    node.shim.keep_linked(&[]);
+    for (_, thread) in dialling {
+        // It has said why it failed.
+        let _ = thread.join();
+    }
+}
+
+/// Connects to those whom this node connects to.
+fn begin(node: &Arc<Node>, known: &[Neighbour], dialling: &mut BTreeMap<Peer, JoinHandle<()>>) {
+    for neighbour in known.iter().filter(|neighbour| node.processor < neighbour.unit) {
+        if dialling.contains_key(&neighbour.unit) || node.shim.is_linked(neighbour.unit) {
+            continue;
+        }
+        let told_of = neighbour.clone();
+        let dial = move |node: &Arc<Node>| {
+            if let Err(error) = dial(node, &told_of) {
+                info!(node = told_of.node, %error, "its shim cannot be linked with this one");
+            }
+        };
+        match node.spawn("sublet-link", dial) {
+            Ok(thread) => drop(dialling.insert(neighbour.unit, thread)),
+            Err(error) => warn!(%error, "the shim of a neighbour cannot be linked"),
+        }
+    }
+}
+
+fn dial(node: &Arc<Node>, told_of: &Neighbour) -> Result<(), Error> {
+    let network = told_of.network.as_ref().ok_or_else(|| {
+        Error::new(Code::FabricUnavailable, format!("node {} is on no network (listen)", told_of.node))
+    })?;
+    if node.gate.is_none() {
+        return Err(Error::new(Code::FabricUnavailable, "this node is on no network (listen)"));
+    }
+    let socket = greeting::dial(&network.address, None, Instant::now() + DIAL)?;
+    greeting::greet(&socket, &Kind::Control, None)?;
+    let connection = Connection::Remote(RemoteSocket::connect(socket, &network.certificate)?);
+    connection.set_send_timeout(SILENCE)?;
+    let join = JoinShim { node: node.description.name.clone(), secret: told_of.secret.clone() };
+    connection.send(&ClientToAgent { body: Some(FromClient::Shim(join)) }.encode_to_vec(), &[])?;
+    let packet = connection.receive(Some(SILENCE))?.ok_or_else(gone)?;
+    let answer: AgentToClient = decode("a neighbour's answer", &packet.bytes)?;
+    match answer.body {
+        Some(ToClient::Alive(_)) => serve(node, &Arc::new(connection), told_of),
+        Some(ToClient::Failure(failure)) => Err(Error::new(Code::from_number(failure.code), failure.message)),
+        _ => Err(Error::new(Code::Protocol, "a neighbour's answer makes no sense")),
+    }
+}
+
+/// A connection by which somebody says to be a neighbour. It is served until it ends.
+pub(crate) fn welcome(
+    node: &Arc<Node>,
+    connection: &Arc<Connection>,
+    asked: &JoinShim,
+    known_now: impl FnOnce(),
+) -> Result<(), Error> {
+    let known = node.neighbours.current();
+    let is_it = |neighbour: &&Neighbour| {
+        let same = neighbour
+            .secret
+            .iter()
+            .zip(&asked.secret)
+            .fold(0, |differs, (one, other)| differs | (one ^ other));
+        neighbour.node == asked.node && asked.secret.len() == neighbour.secret.len() && same == 0
+    };
+    let neighbour =
+        known.iter().find(is_it).filter(|neighbour| neighbour.unit < node.processor).ok_or_else(|| {
+            let message =
+                format!("node {:?} is no neighbour of this one that may link itself with it", asked.node);
+            Error::new(Code::PermissionDenied, message)
+        })?;
+    known_now();
+    message::send(connection, ToClient::Alive(Alive {}), &[])?;
+    serve(node, connection, neighbour)
+}
+
+/// Until one of the two is gone.
+fn serve(node: &Arc<Node>, connection: &Arc<Connection>, told_of: &Neighbour) -> Result<(), Error> {
+    connection.set_send_timeout(SILENCE)?;
+    let (outbox, waiting) = sync_channel(MAX_WAITING);
+    let network = told_of.network.as_ref();
+    let own = node.gate.as_ref();
+    let link = Link {
+        address: network.map(|network| network.address.clone()).unwrap_or_default(),
+        encrypted: network.is_some_and(|network| network.encrypted)
+            || own.is_some_and(|gate| gate.described.encrypted),
+        told_of: told_of.clone(),
+        outbox,
+        connection: connection.clone(),
+    };
+    let units = units(&told_of.node);
+    let state = node.shim.state();
+    let number = begin_link(state, told_of.unit, link, &units);
+    let sending = connection.clone();
+    let sender = std::thread::Builder::new()
+        .name("sublet-link".to_owned())
+        .spawn(move || send_all(&sending, &waiting))
+        .map_err(|error| Error::new(Code::System, format!("cannot start a thread: {error}")));
+    let ended = sender.and_then(|sender| {
+        let ended = hear_all(state, told_of, connection, &units);
+        end_link(state, told_of.unit, number);
+        // Its outbox is gone.
+        let _ = sender.join();
+        ended
+    });
+    end_link(state, told_of.unit, number);
+    info!(node = told_of.node, "its shim is out of reach");
+    ended
+}
+
+/// From now on it is told what changes, after what is known now.
+fn begin_link(state: &Arc<Mutex<State>>, peer: Peer, link: Link, units: &[u32]) -> u64 {
+    let mut state = lock(state);
+    state.link_count += 1;
+    let number = state.link_count;
+    if let Some((_, before)) = state.links.insert(peer, (number, link)) {
+        before.end();
+    }
+    state.core.greet(peer, units);
+    state.perform();
+    number
+}
+
+fn end_link(state: &Arc<Mutex<State>>, peer: Peer, number: u64) {
+    let mut state = lock(state);
+    if state.links.get(&peer).is_some_and(|(current, _)| *current == number) {
+        state.links.remove(&peer);
+        state.core.unlinked(peer);
+        state.perform();
+    }
+}
+
+fn send_all(connection: &Connection, waiting: &Receiver<ShimMessage>) {
+    loop {
+        let message = match waiting.recv_timeout(PULSE) {
+            Ok(message) => message,
+            Err(RecvTimeoutError::Timeout) => {
+                ShimMessage { body: Some(Body::Alive(ShimAlive { alive: true })) }
+            }
+            Err(RecvTimeoutError::Disconnected) => return,
+        };
+        if connection.send(&message.encode_to_vec(), &[]).is_err() {
+            return;
+        }
+    }
+}
+
+fn hear_all(
+    state: &Arc<Mutex<State>>,
+    told_of: &Neighbour,
+    connection: &Connection,
+    units: &[u32],
+) -> Result<(), Error> {
+    let violated = |Violation(what)| {
+        warn!(node = told_of.node, what, "a neighbour breaks the rules: its link ends");
+        Error::new(Code::Protocol, format!("node {} breaks the rules: {what}", told_of.node))
+    };
+    let sync = hear_first(connection)?;
+    {
+        let mut state = lock(state);
+        let linked = state.core.linked(told_of.unit, &sync, units);
+        state.perform();
+        linked.map_err(violated)?;
+    }
+    info!(node = told_of.node, "its shim is linked with this one");
+    loop {
+        let message = hear(connection)?;
+        let mut state = lock(state);
+        let heard = state.core.heard(told_of.unit, message);
+        state.perform();
+        heard.map_err(violated)?;
+    }
+}
+
+/// All that it says first.
+fn hear_first(connection: &Connection) -> Result<ShimSync, Error> {
+    let mut all = ShimSync::default();
+    for _ in 0..MAX_PARTS {
+        let Some(Body::Sync(mut part)) = hear(connection)?.body else {
+            return Err(Error::new(Code::Protocol, "a neighbour does not begin with what it knows"));
+        };
+        all.names.append(&mut part.names);
+        all.rights.append(&mut part.rights);
+        if !part.more {
+            return Ok(ShimSync { names: all.names, rights: all.rights, ..part });
+        }
+    }
+    Err(Error::new(Code::Protocol, "a neighbour knows too much"))
+}
+
+fn hear(connection: &Connection) -> Result<ShimMessage, Error> {
+    match connection.receive(Some(SILENCE)) {
+        Ok(Some(packet)) => decode("what a neighbour says", &packet.bytes),
+        Ok(None) | Err(PacketError::PeerGone) => Err(gone()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The ids that its processing units may have.
+fn units(node: &str) -> Vec<u32> {
+    let devices = [Package::OpenCl, Package::Cuda].into_iter();
+    let devices =
+        devices.flat_map(|kind| (0..MAX_DEVICES).map(move |number| format!("{}{number}", kind.name())));
+    [pu::PROCESSOR.to_owned()].into_iter().chain(devices).map(|unit| pu::id(node, &unit)).collect()
+}
+
+fn gone() -> Error {
+    Error::new(Code::AgentUnreachable, "the neighbour's agent has closed the connection")
+}
+
+impl super::Shim {
+    /// Ends links to those that the manager tells of no more, or anew; and tells the others what is gone.
+    fn keep_linked(&self, known: &[Neighbour]) {
+        let mut state = lock(&self.state);
+        for (_, link) in state.links.values() {
+            if !known.contains(&link.told_of) {
+                link.end();
+            }
+        }
+        state.forget_late();
+        state.core.tick();
+        state.perform();
+    }
+
+    fn is_linked(&self, peer: Peer) -> bool {
+        lock(&self.state).links.contains_key(&peer)
+    }
+
+    fn state(&self) -> &Arc<Mutex<State>> {
+        &self.state
+    }
+}

@@ -1,0 +1,189 @@
+//! A process that has entered: the page that it shares with the shim.
+//!
+//! The process can write to the page at any time. What is read of it is copied once and then checked; what is kept of it is kept
+//! here.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use prost::Message;
+use sublet_fabric::line::{Line, Turn, Watch};
+use sublet_fabric::packet::PacketSocket;
+use sublet_fabric::region::Region;
+use sublet_fabric::ring::Position;
+use sublet_proto::v1::shim_to_process::Body;
+use sublet_proto::v1::{Entered, ShimToProcess};
+use sublet_proto::{Code, Error};
+use sublet_xpu::wire::{self, MAX_NAME_BYTES, Operation, PAYLOAD_BYTES, RECORDS, Request, State};
+use sublet_xpu::{FifoShape, GlobalId, Rights};
+
+use super::core::{Call, Tag, Target};
+use super::new_bell;
+
+/// See the [module](self).
+pub(super) struct Member {
+    pub(super) pid: GlobalId,
+    socket: Arc<PacketSocket>,
+    page: Region,
+    /// Rung by the process when it has called and nobody was looking.
+    bell: OwnedFd,
+    /// The states of its descriptors, as the shim has set them.
+    states: Box<[AtomicU64]>,
+    /// Calls that were taken and not answered.
+    waiting: AtomicU32,
+}
+
+impl Member {
+    pub(super) fn new(pid: GlobalId, socket: Arc<PacketSocket>) -> Result<Member, Error> {
+        let page = Region::create("sublet-shim", wire::PAGE_BYTES)?;
+        let states = (0..wire::DESCRIPTORS).map(|_| AtomicU64::new(0)).collect();
+        Ok(Member { pid, socket, page, bell: new_bell()?, states, waiting: AtomicU32::new(0) })
+    }
+
+    /// Tells the process that it is in.
+    pub(super) fn welcome(&self) -> Result<(), Error> {
+        let entered = Entered { pid: self.pid.to_bits() };
+        self.send(Body::Entered(entered), &[self.page.fd(), self.bell.as_fd()])
+    }
+
+    /// Does not wait: a process takes what it has asked for.
+    pub(super) fn send(&self, body: Body, fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
+        Ok(self.socket.try_send(&ShimToProcess { body: Some(body) }.encode_to_vec(), fds)?)
+    }
+
+    pub(super) fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    pub(super) fn hush(&self) {
+        // Fails only if it was not rung.
+        let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+    }
+
+    /// The call of this position, if it is there.
+    #[inline]
+    pub(super) fn look(&self, count: u64) -> Option<Request> {
+        let position = Position::new(count, RECORDS);
+        let line: &Line = self.page.view(wire::request(position.line))?;
+        line.is(position.turn).then(|| Request::decode(line.read()))
+    }
+
+    /// Whether the process will ring its bell at this position; else the call is there.
+    pub(super) fn sleep(&self, count: u64) -> bool {
+        let position = Position::new(count, RECORDS);
+        let line: Option<&Line> = self.page.view(wire::request(position.line));
+        let watch: Option<&Watch> = self.page.view(wire::REQUEST_WATCH);
+        line.zip(watch).is_some_and(|(line, watch)| line.ask_bell(watch, position.turn))
+    }
+
+    /// What a call is, as the core knows it. More calls than a process has records are none.
+    #[inline]
+    pub(super) fn take(&self, request: &Request) -> Result<(Tag, Result<Call, Error>), Error> {
+        let waiting = self.waiting.fetch_add(1, Ordering::Relaxed);
+        if waiting >= RECORDS || u32::from(request.record) >= RECORDS {
+            let message = format!("process {} calls what makes no sense", self.pid);
+            return Err(Error::new(Code::Protocol, message));
+        }
+        let tag = u64::from(request.turn.to_bits()) << 32 | u64::from(request.record);
+        Ok((tag, self.read(request)))
+    }
+
+    fn read(&self, request: &Request) -> Result<Call, Error> {
+        let operation = Operation::from_number(request.operation)?;
+        let [first, second, third] = request.words;
+        let (object, rights) = (GlobalId::from_bits(second), Rights::from_bits(third as u32));
+        let descriptor = first as u32;
+        Ok(match operation {
+            Operation::Grant => Call::Grant { to: GlobalId::from_bits(first), object, rights: rights? },
+            Operation::Revoke => Call::Revoke { from: GlobalId::from_bits(first), object, rights: rights? },
+            Operation::Rights => Call::Rights { object: GlobalId::from_bits(first) },
+            Operation::Init => {
+                let shape = FifoShape { lines: number(first)?, slot_bytes: number(second)? };
+                Call::Init { name: self.name(request)?, shape }
+            }
+            Operation::Connect => Call::Connect { to: self.target(request)? },
+            Operation::ConnectToRead => Call::ConnectToRead { to: self.target(request)? },
+            Operation::Close => Call::Close { descriptor },
+            Operation::Object => Call::Object { descriptor },
+            Operation::Cut => Call::Cut { descriptor, connection: second as u32 },
+        })
+    }
+
+    fn target(&self, request: &Request) -> Result<Target, Error> {
+        match request.words[0] {
+            0 => self.name(request).map(Target::Named),
+            object => Ok(Target::Object(GlobalId::from_bits(object))),
+        }
+    }
+
+    /// A copy, of which nobody changes anything any more.
+    fn name(&self, request: &Request) -> Result<String, Error> {
+        let len = request.len_bytes as usize;
+        let wrong = |what: String| Error::new(Code::InvalidArgument, format!("a FIFO's name {what}"));
+        if len > MAX_NAME_BYTES {
+            return Err(wrong(format!("of {len} bytes: it has at most {MAX_NAME_BYTES}")));
+        }
+        let mut bytes = vec![0; len];
+        let read = self.page.read(wire::payload(u32::from(request.record)), &mut bytes);
+        read.ok_or_else(|| Error::new(Code::Protocol, "a payload outside of the page"))?;
+        let name = String::from_utf8(bytes).map_err(|_| wrong("that is no UTF-8".into()))?;
+        match name.chars().find(|c| c.is_control()) {
+            None => Ok(name),
+            Some(c) => Err(wrong(format!("with the character {c:?}: {name:?}"))),
+        }
+    }
+
+    /// Answers a call.
+    #[inline]
+    pub(super) fn answer(&self, tag: Tag, answer: Result<u64, Error>) {
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        let (record, turn) = (tag as u32, Turn::from_bits((tag >> 32) as u32));
+        let (status, body) = match answer {
+            Ok(value) => (0, [value, 0]),
+            Err(error) => (error.code.number(), [0, self.put_message(record, &error.message)]),
+        };
+        let line: Option<&Line> = self.page.view(wire::answer(record));
+        let watch: Option<&Watch> = self.page.view(wire::answer_watch(record));
+        if let Some((line, watch)) = line.zip(watch) {
+            line.publish(watch, turn, status, &body);
+        }
+    }
+
+    #[cold]
+    fn put_message(&self, record: u32, message: &str) -> u64 {
+        let message = &message.as_bytes()[..message.len().min(PAYLOAD_BYTES as usize)];
+        self.page.write(wire::payload(record), message).map_or(0, |()| message.len() as u64)
+    }
+
+    /// A descriptor is given out.
+    pub(super) fn open(&self, descriptor: u32) {
+        self.set(descriptor, |_| State(0));
+    }
+
+    /// There is one packet more about it.
+    pub(super) fn count_packet(&self, descriptor: u32) {
+        self.set(descriptor, State::with_packet);
+    }
+
+    /// It is over.
+    pub(super) fn end(&self, descriptor: u32, code: Code) {
+        self.set(descriptor, |state| state.with_end(code));
+    }
+
+    /// What the process makes of the word is its own affair: the next one is made of what stands here.
+    fn set(&self, descriptor: u32, next: impl Fn(State) -> State) {
+        let Some(kept) = self.states.get(descriptor as usize) else { return };
+        let state = next(State(kept.load(Ordering::Relaxed)));
+        kept.store(state.0, Ordering::Relaxed);
+        let word: Option<&sublet_fabric::sync::AtomicU64> = self.page.view(wire::state(descriptor));
+        if let Some(word) = word {
+            word.store(state.0, Ordering::Release);
+        }
+    }
+}
+
+fn number(word: u64) -> Result<u32, Error> {
+    u32::try_from(word)
+        .map_err(|_| Error::new(Code::InvalidArgument, format!("a FIFO's ring with {word} of something")))
+}

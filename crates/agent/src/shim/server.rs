@@ -1,0 +1,405 @@
+//! A thread of the shim: it lets processes in, and serves their calls.
+//!
+//! It looks at the pages of those who have called lately; the others ring a bell. Looking costs the node a core, which the
+//! process does not pay for: so each may have it look for a tenth of the time, and then its calls are served by the millisecond,
+//! until the next second.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::time::Timespec;
+use sublet_fabric::packet::{PacketError, PacketSocket};
+use sublet_proto::v1::shim_to_process::Body;
+use sublet_proto::v1::{EnterShim, Failure, ShimToProcess};
+use sublet_proto::{Code, Error, decode};
+use sublet_xpu::wire;
+use tracing::{debug, warn};
+
+use super::member::Member;
+use super::{State, Who};
+use crate::lock;
+use crate::signal::Signal;
+
+/// How long a page is looked at after a call.
+const LOOK: Duration = Duration::from_micros(100);
+/// How long the thread may look for one process, in each of these.
+const SHARE: Duration = Duration::from_millis(100);
+const SHARED: Duration = Duration::from_secs(1);
+/// How often is looked for those whose share is used up.
+const SLOW: Duration = Duration::from_millis(1);
+/// How often descriptors are looked at while pages are.
+const LOOKS_PER_POLL: u32 = 64;
+/// Descriptors that are told of at once.
+const MAX_EVENTS: usize = 64;
+/// The first number of a process. Below are the thread's own.
+const FIRST: u64 = 1;
+const WAKE: u64 = 0;
+
+/// See the [module](self). The thread ends when it is dropped.
+pub(super) struct Server {
+    desk: Arc<Desk>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What others lay down for the thread.
+struct Desk {
+    wake: Signal,
+    orders: Mutex<Orders>,
+}
+
+#[derive(Default)]
+struct Orders {
+    next: u64,
+    coming: Vec<(u64, PacketSocket, Who)>,
+    leaving: Vec<u64>,
+    stop: bool,
+}
+
+/// How a process that was admitted is sent away.
+pub(super) struct Leave {
+    desk: Arc<Desk>,
+    number: u64,
+}
+
+struct Thread {
+    desk: Arc<Desk>,
+    state: Arc<Mutex<State>>,
+    epoll: OwnedFd,
+    visitors: HashMap<u64, Visitor>,
+    /// Who is looked at.
+    hot: Vec<u64>,
+    /// Who has used up its share.
+    slow: Vec<u64>,
+    /// The latest look at the clock,
+    now: Instant,
+    /// and since when shares are counted.
+    since: Instant,
+}
+
+/// A process that may enter, or has.
+struct Visitor {
+    socket: Arc<PacketSocket>,
+    who: Who,
+    member: Option<Arc<Member>>,
+    /// Its next call.
+    next: u64,
+    latest: Instant,
+    looked: Duration,
+}
+
+impl Server {
+    pub(super) fn start(state: Arc<Mutex<State>>) -> Result<Server, Error> {
+        let failed =
+            |what: &str, error: &dyn std::fmt::Display| Error::new(Code::System, format!("{what}: {error}"));
+        let orders = Mutex::new(Orders { next: FIRST, ..Orders::default() });
+        let desk = Arc::new(Desk { wake: Signal::new()?, orders });
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed("epoll_create1", &error))?;
+        watch(&epoll, desk.wake.as_fd(), WAKE)?;
+        let (visitors, hot, slow) = Default::default();
+        let now = Instant::now();
+        let thread = Thread { desk: desk.clone(), state, epoll, visitors, hot, slow, now, since: now };
+        let thread = std::thread::Builder::new()
+            .name("sublet-shim".to_owned())
+            .spawn(move || thread.run())
+            .map_err(|error| failed("cannot start a thread", &error))?;
+        Ok(Server { desk, thread: Some(thread) })
+    }
+
+    pub(super) fn admit(&self, socket: PacketSocket, who: Who) -> Leave {
+        let mut orders = lock(&self.desk.orders);
+        let number = orders.next;
+        orders.next += 1;
+        orders.coming.push((number, socket, who));
+        self.desk.wake.raise();
+        Leave { desk: self.desk.clone(), number }
+    }
+}
+
+impl Leave {
+    /// It is gone.
+    pub(super) fn now(&self) {
+        lock(&self.desk.orders).leaving.push(self.number);
+        self.desk.wake.raise();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        lock(&self.desk.orders).stop = true;
+        self.desk.wake.raise();
+        if let Some(thread) = self.thread.take() {
+            // It has said why it failed.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Thread {
+    fn run(mut self) {
+        let mut looks = 0;
+        loop {
+            if self.hot.is_empty() || looks == 0 {
+                looks = LOOKS_PER_POLL;
+                if !self.poll() {
+                    return;
+                }
+            }
+            looks -= 1;
+            self.look();
+        }
+    }
+
+    /// Takes what descriptors tell, waiting for it if there is nothing to look at. Says whether to go on.
+    fn poll(&mut self) -> bool {
+        let timeout = match (self.hot.is_empty(), self.slow.is_empty()) {
+            (false, _) => Some(Duration::ZERO),
+            (true, false) => Some(SLOW),
+            (true, true) => None,
+        };
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        let mut events = Vec::with_capacity(MAX_EVENTS);
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => {
+                warn!(%errno, "the shim cannot wait any more");
+                return false;
+            }
+        }
+        self.now = Instant::now();
+        for event in events {
+            match event.data.u64() {
+                WAKE => {
+                    if !self.obey() {
+                        return false;
+                    }
+                }
+                number if number & 1 << 63 == 0 => self.hear(number),
+                rung => self.wake(rung & !(1 << 63)),
+            }
+        }
+        self.look_slowly();
+        true
+    }
+
+    fn obey(&mut self) -> bool {
+        self.desk.wake.clear();
+        let (coming, leaving, stop) = {
+            let mut orders = lock(&self.desk.orders);
+            (std::mem::take(&mut orders.coming), std::mem::take(&mut orders.leaving), orders.stop)
+        };
+        for (number, socket, who) in coming {
+            if let Err(error) = watch(&self.epoll, socket.as_fd(), number) {
+                warn!(%error, "a process cannot be let in");
+                continue;
+            }
+            let socket = Arc::new(socket);
+            let (latest, looked) = (self.now, Duration::ZERO);
+            self.visitors.insert(number, Visitor { socket, who, member: None, next: 0, latest, looked });
+        }
+        leaving.into_iter().for_each(|number| self.leave(number));
+        !stop
+    }
+
+    /// A process has sent a packet, or is gone.
+    fn hear(&mut self, number: u64) {
+        let Some(visitor) = self.visitors.get_mut(&number) else { return };
+        let outcome = match (visitor.socket.receive(Some(Duration::ZERO)), &visitor.member) {
+            (Err(PacketError::TimedOut(_)), _) => return,
+            (Ok(Some(packet)), None) => visitor.enter(&packet.bytes, &self.state, &self.epoll, number),
+            (Ok(Some(_)), Some(_)) => {
+                Err(Error::new(Code::Protocol, "a process speaks out of turn to the shim"))
+            }
+            (Ok(None) | Err(_), _) => return self.leave(number),
+        };
+        if let Err(Error { code, message }) = outcome {
+            debug!(message, "a process is not let in");
+            let failure = Failure { code: code.number(), message };
+            let said = ShimToProcess { body: Some(Body::Failure(failure)) }.encode_to_vec();
+            let _ = visitor.socket.try_send(&said, &[]);
+            self.leave(number);
+        }
+    }
+
+    fn leave(&mut self, number: u64) {
+        let Some(visitor) = self.visitors.remove(&number) else { return };
+        self.hot.retain(|hot| *hot != number);
+        self.slow.retain(|slow| *slow != number);
+        let _ = epoll::delete(&self.epoll, visitor.socket.as_fd());
+        visitor.socket.shutdown();
+        if let Some(member) = visitor.member {
+            let _ = epoll::delete(&self.epoll, member.bell());
+            lock(&self.state).leave(member.pid);
+        }
+    }
+
+    /// A process has called that was not looked at.
+    fn wake(&mut self, number: u64) {
+        let Some(visitor) = self.visitors.get_mut(&number) else { return };
+        if let Some(member) = &visitor.member {
+            member.hush();
+        }
+        if !self.hot.contains(&number) && !self.slow.contains(&number) {
+            visitor.latest = self.now;
+            self.hot.push(number);
+        }
+    }
+
+    /// One look at each page of those who call.
+    #[inline]
+    fn look(&mut self) {
+        let mut index = 0;
+        while let Some(&number) = self.hot.get(index) {
+            let Some(visitor) = self.visitors.get_mut(&number) else {
+                self.hot.swap_remove(index);
+                continue;
+            };
+            match visitor.serve(&self.state) {
+                Served::Call => {
+                    visitor.latest = self.now;
+                    index += 1;
+                }
+                Served::Nothing if visitor.goes_to_sleep(self.now) => drop(self.hot.swap_remove(index)),
+                Served::Nothing => index += 1,
+                Served::Nonsense(error) => {
+                    debug!(%error, "a process is sent away");
+                    self.leave(number);
+                }
+            }
+        }
+        self.account();
+    }
+
+    /// Everybody who was looked at has used of its share.
+    #[inline]
+    fn account(&mut self) {
+        let now = Instant::now();
+        let looked = now.saturating_duration_since(self.now);
+        self.now = now;
+        if now.duration_since(self.since) >= SHARED {
+            self.since = now;
+            self.visitors.values_mut().for_each(|visitor| visitor.looked = Duration::ZERO);
+        }
+        let each = looked / (self.hot.len().max(1) as u32);
+        for number in &self.hot {
+            if let Some(visitor) = self.visitors.get_mut(number) {
+                visitor.looked += each;
+            }
+        }
+        if self.hot.iter().any(|number| self.visitors.get(number).is_some_and(Visitor::has_used_its_share)) {
+            self.slow_down();
+        }
+    }
+
+    #[cold]
+    fn slow_down(&mut self) {
+        let visitors = &self.visitors;
+        let (slow, hot) = self
+            .hot
+            .drain(..)
+            .partition::<Vec<_>, _>(|number| visitors.get(number).is_some_and(Visitor::has_used_its_share));
+        self.hot = hot;
+        self.slow.extend(slow);
+    }
+
+    /// One look for each of those who have used up their share, which begins anew each second.
+    fn look_slowly(&mut self) {
+        if self.slow.is_empty() {
+            return;
+        }
+        let now = self.now;
+        let is_over = now.duration_since(self.since) >= SHARED;
+        for number in std::mem::take(&mut self.slow) {
+            let Some(visitor) = self.visitors.get_mut(&number) else { continue };
+            match visitor.serve(&self.state) {
+                _ if is_over => {
+                    visitor.latest = now;
+                    self.hot.push(number);
+                }
+                Served::Nonsense(_) => self.leave(number),
+                Served::Call | Served::Nothing => self.slow.push(number),
+            }
+        }
+    }
+}
+
+/// What a look has found.
+enum Served {
+    Nothing,
+    Call,
+    Nonsense(Error),
+}
+
+impl Visitor {
+    fn enter(
+        &mut self,
+        packet: &[u8],
+        state: &Mutex<State>,
+        epoll: &OwnedFd,
+        number: u64,
+    ) -> Result<(), Error> {
+        let EnterShim { version } = decode("a process's first packet", packet)?;
+        if version != wire::VERSION {
+            let message = format!(
+                "the process speaks version {version} of the shim's page, the agent {}",
+                wire::VERSION
+            );
+            return Err(Error::new(Code::VersionMismatch, message));
+        }
+        let member = lock(state).enter(&self.who, self.socket.clone())?;
+        let watched = watch(epoll, member.bell(), number | 1 << 63);
+        // It rings from its first call on.
+        while !member.sleep(self.next) {
+            match self.serve_of(&member, state) {
+                Served::Call => {}
+                Served::Nothing => break,
+                Served::Nonsense(error) => return Err(error),
+            }
+        }
+        self.member = Some(member);
+        watched
+    }
+
+    /// Serves the next call, if it is there.
+    #[inline]
+    fn serve(&mut self, state: &Mutex<State>) -> Served {
+        match self.member.clone() {
+            Some(member) => self.serve_of(&member, state),
+            None => Served::Nothing,
+        }
+    }
+
+    #[inline]
+    fn serve_of(&mut self, member: &Member, state: &Mutex<State>) -> Served {
+        let Some(request) = member.look(self.next) else { return Served::Nothing };
+        self.next += 1;
+        match member.take(&request) {
+            Ok((tag, Ok(call))) => lock(state).call(member.pid, tag, call),
+            Ok((tag, Err(error))) => member.answer(tag, Err(error)),
+            Err(error) => return Served::Nonsense(error),
+        }
+        Served::Call
+    }
+
+    fn has_used_its_share(&self) -> bool {
+        self.looked >= SHARE
+    }
+
+    /// Whether it is not looked at any more, because it has not called for long, until it rings.
+    fn goes_to_sleep(&self, now: Instant) -> bool {
+        let is_idle = now.saturating_duration_since(self.latest) >= LOOK;
+        is_idle && self.member.as_ref().is_none_or(|member| member.sleep(self.next))
+    }
+}
+
+fn watch(epoll: &OwnedFd, fd: impl AsFd, number: u64) -> Result<(), Error> {
+    let data = epoll::EventData::new_u64(number);
+    epoll::add(epoll, fd, data, epoll::EventFlags::IN)
+        .map_err(|errno| Error::new(Code::System, format!("epoll_ctl failed: {errno}")))
+}

@@ -1,0 +1,47 @@
+//! What an agent says of its devices, and what it hears of its neighbours.
+
+use std::fs;
+use std::process::Command;
+
+use sublet_proto::v1::*;
+use sublet_proto::{package, pu};
+
+use crate::SLEEPS;
+use crate::common::*;
+
+/// Packages of kernels as an agent has programs for them, of which the builder does something of the test's own.
+fn described_by(does: &str) -> NodeDescription {
+    let node = Node::with(SLEEPS, |options, _| {
+        let beside = |name: &str| options.worker.with_file_name(name);
+        let source = beside("builder.c");
+        fs::write(&source, format!("#include <unistd.h>\nint main(void) {{ {does} }}\n")).unwrap();
+        let builder = beside("sublet-device-builder");
+        assert!(Command::new("cc").arg("-o").arg(builder).arg(source).status().unwrap().success());
+        fs::write(beside("sublet-worker-opencl"), "").unwrap();
+        options.devices = Some(vec![package::Kind::OpenCl]);
+    });
+    node.manager.book().registrations[0].node.clone().unwrap()
+}
+
+#[test]
+fn a_device_whose_driver_dies_hangs_or_talks_nonsense_is_offered_all_the_same() {
+    for does in ["return 1;", SLEEPS, "write(0, \"\\377\\377\", 2); for (;;) pause();"] {
+        let said = described_by(does);
+        assert_eq!(said.devices, ["opencl"], "this machine has a driver of OpenCL");
+        assert_eq!(said.device_units, [pu::undescribed("opencl")], "{does}");
+    }
+}
+
+#[test]
+fn an_agent_says_who_its_neighbours_are_and_which_version_of_them_it_knows() {
+    let node = Node::with(SLEEPS, |options, manager| {
+        (options.pu, options.neighbours) = ("dpu".into(), vec!["host".into()]);
+        manager.book().neighbours = Some(Neighbours { version: 3, all: Vec::new() });
+    });
+    let said = node.manager.book().registrations[0].node.clone().unwrap();
+    assert_eq!((said.pu.as_str(), &*said.neighbours), ("dpu", &["host".to_owned()][..]));
+    assert_eq!(node.manager.next_report().neighbours, 3);
+    node.manager.book().neighbours = Some(Neighbours { version: 4, all: Vec::new() });
+    let knows = |book: &Book| book.reports.last().is_some_and(|report| report.neighbours == 4);
+    node.manager.wait_for("the agent knows the news", knows);
+}

@@ -1,0 +1,89 @@
+/* sublet_xpu.h: processes of the processing units of one computer, and FIFOs between them (Molecule, Table 2: XPUcalls).
+ *
+ *     uint32_t fd;
+ *     if (sublet_xfifo_connect("frames", 1000, &fd)) return sublet_fail(context, sublet_xpu_why());
+ *     sublet_xfifo_write(fd, frame, sizeof frame, UINT64_MAX);
+ *     sublet_xfifo_close(fd);
+ *
+ * A function of native code that Sublet calls uses them as they are: its worker process has them, and a shared object links with
+ * nothing. In WebAssembly, and outside of Sublet, there are none.
+ *
+ * Every worker process is a global process: its id says on which processing unit it is. What it may do with a
+ * FIFO are its capabilities: to read, to write, to own, which is to grant and to revoke. Those of one tenant know each other;
+ * nothing is granted to another tenant's. All functions return 0, or an error's number as in sublet.h, which sublet_xpu_why says
+ * in words; outputs are written only on success. A descriptor is used by one thread at a time: a second one waits.
+ *
+ * Within a processing unit a FIFO is memory that both processes share, between two it is a connection between them; neither an
+ * agent nor the kernel stands between processes that are awake. A message is written and read wholly. */
+#ifndef SUBLET_XPU_H
+#define SUBLET_XPU_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a process may do with a FIFO; any of them together. */
+enum { SUBLET_CAP_READ = 1, SUBLET_CAP_WRITE = 2, SUBLET_CAP_OWN = 4 };
+
+/* Global ids, of processes and of FIFOs: the processing unit's in the upper 32 bits, and a number there. */
+typedef uint64_t sublet_xpu_pid;
+typedef uint64_t sublet_xpu_object;
+
+/* How large the rings of a FIFO are, of which each writer has one. */
+typedef struct sublet_xfifo_shape {
+    uint32_t lines;      /* messages that wait at most: a power of two, 4 to 1024 */
+    uint32_t slot_bytes; /* whole pages of 4096 bytes; a message has at most three quarters of lines * slot_bytes */
+} sublet_xfifo_shape;
+
+/* Why the latest of these functions failed on this thread. */
+const char *sublet_xpu_why(void);
+
+/* The id of this process. */
+uint32_t sublet_get_xpupid(sublet_xpu_pid *pid);
+
+/* Grants rights to another process, and revokes them. Both hold when the function returns; connections that were made by a right
+ * that is revoked are cut, and what was not read of them is not read any more. SUBLET_PERMISSION_DENIED to who does not own the
+ * FIFO; SUBLET_INVALID_ARGUMENT if there is no such process or FIFO of the tenant; SUBLET_AGENT_UNREACHABLE. */
+uint32_t sublet_grant_cap(sublet_xpu_pid to, sublet_xpu_object object, uint32_t rights);
+uint32_t sublet_revoke_cap(sublet_xpu_pid from, sublet_xpu_object object, uint32_t rights);
+
+/* What this process may do with a FIFO. */
+uint32_t sublet_cap_rights(sublet_xpu_object object, uint32_t *rights);
+
+/* Makes a FIFO, which this process reads and owns. Its name is the tenant's in the whole computer; NULL or "" is none. Without a
+ * shape it has 16 slots of 4096 bytes. It ends with this process, or when it is closed and nobody else may read it.
+ * SUBLET_ALREADY_ALLOCATED if the name is taken, on whichever processing unit. */
+uint32_t sublet_xfifo_init(const char *name, const sublet_xfifo_shape *shape, uint32_t *fd);
+
+/* Connects to a FIFO to write to it, by its name or by its id; on whichever processing unit it is. While nobody reads it, it waits,
+ * at most so long (UINT64_MAX: as long as it takes); where a node insists on encryption, until its reader reads. SUBLET_PERMISSION_DENIED without the right; SUBLET_INVALID_ARGUMENT if there
+ * is no such FIFO; SUBLET_DEADLINE_EXCEEDED. */
+uint32_t sublet_xfifo_connect(const char *name, uint64_t timeout_ms, uint32_t *fd);
+uint32_t sublet_xfifo_connect_to(sublet_xpu_object object, uint64_t timeout_ms, uint32_t *fd);
+
+/* Connects to read a FIFO of the same processing unit that its reader has closed. */
+uint32_t sublet_xfifo_connect_to_read(const char *name, uint64_t timeout_ms, uint32_t *fd);
+
+/* Which FIFO a descriptor is of. */
+uint32_t sublet_xfifo_object(uint32_t fd, sublet_xpu_object *object);
+
+/* Reads the next message of any writer, and says how long it is and whose; both may be NULL. It waits at most so long, 0: not at
+ * all. SUBLET_DEADLINE_EXCEEDED; SUBLET_OUTPUT_TOO_LARGE if there is not so much room: then the size is said, and it stays;
+ * SUBLET_PERMISSION_DENIED after the right was revoked. */
+uint32_t sublet_xfifo_read(uint32_t fd, void *into, uint64_t capacity, uint64_t timeout_ms, uint64_t *size,
+                           sublet_xpu_pid *from);
+
+/* Writes a message. It waits for room, at most so long, and not until it is read. SUBLET_DEADLINE_EXCEEDED while the FIFO is full;
+ * SUBLET_PERMISSION_DENIED after the right was revoked; SUBLET_LEASE_ENDED when nobody reads any more. */
+uint32_t sublet_xfifo_write(uint32_t fd, const void *from, uint64_t size, uint64_t timeout_ms);
+
+/* Closes either end. A descriptor that is not open is SUBLET_INVALID_ARGUMENT. */
+uint32_t sublet_xfifo_close(uint32_t fd);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* SUBLET_XPU_H */

@@ -1,0 +1,50 @@
+//! This node's device, described: what `sublet-device-builder KIND device` does when an agent starts it in a sandbox.
+//!
+//! A driver is never loaded into an agent, and what it says of a device depends on what its process sees of the machine. So it
+//! is asked in a sandbox like those of workers. The agent believes of the answer what it can show to people.
+
+use std::process::ExitCode;
+use std::thread::available_parallelism;
+
+use prost::Message;
+use sublet_proto::pu;
+use sublet_proto::v1::device_look::Body;
+use sublet_proto::v1::{DeviceLook, DeviceUnit, Failure};
+use sublet_proto::{Code, Error};
+
+use crate::{Kind, control, cuda, opencl};
+
+/// Describes the device by which a node's packages of a kind are executed, to the agent at the other end of standard input.
+pub fn serve(kind: Kind) -> ExitCode {
+    control::leave(answer(kind))
+}
+
+fn answer(kind: Kind) -> Result<(), Error> {
+    let socket = control::socket()?;
+    let body = match device(kind) {
+        Ok(device) => Body::Device(device),
+        Err(Error { code, message }) => Body::Failure(Failure { code: code.number(), message }),
+    };
+    Ok(socket.send(&DeviceLook { body: Some(body) }.encode_to_vec(), &[])?)
+}
+
+/// The first of its kind that can be used.
+fn device(kind: Kind) -> Result<DeviceUnit, Error> {
+    let (model, compute_units, memory_bytes) = match kind {
+        Kind::OpenCl => {
+            let cores = available_parallelism().map_or(1, |cores| cores.get() as u32);
+            opencl::enter_environment(cores);
+            let opencl::DeviceInfo { name, compute_units, memory_bytes, unusable, .. } = opencl::first()?;
+            if let Some(reason) = unusable {
+                return Err(Error::new(Code::System, format!("{name} cannot be used: {reason}")));
+            }
+            (name, compute_units, memory_bytes)
+        }
+        Kind::Cuda => {
+            let cuda::DeviceInfo { name, compute_units, memory_bytes, .. } = cuda::first()?;
+            (name, compute_units, memory_bytes)
+        }
+    };
+    let kind = kind.to_string();
+    Ok(DeviceUnit { model, compute_units, memory_bytes, ..pu::undescribed(&kind) })
+}

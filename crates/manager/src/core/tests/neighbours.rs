@@ -1,0 +1,231 @@
+//! Whose links are marked, and who is told: single stories, and random ones against a look at all nodes.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::core::Neighbourhood;
+
+fn naming(name: &str, neighbours: &[&str]) -> NodeDescription {
+    let neighbours = neighbours.iter().map(|name| name.to_string()).collect();
+    NodeDescription { neighbours, ..node(name, 1) }
+}
+
+/// Agents, and what each was told last.
+struct Street {
+    house: House,
+    agents: Vec<Agent>,
+}
+
+struct Agent {
+    name: &'static str,
+    registration: u64,
+    sequence: u64,
+    told: Neighbourhood,
+    is_silent: bool,
+}
+
+impl Street {
+    fn new() -> Street {
+        Street { house: House::new(), agents: Vec::new() }
+    }
+
+    fn register(&mut self, name: &'static str, neighbours: &[&str]) {
+        self.house.generation += 1;
+        let joining = Joining {
+            description: naming(name, neighbours),
+            instance: InstanceId(7),
+            generation: self.house.generation,
+            leases: Vec::new(),
+        };
+        let answer = self.house.event(Event::Register(Box::new(joining))).pop();
+        let Some(Action::Registered { registration, neighbours: told, .. }) = answer else {
+            panic!("{answer:?}")
+        };
+        self.agents.retain(|agent| agent.name != name);
+        self.agents.push(Agent { name, registration, sequence: 0, told, is_silent: false });
+    }
+
+    /// All who are not silent report; says who was told something.
+    fn reports(&mut self) -> Vec<&'static str> {
+        let mut told = Vec::new();
+        for agent in self.agents.iter_mut().filter(|agent| !agent.is_silent) {
+            agent.sequence += 1;
+            let Some(node) = self.house.core.node_key(agent.name) else { continue };
+            let report = Report {
+                node,
+                registration: agent.registration,
+                sequence: agent.sequence,
+                answered: 0,
+                clock_ms: self.house.now_ms,
+                lending: Lending::Open,
+                leases: Vec::new(),
+                neighbours: agent.told.version,
+            };
+            let answer = self.house.event(Event::Report(report)).remove(0);
+            if let Action::Reported(Reported { neighbours: Some(neighbours), .. }) = answer {
+                assert_ne!(neighbours.version, agent.told.version);
+                agent.told = neighbours;
+                told.push(agent.name);
+            }
+        }
+        told
+    }
+
+    /// So many ticks pass, and whoever is not silent reports in time.
+    fn ticks(&mut self, count: u32) {
+        for _ in 0..count {
+            self.house.ticks(1);
+            self.reports();
+        }
+    }
+
+    fn silence(&mut self, name: &str, is_silent: bool) {
+        let agent = self.agents.iter_mut().find(|agent| agent.name == name).unwrap();
+        agent.is_silent = is_silent;
+    }
+
+    fn told(&self, name: &str) -> Vec<(&str, u64)> {
+        let agent = self.agents.iter().find(|agent| agent.name == name).unwrap();
+        agent.told.all.iter().map(|marked| (&*marked.node, marked.registration)).collect()
+    }
+
+    fn registration(&self, name: &str) -> u64 {
+        self.agents.iter().find(|agent| agent.name == name).unwrap().registration
+    }
+
+    /// That whoever is here and has just reported knows exactly those that it names, that name it and that are here.
+    fn check(&self) {
+        let node = |name: &str| self.house.core.node(self.house.core.node_key(name)?);
+        let is_here = |name: &str| node(name).filter(|node| node.registration != 0 && !node.is_lost());
+        for agent in self.agents.iter().filter(|agent| !agent.is_silent) {
+            let Some(own) = is_here(agent.name).filter(|own| own.registration == agent.registration) else {
+                continue;
+            };
+            let named = own.description.neighbours.iter().filter_map(|name| is_here(name));
+            let marked =
+                named.filter(|other| other.description.neighbours.iter().any(|name| name == agent.name));
+            let marked: Vec<_> = marked.map(|other| (&*other.name, other.registration)).collect();
+            assert_eq!(self.told(agent.name), marked, "{}", agent.name);
+            let units = self.house.core.info(own).units;
+            let shown: Vec<&str> = units[0].neighbours.iter().map(String::as_str).collect();
+            assert_eq!(shown, marked.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+        }
+    }
+}
+
+#[test]
+fn two_nodes_that_name_each_other_are_linked_and_both_are_told() {
+    let mut street = Street::new();
+    street.register("host", &["dpu"]);
+    assert_eq!(street.told("host"), []);
+    street.register("dpu", &["host"]);
+    assert_eq!(street.told("dpu"), [("host", street.registration("host"))], "at once");
+    assert_eq!(street.reports(), ["host"], "with its next report");
+    assert_eq!(street.told("host"), [("dpu", street.registration("dpu"))]);
+    assert!(street.reports().is_empty(), "once");
+    let before = street.registration("dpu");
+    street.register("dpu", &["host"]);
+    assert_eq!(street.reports(), ["host"]);
+    assert_eq!(street.told("host"), [("dpu", before + 1)]);
+}
+
+#[test]
+fn who_names_a_node_that_does_not_name_it_is_told_nothing_of_it_and_costs_it_nothing() {
+    let mut street = Street::new();
+    street.register("victim", &["friend"]);
+    street.register("friend", &["victim"]);
+    street.reports();
+    for round in 0..3 {
+        street.register("liar", &["victim", "friend", "nobody"]);
+        assert_eq!(street.told("liar"), [], "{round}");
+        assert!(street.reports().is_empty(), "nobody has news");
+    }
+    assert_eq!(street.told("victim"), [("friend", street.registration("friend"))]);
+    let liar = street.house.core.node(street.house.core.node_key("liar").unwrap()).unwrap();
+    assert!(street.house.core.info(liar).units[0].neighbours.is_empty());
+    // Its links are cut as soon as it is named no more.
+    street.register("victim", &["liar", "friend"]);
+    assert_eq!(street.reports(), ["friend", "liar"]);
+    street.register("victim", &["friend"]);
+    assert_eq!(street.reports(), ["friend", "liar"]);
+    assert_eq!(street.told("liar"), []);
+    street.check();
+}
+
+#[test]
+fn a_lost_node_and_one_that_goes_to_another_manager_are_linked_with_nobody_until_they_are_back() {
+    let mut street = Street::new();
+    street.register("a", &["b"]);
+    street.register("b", &["a"]);
+    street.reports();
+    street.silence("b", true);
+    street.ticks(SILENCE_TICKS);
+    assert_eq!(street.told("a").len(), 1);
+    street.ticks(1);
+    assert_eq!(street.told("a"), []);
+    street.silence("b", false);
+    street.reports();
+    street.reports();
+    street.check();
+    assert_eq!((street.told("a").len(), street.told("b").len()), (1, 1));
+    let (key, generation) = (street.house.core.node_key("b").unwrap(), street.house.generation);
+    street.house.event(Event::Moved(key, generation + 1));
+    assert_eq!(street.reports(), ["a"]);
+    assert_eq!(street.told("a"), []);
+    street.register("b", &["a"]);
+    street.reports();
+    assert_eq!(street.told("a"), [("b", street.registration("b"))]);
+}
+
+const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
+
+/// What happens to one of five nodes: it registers with these names, falls silent, speaks again, goes to another manager, or time
+/// passes.
+#[derive(Clone, Debug)]
+enum Step {
+    Register(usize, u8),
+    Silence(usize, bool),
+    Moves(usize),
+    Ticks(u32),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..5usize, any::<u8>()).prop_map(|(node, named)| Step::Register(node, named)),
+        2 => (0..5usize, any::<bool>()).prop_map(|(node, is_silent)| Step::Silence(node, is_silent)),
+        1 => (0..5usize).prop_map(Step::Moves),
+        2 => (1..10u32).prop_map(Step::Ticks),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn whatever_happens_all_who_report_know_with_whom_they_are_linked(steps in prop::collection::vec(step(), 1..60)) {
+        let mut street = Street::new();
+        for step in steps {
+            match step {
+                Step::Register(node, named) => {
+                    let named: Vec<&str> = (0..5).filter(|at| *at != node && named >> at & 1 == 1).map(|at| NAMES[at]).collect();
+                    street.register(NAMES[node], &named);
+                }
+                Step::Silence(node, is_silent) => {
+                    if street.agents.iter().any(|agent| agent.name == NAMES[node]) {
+                        street.silence(NAMES[node], is_silent);
+                    }
+                }
+                Step::Moves(node) => {
+                    if let Some(key) = street.house.core.node_key(NAMES[node]) {
+                        street.house.generation += 1;
+                        street.house.event(Event::Moved(key, street.house.generation));
+                    }
+                }
+                Step::Ticks(count) => street.ticks(count),
+            }
+            // One who is back is told by its report, and the others by theirs.
+            street.reports();
+            street.reports();
+            street.check();
+            prop_assert!(street.reports().is_empty(), "all is told");
+        }
+    }
+}

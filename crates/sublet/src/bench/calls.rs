@@ -1,0 +1,109 @@
+//! `sublet bench xpucall`: a call of the shim and its answer, beside a flag's round trip through shared memory.
+//!
+//! The call asks which rights the caller has to a FIFO: the shim looks it up, and nobody else takes part. It is made by a function in
+//! a worker process, on one core; the shim's thread is another process's, and runs where the system puts it. The flag goes between
+//! the same worker's core and this process's.
+
+use serde::Serialize;
+use sublet_fabric::clock::Calibration;
+use sublet_proto::Error;
+use sublet_runtime::manager::ManagerClient;
+use sublet_runtime::{Access, Allocation, Invoker, Policy};
+
+use super::kin::{self, Kin, lost};
+use super::own::Own;
+use super::pairs::{Called, Mode, Plan, Rounds};
+use super::raw::Raw;
+use super::{PACKAGE, Samples, human_ns, pin_client};
+
+/// Calls of a block, and rounds of the flag.
+const CALLS: u32 = 256;
+/// Blocks that come first and are not counted.
+const UNCOUNTED: u32 = 2;
+
+/// The figures: medians of blocks.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    bench: &'static str,
+    blocks: u32,
+    median_ns: f64,
+    p99_ns: f64,
+    raw_median_ns: f64,
+    /// Over the flag's round trip.
+    ratio: f64,
+}
+
+/// The headings of [`Figure::cells`].
+pub const HEADINGS: [&str; 4] = ["CALL", "P99", "FLAG", "RATIO"];
+
+impl Figure {
+    /// For a table.
+    pub fn cells(&self) -> [String; 4] {
+        [
+            human_ns(self.median_ns),
+            human_ns(self.p99_ns),
+            human_ns(self.raw_median_ns),
+            format!("{:.2}", self.ratio),
+        ]
+    }
+}
+
+/// Measures so many blocks. Without a manager it has a Sublet of its own.
+pub fn run(access: Option<Access>, blocks: u32, mut done: impl FnMut()) -> Result<Figure, Error> {
+    let calibration = Calibration::start();
+    let own = access.is_none().then(|| Own::up(&["--cores", "2"])).transpose()?;
+    let Some(access) = access.or_else(|| own.as_ref().map(Own::access)) else { return Err(lost()) };
+    let manager = ManagerClient::connect_with(access.clone())?;
+    kin::deploy(&manager)?;
+    super::deploy(&manager)?;
+    pin_client()?;
+    // The flag's worker has the last core, and sleeps while calls are measured on the first.
+    let mut flags = Flags::start(&access)?;
+    let caller = Kin::start(&access)?;
+    let fifo = caller.make(1)?;
+    let mut calls = Samples::with_capacity(blocks as usize);
+    let mut raw = Samples::with_capacity((blocks * CALLS) as usize);
+    for number in 0..UNCOUNTED + blocks {
+        // The first calls wake the shim.
+        let [_] = caller.call("calls", &[fifo.object, u64::from(CALLS)])?;
+        let [took] = caller.call("calls", &[fifo.object, u64::from(CALLS)])?;
+        let mut block = Samples::with_capacity(CALLS as usize);
+        flags.block(&mut block)?;
+        if number >= UNCOUNTED {
+            calls.push(took);
+            raw.extend(block);
+        }
+        done();
+    }
+    let ours = calls.summary(f64::from(CALLS));
+    let flag = raw.summary(calibration.ticks_per_ns());
+    Ok(Figure {
+        bench: "xpucall",
+        blocks,
+        median_ns: ours.median_ns,
+        p99_ns: ours.p99_ns,
+        raw_median_ns: flag.median_ns,
+        ratio: ours.median_ns / flag.median_ns,
+    })
+}
+
+/// The other side: a flag between this thread and a worker's.
+struct Flags {
+    invoker: Invoker,
+    raw: Raw,
+    rounds: Rounds,
+}
+
+impl Flags {
+    fn start(access: &Access) -> Result<Flags, Error> {
+        let mut invoker = Invoker::connect_with(access.clone())?;
+        invoker.allocate(&Allocation::new(PACKAGE).policy(Policy::AlwaysWarm))?;
+        let plan = Plan { mode: Mode::Hot, function: Called::Noop, calls: CALLS };
+        let rounds = Rounds::new(&invoker, plan, 64)?;
+        Ok(Flags { invoker, raw: Raw::Shm, rounds })
+    }
+
+    fn block(&mut self, samples: &mut Samples) -> Result<(), Error> {
+        self.raw.block(&self.invoker, &mut self.rounds, CALLS, samples)
+    }
+}

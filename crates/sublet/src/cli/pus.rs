@@ -1,0 +1,206 @@
+//! `sublet pus`: processing units, and which nodes are neighbours.
+
+use clap::Args;
+use serde::Serialize;
+use sublet_proto::Error;
+use sublet_proto::v1::{NodeDescription, NodeInfo, NodeState, Price, ProcessingUnit};
+
+use super::Connection;
+use super::output::{Output, table};
+use super::parse::show_bytes;
+use super::view::node_state;
+
+const EXAMPLES: &str = "\
+Examples:
+  sublet pus           the processors of all nodes, and their devices
+  sublet pus --json    {\"units\": [...], \"unlinked\": [...]}
+
+A unit is called NODE/UNIT: NODE/cpu is a node's processor, of whatever kind, NODE/opencl0 and
+NODE/cuda0 are its devices. Leases ask for a unit by its kind (--pu) and pay the price of that: for
+holding a GiB, computing on a core and polling on one, each for a second, in nano-units (billionths)
+of the currency.
+
+Nodes are neighbours if each names the other (sublet agent --neighbour). Whoever names a node in vain
+stands below the table, with the reason.";
+
+/// Show processing units: processors and devices, what they execute, their prices and neighbours
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// The result.
+#[derive(Debug, Serialize)]
+struct Units {
+    units: Vec<UnitView>,
+    unlinked: Vec<Unlinked>,
+}
+
+/// A processing unit.
+#[derive(Debug, Serialize)]
+struct UnitView {
+    /// The same after every start.
+    id: u32,
+    node: String,
+    unit: String,
+    /// Of its node.
+    state: &'static str,
+    /// By which leases ask for it.
+    kind: String,
+    architecture: String,
+    /// What it calls itself, if anybody could say.
+    model: Option<String>,
+    cores: u32,
+    memory_bytes: u64,
+    /// The kinds of packages, and the interpreters, that it executes.
+    abilities: Vec<String>,
+    price: PriceView,
+    /// Nodes with which its own is linked.
+    neighbours: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct PriceView {
+    allocation_nano_per_gib_s: u64,
+    compute_nano_per_core_s: u64,
+    polling_nano_per_core_s: u64,
+}
+
+/// A node that names another one, in vain.
+#[derive(Debug, PartialEq, Serialize)]
+struct Unlinked {
+    node: String,
+    neighbour: String,
+    why: String,
+}
+
+/// Shows what there is.
+pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+    let nodes = arguments.connection.open()?.nodes()?;
+    let unlinked = unlinked(&nodes);
+    let units = nodes.into_iter().flat_map(|node| {
+        let state = node_state(node.state());
+        node.units.into_iter().map(move |unit| view(state, unit))
+    });
+    output.show(&Units { units: units.collect(), unlinked }, text)
+}
+
+fn view(state: &'static str, unit: ProcessingUnit) -> UnitView {
+    let Price { allocation_nano_per_gib_s, compute_nano_per_core_s, polling_nano_per_core_s } =
+        unit.price.unwrap_or_default();
+    UnitView {
+        id: unit.id,
+        node: unit.node,
+        unit: unit.unit,
+        state,
+        kind: unit.kind,
+        architecture: unit.architecture,
+        model: Some(unit.model).filter(|model| !model.is_empty()),
+        cores: unit.cores,
+        memory_bytes: unit.memory_bytes,
+        abilities: unit.abilities,
+        price: PriceView { allocation_nano_per_gib_s, compute_nano_per_core_s, polling_nano_per_core_s },
+        neighbours: unit.neighbours,
+    }
+}
+
+/// Who names whom in vain, and why it is so.
+fn unlinked(nodes: &[NodeInfo]) -> Vec<Unlinked> {
+    let described = |node: &NodeInfo| node.description.clone().unwrap_or_default();
+    let find = |name: &str| nodes.iter().find(|node| described(node).name == name);
+    let mut unlinked = Vec::new();
+    for node in nodes {
+        let NodeDescription { name, neighbours, .. } = described(node);
+        let is_linked = |other: &String| node.units.iter().any(|unit| unit.neighbours.contains(other));
+        for neighbour in neighbours.into_iter().filter(|other| !is_linked(other)) {
+            let why = match find(&neighbour) {
+                _ if node.state() == NodeState::Lost => format!("{name} is lost"),
+                None => format!("no node {neighbour} is registered with this manager"),
+                Some(other) if other.state() == NodeState::Lost => format!("{neighbour} is lost"),
+                Some(_) => format!("{neighbour} does not name {name}"),
+            };
+            unlinked.push(Unlinked { node: name.clone(), neighbour, why });
+        }
+    }
+    unlinked
+}
+
+fn text(Units { units, unlinked }: &Units) -> String {
+    let rows: Vec<_> = units.iter().map(row).collect();
+    let headings = [
+        "UNIT",
+        "STATE",
+        "KIND",
+        "ARCHITECTURE",
+        "MODEL",
+        "CORES",
+        "MEMORY",
+        "ABILITIES",
+        "PRICE",
+        "NEIGHBOURS",
+    ];
+    let mut text = table(&headings, &rows);
+    for Unlinked { node, neighbour, why } in unlinked {
+        text += &format!("\n{node} names {neighbour} as its neighbour, and is not linked with it: {why}");
+    }
+    text
+}
+
+fn row(unit: &UnitView) -> [String; 10] {
+    let PriceView { allocation_nano_per_gib_s, compute_nano_per_core_s, polling_nano_per_core_s } =
+        unit.price;
+    let known = |size: u64, shown: String| if size == 0 { "-".to_owned() } else { shown };
+    [
+        format!("{}/{}", unit.node, unit.unit),
+        unit.state.to_owned(),
+        unit.kind.clone(),
+        unit.architecture.clone(),
+        unit.model.clone().unwrap_or_else(|| "unknown".to_owned()),
+        known(unit.cores.into(), unit.cores.to_string()),
+        known(unit.memory_bytes, show_bytes(unit.memory_bytes)),
+        unit.abilities.join(", "),
+        format!("{allocation_nano_per_gib_s}/{compute_nano_per_core_s}/{polling_nano_per_core_s}"),
+        if unit.neighbours.is_empty() { "-".to_owned() } else { unit.neighbours.join(", ") },
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str, names: &[&str], linked: &[&str], state: NodeState) -> NodeInfo {
+        let texts = |texts: &[&str]| texts.iter().map(|text| text.to_string()).collect();
+        let description =
+            NodeDescription { name: name.into(), neighbours: texts(names), ..NodeDescription::default() };
+        let unit =
+            ProcessingUnit { node: name.into(), neighbours: texts(linked), ..ProcessingUnit::default() };
+        NodeInfo {
+            description: Some(description),
+            units: vec![unit],
+            state: state.into(),
+            ..NodeInfo::default()
+        }
+    }
+
+    #[test]
+    fn who_names_a_node_in_vain_is_told_why() {
+        let lending = NodeState::Lending;
+        let nodes = [
+            node("a", &["b", "c", "d", "e"], &["b"], lending),
+            node("b", &["a"], &["a"], lending),
+            node("c", &[], &[], lending),
+            node("d", &["a"], &[], NodeState::Lost),
+        ];
+        let told = unlinked(&nodes);
+        let told: Vec<_> = told.iter().map(|one| (&*one.node, &*one.neighbour, &*one.why)).collect();
+        let expected = [
+            ("a", "c", "c does not name a"),
+            ("a", "d", "d is lost"),
+            ("a", "e", "no node e is registered with this manager"),
+            ("d", "a", "d is lost"),
+        ];
+        assert_eq!(told, expected);
+    }
+}

@@ -1,0 +1,391 @@
+//! The XPU interface for C: what `sublet_xpu.h` declares. The functions have their names where [`export_c`](crate::export_c) is, in
+//! the programs and libraries that have them.
+//!
+//! Descriptors are numbers, and each is used by one thread at a time: a second one waits.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use sublet_proto::{Code, Error};
+
+use crate::wire::DESCRIPTORS;
+use crate::{FifoShape, GlobalId, Reader, Rights, Unread, Writer, process};
+
+/// In place of a time: as long as it takes.
+const FOR_EVER: u64 = u64::MAX;
+
+/// `struct sublet_xfifo_shape`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    lines: u32,
+    slot_bytes: u32,
+}
+
+enum End {
+    Reader(Reader),
+    Writer(Box<Writer>),
+}
+
+static ENDS: [Mutex<Option<End>>; DESCRIPTORS as usize] = [const { Mutex::new(None) }; DESCRIPTORS as usize];
+
+thread_local! {
+    static WHY: RefCell<CString> = RefCell::default();
+}
+
+/// Gives the functions of `sublet_xpu.h` their names in the program or library that says this.
+#[macro_export]
+macro_rules! export_c {
+    () => {
+        $crate::export_c! {
+            sublet_xpu_why = why() -> *const core::ffi::c_char;
+            sublet_get_xpupid = get_xpupid(pid: *mut u64) -> u32;
+            sublet_grant_cap = grant_cap(to: u64, object: u64, rights: u32) -> u32;
+            sublet_revoke_cap = revoke_cap(from: u64, object: u64, rights: u32) -> u32;
+            sublet_cap_rights = cap_rights(object: u64, rights: *mut u32) -> u32;
+            sublet_xfifo_init = xfifo_init(name: *const core::ffi::c_char, shape: *const $crate::c::Shape, fd: *mut u32) -> u32;
+            sublet_xfifo_connect = xfifo_connect(name: *const core::ffi::c_char, timeout_ms: u64, fd: *mut u32) -> u32;
+            sublet_xfifo_connect_to = xfifo_connect_to(object: u64, timeout_ms: u64, fd: *mut u32) -> u32;
+            sublet_xfifo_connect_to_read =
+                xfifo_connect_to_read(name: *const core::ffi::c_char, timeout_ms: u64, fd: *mut u32) -> u32;
+            sublet_xfifo_object = xfifo_object(fd: u32, object: *mut u64) -> u32;
+            sublet_xfifo_read = xfifo_read(
+                fd: u32, into: *mut core::ffi::c_void, capacity: u64, timeout_ms: u64, size: *mut u64, from: *mut u64
+            ) -> u32;
+            sublet_xfifo_write = xfifo_write(fd: u32, from: *const core::ffi::c_void, size: u64, timeout_ms: u64) -> u32;
+            sublet_xfifo_close = xfifo_close(fd: u32) -> u32;
+        }
+    };
+    ($($name:ident = $function:ident ( $($argument:ident : $type:ty),* ) -> $answer:ty;)*) => {
+        $(
+            #[doc = "See `sublet_xpu.h`."]
+            #[doc = ""]
+            #[doc = "# Safety"]
+            #[doc = "As declared there."]
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($argument: $type),*) -> $answer {
+                // SAFETY: as the caller vouches.
+                unsafe { $crate::c::$function($($argument),*) }
+            }
+        )*
+    };
+}
+
+/// Why the latest of these functions failed on this thread.
+///
+/// # Safety
+/// The text is this thread's until its next call.
+pub unsafe fn why() -> *const c_char {
+    WHY.with_borrow(|why| why.as_ptr())
+}
+
+/// # Safety
+/// A place for a number.
+pub unsafe fn get_xpupid(pid: *mut u64) -> u32 {
+    // SAFETY: as the caller vouches.
+    guarded(|| unsafe { put(pid, process()?.pid().to_bits()) })
+}
+
+/// # Safety
+/// None.
+pub unsafe fn grant_cap(to: u64, object: u64, rights: u32) -> u32 {
+    let id = GlobalId::from_bits;
+    guarded(|| process()?.grant(id(to), id(object), Rights::from_bits(rights)?))
+}
+
+/// # Safety
+/// None.
+pub unsafe fn revoke_cap(from: u64, object: u64, rights: u32) -> u32 {
+    let id = GlobalId::from_bits;
+    guarded(|| process()?.revoke(id(from), id(object), Rights::from_bits(rights)?))
+}
+
+/// # Safety
+/// A place for a number.
+pub unsafe fn cap_rights(object: u64, rights: *mut u32) -> u32 {
+    // SAFETY: as the caller vouches.
+    guarded(|| unsafe { put(rights, process()?.rights(GlobalId::from_bits(object))?.to_bits()) })
+}
+
+/// # Safety
+/// A string that ends with 0 or null, a shape or null, a place for a number.
+pub unsafe fn xfifo_init(name: *const c_char, shape: *const Shape, fd: *mut u32) -> u32 {
+    guarded(|| {
+        // SAFETY: as the caller vouches.
+        let (name, shape) = unsafe { (optional_text(name)?, shape.as_ref()) };
+        let shape = shape.map_or_else(FifoShape::default, |shape| FifoShape {
+            lines: shape.lines,
+            slot_bytes: shape.slot_bytes,
+        });
+        check_place(fd)?;
+        let reader = process()?.init(name, shape)?;
+        // SAFETY: as the caller vouches.
+        unsafe { keep(reader.descriptor(), End::Reader(reader), fd) }
+    })
+}
+
+/// # Safety
+/// A string that ends with 0, a place for a number.
+pub unsafe fn xfifo_connect(name: *const c_char, timeout_ms: u64, fd: *mut u32) -> u32 {
+    guarded(|| {
+        check_place(fd)?;
+        // SAFETY: as the caller vouches.
+        let writer = process()?.connect(unsafe { text(name) }?, deadline(timeout_ms))?;
+        // SAFETY: as the caller vouches.
+        unsafe { keep(writer.descriptor(), End::Writer(Box::new(writer)), fd) }
+    })
+}
+
+/// # Safety
+/// A place for a number.
+pub unsafe fn xfifo_connect_to(object: u64, timeout_ms: u64, fd: *mut u32) -> u32 {
+    guarded(|| {
+        check_place(fd)?;
+        let writer = process()?.connect_to(GlobalId::from_bits(object), deadline(timeout_ms))?;
+        // SAFETY: as the caller vouches.
+        unsafe { keep(writer.descriptor(), End::Writer(Box::new(writer)), fd) }
+    })
+}
+
+/// # Safety
+/// A string that ends with 0, a place for a number.
+pub unsafe fn xfifo_connect_to_read(name: *const c_char, timeout_ms: u64, fd: *mut u32) -> u32 {
+    guarded(|| {
+        check_place(fd)?;
+        // SAFETY: as the caller vouches.
+        let reader = process()?.connect_to_read(unsafe { text(name) }?, deadline(timeout_ms))?;
+        // SAFETY: as the caller vouches.
+        unsafe { keep(reader.descriptor(), End::Reader(reader), fd) }
+    })
+}
+
+/// # Safety
+/// A place for a number.
+pub unsafe fn xfifo_object(fd: u32, object: *mut u64) -> u32 {
+    guarded(|| {
+        let found = match &*end(fd)? {
+            Some(End::Reader(reader)) => reader.object(),
+            Some(End::Writer(writer)) => writer.object(),
+            None => return Err(not_open(fd)),
+        };
+        // SAFETY: as the caller vouches.
+        unsafe { put(object, found.to_bits()) }
+    })
+}
+
+/// # Safety
+/// So many bytes that may be written; places for numbers, or null.
+pub unsafe fn xfifo_read(
+    fd: u32,
+    into: *mut c_void,
+    capacity: u64,
+    timeout_ms: u64,
+    size: *mut u64,
+    from: *mut u64,
+) -> u32 {
+    guarded(|| {
+        let mut end = end(fd)?;
+        let reader = match &mut *end {
+            Some(End::Reader(reader)) => reader,
+            Some(End::Writer(_)) => return Err(wrong_way(fd, "written to, and not read")),
+            None => return Err(not_open(fd)),
+        };
+        // SAFETY: the caller vouches for so many bytes, which are nobody else's during the call.
+        let into = unsafe { bytes_mut(into, capacity) }?;
+        let (len, writer) = match reader.read(into, deadline(timeout_ms)) {
+            Ok(read) => read,
+            Err(Unread::Error(error)) => return Err(error),
+            Err(Unread::TooLong(len)) => {
+                // SAFETY: as the caller vouches.
+                unsafe { put_if(size, len) };
+                let message = format!("the next message has {len} bytes, and there is room for {capacity}");
+                return Err(Error::new(Code::OutputTooLarge, message));
+            }
+        };
+        // SAFETY: as the caller vouches.
+        unsafe {
+            put_if(size, len);
+            put_if(from, writer.to_bits());
+        }
+        Ok(())
+    })
+}
+
+/// # Safety
+/// So many bytes that may be read.
+pub unsafe fn xfifo_write(fd: u32, from: *const c_void, size: u64, timeout_ms: u64) -> u32 {
+    guarded(|| {
+        let mut end = end(fd)?;
+        let writer = match &mut *end {
+            Some(End::Writer(writer)) => writer,
+            Some(End::Reader(_)) => return Err(wrong_way(fd, "read, and not written to")),
+            None => return Err(not_open(fd)),
+        };
+        // SAFETY: the caller vouches for so many bytes, which nobody writes during the call.
+        writer.write(unsafe { bytes(from, size) }?, deadline(timeout_ms))
+    })
+}
+
+/// # Safety
+/// None.
+pub unsafe fn xfifo_close(fd: u32) -> u32 {
+    guarded(|| match end(fd)?.take() {
+        Some(_) => Ok(()),
+        None => Err(not_open(fd)),
+    })
+}
+
+/// Runs a function's body: an error is told by its number, and a panic ends here.
+#[inline]
+fn guarded(body: impl FnOnce() -> Result<(), Error>) -> u32 {
+    // What a panic may leave half done is the descriptor's own.
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(())) => 0,
+        Ok(Err(error)) => report(&error),
+        Err(_) => report(&Error::new(Code::Internal, "the library panicked")),
+    }
+}
+
+#[cold]
+fn report(error: &Error) -> u32 {
+    let message = CString::new(error.message.replace('\0', "?")).unwrap_or_default();
+    // A thread that is ending has nobody left to ask.
+    let _ = WHY.try_with(|why| why.replace(message));
+    error.code.number()
+}
+
+fn end(fd: u32) -> Result<MutexGuard<'static, Option<End>>, Error> {
+    let end = ENDS.get(fd as usize).ok_or_else(|| not_open(fd))?;
+    Ok(end.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// # Safety
+/// As for [`put`].
+unsafe fn keep(number: u32, kept: End, fd: *mut u32) -> Result<(), Error> {
+    *end(number)? = Some(kept);
+    // SAFETY: as the caller vouches.
+    unsafe { put(fd, number) }
+}
+
+#[cold]
+fn not_open(fd: u32) -> Error {
+    Error::new(Code::InvalidArgument, format!("descriptor {fd} is not open"))
+}
+
+#[cold]
+fn wrong_way(fd: u32, what: &str) -> Error {
+    Error::new(Code::InvalidArgument, format!("descriptor {fd} is {what}"))
+}
+
+#[cold]
+fn null() -> Error {
+    Error::new(Code::InvalidArgument, "a null pointer")
+}
+
+fn deadline(timeout_ms: u64) -> Option<Instant> {
+    (timeout_ms != FOR_EVER).then(|| Instant::now().checked_add(Duration::from_millis(timeout_ms))).flatten()
+}
+
+fn check_place<T>(place: *mut T) -> Result<(), Error> {
+    if place.is_null() { Err(null()) } else { Ok(()) }
+}
+
+/// # Safety
+/// Null, or a place for a value.
+unsafe fn put<T>(place: *mut T, value: T) -> Result<(), Error> {
+    check_place(place)?;
+    // SAFETY: not null, so it is a place.
+    unsafe { place.write(value) };
+    Ok(())
+}
+
+/// # Safety
+/// As for [`put`].
+unsafe fn put_if(place: *mut u64, value: u64) {
+    if !place.is_null() {
+        // SAFETY: not null, so it is a place.
+        unsafe { place.write(value) };
+    }
+}
+
+/// # Safety
+/// Null, or a string that ends with 0 and lives as long as it is used.
+unsafe fn text<'text>(at: *const c_char) -> Result<&'text str, Error> {
+    if at.is_null() {
+        return Err(null());
+    }
+    // SAFETY: not null, so it is such a string.
+    let text = unsafe { CStr::from_ptr(at) };
+    text.to_str().map_err(|_| Error::new(Code::InvalidArgument, "a text that is no UTF-8"))
+}
+
+/// # Safety
+/// As for [`text`].
+unsafe fn optional_text<'text>(at: *const c_char) -> Result<&'text str, Error> {
+    // SAFETY: as the caller vouches.
+    if at.is_null() { Ok("") } else { unsafe { text(at) } }
+}
+
+/// # Safety
+/// So many bytes that are nobody else's as long as they are used; null if there are none.
+unsafe fn bytes_mut<'bytes>(at: *mut c_void, size: u64) -> Result<&'bytes mut [u8], Error> {
+    match (at.is_null(), usize::try_from(size)) {
+        (_, Ok(0)) => Ok(&mut []),
+        // SAFETY: not null, so there are so many.
+        (false, Ok(size)) => Ok(unsafe { std::slice::from_raw_parts_mut(at.cast(), size) }),
+        _ => Err(null()),
+    }
+}
+
+/// # Safety
+/// So many bytes that nobody writes as long as they are used; null if there are none.
+unsafe fn bytes<'bytes>(at: *const c_void, size: u64) -> Result<&'bytes [u8], Error> {
+    match (at.is_null(), usize::try_from(size)) {
+        (_, Ok(0)) => Ok(&[]),
+        // SAFETY: not null, so there are so many.
+        (false, Ok(size)) => Ok(unsafe { std::slice::from_raw_parts(at.cast(), size) }),
+        _ => Err(null()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use crate::wire::DESCRIPTORS;
+
+    const HEADER: &str = include_str!("../../capi/include/sublet_xpu.h");
+
+    #[test]
+    fn every_declared_function_has_its_name_and_the_other_way_round() {
+        let starts = ["uint32_t sublet_", "const char *sublet_"];
+        let declared = HEADER.lines().filter(|line| starts.iter().any(|start| line.starts_with(start)));
+        let name = |line: &str| line.split('(').next()?.rsplit([' ', '*']).next().map(str::to_owned);
+        let declared: BTreeSet<String> = declared.filter_map(name).collect();
+        let source = include_str!("c.rs");
+        let list = source.split("$crate::export_c! {").nth(1).unwrap().split("        }\n").next().unwrap();
+        let named = list.split(" = ").map(|before| before.rsplit([' ', '\n']).next().unwrap().to_owned());
+        let named: BTreeSet<String> = named.filter(|name| name.starts_with("sublet_")).collect();
+        assert!(declared.len() > 10, "{declared:?}");
+        assert_eq!(declared, named);
+    }
+
+    #[test]
+    fn descriptors_that_are_not_open_and_null_pointers_are_told() {
+        // SAFETY: null pointers are told, and nothing else is passed.
+        unsafe {
+            for fd in [0, DESCRIPTORS - 1, DESCRIPTORS, u32::MAX] {
+                assert_eq!(super::xfifo_close(fd), 10);
+                assert_eq!(super::xfifo_write(fd, std::ptr::null(), 0, 0), 10);
+            }
+            assert_eq!(super::xfifo_init(std::ptr::null(), std::ptr::null(), std::ptr::null_mut()), 10);
+            assert_eq!(super::xfifo_connect(std::ptr::null(), 0, std::ptr::null_mut()), 10);
+            let why = std::ffi::CStr::from_ptr(super::why()).to_str().unwrap();
+            assert_eq!(why, "a null pointer");
+            assert_eq!(super::get_xpupid(&mut 0), 10, "no agent has started this process");
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Global ids, and what a process may do with an object.
+
+use std::fmt;
+use std::ops::BitOr;
+use std::str::FromStr;
+
+use sublet_proto::{Code, Error};
+
+/// What names a process or a FIFO in a whole computer: the processing unit on which it is, and a number there (Molecule 3.2: the
+/// ids are partitioned, so that nobody has to be asked for one). As a number, the unit stands in the upper half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GlobalId {
+    /// The processing unit's id, which is not 0.
+    pub pu: u32,
+    /// Not 0, and given out once.
+    pub local: u32,
+}
+
+impl GlobalId {
+    /// As one number.
+    pub fn to_bits(self) -> u64 {
+        u64::from(self.pu) << 32 | u64::from(self.local)
+    }
+
+    /// From a number that somebody says. Whether there is such a thing is another question.
+    pub fn from_bits(bits: u64) -> GlobalId {
+        GlobalId { pu: (bits >> 32) as u32, local: bits as u32 }
+    }
+}
+
+/// As `5f3a90c1:7`, both in hexadecimal digits.
+impl fmt::Display for GlobalId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}:{:x}", self.pu, self.local)
+    }
+}
+
+impl FromStr for GlobalId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<GlobalId, Error> {
+        let number = |digits: &str| u32::from_str_radix(digits, 16).ok().filter(|_| !digits.starts_with('+'));
+        let id = text
+            .split_once(':')
+            .and_then(|(pu, local)| Some(GlobalId { pu: number(pu)?, local: number(local)? }));
+        id.ok_or_else(|| {
+            Error::new(
+                Code::InvalidArgument,
+                format!("{text:?} is no global id: it is PU:NUMBER, in hexadecimal digits"),
+            )
+        })
+    }
+}
+
+/// What a process may do with a FIFO: any of reading, writing and owning, which is to grant and to revoke.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Rights(u32);
+
+impl Rights {
+    /// Nothing.
+    pub const NONE: Rights = Rights(0);
+    /// To connect to read.
+    pub const READ: Rights = Rights(1);
+    /// To connect to write.
+    pub const WRITE: Rights = Rights(2);
+    /// To grant and revoke rights to it, its own included.
+    pub const OWN: Rights = Rights(4);
+    /// All of them.
+    pub const ALL: Rights = Rights(7);
+
+    /// As a number: 1, 2 and 4.
+    pub fn to_bits(self) -> u32 {
+        self.0
+    }
+
+    /// From a number that somebody says.
+    pub fn from_bits(bits: u32) -> Result<Rights, Error> {
+        match bits & !Rights::ALL.0 {
+            0 => Ok(Rights(bits)),
+            unknown => Err(Error::new(Code::InvalidArgument, format!("there are no rights {unknown:#x}"))),
+        }
+    }
+
+    /// Whether it has all of these.
+    pub fn contains(self, other: Rights) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Without these.
+    pub fn without(self, other: Rights) -> Rights {
+        Rights(self.0 & !other.0)
+    }
+
+    /// Those of both.
+    pub fn and(self, other: Rights) -> Rights {
+        Rights(self.0 & other.0)
+    }
+}
+
+impl BitOr for Rights {
+    type Output = Rights;
+
+    fn bitor(self, other: Rights) -> Rights {
+        Rights(self.0 | other.0)
+    }
+}
+
+/// As `read+write`; `none` if there are none.
+impl fmt::Display for Rights {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = [(Rights::READ, "read"), (Rights::WRITE, "write"), (Rights::OWN, "own")];
+        let mut names = all.iter().filter(|(right, _)| self.contains(*right)).map(|(_, name)| *name);
+        f.write_str(names.next().unwrap_or("none"))?;
+        names.try_for_each(|name| write!(f, "+{name}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_two_numbers_and_comes_back_from_its_text() {
+        let id = GlobalId { pu: 0x5f3a_90c1, local: 7 };
+        assert_eq!((GlobalId::from_bits(id.to_bits()), id.to_string().as_str()), (id, "5f3a90c1:7"));
+        assert_eq!(id.to_string().parse::<GlobalId>().unwrap(), id);
+        for text in ["", "7", ":", "1:", "+1:2", "1:2:3", "100000000:1"] {
+            assert!(text.parse::<GlobalId>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn rights_are_sets() {
+        let both = Rights::READ | Rights::WRITE;
+        assert!(both.contains(Rights::READ) && both.contains(Rights::NONE) && !both.contains(Rights::ALL));
+        assert_eq!((both.without(Rights::READ), both.and(Rights::ALL)), (Rights::WRITE, both));
+        assert_eq!((both.to_string().as_str(), Rights::NONE.to_string().as_str()), ("read+write", "none"));
+        assert_eq!(Rights::from_bits(7).unwrap(), Rights::ALL);
+        assert!(Rights::from_bits(8).is_err());
+    }
+}

@@ -1,0 +1,402 @@
+//! The reading end of a FIFO: the rings of all who write to it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::time::Timespec;
+use sublet_fabric::Endpoint;
+use sublet_fabric::line::{Line, Watch};
+use sublet_fabric::packet::{PacketError, PacketSocket};
+use sublet_fabric::region::Region;
+use sublet_fabric::ring::Position;
+use sublet_proto::v1::shim_to_process::Body;
+use sublet_proto::v1::{FifoJoined, FifoParted, ShimToProcess};
+use sublet_proto::{Code, Error, decode};
+
+use super::{FifoShape, INLINE_BYTES, Kind, LOOKS, Part, from_words};
+use crate::capability::GlobalId;
+use crate::process::{Descriptor, connected, shim_gone};
+
+/// How often one ring is looked at before the next.
+const LOOKS_AT_ONE: u32 = 64;
+
+/// See the [module](super). When it is dropped, its writers learn that nobody reads.
+pub struct Reader {
+    descriptor: Arc<Descriptor>,
+    object: GlobalId,
+    /// By which the shim tells of writers.
+    socket: PacketSocket,
+    /// Packets of it that were taken.
+    packets: u32,
+    shape: FifoShape,
+    rings: Vec<Ring>,
+    /// Of which ring the latest message was.
+    latest: usize,
+}
+
+/// What one writer writes.
+struct Ring {
+    number: u32,
+    writer: GlobalId,
+    end: Endpoint,
+    region: Region,
+    /// Rung by a writer within this processing unit.
+    bell: Option<OwnedFd>,
+    next: u64,
+    /// The writer is gone, and what it has written is all that comes.
+    is_last: bool,
+}
+
+/// Why nothing was read.
+#[derive(Debug)]
+pub enum Unread {
+    /// The next message has so many bytes, and there is not as much room. It stays.
+    TooLong(u64),
+    /// There is none.
+    Error(Error),
+}
+
+impl From<Error> for Unread {
+    fn from(error: Error) -> Unread {
+        Unread::Error(error)
+    }
+}
+
+/// What a ring has.
+enum Next {
+    Nothing,
+    Message { len_bytes: u64 },
+    End,
+}
+
+impl Reader {
+    pub(crate) fn new(
+        descriptor: Arc<Descriptor>,
+        object: GlobalId,
+        socket: PacketSocket,
+        shape: FifoShape,
+    ) -> Reader {
+        Reader { descriptor, object, socket, packets: 0, shape, rings: Vec::new(), latest: 0 }
+    }
+
+    /// The FIFO.
+    pub fn object(&self) -> GlobalId {
+        self.object
+    }
+
+    /// How large its rings are.
+    pub fn shape(&self) -> FifoShape {
+        self.shape
+    }
+
+    /// Its number in this process.
+    pub fn descriptor(&self) -> u32 {
+        self.descriptor.number()
+    }
+
+    /// How many write to it now.
+    ///
+    /// # Errors
+    /// As for [`Reader::read`].
+    pub fn writers(&mut self) -> Result<usize, Error> {
+        self.hear()?;
+        let shape = self.shape;
+        self.rings.retain_mut(|ring| !matches!(ring.look(shape), Ok(Next::End)));
+        Ok(self.rings.len())
+    }
+
+    /// Copies the next message of any writer to the front of `into`, and says how long it is and whose. Writers take turns. It
+    /// waits until then at most (none: as long as it takes), also while nobody writes: somebody may come.
+    ///
+    /// # Errors
+    /// [`Unread::TooLong`]; `deadline_exceeded`; `permission_denied` after the right to read was revoked; `protocol` if a writer
+    /// has said what makes no sense, which has ended its connection; `agent_unreachable` if the shim is gone.
+    #[inline]
+    pub fn read(&mut self, into: &mut [u8], deadline: Option<Instant>) -> Result<(u64, GlobalId), Unread> {
+        loop {
+            self.hear()?;
+            let Some((index, len_bytes)) = self.find(deadline)? else {
+                self.sleep(deadline)?;
+                continue;
+            };
+            let ring = &mut self.rings[index];
+            let room = usize::try_from(len_bytes).ok().and_then(|len| into.get_mut(..len));
+            let Some(into) = room else { return Err(Unread::TooLong(len_bytes)) };
+            if let Err(error) = ring.take(self.shape, into) {
+                return Err(self.drop_ring(index, error).into());
+            }
+            self.latest = index;
+            return Ok((len_bytes, self.rings[index].writer));
+        }
+    }
+
+    /// Looks at all rings for a while, from the one after the latest on, for a message that is there in whole.
+    #[inline]
+    fn find(&mut self, deadline: Option<Instant>) -> Result<Option<(usize, u64)>, Error> {
+        let looks =
+            if deadline.is_some_and(|deadline| deadline <= Instant::now()) { LOOKS_AT_ONE } else { LOOKS };
+        for _ in 0..looks / LOOKS_AT_ONE {
+            let mut ended = None;
+            for step in 1..=self.rings.len() {
+                let index = (self.latest + step) % self.rings.len();
+                match self.rings[index].look(self.shape) {
+                    Ok(Next::Nothing) => {}
+                    Ok(Next::Message { len_bytes }) => return Ok(Some((index, len_bytes))),
+                    Ok(Next::End) => ended = Some(index),
+                    Err(error) => return Err(self.drop_ring(index, error)),
+                }
+            }
+            if let Some(index) = ended {
+                self.drop_ended(index);
+            }
+            if self.has_news() || self.rings.is_empty() {
+                return Ok(None);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Nothing comes of a writer any more. That its connection was lost the shim does not see.
+    #[cold]
+    fn drop_ended(&mut self, index: usize) {
+        let ring = self.rings.swap_remove(index);
+        if !ring.is_last && ring.end.down().is_some() {
+            let _ = self.descriptor.cut(ring.number);
+        }
+    }
+
+    /// Has nothing more to do with a writer, who is told so.
+    #[cold]
+    fn drop_ring(&mut self, index: usize, error: Error) -> Error {
+        let ring = self.rings.swap_remove(index);
+        // The shim may have ended it before.
+        let _ = self.descriptor.cut(ring.number);
+        error
+    }
+
+    #[inline]
+    fn has_news(&self) -> bool {
+        let state = self.descriptor.state();
+        state.packets() != self.packets || state.over().is_some()
+    }
+
+    /// Takes what the shim has told: before each message, so that what was revoked is not read.
+    #[inline]
+    fn hear(&mut self) -> Result<(), Error> {
+        if self.has_news() { self.hear_all() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn hear_all(&mut self) -> Result<(), Error> {
+        let state = self.descriptor.state();
+        while self.packets != state.packets() {
+            let packet = self.socket.receive(None)?.ok_or_else(shim_gone)?;
+            self.packets = self.packets.wrapping_add(1);
+            let told: ShimToProcess = decode("what the shim says of a FIFO", &packet.bytes)?;
+            match told.body {
+                Some(Body::Joined(joined)) => self.join(&joined, packet.fds),
+                Some(Body::Parted(parted)) => self.part(&parted),
+                _ => {
+                    return Err(Error::new(
+                        Code::Protocol,
+                        "the shim said something of a FIFO that makes no sense",
+                    ));
+                }
+            }
+        }
+        match state.over() {
+            None => Ok(()),
+            Some(Code::PermissionDenied) => {
+                let message = format!("the right to read FIFO {} was revoked", self.object);
+                Err(Error::new(Code::PermissionDenied, message))
+            }
+            Some(code) => Err(Error::new(code, format!("FIFO {} is over: {code}", self.object))),
+        }
+    }
+
+    /// A writer that cannot be connected is told so; the others go on.
+    fn join(&mut self, joined: &FifoJoined, fds: Vec<OwnedFd>) {
+        let (number, writer) = (joined.connection, GlobalId::from_bits(joined.peer));
+        match connected(joined, fds, self.shape) {
+            Ok((end, region, bell)) => {
+                self.rings.push(Ring { number, writer, end, region, bell, next: 0, is_last: false });
+            }
+            Err(_) => drop(self.descriptor.cut(number)),
+        }
+    }
+
+    fn part(&mut self, parted: &FifoParted) {
+        if parted.at_once {
+            self.rings.retain(|ring| ring.number != parted.connection);
+        } else if let Some(ring) = self.rings.iter_mut().find(|ring| ring.number == parted.connection) {
+            ring.is_last = true;
+        }
+    }
+
+    /// Sleeps until there may be something.
+    #[cold]
+    fn sleep(&mut self, deadline: Option<Instant>) -> Result<(), Error> {
+        if self.has_news() {
+            return Ok(());
+        }
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        if left == Some(Duration::ZERO) {
+            return Err(Error::new(
+                Code::DeadlineExceeded,
+                format!("nobody has written to FIFO {}", self.object),
+            ));
+        }
+        let shape = self.shape;
+        if self.rings.iter_mut().any(|ring| ring.may_have(shape)) {
+            return Ok(());
+        }
+        let socket = Some(self.socket.as_fd());
+        let watched: Vec<BorrowedFd<'_>> =
+            socket.into_iter().chain(self.rings.iter().filter_map(Ring::wakes)).collect();
+        let mut polled: Vec<_> = watched.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(&mut polled, left.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(Error::new(Code::System, format!("poll failed: {errno}"))),
+        }
+        let is_told = polled.first().is_some_and(|socket| !socket.revents().is_empty());
+        drop(polled);
+        self.rings.iter().for_each(Ring::hush);
+        if is_told { self.await_news() } else { Ok(()) }
+    }
+
+    /// A packet is there, which is counted a moment later; or the shim is gone.
+    fn await_news(&self) -> Result<(), Error> {
+        while !self.has_news() {
+            if self.socket.is_closed() {
+                return Err(shim_gone());
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.descriptor.close();
+    }
+}
+
+impl Ring {
+    fn line(&self, shape: FifoShape, position: Position) -> Result<(&Line, &Watch), Error> {
+        let at = shape.line(position.line);
+        match (self.region.view::<Line>(at.line), self.region.view::<Watch>(at.watch)) {
+            (Some(line), Some(watch)) => Ok((line, watch)),
+            _ => Err(Error::new(Code::Internal, "a FIFO's region is smaller than its layout")),
+        }
+    }
+
+    /// Whether the next message is there in whole.
+    #[inline]
+    fn look(&mut self, shape: FifoShape) -> Result<Next, Error> {
+        let first = Position::new(self.next, shape.lines);
+        let (line, watch) = self.line(shape, first)?;
+        if !self.end.spin((line, watch), first.turn, LOOKS_AT_ONE) {
+            let is_over = self.is_last || self.end.down().is_some();
+            return Ok(if is_over && !line.is(first.turn) { Next::End } else { Next::Nothing });
+        }
+        let part = Part::decode(line.read()).ok_or_else(|| self.nonsense("what is no part of a message"))?;
+        match part.kind {
+            Kind::First if part.message_bytes <= shape.max_message_bytes() => {}
+            Kind::End => return Ok(Next::End),
+            Kind::First => return Err(self.nonsense("a message that is longer than its ring")),
+            Kind::Next => return Err(self.nonsense("a message without a beginning")),
+        }
+        let last = Position::new(self.next + shape.parts(part.message_bytes) - 1, shape.lines);
+        let (line, watch) = self.line(shape, last)?;
+        // Of what its writer leaves undone there is no message.
+        match self.end.spin((line, watch), last.turn, LOOKS_AT_ONE) {
+            true => Ok(Next::Message { len_bytes: part.message_bytes }),
+            false if self.is_last || self.end.down().is_some() => Ok(Next::End),
+            false => Ok(Next::Nothing),
+        }
+    }
+
+    /// Copies the message out that [`Ring::look`] has found to have as many bytes.
+    #[inline]
+    fn take(&mut self, shape: FifoShape, into: &mut [u8]) -> Result<(), Error> {
+        let mut rest = into;
+        for _ in 0..shape.parts(rest.len() as u64) {
+            let position = Position::new(self.next, shape.lines);
+            let (part, more) = rest.split_at_mut(rest.len().min(shape.slot_bytes as usize));
+            if part.len() <= INLINE_BYTES {
+                let (line, _) = self.line(shape, position)?;
+                let (_, body) = line.read::<6>();
+                let mut words = [0; super::INLINE_WORDS];
+                words.copy_from_slice(&body[1..]);
+                from_words(&words, part);
+            } else {
+                let read = self.region.read(shape.payload(position.line), part);
+                read.ok_or_else(|| Error::new(Code::Internal, "a FIFO's region is smaller than its layout"))?;
+            }
+            rest = more;
+            self.next += 1;
+            if shape.ends_quarter(position) {
+                let (at, turn) = shape.acknowledgement(position);
+                // A writer that is gone needs to know of no room.
+                let _ = self.end.put_imm(at, turn, 0, &[]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there is something, or else has itself woken when there is.
+    fn may_have(&mut self, shape: FifoShape) -> bool {
+        match self.look(shape) {
+            Ok(Next::Nothing) => {}
+            _ => return true,
+        }
+        let first = Position::new(self.next, shape.lines);
+        let Ok((line, watch)) = self.line(shape, first) else { return true };
+        let awaited = if line.is(first.turn) {
+            // The beginning is there, and its end is not.
+            let bytes = Part::decode(line.read()).map_or(0, |part| part.message_bytes);
+            Position::new(self.next + shape.parts(bytes) - 1, shape.lines)
+        } else {
+            first
+        };
+        match self.line(shape, awaited) {
+            Ok((line, _)) if self.bell.is_some() => !line.ask_bell(watch, awaited.turn),
+            _ => false,
+        }
+    }
+
+    /// What is readable when there is something.
+    fn wakes(&self) -> Option<BorrowedFd<'_>> {
+        match (&self.bell, &self.end) {
+            (Some(bell), _) => Some(bell.as_fd()),
+            (None, Endpoint::Tcp(end)) => end.readable(),
+            _ => None,
+        }
+    }
+
+    fn hush(&self) {
+        match (&self.bell, &self.end) {
+            // Fails only if it was not rung.
+            (Some(bell), _) => drop(rustix::io::read(bell, &mut [0u8; 8])),
+            // What has failed shows when it is looked at.
+            (None, Endpoint::Tcp(end)) => drop(end.progress()),
+            _ => {}
+        }
+    }
+
+    #[cold]
+    fn nonsense(&self, what: &str) -> Error {
+        Error::new(Code::Protocol, format!("process {} has written {what}", self.writer))
+    }
+}
+
+impl From<PacketError> for Unread {
+    fn from(error: PacketError) -> Unread {
+        Unread::Error(error.into())
+    }
+}

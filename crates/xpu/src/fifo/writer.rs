@@ -1,0 +1,184 @@
+//! The writing end of a FIFO.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use sublet_fabric::line::{Line, Turn, Watch};
+use sublet_fabric::region::Region;
+use sublet_fabric::ring::Position;
+use sublet_fabric::window::{Address, LineAddress};
+use sublet_fabric::{Endpoint, FabricError};
+use sublet_proto::{Code, Error};
+
+use super::{FifoShape, INLINE_BYTES, Kind, LOOKS, Part, REGION, to_words};
+use crate::capability::GlobalId;
+use crate::process::Descriptor;
+
+/// See the [module](super). When it is dropped, the reader gets what was written, and then the writer's end.
+pub struct Writer {
+    descriptor: Arc<Descriptor>,
+    object: GlobalId,
+    end: Endpoint,
+    /// Where the reader acknowledges: the connection's region, or this end's own.
+    region: Region,
+    shape: FifoShape,
+    next: u64,
+    /// How many positions are known to be taken.
+    taken: u64,
+}
+
+impl Writer {
+    pub(crate) fn new(
+        descriptor: Arc<Descriptor>,
+        object: GlobalId,
+        (end, region): (Endpoint, Region),
+        shape: FifoShape,
+    ) -> Writer {
+        Writer { descriptor, object, end, region, shape, next: 0, taken: 0 }
+    }
+
+    /// The FIFO.
+    pub fn object(&self) -> GlobalId {
+        self.object
+    }
+
+    /// How large its ring is.
+    pub fn shape(&self) -> FifoShape {
+        self.shape
+    }
+
+    /// Its number in this process.
+    pub fn descriptor(&self) -> u32 {
+        self.descriptor.number()
+    }
+
+    /// Writes a message. It waits until there is room for all of it, at most until then (none: as long as it takes), and not
+    /// until it is read.
+    ///
+    /// # Errors
+    /// `invalid_argument` for a message that is longer than the ring; `deadline_exceeded` while it is full; `permission_denied`
+    /// after the right was revoked; `lease_ended` if nobody reads any more; `agent_unreachable` if the connection is lost.
+    /// Nothing of the message was written then.
+    #[inline]
+    pub fn write(&mut self, message: &[u8], deadline: Option<Instant>) -> Result<(), Error> {
+        let len_bytes = message.len() as u64;
+        if len_bytes > self.shape.max_message_bytes() {
+            return Err(self.too_long(len_bytes));
+        }
+        self.check()?;
+        let end = self.next + self.shape.parts(len_bytes);
+        if end > self.taken + u64::from(self.shape.lines) {
+            self.await_room(end, deadline)?;
+        }
+        let mut kind = Kind::First;
+        let mut rest = message;
+        while self.next < end {
+            let (part, more) = rest.split_at(rest.len().min(self.shape.slot_bytes as usize));
+            self.put(kind, len_bytes, part).map_err(|error| self.lost(&error))?;
+            (kind, rest) = (Kind::Next, more);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn put(&mut self, kind: Kind, message_bytes: u64, part: &[u8]) -> Result<(), FabricError> {
+        let position = Position::new(self.next, self.shape.lines);
+        let inline = if part.len() <= INLINE_BYTES {
+            to_words(part)
+        } else {
+            let offset = self.shape.payload(position.line);
+            self.end.put(Address { region: REGION, offset }, part)?;
+            Default::default()
+        };
+        let (immediate, body) = Part { kind, message_bytes, inline }.encode();
+        self.end.put_imm(self.shape.line(position.line), position.turn, immediate, &body)?;
+        self.next += 1;
+        Ok(())
+    }
+
+    /// Waits until all positions before `end` are free.
+    #[cold]
+    fn await_room(&mut self, end: u64, deadline: Option<Instant>) -> Result<(), Error> {
+        let lines = u64::from(self.shape.lines);
+        // The last position of which somebody must have taken the one a lap before. Quarters are acknowledged in their order.
+        let needed = Position::new(end - 1 - lines, self.shape.lines);
+        let (address, turn) = self.shape.acknowledgement(needed);
+        if !self.is_acknowledged(address, turn, deadline)? {
+            self.check()?;
+            let message = format!("FIFO {} stays full: its reader takes nothing", self.object);
+            return Err(Error::new(Code::DeadlineExceeded, message));
+        }
+        let quarter = lines / u64::from(super::QUARTERS);
+        self.taken = (end - 1 - lines) / quarter * quarter + quarter;
+        Ok(())
+    }
+
+    fn is_acknowledged(&self, at: LineAddress, turn: Turn, deadline: Option<Instant>) -> Result<bool, Error> {
+        let (Some(line), Some(watch)) =
+            (self.region.view::<Line>(at.line), self.region.view::<Watch>(at.watch))
+        else {
+            return Err(Error::new(Code::Internal, "a FIFO's region is smaller than its layout"));
+        };
+        if self.end.spin((line, watch), turn, LOOKS) {
+            return Ok(true);
+        }
+        let descriptor = &self.descriptor;
+        let is_there = self.end.wait((line, watch), turn, deadline, || descriptor.state().over().is_some());
+        if !is_there && let Some(reason) = self.end.down() {
+            self.check()?;
+            return Err(self.gone(&reason));
+        }
+        Ok(is_there)
+    }
+
+    /// Whether it may still be written to.
+    #[inline]
+    fn check(&self) -> Result<(), Error> {
+        match self.descriptor.state().over() {
+            None => Ok(()),
+            Some(code) => Err(self.over(code)),
+        }
+    }
+
+    #[cold]
+    fn over(&self, code: Code) -> Error {
+        let object = self.object;
+        let message = match code {
+            Code::PermissionDenied => format!("the right to write to FIFO {object} was revoked"),
+            Code::LeaseEnded => format!("nobody reads FIFO {object} any more"),
+            code => format!("the connection to FIFO {object} is over: {code}"),
+        };
+        Error::new(code, message)
+    }
+
+    #[cold]
+    fn too_long(&self, len_bytes: u64) -> Error {
+        let most = self.shape.max_message_bytes();
+        let message =
+            format!("a message of {len_bytes} bytes: the rings of FIFO {} have {most}", self.object);
+        Error::new(Code::InvalidArgument, message)
+    }
+
+    /// Why nothing can be sent, of which the shim may know more.
+    #[cold]
+    fn lost(&self, error: &FabricError) -> Error {
+        self.check().err().unwrap_or_else(|| self.gone(&error.to_string()))
+    }
+
+    #[cold]
+    fn gone(&self, reason: &str) -> Error {
+        let message = format!("the connection to FIFO {} is lost: {reason}", self.object);
+        Error::new(Code::AgentUnreachable, message)
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // Where there is no room for the end, or no connection, the reader learns of it from its shim.
+        let has_room = self.next < self.taken + u64::from(self.shape.lines);
+        if has_room && self.check().is_ok() {
+            let _ = self.put(Kind::End, 0, &[]);
+        }
+        self.descriptor.close();
+    }
+}

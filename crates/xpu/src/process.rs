@@ -1,0 +1,472 @@
+//! A process as it sees itself: its calls to the shim, and its descriptors.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use sublet_fabric::bell::Bell;
+use sublet_fabric::exposed::{Exposed, RemoteRegion};
+use sublet_fabric::line::{Line, Turn, Watch};
+use sublet_fabric::packet::{Packet, PacketSocket};
+use sublet_fabric::region::{Region, take_pages};
+use sublet_fabric::ring::{Occupant, Sender};
+use sublet_fabric::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
+use sublet_fabric::tcp::{self, Stream};
+use sublet_fabric::tls::Identity;
+use sublet_fabric::window::Window;
+use sublet_fabric::{Endpoint, FabricError, shm};
+use sublet_proto::v1::shim_to_process::Body;
+use sublet_proto::v1::{EnterShim, Entered, FifoJoined, FifoMade, ShimToProcess};
+use sublet_proto::{Code, Error, decode};
+
+use crate::capability::{GlobalId, Rights};
+use crate::fifo::{FifoShape, REGION, Reader, Writer};
+use crate::wire::{self, DESCRIPTORS, MAX_NAME_BYTES, Operation, PAYLOAD_BYTES, RECORDS, Request, State};
+
+/// How often is looked for an answer before the caller sleeps.
+const LOOKS: u32 = 20_000;
+/// How long the caller sleeps at most before it looks whether the shim is still there.
+const NAP: Duration = Duration::from_millis(50);
+/// How long is waited at first between two tries to connect to a FIFO that nobody reads, and at most.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(50);
+const LONGEST_PAUSE: Duration = Duration::from_millis(5);
+/// How long the shim may take to let a process in.
+const ENTER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// A global process: this one. It is left when this and all that was made of it are dropped.
+#[derive(Clone)]
+pub struct Process {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    pid: GlobalId,
+    socket: PacketSocket,
+    page: Region,
+    bell: Bell,
+    ring: Sender,
+    /// A bit for each record that is free.
+    free: AtomicU32,
+    /// How often each record was used. Written by who has the record.
+    uses: [AtomicU32; RECORDS as usize],
+    /// Held from a call to the packet that comes with its answer.
+    packets: Mutex<()>,
+}
+
+/// What a process has by a number, until it closes it.
+pub(crate) struct Descriptor {
+    process: Arc<Shared>,
+    number: u32,
+}
+
+impl Process {
+    /// Becomes a global process by the socket that this process was started with.
+    ///
+    /// # Errors
+    /// What the shim says, as that the process may not; `version_mismatch`; `agent_unreachable`.
+    pub fn enter(socket: PacketSocket) -> Result<Process, Error> {
+        socket.send(&EnterShim { version: wire::VERSION }.encode_to_vec(), &[])?;
+        let packet = socket.receive(Some(ENTER_PATIENCE))?.ok_or_else(shim_gone)?;
+        let Packet { bytes, fds } = packet;
+        let Entered { pid } = match told(&bytes)? {
+            Body::Entered(entered) => entered,
+            _ => return Err(out_of_turn()),
+        };
+        let [page, bell] = descriptors("the shim's page and bell", fds)?;
+        let page = Region::attach(page, wire::PAGE_BYTES)?;
+        let shared = Shared {
+            pid: GlobalId::from_bits(pid),
+            socket,
+            page,
+            bell: Bell(Some(bell)),
+            ring: Sender::new(RECORDS),
+            free: AtomicU32::new((1 << RECORDS) - 1),
+            uses: std::array::from_fn(|_| AtomicU32::new(0)),
+            packets: Mutex::new(()),
+        };
+        Ok(Process { shared: Arc::new(shared) })
+    }
+
+    /// Its global id (`get_xpupid`).
+    pub fn pid(&self) -> GlobalId {
+        self.shared.pid
+    }
+
+    /// Grants rights to a FIFO to another process (`grant_cap`), on whichever processing unit. They hold when this returns.
+    ///
+    /// # Errors
+    /// `permission_denied` without the right to own it, or a right that the caller has not; `invalid_argument` if there is no such
+    /// process or FIFO, or they are another tenant's.
+    pub fn grant(&self, to: GlobalId, object: GlobalId, rights: Rights) -> Result<(), Error> {
+        let words = [to.to_bits(), object.to_bits(), u64::from(rights.to_bits())];
+        self.shared.call(Operation::Grant, words, &[]).map(drop)
+    }
+
+    /// Revokes rights (`revoke_cap`), and ends the connections that were made by them. When this returns no message passes any more.
+    ///
+    /// # Errors
+    /// As for [`Process::grant`].
+    pub fn revoke(&self, from: GlobalId, object: GlobalId, rights: Rights) -> Result<(), Error> {
+        let words = [from.to_bits(), object.to_bits(), u64::from(rights.to_bits())];
+        self.shared.call(Operation::Revoke, words, &[]).map(drop)
+    }
+
+    /// What this process may do with a FIFO.
+    pub fn rights(&self, object: GlobalId) -> Result<Rights, Error> {
+        let rights = self.shared.call(Operation::Rights, [object.to_bits(), 0, 0], &[])?;
+        Rights::from_bits(rights as u32)
+    }
+
+    /// Makes a FIFO that this process reads and owns (`xfifo_init`). Its name is good in the whole computer, among the tenant's; an
+    /// empty one is none. The FIFO ends with this process.
+    ///
+    /// # Errors
+    /// `invalid_argument` for a name or shape that cannot be, `already_allocated` if the name is taken on any processing unit.
+    pub fn init(&self, name: &str, shape: FifoShape) -> Result<Reader, Error> {
+        check_name(name)?;
+        let FifoShape { lines, slot_bytes } = shape.check()?;
+        self.reader(Operation::Init, [u64::from(lines), u64::from(slot_bytes), 0], name)
+    }
+
+    /// Connects to a FIFO by its name to write to it (`xfifo_connect`). While nobody reads it, it waits until then at most.
+    ///
+    /// # Errors
+    /// `permission_denied` without the right to write; `invalid_argument` if there is no such FIFO; `deadline_exceeded`.
+    pub fn connect(&self, name: &str, deadline: Option<Instant>) -> Result<Writer, Error> {
+        check_name(name)?;
+        self.retry(deadline, || self.writer(0, name))
+    }
+
+    /// The same by its id.
+    ///
+    /// # Errors
+    /// As for [`Process::connect`].
+    pub fn connect_to(&self, object: GlobalId, deadline: Option<Instant>) -> Result<Writer, Error> {
+        self.retry(deadline, || self.writer(object.to_bits(), ""))
+    }
+
+    /// Connects to a FIFO by its name to read it, when its reader has closed it.
+    ///
+    /// # Errors
+    /// As for [`Process::connect`], with the right to read.
+    pub fn connect_to_read(&self, name: &str, deadline: Option<Instant>) -> Result<Reader, Error> {
+        check_name(name)?;
+        self.retry(deadline, || self.reader(Operation::ConnectToRead, [0; 3], name))
+    }
+
+    fn retry<T>(
+        &self,
+        deadline: Option<Instant>,
+        connect: impl Fn() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let mut pause = SHORTEST_PAUSE;
+        loop {
+            match connect() {
+                Err(error) if error.code == Code::TryLater => {
+                    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+                    if left == Some(Duration::ZERO) {
+                        return Err(Error::new(Code::DeadlineExceeded, error.message));
+                    }
+                    std::thread::sleep(left.map_or(pause, |left| left.min(pause)));
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn writer(&self, object: u64, name: &str) -> Result<Writer, Error> {
+        let (number, body, fds) =
+            self.shared.call_for_packet(Operation::Connect, [object, 0, 0], name.as_bytes())?;
+        let descriptor = self.descriptor(number);
+        let Body::Joined(joined) = body else { return Err(out_of_turn()) };
+        let connected = shape(joined.lines, joined.slot_bytes)
+            .and_then(|shape| Ok((connected_to_write(&joined, fds, shape)?, shape)));
+        match connected {
+            Ok((ends, shape)) => Ok(Writer::new(descriptor, GlobalId::from_bits(joined.object), ends, shape)),
+            Err(error) => {
+                descriptor.close();
+                Err(error)
+            }
+        }
+    }
+
+    fn reader(&self, operation: Operation, words: [u64; 3], name: &str) -> Result<Reader, Error> {
+        let (number, body, fds) = self.shared.call_for_packet(operation, words, name.as_bytes())?;
+        let descriptor = self.descriptor(number);
+        let Body::Made(FifoMade { object, lines, slot_bytes }) = body else { return Err(out_of_turn()) };
+        let [socket] = descriptors("a FIFO's socket", fds)?;
+        let shape = shape(lines, slot_bytes)?;
+        Ok(Reader::new(descriptor, GlobalId::from_bits(object), PacketSocket::from(socket), shape))
+    }
+
+    fn descriptor(&self, number: u32) -> Arc<Descriptor> {
+        Arc::new(Descriptor { process: self.shared.clone(), number })
+    }
+}
+
+impl Descriptor {
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// How it stands.
+    #[inline]
+    pub(crate) fn state(&self) -> State {
+        let word: Option<&AtomicU64> = self.process.page.view(wire::state(self.number));
+        // A number that the page has no place for is refused when it is given out.
+        word.map_or(State(0), |word| State(word.load(Ordering::Acquire)))
+    }
+
+    /// Gives it back. The shim may know already that it is over.
+    pub(crate) fn close(&self) {
+        let _ = self.process.call(Operation::Close, [u64::from(self.number), 0, 0], &[]);
+    }
+
+    /// Ends one of the connections of a FIFO that is read.
+    pub(crate) fn cut(&self, connection: u32) -> Result<(), Error> {
+        let words = [u64::from(self.number), u64::from(connection), 0];
+        self.process.call(Operation::Cut, words, &[]).map(drop)
+    }
+}
+
+impl Shared {
+    /// Calls the shim, and waits for its answer.
+    #[inline]
+    fn call(&self, operation: Operation, words: [u64; 3], payload: &[u8]) -> Result<u64, Error> {
+        let record = self.claim_record();
+        let answered = self.call_by(record, operation, words, payload);
+        self.free.fetch_or(1 << record, Ordering::Release);
+        answered
+    }
+
+    /// A record that is free. There are as many as a process has calls under way; more threads wait.
+    fn claim_record(&self) -> u32 {
+        loop {
+            let free = self.free.load(Ordering::Relaxed);
+            let record = free.trailing_zeros();
+            if record < RECORDS && self.free.fetch_and(!(1 << record), Ordering::Acquire) & 1 << record != 0 {
+                return record;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn call_by(
+        &self,
+        record: u32,
+        operation: Operation,
+        words: [u64; 3],
+        payload: &[u8],
+    ) -> Result<u64, Error> {
+        let uses = &self.uses[record as usize];
+        let turn = Turn::of_use(u64::from(uses.fetch_add(1, Ordering::Relaxed)));
+        let page_is_short = || Error::new(Code::Internal, "the shim's page is smaller than its layout");
+        self.page.write(wire::payload(record), payload).ok_or_else(page_is_short)?;
+        let request = Request {
+            operation: operation as u16,
+            record: record as u16,
+            turn,
+            len_bytes: payload.len() as u32,
+            words,
+        };
+        let by = Occupant { record: record as u16, turn };
+        // There are as many lines as records, and each line's last occupant has its answer when its record is free.
+        let position = loop {
+            match self.ring.claim(by, |_, last| self.is_answered(u32::from(last.record), last.turn)) {
+                Some(position) => break position,
+                None => std::thread::yield_now(),
+            }
+        };
+        let line: &Line = self.page.view(wire::request(position.line)).ok_or_else(page_is_short)?;
+        let watch: &Watch = self.page.view(wire::REQUEST_WATCH).ok_or_else(page_is_short)?;
+        let (immediate, body) = request.encode();
+        if line.publish(watch, position.turn, immediate, &body) {
+            self.bell.ring();
+        }
+        self.ring.sent(position, by);
+        self.await_answer(record, turn)
+    }
+
+    fn is_answered(&self, record: u32, turn: Turn) -> bool {
+        let line: Option<&Line> = self.page.view(wire::answer(record));
+        // Whose record is used anew has been answered.
+        line.is_some_and(|line| line.is(turn))
+            || self.uses[record as usize].load(Ordering::Relaxed) != turn.to_bits()
+    }
+
+    fn await_answer(&self, record: u32, turn: Turn) -> Result<u64, Error> {
+        let page_is_short = || Error::new(Code::Internal, "the shim's page is smaller than its layout");
+        let line: &Line = self.page.view(wire::answer(record)).ok_or_else(page_is_short)?;
+        let watch: &Watch = self.page.view(wire::answer_watch(record)).ok_or_else(page_is_short)?;
+        if !line.spin(turn, LOOKS) {
+            while !line.wait(watch, turn, Some(Instant::now() + NAP), || false) {
+                if self.socket.is_closed() && !line.is(turn) {
+                    return Err(shim_gone());
+                }
+            }
+        }
+        let (status, [value, len_bytes]) = line.read();
+        if status == 0 {
+            return Ok(value);
+        }
+        let mut message = vec![0; len_bytes.min(PAYLOAD_BYTES) as usize];
+        self.page.read(wire::payload(record), &mut message).ok_or_else(page_is_short)?;
+        Err(Error::new(Code::from_number(status), String::from_utf8_lossy(&message)))
+    }
+
+    /// Calls for a descriptor, with whose number comes a packet.
+    fn call_for_packet(
+        &self,
+        operation: Operation,
+        words: [u64; 3],
+        payload: &[u8],
+    ) -> Result<(u32, Body, Vec<OwnedFd>), Error> {
+        let _held = lock(&self.packets);
+        let number = self.call(operation, words, payload)?;
+        let number =
+            u32::try_from(number).ok().filter(|&number| number < DESCRIPTORS).ok_or_else(out_of_turn)?;
+        // It was sent before the answer.
+        let packet = self.socket.receive(Some(NAP))?.ok_or_else(shim_gone)?;
+        Ok((number, told(&packet.bytes)?, packet.fds))
+    }
+}
+
+/// An end of a connection as its reader has it, with the region that its writer writes and the bell that it rings.
+pub(crate) fn connected(
+    joined: &FifoJoined,
+    fds: Vec<OwnedFd>,
+    expected: FifoShape,
+) -> Result<(Endpoint, Region, Option<OwnedFd>), Error> {
+    if shape(joined.lines, joined.slot_bytes)? != expected {
+        return Err(out_of_turn());
+    }
+    let Some(across) = &joined.across else {
+        let [file, bell] = descriptors("a FIFO's region and bell", fds)?;
+        let region = Region::attach(file, expected.region_bytes())?;
+        // They count as the reader's, whoever writes them.
+        take_pages(region.fd(), 0, region.len_bytes())?;
+        return Ok((within(&region, None)?, region, Some(bell)));
+    };
+    let [socket] = descriptors("a FIFO's connection", fds)?;
+    let region = Region::create("sublet-fifo", expected.region_bytes())?;
+    take_pages(region.fd(), 0, region.len_bytes())?;
+    let stream = match across.private_key.as_slice() {
+        [] => Stream::plain(socket.into())?,
+        key => {
+            let identity = Identity { certificate: across.certificate.clone(), private_key: key.to_vec() };
+            Stream::encrypted_server(socket.into(), &identity)?
+        }
+    };
+    let end = across_units(&region, stream, (across.own_key, across.peer_key, FifoShape::WRITER_BYTES))?;
+    Ok((end, region, None))
+}
+
+/// An end of a connection as its writer has it, with the region in which its reader acknowledges.
+fn connected_to_write(
+    joined: &FifoJoined,
+    fds: Vec<OwnedFd>,
+    shape: FifoShape,
+) -> Result<(Endpoint, Region), Error> {
+    let Some(across) = &joined.across else {
+        let [file, bell] = descriptors("a FIFO's region and bell", fds)?;
+        let region = Region::attach(file, shape.region_bytes())?;
+        return Ok((within(&region, Some(bell))?, region));
+    };
+    let [socket] = descriptors("a FIFO's connection", fds)?;
+    let region = Region::create("sublet-fifo", FifoShape::WRITER_BYTES)?;
+    let stream = match across.certificate.as_slice() {
+        [] => Stream::plain(socket.into())?,
+        certificate => Stream::encrypted_client(socket.into(), certificate).map_err(unheard)?,
+    };
+    let end = across_units(&region, stream, (across.own_key, across.peer_key, shape.region_bytes()))?;
+    Ok((end, region))
+}
+
+/// The reader's part of a handshake comes when it reads: until then its writers try again.
+fn unheard(error: FabricError) -> Error {
+    match error {
+        FabricError::Disconnected { reason } => Error::new(
+            Code::TryLater,
+            format!("the reader of the FIFO has not taken the connection: {reason}"),
+        ),
+        error => error.into(),
+    }
+}
+
+/// Within a processing unit: the other end's region is this one's.
+fn within(region: &Region, bell: Option<OwnedFd>) -> Result<Endpoint, Error> {
+    let window = Window::reserve(1, region.len_bytes())?;
+    window.map(REGION, region.fd(), region.len_bytes())?;
+    Ok(Endpoint::Shm(shm::Endpoint::new(window, bell)))
+}
+
+/// Between two: by keys that the shims have agreed on.
+fn across_units(
+    region: &Region,
+    stream: Stream,
+    (own_key, peer_key, peer_bytes): (u64, u64, u64),
+) -> Result<Endpoint, Error> {
+    let exposed = Exposed::by_key(region, own_key)?;
+    let end = tcp::Endpoint::new(Arc::new(exposed), None);
+    end.connect(stream)?;
+    end.reach(REGION, RemoteRegion { key: peer_key, base: 0, len_bytes: peer_bytes })?;
+    Ok(Endpoint::Tcp(end))
+}
+
+fn told(bytes: &[u8]) -> Result<Body, Error> {
+    match decode::<ShimToProcess>("what the shim says", bytes)?.body {
+        Some(Body::Failure(failure)) => Err(Error::new(Code::from_number(failure.code), failure.message)),
+        Some(body) => Ok(body),
+        None => Err(out_of_turn()),
+    }
+}
+
+fn shape(lines: u32, slot_bytes: u32) -> Result<FifoShape, Error> {
+    FifoShape { lines, slot_bytes }.check()
+}
+
+fn check_name(name: &str) -> Result<(), Error> {
+    let len = name.len();
+    if len > MAX_NAME_BYTES {
+        let message = format!("a FIFO's name of {len} bytes: it has at most {MAX_NAME_BYTES}");
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    match name.chars().find(|c| c.is_control()) {
+        None => Ok(()),
+        Some(c) => Err(Error::new(
+            Code::InvalidArgument,
+            format!("a FIFO's name with the character {c:?}: {name:?}"),
+        )),
+    }
+}
+
+fn descriptors<const N: usize>(what: &str, fds: Vec<OwnedFd>) -> Result<[OwnedFd; N], Error> {
+    let count = fds.len();
+    fds.try_into().map_err(|_| {
+        Error::new(Code::Protocol, format!("{what} came with {count} descriptors instead of {N}"))
+    })
+}
+
+fn out_of_turn() -> Error {
+    Error::new(Code::Protocol, "the shim has answered what was not asked")
+}
+
+/// Nothing comes of it any more.
+pub(crate) fn shim_gone() -> Error {
+    Error::new(Code::AgentUnreachable, "the agent of this processing unit is gone")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_a_length_and_no_control_characters() {
+        assert!(check_name("").is_ok() && check_name("frames/left eye").is_ok());
+        assert!(check_name(&"x".repeat(MAX_NAME_BYTES)).is_ok());
+        assert!(check_name(&"x".repeat(MAX_NAME_BYTES + 1)).unwrap_err().message.contains("129"));
+        assert!(check_name("a\nb").unwrap_err().message.contains("'\\n'"));
+    }
+}

@@ -1,0 +1,219 @@
+//! The page that a process shares with its agent's shim, and what they say there.
+//!
+//! A call is a [line](sublet_fabric::line) of the process's ring, whose body says what is wanted; what is longer lies in the
+//! payload slot of the call's record. The answer is the record's own line (Molecule 5: small arguments by a queue, the rest in
+//! memory of this process, answers polled). Several threads of the process may call at a time; the ring is theirs alone.
+//!
+//! ```text
+//! 0      requests: a ring of lines, then its watch        written by the process
+//! 1088   answers: a line for each record                  written by the shim
+//! 2112   watches of the answers                           both
+//! 3136   states: a word for each descriptor               written by the shim
+//! 8192   payloads: 4 KiB for each record                  both
+//! ```
+
+use sublet_fabric::line::{LINE_BYTES, Turn};
+use sublet_proto::{Code, Error};
+
+/// Calls of a process that are under way at a time.
+pub const RECORDS: u32 = 16;
+/// What a call or an answer can say beside its line, in bytes.
+pub const PAYLOAD_BYTES: u64 = 4096;
+/// Descriptors that a process has at a time.
+pub const DESCRIPTORS: u32 = 256;
+/// The page's size, in bytes.
+pub const PAGE_BYTES: u64 = PAYLOADS_AT + RECORDS as u64 * PAYLOAD_BYTES;
+/// Longest name of a FIFO, in bytes.
+pub const MAX_NAME_BYTES: usize = 128;
+/// Version of what is said here: process and agent are of one installation.
+pub const VERSION: u32 = 1;
+
+const ANSWERS_AT: u64 = (RECORDS as u64 + 1) * LINE_BYTES;
+const ANSWER_WATCHES_AT: u64 = ANSWERS_AT + RECORDS as u64 * LINE_BYTES;
+const STATES_AT: u64 = ANSWER_WATCHES_AT + RECORDS as u64 * LINE_BYTES;
+const PAYLOADS_AT: u64 = 8192;
+
+const _: () = {
+    assert!(ANSWERS_AT == 1088 && ANSWER_WATCHES_AT == 2112 && STATES_AT == 3136);
+    assert!(STATES_AT + DESCRIPTORS as u64 * 8 <= PAYLOADS_AT);
+};
+
+/// Where the watch of the requests' ring is.
+pub const REQUEST_WATCH: u64 = RECORDS as u64 * LINE_BYTES;
+
+/// Where a line of the requests' ring is.
+pub const fn request(line: u32) -> u64 {
+    line as u64 * LINE_BYTES
+}
+
+/// Where the answer of a record is,
+pub const fn answer(record: u32) -> u64 {
+    ANSWERS_AT + record as u64 * LINE_BYTES
+}
+
+/// and its watch.
+pub const fn answer_watch(record: u32) -> u64 {
+    ANSWER_WATCHES_AT + record as u64 * LINE_BYTES
+}
+
+/// Where a record's payload is.
+pub const fn payload(record: u32) -> u64 {
+    PAYLOADS_AT + record as u64 * PAYLOAD_BYTES
+}
+
+/// Where the state of a descriptor is: how many packets the shim has sent about it (low half), and if it is over, the code of
+/// the error (high half).
+pub const fn state(descriptor: u32) -> u64 {
+    STATES_AT + descriptor as u64 * 8
+}
+
+/// What can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Operation {
+    /// Grants rights: the process, the object, the rights.
+    Grant = 1,
+    /// Revokes them.
+    Revoke = 2,
+    /// Which rights the caller has to an object.
+    Rights = 3,
+    /// Makes a FIFO that the caller reads: lines of a ring, bytes of a slot; the payload is its name. Answers the descriptor;
+    /// beside it comes a socket, by which the shim tells of writers.
+    Init = 4,
+    /// Connects to write to a FIFO: its id, or 0 and its name in the payload. Answers the descriptor; beside it comes what the
+    /// connection is.
+    Connect = 5,
+    /// Connects to read one that nobody reads; answers as [`Operation::Init`].
+    ConnectToRead = 6,
+    /// Closes a descriptor.
+    Close = 7,
+    /// Which object a descriptor is of.
+    Object = 8,
+    /// Ends one connection of a FIFO that the caller reads: the descriptor, the connection.
+    Cut = 9,
+}
+
+impl Operation {
+    /// From a number that a process said.
+    pub fn from_number(number: u16) -> Result<Operation, Error> {
+        const ALL: [Operation; 9] = [
+            Operation::Grant,
+            Operation::Revoke,
+            Operation::Rights,
+            Operation::Init,
+            Operation::Connect,
+            Operation::ConnectToRead,
+            Operation::Close,
+            Operation::Object,
+            Operation::Cut,
+        ];
+        let found = ALL.into_iter().find(|operation| *operation as u16 == number);
+        found.ok_or_else(|| Error::new(Code::Protocol, format!("there is no call {number} of the shim")))
+    }
+}
+
+/// A call, as its line says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What is wanted, as its number: it is for the shim to see whether there is such a thing.
+    pub operation: u16,
+    /// Whose answer and payload are meant.
+    pub record: u16,
+    /// Which turn the answer has.
+    pub turn: Turn,
+    /// Of the payload.
+    pub len_bytes: u32,
+    /// Arguments.
+    pub words: [u64; 3],
+}
+
+impl Request {
+    /// As immediate value and body of a line.
+    #[inline]
+    pub fn encode(&self) -> (u32, [u64; 4]) {
+        let immediate = u32::from(self.record) << 16 | u32::from(self.operation);
+        let [first, second, third] = self.words;
+        let head = u64::from(self.len_bytes) << 32 | u64::from(self.turn.to_bits());
+        (immediate, [head, first, second, third])
+    }
+
+    /// From a line.
+    #[inline]
+    pub fn decode((immediate, [head, first, second, third]): (u32, [u64; 4])) -> Request {
+        Request {
+            operation: immediate as u16,
+            record: (immediate >> 16) as u16,
+            turn: Turn::from_bits(head as u32),
+            len_bytes: (head >> 32) as u32,
+            words: [first, second, third],
+        }
+    }
+}
+
+/// A descriptor's state, taken apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct State(pub u64);
+
+impl State {
+    /// How many packets there are about it.
+    #[inline]
+    pub fn packets(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// Why it is over, if it is.
+    #[inline]
+    pub fn over(self) -> Option<Code> {
+        match (self.0 >> 32) as u32 {
+            0 => None,
+            number => Some(Code::from_number(number)),
+        }
+    }
+
+    /// With one packet more.
+    pub fn with_packet(self) -> State {
+        State(self.0 & !u64::from(u32::MAX) | u64::from(self.packets().wrapping_add(1)))
+    }
+
+    /// Over, for a reason; the first one counts.
+    pub fn with_end(self, code: Code) -> State {
+        if self.over().is_some() {
+            self
+        } else {
+            State(u64::from(self.packets()) | u64::from(code.number()) << 32)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_request_is_read_as_it_was_written(operation: u16, record: u16, turn: u32, len_bytes: u32, words: [u64; 3]) {
+            let request = Request { operation, record, turn: Turn::from_bits(turn), len_bytes, words };
+            prop_assert_eq!(Request::decode(request.encode()), request);
+        }
+    }
+
+    #[test]
+    fn operations_have_their_numbers_and_there_are_no_others() {
+        for number in 1..=9 {
+            assert_eq!(Operation::from_number(number).unwrap() as u16, number);
+        }
+        for number in [0, 10, u16::MAX] {
+            assert_eq!(Operation::from_number(number).unwrap_err().code, Code::Protocol);
+        }
+    }
+
+    #[test]
+    fn a_state_counts_packets_and_keeps_its_first_end() {
+        let state = State(u64::from(u32::MAX)).with_packet();
+        assert_eq!((state.packets(), state.over()), (0, None));
+        let over =
+            state.with_packet().with_end(Code::PermissionDenied).with_end(Code::WorkerDied).with_packet();
+        assert_eq!((over.packets(), over.over()), (2, Some(Code::PermissionDenied)));
+    }
+}

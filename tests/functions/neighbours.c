@@ -1,0 +1,128 @@
+/* Functions that are global processes: they make FIFOs, connect to them, grant and revoke. */
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "../../crates/capi/include/sublet_function.h"
+#include "../../crates/capi/include/sublet_xpu.h"
+
+/* As in observer.c. */
+enum { MARKER = 5943783 };
+
+static uint32_t put(void *out, const void *from, uint32_t size) {
+    memcpy(out, from, size);
+    return size;
+}
+
+static uint32_t failed(sublet_context *context) { return sublet_fail(context, sublet_xpu_why()); }
+
+/* The text of the input, ended by 0. */
+static const char *text(const void *in, uint32_t size, char *into, uint32_t room) {
+    if (size >= room) size = room - 1;
+    memcpy(into, in, size);
+    into[size] = 0;
+    return into;
+}
+
+SUBLET_FUNCTION uint32_t pid(void *in, uint32_t size, void *out, sublet_context *context) {
+    sublet_xpu_pid own;
+    (void)in, (void)size;
+    if (sublet_get_xpupid(&own)) return failed(context);
+    return put(out, &own, sizeof own);
+}
+
+/* The name; answers the FIFO's id and the descriptor. */
+SUBLET_FUNCTION uint32_t make(void *in, uint32_t size, void *out, sublet_context *context) {
+    char name[256];
+    uint64_t made[2] = {0, 0};
+    uint32_t fd;
+    if (sublet_xfifo_init(text(in, size, name, sizeof name), NULL, &fd)) return failed(context);
+    if (sublet_xfifo_object(fd, &made[0])) return failed(context);
+    made[1] = fd;
+    return put(out, made, sizeof made);
+}
+
+/* Process, FIFO, rights. */
+SUBLET_FUNCTION uint32_t allow(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint64_t *words = in;
+    (void)size, (void)out;
+    return sublet_grant_cap(words[0], words[1], (uint32_t)words[2]) ? failed(context) : 0;
+}
+
+SUBLET_FUNCTION uint32_t forbid(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint64_t *words = in;
+    (void)size, (void)out;
+    return sublet_revoke_cap(words[0], words[1], (uint32_t)words[2]) ? failed(context) : 0;
+}
+
+/* A FIFO; answers the rights to it. */
+SUBLET_FUNCTION uint32_t may(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint32_t rights;
+    (void)size;
+    if (sublet_cap_rights(*(uint64_t *)in, &rights)) return failed(context);
+    return put(out, &rights, sizeof rights);
+}
+
+/* The name; answers the descriptor. */
+SUBLET_FUNCTION uint32_t join(void *in, uint32_t size, void *out, sublet_context *context) {
+    char name[256];
+    uint32_t fd;
+    if (sublet_xfifo_connect(text(in, size, name, sizeof name), 5000, &fd)) return failed(context);
+    return put(out, &fd, sizeof fd);
+}
+
+/* The descriptor, then the message. */
+SUBLET_FUNCTION uint32_t say(void *in, uint32_t size, void *out, sublet_context *context) {
+    (void)out;
+    return sublet_xfifo_write(*(uint32_t *)in, (char *)in + 4, size - 4, 5000) ? failed(context) : 0;
+}
+
+/* The descriptor and how long is waited; answers whose, and the message. */
+SUBLET_FUNCTION uint32_t hear(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint32_t *words = in;
+    uint64_t len, from;
+    (void)size;
+    if (sublet_xfifo_read(words[0], (char *)out + 8, sublet_capacity(context) - 8, words[1], &len, &from))
+        return failed(context);
+    put(out, &from, sizeof from);
+    return 8 + (uint32_t)len;
+}
+
+SUBLET_FUNCTION uint32_t shut(void *in, uint32_t size, void *out, sublet_context *context) {
+    (void)size, (void)out;
+    return sublet_xfifo_close(*(uint32_t *)in) ? failed(context) : 0;
+}
+
+/* What counting.c has counted, or all ones if it is not there. */
+static uint64_t allocations(void) {
+    uint64_t (*counted)(void) = (uint64_t(*)(void))dlsym(RTLD_DEFAULT, "counted_allocations");
+    return counted ? counted() : UINT64_MAX;
+}
+
+/* Sends a message to and fro: descriptors of both ways, how often, its size, whether this process begins, and how many calls of the
+ * kernel it makes meanwhile on purpose. Answers what was allocated or freed; marks begin and end. */
+SUBLET_FUNCTION uint32_t hop(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint32_t *words = in;
+    static _Thread_local char message[4096];
+    uint64_t len;
+    const uint64_t before = allocations();
+    (void)size;
+    (void)!getpgid(MARKER);
+    for (uint32_t count = 0; count < words[2]; count++) {
+        if (words[4] && sublet_xfifo_write(words[1], message, words[3], 5000)) return failed(context);
+        if (sublet_xfifo_read(words[0], message, sizeof message, 5000, &len, NULL)) return failed(context);
+        if (!words[4] && sublet_xfifo_write(words[1], message, len, 5000)) return failed(context);
+    }
+    for (uint32_t count = 0; count < words[5]; count++) (void)!getsid(0);
+    (void)!getpgid(MARKER);
+    const uint64_t allocated = before == UINT64_MAX ? before : allocations() - before;
+    return put(out, &allocated, sizeof allocated);
+}
+
+SUBLET_FUNCTION uint32_t die(void *in, uint32_t size, void *out) {
+    (void)in, (void)size, (void)out;
+    *(volatile int *)16 = 0;
+    return 0;
+}

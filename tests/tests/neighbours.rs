@@ -1,0 +1,290 @@
+//! Worker processes as global processes of one or two processing units: FIFOs between them, capabilities, what is refused, and
+//! what remains of who dies.
+
+#![allow(clippy::unwrap_used)]
+
+use sublet::{Allocation, Error, Invoker};
+use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::functions::package;
+use sublet_tests::platform::Platform;
+use sublet_tests::process::wait_until;
+
+const READ: u64 = 1;
+const WRITE: u64 = 2;
+const OWN: u64 = 4;
+
+/// A worker process, by whose functions a global process does what is wanted.
+struct Process(Invoker);
+
+impl Process {
+    fn of(platform: &Platform) -> Process {
+        Process(platform.client_with(&Allocation::new(package("neighbours.c"))))
+    }
+
+    /// On a kind of processing unit.
+    fn on(cluster: &Cluster, kind: &str) -> Process {
+        let mut invoker = cluster.invoker();
+        invoker.allocate(&Allocation::new(package("neighbours.c")).pu(kind)).unwrap();
+        Process(invoker)
+    }
+
+    fn call(&self, function: &str, input: &[u8]) -> Result<Vec<u8>, Error> {
+        let mut output = vec![0u8; 8192];
+        let done = self.0.submit(function, input, &mut output)?.wait()?;
+        output.truncate(done.output_bytes);
+        Ok(output)
+    }
+
+    fn words(&self, function: &str, words: &[u64]) -> Result<Vec<u8>, Error> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.call(function, &bytes)
+    }
+
+    fn pid(&self) -> u64 {
+        word(&self.call("pid", &[]).unwrap(), 0)
+    }
+
+    /// The FIFO and its descriptor.
+    fn make(&self, name: &str) -> Result<(u64, u32), Error> {
+        self.call("make", name.as_bytes()).map(|made| (word(&made, 0), word(&made, 8) as u32))
+    }
+
+    fn join(&self, name: &str) -> Result<u32, Error> {
+        self.call("join", name.as_bytes()).map(|fd| half(&fd))
+    }
+
+    fn say(&self, fd: u32, message: &[u8]) -> Result<(), Error> {
+        self.call("say", &[&fd.to_le_bytes(), message].concat()).map(drop)
+    }
+
+    /// Whose message it was, and what.
+    fn hear(&self, fd: u32, timeout_ms: u32) -> Result<(u64, Vec<u8>), Error> {
+        let heard = self.call("hear", &[fd.to_le_bytes(), timeout_ms.to_le_bytes()].concat())?;
+        Ok((word(&heard, 0), heard[8..].to_vec()))
+    }
+
+    fn shut(&self, fd: u32) -> Result<(), Error> {
+        self.call("shut", &fd.to_le_bytes()).map(drop)
+    }
+
+    fn rights(&self, object: u64) -> u32 {
+        half(&self.words("may", &[object]).unwrap())
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+fn half(bytes: &[u8]) -> u32 {
+    u32::from_le_bytes(bytes[..4].try_into().unwrap())
+}
+
+#[track_caller]
+fn refused<T: std::fmt::Debug>(outcome: Result<T, Error>, what: &str) {
+    let error = outcome.unwrap_err();
+    assert!(error.message.contains(what), "{error}, where {what:?} was expected");
+}
+
+#[test]
+fn worker_processes_send_each_other_messages_past_client_and_agent() {
+    let platform = Platform::start();
+    let (one, two) = (Process::of(&platform), Process::of(&platform));
+    assert_ne!(one.pid(), two.pid());
+    assert_eq!(one.pid() >> 32, two.pid() >> 32, "one processing unit");
+    let (object, fd) = one.make("frames").unwrap();
+    refused(two.join("frames"), "has no right to write");
+    refused(two.join("fra"), "there is no FIFO \"fra\"");
+    one.words("allow", &[two.pid(), object, WRITE]).unwrap();
+    let to = two.join("frames").unwrap();
+    for size in [0, 1, 40, 41, 4096, 4097, 8184] {
+        let message: Vec<u8> = (0..size).map(|at| at as u8).collect();
+        two.say(to, &message).unwrap();
+        assert_eq!(one.hear(fd, 5000).unwrap(), (two.pid(), message));
+    }
+    refused(one.hear(fd, 0), "nobody has written");
+    refused(two.say(to, &[0; 49_153]), "49153 bytes");
+    // Descriptors are what they are.
+    refused(two.hear(to, 0), "written to, and not read");
+    refused(one.say(fd, b"x"), "read, and not written to");
+    two.shut(to).unwrap();
+    refused(two.shut(to), "is not open");
+    refused(two.say(to, b"x"), "is not open");
+    refused(two.shut(4711), "4711 is not open");
+}
+
+#[test]
+fn capabilities_are_granted_and_revoked_by_who_owns_a_fifo() {
+    let platform = Platform::start();
+    let (one, two) = (Process::of(&platform), Process::of(&platform));
+    let (object, fd) = one.make("f").unwrap();
+    assert_eq!((one.rights(object), two.rights(object)), (7, 0));
+    refused(two.words("allow", &[two.pid(), object, WRITE]), "no right to own");
+    refused(one.words("allow", &[two.pid(), object, 8]), "no rights 0x8");
+    refused(one.words("allow", &[one.pid() + 1000, object, READ]), "there is no process");
+    refused(one.words("allow", &[two.pid(), object + 1000, READ]), "there is no FIFO");
+    refused(one.words("allow", &[5 << 32 | 1, object, READ]), "no neighbour");
+    one.words("allow", &[two.pid(), object, WRITE | OWN]).unwrap();
+    assert_eq!(two.rights(object), 6);
+    let to = two.join("f").unwrap();
+    two.say(to, b"read").unwrap();
+    assert_eq!(one.hear(fd, 5000).unwrap().1, b"read");
+    two.say(to, b"unread").unwrap();
+    one.words("forbid", &[two.pid(), object, WRITE]).unwrap();
+    refused(one.hear(fd, 0), "nobody has written");
+    refused(two.say(to, b"late"), "was revoked");
+    refused(two.join("f"), "no right to write");
+    // Who may own it grants itself what it lacks.
+    two.words("allow", &[two.pid(), object, WRITE]).unwrap();
+    two.shut(to).unwrap();
+    let to = two.join("f").unwrap();
+    two.say(to, b"again").unwrap();
+    assert_eq!(one.hear(fd, 5000).unwrap().1, b"again");
+}
+
+#[test]
+fn names_are_a_tenants_own_and_free_again_when_a_fifo_ends() {
+    let platform = Platform::start();
+    let (one, two) = (Process::of(&platform), Process::of(&platform));
+    let (first, fd) = one.make("name").unwrap();
+    refused(one.make("name"), "is taken");
+    refused(two.make("name"), "is taken");
+    refused(two.make("two\nlines"), "'\\n'");
+    refused(two.make(&"x".repeat(129)), "129 bytes");
+    one.shut(fd).unwrap();
+    let (second, _) = two.make("name").unwrap();
+    assert_ne!(first, second);
+    drop(two);
+    wait_until("the name is free", || one.make("name").is_ok());
+}
+
+#[test]
+fn a_worker_that_dies_takes_its_fifos_with_it_and_what_it_wrote_is_read() {
+    let platform = Platform::start();
+    let (one, two) = (Process::of(&platform), Process::of(&platform));
+    let (object, fd) = one.make("f").unwrap();
+    let before = two.pid();
+    one.words("allow", &[before, object, WRITE]).unwrap();
+    let to = two.join("f").unwrap();
+    two.say(to, b"last words").unwrap();
+    two.call("die", &[]).unwrap_err();
+    assert_eq!(one.hear(fd, 5000).unwrap(), (before, b"last words".to_vec()));
+    // The lease's next process is another one, with no rights.
+    assert_ne!(two.pid(), before);
+    refused(two.join("f"), "no right to write");
+    one.words("allow", &[two.pid(), object, WRITE]).unwrap();
+    let to = two.join("f").unwrap();
+    one.call("die", &[]).unwrap_err();
+    wait_until("the FIFO has ended", || two.say(to, b"x").is_err());
+    refused(two.say(to, b"x"), "nobody reads");
+    refused(two.join("f"), "there is no FIFO");
+}
+
+/// A host and a DPU that name each other, each an agent on a network.
+fn computer(more: &[&str]) -> Cluster {
+    let mut cluster = Cluster::start(Plan::default());
+    let host = ["--devices", "none", "--neighbour", "node-1", "--listen", "127.0.0.1:0"];
+    cluster.add_agent_with(Lent::cores(2), &[&host, more].concat());
+    let dpu = ["--devices", "none", "--pu", "dpu", "--neighbour", "node-0", "--listen", "127.0.0.1:0"];
+    cluster.add_agent_with(Lent::cores(2), &[&dpu, more].concat());
+    cluster
+}
+
+/// Grants when the two units are linked.
+fn allow(owner: &Process, words: [u64; 3]) {
+    wait_until("the units are linked", || match owner.words("allow", &words) {
+        Ok(_) => true,
+        Err(error) if error.message.contains("no neighbour, or is out of reach") => false,
+        Err(error) => panic!("{error}"),
+    });
+}
+
+fn exchange(reader: (&Process, u32), writer: (&Process, u32)) {
+    for size in [0, 1, 40, 41, 4096, 4097, 8184] {
+        let message: Vec<u8> = (0..size).map(|at| (at * 3) as u8).collect();
+        writer.0.say(writer.1, &message).unwrap();
+        assert_eq!(reader.0.hear(reader.1, 5000).unwrap(), (writer.0.pid(), message));
+    }
+}
+
+#[test]
+fn processes_of_two_units_send_each_other_messages() {
+    let cluster = computer(&[]);
+    let (host, dpu) = (Process::on(&cluster, "cpu"), Process::on(&cluster, "dpu"));
+    assert_ne!(host.pid() >> 32, dpu.pid() >> 32);
+    let (forth, from_dpu) = host.make("to the host").unwrap();
+    allow(&host, [dpu.pid(), forth, WRITE]);
+    let to_host = dpu.join("to the host").unwrap();
+    exchange((&host, from_dpu), (&dpu, to_host));
+    let (back, from_host) = dpu.make("to the dpu").unwrap();
+    dpu.words("allow", &[host.pid(), back, WRITE]).unwrap();
+    let to_dpu = host.join("to the dpu").unwrap();
+    exchange((&dpu, from_host), (&host, to_dpu));
+    // Names are the computer's, and rights are the unit's own to look at.
+    refused(host.make("to the dpu"), "is taken");
+    refused(dpu.make("to the host"), "is taken");
+    assert_eq!((host.rights(back), dpu.rights(forth), dpu.rights(back)), (2, 2, 7));
+    refused(dpu.words("allow", &[dpu.pid(), forth, READ]), "no right to own");
+    // Beside a writer of its own unit.
+    let near = Process::on(&cluster, "cpu");
+    host.words("allow", &[near.pid(), forth, WRITE]).unwrap();
+    let beside = near.join("to the host").unwrap();
+    near.say(beside, b"near").unwrap();
+    dpu.say(to_host, b"far").unwrap();
+    let mut heard = [host.hear(from_dpu, 5000).unwrap().1, host.hear(from_dpu, 5000).unwrap().1];
+    heard.sort();
+    assert_eq!(heard, [b"far".to_vec(), b"near".to_vec()]);
+    // A right that is revoked is gone on both sides.
+    dpu.say(to_host, b"unread").unwrap();
+    host.words("forbid", &[dpu.pid(), forth, WRITE]).unwrap();
+    refused(host.hear(from_dpu, 0), "nobody has written");
+    refused(dpu.say(to_host, b"late"), "was revoked");
+    refused(dpu.join("to the host"), "no right to write");
+    dpu.shut(to_host).unwrap();
+    host.shut(to_dpu).unwrap();
+    refused(dpu.hear(from_host, 100), "nobody has written");
+}
+
+#[test]
+fn what_passes_between_units_is_encrypted_where_one_of_them_insists() {
+    let cluster = computer(&["--encrypt", "true"]);
+    let (host, dpu) = (Process::on(&cluster, "cpu"), Process::on(&cluster, "dpu"));
+    let (object, fd) = host.make("f").unwrap();
+    allow(&host, [dpu.pid(), object, WRITE]);
+    // The reader's part in the handshake is done when it reads.
+    let to = std::thread::scope(|scope| {
+        let joining = scope.spawn(|| dpu.join("f").unwrap());
+        while !joining.is_finished() {
+            refused(host.hear(fd, 20), "nobody has written");
+        }
+        joining.join().unwrap()
+    });
+    exchange((&host, fd), (&dpu, to));
+}
+
+#[test]
+fn a_unit_that_dies_and_returns_has_none_of_its_processes() {
+    let mut cluster = computer(&[]);
+    let (host, dpu) = (Process::on(&cluster, "cpu"), Process::on(&cluster, "dpu"));
+    let (object, fd) = host.make("f").unwrap();
+    let before = dpu.pid();
+    allow(&host, [before, object, WRITE]);
+    let to = dpu.join("f").unwrap();
+    let (theirs, _) = dpu.make("g").unwrap();
+    dpu.words("allow", &[host.pid(), theirs, WRITE]).unwrap();
+    let to_dpu = host.join("g").unwrap();
+    dpu.say(to, b"last words").unwrap();
+    cluster.agents[1].kill();
+    assert_eq!(host.hear(fd, 5000).unwrap(), (before, b"last words".to_vec()));
+    wait_until("the FIFO of the dead unit has ended", || host.say(to_dpu, b"x").is_err());
+    wait_until("the name is free", || host.make("g").is_ok());
+    drop(dpu);
+    cluster.agents[1].restart();
+    let dpu = Process::on(&cluster, "dpu");
+    assert_ne!(dpu.pid(), before);
+    allow(&host, [dpu.pid(), object, WRITE]);
+    refused(host.words("allow", &[before, object, WRITE]), "there is no process");
+    let to = dpu.join("f").unwrap();
+    exchange((&host, fd), (&dpu, to));
+    refused(dpu.make("g"), "is taken");
+}

@@ -1,0 +1,310 @@
+//! Processing units as operators see them, and neighbours: real managers and agents, and agents of the test's own that say what
+//! they like. The device is PoCL's: the processor.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use sublet::{Access, Code, Error};
+use sublet_proto::pu;
+use sublet_proto::v1::nodes_client::NodesClient;
+use sublet_proto::v1::{
+    CreateTokenRequest, DeviceUnit, Neighbour, Neighbours, NodeDescription, NodeRegistration, NodeReport,
+    NodeState, Registration, Role,
+};
+use sublet_tests::assert_fails;
+use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::platform::sublet;
+use sublet_tests::process::wait_until;
+use tokio::runtime::{Builder, Runtime};
+use tonic::transport::Channel;
+
+/// An agent's end of the protocol, and no agent behind it.
+struct AgentByHand {
+    name: &'static str,
+    runtime: Runtime,
+    access: Access,
+    stub: NodesClient<Channel>,
+    registered: NodeRegistration,
+    sequence: u64,
+    /// Which version of its neighbours it says that it knows.
+    known: u64,
+}
+
+impl AgentByHand {
+    /// With a token for its node.
+    fn new(cluster: &Cluster, name: &'static str) -> AgentByHand {
+        let token = cluster.token(&CreateTokenRequest {
+            role: Role::Agent.into(),
+            node: name.into(),
+            ..CreateTokenRequest::default()
+        });
+        let access = cluster.access(&cluster.addresses(), &token.secret);
+        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+        let channel = runtime.block_on(async { access.channel(0) }).unwrap();
+        let (stub, registered) = (NodesClient::new(channel), NodeRegistration::default());
+        AgentByHand { name, runtime, access, stub, registered, sequence: 0, known: 0 }
+    }
+
+    fn node(&self, neighbours: &[&str]) -> NodeDescription {
+        NodeDescription {
+            name: self.name.into(),
+            agent: format!("unix:/nonexistent/{}.sock", self.name),
+            architecture: std::env::consts::ARCH.into(),
+            cores: 1,
+            memory_bytes: 1 << 30,
+            host: format!("host of {}", self.name),
+            neighbours: neighbours.iter().map(|name| name.to_string()).collect(),
+            ..NodeDescription::default()
+        }
+    }
+
+    /// Registers; what it is told of its neighbours.
+    fn registers(&mut self, node: NodeDescription) -> Result<Neighbours, Error> {
+        let (node, instance) = (Some(node), format!("{:032x}", 7));
+        let registration = Registration { node, instance, ..Registration::default() };
+        let request = self.access.authorize(tonic::Request::new(registration));
+        let answer = self.runtime.block_on(self.stub.register(request));
+        self.registered = answer.map_err(|status| Error::from_status(&status))?.into_inner();
+        self.sequence = 0;
+        let told = self.registered.neighbours.clone().unwrap();
+        self.known = told.version;
+        Ok(told)
+    }
+
+    fn names(&mut self, neighbours: &[&str]) -> Vec<Neighbour> {
+        self.registers(self.node(neighbours)).unwrap().all
+    }
+
+    /// Reports; what it is told of its neighbours, if anything.
+    fn reports(&mut self) -> Option<Vec<Neighbour>> {
+        self.sequence += 1;
+        let report = NodeReport {
+            node: self.name.into(),
+            registration: self.registered.registration,
+            sequence: self.sequence,
+            clock_unix_ms: self.registered.now_unix_ms,
+            state: NodeState::Lending.into(),
+            neighbours: self.known,
+            ..NodeReport::default()
+        };
+        let request = self.access.authorize(tonic::Request::new(report));
+        let told = self.runtime.block_on(self.stub.report(request)).unwrap().into_inner().neighbours?;
+        assert_ne!(told.version, self.known);
+        self.known = told.version;
+        Some(told.all)
+    }
+}
+
+#[test]
+fn who_name_each_other_share_a_secret_that_nobody_else_has_and_that_each_registration_renews() {
+    let cluster = Cluster::start(Plan::default());
+    let [mut host, mut dpu, mut other, mut liar] =
+        ["host", "dpu", "other", "liar"].map(|name| AgentByHand::new(&cluster, name));
+    assert_eq!(host.names(&["dpu", "other"]), []);
+    assert_eq!(host.reports(), None);
+    let of_host = dpu.names(&["host"]).remove(0);
+    let of_dpu = host.reports().unwrap().remove(0);
+    assert_eq!(of_host.secret.len(), 32);
+    assert_eq!(of_dpu.secret, of_host.secret);
+    let expected = Neighbour {
+        node: "host".into(),
+        unit: pu::id("host", "cpu"),
+        network: None,
+        secret: of_dpu.secret.clone(),
+        registration: host.registered.registration,
+        host: "host of host".into(),
+        agent: "unix:/nonexistent/host.sock".into(),
+    };
+    assert_eq!(of_host, expected);
+    assert_eq!((host.reports(), dpu.reports()), (None, None), "what is known is not told again");
+
+    let of_other = other.names(&["host"]).remove(0);
+    assert_ne!(of_other.secret, of_dpu.secret, "each link has its own");
+    assert_eq!(host.reports().unwrap().len(), 2);
+
+    // Whoever lies about its neighbours learns nothing, and changes nothing for them.
+    assert_eq!(liar.names(&["host", "dpu", "nobody"]), []);
+    assert_eq!((liar.reports(), host.reports(), dpu.reports()), (None, None, None));
+    let in_anothers_name = NodeDescription { name: "dpu".into(), ..liar.node(&["host"]) };
+    assert_fails(liar.registers(in_anothers_name), Code::PermissionDenied, &["dpu"]);
+
+    let again = dpu.names(&["host"]).remove(0);
+    assert_ne!(again.secret, of_host.secret);
+    let told = host.reports().unwrap();
+    let renewed: Vec<_> = told.iter().map(|one| (one.node.as_str(), &one.secret)).collect();
+    assert_eq!(renewed, [("dpu", &again.secret), ("other", &of_other.secret)], "the other link stays");
+    assert_eq!(other.reports(), None);
+    let anew = host.names(&["dpu", "other"]);
+    assert!(anew[0].secret != again.secret && anew[1].secret != of_other.secret);
+    assert_eq!(dpu.reports().unwrap()[0].secret, anew[0].secret);
+
+    let shown = cluster.json(&["pus"]);
+    assert!(!shown.to_string().contains("secret"), "{shown}");
+    let why = |neighbour: &str, why: &str| json!({ "node": "liar", "neighbour": neighbour, "why": why });
+    let expected = [
+        why("host", "host does not name liar"),
+        why("dpu", "dpu does not name liar"),
+        why("nobody", "no node nobody is registered with this manager"),
+    ];
+    assert_eq!(shown["unlinked"], json!(expected));
+}
+
+#[test]
+fn neighbours_and_devices_that_cannot_be_are_refused() {
+    let cluster = Cluster::start(Plan::default());
+    let mut liar = AgentByHand::new(&cluster, "liar");
+    let many: Vec<String> = (0..65).map(|number| format!("n{number}")).collect();
+    let device = DeviceUnit { unit: "cuda0".into(), kind: "cuda".into(), ..DeviceUnit::default() };
+    for (node, named) in [
+        (liar.node(&["liar"]), "itself"),
+        (liar.node(&["a", "a"]), "a twice"),
+        (liar.node(&["a/cpu"]), "a/cpu"),
+        (NodeDescription { neighbours: many, ..liar.node(&[]) }, "65 neighbours"),
+        (NodeDescription { device_units: vec![device], ..liar.node(&[]) }, "cuda0"),
+        (NodeDescription { pu: "DPU\n".into(), ..liar.node(&[]) }, "of no node"),
+    ] {
+        assert_fails(liar.registers(node), Code::InvalidArgument, &[named]);
+    }
+    for (arguments, named) in [
+        (["--neighbour", "a/cpu"], "a/cpu"),
+        (["--neighbour", "liar"], "itself"),
+        (["--pu", "opencl"], "opencl"),
+        (["--pu", "a DPU"], "a DPU"),
+    ] {
+        let told = ["agent", "--print-config", "--name", "liar"];
+        let output = sublet().args(told).args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(Code::InvalidArgument.number() as i32), "{said}");
+        assert!(said.contains(named) && said.contains(arguments[0]), "{said}");
+    }
+}
+
+fn unit<'shown>(shown: &'shown Value, node: &str, unit: &str) -> &'shown Value {
+    let mut units = shown["units"].as_array().unwrap().iter();
+    let found = units.find(|shown| shown["node"] == node && shown["unit"] == unit);
+    found.unwrap_or_else(|| panic!("no {node}/{unit} in {shown}"))
+}
+
+#[test]
+fn the_processor_and_the_device_of_a_node_are_units_with_abilities_capacity_and_the_price_of_their_kind() {
+    let folder = tempfile::tempdir().unwrap();
+    let prices = folder.path().join("manager.toml");
+    let text = "[price.pu.opencl]\ncompute = 1000\n[price.pu.dpu]\ncompute = 500\npolling = 600\n";
+    fs::write(&prices, text).unwrap();
+    let arguments = vec!["--config".to_owned(), prices.display().to_string()];
+    let mut cluster = Cluster::start(Plan { arguments, ..Plan::default() });
+    cluster.add_agent_with(Lent::cores(1), &["--memory", "1GiB"]);
+    cluster.add_agent_with(Lent::shared(1, 4), &["--memory", "1GiB", "--devices", "none", "--pu", "dpu"]);
+    let shown = cluster.json(&["pus"]);
+    let names: Vec<_> =
+        shown["units"].as_array().unwrap().iter().map(|unit| (&unit["node"], &unit["unit"])).collect();
+    let expected = [("node-0", "cpu"), ("node-0", "opencl0"), ("node-1", "cpu")]
+        .map(|(node, unit)| (json!(node), json!(unit)));
+    assert_eq!(names, expected.each_ref().map(|(node, unit)| (node, unit)));
+
+    let processor = unit(&shown, "node-0", "cpu");
+    assert_eq!(processor["id"], pu::id("node-0", "cpu"));
+    assert_eq!(
+        [&processor["kind"], &processor["architecture"]],
+        [&json!("cpu"), &json!(std::env::consts::ARCH)]
+    );
+    assert_eq!((&processor["cores"], &processor["memory_bytes"]), (&json!(1), &json!(1u64 << 30)));
+    assert_eq!(processor["abilities"], json!(["native", "wasm"]));
+    assert_eq!(processor["price"]["compute_nano_per_core_s"], 20_000);
+    let device = unit(&shown, "node-0", "opencl0");
+    assert_eq!((&device["kind"], &device["abilities"]), (&json!("opencl"), &json!(["opencl"])));
+    assert!(
+        device["model"].as_str().is_some_and(|model| !model.is_empty()),
+        "PoCL says what it is: {device}"
+    );
+    // It computes on the cores that the node lends.
+    assert_eq!(device["cores"], 1);
+    assert!(device["memory_bytes"].as_u64().unwrap() > 0);
+    assert_eq!(device["price"]["compute_nano_per_core_s"], 1_000);
+    let dpu = unit(&shown, "node-1", "cpu");
+    assert_eq!((&dpu["kind"], &dpu["cores"]), (&json!("dpu"), &json!(1)));
+    let price = &dpu["price"];
+    assert_eq!(
+        [&price["compute_nano_per_core_s"], &price["polling_nano_per_core_s"]],
+        [&json!(500), &json!(600)]
+    );
+    assert_eq!(price["allocation_nano_per_gib_s"], 1_000, "what is not said is as elsewhere");
+
+    let table = cluster.command().arg("pus").output().unwrap();
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(table.contains("node-0/opencl0") && table.contains("1000/500/600"), "{table}");
+}
+
+/// With whom a node is linked, as its processor shows.
+fn neighbours(cluster: &Cluster, node: &str) -> Value {
+    unit(&cluster.json(&["pus"]), node, "cpu")["neighbours"].clone()
+}
+
+/// The registrations of a neighbour by which an agent was ever linked with it, as its log tells.
+fn linked(cluster: &Cluster, agent: usize, neighbour: &str) -> Vec<String> {
+    let log = plain(&cluster.agents[agent].log());
+    let lines = log.lines().filter(|line| line.contains("a neighbour is linked") && line.contains(neighbour));
+    lines.map(|line| line.rsplit_once("registration=").unwrap().1.to_owned()).collect()
+}
+
+/// Without a terminal's colours.
+fn plain(log: &str) -> String {
+    let mut parts = log.split('\x1b');
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| text + part.split_once('m').map_or(part, |(_, rest)| rest))
+}
+
+#[test]
+fn agents_that_name_each_other_are_linked_anew_when_one_is_started_again_and_not_with_who_is_silent() {
+    let mut cluster = Cluster::start(Plan::default());
+    cluster.add_agent_with(Lent::cores(1), &["--devices", "none", "--neighbour", "node-1"]);
+    cluster.add_agent_with(Lent::cores(1), &["--devices", "none", "--neighbour", "node-0"]);
+    let both = |cluster: &Cluster| [neighbours(cluster, "node-0"), neighbours(cluster, "node-1")];
+    assert_eq!(both(&cluster), [json!(["node-1"]), json!(["node-0"])]);
+    wait_until("both agents know", || {
+        linked(&cluster, 0, "node-1").len() == 1 && linked(&cluster, 1, "node-0").len() == 1
+    });
+    let first = linked(&cluster, 0, "node-1").remove(0);
+
+    cluster.agents[1].restart();
+    wait_until("the other agent knows of the new registration, by which the secret is another", || {
+        linked(&cluster, 0, "node-1").last().is_some_and(|latest| *latest != first)
+    });
+    assert_eq!(both(&cluster), [json!(["node-1"]), json!(["node-0"])]);
+
+    cluster.agents[1].pause();
+    wait_until("the silent node is lost", || neighbours(&cluster, "node-0") == json!([]));
+    let shown = cluster.json(&["pus"]);
+    assert_eq!(unit(&shown, "node-1", "cpu")["state"], "lost");
+    let lost = |node: &str, neighbour: &str| json!({ "node": node, "neighbour": neighbour, "why": "node-1 is lost" });
+    assert_eq!(shown["unlinked"], json!([lost("node-0", "node-1"), lost("node-1", "node-0")]));
+    let parted = "a neighbour is not linked any more";
+    wait_until("the other agent knows", || cluster.agents[0].log().contains(parted));
+    cluster.agents[1].resume();
+    wait_until("both are linked again", || both(&cluster) == [json!(["node-1"]), json!(["node-0"])]);
+}
+
+#[test]
+fn an_operator_whose_node_names_another_in_vain_is_told_so_by_the_command_and_once_in_the_log() {
+    let mut cluster = Cluster::start(Plan::default());
+    cluster.add_agent_with(
+        Lent::cores(1),
+        &["--devices", "none", "--neighbour", "node-1", "--neighbour", "nobody"],
+    );
+    cluster.add_agent_with(Lent::cores(1), &["--devices", "none"]);
+    assert_eq!([neighbours(&cluster, "node-0"), neighbours(&cluster, "node-1")], [json!([]), json!([])]);
+    let told = String::from_utf8(cluster.command().arg("pus").output().unwrap().stdout).unwrap();
+    let in_vain =
+        "node-0 names node-1 as its neighbour, and is not linked with it: node-1 does not name node-0";
+    assert!(told.contains(in_vain) && told.contains("no node nobody is registered"), "{told}");
+    let complaints =
+        |cluster: &Cluster| cluster.agents[0].log().matches("a neighbour is not linked:").count();
+    wait_until("its log tells", || complaints(&cluster) == 2);
+    // A few reports more.
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(complaints(&cluster), 2, "once for each");
+    assert!(!cluster.agents[1].log().contains("neighbour"), "{}", cluster.agents[1].log());
+}
