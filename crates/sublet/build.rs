@@ -1,24 +1,31 @@
-//! Builds the functions of `sublet bench` into shared objects that the command carries in itself.
+//! Builds the functions of `sublet bench` into shared objects, and a server into a program, that the command carries in itself.
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 2] = ["bench", "neighbours"];
+use cc::Tool;
+
+/// Of functions, and of a server.
+const LIBRARIES: [&str; 3] = ["bench", "chain", "neighbours"];
+const PROGRAM: &str = "http_chain";
 
 fn main() {
-    println!("cargo::rerun-if-env-changed=CC");
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
-    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
-    for name in SOURCES {
-        let source = format!("functions/{name}.c");
-        println!("cargo::rerun-if-changed={source}");
-        let status = Command::new(&compiler)
-            .args(["-std=c11", "-O2", "-fPIC", "-shared", "-s", "-I../capi/include", &source, "-o"])
-            .arg(out.join(format!("{name}.so")))
-            .status();
-        match status {
-            Ok(status) if status.success() => {}
-            outcome => panic!("the C compiler `{compiler}` did not build {source}: {outcome:?}"),
+    let compiler = cc::Build::new().no_default_flags(true).get_compiler();
+    for name in LIBRARIES {
+        compile(&compiler, name, &["-fPIC", "-shared"], &out.join(format!("{name}.so")));
+    }
+    compile(&compiler, PROGRAM, &[], &out.join(PROGRAM));
+}
+
+fn compile(compiler: &Tool, name: &str, how: &[&str], to: &Path) {
+    let source = format!("functions/{name}.c");
+    println!("cargo::rerun-if-changed={source}");
+    let mut command = compiler.to_command();
+    command.args(["-std=c11", "-O2", "-s", "-I../capi/include"]).args(how).arg(&source).arg("-o").arg(to);
+    match command.status() {
+        Ok(status) if status.success() => {}
+        outcome => {
+            panic!("the C compiler `{}` did not build {source}: {outcome:?}", compiler.path().display())
         }
     }
 }

@@ -7,7 +7,7 @@ use sublet_proto::{Code, decode, v1};
 
 fuzz_target!(|input: (u8, &[u8])| {
     let (kind, bytes) = input;
-    match kind % 12 {
+    match kind % 13 {
         0 => round_trip::<v1::ClientToAgent>(bytes),
         1 => agent_to_client(bytes),
         2 => round_trip::<v1::WorkerSetup>(bytes),
@@ -19,7 +19,8 @@ fuzz_target!(|input: (u8, &[u8])| {
         8 => round_trip::<v1::DeviceLook>(bytes),
         9 => round_trip::<v1::EnterShim>(bytes),
         10 => round_trip::<v1::ShimToProcess>(bytes),
-        _ => round_trip::<v1::ShimMessage>(bytes),
+        11 => round_trip::<v1::ShimMessage>(bytes),
+        _ => round_trip::<v1::SpawnProgram>(bytes),
     }
 });
 

@@ -14,6 +14,7 @@
 - `remote`: NumPy arrays in such memory, larger than this process's;
 - `app` and `split`: a function that is executed as a graph of components; `Client.deploy` runs any graph;
 - `channel`, `send`, `receive`, `instance`, `instances`: what a component's function has of its run;
+- `xpu`: what a function's worker process has of others: FIFOs between them;
 - `pus` and `Client.pus`: the processors and devices that there are;
 - `local`: a platform of this program's own.
 """
@@ -21,10 +22,11 @@
 from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING
 
-from . import _memory, _native
+from . import _memory, _native, xpu
 from ._app import App, app, load_app
 from ._application import Application, Outcome
 from ._bill import Bill
+from ._chain import call
 from ._channel import Channel, channel, instance, instances, receive, send
 from ._client import Client, default_client, lease, memory, pus, set_default
 from ._component import Memory
@@ -88,6 +90,7 @@ __all__ = [
     "WorkerDied",
     "app",
     "array",
+    "call",
     "channel",
     "default_client",
     "empty",
@@ -106,6 +109,7 @@ __all__ = [
     "send",
     "set_default",
     "split",
+    "xpu",
     "zeros",
 ]
 

@@ -11,6 +11,7 @@ from _typeshed import ReadableBuffer, WriteableBuffer
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 from typing_extensions import ParamSpec, Self, TypeAlias, Unpack
 
+from . import xpu as xpu
 from ._native import Application as _NativeApplication
 from ._native import Invoker, _BillLine, _Lease, _Use
 from ._native import Memory as _NativeMemory
@@ -55,6 +56,7 @@ __all__ = [
     "WorkerDied",
     "app",
     "array",
+    "call",
     "channel",
     "default_client",
     "empty",
@@ -73,6 +75,7 @@ __all__ = [
     "send",
     "set_default",
     "split",
+    "xpu",
     "zeros",
 ]
 
@@ -282,6 +285,7 @@ class Channel:
     @overload
     def array(self, shape: _Shape, dtype: DTypeLike = ..., offset: int = 0) -> NDArray[Any]: ...
 
+def call(function: str, /, *args: Any, **kwargs: Any) -> Any: ...
 def channel(component: str) -> Channel: ...
 def send(component: str, data: ReadableBuffer, instance: int = 0, timeout: float | None = None) -> None: ...
 def receive(component: str, timeout: float | None = None) -> tuple[bytes, int]: ...

@@ -1,12 +1,14 @@
-"""The package `sublet` as functions have it on a node whose Python has none: what a component of a graph uses.
+"""The package `sublet` as functions have it on a node whose Python has none: what a component of a graph uses, and `sublet.xpu`.
 
 It goes along with the caller's modules, which may also say `@sublet.app` and `sublet.split()`.
 """
 
+from . import xpu
+from ._chain import call
 from ._channel import Channel, channel, instance, instances, receive, send
 from ._split import split
 
-__all__ = ["Channel", "app", "channel", "instance", "instances", "receive", "send", "split"]
+__all__ = ["Channel", "app", "call", "channel", "instance", "instances", "receive", "send", "split", "xpu"]
 
 
 def app(function=None, **options):

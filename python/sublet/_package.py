@@ -33,10 +33,10 @@ import pickle
 
 globals().update(pickle.loads(pathlib.Path(__file__).with_suffix(".pickle").read_bytes()))
 '''
-# What of this package goes along with it, and how it is called there.
+# What of this package goes along, and how it is called there.
 INSIDE = {
     "_inside.py": "__init__.py",
-    **{name: name for name in ("_channel.py", "_errors.py", "_shapes.py", "_split.py", "components.py")},
+    **{name: name for name in ("_chain.py", "_channel.py", "_errors.py", "_shapes.py", "_split.py", "components.py", "xpu.py")},
 }
 
 
@@ -102,9 +102,6 @@ def write_components(folder, name, imports, modules, functions):
     """Writes a package whose functions, of the module `COMPONENTS`, components of graphs execute; that is written by others."""
     folder = Path(folder)
     _write_modules(folder, modules)
-    here = Path(__file__).resolve().parent
-    for inside, there in INSIDE.items():
-        _copy(here / inside, folder / FALLBACK / "sublet" / there, MOST_BYTES)
     write_functions(folder, name, imports, functions)
 
 
@@ -188,6 +185,9 @@ def _write_modules(folder, modules):
         left = _copy(path, target, left)
     cloudpickle = importlib.util.find_spec("cloudpickle")
     _copy(Path(cloudpickle.origin).parent, folder / FALLBACK / "cloudpickle", left)
+    here = Path(__file__).resolve().parent
+    for inside, there in INSIDE.items():
+        _copy(here / inside, folder / FALLBACK / "sublet" / there, MOST_BYTES)
 
 
 def _write_manifest(folder, name, library, imports, functions):

@@ -90,6 +90,34 @@ SUBLET_FUNCTION uint32_t hear(void *in, uint32_t size, void *out, sublet_context
     return 8 + (uint32_t)len;
 }
 
+/* A number; answers the processor. */
+SUBLET_FUNCTION uint32_t unit(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint32_t found;
+    (void)size;
+    if (sublet_xpu_unit(*(uint32_t *)in, &found)) return failed(context);
+    return put(out, &found, sizeof found);
+}
+
+/* The processor, a FIFO and rights to it, if any; then, each ended by 0, the path, arguments and NAME=VALUE. Answers the process. */
+SUBLET_FUNCTION uint32_t spawn(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint64_t *words = in;
+    char text[5000];
+    const char *argv[16] = {0}, *envp[16] = {0};
+    uint32_t args = 0, variables = 0;
+    const sublet_xpu_cap capability = {words[1], (uint32_t)words[2]};
+    sublet_xpu_pid child;
+    size -= 24;
+    if (size == 0 || size > sizeof text) return sublet_fail(context, "no path");
+    memcpy(text, (char *)in + 24, size);
+    text[size - 1] = 0;
+    for (uint32_t at = 0; at < size; at += strlen(text + at) + 1) {
+        if (strchr(text + at, '=') && variables < 15) envp[variables++] = text + at;
+        else if (args < 15) argv[args++] = text + at;
+    }
+    if (sublet_xspawn((uint32_t)words[0], text, argv, envp, &capability, words[2] ? 1 : 0, &child)) return failed(context);
+    return put(out, &child, sizeof child);
+}
+
 SUBLET_FUNCTION uint32_t shut(void *in, uint32_t size, void *out, sublet_context *context) {
     (void)size, (void)out;
     return sublet_xfifo_close(*(uint32_t *)in) ? failed(context) : 0;
@@ -101,20 +129,27 @@ static uint64_t allocations(void) {
     return counted ? counted() : UINT64_MAX;
 }
 
-/* Sends a message to and fro: descriptors of both ways, how often, its size, whether this process begins, and how many calls of the
- * kernel it makes meanwhile on purpose. Answers what was allocated or freed; marks begin and end. */
-SUBLET_FUNCTION uint32_t hop(void *in, uint32_t size, void *out, sublet_context *context) {
-    uint32_t *words = in;
+static uint32_t rounds(uint32_t count, const uint32_t *words) {
     static _Thread_local char message[4096];
     uint64_t len;
-    const uint64_t before = allocations();
-    (void)size;
-    (void)!getpgid(MARKER);
-    for (uint32_t count = 0; count < words[2]; count++) {
-        if (words[4] && sublet_xfifo_write(words[1], message, words[3], 5000)) return failed(context);
-        if (sublet_xfifo_read(words[0], message, sizeof message, 5000, &len, NULL)) return failed(context);
-        if (!words[4] && sublet_xfifo_write(words[1], message, len, 5000)) return failed(context);
+    while (count-- > 0) {
+        if (words[4] && sublet_xfifo_write(words[1], message, words[3], 5000)) return 1;
+        if (sublet_xfifo_read(words[0], message, sizeof message, 5000, &len, NULL)) return 1;
+        if (!words[4] && sublet_xfifo_write(words[1], message, len, 5000)) return 1;
     }
+    return 0;
+}
+
+/* Sends a message to and fro: descriptors of both ways, how often, its size, whether this process begins, and how many calls of the
+ * kernel it makes meanwhile on purpose. Answers what was allocated or freed; marks begin and end. Who is here first has waited for the
+ * other before that. */
+SUBLET_FUNCTION uint32_t hop(void *in, uint32_t size, void *out, sublet_context *context) {
+    uint32_t *words = in;
+    (void)size;
+    if (rounds(100, words)) return failed(context);
+    const uint64_t before = allocations();
+    (void)!getpgid(MARKER);
+    if (rounds(words[2], words)) return failed(context);
     for (uint32_t count = 0; count < words[5]; count++) (void)!getsid(0);
     (void)!getpgid(MARKER);
     const uint64_t allocated = before == UINT64_MAX ? before : allocations() - before;

@@ -25,6 +25,17 @@ pub fn package(source: &'static str) -> String {
     library(source).to_string_lossy().into_owned()
 }
 
+/// A program of `tests/functions`, linked with `libsublet`.
+pub fn program(source: &'static str) -> PathBuf {
+    let library = platform::programs().join("libsublet_c.a");
+    let source = root().join("tests/functions").join(source);
+    let name = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let mut compiler = compiler(&source);
+    compiler.args(["-O2", "-s", "-Wl,--gc-sections"]);
+    let linked = [library.to_string_lossy().into_owned(), "-lm".into(), "-ldl".into(), "-lpthread".into()];
+    build_with(compiler, &source, &name, &linked)
+}
+
 /// A source of `tests/functions` as a WebAssembly module, compiled without a C library.
 pub fn module(source: &'static str) -> PathBuf {
     let mut clang = Command::new("clang");
@@ -35,16 +46,34 @@ pub fn module(source: &'static str) -> PathBuf {
     build(clang, &source, &format!("{name}.wasm"))
 }
 
+/// As [`library`], of a source in C and by a compiler for another architecture.
+///
+/// # Panics
+/// If it cannot be compiled.
+pub fn foreign(compiler: &str, source: &str) -> PathBuf {
+    let source = root().join("tests/functions").join(source);
+    let mut command = Command::new(compiler);
+    command.arg("-std=c11");
+    share(command, &source, &format!(".{compiler}.so"))
+}
+
 fn compile(source: &str) -> PathBuf {
     let source = root().join("tests/functions").join(source);
+    share(compiler(&source), &source, ".so")
+}
+
+fn share(mut compiler: Command, source: &Path, ending: &str) -> PathBuf {
     let name = source.file_stem().unwrap_or_default().to_string_lossy();
-    let mut compiler = compiler(&source);
     compiler.args(["-O2", "-shared", "-fPIC"]);
-    build(compiler, &source, &format!("lib{name}.so"))
+    build(compiler, source, &format!("lib{name}{ending}"))
 }
 
 /// Compiles beside its place and moves it there: a worker of another test may have the old one mapped.
-fn build(mut compiler: Command, source: &Path, library: &str) -> PathBuf {
+fn build(compiler: Command, source: &Path, library: &str) -> PathBuf {
+    build_with(compiler, source, library, &[])
+}
+
+fn build_with(mut compiler: Command, source: &Path, library: &str, linked: &[String]) -> PathBuf {
     static BUILT: AtomicU32 = AtomicU32::new(0);
     let folder = platform::programs().join("test-functions");
     std::fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
@@ -54,6 +83,7 @@ fn build(mut compiler: Command, source: &Path, library: &str) -> PathBuf {
     let output = compiler
         .arg("-o")
         .args([part.as_path(), source])
+        .args(linked)
         .output()
         .unwrap_or_else(|error| panic!("a compiler is missing, see scripts/setup.sh: {error}"));
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -3,93 +3,58 @@
 
 #![allow(clippy::unwrap_used)]
 
-use sublet::{Allocation, Error, Invoker};
+use std::fs;
+
+use sublet::Allocation;
 use sublet_tests::cluster::{Cluster, Lent, Plan};
 use sublet_tests::functions::package;
+use sublet_tests::global::{OWN, Process, READ, WRITE, allow, exchange, refused};
 use sublet_tests::platform::Platform;
 use sublet_tests::process::wait_until;
+use sublet_tests::root;
+use tempfile::TempDir;
 
-const READ: u64 = 1;
-const WRITE: u64 = 2;
-const OWN: u64 = 4;
-
-/// A worker process, by whose functions a global process does what is wanted.
-struct Process(Invoker);
-
-impl Process {
-    fn of(platform: &Platform) -> Process {
-        Process(platform.client_with(&Allocation::new(package("neighbours.c"))))
+/// The package of `neighbours.py`, with what a client in Python adds for interpreters without `sublet`.
+fn package_in_python() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let inside = folder.path().join("fallback/sublet");
+    fs::create_dir_all(&inside).unwrap();
+    for entry in fs::read_dir(root().join("python/sublet")).unwrap().map(Result::unwrap) {
+        if entry.file_name().to_string_lossy().ends_with(".py") {
+            fs::copy(entry.path(), inside.join(entry.file_name())).unwrap();
+        }
     }
-
-    /// On a kind of processing unit.
-    fn on(cluster: &Cluster, kind: &str) -> Process {
-        let mut invoker = cluster.invoker();
-        invoker.allocate(&Allocation::new(package("neighbours.c")).pu(kind)).unwrap();
-        Process(invoker)
+    fs::rename(inside.join("_inside.py"), inside.join("__init__.py")).unwrap();
+    let functions =
+        ["pid", "make", "allow", "forbid", "may", "join", "say", "hear", "shut", "die", "unit", "spawn"];
+    let functions: String = functions.iter().map(|name| format!("[[function]]\nname = '{name}'\n")).collect();
+    let manifest = format!("name = 'neighbours'\nkind = 'python'\nlibrary = 'neighbours.py'\n{functions}");
+    fs::write(folder.path().join("sublet.toml"), manifest).unwrap();
+    for file in ["neighbours.py", "child.py"] {
+        fs::copy(root().join("tests/functions").join(file), folder.path().join(file)).unwrap();
     }
-
-    fn call(&self, function: &str, input: &[u8]) -> Result<Vec<u8>, Error> {
-        let mut output = vec![0u8; 8192];
-        let done = self.0.submit(function, input, &mut output)?.wait()?;
-        output.truncate(done.output_bytes);
-        Ok(output)
-    }
-
-    fn words(&self, function: &str, words: &[u64]) -> Result<Vec<u8>, Error> {
-        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        self.call(function, &bytes)
-    }
-
-    fn pid(&self) -> u64 {
-        word(&self.call("pid", &[]).unwrap(), 0)
-    }
-
-    /// The FIFO and its descriptor.
-    fn make(&self, name: &str) -> Result<(u64, u32), Error> {
-        self.call("make", name.as_bytes()).map(|made| (word(&made, 0), word(&made, 8) as u32))
-    }
-
-    fn join(&self, name: &str) -> Result<u32, Error> {
-        self.call("join", name.as_bytes()).map(|fd| half(&fd))
-    }
-
-    fn say(&self, fd: u32, message: &[u8]) -> Result<(), Error> {
-        self.call("say", &[&fd.to_le_bytes(), message].concat()).map(drop)
-    }
-
-    /// Whose message it was, and what.
-    fn hear(&self, fd: u32, timeout_ms: u32) -> Result<(u64, Vec<u8>), Error> {
-        let heard = self.call("hear", &[fd.to_le_bytes(), timeout_ms.to_le_bytes()].concat())?;
-        Ok((word(&heard, 0), heard[8..].to_vec()))
-    }
-
-    fn shut(&self, fd: u32) -> Result<(), Error> {
-        self.call("shut", &fd.to_le_bytes()).map(drop)
-    }
-
-    fn rights(&self, object: u64) -> u32 {
-        half(&self.words("may", &[object]).unwrap())
-    }
+    folder
 }
 
-fn word(bytes: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap())
+fn of(platform: &Platform) -> Process {
+    Process(platform.client_with(&Allocation::new(package("neighbours.c"))))
 }
 
-fn half(bytes: &[u8]) -> u32 {
-    u32::from_le_bytes(bytes[..4].try_into().unwrap())
+/// On a kind of processing unit.
+fn on(cluster: &Cluster, kind: &str) -> Process {
+    Process::of(cluster, Allocation::new(package("neighbours.c")).pu(kind))
 }
 
-#[track_caller]
-fn refused<T: std::fmt::Debug>(outcome: Result<T, Error>, what: &str) {
-    let error = outcome.unwrap_err();
-    assert!(error.message.contains(what), "{error}, where {what:?} was expected");
+/// The same, whose functions are in Python.
+fn in_python_on(cluster: &Cluster, kind: &str, package: &TempDir) -> Process {
+    let package = package.path().to_str().unwrap();
+    Process::of(cluster, Allocation::new(package).memory_bytes(64 << 20).pu(kind))
 }
 
 #[test]
 fn worker_processes_send_each_other_messages_past_client_and_agent() {
     let platform = Platform::start();
-    let (one, two) = (Process::of(&platform), Process::of(&platform));
+    let (one, two) = (of(&platform), of(&platform));
     assert_ne!(one.pid(), two.pid());
     assert_eq!(one.pid() >> 32, two.pid() >> 32, "one processing unit");
     let (object, fd) = one.make("frames").unwrap();
@@ -116,7 +81,7 @@ fn worker_processes_send_each_other_messages_past_client_and_agent() {
 #[test]
 fn capabilities_are_granted_and_revoked_by_who_owns_a_fifo() {
     let platform = Platform::start();
-    let (one, two) = (Process::of(&platform), Process::of(&platform));
+    let (one, two) = (of(&platform), of(&platform));
     let (object, fd) = one.make("f").unwrap();
     assert_eq!((one.rights(object), two.rights(object)), (7, 0));
     refused(two.words("allow", &[two.pid(), object, WRITE]), "no right to own");
@@ -145,7 +110,7 @@ fn capabilities_are_granted_and_revoked_by_who_owns_a_fifo() {
 #[test]
 fn names_are_a_tenants_own_and_free_again_when_a_fifo_ends() {
     let platform = Platform::start();
-    let (one, two) = (Process::of(&platform), Process::of(&platform));
+    let (one, two) = (of(&platform), of(&platform));
     let (first, fd) = one.make("name").unwrap();
     refused(one.make("name"), "is taken");
     refused(two.make("name"), "is taken");
@@ -161,7 +126,7 @@ fn names_are_a_tenants_own_and_free_again_when_a_fifo_ends() {
 #[test]
 fn a_worker_that_dies_takes_its_fifos_with_it_and_what_it_wrote_is_read() {
     let platform = Platform::start();
-    let (one, two) = (Process::of(&platform), Process::of(&platform));
+    let (one, two) = (of(&platform), of(&platform));
     let (object, fd) = one.make("f").unwrap();
     let before = two.pid();
     one.words("allow", &[before, object, WRITE]).unwrap();
@@ -190,27 +155,21 @@ fn computer(more: &[&str]) -> Cluster {
     cluster
 }
 
-/// Grants when the two units are linked.
-fn allow(owner: &Process, words: [u64; 3]) {
-    wait_until("the units are linked", || match owner.words("allow", &words) {
-        Ok(_) => true,
-        Err(error) if error.message.contains("no neighbour, or is out of reach") => false,
-        Err(error) => panic!("{error}"),
-    });
-}
-
-fn exchange(reader: (&Process, u32), writer: (&Process, u32)) {
-    for size in [0, 1, 40, 41, 4096, 4097, 8184] {
-        let message: Vec<u8> = (0..size).map(|at| (at * 3) as u8).collect();
-        writer.0.say(writer.1, &message).unwrap();
-        assert_eq!(reader.0.hear(reader.1, 5000).unwrap(), (writer.0.pid(), message));
-    }
+/// Where connections are encrypted the reader's part in the handshake is done when it reads.
+fn join_while_it_reads(writer: &Process, name: &str, reader: (&Process, u32)) -> u32 {
+    std::thread::scope(|scope| {
+        let joining = scope.spawn(|| writer.join(name).unwrap());
+        while !joining.is_finished() {
+            refused(reader.0.hear(reader.1, 20), "nobody has written");
+        }
+        joining.join().unwrap()
+    })
 }
 
 #[test]
 fn processes_of_two_units_send_each_other_messages() {
     let cluster = computer(&[]);
-    let (host, dpu) = (Process::on(&cluster, "cpu"), Process::on(&cluster, "dpu"));
+    let (host, dpu) = (on(&cluster, "cpu"), on(&cluster, "dpu"));
     assert_ne!(host.pid() >> 32, dpu.pid() >> 32);
     let (forth, from_dpu) = host.make("to the host").unwrap();
     allow(&host, [dpu.pid(), forth, WRITE]);
@@ -226,7 +185,7 @@ fn processes_of_two_units_send_each_other_messages() {
     assert_eq!((host.rights(back), dpu.rights(forth), dpu.rights(back)), (2, 2, 7));
     refused(dpu.words("allow", &[dpu.pid(), forth, READ]), "no right to own");
     // Beside a writer of its own unit.
-    let near = Process::on(&cluster, "cpu");
+    let near = on(&cluster, "cpu");
     host.words("allow", &[near.pid(), forth, WRITE]).unwrap();
     let beside = near.join("to the host").unwrap();
     near.say(beside, b"near").unwrap();
@@ -246,26 +205,47 @@ fn processes_of_two_units_send_each_other_messages() {
 }
 
 #[test]
+fn processes_in_python_exchange_messages_with_those_in_c_of_another_unit() {
+    let python = root().join("target/tools/python/bin/python3");
+    let python = ["--python", python.to_str().unwrap()];
+    let package = package_in_python();
+    for encryption in [&[][..], &["--encrypt", "true"]] {
+        let cluster = computer(&[&python, encryption].concat());
+        let (host, dpu) = (in_python_on(&cluster, "cpu", &package), on(&cluster, "dpu"));
+        let (forth, from_dpu) = host.make("to python").unwrap();
+        allow(&host, [dpu.pid(), forth, WRITE]);
+        let (back, from_host) = dpu.make("to c").unwrap();
+        refused(host.join("to c"), "PermissionDenied");
+        dpu.words("allow", &[host.pid(), back, WRITE]).unwrap();
+        assert_eq!((host.rights(back), host.rights(forth), dpu.rights(forth)), (2, 7, 2));
+        let to_host = join_while_it_reads(&dpu, "to python", (&host, from_dpu));
+        let to_dpu = join_while_it_reads(&host, "to c", (&dpu, from_host));
+        exchange((&host, from_dpu), (&dpu, to_host));
+        exchange((&dpu, from_host), (&host, to_dpu));
+        host.words("forbid", &[dpu.pid(), forth, WRITE]).unwrap();
+        refused(dpu.say(to_host, b"late"), "was revoked");
+        refused(host.hear(from_dpu, 0), "DeadlineExceeded: nobody has written");
+        // What a worker in Python had ends with it.
+        host.call("die", &[]).unwrap_err();
+        wait_until("the name is free", || dpu.make("to python").is_ok());
+        refused(dpu.hear(from_host, 100), "nobody has written");
+    }
+}
+
+#[test]
 fn what_passes_between_units_is_encrypted_where_one_of_them_insists() {
     let cluster = computer(&["--encrypt", "true"]);
-    let (host, dpu) = (Process::on(&cluster, "cpu"), Process::on(&cluster, "dpu"));
+    let (host, dpu) = (on(&cluster, "cpu"), on(&cluster, "dpu"));
     let (object, fd) = host.make("f").unwrap();
     allow(&host, [dpu.pid(), object, WRITE]);
-    // The reader's part in the handshake is done when it reads.
-    let to = std::thread::scope(|scope| {
-        let joining = scope.spawn(|| dpu.join("f").unwrap());
-        while !joining.is_finished() {
-            refused(host.hear(fd, 20), "nobody has written");
-        }
-        joining.join().unwrap()
-    });
+    let to = join_while_it_reads(&dpu, "f", (&host, fd));
     exchange((&host, fd), (&dpu, to));
 }
 
 #[test]
 fn a_unit_that_dies_and_returns_has_none_of_its_processes() {
     let mut cluster = computer(&[]);
-    let (host, dpu) = (Process::on(&cluster, "cpu"), Process::on(&cluster, "dpu"));
+    let (host, dpu) = (on(&cluster, "cpu"), on(&cluster, "dpu"));
     let (object, fd) = host.make("f").unwrap();
     let before = dpu.pid();
     allow(&host, [before, object, WRITE]);
@@ -280,11 +260,39 @@ fn a_unit_that_dies_and_returns_has_none_of_its_processes() {
     wait_until("the name is free", || host.make("g").is_ok());
     drop(dpu);
     cluster.agents[1].restart();
-    let dpu = Process::on(&cluster, "dpu");
+    let dpu = on(&cluster, "dpu");
     assert_ne!(dpu.pid(), before);
     allow(&host, [dpu.pid(), object, WRITE]);
     refused(host.words("allow", &[before, object, WRITE]), "there is no process");
     let to = dpu.join("f").unwrap();
     exchange((&host, fd), (&dpu, to));
     refused(dpu.make("g"), "is taken");
+}
+
+#[test]
+fn a_program_in_python_is_a_copy_of_a_warm_interpreter_of_its_unit() {
+    let python = root().join("target/tools/python/bin/python3");
+    let package = package_in_python();
+    let cluster = computer(&["--python", python.to_str().unwrap()]);
+    let host = in_python_on(&cluster, "cpu", &package);
+    let (news, fd) = host.make("news").unwrap();
+    let mut dpu = 0;
+    wait_until("the units are linked", || match host.call("unit", &1u32.to_le_bytes()) {
+        Ok(unit) => {
+            dpu = u64::from(u32::from_le_bytes(unit.try_into().unwrap()));
+            true
+        }
+        Err(_) => false,
+    });
+    let said = [(); 2].map(|()| {
+        let input = [&[dpu, news, WRITE].map(u64::to_le_bytes).concat(), b"child.py\0news\0one\0".as_slice()]
+            .concat();
+        let child = u64::from_le_bytes(host.call("spawn", &input).unwrap().try_into().unwrap());
+        let (from, said) = host.hear(fd, 20_000).unwrap();
+        assert_eq!((from, from >> 32), (child, dpu));
+        let said = String::from_utf8(said).unwrap();
+        let own = format!("{:x}:{:x} ['one'] red ", child >> 32, child as u32);
+        said.strip_prefix(&own).unwrap_or_else(|| panic!("{said}, where {own} was expected")).to_owned()
+    });
+    assert_eq!(said[0], said[1], "two copies of one interpreter");
 }

@@ -16,7 +16,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("sublet-python-buffers", &[]),
     (
         "sublet-template-python",
-        &["sublet-proto", "sublet-sandbox", "sublet-runtime", "sublet-python-buffers"],
+        &["sublet-proto", "sublet-sandbox", "sublet-xpu", "sublet-runtime", "sublet-python-buffers"],
     ),
     ("sublet-python", &["sublet", "sublet-python-buffers"]),
     ("sublet-image", &["sublet-proto"]),
@@ -40,7 +40,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "sublet-agent",
         ],
     ),
-    ("sublet-capi", &["sublet"]),
+    ("sublet-capi", &["sublet", "sublet-xpu"]),
 ];
 
 /// Crates that stay free of what would make them something else.

@@ -12,6 +12,7 @@ mod install;
 mod loom;
 mod options;
 mod python;
+mod second_pu;
 mod sim;
 mod step;
 mod test;
@@ -55,6 +56,11 @@ const CHORES: &[Chore] = &[
         usage: "gpu-check",
         help: "the devices' suite on a GPU by CUDA, where there is one",
         run: gpu_check::chore,
+    },
+    Chore {
+        usage: "second-pu [--only PART,...] [--json FILE]",
+        help: "a neighbour of another architecture, in an emulated machine",
+        run: second_pu::chore,
     },
     Chore { usage: "wheel [--out FOLDER]", help: "make the Python wheel", run: python::chore },
     Chore {

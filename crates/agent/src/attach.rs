@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use sublet_fabric::connection::Connection;
 use sublet_fabric::region::{PAGE_BYTES, Region, bar_writers, take_pages};
-use sublet_proto::package::is_digest;
-use sublet_proto::v1::{Attach, Lease, Ticket, WorkerOptions};
+use sublet_proto::package::{check_path, is_digest};
+use sublet_proto::v1::{Attach, Lease, Program, Ticket, WorkerOptions};
 use sublet_proto::{Code, Error};
 use sublet_runtime::SwapPlan;
 use sublet_runtime::wire::InboxLayout;
@@ -19,9 +19,10 @@ use crate::confirm::Confirmation;
 use crate::ledger::{Enrolled, Enrolment};
 use crate::node::Node;
 use crate::resources::{Reservation, Wanted};
+use crate::shim::{Reserved, Who};
 use crate::signal::EndRequest;
 use crate::usage::Meter;
-use crate::worker::local_bytes;
+use crate::worker::{local_bytes, rings_bytes};
 
 /// Everything that a lease holds on this node. Whatever is dropped of it is given back; the fields stand in the
 /// order in which that has to happen.
@@ -30,6 +31,8 @@ pub(crate) struct Attached {
     pub(crate) options: WorkerOptions,
     /// The client wants a worker at once.
     pub(crate) start: bool,
+    /// What it is for, in place of calls.
+    pub(crate) errand: Option<Errand>,
     /// Between nodes: what the calls travel by.
     pub(crate) carrier: Option<Carrier>,
     /// Asked if the ticket is provisional: until it is answered, nothing is handed to the client.
@@ -41,6 +44,13 @@ pub(crate) struct Attached {
     pub(crate) expires: Instant,
     pub(crate) reservation: Reservation,
     pub(crate) enrolment: Enrolment,
+}
+
+/// A program that is executed once, and the global process that it will be, from now until the lease ends.
+pub(crate) struct Errand {
+    /// Until it is started.
+    pub(crate) program: Option<Program>,
+    pub(crate) process: Reserved,
 }
 
 /// What a lease holds beside its place in the ledger.
@@ -58,8 +68,13 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
     let wanted = carrier::Wanted::by(node, connection, request)?;
     let end = Arc::new(EndRequest::new()?);
     let Enrolled { enrolment, ticket, expires } = node.ledger.enrol(&request.ticket, end.clone())?;
-    let held = match hold(node, &ticket, wanted) {
-        Ok(held) => held,
+    let errand =
+        |lease: &Lease| request.program.clone().map(|program| reserve(node, lease, program)).transpose();
+    let taken = hold(node, &ticket, wanted);
+    let taken =
+        taken.and_then(|held| Ok((held, errand(ticket.lease.as_ref().unwrap_or(&Lease::default()))?)));
+    let (held, errand) = match taken {
+        Ok(taken) => taken,
         Err(error) => {
             let reason = format!("the node could not take it up: {error}");
             enrolment.finish(End { code: error.code.number(), reason });
@@ -76,6 +91,7 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
         lease,
         options,
         start,
+        errand,
         carrier,
         confirmation,
         inbox,
@@ -85,6 +101,22 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
         reservation,
         enrolment,
     })
+}
+
+/// Lets a program be a global process of this node's processor.
+fn reserve(node: &Node, lease: &Lease, program: Program) -> Result<Errand, Error> {
+    if lease.is_segment() || lease.cores != 1 {
+        let message = format!("lease {} is of {} cores: a program has one", lease.id, lease.cores);
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    check_path(&program.path)?;
+    let who = Who {
+        lease: lease.id.clone(),
+        tenant: lease.tenant.clone(),
+        pu: node.processor,
+        room_bytes: rings_bytes(lease),
+    };
+    Ok(Errand { program: Some(program), process: node.shim.reserve(&who)? })
 }
 
 fn hold(node: &Node, ticket: &Ticket, wanted_carrier: carrier::Wanted) -> Result<Holdings, Error> {

@@ -9,7 +9,8 @@ use std::time::Duration;
 use sublet_proto::package::check_size;
 use sublet_proto::v1::nodes_client::NodesClient;
 use sublet_proto::v1::{
-    ConfirmRequest, FetchPackageRequest, NodeRegistration, NodeReport, NodeReportReply, Registration,
+    ConfirmRequest, FetchPackageRequest, LeaseGrant, NodeRegistration, NodeReport, NodeReportReply,
+    ProcessLeaseRequest, Registration,
 };
 use sublet_proto::{Code, Error};
 use sublet_runtime::access::{Access, Address};
@@ -73,6 +74,12 @@ impl Manager {
             }
         })
         .map(|confirmed| confirmed.ticket)
+    }
+
+    /// A lease for a program that a process of one of the node's leases spawns on this processor.
+    pub(crate) fn lease_for_process(&mut self, lease: &str, unit: u32) -> Result<LeaseGrant, Error> {
+        let request = ProcessLeaseRequest { lease: lease.to_owned(), unit };
+        self.answer(ANSWER_DEADLINE, request, async |client, request| client.lease_for_process(request).await)
     }
 
     /// An encoded package, of a size that packages may have; what it is worth is the caller's to check.

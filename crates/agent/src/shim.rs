@@ -11,6 +11,7 @@
 //! - Nothing here waits for a process. One that does not take what it is told is told no more.
 
 mod across;
+mod children;
 mod core;
 pub(crate) mod link;
 mod member;
@@ -35,18 +36,36 @@ use tracing::debug;
 
 use self::core::{At, Call, Core, Effect, Peer, Tag, Way};
 use across::{Invitations, Wanted};
+use children::Children;
 use link::Link;
 use member::Member;
 use server::Server;
 
+use crate::managers::Managers;
+
 /// Who a process is that may enter.
 #[derive(Clone, Debug)]
 pub(crate) struct Who {
+    /// Of which it is a process.
+    pub(crate) lease: String,
     pub(crate) tenant: String,
     /// On which processing unit it runs.
     pub(crate) pu: u32,
     /// What the rings of its FIFOs may take.
     pub(crate) room_bytes: u64,
+}
+
+/// Who comes, and the id that was kept for it, if one was.
+#[derive(Clone, Debug)]
+struct Entrant {
+    who: Who,
+    reserved: Option<GlobalId>,
+}
+
+/// A process that is there before anything of it runs. Dropped, it is gone.
+pub(crate) struct Reserved {
+    pub(crate) pid: GlobalId,
+    state: Weak<Mutex<State>>,
 }
 
 /// See the [module](self).
@@ -72,6 +91,7 @@ struct State {
     /// Neighbours, each with the number of its link.
     links: HashMap<Peer, (u64, Link)>,
     link_count: u64,
+    children: Children,
     own: Weak<Mutex<State>>,
 }
 
@@ -83,8 +103,14 @@ enum Connected {
 }
 
 impl Shim {
-    /// Of an agent that serves these processing units, with so many threads.
-    pub(crate) fn start(instance: &str, units: &[u32], threads: usize) -> Result<Shim, Error> {
+    /// Of an agent that serves these processing units, with so many threads. Leases for children come from these managers; whether they
+    /// are reached by encrypted connections alone is said, too.
+    pub(crate) fn start(
+        instance: &str,
+        units: &[u32],
+        threads: usize,
+        children: (Arc<Managers>, bool),
+    ) -> Result<Shim, Error> {
         let first = u32::from_str_radix(instance.get(..8).unwrap_or_default(), 16).unwrap_or(1);
         let core = Core::new(instance.to_owned(), units, first);
         let (members, readers, ways, invited, links) = Default::default();
@@ -97,6 +123,7 @@ impl Shim {
                 invited,
                 links,
                 link_count: 0,
+                children: Children::new(children.0, children.1),
                 own: own.clone(),
             })
         };
@@ -105,11 +132,18 @@ impl Shim {
         Ok(Shim { state, servers, next: Default::default() })
     }
 
-    /// Lets a process enter by this socket, of which it has the other end.
-    pub(crate) fn admit(&self, socket: PacketSocket, who: Who) -> Admission {
+    /// Keeps an id for a process that may enter later.
+    pub(crate) fn reserve(&self, who: &Who) -> Result<Reserved, Error> {
+        let pid = crate::lock(&self.state).core.enter(&who.tenant, who.pu, who.room_bytes)?;
+        Ok(Reserved { pid, state: Arc::downgrade(&self.state) })
+    }
+
+    /// Lets a process enter by this socket, of which it has the other end; with the id that was kept for it, if one was.
+    pub(crate) fn admit(&self, socket: PacketSocket, who: Who, reserved: Option<GlobalId>) -> Admission {
+        let entrant = Entrant { who, reserved };
         let turn = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let leave =
-            self.servers.get(turn % self.servers.len().max(1)).map(|server| server.admit(socket, who));
+            self.servers.get(turn % self.servers.len().max(1)).map(|server| server.admit(socket, entrant));
         Admission { leave }
     }
 
@@ -130,6 +164,20 @@ impl Shim {
     }
 }
 
+impl Drop for Shim {
+    fn drop(&mut self) {
+        crate::lock(&self.state).children.end();
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if let Some(state) = self.state.upgrade() {
+            crate::lock(&state).leave(self.pid);
+        }
+    }
+}
+
 impl Drop for Admission {
     fn drop(&mut self) {
         if let Some(leave) = &self.leave {
@@ -140,9 +188,14 @@ impl Drop for Admission {
 
 impl State {
     /// A process enters.
-    fn enter(&mut self, who: &Who, socket: Arc<PacketSocket>) -> Result<Arc<Member>, Error> {
-        let pid = self.core.enter(&who.tenant, who.pu, who.room_bytes)?;
-        let made = Member::new(pid, socket).and_then(|member| member.welcome().map(|()| Arc::new(member)));
+    fn enter(&mut self, entrant: &Entrant, socket: Arc<PacketSocket>) -> Result<Arc<Member>, Error> {
+        let Entrant { who, reserved } = entrant;
+        let pid = match reserved {
+            Some(pid) => *pid,
+            None => self.core.enter(&who.tenant, who.pu, who.room_bytes)?,
+        };
+        let made = Member::new(pid, &who.lease, socket)
+            .and_then(|member| member.welcome().map(|()| Arc::new(member)));
         match made {
             Ok(member) => {
                 self.members.insert(pid, member.clone());
@@ -158,6 +211,7 @@ impl State {
 
     fn leave(&mut self, pid: GlobalId) {
         self.members.remove(&pid);
+        self.children.orphan(pid);
         self.core.leave(pid);
         self.perform();
     }
@@ -208,6 +262,7 @@ impl State {
             Effect::Dial { at, tag, peer, object, invited } => {
                 self.dial(peer, Wanted { at, tag, object, invited });
             }
+            Effect::Spawn { by, tag, spawn } => self.spawn(by, tag, spawn),
             Effect::Tell { peer, message } => self.tell(peer, message),
         }
     }
@@ -218,7 +273,8 @@ impl State {
         }
     }
 
-    fn answer(&self, process: GlobalId, tag: Tag, answer: Result<u64, Error>) {
+    fn answer(&mut self, process: GlobalId, tag: Tag, answer: Result<u64, Error>) {
+        let Some(answer) = self.children.take(process, tag, answer) else { return };
         if let Some(member) = self.members.get(&process) {
             member.answer(tag, answer);
         }

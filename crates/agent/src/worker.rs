@@ -1,7 +1,9 @@
 //! One lease's worker process: how it is started in its sandbox, ended, and what its end is called.
 
 use std::ffi::OsString;
+use std::fs::Metadata;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,8 +13,8 @@ use sublet_fabric::clock::monotonic_ns;
 use sublet_fabric::faults::device;
 use sublet_fabric::packet::PacketSocket;
 use sublet_proto::network::Fabric;
-use sublet_proto::package::is_python;
-use sublet_proto::v1::{PackageBuild, PackageInfo, Started, WorkerSetup};
+use sublet_proto::package::{is_processor, is_python};
+use sublet_proto::v1::{self, Lease, PackageBuild, PackageInfo, Started, WorkerSetup};
 use sublet_proto::{Code, Error, pu};
 use sublet_sandbox::{
     Devices, Exit, FOLDER, Image, Kind, Limits, Made, Network, Program, SCRATCH, SandboxError, Sandboxes,
@@ -71,10 +73,12 @@ impl WorkerProcess {
         let package_ready_ns = monotonic_ns();
         let (kind, program) = program(node, runnable.build())?;
         check_network(node, &runnable)?;
+        let spawned = spawned(held, &runnable)?;
         let (outside, inside) = PacketSocket::pair()?;
         let (shim, of_process) = PacketSocket::pair()?;
         let occupancy = held.reservation.slots.as_ref().map(SlotHold::occupy);
-        let setup = setup(node, held, &runnable, occupancy.as_ref()).encode_to_vec();
+        let setup = WorkerSetup { program: spawned, ..setup(node, held, &runnable, occupancy.as_ref()) };
+        let setup = setup.encode_to_vec();
         let slots = occupancy.iter().flat_map(|occupancy| &occupancy.regions).map(|region| region.fd());
         let own = [held.inbox.fd(), held.meter.region().fd()];
         let faults = (held.options.swap_bytes > 0).then(device).transpose()?;
@@ -94,7 +98,8 @@ impl WorkerProcess {
         let pid = sandbox.state.pid.unwrap_or_default();
         let started = Started { pid, requested_ns, package_ready_ns, spawned_ns: monotonic_ns() };
         let package = runnable.package;
-        let _shim = node.shim.admit(shim, of_shim);
+        let reserved = held.errand.as_ref().map(|errand| errand.process.pid);
+        let _shim = node.shim.admit(shim, of_shim, reserved);
         let worker = WorkerProcess { sandboxes, sandbox, package, _image: image, occupancy, _shim };
         Ok((worker, started, outside))
     }
@@ -160,10 +165,37 @@ fn who(node: &Node, held: &Attached, build: &PackageBuild) -> Who {
     let device =
         kernels::kind_of(build).and_then(|kind| devices.iter().find(|device| device.kind == kind.name()));
     Who {
+        lease: held.lease.id.clone(),
         tenant: held.lease.tenant.clone(),
         pu: device.map_or(node.processor, |device| pu::id(&node.description.name, &device.unit)),
-        room_bytes: held.lease.memory_bytes / 2 + RINGS_BYTES,
+        room_bytes: rings_bytes(&held.lease),
     }
+}
+
+/// What the rings of the FIFOs may take that a process of a lease makes.
+pub(crate) fn rings_bytes(lease: &Lease) -> u64 {
+    lease.memory_bytes / 2 + RINGS_BYTES
+}
+
+/// The program that is to be executed in place of functions, if one is: the package has it, and it is one.
+fn spawned(held: &Attached, runnable: &Runnable) -> Result<Option<v1::Program>, Error> {
+    let Some(program) = held.errand.as_ref().and_then(|errand| errand.program.clone()) else {
+        return Ok(None);
+    };
+    let (package, build) = (&runnable.package, runnable.build());
+    let path = package.folder.join(program.path.replace("{arch}", std::env::consts::ARCH));
+    let found = std::fs::symlink_metadata(&path).ok().filter(Metadata::is_file);
+    let is_program = match found {
+        Some(_) if is_python(&build.architecture) => program.path.ends_with(".py"),
+        Some(found) if is_processor(&build.architecture) => found.permissions().mode() & 0o100 != 0,
+        _ => false,
+    };
+    if is_program {
+        return Ok(Some(program));
+    }
+    let (name, path, architecture) = (&package.info.name, &program.path, &build.architecture);
+    let message = format!("package {name} has no program {path:?} that could be spawned on {architecture}");
+    Err(Error::new(Code::InvalidArgument, message))
 }
 
 /// Whether this node lets a package's functions open connections by themselves, if they do.
@@ -292,6 +324,7 @@ fn setup(node: &Node, held: &Attached, runnable: &Runnable, occupancy: Option<&O
         // What a copy takes is taken from the same memory.
         copies_bytes: carrier.map_or(0, |_| lent_bytes),
         build: runnable.index,
+        program: None,
         shim: true,
         local_bytes: if held.options.swap_bytes > 0 { local_bytes(lent_bytes) } else { 0 },
     }

@@ -48,7 +48,7 @@ extern "C" {
 typedef struct sublet_context sublet_context;
 /* A memory component that the function's component accesses: valid during the call that opened it. */
 typedef uint32_t sublet_channel;
-/* What the functions for memory components call. */
+/* What the functions for memory components, and sublet_call, call. */
 typedef struct sublet_components {
     uint32_t (*instance)(sublet_context *context);
     uint32_t (*instances)(sublet_context *context);
@@ -70,6 +70,8 @@ typedef struct sublet_components {
                             uint64_t size);
     uint32_t (*resize)(sublet_context *context, sublet_channel channel, uint64_t size);
     uint32_t (*release)(sublet_context *context, sublet_channel channel);
+    uint32_t (*call)(sublet_context *context, const char *function, const void *in, uint32_t size, void *out,
+                     uint32_t capacity, uint32_t *written);
 } sublet_components;
 struct sublet_context {
     uint32_t size_bytes;
@@ -105,6 +107,19 @@ static inline uint32_t sublet_fail(sublet_context *context, const char *message)
 }
 
 #ifndef __wasm__
+/* Calls another function of this package, by its name, in place: on this thread, and without a way through a client or a server. It has
+ * these bytes as its input and its output; how many it has written is put into `written`, which may be NULL. Returns 0, or an error's number as in sublet.h,
+ * which sublet_why says in words, the name of the function that failed first: SUBLET_FUNCTION_FAILED with what that said,
+ * SUBLET_UNKNOWN_FUNCTION, SUBLET_OUTPUT_TOO_LARGE. Functions call each other 64 deep at most. Its time counts as this call's.
+ *
+ *     if (sublet_call(context, "compress", pixels, size, out, sublet_capacity(context), &written))
+ *         return sublet_fail(context, sublet_why(context));
+ *     return written; */
+static inline uint32_t sublet_call(sublet_context *context, const char *function, const void *in, uint32_t size, void *out,
+                                   uint32_t capacity, uint32_t *written) {
+    return context->components->call(context, function, in, size, out, capacity, written);
+}
+
 /* Components of a graph: what a function that is executed by a run shares with the others (Scad, Figure 3). A memory component
  * is one stretch of bytes from 0 on. What of it is on the worker's machine is mapped into the process: an access copies memory,
  * and sublet_channel_map says where it lies. The rest is read and written over connections, past a cache. Several instances
@@ -120,7 +135,7 @@ static inline uint32_t sublet_fail(sublet_context *context, const char *message)
 static inline uint32_t sublet_instance(sublet_context *context) { return context->components->instance(context); }
 static inline uint32_t sublet_instances(sublet_context *context) { return context->components->instances(context); }
 
-/* Why the latest of these calls failed. */
+/* Why the latest of these calls, or of sublet_call, failed. */
 static inline const char *sublet_why(sublet_context *context) { return context->components->why(context); }
 
 /* The way to a memory component, by its name in the graph. */

@@ -82,6 +82,26 @@ uint32_t sublet_xfifo_write(uint32_t fd, const void *from, uint64_t size, uint64
 /* Closes either end. A descriptor that is not open is SUBLET_INVALID_ARGUMENT. */
 uint32_t sublet_xfifo_close(uint32_t fd);
 
+/* A right that a program has from the beginning. */
+typedef struct sublet_xpu_cap {
+    sublet_xpu_object object;
+    uint32_t rights;
+} sublet_xpu_cap;
+
+/* The processors of the computer, by number: 0 is this process's own, and from 1 on come those that are linked with it now. The
+ * upper half of a process's id is such a number, too. SUBLET_INVALID_ARGUMENT beyond the last. */
+uint32_t sublet_xpu_unit(uint32_t number, uint32_t *unit);
+
+/* Starts a program of this package on a processor. "{arch}" in the path stands for its architecture, as in "bin/{arch}/stage"; in a
+ * package of Python it is a Python file. argv and envp end with NULL; without argv the program is called by its path, and there are
+ * no variables but those of envp. It has the rights of capv, and no others that this process has; this process must own those FIFOs.
+ * It has a lease of its own, of one core and as much memory as this process has for each of its cores, and ends with this process. A
+ * program links with libsublet, and finds its shim by itself. When the function returns the program is being executed.
+ * SUBLET_INVALID_ARGUMENT for a path that is no program of the package; SUBLET_PERMISSION_DENIED for a capability that this process
+ * cannot grant; SUBLET_AGENT_UNREACHABLE if there is no such processor; SUBLET_NO_CAPACITY if it has no core left. */
+uint32_t sublet_xspawn(uint32_t unit, const char *path, const char *const argv[], const char *const envp[],
+                       const sublet_xpu_cap capv[], uint32_t caps, sublet_xpu_pid *pid);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

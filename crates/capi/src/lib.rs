@@ -1,5 +1,5 @@
-//! The C interface of Sublet: what `include/sublet.h`, `include/sublet_memory.h`, `include/sublet_graph.h` and
-//! `include/sublet_swap.h` declare. These headers are its documentation; the C++ interfaces, `.hpp`, and the header of function
+//! The C interface of Sublet: what `include/sublet.h`, `include/sublet_memory.h`, `include/sublet_graph.h`,
+//! `include/sublet_swap.h` and `include/sublet_xpu.h` declare. These headers are its documentation; the C++ interfaces, `.hpp`, and the header of function
 //! authors, `include/sublet_function.h`, stand beside them.
 //!
 //! - Every exported function is one call of `boundary::guarded`, which turns errors into a status and a message, and
@@ -24,6 +24,9 @@ pub mod invoker;
 pub mod memory;
 pub mod renewal;
 pub mod swap;
+
+// What `include/sublet_xpu.h` declares, for programs that processes spawn; functions have it of their worker process.
+sublet_xpu::export_c!();
 
 #[cfg(test)]
 mod tests;

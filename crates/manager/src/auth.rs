@@ -49,6 +49,7 @@ const RIGHTS: &[(&str, &[Role])] = &[
     ("/sublet.v1.Nodes/Register", AGENTS),
     ("/sublet.v1.Nodes/Report", AGENTS),
     ("/sublet.v1.Nodes/ConfirmLease", AGENTS),
+    ("/sublet.v1.Nodes/LeaseForProcess", AGENTS),
     ("/sublet.v1.Nodes/FetchPackage", AGENTS),
 ];
 const OPERATORS: &[Role] = &[Role::Operator];

@@ -216,6 +216,11 @@ impl Core {
         self.nodes.iter().map(|(_, node)| node)
     }
 
+    /// The node whose processor this unit is, of a node itself and of those that it is linked with.
+    pub fn beside(&self, key: NodeKey, unit: u32) -> Option<&Node> {
+        self.nodes.beside(key, unit)
+    }
+
     /// A node as users see it.
     pub fn info(&self, node: &Node) -> v1::NodeInfo {
         v1::NodeInfo { units: self.nodes.units(node), ..node.info() }

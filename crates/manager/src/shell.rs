@@ -8,6 +8,7 @@
 mod ends;
 mod neighbours;
 mod nodes;
+mod processes;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -31,10 +31,10 @@ use sha2::{Digest, Sha256};
 
 use crate::v1::{self, FunctionInfo, PackageBuild, PackageFile};
 use crate::{Code, Error};
-use files::{check_files, check_path, find_file};
+use files::{check_files, find_file};
 use library::Library;
 
-pub use files::{MAX_COMPONENT_BYTES, MAX_PATH_BYTES};
+pub use files::{MAX_COMPONENT_BYTES, MAX_PATH_BYTES, check_path};
 pub use image::{is_pinned, pin_image, unpinned_image};
 pub use kernels::KernelLimits;
 pub use kind::{Kind, PORTABLE, is_device, is_processor, runs_on};

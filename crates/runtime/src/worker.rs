@@ -28,6 +28,7 @@ use crate::wire::{Immediate, InboxLayout, MAX_MESSAGE_BYTES, OWN_REGION, Outcome
 use engine::{Caller, Input, Output};
 use slots::Core;
 
+mod calls;
 pub mod channel;
 mod client;
 mod context;
@@ -39,6 +40,7 @@ pub mod process;
 pub mod program;
 mod remote;
 mod slots;
+pub mod spawned;
 pub mod swapping;
 
 /// How often a polling worker looks at its line between two looks at the clock: seldom enough that a call does not

@@ -17,6 +17,7 @@ use sublet_runtime::{Allocation, Invoker};
 
 pub mod bandwidth;
 pub mod calls;
+pub mod chain;
 pub mod cold;
 pub mod connections;
 pub mod fifo;

@@ -92,7 +92,7 @@ fn present() -> Result<Arc<Run>, Error> {
 }
 
 /// So long from now, in seconds; never, if nothing is said.
-fn deadline(timeout: Option<f64>) -> Result<Option<Instant>, Error> {
+pub(crate) fn deadline(timeout: Option<f64>) -> Result<Option<Instant>, Error> {
     let Some(seconds) = timeout else { return Ok(None) };
     let timeout = Duration::try_from_secs_f64(seconds).map_err(|_| {
         Error::new(Code::InvalidArgument, format!("a timeout of {seconds} seconds is no time to wait"))
@@ -360,7 +360,7 @@ unsafe impl Send for Address {}
 
 /// The exception of an error: the package's, which has asked for what failed.
 #[cold]
-fn raised(py: Python<'_>, error: &Error) -> PyErr {
+pub(crate) fn raised(py: Python<'_>, error: &Error) -> PyErr {
     let made = py.import("sublet._errors").and_then(|module| {
         module.getattr("of")?.call1((error.code.to_string(), error.code.number(), error.message.as_str()))
     });

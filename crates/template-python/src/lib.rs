@@ -11,6 +11,7 @@ mod component;
 mod keeping;
 mod room;
 mod worker;
+mod xpu;
 
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -78,5 +79,6 @@ fn sublet_template(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(component::open_channel, module)?)?;
     module.add_function(wrap_pyfunction!(component::send, module)?)?;
     module.add_function(wrap_pyfunction!(component::receive, module)?)?;
+    xpu::add(module)?;
     module.add_function(wrap_pyfunction!(program, module)?)
 }

@@ -15,6 +15,7 @@ import io
 import logging
 import os
 import pickle
+import runpy
 import sys
 import time
 import traceback
@@ -36,6 +37,9 @@ MOST_PRINTED = 1 << 20
 PLAIN = frozenset([type(None), bool, int, float, complex, str, bytes])
 # Beside a package's own modules: those that are used if the interpreter has none of the name.
 FALLBACK = "fallback"
+
+# How an exception's note begins that says where it was raised.
+IN_FUNCTION = "in function "
 
 functions = {}
 # Those that the package names: they stay.
@@ -127,6 +131,53 @@ def prepare(folder, library, offered, imports):
     sys.stdout, sys.stderr = Stream("stdout"), Stream("stderr")
     logging.getLogger().addHandler(Forward())
     return found
+
+
+def execute(folder, path, arguments, environment):
+    """Runs a file of the package as the main module; answers with which status it ends."""
+    folder, path = os.fspath(folder), os.fspath(path)
+    sys.path.insert(0, os.path.dirname(path))
+    fallback = os.path.join(folder, FALLBACK)
+    if os.path.isdir(fallback):
+        sys.path.append(fallback)
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.argv = list(arguments)
+    try:
+        runpy.run_path(path, run_name="__main__")
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 255
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+def call(name, /, *positional, **named_ones):
+    """Another function of the package, in place. What it raises says in which function it was raised first."""
+    function = packaged.get(name)
+    if function is None:
+        raise LookupError(f"the package has no function {name}")
+    try:
+        return function(*positional, **named_ones)
+    except BaseException as error:
+        note(error, name)
+        raise
+
+
+def note(error, name):
+    """Adds to an exception which function raised it, once."""
+    notes = getattr(error, "__notes__", None)
+    if not notes:
+        notes = error.__notes__ = []
+    if not any(note.startswith(IN_FUNCTION) for note in notes):
+        notes.append(IN_FUNCTION + name)
 
 
 def with_bytes(function):

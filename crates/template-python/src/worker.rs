@@ -19,10 +19,12 @@ use sublet_python_buffers::{Use, View, memoryview};
 use sublet_runtime::frames::{self, At, FETCH, Head, Piece, Place, SHARES_MEMORY, Shared, Source};
 use sublet_runtime::worker::engine::{Caller, Engine, Input, Load, Message, Output};
 use sublet_runtime::worker::program;
+use sublet_runtime::worker::spawned::Spawned;
 
 use crate::component;
 use crate::keeping::{Keeping, Reply};
 use crate::room::Room;
+use crate::xpu;
 
 /// What prepares and executes functions.
 const SOURCE: &CStr = pyo3::ffi::c_str!(include_str!("worker.py"));
@@ -32,8 +34,20 @@ const MODULE: &CStr = c"sublet_worker";
 /// Works until the client is gone, which is the end of the process.
 #[pyfunction]
 pub(crate) fn work(py: Python<'_>) -> PyResult<()> {
-    let status = py.detach(|| program::run(Interpreter::load));
+    xpu::watch_forks(py)?;
+    let status = py.detach(|| program::run(Interpreter::load, execute));
     Err(pyo3::exceptions::PySystemExit::new_err(status))
+}
+
+/// Runs a file of the package as a program, in this copy of a warm interpreter.
+fn execute(spawned: &Spawned) -> Result<u8, Error> {
+    Python::attach(|py| {
+        let executed = PyModule::from_code(py, SOURCE, MODULE, MODULE).and_then(|module| {
+            let Spawned { folder, path, args, env } = spawned;
+            module.getattr("execute")?.call1((folder, path, args, env))?.extract()
+        });
+        executed.map_err(|error| Error::new(Code::FunctionFailed, told(py, &error)))
+    })
 }
 
 /// The interpreter, with a package's functions.
@@ -262,12 +276,14 @@ fn piece(view: &View, request: &[Stretch]) -> Piece {
     Piece { source, len_bytes, read_only: view.is_read_only() }
 }
 
-/// An exception in one line.
+/// An exception in one line, with its notes.
 fn told(py: Python<'_>, error: &PyErr) -> String {
     let value = error.value(py);
     let kind = error.get_type(py).name().map_or_else(|_| "exception".to_owned(), |name| name.to_string());
-    match value.str().map(|text| text.to_string()) {
+    let said = match value.str().map(|text| text.to_string()) {
         Ok(text) if !text.is_empty() => format!("{kind}: {text}"),
         _ => kind,
-    }
+    };
+    let notes = value.getattr("__notes__").and_then(|notes| notes.extract::<Vec<String>>());
+    notes.unwrap_or_default().iter().fold(said, |said, note| format!("{said} ({note})"))
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use sublet_proto::{Code, Error};
 
 use crate::wire::DESCRIPTORS;
-use crate::{FifoShape, GlobalId, Reader, Rights, Unread, Writer, process};
+use crate::{FifoShape, GlobalId, Reader, Rights, Spawn, Unread, Writer, process};
 
 /// In place of a time: as long as it takes.
 const FOR_EVER: u64 = u64::MAX;
@@ -23,6 +23,14 @@ const FOR_EVER: u64 = u64::MAX;
 pub struct Shape {
     lines: u32,
     slot_bytes: u32,
+}
+
+/// `sublet_xpu_cap`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Capability {
+    object: u64,
+    rights: u32,
 }
 
 enum End {
@@ -57,6 +65,16 @@ macro_rules! export_c {
             ) -> u32;
             sublet_xfifo_write = xfifo_write(fd: u32, from: *const core::ffi::c_void, size: u64, timeout_ms: u64) -> u32;
             sublet_xfifo_close = xfifo_close(fd: u32) -> u32;
+            sublet_xspawn = xspawn(
+                unit: u32,
+                path: *const core::ffi::c_char,
+                argv: *const *const core::ffi::c_char,
+                envp: *const *const core::ffi::c_char,
+                capv: *const $crate::c::Capability,
+                capabilities: u32,
+                pid: *mut u64
+            ) -> u32;
+            sublet_xpu_unit = xpu_unit(number: u32, unit: *mut u32) -> u32;
         }
     };
     ($($name:ident = $function:ident ( $($argument:ident : $type:ty),* ) -> $answer:ty;)*) => {
@@ -238,6 +256,45 @@ pub unsafe fn xfifo_close(fd: u32) -> u32 {
     })
 }
 
+/// # Safety
+/// A string that ends with 0; lists of such strings that end with null, or null; so many capabilities; a place for a number.
+pub unsafe fn xspawn(
+    unit: u32,
+    path: *const c_char,
+    argv: *const *const c_char,
+    envp: *const *const c_char,
+    capv: *const Capability,
+    capabilities: u32,
+    pid: *mut u64,
+) -> u32 {
+    guarded(|| {
+        check_place(pid)?;
+        let count = capabilities as usize;
+        let capabilities = match (capv.is_null(), count) {
+            (_, 0) => &[],
+            (true, _) => return Err(null()),
+            // SAFETY: as the caller vouches.
+            (false, count) => unsafe { std::slice::from_raw_parts(capv, count) },
+        };
+        let capability =
+            |said: &Capability| Ok((GlobalId::from_bits(said.object), Rights::from_bits(said.rights)?));
+        // SAFETY: as the caller vouches.
+        let (path, args, env) = unsafe { (text(path)?, words(argv), words(envp)) };
+        let capabilities = capabilities.iter().map(capability).collect::<Result<_, Error>>()?;
+        let spawn = Spawn { path: path.to_owned(), args, env, capabilities };
+        let spawned = process()?.spawn(unit, &spawn)?;
+        // SAFETY: as the caller vouches.
+        unsafe { put(pid, spawned.to_bits()) }
+    })
+}
+
+/// # Safety
+/// A place for a number.
+pub unsafe fn xpu_unit(number: u32, unit: *mut u32) -> u32 {
+    // SAFETY: as the caller vouches.
+    guarded(|| unsafe { put(unit, process()?.unit(number)?) })
+}
+
 /// Runs a function's body: an error is told by its number, and a panic ends here.
 #[inline]
 fn guarded(body: impl FnOnce() -> Result<(), Error>) -> u32 {
@@ -323,6 +380,20 @@ unsafe fn text<'text>(at: *const c_char) -> Result<&'text str, Error> {
 }
 
 /// # Safety
+/// Null, or a list of strings that end with 0, which ends with null.
+unsafe fn words(mut at: *const *const c_char) -> Vec<Vec<u8>> {
+    let mut words = Vec::new();
+    // SAFETY: as the caller vouches, each place up to that of the null holds a string.
+    unsafe {
+        while !at.is_null() && !(*at).is_null() {
+            words.push(CStr::from_ptr(*at).to_bytes().to_vec());
+            at = at.add(1);
+        }
+    }
+    words
+}
+
+/// # Safety
 /// As for [`text`].
 unsafe fn optional_text<'text>(at: *const c_char) -> Result<&'text str, Error> {
     // SAFETY: as the caller vouches.
@@ -367,7 +438,7 @@ mod tests {
         let declared: BTreeSet<String> = declared.filter_map(name).collect();
         let source = include_str!("c.rs");
         let list = source.split("$crate::export_c! {").nth(1).unwrap().split("        }\n").next().unwrap();
-        let named = list.split(" = ").map(|before| before.rsplit([' ', '\n']).next().unwrap().to_owned());
+        let named = list.split(" =").map(|before| before.rsplit([' ', '\n']).next().unwrap().to_owned());
         let named: BTreeSet<String> = named.filter(|name| name.starts_with("sublet_")).collect();
         assert!(declared.len() > 10, "{declared:?}");
         assert_eq!(declared, named);

@@ -1,7 +1,7 @@
 //! The XPU interface (Molecule 3.2-3.4): processes of several processing units of one computer that know each other by global
 //! ids, hold capabilities, and are connected by FIFOs.
 //!
-//! A process is what an agent has started: a worker process of a lease. It
+//! A process is what an agent has started: a worker process of a lease, or a program that another one has spawned. It
 //! has a socket to its agent's *shim* and [enters](Process::enter); then it has a global id, and makes calls by lines in a
 //! page that it shares with the shim ([`wire`]). What a FIFO carries passes between the two processes alone ([`fifo`]).
 //!
@@ -22,12 +22,16 @@ pub mod wire;
 
 pub use capability::{GlobalId, Rights};
 pub use fifo::{FifoShape, Reader, Unread, Writer};
-pub use process::Process;
+pub use process::{Process, Spawn};
 
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::{Mutex, OnceLock};
 
 use sublet_fabric::packet::PacketSocket;
 use sublet_proto::{Code, Error};
+
+/// By which a program that was spawned finds its socket: the descriptor's number.
+pub const VARIABLE: &str = "SUBLET_XPU_FD";
 
 static SOCKET: Mutex<Option<PacketSocket>> = Mutex::new(None);
 static PROCESS: OnceLock<Result<Process, Error>> = OnceLock::new();
@@ -45,8 +49,34 @@ pub fn process() -> Result<&'static Process, Error> {
     PROCESS.get_or_init(enter).as_ref().map_err(Error::clone)
 }
 
+/// Keeps the socket for the program that this process executes next, which finds it by [`VARIABLE`]; gives its number, if there is one.
+///
+/// # Errors
+/// `system_error`.
+pub fn pass_on() -> Result<Option<i32>, Error> {
+    let Some(socket) = take() else { return Ok(None) };
+    let kept = rustix::io::fcntl_setfd(socket.as_fd(), rustix::io::FdFlags::empty());
+    kept.map_err(|errno| Error::new(Code::System, format!("keeping the shim's socket: {errno}")))?;
+    Ok(Some(OwnedFd::from(socket).into_raw_fd()))
+}
+
+fn take() -> Option<PacketSocket> {
+    SOCKET.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
+}
+
+/// The socket with which this program was executed, once.
+fn inherited() -> Option<PacketSocket> {
+    let number: i32 = std::env::var(VARIABLE).ok()?.parse().ok().filter(|number| *number > 2)?;
+    // SAFETY: nothing is taken but a socket of the kind that agents make, under the number that was left for this.
+    let fd = unsafe { BorrowedFd::borrow_raw(number) };
+    rustix::net::sockopt::socket_type(fd).ok().filter(|kind| *kind == rustix::net::SocketType::SEQPACKET)?;
+    rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::CLOEXEC).ok()?;
+    // SAFETY: it is open, as was just seen, and was left for nobody else; it is taken once, when the process enters.
+    Some(PacketSocket::from(unsafe { OwnedFd::from_raw_fd(number) }))
+}
+
 fn enter() -> Result<Process, Error> {
-    let provided = SOCKET.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+    let provided = take().or_else(inherited);
     let socket = provided.ok_or_else(|| {
         let message = "this process has no processing unit's shim: it was not started by an agent";
         Error::new(Code::InvalidArgument, message)

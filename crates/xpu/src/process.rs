@@ -17,7 +17,9 @@ use sublet_fabric::tls::Identity;
 use sublet_fabric::window::Window;
 use sublet_fabric::{Endpoint, FabricError, shm};
 use sublet_proto::v1::shim_to_process::Body;
-use sublet_proto::v1::{EnterShim, Entered, FifoJoined, FifoMade, ShimToProcess};
+use sublet_proto::v1::{
+    Capability, EnterShim, Entered, FifoJoined, FifoMade, Program, ShimToProcess, SpawnProgram,
+};
 use sublet_proto::{Code, Error, decode};
 
 use crate::capability::{GlobalId, Rights};
@@ -52,6 +54,19 @@ struct Shared {
     uses: [AtomicU32; RECORDS as usize],
     /// Held from a call to the packet that comes with its answer.
     packets: Mutex<()>,
+}
+
+/// A program that is to be started: see [`Process::spawn`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Spawn {
+    /// In the package; `{arch}` stands for the architecture of the unit's processor, as `x86_64`. In a package of Python a Python file.
+    pub path: String,
+    /// The first is the name by which it is called; none: the path.
+    pub args: Vec<Vec<u8>>,
+    /// NAME=VALUE; there are no others.
+    pub env: Vec<Vec<u8>>,
+    /// What it may do from the beginning.
+    pub capabilities: Vec<(GlobalId, Rights)>,
 }
 
 /// What a process has by a number, until it closes it.
@@ -96,8 +111,8 @@ impl Process {
     /// Grants rights to a FIFO to another process (`grant_cap`), on whichever processing unit. They hold when this returns.
     ///
     /// # Errors
-    /// `permission_denied` without the right to own it, or a right that the caller has not; `invalid_argument` if there is no such
-    /// process or FIFO, or they are another tenant's.
+    /// `permission_denied` without the right to own it; `invalid_argument` if there is no such process or FIFO, or they are another
+    /// tenant's.
     pub fn grant(&self, to: GlobalId, object: GlobalId, rights: Rights) -> Result<(), Error> {
         let words = [to.to_bits(), object.to_bits(), u64::from(rights.to_bits())];
         self.shared.call(Operation::Grant, words, &[]).map(drop)
@@ -153,6 +168,41 @@ impl Process {
     pub fn connect_to_read(&self, name: &str, deadline: Option<Instant>) -> Result<Reader, Error> {
         check_name(name)?;
         self.retry(deadline, || self.reader(Operation::ConnectToRead, [0; 3], name))
+    }
+
+    /// Starts a program of this process's package on a processor of the computer (`xspawn`): of its own node or of one that is linked with it. The
+    /// program has a lease of its own, of one core and as much memory as this process has for each; it ends with this process. It has the rights that are
+    /// said, and no others.
+    ///
+    /// # Errors
+    /// `invalid_argument` for a path that is no program of the package, and for more than [`PAYLOAD_BYTES`] of words;
+    /// `permission_denied` for a FIFO that this process does not own; `agent_unreachable` if there is no such unit; `no_capacity` and the like from the manager.
+    pub fn spawn(&self, unit: u32, spawn: &Spawn) -> Result<GlobalId, Error> {
+        let capability = |&(object, rights): &(GlobalId, Rights)| Capability {
+            object: object.to_bits(),
+            rights: rights.to_bits(),
+        };
+        let Spawn { path, args, env, capabilities } = spawn;
+        let program = Program { path: path.clone(), args: args.clone(), env: env.clone() };
+        let capabilities = capabilities.iter().map(capability).collect();
+        let said = SpawnProgram { program: Some(program), capabilities }.encode_to_vec();
+        if said.len() as u64 > PAYLOAD_BYTES {
+            let message = format!(
+                "a program with {} bytes of arguments, environment and capabilities: at most {PAYLOAD_BYTES}",
+                said.len()
+            );
+            return Err(Error::new(Code::InvalidArgument, message));
+        }
+        self.shared.call(Operation::Spawn, [unit.into(), 0, 0], &said).map(GlobalId::from_bits)
+    }
+
+    /// The processors of the computer, by number: 0 is this process's own, and from 1 on come those that are linked with it now, in
+    /// the order of their ids.
+    ///
+    /// # Errors
+    /// `invalid_argument` beyond the last.
+    pub fn unit(&self, number: u32) -> Result<u32, Error> {
+        self.shared.call(Operation::Unit, [number.into(), 0, 0], &[]).map(|unit| unit as u32)
     }
 
     fn retry<T>(

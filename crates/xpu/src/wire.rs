@@ -91,12 +91,16 @@ pub enum Operation {
     Object = 8,
     /// Ends one connection of a FIFO that the caller reads: the descriptor, the connection.
     Cut = 9,
+    /// Spawns a program: the processing unit; the payload is a `SpawnProgram`. Answers its process's id.
+    Spawn = 10,
+    /// Which processors there are: 0 is the caller's own, those from 1 on are linked with it.
+    Unit = 11,
 }
 
 impl Operation {
     /// From a number that a process said.
     pub fn from_number(number: u16) -> Result<Operation, Error> {
-        const ALL: [Operation; 9] = [
+        const ALL: [Operation; 11] = [
             Operation::Grant,
             Operation::Revoke,
             Operation::Rights,
@@ -106,6 +110,8 @@ impl Operation {
             Operation::Close,
             Operation::Object,
             Operation::Cut,
+            Operation::Spawn,
+            Operation::Unit,
         ];
         let found = ALL.into_iter().find(|operation| *operation as u16 == number);
         found.ok_or_else(|| Error::new(Code::Protocol, format!("there is no call {number} of the shim")))
@@ -200,10 +206,10 @@ mod tests {
 
     #[test]
     fn operations_have_their_numbers_and_there_are_no_others() {
-        for number in 1..=9 {
+        for number in 1..=11 {
             assert_eq!(Operation::from_number(number).unwrap() as u16, number);
         }
-        for number in [0, 10, u16::MAX] {
+        for number in [0, 12, u16::MAX] {
             assert_eq!(Operation::from_number(number).unwrap_err().code, Code::Protocol);
         }
     }

@@ -230,7 +230,11 @@ fn node_messages() -> Vec<Vec<u8>> {
     use worker_to_client::Body as FromWorker;
     let failure = || v1::Failure { code: Code::NoCapacity.number(), message: "2 cores asked".into() };
     let to_agent = [
-        ToAgent::Attach(v1::Attach { ticket: vec![1; 80], start: true, fabric: None, joins: String::new() }),
+        ToAgent::Attach(v1::Attach {
+            ticket: vec![1; 80],
+            program: Some(program()),
+            ..v1::Attach::default()
+        }),
         ToAgent::Start(v1::Start {}),
         ToAgent::Stop(v1::Stop { reason: "deadline".into() }),
         ToAgent::Release(v1::Release {}),
@@ -245,6 +249,7 @@ fn node_messages() -> Vec<Vec<u8>> {
             worker_certificate: vec![2; 40],
             memory: Some(v1::RegionKey { key: 1 << 20, base: 0 }),
             joined: false,
+            process: 1 << 32 | 1,
         }),
         FromAgent::Started(v1::Started { pid: 7, requested_ns: 1, package_ready_ns: 2, spawned_ns: 3 }),
         FromAgent::WorkerExited(v1::WorkerExited {
@@ -289,7 +294,11 @@ fn node_messages() -> Vec<Vec<u8>> {
     seeds
 }
 
-/// What shims say to processes and to each other.
+fn program() -> v1::Program {
+    v1::Program { path: "bin/p".into(), args: vec![b"p".to_vec()], env: vec![b"A=b".to_vec()] }
+}
+
+/// What shims say to processes and to each other, and what a process says that spawns.
 fn shim_messages() -> Vec<Vec<u8>> {
     use v1::shim_message::Body as Said;
     use v1::shim_to_process::Body as Told;
@@ -336,7 +345,12 @@ fn shim_messages() -> Vec<Vec<u8>> {
     ];
     let told = told.map(|body| tagged(10, &v1::ShimToProcess { body: Some(body) }.encode_to_vec()));
     let said = said.map(|body| tagged(11, &v1::ShimMessage { body: Some(body) }.encode_to_vec()));
-    told.into_iter().chain(said).collect()
+    let spawn = v1::SpawnProgram {
+        program: Some(program()),
+        capabilities: vec![v1::Capability { object: 1 << 32 | 2, rights: 2 }],
+    };
+    let spawn = tagged(12, &spawn.encode_to_vec());
+    told.into_iter().chain(said).chain([spawn]).collect()
 }
 
 /// An index, a manifest and a configuration; a name; a layer with an entry of each kind.

@@ -24,6 +24,7 @@ mod rights;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
+use sublet_proto::package::check_path;
 use sublet_proto::v1::{self, shim_message};
 use sublet_proto::{Code, Error};
 use sublet_xpu::wire::{DESCRIPTORS, MAX_NAME_BYTES};
@@ -141,15 +142,52 @@ enum Asked {
 /// What a process asks for.
 #[derive(Clone, Debug)]
 pub(crate) enum Call {
-    Grant { to: GlobalId, object: GlobalId, rights: Rights },
-    Revoke { from: GlobalId, object: GlobalId, rights: Rights },
-    Rights { object: GlobalId },
-    Init { name: String, shape: FifoShape },
-    Connect { to: Target },
-    ConnectToRead { to: Target },
-    Close { descriptor: u32 },
-    Object { descriptor: u32 },
-    Cut { descriptor: u32, connection: u32 },
+    Grant {
+        to: GlobalId,
+        object: GlobalId,
+        rights: Rights,
+    },
+    Revoke {
+        from: GlobalId,
+        object: GlobalId,
+        rights: Rights,
+    },
+    Rights {
+        object: GlobalId,
+    },
+    Init {
+        name: String,
+        shape: FifoShape,
+    },
+    Connect {
+        to: Target,
+    },
+    ConnectToRead {
+        to: Target,
+    },
+    Close {
+        descriptor: u32,
+    },
+    Object {
+        descriptor: u32,
+    },
+    Cut {
+        descriptor: u32,
+        connection: u32,
+    },
+    Spawn(Box<Spawn>),
+    /// The processor of this number.
+    Unit {
+        number: u64,
+    },
+}
+
+/// A program that is to be executed.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Spawn {
+    pub(crate) unit: u32,
+    pub(crate) program: v1::Program,
+    pub(crate) capabilities: Vec<(GlobalId, Rights)>,
 }
 
 /// Which FIFO.
@@ -194,6 +232,8 @@ pub(crate) enum Effect {
     End { at: At, way: Option<Way>, code: Code },
     /// A descriptor is closed.
     Closed { at: At },
+    /// A program is executed for a process, with rights that this one can grant, and its call is answered.
+    Spawn { by: GlobalId, tag: Tag, spawn: Box<Spawn> },
     /// A neighbour is told something.
     Tell { peer: Peer, message: v1::ShimMessage },
 }
@@ -278,12 +318,40 @@ impl Core {
             Call::Cut { descriptor, connection } => {
                 self.cut(At { process: by, descriptor }, connection).map(|()| Some(0))
             }
+            Call::Spawn(spawn) => self.spawn((by, tag), spawn),
+            Call::Unit { number } => self.unit(by, number).map(|unit| Some(unit.into())),
         };
         match answered {
             Ok(Some(value)) => self.answer((by, tag), Ok(value)),
             Ok(None) => {}
             Err(error) => self.answer((by, tag), Err(error)),
         }
+    }
+
+    /// Whether a program may be executed with these rights; where it may be is for the manager to say.
+    fn spawn(&mut self, (by, tag): (GlobalId, Tag), spawn: Box<Spawn>) -> Result<Option<u64>, Error> {
+        check_path(&spawn.program.path)
+            .map_err(|Error { message, .. }| Error::new(Code::InvalidArgument, message))?;
+        if !self.units.contains(&spawn.unit) {
+            self.route(GlobalId { pu: spawn.unit, local: 0 })?;
+        }
+        let lacks = |(object, _): &&(GlobalId, Rights)| !self.rights(by, *object).contains(Rights::OWN);
+        if let Some((object, _)) = spawn.capabilities.iter().find(lacks) {
+            return Err(denied(by, "own", *object));
+        }
+        self.out.push_back(Effect::Spawn { by, tag, spawn });
+        Ok(None)
+    }
+
+    fn unit(&self, by: GlobalId, number: u64) -> Result<u32, Error> {
+        let linked = self.peers.iter().filter(|(_, peer)| peer.is_linked).map(|(unit, _)| *unit);
+        let mut units = std::iter::once(by.pu).chain(linked);
+        usize::try_from(number).ok().and_then(|number| units.nth(number)).ok_or_else(|| {
+            Error::new(
+                Code::InvalidArgument,
+                format!("there is no processor {number} that is linked with this one"),
+            )
+        })
     }
 
     /// Now is time to tell neighbours what is gone.

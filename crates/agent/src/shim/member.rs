@@ -13,17 +13,19 @@ use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::region::Region;
 use sublet_fabric::ring::Position;
 use sublet_proto::v1::shim_to_process::Body;
-use sublet_proto::v1::{Entered, ShimToProcess};
-use sublet_proto::{Code, Error};
+use sublet_proto::v1::{Capability, Entered, ShimToProcess, SpawnProgram};
+use sublet_proto::{Code, Error, decode};
 use sublet_xpu::wire::{self, MAX_NAME_BYTES, Operation, PAYLOAD_BYTES, RECORDS, Request, State};
 use sublet_xpu::{FifoShape, GlobalId, Rights};
 
-use super::core::{Call, Tag, Target};
+use super::core::{Call, Spawn, Tag, Target};
 use super::new_bell;
 
 /// See the [module](self).
 pub(super) struct Member {
     pub(super) pid: GlobalId,
+    /// Of which it is a process.
+    pub(super) lease: String,
     socket: Arc<PacketSocket>,
     page: Region,
     /// Rung by the process when it has called and nobody was looking.
@@ -35,10 +37,11 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub(super) fn new(pid: GlobalId, socket: Arc<PacketSocket>) -> Result<Member, Error> {
+    pub(super) fn new(pid: GlobalId, lease: &str, socket: Arc<PacketSocket>) -> Result<Member, Error> {
         let page = Region::create("sublet-shim", wire::PAGE_BYTES)?;
         let states = (0..wire::DESCRIPTORS).map(|_| AtomicU64::new(0)).collect();
-        Ok(Member { pid, socket, page, bell: new_bell()?, states, waiting: AtomicU32::new(0) })
+        let waiting = AtomicU32::new(0);
+        Ok(Member { pid, lease: lease.to_owned(), socket, page, bell: new_bell()?, states, waiting })
     }
 
     /// Tells the process that it is in.
@@ -107,6 +110,8 @@ impl Member {
             Operation::Close => Call::Close { descriptor },
             Operation::Object => Call::Object { descriptor },
             Operation::Cut => Call::Cut { descriptor, connection: second as u32 },
+            Operation::Spawn => Call::Spawn(Box::new(self.spawn(request)?)),
+            Operation::Unit => Call::Unit { number: first },
         })
     }
 
@@ -117,17 +122,34 @@ impl Member {
         }
     }
 
+    fn spawn(&self, request: &Request) -> Result<Spawn, Error> {
+        let said: SpawnProgram = decode("a program to be spawned", &self.payload(request)?)?;
+        let unit = number_of(request.words[0], "a processing unit")?;
+        let program = said.program.ok_or_else(|| Error::new(Code::Protocol, "nothing is to be spawned"))?;
+        let capability =
+            |said: &Capability| Ok((GlobalId::from_bits(said.object), Rights::from_bits(said.rights)?));
+        let capabilities = said.capabilities.iter().map(capability).collect::<Result<_, Error>>()?;
+        Ok(Spawn { unit, program, capabilities })
+    }
+
     /// A copy, of which nobody changes anything any more.
+    fn payload(&self, request: &Request) -> Result<Vec<u8>, Error> {
+        let outside = || Error::new(Code::Protocol, "a payload outside of the page");
+        if u64::from(request.len_bytes) > PAYLOAD_BYTES {
+            return Err(outside());
+        }
+        let mut bytes = vec![0; request.len_bytes as usize];
+        let read = self.page.read(wire::payload(u32::from(request.record)), &mut bytes);
+        read.map(|()| bytes).ok_or_else(outside)
+    }
+
     fn name(&self, request: &Request) -> Result<String, Error> {
         let len = request.len_bytes as usize;
         let wrong = |what: String| Error::new(Code::InvalidArgument, format!("a FIFO's name {what}"));
         if len > MAX_NAME_BYTES {
             return Err(wrong(format!("of {len} bytes: it has at most {MAX_NAME_BYTES}")));
         }
-        let mut bytes = vec![0; len];
-        let read = self.page.read(wire::payload(u32::from(request.record)), &mut bytes);
-        read.ok_or_else(|| Error::new(Code::Protocol, "a payload outside of the page"))?;
-        let name = String::from_utf8(bytes).map_err(|_| wrong("that is no UTF-8".into()))?;
+        let name = String::from_utf8(self.payload(request)?).map_err(|_| wrong("that is no UTF-8".into()))?;
         match name.chars().find(|c| c.is_control()) {
             None => Ok(name),
             Some(c) => Err(wrong(format!("with the character {c:?}: {name:?}"))),
@@ -184,6 +206,9 @@ impl Member {
 }
 
 fn number(word: u64) -> Result<u32, Error> {
-    u32::try_from(word)
-        .map_err(|_| Error::new(Code::InvalidArgument, format!("a FIFO's ring with {word} of something")))
+    number_of(word, "a FIFO's ring with so many of something")
+}
+
+fn number_of(word: u64, what: &str) -> Result<u32, Error> {
+    u32::try_from(word).map_err(|_| Error::new(Code::InvalidArgument, format!("{what}: {word}")))
 }

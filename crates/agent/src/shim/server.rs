@@ -22,7 +22,7 @@ use sublet_xpu::wire;
 use tracing::{debug, warn};
 
 use super::member::Member;
-use super::{State, Who};
+use super::{Entrant, State};
 use crate::lock;
 use crate::signal::Signal;
 
@@ -56,7 +56,7 @@ struct Desk {
 #[derive(Default)]
 struct Orders {
     next: u64,
-    coming: Vec<(u64, PacketSocket, Who)>,
+    coming: Vec<(u64, PacketSocket, Entrant)>,
     leaving: Vec<u64>,
     stop: bool,
 }
@@ -85,7 +85,7 @@ struct Thread {
 /// A process that may enter, or has.
 struct Visitor {
     socket: Arc<PacketSocket>,
-    who: Who,
+    who: Entrant,
     member: Option<Arc<Member>>,
     /// Its next call.
     next: u64,
@@ -112,7 +112,7 @@ impl Server {
         Ok(Server { desk, thread: Some(thread) })
     }
 
-    pub(super) fn admit(&self, socket: PacketSocket, who: Who) -> Leave {
+    pub(super) fn admit(&self, socket: PacketSocket, who: Entrant) -> Leave {
         let mut orders = lock(&self.desk.orders);
         let number = orders.next;
         orders.next += 1;

@@ -1,6 +1,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use sublet_runtime::access::Access;
 use sublet_xpu::{FifoShape, Process, Reader, Rights, Unread, Writer};
 
 use super::*;
@@ -8,17 +9,22 @@ use super::*;
 const UNIT: u32 = 7;
 
 fn shim() -> Shim {
-    Shim::start("0000001fffffffffffffffffffffffff", &[UNIT], 2).unwrap()
+    Shim::start("0000001fffffffffffffffffffffffff", &[UNIT], 2, nobody()).unwrap()
+}
+
+/// Managers that nobody reaches.
+fn nobody() -> (Arc<Managers>, bool) {
+    (Arc::new(Managers::new(Access::parse("unix:/nowhere").unwrap())), false)
 }
 
 fn who(tenant: &str) -> Who {
-    Who { tenant: tenant.to_owned(), pu: UNIT, room_bytes: 1 << 20 }
+    Who { lease: "l".into(), tenant: tenant.to_owned(), pu: UNIT, room_bytes: 1 << 20 }
 }
 
 /// A process of its own, as far as the shim can tell.
 fn enter(shim: &Shim, tenant: &str) -> (Process, Admission) {
     let (outside, inside) = PacketSocket::pair().unwrap();
-    let admission = shim.admit(outside, who(tenant));
+    let admission = shim.admit(outside, who(tenant), None);
     (Process::enter(inside).unwrap(), admission)
 }
 
@@ -241,7 +247,7 @@ fn a_process_that_scribbles_over_what_it_shares_harms_itself() {
     let object = reader.object();
     // One whose ring says nonsense: its reader is told of it once, and the others go on.
     let (outside, inside) = PacketSocket::pair().unwrap();
-    let _admission = shim.admit(outside, who("t"));
+    let _admission = shim.admit(outside, who("t"), None);
     let bad = Scribbler::enter(inside);
     one.grant(bad.pid, object, Rights::WRITE).unwrap();
     for nonsense in [[9u64, 0], [0, u64::MAX], [1, 8]] {
@@ -351,7 +357,7 @@ fn who_speaks_out_of_turn_or_another_version_is_not_let_in() {
         (b"\xff\xff\xff".to_vec(), Code::Protocol),
     ] {
         let (outside, inside) = PacketSocket::pair().unwrap();
-        let _admission = shim.admit(outside, who("t"));
+        let _admission = shim.admit(outside, who("t"), None);
         inside.send(&said, &[]).unwrap();
         let packet = inside.receive(None).unwrap().unwrap();
         let told = ShimToProcess::decode(packet.bytes.as_slice()).unwrap();
@@ -363,7 +369,7 @@ fn who_speaks_out_of_turn_or_another_version_is_not_let_in() {
     }
     // Twice is once too often.
     let (outside, inside) = PacketSocket::pair().unwrap();
-    let _admission = shim.admit(outside, who("t"));
+    let _admission = shim.admit(outside, who("t"), None);
     let entered = Scribbler::enter(inside);
     entered.socket.send(b"x", &[]).unwrap();
     assert!(
@@ -376,7 +382,7 @@ fn who_speaks_out_of_turn_or_another_version_is_not_let_in() {
 
 #[test]
 fn a_process_that_calls_all_the_time_is_served_slowly_and_the_others_are_not() {
-    let shim = Shim::start("1f", &[UNIT], 1).unwrap();
+    let shim = Shim::start("1f", &[UNIT], 1, nobody()).unwrap();
     let ((greedy, _first), (modest, _second)) = (enter(&shim, "t"), enter(&shim, "t"));
     let stop = AtomicBool::new(false);
     let nobody = GlobalId { pu: UNIT, local: 1 };

@@ -42,6 +42,11 @@ impl Supervisor<'_> {
             let message = format!("the worker of lease {} runs already", self.held.lease.id);
             return self.tell(message::failure(&Error::new(Code::AlreadyAllocated, message)));
         }
+        if self.held.errand.as_ref().is_some_and(|errand| errand.program.is_none()) {
+            let message =
+                format!("the program of lease {} was started: it is executed once", self.held.lease.id);
+            return self.tell(message::failure(&Error::new(Code::AlreadyAllocated, message)));
+        }
         self.begin_start();
         self.tell_start()
     }
@@ -126,6 +131,9 @@ impl Supervisor<'_> {
         let (worker, started, control) = WorkerProcess::start(self.node, &self.held, runnable, requested_ns)?;
         debug!(lease = self.held.lease.id, pid = started.pid, "worker started");
         self.held.meter.watch(started.pid);
+        if let Some(errand) = &mut self.held.errand {
+            errand.program = None;
+        }
         self.worker = Some(worker);
         if let Some(idle) = &mut self.idle {
             idle.touch(Instant::now());

@@ -27,6 +27,7 @@ impl Supervisor<'_> {
             worker_certificate: identity.map_or(Vec::new(), |identity| identity.certificate.clone()),
             memory: memory.map(|(key, _)| key),
             joined: memory.is_some_and(|(_, has_joined)| has_joined),
+            process: held.errand.as_ref().map_or(0, |errand| errand.process.pid.to_bits()),
         });
         match carrier {
             None => self.tell_with(attached, &[held.inbox.fd()]),

@@ -163,6 +163,13 @@ impl Nodes for Service {
         }
     }
 
+    async fn lease_for_process(
+        &self,
+        _: Request<ProcessLeaseRequest>,
+    ) -> Result<Response<LeaseGrant>, Status> {
+        Err(Error::new(Code::NoCapacity, "nothing is to be had").into_status())
+    }
+
     async fn fetch_package(
         &self,
         request: Request<FetchPackageRequest>,

@@ -4,8 +4,8 @@ use std::process::ExitCode;
 
 use sublet_devices::cuda::Cuda;
 use sublet_devices::worker::KernelEngine;
-use sublet_runtime::worker::program;
+use sublet_runtime::worker::{program, spawned};
 
 fn main() -> ExitCode {
-    program::main(|load| KernelEngine::load(load, Cuda::first))
+    program::main(|load| KernelEngine::load(load, Cuda::first), spawned::none)
 }

@@ -1,11 +1,12 @@
 //! Where a lease had better be, of the nodes where it fits: beside what it communicates with, or where others like it have
 //! been (Scad 4.1.1, steps 1 to 4). Where neither has room the lists by rank decide (step 5). A pool that a request names
-//! is where it must be.
+//! is where it must be, and so is a node, if it is for a program that a process spawns there.
 //!
 //! Leases with the same key begin to look at the same place of a ring of nodes, so the same nodes have their environment
 //! warm, and a node that comes or goes moves few of them.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 
 use sublet_proto::pool::Pool;
 use sublet_proto::v1::LeaseRequest;
@@ -28,6 +29,8 @@ const PASSED_OVER: usize = 64;
 pub struct Locality {
     /// Names of nodes, the best first.
     near: Vec<String>,
+    /// The one node where it must be, if it is said.
+    pub(super) only: Option<Arc<str>>,
     /// Where in the ring it begins to look.
     warm: Option<u64>,
     /// Where it may be.
@@ -36,11 +39,16 @@ pub struct Locality {
 
 impl Default for Locality {
     fn default() -> Locality {
-        Locality { near: Vec::new(), warm: None, pools: Pools::ALL }
+        Locality { near: Vec::new(), only: None, warm: None, pools: Pools::ALL }
     }
 }
 
 impl Locality {
+    /// On this node.
+    pub fn on(node: Arc<str>) -> Locality {
+        Locality { only: Some(node), ..Locality::default() }
+    }
+
     /// What a request says.
     ///
     /// # Errors
@@ -61,7 +69,7 @@ impl Locality {
             return invalid(format!("a key of {} bytes, at most {MAX_KEY_BYTES} are taken", warm.len()));
         }
         let (near, pools) = (near.clone(), Pools::said(Pool::said(pool)?));
-        Ok(Locality { near, warm: (!warm.is_empty()).then(|| place_of(warm)), pools })
+        Ok(Locality { near, only: None, warm: (!warm.is_empty()).then(|| place_of(warm)), pools })
     }
 
     /// Nodes to be near to.

@@ -15,6 +15,7 @@ use sublet_proto::v1::ProcessingUnit;
 
 use super::ids::NodeKey;
 use super::nodes::{Node, Nodes, Reach};
+use super::placement::DEFAULT_PU;
 
 /// The nodes with whom one is linked, as its agent is told.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -50,6 +51,11 @@ impl Node {
     /// By which registration neighbours know it, if it is here.
     fn standing(&self) -> u64 {
         if self.is_lost() { 0 } else { self.registration }
+    }
+
+    /// Of which kind its processor is.
+    pub(crate) fn kind(&self) -> &str {
+        if self.description.pu.is_empty() { DEFAULT_PU } else { &self.description.pu }
     }
 
     fn names(&self, name: &str) -> bool {
@@ -105,6 +111,13 @@ impl Nodes {
             version: node.links.version,
             all: self.marked(node).map(marked).collect(),
         }
+    }
+
+    /// The node whose processor this unit is, of a node itself and of those that it is linked with.
+    pub(super) fn beside(&self, key: NodeKey, unit: u32) -> Option<&Node> {
+        let node = self.get(key)?;
+        let is_it = |other: &&Node| pu::id(&other.name, pu::PROCESSOR) == unit;
+        [node].into_iter().chain(self.marked(node)).find(is_it)
     }
 
     /// The same, for an agent that knows another version.

@@ -448,7 +448,10 @@ impl Search<'_> {
     /// With as few parts as there can be.
     fn place_together(&self, chance: &mut Chance) -> Result<(Choice, Vec<Part>), Error> {
         let Search { nodes, request, pools } = *self;
-        let Request { package, pu, .. } = request;
+        let Request { package, pu, locality, .. } = request;
+        if let Some(node) = &locality.only {
+            return self.place_on(node);
+        }
         let mut fitting = nodes.classes.fitting(package, pu);
         match (fitting.next(), fitting.next()) {
             (None, _) => Err(no_class(package, pu)),
@@ -459,6 +462,40 @@ impl Search<'_> {
                 self.place_in_first(&choices, chance)
             }
         }
+    }
+
+    /// On this node and no other.
+    fn place_on(&self, name: &str) -> Result<(Choice, Vec<Part>), Error> {
+        let Search { nodes, request: Request { package, pu, terms, .. }, .. } = *self;
+        let gone = || Error::new(Code::InsufficientResources, format!("there is no node {name}"));
+        let key = nodes.find(name).ok_or_else(gone)?;
+        let node = nodes.get(key).ok_or_else(gone)?;
+        let choices = nodes.classes.fitting(package, pu).filter(|choice| node.seats.has(choice.class));
+        let choice = choices.min_by_key(|choice| choice.build).ok_or_else(|| {
+            let message = format!("package {} has no build for the processor of node {name}", package.name);
+            Error::new(Code::InsufficientResources, message)
+        })?;
+        let amount = amount(terms, terms.workers);
+        if self.fits(node, choice.class, amount) {
+            return Ok((choice, vec![Part { node: key, amount }]));
+        }
+        let (free, Amount { workers, memory_bytes, .. }) = (node.free(), amount);
+        let message = format!(
+            "{workers} cores with {memory_bytes} bytes asked on node {name}, which has {} with {} left",
+            free.workers(terms.shared),
+            free.memory_bytes
+        );
+        Err(Error::new(Code::NoCapacity, message))
+    }
+
+    /// Whether a node of this class has room for it.
+    fn fits(&self, node: &Node, class: ClassKey, amount: Amount) -> bool {
+        let free = node.free();
+        node.takes_leases()
+            && node.seats.has(class)
+            && free.workers(amount.shared) >= amount.workers
+            && free.memory_bytes >= amount.memory_bytes
+            && node.may_take(self.request)
     }
 
     /// In the first of several classes that has room for all.
@@ -494,13 +531,7 @@ impl Search<'_> {
         if !Pool::ALL.into_iter().any(|pool| pools.has(pool) && ranks.has_room(pool, terms.workers)) {
             return None;
         }
-        let fits = |node: &Node| {
-            let (free, is_of_class) = (node.free(), node.takes_leases() && node.seats.has(class));
-            is_of_class
-                && free.workers(terms.shared) >= terms.workers
-                && free.memory_bytes >= amount.memory_bytes
-                && node.may_take(self.request)
-        };
+        let fits = |node: &Node| self.fits(node, class, amount);
         let warm = |rack, pool| {
             let ring = nodes.classes.ring(class, rack).filter(|_| ranks.has_room(pool, terms.workers))?;
             let is_of_pool = |node: &NodeKey| nodes.get(*node).is_some_and(|node| node.pool == pool);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use sublet_proto::Error;
 use sublet_proto::v1::nodes_server::Nodes;
 use sublet_proto::v1::{
-    ConfirmReply, ConfirmRequest, FetchPackageRequest, NodeRegistration, NodeReport, NodeReportReply,
-    PackageChunk, Registration,
+    ConfirmReply, ConfirmRequest, FetchPackageRequest, LeaseGrant, NodeRegistration, NodeReport,
+    NodeReportReply, PackageChunk, ProcessLeaseRequest, Registration,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -43,6 +43,15 @@ impl Nodes for Service {
         let caller = caller(&request)?;
         let confirmed = self.0.shell.confirm(&request.into_inner().lease, &caller).await;
         confirmed.map(Response::new).map_err(Error::into_status)
+    }
+
+    async fn lease_for_process(
+        &self,
+        request: Request<ProcessLeaseRequest>,
+    ) -> Result<Response<LeaseGrant>, Status> {
+        let caller = caller(&request)?;
+        let granted = self.0.shell.lease_for_process(&request.into_inner(), &caller).await;
+        granted.map(Response::new).map_err(Error::into_status)
     }
 
     async fn fetch_package(

@@ -227,6 +227,52 @@ async fn agents_confirm_leases_of_their_own_node_only() {
 }
 
 #[tokio::test]
+async fn a_program_gets_a_core_of_its_unit_for_the_tenant_of_who_spawns_it() {
+    let house = house().await;
+    let neighbours = |name: &str, other: &str, pu: &str| NodeDescription {
+        name: name.into(),
+        pu: pu.into(),
+        agent: format!("unix:/{name}"),
+        architecture: ARCHITECTURE.into(),
+        cores: 1,
+        memory_bytes: 1 << 30,
+        neighbours: vec![other.into()],
+        ..NodeDescription::default()
+    };
+    for node in
+        [neighbours("host", "dpu", ""), neighbours("dpu", "host", "dpu"), neighbours("far", "host", "")]
+    {
+        let registration =
+            Registration { node: Some(node), instance: "2".repeat(32), ..Registration::default() };
+        house.service.register(by(Identity::local(0), registration)).await.unwrap();
+    }
+    let ask = async |lease: &str, unit: &str| {
+        let unit = sublet_proto::pu::id(unit, "cpu");
+        let asked = ProcessLeaseRequest { lease: lease.into(), unit };
+        answered(house.service.lease_for_process(by(Identity::local(0), asked)).await)
+    };
+    let asked =
+        LeaseRequest { package: "p".into(), cores: 1, near: vec!["host".into()], ..LeaseRequest::default() };
+    let token = house.token("t").await;
+    let caller = Identity::pending(token.parse().unwrap());
+    let granted = answered(house.service.request_lease(by(caller, asked)).await).unwrap();
+    let parent = granted.grants[0].lease.clone().unwrap();
+    assert_eq!(parent.node, "host");
+    assert_eq!(ask(&parent.id, "dpu").await.unwrap_err().code, Code::LeaseEnded, "nobody's yet");
+    house.confirm(&granted).await.unwrap();
+    let child = ask(&parent.id, "dpu").await.unwrap();
+    let ticket = house.open(&child.ticket).unwrap();
+    let lease = ticket.lease.unwrap();
+    let is = (lease.node.as_str(), lease.tenant.as_str(), lease.pu.as_str(), lease.cores, lease.memory_bytes);
+    assert_eq!(is, ("dpu", "t", "dpu", 1, parent.memory_bytes));
+    assert!(!ticket.provisional && !ticket.token.is_empty() && child.agent == "unix:/dpu");
+    assert_eq!(ask(&parent.id, "dpu").await.unwrap_err().code, Code::NoCapacity);
+    assert_eq!(ask(&parent.id, "host").await.unwrap_err().code, Code::NoCapacity);
+    assert_eq!(ask(&parent.id, "far").await.unwrap_err().code, Code::InvalidArgument, "it is not linked");
+    assert_eq!(ask(&"0".repeat(32), "dpu").await.unwrap_err().code, Code::UnknownLease);
+}
+
+#[tokio::test]
 async fn made_up_tokens_are_looked_up_at_a_bounded_rate() {
     let house = house().await;
     let tokens = &house.service.0.gate.tokens;

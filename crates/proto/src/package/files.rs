@@ -11,7 +11,11 @@ pub const MAX_PATH_BYTES: usize = 1024;
 /// Longest component of a path, in bytes: what Linux file systems take.
 pub const MAX_COMPONENT_BYTES: usize = 255;
 
-pub(super) fn check_path(path: &str) -> Result<(), Error> {
+/// Whether a path is one of a file in a package, and leads nowhere else.
+///
+/// # Errors
+/// `invalid_package`, which says why not.
+pub fn check_path(path: &str) -> Result<(), Error> {
     let bad = |why: &str| Err(invalid(format!("the path {path:?} in the package {why}")));
     if path.len() > MAX_PATH_BYTES {
         return bad(&format!("has {} bytes, at most {MAX_PATH_BYTES} are taken", path.len()));

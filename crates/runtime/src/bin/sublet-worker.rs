@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use sublet_runtime::worker::library::Library;
-use sublet_runtime::worker::program;
+use sublet_runtime::worker::{program, spawned};
 
 sublet_runtime::interpose_malloc!();
 sublet_xpu::export_c!();
 
 fn main() -> ExitCode {
-    program::main(Library::load)
+    program::main(Library::load, spawned::native)
 }

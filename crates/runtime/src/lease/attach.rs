@@ -70,7 +70,7 @@ impl Attaching {
             ticket: grant.ticket,
             start: true,
             fabric,
-            joins: String::new(),
+            ..v1::Attach::default()
         }))?;
         Ok(Attaching { description, package, options, inbox, agent, by, asked_ns })
     }

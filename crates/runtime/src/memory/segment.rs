@@ -41,9 +41,9 @@ impl Segment {
         let joins = known.as_ref().map_or_else(String::new, |known| known.segment.clone());
         agent.tell(client_to_agent::Body::Attach(v1::Attach {
             ticket: grant.ticket,
-            start: false,
             fabric,
             joins,
+            ..v1::Attach::default()
         }))?;
         let (attached, file) = read_attached(&agent)?;
         if attached.inbox_bytes != len_bytes {

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use sublet_proto::{Code, Error};
 
+use super::calls::sublet_context_call;
 use super::channel::{self, Channel, Refused, Run};
+use super::library::Library;
 use crate::memory::RawReading;
 use crate::wire::MAX_MESSAGE_BYTES;
 
@@ -24,6 +26,10 @@ pub(super) struct Context {
     pub(super) failed: bool,
     pub(super) message: [u8; MAX_MESSAGE_BYTES as usize],
     worker: u32,
+    /// Whose functions it may call by their names,
+    pub(super) library: Option<NonNull<Library>>,
+    /// and how deep in such calls it is.
+    pub(super) depth: u32,
     /// Since a function has asked for it in the present call.
     run: Option<Arc<Run>>,
     /// What it has begun to read, of which channel.
@@ -53,6 +59,15 @@ struct Components {
     write_async: unsafe extern "C" fn(*mut Context, u32, u64, *const c_void, u64) -> u32,
     resize: unsafe extern "C" fn(*mut Context, u32, u64) -> u32,
     release: unsafe extern "C" fn(*mut Context, u32) -> u32,
+    call: unsafe extern "C" fn(
+        *mut Context,
+        *const c_char,
+        *const c_void,
+        u32,
+        *mut c_void,
+        u32,
+        *mut u32,
+    ) -> u32,
 }
 
 static COMPONENTS: Components = Components {
@@ -73,10 +88,11 @@ static COMPONENTS: Components = Components {
     write_async: sublet_context_write_async,
     resize: sublet_context_resize,
     release: sublet_context_release,
+    call: sublet_context_call,
 };
 
 impl Context {
-    pub(super) fn new(worker: u32) -> Context {
+    pub(super) fn new(worker: u32, library: Option<NonNull<Library>>) -> Context {
         Context {
             size_bytes: size_of::<Context>() as u32,
             capacity: 0,
@@ -85,6 +101,8 @@ impl Context {
             failed: false,
             message: [0; MAX_MESSAGE_BYTES as usize],
             worker,
+            library,
+            depth: 0,
             run: None,
             reading: Vec::new(),
             why: [0; MAX_MESSAGE_BYTES as usize + 1],
@@ -94,6 +112,17 @@ impl Context {
     /// Makes it ready for a call with an output of so many bytes.
     #[inline(always)]
     pub(super) fn begin(&mut self, capacity: u32) {
+        self.capacity = capacity;
+        self.failed = false;
+    }
+
+    pub(super) fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    /// A function that it has called has returned: now it is again the context of the one that called.
+    #[inline(always)]
+    pub(super) fn resume(&mut self, capacity: u32) {
         self.capacity = capacity;
         self.failed = false;
     }
@@ -174,7 +203,12 @@ impl Context {
 
     /// Does something, and keeps why it failed.
     fn attempt(&mut self, what: impl FnOnce(&mut Context) -> Result<(), Error>) -> u32 {
-        let Err(error) = what(self) else { return 0 };
+        what(self).map_or_else(|error| self.explain(&error), |()| 0)
+    }
+
+    /// Keeps why something failed.
+    #[cold]
+    pub(super) fn explain(&mut self, error: &Error) -> u32 {
         let message = error.message.as_bytes();
         let len = message.len().min(self.why.len() - 1);
         self.why[..len].copy_from_slice(&message[..len]);

@@ -5,8 +5,10 @@
 //! aarch64 all four travel in registers that belong to the caller, so one way of calling serves both forms, and a
 //! shared object need not say which of the two each function has.
 
-use std::ffi::{c_char, c_int, c_void};
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
 
 use libloading::os::unix::{Library as Object, RTLD_LAZY, RTLD_LOCAL, RTLD_NOW};
 use sublet_proto::{Code, Error};
@@ -20,7 +22,7 @@ compile_error!(
 );
 
 /// A function of a package.
-type Function = unsafe extern "C" fn(*mut c_void, u32, *mut c_void, *mut Context) -> u32;
+pub(super) type Function = unsafe extern "C" fn(*mut c_void, u32, *mut c_void, *mut Context) -> u32;
 
 type GuardedCall = unsafe extern "C" fn(
     Function,
@@ -36,6 +38,8 @@ type GuardedCall = unsafe extern "C" fn(
 /// A loaded shared object.
 pub struct Library {
     functions: Vec<Function>,
+    /// Their names in the package.
+    names: HashMap<CString, Function>,
     guard: Option<GuardedCall>,
     // Functions and guard point into these; they stay loaded as long as the process.
     _objects: Vec<Object>,
@@ -56,10 +60,13 @@ impl Library {
             Error::new(Code::InvalidPackage, format!("{} cannot be loaded: {why}", build.library))
         })?;
         let find = |symbol: &String| find(&object, load, &build.library, symbol);
-        let functions = build.symbols.iter().map(find).collect::<Result<_, _>>()?;
+        let functions = build.symbols.iter().map(find).collect::<Result<Vec<Function>, _>>()?;
+        let names = load.package.functions.iter().map(|function| CString::new(function.name.as_str()));
+        let names = names.zip(&functions).filter_map(|(name, &function)| Some((name.ok()?, function)));
+        let names = names.collect();
         let mut objects = vec![object];
         let guard = load_guard(&mut objects)?;
-        Ok(Library { functions, guard, _objects: objects })
+        Ok(Library { functions, names, guard, _objects: objects })
     }
 }
 
@@ -67,7 +74,7 @@ impl Engine for Library {
     type Caller<'library> = NativeCaller<'library>;
 
     fn caller(&self, worker: u32) -> Result<NativeCaller<'_>, Error> {
-        Ok(NativeCaller { library: self, context: Context::new(worker) })
+        Ok(NativeCaller { library: self, context: Context::new(worker, Some(NonNull::from(self))) })
     }
 }
 
@@ -87,15 +94,7 @@ impl Caller for NativeCaller<'_> {
         self.context.begin(output.capacity());
         let (size, input) = (input.len(), input.address().as_ptr().cast());
         let output = output.address().as_ptr().cast();
-        let written = match self.library.guard {
-            // SAFETY: the symbol is an exported function of the package, whose interface is the tenant's promise;
-            // input and output are mapped for `size` and the context's capacity; the context is this thread's own.
-            None => unsafe { function(input, size, output, &mut self.context) },
-            Some(guard) => self.call_guarded(guard, function, (input, size, output))?,
-        };
-        if self.context.failed {
-            return Err(Code::FunctionFailed);
-        }
+        let written = self.library.invoke(&mut self.context, function, (input, size), output)?;
         self.context.settle().map(|()| written)
     }
 
@@ -109,15 +108,38 @@ impl Caller for NativeCaller<'_> {
     }
 }
 
-impl NativeCaller<'_> {
+impl Library {
+    /// A function by its name in the package.
+    #[inline]
+    pub(super) fn named(&self, name: &CStr) -> Option<Function> {
+        self.names.get(name).copied()
+    }
+
+    /// Calls a function, with a context that has begun. Where its message is from a failure, the context has it.
+    #[inline(always)]
+    pub(super) fn invoke(
+        &self,
+        context: &mut Context,
+        function: Function,
+        (input, size): (*mut c_void, u32),
+        output: *mut c_void,
+    ) -> Result<u32, Code> {
+        let written = match self.guard {
+            // SAFETY: the symbol is an exported function of the package, whose interface is the tenant's promise;
+            // input and output are mapped for `size` and the context's capacity; the context is this thread's own.
+            None => unsafe { function(input, size, output, context) },
+            Some(guard) => Library::call_guarded(context, guard, function, (input, size, output))?,
+        };
+        if context.failed { Err(Code::FunctionFailed) } else { Ok(written) }
+    }
+
     #[inline(always)]
     fn call_guarded(
-        &mut self,
+        context: &mut Context,
         guard: GuardedCall,
         function: Function,
         (input, size, output): (*mut c_void, u32, *mut c_void),
     ) -> Result<u32, Code> {
-        let context = &mut self.context;
         let mut written = 0;
         let message = context.message.as_mut_ptr().cast::<c_char>();
         let message_bytes = context.message.len();

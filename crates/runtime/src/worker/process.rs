@@ -34,6 +34,7 @@ use super::control;
 use super::engine::{Caller, Engine, Load};
 use super::program;
 use super::slots::{Core, Own, Slots};
+use super::spawned::{self, Execute};
 use super::swapping;
 use super::{Worker, hot_timeout_ticks};
 use crate::wire::usage::{Meter, UsageLayout};
@@ -43,21 +44,27 @@ use crate::wire::{InboxLayout, ResultsLayout};
 const OWN_MEMORY_BYTES: u64 = 16 << 20;
 const STACK_BYTES: u64 = 8 << 20;
 
-/// Runs a worker process on its control socket until the client is gone, with the engine that is loaded by then.
+/// Runs a worker process on its control socket until the client is gone, with the engine that is loaded by then; or executes a program in
+/// its place. Answers with which status the process ends.
 ///
 /// # Errors
 /// What the client was told, if it could be told anything.
 pub fn run<E: Engine>(
     control: OwnedFd,
     load: impl FnOnce(&Load<'_>) -> Result<E, Error>,
-) -> Result<(), Error> {
+    execute: Execute,
+) -> Result<u8, Error> {
     let entered_ns = monotonic_ns();
     let socket = PacketSocket::from(control);
-    let Some(first) = control::receive(&socket)? else { return Ok(()) };
-    let setup: v1::WorkerSetup = decode("the worker's set-up", &first.bytes)?;
+    let Some(first) = control::receive(&socket)? else { return Ok(0) };
+    let mut setup: v1::WorkerSetup = decode("the worker's set-up", &first.bytes)?;
     let mut descriptors = first.fds;
     if let Some(socket) = setup.shim.then(|| descriptors.pop()).flatten() {
         sublet_xpu::provide(PacketSocket::from(socket));
+    }
+    if let Some(program) = setup.program.take() {
+        confine(&setup)?;
+        return spawned::begin(&setup, program, descriptors, execute);
     }
     let process = (|| {
         let device = setup.local_bytes > 0 && descriptors.len() > 2;
@@ -67,7 +74,7 @@ pub fn run<E: Engine>(
     })();
     match process {
         Ok(process) if E::ON_MAIN_THREAD => process.serve_beside(socket),
-        Ok(process) => share(process).serve(share(socket)),
+        Ok(process) => share(process).serve(share(socket)).map(|()| 0),
         Err(error) => {
             control::fail(&socket, &error);
             Err(error)
@@ -137,11 +144,11 @@ impl Process {
     }
 
     /// Takes the client's messages on a thread of its own. This one becomes the first worker.
-    fn serve_beside(mut self, socket: PacketSocket) -> Result<(), Error> {
+    fn serve_beside(mut self, socket: PacketSocket) -> Result<u8, Error> {
         let (first, is_to_work) = channel();
         self.first = Some(first);
         let (process, socket) = (share(self), share(socket));
-        let serve = move || exit(i32::from(program::status(process.serve(socket))));
+        let serve = move || exit(i32::from(program::status(process.serve(socket).map(|()| 0))));
         std::thread::Builder::new()
             .name("sublet control".into())
             .stack_size(STACK_BYTES as usize)
@@ -316,7 +323,7 @@ fn inherited_bytes() -> u64 {
     })
 }
 
-fn pin(core: u32) -> Result<(), Error> {
+pub(super) fn pin(core: u32) -> Result<(), Error> {
     let index = core as usize;
     if index >= CpuSet::MAX_CPU {
         return Err(Error::new(Code::Protocol, format!("there is no core {core}")));

@@ -8,14 +8,15 @@ use sublet_proto::Error;
 
 use super::engine::{Engine, Load};
 use super::process;
+use super::spawned::Execute;
 
-/// The whole of a worker program.
-pub fn main<E: Engine>(load: impl FnOnce(&Load<'_>) -> Result<E, Error>) -> ExitCode {
-    ExitCode::from(run(load))
+/// The whole of a worker program, with what executes programs of the package in place of functions.
+pub fn main<E: Engine>(load: impl FnOnce(&Load<'_>) -> Result<E, Error>, execute: Execute) -> ExitCode {
+    ExitCode::from(run(load, execute))
 }
 
 /// The same, for programs that have a way of their own to end; returns the status with which this is to be.
-pub fn run<E: Engine>(load: impl FnOnce(&Load<'_>) -> Result<E, Error>) -> u8 {
+pub fn run<E: Engine>(load: impl FnOnce(&Load<'_>) -> Result<E, Error>, execute: Execute) -> u8 {
     // In its sandbox the program is called otherwise; whoever looks at the machine's processes shall find it.
     let _ = rustix::thread::set_name(c"sublet-worker");
     // A bug of ours must not leave a client waiting for a thread that is gone.
@@ -31,13 +32,13 @@ pub fn run<E: Engine>(load: impl FnOnce(&Load<'_>) -> Result<E, Error>) -> u8 {
             return 2;
         }
     };
-    status(process::run(control, load))
+    status(process::run(control, load, execute))
 }
 
 /// How the program ends.
-pub(super) fn status(ended: Result<(), Error>) -> u8 {
+pub(super) fn status(ended: Result<u8, Error>) -> u8 {
     match ended {
-        Ok(()) => 0,
+        Ok(status) => status,
         Err(error) => {
             eprintln!("sublet-worker: {error}");
             error.code.number() as u8

@@ -8,8 +8,13 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(1);
 /// System calls in which a thread waits to be given something to do: it has let go of what it needs for doing it.
-const WAITS: [libc::c_long; 4] =
-    [libc::SYS_futex, libc::SYS_epoll_wait, libc::SYS_epoll_pwait, libc::SYS_ppoll];
+const WAITS: &[libc::c_long] = &[
+    libc::SYS_futex,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_ppoll,
+];
 
 /// Which threads a runtime may have when it is forked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

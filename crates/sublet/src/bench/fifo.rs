@@ -1,16 +1,15 @@
-//! A message from one process to another through a FIFO of the shim, beside the same through a Linux FIFO.
+//! A message from one process to another through a FIFO of the shim, beside the same through a Linux FIFO; or of one node to another
+//! on the same machine, beside the same over a plain TCP connection.
 //!
 //! Ours goes between two worker processes in sandboxes of their own. A Linux FIFO needs a file system that both see, so the other
 //! side are two threads of this process on the same two cores: a pipe costs them no more than two processes. Both sides go to and
 //! fro in blocks that alternate; a message takes half of a round. *Awake*, whoever waits looks for the message all the time (the
 //! Linux FIFO is read without blocking); *asleep*, the writer pauses before each round, so that its peer sleeps.
 
-use std::io::{ErrorKind, Read, Write};
-use std::os::fd::OwnedFd;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+mod beside;
+
 use std::time::{Duration, Instant};
 
-use rustix::pipe::{PipeFlags, pipe_with};
 use serde::Serialize;
 use sublet_proto::{Code, Error};
 use sublet_runtime::Access;
@@ -19,12 +18,16 @@ use sublet_runtime::manager::ManagerClient;
 use super::kin::{self, Kin, lost};
 use super::own::Own;
 use super::{Core, Samples, human_ns, pin};
+use beside::{Beside, Carrier};
 
 /// Rounds of a block.
 const AWAKE_ROUNDS: u32 = 256;
 const ASLEEP_ROUNDS: u32 = 16;
 /// How long the writer pauses, so that its peer sleeps.
 const THINK: Duration = Duration::from_micros(200);
+/// How long it may take until two nodes are linked, and what is said until then.
+const LINKING: Duration = Duration::from_secs(10);
+const UNLINKED: &str = "no neighbour, or is out of reach";
 /// Blocks that come first and are not counted.
 const UNCOUNTED: u32 = 2;
 
@@ -37,19 +40,22 @@ pub const SIZES: &[u32] = &[64, 1 << 10, 4 << 10, 64 << 10];
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
     bench: &'static str,
+    /// Between two nodes, and so over TCP.
+    across: bool,
     size_bytes: u32,
     blocks: u32,
     median_ns: f64,
-    linux_ns: f64,
-    /// Over the Linux FIFO, both awake.
+    /// Through a Linux FIFO; between nodes over a plain TCP connection.
+    raw_ns: f64,
+    /// Over that, both awake.
     ratio: f64,
     asleep_ns: f64,
-    linux_asleep_ns: f64,
+    raw_asleep_ns: f64,
     asleep_ratio: f64,
 }
 
 /// The headings of [`Figure::cells`].
-pub const HEADINGS: [&str; 7] = ["BYTES", "AWAKE", "LINUX FIFO", "RATIO", "ASLEEP", "LINUX FIFO", "RATIO"];
+pub const HEADINGS: [&str; 7] = ["BYTES", "AWAKE", "RAW", "RATIO", "ASLEEP", "RAW", "RATIO"];
 
 impl Figure {
     /// For a table.
@@ -57,10 +63,10 @@ impl Figure {
         [
             self.size_bytes.to_string(),
             human_ns(self.median_ns),
-            human_ns(self.linux_ns),
+            human_ns(self.raw_ns),
             format!("{:.2}", self.ratio),
             human_ns(self.asleep_ns),
-            human_ns(self.linux_asleep_ns),
+            human_ns(self.raw_asleep_ns),
             format!("{:.2}", self.asleep_ratio),
         ]
     }
@@ -73,9 +79,10 @@ struct Block {
     think: Duration,
 }
 
-/// Measures every size, so many blocks each. Without a manager it has a Sublet of its own.
+/// Measures every size, so many blocks each. Without a manager it has a Sublet of its own, or between nodes one of two of them.
 pub fn run(
     access: Option<Access>,
+    across: bool,
     blocks: u32,
     sizes: &[u32],
     mut done: impl FnMut(),
@@ -86,25 +93,33 @@ pub fn run(
             format!("{size} bytes: at most {MAX_BYTES} are measured"),
         ));
     }
-    let own = access.is_none().then(|| Own::up(&["--cores", "2"])).transpose()?;
-    let Some(access) = access.or_else(|| own.as_ref().map(Own::access)) else { return Err(lost()) };
+    let own =
+        access.is_none().then(|| if across { computer() } else { Ok(vec![Own::up(&["--cores", "2"])?]) });
+    let own = own.transpose()?;
+    let of_own = || own.as_ref().and_then(|own| own.first()).map(Own::access);
+    let Some(access) = access.or_else(of_own) else { return Err(lost()) };
     kin::deploy(&ManagerClient::connect_with(access.clone())?)?;
-    let (one, two) = (Kin::start(&access)?, Kin::start(&access)?);
+    let carrier = if across { Carrier::Tcp } else { Carrier::Pipe };
+    let (one, two) = match across {
+        false => (Kin::start(&access)?, Kin::start(&access)?),
+        true => (Kin::start_on(&access, "cpu")?, Kin::start_on(&access, "dpu")?),
+    };
     let mut figures = Vec::new();
     for &size in sizes {
         let ours = Ours::new(&one, &two, size)?;
-        let linux = Linux::start(size)?;
-        let awake = pairs(&ours, &linux, blocks, Block { rounds: AWAKE_ROUNDS, think: Duration::ZERO })?;
-        let asleep = pairs(&ours, &linux, blocks, Block { rounds: ASLEEP_ROUNDS, think: THINK })?;
+        let raw = Beside::start(carrier, size)?;
+        let awake = pairs(&ours, &raw, blocks, Block { rounds: AWAKE_ROUNDS, think: Duration::ZERO })?;
+        let asleep = pairs(&ours, &raw, blocks, Block { rounds: ASLEEP_ROUNDS, think: THINK })?;
         figures.push(Figure {
             bench: "fifo",
+            across,
             size_bytes: size,
             blocks,
             median_ns: awake.0,
-            linux_ns: awake.1,
+            raw_ns: awake.1,
             ratio: awake.0 / awake.1,
             asleep_ns: asleep.0,
-            linux_asleep_ns: asleep.1,
+            raw_asleep_ns: asleep.1,
             asleep_ratio: asleep.0 / asleep.1,
         });
         done();
@@ -112,12 +127,38 @@ pub fn run(
     Ok(figures)
 }
 
+/// A host and a DPU that name each other, each with a core, and their manager first.
+fn computer() -> Result<Vec<Own>, Error> {
+    let manager = Own::manager(&["--listen", ""])?;
+    let agent = |core: Core, name: &str, pu: &str, neighbour: &str| {
+        pin(core)?;
+        let flags = ["--pu", pu, "--neighbour", neighbour, "--devices", "none", "--listen", "127.0.0.1:0"];
+        manager.agent(name, &[["--cores", "1"].as_slice(), &flags].concat())
+    };
+    let host = agent(Core::Last, "bench-host", "cpu", "bench-dpu")?;
+    let dpu = agent(Core::First, "bench-dpu", "dpu", "bench-host")?;
+    Ok(vec![manager, host, dpu])
+}
+
+/// Nodes that have just come are linked a moment later.
+fn linked<T>(make: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
+    let until = Instant::now() + LINKING;
+    loop {
+        match make() {
+            Err(error) if error.message.contains(UNLINKED) && Instant::now() < until => {
+                std::thread::sleep(THINK);
+            }
+            made => return made,
+        }
+    }
+}
+
 /// A block of ours after one of theirs; a message of each.
-fn pairs(ours: &Ours<'_>, linux: &Linux, blocks: u32, block: Block) -> Result<(f64, f64), Error> {
+fn pairs(ours: &Ours<'_>, raw: &Beside, blocks: u32, block: Block) -> Result<(f64, f64), Error> {
     let (mut own, mut theirs) =
         (Samples::with_capacity(blocks as usize), Samples::with_capacity(blocks as usize));
     for number in 0..UNCOUNTED + blocks {
-        let (a, b) = (ours.block(block)?, linux.block(block)?);
+        let (a, b) = (ours.block(block)?, raw.block(block)?);
         if number >= UNCOUNTED {
             own.push(a);
             theirs.push(b);
@@ -141,7 +182,8 @@ impl<'kin> Ours<'kin> {
     fn new(one: &'kin Kin, two: &'kin Kin, size: u32) -> Result<Ours<'kin>, Error> {
         let size = u64::from(size);
         let (first, second) = (one.make(size)?, two.make(size)?);
-        let ends = [[first.descriptor, one.join(two, second)?], [second.descriptor, two.join(one, first)?]];
+        let (forth, back) = (linked(|| one.join(two, second))?, linked(|| two.join(one, first))?);
+        let ends = [[first.descriptor, forth], [second.descriptor, back]];
         Ok(Ours { one, two, size, ends })
     }
 
@@ -157,93 +199,5 @@ impl<'kin> Ours<'kin> {
         self.one.begin("rounds", &first, &mut took)?.wait()?;
         answering.wait()?;
         Ok(took[0])
-    }
-}
-
-/// Two threads on the same cores, with a pipe each way.
-struct Linux {
-    orders: [SyncSender<Block>; 2],
-    took: Receiver<Result<u64, Error>>,
-}
-
-impl Linux {
-    fn start(size: u32) -> Result<Linux, Error> {
-        let failed = |error: rustix::io::Errno| Error::new(Code::System, format!("pipe2 failed: {error}"));
-        let (forth, back) =
-            (pipe_with(PipeFlags::CLOEXEC).map_err(failed)?, pipe_with(PipeFlags::CLOEXEC).map_err(failed)?);
-        let (tell, took) = sync_channel(2);
-        let start = |core: Core, (from, to): (OwnedFd, OwnedFd), begins: bool| {
-            let (order, orders) = sync_channel::<Block>(1);
-            let tell = tell.clone();
-            let body = move || {
-                let mut end =
-                    LinuxEnd { from: from.into(), to: to.into(), message: vec![7; size as usize], begins };
-                let pinned = pin(core);
-                for block in orders {
-                    let took = pinned.clone().and_then(|()| end.block(block));
-                    if begins || took.is_err() {
-                        let _ = tell.send(took);
-                    }
-                }
-            };
-            let thread = std::thread::Builder::new().name("fifo".into()).spawn(body);
-            thread.map_err(|error| Error::new(Code::System, format!("cannot start a thread: {error}")))?;
-            Ok::<_, Error>(order)
-        };
-        let first = start(Core::Last, (back.0, forth.1), true)?;
-        let second = start(Core::First, (forth.0, back.1), false)?;
-        Ok(Linux { orders: [first, second], took })
-    }
-
-    fn block(&self, block: Block) -> Result<u64, Error> {
-        for order in self.orders.iter().rev() {
-            order.send(block).map_err(|_| lost())?;
-        }
-        self.took.recv().map_err(|_| lost())?
-    }
-}
-
-struct LinuxEnd {
-    from: std::fs::File,
-    to: std::fs::File,
-    message: Vec<u8>,
-    begins: bool,
-}
-
-impl LinuxEnd {
-    fn block(&mut self, Block { rounds, think }: Block) -> Result<u64, Error> {
-        let failed =
-            |error: std::io::Error| Error::new(Code::System, format!("a FIFO of the measurement: {error}"));
-        let blocking = !think.is_zero();
-        rustix::io::ioctl_fionbio(&self.from, !blocking).map_err(|error| failed(error.into()))?;
-        let mut took = Duration::ZERO;
-        for _ in 0..rounds {
-            let mut since = Instant::now();
-            if self.begins {
-                while since.elapsed() < think {}
-                since = Instant::now();
-                self.to.write_all(&self.message).map_err(failed)?;
-            }
-            self.receive().map_err(failed)?;
-            if self.begins {
-                took += since.elapsed();
-            } else {
-                self.to.write_all(&self.message).map_err(failed)?;
-            }
-        }
-        Ok(took.as_nanos() as u64)
-    }
-
-    fn receive(&mut self) -> std::io::Result<()> {
-        let mut got = 0;
-        while got < self.message.len() {
-            match self.from.read(&mut self.message[got..]) {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(some) => got += some,
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
     }
 }

@@ -30,8 +30,14 @@ pub(super) fn deploy(manager: &ManagerClient) -> Result<(), Error> {
 
 impl Kin {
     pub(super) fn start(access: &Access) -> Result<Kin, Error> {
+        Kin::start_on(access, "")
+    }
+
+    /// On a kind of processing unit, if one is said.
+    pub(super) fn start_on(access: &Access, pu: &str) -> Result<Kin, Error> {
         let mut invoker = Invoker::connect_with(access.clone())?;
-        invoker.allocate(&Allocation::new(PACKAGE).policy(Policy::AlwaysWarm))?;
+        let allocation = Allocation::new(PACKAGE).policy(Policy::AlwaysWarm);
+        invoker.allocate(&if pu.is_empty() { allocation } else { allocation.pu(pu) })?;
         Ok(Kin { invoker })
     }
 

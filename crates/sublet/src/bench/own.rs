@@ -7,6 +7,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -40,6 +41,20 @@ impl Own {
             Command::new(own_program()?).arg("manager").arg("--config").arg(&config).args(flags),
             state,
         )
+    }
+
+    /// Starts an agent of this one with these flags, and waits until it serves. Where it runs is inherited from the calling thread.
+    pub(super) fn agent(&self, name: &str, flags: &[&str]) -> Result<Own, Error> {
+        let state = make_state()?;
+        let config = state.join("agent.toml");
+        fs::write(&config, "").map_err(|error| failed("writing", &config, &error))?;
+        let manager = format!("unix:{}", self.state.join("manager.sock").display());
+        let mut command = Command::new(own_program()?);
+        command.arg("agent").arg("--config").arg(&config);
+        if std::env::var_os("SUBLET_LOG").is_none() {
+            command.env("SUBLET_LOG", "error");
+        }
+        Own::start(command.args(["--manager", &manager, "--name", name]).args(flags), state)
     }
 
     fn start(command: &mut Command, state: PathBuf) -> Result<Own, Error> {
@@ -120,7 +135,9 @@ fn own_program() -> Result<PathBuf, Error> {
 }
 
 fn make_state() -> Result<PathBuf, Error> {
-    let state = std::env::temp_dir().join(format!("sublet-bench-{}", std::process::id()));
+    static MADE: AtomicU32 = AtomicU32::new(0);
+    let number = MADE.fetch_add(1, Ordering::Relaxed);
+    let state = std::env::temp_dir().join(format!("sublet-bench-{}-{number}", std::process::id()));
     let made = DirBuilder::new().mode(0o700).create(&state);
     made.map_err(|error| failed("making the folder", &state, &error))?;
     Ok(state)

@@ -10,7 +10,7 @@ use sublet_agent::{Agent, Options};
 use sublet_proto::v1::{Command, NodeState, NodeStatus};
 use sublet_proto::{Code, Error};
 
-use super::daemon::{Phase, Signals, blocking, notify, stop_in_order};
+use super::daemon::{ForWhom, Phase, Signals, blocking, notify, stop_in_order};
 use super::output::Output;
 use super::parse::{as_ms, duration, show_ns};
 use super::settings;
@@ -57,6 +57,9 @@ pub(crate) struct Arguments {
     /// Show the configuration that holds and where each value comes from, and do nothing else
     #[arg(long, conflicts_with = "wanted")]
     print_config: bool,
+
+    #[command(flatten)]
+    whom: ForWhom,
 
     #[command(flatten)]
     flags: Flags<config::agent::Program>,
@@ -111,11 +114,11 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
         .enable_all()
         .build()
         .map_err(|error| Error::new(Code::System, format!("cannot make a tokio runtime: {error}")))?;
-    runtime.block_on(serve(options, output))
+    runtime.block_on(serve(options, &arguments.whom, output))
 }
 
-async fn serve(options: Options, output: &Output) -> Result<(), Error> {
-    let mut signals = Signals::listen()?;
+async fn serve(options: Options, whom: &ForWhom, output: &Output) -> Result<(), Error> {
+    let mut signals = Signals::listen_for(whom)?;
     let mut serving = Serving {
         address: None,
         agent: format!("unix:{}", options.socket.display()),

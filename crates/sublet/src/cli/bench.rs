@@ -21,7 +21,7 @@ use super::parse::{duration, node_modules, size};
 use crate::bench::latency::{Called, Mode};
 use crate::bench::transport::{Transport, Where};
 use crate::bench::{
-    bandwidth, calls, cold, connections, fifo, graph, latency, lease, memory, reject, swap, template,
+    bandwidth, calls, chain, cold, connections, fifo, graph, latency, lease, memory, reject, swap, template,
     throughput,
 };
 
@@ -42,10 +42,11 @@ Examples:
   sublet bench lease --transport tls                          leases granted a second, and how long a grant takes
   sublet bench reject                                         what a busy shared core costs
   sublet bench fifo --size 4KiB                               a message between two processes, beside a Linux FIFO
+  sublet bench chain --functions 5 --language python            functions that call each other, beside HTTP servers
   sublet bench xpucall                                        a call of the shim, beside a flag in shared memory
 
 Over tcp and ofi, `latency` and `bandwidth` start a Sublet of their own, unless they are told a manager; so do `memory`,
-`lease`, `reject`, `fifo` and `xpucall`. The others need a manager with an idle core: see `sublet up`. Ratios within one run hold; absolute times drift
+`lease`, `reject`, `fifo`, `chain` and `xpucall`. The others need a manager with an idle core: see `sublet up`. Ratios within one run hold; absolute times drift
 with the machine.";
 
 /// The largest access that is measured.
@@ -71,6 +72,7 @@ enum Bench {
     Lease(Lease),
     Reject(Reject),
     Fifo(Fifo),
+    Chain(Chain),
     Xpucall(Xpucall),
 }
 
@@ -313,7 +315,32 @@ struct Fifo {
     /// Size of a message [default: 64 B, 1 KiB, 4 KiB and 64 KiB]
     #[arg(long, value_name = "SIZE", value_parser = size_32)]
     size: Option<u32>,
+    /// Between two nodes of this machine that are neighbours, one of them a `dpu`, beside a plain TCP connection
+    #[arg(long)]
+    across: bool,
     /// Blocks of rounds for each size, on each side
+    #[arg(long, value_name = "BLOCKS", default_value_t = 41, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    n: u32,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+/// Functions that call each other, and the same functions as servers that call each other by HTTP
+///
+/// A hop is what a chain of all of them takes beyond a chain of one, for each function more. Functions of one package call each other in
+/// place; each server is a process of its own, and keeps its connection to the next.
+#[derive(Debug, Args)]
+struct Chain {
+    /// Functions of the chain
+    #[arg(long, value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u32).range(2..=i64::from(chain::MAX_FUNCTIONS)))]
+    functions: u32,
+    /// What the functions and the servers are written in
+    #[arg(long, value_enum, default_value_t = chain::Language::Python)]
+    language: chain::Language,
+    /// Python for the servers: the one that the node has warm
+    #[arg(long, value_name = "PROGRAM", default_value = "python3")]
+    interpreter: PathBuf,
+    /// Blocks of calls, on each side
     #[arg(long, value_name = "BLOCKS", default_value_t = 41, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     n: u32,
     #[command(flatten)]
@@ -357,6 +384,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
         Bench::Lease(lease) => run_lease(lease, output),
         Bench::Reject(reject) => run_reject(reject, output),
         Bench::Fifo(fifo) => run_fifo(fifo, output),
+        Bench::Chain(chain) => run_chain(chain, output),
         Bench::Xpucall(xpucall) => run_xpucall(xpucall, output),
     }
 }
@@ -498,7 +526,8 @@ fn run_reject(arguments: &Reject, output: &Output) -> Result<(), Error> {
 fn run_fifo(arguments: &Fifo, output: &Output) -> Result<(), Error> {
     let sizes = arguments.size.map_or(fifo::SIZES.to_vec(), |size| vec![size]);
     let bar = progress(sizes.len() as u64, output);
-    let figures = fifo::run(named(&arguments.connection)?, arguments.n, &sizes, || bar.inc(1))?;
+    let figures =
+        fifo::run(named(&arguments.connection)?, arguments.across, arguments.n, &sizes, || bar.inc(1))?;
     bar.finish_and_clear();
     let text = |figures: &[fifo::Figure]| {
         table(&fifo::HEADINGS, &figures.iter().map(fifo::Figure::cells).collect::<Vec<_>>())
@@ -507,6 +536,19 @@ fn run_fifo(arguments: &Fifo, output: &Output) -> Result<(), Error> {
         [one] if arguments.size.is_some() => output.show(one, |one| text(std::slice::from_ref(one))),
         many => output.show(&many, |many| text(many)),
     }
+}
+
+fn run_chain(arguments: &Chain, output: &Output) -> Result<(), Error> {
+    let bar = progress(u64::from(arguments.n), output);
+    let plan = chain::Plan {
+        functions: arguments.functions,
+        language: arguments.language,
+        blocks: arguments.n,
+        interpreter: arguments.interpreter.clone(),
+    };
+    let figure = chain::run(named(&arguments.connection)?, &plan, || bar.inc(1))?;
+    bar.finish_and_clear();
+    output.show(&figure, |figure| table(&chain::HEADINGS, &[figure.cells()]))
 }
 
 fn run_xpucall(arguments: &Xpucall, output: &Output) -> Result<(), Error> {

@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
-use sublet_runtime::worker::program;
+use sublet_runtime::worker::{program, spawned};
 use sublet_wasm::WasmEngine;
 
 fn main() -> ExitCode {
-    program::main(WasmEngine::load)
+    program::main(WasmEngine::load, spawned::none)
 }

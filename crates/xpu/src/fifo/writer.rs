@@ -1,5 +1,6 @@
 //! The writing end of a FIFO.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -86,8 +87,13 @@ impl Writer {
         let inline = if part.len() <= INLINE_BYTES {
             to_words(part)
         } else {
-            let offset = self.shape.payload(position.line);
-            self.end.put(Address { region: REGION, offset }, part)?;
+            let to = Address { region: REGION, offset: self.shape.payload(position.line) };
+            match &self.end {
+                Endpoint::Shm(end) => end.put(to, part)?,
+                // It leaves with the line that follows.
+                // SAFETY: `part` is borrowed until that line is published below, or the end has cleared what it had gathered.
+                end => unsafe { end.push(to, NonNull::from(part).cast(), part.len() as u64) }?,
+            }
             Default::default()
         };
         let (immediate, body) = Part { kind, message_bytes, inline }.encode();

@@ -1,0 +1,316 @@
+//! Programs that processes spawn, on this node or on one that is linked with it (Molecule 3.4): each has a lease of its own.
+//!
+//! The parent's agent is the client of that lease. It asks the manager for it, shows the ticket to the agent of the processor, which
+//! says what id the child will have, and grants the child what the parent has said, as the parent could. Only then has it the program
+//! started. Its connection is the child's life line: when the parent is gone, or this agent, the lease ends.
+//!
+//! Invariants:
+//! - A child never runs without all the rights that were said, and never has others.
+//! - A child that cannot be had leaves nothing behind: no process, no lease, no rights.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use sublet_fabric::connection::Connection;
+use sublet_fabric::greeting::{self, Kind, PULSE};
+use sublet_fabric::packet::{PacketError, PacketSocket};
+use sublet_fabric::remote::RemoteSocket;
+use sublet_proto::network::Fabric;
+use sublet_proto::v1::{AgentToClient, Alive, Attach, ClientToAgent, LeaseGrant, Release, Start};
+use sublet_proto::{Code, Error, decode};
+use sublet_xpu::{GlobalId, Rights};
+use tracing::{debug, info};
+
+use super::State;
+use super::core::{Call, Spawn, Tag};
+use crate::lock;
+use crate::managers::Managers;
+use crate::message::{FromClient, ToClient};
+use crate::signal::{Signal, wait_readable};
+
+/// Children of a process that live, or are being started.
+const MAX_CHILDREN: usize = 64;
+/// How long connecting to the child's agent may take.
+const DIAL: Duration = Duration::from_secs(2);
+/// How long that agent may be silent, if it is another node's.
+const SILENCE: Duration = Duration::from_millis(800);
+/// How long attaching may take, starting with the fetching of the package, and a grant.
+const ATTACHING: Duration = Duration::from_secs(10);
+const STARTING: Duration = Duration::from_secs(120);
+const GRANTING: Duration = Duration::from_secs(5);
+/// In place of a record, in the tag of a call that no process has made itself.
+const ASKED: u32 = u32::MAX;
+
+/// What there is of children beside what their agents have.
+pub(super) struct Children {
+    managers: Arc<Managers>,
+    /// Whether this node insists on encryption.
+    encrypt: bool,
+    /// Raised when a process is gone, for each of its children.
+    of: HashMap<GlobalId, Vec<Arc<Signal>>>,
+    /// Calls that are made for a process, by their tags.
+    asked: HashMap<(GlobalId, Tag), SyncSender<Result<u64, Error>>>,
+    count: u32,
+}
+
+/// One child, as the thread has it that looks after it.
+struct Child {
+    state: Weak<Mutex<State>>,
+    managers: Arc<Managers>,
+    encrypt: bool,
+    parent: GlobalId,
+    /// The parent's.
+    lease: String,
+    spawn: Box<Spawn>,
+    /// The parent is.
+    gone: Arc<Signal>,
+}
+
+/// The connection by which a child's lease is held.
+struct Line<'child> {
+    connection: Connection,
+    gone: &'child Signal,
+    heard: Instant,
+    told: Instant,
+}
+
+impl Children {
+    pub(super) fn new(managers: Arc<Managers>, encrypt: bool) -> Children {
+        Children { managers, encrypt, of: HashMap::new(), asked: HashMap::new(), count: 0 }
+    }
+
+    /// A process is gone, and with it its children.
+    pub(super) fn orphan(&mut self, parent: GlobalId) {
+        for gone in self.of.remove(&parent).unwrap_or_default() {
+            gone.raise();
+        }
+        self.asked.retain(|(by, _), _| *by != parent);
+    }
+
+    pub(super) fn end(&mut self) {
+        self.of.values().flatten().for_each(|gone| gone.raise());
+    }
+
+    /// Takes the answer to a call that was made here, if it is one.
+    pub(super) fn take(
+        &mut self,
+        by: GlobalId,
+        tag: Tag,
+        answer: Result<u64, Error>,
+    ) -> Option<Result<u64, Error>> {
+        if tag as u32 != ASKED {
+            return Some(answer);
+        }
+        if let Some(asked) = self.asked.remove(&(by, tag)) {
+            // There is room for one, and nobody may want it any more.
+            let _ = asked.try_send(answer);
+        }
+        None
+    }
+
+    fn adopt(&mut self, parent: GlobalId) -> Result<Arc<Signal>, Error> {
+        let own = self.of.entry(parent).or_default();
+        own.retain(|gone| Arc::strong_count(gone) > 1);
+        if own.len() >= MAX_CHILDREN {
+            let message = format!("process {parent} has {MAX_CHILDREN} children, and no more");
+            return Err(Error::new(Code::TooManyInFlight, message));
+        }
+        let gone = Arc::new(Signal::new()?);
+        own.push(gone.clone());
+        Ok(gone)
+    }
+}
+
+impl State {
+    /// Has a program executed for a process, whose call is answered when it is.
+    pub(super) fn spawn(&mut self, parent: GlobalId, tag: Tag, spawn: Box<Spawn>) {
+        if let Err(error) = self.begin_child(parent, tag, spawn) {
+            self.answer(parent, tag, Err(error));
+        }
+    }
+
+    fn begin_child(&mut self, parent: GlobalId, tag: Tag, spawn: Box<Spawn>) -> Result<(), Error> {
+        let lease = self.member(parent)?.lease.clone();
+        let gone = self.children.adopt(parent)?;
+        let (managers, encrypt) = (self.children.managers.clone(), self.children.encrypt);
+        let child = Child { state: self.own.clone(), managers, encrypt, parent, lease, spawn, gone };
+        std::thread::Builder::new()
+            .name("sublet-child".to_owned())
+            .spawn(move || child.live(tag))
+            .map(drop)
+            .map_err(|error| Error::new(Code::System, format!("cannot start a thread: {error}")))
+    }
+
+    /// Makes a call as if a process had.
+    fn ask(&mut self, by: GlobalId, call: Call) -> Receiver<Result<u64, Error>> {
+        self.children.count = self.children.count.wrapping_add(1);
+        let tag = u64::from(self.children.count) << 32 | u64::from(ASKED);
+        let (sender, answer) = sync_channel(1);
+        self.children.asked.insert((by, tag), sender);
+        self.call(by, tag, call);
+        answer
+    }
+}
+
+impl Child {
+    /// From the call to the end of the child, or of the parent.
+    fn live(self, tag: Tag) {
+        match self.start() {
+            Ok((line, pid)) => {
+                self.answer(tag, Ok(pid.to_bits()));
+                info!(%pid, parent = %self.parent, path = self.spawn.program.path, "a program was spawned");
+                let end = line.last();
+                debug!(%pid, why = %end, "a program has ended");
+            }
+            Err(error) => self.answer(tag, Err(error)),
+        }
+    }
+
+    fn answer(&self, tag: Tag, answer: Result<u64, Error>) {
+        if let Some(state) = self.state.upgrade() {
+            lock(&state).answer(self.parent, tag, answer);
+        }
+    }
+
+    /// The connection closes if the child is not to be had, and then there is nothing of it.
+    fn start(&self) -> Result<(Line<'_>, GlobalId), Error> {
+        let unit = self.spawn.unit;
+        let grant = self.managers.connect()?.lease_for_process(&self.lease, unit)?;
+        let (connection, fabric) = self.reach(&grant)?;
+        let now = Instant::now();
+        let mut line = Line { connection, gone: &self.gone, heard: now, told: now };
+        let (ticket, program) = (grant.ticket, Some(self.spawn.program.clone()));
+        line.tell(FromClient::Attach(Attach { ticket, fabric, program, ..Attach::default() }))?;
+        let pid = line.wait(ATTACHING, |said| match said {
+            ToClient::Attached(attached) => Some(GlobalId::from_bits(attached.process)),
+            _ => None,
+        })?;
+        if pid.pu != unit {
+            let message = format!("a program was spawned on processing unit {unit:x}, and is process {pid}");
+            return Err(Error::new(Code::Protocol, message));
+        }
+        self.spawn.capabilities.iter().try_for_each(|&(object, rights)| self.grant(pid, object, rights))?;
+        line.tell(FromClient::Start(Start {}))?;
+        line.wait(STARTING, |said| matches!(said, ToClient::Started(_)).then_some(()))?;
+        Ok((line, pid))
+    }
+
+    /// This node's own agent by its socket, another one by its port.
+    fn reach(
+        &self,
+        grant: &LeaseGrant,
+    ) -> Result<(Connection, Option<sublet_proto::v1::FabricChoice>), Error> {
+        if self.spawn.unit == self.parent.pu {
+            let path = grant.agent.strip_prefix("unix:").unwrap_or(&grant.agent);
+            return Ok((Connection::Local(PacketSocket::connect(Path::new(path))?), None));
+        }
+        let network = grant.network.as_ref().ok_or_else(|| {
+            let message = format!("processing unit {:x} is on no network (listen)", self.spawn.unit);
+            Error::new(Code::FabricUnavailable, message)
+        })?;
+        let socket = greeting::dial(&network.address, None, Instant::now() + DIAL)?;
+        greeting::greet(&socket, &Kind::Control, None)?;
+        let connection = Connection::Remote(RemoteSocket::connect(socket, &network.certificate)?);
+        Ok((connection, Some(Fabric::Tcp.choice(self.encrypt || network.encrypted))))
+    }
+
+    /// What the parent could grant.
+    fn grant(&self, to: GlobalId, object: GlobalId, rights: Rights) -> Result<(), Error> {
+        let lost = || Error::new(Code::AgentUnreachable, "a right could not be granted: nobody answers");
+        let state = self.state.upgrade().ok_or_else(lost)?;
+        let answer = lock(&state).ask(self.parent, Call::Grant { to, object, rights });
+        answer.recv_timeout(GRANTING).map_err(|_| lost())?.map(drop)
+    }
+}
+
+impl Line<'_> {
+    fn tell(&mut self, body: FromClient) -> Result<(), Error> {
+        self.told = Instant::now();
+        Ok(self.connection.send(&ClientToAgent { body: Some(body) }.encode_to_vec(), &[])?)
+    }
+
+    /// Waits for what is wanted of what the agent says.
+    fn wait<T>(
+        &mut self,
+        patience: Duration,
+        mut wanted: impl FnMut(&ToClient) -> Option<T>,
+    ) -> Result<T, Error> {
+        let until = Instant::now() + patience;
+        loop {
+            let said = self.hear(Some(until))?;
+            if let Some(found) = wanted(&said) {
+                return Ok(found);
+            }
+            if let Some(error) = end_of(said) {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Until the child has ended, or its parent. Says why.
+    fn last(mut self) -> Error {
+        let end = loop {
+            match self.hear(None).map(end_of) {
+                Ok(None) => {}
+                Ok(Some(error)) | Err(error) => break error,
+            }
+        };
+        // Whoever is gone has released it.
+        let _ = self.tell(FromClient::Release(Release {}));
+        end
+    }
+
+    /// What the agent says next. Between nodes both say now and then that they are there.
+    fn hear(&mut self, until: Option<Instant>) -> Result<ToClient, Error> {
+        loop {
+            match self.connection.receive(Some(Duration::ZERO)) {
+                Ok(Some(packet)) => {
+                    self.heard = Instant::now();
+                    let said: AgentToClient = decode("an agent's message", &packet.bytes)?;
+                    let nothing = || Error::new(Code::Protocol, "an agent says nothing");
+                    return said.body.ok_or_else(nothing);
+                }
+                Ok(None) | Err(PacketError::PeerGone) => return Err(unreachable("is gone")),
+                Err(PacketError::TimedOut(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let now = Instant::now();
+            if self.connection.is_remote() {
+                if now.duration_since(self.heard) > SILENCE {
+                    return Err(unreachable("is silent"));
+                }
+                if now.duration_since(self.told) >= PULSE {
+                    self.tell(FromClient::Alive(Alive {}))?;
+                }
+            }
+            if until.is_some_and(|until| now >= until) {
+                return Err(Error::new(Code::DeadlineExceeded, "the program's agent takes too long"));
+            }
+            let next = self.connection.is_remote().then(|| self.told + PULSE);
+            let deadline = [until, next].into_iter().flatten().min();
+            let fds = [Some(self.connection.as_fd()), Some(self.gone.as_fd())];
+            if let [_, true] = wait_readable(fds, deadline)? {
+                return Err(Error::new(Code::LeaseEnded, "its parent is gone"));
+            }
+        }
+    }
+}
+
+/// Why there is no child any more, if an agent says that.
+fn end_of(said: ToClient) -> Option<Error> {
+    match said {
+        ToClient::Failure(failure) => Some(Error::new(Code::from_number(failure.code), failure.message)),
+        ToClient::WorkerExited(exited) => Some(Error::new(Code::from_number(exited.code), exited.reason)),
+        ToClient::LeaseEnded(ended) => Some(Error::new(Code::from_number(ended.code), ended.reason)),
+        _ => None,
+    }
+}
+
+fn unreachable(what: &str) -> Error {
+    Error::new(Code::AgentUnreachable, format!("the program's agent {what}"))
+}

@@ -1,0 +1,71 @@
+//! Leases for programs that processes spawn (Molecule, section 3.4): what their agents ask for on their behalf.
+
+use sublet_proto::limits::MAX_TIMEOUT_MS;
+use sublet_proto::v1::{LeaseGrant, ProcessLeaseRequest, WorkerOptions};
+use sublet_proto::{Code, Error};
+
+use super::{Given, Shell, Wanted, parse_lease, unknown_lease};
+use crate::auth::Identity;
+use crate::core::{Locality, Refusals, Standing, Terms};
+
+/// Of workers that nobody calls: the smallest inbox that there is.
+const UNCALLED: WorkerOptions = WorkerOptions { slots: 1, slot_bytes: 64, hot_timeout_ns: 0, swap_bytes: 0 };
+
+impl Shell {
+    /// Grants a core for a program of a lease's tenant and package, on the node of the lease or on one that is linked with it.
+    pub(crate) async fn lease_for_process(
+        &self,
+        request: &ProcessLeaseRequest,
+        caller: &Identity,
+    ) -> Result<LeaseGrant, Error> {
+        let wanted = self.wanted_for_process(request, caller)?;
+        match self.request(wanted).await? {
+            Given::Leases(mut granted) => match granted.pop() {
+                Some(granted) => Ok(self.sign_one(granted)),
+                None => Err(Error::new(Code::Internal, "a grant without a lease")),
+            },
+            Given::Handed(_) => Err(Error::new(Code::Internal, "a program was handed to another manager")),
+        }
+    }
+
+    fn wanted_for_process(&self, request: &ProcessLeaseRequest, caller: &Identity) -> Result<Wanted, Error> {
+        let ProcessLeaseRequest { lease: id, unit } = request;
+        let id = parse_lease(id)?;
+        let state = self.lock()?;
+        let lease = state.core.lease(id).ok_or_else(|| unknown_lease(id))?;
+        let node = state.core.node(lease.node).map(|node| node.name.clone()).unwrap_or_default();
+        caller.check_node(&node)?;
+        if !lease.is_active() || lease.provisional {
+            return Err(Error::new(Code::LeaseEnded, format!("lease {id} is over, or nobody's yet")));
+        }
+        let beside = state.core.beside(lease.node, *unit).ok_or_else(|| {
+            let message = format!(
+                "processing unit {unit:x} is no processor of node {node} or of a node that is linked with it"
+            );
+            Error::new(Code::InvalidArgument, message)
+        })?;
+        let workers = u64::from(lease.amount.workers.max(1));
+        Ok(Wanted {
+            request: None,
+            tenant: state.core.tenant(lease.tenant).name.clone(),
+            // Revoked, it ends this one, too.
+            token: state.taken.token(id).parse().ok(),
+            standing: Standing::Verified,
+            pu: beside.kind().to_owned(),
+            package: lease.package.clone(),
+            terms: Terms {
+                workers: 1,
+                shared: false,
+                memory_bytes: lease.amount.memory_bytes / workers,
+                // It ends with the process that spawns it.
+                timeout_ms: MAX_TIMEOUT_MS,
+                idle_timeout_ms: 0,
+                options: UNCALLED,
+                max_nodes: 1,
+            },
+            locality: Locality::on(beside.name.clone()),
+            wait_ms: 0,
+            refusals: Refusals::default(),
+        })
+    }
+}

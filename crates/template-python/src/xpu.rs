@@ -1,0 +1,431 @@
+//! The XPU interface, as functions in Python have it: this worker process as a global process.
+//!
+//! `sublet/xpu.py` is what they see of it.
+//!
+//! Invariants:
+//! - Neither the interpreter's lock nor an end's own is held while anything is waited for, and whoever waits looks every so often
+//!   whether it was interrupted.
+//! - An end is one thread's at a time; another one waits for it, to its own deadline. When it is closed meanwhile, the thread that has
+//!   it gives it up.
+//! - A process that was forked of this one uses nothing of it and gives nothing up.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict};
+use sublet_proto::{Code, Error};
+use sublet_python_buffers::{Use, View};
+use sublet_xpu::{FifoShape, GlobalId, Process, Rights, Spawn, Unread};
+
+use crate::component::{deadline, raised};
+
+/// How often a thread that waits looks whether it was interrupted.
+const TICK: Duration = Duration::from_millis(50);
+/// What is as short is read into memory of this library first: its size is not known before.
+const SHORT_BYTES: usize = 4096;
+
+/// Whether this process was forked of a worker. Written by its only thread.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// The reading end of a FIFO.
+#[pyclass(frozen, module = "sublet_template")]
+pub(crate) struct Reader(End<sublet_xpu::Reader>);
+
+/// The writing end of one.
+#[pyclass(frozen, module = "sublet_template")]
+pub(crate) struct Writer(End<sublet_xpu::Writer>);
+
+/// An end of a FIFO until it is closed.
+struct End<T> {
+    object: GlobalId,
+    place: Mutex<Place<T>>,
+    /// It is here again, or closed.
+    changed: Condvar,
+}
+
+/// Where an end is.
+enum Place<T> {
+    Here(T),
+    /// A thread has taken it.
+    Taken,
+    Closed,
+}
+
+/// An end that a thread has taken, which it puts back.
+struct Taken<'end, T> {
+    from: &'end End<T>,
+    /// Until it is put back.
+    end: Option<T>,
+}
+
+/// What reading has come to.
+enum Read {
+    Message {
+        len_bytes: usize,
+        writer: GlobalId,
+    },
+    /// There is not as much room.
+    TooLong(u64),
+}
+
+/// What `sublet_template` has of it.
+pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let xpu = PyModule::new(module.py(), "sublet_template.xpu")?;
+    xpu.add_function(wrap_pyfunction!(pid, &xpu)?)?;
+    xpu.add_function(wrap_pyfunction!(grant, &xpu)?)?;
+    xpu.add_function(wrap_pyfunction!(revoke, &xpu)?)?;
+    xpu.add_function(wrap_pyfunction!(rights, &xpu)?)?;
+    xpu.add_function(wrap_pyfunction!(fifo, &xpu)?)?;
+    xpu.add_function(wrap_pyfunction!(connect, &xpu)?)?;
+    xpu.add_function(wrap_pyfunction!(connect_to, &xpu)?)?;
+    xpu.add_function(wrap_pyfunction!(connect_to_read, &xpu)?)?;
+    xpu.add_function(wrap_pyfunction!(spawn, &xpu)?)?;
+    xpu.add_function(wrap_pyfunction!(unit, &xpu)?)?;
+    module.add("xpu", xpu)
+}
+
+/// Has the children of this worker know what they are.
+pub(crate) fn watch_forks(py: Python<'_>) -> PyResult<()> {
+    let how = PyDict::new(py);
+    how.set_item("after_in_child", wrap_pyfunction!(forked, py)?)?;
+    py.import("os")?.call_method("register_at_fork", (), Some(&how)).map(drop)
+}
+
+#[pyfunction]
+fn forked() {
+    FORKED.store(true, Ordering::Relaxed);
+}
+
+/// This process, unless it was forked of another one.
+fn process() -> Result<&'static Process, Error> {
+    check_not_forked()?;
+    sublet_xpu::process()
+}
+
+fn check_not_forked() -> Result<(), Error> {
+    if FORKED.load(Ordering::Relaxed) {
+        let message = "this process was forked of a worker, and was not started by an agent: its FIFOs are its parent's";
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    Ok(())
+}
+
+/// Calls the shim, which answers at once.
+fn call<T: Send>(py: Python<'_>, what: impl FnOnce(&Process) -> Result<T, Error> + Send) -> PyResult<T> {
+    py.detach(|| what(process()?)).map_err(|error| raised(py, &error))
+}
+
+/// Tries until then, in turns between which this thread looks whether it was interrupted.
+fn wait<T: Send>(
+    py: Python<'_>,
+    until: Option<Instant>,
+    mut attempt: impl FnMut(Option<Instant>) -> Result<T, Error> + Send,
+) -> PyResult<T> {
+    loop {
+        let tick = Instant::now() + TICK;
+        let last = until.filter(|until| *until <= tick);
+        match py.detach(|| attempt(Some(last.unwrap_or(tick)))) {
+            Err(error) if error.code == Code::DeadlineExceeded && last.is_none() => py.check_signals()?,
+            tried => return tried.map_err(|error| raised(py, &error)),
+        }
+    }
+}
+
+/// As [`deadline`], as Python raises it.
+fn until(py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Instant>> {
+    deadline(timeout).map_err(|error| raised(py, &error))
+}
+
+/// The global id of this process.
+#[pyfunction]
+fn pid(py: Python<'_>) -> PyResult<u64> {
+    call(py, |process| Ok(process.pid().to_bits()))
+}
+
+#[pyfunction]
+fn grant(py: Python<'_>, to: u64, object: u64, rights: u32) -> PyResult<()> {
+    let (to, object) = (GlobalId::from_bits(to), GlobalId::from_bits(object));
+    call(py, |process| process.grant(to, object, Rights::from_bits(rights)?))
+}
+
+#[pyfunction]
+fn revoke(py: Python<'_>, from: u64, object: u64, rights: u32) -> PyResult<()> {
+    let (from, object) = (GlobalId::from_bits(from), GlobalId::from_bits(object));
+    call(py, |process| process.revoke(from, object, Rights::from_bits(rights)?))
+}
+
+/// What this process may do with a FIFO.
+#[pyfunction]
+fn rights(py: Python<'_>, object: u64) -> PyResult<u32> {
+    call(py, |process| process.rights(GlobalId::from_bits(object)).map(Rights::to_bits))
+}
+
+/// Makes a FIFO.
+#[pyfunction]
+fn fifo(py: Python<'_>, name: &str, slots: u32, slot_bytes: u32) -> PyResult<Reader> {
+    let made = call(py, |process| process.init(name, FifoShape { lines: slots, slot_bytes }))?;
+    Ok(Reader(End::new(made.object(), made)))
+}
+
+/// Connects to write, by a name
+#[pyfunction]
+fn connect(py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Writer> {
+    let made = wait(py, until(py, timeout)?, |tick| process()?.connect(name, tick))?;
+    Ok(Writer(End::new(made.object(), made)))
+}
+
+/// or by an id.
+#[pyfunction]
+fn connect_to(py: Python<'_>, object: u64, timeout: Option<f64>) -> PyResult<Writer> {
+    let object = GlobalId::from_bits(object);
+    let made = wait(py, until(py, timeout)?, |tick| process()?.connect_to(object, tick))?;
+    Ok(Writer(End::new(made.object(), made)))
+}
+
+/// Connects to read what nobody reads.
+#[pyfunction]
+fn connect_to_read(py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Reader> {
+    let made = wait(py, until(py, timeout)?, |tick| process()?.connect_to_read(name, tick))?;
+    Ok(Reader(End::new(made.object(), made)))
+}
+
+/// Starts a program of the package on a processor.
+#[pyfunction]
+fn spawn(
+    py: Python<'_>,
+    unit: u32,
+    path: String,
+    args: Vec<Vec<u8>>,
+    env: Vec<Vec<u8>>,
+    capabilities: Vec<(u64, u32)>,
+) -> PyResult<u64> {
+    let capability = |(object, rights)| Ok((GlobalId::from_bits(object), Rights::from_bits(rights)?));
+    call(py, move |process| {
+        let capabilities = capabilities.into_iter().map(capability).collect::<Result<_, Error>>()?;
+        process.spawn(unit, &Spawn { path, args, env, capabilities }).map(GlobalId::to_bits)
+    })
+}
+
+/// The processor of a number.
+#[pyfunction]
+fn unit(py: Python<'_>, number: u32) -> PyResult<u32> {
+    call(py, |process| process.unit(number))
+}
+
+impl<T: Send> End<T> {
+    fn new(object: GlobalId, end: T) -> End<T> {
+        End { object, place: Mutex::new(Place::Here(end)), changed: Condvar::new() }
+    }
+
+    /// Held for moments, by nobody who waits for anything else.
+    fn lock(&self) -> MutexGuard<'_, Place<T>> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, py: Python<'_>, until: Option<Instant>) -> PyResult<Taken<'_, T>> {
+        check_not_forked().map_err(|error| raised(py, &error))?;
+        let end = wait(py, until, |tick| self.take_until(tick))?;
+        Ok(Taken { from: self, end: Some(end) })
+    }
+
+    fn take_until(&self, until: Option<Instant>) -> Result<T, Error> {
+        let mut place = self.lock();
+        loop {
+            match std::mem::replace(&mut *place, Place::Taken) {
+                Place::Here(end) => return Ok(end),
+                Place::Taken => {}
+                Place::Closed => {
+                    *place = Place::Closed;
+                    return Err(self.closed());
+                }
+            }
+            let left = until.map_or(TICK, |until| until.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                let message = format!("another thread uses this end of FIFO {}", self.object);
+                return Err(Error::new(Code::DeadlineExceeded, message));
+            }
+            place = self.changed.wait_timeout(place, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Not closed by another thread.
+    fn check_open(&self) -> Result<(), Error> {
+        if self.is_closed() { Err(self.closed()) } else { Ok(()) }
+    }
+
+    fn is_closed(&self) -> bool {
+        matches!(*self.lock(), Place::Closed)
+    }
+
+    /// A second time it is nothing.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        check_not_forked().map_err(|error| raised(py, &error))?;
+        // The shim is told when the lock is given back.
+        py.detach(|| {
+            let before = std::mem::replace(&mut *self.lock(), Place::Closed);
+            self.changed.notify_all();
+            drop(before);
+        });
+        Ok(())
+    }
+
+    #[cold]
+    fn closed(&self) -> Error {
+        Error::new(Code::InvalidArgument, format!("this end of FIFO {} was closed", self.object))
+    }
+}
+
+impl<T> Drop for End<T> {
+    fn drop(&mut self) {
+        if FORKED.load(Ordering::Relaxed) {
+            let place = self.place.get_mut().unwrap_or_else(PoisonError::into_inner);
+            std::mem::forget(std::mem::replace(place, Place::Closed));
+        }
+    }
+}
+
+impl<T: Send> Taken<'_, T> {
+    /// Tries with the end, as [`wait`], until it is closed.
+    fn wait<R: Send>(
+        &mut self,
+        py: Python<'_>,
+        until: Option<Instant>,
+        mut attempt: impl FnMut(&mut T, Option<Instant>) -> Result<R, Error> + Send,
+    ) -> PyResult<R> {
+        let from = self.from;
+        let Some(end) = &mut self.end else { return Err(raised(py, &from.closed())) };
+        wait(py, until, |tick| {
+            from.check_open()?;
+            attempt(end, tick)
+        })
+    }
+}
+
+impl<T> Drop for Taken<'_, T> {
+    fn drop(&mut self) {
+        // A child that was forked by a signal's handler meanwhile gives nothing up.
+        if FORKED.load(Ordering::Relaxed) {
+            return std::mem::forget(self.end.take());
+        }
+        let mut place = self.from.place.lock().unwrap_or_else(PoisonError::into_inner);
+        // One that was closed meanwhile is given up after the lock.
+        if let Place::Taken = *place
+            && let Some(end) = self.end.take()
+        {
+            *place = Place::Here(end);
+            self.from.changed.notify_one();
+        }
+    }
+}
+
+impl Taken<'_, sublet_xpu::Reader> {
+    fn read(&mut self, py: Python<'_>, until: Option<Instant>, room: &mut [u8]) -> PyResult<Read> {
+        self.wait(py, until, |reader, tick| match reader.read(room, tick) {
+            Ok((len, writer)) => Ok(Read::Message { len_bytes: len as usize, writer }),
+            Err(Unread::TooLong(len)) => Ok(Read::TooLong(len)),
+            Err(Unread::Error(error)) => Err(error),
+        })
+    }
+}
+
+#[pymethods]
+impl Reader {
+    /// The FIFO.
+    #[getter]
+    fn object(&self) -> u64 {
+        self.0.object.to_bits()
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.0.is_closed()
+    }
+
+    /// The next message, and whose it is.
+    fn read<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<(Bound<'py, PyBytes>, u64)> {
+        let until = until(py, timeout)?;
+        let mut taken = self.0.take(py, until)?;
+        let mut short = [0; SHORT_BYTES];
+        let mut wanted = match taken.read(py, until, &mut short)? {
+            Read::Message { len_bytes, writer } => {
+                return Ok((PyBytes::new(py, &short[..len_bytes]), writer.to_bits()));
+            }
+            Read::TooLong(len) => len,
+        };
+        loop {
+            let mut read = Read::TooLong(wanted);
+            let bytes = PyBytes::new_with(py, wanted as usize, |room| {
+                read = taken.read(py, until, room)?;
+                Ok(())
+            })?;
+            match read {
+                Read::Message { len_bytes, writer } if len_bytes as u64 == wanted => {
+                    return Ok((bytes, writer.to_bits()));
+                }
+                // Another writer's came between.
+                Read::Message { len_bytes, writer } => {
+                    return Ok((PyBytes::new(py, &bytes.as_bytes()[..len_bytes]), writer.to_bits()));
+                }
+                Read::TooLong(len) => wanted = len,
+            }
+        }
+    }
+
+    /// The same, into an object's memory: how many bytes, and whose.
+    fn read_into(
+        &self,
+        py: Python<'_>,
+        buffer: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<(usize, u64)> {
+        let until = until(py, timeout)?;
+        let view = View::of(buffer, Use::Writing)?;
+        let mut taken = self.0.take(py, until)?;
+        // SAFETY: the view keeps so many bytes where they are, which may be written. They are copied to and not looked at: whoever
+        // else uses them meanwhile, as with any call of the system that is given an object's memory, finds any bytes.
+        let room =
+            unsafe { std::slice::from_raw_parts_mut(view.pointer().as_ptr(), view.len_bytes() as usize) };
+        match taken.read(py, until, room)? {
+            Read::Message { len_bytes, writer } => Ok((len_bytes, writer.to_bits())),
+            Read::TooLong(len) => {
+                let message =
+                    format!("the next message has {len} bytes, and there is room for {}", view.len_bytes());
+                Err(raised(py, &Error::new(Code::OutputTooLarge, message)))
+            }
+        }
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.close(py)
+    }
+}
+
+#[pymethods]
+impl Writer {
+    /// The FIFO.
+    #[getter]
+    fn object(&self) -> u64 {
+        self.0.object.to_bits()
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.0.is_closed()
+    }
+
+    /// Writes an object's bytes as one message.
+    fn write(&self, py: Python<'_>, message: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<()> {
+        let until = until(py, timeout)?;
+        let view = View::of(message, Use::Reading)?;
+        // SAFETY: the view keeps so many bytes where they are. They are copied and not looked at: whoever writes them meanwhile, as
+        // with any call of the system that is given an object's memory, has any bytes sent.
+        let bytes = unsafe { std::slice::from_raw_parts(view.pointer().as_ptr(), view.len_bytes() as usize) };
+        self.0.take(py, until)?.wait(py, until, |writer, tick| writer.write(bytes, tick))
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.close(py)
+    }
+}

@@ -1,0 +1,75 @@
+"""What neighbours.c has, in Python: functions that are global processes."""
+
+import os
+import struct
+
+from sublet import xpu
+
+ends = {}
+
+
+def keep(end):
+    ends[len(ends)] = end
+    return len(ends) - 1
+
+
+def words(input):
+    return struct.unpack(f"<{len(input) // 8}Q", input)
+
+
+def half(input):
+    return int.from_bytes(input[:4], "little")
+
+
+def pid(input):
+    return struct.pack("<Q", xpu.pid())
+
+
+def make(input):
+    reader = xpu.fifo(bytes(input).decode())
+    return struct.pack("<QQ", reader.object, keep(reader))
+
+
+def allow(input):
+    xpu.grant(*words(input))
+
+
+def forbid(input):
+    xpu.revoke(*words(input))
+
+
+def may(input):
+    return struct.pack("<I", xpu.rights(*words(input)))
+
+
+def join(input):
+    return struct.pack("<I", keep(xpu.connect(bytes(input).decode(), timeout=5)))
+
+
+def say(input):
+    ends[half(input)].write(input[4:], timeout=5)
+
+
+def hear(input):
+    message, writer = ends[half(input)].read(timeout=half(input[4:]) / 1000)
+    return struct.pack("<Q", writer) + message
+
+
+def unit(input):
+    return struct.pack("<I", xpu.units()[half(input)])
+
+
+def spawn(input):
+    """The processor, a FIFO and rights to it, if any; then the path and arguments, each ended by 0."""
+    processor, fifo, rights = words(input[:24])
+    path, *arguments, _ = bytes(input[24:]).decode().split("\0")
+    capabilities = [(fifo, rights)] if rights else []
+    return struct.pack("<Q", xpu.spawn(processor, path, *arguments, env={"COLOUR": "red"}, capabilities=capabilities))
+
+
+def shut(input):
+    ends[half(input)].close()
+
+
+def die(input):
+    os._exit(1)

@@ -1,0 +1,134 @@
+//! Worker processes that are global processes: what they do for a test, by the functions of `tests/functions/neighbours.c`.
+
+use sublet::{Allocation, Error, Invoker};
+
+use crate::cluster::Cluster;
+use crate::process::wait_until;
+
+/// A right to a FIFO.
+pub const READ: u64 = 1;
+/// See [`READ`].
+pub const WRITE: u64 = 2;
+/// See [`READ`].
+pub const OWN: u64 = 4;
+
+/// Room for what a function answers, in bytes.
+const ANSWER_BYTES: usize = 8192;
+
+/// A worker process, by whose functions a global process does what is wanted.
+pub struct Process(pub Invoker);
+
+impl Process {
+    /// That of a lease.
+    ///
+    /// # Panics
+    /// If it cannot be had.
+    pub fn of(cluster: &Cluster, allocation: Allocation) -> Process {
+        let mut invoker = cluster.invoker();
+        invoker.allocate(&allocation).unwrap_or_else(|error| panic!("{error}"));
+        Process(invoker)
+    }
+
+    /// Calls a function.
+    pub fn call(&self, function: &str, input: &[u8]) -> Result<Vec<u8>, Error> {
+        let mut output = vec![0u8; ANSWER_BYTES];
+        let done = self.0.submit(function, input, &mut output)?.wait()?;
+        output.truncate(done.output_bytes);
+        Ok(output)
+    }
+
+    /// Calls one that takes words.
+    pub fn words(&self, function: &str, words: &[u64]) -> Result<Vec<u8>, Error> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.call(function, &bytes)
+    }
+
+    /// Its id.
+    ///
+    /// # Panics
+    /// If it has none.
+    pub fn pid(&self) -> u64 {
+        word(&self.call("pid", &[]).unwrap_or_else(|error| panic!("{error}")), 0)
+    }
+
+    /// Makes a FIFO: its id and its descriptor.
+    pub fn make(&self, name: &str) -> Result<(u64, u32), Error> {
+        self.call("make", name.as_bytes()).map(|made| (word(&made, 0), word(&made, 8) as u32))
+    }
+
+    /// Connects to a FIFO: the descriptor.
+    pub fn join(&self, name: &str) -> Result<u32, Error> {
+        self.call("join", name.as_bytes()).map(|fd| half(&fd))
+    }
+
+    /// Writes a message.
+    pub fn say(&self, fd: u32, message: &[u8]) -> Result<(), Error> {
+        self.call("say", &[&fd.to_le_bytes(), message].concat()).map(drop)
+    }
+
+    /// Reads a message: whose it was, and what.
+    pub fn hear(&self, fd: u32, timeout_ms: u32) -> Result<(u64, Vec<u8>), Error> {
+        let heard = self.call("hear", &[fd.to_le_bytes(), timeout_ms.to_le_bytes()].concat())?;
+        Ok((word(&heard, 0), heard[8..].to_vec()))
+    }
+
+    /// Closes a descriptor.
+    pub fn shut(&self, fd: u32) -> Result<(), Error> {
+        self.call("shut", &fd.to_le_bytes()).map(drop)
+    }
+
+    /// Its rights to a FIFO.
+    ///
+    /// # Panics
+    /// If it cannot ask.
+    pub fn rights(&self, object: u64) -> u32 {
+        half(&self.words("may", &[object]).unwrap_or_else(|error| panic!("{error}")))
+    }
+}
+
+/// That something failed with a message that has this in it.
+///
+/// # Panics
+/// If it did not.
+#[track_caller]
+pub fn refused<T>(outcome: Result<T, Error>, what: &str) {
+    let Err(error) = outcome else { panic!("it should have failed: {what}") };
+    assert!(error.message.contains(what), "{error}, where {what:?} was expected");
+}
+
+/// Grants when the units of owner and grantee are linked: process, FIFO and rights.
+///
+/// # Panics
+/// If it is refused for another reason, or they never are.
+#[track_caller]
+pub fn allow(owner: &Process, words: [u64; 3]) {
+    wait_until("the units are linked", || match owner.words("allow", &words) {
+        Ok(_) => true,
+        Err(error) if error.message.contains("no neighbour, or is out of reach") => false,
+        Err(error) => panic!("{error}"),
+    });
+}
+
+/// Messages of many sizes, from a writer to a reader, each with its descriptor.
+///
+/// # Panics
+/// If one does not arrive as it was.
+#[track_caller]
+pub fn exchange(reader: (&Process, u32), writer: (&Process, u32)) {
+    for size in [0, 1, 40, 41, 4096, 4097, 8184] {
+        let message: Vec<u8> = (0..size).map(|at| (at * 3) as u8).collect();
+        writer.0.say(writer.1, &message).unwrap_or_else(|error| panic!("{size} bytes: {error}"));
+        let heard = reader.0.hear(reader.1, 5000).unwrap_or_else(|error| panic!("{size} bytes: {error}"));
+        assert!(heard == (writer.0.pid(), message), "{size} bytes came as others");
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    let bytes: [u8; 8] = bytes[at..at + 8].try_into().expect("eight bytes are eight bytes");
+    u64::from_le_bytes(bytes)
+}
+
+fn half(bytes: &[u8]) -> u32 {
+    let bytes: [u8; 4] = bytes[..4].try_into().expect("four bytes are four bytes");
+    u32::from_le_bytes(bytes)
+}

@@ -1,0 +1,69 @@
+//! Functions of a package that call each other in place: what comes back, what an error says, how deep they go.
+
+#![allow(clippy::unwrap_used)]
+
+use sublet::{Allocation, Code, Error, Invoker};
+use sublet_tests::functions::package;
+use sublet_tests::platform::Platform;
+
+fn call(client: &Invoker, function: &str, input: &[u8]) -> Result<Vec<u8>, Error> {
+    let mut output = vec![0u8; 64];
+    let done = client.submit(function, input, &mut output)?.wait()?;
+    output.truncate(done.output_bytes);
+    Ok(output)
+}
+
+#[track_caller]
+fn fails(client: &Invoker, function: &str, input: &[u8], code: Code, what: &str) {
+    let error = call(client, function, input).unwrap_err();
+    assert!(error.code == code && error.message.contains(what), "{error}, where {what:?} was expected");
+}
+
+#[test]
+fn a_function_calls_others_by_their_names_and_gets_what_they_answer() {
+    let platform = Platform::start();
+    let client = platform.client("chain.c");
+    assert_eq!(call(&client, "relay", b"upper\0chain").unwrap(), b"CHAIN");
+    assert_eq!(call(&client, "relay", b"relay\0relay\0upper\0a longer one").unwrap(), b"A LONGER ONE");
+    assert_eq!(call(&client, "relay", b"upper\0").unwrap(), b"");
+    assert_eq!(call(&client, "swap_halves", b"abcdefg").unwrap(), b"DEFGABC");
+    let deepest = call(&client, "deep", &0u32.to_le_bytes()).unwrap();
+    assert_eq!(deepest, 65u32.to_le_bytes(), "64 calls within the one that the client made");
+    assert_eq!(call(&client, "upper", b"after").unwrap(), b"AFTER");
+}
+
+#[test]
+fn an_error_in_the_middle_says_which_function_failed() {
+    let platform = Platform::start();
+    let client = platform.client("chain.c");
+    fails(&client, "relay", b"refuse\0", Code::FunctionFailed, "refuse: not today");
+    fails(
+        &client,
+        "relay",
+        b"relay\0relay\0refuse\0",
+        Code::FunctionFailed,
+        "relay: relay: refuse: not today",
+    );
+    fails(&client, "relay", b"relay\0nobody\0", Code::FunctionFailed, "no function \"nobody\"");
+    let long = [b"upper\0".as_slice(), &[b'x'; 65]].concat();
+    fails(
+        &client,
+        "relay",
+        &long,
+        Code::FunctionFailed,
+        "upper: 65 bytes of output, and there is room for 64",
+    );
+    fails(&client, "go_on", b"x", Code::FunctionFailed, "failed before");
+    assert_eq!(call(&client, "relay", b"upper\0still here").unwrap(), b"STILL HERE");
+}
+
+#[test]
+fn what_a_function_in_cpp_throws_ends_at_the_function_that_has_called_it() {
+    let platform = Platform::start();
+    let client = platform.client_with(&Allocation::new(package("chain_cpp.cpp")));
+    assert_eq!(call(&client, "survives", b"").unwrap(), [1]);
+    fails(&client, "passes_on", b"t", Code::FunctionFailed, "throws: ");
+    fails(&client, "passes_on", b"t", Code::FunctionFailed, "thrown within");
+    fails(&client, "passes_on", b"e", Code::FunctionFailed, "exhausts: ");
+    assert_eq!(call(&client, "survives", b"").unwrap(), [1]);
+}
