@@ -1,5 +1,7 @@
 //! Worker processes that know each other by the shim, for measurements: each of a lease with one core.
 
+use std::time::Duration;
+
 use sublet_proto::package;
 use sublet_proto::v1::PackageFile;
 use sublet_proto::{Code, Error};
@@ -36,7 +38,8 @@ impl Kin {
     /// On a kind of processing unit, if one is said.
     pub(super) fn start_on(access: &Access, pu: &str) -> Result<Kin, Error> {
         let mut invoker = Invoker::connect_with(access.clone())?;
-        let allocation = Allocation::new(PACKAGE).policy(Policy::AlwaysWarm);
+        // Who waits for the functions sleeps: they need all cores.
+        let allocation = Allocation::new(PACKAGE).policy(Policy::AlwaysWarm).spin(Duration::ZERO);
         invoker.allocate(&if pu.is_empty() { allocation } else { allocation.pu(pu) })?;
         Ok(Kin { invoker })
     }
