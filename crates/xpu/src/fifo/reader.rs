@@ -16,7 +16,7 @@ use sublet_proto::v1::shim_to_process::Body;
 use sublet_proto::v1::{FifoJoined, FifoParted, ShimToProcess};
 use sublet_proto::{Code, Error, decode};
 
-use super::{FifoShape, INLINE_BYTES, Kind, LOOKS, Part, from_words};
+use super::{FifoShape, INLINE_BYTES, Kind, LOOKS, PIECE_BYTES, Part, from_words};
 use crate::capability::GlobalId;
 use crate::process::{Descriptor, connected, shim_gone};
 
@@ -335,8 +335,11 @@ impl Ring {
                 words.copy_from_slice(&body[1..]);
                 from_words(&words, part);
             } else {
-                let read = self.region.read(shape.payload(position.line), part);
-                read.ok_or_else(|| Error::new(Code::Internal, "a FIFO's region is smaller than its layout"))?;
+                let smaller = || Error::new(Code::Internal, "a FIFO's region is smaller than its layout");
+                for (number, piece) in (0..).zip(part.chunks_mut(PIECE_BYTES)) {
+                    let offset = shape.payload(position.line) + number * PIECE_BYTES as u64;
+                    self.region.read(offset, piece).ok_or_else(smaller)?;
+                }
             }
             rest = more;
             self.next += 1;

@@ -11,7 +11,7 @@ use sublet_fabric::window::{Address, LineAddress};
 use sublet_fabric::{Endpoint, FabricError};
 use sublet_proto::{Code, Error};
 
-use super::{FifoShape, INLINE_BYTES, Kind, LOOKS, Part, REGION, to_words};
+use super::{FifoShape, INLINE_BYTES, Kind, LOOKS, PIECE_BYTES, Part, REGION, to_words};
 use crate::capability::GlobalId;
 use crate::process::Descriptor;
 
@@ -89,7 +89,12 @@ impl Writer {
         } else {
             let to = Address { region: REGION, offset: self.shape.payload(position.line) };
             match &self.end {
-                Endpoint::Shm(end) => end.put(to, part)?,
+                Endpoint::Shm(end) => {
+                    for (number, piece) in (0..).zip(part.chunks(PIECE_BYTES)) {
+                        let offset = to.offset + number * PIECE_BYTES as u64;
+                        end.put(Address { offset, ..to }, piece)?;
+                    }
+                }
                 // It leaves with the line that follows.
                 // SAFETY: `part` is borrowed until that line is published below, or the end has cleared what it had gathered.
                 end => unsafe { end.push(to, NonNull::from(part).cast(), part.len() as u64) }?,
