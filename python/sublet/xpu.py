@@ -158,8 +158,9 @@ def spawn(
     """Starts a program of this function's package on a processor, in a lease of its own, and returns when it is being executed.
 
     In a package of Python it is a Python file, which a copy of a warm interpreter runs; `sys.argv` has the path and the arguments. It has
-    the variables of `env`, and the rights of `capabilities`, pairs of a FIFO that this process owns and rights, and no others. It ends with this
-    process. `{arch}` in the path stands for the architecture of the processor.
+    the variables of `env` beside those that each worker has, none of this process's, and the rights of `capabilities`, pairs of a FIFO
+    that this process owns and rights, and no others. It ends with this process. `{arch}` in the path stands for the architecture of
+    the processor.
 
     Raises `InvalidArgument` for a path that is no program of the package, `PermissionDenied` for a FIFO that this process does not own,
     `AgentUnreachable` if there is no such processor, `NoCapacity` if it has no core left.

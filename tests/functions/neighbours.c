@@ -1,15 +1,12 @@
 /* Functions that are global processes: they make FIFOs, connect to them, grant and revoke. */
 
 #define _GNU_SOURCE
-#include <dlfcn.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "../../crates/capi/include/sublet_function.h"
 #include "../../crates/capi/include/sublet_xpu.h"
+#include "counted.h"
 
-/* As in observer.c. */
-enum { MARKER = 5943783 };
 
 static uint32_t put(void *out, const void *from, uint32_t size) {
     memcpy(out, from, size);
@@ -123,12 +120,6 @@ SUBLET_FUNCTION uint32_t shut(void *in, uint32_t size, void *out, sublet_context
     return sublet_xfifo_close(*(uint32_t *)in) ? failed(context) : 0;
 }
 
-/* What counting.c has counted, or all ones if it is not there. */
-static uint64_t allocations(void) {
-    uint64_t (*counted)(void) = (uint64_t(*)(void))dlsym(RTLD_DEFAULT, "counted_allocations");
-    return counted ? counted() : UINT64_MAX;
-}
-
 static uint32_t rounds(uint32_t count, const uint32_t *words) {
     static _Thread_local char message[4096];
     uint64_t len;
@@ -147,12 +138,12 @@ SUBLET_FUNCTION uint32_t hop(void *in, uint32_t size, void *out, sublet_context 
     uint32_t *words = in;
     (void)size;
     if (rounds(100, words)) return failed(context);
-    const uint64_t before = allocations();
+    const uint64_t before = counted();
     (void)!getpgid(MARKER);
     if (rounds(words[2], words)) return failed(context);
     for (uint32_t count = 0; count < words[5]; count++) (void)!getsid(0);
     (void)!getpgid(MARKER);
-    const uint64_t allocated = before == UINT64_MAX ? before : allocations() - before;
+    const uint64_t allocated = before == UINT64_MAX ? before : counted() - before;
     return put(out, &allocated, sizeof allocated);
 }
 

@@ -56,7 +56,10 @@ def hear(input):
 
 
 def unit(input):
-    return struct.pack("<I", xpu.units()[half(input)])
+    units, number = xpu.units(), half(input)
+    if number >= len(units):
+        raise LookupError(f"there is no processor {number}")
+    return struct.pack("<I", units[number])
 
 
 def spawn(input):

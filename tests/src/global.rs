@@ -2,7 +2,7 @@
 
 use sublet::{Allocation, Error, Invoker};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Lent, Plan};
 use crate::process::wait_until;
 
 /// A right to a FIFO.
@@ -84,6 +84,34 @@ impl Process {
     pub fn rights(&self, object: u64) -> u32 {
         half(&self.words("may", &[object]).unwrap_or_else(|error| panic!("{error}")))
     }
+}
+
+/// A host, `node-0`, and a DPU, `node-1`, that name each other, each an agent on a network; both have these flags, too.
+pub fn computer(more: &[&str]) -> Cluster {
+    let mut cluster = Cluster::start(Plan::default());
+    let host = ["--devices", "none", "--neighbour", "node-1", "--listen", "127.0.0.1:0"];
+    cluster.add_agent_with(Lent::cores(2), &[&host, more].concat());
+    let dpu = ["--devices", "none", "--pu", "dpu", "--neighbour", "node-0", "--listen", "127.0.0.1:0"];
+    cluster.add_agent_with(Lent::cores(2), &[&dpu, more].concat());
+    cluster
+}
+
+/// The first processor that is linked with that of a process, when it is.
+///
+/// # Panics
+/// If it never is, or that cannot be asked.
+#[track_caller]
+pub fn linked_unit(process: &Process) -> u64 {
+    let mut unit = 0;
+    wait_until("the units are linked", || match process.call("unit", &1u32.to_le_bytes()) {
+        Ok(found) => {
+            unit = half(&found).into();
+            true
+        }
+        Err(error) if error.message.contains("no processor 1") => false,
+        Err(error) => panic!("{error}"),
+    });
+    unit
 }
 
 /// That something failed with a message that has this in it.

@@ -15,6 +15,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 use sublet::{Allocation, Invoker, Policy};
 use sublet_tests::functions::{library, package};
+use sublet_tests::global::{Process, WRITE};
 use sublet_tests::platform::{Platform, kill, programs};
 use sublet_tests::process::{stay_on_lowest_core, wait_until};
 
@@ -108,27 +109,20 @@ fn call_hot(client: &Invoker, calls: u32) {
 
 /// Two processes, and FIFOs between them: what they read from and write to.
 struct Pair {
-    ends: [Invoker; 2],
+    ends: [Process; 2],
     descriptors: [[u32; 2]; 2],
 }
 
 impl Pair {
     fn of(platform: &Platform, package: &str) -> Pair {
-        let ends =
-            [(); 2].map(|()| platform.client_with(&Allocation::new(package).policy(Policy::AlwaysWarm)));
-        let words = |of: usize, function: &str, input: &[u8]| {
-            let mut output = [0u64; 2];
-            ends[of].submit(function, input, &mut output).unwrap().wait().unwrap();
-            output
-        };
+        let allocation = Allocation::new(package).policy(Policy::AlwaysWarm);
+        let ends = [(); 2].map(|()| Process(platform.client_with(&allocation)));
         let mut descriptors = [[0; 2]; 2];
         for (reader, writer, name) in [(0, 1, "forth"), (1, 0, "back")] {
-            let [object, descriptor] = words(reader, "make", name.as_bytes());
-            let [pid, _] = words(writer, "pid", &[]);
-            let right = [pid, object, 2].map(u64::to_le_bytes).concat();
-            words(reader, "allow", &right);
-            descriptors[reader][0] = descriptor as u32;
-            descriptors[writer][1] = words(writer, "join", name.as_bytes())[0] as u32;
+            let (object, descriptor) = ends[reader].make(name).unwrap();
+            ends[reader].words("allow", &[ends[writer].pid(), object, WRITE]).unwrap();
+            descriptors[reader][0] = descriptor;
+            descriptors[writer][1] = ends[writer].join(name).unwrap();
         }
         Pair { ends, descriptors }
     }
@@ -141,8 +135,8 @@ impl Pair {
         };
         let (inputs, mut outputs) = ([words(0, 1), words(1, 0)], [[0u64], [0u64]]);
         let [first, second] = &mut outputs;
-        let other = self.ends[1].submit("hop", &inputs[1], second).unwrap();
-        self.ends[0].submit("hop", &inputs[0], first).unwrap().wait().unwrap();
+        let other = self.ends[1].0.submit("hop", &inputs[1], second).unwrap();
+        self.ends[0].0.submit("hop", &inputs[0], first).unwrap().wait().unwrap();
         other.wait().unwrap();
         [outputs[0][0], outputs[1][0]]
     }

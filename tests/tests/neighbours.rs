@@ -6,9 +6,9 @@
 use std::fs;
 
 use sublet::Allocation;
-use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::cluster::Cluster;
 use sublet_tests::functions::package;
-use sublet_tests::global::{OWN, Process, READ, WRITE, allow, exchange, refused};
+use sublet_tests::global::{OWN, Process, READ, WRITE, allow, computer, exchange, linked_unit, refused};
 use sublet_tests::platform::Platform;
 use sublet_tests::process::wait_until;
 use sublet_tests::root;
@@ -145,16 +145,6 @@ fn a_worker_that_dies_takes_its_fifos_with_it_and_what_it_wrote_is_read() {
     refused(two.join("f"), "there is no FIFO");
 }
 
-/// A host and a DPU that name each other, each an agent on a network.
-fn computer(more: &[&str]) -> Cluster {
-    let mut cluster = Cluster::start(Plan::default());
-    let host = ["--devices", "none", "--neighbour", "node-1", "--listen", "127.0.0.1:0"];
-    cluster.add_agent_with(Lent::cores(2), &[&host, more].concat());
-    let dpu = ["--devices", "none", "--pu", "dpu", "--neighbour", "node-0", "--listen", "127.0.0.1:0"];
-    cluster.add_agent_with(Lent::cores(2), &[&dpu, more].concat());
-    cluster
-}
-
 /// Where connections are encrypted the reader's part in the handshake is done when it reads.
 fn join_while_it_reads(writer: &Process, name: &str, reader: (&Process, u32)) -> u32 {
     std::thread::scope(|scope| {
@@ -276,14 +266,7 @@ fn a_program_in_python_is_a_copy_of_a_warm_interpreter_of_its_unit() {
     let cluster = computer(&["--python", python.to_str().unwrap()]);
     let host = in_python_on(&cluster, "cpu", &package);
     let (news, fd) = host.make("news").unwrap();
-    let mut dpu = 0;
-    wait_until("the units are linked", || match host.call("unit", &1u32.to_le_bytes()) {
-        Ok(unit) => {
-            dpu = u64::from(u32::from_le_bytes(unit.try_into().unwrap()));
-            true
-        }
-        Err(_) => false,
-    });
+    let dpu = linked_unit(&host);
     let said = [(); 2].map(|()| {
         let input = [&[dpu, news, WRITE].map(u64::to_le_bytes).concat(), b"child.py\0news\0one\0".as_slice()]
             .concat();

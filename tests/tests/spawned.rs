@@ -6,9 +6,9 @@ use std::fs;
 
 use serde_json::Value;
 use sublet::{Allocation, Error};
-use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::cluster::Cluster;
 use sublet_tests::functions::{library, program};
-use sublet_tests::global::{OWN, Process, WRITE, refused};
+use sublet_tests::global::{OWN, Process, WRITE, computer, linked_unit, refused};
 use sublet_tests::platform::Platform;
 use sublet_tests::process::wait_until;
 use tempfile::TempDir;
@@ -132,31 +132,13 @@ fn what_cannot_be_spawned_is_refused_and_takes_no_lease() {
     assert_eq!(leases(&platform.json(&["ps"])), 2);
 }
 
-/// A host and a DPU that name each other.
-fn computer() -> Cluster {
-    let mut cluster = Cluster::start(Plan::default());
-    let host = ["--devices", "none", "--neighbour", "node-1", "--listen", "127.0.0.1:0"];
-    cluster.add_agent_with(Lent::cores(2), &host);
-    let dpu = ["--devices", "none", "--pu", "dpu", "--neighbour", "node-0", "--listen", "127.0.0.1:0"];
-    cluster.add_agent_with(Lent::cores(2), &dpu);
-    cluster
-}
-
 #[test]
 fn a_program_on_another_unit_ends_with_its_parent_or_its_parents_agent() {
     let (_folder, package) = package();
-    let mut cluster = computer();
+    let mut cluster = computer(&[]);
     let parent = || Process::of(&cluster, Allocation::new(package.clone()).pu("cpu"));
     let (one, two) = (parent(), parent());
-    let mut dpu = 0;
-    wait_until("the units are linked", || match one.call("unit", &1u32.to_le_bytes()) {
-        Ok(unit) => {
-            dpu = u64::from(u32::from_le_bytes(unit[..4].try_into().unwrap()));
-            true
-        }
-        Err(error) if error.message.contains("no processor 1") => false,
-        Err(error) => panic!("{error}"),
-    });
+    let dpu = linked_unit(&one);
     refused(one.call("unit", &2u32.to_le_bytes()), "no processor 2");
     let (object, fd) = one.make("news").unwrap();
     let child = spawn(&one, dpu, (object, WRITE), &[CHILD, "news", "news", "COLOUR=green"]).unwrap();

@@ -56,6 +56,7 @@ pub(crate) struct Errand {
 /// What a lease holds beside its place in the ledger.
 struct Holdings {
     options: WorkerOptions,
+    errand: Option<Errand>,
     carrier: Option<Carrier>,
     confirmation: Option<Confirmation>,
     inbox: Region,
@@ -68,13 +69,8 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
     let wanted = carrier::Wanted::by(node, connection, request)?;
     let end = Arc::new(EndRequest::new()?);
     let Enrolled { enrolment, ticket, expires } = node.ledger.enrol(&request.ticket, end.clone())?;
-    let errand =
-        |lease: &Lease| request.program.clone().map(|program| reserve(node, lease, program)).transpose();
-    let taken = hold(node, &ticket, wanted);
-    let taken =
-        taken.and_then(|held| Ok((held, errand(ticket.lease.as_ref().unwrap_or(&Lease::default()))?)));
-    let (held, errand) = match taken {
-        Ok(taken) => taken,
+    let held = match hold(node, &ticket, wanted, request.program.as_ref()) {
+        Ok(held) => held,
         Err(error) => {
             let reason = format!("the node could not take it up: {error}");
             enrolment.finish(End { code: error.code.number(), reason });
@@ -84,7 +80,7 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
     if held.confirmation.is_none() {
         enrolment.bill(held.meter.clone());
     }
-    let Holdings { options, carrier, confirmation, inbox, meter, reservation } = held;
+    let Holdings { options, errand, carrier, confirmation, inbox, meter, reservation } = held;
     let lease = ticket.lease.unwrap_or_default();
     let start = request.start;
     Ok(Attached {
@@ -104,7 +100,7 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
 }
 
 /// Lets a program be a global process of this node's processor.
-fn reserve(node: &Node, lease: &Lease, program: Program) -> Result<Errand, Error> {
+fn reserve(node: &Node, lease: &Lease, program: &Program) -> Result<Errand, Error> {
     if lease.is_segment() || lease.cores != 1 {
         let message = format!("lease {} is of {} cores: a program has one", lease.id, lease.cores);
         return Err(Error::new(Code::InvalidArgument, message));
@@ -116,10 +112,15 @@ fn reserve(node: &Node, lease: &Lease, program: Program) -> Result<Errand, Error
         pu: node.processor,
         room_bytes: rings_bytes(lease),
     };
-    Ok(Errand { program: Some(program), process: node.shim.reserve(&who)? })
+    Ok(Errand { program: Some(program.clone()), process: node.shim.reserve(&who)? })
 }
 
-fn hold(node: &Node, ticket: &Ticket, wanted_carrier: carrier::Wanted) -> Result<Holdings, Error> {
+fn hold(
+    node: &Node,
+    ticket: &Ticket,
+    wanted_carrier: carrier::Wanted,
+    program: Option<&Program>,
+) -> Result<Holdings, Error> {
     let nothing = || Error::new(Code::PermissionDenied, "the ticket names no lease");
     let lease = ticket.lease.as_ref().ok_or_else(nothing)?;
     let (options, inbox_bytes) = if lease.is_segment() { check_segment(lease)? } else { check_lease(lease)? };
@@ -138,7 +139,8 @@ fn hold(node: &Node, ticket: &Ticket, wanted_carrier: carrier::Wanted) -> Result
         let message = format!("the memory of segment {} is reached over tcp, or by sharing it", lease.id);
         return Err(Error::new(Code::FabricUnavailable, message));
     }
-    Ok(Holdings { options, carrier, confirmation, inbox, meter, reservation })
+    let errand = program.map(|program| reserve(node, lease, program)).transpose()?;
+    Ok(Holdings { options, errand, carrier, confirmation, inbox, meter, reservation })
 }
 
 /// Memory that is there: its pages are taken now, and count as the agent's, whoever writes them. What is not there is not

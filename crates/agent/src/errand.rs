@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 
 use sublet_proto::{Code, Error};
 
-use crate::lock;
 use crate::signal::Signal;
+use crate::{lock, start_thread};
 
 /// Whoever no longer needs the outcome drops this; the thread goes on to its own end.
 pub(crate) struct Errand<T>(Arc<Outcome<T>>);
@@ -34,11 +34,7 @@ impl<T: Clone + Send + 'static> Errand<T> {
             *lock(&done.value) = Some(value.unwrap_or_else(|_| Err(Error::new(Code::Internal, failed))));
             done.signal.raise();
         };
-        let thread = std::thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(body)
-            .map_err(|error| Error::new(Code::System, format!("cannot start a thread: {error}")))?;
-        Ok((Errand(outcome), thread))
+        Ok((Errand(outcome), start_thread(name, body)?))
     }
 
     /// What has come of it, if it is over.

@@ -358,6 +358,17 @@ fn find_command(what: &str, program: &Path) -> Result<PathBuf, Error> {
     })
 }
 
+/// Starts a thread of this name.
+fn start_thread<T: Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>, Error> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(body)
+        .map_err(|error| Error::new(Code::System, format!("cannot start the thread {name}: {error}")))
+}
+
 /// Locks even if a thread failed while it held the lock: every critical section of this crate leaves its data whole.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

@@ -7,14 +7,13 @@ use std::time::Duration;
 
 use sublet_fabric::clock::Calibration;
 use sublet_fabric::progress::Progress;
+use sublet_proto::Error;
 use sublet_proto::v1::NodeDescription;
-use sublet_proto::{Code, Error};
 
 use crate::gate::Gate;
 use crate::images::Images;
 use crate::kernels::Kernels;
 use crate::ledger::Ledger;
-use crate::lock;
 use crate::managers::Managers;
 use crate::neighbours::Neighbours;
 use crate::packages::Packages;
@@ -23,6 +22,7 @@ use crate::resources::Pool;
 use crate::sandboxes::Maker;
 use crate::shim::Shim;
 use crate::signal::Signal;
+use crate::{lock, start_thread};
 
 /// One node, as its connections, its acceptor, its reporter and its journal's keeper see it.
 pub(crate) struct Node {
@@ -94,9 +94,6 @@ impl Node {
         body: impl FnOnce(&Arc<Node>) -> T + Send + 'static,
     ) -> Result<JoinHandle<T>, Error> {
         let node = self.clone();
-        std::thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || body(&node))
-            .map_err(|error| Error::new(Code::System, format!("cannot start the thread {name}: {error}")))
+        start_thread(name, move || body(&node))
     }
 }

@@ -296,24 +296,14 @@ impl State {
     fn join(&mut self, way: Way, shape: FifoShape, (reader, writer): (At, At)) -> Result<(), Error> {
         let region = Region::create("sublet-fifo", shape.region_bytes())?;
         let bell = new_bell()?;
-        let joined = |peer: GlobalId| {
-            Body::Joined(v1::FifoJoined {
-                connection: way.connection,
-                peer: peer.to_bits(),
-                object: way.object.to_bits(),
-                lines: shape.lines,
-                slot_bytes: shape.slot_bytes,
-                across: None,
-            })
-        };
         let member = self.member(writer.process)?;
         member.open(writer.descriptor);
         let fds = [region.fd(), bell.as_fd()];
-        if !self.tell_reader(reader, joined(writer.process), &fds) {
+        if !self.tell_reader(reader, joined(way, shape, writer.process, None), &fds) {
             let message = format!("the reader of FIFO {} takes no news of writers", way.object);
             return Err(Error::new(Code::TryLater, message));
         }
-        member.send(joined(reader.process), &fds)?;
+        member.send(joined(way, shape, reader.process, None), &fds)?;
         // Of this process's own it is only the writer's watch that it needs.
         self.ways.insert(way, Connected::Near(region));
         Ok(())
@@ -362,6 +352,18 @@ impl State {
         let found = self.members.get(&pid).cloned();
         found.ok_or_else(|| Error::new(Code::InvalidArgument, format!("process {pid} is gone")))
     }
+}
+
+/// What either end is told of a connection and of the other.
+fn joined(way: Way, shape: FifoShape, peer: GlobalId, across: Option<v1::FifoAcross>) -> Body {
+    Body::Joined(v1::FifoJoined {
+        connection: way.connection,
+        peer: peer.to_bits(),
+        object: way.object.to_bits(),
+        lines: shape.lines,
+        slot_bytes: shape.slot_bytes,
+        across,
+    })
 }
 
 /// An eventfd that nobody waits in.

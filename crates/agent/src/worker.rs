@@ -16,6 +16,7 @@ use sublet_proto::network::Fabric;
 use sublet_proto::package::{is_processor, is_python};
 use sublet_proto::v1::{self, Lease, PackageBuild, PackageInfo, Started, WorkerSetup};
 use sublet_proto::{Code, Error, pu};
+use sublet_runtime::worker::spawned::place;
 use sublet_sandbox::{
     Devices, Exit, FOLDER, Image, Kind, Limits, Made, Network, Program, SCRATCH, SandboxError, Sandboxes,
     Signal, Spec,
@@ -183,8 +184,8 @@ fn spawned(held: &Attached, runnable: &Runnable) -> Result<Option<v1::Program>, 
         return Ok(None);
     };
     let (package, build) = (&runnable.package, runnable.build());
-    let path = package.folder.join(program.path.replace("{arch}", std::env::consts::ARCH));
-    let found = std::fs::symlink_metadata(&path).ok().filter(Metadata::is_file);
+    let found =
+        std::fs::symlink_metadata(place(&package.folder, &program.path)).ok().filter(Metadata::is_file);
     let is_program = match found {
         Some(_) if is_python(&build.architecture) => program.path.ends_with(".py"),
         Some(found) if is_processor(&build.architecture) => found.permissions().mode() & 0o100 != 0,

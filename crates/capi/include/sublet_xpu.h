@@ -94,9 +94,10 @@ uint32_t sublet_xpu_unit(uint32_t number, uint32_t *unit);
 
 /* Starts a program of this package on a processor. "{arch}" in the path stands for its architecture, as in "bin/{arch}/stage"; in a
  * package of Python it is a Python file. argv and envp end with NULL; without argv the program is called by its path, and there are
- * no variables but those of envp. It has the rights of capv, and no others that this process has; this process must own those FIFOs.
- * It has a lease of its own, of one core and as much memory as this process has for each of its cores, and ends with this process. A
- * program links with libsublet, and finds its shim by itself. When the function returns the program is being executed.
+ * no variables but those of envp and SUBLET_XPU_FD; a Python file has those of each worker, too. It has the rights of capv, and no
+ * others that this process has; this process must own those FIFOs. It has a lease of its own, of one core and as much memory as this
+ * process has for each of its cores, and ends with this process. A program links with libsublet, and finds its shim by itself. When
+ * the function returns the program is being executed.
  * SUBLET_INVALID_ARGUMENT for a path that is no program of the package; SUBLET_PERMISSION_DENIED for a capability that this process
  * cannot grant; SUBLET_AGENT_UNREACHABLE if there is no such processor; SUBLET_NO_CAPACITY if it has no core left. */
 uint32_t sublet_xspawn(uint32_t unit, const char *path, const char *const argv[], const char *const envp[],

@@ -54,6 +54,11 @@ pub fn is_processor_kind(kind: &str) -> bool {
         && kind != PORTABLE
 }
 
+/// Of which kind a processor is that is said to be of this one, or of none.
+pub fn kind(said: &str) -> &str {
+    if said.is_empty() { PROCESSOR } else { said }
+}
+
 /// Whom a node may name as its neighbours.
 ///
 /// # Errors
@@ -145,7 +150,7 @@ pub fn units(node: &NodeDescription, prices: &Prices, neighbours: &[String]) -> 
         cores: node.cores.saturating_add(node.shared_cores),
         memory_bytes: node.memory_bytes,
         abilities: programs.into_iter().chain(pythons).collect(),
-        ..unit(PROCESSOR, if node.pu.is_empty() { PROCESSOR } else { &node.pu })
+        ..unit(PROCESSOR, kind(&node.pu))
     };
     let devices = devices(node).map(|device| ProcessingUnit {
         architecture: device.kind.clone(),

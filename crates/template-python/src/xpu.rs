@@ -165,30 +165,26 @@ fn rights(py: Python<'_>, object: u64) -> PyResult<u32> {
 /// Makes a FIFO.
 #[pyfunction]
 fn fifo(py: Python<'_>, name: &str, slots: u32, slot_bytes: u32) -> PyResult<Reader> {
-    let made = call(py, |process| process.init(name, FifoShape { lines: slots, slot_bytes }))?;
-    Ok(Reader(End::new(made.object(), made)))
+    call(py, |process| process.init(name, FifoShape { lines: slots, slot_bytes })).map(Reader::of)
 }
 
 /// Connects to write, by a name
 #[pyfunction]
 fn connect(py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Writer> {
-    let made = wait(py, until(py, timeout)?, |tick| process()?.connect(name, tick))?;
-    Ok(Writer(End::new(made.object(), made)))
+    wait(py, until(py, timeout)?, |tick| process()?.connect(name, tick)).map(Writer::of)
 }
 
 /// or by an id.
 #[pyfunction]
 fn connect_to(py: Python<'_>, object: u64, timeout: Option<f64>) -> PyResult<Writer> {
     let object = GlobalId::from_bits(object);
-    let made = wait(py, until(py, timeout)?, |tick| process()?.connect_to(object, tick))?;
-    Ok(Writer(End::new(made.object(), made)))
+    wait(py, until(py, timeout)?, |tick| process()?.connect_to(object, tick)).map(Writer::of)
 }
 
 /// Connects to read what nobody reads.
 #[pyfunction]
 fn connect_to_read(py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<Reader> {
-    let made = wait(py, until(py, timeout)?, |tick| process()?.connect_to_read(name, tick))?;
-    Ok(Reader(End::new(made.object(), made)))
+    wait(py, until(py, timeout)?, |tick| process()?.connect_to_read(name, tick)).map(Reader::of)
 }
 
 /// Starts a program of the package on a processor.
@@ -212,6 +208,18 @@ fn spawn(
 #[pyfunction]
 fn unit(py: Python<'_>, number: u32) -> PyResult<u32> {
     call(py, |process| process.unit(number))
+}
+
+impl Reader {
+    fn of(made: sublet_xpu::Reader) -> Reader {
+        Reader(End::new(made.object(), made))
+    }
+}
+
+impl Writer {
+    fn of(made: sublet_xpu::Writer) -> Writer {
+        Writer(End::new(made.object(), made))
+    }
 }
 
 impl<T: Send> End<T> {

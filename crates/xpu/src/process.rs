@@ -24,7 +24,7 @@ use sublet_proto::{Code, Error, decode};
 
 use crate::capability::{GlobalId, Rights};
 use crate::fifo::{FifoShape, REGION, Reader, Writer};
-use crate::wire::{self, DESCRIPTORS, MAX_NAME_BYTES, Operation, PAYLOAD_BYTES, RECORDS, Request, State};
+use crate::wire::{self, DESCRIPTORS, Operation, PAYLOAD_BYTES, RECORDS, Request, State, check_name};
 
 /// How often is looked for an answer before the caller sleeps.
 const LOOKS: u32 = 20_000;
@@ -477,21 +477,6 @@ fn shape(lines: u32, slot_bytes: u32) -> Result<FifoShape, Error> {
     FifoShape { lines, slot_bytes }.check()
 }
 
-fn check_name(name: &str) -> Result<(), Error> {
-    let len = name.len();
-    if len > MAX_NAME_BYTES {
-        let message = format!("a FIFO's name of {len} bytes: it has at most {MAX_NAME_BYTES}");
-        return Err(Error::new(Code::InvalidArgument, message));
-    }
-    match name.chars().find(|c| c.is_control()) {
-        None => Ok(()),
-        Some(c) => Err(Error::new(
-            Code::InvalidArgument,
-            format!("a FIFO's name with the character {c:?}: {name:?}"),
-        )),
-    }
-}
-
 fn descriptors<const N: usize>(what: &str, fds: Vec<OwnedFd>) -> Result<[OwnedFd; N], Error> {
     let count = fds.len();
     fds.try_into().map_err(|_| {
@@ -506,17 +491,4 @@ fn out_of_turn() -> Error {
 /// Nothing comes of it any more.
 pub(crate) fn shim_gone() -> Error {
     Error::new(Code::AgentUnreachable, "the agent of this processing unit is gone")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_have_a_length_and_no_control_characters() {
-        assert!(check_name("").is_ok() && check_name("frames/left eye").is_ok());
-        assert!(check_name(&"x".repeat(MAX_NAME_BYTES)).is_ok());
-        assert!(check_name(&"x".repeat(MAX_NAME_BYTES + 1)).unwrap_err().message.contains("129"));
-        assert!(check_name("a\nb").unwrap_err().message.contains("'\\n'"));
-    }
 }

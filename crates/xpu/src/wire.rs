@@ -67,6 +67,33 @@ pub const fn state(descriptor: u32) -> u64 {
     STATES_AT + descriptor as u64 * 8
 }
 
+/// Whether a FIFO may have a name of so many bytes.
+///
+/// # Errors
+/// `invalid_argument`.
+pub fn check_name_len(len: usize) -> Result<(), Error> {
+    if len <= MAX_NAME_BYTES {
+        return Ok(());
+    }
+    let message = format!("a FIFO's name of {len} bytes: it has at most {MAX_NAME_BYTES}");
+    Err(Error::new(Code::InvalidArgument, message))
+}
+
+/// Whether a FIFO may be called so.
+///
+/// # Errors
+/// `invalid_argument`, which says what is wrong.
+pub fn check_name(name: &str) -> Result<(), Error> {
+    check_name_len(name.len())?;
+    match name.chars().find(|c| c.is_control()) {
+        None => Ok(()),
+        Some(c) => {
+            let message = format!("a FIFO's name with the character {c:?}: {name:?}");
+            Err(Error::new(Code::InvalidArgument, message))
+        }
+    }
+}
+
 /// What can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
@@ -212,6 +239,14 @@ mod tests {
         for number in [0, 12, u16::MAX] {
             assert_eq!(Operation::from_number(number).unwrap_err().code, Code::Protocol);
         }
+    }
+
+    #[test]
+    fn names_have_a_length_and_no_control_characters() {
+        assert!(check_name("").is_ok() && check_name("frames/left eye").is_ok());
+        assert!(check_name(&"x".repeat(MAX_NAME_BYTES)).is_ok());
+        assert!(check_name(&"x".repeat(MAX_NAME_BYTES + 1)).unwrap_err().message.contains("129"));
+        assert!(check_name("a\nb").unwrap_err().message.contains("'\\n'"));
     }
 
     #[test]

@@ -13,16 +13,15 @@ use sublet_fabric::exposed::{OWN, new_key};
 use sublet_fabric::greeting::{self, DataLink, Greeting, Kind, Secret};
 use sublet_fabric::tls::Identity;
 use sublet_proto::v1::shim_message::Body as Said;
-use sublet_proto::v1::shim_to_process::Body;
 use sublet_proto::v1::{self, FifoAcross, FifoInvited};
 use sublet_proto::{Code, Error};
 use sublet_xpu::{FifoShape, GlobalId};
 use tracing::debug;
 
 use super::core::{At, Peer, Tag, Way};
-use super::{Connected, State};
+use super::{Connected, State, joined};
 use crate::carrier::new_secret;
-use crate::lock;
+use crate::{lock, start_thread};
 
 /// How long an invitation is good.
 const INVITED: Duration = Duration::from_secs(10);
@@ -127,7 +126,7 @@ impl State {
             certificate: identity.map(|identity| identity.certificate.clone()).unwrap_or_default(),
             private_key: identity.map(|identity| identity.private_key.clone()).unwrap_or_default(),
         };
-        if !self.tell_reader(*reader, joined(*way, *shape, *writer, across), &[socket.as_fd()]) {
+        if !self.tell_reader(*reader, joined(*way, *shape, *writer, Some(across)), &[socket.as_fd()]) {
             return Err(Error::new(
                 Code::TryLater,
                 format!("the reader of FIFO {} takes no news", way.object),
@@ -151,7 +150,8 @@ impl State {
         let way = Way { object: *object, connection: invited.connection };
         let kept = copy(socket)?;
         member.open(at.descriptor);
-        member.send(joined(way, shape, GlobalId::from_bits(invited.reader), across), &[socket.as_fd()])?;
+        member
+            .send(joined(way, shape, GlobalId::from_bits(invited.reader), Some(across)), &[socket.as_fd()])?;
         self.ways.insert(way, Connected::Far(kept));
         Ok(())
     }
@@ -169,14 +169,9 @@ impl State {
             state.dialled(&wanted, connected);
             state.perform();
         };
-        let begun = std::thread::Builder::new().name("sublet-dial".to_owned()).spawn(body);
-        if let Err(error) = begun {
+        if let Err(error) = start_thread("sublet-dial", body) {
             self.core.undo(at);
-            self.answer(
-                at.process,
-                tag,
-                Err(Error::new(Code::System, format!("cannot start a thread: {error}"))),
-            );
+            self.answer(at.process, tag, Err(error));
         }
     }
 
@@ -228,17 +223,6 @@ fn connect(address: &str, invited: &FifoInvited) -> Result<TcpStream, Error> {
     let link = DataLink { lease, worker: invited.connection, counter: FIRST };
     greeting::greet(&socket, &Kind::Data(link), Some(&secret))?;
     Ok(socket)
-}
-
-fn joined(way: Way, shape: FifoShape, peer: GlobalId, across: FifoAcross) -> Body {
-    Body::Joined(v1::FifoJoined {
-        connection: way.connection,
-        peer: peer.to_bits(),
-        object: way.object.to_bits(),
-        lines: shape.lines,
-        slot_bytes: shape.slot_bytes,
-        across: Some(across),
-    })
 }
 
 fn copy(socket: &TcpStream) -> Result<TcpStream, Error> {

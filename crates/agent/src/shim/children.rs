@@ -10,33 +10,32 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use prost::Message;
 use sublet_fabric::connection::Connection;
-use sublet_fabric::greeting::{self, Kind, PULSE};
+use sublet_fabric::greeting::PULSE;
 use sublet_fabric::packet::{PacketError, PacketSocket};
-use sublet_fabric::remote::RemoteSocket;
 use sublet_proto::network::Fabric;
-use sublet_proto::v1::{AgentToClient, Alive, Attach, ClientToAgent, LeaseGrant, Release, Start};
+use sublet_proto::v1::{
+    AgentToClient, Alive, Attach, ClientToAgent, FabricChoice, LeaseGrant, Release, Start,
+};
 use sublet_proto::{Code, Error, decode};
+use sublet_runtime::access::socket_path;
 use sublet_xpu::{GlobalId, Rights};
 use tracing::{debug, info};
 
-use super::State;
 use super::core::{Call, Spawn, Tag};
-use crate::lock;
+use super::{State, link};
 use crate::managers::Managers;
 use crate::message::{FromClient, ToClient};
 use crate::signal::{Signal, wait_readable};
+use crate::{lock, start_thread};
 
 /// Children of a process that live, or are being started.
 const MAX_CHILDREN: usize = 64;
-/// How long connecting to the child's agent may take.
-const DIAL: Duration = Duration::from_secs(2);
 /// How long that agent may be silent, if it is another node's.
 const SILENCE: Duration = Duration::from_millis(800);
 /// How long attaching may take, starting with the fetching of the package, and a grant.
@@ -139,11 +138,7 @@ impl State {
         let gone = self.children.adopt(parent)?;
         let (managers, encrypt) = (self.children.managers.clone(), self.children.encrypt);
         let child = Child { state: self.own.clone(), managers, encrypt, parent, lease, spawn, gone };
-        std::thread::Builder::new()
-            .name("sublet-child".to_owned())
-            .spawn(move || child.live(tag))
-            .map(drop)
-            .map_err(|error| Error::new(Code::System, format!("cannot start a thread: {error}")))
+        start_thread("sublet-child", move || child.live(tag)).map(drop)
     }
 
     /// Makes a call as if a process had.
@@ -201,22 +196,15 @@ impl Child {
     }
 
     /// This node's own agent by its socket, another one by its port.
-    fn reach(
-        &self,
-        grant: &LeaseGrant,
-    ) -> Result<(Connection, Option<sublet_proto::v1::FabricChoice>), Error> {
+    fn reach(&self, grant: &LeaseGrant) -> Result<(Connection, Option<FabricChoice>), Error> {
         if self.spawn.unit == self.parent.pu {
-            let path = grant.agent.strip_prefix("unix:").unwrap_or(&grant.agent);
-            return Ok((Connection::Local(PacketSocket::connect(Path::new(path))?), None));
+            let socket = PacketSocket::connect(&socket_path(&grant.agent)?)?;
+            return Ok((Connection::Local(socket), None));
         }
-        let network = grant.network.as_ref().ok_or_else(|| {
-            let message = format!("processing unit {:x} is on no network (listen)", self.spawn.unit);
-            Error::new(Code::FabricUnavailable, message)
-        })?;
-        let socket = greeting::dial(&network.address, None, Instant::now() + DIAL)?;
-        greeting::greet(&socket, &Kind::Control, None)?;
-        let connection = Connection::Remote(RemoteSocket::connect(socket, &network.certificate)?);
-        Ok((connection, Some(Fabric::Tcp.choice(self.encrypt || network.encrypted))))
+        let network = grant.network.as_ref();
+        let connection = link::reach(&format!("processing unit {:x}", self.spawn.unit), network)?;
+        let encrypted = self.encrypt || network.is_some_and(|network| network.encrypted);
+        Ok((connection, Some(Fabric::Tcp.choice(encrypted))))
     }
 
     /// What the parent could grant.

@@ -17,23 +17,24 @@ use std::time::{Duration, Instant};
 
 use prost::Message;
 use sublet_fabric::connection::Connection;
-use sublet_fabric::greeting::{self, Kind, PULSE};
+use sublet_fabric::greeting::{self, Kind, PULSE, Secret};
 use sublet_fabric::packet::PacketError;
 use sublet_fabric::remote::RemoteSocket;
 use sublet_proto::package::Kind as Package;
 use sublet_proto::v1::shim_message::Body;
 use sublet_proto::v1::{
-    AgentToClient, Alive, ClientToAgent, JoinShim, Neighbour, ShimAlive, ShimMessage, ShimSync,
+    AgentToClient, Alive, ClientToAgent, JoinShim, Neighbour, NodeNetwork, ShimAlive, ShimMessage, ShimSync,
 };
 use sublet_proto::{Code, Error, decode, pu};
 use tracing::{info, warn};
 
 use super::State;
 use super::core::{Peer, Violation};
-use crate::lock;
+use crate::guests::is_same;
 use crate::message::{self, FromClient, ToClient};
 use crate::node::Node;
 use crate::signal::wait_readable;
+use crate::{lock, start_thread};
 
 /// What a neighbour is told and has not been sent yet.
 const MAX_WAITING: usize = 65_536;
@@ -137,15 +138,10 @@ fn begin(node: &Arc<Node>, known: &[Neighbour], dialling: &mut BTreeMap<Peer, Jo
 }
 
 fn dial(node: &Arc<Node>, told_of: &Neighbour) -> Result<(), Error> {
-    let network = told_of.network.as_ref().ok_or_else(|| {
-        Error::new(Code::FabricUnavailable, format!("node {} is on no network (listen)", told_of.node))
-    })?;
     if node.gate.is_none() {
         return Err(Error::new(Code::FabricUnavailable, "this node is on no network (listen)"));
     }
-    let socket = greeting::dial(&network.address, None, Instant::now() + DIAL)?;
-    greeting::greet(&socket, &Kind::Control, None)?;
-    let connection = Connection::Remote(RemoteSocket::connect(socket, &network.certificate)?);
+    let connection = reach(&format!("node {}", told_of.node), told_of.network.as_ref())?;
     connection.set_send_timeout(SILENCE)?;
     let join = JoinShim { node: node.description.name.clone(), secret: told_of.secret.clone() };
     connection.send(&ClientToAgent { body: Some(FromClient::Shim(join)) }.encode_to_vec(), &[])?;
@@ -158,6 +154,15 @@ fn dial(node: &Arc<Node>, told_of: &Neighbour) -> Result<(), Error> {
     }
 }
 
+/// A control connection to an agent by its node's port.
+pub(super) fn reach(whom: &str, network: Option<&NodeNetwork>) -> Result<Connection, Error> {
+    let none = || Error::new(Code::FabricUnavailable, format!("{whom} is on no network (listen)"));
+    let network = network.ok_or_else(none)?;
+    let socket = greeting::dial(&network.address, None, Instant::now() + DIAL)?;
+    greeting::greet(&socket, &Kind::Control, None)?;
+    Ok(Connection::Remote(RemoteSocket::connect(socket, &network.certificate)?))
+}
+
 /// A connection by which somebody says to be a neighbour. It is served until it ends.
 pub(crate) fn welcome(
     node: &Arc<Node>,
@@ -166,13 +171,10 @@ pub(crate) fn welcome(
     known_now: impl FnOnce(),
 ) -> Result<(), Error> {
     let known = node.neighbours.current();
+    let secret = |bytes: &[u8]| Secret::try_from(bytes).ok();
     let is_it = |neighbour: &&Neighbour| {
-        let same = neighbour
-            .secret
-            .iter()
-            .zip(&asked.secret)
-            .fold(0, |differs, (one, other)| differs | (one ^ other));
-        neighbour.node == asked.node && asked.secret.len() == neighbour.secret.len() && same == 0
+        let secrets = secret(&neighbour.secret).zip(secret(&asked.secret));
+        neighbour.node == asked.node && secrets.is_some_and(|(known, shown)| is_same(&known, &shown))
     };
     let neighbour =
         known.iter().find(is_it).filter(|neighbour| neighbour.unit < node.processor).ok_or_else(|| {
@@ -203,10 +205,7 @@ fn serve(node: &Arc<Node>, connection: &Arc<Connection>, told_of: &Neighbour) ->
     let state = node.shim.state();
     let number = begin_link(state, told_of.unit, link, &units);
     let sending = connection.clone();
-    let sender = std::thread::Builder::new()
-        .name("sublet-link".to_owned())
-        .spawn(move || send_all(&sending, &waiting))
-        .map_err(|error| Error::new(Code::System, format!("cannot start a thread: {error}")));
+    let sender = start_thread("sublet-link", move || send_all(&sending, &waiting));
     let ended = sender.and_then(|sender| {
         let ended = hear_all(state, told_of, connection, &units);
         end_link(state, told_of.unit, number);

@@ -15,7 +15,7 @@ use sublet_fabric::ring::Position;
 use sublet_proto::v1::shim_to_process::Body;
 use sublet_proto::v1::{Capability, Entered, ShimToProcess, SpawnProgram};
 use sublet_proto::{Code, Error, decode};
-use sublet_xpu::wire::{self, MAX_NAME_BYTES, Operation, PAYLOAD_BYTES, RECORDS, Request, State};
+use sublet_xpu::wire::{self, Operation, PAYLOAD_BYTES, RECORDS, Request, State};
 use sublet_xpu::{FifoShape, GlobalId, Rights};
 
 use super::core::{Call, Spawn, Tag, Target};
@@ -144,16 +144,10 @@ impl Member {
     }
 
     fn name(&self, request: &Request) -> Result<String, Error> {
-        let len = request.len_bytes as usize;
-        let wrong = |what: String| Error::new(Code::InvalidArgument, format!("a FIFO's name {what}"));
-        if len > MAX_NAME_BYTES {
-            return Err(wrong(format!("of {len} bytes: it has at most {MAX_NAME_BYTES}")));
-        }
-        let name = String::from_utf8(self.payload(request)?).map_err(|_| wrong("that is no UTF-8".into()))?;
-        match name.chars().find(|c| c.is_control()) {
-            None => Ok(name),
-            Some(c) => Err(wrong(format!("with the character {c:?}: {name:?}"))),
-        }
+        wire::check_name_len(request.len_bytes as usize)?;
+        let no_text = |_| Error::new(Code::InvalidArgument, "a FIFO's name that is no UTF-8");
+        let name = String::from_utf8(self.payload(request)?).map_err(no_text)?;
+        wire::check_name(&name).map(|()| name)
     }
 
     /// Answers a call.

@@ -23,8 +23,8 @@ use tracing::{debug, warn};
 
 use super::member::Member;
 use super::{Entrant, State};
-use crate::lock;
 use crate::signal::Signal;
+use crate::{lock, start_thread};
 
 /// How long a page is looked at after a call.
 const LOOK: Duration = Duration::from_micros(100);
@@ -95,20 +95,15 @@ struct Visitor {
 
 impl Server {
     pub(super) fn start(state: Arc<Mutex<State>>) -> Result<Server, Error> {
-        let failed =
-            |what: &str, error: &dyn std::fmt::Display| Error::new(Code::System, format!("{what}: {error}"));
+        let failed = |errno| Error::new(Code::System, format!("epoll_create1: {errno}"));
         let orders = Mutex::new(Orders { next: FIRST, ..Orders::default() });
         let desk = Arc::new(Desk { wake: Signal::new()?, orders });
-        let epoll =
-            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|error| failed("epoll_create1", &error))?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         watch(&epoll, desk.wake.as_fd(), WAKE)?;
         let (visitors, hot, slow) = Default::default();
         let now = Instant::now();
         let thread = Thread { desk: desk.clone(), state, epoll, visitors, hot, slow, now, since: now };
-        let thread = std::thread::Builder::new()
-            .name("sublet-shim".to_owned())
-            .spawn(move || thread.run())
-            .map_err(|error| failed("cannot start a thread", &error))?;
+        let thread = start_thread("sublet-shim", move || thread.run())?;
         Ok(Server { desk, thread: Some(thread) })
     }
 

@@ -24,6 +24,7 @@ use sublet_runtime::guest;
 use tracing::info;
 
 use crate::links::Links;
+use crate::start_thread;
 
 /// How long a process may take to make room for an answer.
 const SEND_PATIENCE: Duration = Duration::from_secs(1);
@@ -65,10 +66,7 @@ impl Usher {
         let socket = Arc::new(here);
         let (answers, coming) = sync_channel(MAX_WAITING);
         let thread = Thread { links, socket: socket.clone(), states: Vec::new(), is_refused: false };
-        std::thread::Builder::new()
-            .name("sublet-usher".to_owned())
-            .spawn(move || thread.run(&coming))
-            .map_err(|error| Error::new(Code::System, format!("cannot start a thread: {error}")))?;
+        start_thread("sublet-usher", move || thread.run(&coming))?;
         Ok((Usher { run, socket, answers, state: State::Listening }, there))
     }
 

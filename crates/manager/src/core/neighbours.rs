@@ -15,7 +15,6 @@ use sublet_proto::v1::ProcessingUnit;
 
 use super::ids::NodeKey;
 use super::nodes::{Node, Nodes, Reach};
-use super::placement::DEFAULT_PU;
 
 /// The nodes with whom one is linked, as its agent is told.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -51,11 +50,6 @@ impl Node {
     /// By which registration neighbours know it, if it is here.
     fn standing(&self) -> u64 {
         if self.is_lost() { 0 } else { self.registration }
-    }
-
-    /// Of which kind its processor is.
-    pub(crate) fn kind(&self) -> &str {
-        if self.description.pu.is_empty() { DEFAULT_PU } else { &self.description.pu }
     }
 
     fn names(&self, name: &str) -> bool {

@@ -18,6 +18,7 @@ use std::collections::HashMap;
 use sublet_proto::package::{is_device, is_python, runs_on};
 use sublet_proto::pool::Pool;
 use sublet_proto::price::Prices;
+use sublet_proto::pu::kind;
 use sublet_proto::v1::{PackageInfo, Price};
 use sublet_proto::{Code, Error};
 
@@ -311,11 +312,7 @@ fn class_name(pu: &str, architecture: &str) -> String {
 
 /// The kind of processing unit that a node of this architecture, or a device, is.
 fn unit_of<'name>(pu: &'name str, architecture: &'name str) -> &'name str {
-    match pu {
-        _ if is_device(architecture) => architecture,
-        "" => DEFAULT_PU,
-        pu => pu,
-    }
+    if is_device(architecture) { architecture } else { kind(pu) }
 }
 
 /// Whether there may be processing units of this kind, or of any if none is said, for what is built for this architecture.

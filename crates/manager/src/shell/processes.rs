@@ -1,8 +1,8 @@
 //! Leases for programs that processes spawn (Molecule, section 3.4): what their agents ask for on their behalf.
 
 use sublet_proto::limits::MAX_TIMEOUT_MS;
-use sublet_proto::v1::{LeaseGrant, ProcessLeaseRequest, WorkerOptions};
-use sublet_proto::{Code, Error};
+use sublet_proto::v1::{LeaseGrant, LeaseRequest, ProcessLeaseRequest, WorkerOptions};
+use sublet_proto::{Code, Error, pu};
 
 use super::{Given, Shell, Wanted, parse_lease, unknown_lease};
 use crate::auth::Identity;
@@ -51,18 +51,17 @@ impl Shell {
             // Revoked, it ends this one, too.
             token: state.taken.token(id).parse().ok(),
             standing: Standing::Verified,
-            pu: beside.kind().to_owned(),
+            pu: pu::kind(&beside.description.pu).to_owned(),
             package: lease.package.clone(),
-            terms: Terms {
-                workers: 1,
-                shared: false,
+            terms: Terms::of(&LeaseRequest {
+                cores: 1,
                 memory_bytes: lease.amount.memory_bytes / workers,
                 // It ends with the process that spawns it.
                 timeout_ms: MAX_TIMEOUT_MS,
-                idle_timeout_ms: 0,
-                options: UNCALLED,
+                options: Some(UNCALLED),
                 max_nodes: 1,
-            },
+                ..LeaseRequest::default()
+            })?,
             locality: Locality::on(beside.name.clone()),
             wait_ms: 0,
             refusals: Refusals::default(),

@@ -37,7 +37,7 @@ pub type Execute = fn(&Spawned) -> Result<u8, Error>;
 impl Spawned {
     fn new(folder: &Path, program: Program) -> Spawned {
         let Program { path, args, env } = program;
-        let path = folder.join(path.replace("{arch}", std::env::consts::ARCH));
+        let path = place(folder, &path);
         let mut args: Vec<OsString> = args.into_iter().map(OsString::from_vec).collect();
         if args.is_empty() {
             args.push(path.clone().into());
@@ -50,6 +50,11 @@ impl Spawned {
         let env = env.into_iter().filter_map(pair).collect();
         Spawned { folder: folder.to_owned(), path, args, env }
     }
+}
+
+/// Where a program of a package lies, whose path may name this processor's architecture.
+pub fn place(folder: &Path, path: &str) -> PathBuf {
+    folder.join(path.replace("{arch}", std::env::consts::ARCH))
 }
 
 /// Executes the program of a set-up, whose second descriptor is the usage region.

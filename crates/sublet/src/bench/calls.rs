@@ -10,8 +10,8 @@ use sublet_proto::Error;
 use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Access, Allocation, Invoker, Policy};
 
-use super::kin::{self, Kin, lost};
-use super::own::Own;
+use super::kin::{self, Kin};
+use super::own::{Own, measured};
 use super::pairs::{Called, Mode, Plan, Rounds};
 use super::raw::Raw;
 use super::{PACKAGE, Samples, human_ns, pin_client};
@@ -51,8 +51,7 @@ impl Figure {
 /// Measures so many blocks. Without a manager it has a Sublet of its own.
 pub fn run(access: Option<Access>, blocks: u32, mut done: impl FnMut()) -> Result<Figure, Error> {
     let calibration = Calibration::start();
-    let own = access.is_none().then(|| Own::up(&["--cores", "2"])).transpose()?;
-    let Some(access) = access.or_else(|| own.as_ref().map(Own::access)) else { return Err(lost()) };
+    let (access, _own) = measured(access, || Ok(vec![Own::up(&["--cores", "2"])?]))?;
     let manager = ManagerClient::connect_with(access.clone())?;
     kin::deploy(&manager)?;
     super::deploy(&manager)?;

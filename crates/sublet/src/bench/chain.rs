@@ -19,7 +19,7 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Access, Allocation, Invoker, Policy};
 
-use super::own::Own;
+use super::own::{Own, measured};
 use super::{Samples, human_ns, pin_client};
 
 /// Bytes of the payload, of which the functions use the first eight.
@@ -107,9 +107,7 @@ pub fn run(access: Option<Access>, plan: &Plan, mut done: impl FnMut()) -> Resul
     if plan.language == Language::Python {
         flags.extend(["--python", &interpreter]);
     }
-    let own = access.is_none().then(|| Own::up(&flags)).transpose()?;
-    let lost = || Error::new(Code::Internal, "there is no Sublet to be measured");
-    let access = access.or_else(|| own.as_ref().map(Own::access)).ok_or_else(lost)?;
+    let (access, _own) = measured(access, || Ok(vec![Own::up(&flags)?]))?;
     let place = tempfile::tempdir().map_err(|error| failed("making a folder", &error))?;
     let mut servers = Servers::start(plan, place.path())?;
     deploy(&ManagerClient::connect_with(access.clone())?, plan)?;
@@ -120,22 +118,16 @@ pub fn run(access: Option<Access>, plan: &Plan, mut done: impl FnMut()) -> Resul
     let (mut all, mut one) = (capacity(CALLS), capacity(CALLS));
     let (mut http_all, mut http_one) = (capacity(REQUESTS), capacity(REQUESTS));
     for number in 0..UNCOUNTED + plan.blocks {
-        let is_counted = number >= UNCOUNTED;
+        let measure = |count, length, samples: &mut Samples, call: &mut Call<'_>| {
+            let took = (0..count).map(|_| timed(length, call)).collect::<Result<Vec<_>, _>>()?;
+            took.into_iter().filter(|_| number >= UNCOUNTED).for_each(|took| samples.push(took));
+            Ok::<_, Error>(())
+        };
         for (length, samples) in [(1, &mut one), (plan.functions, &mut all)] {
-            for _ in 0..CALLS {
-                let took = timed(length, |payload, answer| call(&invoker, payload, answer))?;
-                if is_counted {
-                    samples.push(took);
-                }
-            }
+            measure(CALLS, length, samples, &mut |payload, answer| call(&invoker, payload, answer))?;
         }
         for (length, samples) in [(1, &mut http_one), (plan.functions, &mut http_all)] {
-            for _ in 0..REQUESTS {
-                let took = timed(length, |payload, answer| servers.call(payload, answer))?;
-                if is_counted {
-                    samples.push(took);
-                }
-            }
+            measure(REQUESTS, length, samples, &mut |payload, answer| servers.call(payload, answer))?;
         }
         done();
     }
@@ -159,8 +151,11 @@ pub fn run(access: Option<Access>, plan: &Plan, mut done: impl FnMut()) -> Resul
     })
 }
 
+/// Calls the first function of a chain: the payload, and where the answer goes.
+type Call<'servers> = dyn FnMut(&[u8], &mut [u8]) -> Result<(), Error> + 'servers;
+
 /// The time of one call of a chain, all of whose functions have been executed.
-fn timed(length: u32, mut call: impl FnMut(&[u8], &mut [u8]) -> Result<(), Error>) -> Result<u64, Error> {
+fn timed(length: u32, call: &mut Call<'_>) -> Result<u64, Error> {
     let (mut payload, mut answer) = ([7; PAYLOAD_BYTES], [0; PAYLOAD_BYTES]);
     payload[..4].copy_from_slice(&length.to_le_bytes());
     payload[4..8].fill(0);

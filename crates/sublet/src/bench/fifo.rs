@@ -15,8 +15,8 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::Access;
 use sublet_runtime::manager::ManagerClient;
 
-use super::kin::{self, Kin, lost};
-use super::own::Own;
+use super::kin::{self, Kin};
+use super::own::{Own, measured};
 use super::{Core, Samples, human_ns, pin};
 use beside::{Beside, Carrier};
 
@@ -93,11 +93,8 @@ pub fn run(
             format!("{size} bytes: at most {MAX_BYTES} are measured"),
         ));
     }
-    let own =
-        access.is_none().then(|| if across { computer() } else { Ok(vec![Own::up(&["--cores", "2"])?]) });
-    let own = own.transpose()?;
-    let of_own = || own.as_ref().and_then(|own| own.first()).map(Own::access);
-    let Some(access) = access.or_else(of_own) else { return Err(lost()) };
+    let start = || if across { computer() } else { Ok(vec![Own::up(&["--cores", "2"])?]) };
+    let (access, _own) = measured(access, start)?;
     kin::deploy(&ManagerClient::connect_with(access.clone())?)?;
     let carrier = if across { Carrier::Tcp } else { Carrier::Pipe };
     let (one, two) = match across {

@@ -25,6 +25,20 @@ pub(super) struct Own {
     state: PathBuf,
 }
 
+/// The Sublet that is measured: the one that was named, or the first of these of the measurement's own, which live as long as they are kept.
+pub(super) fn measured(
+    named: Option<Access>,
+    start: impl FnOnce() -> Result<Vec<Own>, Error>,
+) -> Result<(Access, Vec<Own>), Error> {
+    if let Some(access) = named {
+        return Ok((access, Vec::new()));
+    }
+    let own = start()?;
+    let none = || Error::new(Code::Internal, "there is no Sublet to be measured");
+    let access = own.first().map(Own::access).ok_or_else(none)?;
+    Ok((access, own))
+}
+
 impl Own {
     /// Starts `sublet up` with these flags, and waits until it serves.
     pub(super) fn up(flags: &[&str]) -> Result<Own, Error> {

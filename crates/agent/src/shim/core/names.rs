@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use sublet_proto::v1::{self, shim_message::Body};
 use sublet_proto::{Code, Error};
+use sublet_xpu::wire::check_name_len;
 use sublet_xpu::{FifoShape, GlobalId, Rights};
 
-use super::{Claim, Core, Descriptor, Effect, Fifo, MAX_FIFOS, MAX_NAME_BYTES, Peer, Pending, Tag};
+use super::{Claim, Core, Descriptor, Effect, Fifo, MAX_FIFOS, Peer, Pending, Tag};
 
 /// A tenant's name of a FIFO.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -77,10 +78,7 @@ impl Core {
                 format!("process {by} has {MAX_FIFOS} FIFOs, and no more"),
             ));
         }
-        if name.len() > MAX_NAME_BYTES {
-            let message = format!("a FIFO's name of {} bytes: it has at most {MAX_NAME_BYTES}", name.len());
-            return Err(Error::new(Code::InvalidArgument, message));
-        }
+        check_name_len(name.len())?;
         let name = (!name.is_empty()).then(|| Name { tenant: process.tenant.clone(), name });
         let object = self.new_id(by.pu);
         let Some(name) = name else { return self.make((by, tag), object, None, shape).map(|()| None) };
