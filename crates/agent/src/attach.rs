@@ -139,6 +139,10 @@ fn hold(
         let message = format!("the memory of segment {} is reached over tcp, or by sharing it", lease.id);
         return Err(Error::new(Code::FabricUnavailable, message));
     }
+    if program.is_some() && ticket.provisional {
+        let message = format!("lease {} is nobody's yet: a program waits until it is", lease.id);
+        return Err(Error::new(Code::PermissionDenied, message));
+    }
     let errand = program.map(|program| reserve(node, lease, program)).transpose()?;
     Ok(Holdings { options, errand, carrier, confirmation, inbox, meter, reservation })
 }

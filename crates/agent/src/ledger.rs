@@ -334,6 +334,16 @@ impl Enrolment {
 
     /// Takes a later ticket of the lease; answers when the lease now expires.
     pub(crate) fn renew(&self, encoded: &[u8]) -> Result<Instant, Error> {
+        self.take(encoded).map(|(_, expires)| expires)
+    }
+
+    /// Takes the ticket that follows a provisional one; answers whose the lease is.
+    pub(crate) fn confirm(&self, encoded: &[u8]) -> Result<String, Error> {
+        let (ticket, _) = self.take(encoded)?;
+        Ok(ticket.lease.map(|lease| lease.tenant).unwrap_or_default())
+    }
+
+    fn take(&self, encoded: &[u8]) -> Result<(Ticket, Instant), Error> {
         let mut state = lock(&self.ledger.state);
         let ticket = state.open(encoded)?;
         let denied = |message: String| Err(Error::new(Code::PermissionDenied, message));
@@ -348,7 +358,7 @@ impl Enrolment {
             return denied(format!("lease {} cannot be renewed by a provisional ticket", self.lease));
         }
         let expires = state.book.renew(&ticket, encoded.to_vec(), self.ledger.now())?;
-        Ok(self.ledger.instant(expires))
+        Ok((ticket, self.ledger.instant(expires)))
     }
 
     /// The lease has ended and its resources are free; what it has used is what was to be billed. Tells the reporter.

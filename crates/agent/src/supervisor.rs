@@ -145,15 +145,16 @@ impl Supervisor<'_> {
     fn supervise(&mut self) -> Result<End, Error> {
         if let Some(carrier) = &self.held.carrier {
             self.relay = Some(Relay::new(self.node, &self.held.lease, carrier)?);
-            if self.held.lease.is_segment() {
-                self.served()?;
-            }
         }
         // A worker that is wanted at once starts while the manager verifies the token.
         if self.held.start {
             self.begin_start();
         }
         let mut end = self.await_confirmation()?;
+        // Whose the lease is, is known from now on.
+        if end.is_none() && self.relay.is_some() && self.held.lease.is_segment() {
+            self.served()?;
+        }
         if end.is_none() {
             end = self.tell_attached()?;
         }
@@ -208,8 +209,11 @@ impl Supervisor<'_> {
     fn take_confirmation(&mut self) -> Result<Option<End>, Error> {
         match self.held.confirmation.as_ref().and_then(Confirmation::outcome) {
             Some(Ok(ticket)) => {
-                self.held.enrolment.renew(&ticket)?;
+                self.held.lease.tenant = self.held.enrolment.confirm(&ticket)?;
                 self.held.confirmation = None;
+                if let Some(worker) = &mut self.worker {
+                    worker.is_of(self.node, &self.held.lease.tenant);
+                }
                 self.held.enrolment.bill(self.held.meter.clone());
                 Ok(None)
             }

@@ -59,7 +59,16 @@ pub(crate) struct WorkerProcess {
     /// On shared cores, until it is known to be dead.
     occupancy: Option<Occupancy>,
     /// As a global process, if it wants to be one.
-    _shim: Admission,
+    entrance: Entrance,
+}
+
+/// Whether a process may enter the shim.
+enum Entrance {
+    Open {
+        _admission: Admission,
+    },
+    /// Not until it is known whose its lease is.
+    Closed(Option<(PacketSocket, Who)>),
 }
 
 impl WorkerProcess {
@@ -100,9 +109,22 @@ impl WorkerProcess {
         let started = Started { pid, requested_ns, package_ready_ns, spawned_ns: monotonic_ns() };
         let package = runnable.package;
         let reserved = held.errand.as_ref().map(|errand| errand.process.pid);
-        let _shim = node.shim.admit(shim, of_shim, reserved);
-        let worker = WorkerProcess { sandboxes, sandbox, package, _image: image, occupancy, _shim };
+        let entrance = match held.confirmation {
+            None => Entrance::Open { _admission: node.shim.admit(shim, of_shim, reserved) },
+            Some(_) => Entrance::Closed(Some((shim, of_shim))),
+        };
+        let worker = WorkerProcess { sandboxes, sandbox, package, _image: image, occupancy, entrance };
         Ok((worker, started, outside))
+    }
+
+    /// It is known whose the lease is: from now on its process may enter the shim.
+    pub(crate) fn is_of(&mut self, node: &Node, tenant: &str) {
+        if let Entrance::Closed(closed) = &mut self.entrance
+            && let Some((shim, who)) = closed.take()
+        {
+            let who = Who { tenant: tenant.to_owned(), ..who };
+            self.entrance = Entrance::Open { _admission: node.shim.admit(shim, who, None) };
+        }
     }
 
     /// Readable once it has ended.

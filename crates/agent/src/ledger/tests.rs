@@ -29,12 +29,17 @@ fn ledger() -> Arc<Ledger> {
 }
 
 fn ticket(lease: &str) -> Vec<u8> {
-    let expires_unix_ms = NOW_UNIX_MS + 60_000;
-    let lease = Lease { id: lease.into(), node: "here".into(), expires_unix_ms, ..Lease::default() };
+    ticket_of(lease, "", false)
+}
+
+fn ticket_of(lease: &str, tenant: &str, provisional: bool) -> Vec<u8> {
+    let (id, node, tenant) = (lease.into(), "here".into(), tenant.into());
+    let lease = Lease { id, node, tenant, expires_unix_ms: NOW_UNIX_MS + 60_000, ..Lease::default() };
     signing().sign(&Ticket {
         lease: Some(lease),
         registration: 1,
         issued_unix_ms: NOW_UNIX_MS,
+        provisional,
         ..Ticket::default()
     })
 }
@@ -73,6 +78,17 @@ fn nothing_is_billed_before_it_is_to_be_and_what_has_ended_holds_no_meter() {
     enrolment.finish(released());
     assert_eq!(ledger.report().leases[0].usage, Some(last.usage));
     assert_eq!(Arc::strong_count(&meter), 1);
+}
+
+#[test]
+fn whose_a_provisional_lease_is_is_said_by_the_ticket_that_follows() {
+    let ledger = ledger();
+    let end = Arc::new(EndRequest::new().unwrap());
+    let enrolment = ledger.enrol(&ticket_of("a", "unverified", true), end).unwrap().enrolment;
+    for wrong in [ticket_of("b", "us", false), ticket_of("a", "us", true)] {
+        assert_eq!(enrolment.confirm(&wrong).unwrap_err().code, Code::PermissionDenied);
+    }
+    assert_eq!(enrolment.confirm(&ticket_of("a", "us", false)).unwrap(), "us");
 }
 
 #[test]

@@ -107,6 +107,7 @@ struct Fifo {
 
 #[derive(Default)]
 struct Neighbour {
+    units: Vec<u32>,
     /// It has told what it knows.
     is_linked: bool,
     names: BTreeSet<(Name, GlobalId)>,
@@ -135,8 +136,16 @@ struct Claim {
 /// Who asked for a change of rights.
 #[derive(Clone, Copy, Debug)]
 enum Asked {
-    Here { by: GlobalId, tag: Tag },
-    There { peer: Peer, token: u64 },
+    Here {
+        by: GlobalId,
+        tag: Tag,
+    },
+    There {
+        peer: Peer,
+        token: u64,
+    },
+    /// Who waits for the answer no more.
+    Gone,
 }
 
 /// What a process asks for.
@@ -369,17 +378,29 @@ impl Core {
 
     /// What the calls of a process that is gone wait for is nobody's any more.
     fn abandon(&mut self, pid: GlobalId) {
+        self.forget_asked(|asked| matches!(asked, Asked::Here { by, .. } if by == pid));
         let of = |pending: &Pending| match pending {
             Pending::Claim(Claim { by, .. }) | Pending::Change { by, .. } | Pending::Connect { by, .. } => {
                 *by == pid
             }
-            Pending::Update { asked, .. } => matches!(asked, Asked::Here { by, .. } if *by == pid),
+            Pending::Update { .. } => false,
         };
         let tokens: Vec<u64> =
             self.pending.iter().filter(|(_, pending)| of(pending)).map(|(token, _)| *token).collect();
         for token in tokens {
             if let Some(Pending::Claim(claim)) = self.pending.remove(&token) {
                 self.release_name(&claim.name, claim.object);
+            }
+        }
+    }
+
+    /// A change of rights that is under way goes on, and nobody is told how it ended.
+    fn forget_asked(&mut self, is_gone: impl Fn(Asked) -> bool) {
+        for pending in self.pending.values_mut() {
+            if let Pending::Update { asked, .. } = pending
+                && is_gone(*asked)
+            {
+                *asked = Asked::Gone;
             }
         }
     }

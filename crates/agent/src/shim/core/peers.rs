@@ -6,7 +6,8 @@ use sublet_proto::v1::{self, shim_message::Body};
 use sublet_proto::{Code, Error};
 use sublet_xpu::GlobalId;
 
-use super::{Claim, Core, MAX_NAME_BYTES, MAX_PEER_NAMES, MAX_TOLD, Name, Neighbour, Peer, Pending};
+use super::rights::told_rights;
+use super::{Asked, Claim, Core, MAX_NAME_BYTES, MAX_PEER_NAMES, MAX_TOLD, Name, Neighbour, Peer, Pending};
 
 /// A neighbour has said what it may not: nothing that it says is heard any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,16 +28,10 @@ impl Core {
         });
         let rights = self.fifos.iter().flat_map(|(object, fifo)| {
             let held = fifo.rights.iter().filter(|(pid, _)| is_theirs(pid));
-            held.map(|(pid, rights)| v1::RightsUpdate {
-                token: 0,
-                process: pid.to_bits(),
-                object: object.to_bits(),
-                tenant: fifo.tenant.to_string(),
-                rights: rights.to_bits(),
-            })
+            held.map(|(pid, rights)| told_rights(0, *pid, *object, &fifo.tenant, *rights))
         });
         let (names, rights): (Vec<_>, Vec<_>) = (held.chain(claimed).collect(), rights.collect());
-        self.peers.insert(peer, Neighbour::default());
+        self.peers.insert(peer, Neighbour { units: units.into(), ..Neighbour::default() });
         let told = |names: &[v1::FifoName], rights: &[v1::RightsUpdate], more| {
             let (instance, units) = (self.instance.clone(), self.units.iter().copied().collect());
             Body::Sync(v1::ShimSync { instance, units, names: names.into(), rights: rights.into(), more })
@@ -108,6 +103,7 @@ impl Core {
         for (name, object) in neighbour.names {
             self.names.remove(&name, object);
         }
+        self.forget_asked(|asked| matches!(asked, Asked::There { peer: by, .. } if by == peer));
         let lost = || Error::new(Code::AgentUnreachable, format!("processing unit {peer:x} is out of reach"));
         for token in self.pending.keys().copied().collect::<Vec<_>>() {
             match self.pending.get(&token) {

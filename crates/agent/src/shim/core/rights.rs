@@ -70,23 +70,20 @@ impl Core {
         }
         let peer = match self.route(process) {
             Ok(peer) => peer,
-            // Who is out of reach loses what is revoked all the same.
+            // Who is out of reach loses what is revoked all the same. To an agent that is about to be linked the right was told perhaps.
             Err(_) if revoked => {
                 self.set_rights(process, object, after);
+                let greeted = self.peers.iter().find(|(_, neighbour)| neighbour.units.contains(&process.pu));
+                if let Some((&peer, _)) = greeted {
+                    self.tell(peer, Body::Update(told_rights(0, process, object, &tenant, after)));
+                }
                 return Ok(Some(0));
             }
             Err(error) => return Err(error),
         };
         let token = self.await_peers(Pending::Update { asked, peer, revoked, process, object, before })?;
         self.set_rights(process, object, after);
-        let update = v1::RightsUpdate {
-            token,
-            process: process.to_bits(),
-            object: object.to_bits(),
-            tenant: tenant.to_string(),
-            rights: after.to_bits(),
-        };
-        self.tell(peer, Body::Update(update));
+        self.tell(peer, Body::Update(told_rights(token, process, object, &tenant, after)));
         Ok(None)
     }
 
@@ -116,7 +113,7 @@ impl Core {
         let outcome = match outcome {
             Err(_) if revoked => Ok(()),
             Err(error) => {
-                self.set_rights(process, object, before);
+                self.undo_change(token, process, object, before);
                 Err(error)
             }
             Ok(()) => Ok(()),
@@ -124,6 +121,21 @@ impl Core {
         match asked {
             Asked::Here { by, tag } => self.answer((by, tag), outcome.map(|()| 0)),
             Asked::There { peer, token } => self.done(peer, token, outcome),
+            Asked::Gone => {}
+        }
+    }
+
+    /// It is as before, unless something later is under way, which is what it is as if this had not been.
+    fn undo_change(&mut self, token: u64, of: GlobalId, to: GlobalId, rights: Rights) {
+        let later = self.pending.range_mut(token..).find_map(|(_, pending)| match pending {
+            Pending::Update { process, object, before, .. } if (*process, *object) == (of, to) => {
+                Some(before)
+            }
+            _ => None,
+        });
+        match later {
+            Some(before) => *before = rights,
+            None => self.set_rights(of, to, rights),
         }
     }
 
@@ -185,6 +197,18 @@ impl Core {
             self.end_writer(object, pid, Code::WorkerDied);
         }
     }
+}
+
+/// As an agent hears it whose process this is.
+pub(super) fn told_rights(
+    token: u64,
+    process: GlobalId,
+    object: GlobalId,
+    tenant: &str,
+    rights: Rights,
+) -> v1::RightsUpdate {
+    let (process, object) = (process.to_bits(), object.to_bits());
+    v1::RightsUpdate { token, process, object, tenant: tenant.to_owned(), rights: rights.to_bits() }
 }
 
 impl Fifo {

@@ -243,6 +243,53 @@ fn a_right_of_a_process_out_of_reach_is_revoked_at_once() {
 }
 
 #[test]
+fn who_is_out_of_reach_is_told_nothing_of_what_it_has_asked() {
+    let mut computer = Computer::new(2);
+    let (reader, far) = (computer.enter(0, "t"), computer.enter(1, "t"));
+    let (another, object) = (computer.enter(1, "t"), computer.init(reader, "f").unwrap());
+    computer.call(reader, grant(far, object, Rights::OWN)).unwrap();
+    // It waits for the agent that has asked for it, in its turn, when the link is lost.
+    let tag = computer.begin(far, grant(another, object, Rights::WRITE));
+    computer.deliver((1, 0));
+    computer.unlink(0, 1);
+    assert_eq!(computer.answers.remove(&(far, tag)).unwrap().unwrap_err().code, Code::AgentUnreachable);
+    assert_eq!(computer.cores[0].fifos[&object].rights_of(another), Rights::NONE);
+    computer.link(0, 1);
+    computer.deliver_all();
+    assert_eq!(computer.rights_of(another, object), Rights::NONE);
+}
+
+#[test]
+fn what_is_granted_twice_and_fails_twice_is_not_granted() {
+    let mut computer = Computer::new(2);
+    let (reader, far) = (computer.enter(0, "t"), computer.enter(1, "t"));
+    let object = computer.init(reader, "f").unwrap();
+    let tags = [0; 2].map(|_| computer.begin(reader, grant(far, object, Rights::WRITE)));
+    computer.unlink(0, 1);
+    for tag in tags {
+        assert_eq!(
+            computer.answers.remove(&(reader, tag)).unwrap().unwrap_err().code,
+            Code::AgentUnreachable
+        );
+    }
+    assert_eq!(computer.cores[0].fifos[&object].rights_of(far), Rights::NONE);
+}
+
+#[test]
+fn a_right_is_revoked_that_an_agent_is_told_of_at_this_moment() {
+    let mut computer = Computer::new(2);
+    let (reader, far) = (computer.enter(0, "t"), computer.enter(1, "t"));
+    let object = computer.init(reader, "f").unwrap();
+    computer.call(reader, grant(far, object, Rights::WRITE)).unwrap();
+    computer.unlink(0, 1);
+    computer.link(0, 1);
+    let tag = computer.begin(reader, Call::Revoke { from: far, object, rights: Rights::WRITE });
+    computer.answers.remove(&(reader, tag)).unwrap().unwrap();
+    computer.deliver_all();
+    assert_eq!(computer.rights_of(far, object), Rights::NONE);
+}
+
+#[test]
 fn tenants_have_names_of_their_own_and_grant_one_another_nothing() {
     let mut computer = Computer::new(2);
     let (ours, theirs, far) = (computer.enter(0, "a"), computer.enter(0, "b"), computer.enter(1, "b"));
@@ -604,7 +651,7 @@ fn come_to_rest(computer: &mut Computer) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig::with_cases(10_000))]
 
     #[test]
     fn whatever_happens_all_agree_when_it_is_quiet(steps in proptest::collection::vec(step(), 1..160)) {
