@@ -40,6 +40,7 @@ __all__ = [
     "OWN",
     "READ",
     "WRITE",
+    "Executor",
     "GlobalId",
     "Pid",
     "Reader",
@@ -209,18 +210,8 @@ def connect_to_read(name: str, timeout: float | None = None) -> Reader:
     return Reader(_interface().connect_to_read(name, timeout))
 
 
-class _End:
-    """Either end. It is used by one thread at a time: a second one waits. It is a context manager, which closes it."""
-
-    _what = ""
-
-    def __init__(self, native: Any) -> None:
-        self._native = native
-
-    @property
-    def object(self) -> GlobalId:
-        """The global id of the FIFO."""
-        return GlobalId(self._native.object)
+class _Closable:
+    _native: Any
 
     @property
     def closed(self) -> bool:
@@ -239,6 +230,70 @@ class _End:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+class Executor(_Closable):
+    """Functions of this package on another processor: a worker process of the package there, in a lease of its own.
+
+    They are the functions that the package names, in whatever language its build for that processor is written: bytes in, bytes out.
+    They execute one after another, in the order of the calls; who wants more at once starts more executors. It ends when it is closed,
+    or with this process; it is a context manager, which closes it.
+
+    Args:
+        unit: the processor, one of `units()`.
+        max_bytes: bytes of an input or an output at most, up to 32 MiB.
+        timeout: how long it may take to start, in seconds.
+
+    Raises as `spawn`; `WorkerDied` if it ends before it is ready, and `DeadlineExceeded`.
+
+    Examples:
+        >>> with xpu.Executor(xpu.units()[-1]) as dpu:
+        ...     small = dpu.call("compress", image)
+    """
+
+    def __init__(self, unit: int, max_bytes: int = 1 << 16, timeout: float | None = 30.0) -> None:
+        self._native = _interface().executor(unit, max_bytes, timeout)
+
+    @property
+    def pid(self) -> Pid:
+        """The global id of the process that it is."""
+        return Pid(self._native.pid)
+
+    def call(self, function: str, data: ReadableBuffer = b"", timeout: float | None = None) -> bytes:
+        """Calls a function by its name, and returns its output.
+
+        What it says when it fails comes with its name before it. Raises `WorkerDied` if the executor has ended, `DeadlineExceeded`, which is a
+        `TimeoutError`: the call goes on then, its output is dropped, and what is called next waits for its end.
+        """
+        return self._native.call(function, data, timeout)  # type: ignore[no-any-return]
+
+    def submit(self, function: str, data: ReadableBuffer = b"", timeout: float | None = None) -> None:
+        """Submits a call, and returns before it is executed: to several executors, which execute at once. `result` takes its output.
+
+        At most 8 calls of an executor are without an answer.
+        """
+        self._native.submit(function, data, timeout)
+
+    def result(self, timeout: float | None = None) -> bytes:
+        """The output of the oldest call that was submitted. Raises as `call`; after `DeadlineExceeded` it can be taken later."""
+        return self._native.result(timeout)  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return f"<sublet executor {self.pid}{': closed' if self.closed else ''}>"
+
+
+class _End(_Closable):
+    """Either end. It is used by one thread at a time: a second one waits. It is a context manager, which closes it."""
+
+    _what = ""
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+
+    @property
+    def object(self) -> GlobalId:
+        """The global id of the FIFO."""
+        return GlobalId(self._native.object)
 
     def __repr__(self) -> str:
         return f"<sublet {self._what} of FIFO {self.object}{': closed' if self.closed else ''}>"

@@ -76,3 +76,23 @@ def shut(input):
 
 def die(input):
     os._exit(1)
+
+
+def delegate(input):
+    """A processor, a function's name and its input: executed there."""
+    function, data = bytes(input[4:]).split(b" ", 1)
+    with xpu.Executor(half(input)) as far:
+        assert far.pid.pu == half(input)
+        shouted = far.call(function.decode(), data, timeout=20)
+        far.submit(function.decode(), data)
+        assert far.result(timeout=20) == shouted
+    assert far.closed
+    return shouted
+
+
+def shout(input):
+    """What is said, louder, and on which processor."""
+    text = bytes(input).decode().strip()
+    if not text:
+        raise ValueError("nothing to shout")
+    return f"{text.upper()} {xpu.pid().pu:x}".encode()

@@ -468,7 +468,8 @@ impl Manager {
         self.node(name).is_some_and(|node| node.state() != NodeState::Lost)
     }
 
-    fn socket(&self) -> String {
+    /// The address of its own socket, for operators.
+    pub fn socket(&self) -> String {
         format!("unix:{}", self.socket.display())
     }
 }

@@ -1,9 +1,13 @@
 //! Worker processes that are global processes: what they do for a test, by the functions of `tests/functions/neighbours.c`.
 
+use std::{fs, io};
+
 use sublet::{Allocation, Error, Invoker};
+use tempfile::TempDir;
 
 use crate::cluster::{Cluster, Lent, Plan};
 use crate::process::wait_until;
+use crate::root;
 
 /// A right to a FIFO.
 pub const READ: u64 = 1;
@@ -94,6 +98,33 @@ pub fn computer(more: &[&str]) -> Cluster {
     let dpu = ["--devices", "none", "--pu", "dpu", "--neighbour", "node-0", "--listen", "127.0.0.1:0"];
     cluster.add_agent_with(Lent::cores(2), &[&dpu, more].concat());
     cluster
+}
+
+/// The package of `neighbours.py`, with what a client in Python adds for interpreters without `sublet`.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn package_in_python() -> io::Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    let inside = folder.path().join("fallback/sublet");
+    fs::create_dir_all(&inside)?;
+    for entry in fs::read_dir(root().join("python/sublet"))? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().ends_with(".py") {
+            fs::copy(entry.path(), inside.join(entry.file_name()))?;
+        }
+    }
+    fs::rename(inside.join("_inside.py"), inside.join("__init__.py"))?;
+    let own =
+        ["pid", "make", "allow", "forbid", "may", "join", "say", "hear", "shut", "die", "unit", "spawn"];
+    let functions = own.iter().chain(&["delegate", "shout"]);
+    let functions: String = functions.map(|name| format!("[[function]]\nname = '{name}'\n")).collect();
+    let manifest = format!("name = 'neighbours'\nkind = 'python'\nlibrary = 'neighbours.py'\n{functions}");
+    fs::write(folder.path().join("sublet.toml"), manifest)?;
+    for file in ["neighbours.py", "child.py"] {
+        fs::copy(root().join("tests/functions").join(file), folder.path().join(file))?;
+    }
+    Ok(folder)
 }
 
 /// The first processor that is linked with that of a process, when it is.

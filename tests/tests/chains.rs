@@ -1,10 +1,16 @@
-//! Functions of a package that call each other in place: what comes back, what an error says, how deep they go.
+//! Functions of a package that call each other in place: what comes back, what an error says, how deep they go. And the example of chains.
 
 #![allow(clippy::unwrap_used)]
 
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
 use sublet::{Allocation, Code, Error, Invoker};
 use sublet_tests::functions::package;
+use sublet_tests::global::computer;
 use sublet_tests::platform::Platform;
+use sublet_tests::process::wait_until;
+use sublet_tests::root;
 
 fn call(client: &Invoker, function: &str, input: &[u8]) -> Result<Vec<u8>, Error> {
     let mut output = vec![0u8; 64];
@@ -66,4 +72,28 @@ fn what_a_function_in_cpp_throws_ends_at_the_function_that_has_called_it() {
     fails(&client, "passes_on", b"t", Code::FunctionFailed, "thrown within");
     fails(&client, "passes_on", b"e", Code::FunctionFailed, "exhausts: ");
     assert_eq!(call(&client, "survives", b"").unwrap(), [1]);
+}
+
+#[test]
+fn the_example_says_the_same_on_one_processor_on_two_and_by_http() {
+    let python = root().join("target/tools/python/bin/python3");
+    let cluster = computer(&["--python", python.to_str().unwrap()]);
+    wait_until("the units are linked", || {
+        let listed = cluster.json(&["pus"]);
+        let mut units = listed["units"].as_array().unwrap().iter();
+        units.all(|unit| unit["neighbours"].as_array().is_some_and(|names| !names.is_empty()))
+    });
+    let mut command = Command::new(python);
+    command.arg(root().join("examples/chains/run")).args(["--rounds", "20", "--json"]);
+    command.env("SUBLET_MANAGER", cluster.managers[0].socket()).stderr(Stdio::inherit());
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", output.status);
+    // It compares the outputs by itself.
+    let figures: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(figures.len(), 4, "two chains in two languages");
+    for figure in figures {
+        for way in ["one_ns", "two_ns", "http_ns", "http_over_one", "http_over_two"] {
+            assert!(figure[way].as_f64().unwrap() > 0.0, "{figure}");
+        }
+    }
 }

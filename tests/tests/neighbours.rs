@@ -3,38 +3,16 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::fs;
-
 use sublet::Allocation;
 use sublet_tests::cluster::Cluster;
 use sublet_tests::functions::package;
-use sublet_tests::global::{OWN, Process, READ, WRITE, allow, computer, exchange, linked_unit, refused};
+use sublet_tests::global::{
+    OWN, Process, READ, WRITE, allow, computer, exchange, linked_unit, package_in_python, refused,
+};
 use sublet_tests::platform::Platform;
 use sublet_tests::process::wait_until;
 use sublet_tests::root;
 use tempfile::TempDir;
-
-/// The package of `neighbours.py`, with what a client in Python adds for interpreters without `sublet`.
-fn package_in_python() -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let inside = folder.path().join("fallback/sublet");
-    fs::create_dir_all(&inside).unwrap();
-    for entry in fs::read_dir(root().join("python/sublet")).unwrap().map(Result::unwrap) {
-        if entry.file_name().to_string_lossy().ends_with(".py") {
-            fs::copy(entry.path(), inside.join(entry.file_name())).unwrap();
-        }
-    }
-    fs::rename(inside.join("_inside.py"), inside.join("__init__.py")).unwrap();
-    let functions =
-        ["pid", "make", "allow", "forbid", "may", "join", "say", "hear", "shut", "die", "unit", "spawn"];
-    let functions: String = functions.iter().map(|name| format!("[[function]]\nname = '{name}'\n")).collect();
-    let manifest = format!("name = 'neighbours'\nkind = 'python'\nlibrary = 'neighbours.py'\n{functions}");
-    fs::write(folder.path().join("sublet.toml"), manifest).unwrap();
-    for file in ["neighbours.py", "child.py"] {
-        fs::copy(root().join("tests/functions").join(file), folder.path().join(file)).unwrap();
-    }
-    folder
-}
 
 fn of(platform: &Platform) -> Process {
     Process(platform.client_with(&Allocation::new(package("neighbours.c"))))
@@ -198,7 +176,7 @@ fn processes_of_two_units_send_each_other_messages() {
 fn processes_in_python_exchange_messages_with_those_in_c_of_another_unit() {
     let python = root().join("target/tools/python/bin/python3");
     let python = ["--python", python.to_str().unwrap()];
-    let package = package_in_python();
+    let package = package_in_python().unwrap();
     for encryption in [&[][..], &["--encrypt", "true"]] {
         let cluster = computer(&[&python, encryption].concat());
         let (host, dpu) = (in_python_on(&cluster, "cpu", &package), on(&cluster, "dpu"));
@@ -262,7 +240,7 @@ fn a_unit_that_dies_and_returns_has_none_of_its_processes() {
 #[test]
 fn a_program_in_python_is_a_copy_of_a_warm_interpreter_of_its_unit() {
     let python = root().join("target/tools/python/bin/python3");
-    let package = package_in_python();
+    let package = package_in_python().unwrap();
     let cluster = computer(&["--python", python.to_str().unwrap()]);
     let host = in_python_on(&cluster, "cpu", &package);
     let (news, fd) = host.make("news").unwrap();

@@ -99,13 +99,15 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
     })
 }
 
-/// Lets a program be a global process of this node's processor.
+/// Lets a program, or without a path an executor, be a global process of this node's processor.
 fn reserve(node: &Node, lease: &Lease, program: &Program) -> Result<Errand, Error> {
     if lease.is_segment() || lease.cores != 1 {
         let message = format!("lease {} is of {} cores: a program has one", lease.id, lease.cores);
         return Err(Error::new(Code::InvalidArgument, message));
     }
-    check_path(&program.path)?;
+    if !program.path.is_empty() {
+        check_path(&program.path)?;
+    }
     let who = Who {
         lease: lease.id.clone(),
         tenant: lease.tenant.clone(),

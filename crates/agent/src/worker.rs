@@ -200,11 +200,15 @@ pub(crate) fn rings_bytes(lease: &Lease) -> u64 {
     lease.memory_bytes / 2 + RINGS_BYTES
 }
 
-/// The program that is to be executed in place of functions, if one is: the package has it, and it is one.
+/// The program that is to be executed in place of functions, if one is: the package has it, and it is one. Without a path it is the
+/// worker's own, which executes the functions for another process.
 fn spawned(held: &Attached, runnable: &Runnable) -> Result<Option<v1::Program>, Error> {
     let Some(program) = held.errand.as_ref().and_then(|errand| errand.program.clone()) else {
         return Ok(None);
     };
+    if program.path.is_empty() {
+        return Ok(Some(program));
+    }
     let (package, build) = (&runnable.package, runnable.build());
     let found =
         std::fs::symlink_metadata(place(&package.folder, &program.path)).ok().filter(Metadata::is_file);

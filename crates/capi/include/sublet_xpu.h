@@ -103,6 +103,38 @@ uint32_t sublet_xpu_unit(uint32_t number, uint32_t *unit);
 uint32_t sublet_xspawn(uint32_t unit, const char *path, const char *const argv[], const char *const envp[],
                        const sublet_xpu_cap capv[], uint32_t caps, sublet_xpu_pid *pid);
 
+/* Functions of this package on another processor: an executor is a worker process of the package, in a lease of its own as that of a
+ * program that is spawned. Its functions are those of the package by their names, in whatever language its build for that processor is
+ * written; they execute one after another, in the order of their calls. Inputs and outputs have at most max_bytes, 64 KiB for 0, 32 MiB
+ * at most. It ends when it is stopped, or with this process.
+ *
+ *     uint32_t unit, dpu;
+ *     if (sublet_xpu_unit(1, &unit) || sublet_executor_start(unit, 0, 10000, &dpu)) return sublet_fail(context, sublet_xpu_why());
+ *     if (sublet_executor_call(dpu, "compress", image, size, out, sublet_capacity(context), UINT64_MAX, &written))
+ *         return sublet_fail(context, sublet_xpu_why());
+ *
+ * What sublet_xspawn says; SUBLET_WORKER_DIED if the executor has ended; SUBLET_DEADLINE_EXCEEDED. */
+uint32_t sublet_executor_start(uint32_t unit, uint64_t max_bytes, uint64_t timeout_ms, uint32_t *executor);
+
+/* The process that it is. */
+uint32_t sublet_executor_process(uint32_t executor, sublet_xpu_pid *pid);
+
+/* Calls a function, and says how long its output is; written may be NULL. What a function has said when it failed comes with its name
+ * before it, and so does every other error. SUBLET_OUTPUT_TOO_LARGE without room: then the length is said, and the output is lost;
+ * SUBLET_DEADLINE_EXCEEDED: the call goes on, its answer is dropped, and what is called next waits for its end. */
+uint32_t sublet_executor_call(uint32_t executor, const char *function, const void *input, uint64_t size, void *output,
+                              uint64_t capacity, uint64_t timeout_ms, uint64_t *written);
+
+/* The two halves of a call: what is submitted to several executors goes on in all of them at once. At most 8 calls of an executor are
+ * without an answer; their results are taken in their order. */
+uint32_t sublet_executor_submit(uint32_t executor, const char *function, const void *input, uint64_t size,
+                                uint64_t timeout_ms);
+uint32_t sublet_executor_result(uint32_t executor, void *output, uint64_t capacity, uint64_t timeout_ms,
+                                uint64_t *written);
+
+/* Ends it, when it has executed what was submitted. */
+uint32_t sublet_executor_stop(uint32_t executor);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

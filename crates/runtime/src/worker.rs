@@ -34,6 +34,7 @@ mod client;
 mod context;
 mod control;
 pub mod engine;
+mod executor;
 pub mod library;
 pub(crate) mod mailbox;
 pub mod process;

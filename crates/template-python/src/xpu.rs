@@ -26,6 +26,9 @@ const TICK: Duration = Duration::from_millis(50);
 /// What is as short is read into memory of this library first: its size is not known before.
 const SHORT_BYTES: usize = 4096;
 
+/// What an end of a FIFO is called.
+const END: &str = "this end of FIFO";
+
 /// Whether this process was forked of a worker. Written by its only thread.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
@@ -37,8 +40,15 @@ pub(crate) struct Reader(End<sublet_xpu::Reader>);
 #[pyclass(frozen, module = "sublet_template")]
 pub(crate) struct Writer(End<sublet_xpu::Writer>);
 
-/// An end of a FIFO until it is closed.
+/// Functions of the package on another processor.
+#[pyclass(frozen, module = "sublet_template")]
+pub(crate) struct Executor(End<sublet_xpu::Executor>);
+
+/// An end of a FIFO, or an executor, until it is closed.
 struct End<T> {
+    /// What it is, in words,
+    what: &'static str,
+    /// and of which FIFO, or which process.
     object: GlobalId,
     place: Mutex<Place<T>>,
     /// It is here again, or closed.
@@ -82,6 +92,7 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     xpu.add_function(wrap_pyfunction!(connect_to, &xpu)?)?;
     xpu.add_function(wrap_pyfunction!(connect_to_read, &xpu)?)?;
     xpu.add_function(wrap_pyfunction!(spawn, &xpu)?)?;
+    xpu.add_function(wrap_pyfunction!(executor, &xpu)?)?;
     xpu.add_function(wrap_pyfunction!(unit, &xpu)?)?;
     module.add("xpu", xpu)
 }
@@ -204,6 +215,14 @@ fn spawn(
     })
 }
 
+/// Starts an executor on a processor.
+#[pyfunction]
+fn executor(py: Python<'_>, unit: u32, max_bytes: u64, timeout: Option<f64>) -> PyResult<Executor> {
+    let until = until(py, timeout)?;
+    let started = call(py, |process| process.executor(unit, max_bytes, until))?;
+    Ok(Executor(End::new("executor", started.pid(), started)))
+}
+
 /// The processor of a number.
 #[pyfunction]
 fn unit(py: Python<'_>, number: u32) -> PyResult<u32> {
@@ -212,19 +231,20 @@ fn unit(py: Python<'_>, number: u32) -> PyResult<u32> {
 
 impl Reader {
     fn of(made: sublet_xpu::Reader) -> Reader {
-        Reader(End::new(made.object(), made))
+        Reader(End::new(END, made.object(), made))
     }
 }
 
 impl Writer {
     fn of(made: sublet_xpu::Writer) -> Writer {
-        Writer(End::new(made.object(), made))
+        Writer(End::new(END, made.object(), made))
     }
 }
 
 impl<T: Send> End<T> {
-    fn new(object: GlobalId, end: T) -> End<T> {
-        End { object, place: Mutex::new(Place::Here(end)), changed: Condvar::new() }
+    fn new(what: &'static str, object: GlobalId, end: T) -> End<T> {
+        let (place, changed) = (Mutex::new(Place::Here(end)), Condvar::new());
+        End { what, object, place, changed }
     }
 
     /// Held for moments, by nobody who waits for anything else.
@@ -251,7 +271,7 @@ impl<T: Send> End<T> {
             }
             let left = until.map_or(TICK, |until| until.saturating_duration_since(Instant::now()));
             if left.is_zero() {
-                let message = format!("another thread uses this end of FIFO {}", self.object);
+                let message = format!("another thread uses {} {}", self.what, self.object);
                 return Err(Error::new(Code::DeadlineExceeded, message));
             }
             place = self.changed.wait_timeout(place, left).unwrap_or_else(PoisonError::into_inner).0;
@@ -281,7 +301,7 @@ impl<T: Send> End<T> {
 
     #[cold]
     fn closed(&self) -> Error {
-        Error::new(Code::InvalidArgument, format!("this end of FIFO {} was closed", self.object))
+        Error::new(Code::InvalidArgument, format!("{} {} was closed", self.what, self.object))
     }
 }
 
@@ -325,6 +345,29 @@ impl<T> Drop for Taken<'_, T> {
             *place = Place::Here(end);
             self.from.changed.notify_one();
         }
+    }
+}
+
+impl Taken<'_, sublet_xpu::Executor> {
+    fn send(
+        &mut self,
+        py: Python<'_>,
+        until: Option<Instant>,
+        input: &Bound<'_, PyAny>,
+        mut how: impl FnMut(&mut sublet_xpu::Executor, &[u8], Option<Instant>) -> Result<(), Error> + Send,
+    ) -> PyResult<()> {
+        let view = View::of(input, Use::Reading)?;
+        // SAFETY: the view keeps so many bytes where they are. They are copied: whoever writes there meanwhile, as with any call of the
+        // system that is given an object's memory, sends any bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(view.pointer().as_ptr(), view.len_bytes() as usize) };
+        self.wait(py, until, |executor, tick| how(executor, bytes, tick))
+    }
+
+    fn answer<'py>(&mut self, py: Python<'py>, until: Option<Instant>) -> PyResult<Bound<'py, PyBytes>> {
+        self.wait(py, until, sublet_xpu::Executor::wait)?;
+        let Some(executor) = &mut self.end else { return Err(raised(py, &self.from.closed())) };
+        let answer = executor.result(until);
+        answer.map(|output| PyBytes::new(py, output)).map_err(|error| raised(py, &error))
     }
 }
 
@@ -403,6 +446,61 @@ impl Reader {
                 Err(raised(py, &Error::new(Code::OutputTooLarge, message)))
             }
         }
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.close(py)
+    }
+}
+
+#[pymethods]
+impl Executor {
+    /// The process that it is.
+    #[getter]
+    fn pid(&self) -> u64 {
+        self.0.object.to_bits()
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.0.is_closed()
+    }
+
+    /// Calls a function, and waits for its output.
+    fn call<'py>(
+        &self,
+        py: Python<'py>,
+        function: &str,
+        input: &Bound<'py, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let until = until(py, timeout)?;
+        let mut taken = self.0.take(py, until)?;
+        taken.send(py, until, input, |executor, input, tick| executor.begin(function, input, tick))?;
+        let answer = taken.answer(py, until);
+        if let (Err(_), Some(executor)) = (&answer, &mut taken.end) {
+            executor.give_up();
+        }
+        answer
+    }
+
+    /// Submits a call.
+    fn submit(
+        &self,
+        py: Python<'_>,
+        function: &str,
+        input: &Bound<'_, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        let until = until(py, timeout)?;
+        let mut taken = self.0.take(py, until)?;
+        taken.send(py, until, input, |executor, input, tick| executor.submit(function, input, tick))
+    }
+
+    /// The output of the oldest call that was submitted.
+    fn result<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyBytes>> {
+        let until = until(py, timeout)?;
+        self.0.take(py, until)?.answer(py, until)
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {

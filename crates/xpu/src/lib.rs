@@ -16,11 +16,13 @@
 #[doc(hidden)]
 pub mod c;
 pub mod capability;
+pub mod executor;
 pub mod fifo;
 mod process;
 pub mod wire;
 
 pub use capability::{GlobalId, Rights};
+pub use executor::{Executor, Served};
 pub use fifo::{FifoShape, Reader, Unread, Writer};
 pub use process::{Process, Spawn};
 

@@ -178,6 +178,14 @@ impl Process {
     /// `invalid_argument` for a path that is no program of the package, and for more than [`PAYLOAD_BYTES`] of words;
     /// `permission_denied` for a FIFO that this process does not own; `agent_unreachable` if there is no such unit; `no_capacity` and the like from the manager.
     pub fn spawn(&self, unit: u32, spawn: &Spawn) -> Result<GlobalId, Error> {
+        if spawn.path.is_empty() {
+            return Err(Error::new(Code::InvalidArgument, "the path of the program is empty"));
+        }
+        self.start(unit, spawn)
+    }
+
+    /// A program, or without a path an executor.
+    pub(crate) fn start(&self, unit: u32, spawn: &Spawn) -> Result<GlobalId, Error> {
         let capability = |&(object, rights): &(GlobalId, Rights)| Capability {
             object: object.to_bits(),
             rights: rights.to_bits(),

@@ -158,7 +158,9 @@ impl Child {
         match self.start() {
             Ok((line, pid)) => {
                 self.answer(tag, Ok(pid.to_bits()));
-                info!(%pid, parent = %self.parent, path = self.spawn.program.path, "a program was spawned");
+                let path = self.spawn.program.path.as_str();
+                let program = if path.is_empty() { "an executor of the package's functions" } else { path };
+                info!(%pid, parent = %self.parent, program, "a program was spawned");
                 let end = line.last();
                 debug!(%pid, why = %end, "a program has ended");
             }

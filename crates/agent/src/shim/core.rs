@@ -339,8 +339,11 @@ impl Core {
 
     /// Whether a program may be executed with these rights; where it may be is for the manager to say.
     fn spawn(&mut self, (by, tag): (GlobalId, Tag), spawn: Box<Spawn>) -> Result<Option<u64>, Error> {
-        check_path(&spawn.program.path)
-            .map_err(|Error { message, .. }| Error::new(Code::InvalidArgument, message))?;
+        // Without a path it is an executor of the package's functions.
+        if !spawn.program.path.is_empty() {
+            check_path(&spawn.program.path)
+                .map_err(|Error { message, .. }| Error::new(Code::InvalidArgument, message))?;
+        }
         if !self.units.contains(&spawn.unit) {
             self.route(GlobalId { pu: spawn.unit, local: 0 })?;
         }

@@ -32,6 +32,7 @@ use sublet_proto::{Code, Error, decode};
 use super::client::Client;
 use super::control;
 use super::engine::{Caller, Engine, Load};
+use super::executor;
 use super::program;
 use super::slots::{Core, Own, Slots};
 use super::spawned::{self, Execute};
@@ -64,6 +65,9 @@ pub fn run<E: Engine>(
     }
     if let Some(program) = setup.program.take() {
         confine(&setup)?;
+        if program.path.is_empty() {
+            return executor::run(&setup, &program.args, descriptors.into_iter().nth(1), load);
+        }
         return spawned::begin(&setup, program, descriptors, execute);
     }
     let process = (|| {
@@ -285,7 +289,7 @@ fn share<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
 }
 
-fn read_manifest(folder: &Path) -> Result<v1::PackageInfo, Error> {
+pub(super) fn read_manifest(folder: &Path) -> Result<v1::PackageInfo, Error> {
     let path = folder.join(INFO_FILE);
     let bytes = std::fs::read(&path)
         .map_err(|error| Error::new(Code::System, format!("reading {}: {error}", path.display())))?;

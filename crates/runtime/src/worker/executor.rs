@@ -1,0 +1,64 @@
+//! The package's functions for a process of the same computer, which has started this worker process as its executor
+//! ([`sublet_xpu::executor`]): calls come by a FIFO, and no client is connected.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use sublet_fabric::clock::ticks;
+use sublet_fabric::region::Region;
+use sublet_proto::v1::WorkerSetup;
+use sublet_proto::{Code, Error};
+use sublet_xpu::Served;
+
+use super::engine::{Caller, Engine, Input, Load, Output};
+use super::process::{pin, read_manifest};
+use crate::wire::usage::{Meter, UsageLayout};
+
+/// How long the caller may take to hear where it is answered.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Executes calls until their caller is done. The second descriptor is the usage region.
+pub(super) fn run<E: Engine>(
+    setup: &WorkerSetup,
+    words: &[Vec<u8>],
+    usage: Option<OwnedFd>,
+    load: impl FnOnce(&Load<'_>) -> Result<E, Error>,
+) -> Result<u8, Error> {
+    let lacks = |what: &str| Error::new(Code::Protocol, format!("an executor without a {what}"));
+    pin(*setup.cores.first().ok_or_else(|| lacks("core"))?)?;
+    let layout = UsageLayout::new(1, setup.functions);
+    let usage = Region::attach(usage.ok_or_else(|| lacks("usage region"))?, layout.len_bytes())?;
+    let meter = Meter::new(&usage, layout, 0)?;
+    let folder = Path::new(&setup.package_folder);
+    let package = read_manifest(folder)?;
+    let (build, memory_bytes) = (setup.build, setup.memory_bytes);
+    let mut engine = None;
+    let begin = || {
+        engine = Some(load(&Load { folder, package: &package, build, workers: 1, memory_bytes })?);
+        Ok(())
+    };
+    let mut served = Served::begin(sublet_xpu::process()?, words, Some(Instant::now() + PATIENCE), begin)?;
+    let engine = engine.ok_or_else(|| lacks("loaded package"))?;
+    let mut caller = engine.caller(0)?;
+    let number = |name: &str| {
+        let found = package.functions.iter().position(|function| function.name == name);
+        found.and_then(|number| u16::try_from(number).ok())
+    };
+    served.serve(|name, input, output| {
+        let Some(function) = number(name) else {
+            return Err(Error::new(Code::UnknownFunction, format!("the package has no function {name:?}")));
+        };
+        let entered = ticks();
+        let call = meter.enter(function, entered, false);
+        let called = caller.call(function, Input::of(input), Output::of(output));
+        meter.answer(&call, called.is_err());
+        let said = called.map_err(|code| Error::new(code, String::from_utf8_lossy(caller.message())));
+        let left = ticks();
+        meter.leave(&call, left, left.saturating_sub(entered));
+        meter.rest();
+        caller.rest();
+        said
+    })?;
+    Ok(0)
+}

@@ -1,0 +1,534 @@
+//! Functions of this process's package on another processor (Molecule 4.2: a runtime there, started by xspawn; 4.3: callers and callees
+//! are connected by FIFOs): a worker process of the package that this process has started, and calls of its functions.
+//!
+//! An executor has a lease of its own, on the processor that is named, and ends with this process. Its calls are executed one after
+//! another, in the order in which they were submitted; who wants more at once starts more executors.
+//!
+//! Two FIFOs connect the two: the caller makes the one for answers and lets the executor write to it; the executor makes the one for calls
+//! (its *self FIFO*), lets the caller write to it, and says so by its first answer.
+//!
+//! ```text
+//! call     input, the function's name, its length (u32); nothing: the caller is done
+//! answer   output or why it failed, the error's code (u32), 0 for none
+//! first    the id of the FIFO for calls (u64), 0 (u32)
+//! ```
+//!
+//! Invariants:
+//! - Answers come in the order of the calls, one for each. A call of which the caller has given up the answer is executed all the same, and its
+//!   answer is dropped when it comes.
+//! - What a function says when it fails is told with the function's name before it, at each level that it passes.
+//! - Submitting a call and taking its answer have neither system calls, allocations nor locks while both ends are awake.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use sublet_proto::{Code, Error};
+
+use crate::capability::{GlobalId, Rights};
+use crate::fifo::{FifoShape, Reader, Unread, Writer};
+use crate::process::{Process, Spawn};
+
+/// What a call or an answer carries beside its bytes, and a function's name, at most.
+const FRAME_BYTES: usize = 4;
+const MAX_NAME_BYTES: usize = 255;
+/// Calls without an answer, at most: as many as the ring has lines for.
+const MAX_CALLS: usize = 8;
+const LINES: u32 = 16;
+/// How long is waited before it is looked whether the other end is still there.
+const NAP: Duration = Duration::from_millis(50);
+/// How long an executor waits before it does that, and for its caller to connect.
+const IDLE: Duration = Duration::from_secs(1);
+const CONNECTING: Duration = Duration::from_secs(60);
+/// Where inputs and outputs begin: any number may be read there.
+const ALIGNMENT: usize = 64;
+
+/// Bytes of an input or an output, at most.
+pub const MAX_BYTES: u64 = 32 << 20;
+/// The same, unless something else is said.
+pub const DEFAULT_BYTES: u64 = 64 << 10;
+
+/// Functions of this process's package on some processor: see the [module](self). When it is dropped, it ends.
+pub struct Executor {
+    pid: GlobalId,
+    max_bytes: u64,
+    calls: Writer,
+    answers: Reader,
+    /// The functions that were called, once each.
+    functions: Vec<String>,
+    /// The calls that are not answered, by their functions.
+    waiting: VecDeque<Call>,
+    message: Buffer,
+    answer: Buffer,
+    /// The oldest answer, which was read and not taken.
+    ready: Option<(Call, u64)>,
+}
+
+#[derive(Clone, Copy)]
+struct Call {
+    function: usize,
+    /// Nobody wants the answer.
+    given_up: bool,
+}
+
+/// The other end: what an executor executes and answers.
+pub struct Served {
+    calls: Reader,
+    answers: Writer,
+    message: Buffer,
+    output: Buffer,
+    max_bytes: u64,
+    begun: Instant,
+    had_caller: bool,
+}
+
+/// What an executor is told by its arguments.
+struct Order {
+    caller: GlobalId,
+    answers: GlobalId,
+    max_bytes: u64,
+}
+
+/// Bytes that begin at a multiple of [`ALIGNMENT`].
+struct Buffer {
+    bytes: Vec<u8>,
+    at: usize,
+}
+
+impl Process {
+    /// Starts an executor on a processor of the computer: a worker process of this process's package, in a lease of its own of one core and as much memory as
+    /// this process has for each. Inputs and outputs have so many bytes at most, [`DEFAULT_BYTES`] if 0 is said.
+    ///
+    /// # Errors
+    /// `invalid_argument` for more than [`MAX_BYTES`]; what [`Process::spawn`] says; why the executor cannot load the
+    /// package; `worker_died` if it ends; `deadline_exceeded`.
+    pub fn executor(&self, unit: u32, max_bytes: u64, deadline: Option<Instant>) -> Result<Executor, Error> {
+        let max_bytes = if max_bytes == 0 { DEFAULT_BYTES } else { max_bytes };
+        let shape = shape(max_bytes)?;
+        let answers = self.init("", shape)?;
+        let order = Order { caller: self.pid(), answers: answers.object(), max_bytes };
+        let capabilities = vec![(answers.object(), Rights::WRITE)];
+        let spawn = Spawn { args: order.words(), capabilities, ..Spawn::default() };
+        let pid = self.start(unit, &spawn)?;
+        let mut begun = Begun { process: self, pid, answers, message: Buffer::for_messages(shape) };
+        let calls = self.connect_to(begun.calls(deadline)?, deadline)?;
+        let Begun { answers, message: answer, .. } = begun;
+        let message = Buffer::for_messages(shape);
+        let (functions, waiting) = (Vec::new(), VecDeque::with_capacity(MAX_CALLS));
+        Ok(Executor { pid, max_bytes, calls, answers, functions, waiting, message, answer, ready: None })
+    }
+}
+
+/// An executor that has not said yet where it is called.
+struct Begun<'process> {
+    process: &'process Process,
+    pid: GlobalId,
+    answers: Reader,
+    message: Buffer,
+}
+
+impl Begun<'_> {
+    /// Which FIFO is that for calls, once the executor has said so.
+    fn calls(&mut self, deadline: Option<Instant>) -> Result<GlobalId, Error> {
+        let object = self.answers.object();
+        loop {
+            match self.answers.read(self.message.all(), until(deadline)) {
+                Ok((len, _)) => {
+                    let said = answer(self.message.first(len))?;
+                    let id = said.try_into().map_err(|_| nonsense(self.pid))?;
+                    return Ok(GlobalId::from_bits(u64::from_le_bytes(id)));
+                }
+                Err(unread) => check_waiting(unread, self.pid, deadline)?,
+            }
+            // Whoever is gone is granted nothing.
+            if self.process.grant(self.pid, object, Rights::WRITE).is_err() {
+                return Err(died(self.pid));
+            }
+        }
+    }
+}
+
+impl Executor {
+    /// The process that it is.
+    pub fn pid(&self) -> GlobalId {
+        self.pid
+    }
+
+    /// Its number in this process.
+    pub fn descriptor(&self) -> u32 {
+        self.answers.descriptor()
+    }
+
+    /// Calls a function of the package by its name, and waits for what it answers.
+    ///
+    /// # Errors
+    /// As for [`Executor::begin`] and [`Executor::result`]. A call that was not answered in time is executed to its end before the next one.
+    pub fn call(&mut self, function: &str, input: &[u8], deadline: Option<Instant>) -> Result<&[u8], Error> {
+        self.begin(function, input, deadline)?;
+        if let Err(error) = self.wait(deadline) {
+            self.give_up();
+            return Err(error);
+        }
+        self.result(deadline)
+    }
+
+    /// Submits the only call that there is.
+    ///
+    /// # Errors
+    /// As for [`Executor::submit`]; `invalid_argument` while answers of earlier calls are to be taken.
+    pub fn begin(&mut self, function: &str, input: &[u8], deadline: Option<Instant>) -> Result<(), Error> {
+        let kept =
+            self.waiting.iter().filter(|call| !call.given_up).count() + usize::from(self.ready.is_some());
+        if kept > 0 {
+            let message = format!("{kept} answers of executor {} are to be taken first", self.pid);
+            return Err(Error::new(Code::InvalidArgument, message));
+        }
+        self.submit(function, input, deadline)
+    }
+
+    /// Nobody takes the answers of what was submitted.
+    pub fn give_up(&mut self) {
+        self.ready = None;
+        self.waiting.iter_mut().for_each(|call| call.given_up = true);
+    }
+
+    /// Submits a call, and does not wait for its answer, which [`Executor::result`] takes.
+    ///
+    /// # Errors
+    /// `invalid_argument` for an input or a name that is too long; `too_many_in_flight`; `deadline_exceeded` while there is no room;
+    /// `worker_died` if the executor has ended.
+    pub fn submit(&mut self, function: &str, input: &[u8], deadline: Option<Instant>) -> Result<(), Error> {
+        if function.is_empty() || function.len() > MAX_NAME_BYTES {
+            let message =
+                format!("a function's name has 1 to {MAX_NAME_BYTES} bytes, not {}", function.len());
+            return Err(Error::new(Code::InvalidArgument, message));
+        }
+        if input.len() as u64 > self.max_bytes {
+            let message = format!(
+                "{function}: {} bytes of input, and executor {} was started for {}",
+                input.len(),
+                self.pid,
+                self.max_bytes
+            );
+            return Err(Error::new(Code::InvalidArgument, message));
+        }
+        if self.waiting.len() >= MAX_CALLS {
+            let message = format!("{MAX_CALLS} calls of executor {} are not answered yet", self.pid);
+            return Err(Error::new(Code::TooManyInFlight, message));
+        }
+        let length = (function.len() as u32).to_le_bytes();
+        let message = self.message.join([input, function.as_bytes(), &length]);
+        if let Err(error) = self.calls.write(message, deadline) {
+            let error = if error.code == Code::LeaseEnded { died(self.pid) } else { error };
+            return Err(named(function, error));
+        }
+        let function = self.number(function);
+        self.waiting.push_back(Call { function, given_up: false });
+        Ok(())
+    }
+
+    /// What the oldest call has answered that was submitted and not taken.
+    ///
+    /// # Errors
+    /// The function's own, with its name before what it has said; and as for [`Executor::wait`].
+    pub fn result(&mut self, deadline: Option<Instant>) -> Result<&[u8], Error> {
+        self.wait(deadline)?;
+        let Some((call, len)) = self.ready.take() else { return Err(nonsense(self.pid)) };
+        answer(self.answer.first(len)).map_err(|error| named(&self.functions[call.function], error))
+    }
+
+    /// Waits until there is one.
+    ///
+    /// # Errors
+    /// `invalid_argument` if there is no such call; `worker_died` if the executor has ended; `deadline_exceeded`, after which the answer can be taken
+    /// later.
+    pub fn wait(&mut self, deadline: Option<Instant>) -> Result<(), Error> {
+        if self.ready.is_some() {
+            return Ok(());
+        }
+        let oldest = self.waiting.iter().find(|call| !call.given_up);
+        let Some(function) = oldest.map(|call| call.function) else {
+            let message = format!("nothing was submitted to executor {} that is not answered", self.pid);
+            return Err(Error::new(Code::InvalidArgument, message));
+        };
+        self.ready =
+            Some(self.next_answer(deadline).map_err(|error| named(&self.functions[function], error))?);
+        Ok(())
+    }
+
+    /// Reads the next answer that somebody wants.
+    fn next_answer(&mut self, deadline: Option<Instant>) -> Result<(Call, u64), Error> {
+        loop {
+            match self.answers.read(self.answer.all(), until(deadline)) {
+                Ok((len, _)) => match self.waiting.pop_front() {
+                    Some(call) if !call.given_up => return Ok((call, len)),
+                    _ => continue,
+                },
+                Err(Unread::Error(error)) if error.code == Code::DeadlineExceeded => {
+                    if self.answers.writers()? == 0 {
+                        self.waiting.clear();
+                        return Err(died(self.pid));
+                    }
+                    check_waiting(Unread::Error(error), self.pid, deadline)?;
+                }
+                Err(unread) => check_waiting(unread, self.pid, deadline)?,
+            }
+        }
+    }
+
+    /// Functions are few, and each has its name kept once.
+    fn number(&mut self, function: &str) -> usize {
+        self.functions.iter().position(|known| known == function).unwrap_or_else(|| {
+            self.functions.push(function.to_owned());
+            self.functions.len() - 1
+        })
+    }
+}
+
+impl Drop for Executor {
+    /// It learns at once that its caller is done. Without room it does soon, by its FIFO.
+    fn drop(&mut self) {
+        let _ = self.calls.write(&[], Some(Instant::now()));
+    }
+}
+
+/// Whether it is no more than that nothing has come yet.
+fn check_waiting(unread: Unread, pid: GlobalId, deadline: Option<Instant>) -> Result<(), Error> {
+    match unread {
+        Unread::TooLong(_) => Err(nonsense(pid)),
+        Unread::Error(error) if error.code != Code::DeadlineExceeded => Err(error),
+        Unread::Error(_) if deadline.is_some_and(|deadline| deadline <= Instant::now()) => {
+            Err(Error::new(Code::DeadlineExceeded, format!("executor {pid} has not answered in time")))
+        }
+        Unread::Error(_) => Ok(()),
+    }
+}
+
+/// Then it is looked whether the other end is still there.
+fn until(deadline: Option<Instant>) -> Option<Instant> {
+    let nap = Instant::now() + NAP;
+    Some(deadline.map_or(nap, |deadline| deadline.min(nap)))
+}
+
+#[cold]
+fn named(function: &str, error: Error) -> Error {
+    Error::new(error.code, format!("{function}: {}", error.message))
+}
+
+#[cold]
+fn died(pid: GlobalId) -> Error {
+    Error::new(Code::WorkerDied, format!("executor {pid} has ended"))
+}
+
+#[cold]
+fn nonsense(pid: GlobalId) -> Error {
+    Error::new(Code::Protocol, format!("executor {pid} answers what makes no sense"))
+}
+
+/// The parts of an answer.
+fn answer(message: &[u8]) -> Result<&[u8], Error> {
+    let short = || Error::new(Code::Protocol, "an executor has answered what is shorter than any answer");
+    let (bytes, code) = message.split_last_chunk::<FRAME_BYTES>().ok_or_else(short)?;
+    match u32::from_le_bytes(*code) {
+        0 => Ok(bytes),
+        code => Err(Error::new(Code::from_number(code), String::from_utf8_lossy(bytes))),
+    }
+}
+
+/// A FIFO's that has room for a message of so many bytes and what belongs to it, and for as many calls as there may be.
+fn shape(max_bytes: u64) -> Result<FifoShape, Error> {
+    if max_bytes > MAX_BYTES {
+        let message =
+            format!("inputs and outputs of an executor have at most {MAX_BYTES} bytes, not {max_bytes}");
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    let message = max_bytes + (MAX_NAME_BYTES + FRAME_BYTES) as u64;
+    let slots = u64::from(LINES - LINES / 4);
+    let page = u64::from(FifoShape::default().slot_bytes);
+    let slot_bytes = message.div_ceil(slots).next_multiple_of(page) as u32;
+    FifoShape { lines: LINES, slot_bytes }.check()
+}
+
+impl Order {
+    fn words(&self) -> Vec<Vec<u8>> {
+        let words = [self.caller.to_bits(), self.answers.to_bits(), self.max_bytes];
+        words.map(|word| word.to_string().into_bytes()).into()
+    }
+
+    fn of(words: &[Vec<u8>]) -> Option<Order> {
+        let number = |word: &Vec<u8>| std::str::from_utf8(word).ok()?.parse::<u64>().ok();
+        let [caller, answers, max_bytes] = words else { return None };
+        let id = |word| number(word).map(GlobalId::from_bits);
+        Some(Order { caller: id(caller)?, answers: id(answers)?, max_bytes: number(max_bytes)? })
+    }
+}
+
+impl Served {
+    /// Becomes the executor that these arguments order, if it can execute anything: else its caller is told why.
+    ///
+    /// # Errors
+    /// The same; `protocol` for other arguments; and what the shim says.
+    pub fn begin(
+        process: &Process,
+        words: &[Vec<u8>],
+        deadline: Option<Instant>,
+        load: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<Served, Error> {
+        let order = || Error::new(Code::Protocol, "an executor without its caller");
+        let Order { caller, answers, max_bytes } = Order::of(words).ok_or_else(order)?;
+        let shape = shape(max_bytes)?;
+        let mut answers = process.connect_to(answers, deadline)?;
+        let mut message = Buffer::for_messages(shape);
+        let made = load().and_then(|()| {
+            let calls = process.init("", shape)?;
+            process.grant(caller, calls.object(), Rights::WRITE)?;
+            Ok(calls)
+        });
+        let said = match &made {
+            Ok(calls) => message.join([&calls.object().to_bits().to_le_bytes(), &0u32.to_le_bytes()]),
+            Err(error) => {
+                message.join([clipped(&error.message, max_bytes), &error.code.number().to_le_bytes()])
+            }
+        };
+        answers.write(said, deadline)?;
+        let (output, begun) = (Buffer::for_messages(shape), Instant::now());
+        Ok(Served { calls: made?, answers, message, output, max_bytes, begun, had_caller: false })
+    }
+
+    /// Executes calls until their caller is done. What executes one gets the function's name, its input and where the output goes, and says how
+    /// long that is, or why it failed.
+    ///
+    /// # Errors
+    /// What ends the connection.
+    pub fn serve(
+        &mut self,
+        mut execute: impl FnMut(&str, &[u8], &mut [u8]) -> Result<u32, Error>,
+    ) -> Result<(), Error> {
+        let (code, room) = (Code::Protocol, self.max_bytes as usize);
+        while let Some(len) = self.next_call()? {
+            let called = parts(self.message.first(len));
+            let (function, input) = called.ok_or_else(|| Error::new(code, "a call of no function"))?;
+            let executed = execute(function, input, &mut self.output.all()[..room]);
+            let answer = match executed.and_then(|len| check_room(len as usize, room)) {
+                Ok(len) => self.output.close(len, 0),
+                Err(error) => {
+                    let said = clipped(&error.message, self.max_bytes);
+                    self.output.join([said, &error.code.number().to_le_bytes()])
+                }
+            };
+            self.answers.write(answer, None)?;
+        }
+        Ok(())
+    }
+
+    /// How long the next call's message is; none once there is no caller any more.
+    fn next_call(&mut self) -> Result<Option<u64>, Error> {
+        loop {
+            match self.calls.read(self.message.all(), Some(Instant::now() + IDLE)) {
+                Ok((0, _)) => return Ok(None),
+                Ok((len, _)) => return Ok(Some(len)),
+                Err(Unread::TooLong(_)) => return Err(Error::new(Code::Protocol, "a call that is too long")),
+                Err(Unread::Error(error)) if error.code != Code::DeadlineExceeded => return Err(error),
+                Err(Unread::Error(_)) => {}
+            }
+            let is_there = self.calls.writers()? > 0;
+            if !is_there && (self.had_caller || self.begun.elapsed() >= CONNECTING) {
+                return Ok(None);
+            }
+            self.had_caller |= is_there;
+        }
+    }
+}
+
+fn check_room(len: usize, room: usize) -> Result<usize, Error> {
+    if len <= room {
+        return Ok(len);
+    }
+    let message = format!("{len} bytes of output, and there is room for {room}");
+    Err(Error::new(Code::OutputTooLarge, message))
+}
+
+/// The function's name and its input.
+fn parts(message: &[u8]) -> Option<(&str, &[u8])> {
+    let (rest, len) = message.split_last_chunk::<FRAME_BYTES>()?;
+    let at = rest.len().checked_sub(u32::from_le_bytes(*len) as usize)?;
+    let (input, function) = rest.split_at(at);
+    Some((std::str::from_utf8(function).ok()?, input))
+}
+
+/// As much of a text as there is room for.
+fn clipped(text: &str, max_bytes: u64) -> &[u8] {
+    &text.as_bytes()[..text.len().min(max_bytes as usize)]
+}
+
+impl Buffer {
+    fn for_messages(shape: FifoShape) -> Buffer {
+        let bytes = vec![0; shape.max_message_bytes() as usize + ALIGNMENT];
+        let at = bytes.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
+        Buffer { bytes, at }
+    }
+
+    fn all(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.at..]
+    }
+
+    fn first(&self, len: u64) -> &[u8] {
+        &self.bytes[self.at..][..len as usize]
+    }
+
+    /// These one after another, of which there is room for all.
+    fn join<const N: usize>(&mut self, parts: [&[u8]; N]) -> &[u8] {
+        let mut len = 0;
+        for part in parts {
+            self.all()[len..][..part.len()].copy_from_slice(part);
+            len += part.len();
+        }
+        self.first(len as u64)
+    }
+
+    /// So many bytes that are there, and a code after them.
+    fn close(&mut self, len: usize, code: u32) -> &[u8] {
+        self.all()[len..][..FRAME_BYTES].copy_from_slice(&code.to_le_bytes());
+        self.first((len + FRAME_BYTES) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_comes_back_in_its_parts_and_an_answer_too() {
+        let shape = shape(100).unwrap();
+        let mut buffer = Buffer::for_messages(shape);
+        assert_eq!(buffer.all().as_ptr() as usize % ALIGNMENT, 0);
+        let message = buffer.join([b"input", b"name", &4u32.to_le_bytes()]).to_vec();
+        assert_eq!(parts(&message), Some(("name", b"input".as_slice())));
+        for wrong in [&message[..3], &b"name\x05\0\0\0"[..], b"\xff\x01\0\0\0"] {
+            assert_eq!(parts(wrong), None, "{wrong:?}");
+        }
+        buffer.join([b"output"]);
+        assert_eq!(answer(buffer.close(6, 0)), Ok(&b"output"[..]));
+        buffer.join([b"why"]);
+        let error = answer(buffer.close(3, Code::FunctionFailed.number())).unwrap_err();
+        assert_eq!((error.code, &*error.message), (Code::FunctionFailed, "why"));
+        assert_eq!(answer(b"abc").unwrap_err().code, Code::Protocol);
+    }
+
+    #[test]
+    fn a_fifo_has_room_for_the_longest_message() {
+        for bytes in [1, 4096, 12 * 4096, DEFAULT_BYTES, MAX_BYTES] {
+            let shape = shape(bytes).unwrap();
+            assert!(shape.max_message_bytes() >= bytes + (MAX_NAME_BYTES + FRAME_BYTES) as u64, "{bytes}");
+        }
+        assert!(shape(MAX_BYTES + 1).unwrap_err().message.contains("33554433"));
+    }
+
+    #[test]
+    fn an_order_is_read_as_it_was_said() {
+        let id = |local| GlobalId { pu: 7, local };
+        let words = Order { caller: id(1), answers: id(2), max_bytes: 3 }.words();
+        let Order { caller, answers, max_bytes } = Order::of(&words).unwrap();
+        assert_eq!((caller, answers, max_bytes), (id(1), id(2), 3));
+        assert!(Order::of(&words[..2]).is_none() && Order::of(&[b"x".to_vec(), vec![], vec![]]).is_none());
+    }
+}

@@ -1,0 +1,172 @@
+/* The stages of both chains: each takes text and makes text of it.
+ *
+ * The assistant (after the Alexa skill of ServerlessBench, which Molecule chains): front end, dialogue, home, door, light. Words (a
+ * map-reduce of three): split, map, reduce. */
+
+#include "stages.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Where text is written, as long as there is room. */
+struct text {
+    char *at;
+    size_t len;
+};
+
+static void append(struct text *text, const char *from, size_t len) {
+    if (len > STAGE_BYTES - text->len) len = STAGE_BYTES - text->len;
+    memcpy(text->at + text->len, from, len);
+    text->len += len;
+}
+
+static void say(struct text *text, const char *what) { append(text, what, strlen(what)); }
+
+/* The next word, which is not longer than this. */
+static const char *next_word(const char **at, const char *end, size_t *len) {
+    while (*at < end && !isalnum((unsigned char)**at)) ++*at;
+    const char *begin = *at;
+    while (*at < end && isalnum((unsigned char)**at)) ++*at;
+    *len = (size_t)(*at - begin);
+    return *len ? begin : NULL;
+}
+
+/* Words in lower case between single spaces, without the one that wakes the assistant. */
+uint32_t frontend(void *in, uint32_t size, void *out) {
+    struct text text = {out, 0};
+    const char *at = in, *end = at + size, *word;
+    size_t len;
+    while ((word = next_word(&at, end, &len))) {
+        if (len == 5 && !memcmp(word, "Alexa", 5)) continue;
+        if (text.len) say(&text, " ");
+        for (size_t i = 0; i < len; i++) append(&text, (char[]){(char)tolower((unsigned char)word[i])}, 1);
+    }
+    return (uint32_t)text.len;
+}
+
+static int is(const char *word, size_t len, const char *what) { return len == strlen(what) && !memcmp(word, what, len); }
+
+/* What is wanted: lines of a thing and what becomes of it. */
+uint32_t dialogue(void *in, uint32_t size, void *out) {
+    struct text text = {out, 0};
+    const char *at = in, *end = at + size, *word, *becomes = NULL;
+    size_t len;
+    while ((word = next_word(&at, end, &len))) {
+        if (is(word, len, "open") || is(word, len, "on")) becomes = is(word, len, "on") ? "on" : "open";
+        if (is(word, len, "close") || is(word, len, "off")) becomes = is(word, len, "off") ? "off" : "closed";
+        if (becomes && (is(word, len, "door") || is(word, len, "light"))) {
+            append(&text, word, len);
+            say(&text, " ");
+            say(&text, becomes);
+            say(&text, "\n");
+        }
+    }
+    return (uint32_t)text.len;
+}
+
+/* To whom it is sent. */
+uint32_t home(void *in, uint32_t size, void *out) {
+    struct text text = {out, 0};
+    const char *at = in, *end = at + size;
+    while (at < end) {
+        const char *line = memchr(at, '\n', (size_t)(end - at));
+        if (!line) break;
+        say(&text, *at == 'd' ? "hall/" : "kitchen/");
+        append(&text, at, (size_t)(line - at + 1));
+        at = line + 1;
+    }
+    return (uint32_t)text.len;
+}
+
+/* A device does what is meant for it, and says so. */
+static uint32_t device(void *in, uint32_t size, void *out, const char *name) {
+    struct text text = {out, 0};
+    const char *at = in, *end = at + size;
+    while (at < end) {
+        const char *line = memchr(at, '\n', (size_t)(end - at));
+        const char *thing = memchr(at, '/', (size_t)(end - at));
+        if (!line) break;
+        if (thing && thing < line && !strncmp(thing + 1, name, strlen(name))) {
+            say(&text, "the ");
+            say(&text, name);
+            say(&text, " is");
+            append(&text, thing + 1 + strlen(name), (size_t)(line - thing - 1 - (ptrdiff_t)strlen(name)));
+            say(&text, "\n");
+        } else {
+            append(&text, at, (size_t)(line - at + 1));
+        }
+        at = line + 1;
+    }
+    return (uint32_t)text.len;
+}
+
+uint32_t door(void *in, uint32_t size, void *out) { return device(in, size, out, "door"); }
+
+uint32_t light(void *in, uint32_t size, void *out) { return device(in, size, out, "light"); }
+
+/* A word to a line, in lower case. */
+uint32_t split(void *in, uint32_t size, void *out) {
+    struct text text = {out, 0};
+    const char *at = in, *end = at + size, *word;
+    size_t len;
+    while ((word = next_word(&at, end, &len))) {
+        for (size_t i = 0; i < len; i++) append(&text, (char[]){(char)tolower((unsigned char)word[i])}, 1);
+        say(&text, "\n");
+    }
+    return (uint32_t)text.len;
+}
+
+enum { MOST_WORDS = STAGE_BYTES / 2 };
+
+struct word {
+    const char *at;
+    size_t len;
+};
+
+static int by_text(const void *one, const void *other) {
+    const struct word *a = one, *b = other;
+    const int order = memcmp(a->at, b->at, a->len < b->len ? a->len : b->len);
+    return order ? order : (a->len > b->len) - (a->len < b->len);
+}
+
+/* Each word once, with its count, in the order of words. */
+uint32_t map(void *in, uint32_t size, void *out) {
+    static struct word words[MOST_WORDS];
+    struct text text = {out, 0};
+    const char *at = in, *end = at + size;
+    size_t count = 0;
+    while (count < MOST_WORDS && (words[count].at = next_word(&at, end, &words[count].len))) count++;
+    qsort(words, count, sizeof *words, by_text);
+    for (size_t first = 0; first < count;) {
+        size_t next = first + 1;
+        char number[24];
+        while (next < count && !by_text(&words[first], &words[next])) next++;
+        append(&text, words[first].at, words[first].len);
+        append(&text, number, (size_t)snprintf(number, sizeof number, " %zu\n", next - first));
+        first = next;
+    }
+    return (uint32_t)text.len;
+}
+
+/* The word that is there most often, the first of several, and how often. */
+uint32_t reduce(void *in, uint32_t size, void *out) {
+    struct text text = {out, 0};
+    const char *at = in, *end = at + size, *word, *number;
+    size_t len, digits;
+    struct word most = {NULL, 0};
+    unsigned long highest = 0;
+    while ((word = next_word(&at, end, &len)) && (number = next_word(&at, end, &digits))) {
+        unsigned long times = 0;
+        for (size_t i = 0; i < digits; i++) times = times * 10 + (unsigned long)(number[i] - '0');
+        if (times > highest) {
+            highest = times;
+            most = (struct word){word, len};
+        }
+    }
+    char told[24];
+    if (most.at) append(&text, most.at, most.len);
+    append(&text, told, (size_t)snprintf(told, sizeof told, " %lu\n", highest));
+    return (uint32_t)text.len;
+}

@@ -1,0 +1,19 @@
+#ifndef STAGES_H
+#define STAGES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Bytes of a stage's output, at most. */
+enum { STAGE_BYTES = 16384 };
+
+uint32_t frontend(void *in, uint32_t size, void *out);
+uint32_t dialogue(void *in, uint32_t size, void *out);
+uint32_t home(void *in, uint32_t size, void *out);
+uint32_t door(void *in, uint32_t size, void *out);
+uint32_t light(void *in, uint32_t size, void *out);
+uint32_t split(void *in, uint32_t size, void *out);
+uint32_t map(void *in, uint32_t size, void *out);
+uint32_t reduce(void *in, uint32_t size, void *out);
+
+#endif

@@ -1,0 +1,58 @@
+"""What stages.c has, in Python: each takes text and makes text of it, as bytes."""
+
+import collections
+import re
+
+
+def frontend(text):
+    """Words in lower case between single spaces, without the one that wakes the assistant."""
+    words = re.findall("[A-Za-z0-9]+", bytes(text).decode())
+    return " ".join(word.lower() for word in words if word != "Alexa").encode()
+
+
+def dialogue(text):
+    """What is wanted: lines of a thing and what becomes of it."""
+    states = {"open": "open", "on": "on", "close": "closed", "off": "off"}
+    becomes, wanted = None, []
+    for word in bytes(text).decode().split():
+        becomes = states.get(word, becomes)
+        if becomes and word in ("door", "light"):
+            wanted.append(f"{word} {becomes}\n")
+    return "".join(wanted).encode()
+
+
+def home(text):
+    """To whom it is sent."""
+    lines = bytes(text).decode().splitlines()
+    return "".join(f"{'hall' if line[0] == 'd' else 'kitchen'}/{line}\n" for line in lines).encode()
+
+
+def device(text, name):
+    """A device does what is meant for it, and says so."""
+    return re.sub(f"^[a-z]+/{name} (.*)$", rf"the {name} is \1", bytes(text).decode(), flags=re.MULTILINE).encode()
+
+
+def door(text):
+    return device(text, "door")
+
+
+def light(text):
+    return device(text, "light")
+
+
+def split(text):
+    """A word to a line, in lower case."""
+    return "".join(f"{word.lower()}\n" for word in re.findall("[A-Za-z0-9]+", bytes(text).decode())).encode()
+
+
+def map(text):
+    """Each word once, with its count, in the order of words."""
+    counts = collections.Counter(bytes(text).decode().split())
+    return "".join(f"{word} {counts[word]}\n" for word in sorted(counts)).encode()
+
+
+def reduce(text):
+    """The word that is there most often, the first of several, and how often."""
+    words = [line.split() for line in bytes(text).decode().splitlines()]
+    word, times = max(words, key=lambda word: int(word[1]), default=("", 0))
+    return f"{word} {times}\n".encode()

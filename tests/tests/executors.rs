@@ -1,0 +1,188 @@
+//! Functions that are executed on another processor for a function: executors, what they answer, and what becomes of them.
+
+#![allow(clippy::unwrap_used)]
+
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use sublet::{Allocation, Error};
+use sublet_tests::cluster::Cluster;
+use sublet_tests::functions::package;
+use sublet_tests::global::{Process, computer, linked_unit, package_in_python, refused};
+use sublet_tests::process::wait_until;
+use sublet_tests::root;
+
+/// A function's process, and what it has started.
+struct Caller(Process);
+
+impl Caller {
+    fn of(cluster: &Cluster) -> Caller {
+        Caller(Process::of(cluster, Allocation::new(package("executors.c")).pu("cpu")))
+    }
+
+    /// On the processor of this number.
+    fn begin(&self, number: u32, max_bytes: u32) -> Result<u32, Error> {
+        Caller::when_it_can(|| self.0.call("begin", &words(&[number, max_bytes])))
+    }
+
+    /// By an executor, an executor of its own.
+    fn begin_there(&self, executor: u32, number: u32) -> Result<u32, Error> {
+        Caller::when_it_can(|| self.ask(executor, "begin", &words(&[number, 0])))
+    }
+
+    fn when_it_can(begin: impl Fn() -> Result<Vec<u8>, Error>) -> Result<u32, Error> {
+        let mut begun = None;
+        // A core that was given back is lent again when its agent has said so, and a link is made in a moment.
+        wait_until("there is a core", || {
+            let outcome = begun.insert(begin());
+            !outcome.as_ref().is_err_and(|error| {
+                ["left", "no processor 1"].iter().any(|what| error.message.contains(what))
+            })
+        });
+        begun.unwrap().map(|begun| u32::from_le_bytes(begun.try_into().unwrap()))
+    }
+
+    fn ask(&self, executor: u32, function: &str, input: &[u8]) -> Result<Vec<u8>, Error> {
+        self.ask_within(5000, executor, function, input)
+    }
+
+    fn ask_within(&self, ms: u32, executor: u32, function: &str, input: &[u8]) -> Result<Vec<u8>, Error> {
+        self.0.call("ask", &asked(ms, executor, function, input))
+    }
+
+    fn square(&self, executor: u32, number: u64) -> u64 {
+        word(&self.ask(executor, "square", &number.to_le_bytes()).unwrap())
+    }
+}
+
+/// What `ask` takes.
+fn asked(ms: u32, executor: u32, function: &str, input: &[u8]) -> Vec<u8> {
+    let mut name = [0; 24];
+    name[..function.len()].copy_from_slice(function.as_bytes());
+    [&words(&[executor, ms]), name.as_slice(), input].concat()
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn word(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(bytes.try_into().unwrap())
+}
+
+fn leases(cluster: &Cluster) -> usize {
+    cluster.json(&["ps"])["leases"].as_array().unwrap().len()
+}
+
+#[test]
+fn functions_of_the_package_are_executed_on_this_processor_and_on_another() {
+    let cluster = computer(&[]);
+    let caller = Caller::of(&cluster);
+    let (near, far) = (caller.begin(0, 0).unwrap(), caller.begin(1, 0).unwrap());
+    let units = [caller.0.pid() >> 32, linked_unit(&caller.0)];
+    for (executor, unit) in [(near, units[0]), (far, units[1])] {
+        let pid = word(&caller.ask(executor, "pid", &[]).unwrap());
+        assert_eq!(pid, word(&caller.0.call("which", &words(&[executor])).unwrap()));
+        assert!(pid >> 32 == unit && pid != caller.0.pid(), "{pid:x}");
+        for size in [0, 1, 40, 41, 4096, 8000] {
+            let input: Vec<u8> = (0..size).map(|at| (at * 7) as u8).collect();
+            assert_eq!(caller.ask(executor, "echo", &input).unwrap(), input);
+        }
+    }
+    // At once, and one after another.
+    assert_eq!(word(&caller.0.call("spread", &words(&[near, far, near, far])).unwrap()), 1 + 4 + 9);
+    refused(caller.0.call("flood", &words(&[near])), "8 calls of executor");
+    refused(caller.ask(near, "pid", &[]), "8 answers of executor");
+    // An executor calls one of its own, back on the first processor.
+    caller.0.call("stop", &words(&[near])).unwrap();
+    let beyond = caller.begin_there(far, 1).unwrap();
+    let pid = caller.ask(far, "ask", &asked(1000, beyond, "pid", &[])).unwrap();
+    assert_eq!(word(&pid) >> 32, units[0]);
+    let failed = caller.ask(far, "ask", &asked(1000, beyond, "complain", &[])).unwrap_err();
+    assert!(failed.message.ends_with("ask: complain: no such colour"), "{failed}");
+    // Their leases end with them, and what they have begun with it.
+    caller.0.call("stop", &words(&[far])).unwrap();
+    wait_until("their leases have ended", || leases(&cluster) == 1);
+    let near = caller.begin(0, 0).unwrap();
+    caller.0.call("stop", &words(&[near])).unwrap();
+    refused(caller.0.call("stop", &words(&[near])), "is not started");
+    wait_until("its lease has ended", || leases(&cluster) == 1);
+    drop(caller);
+    wait_until("all leases have ended", || leases(&cluster) == 0);
+    // Each has its part of the bill.
+    let calls = |lease: &Value| lease["usage"]["calls"].as_u64().unwrap_or_default();
+    wait_until("all are on the bill", || {
+        let bill = cluster.json(&["bill"]);
+        let lines = bill["leases"].as_array().unwrap();
+        let mut counts: Vec<u64> = lines.iter().map(calls).collect();
+        counts.sort_unstable();
+        counts.len() == 5 && counts[3] >= 9
+    });
+}
+
+#[test]
+fn what_goes_wrong_comes_back_with_the_name_of_the_function() {
+    let cluster = computer(&[]);
+    let caller = Caller::of(&cluster);
+    refused(caller.begin(1, u32::MAX), "4294967295");
+    refused(caller.begin(9, 0), "no processor 9");
+    let far = caller.begin(1, 4096).unwrap();
+    let error = caller.ask(far, "complain", &[]).unwrap_err();
+    assert!(error.message.ends_with("complain: no such colour"), "{error}");
+    // Whatever the depth, the name of each function that it has passed is there.
+    let nested = caller.ask(far, "ask", &asked(1000, 7, "square", &[])).unwrap_err();
+    assert!(nested.message.ends_with("ask: executor 7 is not started"), "{nested}");
+    refused(caller.ask(far, "nothing", &[]), "nothing: the package has no function \"nothing\"");
+    refused(caller.ask(far, "echo", &[0; 4097]), "echo: 4097 bytes of input");
+    refused(caller.ask(far, "", &[]), "a function's name");
+    refused(caller.ask(63, "echo", &[]), "executor 63 is not started");
+    // A call that takes too long goes on, and its answer is nobody's.
+    let late = caller.ask_within(50, far, "nap", &300u64.to_le_bytes());
+    refused(late, "nap: executor");
+    assert_eq!(caller.square(far, 12), 144);
+    // One that kills its process is told, and so is all that comes after it.
+    refused(caller.ask(far, "die", &[]), "die: executor");
+    refused(caller.ask(far, "square", &[0; 8]), "square: executor");
+    caller.0.call("stop", &words(&[far])).unwrap();
+    let again = caller.begin(1, 0).unwrap();
+    assert_eq!(caller.square(again, 5), 25);
+}
+
+#[test]
+fn a_processor_that_is_gone_in_the_middle_of_a_call_ends_it() {
+    let mut cluster = computer(&[]);
+    let caller = Caller::of(&cluster);
+    let far = caller.begin(1, 0).unwrap();
+    assert_eq!(caller.square(far, 3), 9);
+    std::thread::scope(|scope| {
+        let called = scope.spawn(|| caller.ask_within(60_000, far, "nap", &30_000u64.to_le_bytes()));
+        std::thread::sleep(Duration::from_millis(200));
+        let begun = Instant::now();
+        cluster.agents[1].kill();
+        refused(called.join().unwrap(), "nap: ");
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    });
+    // What is left goes on.
+    caller.0.call("stop", &words(&[far])).unwrap();
+    assert_eq!(caller.begin(0, 0).map(|near| caller.square(near, 4)).unwrap(), 16);
+}
+
+#[test]
+fn functions_in_python_are_executed_by_a_copy_of_a_warm_interpreter_of_the_other_processor() {
+    let python = root().join("target/tools/python/bin/python3");
+    let package = package_in_python().unwrap();
+    let cluster = computer(&["--python", python.to_str().unwrap()]);
+    let allocation = Allocation::new(package.path().to_str().unwrap()).memory_bytes(64 << 20).pu("cpu");
+    let host = Process::of(&cluster, allocation);
+    let dpu = linked_unit(&host);
+    let said = host.call("delegate", &[&(dpu as u32).to_le_bytes()[..], b"shout hello"].concat()).unwrap();
+    assert_eq!(String::from_utf8(said).unwrap(), format!("HELLO {dpu:x}"));
+    refused(
+        host.call("delegate", &[&(dpu as u32).to_le_bytes()[..], b"nothing "].concat()),
+        "the package has no function",
+    );
+    refused(
+        host.call("delegate", &[&(dpu as u32).to_le_bytes()[..], b"shout  "].concat()),
+        "nothing to shout",
+    );
+}
