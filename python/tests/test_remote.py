@@ -681,7 +681,12 @@ def test_memory_that_ended_is_told_and_the_next_array_is_elsewhere(platform):
     # Whoever first asks for more hears of it: that may have been above.
     with contextlib.suppress(sublet.LeaseEnded):
         far.zeros(10_000_000)
-    assert far.zeros(10).sum() == 0
+    # What is leased so shortly may be over on a busy machine before it is used.
+    found = None
+    while found is None:
+        with contextlib.suppress(sublet.LeaseEnded):
+            found = far.zeros(10).sum()
+    assert found == 0
     far.release()
 
 

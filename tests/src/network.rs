@@ -9,6 +9,7 @@
 //! told. Everything is in namespaces that are named for the test's process, so tests run beside each other; they are
 //! removed when the [`Network`] is dropped, and what a killed test has left behind by the next one.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -184,12 +185,14 @@ impl Drop for Network {
 pub fn connections_to(address: SocketAddrV4) -> usize {
     const ESTABLISHED: &str = "01";
     let there = format!("{:08X}:{:04X}", u32::from_ne_bytes(address.ip().octets()), address.port());
-    let leads_there = |line: &&str| {
-        let mut fields = line.split_whitespace().skip(2);
-        fields.next() == Some(&there) && fields.next() == Some(ESTABLISHED)
+    let leads_there = |line: &'_ str| {
+        let mut fields = line.split_whitespace().skip(1);
+        let from = fields.next()?.to_owned();
+        (fields.next() == Some(&there) && fields.next() == Some(ESTABLISHED)).then_some(from)
     };
     let known = std::fs::read_to_string("/proc/thread-self/net/tcp").expect("the kernel lists them");
-    known.lines().filter(leads_there).count()
+    // While others come and go the list, which is read piece by piece, has some twice.
+    known.lines().filter_map(leads_there).collect::<BTreeSet<_>>().len()
 }
 
 impl Host {
