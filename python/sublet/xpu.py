@@ -270,7 +270,8 @@ class Executor(_Closable):
     def submit(self, function: str, data: ReadableBuffer = b"", timeout: float | None = None) -> None:
         """Submits a call, and returns before it is executed: to several executors, which execute at once. `result` takes its output.
 
-        At most 8 calls of an executor are without an answer.
+        At most 8 calls of an executor are without an answer, and as many as it has room for together: of inputs of `max_bytes`, one.
+        What is more is an `Error` of code `too_many_in_flight`.
         """
         self._native.submit(function, data, timeout)
 

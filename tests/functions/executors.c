@@ -71,6 +71,13 @@ SUBLET_FUNCTION uint32_t flood(void *in, uint32_t size, void *out, sublet_contex
     return failed(context);
 }
 
+/* An executor, and an input that is submitted again and again, as long as it is taken. */
+SUBLET_FUNCTION uint32_t pile(void *in, uint32_t size, void *out, sublet_context *context) {
+    (void)out;
+    while (!sublet_executor_submit(*(uint32_t *)in, "echo", (char *)in + 4, size - 4, UINT64_MAX)) {}
+    return failed(context);
+}
+
 SUBLET_FUNCTION uint32_t stop(void *in, uint32_t size, void *out, sublet_context *context) {
     (void)size, (void)out;
     return sublet_executor_stop(*(uint32_t *)in) ? failed(context) : 0;

@@ -126,7 +126,8 @@ uint32_t sublet_executor_call(uint32_t executor, const char *function, const voi
                               uint64_t capacity, uint64_t timeout_ms, uint64_t *written);
 
 /* The two halves of a call: what is submitted to several executors goes on in all of them at once. At most 8 calls of an executor are
- * without an answer; their results are taken in their order. */
+ * without an answer, and their inputs have about max_bytes together: what is more is SUBLET_TOO_MANY_IN_FLIGHT. Results are taken in
+ * the order of the calls. */
 uint32_t sublet_executor_submit(uint32_t executor, const char *function, const void *input, uint64_t size,
                                 uint64_t timeout_ms);
 uint32_t sublet_executor_result(uint32_t executor, void *output, uint64_t capacity, uint64_t timeout_ms,

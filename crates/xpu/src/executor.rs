@@ -17,6 +17,7 @@
 //! - Answers come in the order of the calls, one for each. A call of which the caller has given up the answer is executed all the same, and its
 //!   answer is dropped when it comes.
 //! - What a function says when it fails is told with the function's name before it, at each level that it passes.
+//! - Who submits does not wait until an answer is taken: what there would be no room for is refused.
 //! - Submitting a call and taking its answer have neither system calls, allocations nor locks while both ends are awake.
 
 use std::collections::VecDeque;
@@ -31,9 +32,12 @@ use crate::process::{Process, Spawn};
 /// What a call or an answer carries beside its bytes, and a function's name, at most.
 const FRAME_BYTES: usize = 4;
 const MAX_NAME_BYTES: usize = 255;
-/// Calls without an answer, at most: as many as the ring has lines for.
+/// Calls without an answer, at most.
 const MAX_CALLS: usize = 8;
 const LINES: u32 = 16;
+/// What they take of the ring together, at most: then there is room for all of them, whatever the executor does, and nobody who
+/// submits waits for who waits for it to take an answer.
+const MAX_PARTS: u64 = (LINES - LINES / 4) as u64;
 /// How long is waited before it is looked whether the other end is still there.
 const NAP: Duration = Duration::from_millis(50);
 /// How long an executor waits before it does that, and for its caller to connect.
@@ -66,6 +70,8 @@ pub struct Executor {
 #[derive(Clone, Copy)]
 struct Call {
     function: usize,
+    /// Of the ring.
+    parts: u64,
     /// Nobody wants the answer.
     given_up: bool,
 }
@@ -211,10 +217,8 @@ impl Executor {
             );
             return Err(Error::new(Code::InvalidArgument, message));
         }
-        if self.waiting.len() >= MAX_CALLS {
-            let message = format!("{MAX_CALLS} calls of executor {} are not answered yet", self.pid);
-            return Err(Error::new(Code::TooManyInFlight, message));
-        }
+        let parts = self.calls.shape().parts((input.len() + function.len() + FRAME_BYTES) as u64);
+        self.check_room(parts)?;
         let length = (function.len() as u32).to_le_bytes();
         let message = self.message.join([input, function.as_bytes(), &length]);
         if let Err(error) = self.calls.write(message, deadline) {
@@ -222,8 +226,24 @@ impl Executor {
             return Err(named(function, error));
         }
         let function = self.number(function);
-        self.waiting.push_back(Call { function, given_up: false });
+        self.waiting.push_back(Call { function, parts, given_up: false });
         Ok(())
+    }
+
+    /// Whether so much more can be submitted. Answers that nobody wants are dropped first; behind one that is to be taken there are none.
+    fn check_room(&mut self, parts: u64) -> Result<(), Error> {
+        while self.waiting.front().is_some_and(|call| call.given_up) {
+            if self.answers.read(self.answer.all(), Some(Instant::now())).is_err() {
+                break;
+            }
+            self.waiting.pop_front();
+        }
+        let (calls, taken) = (self.waiting.len(), self.waiting.iter().map(|call| call.parts).sum::<u64>());
+        if calls < MAX_CALLS && taken + parts <= MAX_PARTS {
+            return Ok(());
+        }
+        let message = format!("{calls} calls of executor {} are not answered yet", self.pid);
+        Err(Error::new(Code::TooManyInFlight, message))
     }
 
     /// What the oldest call has answered that was submitted and not taken.

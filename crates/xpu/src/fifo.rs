@@ -150,7 +150,7 @@ impl FifoShape {
 
     /// How many parts a message of so many bytes has.
     #[inline]
-    fn parts(self, len_bytes: u64) -> u64 {
+    pub(crate) fn parts(self, len_bytes: u64) -> u64 {
         len_bytes.div_ceil(u64::from(self.slot_bytes)).max(1)
     }
 }
