@@ -21,19 +21,23 @@ static double now_ns(void) {
     return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
 }
 
-/* Once through a chain: stages with an odd number are executed by the executor, if there is one. The output is in the first buffer. */
-static uint32_t pass(const char *const *stages, const uint32_t *executor, char buffers[2][STAGE_BYTES], uint32_t *size,
-                     sublet_context *context) {
+/* Once through a chain, and whether that has failed. Stages with an odd number are executed by the executor, if there is one. Each
+ * writes to the other buffer: the output is in the first after an even number of them. */
+static int pass(const char *const *stages, const uint32_t *executor, char buffers[2][STAGE_BYTES], uint32_t *size,
+                sublet_context *context) {
     for (int at = 0; stages[at]; at++) {
         char *in = buffers[at % 2], *out = buffers[(at + 1) % 2];
         uint64_t written;
         uint32_t len;
         if (executor && at % 2) {
-            if (sublet_executor_call(*executor, stages[at], in, *size, out, STAGE_BYTES, PATIENCE_MS, &written))
-                return sublet_fail(context, sublet_xpu_why());
+            if (sublet_executor_call(*executor, stages[at], in, *size, out, STAGE_BYTES, PATIENCE_MS, &written)) {
+                sublet_fail(context, sublet_xpu_why());
+                return 1;
+            }
             len = (uint32_t)written;
         } else if (sublet_call(context, stages[at], in, *size, out, STAGE_BYTES, &len)) {
-            return sublet_fail(context, sublet_why(context));
+            sublet_fail(context, sublet_why(context));
+            return 1;
         }
         *size = len;
     }
@@ -56,18 +60,19 @@ SUBLET_FUNCTION uint32_t run(void *in, uint32_t size, void *out, sublet_context 
     if (across && (sublet_xpu_unit(1, &unit) || sublet_executor_start(unit, STAGE_BYTES, PATIENCE_MS, &executor)))
         return sublet_fail(context, sublet_xpu_why());
     double begun = now_ns();
+    int failed = 0;
     /* The first is not counted. */
-    for (unsigned round = 0; round <= rounds; round++) {
+    for (unsigned round = 0; round <= rounds && !failed; round++) {
         if (round == 1) begun = now_ns();
         written = text_bytes;
         memcpy(buffers[0], text, text_bytes);
-        const uint32_t failed = pass(stages, across ? &executor : NULL, buffers, &written, context);
-        if (failed) return failed;
+        failed = pass(stages, across ? &executor : NULL, buffers, &written, context);
     }
     const double round_ns = (now_ns() - begun) / rounds;
+    if (across) sublet_executor_stop(executor);
+    if (failed) return 0;
     int count = 0;
     while (stages[count]) count++;
-    if (across) sublet_executor_stop(executor);
     const int head = snprintf(out, sublet_capacity(context), "%.0f\n", round_ns);
     memcpy((char *)out + head, buffers[count % 2], written);
     return (uint32_t)head + written;

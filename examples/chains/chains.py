@@ -3,11 +3,9 @@
 import time
 
 import sublet
-from stages import dialogue, door, frontend, home, light, map, reduce, split  # noqa: F401: the package offers them
+from stages import CHAINS, STAGE_BYTES, dialogue, door, frontend, home, light, map, reduce, split  # noqa: F401: the package offers them
 from sublet import xpu
 
-CHAINS = {"assistant": ["frontend", "dialogue", "home", "door", "light"], "words": ["split", "map", "reduce"]}
-STAGE_BYTES = 16384
 PATIENCE = 20.0
 
 

@@ -13,13 +13,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import stages
 
-STAGE_BYTES = 16384
-
 
 def native(library, name):
     function = getattr(ctypes.CDLL(library), name)
     function.argtypes, function.restype = [ctypes.c_char_p, ctypes.c_uint32, ctypes.c_void_p], ctypes.c_uint32
-    output = ctypes.create_string_buffer(STAGE_BYTES)
+    output = ctypes.create_string_buffer(stages.STAGE_BYTES)
     return lambda text: ctypes.string_at(output, function(text, len(text), output))
 
 

@@ -3,6 +3,11 @@
 import collections
 import re
 
+# The functions of each chain, in their order.
+CHAINS = {"assistant": ["frontend", "dialogue", "home", "door", "light"], "words": ["split", "map", "reduce"]}
+# Bytes of a stage's output, at most, as in stages.h.
+STAGE_BYTES = 16384
+
 
 def frontend(text):
     """Words in lower case between single spaces, without the one that wakes the assistant."""
