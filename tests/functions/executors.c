@@ -1,26 +1,9 @@
 /* Functions that have others executed on other processors. */
 
 #define _GNU_SOURCE
-#include <string.h>
 #include <time.h>
 
-#include "../../crates/capi/include/sublet_function.h"
-#include "../../crates/capi/include/sublet_xpu.h"
-
-static uint32_t put(void *out, const void *from, uint32_t size) {
-    memcpy(out, from, size);
-    return size;
-}
-
-static uint32_t failed(sublet_context *context) { return sublet_fail(context, sublet_xpu_why()); }
-
-/* A number; answers the processor. */
-SUBLET_FUNCTION uint32_t unit(void *in, uint32_t size, void *out, sublet_context *context) {
-    uint32_t found;
-    (void)size;
-    if (sublet_xpu_unit(*(uint32_t *)in, &found)) return failed(context);
-    return put(out, &found, sizeof found);
-}
+#include "global.h"
 
 /* The number of a processor, and the longest input; answers the executor. */
 SUBLET_FUNCTION uint32_t begin(void *in, uint32_t size, void *out, sublet_context *context) {
@@ -81,13 +64,6 @@ SUBLET_FUNCTION uint32_t pile(void *in, uint32_t size, void *out, sublet_context
 SUBLET_FUNCTION uint32_t stop(void *in, uint32_t size, void *out, sublet_context *context) {
     (void)size, (void)out;
     return sublet_executor_stop(*(uint32_t *)in) ? failed(context) : 0;
-}
-
-SUBLET_FUNCTION uint32_t pid(void *in, uint32_t size, void *out, sublet_context *context) {
-    sublet_xpu_pid own;
-    (void)in, (void)size;
-    if (sublet_get_xpupid(&own)) return failed(context);
-    return put(out, &own, sizeof own);
 }
 
 SUBLET_FUNCTION uint32_t square(void *in, uint32_t size, void *out, sublet_context *context) {

@@ -1,19 +1,8 @@
 /* Functions that are global processes: they make FIFOs, connect to them, grant and revoke. */
 
 #define _GNU_SOURCE
-#include <string.h>
-
-#include "../../crates/capi/include/sublet_function.h"
-#include "../../crates/capi/include/sublet_xpu.h"
 #include "counted.h"
-
-
-static uint32_t put(void *out, const void *from, uint32_t size) {
-    memcpy(out, from, size);
-    return size;
-}
-
-static uint32_t failed(sublet_context *context) { return sublet_fail(context, sublet_xpu_why()); }
+#include "global.h"
 
 /* The text of the input, ended by 0. */
 static const char *text(const void *in, uint32_t size, char *into, uint32_t room) {
@@ -21,13 +10,6 @@ static const char *text(const void *in, uint32_t size, char *into, uint32_t room
     memcpy(into, in, size);
     into[size] = 0;
     return into;
-}
-
-SUBLET_FUNCTION uint32_t pid(void *in, uint32_t size, void *out, sublet_context *context) {
-    sublet_xpu_pid own;
-    (void)in, (void)size;
-    if (sublet_get_xpupid(&own)) return failed(context);
-    return put(out, &own, sizeof own);
 }
 
 /* The name; answers the FIFO's id and the descriptor. */
@@ -85,14 +67,6 @@ SUBLET_FUNCTION uint32_t hear(void *in, uint32_t size, void *out, sublet_context
         return failed(context);
     put(out, &from, sizeof from);
     return 8 + (uint32_t)len;
-}
-
-/* A number; answers the processor. */
-SUBLET_FUNCTION uint32_t unit(void *in, uint32_t size, void *out, sublet_context *context) {
-    uint32_t found;
-    (void)size;
-    if (sublet_xpu_unit(*(uint32_t *)in, &found)) return failed(context);
-    return put(out, &found, sizeof found);
 }
 
 /* The processor, a FIFO and rights to it, if any; then, each ended by 0, the path, arguments and NAME=VALUE. Answers the process. */
