@@ -14,6 +14,8 @@ use crate::root;
 
 /// Lines of a failed step's log that are shown: enough for the failures, bounded for a runaway test.
 const SHOWN_LINES: usize = 400;
+/// Lines that say once more, after them, which tests failed: those lines may be of tests that passed.
+const SHOWN_FAILURES: usize = 40;
 /// Lines read and not yet logged.
 const QUEUED_LINES: usize = 1024;
 /// Lines of one command that are kept for who asked for them.
@@ -208,6 +210,9 @@ impl Step {
         for line in &lines[lines.len().saturating_sub(SHOWN_LINES)..] {
             println!("    {line}");
         }
+        for line in failures(&lines).take(SHOWN_FAILURES) {
+            println!("    {line}");
+        }
         println!("    (the whole log: {})", self.log_path.display());
         Ok(())
     }
@@ -228,6 +233,20 @@ fn lines_of(output: PipeReader) -> Receiver<String> {
 
 fn summary(name: &str, verdict: &str, took: Duration, detail: &str) -> String {
     format!("{name:<12} {verdict:<8} {:>6.1} s  {detail}", took.as_secs_f32())
+}
+
+/// Of a log, the lines of cargo and pytest that name a test that failed, and with which words it did.
+fn failures<'a>(lines: &'a [&'a str]) -> impl Iterator<Item = &'a str> {
+    let is_named = |line: &str| {
+        line.starts_with("test ") && line.ends_with(" ... FAILED")
+            || line.starts_with("FAILED ")
+            || line.starts_with("ERROR ")
+    };
+    let panics = |line: &str| line.starts_with("thread '") && line.contains(" panicked at ");
+    let before = [""].iter().chain(lines);
+    let told =
+        before.zip(lines).filter(move |(before, line)| is_named(line) || panics(line) || panics(before));
+    told.map(|(_, line)| *line)
 }
 
 /// The numbers of a line such as `test result: ok. 12 passed; 0 failed; 1 ignored; ...`, or of pytest's last one, as
@@ -272,6 +291,23 @@ mod tests {
         assert_eq!((passed, failed), (12, 3));
         assert!(test_result("test wire::header_has_64_bytes ... ok").is_none());
         assert!(test_result("test result: what?").is_none());
+    }
+
+    #[test]
+    fn what_failed_is_named_with_its_words() {
+        let log = [
+            "test a::passes ... ok",
+            "test a::fails ... FAILED",
+            "",
+            "---- a::fails stdout ----",
+            "thread 'a::fails' (12) panicked at src/a.rs:3:5:",
+            "the node is lost",
+            "note: run with `RUST_BACKTRACE=1`",
+            "FAILED tests/test_a.py::test_fails - assert 1 == 2",
+        ];
+        let told: Vec<&str> = failures(&log).collect();
+        assert_eq!(told, [log[1], log[4], log[5], log[7]]);
+        assert_eq!(failures(&[]).count(), 0);
     }
 
     #[test]

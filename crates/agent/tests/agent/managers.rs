@@ -26,7 +26,9 @@ fn a_registration_says_who_the_node_is_and_what_runs_there() {
     node.manager.book().registration = 0;
     node.manager.wait_for("the node registers again", |book| book.registrations.len() == 2);
     node.manager.wait_for("the lease is still there", |book| {
-        book.reports.last().is_some_and(|report| report.sequence == 1 && is_listed(report, "a"))
+        let is_first =
+            |report: &&NodeReport| report.registration == book.registration && report.sequence == 1;
+        book.reports.iter().find(is_first).is_some_and(|report| is_listed(report, "a"))
     });
     let book = node.manager.book();
     let [first, second] = book.registrations.as_slice() else { panic!("{:?}", book.registrations) };
@@ -144,11 +146,12 @@ fn a_killed_agents_leases_are_reported_by_the_next_until_that_is_acknowledged() 
     let mut node = Node::with_worker(SLEEPS);
     let journal = node.options.state.join("leases.journal");
     let ticket = node.ticket(node.lease("a"));
+    let start = std::time::Instant::now();
     let client = node.show_ticket(ticket.clone());
     client.hear_attached();
-    node.manager.wait_for("time has passed", |book| book.lease_reports().count() >= 2);
+    node.manager.wait_for("time has passed", |book| book.lease_reports().count() >= 3);
     let left = fs::read(&journal).unwrap();
-    let used = node.manager.last_report("a").unwrap().usage.unwrap();
+    let passed = start.elapsed();
     node.agent.take().unwrap().stop();
     assert!(!journal.exists(), "an agent that stops leaves nothing to be said");
     // What a killed agent leaves is the journal alone.
@@ -161,7 +164,10 @@ fn a_killed_agents_leases_are_reported_by_the_next_until_that_is_acknowledged() 
         (Code::AgentUnreachable.number(), "the agent was killed")
     );
     let left = report.usage.unwrap();
-    assert!(left.allocated_ns.abs_diff(used.allocated_ns) < 1_500_000_000, "{left:?} {used:?}");
+    assert!(
+        left.allocated_ns > 0 && u128::from(left.allocated_ns) <= passed.as_nanos(),
+        "{left:?} {passed:?}"
+    );
     let registered = node.manager.book().registrations[0].leases.clone();
     assert_eq!((registered[0].ticket.as_slice(), registered[0].remaining_ms), (ticket.as_slice(), 0));
     assert_eq!(node.manager.next_report().leases, [report]);
