@@ -380,6 +380,7 @@ fn choose(
         "wait" => allocation.wait(time()?),
         "idle_timeout" => allocation.idle_timeout(time()?),
         "pu" => allocation.pu(value.extract::<String>()?),
+        "time_weight" => allocation.time_weight(value.extract()?),
         "fabric" => {
             let fabric: String = value.extract()?;
             allocation.fabric(fabric.parse().map_err(|error: Error| raised(py, &error))?)
@@ -440,6 +441,7 @@ pub fn described<'py>(py: Python<'py>, lease: &Lease) -> PyResult<Bound<'py, PyD
     described.set_item("node", &lease.node)?;
     described.set_item("package", &lease.package)?;
     described.set_item("pu", &lease.pu)?;
+    described.set_item("choice", &lease.choice)?;
     described.set_item("cores", lease.cores)?;
     described.set_item("memory_bytes", lease.memory_bytes)?;
     described.set_item("expires_unix_ms", lease.expires_unix_ms)?;

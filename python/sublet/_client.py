@@ -81,7 +81,8 @@ class Client:
             share_arrays: Whether workers on this machine use registered arrays where they are. With `False` they reach nothing of this
                 program but the messages of their own calls, and all arrays are copied: for functions that are not trusted.
             **more: `shared=True`, `max_nodes`, `idle_timeout`, `pu`, `fabric`, `interface`, `pool`, `slots`, `slot_bytes`,
-                `spin`.
+                `spin`; `time_weight`: where the package has several kinds of processing units to be executed on, how much the time
+                counts that its work takes, beside what it costs, from 0, the price alone, to 1, the time alone.
         """
         _process.check()
         # Workers of another machine have copies of all that they reach, in the memory of their lease.

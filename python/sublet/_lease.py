@@ -213,7 +213,8 @@ class Lease:
 
     @property
     def leases(self):
-        """What is leased of which node, each a dict: `id`, `node`, `pu`, `cores`, `memory_bytes`, `expires_unix_ms`."""
+        """What is leased of which node, each a dict: `id`, `node`, `pu`, `choice` (why that, where there were several), `cores`,
+        `memory_bytes`, `expires_unix_ms`."""
         return self._ended if self._ended is not None else self._invoker.leases()
 
     @property

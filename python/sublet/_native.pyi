@@ -21,6 +21,7 @@ class _Lease(TypedDict):
     node: str
     package: str
     pu: str
+    choice: str
     cores: int
     memory_bytes: int
     expires_unix_ms: int
@@ -174,6 +175,7 @@ class Invoker:
         wait: float | None = None,
         idle_timeout: float | None = None,
         pu: str | None = None,
+        time_weight: float | None = None,
         fabric: str | None = None,
         interface: str | None = None,
         pool: str | None = None,

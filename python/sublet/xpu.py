@@ -48,6 +48,7 @@ __all__ = [
     "Writer",
     "connect",
     "connect_to_read",
+    "device",
     "fifo",
     "grant",
     "pid",
@@ -147,6 +148,15 @@ def units() -> list[int]:
             if not found:
                 raise
             return found
+
+
+def device(name: str, processor: int | None = None) -> int:
+    """A device, as `"opencl0"`, of the node of a processor; without that of this process's own node. An `Executor` there executes the
+    functions of this package that have a build for such devices.
+
+    Raises `InvalidArgument` if that node has no such device, `AgentUnreachable` if the processor is no neighbour's, or out of reach.
+    """
+    return _interface().device(_interface().unit(0) if processor is None else processor, name)
 
 
 def spawn(

@@ -1,5 +1,7 @@
 """Processing units, as a program sees them."""
 
+import pytest
+
 import sublet
 
 
@@ -21,3 +23,12 @@ def test_the_default_client_has_them_too(platform):
         assert sublet.pus() == platform.pus()
     finally:
         sublet.set_default(before)
+
+
+def test_who_leases_weighs_time_against_price(platform):
+    with platform.lease(time_weight=0.5, wait=60) as lease:
+        assert lease.call(pow, 2, 5) == 32
+        assert lease.leases[0]["choice"] == "", "there is one interpreter, on the processor"
+    for wrong in (-0.1, 1.001, float("nan")):
+        with pytest.raises(sublet.InvalidArgument, match="thousandths that time counts"):
+            platform.lease(time_weight=wrong, wait=60)

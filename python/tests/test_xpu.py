@@ -93,6 +93,21 @@ def test_messages_of_all_sizes_pass_and_say_whose_they_are(platform, one, two):
         two.call(say, bytes(49_153))
 
 
+def test_a_device_is_found_by_its_name_beside_its_processor(platform, one):
+    units = {unit.name: unit.id for unit in platform.pus()}
+    [own, *linked] = one.call(xpu.units)
+    assert own in units.values() and linked == []
+    for name, found in units.items():
+        device = name.rpartition("/")[2]
+        if device != "cpu":
+            assert one.call(xpu.device, device) == one.call(xpu.device, device, own) == found
+    for wrong in ("cuda77", "cpu", ""):
+        with pytest.raises(sublet.InvalidArgument, match=f'no device "{wrong}"'):
+            one.call(xpu.device, wrong)
+    with pytest.raises(sublet.AgentUnreachable, match="no neighbour"):
+        one.call(xpu.device, "opencl0", own ^ 1)
+
+
 def test_ids_come_back_from_pickles_and_are_numbers():
     pid = xpu.Pid(0x5F3A90C1 << 32 | 7)
     assert (pid.pu, pid.local, str(pid)) == (0x5F3A90C1, 7, "5f3a90c1:7")

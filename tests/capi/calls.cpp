@@ -258,6 +258,11 @@ void an_invoker_grows_and_its_access_can_be_said() {
     sublet::allocation wanted;
     wanted.max_nodes = 1;
     wanted.pu = "cpu";
+    for (const double weight : {-1.0, 1.001, 1e300}) {
+        wanted.time_weight = weight;
+        CHECK(status_of([&] { invoker.allocate(package, wanted); }) == SUBLET_INVALID_ARGUMENT);
+    }
+    wanted.time_weight = 1;
     invoker.allocate(package, wanted);
     invoker.grow(1);
     CHECK(invoker.lease().workers == 2);

@@ -3,7 +3,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::time::Duration;
 
 use sublet::{Allocation, Code, Invoker};
 use sublet_tests::cluster::{Cluster, Lent, Plan};
@@ -17,6 +19,10 @@ const NATIVE: &str = "[[build]]\nlibrary = 'native.so'\n";
 const FOREIGN: &str = "[[build]]\nlibrary = 'foreign.so'\n";
 const WASM: &str = "[[build]]\nlibrary = 'portable.wasm'\n";
 const OPENCL: &str = "[[build]]\nkind = 'opencl'\nlibrary = 'kernels.cl'\n";
+const ON_PROCESSORS: &str = "[[profile]]\npu = 'cpu'\n";
+const ON_DEVICES: &str = "[[profile]]\npu = 'opencl'\nspeed = 4\nmemory_bytes = 33554432\n";
+/// For leases before to be over.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Memory that costs little beside a core, at the default prices.
 const MIB: u64 = 1 << 20;
 
@@ -124,13 +130,81 @@ fn what_is_wrong_with_any_build_is_told_when_it_is_deployed() {
     refused(&[NATIVE, OPENCL, "[[build.function]]\nname = 'ecko'\n"], None, Code::InvalidPackage, "ecko");
 }
 
-#[test]
-fn the_cheapest_that_is_free_is_taken_and_then_the_next() {
+/// A manager for which computing on a device has this price; on a processor it is 20000.
+fn priced(compute_nano: u32) -> (Cluster, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let prices = folder.path().join("manager.toml");
-    fs::write(&prices, "[price.pu.opencl]\ncompute = 1000\n").unwrap();
+    fs::write(&prices, format!("[price.pu.opencl]\ncompute = {compute_nano}\n")).unwrap();
     let arguments = vec!["--config".to_owned(), prices.display().to_string()];
-    let mut cluster = Cluster::start(Plan { arguments, ..Plan::default() });
+    (Cluster::start(Plan { arguments, ..Plan::default() }), folder)
+}
+
+#[test]
+fn of_profiles_the_cheaper_or_the_faster_is_taken_as_who_asks_weighs_them() {
+    let (mut cluster, folder) = priced(100_000);
+    cluster.add_agent_with(Lent::cores(2), &["--devices", "opencl"]);
+    let both = package(&[NATIVE, OPENCL, ON_PROCESSORS, ON_DEVICES]);
+    let lease = |package: &TempDir, time_weight: f64| {
+        let mut client = cluster.invoker();
+        let wanted =
+            Allocation::new(package.path().to_str().unwrap()).time_weight(time_weight).wait(PATIENCE);
+        client.allocate(&wanted).map(|()| {
+            assert_echoes(&client);
+            client.lease().unwrap()
+        })
+    };
+    // A second's work costs a fifth more than it costs on a processor and takes a fourth of the time.
+    let cheap = lease(&both, 0.0).unwrap();
+    assert_eq!((cheap.pu.as_str(), cheap.build), ("cpu", 0));
+    let explained =
+        cheap.choice.starts_with("by price: cpu (20") && cheap.choice.contains("is taken, opencl (25");
+    assert!(explained, "{}", cheap.choice);
+    let fast = lease(&both, 1.0).unwrap();
+    assert_eq!((fast.pu.as_str(), fast.build, fast.memory_bytes), ("opencl", 1, 32 * MIB));
+    assert!(fast.choice.starts_with("by time: opencl (25") && fast.choice.contains("speed 4) is taken"));
+    for wrong in [-0.1, 1.1, f64::NAN] {
+        assert_fails(lease(&both, wrong), Code::InvalidArgument, &["thousandths that time counts"]);
+    }
+    // Where there is no profile nobody is sent who does not ask for it.
+    let one = lease(&package(&[NATIVE, OPENCL, ON_DEVICES]), 0.0).unwrap();
+    assert_eq!((one.pu.as_str(), one.choice.as_str()), ("opencl", ""));
+
+    let (path, output) = (both.path().to_str().unwrap(), folder.path().join("output"));
+    let input = folder.path().join("sublet.toml");
+    fs::write(&input, "what is echoed").unwrap();
+    cluster.json(&["deploy", path]);
+    let called = |weight: &str| {
+        let files = [&input, &output].map(|file| file.to_str().unwrap());
+        cluster.json(&[
+            "call",
+            "many/echo",
+            "-i",
+            files[0],
+            "-o",
+            files[1],
+            "--time-weight",
+            weight,
+            "--wait",
+            "20s",
+        ])
+    };
+    for (weight, pu, by) in
+        [("0", "cpu", "by price: "), ("0.9", "opencl", "by price and, to 90 %, by time: ")]
+    {
+        let called = called(weight);
+        assert_eq!(called["pu"], pu);
+        assert!(called["choice"].as_str().unwrap().starts_with(by), "{called}");
+    }
+    cluster.wait_until_idle();
+    let bill = cluster.json(&["bill", "--by", "pu"]);
+    let shares: Vec<_> =
+        bill["pus"].as_array().unwrap().iter().map(|line| line["pu"].as_str().unwrap()).collect();
+    assert_eq!(shares.iter().collect::<BTreeSet<_>>(), [&"cpu", &"opencl"].into(), "{bill}");
+}
+
+#[test]
+fn the_cheapest_that_is_free_is_taken_and_then_the_next() {
+    let (mut cluster, _folder) = priced(1_000);
     cluster.add_agent_with(Lent::cores(1), &["--devices", "opencl"]);
     cluster.add_agent_with(Lent::cores(1), &["--devices", "none"]);
     wait_until("both nodes are there", || cluster.managers[0].nodes().len() == 2);

@@ -2,12 +2,13 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::fs;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use sublet::{Allocation, Error};
-use sublet_tests::cluster::Cluster;
-use sublet_tests::functions::package;
+use sublet::{Allocation, Code, Error};
+use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::functions::{library, package};
 use sublet_tests::global::{Process, computer, linked_unit, package_in_python, refused};
 use sublet_tests::process::wait_until;
 use sublet_tests::root;
@@ -170,6 +171,37 @@ fn a_processor_that_is_gone_in_the_middle_of_a_call_ends_it() {
     // What is left goes on.
     caller.0.call("stop", &words(&[far])).unwrap();
     assert_eq!(caller.begin(0, 0).map(|near| caller.square(near, 4)).unwrap(), 16);
+}
+
+#[test]
+fn a_kernel_is_executed_on_a_device_of_this_node_and_of_another() {
+    let mut cluster = Cluster::start(Plan::default());
+    for neighbour in ["node-1", "node-0"] {
+        cluster.add_agent_with(Lent::cores(2), &["--neighbour", neighbour, "--listen", "127.0.0.1:0"]);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let of = |file: &str| folder.path().join(file);
+    fs::copy(library("delegating.c"), of("delegating.so")).unwrap();
+    fs::copy(root().join("tests/functions/doubling.cl"), of("doubling.cl")).unwrap();
+    let manifest = "name = 'twice'\n[[function]]\nname = 'twice'\n[[build]]\nlibrary = 'delegating.so'\n\
+         [[build]]\nlibrary = 'doubling.cl'\nkind = 'opencl'\n\
+         [[build.function]]\nname = 'twice'\nsymbol = 'main_kernel'\nbytes_per_item = 1\n";
+    fs::write(of("sublet.toml"), manifest).unwrap();
+    let host =
+        Process::of(&cluster, Allocation::new(folder.path().to_str().unwrap()).pu("cpu").near(["node-0"]));
+    let twice = |number: u32| host.call("twice", &[&number.to_le_bytes()[..], &[1, 2, 100]].concat());
+    for number in 0..3 {
+        let mut doubled = Err(Error::new(Code::Internal, "nothing was called"));
+        wait_until("the nodes are linked, and a core is there", || {
+            doubled = twice(number);
+            let is_early =
+                |error: &Error| ["left", "no processor"].iter().any(|said| error.message.contains(said));
+            !doubled.as_ref().is_err_and(is_early)
+        });
+        assert_eq!(doubled.unwrap(), [2, 4, 200], "{number}");
+    }
+    let error = twice(4).unwrap_err();
+    assert!(error.message.contains("no processor 3"), "{error}");
 }
 
 #[test]

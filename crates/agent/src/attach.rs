@@ -99,7 +99,7 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
     })
 }
 
-/// Lets a program, or without a path an executor, be a global process of this node's processor.
+/// Lets a program, or without a path an executor, be a global process of the lease's processing unit.
 fn reserve(node: &Node, lease: &Lease, program: &Program) -> Result<Errand, Error> {
     if lease.is_segment() || lease.cores != 1 {
         let message = format!("lease {} is of {} cores: a program has one", lease.id, lease.cores);
@@ -111,7 +111,7 @@ fn reserve(node: &Node, lease: &Lease, program: &Program) -> Result<Errand, Erro
     let who = Who {
         lease: lease.id.clone(),
         tenant: lease.tenant.clone(),
-        pu: node.processor,
+        pu: node.unit(&lease.pu),
         room_bytes: rings_bytes(lease),
     };
     Ok(Errand { program: Some(program.clone()), process: node.shim.reserve(&who)? })

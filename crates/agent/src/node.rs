@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use sublet_fabric::clock::Calibration;
 use sublet_fabric::progress::Progress;
-use sublet_proto::Error;
 use sublet_proto::v1::NodeDescription;
+use sublet_proto::{Error, pu};
 
 use crate::gate::Gate;
 use crate::images::Images;
@@ -78,6 +78,12 @@ pub enum Clients {
 }
 
 impl Node {
+    /// The processing unit of this kind: the processor, unless it is a device that the node has.
+    pub(crate) fn unit(&self, kind: &str) -> u32 {
+        let device = self.description.device_units.iter().find(|device| device.kind == kind);
+        device.map_or(self.processor, |device| pu::id(&self.description.name, &device.unit))
+    }
+
     /// The thread that serves memory.
     pub(crate) fn progress(&self) -> Result<Arc<Progress>, Error> {
         let mut serving = lock(&self.serving);

@@ -293,6 +293,7 @@ mod tests {
             digest: String::new(),
             functions: Vec::new(),
             builds: Vec::new(),
+            profiles: Vec::new(),
             size_bytes: 0,
             package: Package { manifest: "name = 'p'".into(), files },
         }

@@ -184,13 +184,10 @@ impl Drop for WorkerProcess {
 
 /// Who its process is to others of the computer.
 fn who(node: &Node, held: &Attached, build: &PackageBuild) -> Who {
-    let devices = &node.description.device_units;
-    let device =
-        kernels::kind_of(build).and_then(|kind| devices.iter().find(|device| device.kind == kind.name()));
     Who {
         lease: held.lease.id.clone(),
         tenant: held.lease.tenant.clone(),
-        pu: device.map_or(node.processor, |device| pu::id(&node.description.name, &device.unit)),
+        pu: node.unit(kernels::kind_of(build).map_or(pu::PROCESSOR, |kind| kind.name())),
         room_bytes: rings_bytes(&held.lease),
     }
 }

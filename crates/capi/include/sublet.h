@@ -178,9 +178,11 @@ typedef struct sublet_allocation {
     uint64_t wait_ns;        /* how long to wait for capacity, in the manager's queue; 0 */
     uint64_t idle_timeout_ns; /* a lease ends after so long without a call; 0: as its node says */
     const char *pu;          /* the kind of processing unit: "cpu", or as nodes call theirs, "opencl" or "cuda"; NULL: of
-                                those for which the package has builds the cheapest that is free */
+                                those for which the package has builds, or profiles, the cheapest that is free */
     uint32_t shared;         /* 1: workers share their cores with those of other leases, and a call that finds its core
                                 taken goes to another worker; not for SUBLET_ALWAYS_HOT; 0 */
+    uint32_t time_weight_permille; /* where the package can be executed on several kinds of processing units: how much the
+                                time counts that its work takes, beside what it costs; 0: the price alone, to 1000 */
     const char *fabric;      /* what carries the calls: "auto", "shm", "tcp", "tcp+tls", "ofi" or "ofi:PROVIDER"; NULL: as
                                 $SUBLET_FABRIC says, and else the best that client and node have */
     const char *interface;   /* connections to other machines go out by it: its name, or one of its addresses; NULL: as
@@ -208,6 +210,7 @@ static inline sublet_allocation sublet_allocation_default(const char *package) {
     allocation.idle_timeout_ns = 0;
     allocation.pu = NULL;
     allocation.shared = 0;
+    allocation.time_weight_permille = 0;
     allocation.fabric = NULL;
     allocation.interface = NULL;
     allocation.pool = NULL;

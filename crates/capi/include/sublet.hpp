@@ -131,6 +131,7 @@ struct allocation {
     std::chrono::nanoseconds capacity_wait{0};             // how long to wait for capacity
     std::chrono::nanoseconds idle_timeout{0};              // a lease ends after so long without a call; 0: as its node says
     std::string pu;                                        // the kind of processing unit; empty: the cheapest that is free
+    double time_weight = 0;                                // 0: by price alone, to 1: by time alone
     std::string fabric;     // what carries the calls, as "shm" or "tcp"; empty: as the environment says, or the best
     std::string interface;  // that connections to other machines go out by; empty: as the environment says, or any
     std::string pool;       // "compute", "memory" or "balanced": on nodes of this one alone; empty: any
@@ -444,6 +445,9 @@ public:
         request.wait_ns = detail::nanoseconds_of(wanted.capacity_wait);
         request.idle_timeout_ns = detail::nanoseconds_of(wanted.idle_timeout);
         request.pu = detail::text_or_null(wanted.pu);
+        // What is no weight is refused by the manager.
+        const bool is_weight = wanted.time_weight >= 0 && wanted.time_weight <= 1;
+        request.time_weight_permille = is_weight ? static_cast<std::uint32_t>(wanted.time_weight * 1000 + 0.5) : UINT32_MAX;
         request.fabric = detail::text_or_null(wanted.fabric);
         request.interface = detail::text_or_null(wanted.interface);
         request.pool = detail::text_or_null(wanted.pool);

@@ -92,6 +92,10 @@ typedef struct sublet_xpu_cap {
  * upper half of a process's id is such a number, too. SUBLET_INVALID_ARGUMENT beyond the last. */
 uint32_t sublet_xpu_unit(uint32_t number, uint32_t *unit);
 
+/* The device of this name, as "opencl0" or "cuda1", of the node of a processor: a processing unit, too, where functions of this package are
+ * executed (sublet_executor_start) that has a build for such devices. SUBLET_INVALID_ARGUMENT if that node has no such device. */
+uint32_t sublet_xpu_device(uint32_t unit, const char *name, uint32_t *device);
+
 /* Starts a program of this package on a processor. "{arch}" in the path stands for its architecture, as in "bin/{arch}/stage"; in a
  * package of Python it is a Python file. argv and envp end with NULL; without argv the program is called by its path, and there are
  * no variables but those of envp and SUBLET_XPU_FD; a Python file has those of each worker, too. It has the rights of capv, and no
@@ -103,8 +107,8 @@ uint32_t sublet_xpu_unit(uint32_t number, uint32_t *unit);
 uint32_t sublet_xspawn(uint32_t unit, const char *path, const char *const argv[], const char *const envp[],
                        const sublet_xpu_cap capv[], uint32_t caps, sublet_xpu_pid *pid);
 
-/* Functions of this package on another processor: an executor is a worker process of the package, in a lease of its own as that of a
- * program that is spawned. Its functions are those of the package by their names, in whatever language its build for that processor is
+/* Functions of this package on another processor, or on a device: an executor is a worker process of the package, in a lease of its own as that of a
+ * program that is spawned. Its functions are those of the package by their names, in whatever language its build for that unit is
  * written; they execute one after another, in the order of their calls. Inputs and outputs have at most max_bytes, 64 KiB for 0, 32 MiB
  * at most. It ends when it is stopped, or with this process.
  *

@@ -43,6 +43,7 @@ pub struct sublet_allocation {
     idle_timeout_ns: u64,
     pu: *const c_char,
     shared: u32,
+    time_weight_permille: u32,
     fabric: *const c_char,
     interface: *const c_char,
     pool: *const c_char,
@@ -219,7 +220,8 @@ impl sublet_allocation {
             .max_nodes(self.max_nodes)
             .wait(Duration::from_nanos(self.wait_ns))
             .idle_timeout(Duration::from_nanos(self.idle_timeout_ns))
-            .pu(pu);
+            .pu(pu)
+            .time_weight(f64::from(self.time_weight_permille) / 1000.0);
         if let Some(fabric) = fabric {
             allocation = allocation.fabric(fabric.parse()?);
         }

@@ -1,4 +1,5 @@
-//! Bills: what leases have cost, by lease, tenant, function or period, exact to the last nano-unit.
+//! Bills: what leases have cost, by lease, tenant, function, period or kind of processing unit, exact to the last
+//! nano-unit.
 //!
 //! What a lease has cost is a function of its cumulative usage, rounded down once for each term. What it cost between
 //! two points of time is the difference of two such costs. So the lines of any grouping are differences and sums of
@@ -327,6 +328,7 @@ enum Key {
     Named(String, String),
     /// In minutes.
     Period(u64),
+    Pu(String),
 }
 
 /// The lines of a bill.
@@ -354,6 +356,10 @@ impl Lines {
                 BillBy::Period => {
                     let line = || BillLine { from_unix_ms: period * MINUTE_MS, ..BillLine::default() };
                     self.sum(Key::Period(period), line, usage, cost)?;
+                }
+                BillBy::Pu => {
+                    let line = || BillLine { pu: lease.pu.clone(), ..BillLine::default() };
+                    self.sum(Key::Pu(lease.pu.clone()), line, usage, cost)?;
                 }
                 BillBy::Function => self.add_functions(span, usage, cost)?,
             }

@@ -53,6 +53,7 @@ mod table;
 mod tenants;
 mod terms;
 mod waiting;
+mod weighing;
 
 use sublet_proto::price::Prices;
 use sublet_proto::v1::{self, LeaseState};
@@ -216,8 +217,8 @@ impl Core {
         self.nodes.iter().map(|(_, node)| node)
     }
 
-    /// The node whose processor this unit is, of a node itself and of those that it is linked with.
-    pub fn beside(&self, key: NodeKey, unit: u32) -> Option<&Node> {
+    /// The node that has this unit, of a node itself and of those that it is linked with, and the unit's kind.
+    pub fn beside(&self, key: NodeKey, unit: u32) -> Option<(&Node, String)> {
         self.nodes.beside(key, unit)
     }
 
@@ -272,6 +273,7 @@ impl Core {
             function_usage: lease.functions.clone(),
             end_code: lease.end.as_ref().and_then(|end| end.code).map_or(0, |code| code.number()),
             build: lease.build,
+            choice: lease.choice.to_string(),
         }
     }
 }

@@ -23,6 +23,7 @@ pub mod kernels;
 mod kind;
 mod library;
 mod manifest;
+mod profile;
 pub mod python;
 mod wasm;
 
@@ -42,6 +43,7 @@ pub use manifest::{
     Build, DEFAULT_DEADLINE_MS, MAX_BUILDS, MAX_DEADLINE_MS, MAX_MANIFEST_BYTES, MAX_SYMBOL_BYTES, Manifest,
     ManifestFunction, WasmLimits,
 };
+pub use profile::{MAX_PROFILES, MAX_SPEED, Profile};
 pub use python::{PythonNeeds, is_python, python_architecture};
 
 /// The manifest's name in a package's folder; no file of the package may have it.
@@ -73,6 +75,8 @@ pub struct Checked {
     pub functions: Vec<String>,
     /// Its builds, in the order of the manifest.
     pub builds: Vec<PackageBuild>,
+    /// Its profiles.
+    pub profiles: Vec<v1::Profile>,
     /// Size of the encoded package.
     pub size_bytes: u64,
     /// The decoded package: its files may be unpacked into an empty folder.
@@ -90,6 +94,7 @@ impl Checked {
             functions: self.functions.iter().map(function).collect(),
             deployed_unix_ms: 0,
             builds: self.builds.clone(),
+            profiles: self.profiles.clone(),
         }
     }
 }
@@ -197,7 +202,9 @@ pub fn validate(encoded: &[u8]) -> Result<Checked, Error> {
     check_files(&package.files)?;
     let manifest = Manifest::parse(&package.manifest)?;
     let (functions, builds) = read_builds(&manifest, &package.files)?;
-    Ok(Checked { name: manifest.name, digest: digest(encoded), functions, builds, size_bytes, package })
+    let profiles = manifest.profiles.iter().map(Profile::info).collect();
+    let (name, digest) = (manifest.name, digest(encoded));
+    Ok(Checked { name, digest, functions, builds, profiles, size_bytes, package })
 }
 
 /// The names of the functions, which are the first build's, and the builds.

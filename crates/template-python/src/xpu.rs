@@ -94,6 +94,7 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     xpu.add_function(wrap_pyfunction!(spawn, &xpu)?)?;
     xpu.add_function(wrap_pyfunction!(executor, &xpu)?)?;
     xpu.add_function(wrap_pyfunction!(unit, &xpu)?)?;
+    xpu.add_function(wrap_pyfunction!(device, &xpu)?)?;
     module.add("xpu", xpu)
 }
 
@@ -227,6 +228,12 @@ fn executor(py: Python<'_>, unit: u32, max_bytes: u64, timeout: Option<f64>) -> 
 #[pyfunction]
 fn unit(py: Python<'_>, number: u32) -> PyResult<u32> {
     call(py, |process| process.unit(number))
+}
+
+/// The device of a processor.
+#[pyfunction]
+fn device(py: Python<'_>, processor: u32, name: &str) -> PyResult<u32> {
+    call(py, |process| process.device(processor, name))
 }
 
 impl Reader {

@@ -98,6 +98,7 @@ macro_rules! export_c {
             ) -> u32;
             sublet_executor_stop = executor_stop(executor: u32) -> u32;
             sublet_xpu_unit = xpu_unit(number: u32, unit: *mut u32) -> u32;
+            sublet_xpu_device = xpu_device(unit: u32, name: *const core::ffi::c_char, device: *mut u32) -> u32;
         }
     };
     ($($name:ident = $function:ident ( $($argument:ident : $type:ty),* ) -> $answer:ty;)*) => {
@@ -316,6 +317,13 @@ pub unsafe fn xspawn(
 pub unsafe fn xpu_unit(number: u32, unit: *mut u32) -> u32 {
     // SAFETY: as the caller vouches.
     guarded(|| unsafe { put(unit, process()?.unit(number)?) })
+}
+
+/// # Safety
+/// A text or null, and a place for a number.
+pub unsafe fn xpu_device(unit: u32, name: *const c_char, device: *mut u32) -> u32 {
+    // SAFETY: as the caller vouches.
+    guarded(|| unsafe { put(device, process()?.device(unit, text(name)?)?) })
 }
 
 /// # Safety

@@ -213,6 +213,17 @@ impl Process {
         self.shared.call(Operation::Unit, [number.into(), 0, 0], &[]).map(|unit| unit as u32)
     }
 
+    /// The device of this name, as `opencl0`, of the node of a processor ([`Process::unit`]): a unit where functions of this
+    /// package are executed, if it has a build for such devices.
+    ///
+    /// # Errors
+    /// `invalid_argument` if that node has no such device; `agent_unreachable` if it is no neighbour, or out of reach.
+    pub fn device(&self, processor: u32, name: &str) -> Result<u32, Error> {
+        check_name(name)?;
+        let found = self.shared.call(Operation::Device, [processor.into(), 0, 0], name.as_bytes());
+        found.map(|unit| unit as u32)
+    }
+
     fn retry<T>(
         &self,
         deadline: Option<Instant>,

@@ -122,12 +122,14 @@ pub enum Operation {
     Spawn = 10,
     /// Which processors there are: 0 is the caller's own, those from 1 on are linked with it.
     Unit = 11,
+    /// Which unit a device is: the processor beside which it is; the payload is its name.
+    Device = 12,
 }
 
 impl Operation {
     /// From a number that a process said.
     pub fn from_number(number: u16) -> Result<Operation, Error> {
-        const ALL: [Operation; 11] = [
+        const ALL: [Operation; 12] = [
             Operation::Grant,
             Operation::Revoke,
             Operation::Rights,
@@ -139,6 +141,7 @@ impl Operation {
             Operation::Cut,
             Operation::Spawn,
             Operation::Unit,
+            Operation::Device,
         ];
         let found = ALL.into_iter().find(|operation| *operation as u16 == number);
         found.ok_or_else(|| Error::new(Code::Protocol, format!("there is no call {number} of the shim")))

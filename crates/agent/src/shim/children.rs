@@ -66,6 +66,8 @@ struct Child {
     /// The parent's.
     lease: String,
     spawn: Box<Spawn>,
+    /// The unit is this agent's own.
+    is_here: bool,
     /// The parent is.
     gone: Arc<Signal>,
 }
@@ -137,7 +139,8 @@ impl State {
         let lease = self.member(parent)?.lease.clone();
         let gone = self.children.adopt(parent)?;
         let (managers, encrypt) = (self.children.managers.clone(), self.children.encrypt);
-        let child = Child { state: self.own.clone(), managers, encrypt, parent, lease, spawn, gone };
+        let is_here = self.core.is_here(GlobalId { pu: spawn.unit, local: 0 });
+        let child = Child { state: self.own.clone(), managers, encrypt, parent, lease, spawn, is_here, gone };
         start_thread("sublet-child", move || child.live(tag)).map(drop)
     }
 
@@ -199,7 +202,7 @@ impl Child {
 
     /// This node's own agent by its socket, another one by its port.
     fn reach(&self, grant: &LeaseGrant) -> Result<(Connection, Option<FabricChoice>), Error> {
-        if self.spawn.unit == self.parent.pu {
+        if self.is_here {
             let socket = PacketSocket::connect(&socket_path(&grant.agent)?)?;
             return Ok((Connection::Local(socket), None));
         }

@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use sublet_proto::package::check_path;
 use sublet_proto::v1::{self, shim_message};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, pu};
 use sublet_xpu::wire::{DESCRIPTORS, MAX_NAME_BYTES};
 use sublet_xpu::{FifoShape, GlobalId, Rights};
 
@@ -53,7 +53,9 @@ pub(crate) type Peer = u32;
 
 /// See the [module](self).
 pub(crate) struct Core {
-    /// Of this agent's start.
+    /// Of this agent.
+    node: String,
+    /// Of its start.
     instance: String,
     /// Which it serves.
     units: BTreeSet<u32>,
@@ -107,6 +109,7 @@ struct Fifo {
 
 #[derive(Default)]
 struct Neighbour {
+    node: String,
     units: Vec<u32>,
     /// It has told what it knows.
     is_linked: bool,
@@ -189,6 +192,11 @@ pub(crate) enum Call {
     Unit {
         number: u64,
     },
+    /// The device of this name beside a processor.
+    Device {
+        processor: u32,
+        name: String,
+    },
 }
 
 /// A program that is to be executed.
@@ -248,10 +256,11 @@ pub(crate) enum Effect {
 }
 
 impl Core {
-    /// Of an agent that serves these units. Local numbers begin where it is said, so that
+    /// Of an agent of this node that serves these units. Local numbers begin where it is said, so that
     /// those of an earlier start come again seldom.
-    pub(crate) fn new(instance: String, units: &[u32], first_local: u32) -> Core {
+    pub(crate) fn new(node: &str, instance: String, units: &[u32], first_local: u32) -> Core {
         Core {
+            node: node.into(),
             instance,
             units: units.iter().copied().collect(),
             next_local: first_local.max(1),
@@ -329,6 +338,7 @@ impl Core {
             }
             Call::Spawn(spawn) => self.spawn((by, tag), spawn),
             Call::Unit { number } => self.unit(by, number).map(|unit| Some(unit.into())),
+            Call::Device { processor, name } => self.device(processor, &name).map(|unit| Some(unit.into())),
         };
         match answered {
             Ok(Some(value)) => self.answer((by, tag), Ok(value)),
@@ -364,6 +374,25 @@ impl Core {
                 format!("there is no processor {number} that is linked with this one"),
             )
         })
+    }
+
+    /// The device of a node that a processor is of.
+    fn device(&self, processor: u32, name: &str) -> Result<u32, Error> {
+        let is_own = self.units.contains(&processor);
+        let node = match self.peers.get(&processor).filter(|peer| peer.is_linked) {
+            _ if is_own => &self.node,
+            Some(neighbour) => &neighbour.node,
+            None => {
+                let message = format!("processor {processor:x} is no neighbour, or is out of reach");
+                return Err(Error::new(Code::AgentUnreachable, message));
+            }
+        };
+        let unit = pu::id(node, name);
+        let is_there = if is_own { self.units.contains(&unit) } else { self.routes.contains_key(&unit) };
+        if is_there && name != pu::PROCESSOR {
+            return Ok(unit);
+        }
+        Err(Error::new(Code::InvalidArgument, format!("node {node} has no device {name:?}")))
     }
 
     /// Now is time to tell neighbours what is gone.
@@ -441,7 +470,7 @@ impl Core {
         self.processes.get(&pid).ok_or_else(|| no_process(pid))
     }
 
-    fn is_here(&self, id: GlobalId) -> bool {
+    pub(super) fn is_here(&self, id: GlobalId) -> bool {
         self.units.contains(&id.pu)
     }
 

@@ -223,10 +223,11 @@ fn begin_link(state: &Arc<Mutex<State>>, peer: Peer, link: Link, units: &[u32]) 
     let mut state = lock(state);
     state.link_count += 1;
     let number = state.link_count;
+    let node = link.told_of.node.clone();
     if let Some((_, before)) = state.links.insert(peer, (number, link)) {
         before.end();
     }
-    state.core.greet(peer, units);
+    state.core.greet(peer, &node, units);
     state.perform();
     number
 }

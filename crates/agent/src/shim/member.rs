@@ -112,6 +112,9 @@ impl Member {
             Operation::Cut => Call::Cut { descriptor, connection: second as u32 },
             Operation::Spawn => Call::Spawn(Box::new(self.spawn(request)?)),
             Operation::Unit => Call::Unit { number: first },
+            Operation::Device => {
+                Call::Device { processor: number_of(first, "a processor")?, name: self.name(request)? }
+            }
         })
     }
 
@@ -145,7 +148,7 @@ impl Member {
 
     fn name(&self, request: &Request) -> Result<String, Error> {
         wire::check_name_len(request.len_bytes as usize)?;
-        let no_text = |_| Error::new(Code::InvalidArgument, "a FIFO's name that is no UTF-8");
+        let no_text = |_| Error::new(Code::InvalidArgument, "a name that is no UTF-8");
         let name = String::from_utf8(self.payload(request)?).map_err(no_text)?;
         wire::check_name(&name).map(|()| name)
     }

@@ -132,7 +132,7 @@ async fn check(steps: Vec<Step>) {
     let mut halves_nano = 0;
     for (from_unix_ms, to_unix_ms) in [(0, 0), (0, middle_ms), (middle_ms, 0)] {
         let mut totals = Vec::new();
-        for by in [BillBy::Lease, BillBy::Tenant, BillBy::Function, BillBy::Period] {
+        for by in [BillBy::Lease, BillBy::Tenant, BillBy::Function, BillBy::Period, BillBy::Pu] {
             let period_ms = 2 * MINUTE_MS;
             let asked =
                 BillRequest { from_unix_ms, to_unix_ms, by: by.into(), period_ms, ..BillRequest::default() };

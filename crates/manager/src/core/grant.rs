@@ -1,5 +1,7 @@
 //! What clients want: leases, a later end for one, its end. And the one place where leases begin and end.
 
+use std::sync::Arc;
+
 use sublet_proto::v1::{Price, Usage};
 use sublet_proto::{Code, Error};
 
@@ -7,7 +9,7 @@ use super::ids::{LeaseId, RequestId, TenantKey};
 use super::lease::{End, Lease, Marks, State};
 use super::messages::{Action, Renewal, Request, Standing};
 use super::nodes::Lending;
-use super::placement::Part;
+use super::placement::{Part, Placed};
 use super::pools::Pools;
 use super::waiting::{Served, Turn, Waiting};
 use super::{Core, placement, terms};
@@ -70,7 +72,8 @@ impl Core {
         if pools.is_empty() {
             return Err(Error::new(Code::NoCapacity, format!("it is the turn of another{}", barred.place())));
         }
-        let (choice, parts) = placement::place(&self.nodes, request, pools, &mut self.chance)?;
+        let placed = placement::place(&self.nodes, request, pools, &mut self.chance)?;
+        let Placed { choice, parts, why } = placed;
         self.tenants.get(request.tenant).check(parts.iter().map(|part| part.amount))?;
         let pool_of = |part: &Part| self.nodes.get(part.node).map(|node| node.pool);
         let pools = parts.iter().filter_map(pool_of).fold(Pools::NONE, Pools::with);
@@ -78,6 +81,7 @@ impl Core {
             return Ok((handed, pools));
         }
         let price = self.nodes.classes.price(choice.class);
+        let why: Arc<str> = why.into();
         let leases = parts
             .into_iter()
             .map(|part| {
@@ -90,6 +94,7 @@ impl Core {
                     package: request.package.clone(),
                     class: choice.class,
                     build: choice.build,
+                    choice: why.clone(),
                     amount: part.amount,
                     granted_ms: now_ms,
                     issued_ms: now_ms,

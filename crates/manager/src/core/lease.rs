@@ -69,6 +69,8 @@ pub struct Lease {
     pub class: ClassKey,
     /// and therefore by which build of the package.
     pub build: u32,
+    /// Why there, where there was a choice.
+    pub choice: Arc<str>,
     /// What it holds of the node.
     pub amount: Amount,
     /// When it was granted,

@@ -149,6 +149,13 @@ pub struct Request {
 }
 
 impl Request {
+    /// What it has by a profile of its package, if that says something else.
+    pub(super) fn terms_by(&self, profile: Option<&v1::Profile>) -> Option<Terms> {
+        let memory_bytes = profile.map_or(0, |profile| profile.memory_bytes);
+        let counts = memory_bytes > 0 && !self.terms.says_memory;
+        counts.then(|| self.terms.with_memory_of_each(memory_bytes))
+    }
+
     /// What it waits for, as whoever waited in vain is told.
     pub(super) fn asks(&self) -> String {
         let Terms { workers, shared, memory_bytes, .. } = self.terms;

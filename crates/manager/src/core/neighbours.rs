@@ -107,11 +107,14 @@ impl Nodes {
         }
     }
 
-    /// The node whose processor this unit is, of a node itself and of those that it is linked with.
-    pub(super) fn beside(&self, key: NodeKey, unit: u32) -> Option<&Node> {
+    /// The node that has this unit, of a node itself and of those that it is linked with, and of what kind the unit is:
+    /// the processor, or a device, which belongs to the same agent (Molecule 3.1: a virtual shim).
+    pub(super) fn beside(&self, key: NodeKey, unit: u32) -> Option<(&Node, String)> {
         let node = self.get(key)?;
-        let is_it = |other: &&Node| pu::id(&other.name, pu::PROCESSOR) == unit;
-        [node].into_iter().chain(self.marked(node)).find(is_it)
+        [node].into_iter().chain(self.marked(node)).find_map(|node| {
+            let units = pu::units(&node.description, self.classes.prices(), &[]);
+            units.into_iter().find(|found| found.id == unit).map(|found| (node, found.kind))
+        })
     }
 
     /// The same, for an agent that knows another version.

@@ -1,8 +1,9 @@
 //! Where leases go: ranked lists of nodes for each class, with random choice among the best (rFaaS-preprint 3.1), by rack and
 //! by pool (Scad 4.1.1).
 //!
-//! Where a package has several builds, or a build runs on nodes of several classes, the cheapest class that has room is
-//! taken; of several at one price the one whose build stands first in the package, and then the one with most room.
+//! Where a package has several builds, or a build runs on nodes of several classes, the class is taken that has room and
+//! where the work is cheapest, or soonest done, as who asks weighs the two ([`weighing`](super::weighing)); of several
+//! that are alike the one whose build stands first in the package, and then the one with most room.
 //!
 //! Nodes of a class are ranked by the room that they have. A lease goes to a node of the lowest rank where it fits, so
 //! that large leases still find room; which one of that rank is chance, so that the leases of many clients, and of
@@ -12,7 +13,7 @@
 //! anywhere, the pools are looked through in the lease's order ([`pools`]), and in each pool first where leases like it have
 //! been, then by rank. Anywhere begins with the rack that has most room.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::HashMap;
 
 use sublet_proto::package::{is_device, is_python, runs_on};
@@ -32,6 +33,7 @@ use super::racks::{Group, Grouped, Measure, Shifted, Spot};
 use super::ranked::merged;
 use super::segments;
 use super::terms::Terms;
+use super::weighing::{Fate, Work, explain};
 use super::{Level, global};
 
 /// Most kinds of nodes and devices, which are looked through for each request.
@@ -162,6 +164,15 @@ pub(super) struct Choice {
     pub(super) build: u32,
 }
 
+/// Where a request is placed.
+#[derive(Debug)]
+pub(super) struct Placed {
+    pub(super) choice: Choice,
+    pub(super) parts: Vec<Part>,
+    /// Why on this kind of processing unit, if there were several.
+    pub(super) why: String,
+}
+
 impl Classes {
     pub(super) fn new(prices: Prices) -> Classes {
         Classes { prices, known: Vec::new() }
@@ -194,10 +205,16 @@ impl Classes {
         self.known.len() < MAX_CLASSES || self.find(pu, architecture).is_some()
     }
 
-    /// Where a package can be executed, on processing units of this kind or, if none is said, of all, in no order.
+    /// Where a package can be executed, on processing units of this kind or, if none is said, of all of which it has
+    /// profiles, in no order.
     fn fitting(&self, package: &PackageInfo, pu: &str) -> impl Iterator<Item = Choice> {
+        let is_any = package.profiles.is_empty();
+        let fits = move |class: &Class| match pu {
+            "" => is_any || package.profile(&class.pu).is_some(),
+            pu => class.pu == pu,
+        };
         // Of a restored lease only the kind of processing unit is known; nothing is placed there.
-        let wanted = move |class: &Class| !class.architecture.is_empty() && (pu.is_empty() || class.pu == pu);
+        let wanted = move |class: &Class| !class.architecture.is_empty() && fits(class);
         let build_for = move |class: &Class| {
             package.builds.iter().position(|build| runs_on(&build.architecture, &class.architecture))
         };
@@ -208,12 +225,35 @@ impl Classes {
     }
 
     /// The best first.
-    fn rank(&self, choices: &mut [Choice], terms: &Terms, pools: Pools) {
+    fn rank(&self, choices: &mut [Choice], request: &Request, pools: Pools) {
+        let Terms { shared, time_weight_permille, .. } = request.terms;
         choices.sort_by_cached_key(|choice| {
-            let class = &self.known[usize::from(choice.class.0)];
-            let room = class.ranks[usize::from(terms.shared)].totals(pools);
-            (terms.busy_second(&class.price), choice.build, Reverse((room.free, room.capacity)))
+            let room = self.ranked(choice.class, shared).totals(pools);
+            let work = self.work(request, choice.class);
+            let room = Reverse((room.free, room.capacity));
+            (work.score(time_weight_permille), work.second, choice.build, room)
         });
+    }
+
+    /// What a request does in a second on this kind of processing unit.
+    fn work(&self, request: &Request, class: ClassKey) -> Work {
+        let class = &self.known[usize::from(class.0)];
+        let profile = request.package.profile(&class.pu);
+        let terms = request.terms_by(profile).unwrap_or(request.terms);
+        Work::of(&terms, &class.price, profile.map(|profile| profile.speed_permille))
+    }
+
+    /// Of those at which was looked in this order, the one that was taken is the one of this number.
+    fn explain(&self, choices: &[Choice], request: &Request, taken: usize) -> String {
+        let kinds = choices.iter().enumerate().map(|(number, choice)| {
+            let fate = match number.cmp(&taken) {
+                Ordering::Less => Fate::Full,
+                Ordering::Equal => Fate::Taken,
+                Ordering::Greater => Fate::Left,
+            };
+            (self.pu(choice.class), self.work(request, choice.class), fate)
+        });
+        explain(kinds, request.terms.time_weight_permille)
     }
 
     fn get(&self, class: ClassKey) -> Option<&Class> {
@@ -340,16 +380,18 @@ pub(super) fn place(
     request: &Request,
     pools: Pools,
     chance: &mut Chance,
-) -> Result<(Choice, Vec<Part>), Error> {
+) -> Result<Placed, Error> {
     let search = Search { nodes, request, pools };
     if request.terms.is_segment() {
-        return segments::place(&search, chance).map(|(choice, part)| (choice, vec![part]));
+        let placed = segments::place(&search, chance);
+        return placed.map(|(choice, part)| Placed { choice, parts: vec![part], why: String::new() });
     }
-    let (choice, parts) = search.place_together(chance)?;
+    let placed = search.place_together(chance)?;
+    let choice = placed.choice;
     let is_single =
         request.package.builds.get(choice.build as usize).is_some_and(|build| is_python(&build.architecture));
     if !is_single {
-        return Ok((choice, parts));
+        return Ok(placed);
     }
     let Request { terms, .. } = request;
     if terms.workers as usize > MAX_PARTS {
@@ -364,7 +406,7 @@ pub(super) fn place(
         let amount = Amount { workers: 1, shared, memory_bytes: memory_bytes / u64::from(workers.max(1)) };
         (0..workers).map(move |_| Part { amount, ..part })
     };
-    Ok((choice, parts.into_iter().flat_map(alone).collect()))
+    Ok(Placed { parts: placed.parts.into_iter().flat_map(alone).collect(), ..placed })
 }
 
 /// What is looked for, among what.
@@ -443,19 +485,23 @@ impl Search<'_> {
     }
 
     /// With as few parts as there can be.
-    fn place_together(&self, chance: &mut Chance) -> Result<(Choice, Vec<Part>), Error> {
+    fn place_together(&self, chance: &mut Chance) -> Result<Placed, Error> {
         let Search { nodes, request, pools } = *self;
         let Request { package, pu, locality, .. } = request;
         if let Some(node) = &locality.only {
-            return self.place_on(node);
+            let (choice, parts) = self.place_on(node)?;
+            return Ok(Placed { choice, parts, why: String::new() });
         }
         let mut fitting = nodes.classes.fitting(package, pu);
         match (fitting.next(), fitting.next()) {
             (None, _) => Err(no_class(package, pu)),
-            (Some(only), None) => self.place_in(only.class, chance).map(|parts| (only, parts)),
+            (Some(choice), None) => {
+                let parts = self.place_by(choice, chance)?;
+                Ok(Placed { choice, parts, why: String::new() })
+            }
             (Some(one), Some(other)) => {
                 let mut choices: Vec<_> = [one, other].into_iter().chain(fitting).collect();
-                nodes.classes.rank(&mut choices, &request.terms, pools);
+                nodes.classes.rank(&mut choices, request, pools);
                 self.place_in_first(&choices, chance)
             }
         }
@@ -496,15 +542,31 @@ impl Search<'_> {
     }
 
     /// In the first of several classes that has room for all.
-    fn place_in_first(&self, choices: &[Choice], chance: &mut Chance) -> Result<(Choice, Vec<Part>), Error> {
+    fn place_in_first(&self, choices: &[Choice], chance: &mut Chance) -> Result<Placed, Error> {
         let mut refusals = Vec::new();
-        for &choice in choices {
-            match self.place_in(choice.class, chance) {
-                Ok(parts) => return Ok((choice, parts)),
+        for (number, &choice) in choices.iter().enumerate() {
+            match self.place_by(choice, chance) {
+                Ok(parts) => {
+                    let why = self.nodes.classes.explain(choices, self.request, number);
+                    return Ok(Placed { choice, parts, why });
+                }
                 Err(error) => refusals.push(error),
             }
         }
         Err(every_class(self.nodes, choices, &refusals))
+    }
+
+    /// With the memory that the package's profile says, unless the request says its own.
+    fn place_by(&self, choice: Choice, chance: &mut Chance) -> Result<Vec<Part>, Error> {
+        let Search { nodes, request, pools } = *self;
+        let profile = request.package.profile(nodes.classes.pu(choice.class));
+        match request.terms_by(profile) {
+            None => self.place_in(choice.class, chance),
+            Some(terms) => {
+                let request = &Request { terms, ..request.clone() };
+                Search { nodes, request, pools }.place_in(choice.class, chance)
+            }
+        }
     }
 
     fn place_in(&self, class: ClassKey, chance: &mut Chance) -> Result<Vec<Part>, Error> {

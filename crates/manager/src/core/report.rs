@@ -111,6 +111,7 @@ impl Core {
             package: Arc::new(package),
             class: self.nodes.classes.key(&lease.pu, ""),
             build: lease.build,
+            choice: lease.choice.as_str().into(),
             amount: Amount { workers: lease.cores, shared: lease.shared, memory_bytes: lease.memory_bytes },
             granted_ms: lease.granted_unix_ms,
             issued_ms: lease.granted_unix_ms,

@@ -8,6 +8,8 @@ use sublet_proto::limits::{
 use sublet_proto::v1::{LeaseRequest, Price, WorkerOptions};
 use sublet_proto::{ALWAYS_HOT_NS, Code, Error};
 
+use super::weighing::MAX_WEIGHT_PERMILLE;
+
 /// Lease time if the client does not say: ten minutes.
 pub const DEFAULT_TIMEOUT_MS: u64 = 10 * 60 * 1000;
 /// How workers wait and what they take in, if the client does not say.
@@ -35,6 +37,12 @@ pub struct Terms {
     pub options: WorkerOptions,
     /// Most nodes; 0: as many as needed.
     pub max_nodes: u32,
+    /// How much time counts beside price where there is a choice of processing units.
+    pub time_weight_permille: u32,
+    /// The memory is the request's own wish, and not a default.
+    pub(super) says_memory: bool,
+    /// What the inboxes take of it.
+    inbox_bytes: u64,
 }
 
 impl Terms {
@@ -59,6 +67,12 @@ impl Terms {
         within("cores", asked.cores.into(), 1, one_node.into())?;
         let worker = InboxShape::of(1, &options)?;
         check_times(asked)?;
+        within(
+            "thousandths that time counts",
+            asked.time_weight_permille.into(),
+            0,
+            MAX_WEIGHT_PERMILLE.into(),
+        )?;
         if options.swap_bytes > 0 {
             within("bytes to be swapped for each core", options.swap_bytes, MIN_SWAP_BYTES, MAX_SWAP_BYTES)?;
         }
@@ -76,6 +90,9 @@ impl Terms {
             idle_timeout_ms: asked.idle_timeout_ms,
             options,
             max_nodes: asked.max_nodes,
+            time_weight_permille: asked.time_weight_permille,
+            says_memory: asked.memory_bytes > 0,
+            inbox_bytes,
         })
     }
 
@@ -94,7 +111,16 @@ impl Terms {
             idle_timeout_ms: 0,
             options: DEFAULT_OPTIONS,
             max_nodes: 1,
+            time_weight_permille: 0,
+            says_memory: true,
+            inbox_bytes: 0,
         })
+    }
+
+    /// With as much memory for each worker, and at least what their inboxes take.
+    pub(super) fn with_memory_of_each(&self, memory_bytes: u64) -> Terms {
+        let memory_bytes = memory_bytes.saturating_mul(self.workers.into()).max(self.inbox_bytes);
+        Terms { memory_bytes, ..*self }
     }
 
     /// Whether it is memory alone.

@@ -178,6 +178,16 @@ impl House {
         architectures: &[&str],
         asked: &LeaseRequest,
     ) -> Vec<Action> {
+        self.request_with_profiles(tenant, architectures, &[], asked)
+    }
+
+    fn request_with_profiles(
+        &mut self,
+        tenant: &str,
+        architectures: &[&str],
+        profiles: &[v1::Profile],
+        asked: &LeaseRequest,
+    ) -> Vec<Action> {
         let build = |architecture: &&str| PackageBuild {
             architecture: architecture.to_string(),
             ..PackageBuild::default()
@@ -189,7 +199,12 @@ impl House {
             tenant: self.core.tenant_key(tenant),
             standing: Standing::Verified,
             pu: asked.pu.clone(),
-            package: Arc::new(PackageInfo { name: "p".into(), builds, ..PackageInfo::default() }),
+            package: Arc::new(PackageInfo {
+                name: "p".into(),
+                builds,
+                profiles: profiles.into(),
+                ..PackageInfo::default()
+            }),
             terms: Terms::of(asked).unwrap(),
             locality: Locality::of(asked).unwrap(),
             wait_ms: asked.wait_ms,

@@ -98,6 +98,7 @@ fn package() -> Checked {
         digest: package::digest(b"p"),
         functions: vec!["f".into()],
         builds: vec![PackageBuild { architecture: ARCHITECTURE.into(), ..PackageBuild::default() }],
+        profiles: Vec::new(),
         size_bytes: 1,
         package: Default::default(),
     }

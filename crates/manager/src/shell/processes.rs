@@ -2,7 +2,7 @@
 
 use sublet_proto::limits::MAX_TIMEOUT_MS;
 use sublet_proto::v1::{LeaseGrant, LeaseRequest, ProcessLeaseRequest, WorkerOptions};
-use sublet_proto::{Code, Error, pu};
+use sublet_proto::{Code, Error};
 
 use super::{Given, Shell, Wanted, parse_lease, unknown_lease};
 use crate::auth::Identity;
@@ -38,9 +38,9 @@ impl Shell {
         if !lease.is_active() || lease.provisional {
             return Err(Error::new(Code::LeaseEnded, format!("lease {id} is over, or nobody's yet")));
         }
-        let beside = state.core.beside(lease.node, *unit).ok_or_else(|| {
+        let (beside, kind) = state.core.beside(lease.node, *unit).ok_or_else(|| {
             let message = format!(
-                "processing unit {unit:x} is no processor of node {node} or of a node that is linked with it"
+                "processing unit {unit:x} is none of node {node} or of a node that is linked with it"
             );
             Error::new(Code::InvalidArgument, message)
         })?;
@@ -51,7 +51,7 @@ impl Shell {
             // Revoked, it ends this one, too.
             token: state.taken.token(id).parse().ok(),
             standing: Standing::Verified,
-            pu: pu::kind(&beside.description.pu).to_owned(),
+            pu: kind,
             package: lease.package.clone(),
             terms: Terms::of(&LeaseRequest {
                 cores: 1,

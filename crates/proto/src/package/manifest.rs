@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 
 use super::{
-    KernelLimits, Kind, MANIFEST_FILE, PythonNeeds, check_function_count, check_name, check_path, image,
-    invalid, kernels, python,
+    KernelLimits, Kind, MANIFEST_FILE, Profile, PythonNeeds, check_function_count, check_name, check_path,
+    image, invalid, kernels, profile, python,
 };
 use crate::Error;
 
@@ -23,12 +23,14 @@ pub const DEFAULT_DEADLINE_MS: u64 = 60_000;
 pub const MAX_DEADLINE_MS: u64 = 24 * 60 * 60 * 1000;
 
 /// What `sublet.toml` says.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
     /// The package's name.
     pub name: String,
     /// At least one. If any functions are named, all builds name the same ones in the same order: that of their indexes.
     pub builds: Vec<Build>,
+    /// On which kinds of processing units its functions are executed; none: wherever there is a build for.
+    pub profiles: Vec<Profile>,
 }
 
 /// A `[[build]]` of a manifest: the functions for one kind of processing unit. A manifest of one build has all this at its
@@ -104,6 +106,8 @@ struct Written {
     python: Option<PythonNeeds>,
     #[serde(default, rename = "build")]
     builds: Vec<Build>,
+    #[serde(default, rename = "profile")]
+    profiles: Vec<Profile>,
 }
 
 impl Manifest {
@@ -115,11 +119,13 @@ impl Manifest {
         if text.len() > MAX_MANIFEST_BYTES {
             return Err(wrong(format!("has {} bytes, at most {MAX_MANIFEST_BYTES} are taken", text.len())));
         }
-        let written: Written =
+        let mut written: Written =
             toml::from_str(text).map_err(|error| invalid(format!("{MANIFEST_FILE}: {}", error.message())))?;
         let name = written.name.clone();
         check_name("package", &name)?;
-        let manifest = Manifest { name, builds: written.builds()? };
+        let profiles = std::mem::take(&mut written.profiles);
+        profile::check(&profiles)?;
+        let manifest = Manifest { name, builds: written.builds()?, profiles };
         manifest.builds.iter().try_for_each(Build::check)?;
         Ok(manifest)
     }
@@ -284,7 +290,7 @@ fn check_functions(functions: &[ManifestFunction]) -> Result<(), Error> {
     Ok(())
 }
 
-fn wrong(what: String) -> Error {
+pub(super) fn wrong(what: String) -> Error {
     invalid(format!("{MANIFEST_FILE} {what}"))
 }
 
@@ -330,7 +336,8 @@ mod tests {
 
     #[test]
     fn what_a_build_says_of_a_function_goes_before_what_is_said_for_all() {
-        let Manifest { name, builds } = Manifest::parse(BUILDS).unwrap();
+        let manifest = Manifest::parse(BUILDS).unwrap();
+        let Manifest { name, builds, .. } = &manifest;
         let [native, kernels] = &builds[..] else { panic!("{builds:?}") };
         assert_eq!(
             (name.as_str(), native.library.as_str(), kernels.library.as_str()),
@@ -346,7 +353,6 @@ mod tests {
         let [f, g] = &kernels.functions[..] else { panic!("{kernels:?}") };
         assert_eq!((f.bytes_per_item, f.items, f.program.as_deref()), (Some(4), None, None));
         assert_eq!((g.bytes_per_item, g.items, g.program.as_deref()), (None, Some(2), Some("g.cl")));
-        let manifest = Manifest { name, builds };
         assert_eq!(manifest.build(1).unwrap().library, "p.cl");
         assert!(manifest.build(2).unwrap_err().message.contains("2 builds"));
     }

@@ -53,6 +53,8 @@ pub struct Allocation {
     wait: Duration,
     idle_timeout: Duration,
     pu: String,
+    /// In thousandths.
+    time_weight: u32,
     near: Vec<String>,
     warm: String,
     pool: Option<Pool>,
@@ -79,6 +81,7 @@ impl Allocation {
             wait: Duration::ZERO,
             idle_timeout: Duration::ZERO,
             pu: String::new(),
+            time_weight: 0,
             near: Vec::new(),
             warm: String::new(),
             pool: None,
@@ -177,10 +180,22 @@ impl Allocation {
     }
 
     /// On processing units of this kind: `cpu`, or as nodes call theirs, or a device, `opencl` or `cuda`; without this, of
-    /// those for which the package has builds the cheapest that is free. [`Lease::pu`](sublet_proto::v1::Lease) says
+    /// those for which the package has builds, or profiles if it says any, the one where its work is cheapest that is free
+    /// ([`Allocation::time_weight`]). [`Lease::pu`](sublet_proto::v1::Lease) says
     /// which it was.
     pub fn pu(mut self, kind: impl Into<String>) -> Allocation {
         self.pu = kind.into();
+        self
+    }
+
+    /// Where the package can be executed on several kinds of processing units: how much the time counts that its work
+    /// takes, beside what it costs, from 0, the price alone, to 1, the time alone. How fast it is on which the package's
+    /// profiles say (Molecule, section 4.1), and [`Lease::choice`](sublet_proto::v1::Lease) what was weighed. Without
+    /// this, 0.
+    pub fn time_weight(mut self, weight: f64) -> Allocation {
+        // What is no weight is refused by the manager.
+        let permille = (weight * 1000.0).round();
+        self.time_weight = if permille >= 0.0 { permille as u32 } else { u32::MAX };
         self
     }
 
@@ -232,6 +247,7 @@ impl Allocation {
             wait_ms: milliseconds(self.wait),
             idle_timeout_ms: milliseconds(self.idle_timeout),
             pu: self.pu.clone(),
+            time_weight_permille: self.time_weight,
             near: self.near.clone(),
             warm: self.warm.clone(),
             pool: self.pool.map(|pool| pool.to_string()).unwrap_or_default(),

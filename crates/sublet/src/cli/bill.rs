@@ -20,6 +20,7 @@ Examples:
   sublet bill --by tenant --from 2026-01-01       what each tenant has spent since
   sublet bill --function                          which functions have computed for how long
   sublet bill --by period --period 1h --from -24h --tenant alice
+  sublet bill --by pu                             each kind of processing unit's share
   sublet bill --json                              times in nanoseconds, money in billionths (nano) of the currency
 
 A lease costs what it holds (GiB-seconds), what it computes and what it polls (core-seconds), each at the price of
@@ -71,6 +72,7 @@ enum By {
     Tenant,
     Function,
     Period,
+    Pu,
 }
 
 /// The result: one list, named for what its lines stand for, and the total.
@@ -81,6 +83,7 @@ enum Lines {
     Tenants(Vec<BillLineView>),
     Functions(Vec<BillLineView>),
     Periods(Vec<BillLineView>),
+    Pus(Vec<BillLineView>),
 }
 
 #[derive(Debug, Serialize)]
@@ -105,6 +108,7 @@ impl Arguments {
             By::Tenant => BillBy::Tenant,
             By::Function => BillBy::Function,
             By::Period => BillBy::Period,
+            By::Pu => BillBy::Pu,
         }
     }
 
@@ -138,6 +142,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
         BillBy::Tenant => Lines::Tenants(lines),
         BillBy::Function => Lines::Functions(lines),
         BillBy::Period => Lines::Periods(lines),
+        BillBy::Pu => Lines::Pus(lines),
     };
     let total = Total { cost: CostView::from(&total), usage: total.usage.into() };
     output.show(&Bill { lines, total }, text)
@@ -152,6 +157,7 @@ fn text(bill: &Bill) -> String {
             sums(["FUNCTION", "TENANT"], lines, names, &bill.total)
         }
         Lines::Periods(lines) => sums(["FROM"], lines, period, &bill.total),
+        Lines::Pus(lines) => sums(["PU"], lines, |line| [line.pu.clone()], &bill.total),
     }
 }
 

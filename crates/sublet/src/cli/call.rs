@@ -15,7 +15,7 @@ use sublet_runtime::{
 use super::Connection;
 use super::files::{is_dash, read_up_to, write_output};
 use super::output::Output;
-use super::parse::{duration, fabric, pool, show_bytes, show_ns, size};
+use super::parse::{duration, fabric, pool, show_bytes, show_ns, size, weight};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -70,9 +70,14 @@ pub(crate) struct Arguments {
     memory: Option<u64>,
 
     /// The kind of processing unit: cpu, or as nodes call theirs, opencl or cuda [default: of those for which the package
-    /// has builds the cheapest that is free]
+    /// has builds, or profiles, the cheapest that is free]
     #[arg(long, value_name = "KIND")]
     pu: Option<String>,
+
+    /// Where the package can be executed on several kinds of processing units: how much the time counts that its work takes, beside
+    /// what it costs, from 0, the price alone, to 1, the time alone
+    #[arg(long, value_name = "WEIGHT", default_value_t = 0.0, hide_default_value = true, value_parser = weight)]
+    time_weight: f64,
 
     /// On nodes of this pool alone: compute, memory or balanced [default: rather on those of the pool that its memory says]
     #[arg(long, value_name = "POOL", value_parser = pool)]
@@ -97,7 +102,8 @@ impl Arguments {
         let mut allocation = Allocation::new(package)
             .policy(Policy::AlwaysWarm)
             .memory_bytes(self.memory.unwrap_or(0))
-            .wait(self.wait.unwrap_or_default());
+            .wait(self.wait.unwrap_or_default())
+            .time_weight(self.time_weight);
         if let Some(pu) = &self.pu {
             allocation = allocation.pu(pu);
         }
@@ -122,6 +128,9 @@ struct Called {
     node: String,
     /// The kind of processing unit that it ran on,
     pu: String,
+    /// why on that, where there were several,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    choice: String,
     /// and by which of its package's builds.
     build: u32,
     input_bytes: usize,
@@ -162,12 +171,13 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
             Ok(done) => break done,
         }
     };
-    let Lease { id: lease, node, pu, build, .. } = invoker.lease().unwrap_or_default();
+    let Lease { id: lease, node, pu, choice, build, .. } = invoker.lease().unwrap_or_default();
     let called = Called {
         function: arguments.name.clone(),
         lease,
         node,
         pu,
+        choice,
         build,
         input_bytes: input.len(),
         output_bytes: done.output_bytes,

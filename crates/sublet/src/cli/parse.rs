@@ -57,6 +57,12 @@ pub(crate) fn pool(text: &str) -> Result<Pool, String> {
     text.parse().map_err(|error: Error| error.message)
 }
 
+/// A weight: 0 to 1.
+pub(crate) fn weight(text: &str) -> Result<f64, String> {
+    let weight = text.parse().ok().filter(|weight| (0.0..=1.0).contains(weight));
+    weight.ok_or_else(|| format!("{text:?} is no weight; write it as 0.3, from 0 to 1"))
+}
+
 /// A time: `10s`, `500ms`, `2m`, `30d`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     scaled(text, &DURATION_UNITS_NS)

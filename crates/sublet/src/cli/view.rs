@@ -204,6 +204,9 @@ pub(crate) struct LeaseView {
     pub(crate) package: String,
     pub(crate) package_digest: String,
     pub(crate) pu: String,
+    /// Why on that, where there were several.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) choice: String,
     /// Which of its package's builds it runs.
     pub(crate) build: u32,
     pub(crate) cores: u32,
@@ -231,6 +234,7 @@ impl From<Lease> for LeaseView {
             package: lease.package_name,
             package_digest: lease.package,
             pu: processing_unit(lease.pu),
+            choice: lease.choice,
             build: lease.build,
             cores: lease.cores,
             shared: lease.shared,
@@ -259,6 +263,9 @@ pub(crate) struct BillLineView {
     /// As it is called; for what no function has used, holding memory and polling, `-`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) function: String,
+    /// The kind of processing unit.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) pu: String,
     /// Where the period begins.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) from_unix_ms: Option<u64>,
@@ -311,6 +318,7 @@ impl BillLineView {
                 let function = if line.function.is_empty() { "-".to_owned() } else { line.function };
                 BillLineView { tenant: line.tenant, function, ..bare }
             }
+            BillBy::Pu => BillLineView { pu: processing_unit(line.pu), ..bare },
             BillBy::Period => BillLineView { from_unix_ms: Some(line.from_unix_ms), ..bare },
             BillBy::Lease => BillLineView {
                 lease: Some(BilledLease {

@@ -14,8 +14,8 @@ use super::{Asked, Claim, Core, MAX_NAME_BYTES, MAX_PEER_NAMES, MAX_TOLD, Name, 
 pub(crate) struct Violation(pub(crate) String);
 
 impl Core {
-    /// A neighbour is there, which serves these units. What is told it first, and all that comes after it, tells it what is known here.
-    pub(crate) fn greet(&mut self, peer: Peer, units: &[u32]) {
+    /// A neighbour is there, the agent of this node, which serves these units. What is told it first, and all that comes after it, tells it what is known here.
+    pub(crate) fn greet(&mut self, peer: Peer, node: &str, units: &[u32]) {
         self.unlinked(peer);
         let is_theirs = |pid: &GlobalId| units.contains(&pid.pu);
         let held = self.fifos.iter().filter_map(|(object, fifo)| {
@@ -31,7 +31,7 @@ impl Core {
             held.map(|(pid, rights)| told_rights(0, *pid, *object, &fifo.tenant, *rights))
         });
         let (names, rights): (Vec<_>, Vec<_>) = (held.chain(claimed).collect(), rights.collect());
-        self.peers.insert(peer, Neighbour { units: units.into(), ..Neighbour::default() });
+        self.peers.insert(peer, Neighbour { node: node.into(), units: units.into(), ..Neighbour::default() });
         let told = |names: &[v1::FifoName], rights: &[v1::RightsUpdate], more| {
             let (instance, units) = (self.instance.clone(), self.units.iter().copied().collect());
             Body::Sync(v1::ShimSync { instance, units, names: names.into(), rights: rights.into(), more })

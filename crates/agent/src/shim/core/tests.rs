@@ -17,13 +17,16 @@ struct Computer {
     tag: Tag,
 }
 
+const NODES: [&str; 3] = ["here", "there", "yonder"];
+
 fn unit(index: usize) -> u32 {
     index as u32 + 1
 }
 
 impl Computer {
     fn new(agents: usize) -> Computer {
-        let cores = (0..agents).map(|index| Core::new(format!("{index}"), &[unit(index)], 1)).collect();
+        let cores =
+            (0..agents).map(|index| Core::new(NODES[index], format!("{index}"), &[unit(index)], 1)).collect();
         let (wires, up, begun, answers) = Default::default();
         let mut computer = Computer { cores, wires, up, begun, answers, others: Vec::new(), tag: 0 };
         for one in 0..agents {
@@ -40,7 +43,7 @@ impl Computer {
         for (from, to) in [(one, other), (other, one)] {
             self.wires.insert((from, to), VecDeque::new());
             self.up.insert((from, to));
-            self.cores[from].greet(unit(to), &[unit(to)]);
+            self.cores[from].greet(unit(to), NODES[to], &[unit(to)]);
         }
         self.settle();
     }
@@ -364,7 +367,7 @@ fn an_agent_that_returns_anew_has_none_of_its_processes() {
     computer.call(far, connect("f")).unwrap();
     let descriptor = computer.call(reader, connect("g")).unwrap() as u32;
     computer.unlink(0, 1);
-    computer.cores[1] = Core::new("anew".into(), &[2], 100);
+    computer.cores[1] = Core::new(NODES[1], "anew".into(), &[2], 100);
     assert!(computer.cores[0].peers.is_empty());
     computer.others.clear();
     computer.link(0, 1);
@@ -490,6 +493,28 @@ fn a_neighbour_speaks_for_itself_alone() {
         computer.cores[0].heard(3, body(late)).unwrap();
         assert_eq!(computer.cores[0].next_effect(), None);
     }
+}
+
+#[test]
+fn a_device_is_found_by_its_name_beside_its_processor_while_that_is_linked() {
+    let node = |name: &str| [pu::PROCESSOR, "opencl0"].map(|unit| pu::id(name, unit));
+    let (here, there) = (node(NODES[0]), node(NODES[1]));
+    let mut core = Core::new(NODES[0], "start".into(), &here, 1);
+    let found = |core: &Core, processor, name: &str| core.device(processor, name).map_err(|error| error.code);
+    assert_eq!(found(&core, here[0], "opencl0"), Ok(here[1]));
+    assert_eq!(found(&core, here[1], "opencl0"), Ok(here[1]), "as a process on it asks");
+    for none in ["cuda0", "opencl1", pu::PROCESSOR, ""] {
+        assert_eq!(found(&core, here[0], none), Err(Code::InvalidArgument), "{none:?}");
+    }
+    assert_eq!(found(&core, there[0], "opencl0"), Err(Code::AgentUnreachable));
+    core.greet(there[0], NODES[1], &there);
+    assert_eq!(found(&core, there[0], "opencl0"), Err(Code::AgentUnreachable), "before it has answered");
+    let sync = v1::ShimSync { instance: "its".into(), units: there.into(), ..v1::ShimSync::default() };
+    core.linked(there[0], &sync, &there).unwrap();
+    assert_eq!(found(&core, there[0], "opencl0"), Ok(there[1]));
+    assert_eq!(found(&core, there[0], "cuda0"), Err(Code::InvalidArgument));
+    core.unlinked(there[0]);
+    assert_eq!(found(&core, there[0], "opencl0"), Err(Code::AgentUnreachable));
 }
 
 #[test]

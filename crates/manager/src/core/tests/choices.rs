@@ -1,6 +1,6 @@
 //! On which kind of processing unit, and by which build of its package, a request is placed.
 
-use sublet_proto::v1::Price;
+use sublet_proto::v1::{self, Price};
 
 use super::*;
 
@@ -105,6 +105,71 @@ fn of_builds_at_one_price_the_first_is_taken_and_whoever_says_a_kind_gets_it() {
     assert!(error.message.contains("no node of dpu/x86_64 or dpu/wasm32 is there"), "{error}");
     let error = house.choice(&["aarch64", "cuda"], &on("")).unwrap_err();
     assert!(error.message.contains("no node of cpu/aarch64 or cuda is there"), "{error}");
+}
+
+/// A DPU that is cheaper and slower than a host, and a host with a device that is dearer and faster than it.
+fn profiled() -> (House, [v1::Profile; 3]) {
+    let mut house = priced();
+    let dpu = NodeDescription { pu: "dpu".into(), architecture: "aarch64".into(), ..node("d", 9) };
+    let device = NodeDescription { devices: vec!["opencl".into()], ..node("o", 9) };
+    for (number, description) in [(1, dpu), (2, device)] {
+        house.register(description, number, Vec::new()).unwrap();
+    }
+    let profile =
+        |pu: &str, memory_bytes, speed_permille| v1::Profile { pu: pu.into(), memory_bytes, speed_permille };
+    (house, [profile("cpu", 0, 1000), profile("dpu", 64 << 20, 400), profile("opencl", GIB / 4, 8_000)])
+}
+
+#[test]
+fn of_several_profiles_the_cheapest_or_the_fastest_is_taken_as_who_asks_weighs_them() {
+    // It says nothing of memory.
+    let asked = |cores| LeaseRequest { memory_bytes: 0, ..asked(cores) };
+    let (_, profiles) = profiled();
+    let taken = |profiles: &[v1::Profile], asked: &LeaseRequest| {
+        let (mut house, _) = profiled();
+        let leases = granted(house.request_with_profiles("t", &BUILDS, profiles, asked))?;
+        let lease = house.core.describe(house.core.lease(leases[0]).unwrap());
+        Ok::<_, Error>((lease.pu, lease.memory_bytes, lease.choice))
+    };
+    let weighed = |time_weight_permille| LeaseRequest { time_weight_permille, ..asked(1) };
+    // A second of the host's work costs 100, and 125 for its memory; on the DPU 2.5 s of 50 and 62, on the device an
+    // eighth of 10 and 2500.
+    let (pu, _, choice) = taken(&profiles, &weighed(0)).unwrap();
+    assert_eq!(pu, "cpu");
+    assert_eq!(
+        choice,
+        "by price: cpu (225 nano-units for a second's work, speed 1) is taken, dpu (281 nano-units for a second's work, speed 0.4), \
+         opencl (313 nano-units for a second's work, speed 8)"
+    );
+    let (pu, memory_bytes, choice) = taken(&profiles, &weighed(1000)).unwrap();
+    assert_eq!((pu.as_str(), memory_bytes), ("opencl", GIB / 4));
+    assert!(
+        choice.starts_with("by time: opencl (313 nano-units for a second's work, speed 8) is taken"),
+        "{choice}"
+    );
+    // Without its profile a kind is not chosen, but who names it has it.
+    let (pu, memory_bytes, choice) = taken(&profiles[1..2], &weighed(1000)).unwrap();
+    assert_eq!((pu.as_str(), memory_bytes, choice.as_str()), ("dpu", 64 << 20, ""));
+    let on_host = LeaseRequest { pu: "cpu".into(), ..asked(1) };
+    assert_eq!(taken(&profiles[1..2], &on_host).unwrap().0, "cpu");
+    // What the request says of memory holds, whatever the profile does.
+    let much = LeaseRequest { memory_bytes: GIB / 2, time_weight_permille: 1000, ..asked(1) };
+    assert_eq!(taken(&profiles, &much).unwrap().1, GIB / 2);
+    // Memory is for each worker.
+    let two = LeaseRequest { cores: 2, time_weight_permille: 1000, ..asked(1) };
+    assert_eq!(taken(&profiles, &two).unwrap().1, GIB / 2);
+}
+
+#[test]
+fn a_kind_that_is_full_is_named_and_the_next_one_taken() {
+    let (mut house, profiles) = profiled();
+    let nine = LeaseRequest { cores: 9, time_weight_permille: 1000, memory_bytes: GIB / 8, ..asked(1) };
+    granted(house.request_with_profiles("t", &BUILDS, &profiles, &nine)).unwrap();
+    let fast = LeaseRequest { cores: 1, ..nine };
+    let leases = granted(house.request_with_profiles("t", &BUILDS, &profiles, &fast)).unwrap();
+    let lease = house.core.describe(house.core.lease(leases[0]).unwrap());
+    assert_eq!(lease.pu, "dpu");
+    assert!(lease.choice.contains("opencl (") && lease.choice.contains(" has no room, "), "{}", lease.choice);
 }
 
 #[test]

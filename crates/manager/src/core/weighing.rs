@@ -1,0 +1,125 @@
+//! On which of several kinds of processing units a request had better be: what the work costs there, and how long it takes
+//! (Molecule 4.1). Who asks says how much either counts.
+
+use std::fmt::Write;
+
+use super::terms::Terms;
+
+/// What counts of time beside price, at most.
+pub(super) const MAX_WEIGHT_PERMILLE: u32 = 1000;
+/// The speed of a kind of which nothing is said.
+const PLAIN_PERMILLE: u32 = 1000;
+/// Into how many steps a factor of e is divided: costs that are closer to each other are compared exactly.
+const STEPS: f64 = 1e9;
+
+/// What a request does in a second, on some kind of processing unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Work {
+    /// What the second costs, as [`Terms::busy_second`] says it.
+    pub(super) second: u128,
+    /// Beside others.
+    pub(super) speed_permille: u32,
+}
+
+/// What has become of a kind that was looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It had no room.
+    Full,
+    Taken,
+    /// It would have been next.
+    Left,
+}
+
+impl Work {
+    pub(super) fn of(terms: &Terms, price: &sublet_proto::v1::Price, speed_permille: Option<u32>) -> Work {
+        let speed_permille = speed_permille.unwrap_or(PLAIN_PERMILLE).max(1);
+        Work { second: terms.busy_second(price), speed_permille }
+    }
+
+    /// The product of cost and time, each to the power of what it counts; of that the logarithm. The less the better.
+    pub(super) fn score(self, time_weight_permille: u32) -> i64 {
+        let time_weight =
+            f64::from(time_weight_permille.min(MAX_WEIGHT_PERMILLE)) / f64::from(MAX_WEIGHT_PERMILLE);
+        let time = f64::from(PLAIN_PERMILLE) / f64::from(self.speed_permille);
+        let cost = self.second.max(1) as f64 * time;
+        (STEPS * ((1.0 - time_weight) * cost.ln() + time_weight * time.ln())) as i64
+    }
+
+    /// Nano-units for what takes a second at plain speed.
+    fn cost_nano(self) -> u128 {
+        (self.second.saturating_mul(PLAIN_PERMILLE.into()) / u128::from(self.speed_permille)) >> 30
+    }
+}
+
+/// What was weighed, for who asked: kinds in the order in which they were looked at.
+pub(super) fn explain<'name>(
+    kinds: impl Iterator<Item = (&'name str, Work, Fate)>,
+    time_weight_permille: u32,
+) -> String {
+    let weight = time_weight_permille.min(MAX_WEIGHT_PERMILLE);
+    let mut said = match weight {
+        0 => "by price".to_owned(),
+        MAX_WEIGHT_PERMILLE => "by time".to_owned(),
+        weight => format!("by price and, to {} %, by time", f64::from(weight) / 10.0),
+    };
+    for (number, (kind, work, fate)) in kinds.enumerate() {
+        let (cost, speed) = (work.cost_nano(), f64::from(work.speed_permille) / f64::from(PLAIN_PERMILLE));
+        let fate = match fate {
+            Fate::Full => " has no room",
+            Fate::Taken => " is taken",
+            Fate::Left => "",
+        };
+        let before = if number == 0 { ": " } else { ", " };
+        // A string takes all that is written.
+        let _ = write!(said, "{before}{kind} ({cost} nano-units for a second's work, speed {speed}){fate}");
+    }
+    said
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn work(nano: u128, speed_permille: u32) -> Work {
+        Work { second: nano << 30, speed_permille }
+    }
+
+    #[test]
+    fn the_cheaper_work_is_better_by_price_and_the_faster_by_time() {
+        let (cpu, dpu, gpu) = (work(20_000, 1000), work(6_000, 400), work(200_000, 8000));
+        let best = |weight| {
+            let mut kinds = [("cpu", cpu), ("dpu", dpu), ("gpu", gpu)];
+            kinds.sort_by_key(|(_, work)| work.score(weight));
+            kinds.map(|(name, _)| name)
+        };
+        // A second's work costs 20000, 15000 and 25000.
+        assert_eq!(best(0), ["dpu", "cpu", "gpu"]);
+        assert_eq!(best(1000), ["gpu", "cpu", "dpu"]);
+        assert_eq!(best(300)[0], "gpu", "a fourth more for an eighth of the time");
+        assert_eq!(best(5000), best(1000));
+    }
+
+    #[test]
+    fn what_costs_nothing_has_a_place_too() {
+        assert!(work(0, 1000).score(0) < work(1, 1000).score(0));
+        assert!(work(0, 1).score(500) < work(1, 1).score(500));
+        assert_eq!(work(0, 1000).score(1000), 0);
+    }
+
+    #[test]
+    fn the_reason_names_all_kinds_in_their_order() {
+        let kinds = [
+            ("opencl", work(10, 1000), Fate::Full),
+            ("dpu", work(6_000, 400), Fate::Taken),
+            ("cpu", work(20_000, 1000), Fate::Left),
+        ];
+        assert_eq!(
+            explain(kinds.into_iter(), 0),
+            "by price: opencl (10 nano-units for a second's work, speed 1) has no room, dpu (15000 nano-units for a second's work, \
+             speed 0.4) is taken, cpu (20000 nano-units for a second's work, speed 1)"
+        );
+        assert!(explain([].into_iter(), 255).starts_with("by price and, to 25.5 %, by time"));
+        assert_eq!(explain([].into_iter(), 1000), "by time");
+    }
+}

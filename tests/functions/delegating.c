@@ -1,0 +1,26 @@
+/* A function that has its own kind executed on another processing unit: a kernel, where that is a device. */
+
+#include <string.h>
+
+#include "../../crates/capi/include/sublet_function.h"
+#include "../../crates/capi/include/sublet_xpu.h"
+
+/* A number, and bytes, which are doubled: by itself for 0, else by the first device of OpenCL beside the processor before that number. */
+SUBLET_FUNCTION uint32_t twice(void *in, uint32_t size, void *out, sublet_context *context) {
+    const uint32_t number = *(uint32_t *)in;
+    const unsigned char *bytes = (unsigned char *)in + sizeof number;
+    uint32_t unit, device, executor;
+    uint64_t written;
+    size -= sizeof number;
+    if (!number) {
+        for (uint32_t at = 0; at < size; at++) ((unsigned char *)out)[at] = (unsigned char)(bytes[at] * 2);
+        return size;
+    }
+    if (sublet_xpu_unit(number - 1, &unit) || sublet_xpu_device(unit, "opencl0", &device)
+        || sublet_executor_start(device, 0, 20000, &executor))
+        return sublet_fail(context, sublet_xpu_why());
+    const uint32_t failed =
+        sublet_executor_call(executor, "twice", bytes, size, out, sublet_capacity(context), 20000, &written);
+    sublet_executor_stop(executor);
+    return failed ? sublet_fail(context, sublet_xpu_why()) : (uint32_t)written;
+}
