@@ -13,11 +13,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import stages
 
+# Of what a stage in C makes, as stages.h says.
+ROOM = (1 << 18) + 8
+
 
 def native(library, name):
     function = getattr(ctypes.CDLL(library), name)
     function.argtypes, function.restype = [ctypes.c_char_p, ctypes.c_uint32, ctypes.c_void_p], ctypes.c_uint32
-    output = ctypes.create_string_buffer(stages.STAGE_BYTES)
+    output = ctypes.create_string_buffer(ROOM)
     return lambda text: ctypes.string_at(output, function(text, len(text), output))
 
 

@@ -1,7 +1,7 @@
-/* The stages of both chains: each takes text and makes text of it.
+/* The stages of the chains: each takes text and makes text of it, or a picture.
  *
  * The assistant (after the Alexa skill of ServerlessBench, which Molecule chains): front end, dialogue, home, door, light. Words (a
- * map-reduce of three): split, map, reduce. */
+ * map-reduce of three): split, map, reduce. A picture: resize, compress. */
 
 #include "stages.h"
 
@@ -169,4 +169,58 @@ uint32_t reduce(void *in, uint32_t size, void *out) {
     if (most.at) append(&text, most.at, most.len);
     append(&text, told, (size_t)snprintf(told, sizeof told, " %lu\n", highest));
     return (uint32_t)text.len;
+}
+
+/* A picture in grey: as many pixels across as down is a multiple of 4, at most 256 KiB together. */
+struct picture {
+    uint32_t width, height;
+    uint8_t pixels[];
+};
+
+static int is_picture(const struct picture *picture, uint32_t size) {
+    const uint64_t pixels = (uint64_t)picture->width * picture->height;
+    return picture->width % 4 == 0 && picture->height % 4 == 0 && pixels <= PICTURE_BYTES - sizeof *picture
+           && size == sizeof *picture + pixels;
+}
+
+/* Half as wide and half as high: the mean of each four pixels. Nothing for what is no picture. */
+uint32_t resize(void *in, uint32_t size, void *out) {
+    const struct picture *from = in;
+    struct picture *to = out;
+    if (size < sizeof *from || !is_picture(from, size)) return 0;
+    to->width = from->width / 2, to->height = from->height / 2;
+    for (uint32_t y = 0; y < to->height; y++) {
+        const uint8_t *above = from->pixels + (size_t)2 * y * from->width, *below = above + from->width;
+        uint8_t *row = to->pixels + (size_t)y * to->width;
+        for (uint32_t x = 0; x < to->width; x++)
+            row[x] = (uint8_t)((above[2 * x] + above[2 * x + 1] + below[2 * x] + below[2 * x + 1] + 2) / 4);
+    }
+    return (uint32_t)sizeof *to + to->width * to->height;
+}
+
+/* By block truncation (Delp and Mitchell, 1979): of each 4 by 4 pixels the mean of those below their mean, that of the others, and
+ * which are which, a quarter of the bytes. As kernels/compress.cl does it. */
+uint32_t compress(void *in, uint32_t size, void *out) {
+    const struct picture *from = in;
+    struct picture *to = out;
+    if (size < sizeof *from || !is_picture(from, size)) return 0;
+    *to = *from;
+    uint8_t *block = to->pixels;
+    for (uint32_t y = 0; y < from->height; y += 4) {
+        for (uint32_t x = 0; x < from->width; x += 4, block += 4) {
+            const uint8_t *corner = from->pixels + (size_t)y * from->width + x;
+            uint32_t sum = 0, low = 0, high = 0, bits = 0, count = 0;
+            for (uint32_t at = 0; at < 16; at++) sum += corner[(size_t)(at / 4) * from->width + at % 4];
+            for (uint32_t at = 0; at < 16; at++) {
+                const uint32_t pixel = corner[(size_t)(at / 4) * from->width + at % 4];
+                if (pixel * 16 >= sum) high += pixel, count++, bits |= 1u << at;
+                else low += pixel;
+            }
+            block[0] = (uint8_t)(count == 16 ? 0 : low / (16 - count));
+            block[1] = (uint8_t)(high / count);
+            block[2] = (uint8_t)bits;
+            block[3] = (uint8_t)(bits >> 8);
+        }
+    }
+    return (uint32_t)(block - (uint8_t *)out);
 }

@@ -243,26 +243,29 @@ class _Closable:
 
 
 class Executor(_Closable):
-    """Functions of this package on another processor: a worker process of the package there, in a lease of its own.
+    """Functions of a package on another processor, or on a device: a worker process of the package there, in a lease of its own.
 
-    They are the functions that the package names, in whatever language its build for that processor is written: bytes in, bytes out.
+    They are the functions that the package names, in whatever language its build for that unit is written: bytes in, bytes out.
     They execute one after another, in the order of the calls; who wants more at once starts more executors. It ends when it is closed,
     or with this process; it is a context manager, which closes it.
 
     Args:
-        unit: the processor, one of `units()`.
+        unit: the processor, one of `units()`, or a `device()`.
         max_bytes: bytes of an input or an output at most, up to 32 MiB.
         timeout: how long it may take to start, in seconds.
+        package: another package that is deployed, by its name or digest; without it this function's own, if that names functions.
 
     Raises as `spawn`; `WorkerDied` if it ends before it is ready, and `DeadlineExceeded`.
 
     Examples:
         >>> with xpu.Executor(xpu.units()[-1]) as dpu:
         ...     small = dpu.call("compress", image)
+        >>> with xpu.Executor(xpu.device("opencl0"), package="vectors") as kernels:
+        ...     scaled = kernels.call("scale", numbers)
     """
 
-    def __init__(self, unit: int, max_bytes: int = 1 << 16, timeout: float | None = 30.0) -> None:
-        self._native = _interface().executor(unit, max_bytes, timeout)
+    def __init__(self, unit: int, max_bytes: int = 1 << 16, timeout: float | None = 30.0, package: str = "") -> None:
+        self._native = _interface().executor(unit, max_bytes, timeout, package)
 
     @property
     def pid(self) -> Pid:

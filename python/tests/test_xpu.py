@@ -5,6 +5,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy
@@ -106,6 +107,38 @@ def test_a_device_is_found_by_its_name_beside_its_processor(platform, one):
             one.call(xpu.device, wrong)
     with pytest.raises(sublet.AgentUnreachable, match="no neighbour"):
         one.call(xpu.device, "opencl0", own ^ 1)
+
+
+def in_another_language(function, data):
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            native = xpu.Executor(xpu.units()[0], package="libshift")
+            break
+        except sublet.NoCapacity:
+            # The core of a lease that has ended is lent again when its agent has said so.
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+    with native:
+        return native.call(function, data)
+
+
+def test_a_function_that_was_sent_has_those_of_a_package_in_c_executed(platform, one, tmp_path):
+    compiler = shutil.which("cc") or pytest.skip("no C compiler is here")
+    source, library = tmp_path / "libshift.c", tmp_path / "libshift.so"
+    source.write_text(
+        "unsigned shift(const unsigned char *in, unsigned size, unsigned char *out) {\n"
+        "    for (unsigned at = 0; at < size; at++) out[at] = in[at] + 1;\n"
+        "    return size;\n"
+        "}\n"
+    )
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    with platform.lease(package=library, wait=60):
+        pass
+    assert one.call(in_another_language, "shift", b"HAL") == b"IBM"
+    with pytest.raises(sublet.Error, match='no function "lift"'):
+        one.call(in_another_language, "lift", b"")
 
 
 def test_ids_come_back_from_pickles_and_are_numbers():

@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use sublet::{Allocation, Code, Error, Invoker};
+use sublet_tests::cluster::{Cluster, Lent, Plan};
 use sublet_tests::functions::package;
-use sublet_tests::global::computer;
 use sublet_tests::platform::Platform;
 use sublet_tests::process::wait_until;
 use sublet_tests::root;
@@ -75,12 +75,17 @@ fn what_a_function_in_cpp_throws_ends_at_the_function_that_has_called_it() {
 }
 
 #[test]
-fn the_example_says_the_same_on_one_processor_on_two_and_by_http() {
+fn the_example_says_the_same_on_one_processor_on_two_on_a_device_and_by_http() {
     let python = root().join("target/tools/python/bin/python3");
-    let cluster = computer(&["--python", python.to_str().unwrap()]);
+    let mut cluster = Cluster::start(Plan::default());
+    for (pu, neighbour, device) in [("cpu", "node-1", "none"), ("dpu", "node-0", "opencl")] {
+        let of_this = ["--pu", pu, "--neighbour", neighbour, "--devices", device, "--listen", "127.0.0.1:0"];
+        let more = [&of_this[..], &["--python", python.to_str().unwrap()]].concat();
+        cluster.add_agent_with(Lent::cores(2), &more);
+    }
     wait_until("the units are linked", || {
         let listed = cluster.json(&["pus"]);
-        let mut units = listed["units"].as_array().unwrap().iter();
+        let mut units = listed["units"].as_array().unwrap().iter().filter(|unit| unit["unit"] == "cpu");
         units.all(|unit| unit["neighbours"].as_array().is_some_and(|names| !names.is_empty()))
     });
     let mut command = Command::new(python);
@@ -90,10 +95,12 @@ fn the_example_says_the_same_on_one_processor_on_two_and_by_http() {
     assert!(output.status.success(), "{}", output.status);
     // It compares the outputs by itself.
     let figures: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(figures.len(), 4, "two chains in two languages");
-    for figure in figures {
-        for way in ["one_ns", "two_ns", "http_ns", "http_over_one", "http_over_two"] {
-            assert!(figure[way].as_f64().unwrap() > 0.0, "{figure}");
-        }
+    let told = |figure: &Value, way: &str| figure[way].as_f64().is_some_and(|value| value > 0.0);
+    let chains: Vec<_> = figures.iter().map(|figure| figure["chain"].as_str().unwrap()).collect();
+    assert_eq!(chains, ["assistant", "words", "picture", "assistant", "words"], "in C, and in Python");
+    for figure in &figures {
+        let ways = ["one_ns", "two_ns", "http_ns", "http_over_one", "http_over_two"];
+        assert!(ways.iter().all(|way| told(figure, way)), "{figure}");
+        assert_eq!(told(figure, "device_ns"), figure["chain"] == "picture", "{figure}");
     }
 }

@@ -205,6 +205,27 @@ fn a_kernel_is_executed_on_a_device_of_this_node_and_of_another() {
 }
 
 #[test]
+fn functions_of_another_package_are_executed_too() {
+    let mut cluster = Cluster::start(Plan::default());
+    cluster.add_agent(Lent::cores(2));
+    cluster.json(&["deploy", &package("portable.c")]);
+    let host = Process::of(&cluster, Allocation::new(package("delegating.c")));
+    let elsewhere = |names: &str, input: &[u8]| {
+        let mut echoed = Err(Error::new(Code::Internal, "nothing was called"));
+        wait_until("the core of the one before is free", || {
+            echoed = host.call("elsewhere", &[names.as_bytes(), input].concat());
+            !echoed.as_ref().is_err_and(|error| error.message.contains("left"))
+        });
+        echoed
+    };
+    assert_eq!(elsewhere("libportable\0echo\0", b"and back").unwrap(), b"and back");
+    let error = elsewhere("libportable\0nobody\0", b"").unwrap_err();
+    assert!(error.message.contains("no function \"nobody\""), "{error}");
+    let error = elsewhere("nowhere\0echo\0", b"").unwrap_err();
+    assert!(error.message.contains("no package \"nowhere\" is deployed"), "{error}");
+}
+
+#[test]
 fn functions_in_python_are_executed_by_a_copy_of_a_warm_interpreter_of_the_other_processor() {
     let python = root().join("target/tools/python/bin/python3");
     let package = package_in_python().unwrap();

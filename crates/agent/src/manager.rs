@@ -76,9 +76,15 @@ impl Manager {
         .map(|confirmed| confirmed.ticket)
     }
 
-    /// A lease for a program that a process of one of the node's leases spawns on this processor.
-    pub(crate) fn lease_for_process(&mut self, lease: &str, unit: u32) -> Result<LeaseGrant, Error> {
-        let request = ProcessLeaseRequest { lease: lease.to_owned(), unit };
+    /// A lease for a program that a process of one of the node's leases spawns on this unit, of this package if one is
+    /// said.
+    pub(crate) fn lease_for_process(
+        &mut self,
+        lease: &str,
+        unit: u32,
+        package: &str,
+    ) -> Result<LeaseGrant, Error> {
+        let request = ProcessLeaseRequest { lease: lease.to_owned(), unit, package: package.to_owned() };
         self.answer(ANSWER_DEADLINE, request, async |client, request| client.lease_for_process(request).await)
     }
 

@@ -120,6 +120,9 @@ uint32_t sublet_xspawn(uint32_t unit, const char *path, const char *const argv[]
  * What sublet_xspawn says; SUBLET_WORKER_DIED if the executor has ended; SUBLET_DEADLINE_EXCEEDED. */
 uint32_t sublet_executor_start(uint32_t unit, uint64_t max_bytes, uint64_t timeout_ms, uint32_t *executor);
 
+/* The same, of functions of another package that is deployed, by its name or digest. SUBLET_UNKNOWN_PACKAGE if there is none. */
+uint32_t sublet_executor_start_of(const char *package, uint32_t unit, uint64_t max_bytes, uint64_t timeout_ms, uint32_t *executor);
+
 /* The process that it is. */
 uint32_t sublet_executor_process(uint32_t executor, sublet_xpu_pid *pid);
 

@@ -212,15 +212,23 @@ fn spawn(
     let capability = |(object, rights)| Ok((GlobalId::from_bits(object), Rights::from_bits(rights)?));
     call(py, move |process| {
         let capabilities = capabilities.into_iter().map(capability).collect::<Result<_, Error>>()?;
-        process.spawn(unit, &Spawn { path, args, env, capabilities }).map(GlobalId::to_bits)
+        process
+            .spawn(unit, &Spawn { path, args, env, capabilities, ..Spawn::default() })
+            .map(GlobalId::to_bits)
     })
 }
 
 /// Starts an executor on a processor.
 #[pyfunction]
-fn executor(py: Python<'_>, unit: u32, max_bytes: u64, timeout: Option<f64>) -> PyResult<Executor> {
+fn executor(
+    py: Python<'_>,
+    unit: u32,
+    max_bytes: u64,
+    timeout: Option<f64>,
+    package: &str,
+) -> PyResult<Executor> {
     let until = until(py, timeout)?;
-    let started = call(py, |process| process.executor(unit, max_bytes, until))?;
+    let started = call(py, |process| process.executor_of(package, unit, max_bytes, until))?;
     Ok(Executor(End::new("executor", started.pid(), started)))
 }
 

@@ -90,6 +90,9 @@ macro_rules! export_c {
                 timeout_ms: u64,
                 written: *mut u64
             ) -> u32;
+            sublet_executor_start_of = executor_start_of(
+                package: *const core::ffi::c_char, unit: u32, max_bytes: u64, timeout_ms: u64, executor: *mut u32
+            ) -> u32;
             sublet_executor_submit = executor_submit(
                 executor: u32, function: *const core::ffi::c_char, input: *const core::ffi::c_void, size: u64, timeout_ms: u64
             ) -> u32;
@@ -305,7 +308,7 @@ pub unsafe fn xspawn(
         // SAFETY: as the caller vouches.
         let (path, args, env) = unsafe { (text(path)?, words(argv), words(envp)) };
         let capabilities = capabilities.iter().map(capability).collect::<Result<_, Error>>()?;
-        let spawn = Spawn { path: path.to_owned(), args, env, capabilities };
+        let spawn = Spawn { path: path.to_owned(), args, env, capabilities, ..Spawn::default() };
         let spawned = process()?.spawn(unit, &spawn)?;
         // SAFETY: as the caller vouches.
         unsafe { put(pid, spawned.to_bits()) }
@@ -329,9 +332,24 @@ pub unsafe fn xpu_device(unit: u32, name: *const c_char, device: *mut u32) -> u3
 /// # Safety
 /// A place for a number.
 pub unsafe fn executor_start(unit: u32, max_bytes: u64, timeout_ms: u64, executor: *mut u32) -> u32 {
+    // SAFETY: a text that ends here, and the rest as the caller vouches.
+    unsafe { executor_start_of(c"".as_ptr(), unit, max_bytes, timeout_ms, executor) }
+}
+
+/// # Safety
+/// A text or null, and a place for a number.
+pub unsafe fn executor_start_of(
+    package: *const c_char,
+    unit: u32,
+    max_bytes: u64,
+    timeout_ms: u64,
+    executor: *mut u32,
+) -> u32 {
     guarded(|| {
         check_place(executor)?;
-        let started = process()?.executor(unit, max_bytes, deadline(timeout_ms))?;
+        // SAFETY: as the caller vouches.
+        let package = unsafe { text(package)? };
+        let started = process()?.executor_of(package, unit, max_bytes, deadline(timeout_ms))?;
         let number = started.descriptor();
         *executor_at(number)? = Some(started);
         // SAFETY: as the caller vouches.

@@ -1,5 +1,5 @@
-//! Functions of this process's package on another processor (Molecule 4.2: a runtime there, started by xspawn; 4.3: callers and callees
-//! are connected by FIFOs): a worker process of the package that this process has started, and calls of its functions.
+//! Functions of this process's package, or of another one, on another processor (Molecule 4.2: a runtime there, started by xspawn; 4.3: callers and callees
+//! are connected by FIFOs): a worker process of that package that this process has started, and calls of its functions.
 //!
 //! An executor has a lease of its own, on the processor that is named, and ends with this process. Its calls are executed one after
 //! another, in the order in which they were submitted; who wants more at once starts more executors.
@@ -101,19 +101,35 @@ struct Buffer {
 }
 
 impl Process {
-    /// Starts an executor on a processor of the computer: a worker process of this process's package, in a lease of its own of one core and as much memory as
-    /// this process has for each. Inputs and outputs have so many bytes at most, [`DEFAULT_BYTES`] if 0 is said.
+    /// Starts an executor on a processor or a device of the computer: a worker process of this process's package, in a
+    /// lease of its own of one core and as much memory as this process has for each. Inputs and outputs have so many
+    /// bytes at most, [`DEFAULT_BYTES`] if 0 is said.
     ///
     /// # Errors
     /// `invalid_argument` for more than [`MAX_BYTES`]; what [`Process::spawn`] says; why the executor cannot load the
     /// package; `worker_died` if it ends; `deadline_exceeded`.
     pub fn executor(&self, unit: u32, max_bytes: u64, deadline: Option<Instant>) -> Result<Executor, Error> {
+        self.executor_of("", unit, max_bytes, deadline)
+    }
+
+    /// As [`Process::executor`], of another package that is deployed, by its name or digest.
+    ///
+    /// # Errors
+    /// As for that; `unknown_package`.
+    pub fn executor_of(
+        &self,
+        package: &str,
+        unit: u32,
+        max_bytes: u64,
+        deadline: Option<Instant>,
+    ) -> Result<Executor, Error> {
         let max_bytes = if max_bytes == 0 { DEFAULT_BYTES } else { max_bytes };
         let shape = shape(max_bytes)?;
         let answers = self.init("", shape)?;
         let order = Order { caller: self.pid(), answers: answers.object(), max_bytes };
         let capabilities = vec![(answers.object(), Rights::WRITE)];
-        let spawn = Spawn { args: order.words(), capabilities, ..Spawn::default() };
+        let spawn =
+            Spawn { args: order.words(), capabilities, package: package.to_owned(), ..Spawn::default() };
         let pid = self.start(unit, &spawn)?;
         let mut begun = Begun { process: self, pid, answers, message: Buffer::for_messages(shape) };
         let calls = self.connect_to(begun.calls(deadline)?, deadline)?;

@@ -67,6 +67,8 @@ pub struct Spawn {
     pub env: Vec<Vec<u8>>,
     /// What it may do from the beginning.
     pub capabilities: Vec<(GlobalId, Rights)>,
+    /// The package that it is of, by its name or digest; empty: this process's.
+    pub package: String,
 }
 
 /// What a process has by a number, until it closes it.
@@ -170,7 +172,7 @@ impl Process {
         self.retry(deadline, || self.reader(Operation::ConnectToRead, [0; 3], name))
     }
 
-    /// Starts a program of this process's package on a processor of the computer (`xspawn`): of its own node or of one that is linked with it. The
+    /// Starts a program of a package on a processor of the computer (`xspawn`): of its own node or of one that is linked with it. The
     /// program has a lease of its own, of one core and as much memory as this process has for each; it ends with this process. It has the rights that are
     /// said, and no others.
     ///
@@ -190,10 +192,11 @@ impl Process {
             object: object.to_bits(),
             rights: rights.to_bits(),
         };
-        let Spawn { path, args, env, capabilities } = spawn;
+        let Spawn { path, args, env, capabilities, package } = spawn;
         let program = Program { path: path.clone(), args: args.clone(), env: env.clone() };
         let capabilities = capabilities.iter().map(capability).collect();
-        let said = SpawnProgram { program: Some(program), capabilities }.encode_to_vec();
+        let (program, package) = (Some(program), package.clone());
+        let said = SpawnProgram { program, capabilities, package }.encode_to_vec();
         if said.len() as u64 > PAYLOAD_BYTES {
             let message = format!(
                 "a program with {} bytes of arguments, environment and capabilities: at most {PAYLOAD_BYTES}",

@@ -236,10 +236,10 @@ mod tests {
 
     #[test]
     fn operations_have_their_numbers_and_there_are_no_others() {
-        for number in 1..=11 {
+        for number in 1..=12 {
             assert_eq!(Operation::from_number(number).unwrap() as u16, number);
         }
-        for number in [0, 12, u16::MAX] {
+        for number in [0, 13, u16::MAX] {
             assert_eq!(Operation::from_number(number).unwrap_err().code, Code::Protocol);
         }
     }

@@ -348,6 +348,7 @@ fn shim_messages() -> Vec<Vec<u8>> {
     let spawn = v1::SpawnProgram {
         program: Some(program()),
         capabilities: vec![v1::Capability { object: 1 << 32 | 2, rights: 2 }],
+        package: "libx".into(),
     };
     let spawn = tagged(12, &spawn.encode_to_vec());
     told.into_iter().chain(said).chain([spawn]).collect()

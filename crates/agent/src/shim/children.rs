@@ -180,7 +180,7 @@ impl Child {
     /// The connection closes if the child is not to be had, and then there is nothing of it.
     fn start(&self) -> Result<(Line<'_>, GlobalId), Error> {
         let unit = self.spawn.unit;
-        let grant = self.managers.connect()?.lease_for_process(&self.lease, unit)?;
+        let grant = self.managers.connect()?.lease_for_process(&self.lease, unit, &self.spawn.package)?;
         let (connection, fabric) = self.reach(&grant)?;
         let now = Instant::now();
         let mut line = Line { connection, gone: &self.gone, heard: now, told: now };

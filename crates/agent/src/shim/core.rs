@@ -204,6 +204,8 @@ pub(crate) enum Call {
 pub(crate) struct Spawn {
     pub(crate) unit: u32,
     pub(crate) program: v1::Program,
+    /// That it is of; empty: that of the process.
+    pub(crate) package: String,
     pub(crate) capabilities: Vec<(GlobalId, Rights)>,
 }
 

@@ -132,7 +132,7 @@ impl Member {
         let capability =
             |said: &Capability| Ok((GlobalId::from_bits(said.object), Rights::from_bits(said.rights)?));
         let capabilities = said.capabilities.iter().map(capability).collect::<Result<_, Error>>()?;
-        Ok(Spawn { unit, program, capabilities })
+        Ok(Spawn { unit, program, package: said.package, capabilities })
     }
 
     /// A copy, of which nobody changes anything any more.

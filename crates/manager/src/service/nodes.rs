@@ -50,7 +50,12 @@ impl Nodes for Service {
         request: Request<ProcessLeaseRequest>,
     ) -> Result<Response<LeaseGrant>, Status> {
         let caller = caller(&request)?;
-        let granted = self.0.shell.lease_for_process(&request.into_inner(), &caller).await;
+        let asked = request.into_inner();
+        let package = match asked.package.as_str() {
+            "" => None,
+            named => Some(self.0.packages.resolve(named).await.map_err(Error::into_status)?),
+        };
+        let granted = self.0.shell.lease_for_process(&asked, package, &caller).await;
         granted.map(Response::new).map_err(Error::into_status)
     }
 

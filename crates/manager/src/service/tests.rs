@@ -249,7 +249,7 @@ async fn a_program_gets_a_core_of_its_unit_for_the_tenant_of_who_spawns_it() {
     }
     let ask = async |lease: &str, unit: &str| {
         let unit = sublet_proto::pu::id(unit, "cpu");
-        let asked = ProcessLeaseRequest { lease: lease.into(), unit };
+        let asked = ProcessLeaseRequest { lease: lease.into(), unit, ..ProcessLeaseRequest::default() };
         answered(house.service.lease_for_process(by(Identity::local(0), asked)).await)
     };
     let asked =
@@ -271,6 +271,10 @@ async fn a_program_gets_a_core_of_its_unit_for_the_tenant_of_who_spawns_it() {
     assert_eq!(ask(&parent.id, "host").await.unwrap_err().code, Code::NoCapacity);
     assert_eq!(ask(&parent.id, "far").await.unwrap_err().code, Code::InvalidArgument, "it is not linked");
     assert_eq!(ask(&"0".repeat(32), "dpu").await.unwrap_err().code, Code::UnknownLease);
+    let unit = sublet_proto::pu::id("dpu", "cpu");
+    let of_nobody = ProcessLeaseRequest { lease: parent.id.clone(), unit, package: "nobody".into() };
+    let refused = answered(house.service.lease_for_process(by(Identity::local(0), of_nobody)).await);
+    assert_eq!(refused.unwrap_err().code, Code::UnknownPackage);
 }
 
 #[tokio::test]

@@ -1,7 +1,9 @@
 //! Leases for programs that processes spawn (Molecule, section 3.4): what their agents ask for on their behalf.
 
+use std::sync::Arc;
+
 use sublet_proto::limits::MAX_TIMEOUT_MS;
-use sublet_proto::v1::{LeaseGrant, LeaseRequest, ProcessLeaseRequest, WorkerOptions};
+use sublet_proto::v1::{LeaseGrant, LeaseRequest, PackageInfo, ProcessLeaseRequest, WorkerOptions};
 use sublet_proto::{Code, Error};
 
 use super::{Given, Shell, Wanted, parse_lease, unknown_lease};
@@ -12,13 +14,15 @@ use crate::core::{Locality, Refusals, Standing, Terms};
 const UNCALLED: WorkerOptions = WorkerOptions { slots: 1, slot_bytes: 64, hot_timeout_ns: 0, swap_bytes: 0 };
 
 impl Shell {
-    /// Grants a core for a program of a lease's tenant and package, on the node of the lease or on one that is linked with it.
+    /// Grants a core for a program of a lease's tenant, and of its package unless another is said, on the node of the lease or on
+    /// one that is linked with it.
     pub(crate) async fn lease_for_process(
         &self,
         request: &ProcessLeaseRequest,
+        package: Option<Arc<PackageInfo>>,
         caller: &Identity,
     ) -> Result<LeaseGrant, Error> {
-        let wanted = self.wanted_for_process(request, caller)?;
+        let wanted = self.wanted_for_process(request, package, caller)?;
         match self.request(wanted).await? {
             Given::Leases(mut granted) => match granted.pop() {
                 Some(granted) => Ok(self.sign_one(granted)),
@@ -28,8 +32,13 @@ impl Shell {
         }
     }
 
-    fn wanted_for_process(&self, request: &ProcessLeaseRequest, caller: &Identity) -> Result<Wanted, Error> {
-        let ProcessLeaseRequest { lease: id, unit } = request;
+    fn wanted_for_process(
+        &self,
+        request: &ProcessLeaseRequest,
+        package: Option<Arc<PackageInfo>>,
+        caller: &Identity,
+    ) -> Result<Wanted, Error> {
+        let ProcessLeaseRequest { lease: id, unit, .. } = request;
         let id = parse_lease(id)?;
         let state = self.lock()?;
         let lease = state.core.lease(id).ok_or_else(|| unknown_lease(id))?;
@@ -52,7 +61,7 @@ impl Shell {
             token: state.taken.token(id).parse().ok(),
             standing: Standing::Verified,
             pu: kind,
-            package: lease.package.clone(),
+            package: package.unwrap_or_else(|| lease.package.clone()),
             terms: Terms::of(&LeaseRequest {
                 cores: 1,
                 memory_bytes: lease.amount.memory_bytes / workers,
