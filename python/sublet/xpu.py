@@ -273,7 +273,8 @@ class Executor(_Closable):
         return Pid(self._native.pid)
 
     def call(self, function: str, data: ReadableBuffer = b"", timeout: float | None = None) -> bytes:
-        """Calls a function by its name, and returns its output.
+        """Calls a function by its name, and returns its output. Several, as `"resize|compress"`, follow each other there: the output of
+        each, of at most `max_bytes`, is the input of the next, and on a device it stays in its memory.
 
         What it says when it fails comes with its name before it. Raises `WorkerDied` if the executor has ended, `DeadlineExceeded`, which is a
         `TimeoutError`: the call goes on then, its output is dropped, and what is called next waits for its end.

@@ -25,13 +25,16 @@ SUBLET_FUNCTION uint32_t twice(void *in, uint32_t size, void *out, sublet_contex
     return failed ? sublet_fail(context, sublet_xpu_why()) : (uint32_t)written;
 }
 
-/* The names of a package and of one of its functions, each ended by 0, and that one's input: executed on this process's own processor. */
+/* The names of a package, of a device or none, and of a function of the package, each ended by 0, and that one's input: executed on that
+ * device of this process's node, or on its processor. */
 SUBLET_FUNCTION uint32_t elsewhere(void *in, uint32_t size, void *out, sublet_context *context) {
     const char *package = in, *end = package + size;
-    const char *function = package + strlen(package) + 1, *input = function + strlen(function) + 1;
+    const char *device = package + strlen(package) + 1, *function = device + strlen(device) + 1;
+    const char *input = function + strlen(function) + 1;
     uint32_t unit, executor;
     uint64_t written;
-    if (sublet_xpu_unit(0, &unit) || sublet_executor_start_of(package, unit, 0, 20000, &executor))
+    if (sublet_xpu_unit(0, &unit) || (*device && sublet_xpu_device(unit, device, &unit))
+        || sublet_executor_start_of(package, unit, 0, 20000, &executor))
         return sublet_fail(context, sublet_xpu_why());
     const uint32_t failed = sublet_executor_call(executor, function, input, (uint64_t)(end - input), out, sublet_capacity(context),
                                                  20000, &written);

@@ -128,6 +128,12 @@ fn what_goes_wrong_comes_back_with_the_name_of_the_function() {
     refused(caller.begin(1, u32::MAX), "4294967295");
     refused(caller.begin(9, 0), "no processor 9");
     let far = caller.begin(1, 4096).unwrap();
+    assert_eq!(word(&caller.ask(far, "square|square|square", &2u64.to_le_bytes()).unwrap()), 256);
+    assert_eq!(caller.ask(far, "echo|echo", b"as it is").unwrap(), b"as it is");
+    let error = caller.ask(far, "square|complain|square", &2u64.to_le_bytes()).unwrap_err();
+    assert!(error.message.ends_with("square|complain|square: complain: no such colour"), "{error}");
+    let error = caller.ask(far, "square||square", &2u64.to_le_bytes()).unwrap_err();
+    assert!(error.message.contains("no function \"\""), "{error}");
     let error = caller.ask(far, "complain", &[]).unwrap_err();
     assert!(error.message.ends_with("complain: no such colour"), "{error}");
     // Whatever the depth, the name of each function that it has passed is there.
@@ -204,25 +210,67 @@ fn a_kernel_is_executed_on_a_device_of_this_node_and_of_another() {
     assert!(error.message.contains("no processor 3"), "{error}");
 }
 
+/// Has functions executed by executors of other packages.
+struct Elsewhere(Process);
+
+impl Elsewhere {
+    fn of(cluster: &Cluster) -> Elsewhere {
+        Elsewhere(Process::of(cluster, Allocation::new(package("delegating.c")).pu("cpu")))
+    }
+
+    /// On a device, or on the processor.
+    fn call(&self, names: [&str; 3], input: &[u8]) -> Result<Vec<u8>, Error> {
+        let mut answered = Err(Error::new(Code::Internal, "nothing was called"));
+        wait_until("the core of the one before is free", || {
+            answered = self.0.call("elsewhere", &[names.join("\0").as_bytes(), b"\0", input].concat());
+            !answered.as_ref().is_err_and(|error| error.message.contains("left"))
+        });
+        answered
+    }
+}
+
 #[test]
 fn functions_of_another_package_are_executed_too() {
     let mut cluster = Cluster::start(Plan::default());
     cluster.add_agent(Lent::cores(2));
     cluster.json(&["deploy", &package("portable.c")]);
-    let host = Process::of(&cluster, Allocation::new(package("delegating.c")));
-    let elsewhere = |names: &str, input: &[u8]| {
-        let mut echoed = Err(Error::new(Code::Internal, "nothing was called"));
-        wait_until("the core of the one before is free", || {
-            echoed = host.call("elsewhere", &[names.as_bytes(), input].concat());
-            !echoed.as_ref().is_err_and(|error| error.message.contains("left"))
-        });
-        echoed
-    };
-    assert_eq!(elsewhere("libportable\0echo\0", b"and back").unwrap(), b"and back");
-    let error = elsewhere("libportable\0nobody\0", b"").unwrap_err();
+    let host = Elsewhere::of(&cluster);
+    assert_eq!(host.call(["libportable", "", "echo"], b"and back").unwrap(), b"and back");
+    let error = host.call(["libportable", "", "nobody"], b"").unwrap_err();
     assert!(error.message.contains("no function \"nobody\""), "{error}");
-    let error = elsewhere("nowhere\0echo\0", b"").unwrap_err();
+    let error = host.call(["nowhere", "", "echo"], b"").unwrap_err();
     assert!(error.message.contains("no package \"nowhere\" is deployed"), "{error}");
+}
+
+#[test]
+fn what_is_between_kernels_that_follow_each_other_stays_on_the_device() {
+    let mut cluster = Cluster::start(Plan::default());
+    cluster.add_agent_with(Lent::cores(2), &["--devices", "opencl"]);
+    let folder = tempfile::tempdir().unwrap();
+    fs::copy(root().join("tests/functions/staying.cl"), folder.path().join("staying.cl")).unwrap();
+    let functions =
+        ["mark", "look", "exceed", "spin"].map(|name| format!("[[function]]\nname = '{name}'\n")).concat();
+    let head = "name = 'staying'\nkind = 'opencl'\nlibrary = 'staying.cl'\n[kernels]\ndeadline_ms = 1000\n";
+    let manifest = format!("{head}{functions}");
+    fs::write(folder.path().join("sublet.toml"), manifest).unwrap();
+    cluster.json(&["deploy", folder.path().to_str().unwrap()]);
+    let host = Elsewhere::of(&cluster);
+    let call = |functions: &str, input: &[u8]| host.call(["staying", "opencl0", functions], input);
+    assert_eq!(call("mark", &[5]).unwrap(), [5]);
+    // By way of the host what the first has told of is all.
+    assert_eq!(call("look", &[5]).unwrap(), [5, 0]);
+    assert_eq!(call("mark|look", &[5]).unwrap(), [5, 77]);
+    assert_eq!(call("look|mark|look|mark|look", &[6]).unwrap(), [6, 77]);
+    let error = call("mark|exceed|look", &[5]).unwrap_err();
+    assert!(error.message.contains("mark|exceed|look: exceed: 65537 bytes of output"), "{error}");
+    let error = call("mark|nothing", &[5]).unwrap_err();
+    assert!(error.message.contains("no function \"nothing\""), "{error}");
+    let error = call("mark|spin|look", &[5]).unwrap_err();
+    assert!(
+        error.message.contains("mark|spin|look: spin: ran longer than its package allows, 1000 ms"),
+        "{error}"
+    );
+    assert_eq!(call("mark|look", &[7]).unwrap(), [7, 77]);
 }
 
 #[test]

@@ -126,9 +126,11 @@ uint32_t sublet_executor_start_of(const char *package, uint32_t unit, uint64_t m
 /* The process that it is. */
 uint32_t sublet_executor_process(uint32_t executor, sublet_xpu_pid *pid);
 
-/* Calls a function, and says how long its output is; written may be NULL. What a function has said when it failed comes with its name
- * before it, and so does every other error. SUBLET_OUTPUT_TOO_LARGE without room: then the length is said, and the output is lost;
- * SUBLET_DEADLINE_EXCEEDED: the call goes on, its answer is dropped, and what is called next waits for its end. */
+/* Calls a function, and says how long its output is; written may be NULL. Several functions with | between them, as "resize|compress",
+ * follow each other there: the output of each, of at most max_bytes, is the input of the next, and on a device it stays in its memory.
+ * What a function has said when it failed comes with its name before it, and so does every other error. SUBLET_OUTPUT_TOO_LARGE without
+ * room: then the length is said, and the output is lost; SUBLET_DEADLINE_EXCEEDED: the call goes on, its answer is dropped, and what is
+ * called next waits for its end. */
 uint32_t sublet_executor_call(uint32_t executor, const char *function, const void *input, uint64_t size, void *output,
                               uint64_t capacity, uint64_t timeout_ms, uint64_t *written);
 

@@ -11,7 +11,7 @@ use sublet_proto::{Code, Error};
 use crate::{KernelSpec, Program, Tenant};
 
 /// Whose the kernels of a process are that has one package: nobody else's are there.
-const ONLY: Tenant = Tenant(1);
+pub(crate) const ONLY: Tenant = Tenant(1);
 
 /// What a build says of its package's functions, in their order.
 #[derive(Clone, Debug)]

@@ -3,7 +3,8 @@
 //!
 //! The process has the device for itself. All kernels of the package are made and started as one vector when it begins, of
 //! an image that was built before in another sandbox; a call is a launch. Input and output are copied through this
-//! process's own memory: what a client may write to at any time is never given to a driver.
+//! process's own memory: what a client may write to at any time is never given to a driver. What is between functions
+//! that follow each other stays on the device (Molecule 4.3).
 //!
 //! A kernel that runs on after its deadline can be ended by nothing but the end of this process. Its call is told so, and
 //! when its client has been told the process ends itself; the next call begins another.
@@ -12,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use sublet_proto::package::built_file;
 use sublet_proto::{Code, Error};
-use sublet_runtime::worker::engine::{self, Caller, Engine, Load, Message};
+use sublet_runtime::worker::engine::{self, Caller, Engine, Load, Message, Sink, Source};
 
-use crate::package::Kernels;
-use crate::{DeviceError, Driver, Id, Input, MAX_LANES, Output, Patience, Sandboxes, Settings};
+use crate::package::{Kernels, ONLY};
+use crate::{DeviceBuffer, DeviceError, Driver, Id, Input, MAX_LANES, Output, Patience, Sandboxes, Settings};
 
 /// What a thread keeps of its own memory between calls, in bytes each way.
 const KEPT_BYTES: usize = 4 << 20;
@@ -66,7 +67,8 @@ impl<D: Driver> Engine for KernelEngine<D> {
 
     fn caller(&self, _worker: u32) -> Result<KernelCaller<'_, D>, Error> {
         let (input, output) = (Vec::new(), Vec::new());
-        Ok(KernelCaller { engine: self, input, output, message: Message::new(), is_lost: false })
+        let (kept, spare, message) = (None, None, Message::new());
+        Ok(KernelCaller { engine: self, input, output, kept, spare, message, is_lost: false })
     }
 }
 
@@ -75,33 +77,69 @@ pub struct KernelCaller<'engine, D: Driver> {
     engine: &'engine KernelEngine<D>,
     input: Vec<u8>,
     output: Vec<u8>,
+    /// What the latest step has left on the device,
+    kept: Option<DeviceBuffer<D>>,
+    /// and where the next one may leave something.
+    spare: Option<DeviceBuffer<D>>,
     message: Message,
     /// A kernel runs on.
     is_lost: bool,
 }
 
 impl<D: Driver> Caller for KernelCaller<'_, D> {
+    const KEEPS: bool = true;
+
     fn call(
         &mut self,
         function: u16,
         input: engine::Input<'_>,
-        mut output: engine::Output<'_>,
+        output: engine::Output<'_>,
+    ) -> Result<u32, Code> {
+        self.step(function, Source::Given(input), Sink::Given(output))
+    }
+
+    fn step(
+        &mut self,
+        function: u16,
+        from: Source<engine::Input<'_>>,
+        to: Sink<engine::Output<'_>>,
     ) -> Result<u32, Code> {
         let Some(&id) = self.engine.functions.get(usize::from(function)) else {
             return Err(Code::UnknownFunction);
         };
-        let from = room(&mut self.input, input.len());
-        input.copy_to(from);
-        let into = room(&mut self.output, output.capacity());
         let patience = Patience::Until(Instant::now() + self.engine.deadline);
-        match self.engine.sandboxes.launch(id, Input::Host(from), Output::Host(&mut *into), patience) {
-            Ok(written) => {
-                output.copy_from(&into[..written as usize]);
-                Ok(written)
+        let input = match (from, &self.kept) {
+            (Source::Given(input), _) => {
+                let from = room(&mut self.input, input.len());
+                input.copy_to(from);
+                Input::Host(from)
             }
+            (Source::Kept, Some(kept)) => Input::Device(kept),
+            (Source::Kept, None) => return Err(Code::Internal),
+        };
+        let sandboxes = &self.engine.sandboxes;
+        let launched = match to {
+            Sink::Given(mut output) => {
+                let into = room(&mut self.output, output.capacity());
+                let launched = sandboxes.launch(id, input, Output::Host(&mut *into), patience);
+                launched.inspect(|written| output.copy_from(&into[..*written as usize]))
+            }
+            Sink::Kept(most_bytes) => {
+                let spare = self.spare.take().filter(|spare| spare.capacity_bytes() == most_bytes);
+                match spare.map_or_else(|| sandboxes.buffer(ONLY, most_bytes), Ok) {
+                    Ok(mut buffer) => {
+                        let launched = sandboxes.launch(id, input, Output::Device(&mut buffer), patience);
+                        self.spare = self.kept.replace(buffer);
+                        launched
+                    }
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        match launched {
             // The worker tells it as it tells all that say so.
             Err(DeviceError::WroteTooMuch { written, .. }) => Ok(written),
-            Err(error) => Err(self.failed(&error)),
+            launched => launched.map_err(|error| self.failed(&error)),
         }
     }
 
@@ -117,6 +155,9 @@ impl<D: Driver> Caller for KernelCaller<'_, D> {
             if bytes.len() > KEPT_BYTES {
                 *bytes = Vec::new();
             }
+        }
+        for kept in [&mut self.kept, &mut self.spare] {
+            kept.take_if(|kept| kept.capacity_bytes() as usize > KEPT_BYTES);
         }
     }
 }

@@ -8,10 +8,12 @@
 //! (its *self FIFO*), lets the caller write to it, and says so by its first answer.
 //!
 //! ```text
-//! call     input, the function's name, its length (u32); nothing: the caller is done
+//! call     input, the function's name, or several with | between them, its length (u32); nothing: the caller is done
 //! answer   output or why it failed, the error's code (u32), 0 for none
 //! first    the id of the FIFO for calls (u64), 0 (u32)
 //! ```
+//!
+//! Of several functions the output of each is the input of the next, and what is between them stays where they are executed.
 //!
 //! Invariants:
 //! - Answers come in the order of the calls, one for each. A call of which the caller has given up the answer is executed all the same, and its
@@ -43,6 +45,8 @@ const NAP: Duration = Duration::from_millis(50);
 /// How long an executor waits before it does that, and for its caller to connect.
 const IDLE: Duration = Duration::from_secs(1);
 const CONNECTING: Duration = Duration::from_secs(60);
+/// What is between functions that follow each other.
+const THEN: char = '|';
 /// Where inputs and outputs begin: any number may be read there.
 const ALIGNMENT: usize = 64;
 
@@ -82,9 +86,64 @@ pub struct Served {
     answers: Writer,
     message: Buffer,
     output: Buffer,
+    /// Between functions that follow each other, once there were some.
+    between: Option<[Buffer; 2]>,
     max_bytes: u64,
     begun: Instant,
     had_caller: bool,
+}
+
+/// What executes an executor's functions.
+pub trait Execute {
+    /// Whether what is between functions that follow each other stays with it, as in the memory of a device.
+    const KEEPS: bool;
+
+    /// Executes one, and says how long its output is, or why it failed.
+    ///
+    /// # Errors
+    /// The latter.
+    fn execute(&mut self, function: &str, from: Source<&[u8]>, to: Sink<&mut [u8]>) -> Result<u32, Error>;
+
+    /// The caller has its answer.
+    fn rest(&mut self);
+}
+
+/// What a function reads that may follow another.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<Bytes> {
+    /// What its caller has given.
+    Given(Bytes),
+    /// What the function before it has left with whatever executes them.
+    Kept,
+}
+
+/// Where a function writes that may be followed by another.
+#[derive(Clone, Copy, Debug)]
+pub enum Sink<Bytes> {
+    /// Where its caller has said.
+    Given(Bytes),
+    /// It leaves it with whatever executes them, for the function after it: at most so many bytes.
+    Kept(u32),
+}
+
+impl<Bytes> Source<Bytes> {
+    /// The same, as somebody else calls it.
+    pub fn map<Other>(self, called: impl FnOnce(Bytes) -> Other) -> Source<Other> {
+        match self {
+            Source::Given(bytes) => Source::Given(called(bytes)),
+            Source::Kept => Source::Kept,
+        }
+    }
+}
+
+impl<Bytes> Sink<Bytes> {
+    /// The same, as somebody else calls it.
+    pub fn map<Other>(self, called: impl FnOnce(Bytes) -> Other) -> Sink<Other> {
+        match self {
+            Sink::Given(bytes) => Sink::Given(called(bytes)),
+            Sink::Kept(most_bytes) => Sink::Kept(most_bytes),
+        }
+    }
 }
 
 /// What an executor is told by its arguments.
@@ -180,7 +239,9 @@ impl Executor {
         self.answers.descriptor()
     }
 
-    /// Calls a function of the package by its name, and waits for what it answers.
+    /// Calls a function of the package by its name, and waits for what it answers. Several, as `resize|compress`, follow
+    /// each other there: the output of each is the input of the next, stays in the memory of the device if it is one, and
+    /// has at most as many bytes as an output.
     ///
     /// # Errors
     /// As for [`Executor::begin`] and [`Executor::result`]. A call that was not answered in time is executed to its end before the next one.
@@ -427,23 +488,25 @@ impl Served {
         };
         answers.write(said, deadline)?;
         let (output, begun) = (Buffer::for_messages(shape), Instant::now());
-        Ok(Served { calls: made?, answers, message, output, max_bytes, begun, had_caller: false })
+        let (calls, between) = (made?, None);
+        Ok(Served { calls, answers, message, output, between, max_bytes, begun, had_caller: false })
     }
 
-    /// Executes calls until their caller is done. What executes one gets the function's name, its input and where the output goes, and says how
-    /// long that is, or why it failed.
+    /// Has calls executed until their caller is done.
     ///
     /// # Errors
     /// What ends the connection.
-    pub fn serve(
-        &mut self,
-        mut execute: impl FnMut(&str, &[u8], &mut [u8]) -> Result<u32, Error>,
-    ) -> Result<(), Error> {
+    pub fn serve<E: Execute>(&mut self, mut by: E) -> Result<(), Error> {
         let (code, room) = (Code::Protocol, self.max_bytes as usize);
         while let Some(len) = self.next_call()? {
             let called = parts(self.message.first(len));
             let (function, input) = called.ok_or_else(|| Error::new(code, "a call of no function"))?;
-            let executed = execute(function, input, &mut self.output.all()[..room]);
+            let output = &mut self.output.all()[..room];
+            let executed = if function.contains(THEN) {
+                pass(function, input, output, &mut self.between, &mut by)
+            } else {
+                by.execute(function, Source::Given(input), Sink::Given(output))
+            };
             let answer = match executed.and_then(|len| check_room(len as usize, room)) {
                 Ok(len) => self.output.close(len, 0),
                 Err(error) => {
@@ -452,6 +515,7 @@ impl Served {
                 }
             };
             self.answers.write(answer, None)?;
+            by.rest();
         }
         Ok(())
     }
@@ -473,6 +537,43 @@ impl Served {
             self.had_caller |= is_there;
         }
     }
+}
+
+/// Executes functions one after the other.
+fn pass<E: Execute>(
+    functions: &str,
+    input: &[u8],
+    output: &mut [u8],
+    between: &mut Option<[Buffer; 2]>,
+    by: &mut E,
+) -> Result<u32, Error> {
+    let (room, last) = (output.len(), functions.matches(THEN).count());
+    let most_bytes = u32::try_from(room).unwrap_or(u32::MAX);
+    if !E::KEEPS && between.is_none() {
+        *between = Some([Buffer::new(room), Buffer::new(room)]);
+    }
+    let mut written = 0u32;
+    for (at, function) in functions.split(THEN).enumerate() {
+        let (before, after) = between.as_mut().map(|[before, after]| (before, after)).unzip();
+        let from = match before {
+            _ if at == 0 => Source::Given(input),
+            Some(before) => Source::Given(before.first(written.into())),
+            None => Source::Kept,
+        };
+        let to = match after {
+            _ if at == last => Sink::Given(&mut *output),
+            Some(after) => Sink::Given(&mut after.all()[..room]),
+            None => Sink::Kept(most_bytes),
+        };
+        let executed =
+            by.execute(function, from, to).and_then(|len| check_room(len as usize, room).map(|_| len));
+        let named = |Error { code, message }| Error::new(code, format!("{function}: {message}"));
+        written = executed.map_err(named)?;
+        if let Some(between) = between {
+            between.swap(0, 1);
+        }
+    }
+    Ok(written)
 }
 
 fn check_room(len: usize, room: usize) -> Result<usize, Error> {
@@ -498,7 +599,11 @@ fn clipped(text: &str, max_bytes: u64) -> &[u8] {
 
 impl Buffer {
     fn for_messages(shape: FifoShape) -> Buffer {
-        let bytes = vec![0; shape.max_message_bytes() as usize + ALIGNMENT];
+        Buffer::new(shape.max_message_bytes() as usize)
+    }
+
+    fn new(len: usize) -> Buffer {
+        let bytes = vec![0; len + ALIGNMENT];
         let at = bytes.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
         Buffer { bytes, at }
     }

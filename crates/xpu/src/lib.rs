@@ -22,7 +22,7 @@ mod process;
 pub mod wire;
 
 pub use capability::{GlobalId, Rights};
-pub use executor::{Executor, Served};
+pub use executor::{Execute, Executor, Served, Sink, Source};
 pub use fifo::{FifoShape, Reader, Unread, Writer};
 pub use process::{Process, Spawn};
 

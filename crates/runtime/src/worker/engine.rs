@@ -15,6 +15,7 @@ use sublet_fabric::Endpoint;
 use sublet_fabric::window::Address;
 use sublet_proto::v1::PackageInfo;
 use sublet_proto::{Code, Error};
+pub use sublet_xpu::{Sink, Source};
 
 use crate::frames::Shared;
 use crate::wire::MAX_MESSAGE_BYTES;
@@ -38,6 +39,9 @@ pub trait Engine: Send + Sync + 'static {
 
 /// What one worker thread calls functions with; it holds what an engine has for each thread.
 pub trait Caller {
+    /// Whether [`Caller::step`] leaves with the engine what is between two calls, as in the memory of a device.
+    const KEEPS: bool = false;
+
     /// Calls the function of this index in the package, and says how many bytes of output there are. More than the
     /// output's capacity is an error that the worker finds by itself.
     ///
@@ -45,6 +49,17 @@ pub trait Caller {
     /// [`Code::UnknownFunction`] without such a function. With [`Code::FunctionFailed`], [`Code::MemoryExceeded`] and
     /// [`Code::DeadlineExceeded`] goes [`Caller::message`]. None of them ends the worker.
     fn call(&mut self, function: u16, input: Input<'_>, output: Output<'_>) -> Result<u32, Code>;
+
+    /// As [`Caller::call`], of one of several functions that follow each other: the output of each is the input of the next.
+    ///
+    /// # Errors
+    /// As for that; [`Code::Internal`] if something is to be kept and the engine does not, or has nothing.
+    fn step(&mut self, function: u16, from: Source<Input<'_>>, to: Sink<Output<'_>>) -> Result<u32, Code> {
+        match (from, to) {
+            (Source::Given(input), Sink::Given(output)) => self.call(function, input, output),
+            _ => Err(Code::Internal),
+        }
+    }
 
     /// Why the latest call failed.
     fn message(&self) -> &[u8];

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use sublet_fabric::clock::ticks;
 use sublet_fabric::region::Region;
-use sublet_proto::v1::WorkerSetup;
+use sublet_proto::v1::{PackageInfo, WorkerSetup};
 use sublet_proto::{Code, Error};
-use sublet_xpu::Served;
+use sublet_xpu::{Execute, Served};
 
-use super::engine::{Caller, Engine, Input, Load, Output};
+use super::engine::{Caller, Engine, Input, Load, Output, Sink, Source};
 use super::process::{pin, read_manifest};
 use crate::wire::usage::{Meter, UsageLayout};
 
@@ -40,25 +40,45 @@ pub(super) fn run<E: Engine>(
     };
     let mut served = Served::begin(sublet_xpu::process()?, words, Some(Instant::now() + PATIENCE), begin)?;
     let engine = engine.ok_or_else(|| lacks("loaded package"))?;
-    let mut caller = engine.caller(0)?;
-    let number = |name: &str| {
-        let found = package.functions.iter().position(|function| function.name == name);
-        found.and_then(|number| u16::try_from(number).ok())
-    };
-    served.serve(|name, input, output| {
-        let Some(function) = number(name) else {
-            return Err(Error::new(Code::UnknownFunction, format!("the package has no function {name:?}")));
-        };
+    let caller = engine.caller(0)?;
+    served.serve(Functions { package: &package, meter, caller })?;
+    Ok(0)
+}
+
+/// A package's functions, each call of which is counted.
+struct Functions<'run, C> {
+    package: &'run PackageInfo,
+    meter: Meter<'run>,
+    caller: C,
+}
+
+impl<C> Functions<'_, C> {
+    fn number(&self, name: &str) -> Result<u16, Error> {
+        let found = self.package.functions.iter().position(|function| function.name == name);
+        found
+            .and_then(|number| u16::try_from(number).ok())
+            .ok_or_else(|| Error::new(Code::UnknownFunction, format!("the package has no function {name:?}")))
+    }
+}
+
+impl<C: Caller> Execute for Functions<'_, C> {
+    const KEEPS: bool = C::KEEPS;
+
+    fn execute(&mut self, name: &str, from: Source<&[u8]>, to: Sink<&mut [u8]>) -> Result<u32, Error> {
+        let function = self.number(name)?;
+        let Functions { meter, caller, .. } = self;
         let entered = ticks();
         let call = meter.enter(function, entered, false);
-        let called = caller.call(function, Input::of(input), Output::of(output));
+        let called = caller.step(function, from.map(Input::of), to.map(Output::of));
         meter.answer(&call, called.is_err());
         let said = called.map_err(|code| Error::new(code, String::from_utf8_lossy(caller.message())));
         let left = ticks();
         meter.leave(&call, left, left.saturating_sub(entered));
         meter.rest();
-        caller.rest();
         said
-    })?;
-    Ok(0)
+    }
+
+    fn rest(&mut self) {
+        self.caller.rest();
+    }
 }

@@ -1,0 +1,23 @@
+// Kernels of which the second sees what the first has written and not told of: only if that never left the device.
+kernel void mark(global const uchar *input, uint size, global uchar *output, uint capacity, global uint *written) {
+    if (get_global_id(0) != 0 || size < 1 || capacity < 2) return;
+    output[0] = input[0];
+    output[1] = 77;
+    *written = 1;
+}
+
+kernel void look(global const uchar *input, uint size, global uchar *output, uint capacity, global uint *written) {
+    if (get_global_id(0) != 0 || size < 1 || capacity < 2) return;
+    output[0] = input[0];
+    output[1] = input[1];
+    *written = 2;
+}
+
+// Says that it has written more than there is room for.
+kernel void exceed(global const uchar *input, uint size, global uchar *output, uint capacity, global uint *written) {
+    if (get_global_id(0) == 0) *written = capacity + 1;
+}
+
+kernel void spin(global const uchar *input, uint size, global uchar *output, uint capacity, global uint *written) {
+    for (volatile uint turns = 0;; turns++);
+}
