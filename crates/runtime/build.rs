@@ -4,7 +4,14 @@ use std::path::PathBuf;
 
 fn main() {
     // Functions call what `sublet_xpu.h` declares by its names.
-    for symbols in ["sublet_x*", "sublet_*_cap", "sublet_cap_*", "sublet_get_xpupid", "sublet_executor_*"] {
+    for symbols in [
+        "sublet_x*",
+        "sublet_*_cap",
+        "sublet_cap_*",
+        "sublet_get_xpupid",
+        "sublet_executor_*",
+        "sublet_chain_*",
+    ] {
         println!("cargo::rustc-link-arg-bins=-Wl,--export-dynamic-symbol={symbols}");
     }
     println!("cargo::rerun-if-changed=guard/guard.cpp");

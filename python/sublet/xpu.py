@@ -24,6 +24,7 @@ by signals as ever.
 from __future__ import annotations
 
 import enum
+import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ __all__ = [
     "OWN",
     "READ",
     "WRITE",
+    "Chain",
     "Executor",
     "GlobalId",
     "Pid",
@@ -50,6 +52,7 @@ __all__ = [
     "connect_to_read",
     "device",
     "fifo",
+    "find",
     "grant",
     "pid",
     "revoke",
@@ -157,6 +160,14 @@ def device(name: str, processor: int | None = None) -> int:
     Raises `InvalidArgument` if that node has no such device, `AgentUnreachable` if the processor is no neighbour's, or out of reach.
     """
     return _interface().device(_interface().unit(0) if processor is None else processor, name)
+
+
+def find(kind: str) -> int:
+    """A unit of this kind, as `"dpu"` or `"opencl"`: of this process's own node if that has one, else of a linked one.
+
+    Raises `AgentUnreachable` if there is none.
+    """
+    return _interface().find(kind)  # type: ignore[no-any-return]
 
 
 def spawn(
@@ -295,6 +306,46 @@ class Executor(_Closable):
 
     def __repr__(self) -> str:
         return f"<sublet executor {self.pid}{': closed' if self.closed else ''}>"
+
+
+class Chain(_Closable):
+    """Functions that a graph connects, on the units of this computer: one call of all of them.
+
+    Each component has an `Executor` on the unit of its kind (`"resources": {"pu": "dpu"}`), and without one on this process's own.
+    Components that follow each other there, and nobody else, are one call: on a device what is between them stays in its memory. Those that may be
+    executed at the same time have an executor each, as far as there are cores. It is a context manager, which ends them.
+
+    Args:
+        graph: the document, as a dictionary or as JSON: compute components of one instance and triggers, which may have conditions.
+        max_bytes: bytes of an input or an output at most, up to 32 MiB.
+        timeout: how long it may take to start, in seconds.
+
+    Raises `InvalidArgument` with all that is wrong with the document, `AgentUnreachable` if there is no unit of a kind; and as `Executor`.
+
+    Examples:
+        >>> with xpu.Chain(json.load(open("pictures.json"))) as pictures:
+        ...     small = pictures.call(image)
+    """
+
+    def __init__(self, graph: Mapping[str, Any] | str, max_bytes: int = 1 << 16, timeout: float | None = 30.0) -> None:
+        document = graph if isinstance(graph, str) else json.dumps(graph)
+        self._native = _interface().chain(document, max_bytes, timeout)
+
+    @property
+    def pids(self) -> list[Pid]:
+        """The processes that execute it, in the order in which they are called; one that does so twice is named twice."""
+        return [Pid(pid) for pid in self._native.pids]
+
+    def call(self, data: ReadableBuffer = b"", timeout: float | None = None) -> bytes:
+        """The output of the components that trigger no other, for this input of the entry. Of several each is behind its length in 8 bytes,
+        little endian, and followed by zeros up to a multiple of 8; and so is the input of a component that several trigger.
+
+        The first function that fails ends the call, and its name is before what it says. Raises as `Executor.call`.
+        """
+        return self._native.call(data, timeout)  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return f"<sublet chain{': closed' if self.closed else ''}>"
 
 
 class _End(_Closable):

@@ -98,6 +98,9 @@ def test_a_device_is_found_by_its_name_beside_its_processor(platform, one):
     units = {unit.name: unit.id for unit in platform.pus()}
     [own, *linked] = one.call(xpu.units)
     assert own in units.values() and linked == []
+    assert one.call(xpu.find, "cpu") == own
+    with pytest.raises(sublet.AgentUnreachable, match="unit of kind 'dpu'|unit of kind \"dpu\""):
+        one.call(xpu.find, "dpu")
     for name, found in units.items():
         device = name.rpartition("/")[2]
         if device != "cpu":
@@ -139,6 +142,58 @@ def test_a_function_that_was_sent_has_those_of_a_package_in_c_executed(platform,
     assert one.call(in_another_language, "shift", b"HAL") == b"IBM"
     with pytest.raises(sublet.Error, match='no function "lift"'):
         one.call(in_another_language, "lift", b"")
+
+
+def link(graph, timeout):
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            ends()["chain"] = xpu.Chain(graph)
+            return ends()["chain"].pids
+        except sublet.NoCapacity:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def call_chain(data, timeout=10):
+    return ends()["chain"].call(data, timeout)
+
+
+def test_a_graph_of_functions_in_c_is_called(platform, one, tmp_path):
+    compiler = shutil.which("cc") or pytest.skip("no C compiler is here")
+    source, library = tmp_path / "libcases.c", tmp_path / "libcases.so"
+    body = "for (unsigned at = 0; at < size; at++) out[at] = in[at] {}; return size;"
+    parameters = "(const unsigned char *in, unsigned size, unsigned char *out)"
+    functions = {"same": "", "lower": "| 32", "next": "+ 1"}
+    source.write_text("".join(f"unsigned {name}{parameters} {{ {body.format(how)} }}\n" for name, how in functions.items()))
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    with platform.lease(package=library, wait=60):
+        pass
+    component = {"type": "compute", "package": "libcases"}
+    graph = {
+        "version": 1,
+        "name": "cases",
+        "components": [
+            {**component, "name": "same", "function": "same", "entry": True},
+            {**component, "name": "lower", "function": "lower"},
+            {**component, "name": "next", "function": "next"},
+        ],
+        "edges": [
+            {"type": "trigger", "from": "same", "to": "lower", "when": "A"},
+            {"type": "trigger", "from": "same", "to": "next", "otherwise": True},
+        ],
+    }
+    pids = one.call(link, graph, 20)
+    assert len(pids) == 3 and {pid.pu for pid in pids} == {one.call(xpu.pid).pu}
+    assert one.call(call_chain, b"ABC") == b"abc"
+    assert one.call(call_chain, bytearray(b"HAL")) == b"IBM"
+    with pytest.raises(sublet.Error, match="70000 bytes of input"):
+        one.call(call_chain, bytes(70_000))
+    assert one.call(call_chain, b"A") == b"a"
+    one.call(shut, "chain")
+    with pytest.raises(sublet.InvalidArgument, match=r"components\[1\].function"):
+        one.call(link, {**graph, "components": [graph["components"][0], {**component, "name": "lower"}]}, 0)
 
 
 def test_ids_come_back_from_pickles_and_are_numbers():

@@ -109,6 +109,24 @@ fn a_graph_of_many_components_is_drawn() {
 }
 
 #[test]
+fn conditions_are_drawn() {
+    let document = of_triggers(3, [(0, 1), (0, 2)].into_iter()).replacen(
+        r#""to":"c1""#,
+        r#""to":"c1","when":"x<\u001b""#,
+        1,
+    );
+    let document = document.replacen(r#""to":"c2""#, r#""to":"c2","otherwise":true"#, 1);
+    let drawn = said(&["show", "-"], &document);
+    assert!(drawn.contains("◇ c0 ── c1 when \"x<\\u{1b}\"\n◇ c0 ── c2 otherwise\n"), "{drawn}");
+    assert_eq!(drawn.matches('◇').count(), 4, "{drawn}");
+    let svg = said(&["show", "-", "--svg", "-"], &document);
+    assert!(
+        svg.contains("<title>when &quot;x&lt;\\u{1b}&quot;</title>")
+            && svg.contains("<title>otherwise</title>")
+    );
+}
+
+#[test]
 fn what_has_too_many_edges_to_be_drawn_says_so_and_is_shown_as_json() {
     let document = of_triggers(50, (0..50).flat_map(|from| (from + 1..50).map(move |to| (from, to))));
     for arguments in [&["show", "-"][..], &["show", "-", "--svg", "-"]] {
@@ -154,6 +172,10 @@ fn the_schema_takes_and_refuses_what_check_does() {
         ("/components/3/limit_bytes", json!((1u64 << 50) + 1)),
         ("/edges/0/type", json!("calls")),
         ("/edges/0/rights", json!("read")),
+        ("/edges/0/when", json!("")),
+        ("/edges/0/when", json!("x".repeat(257))),
+        ("/edges/0/otherwise", json!("yes")),
+        ("/edges/2/when", json!("x")),
         ("/edges/2/rights", json!("own")),
         ("/limits", json!({ "cores": 0 })),
         ("/limits", json!({ "memory_bytes": 1 })),

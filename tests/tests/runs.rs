@@ -191,6 +191,45 @@ fn a_function_alone_is_a_graph_of_one_component() {
 }
 
 #[test]
+fn what_an_output_does_not_trigger_is_skipped_and_leases_nothing() {
+    let platform = platform();
+    let components = [
+        compute_with("start", "later", &json!({ "entry": true })),
+        compute("cat", "later"),
+        compute("dog", "later"),
+        compute("end", "later"),
+        memory("bones"),
+    ];
+    let when = |to: &str, field: &str, value: Value| {
+        let mut edge = trigger("start", to);
+        edge[field] = value;
+        edge
+    };
+    let edges = [
+        when("cat", "when", json!("\0cat")),
+        when("dog", "otherwise", json!(true)),
+        trigger("cat", "end"),
+        trigger("dog", "end"),
+        access("dog", "bones", "write"),
+    ];
+    let application = application(&platform, &document("pets", &components, &edges));
+    for (input, executed, skipped) in [("\0cat", "cat", "dog"), ("\0cow", "dog", "cat")] {
+        let outcome = application.run(input.as_bytes()).unwrap();
+        assert_eq!(outcome.outputs, [("end".to_owned(), vec![input.as_bytes().to_vec()])]);
+        let run = platform.json(&["graph", "history", &outcome.run]);
+        let used = |name: &str| {
+            let all = run["components"].as_array().unwrap();
+            all.iter().find(|used| used["component"] == name).unwrap().clone()
+        };
+        assert_eq!((&used(executed)["state"], &used(executed)["attempts"]), (&json!("done"), &json!(1)));
+        assert_eq!((&used(skipped)["state"], &used(skipped)["attempts"]), (&json!("skipped"), &json!(0)));
+        assert_eq!(used(skipped)["allocated_bytes"], 0);
+        assert_eq!(used("bones")["attempts"], i32::from(executed == "dog"), "only the dog wants them");
+        assert_idle(&platform);
+    }
+}
+
+#[test]
 fn workers_that_are_kept_have_nothing_of_the_run_before() {
     let platform = platform();
     let options = RunOptions { keep_alive: Duration::from_secs(60), ..RunOptions::default() };

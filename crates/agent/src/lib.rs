@@ -279,7 +279,8 @@ fn node(
     let instance = new_instance()?;
     let units = units(&description);
     let encrypt = gate.as_ref().is_some_and(|gate| gate.described.encrypted);
-    let shim = Shim::start((&options.name, &instance), &units, SHIM_THREADS, (managers.clone(), encrypt))?;
+    let of = (&*options.name, pu::kind(&options.pu), &*instance);
+    let shim = Shim::start(of, &units, SHIM_THREADS, (managers.clone(), encrypt))?;
     let node = Node {
         instance,
         processor: pu::id(&options.name, pu::PROCESSOR),

@@ -103,16 +103,16 @@ enum Connected {
 }
 
 impl Shim {
-    /// Of an agent of this node and start that serves these processing units, with so many threads. Leases for children come from these managers; whether they
+    /// Of an agent of this node, kind of processor and start that serves these processing units, with so many threads. Leases for children come from these managers; whether they
     /// are reached by encrypted connections alone is said, too.
     pub(crate) fn start(
-        (node, instance): (&str, &str),
+        (node, kind, instance): (&str, &str, &str),
         units: &[u32],
         threads: usize,
         children: (Arc<Managers>, bool),
     ) -> Result<Shim, Error> {
         let first = u32::from_str_radix(instance.get(..8).unwrap_or_default(), 16).unwrap_or(1);
-        let core = Core::new(node, instance.to_owned(), units, first);
+        let core = Core::new((node, kind), instance.to_owned(), units, first);
         let (members, readers, ways, invited, links) = Default::default();
         let own = |own: &Weak<Mutex<State>>| {
             Mutex::new(State {

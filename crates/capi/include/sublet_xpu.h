@@ -96,6 +96,10 @@ uint32_t sublet_xpu_unit(uint32_t number, uint32_t *unit);
  * executed (sublet_executor_start) that has a build for such devices. SUBLET_INVALID_ARGUMENT if that node has no such device. */
 uint32_t sublet_xpu_device(uint32_t unit, const char *name, uint32_t *device);
 
+/* A unit of this kind, as "dpu" or "opencl": of this process's own node if that has one, else of a linked one. SUBLET_AGENT_UNREACHABLE
+ * if there is none. */
+uint32_t sublet_xpu_find(const char *kind, uint32_t *unit);
+
 /* Starts a program of this package on a processor. "{arch}" in the path stands for its architecture, as in "bin/{arch}/stage"; in a
  * package of Python it is a Python file. argv and envp end with NULL; without argv the program is called by its path, and there are
  * no variables but those of envp and SUBLET_XPU_FD; a Python file has those of each worker, too. It has the rights of capv, and no
@@ -144,6 +148,30 @@ uint32_t sublet_executor_result(uint32_t executor, void *output, uint64_t capaci
 
 /* Ends it, when it has executed what was submitted. */
 uint32_t sublet_executor_stop(uint32_t executor);
+
+/* Functions that a graph connects, as docs/graphs.md says, on the units of this computer: each component of the document has an executor
+ * on the unit of its kind ("resources": {"pu": "dpu"}), and without one on this process's own. Components that follow each other there, and nobody else,
+ * are one call of several functions. Those that may be executed at the same time have an executor each, as far as there are cores.
+ * The graph has compute components of one instance and triggers alone, which may have conditions.
+ *
+ *     static const char graph[] = "{ \"version\": 1, \"name\": \"pictures\", \"components\": [ ... ], \"edges\": [ ... ] }";
+ *     uint32_t pictures;
+ *     if (sublet_chain_start(graph, sizeof graph - 1, 1 << 20, 10000, &pictures)) return sublet_fail(context, sublet_xpu_why());
+ *     if (sublet_chain_call(pictures, image, size, out, sublet_capacity(context), UINT64_MAX, &written))
+ *         return sublet_fail(context, sublet_xpu_why());
+ *
+ * SUBLET_INVALID_GRAPH, with all that is wrong with the document; SUBLET_AGENT_UNREACHABLE if there is no unit of a kind; as
+ * sublet_executor_start_of. */
+uint32_t sublet_chain_start(const char *graph, uint64_t size, uint64_t max_bytes, uint64_t timeout_ms, uint32_t *chain);
+
+/* Calls it: the input is the entry's. The output is that of the components that trigger no other: one as it is, of several each behind
+ * its length in 8 bytes, little endian, and followed by zeros up to a multiple of 8; so is the input of a component that
+ * several trigger. The first function that fails ends the call, with its name. As sublet_executor_call. */
+uint32_t sublet_chain_call(uint32_t chain, const void *input, uint64_t size, void *output, uint64_t capacity,
+                           uint64_t timeout_ms, uint64_t *written);
+
+/* Ends its executors. */
+uint32_t sublet_chain_stop(uint32_t chain);
 
 #ifdef __cplusplus
 } /* extern "C" */

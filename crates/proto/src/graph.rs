@@ -1,7 +1,7 @@
 //! Graphs: applications of more than one component, as they are written down and what makes them valid.
 //!
 //! A graph has compute components, which execute a function of a package, and memory components, which functions access.
-//! A compute component that has ended *triggers* others: its output is their input. While it runs it *accesses* memory
+//! A compute component that has ended *triggers* others, each always or if its output says so: its output is their input. While it runs it *accesses* memory
 //! components and exchanges *messages* with other compute components that run at the same time. One component is the
 //! entry: the run's input is its input. Components are virtual: how many segments hold a memory component and which nodes
 //! execute a compute component is decided for each run.
@@ -49,6 +49,8 @@ pub const MAX_SEGMENTS: u64 = 65_536;
 pub const MAX_SWAPPING: u32 = 256;
 /// How large a memory component is at first, and by how much it grows, if nothing is said and nothing is known.
 pub const DEFAULT_SEGMENT_BYTES: u64 = 16 << 20;
+/// Longest text of a trigger's condition, in bytes.
+pub const MAX_CONDITION_BYTES: usize = 256;
 /// Most that is told of what is wrong with a document.
 pub const MAX_PROBLEMS: usize = 64;
 
@@ -134,7 +136,7 @@ pub struct Memory {
 }
 
 /// A relation of two components.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edge {
     /// Index of a compute component.
     pub from: usize,
@@ -142,6 +144,17 @@ pub struct Edge {
     pub to: usize,
     /// Which one.
     pub relation: Relation,
+    /// Of a trigger: in which case it does so; always, if there is none.
+    pub condition: Option<Condition>,
+}
+
+/// In which case a component that has ended triggers another one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Condition {
+    /// Its output begins so.
+    When(String),
+    /// None of its other triggers' texts is what its output begins with.
+    Otherwise,
 }
 
 /// How two components are related.
@@ -209,6 +222,18 @@ impl Graph {
     /// The edges from a component, and which component each leads to.
     pub fn edges_from(&self, from: usize) -> impl Iterator<Item = &Edge> {
         self.edges.iter().filter(move |edge| edge.from == from)
+    }
+
+    /// Whether a component that has ended with this output triggers the other end of one of its edges.
+    pub fn does_trigger(&self, edge: &Edge, output: &[u8]) -> bool {
+        let begins = |text: &String| output.starts_with(text.as_bytes());
+        match &edge.condition {
+            None => edge.relation == Relation::Trigger,
+            Some(Condition::When(text)) => begins(text),
+            Some(Condition::Otherwise) => !self
+                .edges_from(edge.from)
+                .any(|other| matches!(&other.condition, Some(Condition::When(text)) if begins(text))),
+        }
     }
 
     /// The edges to a component.

@@ -17,12 +17,15 @@ pub fn message(outputs: &[&[u8]]) -> Vec<u8> {
         return output.to_vec();
     }
     let mut message = Vec::new();
-    for output in outputs {
-        message.extend((output.len() as u64).to_le_bytes());
-        message.extend_from_slice(output);
-        message.resize(message.len().next_multiple_of(8), 0);
-    }
+    outputs.iter().for_each(|output| push(&mut message, output));
     message
+}
+
+/// Puts one of several behind those before it.
+pub fn push(message: &mut Vec<u8>, output: &[u8]) {
+    message.extend((output.len() as u64).to_le_bytes());
+    message.extend_from_slice(output);
+    message.resize(message.len().next_multiple_of(8), 0);
 }
 
 #[cfg(test)]

@@ -44,11 +44,15 @@ pub(crate) struct Writer(End<sublet_xpu::Writer>);
 #[pyclass(frozen, module = "sublet_template")]
 pub(crate) struct Executor(End<sublet_xpu::Executor>);
 
-/// An end of a FIFO, or an executor, until it is closed.
+/// Functions that a graph connects.
+#[pyclass(frozen, module = "sublet_template")]
+pub(crate) struct Chain(End<sublet_xpu::Chain>);
+
+/// An end of a FIFO, an executor or a chain of them, until it is closed.
 struct End<T> {
     /// What it is, in words,
     what: &'static str,
-    /// and of which FIFO, or which process.
+    /// and of which FIFO, or which process: of a chain that of its entry.
     object: GlobalId,
     place: Mutex<Place<T>>,
     /// It is here again, or closed.
@@ -93,7 +97,9 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     xpu.add_function(wrap_pyfunction!(connect_to_read, &xpu)?)?;
     xpu.add_function(wrap_pyfunction!(spawn, &xpu)?)?;
     xpu.add_function(wrap_pyfunction!(executor, &xpu)?)?;
+    xpu.add_function(wrap_pyfunction!(chain, &xpu)?)?;
     xpu.add_function(wrap_pyfunction!(unit, &xpu)?)?;
+    xpu.add_function(wrap_pyfunction!(find, &xpu)?)?;
     xpu.add_function(wrap_pyfunction!(device, &xpu)?)?;
     module.add("xpu", xpu)
 }
@@ -230,6 +236,21 @@ fn executor(
     let until = until(py, timeout)?;
     let started = call(py, |process| process.executor_of(package, unit, max_bytes, until))?;
     Ok(Executor(End::new("executor", started.pid(), started)))
+}
+
+/// Starts the executors of a graph's components.
+#[pyfunction]
+fn chain(py: Python<'_>, graph: &str, max_bytes: u64, timeout: Option<f64>) -> PyResult<Chain> {
+    let until = until(py, timeout)?;
+    let started = call(py, |process| process.chain(graph.as_bytes(), max_bytes, until))?;
+    let entry = started.pids().next().unwrap_or(GlobalId::from_bits(0));
+    Ok(Chain(End::new("chain", entry, started)))
+}
+
+/// A unit of a kind.
+#[pyfunction]
+fn find(py: Python<'_>, kind: &str) -> PyResult<u32> {
+    call(py, |process| process.find(kind))
 }
 
 /// The processor of a number.
@@ -516,6 +537,52 @@ impl Executor {
     fn result<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyBytes>> {
         let until = until(py, timeout)?;
         self.0.take(py, until)?.answer(py, until)
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.0.close(py)
+    }
+}
+
+#[pymethods]
+impl Chain {
+    /// The processes that execute it.
+    #[getter]
+    fn pids(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        let mut taken = self.0.take(py, Some(Instant::now()))?;
+        taken.wait(py, None, |chain, _| Ok(chain.pids().map(GlobalId::to_bits).collect()))
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.0.is_closed()
+    }
+
+    /// Calls it, and waits for its output.
+    fn call<'py>(
+        &self,
+        py: Python<'py>,
+        input: &Bound<'py, PyAny>,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let until = until(py, timeout)?;
+        let view = View::of(input, Use::Reading)?;
+        // SAFETY: the view keeps so many bytes where they are. They are copied: whoever writes there meanwhile sends any bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(view.pointer().as_ptr(), view.len_bytes() as usize) };
+        let mut taken = self.0.take(py, until)?;
+        let begun = taken.wait(py, None, |chain, _| {
+            chain.begin(bytes);
+            Ok(())
+        });
+        let called = begun.and_then(|()| taken.wait(py, until, sublet_xpu::Chain::wait));
+        let Some(chain) = &mut taken.end else { return Err(raised(py, &self.0.closed())) };
+        match called {
+            Ok(()) => Ok(PyBytes::new(py, chain.output())),
+            Err(error) => {
+                chain.give_up();
+                Err(error)
+            }
+        }
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {

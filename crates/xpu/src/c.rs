@@ -3,6 +3,10 @@
 //!
 //! Descriptors are numbers, and each is used by one thread at a time: a second one waits.
 
+mod executors;
+
+pub use executors::*;
+
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +16,7 @@ use std::time::{Duration, Instant};
 use sublet_proto::{Code, Error};
 
 use crate::wire::DESCRIPTORS;
-use crate::{Executor, FifoShape, GlobalId, Reader, Rights, Spawn, Unread, Writer, process};
+use crate::{FifoShape, GlobalId, Reader, Rights, Spawn, Unread, Writer, process};
 
 /// In place of a time: as long as it takes.
 const FOR_EVER: u64 = u64::MAX;
@@ -38,9 +42,6 @@ enum End {
     Writer(Box<Writer>),
 }
 
-/// By the numbers of the descriptors by which they answer.
-static EXECUTORS: [Mutex<Option<Executor>>; DESCRIPTORS as usize] =
-    [const { Mutex::new(None) }; DESCRIPTORS as usize];
 static ENDS: [Mutex<Option<End>>; DESCRIPTORS as usize] = [const { Mutex::new(None) }; DESCRIPTORS as usize];
 
 thread_local! {
@@ -100,6 +101,20 @@ macro_rules! export_c {
                 executor: u32, output: *mut core::ffi::c_void, capacity: u64, timeout_ms: u64, written: *mut u64
             ) -> u32;
             sublet_executor_stop = executor_stop(executor: u32) -> u32;
+            sublet_chain_start = chain_start(
+                graph: *const core::ffi::c_char, size: u64, max_bytes: u64, timeout_ms: u64, chain: *mut u32
+            ) -> u32;
+            sublet_chain_call = chain_call(
+                chain: u32,
+                input: *const core::ffi::c_void,
+                size: u64,
+                output: *mut core::ffi::c_void,
+                capacity: u64,
+                timeout_ms: u64,
+                written: *mut u64
+            ) -> u32;
+            sublet_chain_stop = chain_stop(chain: u32) -> u32;
+            sublet_xpu_find = xpu_find(kind: *const core::ffi::c_char, unit: *mut u32) -> u32;
             sublet_xpu_unit = xpu_unit(number: u32, unit: *mut u32) -> u32;
             sublet_xpu_device = xpu_device(unit: u32, name: *const core::ffi::c_char, device: *mut u32) -> u32;
         }
@@ -330,108 +345,10 @@ pub unsafe fn xpu_device(unit: u32, name: *const c_char, device: *mut u32) -> u3
 }
 
 /// # Safety
-/// A place for a number.
-pub unsafe fn executor_start(unit: u32, max_bytes: u64, timeout_ms: u64, executor: *mut u32) -> u32 {
-    // SAFETY: a text that ends here, and the rest as the caller vouches.
-    unsafe { executor_start_of(c"".as_ptr(), unit, max_bytes, timeout_ms, executor) }
-}
-
-/// # Safety
 /// A text or null, and a place for a number.
-pub unsafe fn executor_start_of(
-    package: *const c_char,
-    unit: u32,
-    max_bytes: u64,
-    timeout_ms: u64,
-    executor: *mut u32,
-) -> u32 {
-    guarded(|| {
-        check_place(executor)?;
-        // SAFETY: as the caller vouches.
-        let package = unsafe { text(package)? };
-        let started = process()?.executor_of(package, unit, max_bytes, deadline(timeout_ms))?;
-        let number = started.descriptor();
-        *executor_at(number)? = Some(started);
-        // SAFETY: as the caller vouches.
-        unsafe { put(executor, number) }
-    })
-}
-
-/// # Safety
-/// A place for a number.
-pub unsafe fn executor_process(executor: u32, pid: *mut u64) -> u32 {
-    guarded(|| {
-        let held = executor_at(executor)?;
-        let found = held.as_ref().ok_or_else(|| not_started(executor))?.pid();
-        // SAFETY: as the caller vouches.
-        unsafe { put(pid, found.to_bits()) }
-    })
-}
-
-/// # Safety
-/// A string that ends with 0; so many bytes that may be read, and written; a place for a number or null.
-#[expect(clippy::too_many_arguments, reason = "it is how the header declares it")]
-pub unsafe fn executor_call(
-    executor: u32,
-    function: *const c_char,
-    input: *const c_void,
-    size: u64,
-    output: *mut c_void,
-    capacity: u64,
-    timeout_ms: u64,
-    written: *mut u64,
-) -> u32 {
-    guarded(|| {
-        // SAFETY: as the caller vouches.
-        let (function, input) = unsafe { (text(function)?, bytes(input, size)?) };
-        let mut held = executor_at(executor)?;
-        let called = held.as_mut().ok_or_else(|| not_started(executor))?;
-        let answer = called.call(function, input, deadline(timeout_ms))?;
-        // SAFETY: as the caller vouches.
-        unsafe { give(answer, (output, capacity), written) }
-    })
-}
-
-/// # Safety
-/// A string that ends with 0; so many bytes that may be read.
-pub unsafe fn executor_submit(
-    executor: u32,
-    function: *const c_char,
-    input: *const c_void,
-    size: u64,
-    timeout_ms: u64,
-) -> u32 {
-    guarded(|| {
-        // SAFETY: as the caller vouches.
-        let (function, input) = unsafe { (text(function)?, bytes(input, size)?) };
-        let mut held = executor_at(executor)?;
-        let called = held.as_mut().ok_or_else(|| not_started(executor))?;
-        called.submit(function, input, deadline(timeout_ms))
-    })
-}
-
-/// # Safety
-/// So many bytes that may be written; a place for a number or null.
-pub unsafe fn executor_result(
-    executor: u32,
-    output: *mut c_void,
-    capacity: u64,
-    timeout_ms: u64,
-    written: *mut u64,
-) -> u32 {
-    guarded(|| {
-        let mut held = executor_at(executor)?;
-        let called = held.as_mut().ok_or_else(|| not_started(executor))?;
-        let answer = called.result(deadline(timeout_ms))?;
-        // SAFETY: as the caller vouches.
-        unsafe { give(answer, (output, capacity), written) }
-    })
-}
-
-/// # Safety
-/// None.
-pub unsafe fn executor_stop(executor: u32) -> u32 {
-    guarded(|| executor_at(executor)?.take().map(drop).ok_or_else(|| not_started(executor)))
+pub unsafe fn xpu_find(kind: *const c_char, unit: *mut u32) -> u32 {
+    // SAFETY: as the caller vouches.
+    guarded(|| unsafe { put(unit, process()?.find(text(kind)?)?) })
 }
 
 /// Runs a function's body: an error is told by its number, and a panic ends here.
@@ -456,16 +373,6 @@ fn report(error: &Error) -> u32 {
 fn end(fd: u32) -> Result<MutexGuard<'static, Option<End>>, Error> {
     let end = ENDS.get(fd as usize).ok_or_else(|| not_open(fd))?;
     Ok(end.lock().unwrap_or_else(PoisonError::into_inner))
-}
-
-fn executor_at(number: u32) -> Result<MutexGuard<'static, Option<Executor>>, Error> {
-    let executor = EXECUTORS.get(number as usize).ok_or_else(|| not_started(number))?;
-    Ok(executor.lock().unwrap_or_else(PoisonError::into_inner))
-}
-
-#[cold]
-fn not_started(number: u32) -> Error {
-    Error::new(Code::InvalidArgument, format!("executor {number} is not started"))
 }
 
 /// Copies an answer to where it is wanted, and says how long it is, also if there is no room.
@@ -626,7 +533,12 @@ mod tests {
             assert_eq!(super::xfifo_connect(std::ptr::null(), 0, std::ptr::null_mut()), 10);
             let why = std::ffi::CStr::from_ptr(super::why()).to_str().unwrap();
             assert_eq!(why, "a null pointer");
-            assert_eq!(super::executor_stop(0), 10);
+            assert_eq!((super::executor_stop(0), super::chain_stop(u32::MAX)), (10, 10));
+            assert_eq!(
+                super::chain_call(0, std::ptr::null(), 0, std::ptr::null_mut(), 0, 0, std::ptr::null_mut()),
+                10
+            );
+            assert_eq!(super::chain_start(std::ptr::null(), 1, 0, 0, &mut 0), 10);
             assert_eq!(super::executor_start(1, 0, 0, std::ptr::null_mut()), 10);
             assert_eq!(super::get_xpupid(&mut 0), 10, "no agent has started this process");
         }

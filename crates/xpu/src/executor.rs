@@ -352,6 +352,14 @@ impl Executor {
         Ok(())
     }
 
+    /// Whether something has come that [`Executor::wait`] need not wait for.
+    ///
+    /// # Errors
+    /// As for that.
+    pub(crate) fn is_answered(&mut self) -> Result<bool, Error> {
+        Ok(self.ready.is_some() || self.answers.has_message()?)
+    }
+
     /// Reads the next answer that somebody wants.
     fn next_answer(&mut self, deadline: Option<Instant>) -> Result<(Call, u64), Error> {
         loop {

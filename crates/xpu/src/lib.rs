@@ -16,12 +16,14 @@
 #[doc(hidden)]
 pub mod c;
 pub mod capability;
+pub mod chain;
 pub mod executor;
 pub mod fifo;
 mod process;
 pub mod wire;
 
 pub use capability::{GlobalId, Rights};
+pub use chain::Chain;
 pub use executor::{Execute, Executor, Served, Sink, Source};
 pub use fifo::{FifoShape, Reader, Unread, Writer};
 pub use process::{Process, Spawn};

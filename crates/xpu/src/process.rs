@@ -227,6 +227,16 @@ impl Process {
         found.map(|unit| unit as u32)
     }
 
+    /// A unit of this kind, as `dpu` or `opencl`: of a processor or a device of this process's own node if there is one, else of a
+    /// linked one.
+    ///
+    /// # Errors
+    /// `agent_unreachable` if there is none; `invalid_argument` for what is no kind.
+    pub fn find(&self, kind: &str) -> Result<u32, Error> {
+        check_name(kind)?;
+        self.shared.call(Operation::Find, [0; 3], kind.as_bytes()).map(|unit| unit as u32)
+    }
+
     fn retry<T>(
         &self,
         deadline: Option<Instant>,

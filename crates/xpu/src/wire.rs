@@ -124,12 +124,14 @@ pub enum Operation {
     Unit = 11,
     /// Which unit a device is: the processor beside which it is; the payload is its name.
     Device = 12,
+    /// Which unit is of a kind; the payload is that.
+    Find = 13,
 }
 
 impl Operation {
     /// From a number that a process said.
     pub fn from_number(number: u16) -> Result<Operation, Error> {
-        const ALL: [Operation; 12] = [
+        const ALL: [Operation; 13] = [
             Operation::Grant,
             Operation::Revoke,
             Operation::Rights,
@@ -142,6 +144,7 @@ impl Operation {
             Operation::Spawn,
             Operation::Unit,
             Operation::Device,
+            Operation::Find,
         ];
         let found = ALL.into_iter().find(|operation| *operation as u16 == number);
         found.ok_or_else(|| Error::new(Code::Protocol, format!("there is no call {number} of the shim")))
@@ -236,10 +239,10 @@ mod tests {
 
     #[test]
     fn operations_have_their_numbers_and_there_are_no_others() {
-        for number in 1..=12 {
+        for number in 1..=13 {
             assert_eq!(Operation::from_number(number).unwrap() as u16, number);
         }
-        for number in [0, 13, u16::MAX] {
+        for number in [0, 14, u16::MAX] {
             assert_eq!(Operation::from_number(number).unwrap_err().code, Code::Protocol);
         }
     }

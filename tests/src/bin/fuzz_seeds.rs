@@ -323,6 +323,7 @@ fn shim_messages() -> Vec<Vec<u8>> {
         Said::Sync(v1::ShimSync {
             instance: "i".into(),
             units: vec![1],
+            kind: "dpu".into(),
             names: vec![name()],
             ..Default::default()
         }),

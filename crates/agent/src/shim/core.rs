@@ -24,7 +24,7 @@ mod rights;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
-use sublet_proto::package::check_path;
+use sublet_proto::package::{check_path, is_device};
 use sublet_proto::v1::{self, shim_message};
 use sublet_proto::{Code, Error, pu};
 use sublet_xpu::wire::{DESCRIPTORS, MAX_NAME_BYTES};
@@ -43,6 +43,8 @@ const MAX_WRITERS: usize = 128;
 const MAX_PEER_NAMES: usize = 65_536;
 /// Of what a neighbour is told there is in one message.
 const MAX_TOLD: usize = 128;
+/// Devices of each kind that a node has.
+pub(super) const MAX_DEVICES: u32 = 16;
 /// What waits for an answer of neighbours.
 const MAX_PENDING: usize = 65_536;
 
@@ -53,8 +55,10 @@ pub(crate) type Peer = u32;
 
 /// See the [module](self).
 pub(crate) struct Core {
-    /// Of this agent.
+    /// Of this agent,
     node: String,
+    /// and of which kind its processor is.
+    kind: String,
     /// Of its start.
     instance: String,
     /// Which it serves.
@@ -110,6 +114,8 @@ struct Fifo {
 #[derive(Default)]
 struct Neighbour {
     node: String,
+    /// Of its processor, as it says.
+    kind: String,
     units: Vec<u32>,
     /// It has told what it knows.
     is_linked: bool,
@@ -197,6 +203,10 @@ pub(crate) enum Call {
         processor: u32,
         name: String,
     },
+    /// A unit of this kind.
+    Find {
+        kind: String,
+    },
 }
 
 /// A program that is to be executed.
@@ -258,11 +268,12 @@ pub(crate) enum Effect {
 }
 
 impl Core {
-    /// Of an agent of this node that serves these units. Local numbers begin where it is said, so that
+    /// Of an agent of this node, whose processor is of this kind, that serves these units. Local numbers begin where it is said, so that
     /// those of an earlier start come again seldom.
-    pub(crate) fn new(node: &str, instance: String, units: &[u32], first_local: u32) -> Core {
+    pub(crate) fn new((node, kind): (&str, &str), instance: String, units: &[u32], first_local: u32) -> Core {
         Core {
             node: node.into(),
+            kind: kind.into(),
             instance,
             units: units.iter().copied().collect(),
             next_local: first_local.max(1),
@@ -341,6 +352,7 @@ impl Core {
             Call::Spawn(spawn) => self.spawn((by, tag), spawn),
             Call::Unit { number } => self.unit(by, number).map(|unit| Some(unit.into())),
             Call::Device { processor, name } => self.device(processor, &name).map(|unit| Some(unit.into())),
+            Call::Find { kind } => self.unit_of(&kind).map(|unit| Some(unit.into())),
         };
         match answered {
             Ok(Some(value)) => self.answer((by, tag), Ok(value)),
@@ -395,6 +407,25 @@ impl Core {
             return Ok(unit);
         }
         Err(Error::new(Code::InvalidArgument, format!("node {node} has no device {name:?}")))
+    }
+
+    /// The first unit of a kind: of this node, or else of a neighbour.
+    fn unit_of(&self, kind: &str) -> Result<u32, Error> {
+        let linked = self.peers.values().filter(|peer| peer.is_linked);
+        let mut nodes =
+            std::iter::once((&self.node, &self.kind)).chain(linked.map(|of| (&of.node, &of.kind)));
+        let found = if is_device(kind) {
+            let names = (0..MAX_DEVICES).map(|number| format!("{kind}{number}"));
+            let units = |node| names.clone().map(move |name| pu::id(node, &name));
+            let is_there = |unit: &u32| self.units.contains(unit) || self.routes.contains_key(unit);
+            nodes.flat_map(|(node, _)| units(node)).find(is_there)
+        } else {
+            nodes.find(|(_, of)| *of == kind).map(|(node, _)| pu::id(node, pu::PROCESSOR))
+        };
+        found.ok_or_else(|| {
+            let message = format!("neither node {} nor a linked one has a unit of kind {kind:?}", self.node);
+            Error::new(Code::AgentUnreachable, message)
+        })
     }
 
     /// Now is time to tell neighbours what is gone.

@@ -29,7 +29,7 @@ use sublet_proto::{Code, Error, decode, pu};
 use tracing::{info, warn};
 
 use super::State;
-use super::core::{Peer, Violation};
+use super::core::{MAX_DEVICES, Peer, Violation};
 use crate::guests::is_same;
 use crate::message::{self, FromClient, ToClient};
 use crate::node::Node;
@@ -45,8 +45,6 @@ const DIAL: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_millis(500);
 /// How often neighbours are told what is gone.
 const LAZILY: Duration = Duration::from_millis(100);
-/// Devices of each kind that a node has.
-const MAX_DEVICES: u32 = 16;
 /// Parts of what a neighbour says first.
 const MAX_PARTS: usize = 4096;
 

@@ -115,6 +115,7 @@ impl Member {
             Operation::Device => {
                 Call::Device { processor: number_of(first, "a processor")?, name: self.name(request)? }
             }
+            Operation::Find => Call::Find { kind: self.name(request)? },
         })
     }
 

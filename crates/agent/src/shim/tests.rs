@@ -9,7 +9,7 @@ use super::*;
 const UNIT: u32 = 7;
 
 fn shim() -> Shim {
-    Shim::start(("here", "0000001fffffffffffffffffffffffff"), &[UNIT], 2, nobody()).unwrap()
+    Shim::start(("here", "cpu", "0000001fffffffffffffffffffffffff"), &[UNIT], 2, nobody()).unwrap()
 }
 
 /// Managers that nobody reaches.
@@ -382,7 +382,7 @@ fn who_speaks_out_of_turn_or_another_version_is_not_let_in() {
 
 #[test]
 fn a_process_that_calls_all_the_time_is_served_slowly_and_the_others_are_not() {
-    let shim = Shim::start(("here", "1f"), &[UNIT], 1, nobody()).unwrap();
+    let shim = Shim::start(("here", "cpu", "1f"), &[UNIT], 1, nobody()).unwrap();
     let ((greedy, _first), (modest, _second)) = (enter(&shim, "t"), enter(&shim, "t"));
     let stop = AtomicBool::new(false);
     let nobody = GlobalId { pu: UNIT, local: 1 };

@@ -6,9 +6,9 @@ use std::ops::RangeInclusive;
 
 use super::document::{ComponentDocument, ComponentType, Document, EdgeDocument, EdgeType};
 use super::{
-    Component, Compute, DEFAULT_SEGMENT_BYTES, Edge, Graph, Limits, MAX_COMPONENTS, MAX_EDGES,
-    MAX_MEMORY_BYTES, MAX_PARALLELISM, MAX_PROBLEMS, MAX_SEGMENTS, MAX_SWAPPING, Memory, Problem, Relation,
-    Resources, Rights, Role, VERSION,
+    Component, Compute, Condition, DEFAULT_SEGMENT_BYTES, Edge, Graph, Limits, MAX_COMPONENTS,
+    MAX_CONDITION_BYTES, MAX_EDGES, MAX_MEMORY_BYTES, MAX_PARALLELISM, MAX_PROBLEMS, MAX_SEGMENTS,
+    MAX_SWAPPING, Memory, Problem, Relation, Resources, Rights, Role, VERSION,
 };
 use crate::limits::{
     MAX_SEGMENT_BYTES, MAX_SWAP_BYTES, MIN_SEGMENT_BYTES, MIN_SWAP_BYTES, MIN_SWAPPING_BYTES,
@@ -214,7 +214,7 @@ fn edges_of(
 ) -> Vec<Edge> {
     let (mut edges, mut seen) = (Vec::new(), HashMap::new());
     for (index, document) in documents.iter().enumerate() {
-        let EdgeDocument { r#type, from, to, rights } = document;
+        let EdgeDocument { r#type, from, to, rights, .. } = document;
         let before = problems.0.len();
         let end = |field: &str, name: &String, wanted: ComponentType, problems: &mut Problems| {
             let at = format!("edges[{index}].{field}");
@@ -236,6 +236,7 @@ fn edges_of(
         let from_index = end("from", from, ComponentType::Compute, problems);
         let to_index = end("to", to, target, problems);
         let relation = relation(index, *r#type, *rights, problems);
+        let condition = condition(index, document, problems);
         if problems.0.len() > before {
             continue;
         }
@@ -249,7 +250,7 @@ fn edges_of(
         if let Some(first) = seen.insert((*r#type, ends), index) {
             problems.add(format!("edges[{index}]"), format!("it says the same as edges[{first}]"));
         }
-        edges.push(Edge { from: from_index, to: to_index, relation });
+        edges.push(Edge { from: from_index, to: to_index, relation, condition });
     }
     edges
 }
@@ -266,6 +267,30 @@ fn relation(index: usize, r#type: EdgeType, rights: Option<Rights>, problems: &m
         EdgeType::Trigger => Relation::Trigger,
         EdgeType::Access => Relation::Access(Rights::Read),
         EdgeType::Message => Relation::Message,
+    }
+}
+
+fn condition(index: usize, document: &EdgeDocument, problems: &mut Problems) -> Option<Condition> {
+    let at = |field: &str| format!("edges[{index}].{field}");
+    let EdgeDocument { r#type, when, otherwise, .. } = document;
+    for (field, is_given) in [("when", when.is_some()), ("otherwise", otherwise.is_some())] {
+        if is_given && *r#type != EdgeType::Trigger {
+            problems.add(at(field), format!("edges of type {} have no such field", r#type.name()));
+        }
+    }
+    let is_other = otherwise.unwrap_or_default();
+    if let Some(text) = when {
+        if !(1..=MAX_CONDITION_BYTES).contains(&text.len()) {
+            let len = text.len();
+            problems.add(at("when"), format!("a text of {len} bytes: it has 1 to {MAX_CONDITION_BYTES}"));
+        }
+        if is_other {
+            problems.add(at("otherwise"), "this edge says \"when\", too: one of the two");
+        }
+    }
+    match when {
+        Some(text) => Some(Condition::When(text.clone())),
+        None => is_other.then_some(Condition::Otherwise),
     }
 }
 
@@ -294,6 +319,7 @@ impl<'graph> Whole<'graph> {
         self.check_memory(problems);
         self.check_swapping(problems);
         self.check_messages(problems);
+        self.check_conditions(problems);
     }
 
     fn name(&self, component: usize) -> &'graph str {
@@ -405,6 +431,51 @@ impl<'graph> Whole<'graph> {
                 }
             }
         }
+    }
+
+    /// A condition is of one output, and of those that are triggered otherwise there is another case; who may be left out has
+    /// nobody who waits for its messages.
+    fn check_conditions(&self, problems: &mut Problems) {
+        for (index, edge) in self.graph.edges.iter().enumerate() {
+            let Some(condition) = &edge.condition else { continue };
+            let instances = self.graph.components[edge.from].compute().map_or(1, |from| from.parallelism);
+            if instances > 1 {
+                let message = format!(
+                    "{:?} has {instances} instances, and a condition is of one output",
+                    self.name(edge.from)
+                );
+                problems.add(format!("edges[{index}]"), message);
+            }
+            let is_when = |other: &Edge| matches!(other.condition, Some(Condition::When(_)));
+            if *condition == Condition::Otherwise && !self.graph.edges_from(edge.from).any(is_when) {
+                let message = format!("{:?} triggers nobody by \"when\"", self.name(edge.from));
+                problems.add(format!("edges[{index}].otherwise"), message);
+            }
+        }
+        let certain = self.certain();
+        for (index, edge) in self.graph.edges.iter().enumerate() {
+            let ends = [edge.from, edge.to];
+            if let Some(&end) = ends.iter().find(|end| edge.relation == Relation::Message && !certain[**end])
+            {
+                let message = format!("{:?} may be left out: it cannot exchange messages", self.name(end));
+                problems.add(format!("edges[{index}]"), message);
+            }
+        }
+    }
+
+    /// Which components are executed in each run: the entry, and what they trigger without a condition.
+    fn certain(&self) -> Vec<bool> {
+        let mut certain = vec![false; self.triggers.len()];
+        let mut next = vec![self.graph.entry()];
+        while let Some(component) = next.pop() {
+            if !std::mem::replace(&mut certain[component], true) {
+                let edges = self.graph.edges_from(component);
+                let always =
+                    edges.filter(|edge| edge.relation == Relation::Trigger && edge.condition.is_none());
+                next.extend(always.map(|edge| edge.to));
+            }
+        }
+        certain
     }
 
     /// Those that run because this one does, itself among them.

@@ -11,8 +11,8 @@ use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{
-    Component, Compute, Edge, Graph, Limits, MAX_DOCUMENT_BYTES, Memory, Problem, Relation, Resources,
-    Rights, Role, VERSION,
+    Component, Compute, Condition, Edge, Graph, Limits, MAX_DOCUMENT_BYTES, Memory, Problem, Relation,
+    Resources, Rights, Role, VERSION,
 };
 use crate::pool::Pool;
 
@@ -74,6 +74,10 @@ pub(super) struct EdgeDocument {
     pub(super) to: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) rights: Option<Rights>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) when: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) otherwise: Option<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
@@ -178,7 +182,12 @@ impl EdgeDocument {
             Relation::Access(rights) => (EdgeType::Access, Some(rights)),
             Relation::Message => (EdgeType::Message, None),
         };
-        EdgeDocument { r#type, from: name(edge.from), to: name(edge.to), rights }
+        let (when, otherwise) = match edge.condition.clone() {
+            None => (None, None),
+            Some(Condition::When(text)) => (Some(text), None),
+            Some(Condition::Otherwise) => (None, Some(true)),
+        };
+        EdgeDocument { r#type, from: name(edge.from), to: name(edge.to), rights, when, otherwise }
     }
 }
 

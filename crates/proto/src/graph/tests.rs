@@ -65,7 +65,8 @@ fn a_document_says_what_a_graph_is_and_what_it_leaves_out_has_defaults() {
     let weights = graph.components[4].memory().unwrap();
     assert_eq!((weights.initial_bytes, weights.increment_bytes), (None, None), "earlier runs say");
     assert_eq!(weights.limit_bytes, DEFAULT_SEGMENT_BYTES * MAX_SEGMENTS);
-    assert_eq!(graph.edges[5], Edge { from: 1, to: 4, relation: Relation::Access(Rights::Write) });
+    let access = Edge { from: 1, to: 4, relation: Relation::Access(Rights::Write), condition: None };
+    assert_eq!(graph.edges[5], access);
     assert_eq!((graph.edges_from(0).count(), graph.edges_to(3).count()), (3, 2));
     assert_eq!(graph.limits, Limits { cores: Some(8), memory_bytes: Some(1 << 32) });
 }
@@ -195,6 +196,78 @@ fn what_is_wrong_is_told_with_its_place() {
         let problems = parse(&changed(at, value.clone())).expect_err(at);
         let is_told = |problem: &Problem| problem.at == place && problem.message.contains(said);
         assert!(problems.iter().any(is_told), "{at} = {value}: {problems:?}");
+    }
+}
+
+/// What is left out of these, of one component and what it triggers in which case.
+fn choosing(edges: &[(&str, Value)]) -> Value {
+    let compute = |name: &str| json!({ "name": name, "type": "compute", "package": "p", "function": "f" });
+    let mut components: Vec<Value> = ["a", "b", "c", "d"].map(compute).into();
+    components[0]["entry"] = json!(true);
+    let edge = |(ends, condition): &(&str, Value)| {
+        let mut edge = edge("trigger", &ends[..1], &ends[1..]);
+        edge.as_object_mut().unwrap().extend(condition.as_object().unwrap().clone());
+        edge
+    };
+    let edges: Vec<Value> = edges.iter().map(edge).collect();
+    json!({ "version": 1, "name": "g", "components": components, "edges": edges })
+}
+
+#[test]
+fn who_is_triggered_is_what_an_output_begins_with() {
+    let document = choosing(&[
+        ("ab", json!({ "when": "cat" })),
+        ("ac", json!({ "otherwise": true })),
+        ("ad", json!({ "when": "c" })),
+        ("bd", json!({ "otherwise": false })),
+    ]);
+    let graph = parse(&document).unwrap();
+    let triggered = |output: &[u8]| {
+        let edges = graph.edges_from(0).filter(|edge| graph.does_trigger(edge, output));
+        edges.map(|edge| edge.to).collect::<Vec<_>>()
+    };
+    assert_eq!(triggered(b"cat and more"), [1, 3]);
+    assert_eq!(triggered(b"ca"), [3]);
+    assert_eq!(triggered(b"dog"), [2]);
+    assert_eq!(triggered(b""), [2]);
+    assert!(graph.edges_from(1).all(|edge| graph.does_trigger(edge, b"")), "no condition");
+    assert_eq!(Graph::parse(graph.to_json().as_bytes()).unwrap(), graph);
+}
+
+#[test]
+fn a_condition_that_makes_no_sense_is_told() {
+    let rest = [("ac", json!({})), ("ad", json!({}))];
+    let of = |condition: Value| choosing(&[&[("ab", condition)], &rest[..]].concat());
+    let with = |at: &str, value: Value| {
+        let mut document = of(json!({ "when": "x" }));
+        *document.pointer_mut(at).unwrap() = value;
+        document
+    };
+    for (document, place, said) in [
+        (of(json!({ "when": "" })), "edges[0].when", "0 bytes"),
+        (of(json!({ "when": "x".repeat(257) })), "edges[0].when", "1 to 256"),
+        (of(json!({ "when": 1 })), "edges[0].when", "invalid type"),
+        (of(json!({ "when": "x", "otherwise": true })), "edges[0].otherwise", "one of the two"),
+        (of(json!({ "otherwise": true })), "edges[0].otherwise", "\"a\" triggers nobody by \"when\""),
+        (
+            with(
+                "/components/0",
+                json!({ "name": "a", "type": "compute", "entry": true, "package": "p", "function": "f",
+                "parallelism": 2 }),
+            ),
+            "edges[0]",
+            "2 instances",
+        ),
+        (
+            with("/edges/1", json!({ "type": "message", "from": "b", "to": "c", "when": "x" })),
+            "edges[1].when",
+            "message have no such field",
+        ),
+        (with("/edges/1", edge("message", "d", "b")), "edges[1]", "\"b\" may be left out"),
+    ] {
+        let problems = parse(&document).expect_err(said);
+        let is_told = |problem: &Problem| problem.at == place && problem.message.contains(said);
+        assert!(problems.iter().any(is_told), "{document}: {problems:?}");
     }
 }
 

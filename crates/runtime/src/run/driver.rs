@@ -304,6 +304,7 @@ impl<'run> Driver<'run> {
                 Standing::Running => ComponentState::Running,
                 Standing::Waiting => ComponentState::Waiting,
                 Standing::Memory | Standing::Done => ComponentState::Done,
+                Standing::Skipped => ComponentState::Skipped,
             };
             used.set_state(state);
             if state != ComponentState::Running {

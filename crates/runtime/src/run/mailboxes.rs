@@ -22,7 +22,7 @@ pub(super) fn with_mailboxes(graph: &Graph) -> Graph {
             role: Role::Memory(memory),
         });
         let relation = Relation::Access(Rights::Write);
-        driven.edges.extend([edge.from, edge.to].map(|from| Edge { from, to, relation }));
+        driven.edges.extend([edge.from, edge.to].map(|from| Edge { from, to, relation, condition: None }));
     }
     driven
 }

@@ -7,7 +7,9 @@
 //!
 //! Invariants:
 //! - A component begins only when a record of each of its inputs is there, or is the [`Step`] before.
-//! - It begins when all that lead to it are done, those that are executed again included: what they wrote is there.
+//! - It begins when all that lead to it are done or skipped, those that are executed again included: what they wrote is there.
+//! - It is skipped when none of them has triggered it. Once something begins that one has triggered, what that one has not triggered
+//!   stays skipped, whatever it says when it is executed again: until then it decides anew.
 //! - Who has begun, and is not discarded, keeps the input that it began with, whatever those before it say when they are
 //!   executed again.
 //! - A component with external effects is not executed a second time: the run fails instead.
@@ -16,7 +18,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use sublet_proto::graph::{Graph, Relation};
+use sublet_proto::graph::{Edge, Graph, Relation};
 use sublet_proto::{Code, Error, run};
 
 /// What each instance of a component has returned.
@@ -29,7 +31,7 @@ pub(crate) enum Step {
     Record { from: usize, to: Vec<usize>, outputs: Outputs },
     /// A component begins, with this input.
     Start { component: usize, attempt: u32, input: Arc<Vec<u8>> },
-    /// What executes it is none of the run's any more.
+    /// What executes it, or would have, is none of the run's any more.
     Cancel { component: usize },
     /// A memory component's bytes are not needed any more, or are lost.
     Drop { memory: usize },
@@ -53,6 +55,8 @@ pub(crate) enum Standing {
     Waiting,
     Running,
     Done,
+    /// Nothing has triggered it, and nothing will.
+    Skipped,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +64,19 @@ enum State {
     Waiting,
     Running,
     Done,
+    Skipped,
+}
+
+impl State {
+    /// It does nothing any more.
+    fn is_over(self) -> bool {
+        matches!(self, State::Done | State::Skipped)
+    }
+
+    /// It has, or had, its input.
+    fn has_begun(self) -> bool {
+        matches!(self, State::Running | State::Done)
+    }
 }
 
 /// See the [module](self).
@@ -83,6 +100,7 @@ pub(crate) struct Progress {
 #[derive(Clone, Debug)]
 struct Handed {
     to: Option<usize>,
+    /// Nothing as long as it has not ended, or if it did not trigger that one.
     outputs: Option<Outputs>,
 }
 
@@ -113,7 +131,7 @@ impl Progress {
     /// The first steps.
     pub(crate) fn begin(&mut self) -> Vec<Step> {
         let mut steps = Vec::new();
-        self.start_ready(&mut steps);
+        self.go_on(&mut steps);
         steps
     }
 
@@ -125,12 +143,19 @@ impl Progress {
         for record in records {
             self.states[record.from] = State::Done;
             self.hand_on(record.from, &record.to, &record.outputs);
+            // What those did that had been triggered before, and were not then, is void: they had not begun again.
+            for &to in &record.to {
+                if self.outputs_to(record.from, to).is_none() {
+                    self.states[to] = State::Waiting;
+                }
+            }
         }
+        // Those need no memory. Nothing of them is there to be given back.
+        self.skip_all(&mut Vec::new());
         let memories = (0..self.states.len()).filter(|&memory| self.is_needed(memory));
         let seeds: Vec<usize> = memories.collect();
         let mut steps = self.discard(seeds)?;
-        self.start_ready(&mut steps);
-        self.finish(&mut steps);
+        self.go_on(&mut steps);
         Ok(steps)
     }
 
@@ -152,8 +177,7 @@ impl Progress {
                 steps.push(Step::Drop { memory });
             }
         }
-        self.start_ready(&mut steps);
-        self.finish(&mut steps);
+        self.go_on(&mut steps);
         steps
     }
 
@@ -196,7 +220,7 @@ impl Progress {
             return Err(Error::new(error.code, message));
         }
         let mut steps = self.discard(vec![lost])?;
-        self.start_ready(&mut steps);
+        self.go_on(&mut steps);
         Ok(steps)
     }
 
@@ -212,6 +236,7 @@ impl Progress {
             State::Waiting => Standing::Waiting,
             State::Running => Standing::Running,
             State::Done => Standing::Done,
+            State::Skipped => Standing::Skipped,
         }
     }
 
@@ -226,7 +251,7 @@ impl Progress {
     /// Whether somebody may access a memory component who is not done and has not released it.
     fn is_needed(&self, memory: usize) -> bool {
         let may_access = |component: usize| {
-            self.states[component] != State::Done && !self.released.contains(&(component, memory))
+            !self.states[component].is_over() && !self.released.contains(&(component, memory))
         };
         accessors(&self.graph, memory).any(may_access)
     }
@@ -237,10 +262,21 @@ impl Progress {
         (0..self.states.len()).filter(|&at| self.states[at] == State::Waiting).filter(compute)
     }
 
+    /// To those that these outputs trigger; the others of these have what they had before no more.
     fn hand_on(&mut self, from: usize, to: &[usize], outputs: &Outputs) {
+        // Who triggers some and not others has one instance.
+        let output = outputs.first().map_or(&[][..], Vec::as_slice);
+        let triggers =
+            triggers(&self.graph, from).map(|edge| (edge.to, self.graph.does_trigger(edge, output)));
+        let triggers: Vec<(usize, bool)> = triggers.collect();
         for handed in &mut self.handed[from] {
-            if handed.to.is_none_or(|taker| to.contains(&taker)) {
+            let Some(taker) = handed.to else {
                 handed.outputs = Some(outputs.clone());
+                continue;
+            };
+            if to.contains(&taker) {
+                let is_triggered = triggers.contains(&(taker, true));
+                handed.outputs = is_triggered.then(|| outputs.clone());
             }
         }
     }
@@ -259,7 +295,7 @@ impl Progress {
             return Err(Error::new(Code::WorkerDied, message));
         }
         self.released.retain(|(component, _)| !set.contains(component));
-        let mut steps = Vec::new();
+        let (mut steps, mut again) = (Vec::new(), Vec::new());
         for component in set {
             if self.graph.components[component].memory().is_some() {
                 steps.push(Step::Drop { memory: component });
@@ -269,16 +305,33 @@ impl Progress {
                 steps.push(Step::Cancel { component });
             }
             self.states[component] = State::Waiting;
+            again.push(component);
         }
+        again.into_iter().for_each(|component| self.decide_anew(component));
         // Nothing of it is accessed any more when its memory goes.
         steps.sort_by_key(|step| matches!(step, Step::Drop { .. }));
         Ok(steps)
     }
 
+    /// A component is executed again: unless something has begun that it has triggered, what it has not is not skipped any more.
+    fn decide_anew(&mut self, component: usize) {
+        let next: Vec<usize> = next(&self.graph, component).collect();
+        let has_triggered = |next: usize| self.outputs_to(component, next).is_some();
+        if next.iter().any(|&next| self.states[next].has_begun() && has_triggered(next)) {
+            return;
+        }
+        for next in next {
+            if self.states[next] == State::Skipped {
+                self.states[next] = State::Waiting;
+                self.decide_anew(next);
+            }
+        }
+    }
+
     /// All that have begun and that accesses and messages connect with these, and the memory between them.
     fn communicating(&self, seeds: Vec<usize>) -> BTreeSet<usize> {
         let has_begun =
-            |at: usize| self.graph.components[at].memory().is_some() || self.states[at] != State::Waiting;
+            |at: usize| self.graph.components[at].memory().is_some() || self.states[at].has_begun();
         let mut set = BTreeSet::new();
         let mut left = seeds;
         while let Some(at) = left.pop() {
@@ -299,28 +352,61 @@ impl Progress {
         set
     }
 
-    fn start_ready(&mut self, steps: &mut Vec<Step>) {
-        let settled = self.settled();
-        let is_ready = |component: &usize| previous(&self.graph, *component).all(|before| settled[before]);
-        let ready: Vec<usize> = self.waiting().filter(is_ready).collect();
-        for component in ready {
+    /// Starts what can begin, and finishes when there is nothing left.
+    fn go_on(&mut self, steps: &mut Vec<Step>) {
+        for component in self.skip_all(steps) {
             self.states[component] = State::Running;
             self.attempts[component] += 1;
             let (attempt, input) = (self.attempts[component], self.input_of(component));
             steps.push(Step::Start { component, attempt, input });
         }
+        self.finish(steps);
     }
 
-    /// Which components are done, and all that lead to them. One before those that trigger a component may be executed
+    /// Skips what nothing triggers any more, and gives what is ready then.
+    fn skip_all(&mut self, steps: &mut Vec<Step>) -> Vec<usize> {
+        loop {
+            let settled = self.settled();
+            let is_ready =
+                |component: &usize| previous(&self.graph, *component).all(|before| settled[before]);
+            let (skipped, ready): (Vec<usize>, Vec<usize>) =
+                self.waiting().filter(is_ready).partition(|&component| !self.is_triggered(component));
+            if skipped.is_empty() {
+                return ready;
+            }
+            // Those after them may be ready, then.
+            skipped.into_iter().for_each(|component| self.skip(component, steps));
+        }
+    }
+
+    fn is_triggered(&self, component: usize) -> bool {
+        let mut before = previous(&self.graph, component).peekable();
+        before.peek().is_none() || before.any(|before| self.outputs_to(before, component).is_some())
+    }
+
+    /// What it may have made ready is given back, and so is memory that only it was to access.
+    fn skip(&mut self, component: usize, steps: &mut Vec<Step>) {
+        self.states[component] = State::Skipped;
+        for handed in &mut self.handed[component] {
+            if handed.to.is_none_or(|to| !self.states[to].has_begun()) {
+                handed.outputs = None;
+            }
+        }
+        steps.push(Step::Cancel { component });
+        let unneeded = accessed(&self.graph, component).filter(|&memory| !self.is_needed(memory));
+        steps.extend(unneeded.map(|memory| Step::Drop { memory }));
+    }
+
+    /// Which components are done or skipped, and all that lead to them. One before those that trigger a component may be executed
     /// again, for the memory that it writes.
     fn settled(&self) -> Vec<bool> {
         fn visit(progress: &Progress, at: usize, known: &mut [Option<bool>]) -> bool {
             if let Some(known) = known[at] {
                 return known;
             }
-            let is_done = progress.states[at] == State::Done;
+            let is_over = progress.states[at].is_over();
             let is = previous(&progress.graph, at)
-                .fold(is_done, |is, before| visit(progress, before, known) && is);
+                .fold(is_over, |is, before| visit(progress, before, known) && is);
             known[at] = Some(is);
             is
         }
@@ -329,22 +415,23 @@ impl Progress {
     }
 
     fn input_of(&self, component: usize) -> Arc<Vec<u8>> {
-        let handed = |before: usize| {
-            let handed = self.handed[before].iter().find(|handed| handed.to == Some(component));
-            handed.and_then(|handed| handed.outputs.clone()).unwrap_or_default()
-        };
-        let before: Vec<Outputs> = previous(&self.graph, component).map(handed).collect();
-        if before.is_empty() {
+        if self.graph.entry() == component {
             return self.input.clone();
         }
-        let outputs: Vec<&[u8]> =
-            before.iter().flat_map(|outputs| outputs.iter().map(Vec::as_slice)).collect();
+        let before = previous(&self.graph, component);
+        let handed = before.filter_map(|before| self.outputs_to(before, component));
+        let outputs: Vec<&[u8]> = handed.flat_map(|outputs| outputs.iter().map(Vec::as_slice)).collect();
         Arc::new(run::message(&outputs))
+    }
+
+    /// What a component has handed on to one that it triggers.
+    fn outputs_to(&self, from: usize, to: usize) -> Option<&Outputs> {
+        self.handed[from].iter().find(|handed| handed.to == Some(to))?.outputs.as_ref()
     }
 
     fn finish(&self, steps: &mut Vec<Step>) {
         let compute = |at: &usize| self.graph.components[*at].compute().is_some();
-        if (0..self.states.len()).filter(compute).any(|at| self.states[at] != State::Done) {
+        if (0..self.states.len()).filter(compute).any(|at| !self.states[at].is_over()) {
             return;
         }
         let last = (0..self.states.len()).filter(compute).filter_map(|at| {
@@ -355,9 +442,13 @@ impl Progress {
     }
 }
 
-/// The components that one triggers.
+fn triggers(graph: &Graph, from: usize) -> impl Iterator<Item = &Edge> {
+    graph.edges_from(from).filter(|edge| edge.relation == Relation::Trigger)
+}
+
+/// The components that one triggers, or may.
 fn next(graph: &Graph, from: usize) -> impl Iterator<Item = usize> {
-    graph.edges_from(from).filter(|edge| edge.relation == Relation::Trigger).map(|edge| edge.to)
+    triggers(graph, from).map(|edge| edge.to)
 }
 
 /// The components that trigger one, in the order of the edges.

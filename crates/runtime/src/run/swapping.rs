@@ -31,7 +31,7 @@ pub(super) fn with_swap_space(graph: &Graph) -> Graph {
                 name: format!("{}{OF}{number}", component.name),
                 role: Role::Memory(memory),
             });
-            driven.edges.push(Edge { from, to, relation: Relation::Access(Rights::Write) });
+            driven.edges.push(Edge { from, to, relation: Relation::Access(Rights::Write), condition: None });
         }
     }
     driven

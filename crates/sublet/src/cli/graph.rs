@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use sublet_proto::graph::{self, Component, Graph, MAX_DOCUMENT_BYTES, Role};
+use sublet_proto::graph::{self, Component, Condition, Edge, Graph, MAX_DOCUMENT_BYTES, Role};
 use sublet_proto::{Code, Error};
 
 use super::Connection;
@@ -156,6 +156,14 @@ fn read_document(file: &Path) -> Result<Vec<u8>, Error> {
 
 fn parse(file: &Path, json: &[u8]) -> Result<Graph, Error> {
     Graph::parse(json).map_err(|problems| graph::error(file.display(), &problems))
+}
+
+/// In which case an edge is a trigger, if it says so.
+fn condition(edge: &Edge) -> Option<String> {
+    edge.condition.as_ref().map(|condition| match condition {
+        Condition::When(text) => format!("when {text:?}"),
+        Condition::Otherwise => "otherwise".to_owned(),
+    })
 }
 
 /// What stands in the box of a component: its name, and what it is.

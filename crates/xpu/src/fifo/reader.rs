@@ -133,11 +133,25 @@ impl Reader {
         }
     }
 
+    /// Whether a message is there.
+    ///
+    /// # Errors
+    /// As for [`Reader::read`].
+    #[inline]
+    pub fn has_message(&mut self) -> Result<bool, Error> {
+        self.hear()?;
+        Ok(self.look(LOOKS_AT_ONE)?.is_some())
+    }
+
     /// Looks at all rings for a while, from the one after the latest on, for a message that is there in whole.
     #[inline]
     fn find(&mut self, deadline: Option<Instant>) -> Result<Option<(usize, u64)>, Error> {
-        let looks =
-            if deadline.is_some_and(|deadline| deadline <= Instant::now()) { LOOKS_AT_ONE } else { LOOKS };
+        let is_over = deadline.is_some_and(|deadline| deadline <= Instant::now());
+        self.look(if is_over { LOOKS_AT_ONE } else { LOOKS })
+    }
+
+    #[inline]
+    fn look(&mut self, looks: u32) -> Result<Option<(usize, u64)>, Error> {
         for _ in 0..looks / LOOKS_AT_ONE {
             let mut ended = None;
             for step in 1..=self.rings.len() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use sublet_proto::v1::{self, shim_message::Body};
-use sublet_proto::{Code, Error};
+use sublet_proto::{Code, Error, pu};
 use sublet_xpu::GlobalId;
 
 use super::rights::told_rights;
@@ -34,7 +34,8 @@ impl Core {
         self.peers.insert(peer, Neighbour { node: node.into(), units: units.into(), ..Neighbour::default() });
         let told = |names: &[v1::FifoName], rights: &[v1::RightsUpdate], more| {
             let (instance, units) = (self.instance.clone(), self.units.iter().copied().collect());
-            Body::Sync(v1::ShimSync { instance, units, names: names.into(), rights: rights.into(), more })
+            let (kind, names, rights) = (self.kind.clone(), names.into(), rights.into());
+            Body::Sync(v1::ShimSync { instance, units, names, rights, more, kind })
         };
         let names = names.chunks(MAX_TOLD).map(|some| told(some, &[], true));
         let rights = rights.chunks(MAX_TOLD).map(|some| told(&[], some, true));
@@ -49,12 +50,17 @@ impl Core {
                 "it says that it serves processing unit {unit:x}, which is not its own"
             )));
         }
+        let kind = pu::kind(&sync.kind);
+        if !pu::is_processor_kind(kind) {
+            return Err(Violation(format!("it says that its processor is of kind {kind:.40?}")));
+        }
         let known = self.instances.insert(peer, sync.instance.clone());
         if known.is_some_and(|known| known != sync.instance) {
             self.restarted(units);
         }
         let Some(neighbour) = self.peers.get_mut(&peer) else { return Ok(()) };
         neighbour.is_linked = true;
+        neighbour.kind = kind.to_owned();
         for &unit in &sync.units {
             self.routes.insert(unit, peer);
         }

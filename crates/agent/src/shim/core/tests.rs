@@ -25,8 +25,9 @@ fn unit(index: usize) -> u32 {
 
 impl Computer {
     fn new(agents: usize) -> Computer {
-        let cores =
-            (0..agents).map(|index| Core::new(NODES[index], format!("{index}"), &[unit(index)], 1)).collect();
+        let cores = (0..agents)
+            .map(|index| Core::new((NODES[index], pu::PROCESSOR), format!("{index}"), &[unit(index)], 1))
+            .collect();
         let (wires, up, begun, answers) = Default::default();
         let mut computer = Computer { cores, wires, up, begun, answers, others: Vec::new(), tag: 0 };
         for one in 0..agents {
@@ -367,7 +368,7 @@ fn an_agent_that_returns_anew_has_none_of_its_processes() {
     computer.call(far, connect("f")).unwrap();
     let descriptor = computer.call(reader, connect("g")).unwrap() as u32;
     computer.unlink(0, 1);
-    computer.cores[1] = Core::new(NODES[1], "anew".into(), &[2], 100);
+    computer.cores[1] = Core::new((NODES[1], pu::PROCESSOR), "anew".into(), &[2], 100);
     assert!(computer.cores[0].peers.is_empty());
     computer.others.clear();
     computer.link(0, 1);
@@ -499,7 +500,7 @@ fn a_neighbour_speaks_for_itself_alone() {
 fn a_device_is_found_by_its_name_beside_its_processor_while_that_is_linked() {
     let node = |name: &str| [pu::PROCESSOR, "opencl0"].map(|unit| pu::id(name, unit));
     let (here, there) = (node(NODES[0]), node(NODES[1]));
-    let mut core = Core::new(NODES[0], "start".into(), &here, 1);
+    let mut core = Core::new((NODES[0], pu::PROCESSOR), "start".into(), &here, 1);
     let found = |core: &Core, processor, name: &str| core.device(processor, name).map_err(|error| error.code);
     assert_eq!(found(&core, here[0], "opencl0"), Ok(here[1]));
     assert_eq!(found(&core, here[1], "opencl0"), Ok(here[1]), "as a process on it asks");
@@ -515,6 +516,38 @@ fn a_device_is_found_by_its_name_beside_its_processor_while_that_is_linked() {
     assert_eq!(found(&core, there[0], "cuda0"), Err(Code::InvalidArgument));
     core.unlinked(there[0]);
     assert_eq!(found(&core, there[0], "opencl0"), Err(Code::AgentUnreachable));
+}
+
+#[test]
+fn a_unit_of_a_kind_is_of_the_own_node_or_else_of_a_linked_one() {
+    let node = |name: &str, units: &[&str]| units.iter().map(|unit| pu::id(name, unit)).collect::<Vec<_>>();
+    let here = node(NODES[0], &[pu::PROCESSOR]);
+    let there = node(NODES[1], &[pu::PROCESSOR, "opencl0"]);
+    let mut core = Core::new((NODES[0], "cpu"), "start".into(), &here, 1);
+    let found = |core: &Core, kind: &str| core.unit_of(kind).map_err(|error| error.code);
+    assert_eq!(found(&core, "cpu"), Ok(here[0]));
+    for none in ["dpu", "opencl", "cuda", ""] {
+        assert_eq!(found(&core, none), Err(Code::AgentUnreachable), "{none:?}");
+    }
+    core.greet(there[0], NODES[1], &there);
+    assert_eq!(found(&core, "dpu"), Err(Code::AgentUnreachable), "before it has answered");
+    let sync = |kind: &str| v1::ShimSync {
+        instance: "its".into(),
+        units: there.clone(),
+        kind: kind.into(),
+        ..v1::ShimSync::default()
+    };
+    for wrong in ["opencl", "a/b"] {
+        assert!(core.linked(there[0], &sync(wrong), &there).unwrap_err().0.contains("kind"), "{wrong:?}");
+    }
+    core.linked(there[0], &sync("dpu"), &there).unwrap();
+    assert_eq!((found(&core, "dpu"), found(&core, "opencl")), (Ok(there[0]), Ok(there[1])));
+    assert_eq!(found(&core, "cpu"), Ok(here[0]));
+    core.unlinked(there[0]);
+    assert_eq!(found(&core, "dpu"), Err(Code::AgentUnreachable));
+    let both = node(NODES[0], &[pu::PROCESSOR, "opencl3"]);
+    let core = Core::new((NODES[0], "dpu"), "start".into(), &both, 1);
+    assert_eq!((found(&core, "dpu"), found(&core, "opencl")), (Ok(both[0]), Ok(both[1])));
 }
 
 #[test]

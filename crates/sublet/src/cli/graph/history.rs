@@ -111,6 +111,7 @@ fn state(state: ComponentState) -> Option<&'static str> {
         ComponentState::Waiting => Some("waiting"),
         ComponentState::Running => Some("running"),
         ComponentState::Done => Some("done"),
+        ComponentState::Skipped => Some("skipped"),
     }
 }
 

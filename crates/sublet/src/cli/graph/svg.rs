@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use sublet_proto::graph::{Component, Graph, Relation, Role};
 
-use super::label;
 use super::layout::{Measures, Point, lay_out};
+use super::{condition, label};
 
 const CHARACTER: f64 = 7.8;
 const PADDING: f64 = 14.0;
@@ -21,6 +21,7 @@ rect { fill: #fff; stroke: #1f2328 }
 path { fill: none; stroke: #1f2328; stroke-width: 1.3 }
 .access { stroke: #0969da; stroke-dasharray: 5 4 }
 .message { stroke: #8250df; stroke-width: 2 }
+.case { fill: #fff; stroke: #1f2328 }
 ";
 
 /// Draws it.
@@ -33,17 +34,24 @@ pub(super) fn draw(graph: &Graph) -> String {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" height=\"{height:.0}\" \
          role=\"img\">\n<title>{}</title>\n<style>\n{STYLE}</style>\n<defs><marker id=\"arrow\" viewBox=\"0 0 8 8\" refX=\"8\" \
          refY=\"4\" markerWidth=\"8\" markerHeight=\"8\" orient=\"auto-start-reverse\"><path d=\"M0 0 8 4 0 8z\" \
-         style=\"fill: context-stroke; stroke: none\"/></marker></defs>\n<g transform=\"translate({MARGIN} {MARGIN})\">\n",
+         style=\"fill: context-stroke; stroke: none\"/></marker><marker id=\"case\" viewBox=\"0 0 10 10\" refX=\"0\" refY=\"5\" \
+         markerWidth=\"9\" markerHeight=\"9\" orient=\"auto\"><path class=\"case\" d=\"M0 5 5 1 10 5 5 9z\"/></marker></defs>\n<g transform=\"translate({MARGIN} {MARGIN})\">\n",
         escaped(&graph.name)
     );
     for (edge, points) in graph.edges.iter().zip(&layout.lines) {
         let (class, start) = match edge.relation {
+            Relation::Trigger if edge.condition.is_some() => ("trigger", " marker-start=\"url(#case)\""),
             Relation::Trigger => ("trigger", ""),
             Relation::Access(_) => ("access", ""),
             Relation::Message => ("message", " marker-start=\"url(#arrow)\""),
         };
         let path = path(points);
-        let _ = writeln!(svg, "<path class=\"{class}\" d=\"{path}\"{start} marker-end=\"url(#arrow)\"/>");
+        let title = condition(edge).map(|condition| format!("<title>{}</title>", escaped(&condition)));
+        let title = title.unwrap_or_default();
+        let _ = writeln!(
+            svg,
+            "<path class=\"{class}\" d=\"{path}\"{start} marker-end=\"url(#arrow)\">{title}</path>"
+        );
     }
     for ((component, size), centre) in graph.components.iter().zip(&sizes).zip(&layout.boxes) {
         svg += &drawn_box(component, *size, *centre);

@@ -1,10 +1,10 @@
 //! A graph in characters: layers of boxes, and between them lines that run straight down, or change their column once, in a
 //! row that they share with no line that they would touch.
 
-use sublet_proto::graph::{Component, Graph, Relation};
+use sublet_proto::graph::{Component, Edge, Graph, Relation};
 
-use super::label;
 use super::layout::{Layout, Measures, Point, flow, lay_out};
+use super::{condition, label};
 
 /// Two lines of text and a frame.
 const BOX_ROWS: usize = 4;
@@ -20,12 +20,17 @@ pub(super) fn draw(graph: &Graph) -> String {
     let plan = Plan::new(graph, &widths, &layout);
     let mut canvas = Canvas::new(plan.columns, plan.rows());
     for (wire, edge) in plan.wires.iter().zip(&graph.edges) {
-        plan.draw_wire(wire, edge.relation, &mut canvas);
+        plan.draw_wire(wire, edge, &mut canvas);
     }
     for (index, component) in graph.components.iter().enumerate() {
         plan.draw_box(index, component, &mut canvas);
     }
-    format!("{}\n{LEGEND}\n", canvas.text())
+    let name = |component: usize| graph.components[component].name.as_str();
+    let conditions = graph.edges.iter().filter_map(|edge| {
+        let condition = condition(edge)?;
+        Some(format!("◇ {} ── {} {condition}\n", name(edge.from), name(edge.to)))
+    });
+    format!("{}\n{LEGEND}\n{}", canvas.text(), conditions.collect::<String>())
 }
 
 /// Of each component: wide enough for what stands in it, and for every line that ends at it to have a column of its own.
@@ -116,8 +121,8 @@ impl Plan {
         canvas.write(left, top + BOX_ROWS - 1, &framed(lower, width));
     }
 
-    fn draw_wire(&self, wire: &Wire, relation: Relation, canvas: &mut Canvas) {
-        let pen = match relation {
+    fn draw_wire(&self, wire: &Wire, edge: &Edge, canvas: &mut Canvas) {
+        let pen = match edge.relation {
             Relation::Trigger => Pen::Solid,
             Relation::Access(_) => Pen::Dashed,
             Relation::Message => Pen::Heavy,
@@ -136,7 +141,10 @@ impl Plan {
         }
         let top = self.layers[wire.first_layer] + BOX_ROWS;
         let bottom = self.layers[wire.first_layer + last] - 1;
-        let both = relation == Relation::Message;
+        let both = edge.relation == Relation::Message;
+        if edge.condition.is_some() {
+            canvas.write(wire.columns[0], top, "◇");
+        }
         if wire.is_upward || both {
             canvas.write(wire.columns[0], top, "▲");
         }
