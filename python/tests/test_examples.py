@@ -53,6 +53,23 @@ def test_thumbnailer(platform):
         assert found["sizes"][size]["bytes"] == pytest.approx(expected, rel=0.1)
 
 
+def test_density_on_a_platform_of_its_own(monkeypatch):
+    pytest.importorskip("PIL")
+    monkeypatch.delenv("SUBLET_MANAGER", raising=False)
+    ended = run("density.py", "--first", "2", "--most", "4", "--rate", "4", "--seconds", "1", "--json")
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["first"]["instances"] == 2 and found["most"]["instances"] in (2, 3, 4)
+    for of in found["first"], found["most"]:
+        assert of["equal"] and of["p95_s"] > 0 and of["own_bytes"] > 1 << 20
+
+
+def test_density_without_shared_cores(platform):
+    pytest.importorskip("PIL")
+    ended = run("density.py", "--first", "2", SUBLET_MANAGER=platform.managers)
+    assert ended.returncode == 1 and "no node lends 2 shared places of cpu" in ended.stderr, ended.stderr
+
+
 def test_jacobi(platform):
     pytest.importorskip("numpy")
     found = figures(platform, "jacobi.py", "--unknowns", "300", "--iterations", "50")

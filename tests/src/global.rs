@@ -182,6 +182,21 @@ pub fn exchange(reader: (&Process, u32), writer: (&Process, u32)) {
     }
 }
 
+/// Where connections are encrypted the reader's part in the handshake is done when it reads.
+///
+/// # Panics
+/// If it cannot connect.
+#[track_caller]
+pub fn join_while_it_reads(writer: &Process, name: &str, reader: (&Process, u32)) -> u32 {
+    std::thread::scope(|scope| {
+        let joining = scope.spawn(|| writer.join(name).unwrap_or_else(|error| panic!("{error}")));
+        while !joining.is_finished() {
+            refused(reader.0.hear(reader.1, 20), "nobody has written");
+        }
+        joining.join().expect("it says why it cannot")
+    })
+}
+
 fn word(bytes: &[u8], at: usize) -> u64 {
     let bytes: [u8; 8] = bytes[at..at + 8].try_into().expect("eight bytes are eight bytes");
     u64::from_le_bytes(bytes)

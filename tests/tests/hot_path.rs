@@ -257,6 +257,67 @@ fn a_message_makes_no_system_call_while_both_ends_are_awake() {
     assert_eq!(seen, 3, "it sees system calls that are made on purpose");
 }
 
+/// A chain of two ways, each over both executors: the other one is for what might be executed at the same time.
+fn forked_chain(package: &str) -> Vec<u8> {
+    let component = |name: &str, more: &str| {
+        format!(r#"{{"name":"{name}","type":"compute","package":"{package}","function":"{name}"{more}}}"#)
+    };
+    let components =
+        [component("echo", r#","entry":true"#), component("a", ""), component("b", "")].join(",");
+    let edge = |to: &str, when: &str| format!(r#"{{"type":"trigger","from":"echo","to":"{to}",{when}}}"#);
+    let edges = [edge("a", r#""when":"cat""#), edge("b", r#""otherwise":true"#)].join(",");
+    let graph = format!(r#"{{"version":1,"name":"g","components":[{components}],"edges":[{edges}]}}"#);
+    [&[0; 4], graph.as_bytes()].concat()
+}
+
+/// A process that has such a chain: what `count` takes.
+fn chain_of(platform: &Platform, package: &str, name: &str) -> (Process, [u32; 2]) {
+    let caller = Process(platform.client_with(&Allocation::new(package)));
+    let mut chain = None;
+    wait_until("there is a core", || {
+        chain = caller.call("join", &forked_chain(name)).ok();
+        chain.is_some()
+    });
+    let number: [u8; 4] = chain.unwrap().try_into().unwrap();
+    (caller, [u32::from_le_bytes(number), WARM_UP])
+}
+
+#[test]
+fn a_call_of_a_chain_allocates_nothing_in_its_caller() {
+    let (_turn, folder) = (turn(), tempfile::tempdir().unwrap());
+    let (platform, package) = counting_platform("dags.c", folder.path());
+    let (caller, words) = chain_of(&platform, &package, "counted");
+    let mut allocated = [u64::MAX];
+    // Who has to sleep looks first whether the other is still there.
+    let is_none = (0..ATTEMPTS).any(|_| {
+        caller.0.submit("count", &words, &mut allocated).unwrap().wait().unwrap();
+        assert_ne!(allocated[0], u64::MAX, "nothing counts in this worker");
+        allocated[0] == 0
+    });
+    assert!(is_none, "allocated or freed in each {WARM_UP} calls, at last {}", allocated[0]);
+}
+
+#[test]
+fn a_call_of_a_chain_makes_no_system_call_while_all_are_awake() {
+    let (_turn, folder) = (turn(), tempfile::tempdir().unwrap());
+    if !can_trace() {
+        return;
+    }
+    let log = folder.path().join("trace");
+    let platform = Platform::start();
+    let (caller, words) = chain_of(&platform, &package("dags.c"), "libdags");
+    let traced = platform.workers()[0];
+    let _trace = Trace::of(traced, &log);
+    let (few, mut marked) = (WARM_UP as usize / 100, 0);
+    let is_quiet = (0..ATTEMPTS).any(|_| {
+        caller.0.submit("count", &words, &mut [0u64]).unwrap().wait().unwrap();
+        marked += 2;
+        wait_until("the trace is written", || markers(&log) == marked);
+        calls_between_markers(&log).len() < few
+    });
+    assert!(is_quiet, "{few} system calls and more in each {WARM_UP} calls");
+}
+
 /// Runs the counting client under a command; gives what it counted.
 fn run_hot_client(platform: &Platform, under: &[&str]) -> [u64; 2] {
     let command: Vec<String> = under

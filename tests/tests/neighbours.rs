@@ -7,7 +7,8 @@ use sublet::Allocation;
 use sublet_tests::cluster::Cluster;
 use sublet_tests::functions::package;
 use sublet_tests::global::{
-    OWN, Process, READ, WRITE, allow, computer, exchange, linked_unit, package_in_python, refused,
+    OWN, Process, READ, WRITE, allow, computer, exchange, join_while_it_reads, linked_unit,
+    package_in_python, refused,
 };
 use sublet_tests::platform::Platform;
 use sublet_tests::process::wait_until;
@@ -121,17 +122,6 @@ fn a_worker_that_dies_takes_its_fifos_with_it_and_what_it_wrote_is_read() {
     wait_until("the FIFO has ended", || two.say(to, b"x").is_err());
     refused(two.say(to, b"x"), "nobody reads");
     refused(two.join("f"), "there is no FIFO");
-}
-
-/// Where connections are encrypted the reader's part in the handshake is done when it reads.
-fn join_while_it_reads(writer: &Process, name: &str, reader: (&Process, u32)) -> u32 {
-    std::thread::scope(|scope| {
-        let joining = scope.spawn(|| writer.join(name).unwrap());
-        while !joining.is_finished() {
-            refused(reader.0.hear(reader.1, 20), "nobody has written");
-        }
-        joining.join().unwrap()
-    })
 }
 
 #[test]

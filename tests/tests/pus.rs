@@ -117,6 +117,7 @@ fn who_name_each_other_share_a_secret_that_nobody_else_has_and_that_each_registr
         registration: host.registered.registration,
         host: "host of host".into(),
         agent: "unix:/nonexistent/host.sock".into(),
+        bridge: String::new(),
     };
     assert_eq!(of_host, expected);
     assert_eq!((host.reports(), dpu.reports()), (None, None), "what is known is not told again");
@@ -124,6 +125,10 @@ fn who_name_each_other_share_a_secret_that_nobody_else_has_and_that_each_registr
     let of_other = other.names(&["host"]).remove(0);
     assert_ne!(of_other.secret, of_dpu.secret, "each link has its own");
     assert_eq!(host.reports().unwrap().len(), 2);
+    // The host bridges the two that name it: they have a secret, too.
+    let [_, bridged] = <[Neighbour; 2]>::try_from(dpu.reports().unwrap()).unwrap();
+    assert_eq!((bridged.node.as_str(), bridged.bridge.as_str()), ("other", "host"));
+    assert!(![&of_other.secret, &of_dpu.secret].contains(&&bridged.secret), "and the host does not know it");
 
     // Whoever lies about its neighbours learns nothing, and changes nothing for them.
     assert_eq!(liar.names(&["host", "dpu", "nobody"]), []);
@@ -136,7 +141,8 @@ fn who_name_each_other_share_a_secret_that_nobody_else_has_and_that_each_registr
     let told = host.reports().unwrap();
     let renewed: Vec<_> = told.iter().map(|one| (one.node.as_str(), &one.secret)).collect();
     assert_eq!(renewed, [("dpu", &again.secret), ("other", &of_other.secret)], "the other link stays");
-    assert_eq!(other.reports(), None);
+    let renewed = other.reports().unwrap().remove(1).secret;
+    assert!(renewed != bridged.secret, "of the two that are bridged");
     let anew = host.names(&["dpu", "other"]);
     assert!(anew[0].secret != again.secret && anew[1].secret != of_other.secret);
     assert_eq!(dpu.reports().unwrap()[0].secret, anew[0].secret);

@@ -92,6 +92,7 @@ use crate::programs::Programs;
 use crate::resources::{Pool, Resources};
 use crate::runtimes::Runtimes;
 use crate::sandboxes::Maker;
+use crate::shim::bridge::Bridges;
 use crate::shim::{Shim, link};
 use crate::signal::Signal;
 use crate::state::{StateFolder, system, utf8};
@@ -298,6 +299,7 @@ fn node(
         images,
         managers,
         neighbours: Neighbours::new(options.neighbours.clone())?,
+        bridges: Bridges::default(),
         stopping: Signal::new()?,
         idle_timeout: options.idle_timeout,
         clients: options.clients,

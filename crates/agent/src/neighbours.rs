@@ -1,6 +1,6 @@
 //! The nodes that this one is linked with: those that its operator names and that name it, as its manager tells.
 //!
-//! Only the manager says who that is, and only of nodes that this one has named: it may forget one, but make up none. What
+//! Only the manager says who that is, and only of nodes that this one has named, or that one of these bridges: it may forget one, but make up none. What
 //! is known stays while no manager answers.
 
 use std::collections::BTreeSet;
@@ -66,7 +66,8 @@ impl Neighbours {
     }
 
     fn may_be(&self, one: &Neighbour) -> bool {
-        let may_be = self.named.contains(&one.node)
+        let linked_by = if one.bridge.is_empty() { &one.node } else { &one.bridge };
+        let may_be = self.named.contains(linked_by)
             && one.unit == pu::id(&one.node, pu::PROCESSOR)
             && one.secret.len() == SECRET_BYTES;
         if !may_be {
@@ -92,7 +93,7 @@ impl Neighbours {
         if since.is_none_or(|since| now.saturating_duration_since(since) < PATIENCE) {
             return Vec::new();
         }
-        let is_linked = |name: &&String| all.iter().any(|one| one.node == **name);
+        let is_linked = |name: &&String| all.iter().any(|one| one.node == **name && one.bridge.is_empty());
         let missing = self.named.iter().filter(|name| !is_linked(name));
         missing.filter(|name| told.insert((*name).clone())).cloned().collect()
     }
@@ -100,8 +101,12 @@ impl Neighbours {
 
 /// The log: who has come, or come back with another registration, and who has gone.
 fn tell(before: &[Neighbour], after: &[Neighbour]) {
-    for Neighbour { node, registration, .. } in after.iter().filter(|one| !before.contains(one)) {
-        info!(%node, registration, "a neighbour is linked");
+    for Neighbour { node, registration, bridge, .. } in after.iter().filter(|one| !before.contains(one)) {
+        if bridge.is_empty() {
+            info!(%node, registration, "a neighbour is linked");
+        } else {
+            info!(%node, registration, by = %bridge, "a neighbour's neighbour is bridged");
+        }
     }
     let is_gone = |one: &&Neighbour| after.iter().all(|other| other.node != one.node);
     for Neighbour { node, .. } in before.iter().filter(is_gone) {

@@ -21,6 +21,7 @@ use crate::programs::Programs;
 use crate::resources::Pool;
 use crate::sandboxes::Maker;
 use crate::shim::Shim;
+use crate::shim::bridge::Bridges;
 use crate::signal::Signal;
 use crate::{lock, start_thread};
 
@@ -55,6 +56,7 @@ pub(crate) struct Node {
     pub(crate) managers: Arc<Managers>,
     /// The nodes that this one is linked with.
     pub(crate) neighbours: Neighbours,
+    pub(crate) bridges: Bridges,
     pub(crate) packages: Arc<Packages>,
     /// Raised when the agent stops; whoever waits for a client watches it.
     pub(crate) stopping: Signal,

@@ -11,6 +11,7 @@
 //! - Nothing here waits for a process. One that does not take what it is told is told no more.
 
 mod across;
+pub(crate) mod bridge;
 mod children;
 mod core;
 pub(crate) mod link;

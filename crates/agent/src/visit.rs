@@ -12,6 +12,7 @@ use tracing::info;
 
 use crate::connection;
 use crate::node::Node;
+use crate::shim::bridge;
 use crate::strangers::Stranger;
 
 /// The body of a connection's thread.
@@ -31,6 +32,7 @@ fn greet(node: &Arc<Node>, socket: TcpStream, stranger: Stranger) -> Result<(), 
             Some(arrived) => arrived,
             None => gate.links.arrive(link, socket, greeting),
         },
+        Kind::Bridge(link) => bridge::carry(node, &link, &socket, &greeting, || drop(stranger)),
         Kind::Control => {
             greeting.accept(&socket)?;
             let remote = RemoteSocket::accept(socket, &gate.identity)?;

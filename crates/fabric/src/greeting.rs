@@ -3,7 +3,8 @@
 //! The one who connects says what the connection is for, and the agent answers whether it may be. Control connections go
 //! on with TLS and prove themselves there. A data connection proves that it belongs to a lease: its greeting is signed
 //! (HMAC-SHA-256) with the secret that the lease's control connection gave out, and it carries a counter, so that a
-//! recorded greeting is worth nothing ([`Counters`]). The rest of a data connection over plain TCP is not protected
+//! recorded greeting is worth nothing ([`Counters`]). One for a bridge proves in the same way, with the secret of two neighbours,
+//! that the one may ask the other to pass on what it says to a third; what it says then begins with a greeting again. The rest of a data connection over plain TCP is not protected
 //! from whoever can change what is under way; see docs/security.md.
 //!
 //! Invariants:
@@ -29,7 +30,7 @@ mod wire;
 
 pub use connect::{check_interface, dial};
 pub use counters::Counters;
-pub use wire::{ANSWER_BYTES, Answer, DataLink, Greeting, HELLO_BYTES, Kind, Secret, VERSION};
+pub use wire::{ANSWER_BYTES, Answer, BridgeLink, DataLink, Greeting, HELLO_BYTES, Kind, Secret, VERSION};
 
 /// How long a greeting and its answer may take, each.
 pub const PATIENCE: Duration = Duration::from_secs(5);
@@ -106,11 +107,16 @@ pub fn prepare(socket: &TcpStream) -> Result<(), FabricError> {
 /// for a second while its client sends much. So it holds for control connections only, and these watch over the data
 /// connections beside them.
 fn settle(socket: &TcpStream, kind: &Kind) -> Result<(), Error> {
-    if let Kind::Data(_) = kind {
-        sockopt::set_tcp_user_timeout(socket, 0)
-            .map_err(|errno| FabricError::system("preparing a TCP connection for data", errno))?;
-    }
-    Ok(())
+    if let Kind::Control = kind { Ok(()) } else { prepare_for_data(socket) }
+}
+
+/// See [`settle`].
+///
+/// # Errors
+/// `system_error`.
+pub fn prepare_for_data(socket: &TcpStream) -> Result<(), Error> {
+    let set = sockopt::set_tcp_user_timeout(socket, 0);
+    Ok(set.map_err(|errno| FabricError::system("preparing a TCP connection for data", errno))?)
 }
 
 /// Tells whoever has connected why it may not, heard or unheard, and waits for nothing: whoever does not listen has had

@@ -576,13 +576,8 @@ impl Chain {
         });
         let called = begun.and_then(|()| taken.wait(py, until, sublet_xpu::Chain::wait));
         let Some(chain) = &mut taken.end else { return Err(raised(py, &self.0.closed())) };
-        match called {
-            Ok(()) => Ok(PyBytes::new(py, chain.output())),
-            Err(error) => {
-                chain.give_up();
-                Err(error)
-            }
-        }
+        called.inspect_err(|_| chain.give_up())?;
+        chain.result().map(|output| PyBytes::new(py, output)).map_err(|error| raised(py, &error))
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {

@@ -41,6 +41,8 @@ pub struct Chain {
     /// What each executor has been given and not answered, the oldest first.
     given: Vec<VecDeque<usize>>,
     is_begun: bool,
+    /// What the call has come to, until it is taken.
+    outcome: Option<Result<(), Error>>,
     input: Vec<u8>,
     /// Several outputs, as one input or as the call's output.
     joined: Vec<u8>,
@@ -64,6 +66,13 @@ struct Stage {
     last: usize,
     /// All of them, as an executor calls them.
     functions: String,
+}
+
+/// Why a call does not go on.
+enum Halt {
+    /// It may another time.
+    Late(Error),
+    Failed(Error),
 }
 
 /// How far a stage is in a call.
@@ -90,15 +99,16 @@ impl Process {
         let units =
             graph.components.iter().map(|component| self.unit_for(component)).collect::<Result<_, _>>()?;
         let plan = Plan::new(graph, units);
+        let reached: Vec<Vec<bool>> = (0..plan.stages.len()).map(|stage| plan.reached_from(stage)).collect();
         let (mut executors, mut by): (Vec<Executor>, Vec<usize>) = (Vec::new(), Vec::new());
-        for stage in 0..plan.stages.len() {
-            let (package, unit) = plan.place(plan.stages[stage].first);
+        for (stage, own) in plan.stages.iter().enumerate() {
+            let (package, unit) = plan.place(own.first);
             // One that only executes what comes before this stage is free when it begins.
             let is_alike = |other: &usize| plan.place(plan.stages[*other].first) == (package, unit);
             let shared: Vec<usize> = (0..stage).filter(is_alike).map(|other| by[other]).collect();
             let is_free = |executor: &&usize| {
                 let mut others = (0..stage).filter(|other| by[*other] == **executor);
-                others.all(|other| plan.reaches(other, stage))
+                others.all(|other| reached[other][stage])
             };
             if let Some(&free) = shared.iter().find(is_free) {
                 by.push(free);
@@ -118,7 +128,7 @@ impl Process {
         let given = executors.iter().map(|_| VecDeque::with_capacity(by.len())).collect();
         let stages: Vec<Standing> = by.iter().map(|_| Standing::default()).collect();
         let (ready, input, joined) = (VecDeque::with_capacity(by.len()), Vec::new(), Vec::new());
-        Ok(Chain { plan, executors, by, stages, ready, given, is_begun: false, input, joined })
+        Ok(Chain { plan, executors, by, stages, ready, given, is_begun: false, outcome: None, input, joined })
     }
 
     fn unit_for(&self, component: &Component) -> Result<u32, Error> {
@@ -148,7 +158,7 @@ impl Chain {
     pub fn call(&mut self, input: &[u8], deadline: Option<Instant>) -> Result<&[u8], Error> {
         self.begin(input);
         self.wait(deadline).inspect_err(|_| self.give_up())?;
-        Ok(self.output())
+        self.result()
     }
 
     /// Begins a call. One that was not waited for is given up.
@@ -166,38 +176,61 @@ impl Chain {
 
     /// Nobody waits for the call that was begun.
     pub fn give_up(&mut self) {
-        self.is_begun = false;
+        (self.is_begun, self.outcome) = (false, None);
         self.ready.clear();
         self.given.iter_mut().for_each(VecDeque::clear);
         self.executors.iter_mut().for_each(Executor::give_up);
     }
 
-    /// Goes on with the call that was begun, until there is its output.
+    /// Goes on with the call that was begun, until it has come to something.
     ///
     /// # Errors
-    /// As [`Chain::call`]; after `deadline_exceeded` it can be waited for again. `invalid_argument` if none was begun.
+    /// `deadline_exceeded`, after which it can be waited for again; `invalid_argument` if none was begun.
     pub fn wait(&mut self, deadline: Option<Instant>) -> Result<(), Error> {
+        if self.outcome.is_some() {
+            return Ok(());
+        }
         if !self.is_begun {
             return Err(Error::new(Code::InvalidArgument, "no call of the chain was begun"));
         }
-        loop {
-            self.submit(deadline)?;
-            let Some(executor) = self.next_answered(deadline)? else { return Ok(()) };
-            let Some(stage) = self.given[executor].pop_front() else { continue };
-            let standing = &mut self.stages[stage];
-            standing.output.clear();
-            standing.output.extend_from_slice(self.executors[executor].result(deadline)?);
-            standing.has_output = true;
-            self.settle(stage);
-        }
+        let outcome = match self.go_on(deadline) {
+            Ok(()) => Ok(()),
+            Err(Halt::Late(error)) => return Err(error),
+            Err(Halt::Failed(error)) => Err(error),
+        };
+        self.give_up();
+        self.outcome = Some(outcome);
+        Ok(())
     }
 
-    /// The output of the call that was waited for.
-    pub fn output(&mut self) -> &[u8] {
+    /// What the call has come to that was waited for.
+    ///
+    /// # Errors
+    /// That of the first function that has failed, with its name; `worker_died` if an executor has ended; `invalid_argument` if there is
+    /// nothing to be taken.
+    pub fn result(&mut self) -> Result<&[u8], Error> {
+        let none = || Err(Error::new(Code::InvalidArgument, "no call of the chain has come to anything"));
+        self.outcome.take().unwrap_or_else(none)?;
         let Plan { graph, stages, .. } = &self.plan;
         let is_last = |stage: &Stage| triggers_from(graph, stage.last).next().is_none();
         let last = stages.iter().zip(&self.stages).filter(|(stage, of)| is_last(stage) && of.has_output);
-        join(last.map(|(_, of)| of.output.as_slice()), &mut self.joined)
+        Ok(join(last.map(|(_, of)| of.output.as_slice()), &mut self.joined))
+    }
+
+    fn go_on(&mut self, deadline: Option<Instant>) -> Result<(), Halt> {
+        loop {
+            self.submit(deadline).map_err(Halt::of_waiting)?;
+            let Some(executor) = self.next_answered(deadline).map_err(Halt::of_waiting)? else {
+                return Ok(());
+            };
+            let Some(stage) = self.given[executor].pop_front() else { continue };
+            let standing = &mut self.stages[stage];
+            standing.output.clear();
+            let answer = self.executors[executor].result(deadline).map_err(Halt::Failed)?;
+            standing.output.extend_from_slice(answer);
+            standing.has_output = true;
+            self.settle(stage);
+        }
     }
 
     /// Submits what is ready, as far as executors take it.
@@ -281,6 +314,12 @@ impl Chain {
                 _ => {}
             }
         }
+    }
+}
+
+impl Halt {
+    fn of_waiting(error: Error) -> Halt {
+        if error.code == Code::DeadlineExceeded { Halt::Late(error) } else { Halt::Failed(error) }
     }
 }
 
@@ -396,11 +435,17 @@ impl Plan {
         (&compute.package, self.units[component])
     }
 
-    /// Whether triggers lead from one stage to another.
-    fn reaches(&self, from: usize, to: usize) -> bool {
-        from == to
-            || triggers_from(&self.graph, self.stages[from].last)
-                .any(|edge| self.of[edge.to] <= to && self.reaches(self.of[edge.to], to))
+    /// The stages to which triggers lead from one, itself among them.
+    fn reached_from(&self, stage: usize) -> Vec<bool> {
+        let mut reached = vec![false; self.stages.len()];
+        let mut next = vec![stage];
+        while let Some(stage) = next.pop() {
+            if !std::mem::replace(&mut reached[stage], true) {
+                let edges = triggers_from(&self.graph, self.stages[stage].last);
+                next.extend(edges.map(|edge| self.of[edge.to]));
+            }
+        }
+        reached
     }
 }
 
@@ -451,8 +496,20 @@ mod tests {
         assert_eq!(stages("abc", &["abx", "bc"]), ["a", "b|c"], "nor on a condition");
         assert_eq!(stages("dcba", &["dc", "cb", "da"]), ["d", "c|b", "a"]);
         let plan = plan("abcd", &["ab", "ac", "bd", "cd"]);
-        let reached = |from| (0..4).filter(|to| plan.reaches(from, *to)).collect::<Vec<_>>();
+        let reached = |from| (0..4).filter(|to| plan.reached_from(from)[*to]).collect::<Vec<_>>();
         assert_eq!([0, 1, 2, 3].map(reached), [vec![0, 1, 2, 3], vec![1, 3], vec![2, 3], vec![3]]);
+    }
+
+    #[test]
+    fn a_graph_of_very_many_ways_is_planned_in_time_that_grows_with_its_edges() {
+        let edges = ["abcd", "efgh", "ijkl", "mnop", "qrst", "uvwx"].windows(2).flat_map(|layers| {
+            layers[0].chars().flat_map(|from| layers[1].chars().map(move |to| format!("{from}{to}")))
+        });
+        let all: Vec<String> = "abcd".chars().map(|to| format!("z{to}")).chain(edges).collect();
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        let plan = plan("zabcdefghijklmnopqrstuvwx", &all);
+        assert_eq!(plan.stages.len(), 25);
+        assert!(plan.reached_from(0).iter().all(|reached| *reached));
     }
 
     #[test]

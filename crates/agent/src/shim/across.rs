@@ -18,6 +18,7 @@ use sublet_proto::{Code, Error};
 use sublet_xpu::{FifoShape, GlobalId};
 use tracing::debug;
 
+use super::bridge::Route;
 use super::core::{At, Peer, Tag, Way};
 use super::{Connected, State, joined};
 use crate::carrier::new_secret;
@@ -25,8 +26,6 @@ use crate::{lock, start_thread};
 
 /// How long an invitation is good.
 const INVITED: Duration = Duration::from_secs(10);
-/// How long connecting may take.
-const DIAL: Duration = Duration::from_secs(2);
 /// The counter of a writer's one connection.
 const FIRST: u64 = 1;
 
@@ -158,13 +157,13 @@ impl State {
 
     /// Connects a process as a neighbour has said, beside everything else.
     pub(super) fn dial(&mut self, peer: Peer, wanted: Wanted) {
-        let Some(address) = self.links.get(&peer).map(|(_, link)| link.address.clone()) else {
+        let Some(route) = self.links.get(&peer).map(|(_, link)| link.route.clone()) else {
             return self.dialled(&wanted, Err(Error::new(Code::AgentUnreachable, "the neighbour is gone")));
         };
         let Some(state) = self.own.upgrade() else { return };
         let (at, tag) = (wanted.at, wanted.tag);
         let body = move || {
-            let connected = connect(&address, &wanted.invited);
+            let connected = connect(&route, &wanted.invited);
             let mut state = lock(&state);
             state.dialled(&wanted, connected);
             state.perform();
@@ -215,17 +214,17 @@ pub(super) fn arrive(
     Some(received)
 }
 
-fn connect(address: &str, invited: &FifoInvited) -> Result<TcpStream, Error> {
+fn connect(route: &Route, invited: &FifoInvited) -> Result<TcpStream, Error> {
     let wrong = || Error::new(Code::Protocol, "an invitation to a FIFO that makes no sense");
     let lease = <[u8; 16]>::try_from(invited.place.as_slice()).map_err(|_| wrong())?;
     let secret = Secret::try_from(invited.secret.as_slice()).map_err(|_| wrong())?;
-    let socket = greeting::dial(address, None, Instant::now() + DIAL)?;
+    let socket = route.dial()?;
     let link = DataLink { lease, worker: invited.connection, counter: FIRST };
     greeting::greet(&socket, &Kind::Data(link), Some(&secret))?;
     Ok(socket)
 }
 
-fn copy(socket: &TcpStream) -> Result<TcpStream, Error> {
+pub(super) fn copy(socket: &TcpStream) -> Result<TcpStream, Error> {
     socket.try_clone().map_err(|error| Error::new(Code::System, format!("dup of a connection: {error}")))
 }
 

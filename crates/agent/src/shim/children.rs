@@ -27,6 +27,7 @@ use sublet_runtime::access::socket_path;
 use sublet_xpu::{GlobalId, Rights};
 use tracing::{debug, info};
 
+use super::bridge::Route;
 use super::core::{Call, Spawn, Tag};
 use super::{State, link};
 use crate::managers::Managers;
@@ -68,6 +69,8 @@ struct Child {
     spawn: Box<Spawn>,
     /// The unit is this agent's own.
     is_here: bool,
+    /// To another one's agent, if that is linked.
+    route: Option<Route>,
     /// The parent is.
     gone: Arc<Signal>,
 }
@@ -140,7 +143,10 @@ impl State {
         let gone = self.children.adopt(parent)?;
         let (managers, encrypt) = (self.children.managers.clone(), self.children.encrypt);
         let is_here = self.core.is_here(GlobalId { pu: spawn.unit, local: 0 });
-        let child = Child { state: self.own.clone(), managers, encrypt, parent, lease, spawn, is_here, gone };
+        let peer = self.core.serves(spawn.unit);
+        let route = peer.and_then(|peer| self.links.get(&peer)).map(|(_, link)| link.route.clone());
+        let child =
+            Child { state: self.own.clone(), managers, encrypt, parent, lease, spawn, is_here, route, gone };
         start_thread("sublet-child", move || child.live(tag)).map(drop)
     }
 
@@ -207,7 +213,10 @@ impl Child {
             return Ok((Connection::Local(socket), None));
         }
         let network = grant.network.as_ref();
-        let connection = link::reach(&format!("processing unit {:x}", self.spawn.unit), network)?;
+        let address = network.map(|network| network.address.clone()).unwrap_or_default();
+        let direct = || Route::direct(format!("processing unit {:x}", self.spawn.unit), address);
+        let route = self.route.clone().unwrap_or_else(direct);
+        let connection = link::reach(&route, network)?;
         let encrypted = self.encrypt || network.is_some_and(|network| network.encrypted);
         Ok((connection, Some(Fabric::Tcp.choice(encrypted))))
     }

@@ -379,6 +379,11 @@ impl Core {
         Ok(None)
     }
 
+    /// The neighbour that serves a unit.
+    pub(super) fn serves(&self, unit: u32) -> Option<Peer> {
+        self.routes.get(&unit).copied()
+    }
+
     fn unit(&self, by: GlobalId, number: u64) -> Result<u32, Error> {
         let linked = self.peers.iter().filter(|(_, peer)| peer.is_linked).map(|(unit, _)| *unit);
         let mut units = std::iter::once(by.pu).chain(linked);

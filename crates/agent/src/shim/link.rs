@@ -29,6 +29,7 @@ use sublet_proto::{Code, Error, decode, pu};
 use tracing::{info, warn};
 
 use super::State;
+use super::bridge::Route;
 use super::core::{MAX_DEVICES, Peer, Violation};
 use crate::guests::is_same;
 use crate::message::{self, FromClient, ToClient};
@@ -41,7 +42,7 @@ const MAX_WAITING: usize = 65_536;
 /// After so long without a word a neighbour is out of reach.
 const SILENCE: Duration = Duration::from_secs(2);
 /// How long connecting may take, and how long is waited before it is tried again.
-const DIAL: Duration = Duration::from_secs(2);
+pub(super) const DIAL: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_millis(500);
 /// How often neighbours are told what is gone.
 const LAZILY: Duration = Duration::from_millis(100);
@@ -50,8 +51,8 @@ const MAX_PARTS: usize = 4096;
 
 /// How a neighbour is told something.
 pub(super) struct Link {
-    /// Where its port is, and whether what passes between processes is encrypted.
-    pub(super) address: String,
+    /// How its port is reached, and whether what passes between processes is encrypted.
+    pub(super) route: Route,
     pub(super) encrypted: bool,
     /// As the manager has told of it.
     told_of: Neighbour,
@@ -110,6 +111,7 @@ pub(crate) fn run(node: &Arc<Node>) {
         }
     }
     node.shim.keep_linked(&[]);
+    node.bridges.end();
     for (_, thread) in dialling {
         // It has said why it failed.
         let _ = thread.join();
@@ -139,7 +141,8 @@ fn dial(node: &Arc<Node>, told_of: &Neighbour) -> Result<(), Error> {
     if node.gate.is_none() {
         return Err(Error::new(Code::FabricUnavailable, "this node is on no network (listen)"));
     }
-    let connection = reach(&format!("node {}", told_of.node), told_of.network.as_ref())?;
+    let route = Route::to(told_of, &node.neighbours.current(), node.processor);
+    let connection = reach(&route, told_of.network.as_ref())?;
     connection.set_send_timeout(SILENCE)?;
     let join = JoinShim { node: node.description.name.clone(), secret: told_of.secret.clone() };
     connection.send(&ClientToAgent { body: Some(FromClient::Shim(join)) }.encode_to_vec(), &[])?;
@@ -153,12 +156,11 @@ fn dial(node: &Arc<Node>, told_of: &Neighbour) -> Result<(), Error> {
 }
 
 /// A control connection to an agent by its node's port.
-pub(super) fn reach(whom: &str, network: Option<&NodeNetwork>) -> Result<Connection, Error> {
-    let none = || Error::new(Code::FabricUnavailable, format!("{whom} is on no network (listen)"));
-    let network = network.ok_or_else(none)?;
-    let socket = greeting::dial(&network.address, None, Instant::now() + DIAL)?;
+pub(super) fn reach(route: &Route, network: Option<&NodeNetwork>) -> Result<Connection, Error> {
+    let socket = route.dial()?;
     greeting::greet(&socket, &Kind::Control, None)?;
-    Ok(Connection::Remote(RemoteSocket::connect(socket, &network.certificate)?))
+    let certificate = network.map(|network| network.certificate.as_slice()).unwrap_or_default();
+    Ok(Connection::Remote(RemoteSocket::connect(socket, certificate)?))
 }
 
 /// A connection by which somebody says to be a neighbour. It is served until it ends.
@@ -192,7 +194,7 @@ fn serve(node: &Arc<Node>, connection: &Arc<Connection>, told_of: &Neighbour) ->
     let network = told_of.network.as_ref();
     let own = node.gate.as_ref();
     let link = Link {
-        address: network.map(|network| network.address.clone()).unwrap_or_default(),
+        route: Route::to(told_of, &node.neighbours.current(), node.processor),
         encrypted: network.is_some_and(|network| network.encrypted)
             || own.is_some_and(|gate| gate.described.encrypted),
         told_of: told_of.clone(),

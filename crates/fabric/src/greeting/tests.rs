@@ -8,6 +8,7 @@ use proptest::prelude::*;
 
 const SECRET: Secret = [7; 32];
 const LINK: DataLink = DataLink { lease: [3; 16], worker: 5, counter: 9 };
+const BRIDGE: BridgeLink = BridgeLink { from: 0x0102_0304, to: 5, counter: 6 };
 
 /// Two ends of a connection over the loopback interface.
 pub(crate) fn pair() -> (TcpStream, TcpStream) {
@@ -22,7 +23,9 @@ fn greeted(kind: Kind, secret: Option<&Secret>) -> Greeting {
 
 #[test]
 fn both_ends_agree_on_what_a_connection_is_for() {
-    for (kind, secret) in [(Kind::Control, None), (Kind::Data(LINK), Some(&SECRET))] {
+    for (kind, secret) in
+        [(Kind::Control, None), (Kind::Data(LINK), Some(&SECRET)), (Kind::Bridge(BRIDGE), Some(&SECRET))]
+    {
         let (here, there) = pair();
         prepare(&here).unwrap();
         prepare(&there).unwrap();

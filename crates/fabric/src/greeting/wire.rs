@@ -29,6 +29,11 @@ pub const ANSWER_BYTES: usize = 256;
 
 const CONTROL: u32 = 1;
 const DATA: u32 = 2;
+const BRIDGE: u32 = 3;
+
+/// Of a bridge, in place of the lease.
+const FROM_AT: usize = LEASE_AT;
+const TO_AT: usize = FROM_AT + 4;
 
 const _: () = assert!(KIND_AT == BEGINNING && CODE_AT == BEGINNING && VERSION_AT == MAGIC.len());
 const _: () = assert!(HELLO_BYTES == PROOF_AT + 32 && PROOF_AT == COUNTER_AT + 8);
@@ -43,6 +48,19 @@ pub enum Kind {
     Control,
     /// The calls of one worker.
     Data(DataLink),
+    /// A connection to another node, whose greeting follows: this one passes on what comes.
+    Bridge(BridgeLink),
+}
+
+/// Which nodes are to be connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BridgeLink {
+    /// The id of the processor of whoever connects,
+    pub from: u32,
+    /// and of the node to which it wants to be connected.
+    pub to: u32,
+    /// From 1 on, and larger with each bridge that it asks for.
+    pub counter: u64,
 }
 
 /// Which worker a data connection is for.
@@ -59,7 +77,7 @@ pub struct DataLink {
 /// A greeting as the agent has received it.
 #[derive(Debug)]
 pub struct Greeting {
-    /// What it says. Of data this is a claim until [`Greeting::is_by`] has confirmed it.
+    /// What it says. Of data and of bridges this is a claim until [`Greeting::is_by`] has confirmed it.
     pub kind: Kind,
     bytes: [u8; HELLO_BYTES],
 }
@@ -75,6 +93,13 @@ impl Greeting {
                 worker: word(bytes, WORKER_AT),
                 counter: u64::from_le_bytes(array(bytes, COUNTER_AT)),
             }),
+            BRIDGE if bytes[TO_AT + 4..COUNTER_AT].iter().all(|&byte| byte == 0) => {
+                Kind::Bridge(BridgeLink {
+                    from: word(bytes, FROM_AT),
+                    to: word(bytes, TO_AT),
+                    counter: u64::from_le_bytes(array(bytes, COUNTER_AT)),
+                })
+            }
             kind => {
                 return Err(Error::new(Code::Protocol, format!("a greeting of kind {kind} is malformed")));
             }
@@ -86,7 +111,7 @@ impl Greeting {
     /// is by nobody: TLS says who that is.
     pub fn is_by(&self, secret: &Secret) -> bool {
         let (signed, proof) = self.bytes.split_at(PROOF_AT);
-        matches!(self.kind, Kind::Data(_)) && mac(secret, signed).verify_slice(proof).is_ok()
+        !matches!(self.kind, Kind::Control) && mac(secret, signed).verify_slice(proof).is_ok()
     }
 }
 
@@ -101,14 +126,31 @@ pub(super) fn hello(kind: &Kind, secret: Option<&Secret>) -> Result<[u8; HELLO_B
             put(&mut bytes, LEASE_AT, &link.lease);
             put(&mut bytes, WORKER_AT, &link.worker.to_le_bytes());
             put(&mut bytes, COUNTER_AT, &link.counter.to_le_bytes());
-            let proof: [u8; 32] = mac(secret, &bytes[..PROOF_AT]).finalize().into_bytes().into();
-            put(&mut bytes, PROOF_AT, &proof);
+            sign(&mut bytes, secret);
+        }
+        (Kind::Bridge(link), Some(secret)) => {
+            put(&mut bytes, KIND_AT, &BRIDGE.to_le_bytes());
+            put(&mut bytes, FROM_AT, &link.from.to_le_bytes());
+            put(&mut bytes, TO_AT, &link.to.to_le_bytes());
+            put(&mut bytes, COUNTER_AT, &link.counter.to_le_bytes());
+            sign(&mut bytes, secret);
         }
         (Kind::Data(_), None) => {
             return Err(Error::new(Code::InvalidArgument, "a greeting for data needs the lease's secret"));
         }
+        (Kind::Bridge(_), None) => {
+            return Err(Error::new(
+                Code::InvalidArgument,
+                "a greeting for a bridge needs the neighbours' secret",
+            ));
+        }
     }
     Ok(bytes)
+}
+
+fn sign(bytes: &mut [u8; HELLO_BYTES], secret: &Secret) {
+    let proof: [u8; 32] = mac(secret, &bytes[..PROOF_AT]).finalize().into_bytes().into();
+    put(bytes, PROOF_AT, &proof);
 }
 
 /// What the agent says to a greeting.

@@ -34,6 +34,7 @@ impl Secrets {
             registration: marked.registration,
             host: marked.reach.host.clone(),
             agent: marked.reach.agent.clone(),
+            bridge: marked.bridge.as_deref().unwrap_or_default().to_owned(),
         };
         Neighbours { version: *version, all: all.iter().map(neighbour).collect() }
     }

@@ -86,7 +86,15 @@ impl Street {
 
     fn told(&self, name: &str) -> Vec<(&str, u64)> {
         let agent = self.agents.iter().find(|agent| agent.name == name).unwrap();
-        agent.told.all.iter().map(|marked| (&*marked.node, marked.registration)).collect()
+        let linked = agent.told.all.iter().filter(|marked| marked.bridge.is_none());
+        linked.map(|marked| (&*marked.node, marked.registration)).collect()
+    }
+
+    /// Whom it reaches by whom.
+    fn bridged(&self, name: &str) -> Vec<(&str, &str)> {
+        let agent = self.agents.iter().find(|agent| agent.name == name).unwrap();
+        let all = agent.told.all.iter();
+        all.filter_map(|marked| Some((&*marked.node, marked.bridge.as_deref()?))).collect()
     }
 
     fn registration(&self, name: &str) -> u64 {
@@ -105,6 +113,21 @@ impl Street {
             let marked =
                 named.filter(|other| other.description.neighbours.iter().any(|name| name == agent.name));
             let marked: Vec<_> = marked.map(|other| (&*other.name, other.registration)).collect();
+            let mut beyond: Vec<(&str, &str)> = Vec::new();
+            for (bridge, _) in &marked {
+                let bridge = is_here(bridge).unwrap();
+                for name in &bridge.description.neighbours {
+                    let is_new = name != agent.name
+                        && marked.iter().all(|(known, _)| known != name)
+                        && beyond.iter().all(|(known, _)| known != name);
+                    let is_linked =
+                        |other: &&Node| other.description.neighbours.contains(&bridge.name.to_string());
+                    if let Some(other) = is_here(name).filter(is_linked).filter(|_| is_new) {
+                        beyond.push((&other.name, &bridge.name));
+                    }
+                }
+            }
+            assert_eq!(self.bridged(agent.name), beyond, "{}", agent.name);
             assert_eq!(self.told(agent.name), marked, "{}", agent.name);
             let units = self.house.core.info(own).units;
             let shown: Vec<&str> = units[0].neighbours.iter().map(String::as_str).collect();
@@ -175,6 +198,36 @@ fn a_lost_node_and_one_that_goes_to_another_manager_are_linked_with_nobody_until
     street.register("b", &["a"]);
     street.reports();
     assert_eq!(street.told("a"), [("b", street.registration("b"))]);
+}
+
+#[test]
+fn two_nodes_are_bridged_by_one_that_both_are_linked_with() {
+    let mut street = Street::new();
+    street.register("host", &["a", "b", "stranger"]);
+    street.register("a", &["host"]);
+    assert_eq!(street.bridged("a"), []);
+    street.register("b", &["host"]);
+    assert_eq!(street.bridged("b"), [("a", "host")]);
+    assert_eq!(street.reports(), ["host", "a"]);
+    assert_eq!((street.bridged("a"), street.bridged("host")), (vec![("b", "host")], vec![]));
+    let key = street.house.core.node_key("a").unwrap();
+    let there = sublet_proto::pu::id("b", sublet_proto::pu::PROCESSOR);
+    assert_eq!(street.house.core.beside(key, there).map(|(node, _)| &*node.name), Some("b"));
+    // Who is not named by the host is nobody's.
+    street.register("stranger", &["a", "b"]);
+    assert_eq!(street.bridged("stranger"), []);
+    // Those that are linked need no bridge.
+    street.register("b", &["host", "a"]);
+    street.register("a", &["host", "b"]);
+    street.reports();
+    assert_eq!((street.bridged("a"), street.told("a").len()), (vec![], 2));
+    // A bridge that is gone bridges nobody.
+    street.register("a", &["host"]);
+    street.reports();
+    assert_eq!(street.bridged("b"), [("a", "host")]);
+    street.silence("host", true);
+    street.ticks(SILENCE_TICKS + 1);
+    assert_eq!((street.bridged("a"), street.bridged("b")), (vec![], vec![]));
 }
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];

@@ -1,0 +1,162 @@
+"""How many instances of a function that makes thumbnails fit before their tail latency doubles, and what memory each has of its own.
+
+    python examples/python/density.py [--units cpu,dpu] [--rate 1]
+
+An instance is a worker of its own, in a sandbox of its own, on a core that it shares with others. Each is called --rate times a second, at
+its own moments. Instances are doubled until the 95th percentile of a call is more than twice that of the first few, or until no more
+are lent; between the last that fit and the first that do not it is halved, twice. The platform of $SUBLET_MANAGER has to lend shared cores
+(`--shared-cores`, `--shared-places`); without one this program starts its own, which lends one.
+
+With several kinds of processing units each gets as many instances as the others (Molecule, figure 2-a).
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import statistics
+import sys
+import threading
+import time
+
+from thumbnailer import SIZES, photograph, thumbnail
+
+import sublet
+
+# Of a worker, as far as it uses it.
+MEMORY_BYTES = 48 << 20
+
+
+def own_bytes():
+    """What this process has in memory, its part of what it shares with others included."""
+    with open("/proc/self/smaps_rollup", encoding="ascii") as told:
+        return next(int(line.split()[1]) * 1024 for line in told if line.startswith("Pss:"))
+
+
+def platform(options):
+    """The one of $SUBLET_MANAGER, or one of this program's own."""
+    if "SUBLET_MANAGER" in os.environ:
+        return contextlib.nullcontext()
+    return sublet.local(cores=0, shared_cores=1, shared_places=options.most, devices="none")
+
+
+@contextlib.contextmanager
+def leased(count, units):
+    """So many instances, in equal parts on each kind of unit."""
+    with contextlib.ExitStack() as stack:
+        instances = []
+        for unit in units:
+            workers = math.ceil(count / len(units))
+            lease = stack.enter_context(
+                sublet.lease(
+                    workers,
+                    shared=True,
+                    pu=unit,
+                    policy="warm",
+                    memory=workers * MEMORY_BYTES,
+                    imports=["PIL.Image", "PIL.JpegImagePlugin"],
+                    wait=10,
+                )
+            )
+            instances += [lease.options(worker=number) for number in range(workers)]
+        yield instances
+
+
+def called(instance, *call):
+    """What a call answers. Only one instance of a core executes at a time: who finds it busy tries again."""
+    while True:
+        try:
+            return instance.call(*call)
+        except sublet.Error as error:
+            if error.code != "core_busy":
+                raise
+        time.sleep(0.0002)
+
+
+def latencies(instances, jpeg, rate, seconds):
+    """Seconds of calls, each from the moment when it is due: of each instance at its own moments, all over the second."""
+    took, changing = [], threading.Lock()
+    begin = time.perf_counter() + 0.1
+
+    def calls(number):
+        own = []
+        for turn in range(max(round(rate * seconds), 1)):
+            due = begin + (turn + number / len(instances)) / rate
+            time.sleep(max(due - time.perf_counter(), 0))
+            called(instances[number], thumbnail, jpeg)
+            own.append(time.perf_counter() - due)
+        with changing:
+            took.extend(own)
+
+    threads = [threading.Thread(target=calls, args=[number]) for number in range(len(instances))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return took
+
+
+def measure(count, units, jpeg, options):
+    """The tail latency of so many instances, and their memory; nothing if so many are not lent."""
+    try:
+        with leased(count, units) as instances:
+            equal = all(called(instance, thumbnail, jpeg) == thumbnail(jpeg) for instance in instances)
+            took = latencies(instances, jpeg, options.rate, options.seconds)
+            memory = statistics.median(called(instance, own_bytes) for instance in instances)
+    except (sublet.NoCapacity, sublet.InsufficientResources):
+        return None
+    p95 = statistics.quantiles(took, n=20, method="inclusive")[-1] if len(took) > 1 else took[0]
+    return {"instances": len(instances), "p95_s": p95, "own_bytes": memory, "equal": equal}
+
+
+def density(units, jpeg, options):
+    """What the first few instances had, and what the most had that fit."""
+    first = most = measure(options.first, units, jpeg, options)
+    if first is None:
+        raise SystemExit(f"no node lends {options.first} shared places of {' and '.join(units)}: see --help")
+    beyond, halvings = None, 0
+    while halvings < 3:
+        count = min(2 * most["instances"], options.most) if beyond is None else (most["instances"] + beyond) // 2
+        if count < most["instances"] + len(units):
+            break
+        tried = measure(count, units, jpeg, options)
+        if options.progress:
+            said = "not lent" if tried is None else f"95th percentile {1e3 * tried['p95_s']:.1f} ms"
+            print(f"  {count} instances: {said}", file=sys.stderr)
+        if tried is not None and tried["p95_s"] <= 2 * first["p95_s"]:
+            most = tried
+        else:
+            beyond = count
+        halvings += beyond is not None
+    return {"first": first, "most": most}
+
+
+def main():
+    parser = argparse.ArgumentParser(description="How many instances fit before their tail latency doubles.")
+    parser.add_argument("--units", default="cpu", help="kinds of processing units, with commas between [%(default)s]")
+    parser.add_argument("--rate", type=float, default=1.0, help="calls of an instance in a second [%(default)s]")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement [%(default)s]")
+    parser.add_argument("--first", type=int, default=4, help="instances to begin with [%(default)s]")
+    parser.add_argument("--most", type=int, default=1024, help="instances that are enough [%(default)s]")
+    parser.add_argument("--progress", action="store_true", help="say each measurement on standard error")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    options = parser.parse_args()
+
+    jpeg = photograph(*SIZES["97 kB"], seed=1)
+    with platform(options):
+        found = density(options.units.split(","), jpeg, options)
+    first, most = found["first"], found["most"]
+    if options.json:
+        print(json.dumps({**found, "equal": first["equal"] and most["equal"]}))
+    else:
+        for name, of in (("first", first), ("most", most)):
+            print(
+                f"{name + ':':6} {of['instances']:4} instances, 95th percentile {1e3 * of['p95_s']:.1f} ms, "
+                f"{of['own_bytes'] / 1e6:.1f} MB of its own each"
+            )
+    return 0 if first["equal"] and most["equal"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
