@@ -26,6 +26,9 @@ import sublet
 
 # Of a worker, as far as it uses it.
 MEMORY_BYTES = 48 << 20
+# Seconds between two tries of a call, at most: about as long as it executes.
+LONGEST_PAUSE = 0.004
+NOT_LENT = (sublet.NoCapacity, sublet.InsufficientResources)
 
 
 def own_bytes():
@@ -64,14 +67,16 @@ def leased(count, units):
 
 
 def called(instance, *call):
-    """What a call answers. Only one instance of a core executes at a time: who finds it busy tries again."""
+    """What a call answers. Only one instance of a core executes at a time: who finds it busy tries again, ever later."""
+    pause = 0.0005
     while True:
         try:
             return instance.call(*call)
         except sublet.Error as error:
             if error.code != "core_busy":
                 raise
-        time.sleep(0.0002)
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def latencies(instances, jpeg, rate, seconds):
@@ -98,31 +103,32 @@ def latencies(instances, jpeg, rate, seconds):
 
 
 def measure(count, units, jpeg, options):
-    """The tail latency of so many instances, and their memory; nothing if so many are not lent."""
-    try:
-        with leased(count, units) as instances:
-            equal = all(called(instance, thumbnail, jpeg) == thumbnail(jpeg) for instance in instances)
-            took = latencies(instances, jpeg, options.rate, options.seconds)
-            memory = statistics.median(called(instance, own_bytes) for instance in instances)
-    except (sublet.NoCapacity, sublet.InsufficientResources):
-        return None
+    """The tail latency of so many instances, and their memory."""
+    with leased(count, units) as instances:
+        equal = all(called(instance, thumbnail, jpeg) == thumbnail(jpeg) for instance in instances)
+        took = latencies(instances, jpeg, options.rate, options.seconds)
+        memory = statistics.median(called(instance, own_bytes) for instance in instances)
     p95 = statistics.quantiles(took, n=20, method="inclusive")[-1] if len(took) > 1 else took[0]
     return {"instances": len(instances), "p95_s": p95, "own_bytes": memory, "equal": equal}
 
 
 def density(units, jpeg, options):
     """What the first few instances had, and what the most had that fit."""
-    first = most = measure(options.first, units, jpeg, options)
-    if first is None:
-        raise SystemExit(f"no node lends {options.first} shared places of {' and '.join(units)}: see --help")
+    try:
+        first = most = measure(options.first, units, jpeg, options)
+    except NOT_LENT as error:
+        raise SystemExit(f"{options.first} instances: {error}: see --help") from None
     beyond, halvings = None, 0
     while halvings < 3:
         count = min(2 * most["instances"], options.most) if beyond is None else (most["instances"] + beyond) // 2
         if count < most["instances"] + len(units):
             break
-        tried = measure(count, units, jpeg, options)
+        try:
+            tried = measure(count, units, jpeg, options)
+            said = f"95th percentile {1e3 * tried['p95_s']:.1f} ms"
+        except NOT_LENT as error:
+            tried, said = None, str(error)
         if options.progress:
-            said = "not lent" if tried is None else f"95th percentile {1e3 * tried['p95_s']:.1f} ms"
             print(f"  {count} instances: {said}", file=sys.stderr)
         if tried is not None and tried["p95_s"] <= 2 * first["p95_s"]:
             most = tried

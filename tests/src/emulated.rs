@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
+use crate::functions::foreign_program;
 use crate::network::Host;
 use crate::program::inside;
 use crate::root;
@@ -27,6 +28,8 @@ pub const AGENT_PORT: u16 = 7441;
 const SCRIPT: &str = "scripts/second-pu.sh";
 /// Where the chore leaves the programs for it.
 const PROGRAMS: &str = "target/second-pu/programs";
+/// What the chore has built for programs in C.
+const LIBRARY: &str = "target/second-pu/build/aarch64-unknown-linux-gnu/release/libsublet_c.a";
 /// Where it finds the files that it is given.
 const FILES: &str = "/sublet";
 /// How long a boot or a command may take where every instruction is emulated, and others want the processor, too.
@@ -35,6 +38,14 @@ const READY: &str = "second-pu: ready";
 const ENDED: &str = "second-pu: ended with ";
 /// Lines of its agent's log that a failed test shows.
 const SHOWN_LINES: usize = 60;
+
+/// A program of `tests/functions` for it, in C.
+///
+/// # Panics
+/// If it cannot be compiled.
+pub fn program(source: &str) -> PathBuf {
+    foreign_program(COMPILER, source, &root().join(LIBRARY))
+}
 
 /// A running machine.
 pub struct Machine {

@@ -27,13 +27,27 @@ pub fn package(source: &'static str) -> String {
 
 /// A program of `tests/functions`, linked with `libsublet`.
 pub fn program(source: &'static str) -> PathBuf {
-    let library = platform::programs().join("libsublet_c.a");
     let source = root().join("tests/functions").join(source);
     let name = source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    let mut compiler = compiler(&source);
+    link(compiler(&source), &source, &name, &platform::programs().join("libsublet_c.a"))
+}
+
+/// As [`program`], of a source in C, by a compiler for another architecture and with the library for that.
+///
+/// # Panics
+/// If it cannot be compiled.
+pub fn foreign_program(compiler: &str, source: &str, library: &Path) -> PathBuf {
+    let source = root().join("tests/functions").join(source);
+    let name = source.file_stem().unwrap_or_default().to_string_lossy();
+    let mut command = Command::new(compiler);
+    command.arg("-std=c11");
+    link(command, &source, &format!("{name}.{compiler}"), library)
+}
+
+fn link(mut compiler: Command, source: &Path, name: &str, library: &Path) -> PathBuf {
     compiler.args(["-O2", "-s", "-Wl,--gc-sections"]);
     let linked = [library.to_string_lossy().into_owned(), "-lm".into(), "-ldl".into(), "-lpthread".into()];
-    build_with(compiler, &source, &name, &linked)
+    build_with(compiler, source, name, &linked)
 }
 
 /// A source of `tests/functions` as a WebAssembly module, compiled without a C library.

@@ -14,11 +14,12 @@ use sublet::{Allocation, Code, Invoker};
 use sublet_proto::v1::{CreateTokenRequest, NodeState, Role};
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{CLIENT_HOST, Cluster, FIRST_AGENT_HOST, Lent, Plan};
-use sublet_tests::emulated::{AGENT_PORT, ARCHITECTURE, COMPILER, Machine};
-use sublet_tests::functions::{foreign, library};
-use sublet_tests::global::{Process, READ, WRITE, allow, exchange, refused};
+use sublet_tests::emulated::{AGENT_PORT, ARCHITECTURE, COMPILER, Machine, program as foreign_program};
+use sublet_tests::functions::{foreign, library, program};
+use sublet_tests::global::{Process, READ, WRITE, allow, exchange, linked_unit, package_in_python, refused};
 use sublet_tests::network::{Host, Network};
 use sublet_tests::process::wait_until;
+use sublet_tests::root;
 use tempfile::TempDir;
 
 /// The emulated machine's node, and the other.
@@ -60,6 +61,10 @@ const PARTS: &[(&str, Act)] = &[
     ("python", functions_in_python_are_called_there),
     ("template", workers_in_python_begin_as_copies_of_one_interpreter),
     ("fifos", processes_of_both_send_each_other_messages),
+    ("programs", programs_of_both_architectures_are_spawned_by_one_path),
+    ("executors", functions_are_executed_there_for_a_function_here),
+    ("copies", functions_in_python_are_executed_by_copies_of_an_interpreter_there),
+    ("graphs", graphs_go_over_both_units),
     ("death", calls_fail_with_what_happened_when_the_agent_there_is_killed_and_it_comes_back),
 ];
 /// By which the chore names parts, separated by commas; without it all are done.
@@ -77,7 +82,9 @@ impl Computer {
         let network = Network::of_machines(FIRST_AGENT_HOST + 2).expect("the chore asks root for namespaces");
         let (here, there) = (network.host(CLIENT_HOST), network.host(FIRST_AGENT_HOST + 1));
         let mut cluster = Cluster::start(Plan { network: Some(network), ..Plan::default() });
-        cluster.add_agent_with(Lent::cores(2), &["--devices", "none", "--neighbour", DPU]);
+        let python = root().join("target/tools/python/bin/python3");
+        let own = ["--devices", "none", "--neighbour", DPU, "--python", python.to_str().unwrap()];
+        cluster.add_agent_with(Lent::cores(2), &own);
         let machine = Computer::boot(&cluster, &there);
         Computer { machine, cluster, here }
     }
@@ -286,6 +293,86 @@ fn processes_of_both_send_each_other_messages(computer: &mut Computer) {
         refused(writer.say(to, b"late"), "was revoked");
         refused(writer.join(name), "no right to write");
     }
+}
+
+fn programs_of_both_architectures_are_spawned_by_one_path(computer: &mut Computer) {
+    let package = package("neighbours.c");
+    let built = [(std::env::consts::ARCH, program("child.c")), (ARCHITECTURE, foreign_program("child.c"))];
+    for (architecture, program) in built {
+        let folder = package.path().join("bin").join(architecture);
+        fs::create_dir_all(&folder).unwrap();
+        fs::copy(program, folder.join("child")).unwrap();
+    }
+    let parent = computer.process(&package, "cpu");
+    let units = [parent.pid() >> 32, linked_unit(&parent)];
+    let (object, fd) = parent.make("news").unwrap();
+    for unit in units {
+        let words = [unit, object, WRITE].map(u64::to_le_bytes).concat();
+        let said = [&words, b"bin/{arch}/child\0news\0news\0end\0".as_slice()].concat();
+        let child = u64::from_le_bytes(parent.call("spawn", &said).unwrap().try_into().unwrap());
+        let (from, said) = parent.hear(fd, 60_000).unwrap();
+        assert_eq!((child >> 32, from), (unit, child));
+        let said = String::from_utf8(said).unwrap();
+        assert!(said.starts_with(&format!("{child:x} child - 0 -")), "{said}");
+    }
+}
+
+fn functions_are_executed_there_for_a_function_here(computer: &mut Computer) {
+    let caller = computer.process(&package("executors.c"), "cpu");
+    let there = linked_unit(&caller);
+    let begun = caller.call("begin", &bytes(&[1, 0])).unwrap();
+    let ask = |function: &str, input: &[u8]| {
+        let mut name = [0; 24];
+        name[..function.len()].copy_from_slice(function.as_bytes());
+        caller.call("ask", &[&begun, 20_000u32.to_le_bytes().as_slice(), &name, input].concat())
+    };
+    let pid = u64::from_le_bytes(ask("pid", b"").unwrap().try_into().unwrap());
+    assert_eq!(pid >> 32, there);
+    for size in [0, 1, 40, 41, 4096, 8000] {
+        let input: Vec<u8> = (0..size).map(|at| (at * 7) as u8).collect();
+        assert_eq!(ask("echo", &input).unwrap(), input);
+    }
+    assert_eq!(ask("square|square", &3u64.to_le_bytes()).unwrap(), 81u64.to_le_bytes());
+    refused(ask("complain", b""), "complain: no such colour");
+    caller.call("stop", &begun).unwrap();
+}
+
+fn functions_in_python_are_executed_by_copies_of_an_interpreter_there(computer: &mut Computer) {
+    let host = computer.process(&package_in_python().unwrap(), "cpu");
+    let there = linked_unit(&host);
+    for _ in 0..2 {
+        let said =
+            host.call("delegate", &[&(there as u32).to_le_bytes()[..], b"shout hello"].concat()).unwrap();
+        assert_eq!(String::from_utf8(said).unwrap(), format!("HELLO {there:x}"));
+    }
+    refused(
+        host.call("delegate", &[&(there as u32).to_le_bytes()[..], b"shout  "].concat()),
+        "nothing to shout",
+    );
+}
+
+fn graphs_go_over_both_units(computer: &mut Computer) {
+    let caller = computer.process(&package("dags.c"), "cpu");
+    linked_unit(&caller);
+    let component = |(number, (name, pu)): (usize, &(&str, &str))| {
+        let what = json!({ "name": name, "type": "compute", "package": "dags", "function": name, "entry": number == 0 });
+        let mut what = what.as_object().unwrap().clone();
+        what.insert("resources".into(), json!({ "pu": pu }));
+        Value::Object(what)
+    };
+    let parts = [("a", "cpu"), ("b", "dpu"), ("c", "cpu")];
+    let components: Vec<Value> = parts.iter().enumerate().map(component).collect();
+    let edges =
+        [("a", "b"), ("b", "c")].map(|(from, to)| json!({ "type": "trigger", "from": from, "to": to }));
+    let graph = json!({ "version": 1, "name": "alternating", "components": components, "edges": edges });
+    let chain = caller.call("join", &[&0u32.to_le_bytes(), graph.to_string().as_bytes()].concat()).unwrap();
+    for turn in 0..16 {
+        let input = format!("{turn} ");
+        let run = [&chain, 20_000u32.to_le_bytes().as_slice(), input.as_bytes()].concat();
+        let said = caller.call("run", &run).unwrap();
+        assert_eq!(String::from_utf8(said).unwrap(), format!("{input}abc"));
+    }
+    caller.call("part", &chain).unwrap();
 }
 
 fn calls_alternate_between_the_units(computer: &mut Computer) {

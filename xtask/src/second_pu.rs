@@ -25,8 +25,9 @@ const ARCHITECTURE: &str = "aarch64";
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 /// Where all is that is kept between runs.
 const FOLDER: &str = "target/second-pu";
-/// What an agent with Python needs, by package.
-const PACKAGES: [&str; 4] = ["sublet", "sublet-runtime", "sublet-sandbox", "sublet-template-python"];
+/// What an agent with Python needs, and by the last what programs in C are linked with.
+const PACKAGES: [&str; 5] =
+    ["sublet", "sublet-runtime", "sublet-sandbox", "sublet-template-python", "sublet-capi"];
 /// What of that is built.
 const PROGRAMS: [&str; 4] = ["sublet", "sublet-worker", "sublet-spawner", "libsublet_template_python.so"];
 const STRIP: &str = "aarch64-linux-gnu-strip";
@@ -109,8 +110,7 @@ fn tests(only: Option<&str>) -> Command {
     command.args([
         "test",
         "--release",
-        "-p",
-        "sublet-tests",
+        "--workspace",
         "--test",
         "second_pu",
         "--",
