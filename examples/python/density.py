@@ -2,10 +2,10 @@
 
     python examples/python/density.py [--units cpu,dpu] [--rate 1]
 
-An instance is a worker of its own, in a sandbox of its own, on a core that it shares with others. Each is called --rate times a second, at
-its own moments. Instances are doubled until the 95th percentile of a call is more than twice that of the first few, or until no more
-are lent; between the last that fit and the first that do not it is halved, twice. The platform of $SUBLET_MANAGER has to lend shared cores
-(`--shared-cores`, `--shared-places`); without one this program starts its own, which lends one.
+An instance is a worker of its own, in a sandbox of its own, on the one core of its node, which it shares with others. Each is called --rate
+times a second, at its own moments. Instances are doubled until the 95th percentile of a call is more than twice that of the first few, or
+until no more are lent; between the last that fit and the first that do not it is halved, twice. The platform of $SUBLET_MANAGER has to
+lend shared cores (`--shared-cores`, `--shared-places`); without one this program starts its own, which lends one.
 
 With several kinds of processing units each gets as many instances as the others (Molecule, figure 2-a).
 """
@@ -26,8 +26,6 @@ import sublet
 
 # Of a worker, as far as it uses it.
 MEMORY_BYTES = 48 << 20
-# Seconds between two tries of a call, at most: about as long as it executes.
-LONGEST_PAUSE = 0.004
 NOT_LENT = (sublet.NoCapacity, sublet.InsufficientResources)
 
 
@@ -62,21 +60,20 @@ def leased(count, units):
                     wait=10,
                 )
             )
-            instances += [lease.options(worker=number) for number in range(workers)]
+            turn = threading.Lock()
+            instances += [Instance(lease.options(worker=number), turn) for number in range(workers)]
         yield instances
 
 
-def called(instance, *call):
-    """What a call answers. Only one instance of a core executes at a time: who finds it busy tries again, ever later."""
-    pause = 0.0005
-    while True:
-        try:
-            return instance.call(*call)
-        except sublet.Error as error:
-            if error.code != "core_busy":
-                raise
-        time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)
+class Instance:
+    """A worker, and the turn of those that share its core: only one of them executes at a time."""
+
+    def __init__(self, worker, turn):
+        self.worker, self.turn = worker, turn
+
+    def call(self, *call):
+        with self.turn:
+            return self.worker.call(*call)
 
 
 def latencies(instances, jpeg, rate, seconds):
@@ -89,7 +86,7 @@ def latencies(instances, jpeg, rate, seconds):
         for turn in range(max(round(rate * seconds), 1)):
             due = begin + (turn + number / len(instances)) / rate
             time.sleep(max(due - time.perf_counter(), 0))
-            called(instances[number], thumbnail, jpeg)
+            instances[number].call(thumbnail, jpeg)
             own.append(time.perf_counter() - due)
         with changing:
             took.extend(own)
@@ -105,9 +102,9 @@ def latencies(instances, jpeg, rate, seconds):
 def measure(count, units, jpeg, options):
     """The tail latency of so many instances, and their memory."""
     with leased(count, units) as instances:
-        equal = all(called(instance, thumbnail, jpeg) == thumbnail(jpeg) for instance in instances)
+        equal = all(instance.call(thumbnail, jpeg) == thumbnail(jpeg) for instance in instances)
         took = latencies(instances, jpeg, options.rate, options.seconds)
-        memory = statistics.median(called(instance, own_bytes) for instance in instances)
+        memory = statistics.median(instance.call(own_bytes) for instance in instances)
     p95 = statistics.quantiles(took, n=20, method="inclusive")[-1] if len(took) > 1 else took[0]
     return {"instances": len(instances), "p95_s": p95, "own_bytes": memory, "equal": equal}
 

@@ -135,8 +135,11 @@ fn processes_of_two_units_send_each_other_messages() {
     exchange((&host, from_dpu), (&dpu, to_host));
     let (back, from_host) = dpu.make("to the dpu").unwrap();
     dpu.words("allow", &[host.pid(), back, WRITE]).unwrap();
+    let sockets = [&host, &dpu].map(|process| process.call("sockets", &[]).unwrap());
     let to_dpu = host.join("to the dpu").unwrap();
     exchange((&dpu, from_host), (&host, to_dpu));
+    // Who has read before it connects back does so along the same connection.
+    assert_eq!([&host, &dpu].map(|process| process.call("sockets", &[]).unwrap()), sockets);
     // Names are the computer's, and rights are the unit's own to look at.
     refused(host.make("to the dpu"), "is taken");
     refused(dpu.make("to the host"), "is taken");
@@ -157,8 +160,15 @@ fn processes_of_two_units_send_each_other_messages() {
     refused(host.hear(from_dpu, 0), "nobody has written");
     refused(dpu.say(to_host, b"late"), "was revoked");
     refused(dpu.join("to the host"), "no right to write");
+    // And what goes the other way along the same connection goes on.
+    exchange((&dpu, from_host), (&host, to_dpu));
     dpu.shut(to_host).unwrap();
+    exchange((&dpu, from_host), (&host, to_dpu));
+    host.words("allow", &[dpu.pid(), forth, WRITE]).unwrap();
+    let again = dpu.join("to the host").unwrap();
+    exchange((&host, from_dpu), (&dpu, again));
     host.shut(to_dpu).unwrap();
+    exchange((&host, from_dpu), (&dpu, again));
     refused(dpu.hear(from_host, 100), "nobody has written");
 }
 

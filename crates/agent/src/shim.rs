@@ -36,7 +36,7 @@ use sublet_xpu::{FifoShape, GlobalId};
 use tracing::debug;
 
 use self::core::{At, Call, Core, Effect, Peer, Tag, Way};
-use across::{Invitations, Wanted};
+use across::{Far, Invitations, Wanted};
 use children::Children;
 use link::Link;
 use member::Member;
@@ -99,8 +99,8 @@ struct State {
 enum Connected {
     /// Within a processing unit: the region.
     Near(Region),
-    /// Of two: a copy of the socket.
-    Far(TcpStream),
+    /// Of two.
+    Far(Far),
 }
 
 impl Shim {
@@ -250,8 +250,8 @@ impl State {
             Effect::Part { reader, way, at_once } => {
                 let parted = v1::FifoParted { connection: way.connection, at_once };
                 self.tell_reader(reader, Body::Parted(parted), &[]);
-                if let Some(Connected::Far(socket)) = self.ways.get(&way).filter(|_| at_once) {
-                    across::cut(socket);
+                if let Some(Connected::Far(far)) = self.ways.get(&way).filter(|_| at_once) {
+                    far.cut();
                 }
             }
             Effect::End { at, way, code } => self.end(at, way, code),
@@ -344,7 +344,7 @@ impl State {
                     watch.poke();
                 }
             }
-            Some(Connected::Far(socket)) => across::cut(socket),
+            Some(Connected::Far(far)) => far.cut(),
             None => {}
         }
     }

@@ -13,8 +13,9 @@
  * nothing is granted to another tenant's. All functions return 0, or an error's number as in sublet.h, which sublet_xpu_why says
  * in words; outputs are written only on success. A descriptor is used by one thread at a time: a second one waits.
  *
- * Within a processing unit a FIFO is memory that both processes share, between two it is a connection between them; neither an
- * agent nor the kernel stands between processes that are awake. A message is written and read wholly. */
+ * Within a processing unit a FIFO is memory that both processes share, and neither an agent nor the kernel stands between processes
+ * that are awake; between two it is a connection of theirs, which a FIFO of the same shape the other way uses, too, if its writer has read
+ * before it connects back. A message is written and read wholly. */
 #ifndef SUBLET_XPU_H
 #define SUBLET_XPU_H
 

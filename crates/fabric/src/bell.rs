@@ -15,4 +15,13 @@ impl Bell {
             let _ = rustix::io::write(bell, &1u64.to_ne_bytes());
         }
     }
+
+    /// It is not ringing any more.
+    #[cold]
+    pub fn hush(&self) {
+        if let Some(bell) = &self.0 {
+            // Fails only if it was not rung.
+            let _ = rustix::io::read(bell, &mut [0u8; 8]);
+        }
+    }
 }

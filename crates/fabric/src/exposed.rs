@@ -76,16 +76,6 @@ impl Exposed {
         Ok(Exposed { memory: Memory::Shared { own, others }, keys: keys(regions), withdrawn: keys(regions) })
     }
 
-    /// Its own region alone, by a key that both sides were told by somebody else, who [made](new_key) it.
-    pub fn by_key(own: &Region, key: u64) -> Result<Exposed, FabricError> {
-        if region_of(key) != OWN || key == NONE {
-            return Err(FabricError::KeyUnknown);
-        }
-        let exposed = Exposed::new(own, Arc::new(Window::reserve(1, crate::region::PAGE_BYTES)?), 1)?;
-        exposed.keys[OWN as usize].store(key, Ordering::Release);
-        Ok(exposed)
-    }
-
     /// Of a side that lends memory, so many times at most; or that only uses the peer's, of which it knows as many regions. Over
     /// TCP.
     pub fn lending(regions: u32) -> Exposed {
@@ -107,6 +97,22 @@ impl Exposed {
         };
         let _ = places[number as usize].set(Lent { region, rights });
         Ok(Some((number, self.expose(number)?)))
+    }
+
+    /// Lends memory for writing by a key that both sides were told by somebody else, who [made](new_key) it, under the number in it:
+    /// for sides that lend all that they lend in this way.
+    pub fn lend_by(&self, key: u64, region: Arc<Region>) -> Result<(), FabricError> {
+        let number = region_of(key) as usize;
+        let Memory::Lent(places, _) = &self.memory else { return Err(FabricError::KeyUnknown) };
+        let (Some(place), Some(known)) = (places.get(number), self.keys.get(number)) else {
+            return Err(FabricError::KeyUnknown);
+        };
+        let lent = Lent { region, rights: Rights::Write };
+        if key >> INDEX_BITS == 0 || place.set(lent).is_err() {
+            return Err(FabricError::KeyUnknown);
+        }
+        known.store(key, Ordering::Release);
+        Ok(())
     }
 
     /// Makes a region reachable; the same answer each time.
@@ -286,6 +292,22 @@ mod tests {
         assert!(matches!(exposed.find(to_write.key, 0, 5), Err(FabricError::KeyExpired { region: 1 })));
         assert!(exposed.lend(region, Rights::Write).unwrap().is_none());
         assert!(exposed.find(to_read.key, 0, 5).is_ok());
+    }
+
+    #[test]
+    fn what_is_lent_by_a_key_of_somebody_else_is_reached_by_it_and_lent_once() {
+        let region = Arc::new(Region::create("lent", 4096).unwrap());
+        let exposed = Exposed::lending(2);
+        let key = new_key(1).unwrap();
+        exposed.lend_by(key, region.clone()).unwrap();
+        assert!(
+            exposed.find_to_write(key, 4088, 8).is_ok() && exposed.find(new_key(0).unwrap(), 0, 1).is_err()
+        );
+        for wrong in [new_key(1).unwrap(), new_key(2).unwrap(), 0] {
+            assert!(matches!(exposed.lend_by(wrong, region.clone()), Err(FabricError::KeyUnknown)));
+        }
+        exposed.withdraw(1);
+        assert!(matches!(exposed.find(key, 0, 1), Err(FabricError::KeyExpired { region: 1 })));
     }
 
     #[test]

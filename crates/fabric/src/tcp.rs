@@ -131,6 +131,11 @@ impl Endpoint {
         self.link.readable()
     }
 
+    /// Rung where a line asks for it, if there is one.
+    pub fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
     /// What of this side the peer may reach.
     pub fn exposed(&self) -> &Arc<Exposed> {
         &self.exposed
@@ -180,10 +185,47 @@ impl Endpoint {
         immediate: u32,
         body: &[u64; WORDS],
     ) -> Result<(), FabricError> {
+        let mut sending = self.add_line(self.line_frame(to, turn, immediate, body)?)?;
+        self.send_all(&mut sending)?;
+        self.leave(sending);
+        Ok(())
+    }
+
+    /// As [`Endpoint::put_imm`], of what may come a little later: with what this side sends next, when it waits, or [is in a
+    /// hurry](Endpoint::hurry).
+    #[inline]
+    pub fn put_imm_soon<const WORDS: usize>(
+        &self,
+        to: LineAddress,
+        turn: Turn,
+        immediate: u32,
+        body: &[u64; WORDS],
+    ) -> Result<(), FabricError> {
+        let sending = self.add_line(self.line_frame(to, turn, immediate, body)?)?;
+        self.leave_gathered(sending);
+        Ok(())
+    }
+
+    /// Sends what was left to come soon.
+    #[inline]
+    pub fn hurry(&self) {
+        if self.is_unsent() {
+            self.flush();
+        }
+    }
+
+    #[inline]
+    fn line_frame<'body, const WORDS: usize>(
+        &self,
+        to: LineAddress,
+        turn: Turn,
+        immediate: u32,
+        body: &'body [u64; WORDS],
+    ) -> Result<LineFrame<'body, WORDS>, FabricError> {
         let place = self.aligned(Address { region: to.region, offset: to.line }, LINE_BYTES)?;
         self.aligned(Address { region: to.region, offset: to.watch }, WATCH_BYTES)?;
         let (line, watch) = (place.base.wrapping_add(to.line), place.base.wrapping_add(to.watch));
-        self.send_line(LineFrame { key: place.key, line, watch, turn, immediate, body })
+        Ok(LineFrame { key: place.key, line, watch, turn, immediate, body })
     }
 
     /// See [`crate::Endpoint::put`]. What is small leaves with what follows it, or when this side waits.

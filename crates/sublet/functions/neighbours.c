@@ -57,6 +57,20 @@ SUBLET_FUNCTION uint32_t join(void* in, uint32_t size, void* out, sublet_context
   return answer(out, &word, 1);
 }
 
+/* Writes a short message to a descriptor. */
+SUBLET_FUNCTION uint32_t say(void* in, uint32_t size, void* out, sublet_context* context) {
+  (void)size, (void)out;
+  return sublet_xfifo_write((uint32_t)*(uint64_t*)in, in, 8, PATIENCE_MS) ? failed(context) : 0;
+}
+
+/* Reads one from a descriptor. */
+SUBLET_FUNCTION uint32_t hear(void* in, uint32_t size, void* out, sublet_context* context) {
+  uint64_t word;
+  (void)size;
+  if (sublet_xfifo_read((uint32_t)*(uint64_t*)in, &word, sizeof word, PATIENCE_MS, NULL, NULL)) return failed(context);
+  return answer(out, &word, 1);
+}
+
 struct rounds {
   uint64_t from, to; /* descriptors */
   uint64_t rounds, bytes;

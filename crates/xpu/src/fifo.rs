@@ -12,7 +12,7 @@
 //! ```
 //!
 //! Within a processing unit this is one region that both have mapped; between two each end has one of its own, of which it uses
-//! what the other writes.
+//! what the other writes. See [`end`] for what they are connected by.
 //!
 //! Invariants:
 //! - A connection has one writer and one reader, and what either does to its memory harms the two of them alone: a process that
@@ -20,8 +20,11 @@
 //! - A message is read wholly or not at all, and messages of one writer are read in their order.
 //! - Lengths that a writer says are checked against the ring before anything is read.
 
+mod end;
 mod reader;
 mod writer;
+
+pub(crate) use end::{End, Spares};
 
 pub use reader::{Reader, Unread};
 pub use writer::Writer;
@@ -33,7 +36,7 @@ use sublet_fabric::window::LineAddress;
 use sublet_proto::{Code, Error};
 
 /// The ring's region at either end.
-pub(crate) const REGION: u32 = 0;
+const REGION: u32 = 0;
 /// Into how many parts a ring is divided that are acknowledged at once.
 const QUARTERS: u32 = 4;
 const RING_AT: u64 = PAGE_BYTES;

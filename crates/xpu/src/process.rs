@@ -6,24 +6,17 @@ use std::time::{Duration, Instant};
 
 use prost::Message;
 use sublet_fabric::bell::Bell;
-use sublet_fabric::exposed::{Exposed, RemoteRegion};
 use sublet_fabric::line::{Line, Turn, Watch};
 use sublet_fabric::packet::{Packet, PacketSocket};
-use sublet_fabric::region::{Region, take_pages};
+use sublet_fabric::region::Region;
 use sublet_fabric::ring::{Occupant, Sender};
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
-use sublet_fabric::tcp::{self, Stream};
-use sublet_fabric::tls::Identity;
-use sublet_fabric::window::Window;
-use sublet_fabric::{Endpoint, FabricError, shm};
 use sublet_proto::v1::shim_to_process::Body;
-use sublet_proto::v1::{
-    Capability, EnterShim, Entered, FifoJoined, FifoMade, Program, ShimToProcess, SpawnProgram,
-};
+use sublet_proto::v1::{Capability, EnterShim, Entered, FifoMade, Program, ShimToProcess, SpawnProgram};
 use sublet_proto::{Code, Error, decode};
 
 use crate::capability::{GlobalId, Rights};
-use crate::fifo::{FifoShape, REGION, Reader, Writer};
+use crate::fifo::{FifoShape, Reader, Spares, Writer};
 use crate::wire::{self, DESCRIPTORS, Operation, PAYLOAD_BYTES, RECORDS, Request, State, check_name};
 
 /// How often is looked for an answer before the caller sleeps.
@@ -54,6 +47,7 @@ struct Shared {
     uses: [AtomicU32; RECORDS as usize],
     /// Held from a call to the packet that comes with its answer.
     packets: Mutex<()>,
+    spares: Spares,
 }
 
 /// A program that is to be started: see [`Process::spawn`].
@@ -101,6 +95,7 @@ impl Process {
             free: AtomicU32::new((1 << RECORDS) - 1),
             uses: std::array::from_fn(|_| AtomicU32::new(0)),
             packets: Mutex::new(()),
+            spares: Spares::default(),
         };
         Ok(Process { shared: Arc::new(shared) })
     }
@@ -263,10 +258,8 @@ impl Process {
             self.shared.call_for_packet(Operation::Connect, [object, 0, 0], name.as_bytes())?;
         let descriptor = self.descriptor(number);
         let Body::Joined(joined) = body else { return Err(out_of_turn()) };
-        let connected = shape(joined.lines, joined.slot_bytes)
-            .and_then(|shape| Ok((connected_to_write(&joined, fds, shape)?, shape)));
-        match connected {
-            Ok((ends, shape)) => Ok(Writer::new(descriptor, GlobalId::from_bits(joined.object), ends, shape)),
+        match self.shared.spares.write(&joined, fds) {
+            Ok((end, shape)) => Ok(Writer::new(descriptor, GlobalId::from_bits(joined.object), end, shape)),
             Err(error) => {
                 descriptor.close();
                 Err(error)
@@ -299,6 +292,11 @@ impl Descriptor {
         let word: Option<&AtomicU64> = self.process.page.view(wire::state(self.number));
         // A number that the page has no place for is refused when it is given out.
         word.map_or(State(0), |word| State(word.load(Ordering::Acquire)))
+    }
+
+    /// What the process has of connections, for others.
+    pub(crate) fn spares(&self) -> &Spares {
+        &self.process.spares
     }
 
     /// Gives it back. The shim may know already that it is over.
@@ -415,88 +413,6 @@ impl Shared {
     }
 }
 
-/// An end of a connection as its reader has it, with the region that its writer writes and the bell that it rings.
-pub(crate) fn connected(
-    joined: &FifoJoined,
-    fds: Vec<OwnedFd>,
-    expected: FifoShape,
-) -> Result<(Endpoint, Region, Option<OwnedFd>), Error> {
-    if shape(joined.lines, joined.slot_bytes)? != expected {
-        return Err(out_of_turn());
-    }
-    let Some(across) = &joined.across else {
-        let [file, bell] = descriptors("a FIFO's region and bell", fds)?;
-        let region = Region::attach(file, expected.region_bytes())?;
-        // They count as the reader's, whoever writes them.
-        take_pages(region.fd(), 0, region.len_bytes())?;
-        return Ok((within(&region, None)?, region, Some(bell)));
-    };
-    let [socket] = descriptors("a FIFO's connection", fds)?;
-    let region = Region::create("sublet-fifo", expected.region_bytes())?;
-    take_pages(region.fd(), 0, region.len_bytes())?;
-    let stream = match across.private_key.as_slice() {
-        [] => Stream::plain(socket.into())?,
-        key => {
-            let identity = Identity { certificate: across.certificate.clone(), private_key: key.to_vec() };
-            Stream::encrypted_server(socket.into(), &identity)?
-        }
-    };
-    let end = across_units(&region, stream, (across.own_key, across.peer_key, FifoShape::WRITER_BYTES))?;
-    Ok((end, region, None))
-}
-
-/// An end of a connection as its writer has it, with the region in which its reader acknowledges.
-fn connected_to_write(
-    joined: &FifoJoined,
-    fds: Vec<OwnedFd>,
-    shape: FifoShape,
-) -> Result<(Endpoint, Region), Error> {
-    let Some(across) = &joined.across else {
-        let [file, bell] = descriptors("a FIFO's region and bell", fds)?;
-        let region = Region::attach(file, shape.region_bytes())?;
-        return Ok((within(&region, Some(bell))?, region));
-    };
-    let [socket] = descriptors("a FIFO's connection", fds)?;
-    let region = Region::create("sublet-fifo", FifoShape::WRITER_BYTES)?;
-    let stream = match across.certificate.as_slice() {
-        [] => Stream::plain(socket.into())?,
-        certificate => Stream::encrypted_client(socket.into(), certificate).map_err(unheard)?,
-    };
-    let end = across_units(&region, stream, (across.own_key, across.peer_key, shape.region_bytes()))?;
-    Ok((end, region))
-}
-
-/// The reader's part of a handshake comes when it reads: until then its writers try again.
-fn unheard(error: FabricError) -> Error {
-    match error {
-        FabricError::Disconnected { reason } => Error::new(
-            Code::TryLater,
-            format!("the reader of the FIFO has not taken the connection: {reason}"),
-        ),
-        error => error.into(),
-    }
-}
-
-/// Within a processing unit: the other end's region is this one's.
-fn within(region: &Region, bell: Option<OwnedFd>) -> Result<Endpoint, Error> {
-    let window = Window::reserve(1, region.len_bytes())?;
-    window.map(REGION, region.fd(), region.len_bytes())?;
-    Ok(Endpoint::Shm(shm::Endpoint::new(window, bell)))
-}
-
-/// Between two: by keys that the shims have agreed on.
-fn across_units(
-    region: &Region,
-    stream: Stream,
-    (own_key, peer_key, peer_bytes): (u64, u64, u64),
-) -> Result<Endpoint, Error> {
-    let exposed = Exposed::by_key(region, own_key)?;
-    let end = tcp::Endpoint::new(Arc::new(exposed), None);
-    end.connect(stream)?;
-    end.reach(REGION, RemoteRegion { key: peer_key, base: 0, len_bytes: peer_bytes })?;
-    Ok(Endpoint::Tcp(end))
-}
-
 fn told(bytes: &[u8]) -> Result<Body, Error> {
     match decode::<ShimToProcess>("what the shim says", bytes)?.body {
         Some(Body::Failure(failure)) => Err(Error::new(Code::from_number(failure.code), failure.message)),
@@ -505,18 +421,18 @@ fn told(bytes: &[u8]) -> Result<Body, Error> {
     }
 }
 
-fn shape(lines: u32, slot_bytes: u32) -> Result<FifoShape, Error> {
+pub(crate) fn shape(lines: u32, slot_bytes: u32) -> Result<FifoShape, Error> {
     FifoShape { lines, slot_bytes }.check()
 }
 
-fn descriptors<const N: usize>(what: &str, fds: Vec<OwnedFd>) -> Result<[OwnedFd; N], Error> {
+pub(crate) fn descriptors<const N: usize>(what: &str, fds: Vec<OwnedFd>) -> Result<[OwnedFd; N], Error> {
     let count = fds.len();
     fds.try_into().map_err(|_| {
         Error::new(Code::Protocol, format!("{what} came with {count} descriptors instead of {N}"))
     })
 }
 
-fn out_of_turn() -> Error {
+pub(crate) fn out_of_turn() -> Error {
     Error::new(Code::Protocol, "the shim has answered what was not asked")
 }
 

@@ -302,8 +302,14 @@ fn program() -> v1::Program {
 fn shim_messages() -> Vec<Vec<u8>> {
     use v1::shim_message::Body as Said;
     use v1::shim_to_process::Body as Told;
-    let across =
-        v1::FifoAcross { own_key: 1, peer_key: 2, certificate: vec![1; 40], private_key: vec![2; 40] };
+    let across = v1::FifoAcross {
+        own_key: 1,
+        peer_key: 2,
+        certificate: vec![1; 40],
+        private_key: vec![2; 40],
+        spare_key: 3,
+        along: Some(v1::FifoWay { object: 1 << 32 | 3, connection: 1 }),
+    };
     let joined = v1::FifoJoined {
         connection: 1,
         peer: 1 << 32 | 1,
@@ -340,6 +346,7 @@ fn shim_messages() -> Vec<Vec<u8>> {
             token: 3,
             place: vec![1; 16],
             secret: vec![2; 32],
+            along: Some(v1::FifoWay { object: 1 << 32 | 3, connection: 1 }),
             ..Default::default()
         }),
         Said::Gone(v1::ShimGone { processes: vec![2 << 32 | 1], names: vec![name()] }),

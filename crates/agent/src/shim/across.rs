@@ -2,6 +2,11 @@
 //!
 //! The FIFO's agent invites: by a place and a secret that are good once, at its port. The writer's agent connects there and greets,
 //! and both pass their end on to their process. What they keep of it is a copy of the socket, to cut the connection with.
+//!
+//! A FIFO of the other direction between the same two processes goes along the first one's socket, if it has the same shape: then
+//! the invitation names that, nobody connects, and both agents know the keys. Such a socket is cut when the last of the two FIFOs
+//! is; until then each process is told to have no more to do with the one that ended. That gives two processes that work together
+//! no more than they had: a socket always carries bytes both ways.
 
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};
@@ -13,7 +18,7 @@ use sublet_fabric::exposed::{OWN, new_key};
 use sublet_fabric::greeting::{self, DataLink, Greeting, Kind, Secret};
 use sublet_fabric::tls::Identity;
 use sublet_proto::v1::shim_message::Body as Said;
-use sublet_proto::v1::{self, FifoAcross, FifoInvited};
+use sublet_proto::v1::{self, FifoAcross, FifoInvited, FifoWay};
 use sublet_proto::{Code, Error};
 use sublet_xpu::{FifoShape, GlobalId};
 use tracing::debug;
@@ -26,6 +31,8 @@ use crate::{lock, start_thread};
 
 /// How long an invitation is good.
 const INVITED: Duration = Duration::from_secs(10);
+/// In a key: of what a FIFO of the other direction uses.
+const BACK: u32 = 1;
 /// The counter of a writer's one connection.
 const FIRST: u64 = 1;
 
@@ -43,10 +50,57 @@ pub(super) struct Invitation {
     until: Instant,
 }
 
+/// Those of a connection's first FIFO, and of one of the other direction.
 #[derive(Clone, Copy)]
 struct Keys {
     reader: u64,
     writer: u64,
+    reader_spare: u64,
+    writer_spare: u64,
+}
+
+/// What is kept of a connection.
+pub(super) struct Far {
+    /// A copy.
+    socket: Arc<TcpStream>,
+    /// The process of this agent, and that of the neighbour.
+    own: GlobalId,
+    peer: GlobalId,
+    shape: FifoShape,
+    /// For a FIFO of the other direction, until there is one.
+    spare: Option<Spare>,
+}
+
+#[derive(Clone, Copy)]
+struct Spare {
+    own_key: u64,
+    peer_key: u64,
+}
+
+impl Far {
+    /// Ends it, whatever its two processes do, unless another FIFO goes by it.
+    pub(super) fn cut(&self) {
+        if Arc::strong_count(&self.socket) == 1 {
+            cut(&self.socket);
+        }
+    }
+
+    /// What a FIFO between these two needs to go along it, which then no other can.
+    fn share(&mut self, (own, peer): (GlobalId, GlobalId), shape: FifoShape) -> Option<(Far, Spare)> {
+        if (self.own, self.peer, self.shape) != (own, peer, shape) {
+            return None;
+        }
+        let spare = self.spare.take()?;
+        Some((Far { socket: self.socket.clone(), own, peer, shape, spare: None }, spare))
+    }
+}
+
+impl Spare {
+    fn told(self, along: Way) -> FifoAcross {
+        let along = FifoWay { object: along.object.to_bits(), connection: along.connection };
+        let Spare { own_key, peer_key } = self;
+        FifoAcross { own_key, peer_key, along: Some(along), ..FifoAcross::default() }
+    }
 }
 
 /// A process of this agent that is to be connected to a FIFO of a neighbour.
@@ -66,7 +120,11 @@ impl State {
         (peer, token): (Peer, u64),
     ) {
         self.forget_late();
-        let told = match self.make_invitation((way, shape, reader), writer, (peer, token)) {
+        let made = match self.find_along(reader.process, writer, shape) {
+            Some(along) => self.invite_along((way, shape, reader), along),
+            None => self.make_invitation((way, shape, reader), writer, peer),
+        };
+        let told = match made.map(|invited| FifoInvited { token, ..invited }) {
             Ok(invited) => Said::Invited(invited),
             Err(Error { code, message }) => {
                 self.core.give_up(way);
@@ -80,29 +138,55 @@ impl State {
         &mut self,
         (way, shape, reader): (Way, FifoShape, At),
         writer: GlobalId,
-        (peer, token): (Peer, u64),
+        peer: Peer,
     ) -> Result<FifoInvited, Error> {
         let encrypted = self.links.get(&peer).is_some_and(|(_, link)| link.encrypted);
         let identity = encrypted.then(|| Identity::generate(&format!("FIFO {}", way.object))).transpose()?;
         let secret = new_secret()?;
         let mut place = [0; 16];
         place.copy_from_slice(&new_secret()?[..16]);
-        let keys = Keys { reader: new_key(OWN)?, writer: new_key(OWN)? };
+        let keys = Keys {
+            reader: new_key(OWN)?,
+            writer: new_key(OWN)?,
+            reader_spare: new_key(BACK)?,
+            writer_spare: new_key(BACK)?,
+        };
         let invited = FifoInvited {
-            token,
-            connection: way.connection,
-            lines: shape.lines,
-            slot_bytes: shape.slot_bytes,
-            reader: reader.process.to_bits(),
             place: place.to_vec(),
             secret: secret.to_vec(),
             writer_key: keys.writer,
             reader_key: keys.reader,
+            writer_spare_key: keys.writer_spare,
+            reader_spare_key: keys.reader_spare,
             certificate: identity.as_ref().map(|identity| identity.certificate.clone()).unwrap_or_default(),
+            ..invited(way, shape, reader.process)
         };
         let until = Instant::now() + INVITED;
         self.invited.insert(place, Invitation { secret, way, shape, reader, writer, keys, identity, until });
         Ok(invited)
+    }
+
+    /// A connection by which a process of this agent writes to the process of a neighbour, and which can carry what that writes.
+    fn find_along(&mut self, own: GlobalId, peer: GlobalId, shape: FifoShape) -> Option<(Way, Far, Spare)> {
+        let State { core, ways, .. } = self;
+        core.written_by(own).find_map(|way| match ways.get_mut(&way) {
+            Some(Connected::Far(far)) => far.share((own, peer), shape).map(|(far, spare)| (way, far, spare)),
+            _ => None,
+        })
+    }
+
+    /// The reader's end is there already.
+    fn invite_along(
+        &mut self,
+        (way, shape, reader): (Way, FifoShape, At),
+        (along, far, spare): (Way, Far, Spare),
+    ) -> Result<FifoInvited, Error> {
+        let told = spare.told(along);
+        if !self.tell_reader(reader, joined(way, shape, far.peer, Some(told.clone())), &[]) {
+            return Err(no_news(way));
+        }
+        self.ways.insert(way, Connected::Far(far));
+        Ok(FifoInvited { along: told.along, ..invited(way, shape, reader.process) })
     }
 
     /// Writers that have not come are given up.
@@ -117,21 +201,26 @@ impl State {
     /// Gives the reader its end of a connection.
     fn receive(&mut self, invitation: &Invitation, socket: &TcpStream) -> Result<(), Error> {
         let Invitation { way, shape, reader, writer, keys, identity, .. } = invitation;
-        let kept = copy(socket)?;
+        let far = Far {
+            socket: Arc::new(copy(socket)?),
+            own: reader.process,
+            peer: *writer,
+            shape: *shape,
+            spare: Some(Spare { own_key: keys.reader_spare, peer_key: keys.writer_spare }),
+        };
         let identity = identity.as_ref();
         let across = FifoAcross {
             own_key: keys.reader,
             peer_key: keys.writer,
             certificate: identity.map(|identity| identity.certificate.clone()).unwrap_or_default(),
             private_key: identity.map(|identity| identity.private_key.clone()).unwrap_or_default(),
+            spare_key: keys.reader_spare,
+            along: None,
         };
         if !self.tell_reader(*reader, joined(*way, *shape, *writer, Some(across)), &[socket.as_fd()]) {
-            return Err(Error::new(
-                Code::TryLater,
-                format!("the reader of FIFO {} takes no news", way.object),
-            ));
+            return Err(no_news(*way));
         }
-        self.ways.insert(*way, Connected::Far(kept));
+        self.ways.insert(*way, Connected::Far(far));
         Ok(())
     }
 
@@ -145,18 +234,50 @@ impl State {
             peer_key: invited.reader_key,
             certificate: invited.certificate.clone(),
             private_key: Vec::new(),
+            spare_key: invited.writer_spare_key,
+            along: None,
         };
         let way = Way { object: *object, connection: invited.connection };
-        let kept = copy(socket)?;
+        let reader = GlobalId::from_bits(invited.reader);
+        let far = Far {
+            socket: Arc::new(copy(socket)?),
+            own: at.process,
+            peer: reader,
+            shape,
+            spare: Some(Spare { own_key: invited.writer_spare_key, peer_key: invited.reader_spare_key }),
+        };
         member.open(at.descriptor);
-        member
-            .send(joined(way, shape, GlobalId::from_bits(invited.reader), Some(across)), &[socket.as_fd()])?;
-        self.ways.insert(way, Connected::Far(kept));
+        member.send(joined(way, shape, reader, Some(across)), &[socket.as_fd()])?;
+        self.ways.insert(way, Connected::Far(far));
+        Ok(())
+    }
+
+    /// Gives a writer its end of a connection by which it reads.
+    fn hand_over_along(&mut self, wanted: &Wanted, along: FifoWay) -> Result<(), Error> {
+        let Wanted { at, object, invited, .. } = wanted;
+        let shape = FifoShape { lines: invited.lines, slot_bytes: invited.slot_bytes }.check()?;
+        let member = self.member(at.process)?;
+        let (way, reader) =
+            (Way { object: *object, connection: invited.connection }, GlobalId::from_bits(invited.reader));
+        let along = Way { object: GlobalId::from_bits(along.object), connection: along.connection };
+        let shared = match self.ways.get_mut(&along) {
+            Some(Connected::Far(far)) => far.share((at.process, reader), shape),
+            _ => None,
+        };
+        let over = || Error::new(Code::TryLater, format!("what FIFO {object} was to go along is over"));
+        let (far, spare) = shared.ok_or_else(over)?;
+        member.open(at.descriptor);
+        member.send(joined(way, shape, reader, Some(spare.told(along))), &[])?;
+        self.ways.insert(way, Connected::Far(far));
         Ok(())
     }
 
     /// Connects a process as a neighbour has said, beside everything else.
     pub(super) fn dial(&mut self, peer: Peer, wanted: Wanted) {
+        if let Some(along) = wanted.invited.along {
+            let done = self.hand_over_along(&wanted, along);
+            return self.finish(&wanted, done);
+        }
         let Some(route) = self.links.get(&peer).map(|(_, link)| link.route.clone()) else {
             return self.dialled(&wanted, Err(Error::new(Code::AgentUnreachable, "the neighbour is gone")));
         };
@@ -175,14 +296,28 @@ impl State {
     }
 
     fn dialled(&mut self, wanted: &Wanted, connected: Result<TcpStream, Error>) {
+        let done = connected.and_then(|socket| self.hand_over(wanted, &socket));
+        self.finish(wanted, done);
+    }
+
+    fn finish(&mut self, wanted: &Wanted, done: Result<(), Error>) {
         let Wanted { at, tag, .. } = wanted;
-        let done =
-            connected.and_then(|socket| self.hand_over(wanted, &socket)).map(|()| u64::from(at.descriptor));
         if done.is_err() {
             self.core.undo(*at);
         }
-        self.answer(at.process, *tag, done);
+        self.answer(at.process, *tag, done.map(|()| u64::from(at.descriptor)));
     }
+}
+
+/// What every invitation says.
+fn invited(way: Way, shape: FifoShape, reader: GlobalId) -> FifoInvited {
+    let FifoShape { lines, slot_bytes } = shape;
+    let (connection, reader) = (way.connection, reader.to_bits());
+    FifoInvited { connection, lines, slot_bytes, reader, ..FifoInvited::default() }
+}
+
+fn no_news(way: Way) -> Error {
+    Error::new(Code::TryLater, format!("the reader of FIFO {} takes no news of writers", way.object))
 }
 
 /// A connection that has greeted the port, if it is one of these; nothing if it is for something else.
@@ -224,12 +359,12 @@ fn connect(route: &Route, invited: &FifoInvited) -> Result<TcpStream, Error> {
     Ok(socket)
 }
 
-pub(super) fn copy(socket: &TcpStream) -> Result<TcpStream, Error> {
-    socket.try_clone().map_err(|error| Error::new(Code::System, format!("dup of a connection: {error}")))
-}
-
 /// Ends a connection, whatever its two processes do.
 pub(super) fn cut(socket: &TcpStream) {
     // One that is ended already is ended.
     let _ = socket.shutdown(Shutdown::Both);
+}
+
+pub(super) fn copy(socket: &TcpStream) -> Result<TcpStream, Error> {
+    socket.try_clone().map_err(|error| Error::new(Code::System, format!("dup of a connection: {error}")))
 }

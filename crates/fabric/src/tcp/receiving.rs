@@ -144,7 +144,11 @@ impl Endpoint {
             }
             Frame::Line { key, line, watch, turn, immediate, words } => {
                 let body = inbox.body(words);
-                self.publish((self.shared(key, line)?, self.shared(key, watch)?), turn, immediate, &body);
+                if let (Some(line), Some(watch)) =
+                    (unless_over(self.shared(key, line))?, unless_over(self.shared(key, watch))?)
+                {
+                    self.publish((line, watch), turn, immediate, &body);
+                }
                 Ok(())
             }
             Frame::GetReply { request, len_bytes } => {

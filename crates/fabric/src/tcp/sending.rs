@@ -71,12 +71,12 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Adds a line and sends everything.
+    /// Adds a line, and says where: what follows there goes with it.
     #[inline]
-    pub(super) fn send_line<const WORDS: usize>(
+    pub(super) fn add_line<const WORDS: usize>(
         &self,
         line: LineFrame<'_, WORDS>,
-    ) -> Result<(), FabricError> {
+    ) -> Result<MutexGuard<'_, Sending>, FabricError> {
         const { assert!(WORDS <= BODY_WORDS) };
         let LineFrame { key, line, watch, turn, immediate, body } = line;
         let frame = Frame::Line { key, line, watch, turn, immediate, words: WORDS as u8 };
@@ -88,9 +88,7 @@ impl Endpoint {
         self.make_room(&mut sending, HEADER_BYTES + WORDS * 8)?;
         sending.outbox.copy(&frame.encode());
         sending.outbox.copy(bytes.as_flattened());
-        self.send_all(&mut sending)?;
-        self.leave(sending);
-        Ok(())
+        Ok(sending)
     }
 
     /// Sends everything that has been added so far.

@@ -179,7 +179,11 @@ impl<'kin> Ours<'kin> {
     fn new(one: &'kin Kin, two: &'kin Kin, size: u32) -> Result<Ours<'kin>, Error> {
         let size = u64::from(size);
         let (first, second) = (one.make(size)?, two.make(size)?);
-        let (forth, back) = (linked(|| one.join(two, second))?, linked(|| two.join(one, first))?);
+        // As a server does, the second connects back when it has been written to.
+        let forth = linked(|| one.join(two, second))?;
+        let [] = one.call("say", &[forth])?;
+        let [_] = two.call("hear", &[second.descriptor])?;
+        let back = linked(|| two.join(one, first))?;
         let ends = [[first.descriptor, forth], [second.descriptor, back]];
         Ok(Ours { one, two, size, ends })
     }

@@ -7,18 +7,16 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::time::Timespec;
-use sublet_fabric::Endpoint;
 use sublet_fabric::line::{Line, Watch};
 use sublet_fabric::packet::{PacketError, PacketSocket};
-use sublet_fabric::region::Region;
 use sublet_fabric::ring::Position;
 use sublet_proto::v1::shim_to_process::Body;
 use sublet_proto::v1::{FifoJoined, FifoParted, ShimToProcess};
 use sublet_proto::{Code, Error, decode};
 
-use super::{FifoShape, INLINE_BYTES, Kind, LOOKS, PIECE_BYTES, Part, from_words};
+use super::{End, FifoShape, INLINE_BYTES, Kind, LOOKS, PIECE_BYTES, Part, from_words};
 use crate::capability::GlobalId;
-use crate::process::{Descriptor, connected, shim_gone};
+use crate::process::{Descriptor, shim_gone};
 
 /// How often one ring is looked at before the next.
 const LOOKS_AT_ONE: u32 = 64;
@@ -41,10 +39,7 @@ pub struct Reader {
 struct Ring {
     number: u32,
     writer: GlobalId,
-    end: Endpoint,
-    region: Region,
-    /// Rung by a writer within this processing unit.
-    bell: Option<OwnedFd>,
+    end: End,
     next: u64,
     /// The writer is gone, and what it has written is all that comes.
     is_last: bool,
@@ -234,10 +229,8 @@ impl Reader {
     /// A writer that cannot be connected is told so; the others go on.
     fn join(&mut self, joined: &FifoJoined, fds: Vec<OwnedFd>) {
         let (number, writer) = (joined.connection, GlobalId::from_bits(joined.peer));
-        match connected(joined, fds, self.shape) {
-            Ok((end, region, bell)) => {
-                self.rings.push(Ring { number, writer, end, region, bell, next: 0, is_last: false });
-            }
+        match self.descriptor.spares().read(joined, fds, self.shape) {
+            Ok(end) => self.rings.push(Ring { number, writer, end, next: 0, is_last: false }),
             Err(_) => drop(self.descriptor.cut(number)),
         }
     }
@@ -269,7 +262,7 @@ impl Reader {
         }
         let socket = Some(self.socket.as_fd());
         let watched: Vec<BorrowedFd<'_>> =
-            socket.into_iter().chain(self.rings.iter().filter_map(Ring::wakes)).collect();
+            socket.into_iter().chain(self.rings.iter().flat_map(|ring| ring.end.wakes())).collect();
         let mut polled: Vec<_> = watched.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut polled, left.as_ref()) {
@@ -278,7 +271,7 @@ impl Reader {
         }
         let is_told = polled.first().is_some_and(|socket| !socket.revents().is_empty());
         drop(polled);
-        self.rings.iter().for_each(Ring::hush);
+        self.rings.iter().for_each(|ring| ring.end.hush());
         if is_told { self.await_news() } else { Ok(()) }
     }
 
@@ -303,7 +296,7 @@ impl Drop for Reader {
 impl Ring {
     fn line(&self, shape: FifoShape, position: Position) -> Result<(&Line, &Watch), Error> {
         let at = shape.line(position.line);
-        match (self.region.view::<Line>(at.line), self.region.view::<Watch>(at.watch)) {
+        match (self.end.region().view::<Line>(at.line), self.end.region().view::<Watch>(at.watch)) {
             (Some(line), Some(watch)) => Ok((line, watch)),
             _ => Err(Error::new(Code::Internal, "a FIFO's region is smaller than its layout")),
         }
@@ -339,7 +332,10 @@ impl Ring {
     #[inline]
     fn take(&mut self, shape: FifoShape, into: &mut [u8]) -> Result<(), Error> {
         let mut rest = into;
-        for _ in 0..shape.parts(rest.len() as u64) {
+        // Only of what was taken last is said later that it was: so there is room for the longest message when all before was taken.
+        self.end.hurry();
+        let parts = shape.parts(rest.len() as u64);
+        for left in (0..parts).rev() {
             let position = Position::new(self.next, shape.lines);
             let (part, more) = rest.split_at_mut(rest.len().min(shape.slot_bytes as usize));
             if part.len() <= INLINE_BYTES {
@@ -352,15 +348,17 @@ impl Ring {
                 let smaller = || Error::new(Code::Internal, "a FIFO's region is smaller than its layout");
                 for (number, piece) in (0..).zip(part.chunks_mut(PIECE_BYTES)) {
                     let offset = shape.payload(position.line) + number * PIECE_BYTES as u64;
-                    self.region.read(offset, piece).ok_or_else(smaller)?;
+                    self.end.region().read(offset, piece).ok_or_else(smaller)?;
                 }
             }
             rest = more;
             self.next += 1;
             if shape.ends_quarter(position) {
                 let (at, turn) = shape.acknowledgement(position);
-                // A writer that is gone needs to know of no room.
-                let _ = self.end.put_imm(at, turn, 0, &[]);
+                match left {
+                    0 => self.end.acknowledge_soon(at, turn),
+                    _ => self.end.acknowledge(at, turn),
+                }
             }
         }
         Ok(())
@@ -382,27 +380,8 @@ impl Ring {
             first
         };
         match self.line(shape, awaited) {
-            Ok((line, _)) if self.bell.is_some() => !line.ask_bell(watch, awaited.turn),
+            Ok((line, _)) if self.end.has_bell() => !line.ask_bell(watch, awaited.turn),
             _ => false,
-        }
-    }
-
-    /// What is readable when there is something.
-    fn wakes(&self) -> Option<BorrowedFd<'_>> {
-        match (&self.bell, &self.end) {
-            (Some(bell), _) => Some(bell.as_fd()),
-            (None, Endpoint::Tcp(end)) => end.readable(),
-            _ => None,
-        }
-    }
-
-    fn hush(&self) {
-        match (&self.bell, &self.end) {
-            // Fails only if it was not rung.
-            (Some(bell), _) => drop(rustix::io::read(bell, &mut [0u8; 8])),
-            // What has failed shows when it is looked at.
-            (None, Endpoint::Tcp(end)) => drop(end.progress()),
-            _ => {}
         }
     }
 

@@ -5,13 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use sublet_fabric::line::{Line, Turn, Watch};
-use sublet_fabric::region::Region;
 use sublet_fabric::ring::Position;
 use sublet_fabric::window::{Address, LineAddress};
 use sublet_fabric::{Endpoint, FabricError};
 use sublet_proto::{Code, Error};
 
-use super::{FifoShape, INLINE_BYTES, Kind, LOOKS, PIECE_BYTES, Part, REGION, to_words};
+use super::{End, FifoShape, INLINE_BYTES, Kind, LOOKS, PIECE_BYTES, Part, to_words};
 use crate::capability::GlobalId;
 use crate::process::Descriptor;
 
@@ -19,9 +18,8 @@ use crate::process::Descriptor;
 pub struct Writer {
     descriptor: Arc<Descriptor>,
     object: GlobalId,
-    end: Endpoint,
-    /// Where the reader acknowledges: the connection's region, or this end's own.
-    region: Region,
+    /// In its region the reader acknowledges.
+    end: End,
     shape: FifoShape,
     next: u64,
     /// How many positions are known to be taken.
@@ -29,13 +27,8 @@ pub struct Writer {
 }
 
 impl Writer {
-    pub(crate) fn new(
-        descriptor: Arc<Descriptor>,
-        object: GlobalId,
-        (end, region): (Endpoint, Region),
-        shape: FifoShape,
-    ) -> Writer {
-        Writer { descriptor, object, end, region, shape, next: 0, taken: 0 }
+    pub(crate) fn new(descriptor: Arc<Descriptor>, object: GlobalId, end: End, shape: FifoShape) -> Writer {
+        Writer { descriptor, object, end, shape, next: 0, taken: 0 }
     }
 
     /// The FIFO.
@@ -87,8 +80,8 @@ impl Writer {
         let inline = if part.len() <= INLINE_BYTES {
             to_words(part)
         } else {
-            let to = Address { region: REGION, offset: self.shape.payload(position.line) };
-            match &self.end {
+            let to = self.end.there(self.shape.payload(position.line));
+            match &*self.end {
                 Endpoint::Shm(end) => {
                     for (number, piece) in (0..).zip(part.chunks(PIECE_BYTES)) {
                         let offset = to.offset + number * PIECE_BYTES as u64;
@@ -102,7 +95,12 @@ impl Writer {
             Default::default()
         };
         let (immediate, body) = Part { kind, message_bytes, inline }.encode();
-        self.end.put_imm(self.shape.line(position.line), position.turn, immediate, &body)?;
+        self.end.put_imm(
+            self.end.line_there(self.shape.line(position.line)),
+            position.turn,
+            immediate,
+            &body,
+        )?;
         self.next += 1;
         Ok(())
     }
@@ -126,7 +124,7 @@ impl Writer {
 
     fn is_acknowledged(&self, at: LineAddress, turn: Turn, deadline: Option<Instant>) -> Result<bool, Error> {
         let (Some(line), Some(watch)) =
-            (self.region.view::<Line>(at.line), self.region.view::<Watch>(at.watch))
+            (self.end.region().view::<Line>(at.line), self.end.region().view::<Watch>(at.watch))
         else {
             return Err(Error::new(Code::Internal, "a FIFO's region is smaller than its layout"));
         };

@@ -102,6 +102,15 @@ impl Core {
         Ok((Way { object, connection }, shape, At { process, descriptor }))
     }
 
+    /// The connections by which a process of this agent writes.
+    pub(crate) fn written_by(&self, process: GlobalId) -> impl Iterator<Item = Way> {
+        let descriptors = self.processes.get(&process).into_iter().flat_map(|it| it.descriptors.values());
+        descriptors.filter_map(|what| match *what {
+            Descriptor::Writer { object, connection, is_over: false } => Some(Way { object, connection }),
+            _ => None,
+        })
+    }
+
     /// A process of a neighbour connects to write.
     pub(super) fn asked_to_connect(&mut self, peer: Peer, asked: &v1::FifoConnect) {
         let (object, writer) = (GlobalId::from_bits(asked.object), GlobalId::from_bits(asked.writer));

@@ -1,0 +1,424 @@
+//! The ends of connections, as the shim has them made: shared memory within a processing unit, and between two a socket.
+//!
+//! A socket carries two FIFOs at most, of opposite directions between the same two processes: whoever answers is sent the
+//! acknowledgements together with the answer, and TCP's own with them. Each end lends a region for each of the two when the
+//! connection is made, by keys that the shims have made, so that a FIFO that comes later has only to be told. The peer learns the
+//! second key when it has the right to that FIFO.
+
+use std::collections::HashMap;
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Weak};
+
+use rustix::event::{EventfdFlags, eventfd};
+use sublet_fabric::bell::Bell;
+use sublet_fabric::exposed::{Exposed, RemoteRegion};
+use sublet_fabric::line::Turn;
+use sublet_fabric::region::{Region, punch_hole, take_pages};
+use sublet_fabric::sync::{Mutex, lock};
+use sublet_fabric::tcp::{self, Stream};
+use sublet_fabric::tls::Identity;
+use sublet_fabric::window::{Address, LineAddress, Window};
+use sublet_fabric::{Endpoint, FabricError, shm};
+use sublet_proto::v1::{FifoAcross, FifoJoined};
+use sublet_proto::{Code, Error};
+
+use super::{FifoShape, REGION};
+use crate::process::{descriptors, out_of_turn, shape};
+
+/// The number of the FIFO of the other direction. The numbers are those in the keys.
+const BACK: u32 = 1;
+/// How many there are.
+const NUMBERS: u32 = 2;
+
+/// One end of a FIFO's connection.
+pub(crate) struct End {
+    endpoint: Arc<Endpoint>,
+    /// Under which number both ends have lent the regions of this FIFO.
+    number: u32,
+    /// What the other end writes.
+    region: Arc<Region>,
+    /// Rung by a writer within this processing unit.
+    bell: Option<Bell>,
+}
+
+/// What this process has of a connection that a FIFO of the other direction can go along.
+struct Spare {
+    endpoint: Weak<Endpoint>,
+    region: Arc<Region>,
+    shape: FifoShape,
+}
+
+/// Those of a process, by FIFO and connection.
+#[derive(Default)]
+pub(crate) struct Spares(Mutex<HashMap<(u64, u32), Spare>>);
+
+/// Which end of a FIFO.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Side {
+    Reader,
+    Writer,
+}
+
+impl Spares {
+    /// An end as its reader has it.
+    pub(crate) fn read(
+        &self,
+        joined: &FifoJoined,
+        fds: Vec<OwnedFd>,
+        expected: FifoShape,
+    ) -> Result<End, Error> {
+        if shape(joined.lines, joined.slot_bytes)? != expected {
+            return Err(out_of_turn());
+        }
+        let end = match &joined.across {
+            Some(across) => self.across((joined, across), fds, Side::Reader, expected)?,
+            None => {
+                let [file, bell] = descriptors("a FIFO's region and bell", fds)?;
+                let region = Region::attach(file, expected.region_bytes())?;
+                within(region, None, Some(Bell(Some(bell))))?
+            }
+        };
+        // They count as the reader's, whoever writes them.
+        take_pages(end.region.fd(), 0, end.region.len_bytes())?;
+        Ok(end)
+    }
+
+    /// An end as its writer has it, and how large the ring is.
+    pub(crate) fn write(&self, joined: &FifoJoined, fds: Vec<OwnedFd>) -> Result<(End, FifoShape), Error> {
+        let shape = shape(joined.lines, joined.slot_bytes)?;
+        let end = match &joined.across {
+            Some(across) => self.across((joined, across), fds, Side::Writer, shape)?,
+            None => {
+                let [file, bell] = descriptors("a FIFO's region and bell", fds)?;
+                within(Region::attach(file, shape.region_bytes())?, Some(bell), None)?
+            }
+        };
+        Ok((end, shape))
+    }
+
+    fn across(
+        &self,
+        (joined, across): (&FifoJoined, &FifoAcross),
+        fds: Vec<OwnedFd>,
+        side: Side,
+        shape: FifoShape,
+    ) -> Result<End, Error> {
+        let remote = |side| RemoteRegion { key: across.peer_key, base: 0, len_bytes: bytes(side, shape) };
+        if let Some(along) = &across.along {
+            let [] = descriptors("a FIFO that goes along another", fds)?;
+            let (endpoint, region) = self.take((along.object, along.connection), shape).ok_or_else(|| {
+                Error::new(Code::TryLater, "the connection that it was to go along is over")
+            })?;
+            if let Endpoint::Tcp(end) = &*endpoint {
+                end.reach(BACK, remote(side.other()))?;
+                // Who sleeps there has somebody beside it now who takes what comes.
+                end.bell().ring();
+            }
+            return Ok(End { endpoint, number: BACK, region, bell: None });
+        }
+        let [socket] = descriptors("a FIFO's connection", fds)?;
+        let regions = [side, side.other()].map(|side| Region::create("sublet-fifo", bytes(side, shape)));
+        let [region, spare] = regions;
+        let (region, spare) = (Arc::new(region?), Arc::new(spare?));
+        let stream = secure(socket, across, side)?;
+        let exposed = Exposed::lending(NUMBERS);
+        exposed.lend_by(across.own_key, region.clone())?;
+        exposed.lend_by(across.spare_key, spare.clone())?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| Error::new(Code::System, format!("eventfd failed: {errno}")))?;
+        let end = tcp::Endpoint::new(Arc::new(exposed), Some(bell));
+        end.connect(stream)?;
+        end.reach(REGION, remote(side.other()))?;
+        let endpoint = Arc::new(Endpoint::Tcp(end));
+        let spare = Spare { endpoint: Arc::downgrade(&endpoint), region: spare, shape };
+        self.keep((joined.object, joined.connection), spare);
+        Ok(End { endpoint, number: REGION, region, bell: None })
+    }
+
+    fn keep(&self, way: (u64, u32), spare: Spare) {
+        let mut spares = lock(&self.0);
+        spares.retain(|_, spare| spare.endpoint.strong_count() > 0);
+        spares.insert(way, spare);
+    }
+
+    fn take(&self, way: (u64, u32), shape: FifoShape) -> Option<(Arc<Endpoint>, Arc<Region>)> {
+        let spare = lock(&self.0).remove(&way).filter(|spare| spare.shape == shape)?;
+        Some((spare.endpoint.upgrade()?, spare.region))
+    }
+}
+
+impl Side {
+    fn other(self) -> Side {
+        match self {
+            Side::Reader => Side::Writer,
+            Side::Writer => Side::Reader,
+        }
+    }
+}
+
+/// What a side lends: the reader the ring, and the writer what it acknowledges in.
+fn bytes(side: Side, shape: FifoShape) -> u64 {
+    match side {
+        Side::Reader => shape.region_bytes(),
+        Side::Writer => FifoShape::WRITER_BYTES,
+    }
+}
+
+impl End {
+    /// What the other end writes.
+    #[inline]
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// A place of the other end's.
+    #[inline]
+    pub(crate) fn there(&self, offset: u64) -> Address {
+        Address { region: self.number, offset }
+    }
+
+    /// A line of the other end's.
+    #[inline]
+    pub(crate) fn line_there(&self, at: LineAddress) -> LineAddress {
+        LineAddress { region: self.number, ..at }
+    }
+
+    /// Says that something was taken.
+    #[inline]
+    pub(crate) fn acknowledge(&self, at: LineAddress, turn: Turn) {
+        // A writer that is gone needs to know of no room.
+        let _ = self.endpoint.put_imm(self.line_there(at), turn, 0, &[]);
+    }
+
+    /// The same, with what is sent back if anything is, or when more is taken: see [`End::hurry`].
+    #[inline]
+    pub(crate) fn acknowledge_soon(&self, at: LineAddress, turn: Turn) {
+        match &*self.endpoint {
+            Endpoint::Tcp(end) if self.is_shared() => {
+                let _ = end.put_imm_soon(self.line_there(at), turn, 0, &[]);
+            }
+            _ => self.acknowledge(at, turn),
+        }
+    }
+
+    /// Says what was to be said soon.
+    #[inline]
+    pub(crate) fn hurry(&self) {
+        if let Endpoint::Tcp(end) = &*self.endpoint {
+            end.hurry();
+        }
+    }
+
+    /// Whether others may take what comes for it, and it takes what comes for them.
+    #[inline]
+    fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.endpoint) > 1
+    }
+
+    /// Whether a line that asks for it rings a bell when it is there.
+    pub(crate) fn has_bell(&self) -> bool {
+        self.bell.is_some() || self.is_shared()
+    }
+
+    /// What is readable when there may be something.
+    pub(crate) fn wakes(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let (bell, stream) = match &*self.endpoint {
+            Endpoint::Tcp(end) => (Some(end.bell()), end.readable()),
+            _ => (self.bell.as_ref(), None),
+        };
+        bell.and_then(|bell| bell.0.as_ref()).map(AsFd::as_fd).into_iter().chain(stream)
+    }
+
+    /// After waking: takes what has come.
+    pub(crate) fn hush(&self) {
+        match &*self.endpoint {
+            Endpoint::Tcp(end) => {
+                // What has failed shows when it is looked at.
+                let _ = end.progress();
+                end.bell().hush();
+            }
+            _ => self.bell.iter().for_each(Bell::hush),
+        }
+    }
+}
+
+impl Deref for End {
+    type Target = Endpoint;
+
+    #[inline]
+    fn deref(&self) -> &Endpoint {
+        &self.endpoint
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // The other FIFO goes on, and what comes late for this one goes nowhere.
+        if let Endpoint::Tcp(end) = &*self.endpoint
+            && self.is_shared()
+        {
+            end.withdraw(self.number, "a FIFO has ended");
+            // They stay with the connection as places alone.
+            let _ = punch_hole(self.region.fd(), 0, self.region.len_bytes());
+        }
+    }
+}
+
+fn secure(socket: OwnedFd, across: &FifoAcross, side: Side) -> Result<Stream, Error> {
+    let socket = socket.into();
+    let FifoAcross { certificate, private_key, .. } = across;
+    Ok(match side {
+        _ if certificate.is_empty() => Stream::plain(socket)?,
+        Side::Reader => {
+            let identity = Identity { certificate: certificate.clone(), private_key: private_key.clone() };
+            Stream::encrypted_server(socket, &identity)?
+        }
+        Side::Writer => Stream::encrypted_client(socket, certificate).map_err(unheard)?,
+    })
+}
+
+/// The reader's part of a handshake comes when it reads: until then its writers try again.
+fn unheard(error: FabricError) -> Error {
+    match error {
+        FabricError::Disconnected { reason } => Error::new(
+            Code::TryLater,
+            format!("the reader of the FIFO has not taken the connection: {reason}"),
+        ),
+        error => error.into(),
+    }
+}
+
+/// Within a processing unit: the other end's region is this one's.
+fn within(region: Region, rings: Option<OwnedFd>, bell: Option<Bell>) -> Result<End, Error> {
+    let window = Window::reserve(1, region.len_bytes())?;
+    window.map(REGION, region.fd(), region.len_bytes())?;
+    let endpoint = Arc::new(Endpoint::Shm(shm::Endpoint::new(window, rings)));
+    Ok(End { endpoint, number: REGION, region: Arc::new(region), bell })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+    use sublet_fabric::exposed::new_key;
+    use sublet_fabric::line::{Line, Watch};
+    use sublet_fabric::ring::Position;
+    use sublet_proto::v1::FifoWay;
+
+    use super::*;
+
+    const SHAPE: FifoShape = FifoShape { lines: 4, slot_bytes: 4096 };
+    const FORTH: (u64, u32) = (7, 1);
+
+    /// A process, and what its shim tells it.
+    #[derive(Default)]
+    struct Told {
+        spares: Spares,
+        keys: [u64; 2],
+    }
+
+    fn told() -> [Told; 2] {
+        [(); 2]
+            .map(|()| Told { spares: Spares::default(), keys: [REGION, BACK].map(|n| new_key(n).unwrap()) })
+    }
+
+    fn joined((object, connection): (u64, u32), across: FifoAcross) -> FifoJoined {
+        let FifoShape { lines, slot_bytes } = SHAPE;
+        FifoJoined { connection, peer: 1, object, lines, slot_bytes, across: Some(across) }
+    }
+
+    /// What one of the two is told of the first FIFO.
+    fn first(own: &Told, peer: &Told) -> FifoJoined {
+        let across = FifoAcross {
+            own_key: own.keys[0],
+            peer_key: peer.keys[0],
+            spare_key: own.keys[1],
+            ..FifoAcross::default()
+        };
+        joined(FORTH, across)
+    }
+
+    fn second(peer: &Told) -> FifoJoined {
+        let along = Some(FifoWay { object: FORTH.0, connection: FORTH.1 });
+        joined((8, 1), FifoAcross { peer_key: peer.keys[1], along, ..FifoAcross::default() })
+    }
+
+    /// The first FIFO's two ends.
+    fn connect([reader, writer]: &[Told; 2]) -> [End; 2] {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let two = listener.accept().unwrap().0;
+        let read = reader.spares.read(&first(reader, writer), vec![one.into()], SHAPE).unwrap();
+        let (write, shape) = writer.spares.write(&first(writer, reader), vec![two.into()]).unwrap();
+        assert_eq!(shape, SHAPE);
+        [read, write]
+    }
+
+    fn send(end: &End, number: u64) {
+        let at = Position::new(number, SHAPE.lines);
+        end.put_imm(end.line_there(SHAPE.line(at.line)), at.turn, number as u32, &[number; 2]).unwrap();
+    }
+
+    fn has(end: &End, number: u64) -> bool {
+        let position = Position::new(number, SHAPE.lines);
+        let at = SHAPE.line(position.line);
+        is_there(end, at, position.turn)
+    }
+
+    fn is_there(end: &End, at: LineAddress, turn: Turn) -> bool {
+        let line: &Line = end.region().view(at.line).unwrap();
+        let watch: &Watch = end.region().view(at.watch).unwrap();
+        (0..1000).any(|_| end.spin((line, watch), turn, 1 << 10))
+    }
+
+    #[test]
+    fn a_fifo_back_goes_along_the_connection_and_each_ends_by_itself() {
+        let told = told();
+        let [from, to] = connect(&told);
+        send(&to, 0);
+        assert!(has(&from, 0));
+        let back_from = told[1].spares.read(&second(&told[0]), Vec::new(), SHAPE).unwrap();
+        let (back_to, _) = told[0].spares.write(&second(&told[1]), Vec::new()).unwrap();
+        assert!(
+            Arc::ptr_eq(&from.endpoint, &back_to.endpoint) && Arc::ptr_eq(&to.endpoint, &back_from.endpoint)
+        );
+        // What is taken is said together with what is sent.
+        let (at, turn) = SHAPE.acknowledgement(Position::new(0, SHAPE.lines));
+        from.acknowledge_soon(at, turn);
+        send(&back_to, 0);
+        assert!(has(&back_from, 0) && is_there(&to, at, turn));
+        // Or when something is looked for, or more is taken.
+        let (at, turn) = SHAPE.acknowledgement(Position::new(1, SHAPE.lines));
+        from.acknowledge_soon(at, turn);
+        assert!(!has(&from, 1) && is_there(&to, at, turn));
+        let (at, turn) = SHAPE.acknowledgement(Position::new(2, SHAPE.lines));
+        from.acknowledge_soon(at, turn);
+        assert!(!is_there(&to, at, turn));
+        from.hurry();
+        assert!(is_there(&to, at, turn));
+        drop(from);
+        send(&to, 1);
+        for number in 1..4 {
+            send(&back_to, number);
+            assert!(has(&back_from, number));
+        }
+        drop(back_to);
+        assert!(!has(&back_from, 4) && back_from.down().is_some());
+    }
+
+    #[test]
+    fn who_has_not_heard_of_a_connection_or_shares_it_already_tries_again() {
+        let told = told();
+        let refused = |told: &Told, peer| told.spares.write(&second(peer), Vec::new()).err().unwrap().code;
+        assert_eq!(refused(&told[0], &told[1]), Code::TryLater);
+        let _ends = connect(&told);
+        let shared = told[0].spares.write(&second(&told[1]), Vec::new()).unwrap();
+        assert_eq!(refused(&told[0], &told[1]), Code::TryLater);
+        drop(shared);
+        let mut other = second(&told[0]);
+        other.lines = 8;
+        let error = told[1].spares.write(&other, Vec::new()).err().unwrap();
+        assert_eq!(error.code, Code::TryLater);
+    }
+}
