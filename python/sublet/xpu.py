@@ -287,6 +287,10 @@ class Executor(_Closable):
         """Calls a function by its name, and returns its output. Several, as `"resize|compress"`, follow each other there: the output of
         each, of at most `max_bytes`, is the input of the next, and on a device it stays in its memory.
 
+        What is to stay there for later calls has a name with `@` before it, at most 16 of them: `"decode|@picture"` leaves the output
+        and answers nothing, `"@picture|resize"` has it as its input, as often as it is called. `"|@picture"` leaves `data`, without any it takes
+        away what was there, and `"@picture"` is answered with it. A call whose function fails before it leaves what was there.
+
         What it says when it fails comes with its name before it. Raises `WorkerDied` if the executor has ended, `DeadlineExceeded`, which is a
         `TimeoutError`: the call goes on then, its output is dropped, and what is called next waits for its end.
         """
@@ -313,7 +317,8 @@ class Chain(_Closable):
 
     Each component has an `Executor` on the unit of its kind (`"resources": {"pu": "dpu"}`), and without one on this process's own.
     Components that follow each other there, and nobody else, are one call: on a device what is between them stays in its memory. Those that may be
-    executed at the same time have an executor each, as far as there are cores. It is a context manager, which ends them.
+    executed at the same time have an executor each, as far as there are cores; a device has one, and an output that several read there, and
+    nobody else, stays in its memory. It is a context manager, which ends them.
 
     Args:
         graph: the document, as a dictionary or as JSON: compute components of one instance and triggers, which may have conditions.

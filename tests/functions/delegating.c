@@ -1,5 +1,6 @@
 /* A function that has its own kind executed on another processing unit: a kernel, where that is a device. */
 
+#include <stdio.h>
 #include <string.h>
 
 #include "../../crates/capi/include/sublet_function.h"
@@ -40,4 +41,28 @@ SUBLET_FUNCTION uint32_t elsewhere(void *in, uint32_t size, void *out, sublet_co
                                                  20000, &written);
     sublet_executor_stop(executor);
     return failed ? sublet_fail(context, sublet_xpu_why()) : (uint32_t)written;
+}
+
+/* The names of a package and of a device or none, and then functions and their inputs, each ended by 0: all called of one executor, with
+ * what each answers on a line, or why it does not, after a "!". */
+SUBLET_FUNCTION uint32_t several(void *in, uint32_t size, void *out, sublet_context *context) {
+    const char *package = in, *end = package + size;
+    const char *device = package + strlen(package) + 1, *function = device + strlen(device) + 1;
+    char *answer = out, *most = answer + sublet_capacity(context);
+    uint32_t unit, executor;
+    if (sublet_xpu_unit(0, &unit) || (*device && sublet_xpu_device(unit, device, &unit))
+        || sublet_executor_start_of(package, unit, 0, 20000, &executor))
+        return sublet_fail(context, sublet_xpu_why());
+    while (function < end) {
+        const char *input = function + strlen(function) + 1;
+        uint64_t written;
+        if (!sublet_executor_call(executor, function, input, strlen(input), answer, (uint64_t)(most - answer - 1), 20000, &written))
+            answer += written;
+        else
+            answer += snprintf(answer, (size_t)(most - answer - 1), "!%s", sublet_xpu_why());
+        *answer++ = '\n';
+        function = input + strlen(input) + 1;
+    }
+    sublet_executor_stop(executor);
+    return (uint32_t)(answer - (char *)out);
 }

@@ -21,3 +21,15 @@ kernel void exceed(global const uchar *input, uint size, global uchar *output, u
 kernel void spin(global const uchar *input, uint size, global uchar *output, uint capacity, global uint *written) {
     for (volatile uint turns = 0;; turns++);
 }
+
+kernel void echo(global const uchar *input, uint size, global uchar *output, uint capacity, global uint *written) {
+    if (get_global_id(0) != 0 || size > capacity) return;
+    for (uint at = 0; at < size; at++) output[at] = input[at];
+    *written = size;
+}
+
+kernel void twice(global const uchar *input, uint size, global uchar *output, uint capacity, global uint *written) {
+    if (get_global_id(0) != 0 || 2 * size > capacity) return;
+    for (uint at = 0; at < size; at++) output[at] = output[size + at] = input[at];
+    *written = 2 * size;
+}

@@ -236,4 +236,13 @@ fn components_that_follow_each_other_on_a_device_leave_their_data_there() {
     let components = ["mark=staying/mark@opencl", "look=staying/look@opencl"];
     let chain = caller.start(&graph(&components, &["mark>look"])).unwrap();
     assert_eq!(chain.call("5").unwrap(), b"5M", "the second kernel has seen what the first did not tell of");
+    drop(chain);
+    wait_until("its lease has ended", || leases(&cluster) == 1);
+    // Several that read it are executed where it is.
+    let components = ["mark=staying/mark@opencl", "one=staying/look@opencl", "two=staying/look@opencl"];
+    let chain = caller.start(&graph(&components, &["mark>one", "mark>two"])).unwrap();
+    for input in ["5", "6"] {
+        assert_eq!(parts(&chain.call(input).unwrap()), vec![format!("{input}M").into_bytes(); 2]);
+    }
+    assert_eq!(leases(&cluster), 2, "one executor on the device");
 }

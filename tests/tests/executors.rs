@@ -273,6 +273,98 @@ fn what_is_between_kernels_that_follow_each_other_stays_on_the_device() {
     assert_eq!(call("mark|look", &[7]).unwrap(), [7, 77]);
 }
 
+/// What calls of one executor answer, line by line.
+fn several(host: &Elsewhere, names: [&str; 2], calls: &[(&str, &str)]) -> Vec<String> {
+    let calls: Vec<String> = calls.iter().map(|(function, input)| format!("{function}\0{input}\0")).collect();
+    let mut answered = Err(Error::new(Code::Internal, "nothing was called"));
+    wait_until("the core of the one before is free", || {
+        answered = host.0.call("several", format!("{}\0{}", names.join("\0"), calls.concat()).as_bytes());
+        !answered.as_ref().is_err_and(|error| error.message.contains("left"))
+    });
+    String::from_utf8(answered.unwrap()).unwrap().lines().map(str::to_owned).collect()
+}
+
+/// Whatever executes them: functions `echo` and `twice`, of which the second says what it was given two times.
+fn keeps_what_has_a_name(host: &Elsewhere, names: [&str; 2]) {
+    let calls = [
+        ("echo|@a", "one"),
+        ("@a", ""),
+        ("@a|twice", ""),
+        ("@a|twice|@b|echo", ""),
+        ("@b|twice|@a", ""),
+        ("@a", ""),
+        ("@b", ""),
+        ("|@a", "put"),
+        ("@a|twice", ""),
+        ("|@a|twice", "put"),
+        // What goes wrong leaves what was there.
+        ("nothing|@a", "x"),
+        ("@a|echo|nothing|@a", ""),
+        ("@a", "x"),
+        ("@a|@c", ""),
+        ("@c", ""),
+        ("echo|@", "x"),
+        ("echo||@a", "x"),
+        ("@a", ""),
+        // Nothing takes it away.
+        ("|@a", ""),
+        ("@a|echo", ""),
+        ("@b", ""),
+    ];
+    let said = several(host, names, &calls);
+    let expected = [
+        "",
+        "one",
+        "oneone",
+        "oneone",
+        "",
+        "oneoneoneone",
+        "oneone",
+        "",
+        "putput",
+        "putput",
+        "!nothing|@a: nothing: the package has no function \"nothing\"",
+        "!@a|echo|nothing|@a: nothing: the package has no function \"nothing\"",
+        "!@a: 1 bytes of input, and the input is what is in place \"a\"",
+        "!@a|@c: place \"c\": what is left there is in another place",
+        "!@c: nothing was left in place \"c\"",
+        "!echo|@: a place without a name",
+        "!echo||@a: : the package has no function \"\"",
+        "put",
+        "",
+        "!@a|echo: nothing was left in place \"a\"",
+        "oneone",
+    ];
+    assert_eq!(said, expected);
+    let many: Vec<String> = (0..17).map(|number| format!("|@{number}")).collect();
+    let mut calls: Vec<(&str, &str)> = many.iter().map(|call| (call.as_str(), "x")).collect();
+    calls.extend([("|@3", ""), ("|@16", "y"), ("@16|twice", ""), ("@0", "")]);
+    let said = several(host, names, &calls);
+    assert!(said[..16].iter().all(String::is_empty), "{said:?}");
+    assert_eq!(said[16], "!|@16: place \"16\": an executor has 16 places at most");
+    assert_eq!(said[17..], ["", "", "yy", "x"]);
+}
+
+#[test]
+fn what_is_left_under_a_name_stays_with_the_executor_and_in_the_memory_of_the_device() {
+    let mut cluster = Cluster::start(Plan::default());
+    cluster.add_agent_with(Lent::cores(2), &["--devices", "opencl"]);
+    let folder = tempfile::tempdir().unwrap();
+    fs::copy(root().join("tests/functions/staying.cl"), folder.path().join("staying.cl")).unwrap();
+    let functions =
+        ["mark", "look", "echo", "twice"].map(|name| format!("[[function]]\nname = '{name}'\n")).concat();
+    let manifest = format!("name = 'staying'\nkind = 'opencl'\nlibrary = 'staying.cl'\n{functions}");
+    fs::write(folder.path().join("sublet.toml"), manifest).unwrap();
+    cluster.json(&["deploy", folder.path().to_str().unwrap()]);
+    cluster.json(&["deploy", &package("staying.c")]);
+    let host = Elsewhere::of(&cluster);
+    keeps_what_has_a_name(&host, ["staying", "opencl0"]);
+    keeps_what_has_a_name(&host, ["libstaying", ""]);
+    // By way of the host what the first has told of would be all.
+    let calls = [("mark|@a", "5"), ("@a|look", ""), ("@a|look|look", ""), ("@a", "")];
+    assert_eq!(several(&host, ["staying", "opencl0"], &calls), ["", "5M", "5M", "5"]);
+}
+
 #[test]
 fn functions_in_python_are_executed_by_a_copy_of_a_warm_interpreter_of_the_other_processor() {
     let python = root().join("target/tools/python/bin/python3");

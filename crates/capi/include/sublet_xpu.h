@@ -133,7 +133,14 @@ uint32_t sublet_executor_process(uint32_t executor, sublet_xpu_pid *pid);
 
 /* Calls a function, and says how long its output is; written may be NULL. Several functions with | between them, as "resize|compress",
  * follow each other there: the output of each, of at most max_bytes, is the input of the next, and on a device it stays in its memory.
- * What a function has said when it failed comes with its name before it, and so does every other error. SUBLET_OUTPUT_TOO_LARGE without
+ * What is to stay there for later calls has a name, with @ before it, and at most 16 have one:
+ *
+ *     sublet_executor_call(gpu, "decode|@picture", jpeg, size, NULL, 0, ...)      the output stays, and the answer is empty
+ *     sublet_executor_call(gpu, "@picture|resize", NULL, 0, out, capacity, ...)   it is the input, as often as it is called
+ *     sublet_executor_call(gpu, "|@weights", weights, size, NULL, 0, ...)         the input stays; an empty one takes away what was there
+ *     sublet_executor_call(gpu, "@picture", NULL, 0, out, capacity, ...)          is answered with what is there
+ *
+ * A call whose function fails before it leaves what was there. What a function has said when it failed comes with its name before it, and so does every other error. SUBLET_OUTPUT_TOO_LARGE without
  * room: then the length is said, and the output is lost; SUBLET_DEADLINE_EXCEEDED: the call goes on, its answer is dropped, and what is
  * called next waits for its end. */
 uint32_t sublet_executor_call(uint32_t executor, const char *function, const void *input, uint64_t size, void *output,
@@ -152,8 +159,8 @@ uint32_t sublet_executor_stop(uint32_t executor);
 
 /* Functions that a graph connects, as docs/graphs.md says, on the units of this computer: each component of the document has an executor
  * on the unit of its kind ("resources": {"pu": "dpu"}), and without one on this process's own. Components that follow each other there, and nobody else,
- * are one call of several functions. Those that may be executed at the same time have an executor each, as far as there are cores.
- * The graph has compute components of one instance and triggers alone, which may have conditions.
+ * are one call of several functions. Those that may be executed at the same time have an executor each, as far as there are cores;
+ * a device has one, and an output that several components read there, and nobody else, stays in its memory. The graph has compute components of one instance and triggers alone, which may have conditions.
  *
  *     static const char graph[] = "{ \"version\": 1, \"name\": \"pictures\", \"components\": [ ... ], \"edges\": [ ... ] }";
  *     uint32_t pictures;

@@ -45,7 +45,7 @@ pub(crate) struct Piece<D: Driver> {
 pub(crate) struct Pool<D: Driver> {
     pub driver: D,
     free: Mutex<Vec<Piece<D>>>,
-    /// For wiping: a lane of launches may be busy.
+    /// For wiping, and copies that belong to no launch: a lane of launches may be busy.
     service: Mutex<D::Lane>,
     most_free_bytes: u64,
     counters: Counters,
@@ -203,9 +203,42 @@ impl<D: Driver> DeviceBuffer<D> {
         self.capacity_bytes
     }
 
-    /// How much the last launch wrote into it, in bytes.
+    /// How much is in it, in bytes.
     pub fn len_bytes(&self) -> u32 {
         self.len_bytes
+    }
+
+    /// Puts these bytes there, instead of what a launch wrote.
+    ///
+    /// # Errors
+    /// [`DeviceError::TooLarge`] for more than its capacity; what the driver says; [`DeviceError::RunsOn`] of a device that is lost.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.pool.check()?;
+        let (len_bytes, most_bytes) = (bytes.len() as u64, u64::from(self.capacity_bytes));
+        if len_bytes > most_bytes {
+            return Err(DeviceError::TooLarge { len_bytes, most_bytes });
+        }
+        if !bytes.is_empty() {
+            self.pool.write(&lock(&self.pool.service), self.memory(), bytes)?;
+        }
+        self.len_bytes = len_bytes as u32;
+        Ok(())
+    }
+
+    /// Copies its first bytes, which are at most as many as are there.
+    ///
+    /// # Errors
+    /// As for [`DeviceBuffer::write`].
+    pub fn read(&self, into: &mut [u8]) -> Result<(), DeviceError> {
+        self.pool.check()?;
+        let (len_bytes, most_bytes) = (into.len() as u64, u64::from(self.len_bytes));
+        if len_bytes > most_bytes {
+            return Err(DeviceError::TooLarge { len_bytes, most_bytes });
+        }
+        if into.is_empty() {
+            return Ok(());
+        }
+        self.pool.read(&lock(&self.pool.service), self.memory(), into)
     }
 
     pub(crate) fn memory(&self) -> &D::Memory {

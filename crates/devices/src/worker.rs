@@ -3,8 +3,8 @@
 //!
 //! The process has the device for itself. All kernels of the package are made and started as one vector when it begins, of
 //! an image that was built before in another sandbox; a call is a launch. Input and output are copied through this
-//! process's own memory: what a client may write to at any time is never given to a driver. What is between functions
-//! that follow each other stays on the device (Molecule 4.3).
+//! process's own memory: what a client may write to at any time is never given to a driver. What a function leaves in a
+//! place stays on the device, for the functions that read it there (Molecule 4.3).
 //!
 //! A kernel that runs on after its deadline can be ended by nothing but the end of this process. Its call is told so, and
 //! when its client has been told the process ends itself; the next call begins another.
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use sublet_proto::package::built_file;
 use sublet_proto::{Code, Error};
-use sublet_runtime::worker::engine::{self, Caller, Engine, Load, Message, Sink, Source};
+use sublet_runtime::worker::engine::{self, Caller, Engine, Load, Message, Place, Sink, Source};
 
 use crate::package::{Kernels, ONLY};
 use crate::{DeviceBuffer, DeviceError, Driver, Id, Input, MAX_LANES, Output, Patience, Sandboxes, Settings};
@@ -67,8 +67,8 @@ impl<D: Driver> Engine for KernelEngine<D> {
 
     fn caller(&self, _worker: u32) -> Result<KernelCaller<'_, D>, Error> {
         let (input, output) = (Vec::new(), Vec::new());
-        let (kept, spare, message) = (None, None, Message::new());
-        Ok(KernelCaller { engine: self, input, output, kept, spare, message, is_lost: false })
+        let (places, message) = (std::array::from_fn(|_| None), Message::new());
+        Ok(KernelCaller { engine: self, input, output, places, message, is_lost: false })
     }
 }
 
@@ -77,10 +77,8 @@ pub struct KernelCaller<'engine, D: Driver> {
     engine: &'engine KernelEngine<D>,
     input: Vec<u8>,
     output: Vec<u8>,
-    /// What the latest step has left on the device,
-    kept: Option<DeviceBuffer<D>>,
-    /// and where the next one may leave something.
-    spare: Option<DeviceBuffer<D>>,
+    /// Memory of the device.
+    places: [Option<DeviceBuffer<D>>; Place::COUNT],
     message: Message,
     /// A kernel runs on.
     is_lost: bool,
@@ -108,14 +106,18 @@ impl<D: Driver> Caller for KernelCaller<'_, D> {
             return Err(Code::UnknownFunction);
         };
         let patience = Patience::Until(Instant::now() + self.engine.deadline);
-        let input = match (from, &self.kept) {
-            (Source::Given(input), _) => {
+        // Taken before another is looked at, and put back however it ends.
+        let mut written = match to {
+            Sink::Kept(place, most_bytes) => Some((place, self.take(place, most_bytes)?)),
+            Sink::Given(_) => None,
+        };
+        let input = match from {
+            Source::Given(input) => {
                 let from = room(&mut self.input, input.len());
                 input.copy_to(from);
                 Input::Host(from)
             }
-            (Source::Kept, Some(kept)) => Input::Device(kept),
-            (Source::Kept, None) => return Err(Code::Internal),
+            Source::Kept(place) => Input::Device(self.places[place.index()].as_ref().ok_or(Code::Internal)?),
         };
         let sandboxes = &self.engine.sandboxes;
         let launched = match to {
@@ -124,23 +126,43 @@ impl<D: Driver> Caller for KernelCaller<'_, D> {
                 let launched = sandboxes.launch(id, input, Output::Host(&mut *into), patience);
                 launched.inspect(|written| output.copy_from(&into[..*written as usize]))
             }
-            Sink::Kept(most_bytes) => {
-                let spare = self.spare.take().filter(|spare| spare.capacity_bytes() == most_bytes);
-                match spare.map_or_else(|| sandboxes.buffer(ONLY, most_bytes), Ok) {
-                    Ok(mut buffer) => {
-                        let launched = sandboxes.launch(id, input, Output::Device(&mut buffer), patience);
-                        self.spare = self.kept.replace(buffer);
-                        launched
-                    }
-                    Err(error) => Err(error),
-                }
+            Sink::Kept(..) => {
+                let (_, buffer) = written.as_mut().ok_or(Code::Internal)?;
+                sandboxes.launch(id, input, Output::Device(buffer), patience)
             }
         };
+        if let Some((place, buffer)) = written {
+            self.places[place.index()] = Some(buffer);
+        }
         match launched {
             // The worker tells it as it tells all that say so.
             Err(DeviceError::WroteTooMuch { written, .. }) => Ok(written),
             launched => launched.map_err(|error| self.failed(&error)),
         }
+    }
+
+    fn copy(&mut self, from: Source<engine::Input<'_>>, to: Sink<engine::Output<'_>>) -> Result<u32, Code> {
+        let copied = match (from, to) {
+            (Source::Given(input), Sink::Kept(place, most_bytes)) => {
+                let mut buffer = self.take(place, most_bytes)?;
+                let from = room(&mut self.input, input.len());
+                input.copy_to(from);
+                let copied = buffer.write(from).map(|()| input.len());
+                self.places[place.index()] = Some(buffer);
+                copied
+            }
+            (Source::Kept(place), Sink::Given(mut output)) => {
+                let buffer = self.places[place.index()].as_ref().ok_or(Code::Internal)?;
+                let into = room(&mut self.output, output.capacity().min(buffer.len_bytes()));
+                buffer.read(into).map(|()| output.copy_from(into)).map(|()| buffer.len_bytes())
+            }
+            _ => return Err(Code::Internal),
+        };
+        copied.map_err(|error| self.failed(&error))
+    }
+
+    fn forget(&mut self, place: Place) {
+        self.places[place.index()] = None;
     }
 
     fn message(&self) -> &[u8] {
@@ -156,13 +178,18 @@ impl<D: Driver> Caller for KernelCaller<'_, D> {
                 *bytes = Vec::new();
             }
         }
-        for kept in [&mut self.kept, &mut self.spare] {
-            kept.take_if(|kept| kept.capacity_bytes() as usize > KEPT_BYTES);
-        }
     }
 }
 
 impl<D: Driver> KernelCaller<'_, D> {
+    /// A place's memory of so many bytes, with whatever is in it.
+    fn take(&mut self, place: Place, bytes: u32) -> Result<DeviceBuffer<D>, Code> {
+        let place = self.places.get_mut(place.index()).ok_or(Code::Internal)?;
+        let there = place.take().filter(|buffer| buffer.capacity_bytes() == bytes);
+        let taken = there.map_or_else(|| self.engine.sandboxes.buffer(ONLY, bytes), Ok);
+        taken.map_err(|error| self.failed(&error))
+    }
+
     /// The code and the message of a call's error.
     #[cold]
     fn failed(&mut self, error: &DeviceError) -> Code {

@@ -3,7 +3,8 @@
 //!
 //! Each component is executed by an [executor](crate::executor) on the unit of its kind, and without one on the process's own. Components
 //! that follow each other there, and nobody else, are one call (`resize|compress`): what is between them stays where it is. What may be
-//! executed at the same time has an executor for each, as far as there are cores. What one hands to another on a different unit passes
+//! executed at the same time has an executor for each, as far as there are cores; a device has one, whose memory all on it share, so that
+//! an output which several others read there, and nobody else, stays there as well. What one hands to another on a different unit passes
 //! by this process, which also decides whom an output triggers.
 //!
 //! Invariants:
@@ -15,18 +16,19 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use sublet_proto::graph::{Component, Compute, Edge, Graph, Problem, Relation, Resources, Role};
+use sublet_proto::package::is_device;
 use sublet_proto::{Code, Error, graph, run};
 
 use crate::capability::GlobalId;
-use crate::executor::Executor;
+use crate::executor::{Executor, MAX_PLACES};
 use crate::process::Process;
 
 /// How often all executors are looked at before one of them is waited for,
 const LOOKS: u32 = 2000;
 /// and for how long, if another one may answer before.
 const SLICE: Duration = Duration::from_micros(200);
-/// Longest list of functions in one call, in bytes.
-const MAX_FUNCTIONS_BYTES: usize = 255;
+/// Longest list of functions in one call, in bytes, with room for the places before and behind them.
+const MAX_FUNCTIONS_BYTES: usize = 255 - 2 * "|@99".len();
 
 /// See the [module](self). When it is dropped, its executors end.
 pub struct Chain {
@@ -110,7 +112,8 @@ impl Process {
                 let mut others = (0..stage).filter(|other| by[*other] == **executor);
                 others.all(|other| reached[other][stage])
             };
-            if let Some(&free) = shared.iter().find(is_free) {
+            let found = shared.iter().find(|executor| plan.is_on_device(own.first) || is_free(executor));
+            if let Some(&free) = found {
                 by.push(free);
                 continue;
             }
@@ -426,7 +429,38 @@ impl Plan {
                 }
             }
         }
-        Plan { graph, units, stages, of }
+        let mut plan = Plan { graph, units, stages, of };
+        plan.keep_on_devices();
+        plan
+    }
+
+    /// An output that stages on the same device read, and nobody else, stays there in a place.
+    fn keep_on_devices(&mut self) {
+        let mut places = 0..MAX_PLACES;
+        for stage in 0..self.stages.len() {
+            let last = self.stages[stage].last;
+            let next: Vec<&Edge> = triggers_from(&self.graph, last).collect();
+            let stays = |edge: &&Edge| {
+                edge.condition.is_none()
+                    && self.place(edge.to) == self.place(last)
+                    && only(triggers_to(&self.graph, edge.to)).is_some()
+            };
+            if !self.is_on_device(last) || next.is_empty() || !next.iter().all(stays) {
+                continue;
+            }
+            let Some(place) = places.next() else { return };
+            let next: Vec<usize> = next.iter().map(|edge| self.of[edge.to]).collect();
+            self.stages[stage].functions.push_str(&format!("|@{place}"));
+            for next in next {
+                self.stages[next].functions.insert_str(0, &format!("@{place}|"));
+            }
+        }
+    }
+
+    /// Whether a component is executed on a device.
+    fn is_on_device(&self, component: usize) -> bool {
+        let pu = self.graph.components[component].compute().and_then(|compute| compute.resources.pu.as_ref());
+        pu.is_some_and(|kind| is_device(kind))
     }
 
     /// Of which package a component is, and where it is executed.
@@ -457,11 +491,11 @@ fn only<T>(mut all: impl Iterator<Item = T>) -> Option<T> {
 mod tests {
     use super::*;
 
-    /// Components by their names, each its own function; edges as `ab`, on `gpu` those in upper case.
+    /// Components by their names, each its own function; edges as `ab`, on a device those in upper case.
     fn graph(names: &str, edges: &[&str]) -> Graph {
         let component = |name: char| {
             let entry = if names.starts_with(name) { r#","entry":true"# } else { "" };
-            let pu = if name.is_uppercase() { r#","resources":{"pu":"gpu"}"# } else { "" };
+            let pu = if name.is_uppercase() { r#","resources":{"pu":"opencl"}"# } else { "" };
             format!(r#"{{"name":"{name}","type":"compute","package":"p","function":"{name}"{entry}{pu}}}"#)
         };
         let edge = |edge: &&str| {
@@ -498,6 +532,25 @@ mod tests {
         let plan = plan("abcd", &["ab", "ac", "bd", "cd"]);
         let reached = |from| (0..4).filter(|to| plan.reached_from(from)[*to]).collect::<Vec<_>>();
         assert_eq!([0, 1, 2, 3].map(reached), [vec![0, 1, 2, 3], vec![1, 3], vec![2, 3], vec![3]]);
+    }
+
+    #[test]
+    fn what_several_read_on_the_device_where_it_was_written_stays_there() {
+        assert_eq!(
+            stages("ABCd", &["AB", "AC", "Bd", "Cd"]),
+            ["A|@0", "@0|B", "@0|C", "d"],
+            "and what else needs it does not"
+        );
+        assert_eq!(stages("aBCD", &["aB", "BC", "BD"]), ["a", "B|@0", "@0|C", "@0|D"]);
+        assert_eq!(stages("ABCDE", &["AB", "AC", "BD", "BE"]), ["A|@0", "@0|B|@1", "@0|C", "@1|D", "@1|E"]);
+        assert_eq!(stages("ABc", &["AB", "Ac"]), ["A", "B", "c"], "who is elsewhere has to be sent it");
+        assert_eq!(stages("ABC", &["ABx", "AC"]), ["A", "B", "C"], "who decides has to see it");
+        assert_eq!(
+            stages("ABCD", &["AB", "AC", "BD", "CD"]),
+            ["A|@0", "@0|B", "@0|C", "D"],
+            "and who joins, both"
+        );
+        assert_eq!(stages("abc", &["ab", "ac"]), ["a", "b", "c"], "cores go on at once");
     }
 
     #[test]

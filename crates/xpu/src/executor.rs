@@ -13,7 +13,8 @@
 //! first    the id of the FIFO for calls (u64), 0 (u32)
 //! ```
 //!
-//! Of several functions the output of each is the input of the next, and what is between them stays where they are executed.
+//! Of several functions the output of each is the input of the next, and what is between them stays where they are executed. What is to stay there
+//! for later calls has a name ([`places`]).
 //!
 //! Invariants:
 //! - Answers come in the order of the calls, one for each. A call of which the caller has given up the answer is executed all the same, and its
@@ -22,8 +23,14 @@
 //! - Who submits does not wait until an answer is taken: what there would be no room for is refused.
 //! - Submitting a call and taking its answer have neither system calls, allocations nor locks while both ends are awake.
 
+mod places;
+mod served;
+
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
+
+pub use places::{MAX_PLACES, Place};
+pub use served::{Execute, Served, Sink, Source};
 
 use sublet_proto::{Code, Error};
 
@@ -42,11 +49,9 @@ const LINES: u32 = 16;
 const MAX_PARTS: u64 = (LINES - LINES / 4) as u64;
 /// How long is waited before it is looked whether the other end is still there.
 const NAP: Duration = Duration::from_millis(50);
-/// How long an executor waits before it does that, and for its caller to connect.
-const IDLE: Duration = Duration::from_secs(1);
-const CONNECTING: Duration = Duration::from_secs(60);
-/// What is between functions that follow each other.
+/// In a call, what is between functions that follow each other, and before the name of a place.
 const THEN: char = '|';
+const PLACE: char = '@';
 /// Where inputs and outputs begin: any number may be read there.
 const ALIGNMENT: usize = 64;
 
@@ -78,72 +83,6 @@ struct Call {
     parts: u64,
     /// Nobody wants the answer.
     given_up: bool,
-}
-
-/// The other end: what an executor executes and answers.
-pub struct Served {
-    calls: Reader,
-    answers: Writer,
-    message: Buffer,
-    output: Buffer,
-    /// Between functions that follow each other, once there were some.
-    between: Option<[Buffer; 2]>,
-    max_bytes: u64,
-    begun: Instant,
-    had_caller: bool,
-}
-
-/// What executes an executor's functions.
-pub trait Execute {
-    /// Whether what is between functions that follow each other stays with it, as in the memory of a device.
-    const KEEPS: bool;
-
-    /// Executes one, and says how long its output is, or why it failed.
-    ///
-    /// # Errors
-    /// The latter.
-    fn execute(&mut self, function: &str, from: Source<&[u8]>, to: Sink<&mut [u8]>) -> Result<u32, Error>;
-
-    /// The caller has its answer.
-    fn rest(&mut self);
-}
-
-/// What a function reads that may follow another.
-#[derive(Clone, Copy, Debug)]
-pub enum Source<Bytes> {
-    /// What its caller has given.
-    Given(Bytes),
-    /// What the function before it has left with whatever executes them.
-    Kept,
-}
-
-/// Where a function writes that may be followed by another.
-#[derive(Clone, Copy, Debug)]
-pub enum Sink<Bytes> {
-    /// Where its caller has said.
-    Given(Bytes),
-    /// It leaves it with whatever executes them, for the function after it: at most so many bytes.
-    Kept(u32),
-}
-
-impl<Bytes> Source<Bytes> {
-    /// The same, as somebody else calls it.
-    pub fn map<Other>(self, called: impl FnOnce(Bytes) -> Other) -> Source<Other> {
-        match self {
-            Source::Given(bytes) => Source::Given(called(bytes)),
-            Source::Kept => Source::Kept,
-        }
-    }
-}
-
-impl<Bytes> Sink<Bytes> {
-    /// The same, as somebody else calls it.
-    pub fn map<Other>(self, called: impl FnOnce(Bytes) -> Other) -> Sink<Other> {
-        match self {
-            Sink::Given(bytes) => Sink::Given(called(bytes)),
-            Sink::Kept(most_bytes) => Sink::Kept(most_bytes),
-        }
-    }
 }
 
 /// What an executor is told by its arguments.
@@ -241,7 +180,9 @@ impl Executor {
 
     /// Calls a function of the package by its name, and waits for what it answers. Several, as `resize|compress`, follow
     /// each other there: the output of each is the input of the next, stays in the memory of the device if it is one, and
-    /// has at most as many bytes as an output.
+    /// has at most as many bytes as an output. `decode|@picture` leaves the last output there under a name, and answers nothing; then
+    /// `@picture|resize` has it as its input, without one of its own, as often as it is called. `|@picture` leaves the input there,
+    /// `@picture` is answered with what is there, and an empty input takes it away. An executor has [`MAX_PLACES`] such places.
     ///
     /// # Errors
     /// As for [`Executor::begin`] and [`Executor::result`]. A call that was not answered in time is executed to its end before the next one.
@@ -467,142 +408,12 @@ impl Order {
     }
 }
 
-impl Served {
-    /// Becomes the executor that these arguments order, if it can execute anything: else its caller is told why.
-    ///
-    /// # Errors
-    /// The same; `protocol` for other arguments; and what the shim says.
-    pub fn begin(
-        process: &Process,
-        words: &[Vec<u8>],
-        deadline: Option<Instant>,
-        load: impl FnOnce() -> Result<(), Error>,
-    ) -> Result<Served, Error> {
-        let order = || Error::new(Code::Protocol, "an executor without its caller");
-        let Order { caller, answers, max_bytes } = Order::of(words).ok_or_else(order)?;
-        let shape = shape(max_bytes)?;
-        let mut answers = process.connect_to(answers, deadline)?;
-        let mut message = Buffer::for_messages(shape);
-        let made = load().and_then(|()| {
-            let calls = process.init("", shape)?;
-            process.grant(caller, calls.object(), Rights::WRITE)?;
-            Ok(calls)
-        });
-        let said = match &made {
-            Ok(calls) => message.join([&calls.object().to_bits().to_le_bytes(), &0u32.to_le_bytes()]),
-            Err(error) => {
-                message.join([clipped(&error.message, max_bytes), &error.code.number().to_le_bytes()])
-            }
-        };
-        answers.write(said, deadline)?;
-        let (output, begun) = (Buffer::for_messages(shape), Instant::now());
-        let (calls, between) = (made?, None);
-        Ok(Served { calls, answers, message, output, between, max_bytes, begun, had_caller: false })
-    }
-
-    /// Has calls executed until their caller is done.
-    ///
-    /// # Errors
-    /// What ends the connection.
-    pub fn serve<E: Execute>(&mut self, mut by: E) -> Result<(), Error> {
-        let (code, room) = (Code::Protocol, self.max_bytes as usize);
-        while let Some(len) = self.next_call()? {
-            let called = parts(self.message.first(len));
-            let (function, input) = called.ok_or_else(|| Error::new(code, "a call of no function"))?;
-            let output = &mut self.output.all()[..room];
-            let executed = if function.contains(THEN) {
-                pass(function, input, output, &mut self.between, &mut by)
-            } else {
-                by.execute(function, Source::Given(input), Sink::Given(output))
-            };
-            let answer = match executed.and_then(|len| check_room(len as usize, room)) {
-                Ok(len) => self.output.close(len, 0),
-                Err(error) => {
-                    let said = clipped(&error.message, self.max_bytes);
-                    self.output.join([said, &error.code.number().to_le_bytes()])
-                }
-            };
-            self.answers.write(answer, None)?;
-            by.rest();
-        }
-        Ok(())
-    }
-
-    /// How long the next call's message is; none once there is no caller any more.
-    fn next_call(&mut self) -> Result<Option<u64>, Error> {
-        loop {
-            match self.calls.read(self.message.all(), Some(Instant::now() + IDLE)) {
-                Ok((0, _)) => return Ok(None),
-                Ok((len, _)) => return Ok(Some(len)),
-                Err(Unread::TooLong(_)) => return Err(Error::new(Code::Protocol, "a call that is too long")),
-                Err(Unread::Error(error)) if error.code != Code::DeadlineExceeded => return Err(error),
-                Err(Unread::Error(_)) => {}
-            }
-            let is_there = self.calls.writers()? > 0;
-            if !is_there && (self.had_caller || self.begun.elapsed() >= CONNECTING) {
-                return Ok(None);
-            }
-            self.had_caller |= is_there;
-        }
-    }
-}
-
-/// Executes functions one after the other.
-fn pass<E: Execute>(
-    functions: &str,
-    input: &[u8],
-    output: &mut [u8],
-    between: &mut Option<[Buffer; 2]>,
-    by: &mut E,
-) -> Result<u32, Error> {
-    let (room, last) = (output.len(), functions.matches(THEN).count());
-    let most_bytes = u32::try_from(room).unwrap_or(u32::MAX);
-    if !E::KEEPS && between.is_none() {
-        *between = Some([Buffer::new(room), Buffer::new(room)]);
-    }
-    let mut written = 0u32;
-    for (at, function) in functions.split(THEN).enumerate() {
-        let (before, after) = between.as_mut().map(|[before, after]| (before, after)).unzip();
-        let from = match before {
-            _ if at == 0 => Source::Given(input),
-            Some(before) => Source::Given(before.first(written.into())),
-            None => Source::Kept,
-        };
-        let to = match after {
-            _ if at == last => Sink::Given(&mut *output),
-            Some(after) => Sink::Given(&mut after.all()[..room]),
-            None => Sink::Kept(most_bytes),
-        };
-        let executed =
-            by.execute(function, from, to).and_then(|len| check_room(len as usize, room).map(|_| len));
-        let named = |Error { code, message }| Error::new(code, format!("{function}: {message}"));
-        written = executed.map_err(named)?;
-        if let Some(between) = between {
-            between.swap(0, 1);
-        }
-    }
-    Ok(written)
-}
-
 fn check_room(len: usize, room: usize) -> Result<usize, Error> {
     if len <= room {
         return Ok(len);
     }
     let message = format!("{len} bytes of output, and there is room for {room}");
     Err(Error::new(Code::OutputTooLarge, message))
-}
-
-/// The function's name and its input.
-fn parts(message: &[u8]) -> Option<(&str, &[u8])> {
-    let (rest, len) = message.split_last_chunk::<FRAME_BYTES>()?;
-    let at = rest.len().checked_sub(u32::from_le_bytes(*len) as usize)?;
-    let (input, function) = rest.split_at(at);
-    Some((std::str::from_utf8(function).ok()?, input))
-}
-
-/// As much of a text as there is room for.
-fn clipped(text: &str, max_bytes: u64) -> &[u8] {
-    &text.as_bytes()[..text.len().min(max_bytes as usize)]
 }
 
 impl Buffer {
@@ -643,6 +454,7 @@ impl Buffer {
 
 #[cfg(test)]
 mod tests {
+    use super::served::parts;
     use super::*;
 
     #[test]

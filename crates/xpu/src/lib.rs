@@ -24,7 +24,7 @@ pub mod wire;
 
 pub use capability::{GlobalId, Rights};
 pub use chain::Chain;
-pub use executor::{Execute, Executor, Served, Sink, Source};
+pub use executor::{Execute, Executor, Place, Served, Sink, Source};
 pub use fifo::{FifoShape, Reader, Unread, Writer};
 pub use process::{Process, Spawn};
 

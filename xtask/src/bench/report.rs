@@ -35,12 +35,22 @@ pub fn tables(figures: &[Figure]) -> String {
         &of("connections"),
         connections_row,
     );
+    let messages = table(
+        "| between two processes | payload | awake | raw | ratio | asleep | raw | ratio |",
+        &of("fifo"),
+        messages_row,
+    );
+    let shim = table("| median | p99 | flag's round trip | ratio |", &of("xpucall"), shim_row);
+    let chains = table("| functions | language | hop | hop over HTTP | ratio |", &of("chain"), chains_row);
     let titled = [
         ("A call and the raw round trip:", latency),
         ("Large payloads, there and back:", bandwidth),
         ("Memory components:", memory),
         ("An array larger than its memory, and the same program with all of it here:", swap),
         ("A warm call, with connections that are idle:", connections),
+        ("A message through a FIFO, one way, and through one of the kernel or a TCP connection:", messages),
+        ("A call of the shim and its answer:", shim),
+        ("Functions that call each other:", chains),
     ];
     let shown = titled.into_iter().filter_map(|(title, table)| Some(format!("{title}\n\n{}", table?)));
     shown.collect::<Vec<_>>().join("\n")
@@ -117,6 +127,37 @@ fn connections_row(figure: &Figure) -> Option<Vec<String>> {
     ])
 }
 
+fn messages_row(figure: &Figure) -> Option<Vec<String>> {
+    let time = |field: &str| figure.number(field).map(human_ns);
+    let ratio = |field: &str| figure.number(field).map(|ratio| format!("{ratio:.2}"));
+    Some(vec![
+        if figure.is("across") { "of two nodes, over tcp" } else { "of one node" }.to_owned(),
+        human_bytes(figure.number("size_bytes")?),
+        time("median_ns")?,
+        time("raw_ns")?,
+        ratio("ratio")?,
+        time("asleep_ns")?,
+        time("raw_asleep_ns")?,
+        ratio("asleep_ratio")?,
+    ])
+}
+
+fn shim_row(figure: &Figure) -> Option<Vec<String>> {
+    let time = |field: &str| figure.number(field).map(human_ns);
+    let ratio = format!("{:.2}", figure.number("ratio")?);
+    Some(vec![time("median_ns")?, time("p99_ns")?, time("raw_median_ns")?, ratio])
+}
+
+fn chains_row(figure: &Figure) -> Option<Vec<String>> {
+    Some(vec![
+        format!("{}", figure.number("functions")?),
+        figure.text("language")?.to_owned(),
+        figure.number("hop_ns").map(human_ns)?,
+        figure.number("http_hop_ns").map(human_ns)?,
+        format!("{:.0}", figure.number("http_ratio")?),
+    ])
+}
+
 /// With its provider, whether it encrypts, and the rate of its link.
 fn fabric(figure: &Figure) -> Option<String> {
     let provider = figure.text("provider").map(|provider| format!(", {provider}")).unwrap_or_default();
@@ -165,6 +206,11 @@ mod tests {
         all.extend(figures(
             r#"{"bench":"swap","pattern":"random-page","work_us":10.0,"len_bytes":167772160,"local_bytes":67108864,"median_ns":17300,"local_median_ns":11800,"ratio":1.466}"#,
         ));
+        all.extend(figures(
+            r#"[{"bench":"fifo","across":true,"size_bytes":64,"median_ns":5500,"raw_ns":4800,"ratio":1.146,"asleep_ns":9000,"raw_asleep_ns":30000,"asleep_ratio":0.3},
+{"bench":"xpucall","median_ns":260,"p99_ns":300,"raw_median_ns":140,"ratio":1.857},
+{"bench":"chain","language":"python","functions":5,"hop_ns":900,"http_hop_ns":360000,"http_ratio":400.1}]"#,
+        ));
         let text = tables(&all);
         assert!(
             text.contains("| tcp | hot | echo | 64 B | 9 us | 12 us | 8.2 us | 11 us | 1.10 |"),
@@ -175,6 +221,12 @@ mod tests {
             text.contains("| random page | 10 us | 160 MiB | 64 MiB | 17.3 us | 11.8 us | 1.47 |"),
             "{text}"
         );
+        assert!(
+            text.contains("| of two nodes, over tcp | 64 B | 5.5 us | 4.8 us | 1.15 | 9 us | 30 us | 0.30 |"),
+            "{text}"
+        );
+        assert!(text.contains("| 260 ns | 300 ns | 140 ns | 1.86 |"), "{text}");
+        assert!(text.contains("| 5 | python | 900 ns | 360 us | 400 |"), "{text}");
         let linked: Vec<_> = all.iter().map(|figure| figure.clone().over(Some("1gbit"))).collect();
         assert!(tables(&linked).contains("| tcp, over a link of 1gbit | hot |"), "{linked:?}");
         assert!(!text.contains("connections") && !text.contains("cold"), "{text}");

@@ -15,7 +15,7 @@ use sublet_fabric::Endpoint;
 use sublet_fabric::window::Address;
 use sublet_proto::v1::PackageInfo;
 use sublet_proto::{Code, Error};
-pub use sublet_xpu::{Sink, Source};
+pub use sublet_xpu::{Place, Sink, Source};
 
 use crate::frames::Shared;
 use crate::wire::MAX_MESSAGE_BYTES;
@@ -39,7 +39,7 @@ pub trait Engine: Send + Sync + 'static {
 
 /// What one worker thread calls functions with; it holds what an engine has for each thread.
 pub trait Caller {
-    /// Whether [`Caller::step`] leaves with the engine what is between two calls, as in the memory of a device.
+    /// Whether what is in [places](Place) stays with the engine, as in the memory of a device.
     const KEEPS: bool = false;
 
     /// Calls the function of this index in the package, and says how many bytes of output there are. More than the
@@ -50,7 +50,7 @@ pub trait Caller {
     /// [`Code::DeadlineExceeded`] goes [`Caller::message`]. None of them ends the worker.
     fn call(&mut self, function: u16, input: Input<'_>, output: Output<'_>) -> Result<u32, Code>;
 
-    /// As [`Caller::call`], of one of several functions that follow each other: the output of each is the input of the next.
+    /// As [`Caller::call`], of a function that reads what was left in a place, or leaves its output in another one.
     ///
     /// # Errors
     /// As for that; [`Code::Internal`] if something is to be kept and the engine does not, or has nothing.
@@ -60,6 +60,17 @@ pub trait Caller {
             _ => Err(Code::Internal),
         }
     }
+
+    /// Copies what is given to a place, or from one to where it is wanted, and says how many bytes.
+    ///
+    /// # Errors
+    /// As for [`Caller::step`].
+    fn copy(&mut self, _from: Source<Input<'_>>, _to: Sink<Output<'_>>) -> Result<u32, Code> {
+        Err(Code::Internal)
+    }
+
+    /// Nobody wants what is in a place.
+    fn forget(&mut self, _place: Place) {}
 
     /// Why the latest call failed.
     fn message(&self) -> &[u8];

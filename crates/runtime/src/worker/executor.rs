@@ -11,7 +11,7 @@ use sublet_proto::v1::{PackageInfo, WorkerSetup};
 use sublet_proto::{Code, Error};
 use sublet_xpu::{Execute, Served};
 
-use super::engine::{Caller, Engine, Input, Load, Output, Sink, Source};
+use super::engine::{Caller, Engine, Input, Load, Output, Place, Sink, Source};
 use super::process::{pin, read_manifest};
 use crate::wire::usage::{Meter, UsageLayout};
 
@@ -76,6 +76,15 @@ impl<C: Caller> Execute for Functions<'_, C> {
         meter.leave(&call, left, left.saturating_sub(entered));
         meter.rest();
         said
+    }
+
+    fn copy(&mut self, from: Source<&[u8]>, to: Sink<&mut [u8]>) -> Result<u32, Error> {
+        let copied = self.caller.copy(from.map(Input::of), to.map(Output::of));
+        copied.map_err(|code| Error::new(code, String::from_utf8_lossy(self.caller.message())))
+    }
+
+    fn forget(&mut self, place: Place) {
+        self.caller.forget(place);
     }
 
     fn rest(&mut self) {

@@ -1,0 +1,237 @@
+//! Where an executor keeps bytes between the functions of a call, and under names also between calls: in its own memory, or where what
+//! executes functions keeps them, as in that of a device, which so is a memory component of whoever calls.
+//!
+//! ```text
+//! resize|compress         what is between them has no name, and ends with the call
+//! decode|@picture         the output stays under that name, and the answer is empty
+//! @picture|resize         the input is what stayed; the call brings none
+//! |@picture     @picture  the input stays; what stayed is answered
+//! ```
+//!
+//! Invariants:
+//! - Under a name is what was wholly written: a call whose function fails before it leaves what was there.
+//! - A place is written by one function and read by the next; no function writes to where it reads.
+//! - With the same names and sizes nothing is allocated from the second call on.
+
+use sublet_proto::{Code, Error};
+
+use super::{Buffer, Execute, PLACE, Sink, Source, THEN, check_room};
+
+/// Named places of an executor, at most.
+pub const MAX_PLACES: usize = 16;
+/// All places: a function may read one and write one beside those.
+const PLACES: usize = MAX_PLACES + 2;
+/// A device's memory without a name that stays for the next call, in bytes of a place.
+const MAX_SPARE_BYTES: usize = 4 << 20;
+
+/// A place's number, below [`Place::COUNT`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place(pub u8);
+
+impl Place {
+    /// How many there are.
+    pub const COUNT: usize = PLACES;
+
+    fn all() -> impl Iterator<Item = Place> {
+        (0..PLACES as u8).map(Place)
+    }
+
+    /// As an index.
+    pub fn index(self) -> usize {
+        self.0.into()
+    }
+}
+
+/// An executor's.
+pub(super) struct Places {
+    named: Vec<(String, Place)>,
+    /// What is in them, unless whatever executes functions has it.
+    own: [Option<Held>; PLACES],
+    /// Bytes of one, at most.
+    room: usize,
+}
+
+struct Held {
+    bytes: Buffer,
+    len: u64,
+}
+
+impl Places {
+    pub fn new(room: usize) -> Places {
+        Places { named: Vec::with_capacity(MAX_PLACES), own: std::array::from_fn(|_| None), room }
+    }
+
+    /// Executes what a call says, and says how long its answer is.
+    pub fn call<E: Execute>(
+        &mut self,
+        call: &str,
+        input: &[u8],
+        output: &mut [u8],
+        by: &mut E,
+    ) -> Result<u32, Error> {
+        let mut steps = call.split(THEN).peekable();
+        let mut from = Source::Given(input);
+        let is_place = |step: &&str| step.starts_with(PLACE);
+        if let Some(name) = steps.next_if(is_place) {
+            from = Source::Kept(self.find(&name[PLACE.len_utf8()..], input)?);
+            if steps.peek().is_none() {
+                return self.step(None, from, Sink::Given(output), by);
+            }
+        } else if call.strip_prefix(THEN).is_some_and(|rest| rest.starts_with(PLACE)) {
+            steps.next();
+        }
+        let mut written = 0;
+        while let Some(step) = steps.next() {
+            if let Some(name) = step.strip_prefix(PLACE) {
+                from = self.keep(name, from, by)?;
+                written = 0;
+                continue;
+            }
+            let next = self.fresh(from);
+            let to = match steps.peek() {
+                Some(_) => Sink::Kept(next, self.room()),
+                None => Sink::Given(&mut *output),
+            };
+            let executed = self.step(Some(step), from, to, by);
+            written =
+                executed.map_err(|Error { code, message }| Error::new(code, format!("{step}: {message}")))?;
+            from = Source::Kept(next);
+        }
+        Ok(written)
+    }
+
+    /// The call was answered.
+    pub fn rest<E: Execute>(&mut self, by: &mut E) {
+        if E::KEEPS && self.room > MAX_SPARE_BYTES {
+            Place::all().filter(|place| !self.is_named(*place)).for_each(|place| by.forget(place));
+        }
+    }
+
+    fn find(&self, name: &str, input: &[u8]) -> Result<Place, Error> {
+        if !input.is_empty() {
+            let message =
+                format!("{} bytes of input, and the input is what is in place {name:?}", input.len());
+            return Err(Error::new(Code::InvalidArgument, message));
+        }
+        let found = self.named.iter().find(|(known, _)| known == name).map(|(_, place)| *place);
+        found.ok_or_else(|| Error::new(Code::InvalidArgument, format!("nothing was left in place {name:?}")))
+    }
+
+    /// Gives what is there a name, which then is no other's. An empty input takes away what has that name.
+    fn keep<'call, E: Execute>(
+        &mut self,
+        name: &str,
+        from: Source<&'call [u8]>,
+        by: &mut E,
+    ) -> Result<Source<&'call [u8]>, Error> {
+        let wrong = |message: String| Err(Error::new(Code::InvalidArgument, message));
+        let known = self.named.iter().position(|(known, _)| known == name);
+        let place = match from {
+            _ if name.is_empty() => return wrong("a place without a name".into()),
+            Source::Given([]) => {
+                if let Some(known) = known {
+                    self.forget(known, by);
+                }
+                return Ok(from);
+            }
+            _ if known.is_none() && self.named.len() == MAX_PLACES => {
+                return wrong(format!("place {name:?}: an executor has {MAX_PLACES} places at most"));
+            }
+            Source::Kept(place) if self.is_named(place) => {
+                return wrong(format!("place {name:?}: what is left there is in another place"));
+            }
+            Source::Kept(place) => place,
+            Source::Given(_) => {
+                let place = self.fresh(from);
+                self.step(None, from, Sink::Kept(place, self.room()), by)?;
+                place
+            }
+        };
+        match known {
+            Some(known) => self.named[known].1 = place,
+            None => self.named.push((name.to_owned(), place)),
+        }
+        Ok(Source::Kept(place))
+    }
+
+    fn forget<E: Execute>(&mut self, known: usize, by: &mut E) {
+        let (_, place) = self.named.swap_remove(known);
+        self.own[place.index()] = None;
+        if E::KEEPS {
+            by.forget(place);
+        }
+    }
+
+    /// One in which nothing is that somebody wants.
+    fn fresh(&self, from: Source<&[u8]>) -> Place {
+        let read = |place: &Place| matches!(from, Source::Kept(read) if read == *place);
+        let mut free = Place::all().filter(|place| !self.is_named(*place) && !read(place));
+        free.next().expect("there are two more than can have names, and one is read")
+    }
+
+    fn is_named(&self, place: Place) -> bool {
+        self.named.iter().any(|(_, named)| *named == place)
+    }
+
+    fn room(&self) -> u32 {
+        u32::try_from(self.room).unwrap_or(u32::MAX)
+    }
+
+    /// Executes a function, or without one copies.
+    fn step<E: Execute>(
+        &mut self,
+        function: Option<&str>,
+        from: Source<&[u8]>,
+        to: Sink<&mut [u8]>,
+        by: &mut E,
+    ) -> Result<u32, Error> {
+        let room = self.room;
+        let mut execute = |from: Source<&[u8]>, to: Sink<&mut [u8]>| {
+            let len = match function {
+                Some(function) => by.execute(function, from, to)?,
+                None if E::KEEPS => by.copy(from, to)?,
+                None => copy(from, to)?,
+            };
+            check_room(len as usize, room).map(|_| len)
+        };
+        if E::KEEPS {
+            return execute(from, to);
+        }
+        // Taken, so that it can be written while another is read.
+        let mut held = match to {
+            Sink::Kept(place, _) => {
+                let held = self.own[place.index()].take();
+                Some((place, held.unwrap_or_else(|| Held { bytes: Buffer::new(room), len: 0 })))
+            }
+            Sink::Given(_) => None,
+        };
+        let from = match from {
+            Source::Given(bytes) => bytes,
+            Source::Kept(place) => {
+                self.own[place.index()].as_ref().map_or(&[][..], |held| held.bytes.first(held.len))
+            }
+        };
+        let into = match (to, &mut held) {
+            (Sink::Kept(..), Some((_, held))) => &mut held.bytes.all()[..room],
+            (Sink::Given(bytes), _) => bytes,
+            (Sink::Kept(..), None) => &mut [],
+        };
+        let executed = execute(Source::Given(from), Sink::Given(into));
+        if let Some((place, mut held)) = held {
+            held.len = executed.as_ref().map_or(0, |len| u64::from(*len));
+            self.own[place.index()] = Some(held);
+        }
+        executed
+    }
+}
+
+/// What is called without a function, where this process has both.
+fn copy(from: Source<&[u8]>, to: Sink<&mut [u8]>) -> Result<u32, Error> {
+    match (from, to) {
+        (Source::Given(from), Sink::Given(to)) if from.len() <= to.len() => {
+            to[..from.len()].copy_from_slice(from);
+            Ok(from.len() as u32)
+        }
+        (from, _) => Err(Error::new(Code::Internal, format!("{from:?} was to be copied"))),
+    }
+}

@@ -1,0 +1,183 @@
+//! The other end: an executor, which executes what its caller calls, and answers.
+
+use std::time::{Duration, Instant};
+
+use sublet_proto::{Code, Error};
+
+use super::places::{Place, Places};
+use super::{Buffer, FRAME_BYTES, Order, PLACE, THEN, check_room, shape};
+use crate::capability::Rights;
+use crate::fifo::{Reader, Unread, Writer};
+use crate::process::Process;
+
+/// How long an executor waits before it looks whether its caller is still there, and for its caller to connect.
+const IDLE: Duration = Duration::from_secs(1);
+const CONNECTING: Duration = Duration::from_secs(60);
+
+/// What an executor executes and answers.
+pub struct Served {
+    calls: Reader,
+    answers: Writer,
+    message: Buffer,
+    output: Buffer,
+    places: Places,
+    max_bytes: u64,
+    begun: Instant,
+    had_caller: bool,
+}
+
+/// What executes an executor's functions.
+pub trait Execute {
+    /// Whether what is in places is with it, as in the memory of a device, and not with the executor.
+    const KEEPS: bool;
+
+    /// Executes one, and says how long its output is, or why it failed.
+    ///
+    /// # Errors
+    /// The latter.
+    fn execute(&mut self, function: &str, from: Source<&[u8]>, to: Sink<&mut [u8]>) -> Result<u32, Error>;
+
+    /// Copies what is given to a place, or from one to where it is wanted, and says how much.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    fn copy(&mut self, from: Source<&[u8]>, to: Sink<&mut [u8]>) -> Result<u32, Error>;
+
+    /// Nobody wants what is in a place.
+    fn forget(&mut self, place: Place);
+
+    /// The caller has its answer.
+    fn rest(&mut self);
+}
+
+/// What a function reads that may follow another.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<Bytes> {
+    /// What its caller has given.
+    Given(Bytes),
+    /// What is in a place.
+    Kept(Place),
+}
+
+/// Where a function writes that may be followed by another.
+#[derive(Clone, Copy, Debug)]
+pub enum Sink<Bytes> {
+    /// Where its caller has said.
+    Given(Bytes),
+    /// A place, from which it is read later: at most so many bytes.
+    Kept(Place, u32),
+}
+
+impl<Bytes> Source<Bytes> {
+    /// The same, as somebody else calls it.
+    pub fn map<Other>(self, called: impl FnOnce(Bytes) -> Other) -> Source<Other> {
+        match self {
+            Source::Given(bytes) => Source::Given(called(bytes)),
+            Source::Kept(place) => Source::Kept(place),
+        }
+    }
+}
+
+impl<Bytes> Sink<Bytes> {
+    /// The same, as somebody else calls it.
+    pub fn map<Other>(self, called: impl FnOnce(Bytes) -> Other) -> Sink<Other> {
+        match self {
+            Sink::Given(bytes) => Sink::Given(called(bytes)),
+            Sink::Kept(place, most_bytes) => Sink::Kept(place, most_bytes),
+        }
+    }
+}
+
+impl Served {
+    /// Becomes the executor that these arguments order, if it can execute anything: else its caller is told why.
+    ///
+    /// # Errors
+    /// The same; `protocol` for other arguments; and what the shim says.
+    pub fn begin(
+        process: &Process,
+        words: &[Vec<u8>],
+        deadline: Option<Instant>,
+        load: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<Served, Error> {
+        let order = || Error::new(Code::Protocol, "an executor without its caller");
+        let Order { caller, answers, max_bytes } = Order::of(words).ok_or_else(order)?;
+        let shape = shape(max_bytes)?;
+        let mut answers = process.connect_to(answers, deadline)?;
+        let mut message = Buffer::for_messages(shape);
+        let made = load().and_then(|()| {
+            let calls = process.init("", shape)?;
+            process.grant(caller, calls.object(), Rights::WRITE)?;
+            Ok(calls)
+        });
+        let said = match &made {
+            Ok(calls) => message.join([&calls.object().to_bits().to_le_bytes(), &0u32.to_le_bytes()]),
+            Err(error) => {
+                message.join([clipped(&error.message, max_bytes), &error.code.number().to_le_bytes()])
+            }
+        };
+        answers.write(said, deadline)?;
+        let (output, begun) = (Buffer::for_messages(shape), Instant::now());
+        let (calls, places) = (made?, Places::new(max_bytes as usize));
+        Ok(Served { calls, answers, message, output, places, max_bytes, begun, had_caller: false })
+    }
+
+    /// Has calls executed until their caller is done.
+    ///
+    /// # Errors
+    /// What ends the connection.
+    pub fn serve<E: Execute>(&mut self, mut by: E) -> Result<(), Error> {
+        let (code, room) = (Code::Protocol, self.max_bytes as usize);
+        while let Some(len) = self.next_call()? {
+            let called = parts(self.message.first(len));
+            let (function, input) = called.ok_or_else(|| Error::new(code, "a call of no function"))?;
+            let output = &mut self.output.all()[..room];
+            let executed = if function.contains([THEN, PLACE]) {
+                self.places.call(function, input, output, &mut by)
+            } else {
+                by.execute(function, Source::Given(input), Sink::Given(output))
+            };
+            let answer = match executed.and_then(|len| check_room(len as usize, room)) {
+                Ok(len) => self.output.close(len, 0),
+                Err(error) => {
+                    let said = clipped(&error.message, self.max_bytes);
+                    self.output.join([said, &error.code.number().to_le_bytes()])
+                }
+            };
+            self.answers.write(answer, None)?;
+            self.places.rest(&mut by);
+            by.rest();
+        }
+        Ok(())
+    }
+
+    /// How long the next call's message is; none once there is no caller any more.
+    fn next_call(&mut self) -> Result<Option<u64>, Error> {
+        loop {
+            match self.calls.read(self.message.all(), Some(Instant::now() + IDLE)) {
+                Ok((0, _)) => return Ok(None),
+                Ok((len, _)) => return Ok(Some(len)),
+                Err(Unread::TooLong(_)) => return Err(Error::new(Code::Protocol, "a call that is too long")),
+                Err(Unread::Error(error)) if error.code != Code::DeadlineExceeded => return Err(error),
+                Err(Unread::Error(_)) => {}
+            }
+            let is_there = self.calls.writers()? > 0;
+            if !is_there && (self.had_caller || self.begun.elapsed() >= CONNECTING) {
+                return Ok(None);
+            }
+            self.had_caller |= is_there;
+        }
+    }
+}
+
+/// The function's name and its input.
+pub(super) fn parts(message: &[u8]) -> Option<(&str, &[u8])> {
+    let (rest, len) = message.split_last_chunk::<FRAME_BYTES>()?;
+    let at = rest.len().checked_sub(u32::from_le_bytes(*len) as usize)?;
+    let (input, function) = rest.split_at(at);
+    Some((std::str::from_utf8(function).ok()?, input))
+}
+
+/// As much of a text as there is room for.
+fn clipped(text: &str, max_bytes: u64) -> &[u8] {
+    &text.as_bytes()[..text.len().min(max_bytes as usize)]
+}
