@@ -112,19 +112,27 @@ def test_a_device_is_found_by_its_name_beside_its_processor(platform, one):
         one.call(xpu.device, "opencl0", own ^ 1)
 
 
-def in_another_language(function, data):
+def of_another_package():
     deadline = time.monotonic() + 20
     while True:
         try:
-            native = xpu.Executor(xpu.units()[0], package="libshift")
-            break
+            return xpu.Executor(xpu.units()[0], package="libshift")
         except sublet.NoCapacity:
             # The core of a lease that has ended is lent again when its agent has said so.
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
-    with native:
+
+
+def in_another_language(function, data):
+    with of_another_package() as native:
         return native.call(function, data)
+
+
+def kept_there(data):
+    with of_another_package() as native:
+        assert native.call("shift|@word", data) == b""
+        return native.call("@word|shift"), native.call("@word")
 
 
 def test_a_function_that_was_sent_has_those_of_a_package_in_c_executed(platform, one, tmp_path):
@@ -140,6 +148,7 @@ def test_a_function_that_was_sent_has_those_of_a_package_in_c_executed(platform,
     with platform.lease(package=library, wait=60):
         pass
     assert one.call(in_another_language, "shift", b"HAL") == b"IBM"
+    assert one.call(kept_there, b"HAL") == (b"JCN", b"IBM")
     with pytest.raises(sublet.Error, match='no function "lift"'):
         one.call(in_another_language, "lift", b"")
 

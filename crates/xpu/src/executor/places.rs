@@ -235,3 +235,171 @@ fn copy(from: Source<&[u8]>, to: Sink<&mut [u8]>) -> Result<u32, Error> {
         (from, _) => Err(Error::new(Code::Internal, format!("{from:?} was to be copied"))),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ROOM: usize = 8;
+
+    /// Has `add`, which says what it reads and one letter more, and `fail`. It keeps what is in places if it is said to.
+    #[derive(Default)]
+    struct Functions<const KEEPS: bool>([Option<Vec<u8>>; PLACES]);
+
+    impl<const KEEPS: bool> Functions<KEEPS> {
+        fn read(&self, from: Source<&[u8]>) -> Vec<u8> {
+            match from {
+                Source::Given(bytes) => bytes.to_vec(),
+                Source::Kept(place) => self.0[place.index()].clone().expect("something is there"),
+            }
+        }
+
+        fn write(&mut self, bytes: Vec<u8>, to: Sink<&mut [u8]>) -> u32 {
+            let len = bytes.len();
+            match to {
+                Sink::Given(output) => {
+                    let most = len.min(output.len());
+                    output[..most].copy_from_slice(&bytes[..most]);
+                }
+                Sink::Kept(place, most_bytes) => {
+                    assert_eq!(most_bytes, ROOM as u32);
+                    self.0[place.index()] = Some(bytes);
+                }
+            }
+            len as u32
+        }
+    }
+
+    impl<const KEEPS: bool> Execute for Functions<KEEPS> {
+        const KEEPS: bool = KEEPS;
+
+        fn execute(
+            &mut self,
+            function: &str,
+            from: Source<&[u8]>,
+            to: Sink<&mut [u8]>,
+        ) -> Result<u32, Error> {
+            let is_same = matches!((&from, &to), (Source::Kept(from), Sink::Kept(to, _)) if from == to);
+            assert!(!is_same, "it would write to where it reads");
+            assert!(KEEPS || matches!((&from, &to), (Source::Given(_), Sink::Given(_))));
+            let mut bytes = self.read(from);
+            bytes.push(b'x');
+            let len = self.write(bytes, to);
+            if function == "add" { Ok(len) } else { Err(Error::new(Code::FunctionFailed, "no")) }
+        }
+
+        fn copy(&mut self, from: Source<&[u8]>, to: Sink<&mut [u8]>) -> Result<u32, Error> {
+            let bytes = self.read(from);
+            Ok(self.write(bytes, to))
+        }
+
+        fn forget(&mut self, place: Place) {
+            self.0[place.index()] = None;
+        }
+
+        fn rest(&mut self) {}
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Add,
+        Fail,
+        Keep(u8),
+    }
+
+    #[derive(Clone, Debug)]
+    struct Call {
+        /// The place that is read, or what is given.
+        from: Result<u8, Vec<u8>>,
+        steps: Vec<Step>,
+    }
+
+    impl Call {
+        fn text(&self) -> String {
+            let step = |step: &Step| match step {
+                Step::Add => "add".to_owned(),
+                Step::Fail => "fail".to_owned(),
+                Step::Keep(name) => format!("@{name}"),
+            };
+            let mut steps: Vec<String> = self.steps.iter().map(step).collect();
+            match self.from {
+                Ok(name) => steps.insert(0, format!("@{name}")),
+                Err(_) if matches!(self.steps[0], Step::Keep(_)) => steps.insert(0, String::new()),
+                Err(_) => {}
+            }
+            steps.join("|")
+        }
+
+        /// What it comes to, where places are a map.
+        fn expected(&self, places: &mut BTreeMap<u8, Vec<u8>>) -> Option<Vec<u8>> {
+            let (mut bytes, mut is_named, mut is_given) = match &self.from {
+                Ok(name) => (places.get(name)?.clone(), true, false),
+                Err(given) => (given.clone(), false, true),
+            };
+            let mut answer = bytes.clone();
+            for step in &self.steps {
+                match step {
+                    Step::Fail => return None,
+                    Step::Add => {
+                        bytes.push(b'x');
+                        if bytes.len() > ROOM {
+                            return None;
+                        }
+                        (is_named, is_given, answer) = (false, false, bytes.clone());
+                    }
+                    Step::Keep(name) => {
+                        answer.clear();
+                        if is_given && bytes.is_empty() {
+                            places.remove(name);
+                            continue;
+                        }
+                        if is_named || places.len() == MAX_PLACES && !places.contains_key(name) {
+                            return None;
+                        }
+                        places.insert(*name, bytes.clone());
+                        (is_named, is_given) = (true, false);
+                    }
+                }
+            }
+            Some(answer)
+        }
+    }
+
+    fn a_call() -> impl Strategy<Value = Call> {
+        let name = || 0u8..20;
+        let step = prop_oneof![5 => Just(Step::Add), 1 => Just(Step::Fail), 6 => name().prop_map(Step::Keep)];
+        let given = proptest::collection::vec(any::<u8>(), 0..=ROOM);
+        let from = prop_oneof![name().prop_map(Ok), given.prop_map(Err)];
+        (from, proptest::collection::vec(step, 1..5)).prop_map(|(from, steps)| Call { from, steps })
+    }
+
+    fn check<const KEEPS: bool>(calls: &[Call]) {
+        let (mut places, mut by) = (Places::new(ROOM), Functions::<KEEPS>::default());
+        let mut expected = BTreeMap::new();
+        let mut output = [0; ROOM];
+        let mut call = |text: &str, input: &[u8]| {
+            let called = places.call(text, input, &mut output, &mut by);
+            places.rest(&mut by);
+            called.ok().map(|len| output[..len as usize].to_vec())
+        };
+        for made in calls {
+            let input = made.from.as_ref().err().map_or(&[][..], |given| given.as_slice());
+            assert_eq!(call(&made.text(), input), made.expected(&mut expected), "{made:?}");
+            for name in 0..20 {
+                assert_eq!(call(&format!("@{name}"), &[]).as_ref(), expected.get(&name), "{made:?}: {name}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn places_hold_what_was_left_there_whoever_keeps_it(calls in proptest::collection::vec(a_call(), 1..60)) {
+            check::<false>(&calls);
+            check::<true>(&calls);
+        }
+    }
+}

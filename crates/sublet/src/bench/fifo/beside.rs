@@ -2,11 +2,13 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use rustix::pipe::{PipeFlags, pipe_with};
+use sublet_fabric::region::PAGE_BYTES;
 use sublet_proto::{Code, Error};
 
 use super::Block;
@@ -40,8 +42,7 @@ impl Beside {
             let (order, orders) = sync_channel::<Block>(1);
             let tell = tell.clone();
             let body = move || {
-                let mut end =
-                    End { from: from.into(), to: to.into(), message: vec![7; size as usize], begins };
+                let mut end = End::new(from, to, size as usize, begins);
                 let pinned = pin(core);
                 for block in orders {
                     let took = pinned.clone().and_then(|()| end.block(block));
@@ -70,11 +71,19 @@ impl Beside {
 struct End {
     from: std::fs::File,
     to: std::fs::File,
-    message: Vec<u8>,
+    memory: Vec<u8>,
+    /// Where the message is in it: from the beginning of a page on, as on our side.
+    message: Range<usize>,
     begins: bool,
 }
 
 impl End {
+    fn new(from: OwnedFd, to: OwnedFd, size: usize, begins: bool) -> End {
+        let memory = vec![7; size + PAGE_BYTES as usize];
+        let at = memory.as_ptr().align_offset(PAGE_BYTES as usize).min(PAGE_BYTES as usize);
+        End { from: from.into(), to: to.into(), memory, message: at..at + size, begins }
+    }
+
     fn block(&mut self, Block { rounds, think }: Block) -> Result<u64, Error> {
         let failed =
             |error: std::io::Error| Error::new(Code::System, format!("a FIFO of the measurement: {error}"));
@@ -99,10 +108,10 @@ impl End {
     }
 
     fn send(&mut self) -> std::io::Result<()> {
-        let mut sent = 0;
-        while sent < self.message.len() {
-            match self.to.write(&self.message[sent..]) {
-                Ok(some) => sent += some,
+        let mut rest = &self.memory[self.message.clone()];
+        while !rest.is_empty() {
+            match self.to.write(rest) {
+                Ok(some) => rest = &rest[some..],
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
                 Err(error) => return Err(error),
             }
@@ -111,11 +120,11 @@ impl End {
     }
 
     fn receive(&mut self) -> std::io::Result<()> {
-        let mut got = 0;
-        while got < self.message.len() {
-            match self.from.read(&mut self.message[got..]) {
+        let mut rest = &mut self.memory[self.message.clone()];
+        while !rest.is_empty() {
+            match self.from.read(rest) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(some) => got += some,
+                Ok(some) => rest = &mut rest[some..],
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
                 Err(error) => return Err(error),
             }
