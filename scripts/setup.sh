@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what `make demo` (setup.sh build), `make wheel` (setup.sh wheel) or `make test` (setup.sh test) needs and this machine lacks.
+# Installs what `make demo` (setup.sh build), `make wheel` (setup.sh wheel), `make test` (setup.sh test) or `cargo xtask second-pu`
+# (setup.sh second-pu) needs and this machine lacks.
 # Silent and quick where nothing is missing. Changes nothing but packages, Rust components and target/tools.
 set -euo pipefail
 
@@ -10,6 +11,7 @@ readonly CARGO_DENY=0.20.2
 readonly BUILD_TOOLS=(gcc:gcc g++:g++ make:make protoc:protobuf-compiler python3:python3)
 readonly TEST_TOOLS=(cmake:cmake pkg-config:pkg-config strace:strace nats-server:nats-server ip:iproute2 tc:iproute2
     crun:crun umoci:umoci clang:clang wasm-ld:lld node:nodejs redis-cli:redis-tools)
+readonly SECOND_PU_TOOLS=(ip:iproute2)
 # A library that a test preloads to move a process's clock; it has no command of its own.
 readonly FAKETIME_PACKAGE=libfaketime
 # libfabric's headers, against which the ofi provider is built. With them comes the library, which it loads.
@@ -185,7 +187,8 @@ install_cargo_deny() {
 main() {
     cd "$(dirname "${BASH_SOURCE[0]}")/.."
     local tools=("${BUILD_TOOLS[@]}") packages
-    [[ $1 == test ]] && tools+=("${TEST_TOOLS[@]}")
+    [[ $1 != test ]] || tools+=("${TEST_TOOLS[@]}")
+    [[ $1 != second-pu ]] || tools+=("${SECOND_PU_TOOLS[@]}")
     packages=$(missing_packages "${tools[@]}")
     [[ $1 != test ]] || has_faketime || packages+="$FAKETIME_PACKAGE "
     [[ $1 != test ]] || has_redis_headers || packages+="$REDIS_PACKAGE "
@@ -201,12 +204,12 @@ main() {
         install_target "$WASM_TARGET"
         install_cargo_deny
         unpack_registry
-        make_python "$PYTHON_FOLDER" "${PYTHON_MODULES[@]}"
     fi
-    [[ $1 == build ]] || make_python "$MATURIN_FOLDER" "${MATURIN_MODULES[@]}"
+    [[ $1 != test && $1 != second-pu ]] || make_python "$PYTHON_FOLDER" "${PYTHON_MODULES[@]}"
+    [[ $1 != test && $1 != wheel ]] || make_python "$MATURIN_FOLDER" "${MATURIN_MODULES[@]}"
 }
 
 case ${1-} in
-build | wheel | test) main "$1" ;;
-*) stop "usage: scripts/setup.sh build|wheel|test" ;;
+build | wheel | test | second-pu) main "$1" ;;
+*) stop "usage: scripts/setup.sh build|wheel|test|second-pu" ;;
 esac

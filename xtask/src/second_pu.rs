@@ -19,6 +19,8 @@ use crate::{cargo, root};
 use outcome::PartOutcome;
 
 const SCRIPT: &str = "scripts/second-pu.sh";
+/// Installs what is needed beside that: what Sublet is built with, and this machine's Python.
+const SETUP: &str = "scripts/setup.sh";
 /// How the script says that it cannot.
 const SKIPPED: &str = "skipped: ";
 const ARCHITECTURE: &str = "aarch64";
@@ -52,6 +54,11 @@ fn run(step: &mut Step, only: Option<&str>, json: Option<&Path>) -> io::Result<O
     }
     if std::fs::metadata("/proc/self")?.uid() != 0 {
         return Ok(Outcome::Skipped("only root may make the network of its machines".to_owned()));
+    }
+    let mut setup = Command::new(root().join(SETUP));
+    setup.arg("second-pu").current_dir(root());
+    if !step.run(setup)? {
+        return Ok(Outcome::Failed);
     }
     let mut prepare = Command::new(root().join(SCRIPT));
     prepare.arg("prepare").current_dir(root());
