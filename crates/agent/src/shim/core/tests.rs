@@ -198,6 +198,25 @@ fn who_has_the_right_connects_wherever_it_is_and_nobody_else() {
 }
 
 #[test]
+fn a_program_is_not_begun_with_rights_that_its_parent_cannot_grant() {
+    let mut computer = Computer::new(2);
+    let (owner, parent) = (computer.enter(0, "t"), computer.enter(0, "t"));
+    let object = computer.init(owner, "f").unwrap();
+    computer.call(owner, grant(parent, object, Rights::READ | Rights::WRITE)).unwrap();
+    let program = v1::Program { path: "bin/child".into(), ..v1::Program::default() };
+    for on in [0, 1] {
+        let capabilities = vec![(object, Rights::WRITE)];
+        let spawn = Spawn { unit: unit(on), program: program.clone(), package: String::new(), capabilities };
+        let refused = computer.call(parent, Call::Spawn(Box::new(spawn.clone()))).unwrap_err();
+        assert_eq!(refused.code, Code::PermissionDenied);
+        assert!(refused.message.contains("no right to own"), "{refused}");
+        assert_eq!(computer.others, [], "and nothing is leased");
+        computer.begin(owner, Call::Spawn(Box::new(spawn)));
+        assert!(matches!(computer.others.pop(), Some(Effect::Spawn { by, .. }) if by == owner));
+    }
+}
+
+#[test]
 fn revoking_ends_connections_before_it_is_answered() {
     let mut computer = Computer::new(2);
     let (reader, near, far) = (computer.enter(0, "t"), computer.enter(0, "t"), computer.enter(1, "t"));
