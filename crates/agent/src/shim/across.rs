@@ -368,3 +368,52 @@ pub(super) fn cut(socket: &TcpStream) {
 pub(super) fn copy(socket: &TcpStream) -> Result<TcpStream, Error> {
     socket.try_clone().map_err(|error| Error::new(Code::System, format!("dup of a connection: {error}")))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read};
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use super::*;
+
+    const SHAPE: FifoShape = FifoShape { lines: 4, slot_bytes: 4096 };
+    const OWN_END: GlobalId = GlobalId { pu: 1, local: 1 };
+    const PEER: GlobalId = GlobalId { pu: 2, local: 1 };
+
+    /// What is kept of a connection, and its other end.
+    fn connection() -> (Far, TcpStream) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let socket = Arc::new(listener.accept().unwrap().0);
+        let spare = Some(Spare { own_key: 1, peer_key: 2 });
+        (Far { socket, own: OWN_END, peer: PEER, shape: SHAPE, spare }, other)
+    }
+
+    #[test]
+    fn a_connection_is_cut_with_the_last_fifo_that_goes_by_it() {
+        let (mut first, mut other) = connection();
+        let (second, _) = first.share((OWN_END, PEER), SHAPE).unwrap();
+        first.cut();
+        drop(first);
+        other.set_nonblocking(true).unwrap();
+        assert_eq!(other.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock, "the second goes on");
+        second.cut();
+        other.set_nonblocking(false).unwrap();
+        other.set_read_timeout(Some(INVITED)).unwrap();
+        assert_eq!(other.read(&mut [0]).unwrap(), 0);
+    }
+
+    #[test]
+    fn one_fifo_of_the_same_two_and_of_the_same_shape_goes_along_a_connection() {
+        let (mut far, _other) = connection();
+        let stranger = GlobalId { local: 2, ..PEER };
+        let larger = FifoShape { lines: 8, ..SHAPE };
+        for (between, shape) in
+            [((OWN_END, stranger), SHAPE), ((stranger, PEER), SHAPE), ((OWN_END, PEER), larger)]
+        {
+            assert!(far.share(between, shape).is_none());
+        }
+        assert!(far.share((OWN_END, PEER), SHAPE).is_some());
+        assert!(far.share((OWN_END, PEER), SHAPE).is_none(), "it carries two at most");
+    }
+}
