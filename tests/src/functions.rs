@@ -6,6 +6,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use tempfile::TempDir;
+
 use crate::{platform, root};
 
 static COMPILED: Mutex<Option<HashMap<&'static str, PathBuf>>> = Mutex::new(None);
@@ -18,6 +20,22 @@ pub fn library(source: &'static str) -> PathBuf {
     let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
     let compiled = compiled.get_or_insert_default();
     compiled.entry(source).or_insert_with(|| compile(source)).clone()
+}
+
+/// A package of these kernels of one of the tests' sources, named after that; `limits` is what its manifest says of all of them.
+///
+/// # Panics
+/// If it cannot be made.
+pub fn kernels(source: &str, limits: &str, functions: &[&str]) -> TempDir {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let from = root().join("tests/functions").join(source);
+    std::fs::copy(&from, folder.path().join(source))
+        .unwrap_or_else(|error| panic!("{}: {error}", from.display()));
+    let name = source.trim_end_matches(".cl");
+    let functions: String = functions.iter().map(|name| format!("[[function]]\nname = '{name}'\n")).collect();
+    let manifest = format!("name = '{name}'\nkind = 'opencl'\nlibrary = '{source}'\n{limits}{functions}");
+    std::fs::write(folder.path().join("sublet.toml"), manifest).expect("manifest");
+    folder
 }
 
 /// As [`library`], as text: what an allocation takes.

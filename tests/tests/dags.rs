@@ -2,15 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::fs;
-
 use serde_json::{Value, json};
 use sublet::{Allocation, Code, Error};
 use sublet_tests::cluster::{Cluster, Lent, Plan};
-use sublet_tests::functions::package;
+use sublet_tests::functions::{kernels, package};
 use sublet_tests::global::{Process, computer, linked_unit, refused};
 use sublet_tests::process::wait_until;
-use sublet_tests::root;
 
 /// Has graphs called.
 struct Caller(Process);
@@ -226,11 +223,7 @@ fn what_goes_wrong_ends_the_call_and_no_other() {
 fn components_that_follow_each_other_on_a_device_leave_their_data_there() {
     let mut cluster = Cluster::start(Plan::default());
     cluster.add_agent_with(Lent::cores(2), &["--devices", "opencl"]);
-    let folder = tempfile::tempdir().unwrap();
-    fs::copy(root().join("tests/functions/staying.cl"), folder.path().join("staying.cl")).unwrap();
-    let manifest = "name = 'staying'\nkind = 'opencl'\nlibrary = 'staying.cl'\n[[function]]\nname = 'mark'\n\
-         [[function]]\nname = 'look'\n";
-    fs::write(folder.path().join("sublet.toml"), manifest).unwrap();
+    let folder = kernels("staying.cl", "", &["mark", "look"]);
     cluster.json(&["deploy", folder.path().to_str().unwrap()]);
     let caller = Caller::of(&cluster);
     let components = ["mark=staying/mark@opencl", "look=staying/look@opencl"];

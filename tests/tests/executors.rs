@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use sublet::{Allocation, Code, Error};
 use sublet_tests::cluster::{Cluster, Lent, Plan};
-use sublet_tests::functions::{library, package};
+use sublet_tests::functions::{kernels, library, package};
 use sublet_tests::global::{Process, computer, linked_unit, package_in_python, refused};
 use sublet_tests::process::wait_until;
 use sublet_tests::root;
@@ -220,9 +220,13 @@ impl Elsewhere {
 
     /// On a device, or on the processor.
     fn call(&self, names: [&str; 3], input: &[u8]) -> Result<Vec<u8>, Error> {
+        self.when_there_is_a_core("elsewhere", &[names.join("\0").as_bytes(), b"\0", input].concat())
+    }
+
+    fn when_there_is_a_core(&self, function: &str, input: &[u8]) -> Result<Vec<u8>, Error> {
         let mut answered = Err(Error::new(Code::Internal, "nothing was called"));
         wait_until("the core of the one before is free", || {
-            answered = self.0.call("elsewhere", &[names.join("\0").as_bytes(), b"\0", input].concat());
+            answered = self.0.call(function, input);
             !answered.as_ref().is_err_and(|error| error.message.contains("left"))
         });
         answered
@@ -246,13 +250,8 @@ fn functions_of_another_package_are_executed_too() {
 fn what_is_between_kernels_that_follow_each_other_stays_on_the_device() {
     let mut cluster = Cluster::start(Plan::default());
     cluster.add_agent_with(Lent::cores(2), &["--devices", "opencl"]);
-    let folder = tempfile::tempdir().unwrap();
-    fs::copy(root().join("tests/functions/staying.cl"), folder.path().join("staying.cl")).unwrap();
-    let functions =
-        ["mark", "look", "exceed", "spin"].map(|name| format!("[[function]]\nname = '{name}'\n")).concat();
-    let head = "name = 'staying'\nkind = 'opencl'\nlibrary = 'staying.cl'\n[kernels]\ndeadline_ms = 1000\n";
-    let manifest = format!("{head}{functions}");
-    fs::write(folder.path().join("sublet.toml"), manifest).unwrap();
+    let folder =
+        kernels("staying.cl", "[kernels]\ndeadline_ms = 1000\n", &["mark", "look", "exceed", "spin"]);
     cluster.json(&["deploy", folder.path().to_str().unwrap()]);
     let host = Elsewhere::of(&cluster);
     let call = |functions: &str, input: &[u8]| host.call(["staying", "opencl0", functions], input);
@@ -276,11 +275,8 @@ fn what_is_between_kernels_that_follow_each_other_stays_on_the_device() {
 /// What calls of one executor answer, line by line.
 fn several(host: &Elsewhere, names: [&str; 2], calls: &[(&str, &str)]) -> Vec<String> {
     let calls: Vec<String> = calls.iter().map(|(function, input)| format!("{function}\0{input}\0")).collect();
-    let mut answered = Err(Error::new(Code::Internal, "nothing was called"));
-    wait_until("the core of the one before is free", || {
-        answered = host.0.call("several", format!("{}\0{}", names.join("\0"), calls.concat()).as_bytes());
-        !answered.as_ref().is_err_and(|error| error.message.contains("left"))
-    });
+    let input = format!("{}\0{}", names.join("\0"), calls.concat());
+    let answered = host.when_there_is_a_core("several", input.as_bytes());
     String::from_utf8(answered.unwrap()).unwrap().lines().map(str::to_owned).collect()
 }
 
@@ -349,12 +345,7 @@ fn keeps_what_has_a_name(host: &Elsewhere, names: [&str; 2]) {
 fn what_is_left_under_a_name_stays_with_the_executor_and_in_the_memory_of_the_device() {
     let mut cluster = Cluster::start(Plan::default());
     cluster.add_agent_with(Lent::cores(2), &["--devices", "opencl"]);
-    let folder = tempfile::tempdir().unwrap();
-    fs::copy(root().join("tests/functions/staying.cl"), folder.path().join("staying.cl")).unwrap();
-    let functions =
-        ["mark", "look", "echo", "twice"].map(|name| format!("[[function]]\nname = '{name}'\n")).concat();
-    let manifest = format!("name = 'staying'\nkind = 'opencl'\nlibrary = 'staying.cl'\n{functions}");
-    fs::write(folder.path().join("sublet.toml"), manifest).unwrap();
+    let folder = kernels("staying.cl", "", &["mark", "look", "echo", "twice"]);
     cluster.json(&["deploy", folder.path().to_str().unwrap()]);
     cluster.json(&["deploy", &package("staying.c")]);
     let host = Elsewhere::of(&cluster);

@@ -26,6 +26,7 @@ mod writer;
 
 pub(crate) use end::{End, Spares};
 
+pub use end::BACK;
 pub use reader::{Reader, Unread};
 pub use writer::Writer;
 

@@ -20,6 +20,7 @@ use sublet_fabric::tls::Identity;
 use sublet_proto::v1::shim_message::Body as Said;
 use sublet_proto::v1::{self, FifoAcross, FifoInvited, FifoWay};
 use sublet_proto::{Code, Error};
+use sublet_xpu::fifo::BACK;
 use sublet_xpu::{FifoShape, GlobalId};
 use tracing::debug;
 
@@ -31,8 +32,6 @@ use crate::{lock, start_thread};
 
 /// How long an invitation is good.
 const INVITED: Duration = Duration::from_secs(10);
-/// In a key: of what a FIFO of the other direction uses.
-const BACK: u32 = 1;
 /// The counter of a writer's one connection.
 const FIRST: u64 = 1;
 

@@ -19,8 +19,6 @@ use super::{Buffer, Execute, PLACE, Sink, Source, THEN, check_room};
 
 /// Named places of an executor, at most.
 pub const MAX_PLACES: usize = 16;
-/// All places: a function may read one and write one beside those.
-const PLACES: usize = MAX_PLACES + 2;
 /// A device's memory without a name that stays for the next call, in bytes of a place.
 const MAX_SPARE_BYTES: usize = 4 << 20;
 
@@ -29,11 +27,11 @@ const MAX_SPARE_BYTES: usize = 4 << 20;
 pub struct Place(pub u8);
 
 impl Place {
-    /// How many there are.
-    pub const COUNT: usize = PLACES;
+    /// How many there are: a function may read one and write one beside those with names.
+    pub const COUNT: usize = MAX_PLACES + 2;
 
     fn all() -> impl Iterator<Item = Place> {
-        (0..PLACES as u8).map(Place)
+        (0..Place::COUNT as u8).map(Place)
     }
 
     /// As an index.
@@ -46,7 +44,7 @@ impl Place {
 pub(super) struct Places {
     named: Vec<(String, Place)>,
     /// What is in them, unless whatever executes functions has it.
-    own: [Option<Held>; PLACES],
+    own: [Option<Held>; Place::COUNT],
     /// Bytes of one, at most.
     room: usize,
 }
@@ -248,7 +246,7 @@ mod tests {
 
     /// Has `add`, which says what it reads and one letter more, and `fail`. It keeps what is in places if it is said to.
     #[derive(Default)]
-    struct Functions<const KEEPS: bool>([Option<Vec<u8>>; PLACES]);
+    struct Functions<const KEEPS: bool>([Option<Vec<u8>>; Place::COUNT]);
 
     impl<const KEEPS: bool> Functions<KEEPS> {
         fn read(&self, from: Source<&[u8]>) -> Vec<u8> {

@@ -27,7 +27,7 @@ use super::{FifoShape, REGION};
 use crate::process::{descriptors, out_of_turn, shape};
 
 /// The number of the FIFO of the other direction. The numbers are those in the keys.
-const BACK: u32 = 1;
+pub const BACK: u32 = 1;
 /// How many there are.
 const NUMBERS: u32 = 2;
 
