@@ -112,6 +112,7 @@ mod tests {
         for path in ["a", "a/b.so", "..a", "a..", "ä/ß"] {
             assert!(!refused(path), "{path:?} was refused");
         }
+        assert!(check_path("/etc/passwd").unwrap_err().message.contains("is absolute"));
     }
 
     #[test]

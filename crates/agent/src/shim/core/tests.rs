@@ -501,8 +501,17 @@ fn a_neighbour_speaks_for_itself_alone() {
         computer.cores[0].heard(2, body(lie.clone())).expect_err(&format!("{lie:?}"));
         assert_eq!(computer.cores[0].next_effect(), None, "{lie:?}");
     }
-    let sync = v1::ShimSync { units: vec![2, 3], ..v1::ShimSync::default() };
-    assert!(computer.cores[0].linked(2, &sync, &[2]).unwrap_err().0.contains("unit 3"));
+    let elsewhere = 3 << 32 | 9;
+    let right = v1::RightsUpdate { process: ours, object: elsewhere, ..v1::RightsUpdate::default() };
+    for (lie, why) in [
+        (v1::ShimSync { units: vec![2, 3], ..v1::ShimSync::default() }, "unit 3"),
+        (v1::ShimSync { kind: "A B".into(), ..v1::ShimSync::default() }, "of kind \"A B\""),
+        (v1::ShimSync { names: vec![name(elsewhere)], ..v1::ShimSync::default() }, "not its own"),
+        (v1::ShimSync { rights: vec![right], ..v1::ShimSync::default() }, "not its own"),
+    ] {
+        let refused = computer.cores[0].linked(2, &lie, &[2]).expect_err(why);
+        assert!(refused.0.contains(why), "{lie:?}: {}", refused.0);
+    }
     // Answers to what was not asked are nothing.
     for late in [
         shim_message::Body::Name(v1::NameAnswer { token: 77, holder: 0 }),
@@ -513,6 +522,51 @@ fn a_neighbour_speaks_for_itself_alone() {
         computer.cores[0].heard(3, body(late)).unwrap();
         assert_eq!(computer.cores[0].next_effect(), None);
     }
+}
+
+#[test]
+fn who_was_not_asked_answers_and_ends_nothing() {
+    let body = |body| v1::ShimMessage { body: Some(body) };
+    let mut computer = Computer::new(3);
+    let (ours, third) = (computer.enter(0, "t"), computer.enter(2, "t"));
+    let (object, theirs) = (computer.init(ours, "f").unwrap(), computer.init(third, "g").unwrap());
+    computer.call(ours, grant(third, object, Rights::WRITE)).unwrap();
+    computer.call(third, grant(ours, theirs, Rights::WRITE | Rights::OWN)).unwrap();
+    computer.call(third, connect("f")).unwrap();
+    let connection = *computer.cores[0].fifos[&object].writers.keys().next().unwrap();
+    let closed = v1::FifoClosed { object: object.to_bits(), connection };
+    computer.cores[0].heard(2, body(shim_message::Body::Closed(closed))).unwrap();
+    assert_eq!(computer.cores[0].next_effect(), None);
+    assert_eq!(computer.cores[0].fifos[&object].writers.len(), 1);
+    for call in [grant(third, object, Rights::READ), grant(third, theirs, Rights::READ), connect("g")] {
+        let tag = computer.begin(ours, call);
+        let token = match computer.wires[&(0, 2)].back().and_then(|asked| asked.body.as_ref()) {
+            Some(shim_message::Body::Update(update)) => update.token,
+            Some(shim_message::Body::Change(change)) => change.token,
+            Some(shim_message::Body::Connect(connect)) => connect.token,
+            other => panic!("{other:?}"),
+        };
+        for answer in [
+            shim_message::Body::Done(v1::ShimDone { token, ..v1::ShimDone::default() }),
+            shim_message::Body::Done(v1::ShimDone { token, code: 10, message: "no".into() }),
+            shim_message::Body::Invited(v1::FifoInvited { token, ..v1::FifoInvited::default() }),
+        ] {
+            computer.cores[0].heard(2, body(answer)).unwrap();
+            assert_eq!(computer.cores[0].next_effect(), None);
+        }
+        computer.deliver_all();
+        computer.answers.remove(&(ours, tag)).unwrap().unwrap();
+    }
+}
+
+#[test]
+fn a_neighbour_that_has_not_said_what_it_knows_is_not_heard() {
+    let mut computer = Computer::new(2);
+    computer.unlink(0, 1);
+    computer.cores[0].greet(unit(1), NODES[1], &[unit(1)]);
+    let alive = shim_message::Body::Alive(v1::ShimAlive { alive: true });
+    let heard = computer.cores[0].heard(unit(1), v1::ShimMessage { body: Some(alive) });
+    assert!(heard.unwrap_err().0.contains("does not begin"));
 }
 
 #[test]
