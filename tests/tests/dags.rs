@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use sublet::{Allocation, Code, Error};
 use sublet_tests::cluster::{Cluster, Lent, Plan};
@@ -216,6 +218,33 @@ fn what_goes_wrong_ends_the_call_and_no_other() {
     );
     let error = caller.start(&graph(&["a", "x=nowhere/x"], &["a>x"])).err().unwrap();
     assert!(error.message.contains("no package \"nowhere\" is deployed"), "{error}");
+    wait_until("nothing is left of them", || leases(&cluster) == 1);
+}
+
+#[test]
+fn a_unit_that_is_gone_in_the_middle_of_a_call_ends_it_and_what_is_elsewhere_goes_on() {
+    let mut cluster = computer(&[]);
+    let caller = Caller::of(&cluster);
+    linked_unit(&caller.0);
+    let over_both = graph(&["echo", "nap@dpu", "a", "c"], &["echo>nap?1", "nap>a", "echo>c?c"]);
+    let chain = caller.start(&over_both).unwrap();
+    assert_eq!(chain.text("1"), "1a");
+    std::thread::scope(|scope| {
+        let called = scope.spawn(|| chain.call_within(60_000, "15000"));
+        std::thread::sleep(Duration::from_millis(200));
+        cluster.agents[1].kill();
+        let error = called.join().unwrap().unwrap_err();
+        assert!(error.message.contains("nap: executor") && error.message.ends_with("has ended"), "{error}");
+    });
+    refused(chain.call("1"), "has ended");
+    assert_eq!(chain.text("c"), "cc");
+    drop(chain);
+    let document = [&0u32.to_le_bytes(), over_both.to_string().as_bytes()].concat();
+    wait_until("the unit is known to be gone", || {
+        caller.0.call("join", &document).is_err_and(|error| error.message.contains("of kind \"dpu\""))
+    });
+    cluster.agents[1].restart();
+    assert_eq!(caller.start(&over_both).unwrap().text("1"), "1a");
     wait_until("nothing is left of them", || leases(&cluster) == 1);
 }
 

@@ -174,6 +174,7 @@ fn a_processor_that_is_gone_in_the_middle_of_a_call_ends_it() {
         refused(called.join().unwrap(), "nap: ");
         assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     });
+    refused(caller.ask(far, "square", &4u64.to_le_bytes()), "has ended");
     // What is left goes on.
     caller.0.call("stop", &words(&[far])).unwrap();
     assert_eq!(caller.begin(0, 0).map(|near| caller.square(near, 4)).unwrap(), 16);

@@ -240,8 +240,9 @@ impl Executor {
         let length = (function.len() as u32).to_le_bytes();
         let message = self.message.join([input, function.as_bytes(), &length]);
         if let Err(error) = self.calls.write(message, deadline) {
-            let error = if error.code == Code::LeaseEnded { died(self.pid) } else { error };
-            return Err(named(function, error));
+            // Nobody reads the calls any more, or the connection to who does is lost.
+            let is_gone = matches!(error.code, Code::LeaseEnded | Code::AgentUnreachable);
+            return Err(named(function, if is_gone { died(self.pid) } else { error }));
         }
         let function = self.number(function);
         self.waiting.push_back(Call { function, parts, given_up: false });
