@@ -36,7 +36,7 @@ pub fn tables(figures: &[Figure]) -> String {
         connections_row,
     );
     let messages = table(
-        "| between two processes | payload | awake | raw | ratio | asleep | raw | ratio |",
+        "| between two processes | payload | awake | raw | ratio | copying alone | ratio | asleep | raw | ratio |",
         &of("fifo"),
         messages_row,
     );
@@ -130,12 +130,15 @@ fn connections_row(figure: &Figure) -> Option<Vec<String>> {
 fn messages_row(figure: &Figure) -> Option<Vec<String>> {
     let time = |field: &str| figure.number(field).map(human_ns);
     let ratio = |field: &str| figure.number(field).map(|ratio| format!("{ratio:.2}"));
+    let none = || "-".to_owned();
     Some(vec![
         if figure.is("across") { "of two nodes, over tcp" } else { "of one node" }.to_owned(),
         human_bytes(figure.number("size_bytes")?),
         time("median_ns")?,
         time("raw_ns")?,
         ratio("ratio")?,
+        time("copies_ns").unwrap_or_else(none),
+        ratio("copies_ratio").unwrap_or_else(none),
         time("asleep_ns")?,
         time("raw_asleep_ns")?,
         ratio("asleep_ratio")?,
@@ -222,7 +225,9 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("| of two nodes, over tcp | 64 B | 5.5 us | 4.8 us | 1.15 | 9 us | 30 us | 0.30 |"),
+            text.contains(
+                "| of two nodes, over tcp | 64 B | 5.5 us | 4.8 us | 1.15 | - | - | 9 us | 30 us | 0.30 |"
+            ),
             "{text}"
         );
         assert!(text.contains("| 260 ns | 300 ns | 140 ns | 1.86 |"), "{text}");

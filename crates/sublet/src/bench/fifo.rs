@@ -5,6 +5,8 @@
 //! side are two threads of this process on the same two cores: a pipe costs them no more than two processes. Both sides go to and
 //! fro in blocks that alternate; a message takes half of a round. *Awake*, whoever waits looks for the message all the time (the
 //! Linux FIFO is read without blocking); *asleep*, the writer pauses before each round, so that its peer sleeps.
+//!
+//! Within a node a third side does nothing but copy: what a FIFO takes at least that copies a message in and out.
 
 mod beside;
 
@@ -49,22 +51,29 @@ pub struct Figure {
     raw_ns: f64,
     /// Over that, both awake.
     ratio: f64,
+    /// Within a node: copying in and out alone, and that over the Linux FIFO.
+    copies_ns: Option<f64>,
+    copies_ratio: Option<f64>,
     asleep_ns: f64,
     raw_asleep_ns: f64,
     asleep_ratio: f64,
 }
 
 /// The headings of [`Figure::cells`].
-pub const HEADINGS: [&str; 7] = ["BYTES", "AWAKE", "RAW", "RATIO", "ASLEEP", "RAW", "RATIO"];
+pub const HEADINGS: [&str; 9] =
+    ["BYTES", "AWAKE", "RAW", "RATIO", "COPIES", "RATIO", "ASLEEP", "RAW", "RATIO"];
 
 impl Figure {
     /// For a table.
-    pub fn cells(&self) -> [String; 7] {
+    pub fn cells(&self) -> [String; 9] {
+        let or_none = |shown: Option<String>| shown.unwrap_or_else(|| "-".into());
         [
             self.size_bytes.to_string(),
             human_ns(self.median_ns),
             human_ns(self.raw_ns),
             format!("{:.2}", self.ratio),
+            or_none(self.copies_ns.map(human_ns)),
+            or_none(self.copies_ratio.map(|ratio| format!("{ratio:.2}"))),
             human_ns(self.asleep_ns),
             human_ns(self.raw_asleep_ns),
             format!("{:.2}", self.asleep_ratio),
@@ -105,19 +114,25 @@ pub fn run(
     for &size in sizes {
         let ours = Ours::new(&one, &two, size)?;
         let raw = Beside::start(carrier, size)?;
-        let awake = pairs(&ours, &raw, blocks, Block { rounds: AWAKE_ROUNDS, think: Duration::ZERO })?;
-        let asleep = pairs(&ours, &raw, blocks, Block { rounds: ASLEEP_ROUNDS, think: THINK })?;
+        let copies = if across { None } else { Some(Beside::start(Carrier::Copies, size)?) };
+        let awake = Block { rounds: AWAKE_ROUNDS, think: Duration::ZERO };
+        let asleep = Block { rounds: ASLEEP_ROUNDS, think: THINK };
+        let [ours_ns, raw_ns, copies_ns] = sides(&ours, (&raw, copies.as_ref()), blocks, awake)?;
+        let [ours_asleep_ns, raw_asleep_ns, _] = sides(&ours, (&raw, None), blocks, asleep)?;
+        let copies_ns = copies.map(|_| copies_ns);
         figures.push(Figure {
             bench: "fifo",
             across,
             size_bytes: size,
             blocks,
-            median_ns: awake.0,
-            raw_ns: awake.1,
-            ratio: awake.0 / awake.1,
-            asleep_ns: asleep.0,
-            raw_asleep_ns: asleep.1,
-            asleep_ratio: asleep.0 / asleep.1,
+            median_ns: ours_ns,
+            raw_ns,
+            ratio: ours_ns / raw_ns,
+            copies_ns,
+            copies_ratio: copies_ns.map(|copies| copies / raw_ns),
+            asleep_ns: ours_asleep_ns,
+            raw_asleep_ns,
+            asleep_ratio: ours_asleep_ns / raw_asleep_ns,
         });
         done();
     }
@@ -150,20 +165,24 @@ fn linked<T>(make: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
     }
 }
 
-/// A block of ours after one of theirs; a message of each.
-fn pairs(ours: &Ours<'_>, raw: &Beside, blocks: u32, block: Block) -> Result<(f64, f64), Error> {
-    let (mut own, mut theirs) =
-        (Samples::with_capacity(blocks as usize), Samples::with_capacity(blocks as usize));
+/// A block of each side after one of the others; a message of each. Who is not there takes nothing.
+fn sides(
+    ours: &Ours<'_>,
+    (raw, copies): (&Beside, Option<&Beside>),
+    blocks: u32,
+    block: Block,
+) -> Result<[f64; 3], Error> {
+    let mut samples = [(); 3].map(|()| Samples::with_capacity(blocks as usize));
     for number in 0..UNCOUNTED + blocks {
-        let (a, b) = (ours.block(block)?, raw.block(block)?);
+        let copied = copies.map_or(Ok(0), |copies| copies.block(block))?;
+        let took = [ours.block(block)?, raw.block(block)?, copied];
         if number >= UNCOUNTED {
-            own.push(a);
-            theirs.push(b);
+            samples.iter_mut().zip(took).for_each(|(samples, took)| samples.push(took));
         }
     }
     // A round is two messages.
-    let one_way = |samples: &mut Samples| samples.summary(f64::from(block.rounds) * 2.0).median_ns;
-    Ok((one_way(&mut own), one_way(&mut theirs)))
+    let rounds = f64::from(block.rounds) * 2.0;
+    Ok(samples.map(|mut samples| samples.summary(rounds).median_ns))
 }
 
 /// Two worker processes, with a FIFO each way.

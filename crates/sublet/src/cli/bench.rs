@@ -309,7 +309,7 @@ struct Reject {
 /// A message from one process to another through a FIFO, and the same through a Linux FIFO
 ///
 /// Two worker processes send each other messages, to and fro, and so do two threads through Linux FIFOs, on the same two cores: once
-/// while whoever waits looks for its message, and once while it sleeps.
+/// while whoever waits looks for its message, and once while it sleeps. COPIES is what copying in and out takes alone, without a FIFO.
 #[derive(Debug, Args)]
 struct Fifo {
     /// Size of a message [default: 64 B, 1 KiB, 4 KiB and 64 KiB]

@@ -1,14 +1,16 @@
-//! What a FIFO is measured beside: two threads on the same cores, by pipes or by a plain TCP connection.
+//! What a FIFO is measured beside: two threads on the same cores, by pipes, by a plain TCP connection, or by copying alone.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use rustix::pipe::{PipeFlags, pipe_with};
-use sublet_fabric::region::PAGE_BYTES;
+use sublet_fabric::region::{PAGE_BYTES, Region};
 use sublet_proto::{Code, Error};
 
 use super::Block;
@@ -21,6 +23,23 @@ pub(super) enum Carrier {
     /// A FIFO of the kernel's each way.
     Pipe,
     Tcp,
+    /// [`Slots`] each way.
+    Copies,
+}
+
+/// Memory that both see, into which one copies a message, and out of which the other does when a number says that it is there.
+/// There is nothing else: no FIFO whose messages are copied in and out takes less.
+struct Slots {
+    region: Arc<Region>,
+    slot_bytes: u64,
+    count: u64,
+}
+
+/// One direction of a way, as one of its ends has it.
+enum Half {
+    /// A pipe's, or a connection's.
+    File(std::fs::File),
+    Slots(Slots),
 }
 
 /// Two threads on the same cores, with a way each way.
@@ -34,11 +53,12 @@ impl Beside {
         let ends = match carrier {
             Carrier::Pipe => pipes(),
             Carrier::Tcp => connection(),
+            Carrier::Copies => slots(size),
         };
         let [one, two] =
-            ends.map_err(|error| Error::new(Code::System, format!("pipes or sockets: {error}")))?;
+            ends.map_err(|error| Error::new(Code::System, format!("pipes, sockets or memory: {error}")))?;
         let (tell, took) = sync_channel(2);
-        let start = |core: Core, (from, to): (OwnedFd, OwnedFd), begins: bool| {
+        let start = |core: Core, (from, to): (Half, Half), begins: bool| {
             let (order, orders) = sync_channel::<Block>(1);
             let tell = tell.clone();
             let body = move || {
@@ -69,8 +89,8 @@ impl Beside {
 }
 
 struct End {
-    from: std::fs::File,
-    to: std::fs::File,
+    from: Half,
+    to: Half,
     memory: Vec<u8>,
     /// Where the message is in it: from the beginning of a page on, as on our side.
     message: Range<usize>,
@@ -78,17 +98,18 @@ struct End {
 }
 
 impl End {
-    fn new(from: OwnedFd, to: OwnedFd, size: usize, begins: bool) -> End {
+    fn new(from: Half, to: Half, size: usize, begins: bool) -> End {
         let memory = vec![7; size + PAGE_BYTES as usize];
         let at = memory.as_ptr().align_offset(PAGE_BYTES as usize).min(PAGE_BYTES as usize);
-        End { from: from.into(), to: to.into(), memory, message: at..at + size, begins }
+        End { from, to, memory, message: at..at + size, begins }
     }
 
     fn block(&mut self, Block { rounds, think }: Block) -> Result<u64, Error> {
         let failed =
             |error: std::io::Error| Error::new(Code::System, format!("a FIFO of the measurement: {error}"));
-        let blocking = !think.is_zero();
-        rustix::io::ioctl_fionbio(&self.from, !blocking).map_err(|error| failed(error.into()))?;
+        if let Half::File(from) = &self.from {
+            rustix::io::ioctl_fionbio(from, think.is_zero()).map_err(|error| failed(error.into()))?;
+        }
         let mut took = Duration::ZERO;
         for _ in 0..rounds {
             let mut since = Instant::now();
@@ -108,37 +129,91 @@ impl End {
     }
 
     fn send(&mut self) -> std::io::Result<()> {
-        let mut rest = &self.memory[self.message.clone()];
-        while !rest.is_empty() {
-            match self.to.write(rest) {
-                Ok(some) => rest = &rest[some..],
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                Err(error) => return Err(error),
-            }
+        let message = &self.memory[self.message.clone()];
+        match &mut self.to {
+            Half::File(to) => write_all(to, message),
+            Half::Slots(slots) => slots.put(message).ok_or_else(|| ErrorKind::InvalidData.into()),
         }
-        Ok(())
     }
 
     fn receive(&mut self) -> std::io::Result<()> {
-        let mut rest = &mut self.memory[self.message.clone()];
-        while !rest.is_empty() {
-            match self.from.read(rest) {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(some) => rest = &mut rest[some..],
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                Err(error) => return Err(error),
-            }
+        let message = &mut self.memory[self.message.clone()];
+        match &mut self.from {
+            Half::File(from) => read_all(from, message),
+            Half::Slots(slots) => slots.take(message).ok_or_else(|| ErrorKind::InvalidData.into()),
         }
-        Ok(())
+    }
+}
+
+fn write_all(to: &mut std::fs::File, mut rest: &[u8]) -> std::io::Result<()> {
+    while !rest.is_empty() {
+        match to.write(rest) {
+            Ok(some) => rest = &rest[some..],
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn read_all(from: &mut std::fs::File, mut rest: &mut [u8]) -> std::io::Result<()> {
+    while !rest.is_empty() {
+        match from.read(rest) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(some) => rest = &mut rest[some..],
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+impl Slots {
+    /// As many as a ring has if nothing is said, and as much as is copied at a time there.
+    const COUNT: u64 = 16;
+    const PIECE_BYTES: usize = 1024;
+    /// The numbers, each in a cache line of its own, come first.
+    const NUMBER_BYTES: u64 = 64;
+
+    fn put(&mut self, message: &[u8]) -> Option<()> {
+        let (number, at) = self.next();
+        for (piece, bytes) in (0..).zip(message.chunks(Slots::PIECE_BYTES)) {
+            self.region.write(at + piece * Slots::PIECE_BYTES as u64, bytes)?;
+        }
+        self.region.view::<AtomicU64>(number)?.store(self.count, Ordering::Release);
+        Some(())
+    }
+
+    fn take(&mut self, message: &mut [u8]) -> Option<()> {
+        let (number, at) = self.next();
+        let number = self.region.view::<AtomicU64>(number)?;
+        while number.load(Ordering::Acquire) != self.count {
+            std::hint::spin_loop();
+        }
+        for (piece, bytes) in (0..).zip(message.chunks_mut(Slots::PIECE_BYTES)) {
+            self.region.read(at + piece * Slots::PIECE_BYTES as u64, bytes)?;
+        }
+        Some(())
+    }
+
+    /// Where the number of the next slot is, and the slot.
+    fn next(&mut self) -> (u64, u64) {
+        let slot = self.count % Slots::COUNT;
+        self.count += 1;
+        (slot * Slots::NUMBER_BYTES, PAGE_BYTES + slot * self.slot_bytes)
     }
 }
 
 /// What each of two ends reads from and writes to.
-type Ends = [(OwnedFd, OwnedFd); 2];
+type Ends = [(Half, Half); 2];
+
+fn file(descriptor: impl Into<OwnedFd>) -> Half {
+    Half::File(descriptor.into().into())
+}
 
 fn pipes() -> std::io::Result<Ends> {
     let (forth, back) = (pipe_with(PipeFlags::CLOEXEC)?, pipe_with(PipeFlags::CLOEXEC)?);
-    Ok([(back.0, forth.1), (forth.0, back.1)])
+    Ok([(file(back.0), file(forth.1)), (file(forth.0), file(back.1))])
 }
 
 /// A TCP connection within this machine, without delay.
@@ -148,7 +223,19 @@ fn connection() -> std::io::Result<Ends> {
     let (two, _) = listener.accept()?;
     let both = |stream: TcpStream| {
         stream.set_nodelay(true)?;
-        Ok::<_, std::io::Error>((stream.try_clone()?.into(), stream.into()))
+        Ok::<_, std::io::Error>((file(stream.try_clone()?), file(stream)))
     };
     Ok([both(one)?, both(two)?])
+}
+
+fn slots(size: u32) -> std::io::Result<Ends> {
+    let slot_bytes = u64::from(size).next_multiple_of(PAGE_BYTES);
+    let one_way = || {
+        let region = Region::create("sublet-copies", PAGE_BYTES + Slots::COUNT * slot_bytes);
+        let region = Arc::new(region.map_err(std::io::Error::other)?);
+        let half = || Half::Slots(Slots { region: region.clone(), slot_bytes, count: 0 });
+        Ok::<_, std::io::Error>((half(), half()))
+    };
+    let (forth, back) = (one_way()?, one_way()?);
+    Ok([(back.0, forth.0), (forth.1, back.1)])
 }
