@@ -26,12 +26,16 @@ impl Caller {
         Caller(Process::of(cluster, Allocation::new("libdags").pu("cpu")))
     }
 
+    /// Starts a graph's executors, if that can be now, and says by which number it is called.
+    fn join(&self, graph: &Value) -> Result<Vec<u8>, Error> {
+        self.0.call("join", &[&0u32.to_le_bytes(), graph.to_string().as_bytes()].concat())
+    }
+
     fn start(&self, graph: &Value) -> Result<Chain<'_>, Error> {
-        let document = [&0u32.to_le_bytes(), graph.to_string().as_bytes()].concat();
         let mut started = Err(Error::new(Code::Internal, "nothing was called"));
         // A core that was given back is lent again when its agent has said so, and a link is made in a moment.
         wait_until("there is a core", || {
-            started = self.0.call("join", &document);
+            started = self.join(graph);
             let is_early =
                 |error: &Error| ["left", "of kind"].iter().any(|what| error.message.contains(what));
             !started.as_ref().is_err_and(is_early)
@@ -212,10 +216,7 @@ fn what_goes_wrong_ends_the_call_and_no_other() {
     assert!(error.message.contains("components[1].parallelism: "), "{error}");
     let error = caller.start(&json!({ "version": 1 })).err().unwrap();
     assert!(error.message.contains("missing field"), "{error}");
-    refused(
-        caller.0.call("join", &[&[0; 4][..], graph(&["a@fpga"], &[]).to_string().as_bytes()].concat()),
-        "fpga",
-    );
+    refused(caller.join(&graph(&["a@fpga"], &[])), "fpga");
     let error = caller.start(&graph(&["a", "x=nowhere/x"], &["a>x"])).err().unwrap();
     assert!(error.message.contains("no package \"nowhere\" is deployed"), "{error}");
     wait_until("nothing is left of them", || leases(&cluster) == 1);
@@ -239,9 +240,8 @@ fn a_unit_that_is_gone_in_the_middle_of_a_call_ends_it_and_what_is_elsewhere_goe
     refused(chain.call("1"), "has ended");
     assert_eq!(chain.text("c"), "cc");
     drop(chain);
-    let document = [&0u32.to_le_bytes(), over_both.to_string().as_bytes()].concat();
     wait_until("the unit is known to be gone", || {
-        caller.0.call("join", &document).is_err_and(|error| error.message.contains("of kind \"dpu\""))
+        caller.join(&over_both).is_err_and(|error| error.message.contains("of kind \"dpu\""))
     });
     cluster.agents[1].restart();
     assert_eq!(caller.start(&over_both).unwrap().text("1"), "1a");

@@ -114,25 +114,29 @@ pub fn run(
     for &size in sizes {
         let ours = Ours::new(&one, &two, size)?;
         let raw = Beside::start(carrier, size)?;
-        let copies = if across { None } else { Some(Beside::start(Carrier::Copies, size)?) };
+        let mut sides: Vec<Side<'_>> =
+            vec![Box::new(|block| ours.block(block)), Box::new(|block| raw.block(block))];
+        if !across {
+            let copies = Beside::start(Carrier::Copies, size)?;
+            sides.push(Box::new(move |block| copies.block(block)));
+        }
         let awake = Block { rounds: AWAKE_ROUNDS, think: Duration::ZERO };
         let asleep = Block { rounds: ASLEEP_ROUNDS, think: THINK };
-        let [ours_ns, raw_ns, copies_ns] = sides(&ours, (&raw, copies.as_ref()), blocks, awake)?;
-        let [ours_asleep_ns, raw_asleep_ns, _] = sides(&ours, (&raw, None), blocks, asleep)?;
-        let copies_ns = copies.map(|_| copies_ns);
+        let (awake, asleep) = (medians(&sides, blocks, awake)?, medians(&sides[..2], blocks, asleep)?);
+        let copies_ns = awake.get(2).copied();
         figures.push(Figure {
             bench: "fifo",
             across,
             size_bytes: size,
             blocks,
-            median_ns: ours_ns,
-            raw_ns,
-            ratio: ours_ns / raw_ns,
+            median_ns: awake[0],
+            raw_ns: awake[1],
+            ratio: awake[0] / awake[1],
             copies_ns,
-            copies_ratio: copies_ns.map(|copies| copies / raw_ns),
-            asleep_ns: ours_asleep_ns,
-            raw_asleep_ns,
-            asleep_ratio: ours_asleep_ns / raw_asleep_ns,
+            copies_ratio: copies_ns.map(|copies| copies / awake[1]),
+            asleep_ns: asleep[0],
+            raw_asleep_ns: asleep[1],
+            asleep_ratio: asleep[0] / asleep[1],
         });
         done();
     }
@@ -165,24 +169,23 @@ fn linked<T>(make: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
     }
 }
 
-/// A block of each side after one of the others; a message of each. Who is not there takes nothing.
-fn sides(
-    ours: &Ours<'_>,
-    (raw, copies): (&Beside, Option<&Beside>),
-    blocks: u32,
-    block: Block,
-) -> Result<[f64; 3], Error> {
-    let mut samples = [(); 3].map(|()| Samples::with_capacity(blocks as usize));
+/// Who goes through a block, and says how long its rounds took, in nanoseconds.
+type Side<'sides> = Box<dyn Fn(Block) -> Result<u64, Error> + 'sides>;
+
+/// A block of each side after one of the one before; a message of each, in nanoseconds.
+fn medians(sides: &[Side<'_>], blocks: u32, block: Block) -> Result<Vec<f64>, Error> {
+    let mut samples: Vec<_> = sides.iter().map(|_| Samples::with_capacity(blocks as usize)).collect();
     for number in 0..UNCOUNTED + blocks {
-        let copied = copies.map_or(Ok(0), |copies| copies.block(block))?;
-        let took = [ours.block(block)?, raw.block(block)?, copied];
-        if number >= UNCOUNTED {
-            samples.iter_mut().zip(took).for_each(|(samples, took)| samples.push(took));
+        for (side, samples) in sides.iter().zip(&mut samples) {
+            let took = side(block)?;
+            if number >= UNCOUNTED {
+                samples.push(took);
+            }
         }
     }
     // A round is two messages.
-    let rounds = f64::from(block.rounds) * 2.0;
-    Ok(samples.map(|mut samples| samples.summary(rounds).median_ns))
+    let messages = f64::from(block.rounds) * 2.0;
+    Ok(samples.iter_mut().map(|samples| samples.summary(messages).median_ns).collect())
 }
 
 /// Two worker processes, with a FIFO each way.

@@ -85,7 +85,7 @@ impl Computer {
                         let (connection, reader) = (way.connection, reader.process.to_bits());
                         let invited =
                             v1::FifoInvited { token, connection, reader, ..v1::FifoInvited::default() };
-                        let message = v1::ShimMessage { body: Some(shim_message::Body::Invited(invited)) };
+                        let message = said(shim_message::Body::Invited(invited));
                         self.wires.get_mut(&(index, peer as usize - 1)).unwrap().push_back(message);
                     }
                     effect => self.others.push(effect),
@@ -155,6 +155,11 @@ impl Computer {
     fn rights_of(&mut self, by: GlobalId, object: GlobalId) -> Rights {
         Rights::from_bits(self.call(by, Call::Rights { object }).unwrap() as u32).unwrap()
     }
+}
+
+/// What one agent says to another.
+fn said(body: shim_message::Body) -> v1::ShimMessage {
+    v1::ShimMessage { body: Some(body) }
 }
 
 fn init(name: &str) -> Call {
@@ -459,13 +464,13 @@ fn who_reads_can_change_and_writers_learn_when_nobody_does() {
 
 #[test]
 fn a_neighbour_speaks_for_itself_alone() {
-    let body = |body| v1::ShimMessage { body: Some(body) };
     let mut computer = Computer::new(3);
     let (ours, third) = (computer.enter(0, "t"), computer.enter(2, "t"));
     let object = computer.init(ours, "f").unwrap();
     computer.call(ours, grant(third, object, Rights::WRITE | Rights::OWN)).unwrap();
     let (ours, third, object) = (ours.to_bits(), third.to_bits(), object.to_bits());
     let name = |object| v1::FifoName { tenant: "t".into(), name: "x".into(), object };
+    let elsewhere = 3 << 32 | 9;
     for lie in [
         shim_message::Body::Change(v1::RightsChange {
             by: third,
@@ -482,26 +487,25 @@ fn a_neighbour_speaks_for_itself_alone() {
             ..v1::RightsChange::default()
         }),
         shim_message::Body::Connect(v1::FifoConnect { token: 1, object, writer: third }),
-        shim_message::Body::Claim(v1::NameClaim { token: 1, name: Some(name(3 << 32 | 9)) }),
+        shim_message::Body::Claim(v1::NameClaim { token: 1, name: Some(name(elsewhere)) }),
         shim_message::Body::Claim(v1::NameClaim { token: 1, name: None }),
         shim_message::Body::Update(v1::RightsUpdate {
             process: ours,
-            object: 3 << 32 | 9,
+            object: elsewhere,
             ..v1::RightsUpdate::default()
         }),
         shim_message::Body::Ended(v1::FifoEnded {
-            object: 3 << 32 | 9,
+            object: elsewhere,
             writer: ours,
             ..v1::FifoEnded::default()
         }),
         shim_message::Body::Gone(v1::ShimGone { processes: vec![third], names: vec![] }),
-        shim_message::Body::Gone(v1::ShimGone { processes: vec![], names: vec![name(3 << 32 | 9)] }),
+        shim_message::Body::Gone(v1::ShimGone { processes: vec![], names: vec![name(elsewhere)] }),
         shim_message::Body::Sync(v1::ShimSync::default()),
     ] {
-        computer.cores[0].heard(2, body(lie.clone())).expect_err(&format!("{lie:?}"));
+        computer.cores[0].heard(2, said(lie.clone())).expect_err(&format!("{lie:?}"));
         assert_eq!(computer.cores[0].next_effect(), None, "{lie:?}");
     }
-    let elsewhere = 3 << 32 | 9;
     let right = v1::RightsUpdate { process: ours, object: elsewhere, ..v1::RightsUpdate::default() };
     for (lie, why) in [
         (v1::ShimSync { units: vec![2, 3], ..v1::ShimSync::default() }, "unit 3"),
@@ -519,14 +523,13 @@ fn a_neighbour_speaks_for_itself_alone() {
         shim_message::Body::Invited(v1::FifoInvited { token: 77, ..v1::FifoInvited::default() }),
         shim_message::Body::Closed(v1::FifoClosed { object, connection: 9 }),
     ] {
-        computer.cores[0].heard(3, body(late)).unwrap();
+        computer.cores[0].heard(3, said(late)).unwrap();
         assert_eq!(computer.cores[0].next_effect(), None);
     }
 }
 
 #[test]
 fn who_was_not_asked_answers_and_ends_nothing() {
-    let body = |body| v1::ShimMessage { body: Some(body) };
     let mut computer = Computer::new(3);
     let (ours, third) = (computer.enter(0, "t"), computer.enter(2, "t"));
     let (object, theirs) = (computer.init(ours, "f").unwrap(), computer.init(third, "g").unwrap());
@@ -535,7 +538,7 @@ fn who_was_not_asked_answers_and_ends_nothing() {
     computer.call(third, connect("f")).unwrap();
     let connection = *computer.cores[0].fifos[&object].writers.keys().next().unwrap();
     let closed = v1::FifoClosed { object: object.to_bits(), connection };
-    computer.cores[0].heard(2, body(shim_message::Body::Closed(closed))).unwrap();
+    computer.cores[0].heard(2, said(shim_message::Body::Closed(closed))).unwrap();
     assert_eq!(computer.cores[0].next_effect(), None);
     assert_eq!(computer.cores[0].fifos[&object].writers.len(), 1);
     for call in [grant(third, object, Rights::READ), grant(third, theirs, Rights::READ), connect("g")] {
@@ -551,7 +554,7 @@ fn who_was_not_asked_answers_and_ends_nothing() {
             shim_message::Body::Done(v1::ShimDone { token, code: 10, message: "no".into() }),
             shim_message::Body::Invited(v1::FifoInvited { token, ..v1::FifoInvited::default() }),
         ] {
-            computer.cores[0].heard(2, body(answer)).unwrap();
+            computer.cores[0].heard(2, said(answer)).unwrap();
             assert_eq!(computer.cores[0].next_effect(), None);
         }
         computer.deliver_all();
@@ -565,7 +568,7 @@ fn a_neighbour_that_has_not_said_what_it_knows_is_not_heard() {
     computer.unlink(0, 1);
     computer.cores[0].greet(unit(1), NODES[1], &[unit(1)]);
     let alive = shim_message::Body::Alive(v1::ShimAlive { alive: true });
-    let heard = computer.cores[0].heard(unit(1), v1::ShimMessage { body: Some(alive) });
+    let heard = computer.cores[0].heard(unit(1), said(alive));
     assert!(heard.unwrap_err().0.contains("does not begin"));
 }
 
