@@ -222,6 +222,20 @@ fn a_program_is_not_begun_with_rights_that_its_parent_cannot_grant() {
 }
 
 #[test]
+fn a_program_is_one_of_its_package() {
+    let mut computer = Computer::new(2);
+    let parent = computer.enter(0, "t");
+    for path in ["../child", "/bin/sh", "bin/../../sh"] {
+        let program = v1::Program { path: path.into(), ..v1::Program::default() };
+        let spawn = Spawn { unit: unit(1), program, package: String::new(), capabilities: vec![] };
+        let refused = computer.call(parent, Call::Spawn(Box::new(spawn))).unwrap_err();
+        assert_eq!(refused.code, Code::InvalidArgument);
+        assert!(refused.message.contains(path), "{refused}");
+        assert_eq!(computer.others, [], "and nothing is leased");
+    }
+}
+
+#[test]
 fn revoking_ends_connections_before_it_is_answered() {
     let mut computer = Computer::new(2);
     let (reader, near, far) = (computer.enter(0, "t"), computer.enter(0, "t"), computer.enter(1, "t"));
