@@ -101,13 +101,7 @@ pub(crate) fn attach(node: &Node, connection: &Connection, request: &Attach) -> 
 
 /// Lets a program, or without a path an executor, be a global process of the lease's processing unit.
 fn reserve(node: &Node, lease: &Lease, program: &Program) -> Result<Errand, Error> {
-    if lease.is_segment() || lease.cores != 1 {
-        let message = format!("lease {} is of {} cores: a program has one", lease.id, lease.cores);
-        return Err(Error::new(Code::InvalidArgument, message));
-    }
-    if !program.path.is_empty() {
-        check_path(&program.path)?;
-    }
+    check_program(lease, program)?;
     let who = Who {
         lease: lease.id.clone(),
         tenant: lease.tenant.clone(),
@@ -115,6 +109,15 @@ fn reserve(node: &Node, lease: &Lease, program: &Program) -> Result<Errand, Erro
         room_bytes: rings_bytes(lease),
     };
     Ok(Errand { program: Some(program.clone()), process: node.shim.reserve(&who)? })
+}
+
+/// Whoever has a ticket says what is to be executed, and need not be the shim of a parent, which has checked it.
+fn check_program(lease: &Lease, program: &Program) -> Result<(), Error> {
+    if lease.is_segment() || lease.cores != 1 {
+        let message = format!("lease {} is of {} cores: a program has one", lease.id, lease.cores);
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    if program.path.is_empty() { Ok(()) } else { check_path(&program.path) }
 }
 
 fn hold(
@@ -245,6 +248,23 @@ mod tests {
             [Lease { memory_bytes: 0, ..segment.clone() }, Lease { memory_bytes: 4097, ..segment.clone() }]
         {
             assert_eq!(check_segment(&impossible).unwrap_err().code, Code::Protocol, "{impossible:?}");
+        }
+    }
+
+    #[test]
+    fn a_program_is_one_of_the_package_and_has_a_core() {
+        let program = |path: &str| Program { path: path.into(), ..Program::default() };
+        for path in ["", "bin/child", "child.py"] {
+            check_program(&lease(), &program(path)).unwrap();
+        }
+        for path in ["../child", "/bin/sh", "bin/../../sh"] {
+            let refused = check_program(&lease(), &program(path)).unwrap_err();
+            assert!(refused.message.contains(path), "{refused}");
+        }
+        let segment = Lease { package: String::new(), cores: 0, ..lease() };
+        for wrong in [segment, Lease { cores: 2, ..lease() }] {
+            let refused = check_program(&wrong, &program("bin/child")).unwrap_err();
+            assert_eq!(refused.code, Code::InvalidArgument, "{wrong:?}");
         }
     }
 
