@@ -167,7 +167,7 @@ impl<'run> Driver<'run> {
 
     fn drive(&mut self, records: Option<&[Record]>) -> Result<Vec<(usize, Outputs)>, Error> {
         let first = match records {
-            None => self.progress.begin(),
+            None => self.progress.begin()?,
             Some(records) => self.progress.resume(records)?,
         };
         if let Some(outputs) = self.take(first)? {
@@ -344,7 +344,7 @@ impl<'run> Driver<'run> {
                     }
                 }
                 self.over.push(component);
-                Ok(self.progress.ended(component, attempt, outputs))
+                self.progress.ended(component, attempt, outputs)
             }
             Err(Failure::Lost(error)) => {
                 (self.news)(&News::Lost { component: name, error: error.clone() });

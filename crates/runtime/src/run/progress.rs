@@ -8,10 +8,14 @@
 //! Invariants:
 //! - A component begins only when a record of each of its inputs is there, or is the [`Step`] before.
 //! - It begins when all that lead to it are done or skipped, those that are executed again included: what they wrote is there.
-//! - It is skipped when none of them has triggered it. Once something begins that one has triggered, what that one has not triggered
-//!   stays skipped, whatever it says when it is executed again: until then it decides anew.
-//! - Who has begun, and is not discarded, keeps the input that it began with, whatever those before it say when they are
-//!   executed again.
+//! - It is skipped when none of them has triggered it.
+//! - A component that has begun and is not discarded keeps its input, and everything before it stays as the component found it:
+//!   what was done is at most executed again, what was skipped stays skipped. So the choice of a component which is executed again
+//!   stands while anything after it, over any number of triggers, has begun: if it chooses otherwise, it hands nothing on. Once
+//!   nothing after it has begun, it chooses anew, and what it skipped waits again.
+//! - A component begins with all that the components before it wrote into its memory. Memory that was dropped because what it was
+//!   for was skipped is lost memory if that begins after all.
+//! - The records alone say which components are void: a component to which another hands on had not begun then.
 //! - A component with external effects is not executed a second time: the run fails instead.
 //! - Memory is dropped when all that may access it are done or have released it, and made anew by the next access.
 
@@ -93,6 +97,8 @@ pub(crate) struct Progress {
     losses: Vec<u32>,
     /// Which memory a component that runs, or is done, has released.
     released: BTreeSet<(usize, usize)>,
+    /// Memory components that were dropped and have not been made anew: what components that have begun wrote there is gone.
+    gone: BTreeSet<usize>,
     /// What each has last handed on: to each component of its trigger edges, and of those without, to the run.
     handed: Vec<Vec<Handed>>,
 }
@@ -123,16 +129,18 @@ impl Progress {
             attempts: vec![0; count],
             losses: vec![0; count],
             released: BTreeSet::new(),
+            gone: BTreeSet::new(),
             handed: (0..count).map(handed).collect(),
             graph,
         }
     }
 
     /// The first steps.
-    pub(crate) fn begin(&mut self) -> Vec<Step> {
-        let mut steps = Vec::new();
-        self.go_on(&mut steps);
-        steps
+    ///
+    /// # Errors
+    /// As for [`Progress::lost`].
+    pub(crate) fn begin(&mut self) -> Result<Vec<Step>, Error> {
+        self.go_on(Vec::new())
     }
 
     /// Goes on where a run stopped that nobody drives any more, from what it has recorded. Its memory is lost.
@@ -140,45 +148,48 @@ impl Progress {
     /// # Errors
     /// As for [`Progress::lost`].
     pub(crate) fn resume(&mut self, records: &[Record]) -> Result<Vec<Step>, Error> {
-        for record in records {
-            self.states[record.from] = State::Done;
-            self.hand_on(record.from, &record.to, &record.outputs);
-            // What those did that had been triggered before, and were not then, is void: they had not begun again.
-            for &to in &record.to {
-                if self.outputs_to(record.from, to).is_none() {
-                    self.states[to] = State::Waiting;
-                }
-            }
-        }
+        records.iter().for_each(|record| self.read(record));
+        let memories = (0..self.states.len()).filter(|&at| self.graph.components[at].memory().is_some());
+        self.gone = memories.collect();
         // Those need no memory. Nothing of them is there to be given back.
         self.skip_all(&mut Vec::new());
-        let memories = (0..self.states.len()).filter(|&memory| self.is_needed(memory));
-        let seeds: Vec<usize> = memories.collect();
-        let mut steps = self.discard(seeds)?;
-        self.go_on(&mut steps);
-        Ok(steps)
+        let seeds = self.gone.iter().copied().filter(|&memory| self.is_needed(memory)).collect();
+        let steps = self.discard(seeds)?;
+        self.go_on(steps)
+    }
+
+    /// Takes over a record. None of the components in it had begun when it was made, and where it chooses otherwise than the one
+    /// before nothing after it had: what earlier executions of them recorded is void.
+    fn read(&mut self, record: &Record) {
+        let Record { from, to, outputs } = record;
+        let void = match !to.is_empty() && self.chooses_otherwise(*from, outputs) {
+            true => self.all_after(vec![*from]),
+            false => to.clone(),
+        };
+        void.into_iter().for_each(|component| self.states[component] = State::Waiting);
+        self.states[*from] = State::Done;
+        self.hand_on(*from, to, outputs);
     }
 
     /// A component's instances have returned.
-    pub(crate) fn ended(&mut self, component: usize, attempt: u32, outputs: Outputs) -> Vec<Step> {
-        let mut steps = Vec::new();
+    ///
+    /// # Errors
+    /// As for [`Progress::lost`].
+    pub(crate) fn ended(
+        &mut self,
+        component: usize,
+        attempt: u32,
+        outputs: Outputs,
+    ) -> Result<Vec<Step>, Error> {
         if !self.is_current(component, attempt) {
-            return steps;
+            return Ok(Vec::new());
         }
         self.states[component] = State::Done;
-        let handed = &self.handed[component];
-        // Those that have begun have their input.
-        let to = handed.iter().filter_map(|handed| handed.to);
-        let to: Vec<usize> = to.filter(|&to| self.states[to] == State::Waiting).collect();
+        let to = self.takers(component, &outputs);
         self.hand_on(component, &to, &outputs);
-        steps.push(Step::Record { from: component, to, outputs });
-        for memory in accessed(&self.graph, component) {
-            if !self.is_needed(memory) {
-                steps.push(Step::Drop { memory });
-            }
-        }
-        self.go_on(&mut steps);
-        steps
+        let mut steps = vec![Step::Record { from: component, to, outputs }];
+        self.drop_unneeded(component, &mut steps);
+        self.go_on(steps)
     }
 
     /// A component that runs does not access a memory component any more. Whether that may be dropped.
@@ -186,7 +197,11 @@ impl Progress {
         if self.states[component] == State::Running {
             self.released.insert((component, memory));
         }
-        !self.is_needed(memory)
+        let is_over = !self.is_needed(memory);
+        if is_over {
+            self.gone.insert(memory);
+        }
+        is_over
     }
 
     /// What executed a component is gone.
@@ -219,9 +234,8 @@ impl Progress {
             let message = format!("{what} {name} was lost {losses} times, at last: {error}");
             return Err(Error::new(error.code, message));
         }
-        let mut steps = self.discard(vec![lost])?;
-        self.go_on(&mut steps);
-        Ok(steps)
+        let steps = self.discard(vec![lost])?;
+        self.go_on(steps)
     }
 
     /// Whether this is what executes the component now.
@@ -262,12 +276,42 @@ impl Progress {
         (0..self.states.len()).filter(|&at| self.states[at] == State::Waiting).filter(compute)
     }
 
+    /// Drops the memory of a component that is over, as far as no other may access it.
+    fn drop_unneeded(&mut self, component: usize, steps: &mut Vec<Step>) {
+        let graph = self.graph.clone();
+        for memory in accessed(&graph, component) {
+            if !self.is_needed(memory) {
+                self.gone.insert(memory);
+                steps.push(Step::Drop { memory });
+            }
+        }
+    }
+
+    /// The components that take what a component has returned: those that have begun have their input. If it was executed again, its
+    /// earlier choice stands, and this is another, nothing is taken.
+    fn takers(&self, from: usize, outputs: &Outputs) -> Vec<usize> {
+        if self.begun_after()[from] && self.chooses_otherwise(from, outputs) {
+            return Vec::new();
+        }
+        next(&self.graph, from).filter(|&to| self.states[to] == State::Waiting).collect()
+    }
+
+    /// Whether a component has triggered others than it does with these outputs.
+    fn chooses_otherwise(&self, from: usize, outputs: &Outputs) -> bool {
+        let is_new =
+            |edge: &Edge| self.does_trigger(edge, outputs) != self.outputs_to(from, edge.to).is_some();
+        triggers(&self.graph, from).any(is_new)
+    }
+
+    /// Whether outputs of the component from which an edge leads trigger the other.
+    fn does_trigger(&self, edge: &Edge, outputs: &Outputs) -> bool {
+        // Who triggers some and not others has one instance.
+        self.graph.does_trigger(edge, outputs.first().map_or(&[][..], Vec::as_slice))
+    }
+
     /// To those that these outputs trigger; the others of these have what they had before no more.
     fn hand_on(&mut self, from: usize, to: &[usize], outputs: &Outputs) {
-        // Who triggers some and not others has one instance.
-        let output = outputs.first().map_or(&[][..], Vec::as_slice);
-        let triggers =
-            triggers(&self.graph, from).map(|edge| (edge.to, self.graph.does_trigger(edge, output)));
+        let triggers = triggers(&self.graph, from).map(|edge| (edge.to, self.does_trigger(edge, outputs)));
         let triggers: Vec<(usize, bool)> = triggers.collect();
         for handed in &mut self.handed[from] {
             let Some(taker) = handed.to else {
@@ -295,9 +339,11 @@ impl Progress {
             return Err(Error::new(Code::WorkerDied, message));
         }
         self.released.retain(|(component, _)| !set.contains(component));
-        let (mut steps, mut again) = (Vec::new(), Vec::new());
+        let mut steps = Vec::new();
         for component in set {
             if self.graph.components[component].memory().is_some() {
+                // All that have written there are executed again.
+                self.gone.remove(&component);
                 steps.push(Step::Drop { memory: component });
                 continue;
             }
@@ -305,27 +351,51 @@ impl Progress {
                 steps.push(Step::Cancel { component });
             }
             self.states[component] = State::Waiting;
-            again.push(component);
         }
-        again.into_iter().for_each(|component| self.decide_anew(component));
+        self.choose_anew();
         // Nothing of it is accessed any more when its memory goes.
         steps.sort_by_key(|step| matches!(step, Step::Drop { .. }));
         Ok(steps)
     }
 
-    /// A component is executed again: unless something has begun that it has triggered, what it has not is not skipped any more.
-    fn decide_anew(&mut self, component: usize) {
-        let next: Vec<usize> = next(&self.graph, component).collect();
-        let has_triggered = |next: usize| self.outputs_to(component, next).is_some();
-        if next.iter().any(|&next| self.states[next].has_begun() && has_triggered(next)) {
-            return;
-        }
-        for next in next {
-            if self.states[next] == State::Skipped {
-                self.states[next] = State::Waiting;
-                self.decide_anew(next);
+    /// What was skipped after components that are executed again waits again, as far as nothing after these has begun.
+    fn choose_anew(&mut self) {
+        let begun_after = self.begun_after();
+        let is_choosing = |&at: &usize| !self.states[at].is_over() && !begun_after[at];
+        let choosing = (0..self.states.len()).filter(is_choosing).collect();
+        for after in self.all_after(choosing) {
+            if self.states[after] == State::Skipped {
+                self.states[after] = State::Waiting;
             }
         }
+    }
+
+    /// The components after these, over any number of triggers.
+    fn all_after(&self, mut left: Vec<usize>) -> Vec<usize> {
+        let (mut found, mut seen) = (Vec::new(), vec![false; self.states.len()]);
+        while let Some(at) = left.pop() {
+            let new = next(&self.graph, at).filter(|&next| !std::mem::replace(&mut seen[next], true));
+            let before = found.len();
+            found.extend(new);
+            left.extend(&found[before..]);
+        }
+        found
+    }
+
+    /// Of each component whether anything after it has begun, over any number of triggers.
+    fn begun_after(&self) -> Vec<bool> {
+        fn visit(progress: &Progress, at: usize, known: &mut [Option<bool>]) -> bool {
+            if let Some(known) = known[at] {
+                return known;
+            }
+            let has = next(&progress.graph, at).fold(false, |has, next| {
+                visit(progress, next, known) || progress.states[next].has_begun() || has
+            });
+            known[at] = Some(has);
+            has
+        }
+        let mut known = vec![None; self.states.len()];
+        (0..self.states.len()).map(|at| visit(self, at, &mut known)).collect()
     }
 
     /// All that have begun and that accesses and messages connect with these, and the memory between them.
@@ -353,26 +423,42 @@ impl Progress {
     }
 
     /// Starts what can begin, and finishes when there is nothing left.
-    fn go_on(&mut self, steps: &mut Vec<Step>) {
-        for component in self.skip_all(steps) {
+    ///
+    /// # Errors
+    /// If what wrote into memory that is gone would have to be executed again, and has external effects.
+    fn go_on(&mut self, mut steps: Vec<Step>) -> Result<Vec<Step>, Error> {
+        let ready = loop {
+            let ready = self.skip_all(&mut steps);
+            let memories = ready.iter().flat_map(|&component| accessed(&self.graph, component));
+            let missed: Vec<usize> = memories.filter(|memory| self.gone.contains(memory)).collect();
+            if missed.is_empty() {
+                break ready;
+            }
+            // What wrote there, and was needed no more when it was dropped, is executed again.
+            steps.extend(self.discard(missed)?);
+        };
+        for component in ready {
             self.states[component] = State::Running;
             self.attempts[component] += 1;
             let (attempt, input) = (self.attempts[component], self.input_of(component));
             steps.push(Step::Start { component, attempt, input });
         }
-        self.finish(steps);
+        self.finish(&mut steps);
+        Ok(steps)
     }
 
     /// Skips what nothing triggers any more, and gives what is ready then.
     fn skip_all(&mut self, steps: &mut Vec<Step>) -> Vec<usize> {
         loop {
-            let settled = self.settled();
-            let is_ready =
-                |component: &usize| previous(&self.graph, *component).all(|before| settled[before]);
-            let (skipped, ready): (Vec<usize>, Vec<usize>) =
-                self.waiting().filter(is_ready).partition(|&component| !self.is_triggered(component));
+            let (settled, begun_after) = (self.settled(), self.begun_after());
+            let is_ready = |component: usize| previous(&self.graph, component).all(|before| settled[before]);
+            // If something after it has begun, it was skipped then.
+            let is_skipped = |component: usize| {
+                !self.is_triggered(component) && (is_ready(component) || begun_after[component])
+            };
+            let skipped: Vec<usize> = self.waiting().filter(|&component| is_skipped(component)).collect();
             if skipped.is_empty() {
-                return ready;
+                return self.waiting().filter(|&component| is_ready(component)).collect();
             }
             // Those after them may be ready, then.
             skipped.into_iter().for_each(|component| self.skip(component, steps));
@@ -387,14 +473,10 @@ impl Progress {
     /// What it may have made ready is given back, and so is memory that only it was to access.
     fn skip(&mut self, component: usize, steps: &mut Vec<Step>) {
         self.states[component] = State::Skipped;
-        for handed in &mut self.handed[component] {
-            if handed.to.is_none_or(|to| !self.states[to].has_begun()) {
-                handed.outputs = None;
-            }
-        }
+        // Nothing after it that has begun has anything of it: read from records, this may be of an execution that is void.
+        self.handed[component].iter_mut().for_each(|handed| handed.outputs = None);
         steps.push(Step::Cancel { component });
-        let unneeded = accessed(&self.graph, component).filter(|&memory| !self.is_needed(memory));
-        steps.extend(unneeded.map(|memory| Step::Drop { memory }));
+        self.drop_unneeded(component, steps);
     }
 
     /// Which components are done or skipped, and all that lead to them. One before those that trigger a component may be executed

@@ -1,8 +1,13 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
 use super::*;
+use world::World;
+
+mod ledger;
+mod stories;
+mod world;
 
 fn graph(components: &str, edges: &str) -> Arc<Graph> {
     let json = format!(r#"{{"version":1,"name":"g","components":[{components}],"edges":[{edges}]}}"#);
@@ -55,31 +60,31 @@ fn gone() -> Error {
 #[test]
 fn what_a_component_hands_on_is_recorded_before_the_next_begin() {
     let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
-    assert_eq!(progress.begin(), [start(0, 1, "in")]);
+    assert_eq!(progress.begin().unwrap(), [start(0, 1, "in")]);
     assert_eq!(progress.upcoming().collect::<Vec<_>>(), [1, 3]);
     assert_eq!(
-        progress.ended(0, 1, outputs("A")),
+        progress.ended(0, 1, outputs("A")).unwrap(),
         [record(0, &[1, 3], "A"), start(1, 1, "A"), start(3, 1, "A")]
     );
-    let ended = progress.ended(1, 1, outputs("B"));
+    let ended = progress.ended(1, 1, outputs("B")).unwrap();
     assert_eq!(ended, [record(1, &[2], "B"), Step::Drop { memory: 4 }, start(2, 1, "B")]);
-    assert_eq!(progress.ended(3, 1, outputs("D")), [record(3, &[], "D")]);
+    assert_eq!(progress.ended(3, 1, outputs("D")).unwrap(), [record(3, &[], "D")]);
     let finish = Step::Finish { outputs: vec![(2, outputs("C")), (3, outputs("D"))] };
-    assert_eq!(progress.ended(2, 1, outputs("C")), [record(2, &[], "C"), finish]);
+    assert_eq!(progress.ended(2, 1, outputs("C")).unwrap(), [record(2, &[], "C"), finish]);
 }
 
 #[test]
 fn a_loss_takes_its_communicating_set_along_and_nothing_else() {
     let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
-    progress.begin();
-    progress.ended(0, 1, outputs("A"));
+    progress.begin().unwrap();
+    progress.ended(0, 1, outputs("A")).unwrap();
     // b shares m with a, which is done: both begin again, and d, which has its input, goes on.
     assert_eq!(
         progress.lost(1, 1, gone()).unwrap(),
         [Step::Cancel { component: 1 }, Step::Drop { memory: 4 }, start(0, 2, "in")]
     );
-    assert_eq!(progress.ended(1, 1, outputs("late")), []);
-    assert_eq!(progress.ended(0, 2, outputs("A2")), [record(0, &[1], "A2"), start(1, 2, "A2")]);
+    assert_eq!(progress.ended(1, 1, outputs("late")).unwrap(), []);
+    assert_eq!(progress.ended(0, 2, outputs("A2")).unwrap(), [record(0, &[1], "A2"), start(1, 2, "A2")]);
     // d shares nothing: it begins again alone, with the input that it had.
     assert_eq!(progress.lost(3, 1, gone()).unwrap(), [Step::Cancel { component: 3 }, start(3, 2, "A")]);
     assert_eq!(progress.lost_memory(4, gone()).unwrap().last(), Some(&start(0, 3, "in")));
@@ -88,10 +93,10 @@ fn a_loss_takes_its_communicating_set_along_and_nothing_else() {
 #[test]
 fn a_loss_of_an_earlier_attempt_is_no_loss_of_this_one() {
     let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
-    progress.begin();
+    progress.begin().unwrap();
     assert_eq!(progress.lost(0, 1, gone()).unwrap().last(), Some(&start(0, 2, "in")));
     assert_eq!(progress.lost(0, 1, gone()).unwrap(), [], "it was told twice");
-    assert_eq!(progress.ended(0, 2, outputs("A")).len(), 3);
+    assert_eq!(progress.ended(0, 2, outputs("A")).unwrap().len(), 3);
     assert_eq!(progress.lost(0, 2, gone()).unwrap(), [], "its output is there already");
     assert!(progress.is_current(1, 1) && progress.is_current(3, 1));
 }
@@ -99,9 +104,9 @@ fn a_loss_of_an_earlier_attempt_is_no_loss_of_this_one() {
 #[test]
 fn memory_that_nobody_needs_any_more_is_no_loss() {
     let mut progress = Progress::new(forked(), Vec::new(), 3);
-    progress.begin();
-    progress.ended(0, 1, outputs("A"));
-    progress.ended(1, 1, outputs("B"));
+    progress.begin().unwrap();
+    progress.ended(0, 1, outputs("A")).unwrap();
+    progress.ended(1, 1, outputs("B")).unwrap();
     assert_eq!(progress.lost_memory(4, gone()).unwrap(), []);
     assert_eq!(progress.lost(2, 1, gone()).unwrap(), [Step::Cancel { component: 2 }, start(2, 2, "B")]);
 }
@@ -109,16 +114,16 @@ fn memory_that_nobody_needs_any_more_is_no_loss() {
 #[test]
 fn memory_goes_with_the_last_who_releases_it_and_comes_back_with_who_begins_again() {
     let mut progress = Progress::new(forked(), Vec::new(), 3);
-    progress.begin();
+    progress.begin().unwrap();
     assert!(!progress.released(0, 4), "b is to come, and may access it");
-    progress.ended(0, 1, outputs("a"));
+    progress.ended(0, 1, outputs("a")).unwrap();
     assert!(progress.released(1, 4));
     assert_eq!(progress.lost_memory(4, gone()), Ok(Vec::new()), "nobody misses it");
     let steps = progress.lost(1, 1, gone()).unwrap();
     assert!(steps.contains(&Step::Cancel { component: 1 }) && steps.contains(&start(0, 2, "")), "{steps:?}");
     // Both access it again.
     assert!(!progress.released(0, 4));
-    progress.ended(0, 2, outputs("a"));
+    progress.ended(0, 2, outputs("a")).unwrap();
     assert_eq!(progress.lost_memory(4, gone()).unwrap().len(), 3);
     assert!(!progress.released(2, 4), "c has not begun");
 }
@@ -126,7 +131,7 @@ fn memory_goes_with_the_last_who_releases_it_and_comes_back_with_who_begins_agai
 #[test]
 fn a_component_is_not_lost_for_ever() {
     let mut progress = Progress::new(forked(), Vec::new(), 2);
-    progress.begin();
+    progress.begin().unwrap();
     for attempt in 1..=2 {
         progress.lost(0, attempt, gone()).unwrap();
     }
@@ -144,10 +149,10 @@ fn who_has_external_effects_does_not_begin_again() {
     let components = [compute("a"), effects.to_owned(), memory("m")].join(",");
     let edges = [edge("trigger", "a", "b"), edge("access", "a", "m"), edge("access", "b", "m")].join(",");
     let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
-    progress.begin();
+    progress.begin().unwrap();
     // It has not begun.
     assert!(progress.lost(0, 1, gone()).is_ok());
-    progress.ended(0, 2, outputs("A"));
+    progress.ended(0, 2, outputs("A")).unwrap();
     let error = progress.lost_memory(2, gone()).unwrap_err();
     assert!(error.message.contains("component b has external effects"), "{error}");
 }
@@ -159,7 +164,7 @@ fn a_run_goes_on_from_its_journal() {
     // b had not ended: m is needed, and lost with the client; so a writes it again. d has its input.
     let steps = progress.resume(&[at(0, &[1, 3], "A")]).unwrap();
     assert_eq!(steps, [Step::Drop { memory: 4 }, start(0, 1, "in")]);
-    assert_eq!(progress.ended(0, 1, outputs("A2")).first(), Some(&record(0, &[1, 3], "A2")));
+    assert_eq!(progress.ended(0, 1, outputs("A2")).unwrap().first(), Some(&record(0, &[1, 3], "A2")));
 
     let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
     let steps = progress.resume(&[at(0, &[1, 3], "A"), at(1, &[2], "B"), at(3, &[], "D")]).unwrap();
@@ -177,10 +182,10 @@ fn several_outputs_are_one_message() {
     let triggers = [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")];
     let edges = triggers.map(|(from, to)| edge("trigger", from, to)).join(",");
     let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 3);
-    progress.begin();
-    progress.ended(0, 1, outputs("A"));
-    progress.ended(2, 1, outputs("C"));
-    let last = progress.ended(1, 1, outputs("B")).pop();
+    progress.begin().unwrap();
+    progress.ended(0, 1, outputs("A")).unwrap();
+    progress.ended(2, 1, outputs("C")).unwrap();
+    let last = progress.ended(1, 1, outputs("B")).unwrap().pop();
     let message = run::message(&[b"B", b"C"]);
     assert_eq!(
         last,
@@ -209,21 +214,21 @@ fn choosing() -> Arc<Graph> {
 fn what_nothing_triggers_is_skipped_and_what_comes_after_has_the_others_outputs() {
     let (cancel, drop) = (|component| Step::Cancel { component }, Step::Drop { memory: 5 });
     let mut progress = Progress::new(choosing(), Vec::new(), 3);
-    progress.begin();
-    let ended = progress.ended(0, 1, outputs("bee"));
+    progress.begin().unwrap();
+    let ended = progress.ended(0, 1, outputs("bee")).unwrap();
     assert_eq!(ended, [record(0, &[1, 2], "bee"), cancel(2), start(1, 1, "bee")]);
     assert_eq!(progress.standing(2), Standing::Skipped);
-    let ended = progress.ended(1, 1, outputs("B"));
+    let ended = progress.ended(1, 1, outputs("B")).unwrap();
     assert_eq!(ended, [record(1, &[3, 4], "B"), start(3, 1, "B"), start(4, 1, "B")]);
 
     let mut progress = Progress::new(choosing(), Vec::new(), 3);
-    progress.begin();
-    let ended = progress.ended(0, 1, outputs("sea"));
+    progress.begin().unwrap();
+    let ended = progress.ended(0, 1, outputs("sea")).unwrap();
     let expected = [record(0, &[1, 2], "sea"), cancel(1), cancel(4), drop.clone(), start(2, 1, "sea")];
     assert_eq!(ended, expected, "e is skipped with b, and then nobody needs their memory");
-    assert_eq!(progress.ended(2, 1, outputs("C")), [record(2, &[3], "C"), start(3, 1, "C")]);
+    assert_eq!(progress.ended(2, 1, outputs("C")).unwrap(), [record(2, &[3], "C"), start(3, 1, "C")]);
     let finish = Step::Finish { outputs: vec![(3, outputs("D"))] };
-    assert_eq!(progress.ended(3, 1, outputs("D")), [record(3, &[], "D"), finish]);
+    assert_eq!(progress.ended(3, 1, outputs("D")).unwrap(), [record(3, &[], "D"), finish]);
 
     let at = |from, to: &[usize], text| Record { from, to: to.to_vec(), outputs: outputs(text) };
     let mut progress = Progress::new(choosing(), Vec::new(), 3);
@@ -239,13 +244,13 @@ fn who_is_executed_again_decides_anew_until_something_has_begun_that_it_triggere
     let json = json.replace(r#""from":"e","to":"m""#, r#""from":"c","to":"m""#);
     let graph = Arc::new(Graph::parse(json.as_bytes()).unwrap());
     let mut progress = Progress::new(graph.clone(), Vec::new(), 9);
-    progress.begin();
-    progress.ended(0, 1, outputs("sea"));
+    progress.begin().unwrap();
+    progress.ended(0, 1, outputs("sea")).unwrap();
     assert_eq!(progress.standing(1), Standing::Skipped);
     // c is lost, and with it a, which says something else now.
     let steps = progress.lost(2, 1, gone()).unwrap();
     assert_eq!(steps.last(), Some(&start(0, 2, "")), "{steps:?}");
-    let again = progress.ended(0, 2, outputs("bee"));
+    let again = progress.ended(0, 2, outputs("bee")).unwrap();
     assert!(again.contains(&record(0, &[1, 2], "bee")) && again.contains(&start(1, 1, "bee")), "{again:?}");
     assert_eq!(progress.standing(2), Standing::Skipped);
     // The same is read from the records, though c had ended once.
@@ -255,10 +260,70 @@ fn who_is_executed_again_decides_anew_until_something_has_begun_that_it_triggere
     let steps = resumed.resume(&records).unwrap();
     assert!(steps.contains(&start(3, 1, "B")) && steps.contains(&start(4, 1, "B")), "{steps:?}");
     assert_eq!(resumed.standing(2), Standing::Skipped);
-    // b has begun: whatever a says another time, c stays skipped.
-    progress.states[0] = State::Waiting;
-    progress.decide_anew(0);
+}
+
+/// A trigger if the output begins so.
+fn case(from: &str, to: &str, text: &str) -> String {
+    format!(r#"{{"type":"trigger","from":"{from}","to":"{to}","when":"{text}"}}"#)
+}
+
+#[test]
+fn keeps_choice_while_successor_has_begun() {
+    // a -> b -> c -> d -> e, and a -> d: without c, d begins all the same. a, b and e share m, c and d share n.
+    let components =
+        ["a", "b", "c", "d", "e"].map(compute).join(",") + "," + &["m", "n"].map(memory).join(",");
+    let triggers =
+        [("a", "b"), ("a", "d"), ("c", "d"), ("d", "e")].map(|(from, to)| edge("trigger", from, to));
+    let access = [("a", "m"), ("b", "m"), ("e", "m"), ("c", "n"), ("d", "n")];
+    let access = access.map(|(from, to)| edge("access", from, to));
+    let edges = [&triggers[..], &access, &[case("b", "c", "y")]].concat().join(",");
+    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
+    progress.begin().unwrap();
+    progress.ended(0, 1, outputs("A")).unwrap();
+    let ended = progress.ended(1, 1, outputs("no")).unwrap();
+    assert_eq!(ended.last(), Some(&start(3, 1, "A")), "{ended:?}");
+    // a and b are executed again, for e needs what they wrote. d has begun without c, and accesses the same memory.
+    let lost = progress.lost_memory(5, gone()).unwrap();
+    assert_eq!(lost, [Step::Drop { memory: 5 }, start(0, 2, "")]);
     assert_eq!(progress.standing(2), Standing::Skipped);
+    progress.ended(0, 2, outputs("A")).unwrap();
+    assert_eq!(progress.ended(1, 2, outputs("yes")).unwrap(), [record(1, &[], "yes")], "its choice stands");
+    assert_eq!(progress.standing(2), Standing::Skipped);
+    // Its successor has ended: e begins.
+    let ended = progress.ended(3, 1, outputs("D")).unwrap();
+    assert_eq!(ended.last(), Some(&start(4, 1, "D")), "{ended:?}");
+}
+
+#[test]
+fn writes_again_what_was_dropped_with_skipped_component() {
+    // a -> b, which chooses between c and d. a and c share m, b and d share n.
+    let components = ["a", "b", "c", "d"].map(compute).join(",") + "," + &["m", "n"].map(memory).join(",");
+    let access = [("a", "m"), ("c", "m"), ("b", "n"), ("d", "n")].map(|(from, to)| edge("access", from, to));
+    let triggers = [edge("trigger", "a", "b"), case("b", "c", "c"), case("b", "d", "d")];
+    let edges = [&triggers[..], &access].concat().join(",");
+    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
+    progress.begin().unwrap();
+    progress.ended(0, 1, outputs("A")).unwrap();
+    let ended = progress.ended(1, 1, outputs("d")).unwrap();
+    assert!(ended.contains(&Step::Drop { memory: 4 }), "nobody needs m without c: {ended:?}");
+    // Nothing after b has begun any more: it may choose c, which needs what a wrote.
+    progress.lost(3, 1, gone()).unwrap();
+    let ended = progress.ended(1, 2, outputs("c")).unwrap();
+    assert_eq!(ended.last(), Some(&start(0, 2, "")), "{ended:?}");
+    assert_eq!(progress.ended(0, 2, outputs("A")).unwrap(), [record(0, &[], "A"), start(2, 1, "c")]);
+}
+
+#[test]
+fn record_of_another_choice_voids_records_of_all_after_it() {
+    let at = |from, to: &[usize], text| Record { from, to: to.to_vec(), outputs: outputs(text) };
+    let records = [at(0, &[1, 2], "bee"), at(1, &[3, 4], "B"), at(4, &[], "E"), at(0, &[1, 2], "sea")];
+    let mut progress = Progress::new(choosing(), Vec::new(), 9);
+    let steps = progress.resume(&records).unwrap();
+    assert_eq!(steps, [start(2, 1, "sea")]);
+    assert_eq!(progress.standing(4), Standing::Skipped);
+    progress.ended(2, 1, outputs("C")).unwrap();
+    let finish = Step::Finish { outputs: vec![(3, outputs("D"))] };
+    assert_eq!(progress.ended(3, 1, outputs("D")).unwrap().last(), Some(&finish));
 }
 
 /// Compute components 0 to n - 1, each triggered by some before it, and memory that some of them share.
@@ -291,101 +356,13 @@ fn any_graph() -> impl Strategy<Value = Arc<Graph>> {
     })
 }
 
-/// A world in which components write their names into what they access, and read who has written there before.
-struct World {
-    graph: Arc<Graph>,
-    progress: Progress,
-    /// Who has written, by memory component.
-    written: BTreeMap<usize, BTreeSet<usize>>,
-    running: BTreeMap<usize, (u32, Arc<Vec<u8>>)>,
-    recorded: Vec<Record>,
-    finished: Option<Vec<(usize, Outputs)>>,
-}
-
-impl World {
-    fn new(graph: Arc<Graph>) -> World {
-        let progress = Progress::new(graph.clone(), b"in".to_vec(), u32::MAX);
-        World {
-            graph,
-            progress,
-            written: BTreeMap::new(),
-            running: BTreeMap::new(),
-            recorded: Vec::new(),
-            finished: None,
-        }
-    }
-
-    fn take(&mut self, steps: Vec<Step>) {
-        for step in steps {
-            match step {
-                Step::Record { from, to, outputs } => self.recorded.push(Record { from, to, outputs }),
-                Step::Start { component, attempt, input } => {
-                    assert!(
-                        self.has_recorded_inputs(component),
-                        "{component} begins before its input is kept"
-                    );
-                    assert!(self.running.insert(component, (attempt, input)).is_none());
-                }
-                Step::Cancel { component } => {
-                    let is_skipped = self.progress.standing(component) == Standing::Skipped;
-                    assert!(self.running.remove(&component).is_some() || is_skipped);
-                }
-                Step::Drop { memory } => {
-                    for who in accessors(&self.graph, memory) {
-                        assert!(!self.running.contains_key(&who), "memory is dropped under {who}");
-                    }
-                    self.written.remove(&memory);
-                }
-                Step::Finish { outputs } => assert!(self.finished.replace(outputs).is_none()),
-            }
-        }
-    }
-
-    fn has_recorded_inputs(&self, component: usize) -> bool {
-        previous(&self.graph, component).all(|before| {
-            self.progress.standing(before) == Standing::Skipped
-                || self.recorded.iter().any(|record| record.from == before && record.to.contains(&component))
-        })
-    }
-
-    /// One that runs does all that it has to do.
-    fn end(&mut self, component: usize) {
-        let (attempt, input) = self.running.remove(&component).unwrap();
-        for memory in accessed(&self.graph, component).collect::<Vec<_>>() {
-            let there = self.written.entry(memory).or_default();
-            for before in
-                accessors(&self.graph, memory).filter(|&before| is_before(&self.graph, before, component))
-            {
-                let is_skipped = self.progress.standing(before) == Standing::Skipped;
-                assert!(
-                    is_skipped || there.contains(&before),
-                    "{component} misses what {before} wrote into {memory}"
-                );
-            }
-            there.insert(component);
-        }
-        // Some go on one way, and some the other.
-        let word = if (input.len() + component).is_multiple_of(3) { b'n' } else { b'y' };
-        let mut output = vec![word];
-        output.extend_from_slice(&input);
-        output.push(component as u8);
-        let steps = self.progress.ended(component, attempt, Arc::new(vec![output]));
-        self.take(steps);
-    }
-}
-
-fn is_before(graph: &Graph, first: usize, second: usize) -> bool {
-    previous(graph, second).any(|before| before == first || is_before(graph, first, before))
-}
-
 fn undisturbed(graph: &Arc<Graph>) -> Vec<(usize, Outputs)> {
-    let mut world = World::new(graph.clone());
-    let steps = world.progress.begin();
-    world.take(steps);
-    while let Some(&component) = world.running.keys().next() {
-        world.end(component);
+    let mut world = World::begin(graph.clone());
+    while world.finished.is_none() {
+        let (running, _) = world.running();
+        world.end(running[0], None).unwrap();
     }
-    world.finished.expect("a run without losses ends")
+    world.finished.unwrap()
 }
 
 proptest! {
@@ -399,46 +376,34 @@ proptest! {
         story in prop::collection::vec((0u8..10, any::<prop::sample::Index>()), 0..60),
     ) {
         let expected = undisturbed(&graph);
-        let mut world = World::new(graph.clone());
-        let steps = world.progress.begin();
-        world.take(steps);
+        let mut world = World::begin(graph.clone());
         for (what, which) in story {
             if world.finished.is_some() {
                 break;
             }
-            let running: Vec<(usize, u32)> = world.running.iter().map(|(&at, &(attempt, _))| (at, attempt)).collect();
-            prop_assert!(!running.is_empty(), "nothing runs, and the run has not ended");
-            let (component, attempt) = running[which.index(running.len())];
+            let (running, _) = world.running();
+            let component = running[which.index(running.len())];
             match what {
-                0..6 => world.end(component),
+                0..6 => world.end(component, None).unwrap(),
                 6 | 7 => {
-                    let steps = world.progress.lost(component, attempt, gone()).unwrap();
-                    world.take(steps);
+                    let steps = world.progress.lost(component, world.running[&component].attempt, gone());
+                    world.take(steps).unwrap();
                 }
                 8 => {
-                    let memories: Vec<usize> = (0..graph.components.len())
-                        .filter(|&at| graph.components[at].memory().is_some())
-                        .collect();
+                    let is_memory = |at: &usize| graph.components[*at].memory().is_some();
+                    let memories: Vec<usize> = (0..graph.components.len()).filter(is_memory).collect();
                     if !memories.is_empty() {
-                        let memory = memories[which.index(memories.len())];
-                        let steps = world.progress.lost_memory(memory, gone()).unwrap();
-                        world.take(steps);
+                        let steps = world.progress.lost_memory(memories[which.index(memories.len())], gone());
+                        world.take(steps).unwrap();
                     }
                 }
-                _ => {
-                    // Its client is gone, and another goes on.
-                    let recorded = std::mem::take(&mut world.recorded);
-                    let mut again = World::new(graph.clone());
-                    again.recorded = recorded;
-                    let steps = again.progress.resume(&again.recorded.clone()).unwrap();
-                    again.take(steps);
-                    world = again;
-                }
+                // Its client is gone, and another goes on.
+                _ => world = world.resume().unwrap(),
             }
         }
         while world.finished.is_none() {
-            let next = world.running.keys().next().copied();
-            world.end(next.expect("nothing runs, and the run has not ended"));
+            let (running, _) = world.running();
+            world.end(running[0], None).unwrap();
         }
         prop_assert_eq!(world.finished.unwrap(), expected);
     }

@@ -1,0 +1,267 @@
+//! A world in which components mark the memory that they access, send each other messages, are lost and lose their client; after each
+//! step it is held against the [`Ledger`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use sublet_proto::Error;
+use sublet_proto::graph::{Graph, Relation, Rights};
+
+use super::super::{Outputs, Progress, Record, Standing, Step, accessed, accessors};
+use super::ledger::Ledger;
+
+/// What a run begins with.
+const INPUT: &[u8] = b"in";
+/// A longer input goes into an output as a hash.
+const MOST_BYTES: usize = 256;
+
+/// See the [module](self).
+pub(super) struct World {
+    pub(super) graph: Arc<Graph>,
+    pub(super) progress: Progress,
+    pub(super) recorded: Vec<Record>,
+    pub(super) finished: Option<Vec<(usize, Outputs)>>,
+    pub(super) running: BTreeMap<usize, Running>,
+    /// Who has written, by memory component.
+    written: BTreeMap<usize, BTreeMap<usize, Mark>>,
+    /// How often each component has begun, by all clients.
+    executions: Vec<u32>,
+    /// What each component that has begun found.
+    found: BTreeMap<usize, Found>,
+    /// Components with external effects that this client has begun.
+    had_effects: BTreeSet<usize>,
+}
+
+pub(super) struct Running {
+    pub(super) attempt: u32,
+    input: Arc<Vec<u8>>,
+    released: BTreeSet<usize>,
+}
+
+/// What a component has left in a memory component.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Mark {
+    execution: u32,
+    /// All that it had to write.
+    is_whole: bool,
+}
+
+/// Of the components before one, as it began: whether they are executed, and what they choose.
+#[derive(Debug, PartialEq)]
+struct Found(Vec<(usize, bool, Vec<bool>)>);
+
+impl World {
+    pub(super) fn new(graph: Arc<Graph>) -> World {
+        World {
+            progress: Progress::new(graph.clone(), INPUT.to_vec(), u32::MAX),
+            recorded: Vec::new(),
+            finished: None,
+            running: BTreeMap::new(),
+            written: BTreeMap::new(),
+            executions: vec![0; graph.components.len()],
+            found: BTreeMap::new(),
+            had_effects: BTreeSet::new(),
+            graph,
+        }
+    }
+
+    /// The run begins.
+    pub(super) fn begin(graph: Arc<Graph>) -> World {
+        let mut world = World::new(graph);
+        let steps = world.progress.begin();
+        world.take(steps).expect("nothing has begun before");
+        world
+    }
+
+    /// Another client goes on with the run, whose own has died.
+    pub(super) fn resume(self) -> Result<World, Error> {
+        let mut world = World::new(self.graph);
+        (world.recorded, world.executions) = (self.recorded, self.executions);
+        let steps = world.progress.resume(&world.recorded)?;
+        world.found = self.found;
+        world.found.retain(|&component, _| world.progress.standing(component) == Standing::Done);
+        world.take(Ok(steps))?;
+        Ok(world)
+    }
+
+    /// Does what is to be done, and looks whether the world is as the records say.
+    ///
+    /// # Errors
+    /// Why the run has failed.
+    pub(super) fn take(&mut self, steps: Result<Vec<Step>, Error>) -> Result<(), Error> {
+        for step in steps? {
+            match step {
+                Step::Record { from, to, outputs } => self.recorded.push(Record { from, to, outputs }),
+                Step::Start { component, attempt, input } => self.start(component, attempt, input),
+                Step::Cancel { component } => {
+                    let is_skipped = self.progress.standing(component) == Standing::Skipped;
+                    assert!(
+                        self.running.remove(&component).is_some() || is_skipped,
+                        "{component} did not run"
+                    );
+                }
+                Step::Drop { memory } => self.drop_memory(memory),
+                Step::Finish { outputs } => {
+                    let expected = Ledger::of(&self.graph, INPUT, &self.recorded).outcome();
+                    assert_eq!(Some(&outputs), expected.as_ref(), "the run comes to what its records say");
+                    assert!(self.finished.replace(outputs).is_none());
+                }
+            }
+        }
+        self.check();
+        Ok(())
+    }
+
+    fn start(&mut self, component: usize, attempt: u32, input: Arc<Vec<u8>>) {
+        let ledger = Ledger::of(&self.graph, INPUT, &self.recorded);
+        assert!(ledger.is_executed(component), "nothing that is kept triggers {component}, and it begins");
+        assert_eq!(*input, ledger.input(component), "{component} gets what is kept for it");
+        self.found.insert(component, self.found_by(component));
+        self.executions[component] += 1;
+        if self.graph.components[component].compute().is_some_and(|compute| compute.has_external_effects) {
+            assert!(self.had_effects.insert(component), "{component} has external effects, and begins again");
+        }
+        for memory in self.writable(component) {
+            self.mark(component, memory, false);
+        }
+        let running = Running { attempt, input, released: BTreeSet::new() };
+        assert!(self.running.insert(component, running).is_none(), "{component} runs already");
+    }
+
+    /// The memory components that one may write.
+    fn writable(&self, component: usize) -> Vec<usize> {
+        let writes =
+            self.graph.edges_from(component).filter(|edge| edge.relation == Relation::Access(Rights::Write));
+        writes.map(|edge| edge.to).collect()
+    }
+
+    fn mark(&mut self, component: usize, memory: usize, is_whole: bool) {
+        let mark = Mark { execution: self.executions[component], is_whole };
+        self.written.entry(memory).or_default().insert(component, mark);
+    }
+
+    fn drop_memory(&mut self, memory: usize) {
+        for who in accessors(&self.graph, memory) {
+            let has_it = self.running.get(&who).is_some_and(|running| !running.released.contains(&memory));
+            assert!(!has_it, "memory {memory} is dropped under {who}");
+        }
+        self.written.remove(&memory);
+    }
+
+    fn found_by(&self, component: usize) -> Found {
+        let ledger = Ledger::of(&self.graph, INPUT, &self.recorded);
+        let before = (0..self.graph.components.len()).filter(|&at| ledger.is_before(at, component));
+        Found(before.map(|at| (at, ledger.is_executed(at), ledger.choice(at))).collect())
+    }
+
+    /// Whoever runs has all that those before it wrote, nobody has what a lost execution wrote, and to all that have begun those before
+    /// them are still what they were.
+    fn check(&self) {
+        let ledger = Ledger::of(&self.graph, INPUT, &self.recorded);
+        let nothing = BTreeMap::new();
+        for (&component, running) in &self.running {
+            for memory in accessed(&self.graph, component).filter(|memory| !running.released.contains(memory))
+            {
+                let there = self.written.get(&memory).unwrap_or(&nothing);
+                for before in ledger.writers(memory, component) {
+                    let whole = Mark { execution: self.executions[before], is_whole: true };
+                    let is_there = there.get(&before) == Some(&whole);
+                    assert!(is_there, "{component} misses what {before} wrote into {memory}");
+                }
+            }
+        }
+        for (memory, marks) in &self.written {
+            for (&who, mark) in marks {
+                assert_eq!(
+                    mark.execution, self.executions[who],
+                    "{memory} has what a lost execution of {who} wrote"
+                );
+            }
+        }
+        for (&component, found) in &self.found {
+            if matches!(self.progress.standing(component), Standing::Running | Standing::Done) {
+                assert_eq!(&self.found_by(component), found, "before {component} it is as when that began");
+            }
+        }
+    }
+
+    /// Whether one that runs has what its peers send it.
+    fn has_messages(&self, component: usize) -> bool {
+        let is_mailbox = |memory: &usize| self.graph.components[*memory].name.contains('~');
+        let mut mailboxes = accessed(&self.graph, component).filter(is_mailbox);
+        mailboxes.all(|memory| {
+            let there = self.written.get(&memory);
+            accessors(&self.graph, memory).all(|peer| {
+                let mark = there.and_then(|marks| marks.get(&peer));
+                mark.is_some_and(|mark| mark.execution == self.executions[peer])
+            })
+        })
+    }
+
+    /// Those that run, and those of them that can end.
+    pub(super) fn running(&self) -> (Vec<usize>, Vec<usize>) {
+        let running: Vec<usize> = self.running.keys().copied().collect();
+        let able: Vec<usize> =
+            running.iter().copied().filter(|&component| self.has_messages(component)).collect();
+        assert!(!able.is_empty(), "of {running:?} none can end, and the run has not ended");
+        (running, able)
+    }
+
+    /// One that runs does all that it has to do. It says this word, or the same for the same input.
+    pub(super) fn end(&mut self, component: usize, word: Option<u8>) -> Result<(), Error> {
+        let Running { attempt, input, released } = self.running.remove(&component).expect("it runs");
+        for memory in self.writable(component).into_iter().filter(|memory| !released.contains(memory)) {
+            self.mark(component, memory, true);
+        }
+        let outputs = self.outputs(component, word, &input);
+        let steps = self.progress.ended(component, attempt, outputs);
+        self.take(steps)
+    }
+
+    fn outputs(&self, component: usize, word: Option<u8>, input: &[u8]) -> Outputs {
+        // Some go on one way, and some the other.
+        let usual = if (input.len() + component).is_multiple_of(3) { b'n' } else { b'y' };
+        let instances = self.graph.components[component].compute().map_or(1, |compute| compute.parallelism);
+        let output = |instance: u32| {
+            let mut output = vec![word.unwrap_or(usual)];
+            match input.len() <= MOST_BYTES {
+                true => output.extend_from_slice(input),
+                false => output.extend(hash(input).to_le_bytes()),
+            }
+            output.push(component as u8);
+            if instances > 1 {
+                output.push(instance as u8);
+            }
+            if word.is_some() {
+                output.extend(self.executions[component].to_le_bytes());
+            }
+            output
+        };
+        Arc::new((0..instances).map(output).collect())
+    }
+
+    /// All instances of one that runs release a memory component, if it has one: the first from this one on.
+    pub(super) fn release(&mut self, component: usize, which: usize) {
+        let running = &self.running[&component];
+        let is_there = |memory: &usize| {
+            !running.released.contains(memory) && !self.graph.components[*memory].name.contains('~')
+        };
+        let there: Vec<usize> = accessed(&self.graph, component).filter(is_there).collect();
+        let Some(&memory) = there.get(which % there.len().max(1)) else { return };
+        if self.writable(component).contains(&memory) {
+            self.mark(component, memory, true);
+        }
+        self.running.get_mut(&component).expect("it runs").released.insert(memory);
+        if self.progress.released(component, memory) {
+            self.drop_memory(memory);
+        }
+        self.check();
+    }
+}
+
+/// FNV-1a.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
