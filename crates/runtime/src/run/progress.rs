@@ -388,9 +388,8 @@ impl Progress {
             if let Some(known) = known[at] {
                 return known;
             }
-            let has = next(&progress.graph, at).fold(false, |has, next| {
-                visit(progress, next, known) || progress.states[next].has_begun() || has
-            });
+            let has = next(&progress.graph, at)
+                .any(|next| visit(progress, next, known) || progress.states[next].has_begun());
             known[at] = Some(has);
             has
         }
