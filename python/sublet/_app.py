@@ -12,7 +12,7 @@ import threading
 import types
 from pathlib import Path
 
-from . import _application, _calls, _client, _errors, _package
+from . import _application, _calls, _client, _errors, _modules, _package
 from .components import MOST_BYTES, State, pickled
 
 # In the folder of an application: its graph.
@@ -181,7 +181,7 @@ def app(function=None, *, name=None, imports=(), path=None):
     named = functools.lru_cache(maxsize=None)(lambda: _package.globals_of(compiled.names(), compiled.source.value))
 
     def write(folder, functions):
-        _package.write_components(folder, compiled.name, listed, _package.modules_of(path), functions)
+        _package.write_components(folder, compiled.name, listed, _modules.selected(path), functions)
         _package.write_values(folder, named().values)
 
     made = App(compiled.name, write, compiled.graph(compiled.name), lambda: compiled.text(named()), function)

@@ -5,7 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from . import _errors, _package, _process
+from . import _errors, _modules, _package, _process
 
 
 class Outcome:
@@ -69,6 +69,8 @@ class Application:
         _process.check()
         return _outcome(self._native.resume(run, news))
 
+    __reduce__ = _process.stays_here("an application", "run it there")
+
     def __repr__(self):
         return f"<sublet application {self.graph['name']}>"
 
@@ -105,7 +107,7 @@ def with_functions(invoker, graph, imports, path):
         functions[name] = part["function"]
     with tempfile.TemporaryDirectory(prefix="sublet-graph-") as folder:
         named = _package.globals_of(sorted(functions), functions.__getitem__)
-        _package.write_components(folder, "functions", _package.checked_imports(imports), _package.modules_of(path), sorted(functions))
+        _package.write_components(folder, "functions", _package.checked_imports(imports), _modules.selected(path), sorted(functions))
         _package.write_values(folder, named.values)
         (Path(folder) / _package.COMPONENTS).write_text("\n".join(named.lines()) + "\n")
         package = invoker.deploy(folder)

@@ -1,22 +1,26 @@
 """Calls of functions in Python: what is sent, and what comes back. The other end is the worker's `worker.py`."""
 
+import dis
+import functools
 import hashlib
 import io
 import itertools
+import linecache
 import logging
 import pickle
 import sys
 import threading
+import types
 import weakref
 
 import cloudpickle
 
-from . import _errors, _native
-from ._definition import is_same, references
+from . import _errors, _native, _rebuild
+from ._definition import is_imported, is_same, references
 from ._memory import as_bytes_like
 
 # What both ends mean by the rest: changed with anything of it.
-VERSION = 1
+VERSION = 2
 # What is asked.
 CALL, MAP = VERSION << 8, VERSION << 8 | 1
 # What is answered; PRINTED is added if the last part is what was printed and logged.
@@ -32,6 +36,9 @@ PLAIN = frozenset([type(None), bool, int, float, complex, str, bytes])
 ROOM = 64 << 10
 # Memory that is left out of a pickle is at least so large, in bytes, unless it is registered: below, a copy is cheaper.
 APART = 1024
+# The longest source of a function that goes along with it, in characters, and the last line of a file that it may be from.
+MOST_SOURCE = 64 << 10
+MOST_LINES = 1 << 20
 # Most functions that are remembered by their names.
 MOST_NAMES = 4096
 
@@ -89,24 +96,86 @@ class Functions:
 class _Space:
     """In place of a module's globals: on a worker there is one namespace for each module whose functions are sent by their value."""
 
-    def __init__(self, module):
-        self._module = module
+    def __init__(self, globals):
+        self._names = str(globals.get("__name__")), globals.get("__package__") or None
 
     def __reduce__(self):
-        return eval, (f"__import__('sublet_worker').space({self._module!r})",)
+        return eval, (f"__import__('sublet_worker').space{self._names!r}",)
 
 
-class _Pickler(cloudpickle.Pickler):
-    """As cloudpickle's, but for the globals of functions: those that are sent apart share them, too."""
+class _OfWorker:
+    """A function of the worker's own module."""
+
+    def __init__(self, name):
+        self._name = name
+
+    def __call__(self, *arguments):
+        raise NotImplementedError("only a worker has it")
+
+    def __reduce__(self):
+        return eval, (f"__import__('sublet_worker').{self._name}",)
+
+
+# Functions under `functools.lru_cache`, which pickle themselves by their names.
+_Cached = type(functools.lru_cache()(len))
+_CACHED = _OfWorker("cached")
+
+
+class _Code:
+    """A function's code, with its file and its lines of that, which cloudpickle leaves out."""
+
+    _on_worker = _OfWorker("code")
+
+    def __init__(self, code):
+        self._code = code
+
+    def __reduce__(self):
+        return self._on_worker, (self._code, self._code.co_filename, self._code.co_firstlineno, _lines(self._code))
+
+
+def _lines(code):
+    """The source of code, as far as it is known here; lines of a file of another time are as good as a traceback's here."""
+    first, last = code.co_firstlineno, _last_line(code)
+    lines = linecache.getlines(code.co_filename)[first - 1 : last] if 0 < first <= last <= MOST_LINES else []
+    return lines if sum(map(len, lines)) <= MOST_SOURCE else []
+
+
+def _last_line(code):
+    within = [_last_line(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return max([code.co_firstlineno, *(line for _, line in dis.findlinestarts(code) if line is not None), *within])
+
+
+class _ArgumentPickler(cloudpickle.Pickler):
+    """As cloudpickle's, but for the code of functions, which keeps its file and lines."""
+
+    def _function_getnewargs(self, func):
+        code, *rest = super()._function_getnewargs(func)
+        return _Code(code), *rest
+
+    def reducer_override(self, obj):
+        if type(obj) is _Cached and not is_imported(obj):
+            parameters = obj.cache_parameters()
+            return _CACHED, (obj.__wrapped__, parameters["maxsize"], parameters["typed"])
+        return super().reducer_override(obj)
+
+
+class _Pickler(_ArgumentPickler):
+    """Also for the globals of functions: those that are sent apart share them, too."""
 
     def _function_getnewargs(self, func):
         code, _, *rest = super()._function_getnewargs(func)
-        return code, _Space(str(func.__globals__.get("__name__"))), *rest
+        return code, _Space(func.__globals__), *rest
 
 
 def _pickle_function(function):
     file = io.BytesIO()
     _Pickler(file, 5).dump(function)
+    return file.getvalue()
+
+
+def _pickle_arguments(arguments, protocol, buffer_callback):
+    file = io.BytesIO()
+    _ArgumentPickler(file, protocol, buffer_callback=buffer_callback).dump(arguments)
     return file.getvalue()
 
 
@@ -156,7 +225,7 @@ class Known:
             functions = self.functions
             session = functions.session_definition if how_much == SESSION else None
             header = pickle.dumps((functions.session, definition.key, (session, definition.pickled)), 5)
-        return [header, *_dump(arguments, pickle.dumps if _is_plain(arguments) else cloudpickle.dumps)]
+        return [header, *_dump(arguments, pickle.dumps if _is_plain(arguments) else _pickle_arguments)]
 
 
 def _is_plain(arguments):
@@ -213,7 +282,7 @@ def read(known, kind, parts):
         if size > known.room:
             known.room = min(size + (size >> 2), 1 << 31)
         return pickle.loads(body, buffers=[as_bytes_like(buffer) for buffer in buffers]), None
-    error = _errors.remote(*pickle.loads(parts[0]))
+    error = _rebuild.remote(pickle.loads(parts[0]))
     if kind == BROKEN:
         broken = _errors.BrokenExecutor(f"a worker could not be initialised: {error}")
         broken.__cause__ = error

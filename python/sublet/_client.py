@@ -3,6 +3,7 @@
 import atexit
 import os
 import re
+import sys
 import threading
 
 from . import _application, _errors, _native, _package, _process
@@ -31,7 +32,7 @@ class Client:
     """A client of managers.
 
     Args:
-        managers: Their addresses, separated by commas, as `https://host:7440` or `unix:/run/sublet/manager.sock`; without this
+        managers: Their addresses, separated by commas, as `https://host:7433` or `unix:/run/sublet/manager.sock`; without this
             those of `$SUBLET_MANAGER`, or this machine's own `sublet up`.
         ca_file: The certificate of the authority to trust, where `$SUBLET_CA` does not say it.
         token: Who one is, where `$SUBLET_TOKEN` does not say it.
@@ -40,6 +41,11 @@ class Client:
 
     def __init__(self, managers=None, *, ca_file=None, token=None, token_file=None):
         _process.check()
+        if managers is None and "sublet_worker" in sys.modules and not os.environ.get("SUBLET_MANAGER"):
+            raise _errors.InvalidArgument(
+                "a function on a worker has no manager: lease from the program that calls it, or name the managers, "
+                "as sublet.Client('https://host:7433')"
+            )
         self._invoker = _native.Invoker.connect(managers, ca_file=ca_file, token=token, token_file=token_file)
         self._completer = _completer
         self._managers = managers
@@ -199,6 +205,8 @@ class Client:
         """The processing units of the managers' nodes, of each its processor first: a list of `ProcessingUnit`."""
         return listed(self._invoker.pus())
 
+    __reduce__ = _process.stays_here("a client", "lease from there")
+
     def __repr__(self):
         return "<sublet client>"
 
@@ -251,8 +259,26 @@ def pus():
     return default_client().pus()
 
 
+# What ends after all leases, at the end of the interpreter.
+_last = []
+
+
+def at_end(stop):
+    """Has this called at the end of the interpreter, after all leases have been closed."""
+    _last.append(stop)
+
+
+def not_at_end(stop):
+    """Has it not called any more."""
+    if stop in _last:
+        _last.remove(stop)
+
+
 @atexit.register
 def _at_exit():
-    if not _process.is_forked():
-        close_all()
-        _completer.stop()
+    if _process.is_forked():
+        return
+    close_all()
+    _completer.stop()
+    for stop in list(reversed(_last)):
+        stop()

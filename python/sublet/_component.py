@@ -116,6 +116,8 @@ class Memory:
     def __exit__(self, kind, error, traceback):
         self.release()
 
+    __reduce__ = _process.stays_here("a memory component", "read and write it there, and pass the bytes")
+
     def __repr__(self):
         if self._leases is not None:
             return "<sublet memory: released>"

@@ -47,7 +47,7 @@ _ABSENT = object()
 
 
 def _look(value, found, seen, depth):
-    if isinstance(value, _PLAIN) and type(value) in _PLAIN or isinstance(value, _BUILTIN) or _is_imported(value):
+    if isinstance(value, _PLAIN) and type(value) in _PLAIN or isinstance(value, _BUILTIN) or is_imported(value):
         return
     if depth > _DEPTH:
         raise Unsteady
@@ -95,7 +95,7 @@ def _names(code):
     return names
 
 
-def _is_imported(value):
+def is_imported(value):
     """Whether it is known by its name in a module, as the worker's interpreter has it."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module == "__main__" or "<" in name:

@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError, TimeoutError
 from concurrent.futures._base import PENDING
 from typing import NamedTuple
 
-from . import _errors
+from . import _rebuild
 from ._calls import CALL, MAP, Known, SentObjects
 from ._future import Future
 
@@ -380,7 +380,7 @@ class _Map:
                 while results:
                     yield results.pop()
                 if raised is not None:
-                    raise _errors.remote(*raised)
+                    raise _rebuild.remote(raised)
         finally:
             self.stop()
 

@@ -1,7 +1,6 @@
 """What goes wrong, by the same codes in every language (SPECIFICATION.md, Errors)."""
 
 import concurrent.futures
-import pickle
 from concurrent.futures.process import BrokenProcessPool
 
 
@@ -80,7 +79,7 @@ class BrokenExecutor(BrokenProcessPool):
 
 
 class RemoteTraceback(Exception):
-    """Where an exception was raised on its worker: the cause of the one that is raised here."""
+    """The traceback of an exception on its worker: the cause of the exception that is raised here, or of its innermost cause."""
 
     def __init__(self, text):
         super().__init__(text)
@@ -91,17 +90,21 @@ class RemoteTraceback(Exception):
 
 
 class RemoteError(Error):
-    """An exception that could not come back itself: of a class that is not here, or that cannot be pickled.
+    """An exception that cannot be raised here as itself: its class is unknown here, or something in it cannot be pickled.
 
-    `kind` is the full name of its class, `message` its text.
+    It is also an instance of the nearest base class that is known here: `except ValueError` catches what was derived from
+    `ValueError`. `kind` is the full name of its class, `message` its text.
     """
 
     code = "function_failed"
 
     def __init__(self, kind, message):
-        super().__init__(f"{kind}: {message}")
+        super().__init__(message)
         self.kind = kind
         self.message = message
+
+    def __str__(self):
+        return f"{self.kind}: {self.message}"
 
     def __reduce__(self):
         return type(self), (self.kind, self.message)
@@ -128,18 +131,3 @@ _CLASSES = {
 def of(code, number, message):
     """The exception of an error of the library."""
     return _CLASSES.get(code, Error)(message, code, number)
-
-
-def remote(itself, kind, message, text):
-    """The exception that a worker raised, from what it sent: (itself as a pickle or None, class, message, traceback)."""
-    error = None
-    if itself is not None:
-        try:
-            error = pickle.loads(itself)
-        except Exception:
-            # Of a class that is not here.
-            error = None
-    if not isinstance(error, BaseException):
-        error = RemoteError(kind, message)
-    error.__cause__ = RemoteTraceback(text)
-    return error

@@ -103,6 +103,8 @@ class Executor(concurrent.futures.Executor):
             self._lease._dispatch.break_all(lambda: _errors.BrokenExecutor(text))
         return broken
 
+    __reduce__ = _process.stays_here("an executor", "submit calls from there")
+
     def __repr__(self):
         state = "broken" if self._broken else "shut down" if self._is_shut else f"{self._max_workers} workers"
         return f"<sublet executor: {state}>"

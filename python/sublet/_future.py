@@ -12,6 +12,8 @@ import time
 from concurrent.futures import CancelledError, InvalidStateError
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED, PENDING, RUNNING
 
+from . import _process
+
 _ENDED = (CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED)
 _making = threading.Lock()
 
@@ -143,6 +145,10 @@ class Future(concurrent.futures.Future):
                 for waiter in self._waiters:
                     waiter.add_cancelled(self)
         return True
+
+    __reduce__ = _process.stays_here(
+        "a future", "pass its result(), or pass the future itself to submit, and not within another object"
+    )
 
     def __await__(self):
         return asyncio.wrap_future(self).__await__()

@@ -274,6 +274,8 @@ class Lease:
     def __exit__(self, kind, error, traceback):
         self.close(cancel=kind is not None)
 
+    __reduce__ = _process.stays_here("a lease", "call its functions from there")
+
     def __repr__(self):
         state = "closed" if self._ended is not None else f"{self.workers} workers"
         return f"<sublet lease of {self.package}: {state}>"

@@ -1,27 +1,25 @@
 """What a lease of functions in Python brings along: the caller's own modules, by their content."""
 
 import importlib.util
+import json
 import keyword
 import math
 import os
 import re
-import site
+import shutil
 import sys
-import sysconfig
 import tempfile
 import types
 from pathlib import Path
 from typing import NamedTuple
 
-from . import _errors
+from . import _errors, _modules
 from .components import pickled
 
-# What a package may have, in bytes: a larger one is a mistake, or belongs into the environment of the nodes.
-MOST_BYTES = 64 << 20
-# What no function needs, of modules and of the folders that they are.
-LEFT_OUT = {"sitecustomize", "usercustomize", "__pycache__", ".git", ".hg", ".venv", "node_modules", ".mypy_cache", ".pytest_cache", ".tox"}
 # Modules that are used only if the worker's interpreter has none of the name.
 FALLBACK = "fallback"
+# The modules of the caller that are left out, each with the reason.
+LEFT_OUT = "sublet_left_out.json"
 MAIN = "sublet_main.py"
 # Of a package for graphs: the module of its functions, and the one of values that they name and no module has.
 COMPONENTS = "sublet_components.py"
@@ -36,7 +34,7 @@ globals().update(pickle.loads(pathlib.Path(__file__).with_suffix(".pickle").read
 # What of this package goes along, and how it is called there.
 INSIDE = {
     "_inside.py": "__init__.py",
-    **{name: name for name in ("_chain.py", "_channel.py", "_errors.py", "_shapes.py", "_split.py", "components.py", "xpu.py")},
+    **{name: name for name in ("_chain.py", "_channel.py", "_errors.py", "_rebuild.py", "_shapes.py", "_split.py", "components.py", "xpu.py")},
 }
 
 
@@ -49,46 +47,6 @@ def named(package):
 
 def version():
     return "%d.%d" % sys.version_info[:2]
-
-
-def _foreign_folders():
-    """Where modules are that belong to an environment, and not to the caller."""
-    paths = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    paths += site.getsitepackages() if hasattr(site, "getsitepackages") else []
-    paths.append(site.getusersitepackages())
-    paths.append(str(Path(__file__).resolve().parent))
-    return tuple({os.path.realpath(path) + os.sep for path in paths})
-
-
-def own_modules():
-    """The files and folders of the modules that the caller has imported and that no environment has, by their names."""
-    foreign = _foreign_folders()
-    found = {}
-    for name, module in list(sys.modules.items()):
-        top = name.partition(".")[0]
-        origin = getattr(module, "__file__", None)
-        if top in found or top in LEFT_OUT or module is sys.modules["__main__"] or not origin or not origin.endswith(".py"):
-            continue
-        package = sys.modules.get(top)
-        origin = getattr(package, "__file__", None)
-        if origin is None:
-            folders = list(getattr(package, "__path__", []))
-            if len(folders) != 1:
-                continue
-            path = folders[0]
-        else:
-            path = os.path.dirname(origin) if hasattr(package, "__path__") else origin
-        real = os.path.realpath(path)
-        if real.startswith(foreign) or (real + os.sep).startswith(foreign) or "<" in path:
-            continue
-        found[top] = Path(real)
-    return found
-
-
-def _modules_of(paths):
-    """Each path as it is to stand in the package: a file or folder by its own name. One may stand for itself."""
-    paths = [paths] if isinstance(paths, (str, os.PathLike)) else paths
-    return {Path(path).name: Path(path).resolve() for path in paths}
 
 
 def write(folder, imports, modules):
@@ -179,15 +137,17 @@ def _is_short(value):
 
 
 def _write_modules(folder, modules):
-    left = MOST_BYTES
-    for name, path in modules.items():
-        target = folder / (path.name if path.is_file() else name)
-        left = _copy(path, target, left)
-    cloudpickle = importlib.util.find_spec("cloudpickle")
-    _copy(Path(cloudpickle.origin).parent, folder / FALLBACK / "cloudpickle", left)
+    modules.write(folder)
+    if modules.left_out:
+        (folder / LEFT_OUT).write_text(json.dumps(modules.left_out))
+    cloudpickle = Path(importlib.util.find_spec("cloudpickle").origin).parent
     here = Path(__file__).resolve().parent
-    for inside, there in INSIDE.items():
-        _copy(here / inside, folder / FALLBACK / "sublet" / there, MOST_BYTES)
+    always = {f"cloudpickle/{file.name}": file for file in cloudpickle.glob("*.py")}
+    always.update((f"sublet/{there}", here / inside) for inside, there in INSIDE.items())
+    for place, file in always.items():
+        target = folder / FALLBACK / place
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
 
 
 def _write_manifest(folder, name, library, imports, functions):
@@ -195,28 +155,6 @@ def _write_manifest(folder, name, library, imports, functions):
     offered = "".join(f'[[function]]\nname = "{function}"\n\n' for function in functions)
     head = f'name = "{name}"\nkind = "python"\nlibrary = "{library}"\n\n'
     (folder / "sublet.toml").write_text(f'{head}{offered}[python]\nversion = "{version()}"\nimports = [{listed}]\n')
-
-
-def _copy(source, target, left):
-    if not source.exists():
-        raise _errors.InvalidArgument(f"there is no file or folder {source} to send to workers")
-    if source.is_dir():
-        for entry in sorted(source.iterdir()):
-            if entry.name not in LEFT_OUT and not entry.is_symlink() and (entry.is_dir() or entry.is_file()):
-                left = _copy(entry, target / entry.name, left)
-        return left
-    if source.suffix == ".pyc":
-        return left
-    content = source.read_bytes()
-    if len(content) > left:
-        message = (
-            f"the modules that are sent to workers have more than {MOST_BYTES} bytes, the last of them {source}: "
-            "say which are needed by lease(path=[...])"
-        )
-        raise _errors.InvalidArgument(message)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(content)
-    return left - len(content)
 
 
 def checked_imports(imports):
@@ -227,14 +165,9 @@ def checked_imports(imports):
     return imports
 
 
-def modules_of(path):
-    """The modules that are sent: those that were said, or the caller's own."""
-    return own_modules() if path is None else _modules_of(path)
-
-
 def deployable(imports, path):
     """A folder with the package, as a context manager."""
-    imports, modules = checked_imports(imports), modules_of(path)
+    imports, modules = checked_imports(imports), _modules.selected(path)
     temporary = tempfile.TemporaryDirectory(prefix="sublet-package-")
     try:
         write(temporary.name, imports, modules)

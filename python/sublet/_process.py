@@ -16,6 +16,15 @@ def check():
         )
 
 
+def stays_here(what, instead):
+    """The `__reduce__` of a handle of this process, which cannot be pickled."""
+
+    def __reduce__(self):
+        raise TypeError(f"{what} is of the process that made it: {instead}")
+
+    return __reduce__
+
+
 def is_forked():
     return _forked
 

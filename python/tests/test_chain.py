@@ -5,7 +5,7 @@ import time
 import pytest
 
 import sublet
-from sublet import _package, xpu
+from sublet import _modules, _package, xpu
 
 MODULE = """
 import os
@@ -71,7 +71,7 @@ while True:
 @pytest.fixture
 def words(platform, tmp_path):
     # With what interpreters need that have no package `sublet`.
-    _package.write(tmp_path, (), {})
+    _package.write(tmp_path, (), _modules.Selection())
     (tmp_path / "m.py").write_text(MODULE)
     (tmp_path / "stage.py").write_text(PROGRAM)
     (tmp_path / "notes.txt").write_text("no program")

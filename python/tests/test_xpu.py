@@ -12,7 +12,7 @@ import numpy
 import pytest
 
 import sublet
-from sublet import _package, xpu
+from sublet import _modules, _package, xpu
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Of a message: what a line carries, a slot, several, and all that a ring takes.
@@ -507,7 +507,7 @@ def test_outside_of_a_function_there_is_none():
 
 
 def test_interpreters_without_the_package_get_this_part_of_it(tmp_path):
-    _package.write(tmp_path, (), {})
+    _package.write(tmp_path, (), _modules.Selection())
     program = """
 import sys
 sys.path.append(sys.argv[1])

@@ -9,20 +9,26 @@ A session is what the caller said once for all of its calls: see `begin_session`
 """
 
 import dis
+import functools
 import importlib
 import importlib.util
 import io
+import linecache
 import logging
 import os
 import pickle
+import resource
 import runpy
 import sys
 import time
 import traceback
 import types
 
+import sublet_exceptions
+import sublet_left_out
+
 # What both ends mean by the rest: changed with anything of it.
-VERSION = 1
+VERSION = 2
 # What is asked.
 CALL, MAP = VERSION << 8, VERSION << 8 | 1
 # What is answered; PRINTED is added if the last part is what was printed and logged.
@@ -31,6 +37,8 @@ PRINTED = 16
 
 # Most functions that are kept: the oldest is asked for again.
 MOST_FUNCTIONS = 4096
+# Most files of the caller of which lines are kept.
+MOST_FILES = 4096
 # Most characters of one call's output that are sent back.
 MOST_PRINTED = 1 << 20
 # Values of these types hold no memory to leave out, and pickle themselves.
@@ -50,6 +58,8 @@ called = {}
 spaces = {}
 stored = {}
 session = None
+# Lines of the caller's files, of functions that were sent.
+sources = {}
 
 
 class Printed:
@@ -120,8 +130,13 @@ def prepare(folder, library, offered, imports):
     fallback = os.path.join(folder, FALLBACK)
     if os.path.isdir(fallback):
         sys.path.append(fallback)
+    sublet_left_out.read(folder)
     for name in imports:
-        importlib.import_module(name)
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            explain(error)
+            raise
     found = []
     if offered:
         module = importlib.import_module(os.path.basename(library)[: -len(".py")])
@@ -186,6 +201,9 @@ def with_bytes(function):
     def call(data):
         try:
             return function(data)
+        except BaseException as error:
+            explain(error)
+            raise
         finally:
             for kind, what in printed.take():
                 stream = sys.__stdout__ if kind == "stdout" else sys.__stderr__
@@ -212,11 +230,39 @@ def named(name):
     return attribute(importlib.import_module(module), path)
 
 
-def space(module):
-    """The globals of functions that are sent by their value, of a module that is the caller's: one for all of them."""
+def space(module, package=None):
+    """The globals of functions that are sent by their value, of a module that is the caller's: one for all of them. Its package is what
+    relative imports begin at."""
     if module not in spaces:
         spaces[module] = {"__name__": module, "__builtins__": __builtins__}
+        if package is not None:
+            spaces[module]["__package__"] = package
     return spaces[module]
+
+
+def code(compiled, path, first, lines):
+    """A function's code, with its file, which cloudpickle leaves out, and with its lines of that file for tracebacks."""
+    if lines and (path in sources or not os.path.exists(path)):
+        if path not in sources and len(sources) >= MOST_FILES:
+            oldest = next(iter(sources))
+            linecache.cache.pop(oldest, None)
+            del sources[oldest]
+        known = sources.setdefault(path, [])
+        known += ["\n"] * (first - 1 + len(lines) - len(known))
+        known[first - 1 : first - 1 + len(lines)] = lines
+        # Without a time of change the lines stay.
+        linecache.cache[path] = (sum(map(len, known)), None, known, path)
+    return _from_file(compiled, path)
+
+
+def cached(function, maxsize, typed):
+    """A function with a cache, which begins empty, as those of other processes do."""
+    return functools.lru_cache(maxsize, typed)(function)
+
+
+def _from_file(compiled, path):
+    constants = tuple(_from_file(value, path) if isinstance(value, types.CodeType) else value for value in compiled.co_consts)
+    return compiled.replace(co_filename=path, co_consts=constants)
 
 
 def load(definition):
@@ -307,7 +353,7 @@ def serve(operation, parts):
         arguments = pickle.loads(parts[1], buffers=parts[2:])
         if operation == CALL:
             positional, named_ones = arguments
-            return answer(DONE, dump(function(*positional, **named_ones)))
+            return answer(DONE, dump_result(function(*positional, **named_ones)))
         return each(function, arguments)
     except BaseException as error:
         return answer(RAISED, exception(error))
@@ -321,7 +367,30 @@ def each(function, arguments):
             results.append(function(*positional))
     except BaseException as error:
         raised = described(error)
-    return answer(DONE, dump((results, raised, time.perf_counter() - begun)))
+    seconds = time.perf_counter() - begun
+    try:
+        return answer(DONE, dump((results, raised, seconds)))
+    except Exception:
+        sendable, raised = first_sendable(results)
+        return answer(DONE, dump((sendable, raised, seconds)))
+
+
+def first_sendable(results):
+    """The results before the first one that cannot be pickled, and why that cannot be."""
+    for number, result in enumerate(results):
+        try:
+            dump_result(result)
+        except Exception as error:
+            return results[:number], described(error)
+    raise RuntimeError("the results of a map cannot be pickled together, though each can be by itself")
+
+
+def dump_result(value):
+    """As `dump`, with an error that says that it is the result that cannot be sent."""
+    try:
+        return dump(value)
+    except (TypeError, pickle.PicklingError, AttributeError, RecursionError) as error:
+        raise type(error)(f"the result, of type {type(value).__name__}, cannot be sent to the caller: {error}") from None
 
 
 def answer(kind, parts):
@@ -336,17 +405,24 @@ def dump(value):
     if type(value) in PLAIN:
         return [pickle.dumps(value, 5)]
     buffers = []
+    body = pickled(value, buffers)
+    return [body, *(buffer.raw() for buffer in buffers)]
+
+
+def pickled(value, buffers=None):
+    """A value's pickle. With a list for buffers, memory that can be left out is appended to it instead."""
+    callback = None if buffers is None else buffers.append
     try:
-        body = pickle.dumps(value, 5, buffer_callback=buffers.append)
+        return pickle.dumps(value, 5, buffer_callback=callback)
     except Exception as error:
-        # Classes that were sent by their value are in no module.
-        buffers.clear()
+        if buffers:
+            buffers.clear()
         try:
             import cloudpickle
         except ImportError:
             raise error from None
-        body = cloudpickle.dumps(value, 5, buffer_callback=buffers.append)
-    return [body, *(buffer.raw() for buffer in buffers)]
+        # Classes that were sent by their value are in no module.
+        return cloudpickle.dumps(value, 5, buffer_callback=callback)
 
 
 def exception(error):
@@ -355,19 +431,18 @@ def exception(error):
 
 
 def described(error):
-    """An exception as far as it can be sent: itself if it comes back whole, and in words."""
+    """An exception, for the caller to raise: see `exceptions.py`."""
     within = error.__traceback__
     while within and within.tb_frame.f_globals is globals():
         within = within.tb_next
-    text = "".join(traceback.format_exception(type(error), error, within))
-    try:
-        itself = pickle.dumps(error.with_traceback(None), 5)
-        pickle.loads(itself)
-    except BaseException:
-        itself = None
-    kind = type(error)
-    try:
-        message = str(error)
-    except BaseException:
-        message = "(its message cannot be had)"
-    return itself, f"{kind.__module__}.{kind.__qualname__}", message, text
+    for one in sublet_exceptions.related(error):
+        explain(one)
+    return sublet_exceptions.described(error, within, pickled)
+
+
+def explain(error):
+    """Adds to an exception of the interpreter's what the interpreter cannot know."""
+    sublet_left_out.explain(error)
+    if type(error) is MemoryError and not error.args:
+        limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        error.args = (f"the function needs more memory than the {limit >> 20} MiB of its worker: raise lease(memory=...)",)

@@ -26,10 +26,18 @@ use crate::keeping::{Keeping, Reply};
 use crate::room::Room;
 use crate::xpu;
 
-/// What prepares and executes functions.
+/// Prepares and executes functions.
 const SOURCE: &CStr = pyo3::ffi::c_str!(include_str!("worker.py"));
-/// What it is called, and known as.
+/// The name of that module.
 const MODULE: &CStr = c"sublet_worker";
+/// Describes exceptions.
+const EXCEPTIONS: &CStr = pyo3::ffi::c_str!(include_str!("exceptions.py"));
+/// The name of that module, which the first imports.
+const EXCEPTIONS_MODULE: &CStr = c"sublet_exceptions";
+/// Knows which modules the caller could not send.
+const LEFT_OUT: &CStr = pyo3::ffi::c_str!(include_str!("left_out.py"));
+/// The name of that module, which the first imports.
+const LEFT_OUT_MODULE: &CStr = c"sublet_left_out";
 
 /// Works until the client is gone, which is the end of the process.
 #[pyfunction]
@@ -42,12 +50,19 @@ pub(crate) fn work(py: Python<'_>) -> PyResult<()> {
 /// Runs a file of the package as a program, in this copy of a warm interpreter.
 fn execute(spawned: &Spawned) -> Result<u8, Error> {
     Python::attach(|py| {
-        let executed = PyModule::from_code(py, SOURCE, MODULE, MODULE).and_then(|module| {
+        let executed = load_module(py).and_then(|module| {
             let Spawned { folder, path, args, env } = spawned;
             module.getattr("execute")?.call1((folder, path, args, env))?.extract()
         });
         executed.map_err(|error| Error::new(Code::FunctionFailed, told(py, &error)))
     })
+}
+
+/// Loads what prepares and executes functions.
+fn load_module(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
+    PyModule::from_code(py, EXCEPTIONS, EXCEPTIONS_MODULE, EXCEPTIONS_MODULE)?;
+    PyModule::from_code(py, LEFT_OUT, LEFT_OUT_MODULE, LEFT_OUT_MODULE)?;
+    PyModule::from_code(py, SOURCE, MODULE, MODULE)
 }
 
 /// The interpreter, with a package's functions.
@@ -71,7 +86,7 @@ impl Interpreter {
 
     fn prepare(py: Python<'_>, load: &Load<'_>) -> PyResult<Interpreter> {
         let build = load.package.build(load.build).map_err(|error| PyRuntimeError::new_err(error.message))?;
-        let module = PyModule::from_code(py, SOURCE, MODULE, MODULE)?;
+        let module = load_module(py)?;
         let names = load.package.functions.iter().map(|function| &function.name);
         let offered: Vec<_> = names.zip(&build.symbols).filter(|(name, _)| *name != CALL).collect();
         let found = module.getattr("prepare")?.call1((
