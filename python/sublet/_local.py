@@ -1,18 +1,26 @@
 """A platform of this program's own: for scripts, tests and notebooks."""
 
+import contextlib
+import fcntl
+import glob
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 
-from . import _errors
-from ._client import Client, set_default
+from . import _errors, _process
+from ._client import Client, at_end, not_at_end, set_default
 from ._command import program
 
 # How long it may take until the platform is up, in seconds.
 PATIENCE = 60
+# How the names of platforms' folders begin.
+_PREFIX = "sublet-local-"
+# The file in such a folder that is locked while the folder is in use.
+_LOCK = "lock"
 
 
 class local:
@@ -45,18 +53,21 @@ class local:
         """Starts it; returns its client."""
         if self._process is not None:
             raise _errors.Error("this platform was started already")
-        self._folder = tempfile.TemporaryDirectory(prefix="sublet-")
-        state = os.path.join(self._folder.name, "state")
-        log = open(os.path.join(self._folder.name, "log"), "w+b")
-        arguments = [program(), *self._arguments, "--state", state]
-        if threading.current_thread() is threading.main_thread():
-            # It ends when this process does, however that ends. Of another thread it would be that thread's end.
-            arguments += ["--with-parent", str(os.getpid())]
+        _process.check()
+        _remove_old()
+        self._owner = os.getpid()
+        self._folder = _Folder()
+        state = os.path.join(self._folder.path, "state")
+        log = open(os.path.join(self._folder.path, "log"), "w+b")
+        # It ends when this process does, however that ends.
+        arguments = [program(), *self._arguments, "--state", state, "--with-parent", str(self._owner)]
         self._process = subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
         )
+        at_end(self.stop)
         try:
-            up = self._read_up(log)
+            with log:
+                up = self._read_up(log)
             self._client = Client(up["manager"])
         except BaseException:
             self.stop()
@@ -76,10 +87,11 @@ class local:
         raise _errors.Error(f"the platform did not come up: {why}")
 
     def stop(self):
-        """Stops it, and all leases with it."""
-        process, self._process = self._process, None
-        if process is None:
+        """Stops it, and all leases with it. In a process that was forked from this one it does nothing."""
+        if self._process is None or os.getpid() != self._owner:
             return
+        process, self._process = self._process, None
+        not_at_end(self.stop)
         if getattr(self, "_client", None) is not None:
             set_default(self._before)
             self._client = None
@@ -90,10 +102,51 @@ class local:
             process.kill()
             process.wait()
         process.stdout.close()
-        self._folder.cleanup()
+        self._folder.remove()
 
     def __enter__(self):
         return self.start()
 
     def __exit__(self, kind, error, traceback):
         self.stop()
+
+
+class _Folder:
+    """The folder of one platform, with a file that this process keeps locked while it lives."""
+
+    def __init__(self):
+        self.path = tempfile.mkdtemp(prefix=_PREFIX)
+        made = os.path.join(self.path, "made")
+        self._lock = os.open(made, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        # It has that name only while it is locked, or was forgotten.
+        os.rename(made, os.path.join(self.path, _LOCK))
+
+    def remove(self):
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _remove_old():
+    """Removes the folders of this user's programs that have not done so themselves, as those that were killed."""
+    for lock in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{_PREFIX}*", _LOCK)):
+        folder = os.path.dirname(lock)
+        with contextlib.ExitStack() as opened:
+            # The lock of a platform is that of its agent: one whose program has ended may not have ended yet.
+            if all(_is_free(path, opened) for path in (lock, os.path.join(folder, "state", "agent.lock"))):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_free(lock, opened):
+    """Whether nothing holds this lock of this user; then it is held until the stack is closed."""
+    try:
+        file = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+        opened.callback(os.close, file)
+        if os.fstat(file).st_uid != os.geteuid():
+            return False
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False

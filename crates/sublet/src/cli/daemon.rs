@@ -1,16 +1,19 @@
 //! What programs in the foreground share: signals, and what a service manager wants to hear.
 //!
-//! The first SIGTERM or SIGINT stops in order, the second at once. Who starts such a program for itself alone can have it
-//! stopped by its own end. If `$NOTIFY_SOCKET` is set, as systemd does for
+//! The first SIGTERM or SIGINT stops in order, the second at once. A program that is started
+//! for one process only stops with that process, however it ends. If `$NOTIFY_SOCKET` is set, as systemd does for
 //! `Type=notify`, it is told when the program serves and when it begins to stop.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 
-use rustix::process::{Signal as Number, getppid, set_parent_process_death_signal};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, PidfdFlags, getppid, pidfd_open};
 use sublet_proto::{Code, Error};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
 
 const WORKER: &str = "sublet-worker";
 const SPAWNER: &str = "sublet-spawner";
@@ -72,32 +75,47 @@ pub(crate) struct ForWhom {
 }
 
 impl ForWhom {
-    /// Asks for SIGTERM at the parent's end; at that of its thread, if it starts processes from several.
-    fn stop_with_it(&self) -> Result<(), Error> {
-        let Some(parent) = self.with_parent else { return Ok(()) };
-        set_parent_process_death_signal(Some(Number::TERM))
-            .map_err(|error| Error::new(Code::System, format!("PR_SET_PDEATHSIG failed: {error}")))?;
-        // Afterwards: an end before would have been missed.
-        if getppid().is_some_and(|pid| pid.as_raw_pid().unsigned_abs() == parent) {
-            return Ok(());
+    /// Watches the process whose end stops this program, if there is one: completes once that process has ended.
+    /// The end of the thread that has started this program means nothing.
+    fn watch(&self) -> Result<Option<oneshot::Receiver<()>>, Error> {
+        let Some(number) = self.with_parent else { return Ok(None) };
+        let has_ended = || {
+            let message = format!("--with-parent: process {number} has ended, or did not start this one");
+            Error::new(Code::InvalidArgument, message)
+        };
+        let parent = i32::try_from(number).ok().and_then(Pid::from_raw).ok_or_else(has_ended)?;
+        let opened = pidfd_open(parent, PidfdFlags::empty()).map_err(|_| has_ended())?;
+        // Afterwards: a process that is still the parent is the one that was opened.
+        if getppid() != Some(parent) {
+            return Err(has_ended());
         }
-        let message = format!("--with-parent: process {parent} has ended, or did not start this one");
-        Err(Error::new(Code::InvalidArgument, message))
+        let (end, ended) = oneshot::channel();
+        let wait = move || {
+            let waited = retry_on_intr(|| poll(&mut [PollFd::new(&opened, PollFlags::IN)], None));
+            if let Err(error) = waited {
+                tracing::warn!(process = number, %error, "the parent cannot be watched");
+            }
+            // Nobody listens any more if this program stops already.
+            let _ = end.send(());
+        };
+        let started = std::thread::Builder::new().name("parent".to_owned()).spawn(wait);
+        let failed = |error| Error::new(Code::System, format!("cannot watch process {number}: {error}"));
+        started.map(|_| Some(ended)).map_err(failed)
     }
 }
 
-/// The signals that mean: stop.
+/// The events that mean: stop.
 pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
+    /// Completes at the end of the process for which this program runs. None once that was told.
+    parent: Option<oneshot::Receiver<()>>,
 }
 
 impl Signals {
-    /// Also to the end of the process for which this one runs.
+    /// Listens for signals, and for the end of the process for which this one runs.
     pub(crate) fn listen_for(whom: &ForWhom) -> Result<Signals, Error> {
-        let signals = Signals::listen()?;
-        whom.stop_with_it()?;
-        Ok(signals)
+        Ok(Signals { parent: whom.watch()?, ..Signals::listen()? })
     }
 
     pub(crate) fn listen() -> Result<Signals, Error> {
@@ -108,14 +126,24 @@ impl Signals {
         Ok(Signals {
             interrupt: listen(SignalKind::interrupt())?,
             terminate: listen(SignalKind::terminate())?,
+            parent: None,
         })
     }
 
+    /// Waits for the next of them. The end of the parent is one, once.
     pub(crate) async fn next(&mut self) {
+        let parent_ends = async {
+            match &mut self.parent {
+                Some(parent) => drop(parent.await),
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => return,
+            _ = self.terminate.recv() => return,
+            () = parent_ends => {}
         }
+        self.parent = None;
     }
 }
 

@@ -1,0 +1,118 @@
+"""Platforms of a program's own: they end when the program does, in whichever way, and leave nothing."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import pytest
+
+import sublet
+
+OPTIONS = "cores=1, memory='1GiB'"
+
+
+@pytest.fixture
+def folder():
+    """Where the programs make their folders: the paths of sockets may not be long."""
+    with tempfile.TemporaryDirectory(prefix="s") as folder:
+        yield folder
+
+
+def begin(folder, text):
+    """Starts a program; returns it when it has said where its platform is, with that and the platform's process."""
+    environment = {**os.environ, "TMPDIR": folder}
+    program = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True, env=environment)
+    said = program.stdout.readline().split()
+    assert len(said) == 2, "the program has not said where its platform is"
+    return program, said[0], int(said[1])
+
+
+def until(is_so, what):
+    for _ in range(600):
+        if is_so():
+            return
+        time.sleep(0.1)
+    pytest.fail(f"{what}: not within 60 s")
+
+
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+STARTED = f"""
+import os, sublet, sys, threading, time
+platform = sublet.local({OPTIONS})
+def start():
+    client = platform.start()
+    print(client.managers, platform._process.pid, flush=True)
+"""
+IN_THREAD = """
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize("where", ["start()\n", IN_THREAD], ids=["main thread", "another thread"])
+@pytest.mark.parametrize("end", ["", "sys.exit(3)", "1 / 0"], ids=["returns", "exits", "raises"])
+def test_a_platform_ends_with_its_program_and_leaves_no_folder(folder, where, end):
+    text = STARTED + where + "lease = sublet.lease(wait=30)\nassert lease.call(abs, -1) == 1\n" + end
+    program, _, pid = begin(folder, text)
+    program.wait(60)
+    assert not is_alive(pid), "the program did not wait for its platform's end"
+    assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("where", ["start()\n", IN_THREAD], ids=["main thread", "another thread"])
+def test_a_platform_ends_with_a_program_that_is_killed(folder, where):
+    program, managers, pid = begin(folder, STARTED + where + "time.sleep(600)")
+    # A platform that was told to stop has stopped by then.
+    time.sleep(2)
+    assert is_alive(pid), "the platform has ended with the thread that has started it"
+    with sublet.Client(managers).lease(wait=30) as lease:
+        assert lease.call(abs, -1) == 1
+    program.kill()
+    program.wait()
+    until(lambda: not is_alive(pid), "the end of the platform")
+    left = os.listdir(folder)
+    assert len(left) == 1
+    # The next program removes what the killed one has left.
+    program, _, _ = begin(folder, STARTED + "start()\n")
+    program.wait(60)
+    assert os.listdir(folder) == []
+
+
+def test_folders_that_are_in_use_stay(folder):
+    first, managers, pid = begin(folder, STARTED + "start()\ntime.sleep(600)")
+    try:
+        second, _, _ = begin(folder, STARTED + "start()\n")
+        second.wait(60)
+        with sublet.Client(managers).lease(wait=30) as lease:
+            assert lease.call(abs, -1) == 1
+    finally:
+        first.send_signal(signal.SIGINT)
+        first.wait(60)
+    assert os.listdir(folder) == []
+
+
+def test_a_forked_process_leaves_its_parents_platform_alone(folder):
+    text = STARTED + (
+        "with platform:\n"
+        "    print(sublet.default_client().managers, platform._process.pid, flush=True)\n"
+        "    if os.fork() == 0:\n"
+        "        platform.stop()\n"
+        "        sys.exit()\n"
+        "    os.wait()\n"
+        "    with sublet.lease(wait=30) as lease:\n"
+        "        assert lease.call(abs, -1) == 1\n"
+    )
+    program, _, _ = begin(folder, text)
+    assert program.wait(60) == 0
+    assert os.listdir(folder) == []
