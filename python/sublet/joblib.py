@@ -28,9 +28,7 @@ class SubletBackend(AutoBatchingMixin, ParallelBackendBase):
     `n_jobs` is how many are leased; without it, and for -1, as many as this machine has. For one, nothing is leased and the work is
     done here, as by joblib's other backends. A `Parallel` within a function that a worker executes is sequential.
 
-    Args:
-        client: Whose lease it is; without it, the default one.
-        **lease: As for `Client.lease`.
+    `parallel_config` takes `client`, whose lease it is (without it, the default one), and the options of `Client.lease`.
     """
 
     supports_retrieve_callback = True

@@ -75,7 +75,7 @@ build_with_pkg_config() {
     local output=$1
     shift
     # shellcheck disable=SC2046 # flags are words
-    "$@" $(PKG_CONFIG_PATH=$PREFIX/lib/pkgconfig pkg-config --cflags --libs sublet) "-Wl,-rpath,$PREFIX/lib" -o "$output"
+    "$@" $(PKG_CONFIG_PATH=$PREFIX/lib/pkgconfig pkg-config --cflags --libs sublet) -o "$output"
 }
 
 build_with_cmake() {

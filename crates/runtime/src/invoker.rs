@@ -84,7 +84,7 @@ impl CallOptions {
 /// use std::time::Duration;
 /// use sublet_runtime::{Access, Allocation, CallOptions, Invoker};
 ///
-/// let access = Access::parse("https://one.example:7440,https://two.example:7440")?;
+/// let access = Access::parse("https://one.example:7433,https://two.example:7433")?;
 /// let access = access.with_ca_file("ca.pem".as_ref())?.with_token_file("token".as_ref())?;
 /// let mut invoker = Invoker::connect_with(access)?;
 /// invoker.allocate(&Allocation::new("hello").cores(16).wait(Duration::from_secs(60)))?;

@@ -25,13 +25,12 @@ Examples:
 
       name = \"pricing\"
       library = \"libpricing.so\"
+      image = \"debian:12\"     # optional: an OCI image in which the functions run, pinned when
+                              # it is deployed
 
       [[function]]            # optional: without any, every exported C function
       name = \"price\"
       symbol = \"price_v2\"     # optional: the function's name
-
-      image = \"debian:12\"     # optional: an OCI image in which the functions run, pinned when
-                              # it is deployed; stands before the first [[function]]
 
       [wasm]                  # optional, of a WebAssembly module: what one call may take
       deadline_ms = 1000
