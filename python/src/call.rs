@@ -13,8 +13,9 @@ use sublet_python_buffers::View;
 use crate::buffer::{Buffer, Owner};
 use crate::error::{invalid, raised};
 use crate::invoker::{Asked, Leased};
-use crate::kept::Kept;
-use crate::message::{Reply, Request};
+use crate::kept::{Kept, is_forked};
+use crate::lent::By;
+use crate::message::{Opened, Reply, Request};
 use crate::pool::Paper;
 use crate::queue::Queue;
 
@@ -34,7 +35,7 @@ pub enum Sent {
     /// Objects, to a function in Python.
     Objects {
         /// What was written.
-        request: Request,
+        request: Arc<Request>,
         /// Where the reply comes.
         output: Paper,
     },
@@ -88,7 +89,47 @@ impl Call {
     }
 }
 
+impl Drop for State {
+    fn drop(&mut self) {
+        if is_forked() {
+            return;
+        }
+        // Nobody has read the reply, which may say that the worker still uses memory of the call.
+        if self.finished.is_none()
+            && let Some(invocation) = &mut self.invocation
+        {
+            self.finished = Some(invocation.finish());
+        }
+        if let Some(finished) = self.finished.take() {
+            drop(self.open(finished));
+        }
+    }
+}
+
 impl State {
+    /// Reads how a call of a function in Python has ended, and notes what the worker uses of its memory.
+    fn open(&mut self, finished: Result<Completion, Error>) -> Result<Opened, Error> {
+        let worker = self.invocation.as_ref().map_or(0, |invocation| invocation.worker());
+        let Sent::Objects { request, output } = &self.sent else {
+            return Err(Error::new(Code::InvalidArgument, "this call was not one of a function in Python"));
+        };
+        let lent = &self.leased.lent;
+        match finished {
+            Ok(done) => {
+                let opened = Opened::of(output, done.output_bytes)?;
+                opened.note(lent, worker, (request, output));
+                Ok(opened)
+            }
+            Err(error) => {
+                // Without a reply, the worker says later that the memory is free.
+                if matches!(error.code, Code::FunctionFailed | Code::MemoryExceeded | Code::OutputTooLarge) {
+                    lent.lend(By { worker, process: None }, (request.clone(), output.clone()));
+                }
+                Err(error)
+            }
+        }
+    }
+
     /// Whether it has ended. If so, all there is to know about that is known.
     fn look(&mut self) -> bool {
         if self.finished.is_some() {
@@ -197,16 +238,17 @@ impl Call {
         let Some(finished) = state.finished.take() else {
             return Err(invalid(py, "this call has not ended, or its result was collected"));
         };
-        match finished {
-            Ok(done) => {
+        let opened = state.open(finished);
+        let Sent::Objects { request, output } = &state.sent else {
+            return Err(invalid(py, "this call was not one of a function in Python"));
+        };
+        match opened {
+            Ok(opened) => {
+                let (request, output) = (request.clone(), output.clone());
                 state.invocation = None;
-                let Sent::Objects { request, output } = &state.sent else {
-                    return Err(invalid(py, "this call was not one of a function in Python"));
-                };
-                request.reply(py, output, done.output_bytes).map(Some)
+                request.reply(py, &output, &opened).map(Some)
             }
             Err(error) if error.code == Code::OutputTooLarge => {
-                let Sent::Objects { request, .. } = &state.sent else { return Err(raised(py, &error)) };
                 let head = Head { operation: FETCH, token: request.token };
                 state.fetch(py, head).map(|()| None)
             }

@@ -20,6 +20,7 @@ use crate::call::{Call, Held, Sent};
 use crate::component::{Memory, planned};
 use crate::error::{invalid, raised};
 use crate::kept::Kept;
+use crate::lent::Lent;
 use crate::message::Request;
 use crate::pool::{Paper, Pool};
 
@@ -37,6 +38,8 @@ pub struct Leased {
     invoker: RwLock<Kept<sublet::Invoker>>,
     /// Of the memory that its workers reach.
     pub pool: Arc<Pool>,
+    /// Messages that they use beyond their calls.
+    pub lent: Lent,
 }
 
 /// How a call is made.
@@ -54,7 +57,7 @@ pub struct Asked {
 
 impl Leased {
     fn of(invoker: sublet::Invoker, pool: Arc<Pool>) -> Invoker {
-        Invoker(Arc::new(Leased { invoker: RwLock::new(Kept::new(invoker)), pool }))
+        Invoker(Arc::new(Leased { invoker: RwLock::new(Kept::new(invoker)), pool, lent: Lent::default() }))
     }
 
     /// Sends a call with memory that stays where it is until the call has ended: whoever has the invocation keeps it.
@@ -212,7 +215,9 @@ impl Invoker {
 
     /// Gives everything back; tells each lease, with what it used.
     fn deallocate<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        let leases = py.detach(|| self.write().deallocate_each()).map_err(|error| raised(py, &error))?;
+        let leases = py.detach(|| self.write().deallocate_each());
+        self.0.lent.clear();
+        let leases = leases.map_err(|error| raised(py, &error))?;
         leases.iter().map(|lease| described(py, lease)).collect()
     }
 
@@ -245,6 +250,11 @@ impl Invoker {
     fn pus<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let units = py.detach(|| self.read().manager().units()).map_err(|error| raised(py, &error))?;
         units.iter().map(|unit| computing(py, unit)).collect()
+    }
+
+    /// How many messages of calls workers use that have ended.
+    fn lent(&self) -> usize {
+        self.0.lent.count()
     }
 
     /// How many workers there are.
@@ -292,7 +302,7 @@ impl Invoker {
         let failed = |error: Error| raised(py, &error);
         let output = self.0.pool.take(u64::from(capacity)).map_err(failed)?;
         let invocation = self.0.send(&asked, (&request.paper, request.len_bytes), (&output, output.len()));
-        let sent = Sent::Objects { request, output };
+        let sent = Sent::Objects { request: Arc::new(request), output };
         Ok(Call::new(invocation.map_err(failed)?, asked, sent, self.0.clone()))
     }
 

@@ -19,6 +19,11 @@ pub fn forked() {
     FORKED.store(true, Ordering::Relaxed);
 }
 
+/// Whether this process is such a child.
+pub fn is_forked() -> bool {
+    FORKED.load(Ordering::Relaxed)
+}
+
 /// Dropped with its holder, but for a child's copy of it.
 pub struct Kept<T>(ManuallyDrop<T>);
 
@@ -52,7 +57,7 @@ impl<T> DerefMut for Kept<T> {
 
 impl<T> Drop for Kept<T> {
     fn drop(&mut self) {
-        if !FORKED.load(Ordering::Relaxed) {
+        if !is_forked() {
             // SAFETY: this is the one place where it is dropped.
             unsafe {
                 ManuallyDrop::drop(&mut self.0);

@@ -12,6 +12,7 @@ mod component;
 mod error;
 mod invoker;
 mod kept;
+mod lent;
 mod message;
 mod pool;
 mod queue;

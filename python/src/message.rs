@@ -5,16 +5,20 @@ use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList};
-use sublet::frames::{self, At, Head, Piece, Place, Shared, Source};
+use sublet::frames::{self, At, FREES, Head, IN_USE, Piece, Place, Shared, Source};
 use sublet::{Code, Error};
 use sublet_python_buffers::{Use, View};
 
 use crate::buffer::{Buffer, Owner};
 use crate::error::raised;
+use crate::lent::{By, Lent};
 use crate::pool::{Paper, Pool};
 
 /// A part that is no larger is copied out of its message, so that the message's memory can be used again, in bytes.
 const COPIED_BYTES: u64 = 4096;
+
+/// The pieces of a request that are not memory of its arguments: which function is called, and the pickle.
+const OWN_PIECES: usize = 2;
 
 /// A request that was written, and all that its reply may refer to.
 pub struct Request {
@@ -29,14 +33,66 @@ pub struct Request {
 
 /// One part of a request.
 struct Part {
-    view: Arc<View>,
-    /// Whether workers use the object's own memory.
-    is_shared: bool,
+    len_bytes: u64,
+    place: PartPlace,
 }
 
-/// What a worker answered.
+/// Where workers find a part.
+enum PartPlace {
+    /// In the message, at this offset.
+    Message(u64),
+    /// In the object's own memory, which the view keeps.
+    Object(Arc<View>),
+}
+
+/// What a worker answered: what kind of answer it is, and its parts.
 #[derive(IntoPyObject)]
 pub struct Reply<'py>(u32, Bound<'py, PyList>);
+
+/// What stands at the front of a worker's reply, and where its pieces are.
+pub struct Opened {
+    head: Head,
+    places: Vec<Place>,
+    /// Tokens of calls whose memory the worker does not use any more.
+    freed: Vec<u64>,
+}
+
+impl Opened {
+    /// Reads a reply of so many bytes on that paper.
+    pub fn of(paper: &Paper, len_bytes: usize) -> Result<Opened, Error> {
+        let at = NonNull::from(&paper[..]).cast::<u8>();
+        let copy = |from: u64, into: &mut [u8]| {
+            // SAFETY: nothing beyond the paper is asked for: `read` knows its length, and has checked the offsets of pieces.
+            unsafe {
+                std::ptr::copy_nonoverlapping(at.as_ptr().add(from as usize), into.as_mut_ptr(), into.len());
+            }
+        };
+        let (head, mut places) = frames::read(len_bytes.min(paper.len()) as u64, copy)?;
+        let mut freed = Vec::new();
+        if head.operation & FREES != 0
+            && let Some(Place { at: At::Message(offset), len_bytes, .. }) = places.pop()
+        {
+            for number in 0..len_bytes / 8 {
+                let mut token = [0; 8];
+                copy(offset + 8 * number, &mut token);
+                freed.push(u64::from_le_bytes(token));
+            }
+        }
+        Ok(Opened { head, places, freed })
+    }
+
+    /// Notes which memory the worker uses, and which it uses no more.
+    pub fn note(&self, lent: &Lent, worker: u32, memory: (&Arc<Request>, &Paper)) {
+        let by = By { worker, process: Some(self.head.token) };
+        if self.head.operation & IN_USE != 0 {
+            lent.lend(by, (memory.0.clone(), memory.1.clone()));
+        }
+        match self.freed.is_empty() {
+            true => lent.heard(by),
+            false => lent.free(by, self.freed.iter().copied()),
+        }
+    }
+}
 
 impl Request {
     /// Writes one on a page of this pool. What is registered there is not copied if the workers share it with this process.
@@ -48,14 +104,22 @@ impl Request {
     ) -> PyResult<Request> {
         let failed = |error: Error| raised(py, &error);
         let memory = pool.memory();
-        let (mut pieces, mut kept) = (Vec::with_capacity(parts.len()), Vec::with_capacity(parts.len()));
+        let (mut pieces, mut views) = (Vec::with_capacity(parts.len()), Vec::with_capacity(parts.len()));
         for (number, part) in parts.iter().enumerate() {
-            let view = Arc::new(View::of(part, Use::Reading)?);
+            let view = View::of(part, Use::Reading)?;
             let (at, len_bytes) = (view.pointer().as_ptr().cast_const(), view.len_bytes());
             let shared = (shares_memory && number > 0).then(|| memory.locate(at, len_bytes)).flatten();
             let source = shared.map_or(Source::Here(at), Source::Shared);
             pieces.push(Piece { source, len_bytes, read_only: view.is_read_only() && shared.is_some() });
-            kept.push(Part { view, is_shared: shared.is_some() });
+            views.push(view);
+        }
+        if pieces.len() > frames::MAX_PIECES {
+            let message = format!(
+                "the arguments of a call have {} registered arrays, at most {} are taken",
+                pieces.len() - OWN_PIECES,
+                frames::MAX_PIECES - OWN_PIECES
+            );
+            return Err(raised(py, &Error::new(Code::InputTooLarge, message)));
         }
         let len = frames::len_bytes(&pieces);
         let len_bytes = u32::try_from(len).map_err(|_| {
@@ -64,23 +128,23 @@ impl Request {
         })?;
         let paper = pool.take(len).map_err(failed)?;
         // SAFETY: the paper has room for it, and nobody else has it; the views keep the pieces where they are.
-        unsafe {
-            frames::write(head, &pieces, paper.as_ptr().cast_mut());
-        }
-        Ok(Request { paper, len_bytes, token: head.token, parts: kept })
+        let offsets = unsafe { frames::write(head, &pieces, paper.as_ptr().cast_mut()) };
+        let part = |(view, (piece, offset)): (View, (&Piece, u64))| {
+            let place = match piece.source {
+                Source::Shared(_) => PartPlace::Object(Arc::new(view)),
+                // What was copied need not be kept.
+                _ => PartPlace::Message(offset),
+            };
+            Part { len_bytes: piece.len_bytes, place }
+        };
+        let parts = views.into_iter().zip(pieces.iter().zip(offsets)).map(part).collect();
+        Ok(Request { paper, len_bytes, token: head.token, parts })
     }
 
-    /// Reads the reply of so many bytes on that paper.
-    pub fn reply<'py>(&self, py: Python<'py>, paper: &Paper, len_bytes: usize) -> PyResult<Reply<'py>> {
+    /// The parts of a reply on that paper.
+    pub fn reply<'py>(&self, py: Python<'py>, paper: &Paper, opened: &Opened) -> PyResult<Reply<'py>> {
         let at = NonNull::from(&paper[..]).cast::<u8>();
-        let copy = |from: u64, into: &mut [u8]| {
-            // SAFETY: `read` asks for nothing beyond the length that it was told, and the paper has as much.
-            unsafe {
-                std::ptr::copy_nonoverlapping(at.as_ptr().add(from as usize), into.as_mut_ptr(), into.len());
-            }
-        };
-        let read = frames::read(len_bytes.min(paper.len()) as u64, copy);
-        let (head, places) = read.map_err(|error| raised(py, &error))?;
+        let Opened { head, places, .. } = opened;
         let parts = PyList::empty(py);
         for (number, place) in places.iter().enumerate() {
             let (at, owner) = self.find(py, place, (at, paper))?;
@@ -102,7 +166,7 @@ impl Request {
                 parts.append(Buffer::new(at, place.len_bytes, place.read_only, owner))?;
             }
         }
-        Ok(Reply(head.operation, parts))
+        Ok(Reply(head.operation & !(IN_USE | FREES), parts))
     }
 
     /// Where a part of the reply is, and who keeps it there.
@@ -126,23 +190,18 @@ impl Request {
             raised(py, &Error::new(Code::Protocol, message))
         };
         let part = self.parts.get(number as usize - 1).ok_or_else(unknown)?;
-        if offset.checked_add(place.len_bytes).is_none_or(|end| end > part.view.len_bytes()) {
+        if offset.checked_add(place.len_bytes).is_none_or(|end| end > part.len_bytes) {
             return Err(unknown());
         }
-        let (begin, owner) = match part.is_shared {
-            true => (part.view.pointer(), Owner::Object(part.view.clone())),
-            false => (self.in_message(number as usize - 1), Owner::Message(self.paper.clone())),
+        let (begin, owner) = match &part.place {
+            PartPlace::Object(view) => (view.pointer(), Owner::Object(view.clone())),
+            PartPlace::Message(offset) => {
+                let message = NonNull::from(&self.paper[..]).cast::<u8>();
+                // SAFETY: where `write` has put the part.
+                (unsafe { message.add(*offset as usize) }, Owner::Message(self.paper.clone()))
+            }
         };
         // SAFETY: it is within the part, as was just found.
         Ok((unsafe { begin.add(offset as usize) }, owner))
-    }
-
-    /// Where a part stands that was copied into the message.
-    fn in_message(&self, wanted: usize) -> NonNull<u8> {
-        let begins =
-            frames::offsets(self.parts.iter().map(|part| (!part.is_shared).then(|| part.view.len_bytes())));
-        let offset = begins.get(wanted).copied().unwrap_or_default();
-        // SAFETY: where `write` has put it.
-        unsafe { NonNull::from(&self.paper[..]).cast::<u8>().add(offset as usize) }
     }
 }

@@ -39,6 +39,9 @@ APART = 1024
 # The longest source of a function that goes along with it, in characters, and the last line of a file that it may be from.
 MOST_SOURCE = 64 << 10
 MOST_LINES = 1 << 20
+# Most pieces of memory that are left out of one pickle: a message takes 1 << 20, with the pickle and what goes along. Registered memory
+# beyond that is refused, since workers have to share it.
+MOST_APART = (1 << 20) - 16
 # Most functions that are remembered by their names.
 MOST_NAMES = 4096
 
@@ -248,7 +251,7 @@ def _dump(value, dumps):
 
     def leave_out(buffer):
         memory = buffer.raw()
-        if memory.nbytes < APART and not _native.is_registered(memory):
+        if (memory.nbytes < APART or len(buffers) >= MOST_APART) and not _native.is_registered(memory):
             return True
         buffers.append(memory)
         return False

@@ -1,7 +1,8 @@
 //! Memory of Python's objects, and Python's objects over memory.
 //!
 //! - [`View`] is an object's memory, by the buffer protocol (PEP 3118);
-//! - [`memoryview`] is an object whose memory is somebody else's.
+//! - [`memoryview`] is an object whose memory is somebody else's;
+//! - [`Exporter`] makes such objects, and knows whether any of them still exists.
 //!
 //! The buffer protocol belongs to Python's stable interface only from 3.11 on, and so PyO3 has it only there. Its functions and
 //! the structure that they fill are the same in every Python from 3.9 on, and are declared here.
@@ -13,6 +14,10 @@ use std::ptr::{self, NonNull};
 
 use pyo3::ffi::PyObject;
 use pyo3::prelude::*;
+
+mod exporter;
+
+pub use exporter::{Exporter, Notify};
 
 /// `Py_buffer`.
 #[repr(C)]

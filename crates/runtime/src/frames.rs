@@ -19,13 +19,19 @@ use sublet_proto::{Code, Error};
 
 /// Where inline pieces begin, in bytes: as the widest vectors want it.
 pub const ALIGNMENT: u64 = 64;
-/// Most pieces of a message.
-pub const MAX_PIECES: usize = 4096;
+/// Most pieces of a message: a writer with more of them joins some.
+pub const MAX_PIECES: usize = 1 << 20;
 
 /// An operation that both ends know: a reply that was larger than its output is asked for again, by its token.
 pub const FETCH: u32 = u32::MAX;
 /// Beside any other operation: both ends have the same memory, so that a reply may name pieces of its request.
 pub const SHARES_MEMORY: u32 = 1 << 16;
+/// Beside the operation of a reply: objects of the worker still refer to memory of the request or of the output, so the client
+/// leaves both as they are until a reply says that they are free. The same holds, without this bit, of a call that failed or
+/// whose reply was larger than its output. The token of a reply tells the worker's process from those before it.
+pub const IN_USE: u32 = 1 << 17;
+/// Beside the operation of a reply: its last piece holds tokens of requests, of 8 bytes each, whose memory is free.
+pub const FREES: u32 = 1 << 18;
 
 const HEAD_BYTES: u64 = 16;
 const ENTRY_BYTES: u64 = 24;
@@ -113,7 +119,7 @@ pub fn copied_bytes(pieces: &[Piece]) -> u64 {
 }
 
 /// Where each piece stands in its message, told how many bytes each of them has there; those that are elsewhere have none.
-pub fn offsets(inline_bytes: impl ExactSizeIterator<Item = Option<u64>> + Clone) -> Vec<u64> {
+fn offsets(inline_bytes: impl ExactSizeIterator<Item = Option<u64>> + Clone) -> Vec<u64> {
     let starts = inline_bytes.clone().zip(ends(inline_bytes));
     starts.map(|(len, end)| end.saturating_sub(len.unwrap_or_default())).collect()
 }
@@ -129,11 +135,11 @@ fn ends(inline_bytes: impl ExactSizeIterator<Item = Option<u64>>) -> impl Iterat
     })
 }
 
-/// Writes a message.
+/// Writes a message; returns where each piece stands in it that was copied.
 ///
 /// # Safety
 /// `to` is writable for [`len_bytes`] bytes that nobody else writes, and each piece that is copied is readable and lies elsewhere.
-pub unsafe fn write(head: Head, pieces: &[Piece], to: *mut u8) {
+pub unsafe fn write(head: Head, pieces: &[Piece], to: *mut u8) -> Vec<u64> {
     let put = |at: u64, bytes: &[u8]| {
         // SAFETY: every place written is below `len_bytes`, as the caller vouches for.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.add(at as usize), bytes.len()) }
@@ -142,7 +148,7 @@ pub unsafe fn write(head: Head, pieces: &[Piece], to: *mut u8) {
     put(4, &(pieces.len() as u32).to_le_bytes());
     put(8, &head.token.to_le_bytes());
     let offsets = offsets(pieces.iter().map(Piece::inline_bytes));
-    for (entry, (piece, inline_offset)) in (0..).zip(pieces.iter().zip(offsets)) {
+    for (entry, (piece, &inline_offset)) in (0..).zip(pieces.iter().zip(&offsets)) {
         let Piece { source, len_bytes, read_only } = *piece;
         let (number, offset) = match source {
             Source::Shared(Shared { number, offset }) => (number, offset),
@@ -159,6 +165,7 @@ pub unsafe fn write(head: Head, pieces: &[Piece], to: *mut u8) {
             put(HEAD_BYTES + ENTRY_BYTES * entry + 8 * word, &value.to_le_bytes());
         }
     }
+    offsets
 }
 
 /// Reads a message of so many bytes; `copy` copies those from an offset on, as many as it is given room for.

@@ -12,8 +12,8 @@ const MOST: usize = 64;
 pub(crate) struct Reply {
     pub(crate) head: Head,
     pub(crate) pieces: Vec<Piece>,
-    /// Whose memory the pieces are.
-    pub(crate) views: Vec<View>,
+    /// Keeps the memory of each piece, but for pieces that are where the client has them.
+    pub(crate) views: Vec<Option<View>>,
 }
 
 // SAFETY: the pieces point into memory that the views keep, which may be used and given up by any thread that is attached.

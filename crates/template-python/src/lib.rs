@@ -9,6 +9,8 @@
 
 mod component;
 mod keeping;
+mod lending;
+mod objects;
 mod room;
 mod worker;
 mod xpu;

@@ -6,9 +6,11 @@ use std::cell::Cell;
 use std::ptr::NonNull;
 
 use pyo3::prelude::*;
-use sublet_python_buffers::{Use, memoryview};
+use sublet_python_buffers::Use;
 use sublet_runtime::frames::ALIGNMENT;
 use sublet_runtime::worker::engine::Output;
+
+use crate::lending::lend;
 
 /// What is left for the message of a reply, in bytes: its head and a pickle that describes arrays.
 const FRONT_BYTES: u64 = 4096;
@@ -52,8 +54,8 @@ impl Room {
     }
 }
 
-/// So many bytes of the caller's own memory, or nothing if there is no room or no call. They are the caller's when the function has
-/// returned.
+/// A memoryview of the caller's own memory, of `nbytes` bytes, or nothing if there is no room or no call. What the function returns
+/// of it is not copied, unless the function keeps it, too.
 #[pyfunction]
 pub(crate) fn room(py: Python<'_>, nbytes: u64) -> PyResult<Option<Bound<'_, PyAny>>> {
     let Some(mut room) = ROOM.get() else { return Ok(None) };
@@ -62,5 +64,5 @@ pub(crate) fn room(py: Python<'_>, nbytes: u64) -> PyResult<Option<Bound<'_, PyA
     room.taken_from = from;
     ROOM.set(Some(room));
     // SAFETY: within the output, which stays mapped for as long as the process lives.
-    unsafe { memoryview(py, room.at.add(from as usize), nbytes, Use::Writing).map(Some) }
+    unsafe { lend(py, room.at.add(from as usize), nbytes, Use::Writing) }
 }

@@ -41,6 +41,8 @@ MOST_FUNCTIONS = 4096
 MOST_FILES = 4096
 # Most characters of one call's output that are sent back.
 MOST_PRINTED = 1 << 20
+# Most pieces of memory that are left out of one pickle: a message takes 1 << 20, with the pickle and what goes along.
+MOST_APART = (1 << 20) - 16
 # Values of these types hold no memory to leave out, and pickle themselves.
 PLAIN = frozenset([type(None), bool, int, float, complex, str, bytes])
 # Beside a package's own modules: those that are used if the interpreter has none of the name.
@@ -331,7 +333,7 @@ def serve(operation, parts):
         if operation >> 8 != VERSION:
             message = f"the caller's package sublet has version {operation >> 8} of calls in Python, this node {VERSION}: install the same"
             raise RuntimeError(message)
-        header = bytes(parts[0])
+        header = parts[0]
         function = called.get(header)
         if function is None:
             wanted, key, definitions = pickle.loads(header)
@@ -410,8 +412,15 @@ def dump(value):
 
 
 def pickled(value, buffers=None):
-    """A value's pickle. With a list for buffers, memory that can be left out is appended to it instead."""
-    callback = None if buffers is None else buffers.append
+    """A value's pickle. With a list for buffers, memory that can be left out is appended to it instead, up to `MOST_APART` pieces."""
+
+    def leave_out(buffer):
+        if len(buffers) >= MOST_APART:
+            return True
+        buffers.append(buffer)
+        return False
+
+    callback = None if buffers is None else leave_out
     try:
         return pickle.dumps(value, 5, buffer_callback=callback)
     except Exception as error:

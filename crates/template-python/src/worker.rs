@@ -8,21 +8,22 @@
 //! on in between.
 
 use std::ffi::CStr;
-use std::ptr::NonNull;
 
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyList, PyModule};
+use pyo3::types::PyModule;
 use sublet_proto::package::python::CALL;
 use sublet_proto::{Code, Error};
-use sublet_python_buffers::{Use, View, memoryview};
-use sublet_runtime::frames::{self, At, FETCH, Head, Piece, Place, SHARES_MEMORY, Shared, Source};
+use sublet_python_buffers::{Exporter, Use, View};
+use sublet_runtime::frames::{self, FETCH, FREES, IN_USE, Piece, Source};
 use sublet_runtime::worker::engine::{Caller, Engine, Input, Load, Message, Output};
 use sublet_runtime::worker::program;
 use sublet_runtime::worker::spawned::Spawned;
 
 use crate::component;
 use crate::keeping::{Keeping, Reply};
+use crate::lending::{self, Lending};
+use crate::objects::{Draft, Request};
 use crate::room::Room;
 use crate::xpu;
 
@@ -142,18 +143,25 @@ impl PythonCaller<'_> {
         mut output: Output<'_>,
     ) -> Result<u32, Code> {
         let called = (|| {
+            let exporter = Exporter::new(py)?;
             // SAFETY: a call's memory stays mapped for as long as the process lives; what it holds may change.
-            let input = unsafe { memoryview(py, input.address(), u64::from(input.len()), Use::Reading)? };
-            let returned = function.bind(py).call1((input,))?;
-            if returned.is_none() {
-                return Ok(0);
-            }
-            let bytes = View::of(&returned, Use::Reading)?;
-            let len = u32::try_from(bytes.len_bytes())?;
-            if len <= output.capacity() {
-                // SAFETY: both have so many bytes, and a function that returns its own output's memory cannot have it.
-                unsafe { std::ptr::copy(bytes.pointer().as_ptr(), output.address().as_ptr(), len as usize) };
-            }
+            let input =
+                unsafe { exporter.memoryview(py, input.address(), u64::from(input.len()), Use::Reading)? };
+            let returned = function.bind(py).call1((&input,)).inspect_err(|_| drop(release(&input)))?;
+            let len = if returned.is_none() {
+                0
+            } else {
+                let bytes = View::of(&returned, Use::Reading)?;
+                let len = u32::try_from(bytes.len_bytes())?;
+                if len <= output.capacity() {
+                    let (from, to) = (bytes.pointer().as_ptr(), output.address().as_ptr());
+                    // SAFETY: both have so many bytes, and a function that returns its own output's memory cannot have it.
+                    unsafe { std::ptr::copy(from, to, len as usize) };
+                }
+                len
+            };
+            drop(returned);
+            take_back(&exporter, input)?;
             Ok(len)
         })();
         let len = called.map_err(|error: PyErr| self.failed(py, &error))?;
@@ -171,47 +179,87 @@ impl PythonCaller<'_> {
         input: Input<'_>,
         mut output: Output<'_>,
     ) -> Result<u32, Code> {
-        Room::open(&mut output);
-        let replied = self.reply(py, &input);
-        let room = Room::close();
-        let reply = match replied.and_then(|reply| reply.placed(py, room)) {
-            Ok(reply) => reply,
-            Err(Refusal::Request(code)) => return Err(code),
-            Err(Refusal::Raised(error)) => return Err(self.failed(py, &error)),
-        };
-        let len = frames::len_bytes(&reply.pieces);
-        if len <= u64::from(output.capacity()) {
-            // SAFETY: there is room for it, and the pieces are alive: they are the reply's.
-            unsafe { frames::write(reply.head, &reply.pieces, output.address().as_ptr()) };
-            return Ok(len as u32);
+        let request = Request::of(&input)?;
+        if request.head.operation == FETCH {
+            let reply = self.kept.take(request.head.token).ok_or(Code::InvalidArgument)?;
+            let limit = u64::from(output.capacity());
+            return Ok(self.answer(py, (reply, false), None, (&mut output, limit)));
         }
-        self.kept.keep(reply);
-        // One that is larger than any output can be is asked for in vain, and says so.
-        Ok(u32::try_from(len).unwrap_or(u32::MAX))
+        Lending::begin(request.head.token);
+        Room::open(&mut output);
+        let replied = self.reply(py, &request);
+        let (room, lending) = (Room::close(), Lending::end().ok_or(Code::Internal)?);
+        let settled = replied.and_then(|draft| draft.placed(py, room)?.parted(py, &lending));
+        match settled {
+            Ok(reply) => {
+                // Below the room, if that stays in use.
+                let room = room.filter(|_| reply.1).map(|room| room.front_bytes());
+                let limit = room.unwrap_or_else(|| u64::from(output.capacity()));
+                Ok(self.answer(py, reply, Some(lending), (&mut output, limit)))
+            }
+            Err(error) => {
+                let code = self.failed(py, &error);
+                lending.report_when_free(py);
+                Err(code)
+            }
+        }
     }
 
-    fn reply(&mut self, py: Python<'_>, input: &Input<'_>) -> Result<Reply, Refusal> {
-        let read = frames::read(u64::from(input.len()), |at, into| input.copy_from(at as u32, into));
-        let (head, places) = read.map_err(|error| Refusal::Request(error.code))?;
-        if head.operation == FETCH {
-            return self.kept.take(head.token).ok_or(Refusal::Request(Code::InvalidArgument));
-        }
-        let request = places.iter().map(|place| find(input, place)).collect::<Option<Vec<_>>>();
-        let request = request.ok_or(Refusal::Request(Code::InvalidArgument))?;
-        let parts = PyList::empty(py);
-        for stretch in &request {
-            let how = if stretch.read_only { Use::Reading } else { Use::Writing };
-            // SAFETY: as for a function that gets bytes.
-            parts.append(unsafe { memoryview(py, stretch.at, stretch.len_bytes, how)? })?;
-        }
-        let (asked, shares_memory) = (head.operation & !SHARES_MEMORY, head.operation & SHARES_MEMORY != 0);
-        let replied = self.interpreter.serve.bind(py).call1((asked, parts))?;
+    fn reply(&self, py: Python<'_>, request: &Request) -> PyResult<Draft> {
+        let asked = (request.head.operation, request.objects(py)?);
+        let replied = self.interpreter.serve.bind(py).call1(asked)?;
         let (operation, parts): (u32, Vec<Bound<'_, PyAny>>) = replied.extract()?;
-        let views = parts.iter().map(|part| View::of(part, Use::Reading)).collect::<PyResult<Vec<_>>>()?;
-        // Over a network the request's memory here is a copy: what a function changed there is not the client's.
-        let returnable = if shares_memory { &request[..] } else { &[] };
-        let pieces = views.iter().map(|view| piece(view, returnable)).collect();
-        Ok(Reply { head: Head { operation, token: head.token }, pieces, views })
+        Draft::of((operation, &parts), request)
+    }
+
+    /// Writes a reply, or keeps it for a client that comes back with a larger output.
+    fn answer(
+        &mut self,
+        py: Python<'_>,
+        (mut reply, is_in_use): (Reply, bool),
+        lending: Option<Lending>,
+        (output, limit): (&mut Output<'_>, u64),
+    ) -> u32 {
+        if frames::len_bytes(&reply.pieces) > limit {
+            return self.keep_for_later(py, reply, lending, output);
+        }
+        reply.head.token = lending::process();
+        if let Some(lending) = lending.filter(|_| is_in_use) {
+            lending.report_when_free(py);
+            reply.head.operation |= IN_USE;
+        }
+        let freed = lending::take_freed();
+        if let Some(freed) = &freed {
+            let source = Source::Here(freed.as_ptr());
+            reply.pieces.push(Piece { source, len_bytes: freed.len() as u64, read_only: true });
+            reply.head.operation |= FREES;
+            if frames::copied_bytes(&reply.pieces) > limit || frames::len_bytes(&reply.pieces) > limit {
+                lending::put_back(freed);
+                reply.pieces.pop();
+                reply.head.operation &= !FREES;
+            }
+        }
+        let len = frames::len_bytes(&reply.pieces);
+        // SAFETY: there is room for it, and the pieces are alive: they are the reply's, and what is freed is alive here.
+        unsafe { frames::write(reply.head, &reply.pieces, output.address().as_ptr()) };
+        len as u32
+    }
+
+    #[cold]
+    fn keep_for_later(
+        &mut self,
+        py: Python<'_>,
+        reply: Reply,
+        lending: Option<Lending>,
+        output: &Output<'_>,
+    ) -> u32 {
+        if let Some(lending) = lending {
+            lending.report_when_free(py);
+        }
+        // One that is larger than any output can be is asked for in vain, and says so.
+        let len = frames::len_bytes(&reply.pieces).max(u64::from(output.capacity()) + 1);
+        self.kept.keep(reply);
+        u32::try_from(len).unwrap_or(u32::MAX)
     }
 
     fn failed(&mut self, py: Python<'_>, error: &PyErr) -> Code {
@@ -220,75 +268,27 @@ impl PythonCaller<'_> {
     }
 }
 
-impl Reply {
-    /// What a function made in the output stays where it is, if the rest of the reply fits before it. Else it is taken out of the way.
-    fn placed(mut self, py: Python<'_>, room: Option<Room>) -> Result<Reply, Refusal> {
-        let Some(room) = room else { return Ok(self) };
-        let mut own = Vec::new();
-        for (number, piece) in self.pieces.iter_mut().enumerate() {
-            let offset =
-                self.views.get(number).and_then(|view| room.offset_of(view.pointer(), piece.len_bytes));
-            if let (Some(offset), Source::Here(_)) = (offset, piece.source) {
-                piece.source = Source::Placed(offset);
-                own.push(number);
-            }
-        }
-        if own.is_empty() || frames::copied_bytes(&self.pieces) <= room.front_bytes() {
-            return Ok(self);
-        }
-        for number in own {
-            let view = &self.views[number];
-            // SAFETY: so many bytes of the output, which are copied at once.
-            let bytes =
-                unsafe { std::slice::from_raw_parts(view.pointer().as_ptr(), view.len_bytes() as usize) };
-            let copy = View::of(PyByteArray::new(py, bytes).as_any(), Use::Writing)?;
-            self.pieces[number].source = Source::Here(copy.pointer().as_ptr());
-            self.views[number] = copy;
-        }
-        Ok(self)
+/// Makes a memoryview raise an exception whenever it is used from now on.
+fn release(input: &Bound<'_, PyAny>) -> PyResult<()> {
+    input.call_method0("release").map(drop)
+}
+
+/// Ends the use of an input, which is the client's again after the call.
+fn take_back(exporter: &Exporter, input: Bound<'_, PyAny>) -> PyResult<()> {
+    let py = input.py();
+    // Fails if arrays use the same memory, which are looked for next.
+    let _ = release(&input);
+    drop(input);
+    if !exporter.is_in_use(py) {
+        return Ok(());
     }
-}
-
-/// Why a request has no reply.
-enum Refusal {
-    Request(Code),
-    Raised(PyErr),
-}
-
-impl From<PyErr> for Refusal {
-    fn from(error: PyErr) -> Refusal {
-        Refusal::Raised(error)
+    // What uses it may be garbage that waits to be collected.
+    py.import("gc")?.call_method0("collect")?;
+    if exporter.is_in_use(py) {
+        let message = "it still uses its input, which lasts only for the call: keep a copy, as bytes(input)";
+        return Err(PyRuntimeError::new_err(message));
     }
-}
-
-/// A piece of a request, in this process.
-struct Stretch {
-    at: NonNull<u8>,
-    len_bytes: u64,
-    read_only: bool,
-}
-
-fn find(input: &Input<'_>, place: &Place) -> Option<Stretch> {
-    let Place { at, len_bytes, read_only } = *place;
-    let at = match at {
-        // SAFETY: `read` has found that all of it is in the message.
-        At::Message(offset) => unsafe { input.address().add(offset as usize) },
-        At::Shared(shared) => input.reach(shared, len_bytes)?,
-    };
-    Some(Stretch { at, len_bytes, read_only })
-}
-
-/// What is returned of the request's own memory is not copied.
-fn piece(view: &View, request: &[Stretch]) -> Piece {
-    let (at, len_bytes) = (view.pointer(), view.len_bytes());
-    let within = |stretch: &Stretch| {
-        let offset = (at.as_ptr() as u64).checked_sub(stretch.at.as_ptr() as u64)?;
-        (len_bytes > 0 && offset.checked_add(len_bytes)? <= stretch.len_bytes).then_some(offset)
-    };
-    let shared =
-        (1..).zip(request).find_map(|(number, stretch)| Some(Shared { number, offset: within(stretch)? }));
-    let source = shared.map_or(Source::Here(at.as_ptr()), Source::Shared);
-    Piece { source, len_bytes, read_only: view.is_read_only() }
+    Ok(())
 }
 
 /// An exception in one line, with its notes.
