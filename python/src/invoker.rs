@@ -19,7 +19,7 @@ use crate::application::{Application, chosen};
 use crate::call::{Call, Held, Sent};
 use crate::component::{Memory, planned};
 use crate::error::{invalid, raised};
-use crate::kept::Kept;
+use crate::kept::{self, Kept};
 use crate::lent::Lent;
 use crate::message::Request;
 use crate::pool::{Paper, Pool};
@@ -53,6 +53,17 @@ pub struct Asked {
     pub retries: u32,
     /// By when it must have ended.
     pub deadline: Option<Instant>,
+}
+
+impl Drop for Leased {
+    fn drop(&mut self) {
+        if kept::is_forked() {
+            return;
+        }
+        // Agents are asked, which takes a while: other threads of the interpreter continue meanwhile.
+        let invoker = self.invoker.get_mut().unwrap_or_else(PoisonError::into_inner);
+        Python::try_attach(|py| py.detach(|| invoker.deallocate())).map(drop).unwrap_or_default();
+    }
 }
 
 impl Leased {

@@ -1,6 +1,6 @@
 import concurrent.futures
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from os import PathLike
 from types import TracebackType
@@ -20,6 +20,7 @@ from ._native import Reading as _Reading
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _Scalar = TypeVar("_Scalar", bound=numpy.generic)
+_Items: TypeAlias = Iterable[Any] | AsyncIterable[Any]
 _Path: TypeAlias = str | PathLike[str]
 _Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex]
 _Order: TypeAlias = Literal["C", "F"]
@@ -358,24 +359,48 @@ class _Calling:
     def submit(self, function: str, /, *args: Any, **kwargs: Any) -> Future[Any]: ...
     @overload
     def map(
-        self, function: Callable[..., _T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int | None = None
-    ) -> Iterator[_T]: ...
+        self,
+        function: Callable[..., _T],
+        *iterables: _Items,
+        timeout: float | None = None,
+        chunksize: int | None = None,
+        buffersize: int | None = None,
+    ) -> _Results[_T]: ...
     @overload
     def map(
-        self, function: str, *iterables: Iterable[Any], timeout: float | None = None, chunksize: int | None = None
-    ) -> Iterator[Any]: ...
+        self,
+        function: str,
+        *iterables: _Items,
+        timeout: float | None = None,
+        chunksize: int | None = None,
+        buffersize: int | None = None,
+    ) -> _Results[Any]: ...
     @overload
     def starmap(
         self,
         function: Callable[..., _T],
-        iterable: Iterable[Iterable[Any]],
+        iterable: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
         timeout: float | None = None,
         chunksize: int | None = None,
-    ) -> Iterator[_T]: ...
+        buffersize: int | None = None,
+    ) -> _Results[_T]: ...
     @overload
     def starmap(
-        self, function: str, iterable: Iterable[Iterable[Any]], timeout: float | None = None, chunksize: int | None = None
-    ) -> Iterator[Any]: ...
+        self,
+        function: str,
+        iterable: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
+        timeout: float | None = None,
+        chunksize: int | None = None,
+        buffersize: int | None = None,
+    ) -> _Results[Any]: ...
+
+# What a map returns: read by `for` or by `async for`.
+class _Results(Iterator[_T], AsyncIterator[_T]):
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> _T: ...
+    def __aiter__(self) -> Self: ...
+    def __anext__(self) -> Awaitable[_T]: ...
+    def close(self) -> None: ...
 
 class Lease(_Calling):
     package: str
@@ -422,20 +447,20 @@ class Executor(concurrent.futures.Executor):
     def map(
         self,
         fn: Callable[..., _T],
-        *iterables: Iterable[Any],
+        *iterables: _Items,
         timeout: float | None = None,
         chunksize: int | None = None,
         buffersize: int | None = None,
-    ) -> Iterator[_T]: ...
+    ) -> _Results[_T]: ...
     @overload
     def map(
         self,
         fn: str,
-        *iterables: Iterable[Any],
+        *iterables: _Items,
         timeout: float | None = None,
         chunksize: int | None = None,
         buffersize: int | None = None,
-    ) -> Iterator[Any]: ...
+    ) -> _Results[Any]: ...
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None: ...
 
 class local:

@@ -5,7 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from . import _errors, _modules, _package, _process
+from . import _errors, _kept, _modules, _package, _process
 
 
 class Outcome:
@@ -62,11 +62,13 @@ class Application:
                 it, or its memory, is gone. If it raises, the run is given up.
         """
         _process.check()
+        _kept.release()
         return _outcome(self._native.run(bytes(input), news))
 
     def resume(self, run, news=None):
         """Goes on with a run whose client is gone, by its identifier: from what was recorded. Nobody else may do so at the same time."""
         _process.check()
+        _kept.release()
         return _outcome(self._native.resume(run, news))
 
     __reduce__ = _process.stays_here("an application", "run it there")

@@ -1,5 +1,6 @@
 """Calls of functions in Python: what is sent, and what comes back. The other end is the worker's `worker.py`."""
 
+import collections
 import dis
 import functools
 import hashlib
@@ -10,8 +11,10 @@ import logging
 import pickle
 import sys
 import threading
+import time
 import types
 import weakref
+from typing import NamedTuple, Optional
 
 import cloudpickle
 
@@ -58,15 +61,15 @@ class Functions:
     def __init__(self, environment=None, initializer=None, initargs=()):
         self._known = {}
         self._named = {}
-        self.session = next(_sessions)
-        self.is_sent = False
+        if initializer is not None and not callable(initializer):
+            raise TypeError(f"the initializer {initializer!r} cannot be called")
         said = {
             "log_level": logging.getLogger().getEffectiveLevel(),
             "environment": dict(environment or {}),
             "initializer": initializer,
             "initargs": tuple(initargs),
         }
-        self.session_definition = _pickle_function(said)
+        self._session = Session(_pickle_function(said))
 
     def known(self, function):
         """The function as it is called."""
@@ -77,11 +80,14 @@ class Functions:
             return known
         if isinstance(function, str):
             return self._of_name(function)
-        known = Known(self, function)
-        number = id(function)
+        if not callable(function):
+            message = f"{function!r} cannot be called: pass a callable, or a function's name as \"module:function\""
+            raise TypeError(message)
+        known = Known(self._session, function)
+        number, functions = id(function), weakref.ref(self)
         try:
             # Not kept alive by this: what it closes over may be large.
-            known.function = weakref.ref(function, lambda _: self._known.pop(number, None))
+            known.function = weakref.ref(function, lambda _: _forget(functions(), number))
         except TypeError:
             return known
         self._known[number] = known
@@ -90,10 +96,26 @@ class Functions:
     def _of_name(self, name):
         known = self._named.get(name)
         if known is None:
-            known = Known(self, name)
+            known = Known(self._session, name)
             if len(self._named) < MOST_NAMES:
                 self._named[name] = known
         return known
+
+
+def _forget(functions, number):
+    if functions is not None:
+        functions._known.pop(number, None)
+
+
+class Session:
+    """What a lease says once for all of its calls."""
+
+    __slots__ = ("number", "definition", "is_sent")
+
+    def __init__(self, definition):
+        self.number = next(_sessions)
+        self.definition = definition
+        self.is_sent = False
 
 
 class _Space:
@@ -198,15 +220,15 @@ class Definition:
 class Known:
     """One function."""
 
-    __slots__ = ("functions", "function", "definition", "references", "room")
+    __slots__ = ("session", "function", "name", "definition", "references", "room")
 
-    def __init__(self, functions, function):
-        self.functions = functions
-        self.function = None
+    def __init__(self, session, function):
+        self.session = session
+        self.function, self.name = None, _name(function)
         self.room = ROOM
         self.definition = None
         if isinstance(function, str):
-            self.definition, self.references = Definition(functions.session, function, None), ()
+            self.definition, self.references = Definition(session.number, function, None), ()
         else:
             self.define(function)
 
@@ -219,15 +241,14 @@ class Known:
             raise _unpicklable(error, f"the function {_name(function)}") from error
         key = digest(pickled)
         if self.definition is None or key != self.definition.key:
-            self.definition = Definition(self.functions.session, key, pickled)
+            self.definition = Definition(self.session.number, key, pickled)
 
     def parts(self, definition, arguments, how_much=HEADER):
         """What is sent: which function, its arguments, and the memory that was left out of those."""
         header = definition.header
         if how_much != HEADER:
-            functions = self.functions
-            session = functions.session_definition if how_much == SESSION else None
-            header = pickle.dumps((functions.session, definition.key, (session, definition.pickled)), 5)
+            session = self.session.definition if how_much == SESSION else None
+            header = pickle.dumps((self.session.number, definition.key, (session, definition.pickled)), 5)
         return [header, *_dump(arguments, pickle.dumps if _is_plain(arguments) else _pickle_arguments)]
 
 
@@ -293,6 +314,11 @@ def read(known, kind, parts):
     return None, error
 
 
+def deadline_of(options):
+    """When a call that is sent now must have ended, by the monotonic clock; None if there is no limit."""
+    return None if options.timeout is None else time.monotonic() + options.timeout
+
+
 class Sent:
     """A call that was sent, and who is told of its result: of any kind of function."""
 
@@ -314,8 +340,9 @@ class Sent:
         return self.call.done()
 
     def _end(self, result, error):
-        """Tells it."""
-        self.target._end(result, error)
+        """Tells the target, which this refers to no longer: the target may refer to this."""
+        target, self.target = self.target, None
+        target._end(result, error)
 
     def collect(self, timeout):
         """Waits for the end, at most so many seconds; says whether it has come. Then the target was told."""
@@ -333,7 +360,7 @@ class Sent:
                 outcome = self._outcome()
             except BaseException as error:
                 # Whatever it is, there is no second result to be had.
-                outcome = (None, error)
+                outcome = (None, _errors.from_outside(error))
             if outcome is None:
                 return self._watch_again()
             self.is_ended = True
@@ -362,32 +389,63 @@ class Sent:
                 self._watch_again()
 
 
+class Order(NamedTuple):
+    """A call as it is to be sent."""
+
+    known: Known
+    operation: int
+    arguments: object
+    options: object
+    # What is told of the result.
+    target: object
+
+
+class Begun(NamedTuple):
+    """A call of which a first message was sent already."""
+
+    definition: Definition
+    call: object
+    # What was answered; None if it is still to come.
+    reply: Optional[tuple]
+    # When it must have ended, by the monotonic clock; None if there is no limit.
+    deadline: Optional[float]
+
+
 class SentObjects(Sent):
-    """One of a function in Python."""
+    """A call of a function in Python."""
 
-    __slots__ = ("calls", "known", "definition", "operation", "arguments", "options", "reply")
+    __slots__ = ("dispatch", "order", "definition", "how_much", "reply", "deadline")
 
-    def __init__(self, calls, known, operation, arguments, options, target, begun=None):
-        super().__init__(target, calls.completer)
-        self.calls = calls
-        self.known = known
-        self.operation = operation
-        self.arguments = arguments
-        self.options = options
-        # What was read of it already.
-        self.reply = None
+    def __init__(self, dispatch, order, begun=None):
+        super().__init__(order.target, dispatch.completer)
+        self.dispatch = dispatch
+        self.order = order
         if begun is None:
-            self.definition = known.definition
-            self._send(HEADER if self.definition.is_sent else DEFINITION if known.functions.is_sent else SESSION)
+            self.definition, self.reply = order.known.definition, None
+            self.deadline = deadline_of(order.options)
+            is_begun = order.known.session.is_sent
+            self._send(HEADER if self.definition.is_sent else DEFINITION if is_begun else SESSION)
         else:
-            self.definition, self.call, self.reply = begun
+            self.how_much = HEADER
+            self.definition, self.call, self.reply, self.deadline = begun
 
     def _send(self, how_much):
-        known = self.known
-        parts = known.parts(self.definition, self.arguments, how_much)
-        self.call = self.calls.send(known, self.operation, parts, self.options)
+        known, operation, arguments, options, _ = self.order
+        parts = known.parts(self.definition, arguments, how_much)
+        left = None if self.deadline is None else self.deadline - time.monotonic()
+        if left is not None and left <= 0:
+            raise _errors.DeadlineExceeded("the deadline passed before the worker had the function", "deadline_exceeded", 42)
+        self.how_much = how_much
+        self.call = self.dispatch.send(known, operation, parts, options, left)
         if how_much != HEADER:
-            self.definition.is_sent = known.functions.is_sent = True
+            self.definition.is_sent = known.session.is_sent = True
+
+    def _send_all(self):
+        """Sends the call again with its definition, to a worker that does not know it. Such a worker has no reason to ask again."""
+        if self.how_much == SESSION:
+            message = f"a worker does not take the function {self.order.known.name}, which it was just sent"
+            raise _errors.Error(message, "protocol", 52)
+        self._send(SESSION)
 
     def _has_ended(self):
         return self.reply is not None or super()._has_ended()
@@ -410,15 +468,15 @@ class SentObjects(Sent):
             show_printed(as_bytes_like(parts.pop()))
             kind &= ~PRINTED
         if kind == UNKNOWN:
-            self._send(SESSION)
+            self._send_all()
             return None
-        return read(self.known, kind, parts)
+        return read(self.order.known, kind, parts)
 
     def _end(self, result, error):
-        self.arguments = None
-        dispatch = self.calls.dispatch
+        self.order = None
+        dispatch = self.dispatch
         if error is not None and dispatch.translate is not None:
-            error = dispatch.translate(error)
+            error = dispatch.translate(dispatch, error)
         try:
             dispatch.ended(self)
         finally:
@@ -436,15 +494,25 @@ class Completer:
         self._lock = threading.Lock()
         self._thread = None
         self._is_stopping = False
+        # Calls of leases that were dropped.
+        self._left = collections.deque()
 
-    def add(self, sent):
-        number = next(self._numbers)
+    def start(self):
+        """Starts the thread, if that was not done."""
         with self._lock:
-            self._sent[number] = sent
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="sublet completer", daemon=True)
                 self._thread.start()
+
+    def add(self, sent):
+        number = next(self._numbers)
+        self._sent[number] = sent
         return number
+
+    def take_over(self, dispatch):
+        """Has the thread complete the calls of a lease that was dropped. Takes no lock: a garbage collection may call this."""
+        self._left.append(dispatch)
+        self.queue.put(0)
 
     def forget(self, number):
         self._sent.pop(number, None)
@@ -458,7 +526,10 @@ class Completer:
 
     def _run(self):
         while not self._is_stopping:
-            for number in self.queue.take(3600.0):
+            numbers = self.queue.take(3600.0)
+            while self._left:
+                self._left.popleft().leave()
+            for number in numbers:
                 sent = self._sent.get(number)
                 if sent is not None:
                     try:

@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 
-from . import _application, _errors, _native, _package, _process
+from . import _application, _errors, _kept, _native, _package, _process
 from ._bill import Bill
 from ._calls import Completer, Functions
 from ._component import Memory
@@ -91,6 +91,7 @@ class Client:
                 counts that its work takes, beside what it costs, from 0, the price alone, to 1, the time alone.
         """
         _process.check()
+        functions = Functions(environment, initializer, initargs)
         # Workers of another machine have copies of all that they reach, in the memory of their lease.
         is_near = share_arrays and more.get("fabric") in (None, "auto", "shm") and self._invoker.has_near_nodes()
         invoker = self._invoker.another(is_near)
@@ -99,10 +100,9 @@ class Client:
             options["memory_bytes"] = bytes_of(memory)
         if package is None:
             with _package.deployable(imports, path) as folder:
-                invoker.allocate(folder, **options)
+                _allocate(invoker, folder, options)
         else:
-            invoker.allocate(_package.named(package), **options)
-        functions = Functions(environment, initializer, initargs)
+            _allocate(invoker, _package.named(package), options)
         return Lease(self, invoker, functions)
 
     def memory(
@@ -209,6 +209,16 @@ class Client:
 
     def __repr__(self):
         return "<sublet client>"
+
+
+def _allocate(invoker, package, options):
+    """Leases the cores, and gives back for that what this process only keeps."""
+    if not _kept.is_empty():
+        try:
+            return invoker.allocate(package, **dict(options, wait=None))
+        except _errors.NoCapacity:
+            _kept.release()
+    invoker.allocate(package, **options)
 
 
 def _run_options(patience, retries, prewarm, keep_alive, hot_timeout, lease_timeout, fabric):

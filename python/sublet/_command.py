@@ -12,14 +12,21 @@ _CARRIED = Path(__file__).resolve().parent / "_programs" / "sublet"
 
 
 def program():
-    """Where the program is: in the package, or, of a package that carries none, wherever it is found."""
+    """Where the program is: in the package, or, of a package that carries none, beside the interpreter or in PATH."""
     if _CARRIED.is_file():
         return str(_CARRIED)
-    beside = Path(sys.executable).parent / "sublet"
-    found = str(beside) if beside.is_file() else shutil.which("sublet")
-    if found is None:
-        raise FileNotFoundError("the program sublet is neither in its Python package nor in PATH")
-    return found
+    folders = [Path(sys.executable).parent, *os.environ.get("PATH", os.defpath).split(os.pathsep)]
+    for folder in folders:
+        found = shutil.which("sublet", path=str(folder))
+        if found is not None and not _is_script(found):
+            return found
+    raise FileNotFoundError("the program sublet is neither in its Python package nor in PATH")
+
+
+def _is_script(path):
+    """Whether it is a script, as this command itself is one: it would start itself again without end."""
+    with open(path, "rb") as file:
+        return file.read(2) == b"#!"
 
 
 def main():

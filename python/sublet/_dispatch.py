@@ -6,32 +6,37 @@ need look for the next one to be sent: whoever collects a result sends it; and w
 
 import collections
 import concurrent.futures
+import functools
 import itertools
 import threading
 import time
-from concurrent.futures import CancelledError, TimeoutError
+from concurrent.futures import CancelledError
 from concurrent.futures._base import PENDING
-from typing import NamedTuple
 
-from . import _rebuild
-from ._calls import CALL, MAP, Known, SentObjects
+from . import _errors
+from ._calls import CALL, Order, SentObjects
 from ._future import Future
+from ._map import EACH, Job
 
-# How many calls a worker is given: one that it executes, and one that it finds when that has ended.
-EACH = 2
 # Most calls that wait to be sent. Who submits more waits until there are fewer.
 MOST_WAITING = 100_000
-# What a chunk of a map is to take, in seconds: long beside a call, and short beside what one waits for.
-CHUNK_SECONDS = 0.002
 
 
 class Dispatch:
-    """The calls of one lease."""
+    """The calls of one lease.
+
+    Futures and maps refer to it while their calls are under way, and it refers to them; afterwards neither does. It never refers to
+    the lease: one that is dropped goes at once, and its cores with it when the last call has ended.
+    """
 
     def __init__(self, calls, workers):
         self._calls = calls
-        self._window = EACH * workers
-        self._workers = workers
+        #: By which calls are sent.
+        self.send = calls.send
+        #: The thread that collects calls which nobody waits for.
+        self.completer = calls.completer
+        #: How many workers there are.
+        self.workers = workers
         self._flying = {}
         # How many are just being sent.
         self._sending = 0
@@ -42,71 +47,67 @@ class Dispatch:
         # Of one thread, which may come again: what pickles a value may call anything.
         self._lock = threading.RLock()
         self.refusal = None
-        # What an error of a call is to its caller.
+        #: Makes of a call's error what its caller is to see, if it is to be another: is given this dispatch and the error.
         self.translate = None
+        # Whether the lease was dropped with calls under way: then the background thread completes them.
+        self._is_left = False
+        self._is_released = False
 
     def resize(self, workers):
         """There are so many workers now."""
-        self._workers = workers
-        self._window = EACH * workers
+        self.workers = workers
         self.pump()
 
     def submit(self, known, arguments, options):
         """A future of one call."""
         future = Future()
-        self._add(_Single(known, arguments, options, future))
+        self.add(_Single(known, arguments, options, future))
         return future
 
-    def submit_after(self, known, arguments, options, awaited):
+    def submit_after(self, known, arguments, options):
         """The same, when the futures among its arguments have ended: with their results. If one has failed, so has this."""
         future = Future()
-        future._owner = self
-        left = itertools.count(len(awaited) - 1, -1)
+        future._is_owned = True
         with self._lock:
             if self.refusal is not None:
                 raise self.refusal()
             self._after.add(future)
-
-        def ended(_):
-            if next(left) > 0:
-                return
-            try:
-                positional, named = arguments
-                resolved = tuple(map(_result, positional)), {name: _result(value) for name, value in named.items()}
-                if future._state == PENDING:
-                    self._add(_Single(known, resolved, options, future), is_late=True)
-            except BaseException as error:
-                future._end(None, error)
-            finally:
-                self._after.discard(future)
-
-        for other in awaited:
-            other.add_done_callback(ended)
+        _Awaiting(self, known, options, future).begin(*arguments)
         return future
 
-    def map(self, known, items, chunksize, options):
-        """The results of a call with each of these arguments, a chunk at a time."""
-        job = _Map(known, items, chunksize, options, self._workers)
-        if items:
-            self._add(job)
-        return job
+    def submit_late(self, known, arguments, options, future):
+        """Sends a call whose arguments were waited for."""
+        if future._state == PENDING:
+            self.add(_Single(known, arguments, options, future), is_late=True)
+        self.forget(future)
 
-    def _add(self, job, is_late=False):
+    def forget(self, future):
+        """A future waits for others no longer."""
+        self._after.discard(future)
+        if self._is_left:
+            self._release_if_idle()
+
+    def map(self, known, chunksize, options):
+        """A job that sends the items of a map."""
+        return Job(known, chunksize, options, self)
+
+    def add(self, job, is_late=False):
+        """Takes a job whose calls are to be sent."""
         while len(self._waiting) >= MOST_WAITING and not is_late:
             self.advance(None)
         with self._lock:
             if self.refusal is not None and not is_late:
                 raise self.refusal()
-            job.wait_in(self)
-            self._waiting.append(job)
+            if job.wait_in(self):
+                self._waiting.append(job)
         self.pump()
 
     def pump(self):
         """Sends what can be sent. Nothing of the caller's is called under the lock: what is pickled, and callbacks, may wait for others."""
         while True:
             with self._lock:
-                if not self._waiting or len(self._flying) + self._sending >= self._window:
-                    watched = list(self._flying) if self._waiting else ()
+                if not self._waiting or len(self._flying) + self._sending >= EACH * self.workers:
+                    watched = list(self._flying) if self._waiting or self._is_left else ()
                     break
                 order = self._waiting[0].take(self._waiting)
                 if order is None:
@@ -124,9 +125,9 @@ class Dispatch:
         """Sends one call; an error is its future's."""
         future = order.target
         try:
-            sent = SentObjects(self._calls, *order)
+            sent = SentObjects(self, order)
         except Exception as error:
-            future._end(None, error)
+            future._end(None, _errors.from_outside(error))
             return
         future._begin(sent)
         with self._lock:
@@ -141,6 +142,36 @@ class Dispatch:
             self._flying.pop(sent, None)
         if self._waiting:
             self.pump()
+        if self._is_left:
+            self._release_if_idle()
+
+    def is_idle(self):
+        """Whether no call is under way. Takes no lock: a garbage collection may ask wherever it interrupts a thread."""
+        if self._flying or self._waiting or self._sending:
+            return False
+        return all(future._state != PENDING for future in list(self._after))
+
+    def has_kept(self):
+        """Whether a call goes on that was interrupted."""
+        return any(not kept.done() for kept in list(self._kept))
+
+    def leave(self):
+        """The lease was dropped: calls that were submitted are executed still, and then the cores go back."""
+        self._is_left = True
+        self.pump()
+        self._release_if_idle()
+
+    def _release_if_idle(self):
+        with self._lock:
+            if self._is_released or not self.is_idle():
+                return
+            self._is_released = True
+        try:
+            # The agent is asked, which may take a while, and the thread that ended the last call has others to end.
+            threading.Thread(target=self._calls.release, name="sublet release", daemon=True).start()
+        except RuntimeError:
+            # The interpreter ends, and starts no more threads.
+            self._calls.release()
 
     def advance(self, timeout):
         """Waits until a call has ended, for the sake of one that waits to be sent. False if there is no time left."""
@@ -211,7 +242,9 @@ class Dispatch:
             self._waiting.clear()
             self._flying.clear()
         for sent in flying:
-            sent.target._end(None, make_error())
+            target = sent.target
+            if target is not None:
+                target._end(None, make_error())
         for job in jobs:
             job.fail(make_error)
         for future in after:
@@ -235,29 +268,58 @@ class Dispatch:
         return len(self._flying), len(self._waiting)
 
 
-class _Order(NamedTuple):
-    """A call as it is to be sent."""
+class _Awaiting:
+    """The arguments of a call, until the futures among them have ended.
 
-    known: Known
-    operation: int
-    arguments: object
-    options: object
-    target: Future
+    It keeps their results rather than them: they refer to it, and one that never ends is not to keep itself.
+    """
 
+    def __init__(self, dispatch, known, options, future):
+        self._call = (dispatch, known, options, future)
+        self._positional, self._named = [], {}
+        self._left = None
 
-def _result(value):
-    return value.result() if isinstance(value, concurrent.futures.Future) else value
+    def begin(self, positional, named):
+        """Waits for the futures among these."""
+        self._positional, self._named = list(positional), dict(named)
+        places = [*((self._positional, *each) for each in enumerate(positional)), *((self._named, *each) for each in named.items())]
+        places = [place for place in places if isinstance(place[2], concurrent.futures.Future)]
+        self._left = itertools.count(len(places) - 1, -1)
+        for where, key, other in places:
+            where[key] = None
+            other.add_done_callback(functools.partial(self._ended, where, key))
+
+    def _ended(self, where, key, other):
+        """Is called by whatever ends one of them."""
+        error = CancelledError() if other.cancelled() else other.exception()
+        if error is None:
+            where[key] = other.result()
+            if next(self._left) > 0:
+                return
+        # Whichever comes first: the last of them, or one that failed.
+        call, self._call = self._call, None
+        if call is None:
+            return
+        dispatch, known, options, future = call
+        try:
+            if error is None:
+                return dispatch.submit_late(known, (tuple(self._positional), self._named), options, future)
+        except BaseException as raised:
+            error = _errors.from_outside(raised)
+        future._end(None, error)
+        dispatch.forget(future)
 
 
 class _Single:
     """One call that waits to be sent."""
 
     def __init__(self, known, arguments, options, future):
-        self._order = _Order(known, CALL, arguments, options, future)
+        self._order = Order(known, CALL, arguments, options, future)
         self._future = future
 
     def wait_in(self, dispatch):
-        self._future._queued_at = self._future._owner = dispatch
+        self._future._queued_at, self._future._is_owned = dispatch, True
+        return True
 
     def take(self, waiting):
         waiting.popleft()
@@ -275,123 +337,3 @@ class _Single:
     def fail(self, make_error):
         self._future._queued_at = None
         self._future._end(None, make_error())
-
-
-class _Chunk(Future):
-    """Some results of a map."""
-
-    def __init__(self, job, count):
-        super().__init__()
-        self.job = job
-        self.count = count
-
-    def _end(self, result, exception):
-        if exception is None:
-            results, _, seconds = result
-            self.job.took(len(results), seconds)
-        super()._end(result, exception)
-
-
-class _Map:
-    """A call for each item, in chunks that are cut when there is a worker for them."""
-
-    def __init__(self, known, items, chunksize, options, workers):
-        self._known = known
-        self._items = items
-        self._options = options
-        self._next = 0
-        self._fixed = chunksize
-        self._seconds_each = None
-        self._workers = workers
-        self._dispatch = None
-        self._chunks = collections.deque()
-        self._failure = None
-
-    def wait_in(self, dispatch):
-        self._dispatch = dispatch
-
-    def took(self, count, seconds):
-        """Items took so long: the next chunks are cut by that."""
-        if count and seconds is not None:
-            each = max(seconds / count, 1e-7)
-            known = self._seconds_each
-            self._seconds_each = each if known is None else 0.5 * (known + each)
-
-    def _size(self):
-        if self._fixed is not None:
-            return self._fixed
-        if self._seconds_each is None:
-            return 1
-        # Towards the end they are smaller, so that all workers end together.
-        left = len(self._items) - self._next
-        fair = max(1, left // (2 * EACH * self._workers))
-        return max(1, min(int(CHUNK_SECONDS / self._seconds_each), fair))
-
-    def take(self, waiting):
-        items = self._items[self._next : self._next + self._size()]
-        self._next += len(items)
-        if self._next >= len(self._items):
-            waiting.popleft()
-        if not items:
-            return None
-        chunk = _Chunk(self, len(items))
-        self._chunks.append(chunk)
-        return _Order(self._known, MAP, items, self._options, chunk)
-
-    def is_of(self, future):
-        return False
-
-    def cancel(self):
-        self._failure = self._failure or CancelledError
-        self._next = len(self._items)
-
-    def fail(self, make_error):
-        self._failure = make_error
-        self._next = len(self._items)
-
-    def stop(self):
-        """Nobody wants the rest."""
-        if self._dispatch is not None:
-            with self._dispatch._lock:
-                self._next = len(self._items)
-                if self in self._dispatch._waiting:
-                    self._dispatch._waiting.remove(self)
-
-    def results(self, timeout=None):
-        """One after the other, in the order of the items. The time is from here on."""
-        return self._results(None if timeout is None else time.monotonic() + timeout)
-
-    def _results(self, until):
-        given = 0
-        try:
-            while given < len(self._items):
-                while not self._chunks:
-                    if self._failure is not None:
-                        raise self._failure()
-                    left = None if until is None else until - time.monotonic()
-                    if not self._dispatch.advance(left):
-                        raise TimeoutError()
-                chunk = self._chunks.popleft()
-                left = None if until is None else max(0.0, until - time.monotonic())
-                results, raised, _ = chunk.result(left)
-                given += chunk.count
-                chunk = None
-                results.reverse()
-                while results:
-                    yield results.pop()
-                if raised is not None:
-                    raise _rebuild.remote(raised)
-        finally:
-            self.stop()
-
-
-def arguments_of(iterables):
-    """The arguments of each call of a map."""
-    if len(iterables) == 1:
-        return [(item,) for item in iterables[0]]
-    return list(zip(*iterables))
-
-
-def starmap_arguments(iterable):
-    return [tuple(arguments) for arguments in iterable]
-

@@ -1,6 +1,7 @@
 """What goes wrong, by the same codes in every language (SPECIFICATION.md, Errors)."""
 
 import concurrent.futures
+import traceback
 from concurrent.futures.process import BrokenProcessPool
 
 
@@ -131,3 +132,18 @@ _CLASSES = {
 def of(code, number, message):
     """The exception of an error of the library."""
     return _CLASSES.get(code, Error)(message, code, number)
+
+
+def from_outside(error):
+    """The exception as a future holds it: its traceback is text, where it has frames beyond this package.
+
+    Frames refer to those that called them, and so to the future and its lease: a cycle, which only a garbage collection would end.
+    """
+    within = error.__traceback__
+    while within is not None and within.tb_frame.f_globals.get("__package__") == __package__:
+        within = within.tb_next
+    if within is not None or error.__cause__ is not None or error.__context__ is not None:
+        text = "".join(traceback.format_exception(type(error), error, within))
+        error.__context__, error.__cause__ = None, RemoteTraceback(text)
+    return error.with_traceback(None)
+

@@ -1,14 +1,18 @@
 """`concurrent.futures.Executor` on leased cores."""
 
 import concurrent.futures
+import logging
 import os
 import threading
 import weakref
 
 from . import _errors, _process
 from ._client import default_client
+from ._map import Source
 
+# Every executor that is not shut down, and the calls of every executor, which may have been dropped: for the interpreter's end.
 _open = weakref.WeakSet()
+_begun = weakref.WeakSet()
 
 
 class Executor(concurrent.futures.Executor):
@@ -38,11 +42,12 @@ class Executor(concurrent.futures.Executor):
         client = default_client() if client is None else client
         self._max_workers = max_workers
         self._lease = client.lease(max_workers, initializer=initializer, initargs=initargs, **lease)
-        self._lease._dispatch.translate = self._translate
-        self._broken = None
+        self._breakage = _Breakage()
+        self._lease._dispatch.translate = self._breakage.translate
         self._is_shut = False
         self._lock = threading.Lock()
         _open.add(self)
+        _begun.add(self._lease._dispatch)
 
     @property
     def lease(self):
@@ -63,10 +68,12 @@ class Executor(concurrent.futures.Executor):
             *iterables: As for the builtin `map`.
             timeout: Seconds from now on after which the iterator raises `TimeoutError`; without it there is no limit.
             chunksize: How many items a worker is given at a time; without it, as many as take about 2 ms.
-            buffersize: Is there for programs that say it; what is with the workers is bounded always.
+            buffersize: How many items, or chunks if `chunksize` says their size, are taken at most whose results were not read yet.
+                Without it all items are taken now, but for asynchronous iterables.
         """
         self._check()
-        return self._lease.map(fn, *iterables, timeout=timeout, chunksize=chunksize)
+        lease = self._lease
+        return lease._map(lease._plain, fn, Source(iterables), timeout, chunksize, buffersize, is_eager=True)
 
     def shutdown(self, wait=True, *, cancel_futures=False):
         with self._lock:
@@ -83,13 +90,32 @@ class Executor(concurrent.futures.Executor):
 
     shutdown.__doc__ = concurrent.futures.Executor.shutdown.__doc__
 
+    @property
+    def _broken(self):
+        # The name that other executors have for it.
+        return self._breakage.text
+
     def _check(self):
         if self._broken is not None:
             raise _errors.BrokenExecutor(self._broken)
         if self._is_shut:
             raise _shut()
 
-    def _translate(self, error):
+    __reduce__ = _process.stays_here("an executor", "submit calls from there")
+
+    def __repr__(self):
+        state = "broken" if self._broken else "shut down" if self._is_shut else f"{self._max_workers} workers"
+        return f"<sublet executor: {state}>"
+
+
+class _Breakage:
+    """Why an executor is broken, for it and for its calls, which do not refer to it."""
+
+    def __init__(self):
+        #: What was wrong; None as long as it is whole.
+        self.text = None
+
+    def translate(self, dispatch, error):
         """A worker's end is the executor's: it may have had what cannot be had again."""
         if not isinstance(error, (_errors.WorkerDied, _errors.LeaseEnded, _errors.AgentUnreachable, _errors.BrokenExecutor)):
             return error
@@ -97,17 +123,13 @@ class Executor(concurrent.futures.Executor):
         if not isinstance(error, _errors.BrokenExecutor):
             broken = _errors.BrokenExecutor(f"a worker of the executor ended: {error}")
             broken.__cause__ = error
-        if self._broken is None:
-            self._broken = str(broken)
-            text = self._broken
-            self._lease._dispatch.break_all(lambda: _errors.BrokenExecutor(text))
+        if self.text is None:
+            if broken is error:
+                # Programs look for it there, as other executors log what an initializer raises.
+                logging.getLogger("concurrent.futures").critical("Exception in initializer:", exc_info=broken.__cause__)
+            self.text = text = str(broken)
+            dispatch.break_all(lambda: _errors.BrokenExecutor(text))
         return broken
-
-    __reduce__ = _process.stays_here("an executor", "submit calls from there")
-
-    def __repr__(self):
-        state = "broken" if self._broken else "shut down" if self._is_shut else f"{self._max_workers} workers"
-        return f"<sublet executor: {state}>"
 
 
 def _shut():
@@ -124,6 +146,8 @@ def _at_exit():
         except Exception:
             # Its lease ends with this process.
             pass
+    for dispatch in list(_begun):
+        dispatch.drain()
 
 
 # Before daemon threads are stopped, which collect what others wait for.

@@ -32,8 +32,8 @@ class Future(concurrent.futures.Future):
         # Of one that was sent: what collects its result; of one that waits to be: who will send it.
         self._sent = None
         self._queued_at = None
-        # Who sends it, if somebody does.
-        self._owner = None
+        # Whether a lease sends it.
+        self._is_owned = False
 
     @property
     def _condition(self):
@@ -136,10 +136,11 @@ class Future(concurrent.futures.Future):
         queued = self._queued_at
         if queued is not None:
             queued.take_out(self)
+            self._queued_at = None
         if not super().cancel():
             return False
         with self._condition:
-            if self._state == CANCELLED and self._owner is not None:
+            if self._state == CANCELLED and self._is_owned:
                 # No executor comes by to say so to those who wait for several.
                 self._state = CANCELLED_AND_NOTIFIED
                 for waiter in self._waiters:

@@ -4,10 +4,11 @@ import concurrent.futures
 import threading
 import weakref
 
-from . import _errors, _process
-from ._calls import CALL, DONE, FUNCTION, Sent, SentObjects, read
-from ._dispatch import Dispatch, arguments_of, starmap_arguments
+from . import _errors, _kept, _process
+from ._calls import CALL, DONE, FUNCTION, Begun, Order, Sent, SentObjects, deadline_of, read
+from ._dispatch import Dispatch
 from ._future import Future
+from ._map import BytesJob, Source, results_of
 from ._memory import as_bytes_like
 
 # What a function that is not in Python may return if nobody says where, in bytes.
@@ -52,14 +53,15 @@ class _Calls:
         self._invoker = lease._invoker
         self._call = lease._invoker.call
         self.completer = completer
-        self.dispatch = None
+        completer.start()
         self.look()
 
     def look(self):
         """Finds out whether all workers share this process's memory."""
         self._shares_memory = self._invoker.shares_memory()
 
-    def send(self, known, operation, parts, options):
+    def send(self, known, operation, parts, options, timeout):
+        """Sends a call, which must end within this many seconds."""
         return self._call(
             FUNCTION,
             operation,
@@ -68,23 +70,32 @@ class _Calls:
             shares_memory=self._shares_memory,
             worker=options.worker,
             retries=options.retries,
-            timeout=options.timeout,
+            timeout=timeout,
         )
+
+    def release(self):
+        """Gives the cores back, which nobody has any more."""
+        try:
+            self._invoker.deallocate()
+        except _errors.Error:
+            # Then the agent ends the lease, when the connection is closed.
+            pass
 
 
 class Lease:
     """Workers on leased cores, until `close`, the end of a `with` block, or the lease's own time.
 
-    Made by `Client.lease`. May be used from several threads at once.
+    Made by `Client.lease`. May be used from several threads at once. One that nobody refers to any more gives its cores back when the
+    calls that were submitted have ended.
     """
 
     def __init__(self, client, invoker, functions):
+        self._ended = self._dispatch = None
         self._client = client
         self._invoker = invoker
         self._functions = functions
         self._plain = Options()
         self._closing = threading.Lock()
-        self._ended = None
         name, _, names, is_python = invoker.package()
         #: The name of the package whose functions are called.
         self.package = name
@@ -94,7 +105,7 @@ class Lease:
         #: How many workers there are: one for each core.
         self.workers = invoker.workers()
         self._calls = _Calls(self, client._completer)
-        self._dispatch = self._calls.dispatch = Dispatch(self._calls, self.workers)
+        self._dispatch = Dispatch(self._calls, self.workers)
         _open.add(self)
 
     # Calls of functions in Python, and of others.
@@ -116,17 +127,24 @@ class Lease:
         """
         return self._submit(self._plain, function, args, kwargs)
 
-    def map(self, function, *iterables, timeout=None, chunksize=None):
+    def map(self, function, *iterables, timeout=None, chunksize=None, buffersize=None):
         """Calls a function with each item, as the builtin `map`: returns an iterator of the results, in order.
 
-        Items are sent in chunks that take about 2 ms; `chunksize` says how many instead. `timeout` is in seconds from now on, for
-        each result.
-        """
-        return self._map(self._plain, function, arguments_of(iterables), timeout, chunksize)
+        It is an asynchronous iterator, too, for `async for`, and then the iterables may be asynchronous.
 
-    def starmap(self, function, iterable, timeout=None, chunksize=None):
+        Items are taken when they are needed: of an iterable without a length, which may be endless, a few more than the workers
+        have, and further ones as results are read. Items of one with a length, as a list, are all taken at once.
+
+        Args:
+            timeout: Seconds from now on after which reading a result raises `TimeoutError`; without it there is no limit.
+            chunksize: How many items a worker is given at a time; without it, as many as take about 2 ms.
+            buffersize: How many items, or chunks if `chunksize` says their size, are taken at most whose results were not read yet.
+        """
+        return self._map(self._plain, function, Source(iterables), timeout, chunksize, buffersize)
+
+    def starmap(self, function, iterable, timeout=None, chunksize=None, buffersize=None):
         """As `map`, with the arguments of each call in a tuple."""
-        return self._map(self._plain, function, starmap_arguments(iterable), timeout, chunksize)
+        return self._map(self._plain, function, Source([iterable], is_star=True), timeout, chunksize, buffersize)
 
     def options(self, timeout=None, retries=0, worker=None):
         """This lease for calls that are made otherwise.
@@ -150,7 +168,8 @@ class Lease:
         begun, definition = None, known.definition
         if definition.is_sent:
             # The way of nearly all calls. Those that come back with anything but a value go the others' way from here.
-            call = calls.send(known, CALL, known.parts(definition, arguments), options)
+            deadline = deadline_of(options)
+            call = calls.send(known, CALL, known.parts(definition, arguments), options, options.timeout)
             try:
                 call.wait()
             except BaseException:
@@ -159,9 +178,9 @@ class Lease:
             reply = call.reply()
             if reply is not None and reply[0] == DONE:
                 return read(known, DONE, reply[1])[0]
-            begun = (definition, call, reply)
+            begun = Begun(definition, call, reply, deadline)
         target = _Target()
-        sent = SentObjects(calls, known, CALL, arguments, options, target, begun)
+        sent = SentObjects(self._dispatch, Order(known, CALL, arguments, options, target), begun)
         try:
             sent.collect(None)
         except BaseException:
@@ -179,20 +198,25 @@ class Lease:
             return self._bytes(options, function, args, kwargs).future(self)
         self._check_open()
         known = self._functions.known(function)
-        awaited = [value for value in (*args, *kwargs.values()) if isinstance(value, concurrent.futures.Future)]
-        if awaited:
-            return self._dispatch.submit_after(known, (args, kwargs), options, awaited)
+        if any(isinstance(value, concurrent.futures.Future) for value in (*args, *kwargs.values())):
+            return self._dispatch.submit_after(known, (args, kwargs), options)
         return self._dispatch.submit(known, (args, kwargs), options)
 
-    def _map(self, options, function, items, timeout, chunksize):
+    def _map(self, options, function, source, timeout, chunksize, buffersize, is_eager=False):
         if chunksize is not None and chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
+        if buffersize is not None and not isinstance(buffersize, int):
+            raise TypeError("buffersize must be an integer or None")
+        if buffersize is not None and buffersize < 1:
+            raise ValueError("buffersize must be None or > 0")
         self._check_open()
-        if not self._is_python:
-            futures = [self._submit(options, function, arguments, {}) for arguments in items]
-            return (future.result(timeout) for future in futures)
-        job = self._dispatch.map(self._functions.known(function), items, chunksize, options)
-        return job.results(timeout)
+        is_eager = buffersize is None and not source.is_async and (is_eager or source.is_sized)
+        if self._is_python:
+            job, each = self._dispatch.map(self._functions.known(function), chunksize, options), chunksize or 1
+        else:
+            job, each = BytesJob(lambda arguments: self._submit(options, function, arguments, {}), self.workers), 1
+        limit = None if buffersize is None else buffersize * each
+        return results_of(source, job, limit, timeout, self, is_eager)
 
     def _bytes(self, options, function, args, kwargs):
         self._check_open()
@@ -202,6 +226,7 @@ class Lease:
 
     def grow(self, cores):
         """Leases so many cores more, on the same terms."""
+        _kept.release()
         self._invoker.grow(cores)
         self.workers = self._invoker.workers()
         self._calls.look()
@@ -276,6 +301,14 @@ class Lease:
 
     __reduce__ = _process.stays_here("a lease", "call its functions from there")
 
+    def __del__(self):
+        # With its last reference the library's own lease goes, and gives the cores back. Calls that are under way refer to that, too.
+        dispatch = self._dispatch
+        if self._ended is not None or dispatch is None or _process.is_forked():
+            return
+        if not dispatch.is_idle() or dispatch.has_kept():
+            dispatch.completer.take_over(dispatch)
+
     def __repr__(self):
         state = "closed" if self._ended is not None else f"{self.workers} workers"
         return f"<sublet lease of {self.package}: {state}>"
@@ -301,13 +334,13 @@ class _WithOptions:
         """See `Lease.submit`."""
         return self._lease._submit(self._options, function, args, kwargs)
 
-    def map(self, function, *iterables, timeout=None, chunksize=None):
+    def map(self, function, *iterables, timeout=None, chunksize=None, buffersize=None):
         """See `Lease.map`."""
-        return self._lease._map(self._options, function, arguments_of(iterables), timeout, chunksize)
+        return self._lease._map(self._options, function, Source(iterables), timeout, chunksize, buffersize)
 
-    def starmap(self, function, iterable, timeout=None, chunksize=None):
+    def starmap(self, function, iterable, timeout=None, chunksize=None, buffersize=None):
         """See `Lease.starmap`."""
-        return self._lease._map(self._options, function, starmap_arguments(iterable), timeout, chunksize)
+        return self._lease._map(self._options, function, Source([iterable], is_star=True), timeout, chunksize, buffersize)
 
 
 class _Bytes:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 
-from . import _errors, _process
+from . import _errors, _kept, _process
 from ._client import Client, at_end, not_at_end, set_default
 from ._command import program
 
@@ -93,6 +93,7 @@ class local:
         process, self._process = self._process, None
         not_at_end(self.stop)
         if getattr(self, "_client", None) is not None:
+            _kept.release()
             set_default(self._before)
             self._client = None
         process.terminate()

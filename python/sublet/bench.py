@@ -99,6 +99,23 @@ def packages(client):
     return [package["name"] for package in json.loads(command(client, "ps"))["packages"]]
 
 
+def measure_joblib(client, cores):
+    """A `Parallel` of ten small tasks, from the second one on, by Sublet and by joblib's own processes."""
+    import joblib
+
+    import sublet.joblib  # noqa: F401
+
+    def parallel():
+        return joblib.Parallel()(joblib.delayed(abs)(n) for n in range(10))
+
+    figures = {}
+    for backend, options in (("sublet", {"client": client}), ("loky", {})):
+        with joblib.parallel_config(backend=backend, n_jobs=cores, **options):
+            figures[backend] = times_of(parallel, 50, warm=5)
+    figures["loky / sublet"] = round(figures["loky"]["median_us"] / figures["sublet"]["median_us"], 2)
+    return figures
+
+
 def measure_processes(cores):
     figures = {}
     with concurrent.futures.ProcessPoolExecutor(1) as pool:
@@ -148,7 +165,7 @@ def ratios(figures):
     """How many times as long each peer takes."""
     own, found = figures["sublet"], {}
     for peer, others in figures.items():
-        if peer in ("sublet", "native"):
+        if peer in ("sublet", "native", "joblib"):
             continue
         found[peer] = {
             "noop 1 kB": round(others["noop 1 kB"]["median_us"] / own["noop 1 kB"]["median_us"], 1),
@@ -171,6 +188,10 @@ def main():
     with sublet.local(memory="4GiB") as client:
         figures["sublet"] = measure_sublet(client, arguments.cores)
         figures["native"] = measure_native(client)
+        try:
+            figures["joblib"] = measure_joblib(client, max(2, arguments.cores))
+        except ImportError:
+            missing.append("joblib")
     figures["ProcessPoolExecutor"] = measure_processes(arguments.cores)
     for peer, measure in (("Ray", measure_ray), ("Dask", measure_dask)) if arguments.peers else ():
         try:

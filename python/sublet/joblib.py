@@ -5,19 +5,27 @@
 >>> with parallel_config(backend="sublet", n_jobs=8, memory="4GiB"):
 ...     Parallel()(delayed(math.factorial)(n) for n in range(100))
 
-Each `Parallel` leases its cores when it is called and gives them back at its end. `with Parallel(...) as parallel:` keeps them from
-call to call. Workers import joblib, so their environment has to have it, as that of `sublet.local()` has.
+The first `Parallel` leases its cores. At its end they are kept for the next one, and given back when they have been idle for a
+minute, or earlier if this program needs them for something else. Workers import joblib, so their environment has to have it, as that
+of `sublet.local()` has.
 """
 
 import concurrent.futures
+import pickle
+import sys
 
 from joblib import cpu_count, register_parallel_backend
 from joblib.parallel import AutoBatchingMixin, BatchedCalls, FallbackToBackend, ParallelBackendBase, SequentialBackend
 
+from . import _errors, _kept, _package, _process
 from ._client import default_client
 
 __all__ = ["SubletBackend"]
 
+# How long cores are kept that no `Parallel` uses, in seconds.
+IDLE_SECONDS = 60
+# How long a lease lasts from its latest use on, if nothing else is asked for, in seconds.
+LEASE_SECONDS = 600
 # What joblib tells every backend, and what is of no use here: arrays are in memory that workers share, without files.
 _JOBLIBS = frozenset(["context", "max_nbytes", "mmap_mode", "prefer", "require", "temp_folder", "verbose"])
 
@@ -28,7 +36,11 @@ class SubletBackend(AutoBatchingMixin, ParallelBackendBase):
     `n_jobs` is how many are leased; without it, and for -1, as many as this machine has. For one, nothing is leased and the work is
     done here, as by joblib's other backends. A `Parallel` within a function that a worker executes is sequential.
 
-    `parallel_config` takes `client`, whose lease it is (without it, the default one), and the options of `Client.lease`.
+    Args:
+        client: Whose lease it is; without it, the default one.
+        idle_worker_timeout: Seconds for which the cores are kept for the next `Parallel` with the same options; 60 if nothing is said, and
+            0 keeps none.
+        **lease: As for `Client.lease`.
     """
 
     supports_retrieve_callback = True
@@ -39,7 +51,8 @@ class SubletBackend(AutoBatchingMixin, ParallelBackendBase):
     MIN_IDEAL_BATCH_DURATION = 0.02
     MAX_IDEAL_BATCH_DURATION = 0.2
 
-    _lease = None
+    # The lease, and under which key it is kept afterwards.
+    _lease = _key = None
 
     def effective_n_jobs(self, n_jobs):
         """How many workers there are for so many jobs, which may be counted down from this machine's cores."""
@@ -56,8 +69,10 @@ class SubletBackend(AutoBatchingMixin, ParallelBackendBase):
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
         options = {**self.backend_kwargs, **{name: value for name, value in options.items() if name not in _JOBLIBS}}
         options["environment"] = {**self._environment(), **(options.get("environment") or {})}
+        self._idle_seconds = options.pop("idle_worker_timeout", IDLE_SECONDS)
         client = options.pop("client", None) or default_client()
-        self._lease = client.lease(n_jobs, **options)
+        self._key = _key_of(client, n_jobs, options)
+        self._lease = _take(self._key, options.get("timeout")) or client.lease(n_jobs, **options)
         self.parallel = parallel
         return n_jobs
 
@@ -85,19 +100,65 @@ class SubletBackend(AutoBatchingMixin, ParallelBackendBase):
         return out.result()
 
     def terminate(self):
-        """Gives the cores back. Whatever is still executed there, nobody wants."""
-        if self._lease is not None:
-            self._lease.close(cancel=True)
+        """Keeps the cores for the next `Parallel`, unless a call is still executed there: nobody wants its result."""
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            if self._key is not None and self._idle_seconds > 0 and lease._dispatch.is_idle():
+                _kept.put(self._key, lease, self._idle_seconds)
+            else:
+                lease.close(cancel=True)
         self.reset_batch_stats()
 
     def abort_everything(self, ensure_ready=True):
         """Ends all calls, and their workers."""
+        self._key = None
         self.terminate()
         if ensure_ready:
             self.configure(n_jobs=self.parallel.n_jobs, parallel=self.parallel, **self.parallel._backend_kwargs)
 
     def get_nested_backend(self):
         return SequentialBackend(nesting_level=(self.nesting_level or 0) + 1), None
+
+
+def _key_of(client, n_jobs, options):
+    """What two uses have in common that may have the same workers; None if that cannot be told."""
+    terms = {name: value for name, value in options.items() if name != "wait"}
+    # Modules that were imported since are not on the workers.
+    modules = None if terms.get("path") is not None else _own_modules()
+    try:
+        return client, n_jobs, pickle.dumps(sorted(terms.items())), modules
+    except Exception:
+        return None
+
+
+# The names of all modules when they were looked through last, and which of them workers are sent.
+_looked_through = (None, None)
+
+
+def _own_modules():
+    """The modules that workers are sent. They are looked through only when further ones were imported, which takes longer than a call."""
+    global _looked_through
+    names = frozenset(sys.modules)
+    if _looked_through[0] != names:
+        _looked_through = names, frozenset(_package.own_modules().items())
+    return _looked_through[1]
+
+
+def _take(key, timeout):
+    """A lease that was kept, for as long as a new one would last; None if there is none."""
+    _process.check()
+    lease = None if key is None else _kept.take(key)
+    if lease is None:
+        return None
+    try:
+        if not lease.notices:
+            lease.renew(LEASE_SECONDS if timeout is None else timeout)
+            return lease
+    except _errors.Error:
+        # It is over.
+        pass
+    _kept.give_back(lease)
+    return None
 
 
 register_parallel_backend("sublet", SubletBackend)

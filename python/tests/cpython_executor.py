@@ -3,7 +3,7 @@
     python cpython_executor.py [--testsuite FOLDER] [CLASS.CASE ...]
 
 FOLDER holds the package `test` of this Python, where the interpreter comes without it: on Debian that of libpython3.11-testsuite,
-unpacked, as usr/lib/python3.11. The cases are those of Python 3.9 to 3.11, in which they are one module.
+unpacked, as usr/lib/python3.11. The cases are those of Python 3.9 to 3.14: one module until 3.11, and a package from 3.12 on.
 """
 
 import argparse
@@ -13,9 +13,11 @@ import importlib
 import os
 import pickle
 import shutil
+import signal
 import sys
 import sysconfig
 import tempfile
+import time
 import unittest
 import unittest.mock
 from pathlib import Path
@@ -23,6 +25,19 @@ from pathlib import Path
 import sublet
 
 MODULE = "test_concurrent_futures"
+# The modules of the package that it is from Python 3.12 on.
+PARTS = [
+    "util",
+    "executor",
+    "test_as_completed",
+    "test_deadlock",
+    "test_future",
+    "test_init",
+    "test_process_pool",
+    "test_shutdown",
+    "test_thread_pool",
+    "test_wait",
+]
 
 PROCESSES = "looks at the processes, queues or threads of ProcessPoolExecutor, which are private"
 TASKS = "asks for max_tasks_per_child, which this executor does not have: its workers are the lease's"
@@ -35,17 +50,17 @@ DEFAULT = "asks for ThreadPoolExecutor's own number of workers by default"
 NOT_APPLICABLE = {
     "ProcessPoolShutdown.test_processes_terminate": PROCESSES,
     "ProcessPoolShutdown.test_context_manager_shutdown": PROCESSES,
-    "ProcessPoolShutdown.test_del_shutdown": PROCESSES,
-    "ProcessPoolShutdown.test_shutdown_no_wait": PROCESSES,
+    "ProcessPoolShutdown.test_del_shutdown": f"{PROCESSES}: see Shutdown",
+    "ProcessPoolShutdown.test_shutdown_no_wait": f"{PROCESSES}: see Shutdown",
     "ThreadPoolShutdown.test_threads_terminate": THREADS,
     "ThreadPoolShutdown.test_context_manager_shutdown": THREADS,
-    "ThreadPoolShutdown.test_del_shutdown": THREADS,
-    "ThreadPoolShutdown.test_shutdown_no_wait": THREADS,
+    "ThreadPoolShutdown.test_del_shutdown": f"{THREADS}: see Shutdown",
+    "ThreadPoolShutdown.test_shutdown_no_wait": f"{THREADS}: see Shutdown",
     "ThreadPoolShutdown.test_thread_names_assigned": THREADS,
     "ThreadPoolShutdown.test_thread_names_default": THREADS,
     "ThreadPoolWait.test_pending_calls_race": SHARED,
     "ProcessPoolExecutor.test_max_workers_too_large": "is for Windows",
-    "ProcessPoolExecutor.test_killed_child": PROCESSES,
+    "ProcessPoolExecutor.test_killed_child": f"{PROCESSES}: see Killed",
     "ProcessPoolExecutor.test_traceback": "looks for ProcessPoolExecutor's private _RemoteTraceback: see Traceback",
     "ProcessPoolExecutor.test_ressources_gced_in_workers": CHILDREN,
     "ProcessPoolExecutor.test_saturation": CHILDREN,
@@ -67,8 +82,15 @@ NOT_APPLICABLE = {
     "ExecutorDeadlock.test_exit_during_result_unpickle_in_result_handler": UNPICKLING,
 }
 
+# Since which version of Python there are these of them.
+SINCE = {
+    "ProcessPoolExecutor.test_max_tasks_per_child": (3, 11),
+    "ProcessPoolExecutor.test_max_tasks_per_child_defaults_to_spawn_context": (3, 11),
+    "ProcessPoolExecutor.test_max_tasks_early_shutdown": (3, 11),
+}
+
 # Cases of this file, in place of some that do not apply.
-OURS = {"Unpickling", "Traceback"}
+OURS = {"Unpickling", "Traceback", "Shutdown", "Killed"}
 
 # In a process that a case starts: the classes of concurrent.futures are this executor there.
 PRELUDE = """
@@ -84,15 +106,37 @@ concurrent.futures.{name} = concurrent.futures.ThreadPoolExecutor = {name}
 def assemble(folder, testsuite):
     """Puts together the package `test`, as far as the cases need it: this process, those it starts and the workers import it."""
     for source in (sysconfig.get_paths()["stdlib"], testsuite):
-        for name in ("__init__.py", "support", f"{MODULE}.py"):
+        for name in ("__init__.py", "support", f"{MODULE}.py", MODULE):
             path = Path(source or "", "test", name)
             if path.is_dir():
                 shutil.copytree(path, folder / "test" / name, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
             elif path.is_file():
                 (folder / "test").mkdir(exist_ok=True)
                 shutil.copy(path, folder / "test" / name)
-    if not (folder / "test" / f"{MODULE}.py").is_file():
+    if not any((folder / "test" / name).exists() for name in (f"{MODULE}.py", MODULE)):
         raise SystemExit(f"this interpreter has no {MODULE}: say --testsuite")
+
+
+class Cases:
+    """The modules that hold the cases, as if they were one."""
+
+    def __init__(self):
+        whole = importlib.import_module(f"test.{MODULE}")
+        is_package = hasattr(whole, "__path__")
+        self.modules = [importlib.import_module(f"test.{MODULE}.{part}") for part in PARTS] if is_package else [whole]
+
+    def __getattr__(self, name):
+        for module in self.modules:
+            if hasattr(module, name):
+                return getattr(module, name)
+        raise AttributeError(name)
+
+    def patches(self, **replaced):
+        """Patches that replace these names in each module that has them."""
+        for module in self.modules:
+            names = {name: value for name, value in replaced.items() if hasattr(module, name)}
+            if names:
+                yield unittest.mock.patch.multiple(module, **names)
 
 
 def executor_type(client, workers, folder):
@@ -133,7 +177,7 @@ def suites(module, leased):
     """The cases, by the names that they have above."""
     base = module.BaseTestCase
     yield "Initializer", (module.InitializerMixin, leased, base)
-    yield "FailingInitializer", (WithoutLog, module.FailingInitializerMixin, leased, base)
+    yield "FailingInitializer", (module.FailingInitializerMixin, leased, base)
     # Classes that are cases for threads already have ThreadPoolMixin, which the executor's mixin comes before.
     yield "ProcessPoolShutdown", (leased, module.ProcessPoolShutdownTest, base)
     yield "ThreadPoolShutdown", (leased, own_cases(module.ThreadPoolShutdownTest), base)
@@ -145,6 +189,8 @@ def suites(module, leased):
     yield "ExecutorDeadlock", (leased, module.ExecutorDeadlockTest, base)
     yield "Unpickling", (unpickling(module), leased, base)
     yield "Traceback", (traceback(module), leased, base)
+    yield "Shutdown", (Shutdown, leased, base)
+    yield "Killed", (Killed, leased, base)
     yield "Future", (with_our_future(module), module.FutureTests)
 
 
@@ -153,11 +199,41 @@ def own_cases(case):
     return type(case.__name__, (), {name: value for name, value in vars(case).items() if name.startswith("test")})
 
 
-class WithoutLog:
-    """For the case of an initializer that fails: what it raised is in the error of each call, and is not logged beside that."""
+class Shutdown:
+    """In place of the cases that look at processes: from outside, a process that has ended is a core that can be leased."""
 
-    def _assert_logged(self, message):
-        return contextlib.nullcontext()
+    def leave(self, leave):
+        client, workers = self.executor.lease._client, self.executor.lease.workers
+        # The cores are those of the executor that each case has.
+        self.executor.shutdown()
+        executor = self.executor_type(workers)
+        results = executor.map(abs, range(-5, 5))
+        self.executor_type.made.remove(executor)
+        leave(executor)
+        del executor
+        client.lease(workers, wait=60).close()
+        self.assertEqual(list(results), [abs(n) for n in range(-5, 5)])
+
+    def test_del_shutdown(self):
+        self.leave(lambda executor: None)
+
+    def test_shutdown_no_wait(self):
+        self.leave(lambda executor: executor.shutdown(wait=False))
+
+
+class Killed:
+    """In place of the case that kills a process of the executor."""
+
+    def test_killed_child(self):
+        busy = self.executor.submit(time.sleep, 3)
+        killed = self.executor.submit(kill_worker)
+        self.assertRaises(sublet.BrokenExecutor, killed.result)
+        self.assertRaises(sublet.BrokenExecutor, self.executor.submit, pow, 2, 8)
+        self.assertIsInstance(busy.exception(timeout=60), (sublet.BrokenExecutor, type(None)))
+
+
+def kill_worker():
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def unpickling(module):
@@ -212,11 +288,13 @@ def with_our_future(module):
     class OurFuture:
         def setUp(self):
             super().setUp()
-            with unittest.mock.patch.object(module, "Future", sublet.Future):
+            with contextlib.ExitStack() as patched:
+                for patch in module.patches(Future=sublet.Future):
+                    patched.enter_context(patch)
                 prepared = {name: module.create_future(*state) for name, state in states.items()}
-            replaced = unittest.mock.patch.multiple(module, Future=sublet.Future, **prepared)
-            replaced.start()
-            self.addCleanup(replaced.stop)
+            for patch in module.patches(Future=sublet.Future, **prepared):
+                patch.start()
+                self.addCleanup(patch.stop)
 
     return OurFuture
 
@@ -232,8 +310,8 @@ def build(module, leased):
                 unused.discard(f"{name}.{case}")
                 skipped[case] = unittest.skip(reason)(lambda self: None)
         yield type(name, bases, skipped)
-    # Older versions have fewer cases.
-    if unused and sys.version_info >= (3, 11):
+    unused -= {case for case, version in SINCE.items() if sys.version_info < version}
+    if unused:
         raise SystemExit(f"no such cases: {', '.join(sorted(unused))}")
 
 
@@ -246,7 +324,8 @@ def patch_children(module, client, workers, folder):
     def assert_python_ok(flag, program, **more):
         return original(flag, prelude + program, **more)
 
-    module.assert_python_ok = assert_python_ok
+    for patch in module.patches(assert_python_ok=assert_python_ok):
+        patch.start()
 
 
 def main():
@@ -264,7 +343,7 @@ def run(client, others, folder, testsuite, wanted):
     """Runs the cases that are wanted, which are all if none are named; returns them and their result."""
     assemble(folder, testsuite)
     sys.path.insert(0, str(folder))
-    module = importlib.import_module(f"test.{MODULE}")
+    module = Cases()
     workers = min(5, len(os.sched_getaffinity(0)))
     patch_children(module, others, workers, folder)
     cases = []

@@ -241,6 +241,75 @@ def test_what_cannot_be_pickled_is_named(lease):
     assert lease.call(double, 1) == 2
 
 
+class LoadsToNone:
+    """Can be called, and is None where it is unpickled."""
+
+    def __call__(self, *arguments):
+        return arguments
+
+    def __reduce__(self):
+        return type(None), ()
+
+
+def test_rejects_what_cannot_be_called(lease):
+    for wrong in (None, 5, [len]):
+        for use in (lease.call, lease.submit, lease.map, lease.options(timeout=60).call):
+            with pytest.raises(TypeError, match="cannot be called"):
+                use(wrong, [1])
+    assert lease.call(double, 1) == 2
+
+
+def test_function_that_is_none_on_the_worker_fails_its_calls(platform):
+    with platform.lease(wait=60) as lease:
+        for _ in range(2):
+            with pytest.raises(TypeError, match="None where it was loaded"):
+                lease.call(LoadsToNone(), 1)
+            with pytest.raises(TypeError, match="None where it was loaded"):
+                lease.options(timeout=60).submit(LoadsToNone(), 1).result(60)
+            with pytest.raises(TypeError, match="None where it was loaded"):
+                list(lease.map(LoadsToNone(), [1, 2]))
+        assert lease.call(double, 1) == 2
+
+
+def test_initializer_that_cannot_be_called(platform):
+    with pytest.raises(TypeError, match="initializer 5 cannot be called"):
+        platform.lease(initializer=5)
+
+
+def forget_functions(delay=0.0, is_for_ever=False):
+    """Makes this worker forget every function, for ever or until it is sent again, and take so long to look for one."""
+    worker = sys.modules["sublet_worker"]
+    worker.functions.clear()
+    worker.called.clear()
+    known = worker.function_of
+
+    def function_of(key, definition):
+        time.sleep(delay)
+        return None if is_for_ever else known(key, definition)
+
+    worker.function_of = function_of
+
+
+def test_function_is_sent_again_once(platform):
+    with platform.lease(wait=60) as lease:
+        assert lease.call(double, 1) == 2
+        lease.call(forget_functions)
+        assert lease.call(double, 2) == 4
+        lease.call(forget_functions, is_for_ever=True)
+        for use in (lambda: lease.call(double, 1), lambda: lease.submit(double, 1).result(60), lambda: list(lease.map(double, [1]))):
+            with pytest.raises(sublet.Error, match="does not take the function double") as raised:
+                use()
+            assert raised.value.code == "protocol"
+
+
+def test_deadline_covers_sending_again(lease):
+    assert lease.call(double, 1) == 2
+    lease.call(forget_functions, delay=0.6)
+    with pytest.raises(sublet.DeadlineExceeded):
+        lease.options(timeout=1).call(double, 1)
+    assert lease.call(double, 1) == 2
+
+
 def test_ends_of_the_process_are_exceptions_or_the_workers_death(lease):
     with pytest.raises(SystemExit) as raised:
         lease.call(sys.exit, 3)

@@ -9,6 +9,7 @@ import time
 import pytest
 
 import sublet
+from sublet import _kept
 
 
 def double(x):
@@ -23,7 +24,8 @@ def joblib(platform):
     joblib = pytest.importorskip("joblib", minversion="1.5")
     import sublet.joblib  # noqa: F401
 
-    return joblib
+    yield joblib
+    _kept.release()
 
 
 def process_and_inner(joblib, n):
@@ -67,6 +69,69 @@ def test_joblib_keeps_its_workers_within_a_with_block(joblib):
         with pytest.raises(ZeroDivisionError):
             parallel(joblib.delayed(divmod)(1, 0) for _ in range(20))
         assert parallel(joblib.delayed(double)(n) for n in range(3)) == [0, 2, 4]
+
+
+def identity():
+    """What only this worker is called: in their sandboxes, several may have the same process number."""
+    import builtins
+
+    if not hasattr(builtins, "identity"):
+        builtins.identity = os.urandom(8)
+    return builtins.identity
+
+
+def processes(joblib, count=20):
+    return set(joblib.Parallel(batch_size=1)(joblib.delayed(identity)() for _ in range(count)))
+
+
+def test_joblib_keeps_its_workers_from_call_to_call(joblib):
+    with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
+        before = processes(joblib)
+        assert all(processes(joblib) <= before for _ in range(3))
+        with joblib.parallel_config(backend="sublet", n_jobs=2, environment={"COLOUR": "red"}, wait=60):
+            assert not processes(joblib) & before, "workers of other options"
+            with pytest.raises(ZeroDivisionError):
+                joblib.Parallel()(joblib.delayed(divmod)(1, 0) for _ in range(4))
+            assert joblib.Parallel()(joblib.delayed(os.getenv)("COLOUR") for _ in range(2)) == ["red"] * 2
+    with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60, idle_worker_timeout=0):
+        before = processes(joblib)
+        assert _kept.is_empty() and not processes(joblib) & before
+
+
+def test_joblib_gives_kept_cores_back_to_whatever_needs_them(joblib, platform):
+    with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
+        for use in (lambda: platform.lease(2).close(), lambda: sublet.Executor(2, client=platform).shutdown()):
+            processes(joblib)
+            assert not _kept.is_empty()
+            use()
+            assert _kept.is_empty()
+
+
+def test_joblib_gives_idle_cores_back(joblib, platform):
+    with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60, idle_worker_timeout=0.3):
+        processes(joblib)
+        deadline = time.monotonic() + 60
+        while not _kept.is_empty() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert _kept.is_empty()
+        assert len(processes(joblib)) > 0
+
+
+def test_joblib_leases_anew_when_a_kept_lease_is_over(joblib):
+    with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
+        before = processes(joblib)
+        _kept._kept[0].lease._invoker.deallocate()
+        assert not processes(joblib) & before
+
+
+def test_joblib_sends_modules_that_were_imported_later(joblib, tmp_path, monkeypatch):
+    (tmp_path / "comes_later.py").write_text("def triple(n):\n    return 3 * n\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
+        processes(joblib)
+        import comes_later
+
+        assert joblib.Parallel()(joblib.delayed(comes_later.triple)(n) for n in range(4)) == [0, 3, 6, 9]
 
 
 def test_joblib_generators_and_timeouts(joblib):

@@ -10,6 +10,7 @@ import time
 import pytest
 
 import sublet
+from sublet import _command
 
 OPTIONS = "cores=1, memory='1GiB'"
 
@@ -116,3 +117,14 @@ def test_a_forked_process_leaves_its_parents_platform_alone(folder):
     program, _, _ = begin(folder, text)
     assert program.wait(60) == 0
     assert os.listdir(folder) == []
+
+
+def test_command_does_not_take_its_own_script_for_the_program(tmp_path, monkeypatch):
+    script = tmp_path / "sublet"
+    script.write_text("#!/bin/sh\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(_command, "_CARRIED", tmp_path / "none")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="neither in its Python package nor in PATH"):
+        _command.program()

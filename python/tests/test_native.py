@@ -143,3 +143,17 @@ def test_what_cannot_be_is_named(native):
     with pytest.raises(sublet.WorkerDied, match="SIGSEGV"):
         native.call("crash", b"")
     assert native.call("echo", b"on") == b"on"
+
+
+def test_lazy_map(native):
+    taken = []
+
+    def items():
+        for n in range(256):
+            taken.append(n)
+            yield bytes([n])
+
+    results = native.map("echo", items(), buffersize=3)
+    assert len(taken) == 3
+    assert [next(results) for _ in range(20)] == [bytes([n]) for n in range(20)]
+    assert len(taken) <= 23

@@ -312,18 +312,26 @@ def begin_session(wanted, definition):
 
 
 def function_of(key, definition):
-    """The function of a key, which may have come with it; nothing if it is to be sent."""
-    function = packaged.get(key) or functions.get(key)
-    if function is None:
-        if definition is not None:
-            function = load(definition)
-        elif isinstance(key, str):
-            function = named(key)
-        else:
-            return None
-        if len(functions) >= MOST_FUNCTIONS:
-            del functions[next(iter(functions))]
-        functions[key] = function
+    """The function of a key, which may have come with it; None if the caller has to send it."""
+    for known in (packaged, functions):
+        if key in known:
+            return known[key]
+    if definition is not None:
+        function = checked(load(definition))
+    elif isinstance(key, str):
+        function = named(key)
+    else:
+        return None
+    if len(functions) >= MOST_FUNCTIONS:
+        del functions[next(iter(functions))]
+    functions[key] = function
+    return function
+
+
+def checked(function):
+    """What was loaded as a function. A pickle may load to anything, as to None."""
+    if not callable(function):
+        raise TypeError(f"the function that was sent is {function!r} where it was loaded, which cannot be called")
     return function
 
 
