@@ -164,7 +164,10 @@ impl State {
     fn fetch(&mut self, py: Python<'_>, head: Head) -> PyResult<()> {
         if self.fetching.is_some() {
             // The output has the size that the worker asked for.
-            return Err(raised(py, &Error::new(Code::Protocol, "a worker's reply is larger than it said before")));
+            return Err(raised(
+                py,
+                &Error::new(Code::Protocol, "a worker's reply is larger than it said before"),
+            ));
         }
         let Some(invocation) = self.invocation.take() else { return Ok(()) };
         let (wanted, worker) = (invocation.returned_bytes(), invocation.worker());

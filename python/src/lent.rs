@@ -10,6 +10,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::message::Request;
 use crate::pool::Paper;
 
+/// Most tokens, and most processes, that are remembered of what workers have said: of a worker that invents more of them, the memory
+/// that it was lent is not used again until the lease ends.
+const MOST_REMEMBERED: usize = 1 << 16;
+
 /// The messages of one client.
 #[derive(Default)]
 pub struct Lent {
@@ -74,7 +78,8 @@ impl Lent {
             for token in tokens {
                 match table.messages.remove(&token) {
                     Some(message) => dropped.push(message),
-                    None => drop(table.freed.insert(token)),
+                    None if table.freed.len() < MOST_REMEMBERED => drop(table.freed.insert(token)),
+                    None => {}
                 }
             }
             dropped
@@ -118,6 +123,9 @@ impl Table {
         let Some(before) = self.processes.insert(worker, process).filter(|&before| before != process) else {
             return Vec::new();
         };
+        if self.ended.len() >= MOST_REMEMBERED {
+            return Vec::new();
+        }
         self.ended.insert(before);
         for message in self.messages.values_mut().filter(|message| message.worker == worker) {
             // Lent to either of the two: the later one may still use it.

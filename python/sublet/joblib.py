@@ -17,7 +17,7 @@ import sys
 from joblib import cpu_count, register_parallel_backend
 from joblib.parallel import AutoBatchingMixin, BatchedCalls, FallbackToBackend, ParallelBackendBase, SequentialBackend
 
-from . import _errors, _kept, _package, _process
+from . import _errors, _kept, _modules, _process
 from ._client import default_client
 
 __all__ = ["SubletBackend"]
@@ -131,16 +131,16 @@ def _key_of(client, n_jobs, options):
         return None
 
 
-# The names of all modules when they were looked through last, and which of them workers are sent.
+# The names of all modules when they were looked through last, and the files of those that workers are sent.
 _looked_through = (None, None)
 
 
 def _own_modules():
-    """The modules that workers are sent. They are looked through only when further ones were imported, which takes longer than a call."""
+    """The files of the modules that workers are sent. They are looked through only when further ones were imported, which takes longer than a call."""
     global _looked_through
     names = frozenset(sys.modules)
     if _looked_through[0] != names:
-        _looked_through = names, frozenset(_package.own_modules().items())
+        _looked_through = names, frozenset(_modules.selected(None).files)
     return _looked_through[1]
 
 

@@ -19,7 +19,8 @@
  *
  * `in` has `size` bytes, which may be 0. `out` has sublet_capacity(context) bytes. The function returns how many it has
  * written; more than the capacity is an error of the call. Input and output are aligned to 8 bytes at least if the
- * caller's buffers are Sublet's and whole. They belong to the function until it returns.
+ * caller's buffers are Sublet's and whole. They belong to the function until it returns: the
+ * next call has the same memory, so whatever is needed longer has to be copied.
  *
  * Several threads may call functions of one shared object at once, one for each leased core, in one process that lives
  * as long as the lease. A function that crashes ends that process, not the client; an exception in C++ ends its call.
