@@ -35,8 +35,13 @@ HEADER, DEFINITION, SESSION = 0, 1, 2
 FUNCTION = "sublet.call"
 # Values of these types are pickled as they are; others may be of classes that are to be sent by their value.
 PLAIN = frozenset([type(None), bool, int, float, complex, str, bytes])
-# What a reply may have that is no larger than those before it, in bytes.
-ROOM = 64 << 10
+# The least and the greatest capacity that a call reserves for its reply, in bytes.
+ROOM, MOST_ROOM = 64 << 10, 1 << 31
+# After this many replies in a row that need less than a quarter of the capacity, it shrinks. A reply that exceeds the capacity is kept
+# by the worker and fetched by a second message, so that a wrong guess costs little beside a reply of that size.
+SMALL_REPLIES = 4
+# What a message takes beside its pickle and buffers, and beside each buffer, at most, in bytes.
+HEAD_BYTES, PIECE_BYTES = 4096, 88
 # Memory that is left out of a pickle is at least so large, in bytes, unless it is registered: below, a copy is cheaper.
 APART = 1024
 # The longest source of a function that goes along with it, in characters, and the last line of a file that it may be from.
@@ -220,12 +225,13 @@ class Definition:
 class Known:
     """One function."""
 
-    __slots__ = ("session", "function", "name", "definition", "references", "room")
+    __slots__ = ("session", "function", "name", "definition", "references", "room", "_small", "_largest")
 
     def __init__(self, session, function):
         self.session = session
         self.function, self.name = None, _name(function)
-        self.room = ROOM
+        # The capacity that the next call reserves; how many of the latest replies needed much less, and the most that one of these needed.
+        self.room, self._small, self._largest = ROOM, 0, 0
         self.definition = None
         if isinstance(function, str):
             self.definition, self.references = Definition(session.number, function, None), ()
@@ -242,6 +248,21 @@ class Known:
         key = digest(pickled)
         if self.definition is None or key != self.definition.key:
             self.definition = Definition(self.session.number, key, pickled)
+
+    def returned(self, size):
+        """Adapts the capacity that calls reserve to a reply that needed `size` bytes."""
+        if size > self.room:
+            self.room, self._small, self._largest = min(size + (size >> 2), MOST_ROOM), 0, 0
+        elif self.room > ROOM:
+            self._shrink(size)
+
+    def _shrink(self, size):
+        if size > self.room >> 2:
+            self._small, self._largest = 0, 0
+            return
+        self._small, self._largest = self._small + 1, max(self._largest, size)
+        if self._small >= SMALL_REPLIES:
+            self.room, self._small, self._largest = max(ROOM, self._largest + (self._largest >> 2)), 0, 0
 
     def parts(self, definition, arguments, how_much=HEADER):
         """What is sent: which function, its arguments, and the memory that was left out of those."""
@@ -298,13 +319,9 @@ def read(known, kind, parts):
     """What a function returned, or what it raised."""
     if kind == DONE:
         body, buffers = parts[0], parts[1:]
+        known.returned(len(body) + sum(map(len, buffers)) + PIECE_BYTES * len(buffers) + HEAD_BYTES)
         if not buffers:
-            if len(body) + 4096 > known.room:
-                known.room = len(body) + (len(body) >> 2) + 4096
             return pickle.loads(body), None
-        size = sum(map(len, buffers)) + len(body) + 4096
-        if size > known.room:
-            known.room = min(size + (size >> 2), 1 << 31)
         return pickle.loads(body, buffers=[as_bytes_like(buffer) for buffer in buffers]), None
     error = _rebuild.remote(pickle.loads(parts[0]))
     if kind == BROKEN:
