@@ -12,7 +12,7 @@ import threading
 import types
 from pathlib import Path
 
-from . import _application, _calls, _client, _errors, _modules, _package
+from . import _application, _calls, _classes, _client, _errors, _modules, _package
 from .components import MOST_BYTES, State, pickled
 
 # In the folder of an application: its graph.
@@ -101,7 +101,7 @@ class App:
             _calls.show_printed(pickle.dumps(state.printed))
         if state.returned is None:
             raise _errors.InvalidArgument(f"the last component of {self._name} returns no result")
-        outcome.value = pickle.loads(state.returned)
+        outcome.value = _classes.loads(state.returned)
         return outcome
 
     def _access(self):

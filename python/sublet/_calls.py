@@ -1,26 +1,20 @@
 """Calls of functions in Python: what is sent, and what comes back. The other end is the worker's `worker.py`."""
 
 import collections
-import dis
-import functools
 import hashlib
-import io
 import itertools
-import linecache
 import logging
 import pickle
 import sys
 import threading
 import time
-import types
 import weakref
 from typing import NamedTuple, Optional
 
-import cloudpickle
-
-from . import _errors, _native, _rebuild
-from ._definition import is_imported, is_same, references
+from . import _classes, _errors, _native, _rebuild
+from ._definition import is_same, references
 from ._memory import as_bytes_like
+from ._pickling import pickle_arguments, pickle_function
 
 # What both ends mean by the rest: changed with anything of it.
 VERSION = 2
@@ -44,9 +38,6 @@ SMALL_REPLIES = 4
 HEAD_BYTES, PIECE_BYTES = 4096, 88
 # Memory that is left out of a pickle is at least so large, in bytes, unless it is registered: below, a copy is cheaper.
 APART = 1024
-# The longest source of a function that goes along with it, in characters, and the last line of a file that it may be from.
-MOST_SOURCE = 64 << 10
-MOST_LINES = 1 << 20
 # Most pieces of memory that are left out of one pickle: a message takes 1 << 20, with the pickle and what goes along. Registered memory
 # beyond that is refused, since workers have to share it.
 MOST_APART = (1 << 20) - 16
@@ -74,7 +65,7 @@ class Functions:
             "initializer": initializer,
             "initargs": tuple(initargs),
         }
-        self._session = Session(_pickle_function(said))
+        self._session = Session(*pickle_function(said))
 
     def known(self, function):
         """The function as it is called."""
@@ -115,107 +106,25 @@ def _forget(functions, number):
 class Session:
     """What a lease says once for all of its calls."""
 
-    __slots__ = ("number", "definition", "is_sent")
+    __slots__ = ("number", "definition", "classes", "is_sent")
 
-    def __init__(self, definition):
+    def __init__(self, definition, classes):
         self.number = next(_sessions)
         self.definition = definition
+        # Those that the definition has by value.
+        self.classes = classes
         self.is_sent = False
-
-
-class _Space:
-    """In place of a module's globals: on a worker there is one namespace for each module whose functions are sent by their value."""
-
-    def __init__(self, globals):
-        self._names = str(globals.get("__name__")), globals.get("__package__") or None
-
-    def __reduce__(self):
-        return eval, (f"__import__('sublet_worker').space{self._names!r}",)
-
-
-class _OfWorker:
-    """A function of the worker's own module."""
-
-    def __init__(self, name):
-        self._name = name
-
-    def __call__(self, *arguments):
-        raise NotImplementedError("only a worker has it")
-
-    def __reduce__(self):
-        return eval, (f"__import__('sublet_worker').{self._name}",)
-
-
-# Functions under `functools.lru_cache`, which pickle themselves by their names.
-_Cached = type(functools.lru_cache()(len))
-_CACHED = _OfWorker("cached")
-
-
-class _Code:
-    """A function's code, with its file and its lines of that, which cloudpickle leaves out."""
-
-    _on_worker = _OfWorker("code")
-
-    def __init__(self, code):
-        self._code = code
-
-    def __reduce__(self):
-        return self._on_worker, (self._code, self._code.co_filename, self._code.co_firstlineno, _lines(self._code))
-
-
-def _lines(code):
-    """The source of code, as far as it is known here; lines of a file of another time are as good as a traceback's here."""
-    first, last = code.co_firstlineno, _last_line(code)
-    lines = linecache.getlines(code.co_filename)[first - 1 : last] if 0 < first <= last <= MOST_LINES else []
-    return lines if sum(map(len, lines)) <= MOST_SOURCE else []
-
-
-def _last_line(code):
-    within = [_last_line(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return max([code.co_firstlineno, *(line for _, line in dis.findlinestarts(code) if line is not None), *within])
-
-
-class _ArgumentPickler(cloudpickle.Pickler):
-    """As cloudpickle's, but for the code of functions, which keeps its file and lines."""
-
-    def _function_getnewargs(self, func):
-        code, *rest = super()._function_getnewargs(func)
-        return _Code(code), *rest
-
-    def reducer_override(self, obj):
-        if type(obj) is _Cached and not is_imported(obj):
-            parameters = obj.cache_parameters()
-            return _CACHED, (obj.__wrapped__, parameters["maxsize"], parameters["typed"])
-        return super().reducer_override(obj)
-
-
-class _Pickler(_ArgumentPickler):
-    """Also for the globals of functions: those that are sent apart share them, too."""
-
-    def _function_getnewargs(self, func):
-        code, _, *rest = super()._function_getnewargs(func)
-        return code, _Space(func.__globals__), *rest
-
-
-def _pickle_function(function):
-    file = io.BytesIO()
-    _Pickler(file, 5).dump(function)
-    return file.getvalue()
-
-
-def _pickle_arguments(arguments, protocol, buffer_callback):
-    file = io.BytesIO()
-    _ArgumentPickler(file, protocol, buffer_callback=buffer_callback).dump(arguments)
-    return file.getvalue()
 
 
 class Definition:
     """A function as it was at some time: its digest, or its name if the worker has it, and its pickle."""
 
-    __slots__ = ("key", "pickled", "header", "is_sent")
+    __slots__ = ("key", "pickled", "classes", "header", "is_sent")
 
-    def __init__(self, session, key, pickled):
+    def __init__(self, session, key, pickled, classes=()):
         self.key = key
+        # Those that the pickle has by value, which are not to be deleted before instances of them have come back.
+        self.classes = classes
         # What says which function is called, where it is known.
         self.header = pickle.dumps((session, key, None), 5)
         self.pickled = pickled
@@ -242,12 +151,12 @@ class Known:
         """Takes the function as it is now."""
         self.references = references(function)
         try:
-            pickled = _pickle_function(function)
+            pickled, classes = pickle_function(function)
         except Exception as error:
             raise _unpicklable(error, f"the function {_name(function)}") from error
         key = digest(pickled)
         if self.definition is None or key != self.definition.key:
-            self.definition = Definition(self.session.number, key, pickled)
+            self.definition = Definition(self.session.number, key, pickled, classes)
 
     def returned(self, size):
         """Adapts the capacity that calls reserve to a reply that needed `size` bytes."""
@@ -270,7 +179,7 @@ class Known:
         if how_much != HEADER:
             session = self.session.definition if how_much == SESSION else None
             header = pickle.dumps((self.session.number, definition.key, (session, definition.pickled)), 5)
-        return [header, *_dump(arguments, pickle.dumps if _is_plain(arguments) else _pickle_arguments)]
+        return [header, *_dump(arguments, pickle.dumps if _is_plain(arguments) else pickle_arguments)]
 
 
 def _is_plain(arguments):
@@ -321,8 +230,8 @@ def read(known, kind, parts):
         body, buffers = parts[0], parts[1:]
         known.returned(len(body) + sum(map(len, buffers)) + PIECE_BYTES * len(buffers) + HEAD_BYTES)
         if not buffers:
-            return pickle.loads(body), None
-        return pickle.loads(body, buffers=[as_bytes_like(buffer) for buffer in buffers]), None
+            return _classes.loads(body), None
+        return _classes.loads(body, buffers=[as_bytes_like(buffer) for buffer in buffers]), None
     error = _rebuild.remote(pickle.loads(parts[0]))
     if kind == BROKEN:
         broken = _errors.BrokenExecutor(f"a worker could not be initialised: {error}")

@@ -34,7 +34,8 @@ globals().update(pickle.loads(pathlib.Path(__file__).with_suffix(".pickle").read
 # What of this package goes along, and how it is called there.
 INSIDE = {
     "_inside.py": "__init__.py",
-    **{name: name for name in ("_chain.py", "_channel.py", "_errors.py", "_rebuild.py", "_shapes.py", "_split.py", "components.py", "xpu.py")},
+    **{name: name for name in ("_chain.py", "_channel.py", "_classes.py", "_errors.py", "_rebuild.py", "_shapes.py", "_split.py")},
+    **{name: name for name in ("components.py", "xpu.py")},
 }
 
 

@@ -1,9 +1,9 @@
 """Makes the exceptions that a worker described: the other end of the worker's `exceptions.py`."""
 
 import functools
-import pickle
 import types
 
+from . import _classes
 from ._errors import RemoteError, RemoteTraceback
 
 # Set in the flags of each class that is made at run time, which the builtin exceptions are not.
@@ -139,6 +139,6 @@ def _is_exception(kind):
 def _loaded(pickled):
     """What was pickled; None if there is nothing, or if it cannot be loaded here."""
     try:
-        return None if pickled is None else pickle.loads(pickled)
+        return None if pickled is None else _classes.loads(pickled)
     except (Exception, SystemExit):
         return None

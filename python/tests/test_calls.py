@@ -128,8 +128,8 @@ def test_a_function_that_stays_what_it_is_is_pickled_once(lease, monkeypatch):
     steady = lambda n: n * factor + len("ab")  # noqa: E731
     assert lease.call(steady, 2) == 8
     pickled = []
-    dumps = _calls.cloudpickle.dumps
-    monkeypatch.setattr(_calls.cloudpickle, "dumps", lambda *args, **more: pickled.append(args) or dumps(*args, **more))
+    pickle_function = _calls.pickle_function
+    monkeypatch.setattr(_calls, "pickle_function", lambda *args: pickled.append(args) or pickle_function(*args))
     assert [lease.call(steady, n) for n in range(10)] == [3 * n + 2 for n in range(10)]
     assert not pickled
 

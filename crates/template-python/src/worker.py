@@ -24,6 +24,7 @@ import time
 import traceback
 import types
 
+import sublet_classes
 import sublet_exceptions
 import sublet_left_out
 
@@ -434,12 +435,14 @@ def pickled(value, buffers=None):
     except Exception as error:
         if buffers:
             buffers.clear()
+        # Classes that were sent by value are in no module.
         try:
-            import cloudpickle
+            pickler = sublet_classes.pickler()
         except ImportError:
             raise error from None
-        # Classes that were sent by their value are in no module.
-        return cloudpickle.dumps(value, 5, buffer_callback=callback)
+        file = io.BytesIO()
+        pickler(file, 5, buffer_callback=callback).dump(value)
+        return file.getvalue()
 
 
 def exception(error):

@@ -31,6 +31,10 @@ use crate::xpu;
 const SOURCE: &CStr = pyo3::ffi::c_str!(include_str!("worker.py"));
 /// The name of that module.
 const MODULE: &CStr = c"sublet_worker";
+/// Sends classes of the caller back as references.
+const CLASSES: &CStr = pyo3::ffi::c_str!(include_str!("classes.py"));
+/// The name of that module, which the first imports.
+const CLASSES_MODULE: &CStr = c"sublet_classes";
 /// Describes exceptions.
 const EXCEPTIONS: &CStr = pyo3::ffi::c_str!(include_str!("exceptions.py"));
 /// The name of that module, which the first imports.
@@ -61,6 +65,7 @@ fn execute(spawned: &Spawned) -> Result<u8, Error> {
 
 /// Loads what prepares and executes functions.
 fn load_module(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
+    PyModule::from_code(py, CLASSES, CLASSES_MODULE, CLASSES_MODULE)?;
     PyModule::from_code(py, EXCEPTIONS, EXCEPTIONS_MODULE, EXCEPTIONS_MODULE)?;
     PyModule::from_code(py, LEFT_OUT, LEFT_OUT_MODULE, LEFT_OUT_MODULE)?;
     PyModule::from_code(py, SOURCE, MODULE, MODULE)

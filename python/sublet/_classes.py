@@ -1,0 +1,66 @@
+"""Classes that exist here and on workers.
+
+A class of the program, which no worker can import, is sent by value. cloudpickle gives each such class an identifier, under which the
+worker makes it. When an instance comes back, its class is this program's own: it keeps its identity and its attributes, whatever has
+become of them here since, or on the worker.
+
+- A worker refers to a class that it received by its identifier: see the worker's `classes.py`.
+- A class that comes by value, as in the result of a graph, is made here only if there is none with its identifier.
+"""
+
+import functools
+import io
+import pickle
+
+from cloudpickle import cloudpickle
+
+# What cloudpickle makes and fills classes with. The identifier is the last argument but one of the makers.
+_MAKERS = (cloudpickle._make_skeleton_class, cloudpickle._make_skeleton_enum)
+_FILL = cloudpickle._class_setstate
+# How each pickle that has a class by value names the function that fills it.
+_FILL_NAME = _FILL.__name__.encode()
+
+
+def is_by_value(reduced):
+    """Whether what cloudpickle made of an object is a class by value."""
+    return type(reduced) is tuple and reduced[0] in _MAKERS
+
+
+def of_identifier(identifier, name):
+    """The class that was sent under an identifier. A worker's pickle refers to it by this function."""
+    known = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(identifier)
+    if known is None:
+        raise LookupError(f"an object of class {name} cannot be received: the program has deleted this class since it sent it")
+    return known
+
+
+def loads(body, buffers=()):
+    """What was pickled, with the classes of this program."""
+    if _FILL_NAME not in body:
+        return pickle.loads(body, buffers=buffers)
+    return _Unpickler(io.BytesIO(body), buffers=buffers).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    """Leaves classes that exist here as they are."""
+
+    def __init__(self, file, buffers):
+        super().__init__(file, buffers=buffers)
+        self._made = []
+
+    def find_class(self, module, name):
+        found = super().find_class(module, name)
+        if found in _MAKERS:
+            return functools.partial(self._make, found)
+        return self._fill if found is _FILL else found
+
+    def _make(self, maker, *arguments):
+        known = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(arguments[-2])
+        if known is not None:
+            return known
+        made = maker(*arguments)
+        self._made.append(made)
+        return made
+
+    def _fill(self, kind, state):
+        return _FILL(kind, state) if any(kind is made for made in self._made) else kind
