@@ -12,7 +12,8 @@ import weakref
 from typing import NamedTuple, Optional
 
 from . import _classes, _errors, _native, _rebuild
-from ._definition import is_same, references
+from ._contents import is_plain_array
+from ._definition import Unwatchable, Watch
 from ._memory import as_bytes_like
 from ._pickling import pickle_arguments, pickle_function
 
@@ -65,13 +66,13 @@ class Functions:
             "initializer": initializer,
             "initargs": tuple(initargs),
         }
-        self._session = Session(*pickle_function(said))
+        self._session = Session(said)
 
     def known(self, function):
         """The function as it is called."""
         known = self._known.get(id(function))
         if known is not None and known.function() is function:
-            if known.references is None or not is_same(known.references):
+            if known.watch is None or not known.watch.is_same(function):
                 known.define(function)
             return known
         if isinstance(function, str):
@@ -106,14 +107,19 @@ def _forget(functions, number):
 class Session:
     """What a lease says once for all of its calls."""
 
-    __slots__ = ("number", "definition", "classes", "is_sent")
+    __slots__ = ("number", "definition", "classes", "is_sent", "_globals")
 
-    def __init__(self, definition, classes):
+    def __init__(self, said):
         self.number = next(_sessions)
-        self.definition = definition
-        # Those that the definition has by value.
-        self.classes = classes
+        # The globals that were sent, by module and name: see `_pickling.pickle_function`.
+        self._globals = {}
+        # Its pickle, and the classes that this has by value.
+        self.definition, self.classes = self.pickle(said)
         self.is_sent = False
+
+    def pickle(self, function):
+        """What workers load as the function, and the classes that it has by value."""
+        return pickle_function(function, self._globals)
 
 
 class Definition:
@@ -134,7 +140,7 @@ class Definition:
 class Known:
     """One function."""
 
-    __slots__ = ("session", "function", "name", "definition", "references", "room", "_small", "_largest")
+    __slots__ = ("session", "function", "name", "definition", "watch", "room", "_small", "_largest")
 
     def __init__(self, session, function):
         self.session = session
@@ -143,20 +149,27 @@ class Known:
         self.room, self._small, self._largest = ROOM, 0, 0
         self.definition = None
         if isinstance(function, str):
-            self.definition, self.references = Definition(session.number, function, None), ()
+            self.definition, self.watch = Definition(session.number, function, None), None
         else:
             self.define(function)
 
     def define(self, function):
         """Takes the function as it is now."""
-        self.references = references(function)
+        is_new = self.definition is None
         try:
-            pickled, classes = pickle_function(function)
+            self.watch = Watch(function)
+        except Unwatchable:
+            # It is pickled for each call.
+            self.watch = None
+        try:
+            pickled, classes = self.session.pickle(function)
         except Exception as error:
             raise _unpicklable(error, f"the function {_name(function)}") from error
         key = digest(pickled)
         if self.definition is None or key != self.definition.key:
             self.definition = Definition(self.session.number, key, pickled, classes)
+        if is_new and self.watch is not None:
+            self.watch.warn_if_slow(function, self.name)
 
     def returned(self, size):
         """Adapts the capacity that calls reserve to a reply that needed `size` bytes."""
@@ -187,14 +200,9 @@ def _is_plain(arguments):
     if type(arguments) is not tuple or arguments[1]:
         return False
     for value in arguments[0]:
-        if type(value) not in PLAIN and not _is_array(value):
+        if type(value) not in PLAIN and not is_plain_array(value):
             return False
     return True
-
-
-def _is_array(value):
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and type(value) is numpy.ndarray and value.dtype.isbuiltin == 1 and not value.dtype.hasobject
 
 
 def _dump(value, dumps):

@@ -11,14 +11,24 @@ become of them here since, or on the worker.
 import functools
 import io
 import pickle
+import weakref
 
 from cloudpickle import cloudpickle
+
+from ._contents import version_of
 
 # What cloudpickle makes and fills classes with. The identifier is the last argument but one of the makers.
 _MAKERS = (cloudpickle._make_skeleton_class, cloudpickle._make_skeleton_enum)
 _FILL = cloudpickle._class_setstate
 # How each pickle that has a class by value names the function that fills it.
 _FILL_NAME = _FILL.__name__.encode()
+# What classes contained when they were sent.
+_versions = weakref.WeakKeyDictionary()
+
+
+def version(kind):
+    """The version of a class: a worker that has it does not fill the class again, and keeps what functions have changed there."""
+    return version_of(kind, _versions, kind)
 
 
 def is_by_value(reduced):

@@ -1,89 +1,169 @@
 """Whether a function is still what was sent of it.
 
-A function that is sent by its value goes along with the values that it refers to: its globals, what it closes over, its defaults. Those
-may change. Pickling it anew for every call would cost more than most calls; so the values are looked at. If all of them are such
-that they cannot change by themselves, it is enough that they are the same objects as before. Otherwise it is pickled anew.
+A function that is sent by value brings along the values that it refers to: globals, what it closes over, defaults, attributes of
+classes. These may change, and pickling the function anew for each call would cost more than most calls. So a `Watch` notes what the
+function refers to, and compares before each call:
+
+- a global, a closure's variable or an attribute of a class refers to the same object. That is all there is to compare for values that
+  cannot change, for modules, and for whatever workers import by name;
+- the contents of other values are the same: their pickles, and the checksums of memory as that of arrays. That takes time in
+  proportion to their size, but for arrays that are read-only and own their memory, which are taken as constant.
 """
 
 import builtins
-import sys
+import enum
+import logging
+import re
+import time
 import types
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range)
-_BUILTIN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.ModuleType)
-# How deep tuples and functions that refer to each other are looked into.
-_DEPTH = 8
+from ._contents import NOT_COMPARED, Cached, Contents, is_by_name
+from ._warning import warn
 
-
-class Unsteady(Exception):
-    """It refers to something that may change without becoming another object."""
-
-
-def references(function):
-    """What to look at before each call: `[(mapping or cell, name, value)]`, or None if the function is to be pickled each time."""
-    try:
-        found = []
-        _look(function, found, set(), 0)
-        return found
-    except Unsteady:
-        return None
-
-
-def is_same(found):
-    """Whether everything still refers to the same values."""
-    for where, name, value in found:
-        if name is None:
-            try:
-                if where.cell_contents is not value:
-                    return False
-            except ValueError:
-                return False
-        elif where.get(name, _ABSENT) is not value:
-            return False
-    return True
-
+_PLAIN = frozenset([type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range])
+# Values of these types are the same as long as they are the same object.
+_STEADY = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.ModuleType,
+    re.Pattern,
+    logging.Logger,
+)
+# Attributes of enums which refer to their members.
+_OF_ENUMS = frozenset(["_member_map_", "_member_names_", "_value2member_map_"])
+# A comparison that takes longer than this is worth a warning, in seconds.
+_LONG_SECONDS = 0.005
 
 _ABSENT = object()
+# In place of the watched function, which is not kept alive by its watch.
+_ITSELF = object()
 
 
-def _look(value, found, seen, depth):
-    if isinstance(value, _PLAIN) and type(value) in _PLAIN or isinstance(value, _BUILTIN) or is_imported(value):
-        return
-    if depth > _DEPTH:
-        raise Unsteady
-    if type(value) in (tuple, frozenset):
-        for item in value:
-            _look(item, found, seen, depth + 1)
-    elif type(value) is types.FunctionType:
-        if id(value) not in seen:
-            seen.add(id(value))
-            _look_into(value, found, seen, depth)
-    else:
-        raise Unsteady
+class Unwatchable(Exception):
+    """The function refers to something that cannot be compared."""
 
 
-def _look_into(function, found, seen, depth):
-    if function.__dict__:
-        raise Unsteady
-    # Its code and defaults may be exchanged as well; that is nobody's habit.
-    for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-        _look(value, found, seen, depth + 1)
-    for cell in function.__closure__ or ():
+class Watch:
+    """What a function refers to, as it was when the watch was made."""
+
+    __slots__ = ("_names", "_counts", "_parts", "_contents", "_known", "_function", "_seen")
+
+    def __init__(self, function):
+        # (mapping or cell, name, value); (mapping, how many names it has); (function, its code, its defaults, its keyword defaults)
+        self._names, self._counts, self._parts = [], [], []
+        # (name, value) of what is compared by contents.
+        self._contents = []
+        self._function, self._seen = function, {}
         try:
-            value = cell.cell_contents
-        except ValueError:
-            raise Unsteady from None
-        found.append((cell, None, value))
-        _look(value, found, seen, depth + 1)
-    space = function.__globals__
-    for name in _names(function.__code__):
-        value = space.get(name, _ABSENT)
-        if value is _ABSENT and not hasattr(builtins, name):
-            # An attribute, or a global that may still come.
-            found.append((space, name, _ABSENT))
-        elif value is not _ABSENT:
-            found.append((space, name, value))
-            _look(value, found, seen, depth + 1)
+            self._look(function, "its state")
+            self._known = self._look_at_contents()
+        except Exception as error:
+            # What the pickling of values raises may be anything, and values may refer to each other too deeply.
+            raise Unwatchable from error
+        finally:
+            self._function = self._seen = None
+
+    def is_same(self, function):
+        """Whether the function, which is the one that is watched, still refers to the same."""
+        for where, name, value in self._names:
+            found = where.get(name, _ABSENT) if name is not None else _value_of(where)
+            if found is not value and not (value is _ITSELF and found is function):
+                return False
+        for where, count in self._counts:
+            if len(where) != count:
+                return False
+        for one, code, defaults, keywords in self._parts:
+            one = function if one is _ITSELF else one
+            if one.__code__ is not code or one.__defaults__ is not defaults or one.__kwdefaults__ is not keywords:
+                return False
+        return not self._contents or self._contents_now().is_same_as(self._known)
+
+    def warn_if_slow(self, function, name):
+        """Warns of a function that is slow to call because of what it refers to."""
+        begun = time.perf_counter()
+        if not self._contents or not self.is_same(function):
+            return
+        seconds = time.perf_counter() - begun
+        if seconds > _LONG_SECONDS:
+            names = ", ".join(sorted({name for name, _ in self._contents}))
+            warn(
+                f"each call of {name} takes {seconds * 1000:.0f} ms to compare {names} with what was sent: pass large values as arguments, "
+                "or make arrays read-only (array.flags.writeable = False)"
+            )
+
+    def _contents_now(self):
+        return Contents([value for _, value in self._contents])
+
+    def _look_at_contents(self):
+        """The contents, after a look at the functions and classes that are found in them: these are compared as all others are."""
+        while True:
+            contents, before = self._contents_now(), len(self._contents)
+            for value in contents.found:
+                self._look(value, getattr(value, "__name__", "a function"))
+            if len(self._contents) == before:
+                return contents
+
+    def _look(self, value, name):
+        kind = type(value)
+        if kind in _PLAIN or isinstance(value, _STEADY) or is_by_name(value) or id(value) in self._seen:
+            return
+        self._seen[id(value)] = value
+        if kind in (tuple, frozenset):
+            self._look_at_each(value, name)
+        elif kind is types.FunctionType:
+            self._look_into(value, name)
+        elif kind in (staticmethod, classmethod):
+            self._look(value.__func__, name)
+        elif kind is property:
+            self._look_at_each((value.fget, value.fset, value.fdel), name)
+        elif kind is Cached:
+            self._look(value.__wrapped__, name)
+        elif isinstance(value, enum.Enum):
+            self._look(kind, name)
+        elif isinstance(value, type):
+            self._look_at_mapping(vars(value), f"{name}.")
+            self._look_at_each((type(value), *value.__bases__), name)
+        else:
+            self._contents.append((name, value))
+
+    def _look_at_each(self, values, name):
+        for value in values:
+            self._look(value, name)
+
+    def _look_at_mapping(self, where, prefix):
+        self._counts.append((where, len(where)))
+        for name, value in list(where.items()):
+            if name not in NOT_COMPARED and name not in _OF_ENUMS:
+                self._note(where, name, value, prefix + name)
+
+    def _look_into(self, function, name):
+        one = _ITSELF if function is self._function else function
+        self._parts.append((one, function.__code__, function.__defaults__, function.__kwdefaults__))
+        self._look_at_each((function.__defaults__, function.__kwdefaults__), name)
+        self._look_at_mapping(function.__dict__, f"{name}.")
+        for called, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+            self._note(cell, None, _value_of(cell), called)
+        space = function.__globals__
+        for called in _names(function.__code__):
+            value = space.get(called, _ABSENT)
+            # A name without a value is an attribute, or a global that may still come.
+            if value is not _ABSENT or not hasattr(builtins, called):
+                self._note(space, called, value, called)
+
+    def _note(self, where, key, value, name):
+        self._names.append((where, key, _ITSELF if value is self._function else value))
+        if value is not _ABSENT:
+            self._look(value, name)
+
+
+def _value_of(cell):
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _ABSENT
 
 
 def _names(code):
@@ -93,14 +173,3 @@ def _names(code):
         if isinstance(constant, types.CodeType):
             names |= _names(constant)
     return names
-
-
-def is_imported(value):
-    """Whether it is known by its name in a module, as the worker's interpreter has it."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str) or module == "__main__" or "<" in name:
-        return False
-    found = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found is value and found is not None

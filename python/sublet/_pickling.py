@@ -3,15 +3,15 @@
 """
 
 import dis
-import functools
 import io
 import linecache
+import pickle
 import types
 
 import cloudpickle
 
 from . import _classes
-from ._definition import is_imported
+from ._contents import Cached, is_imported, version_of
 
 # The longest source of a function that goes along with it, in characters, and the last line of a file that it may be from.
 MOST_SOURCE = 64 << 10
@@ -41,8 +41,7 @@ class _OfWorker:
         return eval, (f"__import__({self._module!r}).{self._name}",)
 
 
-# Functions under `functools.lru_cache`, which pickle themselves by their names.
-_Cached = type(functools.lru_cache()(len))
+# Functions under `functools.lru_cache` would pickle themselves by their names.
 _CACHED = _OfWorker("cached")
 
 
@@ -70,8 +69,8 @@ def _last_line(code):
     return max([code.co_firstlineno, *(line for _, line in dis.findlinestarts(code) if line is not None), *within])
 
 
-# Makes a class that is sent by value, and has the worker know it as the caller's.
-_MAKE_CLASS = _OfWorker("make", "sublet_classes")
+# Makes a class that is sent by value, and has the worker know it as the caller's; fills it, if the worker has another version.
+_MAKE_CLASS, _FILL_CLASS = _OfWorker("make", "sublet_classes"), _OfWorker("fill", "sublet_classes")
 
 
 class _ArgumentPickler(cloudpickle.Pickler):
@@ -89,31 +88,53 @@ class _ArgumentPickler(cloudpickle.Pickler):
         return _Code(code), *rest
 
     def reducer_override(self, obj):
-        if type(obj) is _Cached and not is_imported(obj):
+        if type(obj) is Cached and not is_imported(obj):
             parameters = obj.cache_parameters()
             return _CACHED, (obj.__wrapped__, parameters["maxsize"], parameters["typed"])
+        if type(obj) is types.MethodType and getattr(obj.__self__, obj.__name__, None) == obj:
+            # The method that the instance has there, rather than a copy of its function.
+            return getattr, (obj.__self__, obj.__name__)
         reduced = super().reducer_override(obj)
         if _classes.is_by_value(reduced):
             self.classes.append(obj)
-            maker, arguments, *rest = reduced
-            return (_MAKE_CLASS, (maker, arguments), *rest)
+            maker, arguments, state = reduced[:3]
+            return _MAKE_CLASS, (maker, arguments), (_classes.version(obj), state), None, None, _FILL_CLASS
         return reduced
 
 
 class _Pickler(_ArgumentPickler):
-    """Also for the globals of functions: those that are sent apart share them, too."""
+    """Also for the globals of functions: those that are sent apart share them, too.
+
+    `versions` are those of the globals that come along, by module and name. `known` is a mapping that remembers their contents.
+    """
+
+    def __init__(self, file, known):
+        super().__init__(file, 5)
+        self.versions = {}
+        self._known = known
 
     def _function_getnewargs(self, func):
         code, _, *rest = super()._function_getnewargs(func)
         return code, _Space(func.__globals__), *rest
 
+    def _dynamic_function_reduce(self, func):
+        reduced = super()._dynamic_function_reduce(func)
+        module, (_, parts) = str(func.__globals__.get("__name__")), reduced[2]
+        for name, value in parts["__globals__"].items():
+            if (module, name) not in self.versions:
+                self.versions[module, name] = version_of(value, self._known, (module, name))
+        return reduced
 
-def pickle_function(function):
-    """A function's pickle, and the classes that it has by value."""
+
+def pickle_function(function, known):
+    """A function's pickle, with the versions of its globals, and the classes that it has by value.
+
+    `known` is a mapping that remembers the contents of the globals that were sent.
+    """
     file = io.BytesIO()
-    pickler = _Pickler(file, 5)
+    pickler = _Pickler(file, known)
     pickler.dump(function)
-    return file.getvalue(), pickler.classes
+    return pickle.dumps((pickler.versions, file.getvalue()), 5), pickler.classes
 
 
 def pickle_arguments(arguments, protocol, buffer_callback):

@@ -8,15 +8,25 @@ import functools
 import types
 import weakref
 
-# The classes that came from the caller.
-received = weakref.WeakSet()
+# The classes that came from the caller, and the version that each has.
+received = weakref.WeakKeyDictionary()
 
 
 def make(maker, arguments):
     """Makes a class that was sent, or finds it if it was sent before. `maker` is one of cloudpickle's."""
     kind = maker(*arguments)
-    received.add(kind)
+    received.setdefault(kind, None)
     return kind
+
+
+def fill(kind, state):
+    """Gives a class the attributes that it has where it comes from, unless it came before in this version: functions may have changed it."""
+    from cloudpickle import cloudpickle
+
+    version, attributes = state
+    if version is None or received.get(kind) != version:
+        cloudpickle._class_setstate(kind, attributes)
+        received[kind] = version
 
 
 def is_received(kind):

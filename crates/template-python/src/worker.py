@@ -8,7 +8,6 @@ callers need not know which worker has seen what, and a worker that takes anothe
 A session is what the caller said once for all of its calls: see `begin_session`.
 """
 
-import dis
 import functools
 import importlib
 import importlib.util
@@ -57,9 +56,9 @@ functions = {}
 packaged = {}
 # The same by the headers of requests, as long as the session is the same.
 called = {}
-# The globals of the caller's modules, and which of them functions here set.
+# The globals of the caller's modules, and the versions of those that came from the caller, by module and name.
 spaces = {}
-stored = {}
+versions = {}
 session = None
 # Lines of the caller's files, of functions that were sent.
 sources = {}
@@ -269,34 +268,20 @@ def _from_file(compiled, path):
 
 
 def load(definition):
-    """What was sent, with its globals as the caller has them, but for those that functions here set themselves: these stay."""
-    own = [(names, name, names[name]) for names in spaces.values() for name in stored.get(id(names), ()) if name in names]
-    loaded = pickle.loads(definition)
-    for names, name, value in own:
-        names[name] = value
-    for names in spaces.values():
-        # All that came along by name, and what was sent itself, which may have another name there.
-        codes = [value.__code__ for value in (*names.values(), loaded, *_values(loaded)) if _is_of(value, names)]
-        stored.setdefault(id(names), set()).update(name for code in codes for name in _stores(code))
+    """What was sent, with its globals. One that came before in the same version stays as functions here have left it."""
+    sent, body = pickle.loads(definition)
+    kept = [
+        (module, name, spaces[module][name])
+        for (module, name), version in sent.items()
+        if version is not None and versions.get((module, name)) == version and name in spaces.get(module, ())
+    ]
+    try:
+        loaded = pickle.loads(body)
+    finally:
+        for module, name, value in kept:
+            spaces[module][name] = value
+    versions.update(sent)
     return loaded
-
-
-def _values(loaded):
-    return loaded.values() if isinstance(loaded, dict) else ()
-
-
-def _is_of(value, names):
-    return isinstance(value, types.FunctionType) and value.__globals__ is names
-
-
-def _stores(code):
-    """The globals that code sets, and the functions in it."""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "STORE_GLOBAL":
-            yield instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _stores(constant)
 
 
 def begin_session(wanted, definition):
