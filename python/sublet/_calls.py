@@ -11,7 +11,7 @@ import time
 import weakref
 from typing import NamedTuple, Optional
 
-from . import _classes, _errors, _native, _rebuild
+from . import _classes, _constants, _errors, _native, _rebuild
 from ._contents import is_plain_array
 from ._definition import Unwatchable, Watch
 from ._memory import as_bytes_like
@@ -107,19 +107,23 @@ def _forget(functions, number):
 class Session:
     """What a lease says once for all of its calls."""
 
-    __slots__ = ("number", "definition", "classes", "is_sent", "_globals")
+    __slots__ = ("number", "definition", "classes", "is_sent", "_globals", "_constants")
 
     def __init__(self, said):
         self.number = next(_sessions)
         # The globals that were sent, by module and name: see `_pickling.pickle_function`.
         self._globals = {}
+        # Pairs of module and name whose values were sent: see `_constants.changed`.
+        self._constants = set()
         # Its pickle, and the classes that this has by value.
-        self.definition, self.classes = self.pickle(said)
+        self.definition, self.classes = self.pickle(said, _constants.own_modules())
         self.is_sent = False
 
-    def pickle(self, function):
-        """What workers load as the function, and the classes that it has by value."""
-        return pickle_function(function, self._globals)
+    def pickle(self, function, modules):
+        """What workers load as the function, with constants of modules, and the classes that it has by value."""
+        constants = _constants.changed(modules, self._constants)
+        self._constants.update((module, name) for module, values in constants.items() for name in values)
+        return pickle_function(function, self._globals, constants)
 
 
 class Definition:
@@ -162,7 +166,7 @@ class Known:
             # It is pickled for each call.
             self.watch = None
         try:
-            pickled, classes = self.session.pickle(function)
+            pickled, classes = self.session.pickle(function, self.watch.modules if self.watch is not None else ())
         except Exception as error:
             raise _unpicklable(error, f"the function {_name(function)}") from error
         key = digest(pickled)

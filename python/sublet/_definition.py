@@ -17,10 +17,11 @@ import re
 import time
 import types
 
+from ._constants import PLAIN, is_own
 from ._contents import NOT_COMPARED, Cached, Contents, is_by_name
 from ._warning import warn
 
-_PLAIN = frozenset([type(None), bool, int, float, complex, str, bytes, type(Ellipsis), range])
+_PLAIN = PLAIN | {type(Ellipsis), range}
 # Values of these types are the same as long as they are the same object.
 _STEADY = (
     types.BuiltinFunctionType,
@@ -49,9 +50,11 @@ class Unwatchable(Exception):
 class Watch:
     """What a function refers to, as it was when the watch was made."""
 
-    __slots__ = ("_names", "_counts", "_parts", "_contents", "_known", "_function", "_seen")
+    __slots__ = ("modules", "_names", "_counts", "_parts", "_contents", "_known", "_function", "_seen")
 
     def __init__(self, function):
+        #: Modules of the program of which the function uses constants.
+        self.modules = set()
         # (mapping or cell, name, value); (mapping, how many names it has); (function, its code, its defaults, its keyword defaults)
         self._names, self._counts, self._parts = [], [], []
         # (name, value) of what is compared by contents.
@@ -146,12 +149,26 @@ class Watch:
         self._look_at_mapping(function.__dict__, f"{name}.")
         for called, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             self._note(cell, None, _value_of(cell), called)
-        space = function.__globals__
-        for called in _names(function.__code__):
+        space, names = function.__globals__, _names(function.__code__)
+        for called in names:
             value = space.get(called, _ABSENT)
             # A name without a value is an attribute, or a global that may still come.
             if value is not _ABSENT or not hasattr(builtins, called):
                 self._note(space, called, value, called)
+            if type(value) is types.ModuleType:
+                self._look_at_module(value, names)
+
+    def _look_at_module(self, module, names):
+        """Notes the constants among the names, which include all attributes that code uses."""
+        if not is_own(module):
+            return
+        for name in names:
+            value = vars(module).get(name, _ABSENT)
+            if type(value) in PLAIN:
+                self.modules.add(module)
+                self._names.append((vars(module), name, value))
+            elif type(value) is types.ModuleType and value.__name__.startswith(f"{module.__name__}."):
+                self._look_at_module(value, names)
 
     def _note(self, where, key, value, name):
         self._names.append((where, key, _ITSELF if value is self._function else value))

@@ -126,15 +126,15 @@ class _Pickler(_ArgumentPickler):
         return reduced
 
 
-def pickle_function(function, known):
-    """A function's pickle, with the versions of its globals, and the classes that it has by value.
+def pickle_function(function, known, constants):
+    """A function's pickle, with the versions of its globals and with constants of modules, and the classes that it has by value.
 
     `known` is a mapping that remembers the contents of the globals that were sent.
     """
     file = io.BytesIO()
     pickler = _Pickler(file, known)
     pickler.dump(function)
-    return pickle.dumps((pickler.versions, file.getvalue()), 5), pickler.classes
+    return pickle.dumps((pickler.versions, constants, file.getvalue()), 5), pickler.classes
 
 
 def pickle_arguments(arguments, protocol, buffer_callback):

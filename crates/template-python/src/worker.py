@@ -24,6 +24,7 @@ import traceback
 import types
 
 import sublet_classes
+import sublet_constants
 import sublet_exceptions
 import sublet_left_out
 
@@ -269,7 +270,9 @@ def _from_file(compiled, path):
 
 def load(definition):
     """What was sent, with its globals. One that came before in the same version stays as functions here have left it."""
-    sent, body = pickle.loads(definition)
+    sent, constants, body = pickle.loads(definition)
+    # Before modules are imported.
+    sublet_constants.take(constants)
     kept = [
         (module, name, spaces[module][name])
         for (module, name), version in sent.items()

@@ -35,6 +35,10 @@ const MODULE: &CStr = c"sublet_worker";
 const CLASSES: &CStr = pyo3::ffi::c_str!(include_str!("classes.py"));
 /// The name of that module, which the first imports.
 const CLASSES_MODULE: &CStr = c"sublet_classes";
+/// Sets constants of the caller's modules.
+const CONSTANTS: &CStr = pyo3::ffi::c_str!(include_str!("constants.py"));
+/// The name of that module, which the first imports.
+const CONSTANTS_MODULE: &CStr = c"sublet_constants";
 /// Describes exceptions.
 const EXCEPTIONS: &CStr = pyo3::ffi::c_str!(include_str!("exceptions.py"));
 /// The name of that module, which the first imports.
@@ -66,6 +70,7 @@ fn execute(spawned: &Spawned) -> Result<u8, Error> {
 /// Loads what prepares and executes functions.
 fn load_module(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
     PyModule::from_code(py, CLASSES, CLASSES_MODULE, CLASSES_MODULE)?;
+    PyModule::from_code(py, CONSTANTS, CONSTANTS_MODULE, CONSTANTS_MODULE)?;
     PyModule::from_code(py, EXCEPTIONS, EXCEPTIONS_MODULE, EXCEPTIONS_MODULE)?;
     PyModule::from_code(py, LEFT_OUT, LEFT_OUT_MODULE, LEFT_OUT_MODULE)?;
     PyModule::from_code(py, SOURCE, MODULE, MODULE)
