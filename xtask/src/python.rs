@@ -11,6 +11,7 @@ use crate::{install, root};
 /// What the tests use beside the wheel.
 const MODULES: &[&str] = &[
     "pytest==9.2.0",
+    "hypothesis==6.170.17",
     "numpy==2.2.6",
     "pillow==12.0.0",
     "joblib==1.6.0",

@@ -1,8 +1,13 @@
-"""Arrays whose elements are in memory components."""
+"""Arrays whose elements are in memory components.
+
+This module imports no operation: those are looked up in the table of `functions`.
+"""
+
+import operator
 
 import numpy
 
-from . import stream
+from . import functions, stream
 from .arena import Stretch
 
 
@@ -100,13 +105,9 @@ class RemoteArray(numpy.lib.mixins.NDArrayOperatorsMixin):
         self.imag[...] = value
 
     def __array_ufunc__(self, ufunc, method, *inputs, **options):
-        from . import ufuncs
-
-        return ufuncs.called(ufunc, method, inputs, options)
+        return functions.TABLE[numpy.ufunc](ufunc, method, inputs, options)
 
     def __array_function__(self, function, types, args, kwargs):
-        from . import functions
-
         return functions.called(self, function, args, kwargs)
 
     def __array__(self, dtype=None, copy=None):
@@ -116,14 +117,18 @@ class RemoteArray(numpy.lib.mixins.NDArrayOperatorsMixin):
         return values if dtype is None else values.astype(dtype, copy=False)
 
     def __getitem__(self, key):
-        from . import indexing
-
-        return indexing.get(self, key)
+        return functions.TABLE[operator.getitem](self, key)
 
     def __setitem__(self, key, value):
-        from . import indexing
+        functions.TABLE[operator.setitem](self, key, value)
 
-        indexing.put(self, key, value)
+    def __eq__(self, other):
+        return functions.TABLE[operator.eq](self, other)
+
+    def __ne__(self, other):
+        return functions.TABLE[operator.ne](self, other)
+
+    __hash__ = None
 
     def __len__(self):
         if self.ndim == 0:
@@ -143,7 +148,7 @@ class RemoteArray(numpy.lib.mixins.NDArrayOperatorsMixin):
             yield from values.copy()
 
     def __contains__(self, value):
-        return bool((self == value).any())
+        return bool(numpy.any(self == value))
 
     def _scalar(self):
         if self.size != 1:
@@ -221,9 +226,7 @@ class RemoteArray(numpy.lib.mixins.NDArrayOperatorsMixin):
 
     def sort(self, axis=-1, kind=None, *, stable=None):
         """Sorts it in its place."""
-        from . import sorting
-
-        sorting.sort_in_place(self, axis, kind, stable)
+        functions.TABLE[numpy.ndarray.sort](self, axis, kind, stable)
 
     def reshape(self, *shape, order="C"):
         """A view of another shape, or a copy where NumPy would make one."""
@@ -259,3 +262,13 @@ for _function in (
     *(numpy.ravel, numpy.squeeze, numpy.swapaxes, numpy.diagonal, numpy.round, numpy.take, numpy.repeat),
 ):
     setattr(RemoteArray, _function.__name__, _method(_function))
+
+
+def is_array(operand):
+    """Whether an operand is a remote array or an ndarray."""
+    return isinstance(operand, (RemoteArray, numpy.ndarray))
+
+
+def place_among(operands):
+    """The place of the first remote array among operands."""
+    return next(operand.place for operand in operands if isinstance(operand, RemoteArray))

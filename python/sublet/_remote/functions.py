@@ -1,20 +1,19 @@
-"""NumPy's functions of remote arrays: `__array_function__`, and which modules have them."""
+"""The table of operations, where `RemoteArray` looks up their implementations without importing them.
 
-import importlib
+A key is the function that a user calls: one of NumPy's, a ufunc that is not elementwise, a method of `numpy.ufunc` (as
+`numpy.ufunc.reduce`), a method of `numpy.ndarray`, or an operator of the module `operator`. Each module of operations registers its own
+when `sublet._remote` imports it, so this module depends on none of them.
+"""
 
 import numpy
 
-from .array import RemoteArray
-
-# What NumPy's functions are for remote arrays. Each module puts its own here.
 TABLE = {}
-# Those that make arrays like one that is given as `like`: functions of its place.
+# Functions that make an array like the one given as `like`: functions of its place.
 MAKERS = frozenset((numpy.empty, numpy.zeros, numpy.ones, numpy.full, numpy.arange, numpy.asarray, numpy.array))
-MODULES = ("shapes", "elementwise", "statistics", "sorting", "products")
 
 
 def implements(*functions):
-    """Makes a function what these functions of NumPy's are for remote arrays."""
+    """Registers a function as the implementation of some functions for remote arrays."""
 
     def put(function):
         TABLE.update(dict.fromkeys(functions, function))
@@ -24,21 +23,21 @@ def implements(*functions):
 
 
 def called(array, function, args, kwargs):
-    """Calls what is in the table, or says that nothing is."""
-    if not TABLE:
-        for module in MODULES:
-            importlib.import_module(f"{__package__}.{module}")
+    """Calls the implementation of one of NumPy's functions.
+
+    Raises:
+        TypeError: There is none.
+    """
     if function in MAKERS:
         # The array is what was given as `like`.
         given = {name: value for name, value in kwargs.items() if name != "device" and value is not None}
         return getattr(array.place, function.__name__)(*args, **given)
     here = TABLE.get(function)
     if here is None:
-        name = f"{function.__module__}.{function.__name__}"
-        raise TypeError(f"{name} is not there for remote arrays: numpy.asarray(array) makes a local copy")
+        raise unsupported(f"{function.__module__}.{function.__name__}")
     return here(*args, **kwargs)
 
 
-def place_among(arguments):
-    """The place of the first remote array of arguments."""
-    return next(argument.place for argument in arguments if isinstance(argument, RemoteArray))
+def unsupported(name):
+    """The error for an operation that remote arrays do not have."""
+    return TypeError(f"{name} is not there for remote arrays: numpy.asarray(array) makes a local copy")

@@ -1,95 +1,155 @@
-"""Elements by their indices: slices are views, arrays of integers and masks select.
+"""Elements by their indices: slices are views, arrays of integers and masks select."""
 
-Of several arrays of indices at once there is no selection here: one array of integers or one mask, with slices beside it.
-"""
+import collections
+import operator
 
 import numpy
 
 from . import blocks, stream
-from .array import RemoteArray
-from .ufuncs import apart, is_array, overlap
+from .array import RemoteArray, is_array
+from .functions import implements
+from .keys import Selection, Selector, is_of_fields, parts_of, selection_of, tiles_of, view_of
+from .ufuncs import apart, overlap
 
 # Rows that are wanted are read together if at most so many bytes are between them.
 ROW_GAP_BYTES = 1 << 16
+# The bytes that an index takes in each axis: itself, and what finding its row needs.
+INDEX_BYTES = 24
+# The selected rows of one tile have at most this share of the working set.
+ROWS_SHARE = 8
 
 
+@implements(operator.getitem)
 def get(array, key):
     """`array[key]`."""
-    key, selector = _understood(array, key)
-    if selector is None:
-        view = _viewed(array, key)
-        is_element = view.ndim == 0 and array.ndim and not any(part is Ellipsis for part in key)
-        return stream.local(view)[()] if is_element else view
-    view, axis = _beside(array, key)
-    if not _is_mask(selector):
-        return take(view, selector, axis)
-    if selector.ndim == array.ndim == view.ndim and len(key) == 1:
-        return select(array, selector)
-    return take(_rows(view, axis, selector), flat_nonzero(selector), axis)
+    if is_of_fields(key):
+        return view_of(array, key)
+    parts = parts_of(key)
+    arrays = [part for part in parts if is_array(part)]
+    if arrays:
+        is_whole_mask = len(parts) == 1 and arrays[0].dtype == bool and arrays[0].ndim == array.ndim > 0
+        return select(array, arrays[0]) if is_whole_mask else gather(selection_of(array, parts, flat_nonzero))
+    view = view_of(array, parts)
+    if view.ndim == 0 and not any(part is Ellipsis for part in parts):
+        return stream.local(view)[()]
+    # As in NumPy, an array of no dimensions makes a copy.
+    return view.copy() if any(is_array(part) for part in (key if isinstance(key, tuple) else (key,))) else view
 
 
+@implements(operator.setitem)
 def put(array, key, value):
     """`array[key] = value`."""
     array.check_writeable()
-    key, selector = _understood(array, key)
-    if selector is None:
-        return assign(_viewed(array, key), value)
-    view, axis = _beside(array, key)
+    if is_of_fields(key):
+        return assign(view_of(array, key), value)
+    parts = parts_of(key)
+    arrays = [part for part in parts if is_array(part)]
+    if not arrays:
+        return assign(view_of(array, parts), value)
     value = value if is_array(value) else numpy.asarray(value, array.dtype)
-    if _is_mask(selector) and value.ndim == 0 and len(key) == 1:
-        condition = selector[(..., *(None,) * (array.ndim - selector.ndim))]
-        numpy.copyto(array, value, casting="unsafe", where=condition)
-        return None
-    if _is_mask(selector):
-        view, selector = _rows(view, axis, selector, is_written=True), flat_nonzero(selector)
-    return _put_rows(view, selector, value, axis, _set)
+    if len(parts) == 1 and arrays[0].dtype == bool and value.ndim == 0 and arrays[0].shape == array.shape[: arrays[0].ndim]:
+        condition = arrays[0][(..., *(None,) * (array.ndim - arrays[0].ndim))]
+        return numpy.copyto(array, value, casting="unsafe", where=condition)
+    return scatter(selection_of(array, parts, flat_nonzero), value, _set)
 
 
+@implements(numpy.ufunc.at)
 def put_at(ufunc, array, key, *values):
     """`ufunc.at`: applies it to elements, again for those that are named more often."""
     if not isinstance(array, RemoteArray):
         raise TypeError("only the indices or the values are remote: numpy.asarray makes local copies")
     array.check_writeable()
-    key, selector = _understood(array, key)
-    if selector is None or _is_mask(selector):
-        raise TypeError(f"{ufunc.__name__}.at takes an array of integers for a remote array")
-    view, axis = _beside(array, key)
+    parts = parts_of(key)
+    if not any(is_array(part) for part in parts):
+        view = view_of(array, parts)
+        ufunc(view, *values, out=view)
+        return
     value = numpy.zeros((), bool) if not values else values[0] if is_array(values[0]) else numpy.asarray(values[0])
-    apply = (lambda rows, at, _: ufunc.at(rows, at)) if not values else ufunc.at
-    return _put_rows(view, selector, value, axis, apply)
+
+    def apply(rows, at, values):
+        ufunc.at(rows, at, *([values] if ufunc.nin > 1 else []))
+
+    def apply_to_row(row, values):
+        ufunc(row, *([values] if ufunc.nin > 1 else []), out=row)
+
+    scatter(selection_of(array, parts, flat_nonzero), value, apply, apply_to_row)
 
 
-def assign(target, value, casting="unsafe", where=True):
+def assign(target, value):
     """Copies values, which are broadcast, into all of an array, with what an assignment in NumPy allows."""
     if not is_array(value):
         value = numpy.asarray(value, target.dtype)
-    while value.ndim > target.ndim and value.shape[0] == 1:
-        value = value[0]
-    if numpy.broadcast_shapes(value.shape, target.shape) != target.shape:
-        raise ValueError(f"could not broadcast input array from shape {value.shape} into shape {target.shape}")
-    (value,) = apart([value], [target])
+    (value,) = apart([fitting(value, target.shape)], [target])
     stream.pointwise(stream.copy_tile, [value], [target], target.place.working_bytes)
+
+
+def fitting(value, shape):
+    """Values that can be broadcast to a shape, without what is too many dimensions of one element."""
+    while value.ndim > len(shape) and value.shape[0] == 1:
+        value = value[0, ...]
+    fits = value.ndim <= len(shape) and all(
+        one in (1, other) for one, other in zip(value.shape, shape[len(shape) - value.ndim :])
+    )
+    if not fits:
+        raise ValueError(f"could not broadcast input array from shape {value.shape} into shape {tuple(shape)}")
+    return value
 
 
 def take(array, indices, axis=0):
     """The elements at indices along an axis, in their order: an array in whose shape that axis is replaced by theirs."""
-    indices = _integers(indices)
-    flat = numpy.ravel(indices)
-    shape = array.shape
-    made = array.place.empty((*shape[:axis], flat.size, *shape[axis + 1 :]), array.dtype)
-    rows, target = numpy.moveaxis(array, axis, 0), numpy.moveaxis(made, axis, 0)
-    for piece, at in _index_tiles(rows, flat):
-        if at is None:
-            numpy.copyto(target[piece], rows[_within(numpy.asarray(flat[piece]), len(rows))[0]][None])
-        else:
-            stream.part_of(target).put((piece,), _gathered(rows, at))
-    return made.reshape((*shape[:axis], *indices.shape, *shape[axis + 1 :]))
+    return gather(along(array, indices, axis))
+
+
+def along(array, indices, axis):
+    """The selection of indices along one axis."""
+    indices = indices if is_array(indices) else numpy.asarray(indices)
+    if indices.dtype.kind not in "iub":
+        raise TypeError(f"cannot cast indices from {indices.dtype!r} to {numpy.dtype(numpy.intp)!r} according to the rule 'safe'")
+    indices = indices.astype(numpy.intp) if indices.dtype.kind == "b" else indices
+    return Selection(numpy.moveaxis(array, axis, 0), [Selector(indices, array.shape[axis : axis + 1])], axis)
+
+
+def take_along(array, indices, axis):
+    """The elements at indices along an axis, which are others in each lane."""
+    return gather(_along_lanes(array, indices, axis))
+
+
+def put_along(array, indices, values, axis):
+    """Sets the elements at indices along an axis, which are others in each lane; without an axis those of the flattened array."""
+    array.check_writeable()
+    values = values if is_array(values) else numpy.asarray(values, array.dtype)
+    if axis is not None:
+        return scatter(_along_lanes(array, indices, axis), values, _set)
+    _check_lanes(indices, 1)
+    array = array if array.ndim else array[None]
+    return scatter(Selection(array, [Selector(indices, array.shape)], 0), values, _set)
+
+
+def _along_lanes(array, indices, axis):
+    _check_lanes(indices, array.ndim)
+    selectors = []
+    for one, length in enumerate(array.shape):
+        here = indices if one == axis else counted(array.place, length)[(..., *(None,) * (array.ndim - one - 1))]
+        selectors.append(Selector(here, (length,)))
+    return Selection(array, selectors, 0)
+
+
+def _check_lanes(indices, ndim):
+    if indices.dtype.kind not in "iu":
+        raise IndexError("`indices` must be an integer array")
+    if indices.ndim != ndim:
+        raise ValueError("`indices` and `arr` must have the same number of dimensions")
+
+
+def counted(place, length):
+    """The numbers up to a length: remote ones, if they are many."""
+    return numpy.arange(length) if place.is_small(length * 8) else place.arange(length)
 
 
 def select(array, mask):
     """The elements where a mask of the same shape is true, in the order of C."""
     if mask.shape != array.shape:
-        raise IndexError(f"a mask of shape {mask.shape} for an array of shape {array.shape}")
+        raise IndexError(f"boolean index did not match indexed array: a mask of shape {mask.shape} for an array of shape {array.shape}")
     made = array.place.empty(int(numpy.count_nonzero(mask)), array.dtype)
     target, at = stream.part_of(made), 0
     for _, (values, chosen) in stream.in_order([array, mask], array.shape, array.place.working_bytes):
@@ -103,96 +163,130 @@ def flat_nonzero(array):
     """The indices of the elements that are not zero, in the order of C, as if there were one dimension."""
     if isinstance(array, numpy.ndarray):
         return numpy.flatnonzero(array)
+    array = array if array.ndim else array[None]
     made = array.place.empty(int(numpy.count_nonzero(array)), numpy.intp)
     target, at = stream.part_of(made), 0
     for index, (values,) in stream.in_order([array], array.shape, array.place.working_bytes):
         found = [where + piece.start for where, piece in zip(values.nonzero(), index)]
-        if found and len(found[0]):
+        if len(found[0]):
             target.put((slice(at, at + len(found[0])),), numpy.ravel_multi_index(found, array.shape))
             at += len(found[0])
     return made
 
 
-def _understood(array, key):
-    """The key as a tuple, with a slice in the place of an array of indices, and that; fields' names as they are."""
-    if isinstance(key, str) or (isinstance(key, list) and key and all(isinstance(name, str) for name in key)):
-        return key, None
-    key = key if isinstance(key, tuple) else (key,)
-    selectors = [index for index, part in enumerate(key) if isinstance(part, (list, bool, numpy.bool_)) or is_array(part)]
-    selectors = [index for index in selectors if not (is_array(key[index]) and key[index].ndim == 0 and key[index].dtype.kind in "iu")]
-    if not selectors:
-        return tuple(int(part) if is_array(part) else part for part in key), None
-    if len(selectors) > 1:
-        raise TypeError("several arrays of indices at once are not there for remote arrays: numpy.asarray(array) makes a local copy")
-    (place,) = selectors
-    selector = key[place] if is_array(key[place]) else numpy.asarray(key[place])
-    if selector.size == 0 and isinstance(key[place], list):
-        selector = selector.astype(numpy.intp)
-    if selector.ndim == 0:
-        raise TypeError("a mask without dimensions is not there for remote arrays")
-    others = [part for index, part in enumerate(key) if index != place]
-    if any(not isinstance(part, (slice, type(Ellipsis), type(None))) for part in others):
-        raise TypeError("an integer beside an array of indices is not there for remote arrays: use array[integer] first")
-    if _is_mask(selector) and selector.ndim > 1 and others:
-        raise TypeError("a mask of several dimensions beside other indices is not there for remote arrays")
-    return (*key[:place], selector, *key[place + 1 :]), selector
+def _tiles(selection):
+    """The tiles of a selection, and whether the rows of one fit the working set; if not, each tile is one row."""
+    rows = selection.rows
+    room = rows.place.working_bytes // ROWS_SHARE
+    row_bytes = rows.dtype.itemsize * blocks.product(rows.shape[selection.depth :])
+    step = min(max(1, room // (row_bytes + INDEX_BYTES * selection.depth)), blocks.TILE_BYTES // 8)
+    tiles = tiles_of(selection, 1 if row_bytes > room else step)
+    if row_bytes == 0:
+        # Nothing is selected, but the indices are checked, as in NumPy.
+        collections.deque(tiles, 0)
+    return tiles, row_bytes <= room
 
 
-def _viewed(array, key):
-    """What slices, integers and names of fields say; never an element, which a shadow has none of."""
-    if isinstance(key, tuple) and not any(part is Ellipsis for part in key):
-        key = (*key, ...)
-    return array._viewed(array._shadow[key])
+def _one_row(index, columns):
+    """A tile of one row: where it is in the selection, and in the rows."""
+    return tuple(piece.start for piece in index), tuple(int(column.ravel()[0]) for column in columns)
 
 
-def _beside(array, key):
-    """The view that all of a key but its array of indices makes, and the axis to which that belongs."""
-    place = next(index for index, part in enumerate(key) if is_array(part))
-    if len(key) == 1:
-        return array, 0
-    rest, axis = (*key[:place], slice(None), *key[place + 1 :]), place
-    if any(part is Ellipsis for part in key[:place]):
-        axis += array.ndim - sum(part is not None and part is not Ellipsis for part in rest) - 1
-    return _viewed(array, rest), axis
+def gather(selection):
+    """The selected elements: a new array."""
+    rows = selection.rows
+    made = rows.place.empty(selection.result_shape, rows.dtype)
+    target = selection.with_selection_first(made)
+    tiles, is_fitting = _tiles(selection)
+    for index, columns in tiles:
+        if is_fitting:
+            stream.part_of(target).put(index, _gathered(rows, columns))
+            continue
+        there, here = _one_row(index, columns)
+        numpy.copyto(target[(*there, ...)], rows[(*here, ...)])
+    return made
 
 
-def _is_mask(selector):
-    return selector.dtype == bool
+def scatter(selection, value, apply, apply_to_row=assign):
+    """Changes what is selected, with values that are broadcast to it.
+
+    Args:
+        apply: `apply(rows, columns, values)` changes the rows of a tile, which are local.
+        apply_to_row: `apply_to_row(row, values)` changes one row that does not fit the working set.
+    """
+    value = fitting(value, selection.result_shape)
+    rows, values = selection.rows, selection.with_selection_first(numpy.broadcast_to(value, selection.result_shape))
+    if overlap(values, rows):
+        values = values.copy()
+    for selector in selection.selectors:
+        if overlap(selector.indices, rows):
+            selector.indices = selector.indices.copy()
+    tiles, is_fitting = _tiles(selection)
+    for index, columns in tiles:
+        if is_fitting:
+            _put_tile(rows, columns, numpy.asarray(values[(*index, ...)]), apply)
+            continue
+        there, here = _one_row(index, columns)
+        apply_to_row(rows[(*here, ...)], values[(*there, ...)])
 
 
-def _rows(view, axis, mask, is_written=False):
-    """The view with the dimensions of a mask as one."""
-    if mask.shape != view.shape[axis : axis + mask.ndim]:
-        raise IndexError(f"a mask of shape {mask.shape} for dimensions {view.shape[axis : axis + mask.ndim]}")
-    if mask.ndim == 1:
-        return view
-    rows = numpy.reshape(view, (*view.shape[:axis], mask.size, *view.shape[axis + mask.ndim :]))
-    if is_written and rows._stretch is not view._stretch:
-        raise TypeError("values for a mask of several dimensions cannot be put into a view whose elements are not one behind the other")
-    return rows
+def _set(rows, at, values):
+    rows[at] = values
 
 
-def _integers(indices):
-    indices = indices if is_array(indices) else numpy.asarray(indices)
-    if indices.dtype.kind not in "iu":
-        raise IndexError("arrays used as indices must be of integer (or boolean) type")
-    return indices
+def _gathered(rows, columns):
+    part, shape, rest = stream.part_of(rows), columns[0].shape, rows.shape[len(columns) :]
+    if not part.is_far:
+        gathered = part.array[tuple(columns)]
+        part.check()
+        return gathered
+    made = numpy.empty((columns[0].size, *rest), rows.dtype)
+    for lines, here, at in _lines(rows, columns):
+        for (piece,), (values,) in stream.streamed([stream.part_of(lines)], _runs(lines, at)):
+            inside = (at >= piece.start) & (at < piece.stop)
+            made[here[inside]] = values[at[inside] - piece.start]
+    return made.reshape((*shape, *rest))
 
 
-def _index_tiles(rows, flat):
-    """Pieces of indices whose rows fit the working set, and the indices themselves; None of a piece of one row that does not."""
-    room = rows.place.working_bytes // 8
-    row_bytes = rows.dtype.itemsize * blocks.product(rows.shape[1:])
-    step = min(max(1, room // max(1, row_bytes + 24)), stream.blocks.TILE_BYTES // 8)
-    for piece in blocks.pieces(flat.size, step):
-        yield piece, None if row_bytes > room else _within(numpy.asarray(flat[piece]), len(rows))
+def _put_tile(rows, columns, values, apply):
+    part = stream.part_of(rows)
+    if not part.is_far:
+        apply(part.array, tuple(columns), values)
+        part.check()
+        return
+    values = values.reshape(columns[0].size, *rows.shape[len(columns) :])
+    for lines, here, at in _lines(rows, columns):
+        part = stream.part_of(lines)
+        for (piece,) in _runs(lines, at):
+            inside = (at >= piece.start) & (at < piece.stop)
+            changed = part.begin((piece,))().copy()
+            apply(changed, at[inside] - piece.start, values[here[inside]])
+            part.put((piece,), changed)
 
 
-def _within(at, length):
-    wrong = at[(at < -length) | (at >= length)]
-    if wrong.size:
-        raise IndexError(f"index {wrong[0]} is out of bounds for axis with size {length}")
-    return numpy.where(at < 0, at + length, at)
+def _lines(rows, columns):
+    """Rows along several axes as rows along one: an array, and which of the rows are in it, and where.
+
+    That is all of them at once if the axes lie one behind the other, and otherwise those with the same index in all but one.
+    """
+    columns = [column.ravel() for column in columns]
+    depth = len(columns)
+    order = sorted(range(depth), key=lambda axis: -abs(rows.strides[axis]))
+    rows = numpy.moveaxis(rows, order, range(depth))
+    columns = [columns[axis] for axis in order]
+    shadow = rows._shadow.view()
+    try:
+        shadow.shape = (-1, *shadow.shape[depth:])
+    except (AttributeError, ValueError):
+        pass
+    else:
+        yield rows._viewed(shadow), numpy.arange(columns[0].size), numpy.ravel_multi_index(columns, rows.shape[:depth])
+        return
+    prefixes, which = numpy.unique(numpy.stack(columns[:-1]), axis=1, return_inverse=True)
+    which = which.ravel()
+    for number, prefix in enumerate(prefixes.T.tolist()):
+        here = numpy.flatnonzero(which == number)
+        yield rows[(*prefix, ...)], here, columns[-1][here]
 
 
 def _runs(rows, at):
@@ -211,50 +305,3 @@ def _runs(rows, at):
         last = row
     if begin is not None:
         yield (slice(begin, last + 1),)
-
-
-def _gathered(rows, at):
-    part = stream.part_of(rows)
-    if not part.is_far:
-        gathered = part.array[at]
-        part.check()
-        return gathered
-    made = numpy.empty((len(at), *rows.shape[1:]), rows.dtype)
-    for (piece,), (values,) in stream.streamed([part], _runs(rows, at)):
-        here = (at >= piece.start) & (at < piece.stop)
-        made[here] = values[at[here] - piece.start]
-    return made
-
-
-def _set(rows, at, values):
-    rows[at] = values
-
-
-def _put_rows(view, indices, value, axis, apply):
-    indices = _integers(indices)
-    shape = (*view.shape[:axis], *indices.shape, *view.shape[axis + 1 :])
-    value = numpy.broadcast_to(value, shape)
-    value = numpy.reshape(value, (*shape[:axis], indices.size, *shape[axis + indices.ndim :]))
-    flat = numpy.ravel(indices)
-    value, flat = (array.copy() if overlap(array, view) else array for array in (value, flat))
-    rows, values = numpy.moveaxis(view, axis, 0), numpy.moveaxis(value, axis, 0)
-    for piece, at in _index_tiles(rows, flat):
-        if at is None:
-            if apply is not _set:
-                raise TypeError("elements of several dimensions that exceed the working set cannot be changed by a ufunc's at")
-            assign(rows[_within(numpy.asarray(flat[piece]), len(rows))[0]], values[piece][0])
-            continue
-        _put_tile(rows, at, numpy.asarray(values[piece]), apply)
-
-
-def _put_tile(rows, at, values, apply):
-    part = stream.part_of(rows)
-    if not part.is_far:
-        apply(part.array, at, values)
-        part.check()
-        return
-    for (piece,) in _runs(rows, at):
-        here = (at >= piece.start) & (at < piece.stop)
-        changed = part.begin((piece,))().copy()
-        apply(changed, at[here] - piece.start, values[here])
-        part.put((piece,), changed)

@@ -6,13 +6,15 @@ import math
 import numpy
 
 from . import blocks, stream
-from .functions import implements, place_among
-from .ufuncs import is_array, overlap
+from .array import is_array, place_among
+from .functions import implements
+from .ufuncs import overlap
 
 # The tiles of the factors come twice, one that is used and the next, and are put together of rows; the product's are added up.
 TILES_HELD = 8
 
 
+@implements(numpy.matmul)
 def matmul(one, other, out=None, **options):
     """`numpy.matmul`, also of stacks of matrices: the sums are of NumPy's products of tiles, one after the other."""
     one, other = (array if is_array(array) else numpy.asarray(array) for array in (one, other))
@@ -71,7 +73,7 @@ def _tiled(left, right, target, dtype, area):
     """One product, whose tiles have at most an area of elements."""
     (rows, inner), columns = left.shape, right.shape[1]
     steps = [blocks.pieces(length, step) for length, step in zip((rows, columns, inner), _sides(rows, columns, inner, area))]
-    parts, result = [_Factor(left, 0, 2), _Factor(right, 2, 1)], stream.part_of(target)
+    parts, result = [Factor(left, 0, 2), Factor(right, 2, 1)], stream.part_of(target)
     # NumPy adds products of float16 in float32, too.
     wide = numpy.dtype("f4") if dtype == numpy.float16 else dtype
     total = None
@@ -92,7 +94,7 @@ def _sides(rows, columns, inner, area):
     return rows_step, columns_step, inner_step
 
 
-class _Factor:
+class Factor:
     """A matrix as a part of a product: its tile is that of two of the three indices, and stays while these do."""
 
     def __init__(self, matrix, *which):
@@ -124,9 +126,15 @@ def dot(one, other, out=None):
     one, other = (array if is_array(array) else numpy.asarray(array) for array in (one, other))
     if one.ndim == 0 or other.ndim == 0:
         return numpy.multiply(one, other, out=out)
-    if other.ndim > 2 or (one.ndim > 2 and other.ndim > 1):
-        raise TypeError("numpy.dot of remote arrays takes at most two dimensions: numpy.matmul multiplies stacks of matrices")
-    return matmul(one, other, out)
+    if other.ndim <= 2 and (one.ndim <= 2 or other.ndim == 1):
+        return matmul(one, other, out)
+    made = numpy.tensordot(one, other, (-1, -2))
+    if out is None:
+        return made
+    if out.shape != made.shape or out.dtype != made.dtype:
+        raise ValueError("output array is not acceptable (must have the right datatype, number of dimensions, and be a C-Array)")
+    numpy.copyto(out, made)
+    return out
 
 
 @implements(numpy.outer)

@@ -10,7 +10,9 @@ import operator
 import numpy
 
 from . import blocks, stream
-from .functions import place_among
+from .array import place_among
+from .functions import implements
+from .ufuncs import check_remote
 
 # Those by which the results of parts can be combined in any order.
 ASSOCIATIVE = frozenset(
@@ -34,7 +36,7 @@ def fold(ufunc, operands, axis=None, *, prepare=None, dtype=None, out=None, keep
         raise TypeError(f"{ufunc.__name__}.reduce is not there for remote arrays: the results of their parts cannot be combined")
     place = place or place_among(operands)
     shape = numpy.broadcast_shapes(*(operand.shape for operand in operands))
-    axes = normal_axes(axis, len(shape))
+    axes = reduced_axes(axis, len(shape))
     prepare = prepare or (lambda values: values)
     given = len(operands)
     if where is not True:
@@ -57,6 +59,12 @@ def fold(ufunc, operands, axis=None, *, prepare=None, dtype=None, out=None, keep
     if initial is not UNSET:
         result = ufunc(result, initial, out=result, casting="unsafe") if ufunc.identity is not None else result
     return finished(result, axes, out, keepdims)
+
+
+@implements(numpy.ufunc.reduce)
+def reduce(ufunc, array, axis=0, dtype=None, out=None, **options):
+    check_remote(array)
+    return fold(ufunc, [array], axis, dtype=dtype, out=out[0] if out else None, **options)
 
 
 def _wide(ufunc, made_dtype, dtype):
@@ -123,6 +131,17 @@ class _Pairwise:
         return total
 
 
+def is_said(keepdims):
+    """Whether `keepdims` was given, and true."""
+    return keepdims is not UNSET and bool(keepdims)
+
+
+def sample_of(function, array, *args, **options):
+    """What a function of NumPy's makes of one element in as many dimensions: of the same dtype as of the array, or the same error."""
+    with numpy.errstate(all="ignore"):
+        return function(numpy.ones((1,) * array.ndim, array.dtype), *args, **options)
+
+
 def normal_axes(axis, ndim):
     """The axes that are meant, as numbers from 0 on."""
     if axis is None:
@@ -136,6 +155,24 @@ def normal_axes(axis, ndim):
     if len(set(axes)) < len(axes):
         raise ValueError("duplicate value in 'axis'")
     return tuple(axes)
+
+
+def with_axis(array, axis):
+    """An array and one of its axes, counted from 0. The array is flattened if it has no dimensions or the axis is None, as in NumPy."""
+    if axis is None or array.ndim == 0:
+        array = numpy.ravel(array)
+    (axis,) = normal_axes(0 if axis is None else axis, array.ndim)
+    return array, axis
+
+
+def reduced_axes(axis, ndim):
+    """The axes that a reduction is over; NumPy lets one be named of an array that has no dimensions."""
+    return () if ndim == 0 and axis in (0, -1, (0,), (-1,)) else normal_axes(axis, ndim)
+
+
+def computing_dtype(dtype):
+    """A dtype in the machine's byte order, as ufuncs take it; None for times, whose unit they find by themselves."""
+    return None if dtype.kind in "mM" else numpy.dtype(dtype.type) if dtype.kind in "biufc" else dtype
 
 
 def finished(result, axes, out, keepdims):

@@ -5,31 +5,49 @@ import itertools
 import numpy
 
 from . import blocks, stream
-from .reductions import finished, normal_axes, room_for
-from .ufuncs import apart
+from .functions import implements
+from .reductions import computing_dtype, finished, normal_axes, room_for, sample_of, with_axis
+from .ufuncs import apart, check_remote
 
 
-def accumulate(ufunc, array, axis=0, dtype=None, out=None):
-    """`ufunc.accumulate`: each tile begins with the last result of the one before, so that all are NumPy's."""
+def running(ufunc, array, axis=None, dtype=None, out=None, prepare=None):
+    """`numpy.cumsum` and those like it: along all elements without an axis, and with a dtype of any byte order, unlike `accumulate`."""
+    array, axis = with_axis(array, axis)
+    return accumulate(ufunc, array, axis, None if dtype is None else computing_dtype(numpy.dtype(dtype)), out, prepare)
+
+
+@implements(numpy.ufunc.accumulate)
+def accumulated(ufunc, array, axis=0, dtype=None, out=None):
+    check_remote(array)
+    return accumulate(ufunc, array, axis, dtype, out[0] if out else None)
+
+
+def accumulate(ufunc, array, axis=0, dtype=None, out=None, prepare=None):
+    """`ufunc.accumulate` of what `prepare` makes of tiles: each begins with the last result of the one before, so that all are NumPy's."""
+    sample = sample_of(ufunc.accumulate, array, axis, dtype)
+    computed = computing_dtype(sample.dtype)
     (axis,) = normal_axes(axis, array.ndim)
-    sample = ufunc.accumulate(numpy.ones((1,) * array.ndim, array.dtype), axis, dtype)
     made = array.place.empty(array.shape, sample.dtype) if out is None else out
     if made.shape != array.shape:
         raise ValueError(f"an output of shape {made.shape} for results of shape {array.shape}")
     (array,) = apart([array], [made])
     before, carry = (slice(None),) * axis, None
-    for (index, is_first), values in along(array, axis):
+    for (index, is_first), values in along(array, axis, made):
+        values = values if prepare is None else prepare(values)
         begun = values if is_first else numpy.concatenate([carry, values.astype(sample.dtype, copy=False)], axis)
-        results = ufunc.accumulate(begun, axis, sample.dtype)
+        results = ufunc.accumulate(begun.astype(sample.dtype) if computed is None else begun, axis, computed)
         results = results if is_first else results[(*before, slice(1, None))]
         carry = results[(*before, slice(-1, None))].copy()
         stream.part_of(made).put(index, results)
     return made
 
 
-def along(array, axis):
-    """The tiles of an array, those along an axis one after the other: an index, whether it begins there, and the elements."""
-    parts, order, tile = stream.arranged([array], array.shape, array.place.working_bytes)
+def along(array, axis, *results):
+    """The tiles of an array, those along an axis one after the other: an index, whether it begins there, and the elements.
+
+    The tiles of results of the same shape fit the working set, too.
+    """
+    parts, order, tile = stream.arranged([array, *results], array.shape, array.place.working_bytes)
     back = [order.index(index) for index in range(array.ndim)]
     tile = [tile[index] for index in back]
     part = parts[0].like(parts[0].array.transpose(back))
@@ -40,13 +58,16 @@ def along(array, axis):
         yield (index, index[axis].start == 0), values
 
 
-def argument(choose, array, axis=None, out=None, keepdims=False):
+def argument(choose, array, axis=None, out=None, keepdims=False, prepare=None):
     """`numpy.argmin` or `argmax`: where the first of the least, or of the greatest, or of those that are no number, is."""
+    prepared = prepare or (lambda values: values)
     ndim = array.ndim
+    if ndim == 0:
+        return finished(choose(prepared(stream.local(array)), axis), (), out, keepdims)
     if axis is None:
-        array, axes = numpy.ravel(array), tuple(range(ndim))
-        axis = 0
+        array, axes, axis = numpy.ravel(array), tuple(range(ndim)), 0
     else:
+        sample_of(choose, array, axis)
         axes = normal_axes(axis, ndim)
         (axis,) = axes
     if array.shape[axis] == 0:
@@ -55,6 +76,7 @@ def argument(choose, array, axis=None, out=None, keepdims=False):
     result = room_for(array.place, kept, numpy.dtype(numpy.intp))
     best_before = before = None
     for (index, is_first), values in along(array, axis):
+        values = prepared(values)
         here = numpy.expand_dims(choose(values, axis), axis)
         best = numpy.take_along_axis(values, here, axis)
         here = here + index[axis].start

@@ -5,18 +5,20 @@ import operator
 import numpy
 
 from . import stream
-from .array import RemoteArray
-from .functions import implements, place_among
-from .indexing import flat_nonzero, take
-from .reductions import normal_axes
-from .ufuncs import apart, is_array, overlap
+from .array import RemoteArray, is_array, place_among
+from .functions import implements
+from .indexing import counted, fitting, flat_nonzero, put_along, take, take_along
+from .reductions import normal_axes, with_axis
+from .ufuncs import apart, overlap
 
 
 def _viewing(function):
     """A function that makes a view: of the shadow, which NumPy knows how to."""
 
     def view(array, *args, **kwargs):
-        return array._viewed(function(array._shadow, *args, **kwargs))
+        made = function(array._shadow, *args, **kwargs)
+        # Of no dimensions some make a scalar.
+        return array._viewed(made) if isinstance(made, numpy.ndarray) else array[()]
 
     return view
 
@@ -125,6 +127,7 @@ def copyto(target, source, casting="same_kind", where=True):
         source = numpy.asarray(source, target.dtype if isinstance(source, (bool, int, float, complex)) else None)
     if not numpy.can_cast(source.dtype, target.dtype, casting):
         raise TypeError(f"cannot cast array data from {source.dtype!r} to {target.dtype!r} according to the rule {casting!r}")
+    source = fitting(source, target.shape)
     operands = [source] if where is True else [source, where if is_array(where) else numpy.asarray(where, bool), target]
     if any(numpy.broadcast_shapes(operand.shape, target.shape) != target.shape for operand in operands):
         raise ValueError(f"arrays of shapes {[operand.shape for operand in operands]} do not fit one of shape {target.shape}")
@@ -181,7 +184,12 @@ def hstack(arrays, *, dtype=None, casting="same_kind"):
 
 @implements(numpy.column_stack)
 def column_stack(arrays):
-    return concatenate([array[:, None] if array.ndim < 2 else array for array in arrays], 1)
+    return concatenate([numpy.atleast_2d(array).T if array.ndim < 2 else array for array in arrays], 1)
+
+
+@implements(numpy.dstack)
+def dstack(arrays, *, dtype=None, casting="same_kind"):
+    return concatenate([numpy.atleast_3d(array) for array in arrays], 2, dtype=dtype, casting=casting)
 
 
 @implements(numpy.append)
@@ -194,13 +202,15 @@ def append(array, values, axis=None):
 def roll(array, shift, axis=None):
     if axis is None:
         return reshape(roll(ravel(array), shift, 0), array.shape)
-    axes = normal_axes(axis, array.ndim)
-    shifts = numpy.broadcast_to(shift, len(axes)).tolist()
-    for axis, shift in zip(axes, shifts):
+    axes = [normal_axes(one, array.ndim)[0] for one in (axis if isinstance(axis, (tuple, list)) else (axis,))]
+    pairs = numpy.broadcast(shift, axes)
+    if pairs.ndim > 1:
+        raise ValueError("'shift' and 'axis' should be scalars or 1D sequences")
+    for shift, axis in pairs:
         length = array.shape[axis]
         at = -shift % max(1, length)
         before = (slice(None),) * axis
-        array = concatenate([array[(*before, slice(at, None))], array[(*before, slice(at))]], axis)
+        array = concatenate([array[(*before, slice(at, None))], array[(*before, slice(at))]], axis, dtype=array.dtype)
     return array
 
 
@@ -218,9 +228,7 @@ def tile(array, reps):
 
 @implements(numpy.repeat)
 def repeat(array, repeats, axis=None):
-    if axis is None:
-        array, axis = ravel(array), 0
-    (axis,) = normal_axes(axis, array.ndim)
+    array, axis = with_axis(array, axis)
     if numpy.ndim(repeats):
         repeats = numpy.broadcast_to(numpy.asarray(repeats), array.shape[axis])
         return take(array, numpy.repeat(numpy.arange(array.shape[axis]), repeats), axis)
@@ -231,11 +239,14 @@ def repeat(array, repeats, axis=None):
 
 @implements(numpy.take)
 def taken(array, indices, axis=None, out=None, mode="raise"):
-    if mode != "raise" or not isinstance(array, RemoteArray):
-        raise TypeError("numpy.take of a remote array takes local or remote indices and mode='raise'")
-    if axis is None:
-        array, axis = ravel(array), 0
-    (axis,) = normal_axes(axis, array.ndim)
+    if mode not in ("raise", "wrap", "clip"):
+        raise ValueError(f"clipmode must be one of 'clip', 'raise', or 'wrap' (got {mode!r})")
+    indices = indices if is_array(indices) else numpy.asarray(indices)
+    array = array if isinstance(array, RemoteArray) else indices.place.asarray(array)
+    array, axis = with_axis(array, axis)
+    length = array.shape[axis]
+    if mode != "raise" and length:
+        indices = numpy.mod(indices, length) if mode == "wrap" else numpy.clip(indices, 0, length - 1)
     found = take(array, indices, axis)
     if out is None:
         return found if found.ndim else found[()]
@@ -259,6 +270,8 @@ def flatnonzero(array):
 
 @implements(numpy.nonzero)
 def nonzero(array):
+    if array.ndim == 0:
+        raise ValueError("Calling nonzero on 0d arrays is not allowed. Use np.atleast_1d(scalar).nonzero() instead.")
     found, made = flat_nonzero(array), []
     for length in reversed(array.shape):
         made.append(found % length)
@@ -268,13 +281,15 @@ def nonzero(array):
 
 @implements(numpy.argwhere)
 def argwhere(array):
-    return stack(nonzero(array), 1)
+    return stack(nonzero(array), 1) if array.ndim else argwhere(numpy.atleast_1d(array))[:, :0]
 
 
 @implements(numpy.diag)
 def diag(array, k=0):
     if array.ndim == 2:
         return numpy.diagonal(array, k)
+    if array.ndim != 1:
+        raise ValueError("Input must be 1- or 2-d.")
     length = len(array) + abs(k)
     made = array.place.zeros((length, length), array.dtype)
     reshape(made, -1)[(k if k >= 0 else -k * length) :: length + 1][: len(array)] = array
@@ -286,14 +301,55 @@ def trace(array, offset=0, axis1=0, axis2=1, dtype=None, out=None):
     return numpy.sum(numpy.diagonal(array, offset, axis1, axis2), -1, dtype, out)
 
 
-@implements(numpy.diff)
-def diff(array, n=1, axis=-1):
-    (axis,) = normal_axes(axis, array.ndim)
-    subtract = numpy.not_equal if array.dtype == bool else numpy.subtract
-    before = (slice(None),) * axis
-    for _ in range(n):
-        array = subtract(array[(*before, slice(1, None))], array[(*before, slice(None, -1))])
-    return array
+def _triangle(keeps):
+    """A function that leaves only what is on one side of a diagonal."""
+
+    def part(m, k=0):
+        m = numpy.broadcast_to(m, m.shape * 2) if m.ndim == 1 else m
+        if m.ndim < 2:
+            raise TypeError("tril and triu take an array of at least one dimension")
+        rows, columns = (counted(m.place, length) for length in m.shape[-2:])
+        return numpy.where(keeps(columns, rows[:, None] + k), m, numpy.zeros((), m.dtype))
+
+    return part
+
+
+implements(numpy.triu)(_triangle(numpy.greater_equal))
+implements(numpy.tril)(_triangle(numpy.less_equal))
+
+
+@implements(numpy.take_along_axis)
+def take_along_axis(arr, indices, axis=-1):
+    _check_remote(arr)
+    arr, axis = (ravel(arr), 0) if axis is None else (arr, *normal_axes(axis, arr.ndim))
+    return take_along(arr, indices if is_array(indices) else numpy.asarray(indices), axis)
+
+
+@implements(numpy.put_along_axis)
+def put_along_axis(arr, indices, values, axis):
+    _check_remote(arr)
+    axis = axis if axis is None else normal_axes(axis, arr.ndim)[0]
+    put_along(arr, indices if is_array(indices) else numpy.asarray(indices), values, axis)
+
+
+def _check_remote(array):
+    if not isinstance(array, RemoteArray):
+        raise TypeError("the first argument must be a remote array if another one is: numpy.asarray(array) is a local copy")
+
+
+@implements(numpy.ix_)
+def ix_(*args):
+    made = []
+    for axis, one in enumerate(args):
+        one = one if is_array(one) else numpy.asarray(one)
+        if one.ndim != 1:
+            raise ValueError("Cross index must be 1 dimensional")
+        if one.size == 0:
+            one = one.astype(numpy.intp)
+        if one.dtype == bool:
+            one = flat_nonzero(one)
+        made.append(numpy.reshape(one, [1] * axis + [one.size] + [1] * (len(args) - axis - 1)))
+    return tuple(made)
 
 
 def _like(name):

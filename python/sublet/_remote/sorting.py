@@ -7,10 +7,9 @@ writes all once. What it needs of remote memory beside the array and its result 
 import numpy
 
 from . import blocks, indexing, stream
-from .array import RemoteArray
-from .functions import implements, place_among
-from .reductions import normal_axes
-from .ufuncs import is_array, pointwise, with_out
+from .array import RemoteArray, is_array, place_among
+from .functions import implements
+from .reductions import normal_axes, with_axis
 
 # A run has at most this share of the working set: it is there with the next one, its copy, its order, and what sorting itself needs.
 RUN_SHARE = 8
@@ -30,6 +29,7 @@ def sort(array, axis=-1, kind=None, order=None, *, stable=None):
     return made
 
 
+@implements(numpy.ndarray.sort)
 def sort_in_place(array, axis=-1, kind=None, stable=None):
     """Sorts along an axis. Elements that are equal keep their order if the kind is `"stable"`, which with these cannot be seen."""
     array.check_writeable()
@@ -46,8 +46,7 @@ def sort_in_place(array, axis=-1, kind=None, stable=None):
 def argsort(array, axis=-1, kind=None, order=None, *, stable=None):
     """The indices that would sort it. It is always stable."""
     _check_order(order)
-    if axis is None:
-        array, axis = numpy.ravel(array), 0
+    array, axis = with_axis(array, axis)
     made = array.place.empty(array.shape, numpy.intp)
     _sort_lanes(array, [None, made], axis, kind, stable)
     return made
@@ -187,87 +186,65 @@ def _counts(runs):
 
 
 @implements(numpy.unique)
-def unique(array, return_index=False, return_inverse=False, return_counts=False, axis=None, *, equal_nan=True, sorted=True):
-    """The elements, each once and sorted, and how often they are there."""
-    if return_index or return_inverse or axis is not None:
-        raise TypeError("numpy.unique of a remote array takes no return_index, return_inverse or axis")
-    ordered = sort(array, None)
-    is_first = array.place.ones(ordered.shape, bool)
-    numpy.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
-    if equal_nan and ordered.dtype.kind in "fcmM":
-        nans = numpy.count_nonzero(ordered != ordered)
-        if nans:
-            is_first[ordered.size - nans + 1 :] = False
-    made = ordered[is_first]
-    if not return_counts:
-        return made
-    begins = indexing.flat_nonzero(is_first)
-    return made, numpy.diff(numpy.append(begins, ordered.size))
+def unique(ar, return_index=False, return_inverse=False, return_counts=False, axis=None, *, equal_nan=True, sorted=True):
+    """The elements, each once and sorted; where each is first, which of them each element is, and how often they are there."""
+    if axis is not None:
+        return _unique_rows(ar, axis, return_index=return_index, return_inverse=return_inverse, return_counts=return_counts)
+    place, shape, flat = ar.place, ar.shape, numpy.ravel(ar)
+    ordered = sort(flat)
+    is_first = place.ones(ordered.shape, bool)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    nans = numpy.count_nonzero(ordered != ordered) if equal_nan and ordered.dtype.kind in "fcmM" else 0
+    if nans:
+        is_first[ordered.size - nans + 1 :] = False
+    made = [ordered[is_first]]
+    if return_index or return_inverse:
+        order = argsort(flat, kind="stable")
+    if return_index:
+        made.append(order[is_first])
+    if return_inverse:
+        inverse = place.empty(flat.shape, numpy.intp)
+        inverse[order] = numpy.cumsum(is_first) - 1
+        made.append(numpy.reshape(inverse, shape))
+    if return_counts:
+        made.append(numpy.diff(numpy.append(indexing.flat_nonzero(is_first), ordered.size)))
+    return tuple(made) if len(made) > 1 else made[0]
 
 
-@implements(numpy.median)
-def median(array, axis=None, out=None, overwrite_input=False, keepdims=False):
-    def middle(ordered):
-        last = len(ordered) - 1
-        return _of_rows(lambda rows: numpy.median(rows, axis=0), ordered, sorted({last // 2, -(-last // 2)}))
-
-    return _of_sorted(middle, array, axis, out, keepdims)
-
-
-@implements(numpy.quantile)
-def quantile(array, q, axis=None, out=None, overwrite_input=False, method="linear", keepdims=False, *, weights=None):
-    if method != "linear" or weights is not None:
-        raise TypeError("quantiles of remote arrays are linear and have no weights: numpy.asarray(array) makes a local copy")
-    q = numpy.asarray(q, float)
-    if not ((q >= 0) & (q <= 1)).all():
-        raise ValueError("Quantiles must be in the range [0, 1]")
-
-    def between(ordered, one):
-        exact = one * (len(ordered) - 1)
-        rows = [int(exact), min(int(exact) + 1, len(ordered) - 1)]
-        return _of_rows(lambda both: numpy.quantile(both, exact - rows[0], axis=0), ordered, rows)
-
-    def each(ordered):
-        if q.ndim == 0:
-            return between(ordered, float(q))
-        made = [between(ordered, one) for one in q.ravel().tolist()]
-        return numpy.reshape(numpy.stack(made), (*q.shape, *numpy.shape(made[0])))
-
-    return _of_sorted(each, array, axis, out, keepdims, q.ndim)
+def _unique_rows(array, axis, **options):
+    """`unique` of what there is along an axis: each as one record, whose fields are its elements."""
+    (axis,) = normal_axes(axis, array.ndim)
+    moved = numpy.moveaxis(array, axis, 0)
+    rest = moved.shape[1:]
+    width = blocks.product(rest)
+    if width:
+        record = numpy.dtype([(f"f{field}", array.dtype) for field in range(width)])
+        rows = numpy.reshape(moved.copy("C"), (len(moved), width)).view(record)[:, 0]
+    else:
+        rows = array.place.zeros(len(moved), bool)
+    found = unique(rows, **options)
+    made, more = (found[0], found[1:]) if isinstance(found, tuple) else (found, None)
+    elements = made[:, None].view(array.dtype) if width else array.place.empty((len(made), 0), array.dtype)
+    made = numpy.moveaxis(numpy.reshape(elements, (len(made), *rest)), 0, axis)
+    return made if more is None else (made, *more)
 
 
-@implements(numpy.percentile)
-def percentile(array, q, axis=None, out=None, overwrite_input=False, method="linear", keepdims=False, *, weights=None):
-    return quantile(array, numpy.asarray(q, float) / 100, axis, out, overwrite_input, method, keepdims, weights=weights)
+def _by_name(name, **options):
+    """One of the functions of the array API, which name what they return. Each `nan` is an element of its own."""
+
+    def call(x, /, **more):
+        made = unique(x, equal_nan=False, **options, **more)
+        return kind(*made) if options else made
+
+    if hasattr(numpy, name):
+        kind = type(getattr(numpy, name)(numpy.zeros(1))) if options else None
+        implements(getattr(numpy, name))(call)
 
 
-def _of_sorted(choose, array, axis, out, keepdims, more=0):
-    """What is chosen of the sorted elements, along the first axis of what `choose` gets; `more` dimensions come first in it."""
-    if isinstance(axis, (tuple, list)) and len(axis) != 1:
-        raise TypeError("quantiles of a remote array are along one axis, or of all elements")
-    axes = normal_axes(axis, array.ndim)
-    ordered = sort(array, None) if axis is None else numpy.moveaxis(sort(array, *axes), axes[0], 0)
-    if len(ordered) == 0:
-        raise ValueError("there are no quantiles of no elements")
-    made = choose(ordered)
-    if isinstance(made, RemoteArray) and array.place.is_small(made.nbytes):
-        made = numpy.asarray(made)
-    if keepdims:
-        made = numpy.expand_dims(made, tuple(more + one for one in axes))
-    if out is not None:
-        numpy.copyto(out, made)
-        return out
-    return made[()] if isinstance(made, numpy.ndarray) else made
-
-
-def _of_rows(function, ordered, rows):
-    """A function of few rows, stacked. What is no number is sorted to the end, and makes the result none."""
-
-    def each(*tiles):
-        found = function(numpy.stack(tiles[:-1]))
-        return numpy.where(tiles[-1] != tiles[-1], tiles[-1], found)[()] if tiles[-1].dtype.kind in "fc" else found
-
-    return pointwise(with_out(each), [ordered[row] for row in (*rows, len(ordered) - 1)])
+_by_name("unique_values")
+_by_name("unique_counts", return_counts=True)
+_by_name("unique_inverse", return_inverse=True)
+_by_name("unique_all", return_index=True, return_inverse=True, return_counts=True)
 
 
 @implements(numpy.searchsorted)
@@ -283,6 +260,8 @@ def searchsorted(array, values, side="left", sorter=None):
     if isinstance(values, numpy.ndarray):
         found = search(values)
         return found[()] if is_scalar and not values.ndim else found
+    if not values.ndim:
+        return search(numpy.asarray(values))[()]
     found = place.empty(values.shape, numpy.intp)
     stream.pointwise(lambda targets, tiles: numpy.copyto(targets[0], search(*tiles)), [values], [found], place.working_bytes // 2)
     return found

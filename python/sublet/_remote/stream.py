@@ -182,6 +182,12 @@ def in_order(operands, shape, room_bytes):
     return streamed(parts, blocks.tiles(shape, tile))
 
 
+def slabs(operands, shape, elements):
+    """Tiles of operands in the order of C, as `in_order`, of at most some elements."""
+    parts = [_broadcast(operand, shape, 0) for operand in operands]
+    return streamed(parts, blocks.tiles(shape, blocks.slab(shape, elements)))
+
+
 def pointwise(fill, operands, outs, room_bytes):
     """Calls `fill(targets, values)` for each tile of the operands, which are broadcast to the shape of the outs.
 

@@ -1,39 +1,30 @@
 """Universal functions: `__array_ufunc__` of remote arrays."""
 
+import operator
+
 import numpy
 
 from . import stream
 from .arena import address_of
-from .array import RemoteArray
-from .functions import place_among
-from .reductions import fold
+from .array import RemoteArray, is_array, place_among
+from .functions import TABLE, implements, unsupported
 
 
+@implements(numpy.ufunc)
 def called(ufunc, method, inputs, options):
-    """Calls a ufunc, or one of its methods, or says that this is not there."""
+    """Calls a ufunc, or one of its methods.
+
+    Raises:
+        TypeError: Remote arrays do not have it.
+    """
     if not all(is_known(operand) for operand in (*inputs, *options.get("out", ()))):
         return NotImplemented
     if method == "__call__":
         return _call(ufunc, inputs, **options)
-    if method == "outer":
-        one, other = (operand if is_array(operand) else numpy.asarray(operand) for operand in inputs)
-        return _call(ufunc, (one[(..., *(None,) * other.ndim)], other), **options)
-    if method == "reduce":
-        return _reduce(ufunc, *inputs, **options)
-    if method == "accumulate":
-        from .scans import accumulate
-
-        (out,) = options.pop("out", None) or (None,)
-        return accumulate(ufunc, _remote(inputs[0]), *inputs[1:], out=out, **options)
-    if method == "at":
-        from .indexing import put_at
-
-        return put_at(ufunc, *inputs)
-    raise TypeError(f"{ufunc.__name__}.{method} is not there for remote arrays: numpy.asarray(array) makes a local copy")
-
-
-def is_array(operand):
-    return isinstance(operand, (RemoteArray, numpy.ndarray))
+    here = TABLE.get(getattr(numpy.ufunc, method))
+    if here is None:
+        raise unsupported(f"{ufunc.__name__}.{method}")
+    return here(ufunc, *inputs, **options)
 
 
 def is_known(operand):
@@ -44,24 +35,48 @@ def is_known(operand):
     )
 
 
-def _remote(operand):
-    if isinstance(operand, RemoteArray):
-        return operand
-    raise TypeError("only the output is remote: numpy.copyto(output, result) copies a local result there")
+def check_remote(operand):
+    """Refuses a local array whose output alone is remote."""
+    if not isinstance(operand, RemoteArray):
+        raise TypeError("only the output is remote: numpy.copyto(output, result) copies a local result there")
 
 
-def _reduce(ufunc, array, axis=0, dtype=None, out=None, **options):
-    (out,) = out or (None,)
-    return fold(ufunc, [_remote(array)], axis, dtype=dtype, out=out, **options)
+@implements(numpy.ufunc.outer)
+def outer(ufunc, one, other, **options):
+    one, other = (operand if is_array(operand) else numpy.asarray(operand) for operand in (one, other))
+    return _call(ufunc, (one[(..., *(None,) * other.ndim)], other), **options)
+
+
+@implements(operator.eq)
+def equal(one, other):
+    return _compared(numpy.equal, operator.eq, one, other)
+
+
+@implements(operator.ne)
+def not_equal(one, other):
+    return _compared(numpy.not_equal, operator.ne, one, other)
+
+
+def _compared(ufunc, compare, one, other):
+    """`==` or `!=`. NumPy's operators compare more than its ufuncs: records, and elements that are never equal, as text and numbers."""
+    if getattr(other, "__array_ufunc__", False) is None:
+        return NotImplemented
+    if is_known(other):
+        operands = [one, other if _is_scalar(other) else _as_array(other)]
+        if all(_is_scalar(operand) or operand.ndim == 0 for operand in operands):
+            return compare(*(operand if _is_scalar(operand) else numpy.asarray(operand) for operand in operands))
+        try:
+            _samples(ufunc, operands, (None,), {})
+        except TypeError:
+            return pointwise(with_out(compare), operands)
+    return ufunc(one, other)
 
 
 def _call(ufunc, inputs, out=None, where=True, **options):
-    if ufunc is numpy.matmul:
-        from .products import matmul
-
-        return matmul(*inputs, out=None if out is None else out[0], **options)
+    if ufunc in TABLE:
+        return TABLE[ufunc](*inputs, out=None if out is None else out[0], **options)
     if ufunc.signature is not None:
-        raise TypeError(f"{ufunc.__name__} is not there for remote arrays: numpy.asarray(array) makes a local copy")
+        raise unsupported(ufunc.__name__)
     return pointwise(ufunc, inputs, out, where, ufunc.nout, **options)
 
 
@@ -79,8 +94,8 @@ def pointwise(function, inputs, out=None, where=True, results=1, **options):
     out = tuple(out) if out is not None else (None,) * results
     where = where if isinstance(where, bool) else _as_array(where)
     conditions = [] if where is True else [numpy.asarray(where) if where is False else where]
+    dtypes = [numpy.asarray(sample).dtype for sample in _samples(function, inputs, out, options)]
     shape = _shape([*arrays, *conditions], out)
-    dtypes = [sample.dtype for sample in _samples(function, inputs, out, options)]
     if shape == () and all(target is None for target in out) and not conditions:
         return function(*(operand if _is_scalar(operand) else numpy.asarray(operand)[()] for operand in inputs), **options)
     outs = _outs(place_among([*arrays, *(target for target in out if target is not None), *conditions]), out, shape, dtypes, arrays)
