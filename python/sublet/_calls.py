@@ -107,23 +107,28 @@ def _forget(functions, number):
 class Session:
     """What a lease says once for all of its calls."""
 
-    __slots__ = ("number", "definition", "classes", "is_sent", "_globals", "_constants")
+    __slots__ = ("number", "definition", "classes", "is_sent", "_globals", "_constants", "_changes")
 
     def __init__(self, said):
         self.number = next(_sessions)
         # The globals that were sent, by module and name: see `_pickling.pickle_function`.
         self._globals = {}
-        # Pairs of module and name whose values were sent: see `_constants.changed`.
-        self._constants = set()
+        # The constants that were sent, by module and name, and how often that was another value: see `_constants.changed`.
+        self._constants, self._changes = {}, 0
         # Its pickle, and the classes that this has by value.
         self.definition, self.classes = self.pickle(said, _constants.own_modules())
         self.is_sent = False
 
-    def pickle(self, function, modules):
+    def pickle(self, function, modules=None):
         """What workers load as the function, with constants of modules, and the classes that it has by value."""
-        constants = _constants.changed(modules, self._constants)
-        self._constants.update((module, name) for module, values in constants.items() for name in values)
-        return pickle_function(function, self._globals, constants)
+        pickled, versions, named, classes = pickle_function(function, self._globals)
+        constants = _constants.changed(named if modules is None else modules, self._constants)
+        sent = {(module, name): (type(value), value) for module, values in constants.items() for name, value in values.items()}
+        if any(self._constants.get(key) != value for key, value in sent.items()):
+            self._constants.update(sent)
+            self._changes += 1
+        # The number tells values that come back from those that a worker had before.
+        return pickle.dumps((versions, (self._changes if constants else 0, constants), pickled), 5), classes
 
 
 class Definition:
@@ -151,28 +156,29 @@ class Known:
         self.function, self.name = None, _name(function)
         # The capacity that the next call reserves; how many of the latest replies needed much less, and the most that one of these needed.
         self.room, self._small, self._largest = ROOM, 0, 0
-        self.definition = None
+        self.definition = self.watch = None
         if isinstance(function, str):
-            self.definition, self.watch = Definition(session.number, function, None), None
+            self.definition = Definition(session.number, function, None)
         else:
             self.define(function)
 
     def define(self, function):
         """Takes the function as it is now."""
-        is_new = self.definition is None
+        is_again, is_watched = self.definition is not None, self.watch is not None
         try:
-            self.watch = Watch(function)
+            # A function that is called only once has none, since it takes about as long as the pickling.
+            self.watch = Watch(function) if is_again else None
         except Unwatchable:
             # It is pickled for each call.
             self.watch = None
         try:
-            pickled, classes = self.session.pickle(function, self.watch.modules if self.watch is not None else ())
+            pickled, classes = self.session.pickle(function)
         except Exception as error:
-            raise _unpicklable(error, f"the function {_name(function)}") from error
+            raise _unpicklable(error, f"the function {self.name}") from error
         key = digest(pickled)
         if self.definition is None or key != self.definition.key:
             self.definition = Definition(self.session.number, key, pickled, classes)
-        if is_new and self.watch is not None:
+        if self.watch is not None and not is_watched:
             self.watch.warn_if_slow(function, self.name)
 
     def returned(self, size):

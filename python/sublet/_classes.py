@@ -48,7 +48,12 @@ def loads(body, buffers=()):
     """What was pickled, with the classes of this program."""
     if _FILL_NAME not in body:
         return pickle.loads(body, buffers=buffers)
-    return _Unpickler(io.BytesIO(body), buffers=buffers).load()
+    unpickler = _Unpickler(io.BytesIO(body), buffers=buffers)
+    try:
+        return unpickler.load()
+    finally:
+        # It refers to the unpickler.
+        unpickler.memo = {}
 
 
 class _Unpickler(pickle.Unpickler):

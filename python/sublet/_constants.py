@@ -16,8 +16,8 @@ from ._warning import warn
 
 # Values that are sent. They cannot change by themselves.
 PLAIN = frozenset([type(None), bool, int, float, complex, str, bytes])
-_LOADS = frozenset(["LOAD_CONST", "LOAD_SMALL_INT"])
-_STORES = frozenset(["STORE_NAME", "STORE_GLOBAL", "DELETE_NAME", "DELETE_GLOBAL"])
+_STORES = frozenset(dis.opmap[name] for name in ("STORE_NAME", "STORE_GLOBAL", "DELETE_NAME", "DELETE_GLOBAL"))
+_LOAD, _LOAD_INT = dis.opmap["LOAD_CONST"], dis.opmap.get("LOAD_SMALL_INT")
 _ABSENT = object()
 
 
@@ -33,15 +33,19 @@ def is_own(module):
 
 
 @functools.lru_cache(maxsize=None)
+def _environment():
+    return (*_modules._environment_folders(), os.path.realpath(site.getusersitepackages()) + os.sep)
+
+
+@functools.lru_cache(maxsize=None)
 def _is_of_environment(file):
-    folders = (*_modules._environment_folders(), os.path.realpath(site.getusersitepackages()) + os.sep)
-    return _modules._is_within(file, folders)
+    return _modules._is_within(file, _environment())
 
 
 def changed(modules, sent=()):
     """The constants of modules that have other values than their sources say, by module and name.
 
-    `sent` are pairs of module and name whose values workers have from here already, and which are sent even if they are as in the source.
+    `sent` has a pair of module and name for each constant that workers have from here already: it is sent even if it is as in the source.
     """
     found = {}
     for module in modules:
@@ -62,8 +66,29 @@ def changed(modules, sent=()):
     return found
 
 
+def used(module, names):
+    """The constants among the names, which may be attributes of anything: modules, names, and values."""
+    if not is_own(module):
+        return
+    for name in names:
+        value = vars(module).get(name, _ABSENT)
+        if type(value) in PLAIN:
+            yield module, name, value
+        elif type(value) is types.ModuleType and value.__name__.startswith(f"{module.__name__}."):
+            yield from used(value, names)
+
+
+def names_in(code):
+    """The globals and attributes that code uses, and functions in it."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= names_in(constant)
+    return names
+
+
 def _is_same(value, literal):
-    return type(value) is type(literal) and value == literal
+    return value is literal or (type(value) is type(literal) and value == literal)
 
 
 @functools.lru_cache(maxsize=None)
@@ -105,17 +130,27 @@ def _constants_in(code):
     if ("*",) in code.co_consts:
         # Another module's names may take the place of its own.
         return {}
-    counts, literals, before = {}, {}, None
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "EXTENDED_ARG":
-            continue
-        if instruction.opname in _STORES:
-            name = instruction.argval
+    counts, literals, before = {}, {}, _ABSENT
+    for operation, argument in _instructions(code):
+        if operation in _STORES:
+            name = code.co_names[argument]
             counts[name] = counts.get(name, 0) + 1
-            if before.opname in _LOADS and type(before.argval) in PLAIN:
-                literals[name] = before.argval
-        before = instruction
+            if type(before) in PLAIN:
+                literals[name] = before
+        before = code.co_consts[argument] if operation == _LOAD else argument if operation == _LOAD_INT else _ABSENT
     return {name: value for name, value in literals.items() if counts[name] == 1 and not name.startswith("__")}
+
+
+def _instructions(code):
+    """Each operation of code and its argument, as `dis` has them, which takes many times as long."""
+    compiled, extended = code.co_code, 0
+    for at in range(0, len(compiled), 2):
+        operation, argument = compiled[at], compiled[at + 1] | extended
+        if operation == dis.EXTENDED_ARG:
+            extended = argument << 8
+        else:
+            extended = 0
+            yield operation, argument
 
 
 def _is_set_within(module, name):
@@ -124,6 +159,7 @@ def _is_set_within(module, name):
     while waiting:
         code = waiting.pop()
         waiting += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-        if name in code.co_names and any(each.opname in _STORES and each.argval == name for each in dis.get_instructions(code)):
+        stored = {argument for operation, argument in _instructions(code) if operation in _STORES} if name in code.co_names else ()
+        if any(code.co_names[argument] == name for argument in stored):
             return True
     return False

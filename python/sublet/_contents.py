@@ -33,15 +33,15 @@ _numbers = itertools.count(1)
 class Contents:
     """What a value contains: its pickle, or a digest of that, and checksums of memory.
 
-    Of functions and classes that are sent by value there is the identity. With `expands` there is also what they contain, but for the
-    globals of functions; then nothing is kept alive.
+    Of functions and classes that are sent by value there is the identity. With `expands` there is also what the value itself contains, if
+    it is a class, and what functions contain, but for their globals; then nothing is kept alive.
     """
 
     __slots__ = ("found", "_pickled", "_sums", "_references", "_kept")
 
     def __init__(self, value, expands=False):
         file = io.BytesIO()
-        pickler = _Pickler(file, expands)
+        pickler = _Pickler(file, value if expands else None, expands)
         pickler.dump(value)
         pickled = file.getbuffer()
         self._pickled = bytes(pickled) if len(pickled) <= _MOST_KEPT else hashlib.blake2b(pickled, digest_size=16).digest()
@@ -62,11 +62,12 @@ class Contents:
 class _Pickler(pickle.Pickler):
     """Makes pickles that are compared, and never loaded."""
 
-    def __init__(self, file, expands):
-        super().__init__(file, 5, buffer_callback=self._leave_out)
-        self.memo = _MEMO
-        self._expands = expands
+    def __init__(self, file, root, expands):
         self.found, self.sums, self.kept = [], [], []
+        # Of nothing that refers to this, which would then be left to the garbage collection.
+        super().__init__(file, 5, buffer_callback=functools.partial(_leave_out, self.sums, self.kept if not expands else None))
+        self.memo = _MEMO
+        self._root, self._expands = root, expands
 
     def reducer_override(self, obj):
         kind = type(obj)
@@ -77,7 +78,7 @@ class _Pickler(pickle.Pickler):
             return id, (id(obj),), self._parts(obj) if self._expands else None
         if is_plain_array(obj) and obj.flags.c_contiguous and obj.dtype.kind not in "mM":
             # As fast as it can be: pickle would describe the array's class and type, too.
-            return id, (self._sum(memoryview(obj)), obj.shape, obj.dtype.str)
+            return id, (_sum(memoryview(obj), self.kept if not self._expands else None), obj.shape, obj.dtype.str)
         reducer = _REDUCERS.get(kind)
         return NotImplemented if reducer is None else reducer(obj)
 
@@ -85,21 +86,27 @@ class _Pickler(pickle.Pickler):
         if type(obj) is Cached:
             return obj.__wrapped__, obj.cache_parameters()
         if isinstance(obj, type):
+            if obj is not self._root:
+                # Classes are sent with versions of their own.
+                return None
             own = {name: value for name, value in vars(obj).items() if name not in NOT_COMPARED}
             return own, obj.__bases__, type(obj)
         self.found.append(obj.__code__)
         cells = [_contents_of(cell) for cell in obj.__closure__ or ()]
         return id(obj.__code__), obj.__defaults__, obj.__kwdefaults__, cells, obj.__dict__
 
-    def _leave_out(self, buffer):
-        self.sums.append(self._sum(buffer.raw()))
-        return False
 
-    def _sum(self, memory):
-        if not self._expands and _is_constant(memory):
-            self.kept.append(memory)
-            return memory.nbytes, id(memory.obj)
-        return memory.nbytes, zlib.crc32(memory)
+def _leave_out(sums, kept, buffer):
+    sums.append(_sum(buffer.raw(), kept))
+    return False
+
+
+def _sum(memory, kept):
+    """What tells whether memory is the same; with a list for what is kept, constant memory is told by its owner."""
+    if kept is not None and _is_constant(memory):
+        kept.append(memory)
+        return memory.nbytes, id(memory.obj)
+    return memory.nbytes, zlib.crc32(memory)
 
 
 def is_plain_array(value):

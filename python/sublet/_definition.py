@@ -17,7 +17,7 @@ import re
 import time
 import types
 
-from ._constants import PLAIN, is_own
+from ._constants import PLAIN, names_in, used
 from ._contents import NOT_COMPARED, Cached, Contents, is_by_name
 from ._warning import warn
 
@@ -50,11 +50,9 @@ class Unwatchable(Exception):
 class Watch:
     """What a function refers to, as it was when the watch was made."""
 
-    __slots__ = ("modules", "_names", "_counts", "_parts", "_contents", "_known", "_function", "_seen")
+    __slots__ = ("_names", "_counts", "_parts", "_contents", "_known", "_function", "_seen")
 
     def __init__(self, function):
-        #: Modules of the program of which the function uses constants.
-        self.modules = set()
         # (mapping or cell, name, value); (mapping, how many names it has); (function, its code, its defaults, its keyword defaults)
         self._names, self._counts, self._parts = [], [], []
         # (name, value) of what is compared by contents.
@@ -82,7 +80,7 @@ class Watch:
             one = function if one is _ITSELF else one
             if one.__code__ is not code or one.__defaults__ is not defaults or one.__kwdefaults__ is not keywords:
                 return False
-        return not self._contents or self._contents_now().is_same_as(self._known)
+        return not self._contents or self._contents_now(function).is_same_as(self._known)
 
     def warn_if_slow(self, function, name):
         """Warns of a function that is slow to call because of what it refers to."""
@@ -97,13 +95,13 @@ class Watch:
                 "or make arrays read-only (array.flags.writeable = False)"
             )
 
-    def _contents_now(self):
-        return Contents([value for _, value in self._contents])
+    def _contents_now(self, function):
+        return Contents([function if value is _ITSELF else value for _, value in self._contents])
 
     def _look_at_contents(self):
         """The contents, after a look at the functions and classes that are found in them: these are compared as all others are."""
         while True:
-            contents, before = self._contents_now(), len(self._contents)
+            contents, before = self._contents_now(self._function), len(self._contents)
             for value in contents.found:
                 self._look(value, getattr(value, "__name__", "a function"))
             if len(self._contents) == before:
@@ -130,7 +128,7 @@ class Watch:
             self._look_at_mapping(vars(value), f"{name}.")
             self._look_at_each((type(value), *value.__bases__), name)
         else:
-            self._contents.append((name, value))
+            self._contents.append((name, self._noted(value)))
 
     def _look_at_each(self, values, name):
         for value in values:
@@ -143,37 +141,27 @@ class Watch:
                 self._note(where, name, value, prefix + name)
 
     def _look_into(self, function, name):
-        one = _ITSELF if function is self._function else function
-        self._parts.append((one, function.__code__, function.__defaults__, function.__kwdefaults__))
+        self._parts.append((self._noted(function), function.__code__, function.__defaults__, function.__kwdefaults__))
         self._look_at_each((function.__defaults__, function.__kwdefaults__), name)
         self._look_at_mapping(function.__dict__, f"{name}.")
         for called, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
             self._note(cell, None, _value_of(cell), called)
-        space, names = function.__globals__, _names(function.__code__)
+        space, names = function.__globals__, names_in(function.__code__)
         for called in names:
             value = space.get(called, _ABSENT)
             # A name without a value is an attribute, or a global that may still come.
             if value is not _ABSENT or not hasattr(builtins, called):
                 self._note(space, called, value, called)
             if type(value) is types.ModuleType:
-                self._look_at_module(value, names)
-
-    def _look_at_module(self, module, names):
-        """Notes the constants among the names, which include all attributes that code uses."""
-        if not is_own(module):
-            return
-        for name in names:
-            value = vars(module).get(name, _ABSENT)
-            if type(value) in PLAIN:
-                self.modules.add(module)
-                self._names.append((vars(module), name, value))
-            elif type(value) is types.ModuleType and value.__name__.startswith(f"{module.__name__}."):
-                self._look_at_module(value, names)
+                self._names += [(vars(module), each, constant) for module, each, constant in used(value, names)]
 
     def _note(self, where, key, value, name):
-        self._names.append((where, key, _ITSELF if value is self._function else value))
+        self._names.append((where, key, self._noted(value)))
         if value is not _ABSENT:
             self._look(value, name)
+
+    def _noted(self, value):
+        return _ITSELF if value is self._function else value
 
 
 def _value_of(cell):
@@ -181,12 +169,3 @@ def _value_of(cell):
         return cell.cell_contents
     except ValueError:
         return _ABSENT
-
-
-def _names(code):
-    """The globals of code, and of the functions in it; attributes have names there, too."""
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _names(constant)
-    return names

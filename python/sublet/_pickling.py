@@ -5,12 +5,11 @@
 import dis
 import io
 import linecache
-import pickle
 import types
 
 import cloudpickle
 
-from . import _classes
+from . import _classes, _constants
 from ._contents import Cached, is_imported, version_of
 
 # The longest source of a function that goes along with it, in characters, and the last line of a file that it may be from.
@@ -105,12 +104,13 @@ class _ArgumentPickler(cloudpickle.Pickler):
 class _Pickler(_ArgumentPickler):
     """Also for the globals of functions: those that are sent apart share them, too.
 
-    `versions` are those of the globals that come along, by module and name. `known` is a mapping that remembers their contents.
+    `versions` are those of the globals that come along, by module and name. `known` is a mapping that remembers their contents. `modules`
+    are modules of the program whose constants the functions use.
     """
 
     def __init__(self, file, known):
         super().__init__(file, 5)
-        self.versions = {}
+        self.versions, self.modules = {}, set()
         self._known = known
 
     def _function_getnewargs(self, func):
@@ -121,20 +121,22 @@ class _Pickler(_ArgumentPickler):
         reduced = super()._dynamic_function_reduce(func)
         module, (_, parts) = str(func.__globals__.get("__name__")), reduced[2]
         for name, value in parts["__globals__"].items():
+            if type(value) is types.ModuleType:
+                self.modules.update(each for each, _, _ in _constants.used(value, _constants.names_in(func.__code__)))
             if (module, name) not in self.versions:
                 self.versions[module, name] = version_of(value, self._known, (module, name))
         return reduced
 
 
-def pickle_function(function, known, constants):
-    """A function's pickle, with the versions of its globals and with constants of modules, and the classes that it has by value.
+def pickle_function(function, known):
+    """A function's pickle, the versions of its globals, the modules whose constants it uses, and the classes that it has by value.
 
     `known` is a mapping that remembers the contents of the globals that were sent.
     """
     file = io.BytesIO()
     pickler = _Pickler(file, known)
     pickler.dump(function)
-    return pickle.dumps((pickler.versions, constants, file.getvalue()), 5), pickler.classes
+    return file.getvalue(), pickler.versions, pickler.modules, pickler.classes
 
 
 def pickle_arguments(arguments, protocol, buffer_callback):

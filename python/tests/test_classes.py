@@ -236,9 +236,11 @@ def test_a_class_that_is_deleted_here_is_named(lease):
             builtins.kept_instance = value
 
         lease.call(keep, Deleted())
+        return weakref.ref(Deleted)
 
-    begin()
+    deleted = begin()
     gc.collect()
+    assert deleted() is None
     with pytest.raises(LookupError, match="Deleted.* deleted this class"):
         lease.call(lambda: __import__("builtins").kept_instance)
 

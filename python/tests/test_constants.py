@@ -104,9 +104,9 @@ def test_constants_that_are_set_later_arrive_with_functions_of_the_program(user,
     config.limit = 5
     assert lease.call(f) == (5, "first")
     # And back.
-    config.limit = 3
-    config.name = "second"
-    assert lease.call(f) == (3, "second")
+    for limit in (6, 5, 3, True, 1):
+        config.limit = limit
+        assert repr(lease.call(f)) == f"({limit}, 'first')"
 
 
 def test_constants_that_functions_set_stay_until_the_program_sets_them(platform, user, config):
@@ -121,9 +121,10 @@ def test_constants_that_functions_set_stay_until_the_program_sets_them(platform,
         assert lease.call(f) == (6, "second")
 
 
-def test_initializers_find_the_constants_that_the_program_has_set(platform, config):
+def test_initializers_find_the_constants_that_the_program_has_set(platform, user, config):
     config.limit = 5
-    initialize = scripted("def f():\n    import builtins\n    builtins.limit_at_first = config.limit", config=config)
+    # Its module is imported, and imports the constant, while the initializer is loaded.
+    initialize = scripted("def f():\n    import builtins\n    builtins.limit_at_first = user.copied()", user=user)
     with platform.lease(initializer=initialize, wait=60) as lease:
         assert lease.call(lambda: __import__("builtins").limit_at_first) == 5
 

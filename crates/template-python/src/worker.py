@@ -270,7 +270,7 @@ def _from_file(compiled, path):
 
 def load(definition):
     """What was sent, with its globals. One that came before in the same version stays as functions here have left it."""
-    sent, constants, body = pickle.loads(definition)
+    sent, (_, constants), body = pickle.loads(definition)
     # Before modules are imported.
     sublet_constants.take(constants)
     kept = [
