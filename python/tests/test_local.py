@@ -17,8 +17,10 @@ OPTIONS = "cores=1, memory='1GiB'"
 
 @pytest.fixture
 def folder():
-    """Where the programs make their folders: the paths of sockets may not be long."""
-    with tempfile.TemporaryDirectory(prefix="s") as folder:
+    """Where the programs make their folders: a path that is longer than a socket's address holds, as in batch systems."""
+    with tempfile.TemporaryDirectory() as above:
+        folder = os.path.join(above, "t" * 110)
+        os.mkdir(folder)
         yield folder
 
 

@@ -37,6 +37,15 @@ impl Platform {
         Platform::launch(&state, Some(folder), change)
     }
 
+    /// As [`Platform::start`], by a command that executes the one that it is given.
+    pub fn start_by(wrap: impl FnOnce(&Command) -> Command) -> Platform {
+        Platform::start_with(|up| {
+            let wrapped = wrap(up);
+            *up = wrapped;
+            up.stdin(Stdio::null()).stdout(Stdio::piped());
+        })
+    }
+
     /// As [`Platform::start`], in a folder that may have been used before and stays.
     pub fn start_in(state: &Path) -> Platform {
         Platform::launch(state, None, |_| {})

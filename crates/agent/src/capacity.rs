@@ -6,9 +6,7 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use sublet_fabric::packet::MAX_PACKET_FDS;
 use sublet_proto::pu::cleaned;
 use sublet_proto::{Code, Error};
-
-/// Where a container's memory limit stands, by version of the control groups.
-const MEMORY_LIMITS: [&str; 2] = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+use sublet_sandbox::Allowance;
 
 /// What the machine says of its memory,
 const MEMORY_INFO: &str = "/proc/meminfo";
@@ -41,13 +39,23 @@ pub(crate) struct Cores {
 }
 
 /// The highest-numbered of the cores this process may run on: `wanted` exclusive ones, then the shared ones. If
-/// nothing is said, all that are not shared are exclusive.
+/// nothing is said, all that are not shared are exclusive. A quota of processor time counts as so many whole cores: workers
+/// that poll would use it up for each other.
 pub(crate) fn cores(wanted: Option<u32>, shared: Option<SharedCores>) -> Result<Cores, Error> {
     let set = sched_getaffinity(None)
         .map_err(|errno| Error::new(Code::System, format!("reading the usable cores failed: {errno}")))?;
     let usable: Vec<u32> =
         (0..CpuSet::MAX_CPU).rev().filter(|&core| set.is_set(core)).map(|c| c as u32).collect();
-    choose(usable, wanted, shared)
+    choose(within_quota(usable, Allowance::own().cores), wanted, shared)
+}
+
+/// The first of the cores, as many as a quota is worth, and at least one.
+fn within_quota(mut usable: Vec<u32>, quota_cores: Option<f64>) -> Vec<u32> {
+    if let Some(quota) = quota_cores {
+        // Saturates, as a conversion from float does.
+        usable.truncate((quota as usize).max(1));
+    }
+    usable
 }
 
 fn choose(usable: Vec<u32>, wanted: Option<u32>, shared: Option<SharedCores>) -> Result<Cores, Error> {
@@ -58,7 +66,8 @@ fn choose(usable: Vec<u32>, wanted: Option<u32>, shared: Option<SharedCores>) ->
     }
     if count + shared_count > usable.len() {
         let message = format!(
-            "{count} cores and {shared_count} shared ones are to be lent, but only {} are usable here",
+            "{count} cores and {shared_count} shared ones are to be lent, but only {} are usable here (by this process's \
+             CPU affinity and its control groups' quota)",
             usable.len()
         );
         return Err(Error::new(Code::InsufficientResources, message));
@@ -84,17 +93,28 @@ impl SharedCores {
     }
 }
 
+/// Least memory that a node lends, in bytes: what is less is a number without its unit.
+const MIN_MEMORY_BYTES: u64 = 4 << 20;
+
 /// `wanted` bytes, or three quarters of what there is: the rest is for the node's own programs.
 pub(crate) fn memory_bytes(wanted: Option<u64>) -> Result<u64, Error> {
     let info = rustix::system::sysinfo();
     let machine = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
-    let usable = MEMORY_LIMITS.iter().filter_map(read_limit).fold(machine, u64::min);
+    let usable = Allowance::own().memory_bytes.map_or(machine, |limit| limit.min(machine));
     match wanted {
         None => Ok(usable / 4 * 3),
+        Some(wanted) if wanted < MIN_MEMORY_BYTES => {
+            let message = format!(
+                "cannot lend {wanted} bytes of memory: a node lends at least {MIN_MEMORY_BYTES} bytes (4MiB)"
+            );
+            Err(Error::new(Code::InvalidArgument, message))
+        }
         Some(wanted) if wanted <= usable => Ok(wanted),
         Some(wanted) => {
-            let message =
-                format!("{wanted} bytes of memory are to be lent, but only {usable} are usable here");
+            let message = format!(
+                "cannot lend {wanted} bytes of memory: {usable} are usable here (by the machine and this process's control \
+                 groups)"
+            );
             Err(Error::new(Code::InsufficientResources, message))
         }
     }
@@ -132,11 +152,6 @@ fn model(info: &str) -> Option<&str> {
     named?.trim_start().strip_prefix(':')
 }
 
-/// A number of bytes; there is none where the file says `max` or is not there.
-fn read_limit(path: &&str) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,6 +169,12 @@ mod tests {
         let error = choose(Some(4), None).unwrap_err();
         assert!(error.code == Code::InsufficientResources && error.message.contains('4'), "{error}");
         assert_eq!(choose(Some(3), shared(1, 1)).unwrap_err().code, Code::InsufficientResources);
+    }
+
+    #[test]
+    fn a_quota_bounds_the_cores() {
+        let cores = |quota| within_quota(vec![7, 3, 0], quota).len();
+        assert_eq!([None, Some(2.5), Some(0.5), Some(64.0)].map(cores), [3, 2, 1, 3]);
     }
 
     #[test]
@@ -201,7 +222,10 @@ mod tests {
         assert!(!cores(None, None).unwrap().exclusive.is_empty());
         let all = memory_bytes(None).unwrap();
         assert!(all > 0);
-        assert_eq!(memory_bytes(Some(1)).unwrap(), 1);
+        assert_eq!(memory_bytes(Some(MIN_MEMORY_BYTES)).unwrap(), MIN_MEMORY_BYTES);
+        for too_little in [0, 1, MIN_MEMORY_BYTES - 1] {
+            assert_eq!(memory_bytes(Some(too_little)).unwrap_err().code, Code::InvalidArgument);
+        }
         assert_eq!(memory_bytes(Some(u64::MAX)).unwrap_err().code, Code::InsufficientResources);
     }
 }

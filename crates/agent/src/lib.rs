@@ -251,8 +251,7 @@ fn node(
     let (gate, port) = options.network.as_ref().map(open).transpose()?.unzip();
     let worker = find_program("worker", &options.worker)?;
     let spawner = find_program("spawner", &options.spawner)?;
-    let runtimes = Runtimes::find(&options.warm, &spawner, &state.path)?;
-    let sandboxes = Arc::new(Maker::start(spawner, state.path.join("root"), runtimes)?);
+    let sandboxes = Arc::new(maker(options, (&worker, &spawner), state)?);
     let kernels = Kernels::new(&worker, options.devices.as_deref(), sandboxes.clone());
     let looking = kernels.look(&[&*cores.exclusive, &*cores.shared].concat())?;
     let managers = Arc::new(Managers::new(options.access.clone()));
@@ -308,6 +307,14 @@ fn node(
         serving: Mutex::default(),
     };
     Ok((node, port))
+}
+
+/// Where sandboxes are made, once it is known that they can be.
+fn maker(options: &Options, (worker, spawner): (&Path, &Path), state: &StateFolder) -> Result<Maker, Error> {
+    let runtimes = Runtimes::find(&options.warm, spawner, &state.path)?;
+    let maker = Maker::start(spawner.to_owned(), state.path.join("root"), runtimes)?;
+    maker.try_process(worker)?;
+    Ok(maker)
 }
 
 /// The ids of its processing units.

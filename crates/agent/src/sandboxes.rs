@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use sublet_proto::v1::sandbox_request::Body;
 use sublet_proto::v1::{SandboxIds, SandboxKill, SandboxReply, SandboxRequest};
 use sublet_proto::{Code, Error};
-use sublet_sandbox::Sandboxes;
+use sublet_sandbox::{Devices, Kind, Limits, Made, Network, Program, Sandboxes, Spec};
 use tracing::warn;
 
 use crate::runtimes::Runtimes;
@@ -21,6 +21,9 @@ use crate::{lock, system};
 
 /// What the control socket of an operator's sandbox is.
 const NOWHERE: &str = "/dev/null";
+
+/// What files of a sandbox that is only made for a trial may have, in bytes.
+const TRIAL_SCRATCH_BYTES: u64 = 1 << 20;
 
 /// See the [module](self).
 pub(crate) struct Maker {
@@ -53,6 +56,50 @@ impl Maker {
     /// Where sandboxes are to be made now. Those of one that has died are dead.
     pub(crate) fn current(&self) -> Result<Arc<Sandboxes>, Error> {
         Ok(self.renewed(&mut lock(&self.current))?.sandboxes.clone())
+    }
+
+    /// Makes a sandbox for a program, and lets go of it before the program runs.
+    ///
+    /// # Errors
+    /// If none can be made here: the message says what this machine lacks.
+    pub(crate) fn try_process(&self, program: &Path) -> Result<(), Error> {
+        self.try_one(Kind::Process, program).map_err(|error| {
+            let message = format!(
+                "functions cannot be isolated on this machine ({}): they run in user and mount namespaces of their own. In a \
+                 container allow these, as with docker run --privileged or --security-opt seccomp=unconfined --security-opt \
+                 apparmor=unconfined --cap-add SYS_ADMIN; on a host set the sysctl user.max_user_namespaces above 0, \
+                 kernel.unprivileged_userns_clone to 1 and kernel.apparmor_restrict_unprivileged_userns to 0, or start this \
+                 as root (`sublet doctor` shows what is there)",
+                error.message
+            );
+            Error::new(error.code, message)
+        })
+    }
+
+    fn try_one(&self, kind: Kind, program: &Path) -> Result<(), Error> {
+        let sandboxes = self.current()?;
+        let limits = Limits {
+            cores: Vec::new(),
+            memory_bytes: None,
+            processes: None,
+            scratch_bytes: TRIAL_SCRATCH_BYTES,
+        };
+        let spec = Spec {
+            kind,
+            program: Program::Outside(program.to_owned()),
+            args: Vec::new(),
+            env: Vec::new(),
+            folder: None,
+            control: nowhere()?,
+            network: Network::None,
+            devices: Devices::None,
+            limits,
+        };
+        for made in sandboxes.create(vec![spec]) {
+            let Made { id, .. } = made?;
+            sandboxes.delete(&[id]);
+        }
+        Ok(())
     }
 
     /// Does what an operator asks.
@@ -93,9 +140,10 @@ impl Maker {
         Ok(current)
     }
 
-    /// Operators know of templates only the language and the modules.
+    /// Operators know of templates only the language and the modules, and pass no log with a specification.
     fn complete(&self, request: &mut SandboxRequest) -> Result<(), Error> {
         let Some(Body::Create(create)) = &mut request.body else { return Ok(()) };
+        create.specs.iter_mut().for_each(|spec| spec.has_log = false);
         for wanted in create.specs.iter_mut().filter_map(|spec| spec.template.as_mut()) {
             *wanted = self.runtimes.complete(wanted)?;
         }

@@ -133,7 +133,7 @@ fn ours() -> Result<(Ours, Ours)> {
     let end = |socket| -> Result<Ours> {
         let own = Region::create("own", REGION_BYTES)?;
         own.write(DATA, &vec![1; (REGION_BYTES - DATA) as usize]).ok_or("full")?;
-        let exposed = Exposed::new(&own, Arc::new(Window::reserve(2, 4096)?), 2)?;
+        let exposed = Exposed::new(&own, Arc::new(Window::new(2, 4096)?), 2)?;
         let end = Endpoint::new(Arc::new(exposed), None);
         end.connect(Stream::plain(socket)?)?;
         Ok(Ours { end, own, sent: 0, received: 0 })

@@ -259,7 +259,7 @@ mod tests {
     use crate::region::create_file;
 
     fn exposed() -> Exposed {
-        let window = Window::reserve(4, 1 << 20).unwrap();
+        let window = Window::new(4, 1 << 20).unwrap();
         window.map(2, create_file("two", 8192).unwrap().as_fd(), 8192).unwrap();
         Exposed::new(&Region::create("own", 4096).unwrap(), Arc::new(window), 4).unwrap()
     }

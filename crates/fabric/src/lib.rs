@@ -47,6 +47,8 @@ pub mod sim;
 pub mod slot;
 #[cfg(not(loom))]
 mod socket;
+#[cfg(not(loom))]
+pub mod socket_path;
 pub mod space;
 pub mod stretch;
 pub mod sync;

@@ -14,7 +14,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,8 @@ use rustix::net::{
 };
 use rustix::time::Timespec;
 use sublet_proto::{Code, Error, MAX_PACKET_BYTES};
+
+use crate::socket_path::SocketPath;
 
 /// Descriptors of one packet: nearly as many as the kernel takes, for the core slots of a large node are one each.
 pub const MAX_PACKET_FDS: usize = 250;
@@ -111,7 +113,7 @@ impl PacketSocket {
     /// Connects to the [`PacketListener`] at `path`.
     pub fn connect(path: impl AsRef<Path>) -> Result<PacketSocket, PacketError> {
         let path = path.as_ref();
-        let address = unix_address(path)?;
+        let (_reached, address) = unix_address(path)?;
         let fd = unix_socket()?;
         retry_on_intr(|| rustix::net::connect(&fd, &address))
             .map_err(|errno| PacketError::system(format!("connecting to {}", path.display()), errno))?;
@@ -182,9 +184,25 @@ impl PacketSocket {
 
     /// The user of the process that made the other end.
     pub fn peer_uid(&self) -> Result<u32, PacketError> {
-        sockopt::socket_peercred(&self.fd)
-            .map(|credentials| credentials.uid.as_raw())
-            .map_err(|errno| PacketError::system("reading the peer's credentials", errno))
+        // Of a process in a PID namespace that this one does not see, the number is 0, which is no process to rustix.
+        let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+        // SAFETY: the descriptor is open; `peer` has the `len` bytes that the kernel may write, any of which make a `ucred`, and both
+        // live throughout the call.
+        let told = unsafe {
+            libc::getsockopt(
+                self.fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut peer).cast(),
+                &raw mut len,
+            )
+        };
+        if told != 0 {
+            let source = std::io::Error::last_os_error();
+            return Err(PacketError::System { operation: "reading the peer's credentials".into(), source });
+        }
+        Ok(peer.uid)
     }
 
     fn send_timeout(&self) -> Duration {
@@ -259,7 +277,7 @@ impl PacketListener {
     pub fn listen(path: impl Into<PathBuf>) -> Result<PacketListener, PacketError> {
         let path = path.into();
         let failed = |errno| PacketError::system(format!("listening at {}", path.display()), errno);
-        let address = unix_address(&path)?;
+        let (_reached, address) = unix_address(&path)?;
         let fd = unix_socket()?;
         match rustix::net::bind(&fd, &address) {
             Err(Errno::ADDRINUSE) if is_abandoned(&path) => {
@@ -295,9 +313,15 @@ impl Drop for PacketListener {
     }
 }
 
-fn unix_address(path: &Path) -> Result<SocketAddrUnix, PacketError> {
-    SocketAddrUnix::new(path)
-        .map_err(|errno| PacketError::system(format!("using {} as a socket's path", path.display()), errno))
+/// The address of a path, good while what is beside it lives.
+fn unix_address(path: &Path) -> Result<(SocketPath, SocketAddrUnix), PacketError> {
+    let failed = |source| PacketError::System {
+        operation: format!("using {} as a socket's path", path.display()),
+        source,
+    };
+    let reached = SocketPath::of(path).map_err(failed)?;
+    let address = SocketAddrUnix::new(reached.as_path()).map_err(|errno| failed(errno.into()))?;
+    Ok((reached, address))
 }
 
 fn unix_socket() -> Result<OwnedFd, PacketError> {
@@ -311,7 +335,7 @@ fn is_abandoned(path: &Path) -> bool {
     if !lstat(path).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket) {
         return false;
     }
-    let (Ok(address), Ok(fd)) = (unix_address(path), unix_socket()) else { return false };
+    let (Ok((_reached, address)), Ok(fd)) = (unix_address(path), unix_socket()) else { return false };
     retry_on_intr(|| rustix::net::connect(&fd, &address)) == Err(Errno::CONNREFUSED)
 }
 

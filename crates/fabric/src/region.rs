@@ -7,7 +7,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
 use sublet_proto::graph::Rights;
 
 use crate::FabricError;
@@ -25,9 +27,19 @@ pub fn page_align(len_bytes: u64) -> Option<u64> {
 
 /// Makes the memory file of a region: of fixed size, so that no peer can take pages away under a reader.
 pub fn create_file(name: &str, len_bytes: u64) -> Result<OwnedFd, FabricError> {
-    let failed = |what: &str, error| {
-        FabricError::system(format!("{what} for region {name} of {len_bytes} bytes"), error)
+    let failed = |what: &str, error| match error {
+        Errno::MFILE => FabricError::Limit(format!(
+            "cannot make region {name}: this process has as many files open as it may (raise it with ulimit -n)"
+        )),
+        error => FabricError::system(format!("{what} for region {name} of {len_bytes} bytes"), error),
     };
+    // The kernel would end the process for it, unless it ignores SIGXFSZ.
+    if let Some(limit) = getrlimit(Resource::Fsize).current.filter(|&limit| limit < len_bytes) {
+        return Err(FabricError::Limit(format!(
+            "cannot make region {name} of {len_bytes} bytes: this process may write files of {limit} bytes (raise it with \
+             ulimit -f)"
+        )));
+    }
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(|error| failed("memfd_create", error))?;
     rustix::fs::ftruncate(&file, len_bytes).map_err(|error| failed("ftruncate", error))?;

@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
 use sublet_proto::graph::Rights;
 
 use crate::FabricError;
@@ -26,8 +27,7 @@ unsafe impl Sync for Space {}
 impl Space {
     /// Reserves so much, in whole pages. Takes address space, no memory.
     pub fn reserve(len_bytes: u64) -> Result<Space, FabricError> {
-        let refused =
-            |error| FabricError::system(format!("reserving {len_bytes} bytes of address space"), error);
+        let refused = |error| refused(len_bytes, error);
         let len = usize::try_from(len_bytes).map_err(|_| refused(rustix::io::Errno::NOMEM))?;
         // SAFETY: a fresh private mapping without access rights, at an address of the kernel's choice.
         let base =
@@ -129,6 +129,16 @@ impl Drop for Space {
     fn drop(&mut self) {
         // SAFETY: this is the reservation made in `reserve`, with whatever was mapped into it.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len_bytes as usize) };
+    }
+}
+
+/// Why address space could not be reserved: a limit of this process, where there is one.
+fn refused(len_bytes: u64, error: rustix::io::Errno) -> FabricError {
+    match getrlimit(Resource::As).current {
+        Some(limit) if error == rustix::io::Errno::NOMEM => FabricError::Limit(format!(
+            "cannot reserve {len_bytes} bytes of address space: this process may have {limit} bytes (raise it with ulimit -v)"
+        )),
+        _ => FabricError::system(format!("reserving {len_bytes} bytes of address space"), error),
     }
 }
 

@@ -1,17 +1,22 @@
-//! A window: one stretch of address space in which every region of a connection has a fixed place.
+//! A window: the regions of a connection in this process's address space, by their numbers.
 //!
-//! Region r begins at `base + r * stride`, so that an address becomes (region, offset) by a shift, and back, in a
-//! nanosecond and without a table of addresses. What is not mapped is reserved without access rights: a stray
-//! pointer past the end of a region faults and never hits a neighbour. Regions stay mapped as long as the window.
+//! Address space is reserved for each region when it is mapped, so a process under a limit of address space (`ulimit -v`)
+//! needs as much as its regions have. Behind each region a hole is reserved without access rights: a stray pointer past the
+//! end of a region faults and never hits a neighbour. Regions stay mapped, and where they are, as long as the window.
 
 use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
+use std::ptr::{NonNull, null_mut};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use sublet_proto::graph::Rights;
 
 use crate::FabricError;
+use crate::region::PAGE_BYTES;
 use crate::space::Space;
-use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The hole behind each region, in bytes.
+const HOLE_BYTES: u64 = 1 << 20;
 
 /// Somewhere in a region of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,80 +40,99 @@ pub struct LineAddress {
 
 /// See the [module](self).
 pub struct Window {
-    space: Space,
-    stride_bits: u32,
-    /// The size of each region, 0 where there is none. Written once, Release, after the region is mapped; pairs
-    /// with the Acquire load of every access.
-    len_bytes: Box<[AtomicU64]>,
+    places: Box<[Place]>,
+    /// One more than the highest number that is mapped. Written under the lock of `spaces`, Release, after the place is;
+    /// pairs with the Acquire load of `locate`.
+    end: AtomicU32,
+    max_region_bytes: u64,
+    /// What was reserved for each region that is mapped.
+    spaces: Mutex<Vec<Space>>,
+}
+
+/// Where a region is mapped.
+struct Place {
+    /// Written once, before `len_bytes`; read after it.
+    base: AtomicPtr<u8>,
+    /// 0 while nothing is mapped. Written once, Release, after the region is mapped; pairs with the Acquire load of every
+    /// access.
+    len_bytes: AtomicU64,
+}
+
+impl Place {
+    /// The beginning and size of the region, if it is mapped.
+    #[inline(always)]
+    fn get(&self) -> Option<(NonNull<u8>, u64)> {
+        let len_bytes = self.len_bytes.load(Ordering::Acquire);
+        // Ordered behind the load above, which pairs with the store after both.
+        NonNull::new(self.base.load(Ordering::Relaxed))
+            .filter(|_| len_bytes > 0)
+            .map(|base| (base, len_bytes))
+    }
 }
 
 impl Window {
-    /// Reserves room for so many regions, each at most so large. Takes address space, no memory.
-    pub fn reserve(regions: u32, max_region_bytes: u64) -> Result<Window, FabricError> {
-        let refused = |error| {
-            FabricError::system(
-                format!("reserving address space for {regions} regions of {max_region_bytes} bytes"),
-                error,
-            )
-        };
-        // Twice the room leaves a hole after every region.
-        let stride = max_region_bytes
-            .max(crate::region::PAGE_BYTES)
-            .checked_next_power_of_two()
-            .and_then(|power| power.checked_mul(2))
-            .ok_or_else(|| refused(rustix::io::Errno::NOMEM))?;
-        let total =
-            stride.checked_mul(u64::from(regions)).ok_or_else(|| refused(rustix::io::Errno::NOMEM))?;
-        let len_bytes = (0..regions).map(|_| AtomicU64::new(0)).collect();
-        Ok(Window { space: Space::reserve(total)?, stride_bits: stride.trailing_zeros(), len_bytes })
+    /// A window for so many regions, each at most so large, rounded up to a power of two. Reserves nothing yet.
+    pub fn new(regions: u32, max_region_bytes: u64) -> Result<Window, FabricError> {
+        let max_region_bytes = max_region_bytes.max(PAGE_BYTES).checked_next_power_of_two();
+        let max_region_bytes =
+            max_region_bytes.ok_or(FabricError::DoesNotFit { region: 0, len_bytes: u64::MAX, regions })?;
+        let empty = |_| Place { base: AtomicPtr::new(null_mut()), len_bytes: AtomicU64::new(0) };
+        Ok(Window {
+            places: (0..regions).map(empty).collect(),
+            end: AtomicU32::new(0),
+            max_region_bytes,
+            spaces: Mutex::default(),
+        })
     }
 
-    /// Maps a region's file at its place. A number that is taken is refused.
+    /// Maps a region's file. A number that is taken is refused.
     pub fn map(&self, region: u32, file: BorrowedFd<'_>, len_bytes: u64) -> Result<(), FabricError> {
         let does_not_fit =
-            || FabricError::DoesNotFit { region, len_bytes, regions: self.len_bytes.len() as u32 };
-        let slot = self.len_bytes.get(region as usize).ok_or_else(does_not_fit)?;
-        if len_bytes == 0 || len_bytes > 1 << (self.stride_bits - 1) || slot.load(Ordering::Acquire) != 0 {
+            || FabricError::DoesNotFit { region, len_bytes, regions: self.places.len() as u32 };
+        let place = self.places.get(region as usize).ok_or_else(does_not_fit)?;
+        let mut spaces = self.spaces.lock().unwrap_or_else(PoisonError::into_inner);
+        if len_bytes == 0 || len_bytes > self.max_region_bytes || place.get().is_some() {
             return Err(does_not_fit());
         }
-        // SAFETY: nothing is mapped at this place yet, and nobody is told of what lies there before its size is stored.
-        unsafe { self.space.map(u64::from(region) << self.stride_bits, file, len_bytes, Rights::Write) }?;
-        slot.store(len_bytes, Ordering::Release);
+        let space = Space::reserve(len_bytes + HOLE_BYTES)?;
+        // SAFETY: nothing is mapped there yet, and nobody is told of what lies there before its size is stored.
+        unsafe { space.map(0, file, len_bytes, Rights::Write) }?;
+        place.base.store(space.base.as_ptr(), Ordering::Relaxed);
+        place.len_bytes.store(len_bytes, Ordering::Release);
+        self.end.fetch_max(region + 1, Ordering::Release);
+        spaces.push(space);
         Ok(())
     }
 
     /// The size of a region, 0 if it is not mapped.
     #[inline(always)]
     pub fn region_bytes(&self, region: u32) -> u64 {
-        self.len_bytes.get(region as usize).map_or(0, |len| len.load(Ordering::Acquire))
+        self.places.get(region as usize).map_or(0, |place| place.len_bytes.load(Ordering::Acquire))
     }
 
     /// Where `len_bytes` bytes at `at` lie in this process, if they are inside of a mapped region.
     #[inline(always)]
     pub fn pointer(&self, at: Address, len_bytes: u64) -> Option<NonNull<u8>> {
         let end = at.offset.checked_add(len_bytes)?;
-        let region_bytes = self.region_bytes(at.region);
-        if end > region_bytes || region_bytes == 0 {
+        let (base, region_bytes) = self.places.get(at.region as usize)?.get()?;
+        if end > region_bytes {
             return None;
         }
-        // SAFETY: the region is mapped, so its number is inside of the window, and the offset is inside of it.
-        Some(unsafe { self.place(at.region).add(at.offset as usize) })
+        // SAFETY: the region is mapped, and the offset is inside of it or at its end.
+        Some(unsafe { base.add(at.offset as usize) })
     }
 
     /// The region and offset of memory that lies wholly inside of a mapped region.
     #[inline(always)]
     pub fn locate(&self, pointer: *const u8, len_bytes: u64) -> Option<Address> {
-        let distance = (pointer as usize).checked_sub(self.space.base.as_ptr() as usize)? as u64;
-        let region = u32::try_from(distance >> self.stride_bits).ok()?;
-        let offset = distance & ((1 << self.stride_bits) - 1);
-        let at = Address { region, offset };
-        self.pointer(at, len_bytes).map(|_| at)
-    }
-
-    #[inline(always)]
-    fn place(&self, region: u32) -> NonNull<u8> {
-        // SAFETY: callers pass numbers below the window's count, so the place is inside of the reservation.
-        unsafe { self.space.base.add((region as usize) << self.stride_bits) }
+        // An arena doubles as it grows, so there are few.
+        let mapped = &self.places[..self.end.load(Ordering::Acquire) as usize];
+        mapped.iter().enumerate().find_map(|(region, place)| {
+            let (base, region_bytes) = place.get()?;
+            let offset = (pointer as usize).wrapping_sub(base.as_ptr() as usize) as u64;
+            let is_inside = offset <= region_bytes && len_bytes <= region_bytes - offset;
+            is_inside.then_some(Address { region: region as u32, offset })
+        })
     }
 }
 
@@ -121,7 +145,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     fn window() -> Window {
-        let window = Window::reserve(4, u64::from(u32::MAX)).unwrap();
+        let window = Window::new(4, u64::from(u32::MAX)).unwrap();
         window.map(1, create_file("one", 8192).unwrap().as_fd(), 8192).unwrap();
         window.map(3, create_file("three", 4096).unwrap().as_fd(), 4096).unwrap();
         window
@@ -129,7 +153,7 @@ mod tests {
 
     #[test]
     fn a_region_of_4_gib_fits_and_a_larger_one_does_not() {
-        let window = Window::reserve(2, u64::from(u32::MAX)).unwrap();
+        let window = Window::new(2, u64::from(u32::MAX)).unwrap();
         window.map(0, create_file("large", 1 << 32).unwrap().as_fd(), 1 << 32).unwrap();
         let larger = create_file("larger", (1 << 32) + 4096).unwrap();
         assert!(window.map(1, larger.as_fd(), (1 << 32) + 4096).is_err());

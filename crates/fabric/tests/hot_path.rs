@@ -50,7 +50,7 @@ struct Side {
 impl Side {
     fn new(socket: TcpStream) -> Side {
         let own = Region::create("own", LEN).unwrap();
-        let window = Arc::new(Window::reserve(2, 4096).unwrap());
+        let window = Arc::new(Window::new(2, 4096).unwrap());
         let end = Endpoint::new(Arc::new(Exposed::new(&own, window, 2).unwrap()), None);
         end.connect(Stream::plain(socket).unwrap()).unwrap();
         Side { own, end }

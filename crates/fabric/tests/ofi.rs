@@ -33,7 +33,7 @@ struct Side {
 impl Side {
     fn new() -> Side {
         let own = Region::create("own", OWN_BYTES).unwrap();
-        let window = Arc::new(Window::reserve(4, SHARED_BYTES).unwrap());
+        let window = Arc::new(Window::new(4, SHARED_BYTES).unwrap());
         let shared = Region::create("shared", SHARED_BYTES).unwrap();
         window.map(SHARED, shared.fd().as_fd(), SHARED_BYTES).unwrap();
         let exposed = Arc::new(Exposed::new(&own, window, 4).unwrap());

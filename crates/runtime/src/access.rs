@@ -15,6 +15,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
+use sublet_fabric::socket_path::SocketPath;
 use sublet_proto::{Code, Error};
 use tokio::net::UnixStream;
 use tonic::codegen::http::Uri;
@@ -33,8 +34,8 @@ pub const MAX_MANAGERS: usize = 16;
 /// Largest file of trusted certificates, and largest file of a token, in bytes.
 const MAX_CA_BYTES: u64 = 1 << 20;
 const MAX_TOKEN_BYTES: u64 = 4096;
-/// Longest path of a Unix socket, in bytes, without the final zero.
-const MAX_SOCKET_PATH_BYTES: usize = 107;
+/// Longest path that the kernel takes, in bytes, without the final zero.
+const MAX_SOCKET_PATH_BYTES: usize = 4095;
 
 const UNIX_SCHEME: &str = "unix:";
 
@@ -312,7 +313,10 @@ fn endpoint(scheme: &str, authority: &str) -> Result<Endpoint, Error> {
 fn unix_channel(socket: PathBuf) -> Channel {
     let connector = tower::service_fn(move |_| {
         let socket = socket.clone();
-        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+        async move {
+            let reached = SocketPath::of(&socket)?;
+            UnixStream::connect(reached.as_path()).await.map(TokioIo::new)
+        }
     });
     // The authority is required by HTTP and means nothing on a Unix socket.
     bounded(Endpoint::from_static("http://manager")).connect_with_connector_lazy(connector)
@@ -390,7 +394,7 @@ mod tests {
 
     #[test]
     fn what_is_no_address_is_refused_with_the_forms_that_are() {
-        let long = format!("unix:/{}", "a".repeat(107));
+        let long = format!("unix:/{}", "a".repeat(4096));
         let others = ["", "tcp://host:1", "unix:", "unix:m.sock", "/run/m.sock", "host:1", "https://host"];
         let more = ["https://me@host:1", "https://host:1/path", "http://10.0.0.1:1", "http://example:1"];
         for text in others.into_iter().chain(more).chain([long.as_str()]) {

@@ -88,7 +88,7 @@ pub(crate) struct Block {
 
 impl Arena {
     pub(crate) fn new() -> Result<Arc<Arena>, Error> {
-        let window = Arc::new(Window::reserve(MAX_REGIONS, u64::from(u32::MAX))?);
+        let window = Arc::new(Window::new(MAX_REGIONS, u64::from(u32::MAX))?);
         Ok(Arc::new(Arena { window, regions: Mutex::default(), users: Mutex::default() }))
     }
 

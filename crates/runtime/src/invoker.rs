@@ -9,6 +9,7 @@ use sublet_proto::v1;
 use sublet_proto::{Code, Error, package};
 
 pub(crate) mod allocation;
+mod crowded;
 mod held;
 
 pub use allocation::{Allocation, Policy};

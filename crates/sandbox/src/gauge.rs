@@ -9,7 +9,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use crate::spawner::cgroups::{PREFIX, mounted, path_among};
+use crate::groups::place_of;
+use crate::spawner::cgroups::PREFIX;
 
 /// Most that is read of one of the kernel's files: `memory.stat` is the longest.
 const FILE_BYTES: usize = 16 << 10;
@@ -103,12 +104,10 @@ const V2: Files =
 
 /// The group of a process that has these, if it is one that a spawner has made.
 fn group(groups: &str, kind: &str, controller: &str, files: Files) -> Option<Source> {
-    let path = path_among(groups, controller)?;
-    if !path.iter().any(|part| part.to_string_lossy().starts_with(PREFIX)) {
+    let folder = place_of(groups, kind, controller)?.folder;
+    if !folder.iter().any(|part| part.to_string_lossy().starts_with(PREFIX)) {
         return None;
     }
-    let option = (!controller.is_empty()).then_some(controller);
-    let folder = mounted(kind, option)?.join(path);
     let open = |name: &str| File::open(folder.join(name));
     Some(Source::Group {
         now: open(files.now).ok()?,

@@ -26,6 +26,7 @@
 mod client;
 mod error;
 mod gauge;
+mod groups;
 mod inside;
 mod interpreter;
 mod language;
@@ -43,6 +44,7 @@ use std::path::{Path, PathBuf};
 pub use client::{Made, Sandboxes};
 pub use error::SandboxError;
 pub use gauge::{Gauge, MemoryUse};
+pub use groups::Allowance;
 pub use interpreter::Interpreter;
 pub use language::Language;
 pub use rustix::process::Signal;

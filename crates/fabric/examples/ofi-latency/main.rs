@@ -35,7 +35,7 @@ struct Side {
 impl Side {
     fn new() -> Result<Side, FabricError> {
         let own = Region::create("own", OWN_BYTES)?;
-        let window = Arc::new(Window::reserve(1, OWN_BYTES)?);
+        let window = Arc::new(Window::new(1, OWN_BYTES)?);
         let end = Endpoint::new(Arc::new(Exposed::new(&own, window, 1)?), None);
         Ok(Side { own, end })
     }

@@ -132,7 +132,7 @@ impl PingPong {
     ) -> Result<(PingPong, Vec<u8>), FabricError> {
         let nothing = Exposed::new(
             &Region::create("sublet-nothing", PAGE_BYTES)?,
-            Arc::new(Window::reserve(1, PAGE_BYTES)?),
+            Arc::new(Window::new(1, PAGE_BYTES)?),
             1,
         )?;
         let outgoing = Region::create("sublet-ping", max_bytes.max(PAGE_BYTES))?;

@@ -137,7 +137,7 @@ pub fn pair(carrier: Carrier) -> Pair {
 }
 
 fn shm_end(bell: OwnedFd) -> Endpoint {
-    Endpoint::Shm(shm::Endpoint::new(Window::reserve(REGIONS, LEN).unwrap(), Some(bell)))
+    Endpoint::Shm(shm::Endpoint::new(Window::new(REGIONS, LEN).unwrap(), Some(bell)))
 }
 
 /// Two stream ends without a connection; the second rings the bell.
@@ -154,7 +154,7 @@ pub struct Node {
 impl Node {
     pub fn new(own_bytes: u64) -> Node {
         let own = Region::create("own", own_bytes).unwrap();
-        let window = Arc::new(Window::reserve(REGIONS, LEN).unwrap());
+        let window = Arc::new(Window::new(REGIONS, LEN).unwrap());
         let exposed = Arc::new(Exposed::new(&own, window, REGIONS).unwrap());
         Node { own, exposed }
     }

@@ -22,7 +22,7 @@ pub fn sides(carrier: Carrier, own_bytes: [u64; 2]) -> [Side; 2] {
     let ends = [(&nodes[0], &nodes[1]), (&nodes[1], &nodes[0])].map(|(ours, theirs)| match carrier {
         Carrier::Shm => {
             let len_bytes = theirs.own.len_bytes();
-            let end = shm::Endpoint::new(Window::reserve(1, len_bytes).unwrap(), None);
+            let end = shm::Endpoint::new(Window::new(1, len_bytes).unwrap(), None);
             end.register(OWN, theirs.own.fd(), len_bytes).unwrap();
             Endpoint::Shm(end)
         }

@@ -49,7 +49,7 @@ pub struct Allocation {
     policy: Policy,
     pub(super) spin: Duration,
     max_nodes: u32,
-    shared: bool,
+    pub(super) shared: bool,
     wait: Duration,
     idle_timeout: Duration,
     pu: String,

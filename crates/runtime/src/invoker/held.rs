@@ -7,13 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sublet_fabric::sync::{AtomicU32, Ordering};
+use sublet_proto::ALWAYS_HOT_NS;
 use sublet_proto::limits::MAX_ENDS;
 use sublet_proto::v1;
 use sublet_proto::{Code, Error};
 
-use super::Allocation;
+use super::{Allocation, crowded};
 use crate::arena::RegisteredMemory;
-use crate::fabrics::Here;
+use crate::fabrics::{FabricChoice, Here};
 use crate::lease::attach::{Attaching, Household};
 use crate::lease::dispatch::{LOOKS, no_such_worker};
 use crate::lease::{Call, Lease, Sent};
@@ -47,14 +48,27 @@ impl Held {
         let household = Household { arena: memory.0.clone(), crew: Arc::default(), spin, terms };
         let mut leases = take_leases(manager, &allocation, &household, 0)?.into_iter();
         let first = leases.next().ok_or_else(|| Error::new(Code::Protocol, "a grant without a lease"))?;
-        Ok(Held { first, others: leases.collect(), allocation, household, next: AtomicU32::new(0) })
+        let held = Held { first, others: leases.collect(), allocation, household, next: AtomicU32::new(0) };
+        held.warn_if_crowded();
+        Ok(held)
     }
 
     /// Leases more of the same.
     pub(super) fn grow(&mut self, manager: &ManagerClient, cores: u32) -> Result<(), Error> {
         let more = self.allocation.grown_by(cores);
         self.others.extend(take_leases(manager, &more, &self.household, self.workers())?);
+        self.warn_if_crowded();
         Ok(())
+    }
+
+    /// Warns if workers that always poll have every core of this machine. Those on shared cores take turns.
+    fn warn_if_crowded(&self) {
+        let polls = |lease: &&Arc<Lease>| {
+            lease.options.hot_timeout_ns == ALWAYS_HOT_NS && lease.fabric() == FabricChoice::Shm
+        };
+        if !self.allocation.shared {
+            crowded::warn_of(self.leases().filter(polls).map(|lease| lease.workers()).sum());
+        }
     }
 
     /// Sends a call to the worker that it names, or to one that looks idle.

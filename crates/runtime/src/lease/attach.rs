@@ -196,7 +196,7 @@ fn dial_agent(dial: &Dial, certificate: &[u8]) -> Result<AgentSocket, Error> {
 /// Memory that is shared with the workers.
 fn local(inbox: Option<OwnedFd>, inbox_bytes: u64) -> Result<Carrier, Error> {
     let inbox = inbox.ok_or_else(|| protocol("the agent attached a lease without its inbox"))?;
-    let window = Window::reserve(1, inbox_bytes)?;
+    let window = Window::new(1, inbox_bytes)?;
     window.map(OWN_REGION, inbox.as_fd(), inbox_bytes)?;
     Ok(Carrier::Local(shm::Endpoint::new(window, None)))
 }

@@ -218,7 +218,7 @@ mod tests {
     const LEN_BYTES: u64 = 8192;
 
     fn endpoint(own: &Region) -> tcp::Endpoint {
-        let window = Arc::new(Window::reserve(1, 1 << 20).unwrap());
+        let window = Arc::new(Window::new(1, 1 << 20).unwrap());
         tcp::Endpoint::new(Arc::new(Exposed::new(own, window, 2).unwrap()), None)
     }
 

@@ -3,6 +3,8 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use rustix::process::{Resource, getrlimit};
+use sublet_fabric::region::PAGE_BYTES;
 use sublet_proto::graph::DEFAULT_SEGMENT_BYTES;
 use sublet_proto::limits::{MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES};
 use sublet_proto::pool::Pool;
@@ -33,6 +35,12 @@ pub struct MemoryPlan {
     cache: CacheSize,
 }
 
+/// As much as fits beside the rest of a process whose address space is limited.
+fn default_limit_bytes() -> u64 {
+    let limit = getrlimit(Resource::As).current.unwrap_or(u64::MAX);
+    (limit / 2).min(DEFAULT_LIMIT_BYTES) / PAGE_BYTES * PAGE_BYTES
+}
+
 impl Default for MemoryPlan {
     fn default() -> MemoryPlan {
         MemoryPlan::new()
@@ -40,12 +48,13 @@ impl Default for MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// 16 MiB at first and with each segment that is added, up to a tebibyte.
+    /// 16 MiB at first and with each segment that is added, up to a tebibyte, or to half of the address space that this
+    /// process may have (`ulimit -v`).
     pub fn new() -> MemoryPlan {
         MemoryPlan {
             initial_bytes: DEFAULT_SEGMENT_BYTES,
             increment_bytes: DEFAULT_SEGMENT_BYTES,
-            limit_bytes: DEFAULT_LIMIT_BYTES,
+            limit_bytes: default_limit_bytes(),
             timeout: Duration::ZERO,
             wait: Duration::ZERO,
             near: Vec::new(),

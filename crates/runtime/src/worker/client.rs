@@ -39,7 +39,7 @@ enum Way {
 impl Client {
     /// One that has not said anything yet.
     pub(super) fn new(process: &'static Process, control: &'static PacketSocket) -> Result<Client, Error> {
-        let window = Window::reserve(MAX_REGIONS, u64::from(u32::MAX))?;
+        let window = Window::new(MAX_REGIONS, u64::from(u32::MAX))?;
         let way = match Fabric::chosen(process.setup.fabric.as_ref())? {
             None => Way::Connecting(window),
             Some(fabric) => Way::Remote(Remote::new(process, window, fabric)?),

@@ -204,7 +204,7 @@ struct Process {
 
 impl Process {
     fn run(self, control: &PacketSocket) {
-        let window = Window::reserve(MAX_REGIONS, u64::from(u32::MAX)).unwrap();
+        let window = Window::new(MAX_REGIONS, u64::from(u32::MAX)).unwrap();
         let process = Arc::new(self);
         let mut endpoint: Option<Arc<Endpoint>> = None;
         let mut early = Some(window);

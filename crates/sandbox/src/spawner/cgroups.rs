@@ -10,7 +10,7 @@ mod v2;
 use std::fs;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::process::Pid;
 
@@ -122,35 +122,6 @@ fn remove(group: &Path) {
     folders.filter(|path| path.is_dir()).for_each(|path| drop(fs::remove_dir(path)));
     // Whoever comes next tries again.
     let _ = fs::remove_dir(group);
-}
-
-/// Where a file system of control groups is mounted that has these options.
-pub(crate) fn mounted(kind: &str, option: Option<&str>) -> Option<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    mounts.lines().find_map(|line| {
-        let (mount, system) = line.split_once(" - ")?;
-        let mut system = system.split(' ');
-        let is_kind = system.next()? == kind;
-        let options = system.nth(1).unwrap_or_default();
-        let has_option = option.is_none_or(|option| options.split(',').any(|word| word == option));
-        (is_kind && has_option).then(|| PathBuf::from(mount.split(' ').nth(4).unwrap_or_default()))
-    })
-}
-
-/// The path of this process's group in a hierarchy, relative to where that is mounted.
-fn own_path(controller: &str) -> Option<PathBuf> {
-    path_among(&fs::read_to_string("/proc/self/cgroup").ok()?, controller)
-}
-
-/// That of a process whose `/proc/PID/cgroup` says this.
-pub(crate) fn path_among(groups: &str, controller: &str) -> Option<PathBuf> {
-    groups.lines().find_map(|line| {
-        let mut fields = line.splitn(3, ':').skip(1);
-        let controllers = fields.next()?;
-        let path = fields.next()?.trim_start_matches('/');
-        let is_it = controllers.split(',').any(|word| word == controller);
-        is_it.then(|| PathBuf::from(path))
-    })
 }
 
 /// The number after a word in a file of "word number" lines.

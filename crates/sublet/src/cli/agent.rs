@@ -10,7 +10,7 @@ use sublet_agent::{Agent, Options};
 use sublet_proto::v1::{Command, NodeState, NodeStatus};
 use sublet_proto::{Code, Error};
 
-use super::daemon::{ForWhom, Phase, Signals, blocking, notify, stop_in_order};
+use super::daemon::{ForWhom, Phase, Signals, blocking, check_limits, notify, stop_in_order};
 use super::output::Output;
 use super::parse::{as_ms, duration, show_ns};
 use super::settings;
@@ -119,6 +119,7 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
 
 async fn serve(options: Options, whom: &ForWhom, output: &Output) -> Result<(), Error> {
     let mut signals = Signals::listen_for(whom)?;
+    check_limits()?;
     let mut serving = Serving {
         address: None,
         agent: format!("unix:{}", options.socket.display()),

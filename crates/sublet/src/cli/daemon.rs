@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::retry_on_intr;
-use rustix::process::{Pid, PidfdFlags, getppid, pidfd_open};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, Signal as Number, getppid, getrlimit, pidfd_open, setrlimit,
+};
 use sublet_proto::{Code, Error};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
@@ -40,6 +42,43 @@ pub(crate) fn notify(phase: Phase) {
     let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state, &address));
     if let Err(error) = sent {
         tracing::warn!(socket = %socket.display(), %error, "the service manager cannot be told");
+    }
+}
+
+/// Least number of files that a program which serves clients can do with.
+const LEAST_FILES: u64 = 256;
+/// As many as one agent uses at most.
+const MOST_FILES: u64 = 1 << 16;
+/// Least size of files that it can do with, in bytes: stores, packages and the memory of leases are files.
+const LEAST_FILE_BYTES: u64 = 64 << 20;
+
+/// Takes as many open files as this process may have, and looks whether its limits are enough to serve.
+///
+/// # Errors
+/// [`Code::LimitTooLow`] with the limit and how to raise it.
+pub(crate) fn check_limits() -> Result<(), Error> {
+    let too_low = |message: String| Err(Error::new(Code::LimitTooLow, message));
+    let files = getrlimit(Resource::Nofile);
+    // What cannot be raised stays as it is, and is looked at below.
+    let wanted = files.maximum.unwrap_or(u64::MAX).min(MOST_FILES).max(files.current.unwrap_or(u64::MAX));
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..files });
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    if files < LEAST_FILES {
+        return too_low(format!(
+            "this process may have {files} files open, and needs at least {LEAST_FILES} (raise it with ulimit -n)"
+        ));
+    }
+    match getrlimit(Resource::Fsize).current {
+        Some(bytes) if bytes < LEAST_FILE_BYTES => too_low(format!(
+            "this process may write files of {bytes} bytes, and needs at least {LEAST_FILE_BYTES} (raise it with ulimit -f)"
+        )),
+        Some(bytes) => {
+            tracing::warn!(
+                "this process may write files of {bytes} bytes (ulimit -f): leases with more memory than that cannot be served"
+            );
+            Ok(())
+        }
+        None => Ok(()),
     }
 }
 
@@ -110,6 +149,8 @@ pub(crate) struct Signals {
     terminate: Signal,
     /// Completes at the end of the process for which this program runs. None once that was told.
     parent: Option<oneshot::Receiver<()>>,
+    /// Never awaited. Listening for SIGXFSZ makes a write beyond the limit of file sizes fail instead of ending this process.
+    _file_size: Signal,
 }
 
 impl Signals {
@@ -127,6 +168,7 @@ impl Signals {
             interrupt: listen(SignalKind::interrupt())?,
             terminate: listen(SignalKind::terminate())?,
             parent: None,
+            _file_size: listen(SignalKind::from_raw(Number::XFSZ.as_raw()))?,
         })
     }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use sublet_manager::{Manager, Options, Tls};
 use sublet_proto::{Code, Error};
 
-use super::daemon::{ForWhom, Phase, Signals, notify, stop_in_order};
+use super::daemon::{ForWhom, Phase, Signals, check_limits, notify, stop_in_order};
 use super::output::Output;
 use super::settings;
 use crate::config::{self, Flags, Settings};
@@ -69,6 +69,7 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
 
 async fn serve(options: Options, for_whom: &ForWhom, output: &Output) -> Result<(), Error> {
     let mut signals = Signals::listen_for(for_whom)?;
+    check_limits()?;
     let ca = matches!(options.tls, Tls::Generated { .. }) && !options.listen.is_empty();
     let serving = Serving {
         manager: format!("unix:{}", options.socket.display()),

@@ -20,7 +20,8 @@ use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Access, Address};
 
 use super::daemon::{
-    ForWhom, Phase, Signals, blocking, find_spawner, find_worker, host_name, notify, stop_in_order,
+    ForWhom, Phase, Signals, blocking, check_limits, find_spawner, find_worker, host_name, notify,
+    stop_in_order,
 };
 use super::output::Output;
 use super::parse::{node_modules, show_bytes, size};
@@ -162,6 +163,7 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
 
 async fn serve(arguments: Arguments, output: &Output) -> Result<(), Error> {
     let mut signals = Signals::listen_for(&arguments.for_whom)?;
+    check_limits()?;
     let state = absolute(&arguments.state.clone().unwrap_or_else(default_state))?;
     let programs = Programs { worker: worker()?, spawner: find_spawner()? };
     let options = sublet_manager::Options {

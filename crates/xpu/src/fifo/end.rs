@@ -291,7 +291,7 @@ fn unheard(error: FabricError) -> Error {
 
 /// Within a processing unit: the other end's region is this one's.
 fn within(region: Region, rings: Option<OwnedFd>, bell: Option<Bell>) -> Result<End, Error> {
-    let window = Window::reserve(1, region.len_bytes())?;
+    let window = Window::new(1, region.len_bytes())?;
     window.map(REGION, region.fd(), region.len_bytes())?;
     let endpoint = Arc::new(Endpoint::Shm(shm::Endpoint::new(window, rings)));
     Ok(End { endpoint, number: REGION, region: Arc::new(region), bell })

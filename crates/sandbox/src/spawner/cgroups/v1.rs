@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Pid;
 
-use super::{core_list, counter, mounted, own_name, own_path, remove, remove_left};
+use super::{core_list, counter, own_name, remove, remove_left};
 use crate::Limits;
+use crate::groups::own_place;
 
 const MEMORY: &str = "memory";
 const PIDS: &str = "pids";
@@ -92,7 +93,7 @@ impl Drop for Group {
 }
 
 fn open_controller(controller: &str) -> Option<PathBuf> {
-    let parent = mounted("cgroup", Some(controller))?.join(own_path(controller)?);
+    let parent = own_place("cgroup", controller)?.folder;
     remove_left(&parent);
     let folder = parent.join(own_name());
     fs::create_dir(&folder).ok()?;

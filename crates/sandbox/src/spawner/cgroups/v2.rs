@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, getpid, getppid};
 
-use super::{core_list, counter, mounted, own_name, own_path, remove, remove_left};
+use super::{core_list, counter, own_name, remove, remove_left};
 use crate::Limits;
+use crate::groups::{Place, own_place};
 
 /// The controllers that are used, of which the first two have to be there.
 const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpuset", "cpu"];
@@ -33,8 +34,7 @@ pub(in crate::spawner) struct Group {
 impl V2 {
     /// Nothing if memory and processes cannot be limited.
     pub(super) fn open() -> Option<V2> {
-        let mount = mounted("cgroup2", None)?;
-        let own = mount.join(own_path("")?);
+        let Place { mount, folder: own } = own_place("cgroup2", "")?;
         // In its own group, if nothing but groups is in there; beside it, as where a service has a group of its own in one
         // that was handed to it; else, with the right to, beside everybody's.
         make_room(&own);

@@ -1,0 +1,245 @@
+//! Machines as batch systems, containers and build tools make them: without user namespaces, in nested control groups, with
+//! long paths and low limits, and with the client in another PID namespace. Each condition is really made.
+
+#![allow(clippy::unwrap_used)]
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use sublet::{Allocation, Policy};
+use sublet_tests::functions::{library, package};
+use sublet_tests::platform::{Platform, assert_echoes, sublet};
+use sublet_tests::process::stay_on_lowest_core;
+
+const MIB: u64 = 1 << 20;
+
+/// A command whose program is another one, which executes it.
+fn wrapped<A: AsRef<OsStr>>(wrapper: &str, arguments: &[A], command: &Command) -> Command {
+    let mut wrapped = Command::new(wrapper);
+    wrapped.args(arguments).arg(command.get_program()).args(command.get_args());
+    for (variable, value) in command.get_envs() {
+        match value {
+            Some(value) => wrapped.env(variable, value),
+            None => wrapped.env_remove(variable),
+        };
+    }
+    wrapped
+}
+
+fn up(state: &Path) -> Command {
+    let mut up = sublet();
+    up.args(["up", "--json", "--state"]).arg(state).stdin(Stdio::null()).stdout(Stdio::piped());
+    up
+}
+
+/// Why a command failed: its code and message.
+#[track_caller]
+fn refused(output: &Output) -> (String, String) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    let line = said.lines().last().unwrap_or_default();
+    let error: Value = serde_json::from_str(line).unwrap_or_else(|_| panic!("no JSON: {said}"));
+    let text = |field: &str| error["error"][field].as_str().unwrap_or_default().to_owned();
+    (text("code"), text("message"))
+}
+
+/// Has a shell do something before it becomes the command.
+fn after(preparation: &str) -> [String; 3] {
+    ["-c".into(), format!("{preparation}\nexec \"$@\""), "sh".into()]
+}
+
+#[test]
+fn refuses_to_start_without_user_namespaces() {
+    let folder = tempfile::tempdir().unwrap();
+    // In a namespace of users that may have none below it, without the rights over it, as in a container.
+    let none = after("echo 0 > /proc/sys/user/max_user_namespaces");
+    let without_rights = wrapped("setpriv", &["--bounding-set=-all", "--inh-caps=-all"], &up(folder.path()));
+    let shell = wrapped("sh", &none, &without_rights);
+    let unshared = wrapped("unshare", &["--user", "--map-root-user"], &shell);
+    // A node that starts all the same would never end.
+    let output = wrapped("timeout", &["60"], &unshared).output().unwrap();
+    let (code, message) = refused(&output);
+    assert_eq!((output.stdout.len(), code.as_str()), (0, "system"), "{message}");
+    for part in ["functions cannot be isolated on this machine", "user.max_user_namespaces", "--security-opt"]
+    {
+        assert!(message.contains(part), "{message}");
+    }
+}
+
+/// A control group of a controller of version 1 or of version 2, nested in that of this process, which is removed at the end.
+struct Group(PathBuf);
+
+impl Group {
+    /// With these files written; nothing where this process may make none.
+    fn make(controller: &str, files: &[(&str, &str)]) -> Option<Group> {
+        let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let is_it = |line: &&str| {
+            line.split(':').nth(1).is_some_and(|words| words.split(',').any(|word| word == controller))
+        };
+        let path = groups.lines().find(is_it)?.splitn(3, ':').nth(2)?.trim_start_matches('/');
+        let folder = Path::new("/sys/fs/cgroup").join(controller).join(path);
+        let folder = folder.join(format!("hosts-{}/inner", std::process::id()));
+        fs::create_dir_all(&folder).ok()?;
+        let group = Group(folder);
+        for (file, text) in files {
+            fs::write(group.0.parent()?.join(file), text).ok()?;
+        }
+        Some(group)
+    }
+
+    /// What a shell does to be in it.
+    fn enter(&self) -> String {
+        format!("echo $$ > {}/cgroup.procs", self.0.display())
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // The agent's own groups may be in there still, for which nobody waits.
+        sublet_tests::process::wait_until("the group is empty", || {
+            let below = fs::read_dir(&self.0).into_iter().flatten().flatten();
+            below.filter(|entry| entry.path().is_dir()).for_each(|entry| drop(fs::remove_dir(entry.path())));
+            fs::remove_dir(&self.0).is_ok()
+        });
+        let _ = self.0.parent().map(fs::remove_dir);
+    }
+}
+
+#[test]
+fn lends_what_nested_control_groups_allow() {
+    let limit = (512 * MIB).to_string();
+    let memory = Group::make("memory", &[("memory.limit_in_bytes", &limit)]);
+    let quota = [("cpu.cfs_period_us", "100000"), ("cpu.cfs_quota_us", "100000")];
+    let (Some(memory), Some(cpu)) = (memory, Group::make("cpu", &quota)) else {
+        println!(
+            "skipped: this user may make no control groups of version 1; version 2 is tested by its files alone"
+        );
+        return;
+    };
+    let enter = after(&format!("{}\n{}", memory.enter(), cpu.enter()));
+    let platform = Platform::start_by(|up| wrapped("sh", &enter, up));
+    let lent = platform.said["node"]["memory_bytes"].as_u64().unwrap();
+    assert_eq!((platform.cores(), lent), (1, 512 * MIB / 4 * 3), "{}", platform.said);
+    platform.assert_serves();
+    let folder = tempfile::tempdir().unwrap();
+    for (flags, named) in [(&["--memory", "1GiB"][..], "control"), (&["--cores", "2"], "quota")] {
+        let mut asks = up(folder.path());
+        let (code, message) = refused(&wrapped("sh", &enter, asks.args(flags)).output().unwrap());
+        assert!(code == "insufficient_resources" && message.contains(named), "{code}: {message}");
+    }
+    drop(platform);
+}
+
+#[test]
+fn serves_from_a_state_folder_whose_sockets_have_long_paths() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("t".repeat(90)).join("u".repeat(90));
+    let platform = Platform::start_in(&state);
+    platform.assert_serves();
+    let input = folder.path().join("input");
+    fs::write(&input, "far").unwrap();
+    let call = ["call", package("calls.c").as_str(), "--input"].map(str::to_owned);
+    let called = platform.run(&[&call[..], &[input.display().to_string()]].concat());
+    // A path alone names no function.
+    assert!(!called.status.success());
+    assert!(platform.run(&["deploy", &package("calls.c")]).status.success());
+    let called = platform.run(&["call", "libcalls/echo", "--input", input.to_str().unwrap()]);
+    assert_eq!(called.stdout, b"far", "{}", String::from_utf8_lossy(&called.stderr));
+    let socket = state.join("agent.sock");
+    assert!(platform.run(&["sandbox", "--agent", socket.to_str().unwrap(), "state"]).status.success());
+}
+
+#[test]
+fn address_space_is_reserved_by_need() {
+    let limited = ["--as=3221225472"];
+    let platform = Platform::start_by(|up| wrapped("prlimit", &limited, up));
+    let library = library("calls.c");
+    assert!(platform.run(&["deploy", library.to_str().unwrap()]).status.success());
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("input"), folder.path().join("output"));
+    let bytes: Vec<u8> = (0..40 * MIB).map(|index| (index >> 3) as u8).collect();
+    fs::write(&input, &bytes).unwrap();
+    let mut call = platform.command();
+    call.args(["call", "libcalls/echo", "--input"]).arg(&input).arg("--output").arg(&output);
+    let called = wrapped("prlimit", &["--as=1073741824"], &call).output().unwrap();
+    assert!(called.status.success(), "{}", String::from_utf8_lossy(&called.stderr));
+    assert!(fs::read(&output).unwrap() == bytes, "the output is another");
+    // What does not fit is told with the limit.
+    let called = wrapped("prlimit", &["--as=134217728"], call.arg("--json")).output().unwrap();
+    if !called.status.success() {
+        let (code, message) = refused(&called);
+        assert!(code == "limit_too_low" && message.contains("ulimit -v"), "{code}: {message}");
+    }
+}
+
+#[test]
+fn a_node_with_too_low_limits_does_not_start() {
+    let folder = tempfile::tempdir().unwrap();
+    for (limit, named) in [("--nofile=128", "ulimit -n"), ("--fsize=1048576", "ulimit -f")] {
+        let output = wrapped("prlimit", &[limit], &up(folder.path())).output().unwrap();
+        let (code, message) = refused(&output);
+        assert!(code == "limit_too_low" && message.contains(named), "{code}: {message}");
+    }
+    // A soft limit is raised as far as the hard one allows.
+    let soft = Platform::start_by(|up| wrapped("prlimit", &["--nofile=128:4096"], up));
+    soft.assert_serves();
+}
+
+#[test]
+fn a_client_with_a_too_low_limit_of_file_sizes_is_told() {
+    let platform = Platform::start();
+    assert!(platform.run(&["deploy", &package("calls.c")]).status.success());
+    let mut call = platform.command();
+    call.args(["call", "libcalls/echo", "--json", "--output", "/dev/null"]).stdin(Stdio::null());
+    let (code, message) = refused(&wrapped("prlimit", &["--fsize=65536"], &call).output().unwrap());
+    assert!(code == "limit_too_low" && message.contains("ulimit -f"), "{code}: {message}");
+}
+
+#[test]
+fn client_and_agent_have_pid_namespaces_of_their_own() {
+    let platform = Platform::start();
+    assert!(platform.run(&["deploy", &package("calls.c")]).status.success());
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("input");
+    fs::write(&input, "elsewhere").unwrap();
+    let mut call = platform.command();
+    call.args(["call", "libcalls/echo", "--input"]).arg(&input);
+    let own = ["--pid", "--fork", "--mount-proc", "--kill-child"];
+    let called = wrapped("unshare", &own, &call).output().unwrap();
+    assert_eq!(called.stdout, b"elsewhere", "{}", String::from_utf8_lossy(&called.stderr));
+    drop(platform);
+    let inside = Platform::start_by(|up| wrapped("unshare", &own, up));
+    inside.assert_serves();
+}
+
+#[test]
+fn warns_a_client_whose_hot_workers_have_every_core() {
+    const CHILD: &str = "SUBLET_TEST_HOT_CLIENT";
+    if let Ok(address) = std::env::var(CHILD) {
+        stay_on_lowest_core();
+        let mut client = sublet::Invoker::connect_to(&address).unwrap();
+        for (cores, policy) in [(1, Policy::AlwaysWarm), (2, Policy::AlwaysWarm), (2, Policy::AlwaysHot)] {
+            eprintln!("allocating");
+            client.allocate(&Allocation::new(package("calls.c")).cores(cores).policy(policy)).unwrap();
+            assert_echoes(&client);
+            client.deallocate().unwrap();
+        }
+        return;
+    }
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let platform = Platform::start();
+    if cores != 2 {
+        println!("skipped: made for a machine of 2 cores, this one has {cores}");
+        return;
+    }
+    let own = std::env::current_exe().unwrap();
+    let name = "warns_a_client_whose_hot_workers_have_every_core";
+    let client =
+        Command::new(own).args(["--exact", name, "--nocapture"]).env(CHILD, platform.address()).output();
+    let said = String::from_utf8_lossy(&client.unwrap().stderr).into_owned();
+    let parts: Vec<&str> = said.split("allocating\n").collect();
+    assert!(parts.len() == 4 && parts[3].contains("always hot workers poll on all 2 cores"), "{said}");
+    assert!(!parts[..3].concat().contains("always hot"), "{said}");
+}
