@@ -39,6 +39,7 @@ mod journal;
 mod kernels;
 mod ledger;
 mod links;
+mod logs;
 mod manager;
 mod managers;
 mod message;
@@ -84,6 +85,7 @@ use crate::images::Images;
 use crate::journal::Journal;
 use crate::kernels::Kernels;
 use crate::ledger::Ledger;
+use crate::logs::Logs;
 use crate::managers::Managers;
 use crate::neighbours::Neighbours;
 use crate::node::Node;
@@ -100,6 +102,7 @@ use crate::state::{StateFolder, system, utf8};
 pub use crate::capacity::{MAX_SHARED_CORES, MAX_WORKERS_PER_CORE, SharedCores};
 pub use crate::command::{command, sandboxes};
 pub use crate::gate::{Network, automatic_fabrics};
+pub use crate::logs::{LOGS, read_log};
 pub use crate::node::Clients;
 pub use crate::runtimes::Warm;
 
@@ -291,6 +294,7 @@ fn node(
         lends_network: options.lend_network,
         container_runtime: options.container_runtime.as_deref().map(find_runtime).transpose()?,
         sandboxes,
+        logs: Arc::new(Logs::open(&state.path)?),
         calibration,
         pool: Pool::new(Resources::new(cores, memory_bytes, shared_places)?),
         ledger: Arc::new(Ledger::new(&options.name)),

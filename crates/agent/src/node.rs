@@ -14,6 +14,7 @@ use crate::gate::Gate;
 use crate::images::Images;
 use crate::kernels::Kernels;
 use crate::ledger::Ledger;
+use crate::logs::Logs;
 use crate::managers::Managers;
 use crate::neighbours::Neighbours;
 use crate::packages::Packages;
@@ -49,6 +50,8 @@ pub(crate) struct Node {
     pub(crate) shim: Shim,
     /// Where those of all leases are made.
     pub(crate) sandboxes: Arc<Maker>,
+    /// What their functions print.
+    pub(crate) logs: Arc<Logs>,
     /// Of the time-stamp counter, since the agent's start.
     pub(crate) calibration: Calibration,
     pub(crate) pool: Pool,

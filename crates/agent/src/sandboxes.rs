@@ -91,6 +91,7 @@ impl Maker {
             env: Vec::new(),
             folder: None,
             control: nowhere()?,
+            log: None,
             network: Network::None,
             devices: Devices::None,
             limits,

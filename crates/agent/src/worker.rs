@@ -25,6 +25,7 @@ use sublet_sandbox::{
 use crate::attach::Attached;
 use crate::images::HeldImage;
 use crate::kernels;
+use crate::logs::Log;
 use crate::node::Node;
 use crate::packages::{Runnable, Unpacked};
 use crate::shared::{Occupancy, SlotHold};
@@ -54,6 +55,7 @@ pub(crate) struct WorkerProcess {
     sandboxes: Arc<Sandboxes>,
     sandbox: Made,
     package: Arc<Unpacked>,
+    _log: Log,
     /// In which it runs, if in one.
     _image: Option<HeldImage>,
     /// On shared cores, until it is known to be dead.
@@ -99,7 +101,8 @@ impl WorkerProcess {
         let sandboxes = node.sandboxes.current()?;
         let image = node.images.hold(runnable.build())?;
         let of_shim = who(node, held, runnable.build());
-        let mut spec = spec((kind, program), held, &runnable, inside);
+        let log = node.logs.begin(&held.lease.id)?;
+        let mut spec = Spec { log: Some(log.file()?), ..spec((kind, program), held, &runnable, inside) };
         if let Some(held) = &image {
             contain(&mut spec, node.container_runtime.as_deref(), &held.image);
         }
@@ -113,7 +116,8 @@ impl WorkerProcess {
             None => Entrance::Open { _admission: node.shim.admit(shim, of_shim, reserved) },
             Some(_) => Entrance::Closed(Some((shim, of_shim))),
         };
-        let worker = WorkerProcess { sandboxes, sandbox, package, _image: image, occupancy, entrance };
+        let worker =
+            WorkerProcess { sandboxes, sandbox, package, _log: log, _image: image, occupancy, entrance };
         Ok((worker, started, outside))
     }
 
@@ -265,6 +269,7 @@ fn spec(
         env,
         folder: Some(package.folder.clone()),
         control: control.into(),
+        log: None,
         network: if dials { Network::Host } else { Network::None },
         devices,
         limits: Limits {

@@ -112,9 +112,10 @@ impl Sandboxes {
 
     fn make(&self, specs: Vec<Spec>, start: bool) -> Vec<Result<Made, SandboxError>> {
         let count = specs.len();
-        let (specs, controls): (Vec<_>, Vec<_>) = specs.into_iter().map(encode_spec).unzip();
+        let (specs, descriptors): (Vec<_>, Vec<_>) = specs.into_iter().map(encode_spec).unzip();
+        let descriptors: Vec<_> = descriptors.into_iter().flatten().collect();
         let request = SandboxRequest { body: Some(Body::Create(SandboxCreate { specs, start })) };
-        let (answers, fds) = match self.exchange(&request, &controls) {
+        let (answers, fds) = match self.exchange(&request, &descriptors) {
             Ok(reply) => reply,
             Err(error) => return wire::each(count, &error),
         };

@@ -34,6 +34,7 @@ mod container;
 mod delegate;
 mod init;
 mod landlock;
+mod output;
 mod plan;
 mod privileges;
 mod report;
@@ -48,6 +49,7 @@ use std::rc::Rc;
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal};
 
 use crate::system;
+pub(crate) use output::Target;
 pub(crate) use plan::Plan;
 pub(crate) use report::{Order, Report, Step};
 pub(crate) use root::{DRIVER_FOLDERS, GPU_NODES, MountPoint, PROGRAM, SYSTEM_FOLDERS};
@@ -82,7 +84,7 @@ pub(crate) fn run(blank: &Blank) -> ! {
     match prepared {
         Ok(plan) => {
             await_start(link);
-            init::run(&plan, blank)
+            init::run(plan, blank)
         }
         Err((step, error)) => give_up(link, step, &error),
     }

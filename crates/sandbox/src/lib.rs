@@ -170,6 +170,9 @@ pub struct Spec {
     pub folder: Option<PathBuf>,
     /// Its connection to the outside: the program finds it as descriptor 0.
     pub control: OwnedFd,
+    /// A file for what its program prints, open for reading and writing; the program does not get it. Without one the
+    /// output goes to the spawner's standard error, each line labelled with the sandbox's id.
+    pub log: Option<OwnedFd>,
     /// What it reaches by the network.
     pub network: Network,
     /// What it has of the host's devices.

@@ -108,9 +108,10 @@ pub(crate) fn variable(name: &OsStr, value: &OsStr) -> Vec<u8> {
     [name.as_bytes(), b"=", value.as_bytes()].concat()
 }
 
-/// What the spawner is told of a specification, and the descriptor that goes beside it.
-pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, OwnedFd) {
-    let Spec { kind, program, args, env, folder, control, network, devices, limits } = spec;
+/// What the spawner is told of a specification, and the descriptors that go beside it: the control socket, and the log if it
+/// has one.
+pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, Vec<OwnedFd>) {
+    let Spec { kind, program, args, env, folder, control, log, network, devices, limits } = spec;
     let program_inside = matches!(program, Program::Inside(_));
     let bytes = |path: &Path| path.as_os_str().as_bytes().to_vec();
     let mut template = None;
@@ -142,15 +143,24 @@ pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, OwnedFd) {
         runtime: bytes(&runtime),
         template,
         devices: encode_devices(devices),
+        has_log: log.is_some(),
     };
-    (message, control)
+    (message, std::iter::once(control).chain(log).collect())
 }
 
 /// The specification that a message means.
-pub(crate) fn decode_spec(message: SandboxSpec, control: OwnedFd) -> Result<Spec, SandboxError> {
+pub(crate) fn decode_spec(
+    message: SandboxSpec,
+    control: Option<OwnedFd>,
+    log: Option<OwnedFd>,
+) -> Result<Spec, SandboxError> {
     let invalid = |why| {
         SandboxError::system("reading a specification", io::Error::new(io::ErrorKind::InvalidData, why))
     };
+    let control = control.ok_or_else(|| invalid("it has no control socket"))?;
+    if message.has_log && log.is_none() {
+        return Err(invalid("its log was not passed with it"));
+    }
     let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
     let layers = message.layers.len();
     let image = Image {
@@ -181,6 +191,7 @@ pub(crate) fn decode_spec(message: SandboxSpec, control: OwnedFd) -> Result<Spec
         env: env.collect::<Result<_, _>>()?,
         folder: Some(message.folder).filter(|folder| !folder.is_empty()).map(path),
         control,
+        log,
         network: if message.host_network { Network::Host } else { Network::None },
         devices: decode_devices(message.devices),
         limits: Limits {

@@ -16,6 +16,7 @@ mod files;
 mod graph;
 mod image;
 mod lease;
+mod logs;
 mod manager;
 mod output;
 pub(crate) mod parse;
@@ -48,6 +49,7 @@ Examples:
   sublet call libx/f --input in --output out     call one of them
   sublet ps                                      what is there, and who uses it
   sublet pus                                     what it computes with: processors, devices, prices, neighbours
+  sublet logs LEASE                              what the functions of a lease have printed
   sublet bill                                    what it has cost
   sublet graph show app.json                     draw an application of several components
   sublet fabrics                                 what can carry calls on this machine
@@ -90,6 +92,7 @@ enum Command {
     Ps(ps::Arguments),
     Pus(pus::Arguments),
     Lease(lease::Arguments),
+    Logs(logs::Arguments),
     Bill(bill::Arguments),
     Graph(graph::Arguments),
     Token(token::Arguments),
@@ -178,6 +181,7 @@ fn run(command: Command, output: &Output) -> Result<(), Error> {
         Command::Ps(arguments) => ps::run(&arguments, output),
         Command::Pus(arguments) => pus::run(&arguments, output),
         Command::Lease(arguments) => lease::run(&arguments, output),
+        Command::Logs(arguments) => logs::run(&arguments, output),
         Command::Bill(arguments) => bill::run(&arguments, output),
         Command::Token(arguments) => token::run(&arguments, output),
         Command::Tenant(arguments) => tenant::run(&arguments, output),

@@ -49,6 +49,7 @@ impl Builder {
             env: environment(),
             folder: folder.map(Path::to_owned),
             control: inside.into(),
+            log: None,
             network: Network::None,
             devices: devices_of(kind),
             limits,

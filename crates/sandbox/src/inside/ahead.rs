@@ -19,6 +19,7 @@ use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair}
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 
 use super::init::{self, Side, Started};
+use super::output::Output;
 use super::{Blank, Order, Plan, Report, Step, await_start, become_sandbox, give_up, make_ready, plan};
 use super::{privileges, restrict};
 use crate::system;
@@ -36,7 +37,7 @@ pub(crate) fn live(blank: Blank) -> Ahead {
     let forked = make_ready(&blank).and_then(|()| fork(&blank));
     match forked {
         Ok((Side::Program(output), first)) => Ahead { blank, first, output },
-        Ok((Side::First(started), program)) => lead(&blank, &program, started),
+        Ok((Side::First(started, pipe), program)) => lead(&blank, &program, started, pipe),
         Err((step, error)) => give_up(blank.link.as_fd(), step, &error),
     }
 }
@@ -56,18 +57,17 @@ fn fork(blank: &Blank) -> Result<(Side, OwnedFd), (Step, io::Error)> {
 }
 
 /// What the first process does from then on.
-fn lead(blank: &Blank, program: &OwnedFd, started: Started) -> ! {
+fn lead(blank: &Blank, program: &OwnedFd, started: Started, pipe: OwnedFd) -> ! {
     let link = blank.link.as_fd();
     let prepared = plan::receive(link).map_err(|error| (Step::Plan, error)).and_then(|mut plan| {
         become_sandbox(blank, &mut plan)?;
-        pass_on(plan, program.as_fd())
+        let output = Output::new(pipe, plan.output.take(), plan.id);
+        pass_on(plan, program.as_fd()).map(|()| output)
     });
-    if let Err((step, error)) = prepared {
-        give_up(link, step, &error);
-    }
+    let output = prepared.unwrap_or_else(|(step, error)| give_up(link, step, &error));
     await_start(link);
     if Order::Start.send(program.as_fd()).is_ok() {
-        let _ = started.attend().send(link);
+        let _ = started.attend(output).send(link);
     }
     system::leave(0)
 }

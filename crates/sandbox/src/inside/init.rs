@@ -10,18 +10,17 @@ use rustix::io::{Errno, retry_on_intr};
 use rustix::pipe::PipeFlags;
 use rustix::process::{Pid, Resource, Rlimit, WaitOptions, WaitStatus, setrlimit, wait};
 
+use super::output::{Output, Target};
 use super::{Blank, NOT_EXECUTED, Plan, Report, Step, delegate};
 use crate::system;
 
-/// What is passed on at once, in bytes: no more than a pipe takes in one piece.
-const CHUNK_BYTES: usize = 4096;
-
-pub(super) fn run(plan: &Plan, blank: &Blank) -> ! {
+pub(super) fn run(mut plan: Plan, blank: &Blank) -> ! {
     let link = blank.link.as_fd();
-    match start(plan, blank) {
-        Ok(started) => {
+    let target = plan.output.take();
+    match start(&plan, target, blank) {
+        Ok((started, output)) => {
             let _ = Report::Running.send(link);
-            let _ = started.attend().send(link);
+            let _ = started.attend(output).send(link);
         }
         Err((step, error)) => drop(Report::failed(step, &error).send(link)),
     }
@@ -30,36 +29,29 @@ pub(super) fn run(plan: &Plan, blank: &Blank) -> ! {
 
 /// After a fork, what either process has.
 pub(super) enum Side {
-    First(Started),
+    /// With the end of a pipe from which what the program prints is read.
+    First(Started, OwnedFd),
     /// Where what the program prints goes.
     Program(OwnedFd),
 }
 
-/// The program's process, what becomes readable when a process here has ended, and what is printed.
+/// The program's process, and what becomes readable when a process here has ended.
 pub(super) struct Started {
     program: Pid,
     ends: OwnedFd,
-    output: Output,
 }
 
 impl Started {
-    /// Waits for the end of the program.
-    pub(super) fn attend(self) -> Report {
-        let Started { program, ends, mut output } = self;
+    /// Waits for the end of the program, and passes on what it prints.
+    pub(super) fn attend(self, mut output: Output) -> Report {
+        let Started { program, ends } = self;
         loop {
             if let Some(report) = reap(program) {
-                // What it still said; as much as is taken at once.
-                while output.pass_on() {}
+                output.finish();
                 return report;
             }
-            let mut watched = vec![PollFd::new(&ends, PollFlags::IN)];
-            match &output.pipe {
-                _ if !output.pending.is_empty() => {
-                    watched.push(PollFd::from_borrowed_fd(rustix::stdio::stderr(), PollFlags::OUT));
-                }
-                Some(pipe) => watched.push(PollFd::new(pipe, PollFlags::IN)),
-                None => {}
-            }
+            let mut watched = output.watched();
+            watched.push(PollFd::new(&ends, PollFlags::IN));
             let _ = poll(&mut watched, None);
             // What it says does not matter: it was readable, and is not any more.
             let _ = rustix::io::read(&ends, &mut [0; 128]);
@@ -87,29 +79,33 @@ pub(super) fn fork(
     all.extend([STDERR_FILENO, ends.as_raw_fd(), read.as_raw_fd()]);
     system::keep_only(&mut all).map_err(at_fork)?;
     std::mem::forget(write);
-    Ok(Side::First(Started { program, ends, output: Output { pipe: Some(read), pending: Vec::new() } }))
+    // A limit of file sizes that it has inherited is to cost what exceeds it, and not this process.
+    system::ignore_file_size_signal().map_err(at_fork)?;
+    Ok(Side::First(Started { program, ends }, read))
 }
 
 /// Forks the program's process. Comes back when that has become the program, or has ended.
-fn start(plan: &Plan, blank: &Blank) -> Result<Started, (Step, io::Error)> {
+fn start(plan: &Plan, target: Option<Target>, blank: &Blank) -> Result<(Started, Output), (Step, io::Error)> {
     let link = &blank.link;
-    let mut started = match fork(system::fork_until_exec, &[link.as_fd()])? {
-        Side::First(started) => started,
+    let kept: Vec<_> = [link.as_fd()].into_iter().chain(target.as_ref().map(Target::as_fd)).collect();
+    let (mut started, pipe) = match fork(system::fork_until_exec, &kept)? {
+        Side::First(started, pipe) => (started, pipe),
         Side::Program(output) => {
             let Err((step, error)) = become_program(plan, link, &output);
             let _ = Report::failed(step, &error).send(link.as_fd());
             system::leave(NOT_EXECUTED)
         }
     };
+    let mut output = Output::new(pipe, target, plan.id);
     if plan.is_delegated() {
         let made = delegate::container(started.program);
         // Why there is none it has said.
-        while started.output.pass_on() {}
+        while output.pass_on() {}
         started.program = made.map_err(|error| (Step::Runtime, error))?;
         let told = Report::Started.send_for(link.as_fd(), started.program);
         told.map_err(|error| (Step::Fork, error))?;
     }
-    Ok(started)
+    Ok((started, output))
 }
 
 fn become_program(
@@ -142,46 +138,6 @@ fn limit(plan: &Plan) -> Result<(), Errno> {
         setrlimit(resource, at_most(0))?;
     }
     plan.processes.map_or(Ok(()), |processes| setrlimit(Resource::Nproc, at_most(processes.into())))
-}
-
-/// What the program prints, on its way to whatever the spawner has as standard error. The program has a pipe, and not
-/// that itself: it could cut off a file, or type into a terminal.
-struct Output {
-    /// Until its other end is closed.
-    pipe: Option<OwnedFd>,
-    pending: Vec<u8>,
-}
-
-impl Output {
-    /// Moves some of it, as far as that can be done without waiting; says whether something was moved.
-    fn pass_on(&mut self) -> bool {
-        if self.pending.is_empty() {
-            return self.take();
-        }
-        let mut ready = [PollFd::from_borrowed_fd(rustix::stdio::stderr(), PollFlags::OUT)];
-        if !poll(&mut ready, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 }))
-            .is_ok_and(|count| count > 0)
-        {
-            return false;
-        }
-        match retry_on_intr(|| rustix::io::write(rustix::stdio::stderr(), &self.pending)) {
-            Ok(written) => drop(self.pending.drain(..written)),
-            // Nobody is there to read it.
-            Err(_) => self.pending.clear(),
-        }
-        true
-    }
-
-    fn take(&mut self) -> bool {
-        let Some(pipe) = &self.pipe else { return false };
-        let mut bytes = [0; CHUNK_BYTES];
-        match retry_on_intr(|| rustix::io::read(pipe, &mut bytes)) {
-            Ok(0) => self.pipe = None,
-            Ok(count) => self.pending.extend_from_slice(&bytes[..count]),
-            Err(_) => return false,
-        }
-        true
-    }
 }
 
 /// Takes leave of processes that have ended, also of those that others have left to this one; says how the program

@@ -8,8 +8,12 @@ use std::path::Path;
 
 use sublet_proto::v1::SandboxPlan;
 
-use super::{MountPoint, PROGRAM};
-use crate::{Devices, Kind, Network, Program, Spec, wire};
+use super::{MountPoint, PROGRAM, Target};
+use crate::{Devices, Id, Kind, Network, Program, Spec, wire};
+
+/// How a plan says where output goes.
+const LOG: u32 = 1;
+const COMMON: u32 = 2;
 
 /// All that it has to know.
 pub(crate) struct Plan {
@@ -22,6 +26,10 @@ pub(crate) struct Plan {
     pub(super) args: Vec<CString>,
     pub(super) env: Vec<CString>,
     pub(super) control: OwnedFd,
+    /// Where what the program prints goes. The first process alone has it.
+    pub(super) output: Option<Target>,
+    /// The sandbox's id, by which output is labelled where it is not the only one's.
+    pub(super) id: u64,
     /// What it is shown of the host beneath [`crate::SCRATCH`], which is the sandbox's own, without the first slash.
     pub(super) kept: Vec<CString>,
     pub(super) network: Network,
@@ -41,6 +49,7 @@ pub(crate) struct LayerMounts {
 impl Plan {
     /// Of a sandbox with these mounts, those of its image's layers among them.
     pub(crate) fn new(
+        Id(id): Id,
         spec: Spec,
         mounts: Vec<(MountPoint, OwnedFd)>,
         layers: Vec<OwnedFd>,
@@ -59,6 +68,10 @@ impl Plan {
         };
         let name = spec.program.path().as_os_str().to_owned();
         let args = std::iter::once(name).chain(spec.args);
+        let output = match spec.log {
+            Some(log) => Target::Log(log),
+            None => Target::Common(rustix::stdio::stderr().try_clone_to_owned()?),
+        };
         let env = spec.env.iter().map(|(name, value)| CString::new(wire::variable(name, value)));
         Ok(Plan {
             mounts,
@@ -67,6 +80,8 @@ impl Plan {
             args: args.map(|word| CString::new(word.into_vec())).collect::<Result<_, _>>()?,
             env: env.collect::<Result<_, _>>()?,
             control: spec.control,
+            output: Some(output),
+            id,
             kept: kept.to_vec(),
             network: spec.network,
             devices: spec.devices,
@@ -108,10 +123,17 @@ impl Plan {
             runtime: runtime.map(bytes_of).unwrap_or_default(),
             kept: bytes(self.kept),
             devices: wire::encode_devices(self.devices),
+            id: self.id,
+            output: match &self.output {
+                None => 0,
+                Some(Target::Log(_)) => LOG,
+                Some(Target::Common(_)) => COMMON,
+            },
         };
         let mounts = self.mounts.iter().map(|(_, mount)| mount.as_fd());
         let layers = self.image.iter().flat_map(|image| image.layers.iter().map(AsFd::as_fd));
-        wire::send(link, &message, &mounts.chain(layers).chain([self.control.as_fd()]).collect::<Vec<_>>())
+        let own = [self.control.as_fd()].into_iter().chain(self.output.as_ref().map(Target::as_fd));
+        wire::send(link, &message, &mounts.chain(layers).chain(own).collect::<Vec<_>>())
     }
 }
 
@@ -119,6 +141,12 @@ impl Plan {
 pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<Plan> {
     // Without one the spawner is gone, and this process about to be killed.
     let (message, mut fds) = wire::receive::<SandboxPlan>(link)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+    let target = match message.output {
+        0 => None,
+        LOG => Some(Target::Log as fn(OwnedFd) -> Target),
+        _ => Some(Target::Common as fn(OwnedFd) -> Target),
+    };
+    let output = target.map(|target| fds.pop().map(target).ok_or(io::ErrorKind::InvalidData)).transpose()?;
     let control = fds.pop().ok_or(io::ErrorKind::InvalidData)?;
     let places = message.places.into_iter().map(MountPoint::of_number).collect::<Option<Vec<_>>>();
     let layers = message.layers as usize;
@@ -135,6 +163,8 @@ pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<Plan> {
         args: text(message.args)?,
         env: text(message.env)?,
         control,
+        output,
+        id: message.id,
         kept: text(message.kept)?,
         network: if message.host_network { Network::Host } else { Network::None },
         devices: wire::decode_devices(message.devices),

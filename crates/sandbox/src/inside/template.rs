@@ -26,6 +26,8 @@ pub(crate) struct Seed<'seed> {
     pub(crate) template: &'seed Template,
     /// To the spawner: its standard input.
     pub(crate) socket: OwnedFd,
+    /// Where it prints: a memory file, of which the spawner reads the end if it fails.
+    pub(crate) output: OwnedFd,
     /// The adapter, as a mount that is not anywhere yet.
     pub(crate) adapter: OwnedFd,
     /// As whom it runs, if not as the spawner's user, whose groups it then can leave.
@@ -36,12 +38,14 @@ pub(crate) struct Seed<'seed> {
 pub(crate) fn run(seed: Seed<'_>) -> ! {
     let name = seed.template.interpreter.display();
     let Err(error) = become_interpreter(&seed);
-    eprintln!("sublet-spawner: starting {name} as a template failed: {error}");
+    eprintln!("starting {name} failed: {error}");
     system::leave(NOT_EXECUTED)
 }
 
 fn become_interpreter(seed: &Seed<'_>) -> io::Result<std::convert::Infallible> {
     rustix::stdio::dup2_stdin(&seed.socket)?;
+    rustix::stdio::dup2_stdout(&seed.output)?;
+    rustix::stdio::dup2_stderr(&seed.output)?;
     system::keep_only(&mut [0, 1, 2, seed.adapter.as_raw_fd()])?;
     root::enter_template()?;
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;

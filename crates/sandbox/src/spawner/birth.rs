@@ -15,7 +15,7 @@ use super::template::Warm;
 use super::{Means, Workshop, root};
 use crate::inside::{self, Blank, NAMESPACES, Order, Plan, Report};
 use crate::system::{Clone, Fork, clone};
-use crate::{Kind, Network, SandboxError, Spec, USER};
+use crate::{Id, Kind, Network, SandboxError, Spec, USER};
 
 /// How long a new process may take for one step. It does what takes less than a millisecond.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
@@ -70,7 +70,7 @@ fn bring_forth(
 }
 
 /// Has a process that waits for it become a sandbox, which is not complete before [`await_made`].
-pub(super) fn begin(workshop: &mut Workshop, spec: Spec) -> Result<Sandbox, SandboxError> {
+pub(super) fn begin(workshop: &mut Workshop, id: Id, spec: Spec) -> Result<Sandbox, SandboxError> {
     let failed = |what: &'static str| move |error: io::Error| SandboxError::system(what, error);
     let program = spec.program.path();
     let named = |error| SandboxError::system(format!("showing a sandbox {}", program.display()), error);
@@ -84,8 +84,8 @@ pub(super) fn begin(workshop: &mut Workshop, spec: Spec) -> Result<Sandbox, Sand
     owned
         .map_err(failed("giving a container the files of its image (their file system has to map owners)"))?;
     sandbox.limit(&spec.limits).map_err(failed("limiting a sandbox"))?;
-    let plan =
-        Plan::new(spec, mounts, layers, &workshop.means.kept).map_err(failed("reading a specification"))?;
+    let plan = Plan::new(id, spec, mounts, layers, &workshop.means.kept)
+        .map_err(failed("reading a specification"))?;
     let told = plan.send(sandbox.link());
     told.map_err(|error| {
         reported(&sandbox).unwrap_or_else(|| failed("telling a sandbox what to become")(error))

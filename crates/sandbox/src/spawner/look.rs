@@ -115,19 +115,20 @@ fn run_inside(mut table: Table) -> Result<Exit, SandboxError> {
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(|errno| failed(errno.into()))?;
     let limits = Limits { cores: Vec::new(), memory_bytes: None, processes: None, scratch_bytes: 1 << 20 };
-    let (spec, control) = encode_spec(Spec {
+    let (spec, descriptors) = encode_spec(Spec {
         kind: Kind::Process,
         program,
         args: vec![INSIDE.into()],
         env: Vec::new(),
         folder: None,
         control,
+        log: None,
         network: Network::None,
         devices: Devices::None,
         limits,
     });
     let create = Body::Create(SandboxCreate { specs: vec![spec], start: true });
-    let (answers, pidfds) = table.serve(SandboxRequest { body: Some(create) }, vec![control]);
+    let (answers, pidfds) = table.serve(SandboxRequest { body: Some(create) }, descriptors);
     let answer = answers.into_iter().next().unwrap_or_default();
     let (id, _) = decode_answer(answer, "create")?;
     if let Some(pidfd) = pidfds.first() {

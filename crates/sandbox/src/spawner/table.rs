@@ -58,8 +58,13 @@ impl Table {
         create: SandboxCreate,
         fds: Vec<OwnedFd>,
     ) -> (Vec<SandboxAnswer>, Vec<BorrowedFd<'_>>) {
-        let begun: Vec<_> =
-            create.specs.into_iter().zip(fds).map(|(spec, control)| self.begin(spec, control)).collect();
+        let mut fds = fds.into_iter();
+        let begin = |spec: SandboxSpec| {
+            let control = fds.next();
+            let log = spec.has_log.then(|| fds.next()).flatten();
+            self.begin(spec, control, log)
+        };
+        let begun: Vec<_> = create.specs.into_iter().map(begin).collect();
         let mut made = begun;
         if create.start {
             // It finds the order when it is ready, and does not wait for this process in between.
@@ -84,11 +89,16 @@ impl Table {
         (answers, fds)
     }
 
-    fn begin(&mut self, spec: SandboxSpec, control: OwnedFd) -> (Id, Result<(), SandboxError>) {
+    fn begin(
+        &mut self,
+        spec: SandboxSpec,
+        control: Option<OwnedFd>,
+        log: Option<OwnedFd>,
+    ) -> (Id, Result<(), SandboxError>) {
         let id = Id(self.created);
         self.created += 1;
         let begun = if self.entries.len() < MAX_SANDBOXES {
-            decode_spec(spec, control).and_then(|spec| birth::begin(&mut self.workshop, spec))
+            decode_spec(spec, control, log).and_then(|spec| birth::begin(&mut self.workshop, id, spec))
         } else {
             Err(SandboxError::TooMany)
         };

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use rustix::time::Timespec;
@@ -20,12 +21,16 @@ use crate::{Limits, Template, wire};
 
 /// What it and what its modules allocate may have, in bytes: it is no tenant's, but tenants name the modules.
 const MEMORY_BYTES: u64 = 4 << 30;
+/// The end of what it has printed that is told, in bytes.
+const LAST_WORDS_BYTES: usize = 2048;
 const NAMESPACES: i32 = libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 
 /// A template. Killed when it is dropped; its copies go on.
 pub(super) struct Warm {
     pidfd: OwnedFd,
     socket: OwnedFd,
+    /// What it has printed, until it is warm. Tenants choose the modules, so it never goes to the operator's log as it is.
+    printed: Option<OwnedFd>,
     state: State,
     // What it has of the spawner's while it lives: dropped after it is dead.
     _cgroup: Option<Cgroup>,
@@ -44,14 +49,16 @@ impl Warm {
     pub(super) fn start(means: &mut Means, template: &Template) -> io::Result<Warm> {
         let (socket, theirs) = birth::link()?;
         let adapter = root::adapter(&template.adapter)?;
+        let output = memfd_create("sublet-template-output", MemfdFlags::CLOEXEC)?;
+        let printed = Some(output.try_clone()?);
         let cgroup = means.cgroups.make();
         let users = means.users.take()?;
         let user = users.first().map(User::number);
         let (pid, pidfd) = match clone(Clone { flags: NAMESPACES, cgroup: None, is_sibling: false })? {
-            Fork::Child => run(Seed { template, socket: theirs, adapter, user }),
+            Fork::Child => run(Seed { template, socket: theirs, output, adapter, user }),
             Fork::Parent(pid, pidfd) => (pid, pidfd),
         };
-        let warm = Warm { pidfd, socket, state: State::Starting, _cgroup: cgroup, _users: users };
+        let warm = Warm { pidfd, socket, printed, state: State::Starting, _cgroup: cgroup, _users: users };
         if let Some(cgroup) = &warm._cgroup {
             cgroup.limit(&limits())?;
             cgroup.adopt(pid)?;
@@ -76,9 +83,27 @@ impl Warm {
         }
         // What it says is only that.
         let said = wire::receive::<TemplateState>(self.socket.as_fd())?;
-        said.ok_or_else(|| io::Error::other("it ended before it was warm, and has printed why"))?;
+        said.ok_or_else(|| io::Error::other(self.last_words()))?;
         self.state = State::Ready(0);
+        self.printed = None;
         Ok(true)
+    }
+
+    /// Why it ended before it was warm, as it has printed.
+    fn last_words(&self) -> String {
+        let mut bytes = vec![0; LAST_WORDS_BYTES];
+        let read = self.printed.as_ref().map(|printed| {
+            let end = rustix::fs::fstat(printed)?.st_size.unsigned_abs();
+            rustix::io::pread(printed, &mut bytes, end.saturating_sub(LAST_WORDS_BYTES as u64))
+        });
+        bytes.truncate(read.and_then(Result::ok).unwrap_or(0));
+        let text = String::from_utf8_lossy(&bytes);
+        let lines = text.lines().map(str::trim_end).filter(|line| !line.is_empty());
+        let lines: Vec<_> = lines.map(|line| line.escape_debug().to_string()).collect();
+        match lines.as_slice() {
+            [] => "it ended before it was warm".to_owned(),
+            lines => format!("it ended before it was warm: {}", lines.join(" / ")),
+        }
     }
 
     /// Makes a copy of it that is the first process of a sandbox, with this connection.

@@ -167,6 +167,7 @@ pub fn probe(words: &[&str]) -> (Spec, UnixStream) {
         env: vec![("GIVEN".into(), "yes".into())],
         folder: None,
         control: OwnedFd::from(inside),
+        log: None,
         network: Network::None,
         devices: Devices::None,
         limits: Limits {

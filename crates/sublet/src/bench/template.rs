@@ -140,6 +140,7 @@ fn start(sandboxes: &Sandboxes, template: &Template, script: &Path) -> Result<St
         env: Vec::new(),
         folder: None,
         control: OwnedFd::from(inside),
+        log: None,
         network: Network::None,
         devices: Devices::None,
         limits: Limits {

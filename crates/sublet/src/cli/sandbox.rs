@@ -32,8 +32,9 @@ Examples:
   sublet sandbox delete 3 4                       forget two that have ended
   sublet sandbox state --json                     {\"sandboxes\": [{\"id\": 3, \"status\": \"stopped\", \"pid\": 71, ...}]}
 
-They are made by the node's agent, for its own user and for root. What a program prints goes to the agent's log. It finds
-shared libraries of the host, and else nothing of it. Sandboxes of leases are shown, and end with their leases alone.";
+They are made by the node's agent, for its own user and for root. What a program prints goes to the agent's log in lines that begin
+with [sandbox ID], at most 256 KiB a second. It finds shared libraries of the host, and else nothing of it. Sandboxes of
+leases are shown, and end with their leases alone.";
 
 /// Make, start, look at, kill and delete sandboxes of this node
 #[derive(Debug, Args)]

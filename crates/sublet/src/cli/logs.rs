@@ -1,0 +1,75 @@
+//! `sublet logs`: what the functions of a lease have printed, as the agent of this machine has kept it.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Serialize;
+use sublet_proto::{Code, Error};
+use sublet_runtime::access::default_state;
+
+use super::output::Output;
+
+const EXAMPLES: &str = "\
+Examples:
+  sublet ps                                     shows the leases
+  sublet logs LEASE                             what its functions have printed
+  sublet logs LEASE --state /var/lib/sublet     of an agent with this state folder
+
+The agent keeps the newest output of each lease, at most 1 MiB, and the logs of 128 leases that have ended. What Python
+functions print goes to their caller as well.";
+
+/// Show what the functions of a lease have printed on this machine
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// Which; `sublet ps` shows them
+    lease: String,
+
+    /// State folder of the agent [default: $SUBLET_STATE, $XDG_RUNTIME_DIR/sublet or ~/.local/state/sublet]
+    #[arg(long, value_name = "FOLDER")]
+    state: Option<PathBuf>,
+}
+
+/// The result.
+#[derive(Debug, Serialize)]
+struct Log<'lease> {
+    lease: &'lease str,
+    log: String,
+}
+
+/// Prints the log.
+pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
+    let state = arguments.state.clone().filter(|path| !path.as_os_str().is_empty());
+    let bytes = sublet_agent::read_log(&state.unwrap_or_else(default_state), &arguments.lease)?;
+    if output.is_for_people() && !std::io::stdout().is_terminal() {
+        return match std::io::stdout().lock().write_all(&bytes) {
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+                Err(Error::new(Code::System, format!("cannot write to standard output: {error}")))
+            }
+            _ => Ok(()),
+        };
+    }
+    let log = Log { lease: &arguments.lease, log: String::from_utf8_lossy(&bytes).into_owned() };
+    output.show(&log, |log| printable(&log.log))
+}
+
+/// Without control characters, which the terminal would obey.
+fn printable(text: &str) -> String {
+    let is_obeyed = |character: char| character.is_control() && !matches!(character, '\n' | '\t');
+    let shown = |character: char| match is_obeyed(character) {
+        true => format!("\\x{:02x}", u32::from(character)),
+        false => character.to_string(),
+    };
+    text.chars().map(shown).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_terminal_gets_no_control_characters() {
+        assert_eq!(printable("a\tb\n\x1b[2J\u{9b}c\r"), "a\tb\n\\x1b[2J\\x9bc\\x0d");
+    }
+}
