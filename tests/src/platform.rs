@@ -307,7 +307,9 @@ pub fn sublet() -> Command {
         );
     }
     let mut command = Command::new(program);
-    command.env_remove("SUBLET_MANAGER").env_remove("SUBLET_STATE").env("SUBLET_WORKER", worker);
+    // Without Python, which most tests do not need and which takes time to start.
+    command.env_remove("SUBLET_MANAGER").env_remove("SUBLET_STATE").env("SUBLET_PYTHON", "none");
+    command.env("SUBLET_WORKER", worker);
     command
 }
 

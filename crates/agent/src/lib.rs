@@ -79,6 +79,7 @@ use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Code, Error, pool, pu};
 use sublet_runtime::access::Access;
 use sublet_runtime::fabrics::own_host;
+use tracing::warn;
 
 use crate::gate::Gate;
 use crate::images::Images;
@@ -104,7 +105,7 @@ pub use crate::command::{command, sandboxes};
 pub use crate::gate::{Network, automatic_fabrics};
 pub use crate::logs::{LOGS, read_log};
 pub use crate::node::Clients;
-pub use crate::runtimes::Warm;
+pub use crate::runtimes::{Python, Warm};
 
 /// What an agent is told when it starts.
 #[derive(Clone, Debug)]
@@ -208,6 +209,11 @@ impl Agent {
     /// Where clients of other machines reach it, as `host:port`, if they can.
     pub fn address(&self) -> Option<&str> {
         self.node.gate.as_ref().map(|gate| gate.described.address.as_str())
+    }
+
+    /// The Python by which it executes functions, if it does.
+    pub fn python(&self) -> Option<&Path> {
+        self.node.sandboxes.runtimes.python()
     }
 
     /// Ends all leases, tells a manager, and returns when nothing of the agent runs any more.
@@ -315,10 +321,21 @@ fn node(
 
 /// Where sandboxes are made, once it is known that they can be.
 fn maker(options: &Options, (worker, spawner): (&Path, &Path), state: &StateFolder) -> Result<Maker, Error> {
-    let runtimes = Runtimes::find(&options.warm, spawner, &state.path)?;
-    let maker = Maker::start(spawner.to_owned(), state.path.join("root"), runtimes)?;
+    let start = |warm: &Warm| {
+        let runtimes = Runtimes::find(warm, spawner, &state.path)?;
+        Maker::start(spawner.to_owned(), state.path.join("root"), runtimes)
+    };
+    let maker = start(&options.warm)?;
     maker.try_process(worker)?;
-    Ok(maker)
+    match maker.try_copies() {
+        // It was not asked for, so the node does without it.
+        Err(error) if options.warm.python == Python::Found => {
+            warn!(%error, "functions in Python are not executed here");
+            drop(maker);
+            start(&Warm { python: Python::None, ..options.warm.clone() })
+        }
+        tried => tried.map(|()| maker),
+    }
 }
 
 /// The ids of its processing units.

@@ -8,23 +8,38 @@ use sublet_proto::package::{python_architecture, runs_on};
 use sublet_proto::v1::{PackageBuild, SandboxTemplate};
 use sublet_proto::{Code, Error};
 use sublet_sandbox::{Interpreter, Language, Template, decode_language};
+use tracing::info;
 
 use crate::{find_command, find_program, system};
 
 /// The program of a worker in Python: what its interpreter has loaded does the rest.
 const WORKER: &str = "import sublet_template\nsublet_template.work()\n";
+/// By which name a Python is looked for.
+const FOUND_PYTHON: &str = "python3";
 /// Where it stands in the agent's state folder.
 const WORKER_FILE: &str = "worker.py";
 
 /// Which interpreters are to be kept warm.
 #[derive(Clone, Debug, Default)]
 pub struct Warm {
-    /// A Python, by its path or name.
-    pub python: Option<PathBuf>,
+    /// A Python.
+    pub python: Python,
     /// A Node.js, by its path or name.
     pub node: Option<PathBuf>,
     /// The folder of modules that programs of the Node.js find, wherever they are.
     pub node_modules: Option<PathBuf>,
+}
+
+/// Which Python is to be kept warm.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Python {
+    /// None.
+    #[default]
+    None,
+    /// This one, by its path or name; the agent does not start if it does not work.
+    Named(PathBuf),
+    /// The `python3` that is found where programs are, if there is one that works.
+    Found,
 }
 
 /// See the [module](self).
@@ -56,9 +71,16 @@ impl Runtimes {
             Ok::<_, Error>(())
         };
         // Not the file that a link leads to: an environment is known by where its links are.
-        if let Some(program) = &warm.python {
-            let found = Interpreter::python(&find_command("Python", program)?);
-            add(Language::Python, found)?;
+        let python = |program: &Path| Ok::<_, Error>(Interpreter::python(&find_command("Python", program)?));
+        match &warm.python {
+            Python::None => {}
+            Python::Named(program) => add(Language::Python, python(program)?)?,
+            Python::Found => {
+                match python(Path::new(FOUND_PYTHON)).and_then(|found| add(Language::Python, found)) {
+                    Ok(()) => {}
+                    Err(error) => info!(%error, "functions in Python are not executed here"),
+                }
+            }
         }
         if let Some(program) = &warm.node {
             let modules: Vec<PathBuf> = warm.node_modules.iter().cloned().collect();
@@ -68,6 +90,23 @@ impl Runtimes {
         let worker = state.join(WORKER_FILE);
         fs::write(&worker, WORKER).map_err(|error| system("writing", &worker, &error))?;
         Ok(Runtimes { known, worker })
+    }
+
+    /// The Python that is kept warm.
+    pub(crate) fn python(&self) -> Option<&Path> {
+        let python = self.known.iter().find(|runtime| runtime.language == Language::Python);
+        python.map(|runtime| runtime.interpreter.program.as_path())
+    }
+
+    /// A specification for each, of a copy without modules of its own.
+    pub(crate) fn bare(&self) -> impl Iterator<Item = (Template, PathBuf)> + '_ {
+        let template = |runtime: &Runtime| Template {
+            language: runtime.language,
+            interpreter: runtime.interpreter.program.clone(),
+            adapter: runtime.adapter.clone(),
+            imports: Vec::new(),
+        };
+        self.known.iter().map(move |runtime| (template(runtime), self.worker.clone()))
     }
 
     /// What it executes packages for.
@@ -82,7 +121,10 @@ impl Runtimes {
         };
         let runtime = self.known.iter().find(is_for).ok_or_else(|| {
             let (library, wanted, offered) = (&build.library, &build.architecture, self.offered());
-            let here = if offered.is_empty() { "no Python".to_owned() } else { offered.join(", ") };
+            let here = match offered.is_empty() {
+                true => "no Python (its agent was started without --python)".to_owned(),
+                false => offered.join(", "),
+            };
             Error::new(
                 Code::WrongArchitecture,
                 format!("{library} is for {wanted}, and this node has {here}"),

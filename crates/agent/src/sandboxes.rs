@@ -76,6 +76,16 @@ impl Maker {
         })
     }
 
+    /// The same for a copy of each interpreter that is kept warm.
+    pub(crate) fn try_copies(&self) -> Result<(), Error> {
+        self.runtimes.bare().try_for_each(|(template, program)| {
+            let interpreter = template.interpreter.display().to_string();
+            self.try_one(Kind::Template(template), &program).map_err(|error| {
+                Error::new(error.code, format!("{interpreter} cannot be used: {}", error.message))
+            })
+        })
+    }
+
     fn try_one(&self, kind: Kind, program: &Path) -> Result<(), Error> {
         let sandboxes = self.current()?;
         let limits = Limits {

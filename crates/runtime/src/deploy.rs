@@ -4,6 +4,8 @@
 //! nothing but regular files and folders is opened. Everything else about the package is for
 //! [`package::validate`], which the manager asks.
 
+mod python;
+
 use std::fs::{self, DirEntry, File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -19,6 +21,9 @@ const MAX_DEPTH: usize = 32;
 const ANY_EXECUTE: u32 = 0o111;
 
 /// The encoded package of a folder with a `sublet.toml`, or of a bare shared object or WebAssembly module.
+///
+/// The module of a package in Python and what it always imports of the package are parsed, and its functions looked for, by an
+/// interpreter of this machine for which the package is, if there is one; nothing of the package is executed.
 ///
 /// The path itself may be a symbolic link, as installed libraries often are; nothing inside of a folder may.
 ///
@@ -42,6 +47,9 @@ pub fn read_package(path: &Path) -> Result<Vec<u8>, Error> {
     };
     let encoded = package::encode(&package);
     package::check_size(encoded.len() as u64)?;
+    if package.files.iter().any(|file| file.path.ends_with(".py")) {
+        python::check(path, &encoded)?;
+    }
     Ok(encoded)
 }
 
@@ -173,6 +181,49 @@ mod tests {
         let error = read_package(path).unwrap_err();
         assert_eq!(error.code, Code::InvalidPackage, "{error}");
         error.message
+    }
+
+    fn python_package(manifest: &str, files: &[(&str, &str)]) -> Result<Vec<u8>, Error> {
+        let folder = tempfile::tempdir().unwrap();
+        let head = "name = 'p'\nkind = 'python'\nlibrary = 'm.py'\n";
+        fs::write(folder.path().join(MANIFEST_FILE), format!("{head}{manifest}")).unwrap();
+        for (name, text) in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        read_package(folder.path())
+    }
+
+    #[test]
+    fn rejects_python_with_a_syntax_error() {
+        let function = "[[function]]\nname = 'f'\n";
+        let error = python_package(function, &[("m.py", "x = 1\ndef f(:\n")]).unwrap_err();
+        assert!(error.code == Code::InvalidPackage && error.message.contains("m.py:2"), "{error}");
+        // In what is imported always; other files may be for another Python.
+        for import in ["import inner.b", "from inner import b", "from .inner.b import c"] {
+            let module = format!("{import}\ndef f(): pass\n");
+            let files = [("m.py", module.as_str()), ("inner/b.py", "print 'old'\n")];
+            let error = python_package(function, &files).unwrap_err();
+            assert!(error.message.contains("inner/b.py:1"), "{import}: {error}");
+        }
+        let guarded = "try:\n  import old\nexcept SyntaxError:\n  old = None\ndef f(): pass\n";
+        python_package(function, &[("m.py", guarded), ("old.py", "print 'old'\n")]).unwrap();
+        // A machine without the package's own version does not judge it.
+        let other = "[[function]]\nname = 'f'\n[python]\nversion = '3.99'\n";
+        python_package(other, &[("m.py", "def f(:\n")]).unwrap();
+    }
+
+    #[test]
+    fn rejects_python_without_a_named_function() {
+        let functions = "[[function]]\nname = 'f'\n[[function]]\nname = 'g'\nsymbol = 'C.g'\n";
+        let check = |module| python_package(functions, &[("m.py", module)]);
+        check("class C:\n  def g(self): pass\ntry:\n  from os import fork as f\nexcept ImportError:\n  f = None\n").unwrap();
+        let error = check("def f(): return C.g\n").unwrap_err();
+        assert!(error.code == Code::InvalidPackage && error.message.contains("m.py has no C.g"), "{error}");
+        // What is bound when the module is executed cannot be known before.
+        check("from os.path import *\n").unwrap();
+        check("globals().update(f=1, C=2)\n").unwrap();
     }
 
     #[test]

@@ -30,12 +30,18 @@ pub struct Interpreter {
 }
 
 impl Interpreter {
-    /// That of this program, which is executed to say where its modules are: those of a virtual environment, too.
+    /// That of this program, which is executed to say where its modules are: those of a virtual environment, too. A shim, as
+    /// pyenv, asdf and others have in place of interpreters, leads to the interpreter that it starts in this process's
+    /// environment.
     ///
     /// # Errors
     /// If it is no Python, or a file is not where it says.
     pub fn python(program: &Path) -> Result<Interpreter, SandboxError> {
-        Interpreter::find(program, &["-I", "-c", ASK_PYTHON], 2).map_err(|source| {
+        let ask = ["-I", "-c", ASK_PYTHON];
+        let find = |program: &Path| Interpreter::find(program, &ask, 2);
+        let shim = |_| find(&told_by(Command::new(program).args(ask), 2)?.program);
+        let found = find(program).or_else(shim);
+        found.map_err(|source| {
             SandboxError::system(format!("asking the Python {}", program.display()), source)
         })
     }
@@ -56,22 +62,11 @@ impl Interpreter {
 
     /// What it tells of itself, with zeros in between: its path, and so many folders of its modules.
     fn find(program: &Path, ask: &[&str], folders: usize) -> io::Result<Interpreter> {
-        let output = Command::new(program)
-            .args(ask)
-            .env_clear()
-            .stdin(Stdio::null())
-            .stderr(Stdio::null())
-            .output()?;
-        let paths: Vec<_> = output.stdout.split(|&byte| byte == 0).map(path).collect();
-        let [program, version, told @ ..] = paths.as_slice() else {
-            return Err(io::Error::other(format!("it is none: it ended with {}", output.status)));
-        };
-        if told.len() != folders || !program.is_absolute() {
-            return Err(io::Error::other(format!("it is none: it ended with {}", output.status)));
-        }
-        let version = version.to_string_lossy().into_owned();
-        let (program, mut shown) = links(program)?;
-        for folder in told {
+        // As in a sandbox, which has nothing of this process's environment.
+        let Told { program, version, folders } =
+            told_by(Command::new(program).args(ask).env_clear(), folders)?;
+        let (program, mut shown) = links(&program)?;
+        for folder in folders {
             let folder = folder.canonicalize()?;
             if !OF_ALL.iter().any(|all| Path::new(all) == folder) {
                 shown.push(folder);
@@ -79,6 +74,30 @@ impl Interpreter {
         }
         Ok(Interpreter { program, version, shown })
     }
+}
+
+/// What an interpreter says of itself.
+struct Told {
+    program: PathBuf,
+    version: String,
+    folders: Vec<PathBuf>,
+}
+
+/// Executes an interpreter that is to say, with zeros in between, its path, its version and so many folders.
+fn told_by(command: &mut Command, folders: usize) -> io::Result<Told> {
+    let output = command.stdin(Stdio::null()).output()?;
+    let none = || {
+        let words = String::from_utf8_lossy(&output.stderr);
+        let why = words.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it printed nothing");
+        io::Error::other(format!("it is not an interpreter: {}, {why:.200}", output.status))
+    };
+    let mut paths = output.stdout.split(|&byte| byte == 0).map(path);
+    let (Some(program), Some(version)) = (paths.next(), paths.next()) else { return Err(none()) };
+    let told = Told { program, version: version.to_string_lossy().into_owned(), folders: paths.collect() };
+    if told.folders.len() != folders || !told.program.is_absolute() {
+        return Err(none());
+    }
+    Ok(told)
 }
 
 fn path(bytes: &[u8]) -> PathBuf {
@@ -108,7 +127,7 @@ fn really(file: &Path) -> io::Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
 
@@ -133,6 +152,26 @@ mod tests {
     #[test]
     fn what_is_no_python_is_named() {
         let error = Interpreter::python(Path::new("/bin/true")).unwrap_err().to_string();
-        assert!(error.contains("the Python /bin/true") && error.contains("it is none"), "{error}");
+        assert!(
+            error.contains("the Python /bin/true") && error.contains("it is not an interpreter"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_shim_leads_to_the_interpreter_that_it_starts() {
+        let real = Interpreter::python(Path::new("/usr/bin/python3")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let shim = folder.path().join("python3");
+        let write = |text: &str| {
+            fs::write(&shim, text).unwrap();
+            fs::set_permissions(&shim, fs::Permissions::from_mode(0o755)).unwrap();
+        };
+        // As those of pyenv do: found by what the environment says, which an interpreter in a sandbox has not.
+        write("#!/bin/sh\nexec \"${HOME:+/usr}/bin/python3\" \"$@\"\n");
+        assert_eq!(Interpreter::python(&shim).unwrap(), real);
+        write("#!/bin/sh\necho 'pyenv: python3: command not found' >&2\nexit 127\n");
+        let error = Interpreter::python(&shim).unwrap_err().to_string();
+        assert!(error.contains("127") && error.contains("pyenv: python3: command not found"), "{error}");
     }
 }

@@ -236,7 +236,15 @@ impl Parts {
             return Ok(());
         }
         let (name, builds, nodes) = (&package.name, package.info().architectures(), nodes.join(", "));
-        let message = format!("package {name} is for {builds}, but nodes are {nodes}");
+        let needs_python = package.builds.iter().all(|build| package::is_python(&build.architecture));
+        let message = if needs_python && !nodes.contains("python") {
+            format!(
+                "package {name} is for {builds}, but no node executes Python: start one by `sublet up --python PROGRAM` or \
+                 `sublet agent --python PROGRAM` (nodes are {nodes})"
+            )
+        } else {
+            format!("package {name} is for {builds}, but nodes are {nodes}")
+        };
         Err(Error::new(Code::WrongArchitecture, message))
     }
 

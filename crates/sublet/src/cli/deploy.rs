@@ -36,6 +36,16 @@ Examples:
       deadline_ms = 1000
       memory_bytes = 67108864
 
+  sublet deploy ./words       functions in Python, with a sublet.toml; a module that cannot be parsed, or that
+                              lacks a function, is refused:
+
+      name = \"words\"
+      kind = \"python\"
+      library = \"words.py\"
+
+      [[function]]
+      name = \"count\"
+
   sublet deploy ./vectors     kernels, with a sublet.toml that names each of them:
 
       name = \"vectors\"

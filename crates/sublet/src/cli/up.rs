@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
-use sublet_agent::{Agent, Clients, Network, SharedCores, Warm};
+use sublet_agent::{Agent, Clients, Network, Python, SharedCores, Warm};
 use sublet_manager::Manager;
 use sublet_proto::network::Fabric;
 use sublet_proto::price::{DEFAULT_PRICE, Prices};
 use sublet_proto::pu::PROCESSOR;
-use sublet_proto::v1::{NodeInfo, Price};
+use sublet_proto::v1::Price;
 use sublet_proto::{Code, Error};
 use sublet_runtime::access::{default_address, default_state, manager_address};
 use sublet_runtime::manager::ManagerClient;
@@ -26,7 +26,7 @@ use super::daemon::{
 use super::output::Output;
 use super::parse::{node_modules, show_bytes, size};
 use super::view::NodeView;
-use crate::config::agent::{Device, PLACES_OF_A_SHARED_CORE, device, wanted};
+use crate::config::agent::{Device, PLACES_OF_A_SHARED_CORE, device, python as wanted_python, wanted};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -86,9 +86,9 @@ pub(crate) struct Arguments {
     container_runtime: Option<PathBuf>,
 
     /// Execute functions in Python by this one, which is kept warm for sandboxes: by its path or name, as of a virtual
-    /// environment [default: $SUBLET_PYTHON, else none]
-    #[arg(long, value_name = "PROGRAM", env = "SUBLET_PYTHON", hide_env = true)]
-    python: Option<PathBuf>,
+    /// environment; none for none [default: $SUBLET_PYTHON, else the python3 that is found where programs are]
+    #[arg(long, value_name = "PROGRAM")]
+    python: Option<String>,
 
     /// Keep this Node.js warm for sandboxes, by its path or name [default: none]
     #[arg(long, value_name = "PROGRAM")]
@@ -149,6 +149,8 @@ struct Up {
     manager: String,
     state: PathBuf,
     pid: u32,
+    /// By which functions in Python are executed.
+    python: Option<PathBuf>,
     node: NodeView,
 }
 
@@ -186,7 +188,15 @@ async fn lend(
     let started = blocking(move || {
         let agent = Agent::start(options)?;
         let node = ManagerClient::connect_with(access)?.nodes()?.pop();
-        Ok((agent, announcement(manager_address(&state), state, node)))
+        let python = agent.python().map(Path::to_owned);
+        let up = Up {
+            manager: manager_address(&state),
+            state,
+            pid: std::process::id(),
+            python,
+            node: node.unwrap_or_default().into(),
+        };
+        Ok((agent, up))
     });
     let (agent, up) = started.await?;
     notify(Phase::Ready);
@@ -228,7 +238,11 @@ fn agent_options(arguments: Arguments, state: &Path, programs: Programs) -> subl
         spawner: programs.spawner,
         lend_network: arguments.lend_network,
         container_runtime: arguments.container_runtime,
-        warm: Warm { python: arguments.python, node: arguments.node, node_modules: arguments.node_modules },
+        warm: Warm {
+            python: python(arguments.python),
+            node: arguments.node,
+            node_modules: arguments.node_modules,
+        },
         registries: arguments.registries,
         pu: PROCESSOR.to_owned(),
         neighbours: Vec::new(),
@@ -245,14 +259,23 @@ fn agent_options(arguments: Arguments, state: &Path, programs: Programs) -> subl
     }
 }
 
-fn announcement(manager: String, state: PathBuf, node: Option<NodeInfo>) -> Up {
-    Up { manager, state, pid: std::process::id(), node: node.unwrap_or_default().into() }
+/// As the flag says, else the variable, else what is found.
+fn python(flag: Option<String>) -> Python {
+    let said = flag.or_else(|| std::env::var("SUBLET_PYTHON").ok()).filter(|text| !text.is_empty());
+    said.map_or(Python::Found, |text| wanted_python(&text))
 }
 
 fn text(up: &Up) -> String {
-    let Up { manager, node, .. } = up;
+    let Up { manager, node, python, .. } = up;
+    let cores = if node.cores == 1 { "core" } else { "cores" };
+    let python = match python {
+        Some(program) => {
+            format!("functions in Python run by {} (another one: --python)\n", program.display())
+        }
+        None => "functions in Python cannot run here: no python3 was found (--python PROGRAM)\n".to_owned(),
+    };
     let mut text = format!(
-        "sublet is up at {manager}: {} cores and {} to lease\n\nin a second terminal:\n",
+        "sublet is up at {manager}: {} {cores} and {} to lease\n{python}\nin a second terminal:\n",
         node.cores,
         show_bytes(node.memory_bytes)
     );

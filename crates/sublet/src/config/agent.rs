@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use sublet_agent::{Clients, Network, Options, SharedCores, Warm};
+use sublet_agent::{Clients, Network, Options, Python, SharedCores, Warm};
 use sublet_proto::network::{Fabric, host_and_port};
 use sublet_proto::pu::{PROCESSOR, check_neighbours, is_processor_kind};
 use sublet_proto::{Error, package};
@@ -347,7 +347,7 @@ pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
         lend_network: settings.needed("lend_network", switch)?,
         container_runtime: settings.value("container_runtime", |text| Ok(PathBuf::from(text)))?,
         warm: Warm {
-            python: settings.value("python", |text| Ok(PathBuf::from(text)))?,
+            python: settings.value("python", |text| Ok(python(text)))?.unwrap_or_default(),
             node: settings.value("node", |text| Ok(PathBuf::from(text)))?,
             node_modules: settings.value("node_modules", node_modules)?,
         },
@@ -462,6 +462,21 @@ fn advertise(text: &str) -> Result<String, String> {
 
 fn fabric(text: &str) -> Result<Fabric, String> {
     text.parse().map_err(|error: Error| error.message)
+}
+
+/// A node's name. The host's own may be none, as `(none)` of a machine that was given no name.
+fn node_name(text: &str) -> Result<String, String> {
+    if is_node_name(text) {
+        return Ok(text.to_owned());
+    }
+    Err(format!(
+        "{text:.80?} cannot be the name of a node: 1 to {MAX_NODE_NAME_BYTES} letters, digits or .:_-@ (give one by --name)"
+    ))
+}
+
+/// The word `none` says that functions in Python are not executed.
+pub(crate) fn python(text: &str) -> Python {
+    if text == "none" { Python::None } else { Python::Named(PathBuf::from(text)) }
 }
 
 /// A kind of processor.

@@ -1,0 +1,50 @@
+//! Checks a package in Python before it is deployed: its module can be parsed, and has the functions that the manifest names.
+//!
+//! The parser is that of an interpreter of this machine of the version for which the package is. It executes nothing of the
+//! package. Without one the package is deployed as it is, and its node finds the fault when a lease of it is taken.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use sublet_proto::package::python::{ANY_PYTHON, CALL};
+use sublet_proto::package::{self, is_python};
+use sublet_proto::v1::PackageBuild;
+use sublet_proto::{Code, Error};
+
+/// The program that parses.
+const CHECK: &str = include_str!("check.py");
+
+/// Refuses a folder whose builds for Python could not be executed.
+///
+/// # Errors
+/// [`Code::InvalidPackage`] with the file and line, or the function that is missing.
+pub(super) fn check(folder: &Path, encoded: &[u8]) -> Result<(), Error> {
+    let checked = package::validate(encoded)?;
+    let builds = checked.builds.iter().filter(|build| is_python(&build.architecture));
+    for build in builds {
+        if let Some(wrong) = find_fault(folder, build) {
+            return Err(Error::new(Code::InvalidPackage, format!("package {}: {wrong}", checked.name)));
+        }
+    }
+    Ok(())
+}
+
+/// The first fault of a build, unless this machine has no interpreter for it.
+fn find_fault(folder: &Path, build: &PackageBuild) -> Option<String> {
+    // `python3.11` is the name of an interpreter, too.
+    let interpreter = if build.architecture == ANY_PYTHON { "python3" } else { &build.architecture };
+    let named = std::env::var_os("SUBLET_PYTHON").filter(|path| !path.is_empty());
+    let named = named.filter(|_| build.architecture == ANY_PYTHON);
+    let functions = build.symbols.iter().filter(|symbol| *symbol != CALL);
+    let output = Command::new(named.as_deref().unwrap_or(interpreter.as_ref()))
+        .args(["-I", "-S", "-c", CHECK])
+        .arg(folder)
+        .arg(&build.library)
+        .args(functions)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    Some(said.trim().to_owned()).filter(|wrong| output.status.success() && !wrong.is_empty())
+}

@@ -1,0 +1,72 @@
+//! The Python by which a node executes functions: the one that is named, or the one that is found.
+
+#![allow(clippy::unwrap_used)]
+
+use std::ffi::OsString;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use sublet::{Allocation, Code};
+use sublet_tests::platform::{Platform, sublet};
+use tempfile::TempDir;
+
+/// A shim of a version manager that has no interpreter for this folder.
+const BROKEN: &str = "#!/bin/sh\necho 'pyenv: python3: command not found' >&2\nexit 127\n";
+/// One that finds its interpreter by a variable of its user's environment.
+const WORKING: &str = "#!/bin/sh\nexec \"${HOME:+/usr}/bin/python3\" \"$@\"\n";
+
+/// A folder with a `python3` of this text, its path, and a `PATH` that begins with the folder.
+fn shim(text: &str) -> (TempDir, PathBuf, OsString) {
+    let folder = tempfile::tempdir().unwrap();
+    let shim = folder.path().join("python3");
+    fs::write(&shim, text).unwrap();
+    fs::set_permissions(&shim, Permissions::from_mode(0o755)).unwrap();
+    let path = std::env::join_paths([folder.path(), Path::new("/usr/bin"), Path::new("/bin")]).unwrap();
+    (folder, shim, path)
+}
+
+/// A package in Python with a function `f` that returns its input.
+fn package(folder: &TempDir) -> String {
+    let package = folder.path().join("package");
+    fs::create_dir(&package).unwrap();
+    fs::write(package.join("m.py"), "def f(data):\n    return data\n").unwrap();
+    let manifest = "name = 'm'\nkind = 'python'\nlibrary = 'm.py'\n[[function]]\nname = 'f'\n";
+    fs::write(package.join("sublet.toml"), manifest).unwrap();
+    package.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_named_python_that_does_not_work_keeps_the_node_from_starting() {
+    let (folder, shim, _) = shim(BROKEN);
+    let mut up = sublet();
+    let output = up.args(["up", "--python"]).arg(&shim).arg("--state").arg(folder.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), i32::try_from(Code::InvalidArgument.number()).ok(), "{said}");
+    assert!(said.contains("command not found"), "{said}");
+}
+
+#[test]
+fn a_node_starts_without_a_found_python_that_does_not_work() {
+    let (folder, _, path) = shim(BROKEN);
+    let platform = Platform::start_with(|up| {
+        up.env_remove("SUBLET_PYTHON").env("PATH", &path);
+    });
+    assert_eq!(platform.said["python"], Value::Null, "{}", platform.said);
+    let message = platform.assert_refuses(&["deploy", &package(&folder)], Code::WrongArchitecture);
+    assert!(message.contains("--python"), "{message}");
+}
+
+#[test]
+fn executes_functions_by_the_interpreter_that_a_found_shim_starts() {
+    let (folder, _, path) = shim(WORKING);
+    let platform = Platform::start_with(|up| {
+        up.env_remove("SUBLET_PYTHON").env("PATH", &path);
+    });
+    assert_eq!(platform.said["python"], "/usr/bin/python3", "{}", platform.said);
+    let client = platform.client_with(&Allocation::new(package(&folder)));
+    let mut output = [0u8; 1];
+    client.submit("f", b"x", &mut output).unwrap().wait().unwrap();
+    assert_eq!(&output, b"x");
+}
