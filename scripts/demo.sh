@@ -18,7 +18,7 @@ show() {
     examples/logistic_regression/run --mb 4 --rounds 1
     heading 'the memory of that run: leased, and used'
     sublet graph history --limit 1
-    sublet graph history "$(sublet graph history --limit 1 --json | sed -n 's/^\[{"run":"\([0-9a-f]*\)".*/\1/p')"
+    sublet graph history "$(sublet graph history --limit 1 --json | sed -n 's/^{"runs":\[{"run":"\([0-9a-f]*\)".*/\1/p')"
     heading 'sublet ps'
     sublet ps
     heading 'sublet bill'

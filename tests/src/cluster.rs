@@ -549,7 +549,7 @@ fn maker(arguments: Vec<String>, entry: Option<Vec<String>>) -> impl Fn() -> Com
 
 /// A loopback address that no other test has, and a port on it. Nobody connects from there, so it stays free while a
 /// manager is dead.
-fn free_address() -> (Ipv4Addr, u16) {
+pub fn free_address() -> (Ipv4Addr, u16) {
     static TAKEN: AtomicU32 = AtomicU32::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();
     let ip = Ipv4Addr::new(127, high, low, TAKEN.fetch_add(1, Ordering::Relaxed) as u8);

@@ -2,11 +2,18 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
+use serde_json::json;
 use sublet::{Allocation, Code};
+use sublet_tests::cluster::free_address;
 use sublet_tests::functions::{library, package};
-use sublet_tests::platform::{Platform, assert_echoes};
+use sublet_tests::platform::{Platform, assert_echoes, sublet};
+use sublet_tests::program::Program;
 
 fn number(code: Code) -> Option<i32> {
     i32::try_from(code.number()).ok()
@@ -123,6 +130,148 @@ fn an_output_that_cannot_be_written_is_named() {
     let full = platform.pipe(&["call", &name, "--output", "/dev/full"], b"hello");
     assert_eq!(full.status.code(), number(Code::StoreFull));
     platform.assert_serves();
+}
+
+#[test]
+fn an_output_to_a_closed_descriptor_fails() {
+    let platform = Platform::start();
+    let name = format!("{}/echo", package("calls.c"));
+    let program = platform.command().get_program().to_owned();
+    for words in [&["call", &name, "--output", "-"][..], &["ps"], &["ps", "--json"]] {
+        let script = "program=$1; shift; echo hello | \"$program\" \"$@\" >&-";
+        let mut shell = Command::new("sh");
+        shell.args(["-c", script, "sh"]).arg(&program).args(words).env("SUBLET_MANAGER", platform.address());
+        let closed = shell.output().unwrap();
+        let said = String::from_utf8_lossy(&closed.stderr);
+        assert_eq!(closed.status.code(), number(Code::System), "{words:?}: {said}");
+        assert!(said.contains("standard output") && said.contains("closed"), "{said}");
+    }
+    // Who throws the output away on purpose is not in error.
+    let mut thrown = platform.command();
+    thrown.args(["call", &name, "--output", "-"]).stdin(Stdio::null()).stdout(Stdio::null());
+    assert!(thrown.status().unwrap().success());
+}
+
+#[test]
+fn usage_lines_name_only_what_is_required() {
+    let platform = Platform::start();
+    let refused = platform.run(&["call"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("Usage: sublet call") && !said.contains("--manager"), "{said}");
+}
+
+#[test]
+fn a_graph_that_is_not_there_has_no_history() {
+    let platform = Platform::start();
+    let message = platform.assert_refuses(&["graph", "history", "nosuch"], Code::UnknownGraph);
+    assert!(message.contains("nosuch"), "{message}");
+    assert_eq!(platform.json(&["graph", "list"]), json!({ "graphs": [] }));
+    assert_eq!(platform.json(&["graph", "history"]), json!({ "runs": [] }));
+    assert_eq!(platform.json(&["graph", "top"]), json!({ "runs": [] }));
+}
+
+#[test]
+fn a_log_level_that_does_not_exist_is_refused() {
+    let platform = Platform::start();
+    let mut loud = platform.command();
+    let refused = loud.args(["ps"]).env("SUBLET_LOG", "loud").output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), number(Code::InvalidArgument), "{said}");
+    assert!(said.contains("SUBLET_LOG") && said.contains("\"loud\""), "{said}");
+    for program in ["manager", "agent"] {
+        let state = platform.state().join(program);
+        let refused = platform.run(&[program, "--log", "loud", "--state", state.to_str().unwrap()]);
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(refused.status.code() == number(Code::InvalidArgument) && said.contains("--log"), "{said}");
+    }
+}
+
+#[test]
+fn a_node_lends_at_least_4_mib() {
+    let folder = tempfile::tempdir().unwrap();
+    for memory in ["0", "1", "4095KiB"] {
+        let mut up = sublet();
+        up.args(["up", "--memory", memory, "--state"]).arg(folder.path());
+        let refused = up.output().unwrap();
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), number(Code::InvalidArgument), "{memory}: {said}");
+        assert!(said.contains("at least 4194304 bytes"), "{said}");
+    }
+}
+
+#[test]
+fn a_host_without_a_name_is_localhost() {
+    let script = "echo '(none)' > /proc/sys/kernel/hostname && exec \"$@\"";
+    let platform = Platform::start_by(|up| {
+        let mut own = Command::new("unshare");
+        own.args(["--uts", "sh", "-c", script, "sh"]).arg(up.get_program()).args(up.get_args());
+        for (variable, value) in up.get_envs() {
+            value.map(|value| own.env(variable, value));
+        }
+        own
+    });
+    assert_eq!(platform.said["node"]["name"], "localhost");
+    // Of several nodes each needs a name of its own.
+    let mut agent = Command::new("unshare");
+    agent.args(["--uts", "sh", "-c", script, "sh"]).arg(sublet().get_program()).arg("agent");
+    let refused = agent.args(["--state"]).arg(platform.state().join("other")).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == number(Code::InvalidArgument) && said.contains("--name"), "{said}");
+}
+
+#[test]
+fn a_token_file_that_others_may_change_is_warned_of() {
+    let platform = Platform::start();
+    let token = platform.state().join("token");
+    fs::write(&token, "sublet_0_secret\n").unwrap();
+    for (mode, warning) in [(0o666, "changed by other users"), (0o644, "read by other users"), (0o600, "")] {
+        fs::set_permissions(&token, Permissions::from_mode(mode)).unwrap();
+        let said = platform.run(&["ps", "--token-file", token.to_str().unwrap()]).stderr;
+        let said = String::from_utf8_lossy(&said).into_owned();
+        assert_eq!(said.contains("token file"), !warning.is_empty(), "{mode:o}: {said}");
+        assert!(said.contains(warning), "{mode:o}: {said}");
+    }
+}
+
+#[test]
+fn a_manager_that_does_not_answer_is_told_with_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let ps = |manager: &str, state: &Path| {
+        let mut ps = sublet();
+        let said = ps.args(["ps", "--manager", manager]).env("SUBLET_STATE", state).output().unwrap().stderr;
+        String::from_utf8_lossy(&said).into_owned()
+    };
+    let own = format!("unix:{}/manager.sock", folder.path().display());
+    assert!(ps(&own, folder.path()).contains("start one with: sublet up"));
+    // Something listens at the address of this user's own, so starting another would not help.
+    let listener = UnixListener::bind(folder.path().join("manager.sock")).unwrap();
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+    let said = ps(&own, folder.path());
+    assert!(said.contains("no manager answers") && !said.contains("start one with"), "{said}");
+    // By TLS, and asked without.
+    let (ip, port) = free_address();
+    let manager = Program::start("manager", folder.path(), {
+        let state = folder.path().join("m");
+        move || {
+            let mut manager = sublet();
+            manager.args(["manager", "--json", "--listen", &format!("{ip}:{port}"), "--state"]).arg(&state);
+            manager
+        }
+    });
+    let said = ps(&format!("http://{ip}:{port}"), folder.path());
+    assert!(said.contains(&format!("a manager with TLS is reached by https://{ip}:{port}")), "{said}");
+    drop(manager);
+    // Another user's.
+    let platform = Platform::start();
+    if !rustix::process::getuid().is_root() {
+        return;
+    }
+    let mut other = Command::new("setpriv");
+    other.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(sublet().get_program());
+    let said =
+        other.args(["ps", "--manager", &platform.address()]).env("SUBLET_STATE", platform.state()).output();
+    let said = String::from_utf8_lossy(&said.unwrap().stderr).into_owned();
+    assert!(said.contains("it is another user's") && !said.contains("start one with"), "{said}");
 }
 
 #[test]

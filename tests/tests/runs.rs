@@ -88,7 +88,7 @@ fn components_share_memory_and_give_all_of_it_back() {
         );
     }
     assert_idle(&platform);
-    let runs = platform.json(&["graph", "history", "sums"]);
+    let runs = platform.json(&["graph", "history", "sums"])["runs"].take();
     assert_eq!(runs.as_array().unwrap().len(), 3);
     assert!(runs[0]["error"].is_null() && runs[0]["ended_unix_ms"].is_u64(), "{runs}");
     let run = platform.json(&["graph", "history", runs[0]["run"].as_str().unwrap()]);
@@ -446,7 +446,7 @@ fn a_function_that_fails_is_named_and_ends_its_run() {
         &["component fill", "libcomponents/fill", "how many?"],
     );
     assert_idle(&platform);
-    let runs = platform.json(&["graph", "history", "sums"]);
+    let runs = platform.json(&["graph", "history", "sums"])["runs"].take();
     assert_eq!(runs[0]["error"]["code"], "function_failed");
     let unknown = document("unknown", &[compute_with("a", "nothing", &json!({ "entry": true }))], &[]);
     assert_fails(
@@ -656,7 +656,7 @@ fn a_run_whose_client_is_killed_goes_on_from_what_was_recorded() {
     let platform = platform();
     drop(application(&platform, &chain(3, &json!({}))));
     let mut client = begin(&platform, b"\xc8xyz");
-    let first = || platform.json(&["graph", "history", "chain"])[0].clone();
+    let first = || platform.json(&["graph", "history", "chain"])["runs"][0].clone();
     wait_until("the run has begun", || first().is_object());
     let run = first()["run"].as_str().unwrap().to_owned();
     let reader = platform.invoker();
@@ -695,7 +695,7 @@ fn the_command_runs_a_document_and_shows_what_was_used() {
     let history = platform.run(&["graph", "history"]);
     let history = String::from_utf8(history.stdout).unwrap();
     assert_eq!(history.lines().filter(|line| line.contains("well")).count(), 2, "{history}");
-    assert_eq!(platform.json(&["graph", "list"])[0]["name"], "sums");
+    assert_eq!(platform.json(&["graph", "list"])["graphs"][0]["name"], "sums");
     platform.assert_refuses(&["graph", "run", "sums", "--json"], Code::InvalidArgument);
 }
 

@@ -50,6 +50,7 @@ mod socket;
 #[cfg(not(loom))]
 pub mod socket_path;
 pub mod space;
+pub mod standard;
 pub mod stretch;
 pub mod sync;
 #[cfg(not(loom))]

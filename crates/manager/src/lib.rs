@@ -320,7 +320,13 @@ fn open(options: &Options) -> Result<Opened, Error> {
     let certificates = if options.listen.is_empty() {
         None
     } else {
-        Certificates::open(&options.tls, &options.listen, &options.state, &mut *store)?.map(Arc::new)
+        Certificates::open(
+            &options.tls,
+            (&options.listen, options.advertise.as_deref()),
+            &options.state,
+            &mut *store,
+        )?
+        .map(Arc::new)
     };
     let Options { prices, queue, balanced_bytes, level, .. } = options.clone();
     let seed = u64::from_le_bytes(chance::secret()?);

@@ -79,10 +79,10 @@ enum Source {
 }
 
 impl Certificates {
-    /// For these addresses; nothing if they are not protected.
+    /// For the addresses that it listens at, and the one that it advertises; nothing if they are not protected.
     pub(crate) fn open(
         tls: &Tls,
-        listen: &[SocketAddr],
+        (listen, advertised): (&[SocketAddr], Option<&str>),
         state: &Path,
         store: &mut dyn Store,
     ) -> Result<Option<Certificates>, Error> {
@@ -95,7 +95,7 @@ impl Certificates {
             Tls::Generated { names } => {
                 let authority = Authority::of(store)?;
                 authority.publish(state)?;
-                Source::Authority { authority, names: server_names(names, listen) }
+                Source::Authority { authority, names: server_names(names, listen, advertised) }
             }
         };
         let current = RwLock::new(source.configuration()?);
@@ -199,18 +199,28 @@ fn valid_for(params: &mut CertificateParams, days: u32) {
     params.not_after = today + DAY * days;
 }
 
-/// What clients may call this manager: as the operator says, as its host is called, and where it listens.
-fn server_names(names: &[String], listen: &[SocketAddr]) -> Vec<String> {
+/// What clients may call this manager: as the operator says, as its host is called, where it listens, and as it advertises
+/// itself to them.
+fn server_names(names: &[String], listen: &[SocketAddr], advertised: Option<&str>) -> Vec<String> {
     let uname = rustix::system::uname();
     let host = uname.nodename().to_string_lossy();
     let addresses = listen.iter().map(|address| address.ip()).filter(|ip| !ip.is_unspecified());
     let known = ["localhost".to_owned(), "127.0.0.1".to_owned(), "::1".to_owned(), host.into_owned()];
     let mut all: Vec<String> =
         names.iter().cloned().chain(known).chain(addresses.map(|ip| ip.to_string())).collect();
-    all.retain(|name| !name.is_empty());
+    all.extend(advertised.and_then(host_of).map(str::to_owned));
+    // A host that was given no name is called `(none)`, which no certificate can be for.
+    all.retain(|name| !name.is_empty() && !name.contains(['(', ')']));
     all.sort();
     all.dedup();
     all
+}
+
+/// The host of `https://HOST:PORT`, without the brackets of an address of version 6.
+fn host_of(address: &str) -> Option<&str> {
+    let authority = address.strip_prefix("https://")?;
+    let (host, _) = authority.rsplit_once(':')?;
+    Some(host.trim_start_matches('[').trim_end_matches(']'))
 }
 
 /// Text that holds certificates or a key.
@@ -257,7 +267,7 @@ mod tests {
     fn open(folder: &Path, names: &[&str]) -> Certificates {
         let mut store = SqliteStore::open(&folder.join("store.sqlite")).unwrap();
         let tls = Tls::Generated { names: names.iter().map(|&name| name.to_owned()).collect() };
-        Certificates::open(&tls, &[], folder, &mut store).unwrap().unwrap()
+        Certificates::open(&tls, (&[], None), folder, &mut store).unwrap().unwrap()
     }
 
     #[test]
@@ -268,6 +278,14 @@ mod tests {
         let before = ca();
         open(folder.path(), &["manager.example"]).renew().unwrap();
         assert!(before.contains("BEGIN CERTIFICATE") && before == ca());
+    }
+
+    #[test]
+    fn a_generated_certificate_is_for_the_advertised_host() {
+        let names = |address| server_names(&[], &[], Some(address));
+        assert!(names("https://manager.example.org:7433").contains(&"manager.example.org".to_owned()));
+        assert!(names("https://[2001:db8::7]:7433").contains(&"2001:db8::7".to_owned()));
+        assert_eq!(names("unix:/run/m.sock"), server_names(&[], &[], None));
     }
 
     #[test]
@@ -289,10 +307,10 @@ mod tests {
         let (certificate, key) = (folder.path().join("c.pem"), folder.path().join("k.pem"));
         std::fs::write(&certificate, "nothing").unwrap();
         let tls = Tls::Files { certificate: certificate.clone(), key: key.clone() };
-        let error = Certificates::open(&tls, &[], folder.path(), &mut store).err().unwrap();
+        let error = Certificates::open(&tls, (&[], None), folder.path(), &mut store).err().unwrap();
         assert!(error.message.contains("k.pem"), "{error}");
         std::fs::write(&key, "nothing").unwrap();
-        let error = Certificates::open(&tls, &[], folder.path(), &mut store).err().unwrap();
+        let error = Certificates::open(&tls, (&[], None), folder.path(), &mut store).err().unwrap();
         assert_eq!(error.code, Code::InvalidArgument);
     }
 }

@@ -9,6 +9,7 @@
 //! loopback addresses alone. The token is shown to nobody but a manager, and in no message and no log.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -193,8 +194,37 @@ impl Address {
 
     /// That no manager answers here.
     pub fn unreachable(&self, why: &str) -> Error {
-        let hint = if *self == own_address() { "; start one with: sublet up" } else { "" };
+        let hint = self.hint(why);
         Error::new(Code::ManagerUnreachable, format!("no manager answers at {self}: {why}{hint}"))
+    }
+
+    /// What to do about it, where that can be known.
+    fn hint(&self, why: &str) -> String {
+        let path = match self {
+            Address::Unix(path) => path,
+            Address::Tcp { tls: false, authority } if !why.contains("refused") => {
+                return format!(
+                    "; a manager with TLS is reached by https://{authority}, with its ca.pem by --ca or $SUBLET_CA"
+                );
+            }
+            Address::Tcp { tls: true, authority } if why.contains("corrupt message") => {
+                return format!("; a manager without TLS is reached by http://{authority}");
+            }
+            Address::Tcp { .. } => return String::new(),
+        };
+        let reached =
+            SocketPath::of(path).and_then(|path| std::os::unix::net::UnixStream::connect(path.as_path()));
+        match reached.map_err(|error| error.kind()) {
+            Err(ErrorKind::PermissionDenied) => {
+                "; it is another user's: ask for an address and a token of theirs \
+                 ($SUBLET_MANAGER, $SUBLET_TOKEN), or start your own with: sublet up --state FOLDER"
+                    .to_owned()
+            }
+            Err(ErrorKind::NotFound | ErrorKind::ConnectionRefused) if *self == own_address() => {
+                "; start one with: sublet up".to_owned()
+            }
+            _ => String::new(),
+        }
     }
 }
 

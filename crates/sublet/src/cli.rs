@@ -12,7 +12,7 @@ pub(crate) mod daemon;
 mod deploy;
 mod doctor;
 mod fabrics;
-mod files;
+pub(crate) mod files;
 mod graph;
 mod image;
 mod lease;
@@ -108,17 +108,19 @@ enum Command {
 /// For commands that ask a manager.
 #[derive(Debug, Args)]
 struct Connection {
-    /// Addresses of the managers, as unix:/path or https://HOST:PORT, between commas [default: this user's own
-    /// `sublet up`]
-    #[arg(long, value_name = "ADDRESSES", env = "SUBLET_MANAGER", hide_env_values = true)]
+    // Variables are read where they are used: the parser would name them in usage lines as if they were needed.
+    /// Addresses of the managers, as unix:/path or https://HOST:PORT, between commas [default: $SUBLET_MANAGER, or this
+    /// user's own `sublet up`]
+    #[arg(long, value_name = "ADDRESSES")]
     manager: Option<String>,
 
-    /// Certificate of the authority that the managers' certificates are from, as PEM; needed for https
-    #[arg(long, value_name = "FILE", env = "SUBLET_CA", hide_env_values = true)]
+    /// Certificate of the authority that the managers' certificates are from, as PEM; needed for https [default:
+    /// $SUBLET_CA]
+    #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
 
-    /// File with the access token [default: what $SUBLET_TOKEN holds]
-    #[arg(long, value_name = "FILE", env = "SUBLET_TOKEN_FILE", hide_env_values = true)]
+    /// File with the access token [default: $SUBLET_TOKEN_FILE, or what $SUBLET_TOKEN holds]
+    #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 }
 
@@ -130,11 +132,12 @@ impl Connection {
     fn access(&self) -> Result<Access, Error> {
         let managers = self.manager.clone().filter(|managers| !managers.is_empty());
         let mut access = Access::parse(&managers.unwrap_or_else(default_address))?;
-        if let Some(path) = given(&self.ca) {
-            access = access.with_ca_file(path)?;
+        if let Some(path) = given(&self.ca, "SUBLET_CA") {
+            access = access.with_ca_file(&path)?;
         }
-        if let Some(path) = given(&self.token_file) {
-            return access.with_token_file(path);
+        if let Some(path) = given(&self.token_file, "SUBLET_TOKEN_FILE") {
+            files::warn_of_open_secret(&path);
+            return access.with_token_file(&path);
         }
         match std::env::var("SUBLET_TOKEN") {
             Ok(token) if !token.is_empty() => access.with_token(token),
@@ -143,9 +146,10 @@ impl Connection {
     }
 }
 
-/// A path that is given; a variable that is set to nothing is not.
-fn given(path: &Option<PathBuf>) -> Option<&PathBuf> {
-    path.as_ref().filter(|path| !path.as_os_str().is_empty())
+/// A path that is given by a flag, or else by a variable; what is empty is not.
+fn given(path: &Option<PathBuf>, variable: &str) -> Option<PathBuf> {
+    let is_path = |path: &PathBuf| !path.as_os_str().is_empty();
+    path.clone().filter(is_path).or_else(|| std::env::var_os(variable).map(PathBuf::from).filter(is_path))
 }
 
 /// Reads the command line and does what it says.
@@ -164,7 +168,7 @@ pub(crate) fn main() -> ExitCode {
 fn run(command: Command, output: &Output) -> Result<(), Error> {
     // The two programs with a configuration log as that says.
     if !matches!(command, Command::Manager(_) | Command::Agent(_)) {
-        settings::log_by_environment();
+        settings::log_by_environment()?;
     }
     match command {
         Command::Up(arguments) => up::run(arguments, output),

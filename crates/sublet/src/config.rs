@@ -26,7 +26,7 @@ const LOG: Key = Key {
     environment: "SUBLET_LOG",
     flag: "log",
     value: "LEVEL",
-    help: "What is logged to standard error: error, warn, info, debug, or a filter of tracing-subscriber",
+    help: "What is logged to standard error: off, error, warn, info, debug, trace, or TARGET=LEVEL between commas",
     otherwise: Otherwise::Is("info"),
     shown: Shown::Openly,
 };
@@ -143,6 +143,23 @@ struct Setting {
 pub(crate) struct Settings {
     schema: &'static Schema,
     settings: BTreeMap<String, Setting>,
+    /// What the environment has replaced in the file by another value.
+    replaced: Vec<Replaced>,
+}
+
+/// A value of the file that does not hold, since a variable has another one.
+#[derive(Debug)]
+struct Replaced {
+    key: &'static str,
+    file: Source,
+    variable: &'static str,
+}
+
+impl fmt::Display for Replaced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Replaced { key, file, variable } = self;
+        write!(f, "{variable} is set in the environment, and holds in place of {key} in {file}")
+    }
 }
 
 /// A line of `--print-config`.
@@ -164,7 +181,7 @@ impl Settings {
     /// one that cannot be read.
     pub(crate) fn read<P: Configured>(flags: Flags<P>) -> Result<Settings, Error> {
         let schema = P::SCHEMA;
-        let mut settings = Settings { schema, settings: BTreeMap::new() };
+        let mut settings = Settings { schema, settings: BTreeMap::new(), replaced: Vec::new() };
         settings.add_defaults();
         if let Some(path) = flags.config.or_else(|| schema.existing_file()) {
             for (name, setting) in file::read(&path, schema)? {
@@ -192,9 +209,30 @@ impl Settings {
     fn add_environment(&mut self, variable: impl Fn(&str) -> Option<String>) {
         for key in self.schema.keys.iter().filter(|key| !key.environment.is_empty()) {
             if let Some(text) = variable(key.environment).filter(|text| !text.is_empty()) {
+                self.note_replaced(key, &text);
                 self.put(key, text, Source::Environment(key.environment));
             }
         }
+    }
+
+    fn note_replaced(&mut self, key: &Key, text: &str) {
+        if let Some(Setting { text: before, source: file @ Source::File { .. } }) =
+            self.settings.get(key.name)
+            && before != text
+        {
+            let file = file.clone();
+            self.replaced.push(Replaced { key: key.name, file, variable: key.environment });
+        }
+    }
+
+    /// What of the file does not hold because of the environment, for people.
+    pub(crate) fn warnings(&self) -> impl Iterator<Item = String> + '_ {
+        // A flag may have replaced the variable in turn.
+        let holds = |replaced: &&Replaced| {
+            let setting = self.settings.get(replaced.key);
+            setting.is_some_and(|setting| setting.source == Source::Environment(replaced.variable))
+        };
+        self.replaced.iter().filter(holds).map(ToString::to_string)
     }
 
     fn put(&mut self, key: &Key, text: String, source: Source) {
@@ -397,6 +435,29 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_variable_that_replaces_a_value_of_the_file_is_told() {
+        let mut settings =
+            Settings { schema: &agent::SCHEMA, settings: BTreeMap::new(), replaced: Vec::new() };
+        let file =
+            file::parse(Path::new("agent.toml"), "name = 'a'\n\nmanagers = ['https://m:1']", &agent::SCHEMA);
+        settings.settings.extend(file.unwrap());
+        let variables =
+            [("SUBLET_MANAGER", "unix:/tmp/m.sock"), ("SUBLET_NAME", "a"), ("SUBLET_STATE", "/s")];
+        let variable =
+            |name: &str| Some(variables.iter().find(|(variable, _)| *variable == name)?.1.to_owned());
+        settings.add_environment(variable);
+        let warnings: Vec<_> = settings.warnings().collect();
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(
+            warnings[0].contains("SUBLET_MANAGER") && warnings[0].contains("managers in agent.toml:3"),
+            "{warnings:?}"
+        );
+        let key = agent::SCHEMA.key("managers").unwrap();
+        settings.put(key, "https://n:1".into(), Source::Flag("manager"));
+        assert_eq!(settings.warnings().count(), 0);
+    }
+
     const EXAMPLES: [(&Schema, &str, &str); 2] = [
         (&manager::SCHEMA, "manager.toml", include_str!("../../../packaging/manager.toml")),
         (&agent::SCHEMA, "agent.toml", include_str!("../../../packaging/agent.toml")),
@@ -429,7 +490,7 @@ mod tests {
     #[test]
     fn the_environment_beats_the_file_and_a_flag_beats_both() {
         let schema = &agent::SCHEMA;
-        let mut settings = Settings { schema, settings: BTreeMap::new() };
+        let mut settings = Settings { schema, settings: BTreeMap::new(), replaced: Vec::new() };
         settings.add_defaults();
         let of_file =
             file::parse(Path::new("a.toml"), "clients = 'all-users'\ncores = 1\nmemory = 5", schema);
@@ -449,7 +510,7 @@ mod tests {
     #[test]
     fn of_two_ways_to_say_it_the_stronger_holds_and_equals_contradict() {
         let schema = &agent::SCHEMA;
-        let mut settings = Settings { schema, settings: BTreeMap::new() };
+        let mut settings = Settings { schema, settings: BTreeMap::new(), replaced: Vec::new() };
         assert_eq!(settings.stronger("token_file", "token").unwrap(), "token_file");
         let put = |settings: &mut Settings, name, source| {
             settings.put(schema.key(name).unwrap(), "x".into(), source);

@@ -108,8 +108,8 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
         config::agent::check(&settings)?;
         return settings::show(&settings, output);
     }
-    let options = config::agent::options(&settings)?;
     settings::start_log(&settings)?;
+    let options = config::agent::options(&settings)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -135,7 +135,7 @@ async fn serve(options: Options, whom: &ForWhom, output: &Output) -> Result<(), 
     };
     notify(Phase::Ready);
     serving.address = agent.address().map(str::to_owned);
-    let shown = output.show(&serving, text);
+    let shown = output.announce(&serving, text);
     if shown.is_ok() {
         signals.next().await;
     }

@@ -13,6 +13,7 @@ use rustix::io::retry_on_intr;
 use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, Signal as Number, getppid, getrlimit, pidfd_open, setrlimit,
 };
+use sublet_proto::pu::is_node_name;
 use sublet_proto::{Code, Error};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
@@ -193,6 +194,11 @@ impl Signals {
 pub(crate) fn host_name() -> String {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     if name.is_empty() { "localhost".to_owned() } else { name }
+}
+
+/// The host's name as that of the only node of its manager. A host that was given none is called `(none)` by the kernel.
+pub(crate) fn own_node_name() -> String {
+    Some(host_name()).filter(|name| is_node_name(name)).unwrap_or_else(|| "localhost".to_owned())
 }
 
 /// The worker program: beside this one, or where an installation has it.

@@ -2,9 +2,12 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use sublet_proto::{Code, Error};
+
+use super::output::check_standard_output;
 
 /// Whether that is standard input, or output.
 pub(crate) fn is_dash(path: &Path) -> bool {
@@ -22,6 +25,22 @@ pub(crate) fn read_up_to(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Warns of a file with a secret that other users can read or change.
+pub(crate) fn warn_of_open_secret(path: &Path) {
+    const OTHERS_READ: u32 = 0o004;
+    const OTHERS_WRITE: u32 = 0o022;
+    let mode = std::fs::metadata(path).map_or(0, |metadata| metadata.permissions().mode() & 0o777);
+    let who = match (mode & OTHERS_WRITE != 0, mode & OTHERS_READ != 0) {
+        (true, _) => "changed",
+        (false, true) => "read",
+        (false, false) => return,
+    };
+    tracing::warn!(
+        "the token file {} can be {who} by other users (mode {mode:04o}): make it private with chmod 600",
+        path.display()
+    );
+}
+
 /// Writes a function's output.
 pub(crate) fn write_output(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let failed = |error: std::io::Error| {
@@ -30,6 +49,7 @@ pub(crate) fn write_output(path: &Path, bytes: &[u8]) -> Result<(), Error> {
         Error::new(code, format!("writing the output {}: {error}", path.display()))
     };
     if is_dash(path) {
+        check_standard_output()?;
         let mut stdout = std::io::stdout().lock();
         return stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(failed);
     }

@@ -37,8 +37,8 @@ pub(crate) struct Arguments {
     #[command(subcommand)]
     verb: Verb,
 
-    /// Folder of the agent's state [default: $XDG_RUNTIME_DIR/sublet or ~/.local/state/sublet]
-    #[arg(long, value_name = "FOLDER", env = "SUBLET_STATE", hide_env_values = true, global = true)]
+    /// Folder of the agent's state [default: $SUBLET_STATE, $XDG_RUNTIME_DIR/sublet or ~/.local/state/sublet]
+    #[arg(long, value_name = "FOLDER", global = true)]
     state: Option<PathBuf>,
 }
 

@@ -55,11 +55,12 @@ struct Serving {
 /// Runs until a signal.
 pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
     let settings = Settings::read(arguments.flags)?;
-    let options = config::manager::options(&settings)?;
     if arguments.print_config {
+        config::manager::options(&settings)?;
         return settings::show(&settings, output);
     }
     settings::start_log(&settings)?;
+    let options = config::manager::options(&settings)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -80,7 +81,7 @@ async fn serve(options: Options, for_whom: &ForWhom, output: &Output) -> Result<
     };
     let manager = Manager::start(options).await?;
     notify(Phase::Ready);
-    let shown = output.show(&serving, text);
+    let shown = output.announce(&serving, text);
     if shown.is_ok() {
         signals.next().await;
     }

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 use serde_json::json;
+use sublet_fabric::standard::output_was_closed;
 use sublet_proto::{Code, Error};
 
 /// Where a command's result goes.
@@ -35,6 +36,18 @@ impl Output {
         print(text.trim_end())
     }
 
+    /// Says that a program serves, as [`Output::show`]. One that was started without standard output serves all the same.
+    pub(crate) fn announce<T: Serialize>(
+        &self,
+        value: &T,
+        text: impl FnOnce(&T) -> String,
+    ) -> Result<(), Error> {
+        if output_was_closed() {
+            return Ok(());
+        }
+        self.show(value, text)
+    }
+
     /// Shows an error and gives the exit status for it.
     pub(crate) fn fail(&self, error: &Error) -> ExitCode {
         let Error { code, message } = error;
@@ -55,8 +68,17 @@ pub(crate) fn exit_code(code: Code) -> ExitCode {
     u8::try_from(code.number()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
+/// That what is written to standard output goes anywhere.
+pub(crate) fn check_standard_output() -> Result<(), Error> {
+    match output_was_closed() {
+        false => Ok(()),
+        true => Err(Error::new(Code::System, "cannot write to standard output: it is closed")),
+    }
+}
+
 /// Prints text and a newline; a reader that has gone away, as `head` does, is no error.
 pub(crate) fn print(text: &str) -> Result<(), Error> {
+    check_standard_output()?;
     let mut stdout = io::stdout().lock();
     match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {

@@ -43,8 +43,8 @@ pub(crate) struct Arguments {
     #[command(subcommand)]
     verb: Verb,
 
-    /// Unix socket of the agent [default: that of this user's own `sublet up`]
-    #[arg(long, value_name = "PATH", env = "SUBLET_AGENT", hide_env_values = true, global = true)]
+    /// Unix socket of the agent [default: $SUBLET_AGENT, or that of this user's own `sublet up`]
+    #[arg(long, value_name = "PATH", global = true)]
     agent: Option<PathBuf>,
 }
 
@@ -176,7 +176,8 @@ struct Sandbox {
 
 /// Asks the agent, and shows each sandbox as it is now. If the verb failed for one of them, so does the command.
 pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
-    let socket = arguments.agent.unwrap_or_else(|| default_state().join("agent.sock"));
+    let socket =
+        super::given(&arguments.agent, "SUBLET_AGENT").unwrap_or_else(|| default_state().join("agent.sock"));
     let ask = |body| sublet_agent::sandboxes(&socket, SandboxRequest { body: Some(body) });
     let (verb, answers) = match arguments.verb {
         Verb::Create(create) => {

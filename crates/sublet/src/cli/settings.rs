@@ -28,19 +28,34 @@ fn row(line: &Line) -> [String; 3] {
     [line.key.clone(), value, line.from.clone()]
 }
 
-/// Logs to standard error what the settings say.
+/// Logs to standard error what the settings say, first of all what the environment has replaced in the file.
 pub(crate) fn start_log(settings: &Settings) -> Result<(), Error> {
-    let filter = |text: &str| {
-        EnvFilter::try_new(text).map_err(|error| format!("{text:?} is no level or filter: {error}"))
-    };
-    log(settings.needed("log", filter)?)
+    log(settings.needed("log", filter)?)?;
+    settings.warnings().for_each(|warning| tracing::warn!("{warning}"));
+    Ok(())
 }
 
 /// Logs to standard error what `$SUBLET_LOG` says, or warnings.
-pub(crate) fn log_by_environment() {
-    let filter = EnvFilter::try_from_env("SUBLET_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
-    // It is the first and only one of this process.
-    let _ = log(filter);
+pub(crate) fn log_by_environment() -> Result<(), Error> {
+    let said = std::env::var("SUBLET_LOG").ok().filter(|text| !text.is_empty());
+    let filter = filter(said.as_deref().unwrap_or("warn"));
+    log(filter.map_err(|why| Error::new(Code::InvalidArgument, format!("SUBLET_LOG: {why}")))?)
+}
+
+/// What is logged. A word that is not a level would be a target of which nothing is known, and be logged with everything.
+fn filter(text: &str) -> Result<EnvFilter, String> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let allowed =
+        || format!("{text:?} is not a log level: {}, or TARGET=LEVEL between commas", LEVELS.join(", "));
+    let is_level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
+    let is_directive = |directive: &str| match directive.rsplit_once('=') {
+        Some((target, level)) => !target.trim().is_empty() && is_level(level.trim()),
+        None => is_level(directive.trim()),
+    };
+    if !text.split(',').all(is_directive) {
+        return Err(allowed());
+    }
+    EnvFilter::try_new(text).map_err(|_| allowed())
 }
 
 fn log(filter: EnvFilter) -> Result<(), Error> {
@@ -48,4 +63,21 @@ fn log(filter: EnvFilter) -> Result<(), Error> {
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let log = log.with_ansi(is_terminal);
     log.try_init().map_err(|error| Error::new(Code::Internal, format!("the log cannot be opened: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_level_is_one_of_the_known_ones() {
+        for text in ["warn", "DEBUG", "off", "info,sublet_agent=debug", "sublet_manager::shell=trace, error"]
+        {
+            assert!(filter(text).is_ok(), "{text}");
+        }
+        for text in ["loud", "", "warning", "sublet_agent", "sublet_agent=loud", "=info", "info,"] {
+            let why = filter(text).unwrap_err();
+            assert!(why.contains("error, warn, info, debug"), "{text}: {why}");
+        }
+    }
 }

@@ -20,7 +20,7 @@ use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Access, Address};
 
 use super::daemon::{
-    ForWhom, Phase, Signals, blocking, check_limits, find_spawner, find_worker, host_name, notify,
+    ForWhom, Phase, Signals, blocking, check_limits, find_spawner, find_worker, notify, own_node_name,
     stop_in_order,
 };
 use super::output::Output;
@@ -44,8 +44,8 @@ Whatever a killed `sublet up` has left behind, the next one clears away.";
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Folder of the state [default: $XDG_RUNTIME_DIR/sublet or ~/.local/state/sublet]
-    #[arg(long, value_name = "FOLDER", env = "SUBLET_STATE", hide_env_values = true)]
+    /// Folder of the state [default: $SUBLET_STATE, $XDG_RUNTIME_DIR/sublet or ~/.local/state/sublet]
+    #[arg(long, value_name = "FOLDER")]
     state: Option<PathBuf>,
 
     /// Cores to lend to one lease each [default: all that are not shared]
@@ -166,7 +166,9 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
 async fn serve(arguments: Arguments, output: &Output) -> Result<(), Error> {
     let mut signals = Signals::listen_for(&arguments.for_whom)?;
     check_limits()?;
-    let state = absolute(&arguments.state.clone().unwrap_or_else(default_state))?;
+    let state = absolute(
+        &arguments.state.clone().filter(|state| !state.as_os_str().is_empty()).unwrap_or_else(default_state),
+    )?;
     let programs = Programs { worker: worker()?, spawner: find_spawner()? };
     let options = sublet_manager::Options {
         prices: Prices { default: arguments.price.price(), ..Prices::default() },
@@ -200,7 +202,7 @@ async fn lend(
     });
     let (agent, up) = started.await?;
     notify(Phase::Ready);
-    let shown = output.show(&up, text);
+    let shown = output.announce(&up, text);
     if shown.is_ok() {
         signals.next().await;
     }
@@ -227,7 +229,7 @@ fn agent_options(arguments: Arguments, state: &Path, programs: Programs) -> subl
             ca_pem: None,
             token: None,
         },
-        name: arguments.name.unwrap_or_else(host_name),
+        name: arguments.name.unwrap_or_else(own_node_name),
         cores: arguments.cores,
         memory_bytes: arguments.memory,
         shared: arguments.shared_cores.map(|cores| SharedCores {

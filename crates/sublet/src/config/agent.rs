@@ -5,13 +5,14 @@ use std::path::PathBuf;
 
 use sublet_agent::{Clients, Network, Options, Python, SharedCores, Warm};
 use sublet_proto::network::{Fabric, host_and_port};
-use sublet_proto::pu::{PROCESSOR, check_neighbours, is_processor_kind};
+use sublet_proto::pu::{MAX_NODE_NAME_BYTES, PROCESSOR, check_neighbours, is_node_name, is_processor_kind};
 use sublet_proto::{Error, package};
 use sublet_runtime::Access;
 use sublet_runtime::access::{default_address, default_state};
 
 use super::{Configured, Key, Kind, Otherwise, Schema, Settings, Shown};
 use crate::cli::daemon::{find_spawner, find_worker, host_name};
+use crate::cli::files::warn_of_open_secret;
 use crate::cli::parse::{absolute, duration, node_modules, pool, size, switch, whole};
 
 /// `sublet agent`.
@@ -335,7 +336,7 @@ pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
     Ok(Options {
         socket: socket(settings)?,
         access: access(settings)?,
-        name: settings.needed("name", |text| Ok(text.to_owned()))?,
+        name: settings.needed("name", node_name)?,
         cores: settings.value("cores", cores)?,
         memory_bytes: settings.value("memory", size)?,
         shared: shared(settings)?,
@@ -416,7 +417,10 @@ fn access(settings: &Settings) -> Result<Access, Error> {
             access.with_token(token).map_err(|error| named("token", error))
         }
         _ => match settings.value("token_file", absolute)? {
-            Some(path) => access.with_token_file(&path).map_err(|error| named("token_file", error)),
+            Some(path) => {
+                warn_of_open_secret(&path);
+                access.with_token_file(&path).map_err(|error| named("token_file", error))
+            }
             None => Ok(access),
         },
     }
@@ -491,7 +495,7 @@ fn processor_kind(text: &str) -> Result<String, String> {
 
 /// Those of the node of the configured name.
 fn neighbours(settings: &Settings) -> Result<Vec<String>, Error> {
-    let name = settings.needed("name", |text| Ok(text.to_owned()))?;
+    let name = settings.needed("name", node_name)?;
     let named = settings.list("neighbours", |text| Ok(text.to_owned()))?;
     match check_neighbours(&name, &named) {
         Ok(()) => Ok(named),

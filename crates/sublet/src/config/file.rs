@@ -92,6 +92,10 @@ impl Reader<'_> {
                 let number = u64::from_str_radix(number.as_str(), number.radix());
                 number.map(|number| number.to_string()).map_err(|_| wrong(value))
             }
+            // One value may stand without the list, and a list of one value where only one is taken: the same key may be a
+            // list of one program and not of another.
+            (Kind::List, DeValue::String(text)) => Ok(text.to_string()),
+            (Kind::Text, DeValue::Array(items)) if items.len() == 1 => self.text_of(name, kind, &items[0]),
             (Kind::List, DeValue::Array(items)) => {
                 let text = |item: &Spanned<DeValue<'_>>| match item.get_ref() {
                     DeValue::String(text) if !text.contains(',') => Ok(text.to_string()),
@@ -136,13 +140,27 @@ mod tests {
     }
 
     #[test]
+    fn one_value_may_be_text_or_a_list_of_one() {
+        let of = |schema, text: &str| {
+            let settings = parse(Path::new("a.toml"), text, schema).map_err(|error| error.message).unwrap();
+            settings.into_iter().map(|(_, setting)| setting.text).collect::<Vec<_>>()
+        };
+        for text in ["listen = '0.0.0.0:1'", "listen = ['0.0.0.0:1']"] {
+            assert_eq!(of(&manager::SCHEMA, text), ["0.0.0.0:1"], "{text}");
+            assert_eq!(of(&agent::SCHEMA, text), ["0.0.0.0:1"], "{text}");
+        }
+        assert_eq!(of(&agent::SCHEMA, "managers = 'https://a:1,https://b:1'"), ["https://a:1,https://b:1"]);
+    }
+
+    #[test]
     fn an_error_names_file_line_key_and_what_is_allowed() {
         for (text, named) in [
             ("\nlistn = 1", &["m.toml:2: there is no key listn", "listen"][..]),
             ("[tls]\n\nkeys = 'k'", &["m.toml:3: there is no key tls.keys", "tls.key"]),
             ("tls = 1", &["m.toml:1: there is no key tls;"]),
             ("'tls.key' = 'k'", &["m.toml:1: there is no key tls.key"]),
-            ("listen = '0.0.0.0:1'", &["m.toml:1: listen: string", "a list of texts"]),
+            ("listen = 1", &["m.toml:1: listen: integer", "a list of texts"]),
+            ("state = ['a', 'b']", &["m.toml:1: state: array", "text in quotation marks"]),
             ("listen = [\n'a:1',\n2]", &["m.toml:3: listen: integer", "a list of texts"]),
             ("state = 1", &["m.toml:1: state: integer", "text in quotation marks"]),
             ("price.compute = -1", &["m.toml:1: price.compute: integer", "at least 0"]),

@@ -414,7 +414,7 @@ mod tests {
     use super::*;
 
     fn defaults() -> Settings {
-        let mut settings = Settings { schema: &SCHEMA, settings: BTreeMap::new() };
+        let mut settings = Settings { schema: &SCHEMA, settings: BTreeMap::new(), replaced: Vec::new() };
         settings.add_defaults();
         settings
     }

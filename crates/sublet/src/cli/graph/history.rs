@@ -115,6 +115,12 @@ fn state(state: ComponentState) -> Option<&'static str> {
     }
 }
 
+/// Several runs.
+#[derive(Serialize)]
+pub(super) struct Runs {
+    pub(super) runs: Vec<Run>,
+}
+
 /// Shows.
 pub(super) fn run(arguments: &History, output: &Output) -> Result<(), Error> {
     let manager = arguments.connection.open()?;
@@ -136,7 +142,12 @@ pub(super) fn run(arguments: &History, output: &Output) -> Result<(), Error> {
         return Err(Error::new(Code::InvalidArgument, message));
     }
     let runs: Vec<Run> = manager.runs(name, arguments.limit)?.into_iter().map(shown).collect();
-    output.show(&runs, |runs| {
+    if runs.is_empty() && !name.is_empty() && !manager.graphs()?.iter().any(|graph| graph.name == name) {
+        let message =
+            format!("no graph {name:?} is deployed and none of that name has run: see `sublet graph list`");
+        return Err(Error::new(Code::UnknownGraph, message));
+    }
+    output.show(&Runs { runs }, |Runs { runs }| {
         let row = |run: &Run| {
             let began = show_moment(run.began_unix_ms);
             let took = run.ended_unix_ms.map_or(String::new(), |ended| {

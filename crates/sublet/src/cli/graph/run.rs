@@ -197,10 +197,16 @@ pub(super) fn deploy(arguments: &Deploy, output: &Output) -> Result<(), Error> {
     output.show(&deployed, |deployed| format!("{} {}", deployed.name, deployed.digest))
 }
 
+/// The result of `list`.
+#[derive(Serialize)]
+struct Graphs {
+    graphs: Vec<Deployed>,
+}
+
 /// Lists.
 pub(super) fn list(connection: &Connection, output: &Output) -> Result<(), Error> {
     let graphs: Vec<Deployed> = connection.open()?.graphs()?.into_iter().map(Deployed::from).collect();
-    output.show(&graphs, |graphs| {
+    output.show(&Graphs { graphs }, |Graphs { graphs }| {
         let row = |graph: &Deployed| {
             let Deployed { name, digest, components, size_bytes, deployed_unix_ms } = graph;
             [

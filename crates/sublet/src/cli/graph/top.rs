@@ -8,7 +8,7 @@ use clap::Args;
 use sublet_proto::Error;
 use sublet_runtime::manager::ManagerClient;
 
-use super::history::{ComponentUse, Run, is_run, shown};
+use super::history::{ComponentUse, Run, Runs, is_run, shown};
 use crate::cli::Connection;
 use crate::cli::output::{Output, print, table};
 use crate::cli::parse::{duration, show_bytes, show_ns};
@@ -44,7 +44,7 @@ pub(super) fn run(arguments: &Top, output: &Output) -> Result<(), Error> {
     let manager = arguments.connection.open()?;
     let name = arguments.name.as_deref().unwrap_or_default();
     if arguments.once || !output.is_for_people() || !std::io::stdout().is_terminal() {
-        return output.show(&look(&manager, name)?, |runs| screen(runs));
+        return output.show(&Runs { runs: look(&manager, name)? }, |Runs { runs }| screen(runs));
     }
     loop {
         let runs = look(&manager, name)?;
