@@ -125,9 +125,9 @@ impl Window {
     /// The region and offset of memory that lies wholly inside of a mapped region.
     #[inline(always)]
     pub fn locate(&self, pointer: *const u8, len_bytes: u64) -> Option<Address> {
-        // An arena doubles as it grows, so there are few.
+        // An arena doubles as it grows, so there are few, and most memory is in the last one.
         let mapped = &self.places[..self.end.load(Ordering::Acquire) as usize];
-        mapped.iter().enumerate().find_map(|(region, place)| {
+        mapped.iter().enumerate().rev().find_map(|(region, place)| {
             let (base, region_bytes) = place.get()?;
             let offset = (pointer as usize).wrapping_sub(base.as_ptr() as usize) as u64;
             let is_inside = offset <= region_bytes && len_bytes <= region_bytes - offset;
