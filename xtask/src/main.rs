@@ -64,6 +64,11 @@ const CHORES: &[Chore] = &[
     },
     Chore { usage: "wheel [--out FOLDER]", help: "make the Python wheel", run: python::chore },
     Chore {
+        usage: "packages",
+        help: "import and use the most used Python packages in sandboxes",
+        run: python::packages,
+    },
+    Chore {
         usage: "install --prefix DIR",
         help: "install command, library and headers",
         run: install::chore,

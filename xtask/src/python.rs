@@ -1,5 +1,6 @@
 //! The Python package: its wheel, and its tests as a user of the wheel has it.
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -19,7 +20,10 @@ const MODULES: &[&str] = &[
     "parsl==2026.10.26",
     "tqdm==4.70.1",
     "rich==15.0.0",
+    "psutil==7.2.2",
 ];
+/// Runs the tests.
+const PYTEST: &str = MODULES[0];
 
 /// `cargo xtask wheel [--out FOLDER]`: builds, then has `scripts/wheel.sh` make the wheel.
 pub fn chore(mut options: Options) -> io::Result<ExitCode> {
@@ -35,9 +39,30 @@ pub fn chore(mut options: Options) -> io::Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Makes the wheel of what is built, installs it into a virtual environment of its own, and tests it there.
+/// `cargo xtask packages`: has functions import and use the most used packages of PyPI, which take 1 GB to install.
+pub fn packages(options: Options) -> io::Result<ExitCode> {
+    options.end()?;
+    if !install::build()? {
+        return Ok(ExitCode::FAILURE);
+    }
+    let tests = root().join("python/tests");
+    let list = tests.join("packages.txt");
+    let mut step = Step::start("packages", Show::Summary)?;
+    let modules = [OsStr::new(PYTEST), OsStr::new("-r"), list.as_os_str()];
+    let outcome = try_wheel(&mut step, "packages", &modules, &tests.join("packages.py"))?;
+    let tally = step.finish(outcome)?;
+    Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Tests the wheel of what is built.
 pub fn check(step: &mut Step) -> io::Result<Outcome> {
-    let environment = root().join("target/xtask/python");
+    let modules: Vec<_> = MODULES.iter().map(OsStr::new).collect();
+    try_wheel(step, "python", &modules, &root().join("python/tests"))
+}
+
+/// Makes the wheel of what is built, installs it with these modules into a virtual environment of this name, and runs tests there.
+fn try_wheel(step: &mut Step, name: &str, modules: &[&OsStr], tests: &Path) -> io::Result<Outcome> {
+    let environment = root().join("target/xtask").join(name);
     if !step.run(wheel(&wheels()))? {
         return Ok(Outcome::Failed);
     }
@@ -46,11 +71,11 @@ pub fn check(step: &mut Step) -> io::Result<Outcome> {
     let mut create = Command::new("python3");
     create.args(["-m", "venv", "--clear"]).arg(&environment);
     let mut install = Command::new(environment.join("bin/pip"));
-    install.args(["install", "--quiet", "--no-input", "--disable-pip-version-check"]).arg(made).args(MODULES);
+    install.args(["install", "--quiet", "--no-input", "--disable-pip-version-check"]).arg(made).args(modules);
     // Away from the sources: what is tested is what was installed.
     let mut test = Command::new(environment.join("bin/python"));
     test.args(["-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider"]);
-    test.arg(root().join("python/tests")).current_dir(&environment);
+    test.arg(tests).current_dir(&environment);
     Ok(Outcome::from(step.run(create)? && step.run(install)? && step.run(test)?))
 }
 

@@ -91,6 +91,7 @@ impl Maker {
         let limits = Limits {
             cores: Vec::new(),
             memory_bytes: None,
+            shown_memory_bytes: None,
             processes: None,
             scratch_bytes: TRIAL_SCRATCH_BYTES,
         };

@@ -275,6 +275,7 @@ fn spec(
         limits: Limits {
             cores,
             memory_bytes: Some(held.lease.memory_bytes.saturating_add(own_bytes)),
+            shown_memory_bytes: Some(held.lease.memory_bytes),
             processes: Some(MAX_PROCESSES.saturating_add(workers as u32)),
             scratch_bytes: SCRATCH_BYTES.min(held.lease.memory_bytes),
         },

@@ -34,9 +34,11 @@ mod container;
 mod delegate;
 mod init;
 mod landlock;
+mod names;
 mod output;
 mod plan;
 mod privileges;
+mod processes;
 mod report;
 mod root;
 pub(crate) mod seccomp;
@@ -49,10 +51,11 @@ use std::rc::Rc;
 use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal};
 
 use crate::system;
+pub(crate) use names::{USER_NAME, user_entry};
 pub(crate) use output::Target;
 pub(crate) use plan::Plan;
 pub(crate) use report::{Order, Report, Step};
-pub(crate) use root::{DRIVER_FOLDERS, GPU_NODES, MountPoint, PROGRAM, SYSTEM_FOLDERS};
+pub(crate) use root::{DRIVER_FOLDERS, GPU_NODES, MountPoint, PROGRAM, SHARED_POINT, SYSTEM_FOLDERS, VIEWS};
 use seccomp::Filters;
 
 /// The status of a process that did not become the program. Nobody sees it: it has said why.

@@ -66,6 +66,10 @@ pub const USER: u32 = 1000;
 pub const FOLDER: &str = "/package";
 /// Where a sandbox can write files: a process nowhere else.
 pub const SCRATCH: &str = "/tmp";
+/// Folder of named shared memory and semaphores, which the processes of one sandbox share.
+pub const SHARED_MEMORY: &str = "/dev/shm";
+/// A sandbox's [`SHARED_MEMORY`] has the size of its memory divided by this, as Linux has it by default.
+const SHARED_PART: u64 = 2;
 
 /// One sandbox of one [`Sandboxes`] table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -211,12 +215,28 @@ pub enum Devices {
 pub struct Limits {
     /// The cores on which it may run; none: all that the spawner has.
     pub cores: Vec<u32>,
-    /// Memory of all its processes together, with what it writes to [`SCRATCH`], in bytes. Who takes more is killed.
+    /// Memory of all its processes together, with what it writes to [`SCRATCH`] and [`SHARED_MEMORY`], in bytes. A sandbox that
+    /// takes more is killed.
     pub memory_bytes: Option<u64>,
+    /// Size of memory in the sandbox's `/proc/meminfo`, in bytes. If none: the limit; without a limit the machine's memory.
+    pub shown_memory_bytes: Option<u64>,
     /// Processes and threads at the same time, with its first process.
     pub processes: Option<u32>,
-    /// Size of all that it can write, in bytes, but for what it maps.
+    /// Size of all files that the sandbox can write, in bytes, without memory that it maps and without [`SHARED_MEMORY`], whose
+    /// size is half of the memory in its `/proc/meminfo`, or this size if that is the machine's memory.
     pub scratch_bytes: u64,
+}
+
+impl Limits {
+    /// Size of memory in the sandbox's `/proc/meminfo`, in bytes; none for the machine's memory.
+    fn shown(&self) -> Option<u64> {
+        self.shown_memory_bytes.or(self.memory_bytes)
+    }
+
+    /// Size of [`SHARED_MEMORY`], in bytes.
+    fn shared_bytes(&self) -> u64 {
+        self.shown().map_or(self.scratch_bytes, |bytes| bytes / SHARED_PART)
+    }
 }
 
 /// Where a sandbox stands in its life.

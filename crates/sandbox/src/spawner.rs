@@ -16,6 +16,7 @@ mod table;
 mod template;
 mod templates;
 mod users;
+mod view;
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -23,6 +24,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::Mode;
 use rustix::io::retry_on_intr;
 use rustix::stdio::stdin;
 use rustix::time::Timespec;
@@ -35,9 +37,12 @@ use sandbox::Sandbox;
 use table::Table;
 use templates::Templates;
 use users::Users;
+use view::Views;
 
 /// How many first processes are kept ready.
 const READY: usize = 8;
+/// Umask of the spawner and of every sandbox, whichever umask the agent has: other users may read new files.
+const UMASK: Mode = Mode::WGRP.union(Mode::WOTH);
 const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// What every sandbox is made with.
@@ -53,6 +58,7 @@ struct Means {
     cgroups: Cgroups,
     users: Users,
     filters: Rc<Filters>,
+    views: Views,
     /// What is shown of the host beneath [`crate::SCRATCH`], without the first slash.
     kept: Vec<CString>,
 }
@@ -98,13 +104,19 @@ pub fn run(folder: &Path, shown: &[PathBuf]) {
 impl Workshop {
     fn open(folder: &Path, shown: &[PathBuf]) -> Result<Workshop, SandboxError> {
         let failed = |what: &'static str| move |error: std::io::Error| SandboxError::system(what, error);
+        // Sandboxes are other users, and have to read the files that this process makes.
+        rustix::process::umask(UMASK);
         // Before the namespaces: there what this process's control group is called would no longer be true.
         let cgroups = Cgroups::open();
         let users = Users::enter().map_err(failed("entering a user namespace"))?;
         let shown = root::outermost(shown);
-        root::mount_common(folder, &shown).map_err(failed("mounting the root of sandboxes"))?;
+        let mounted = root::unshare_mounts().and_then(|()| {
+            let views = Views::open(folder)?;
+            root::mount_common(folder, &shown, &views).map(|()| views)
+        });
+        let views = mounted.map_err(failed("mounting the root of sandboxes"))?;
         let kept = root::beneath_scratch(&shown);
-        let means = Means { cgroups, users, filters: Filters::compile().into(), kept };
+        let means = Means { cgroups, users, filters: Filters::compile().into(), views, kept };
         Ok(Workshop { ready: Vec::new(), templates: Templates::default(), means })
     }
 

@@ -135,6 +135,7 @@ pub(crate) fn encode_spec(spec: Spec) -> (SandboxSpec, Vec<OwnedFd>) {
         host_network: network == Network::Host,
         cores: limits.cores,
         memory_bytes: limits.memory_bytes.unwrap_or(0),
+        shown_memory_bytes: limits.shown_memory_bytes.unwrap_or(0),
         processes: limits.processes.unwrap_or(0),
         scratch_bytes: limits.scratch_bytes,
         program_inside,
@@ -197,6 +198,7 @@ pub(crate) fn decode_spec(
         limits: Limits {
             cores: message.cores,
             memory_bytes: Some(message.memory_bytes).filter(|&bytes| bytes > 0),
+            shown_memory_bytes: Some(message.shown_memory_bytes).filter(|&bytes| bytes > 0),
             processes: Some(message.processes).filter(|&processes| processes > 0),
             scratch_bytes: message.scratch_bytes,
         },

@@ -101,7 +101,7 @@ fn what_a_runtimes_container_may_not_do_it_cannot() {
     let secret = house.folder.path().join("secret");
     std::fs::write(&secret, "secret").unwrap();
     for runtime in runtimes() {
-        let paths = ["files", "/etc/passwd", "/home", "/proc/kcore", "/dev/mem", secret.to_str().unwrap()];
+        let paths = ["files", "/etc/shadow", "/home", "/proc/kcore", "/dev/mem", secret.to_str().unwrap()];
         let (said, _) = house.run_with(&["walls"], |spec| hand_over(spec, &runtime));
         let none = "0000000000000000";
         let rights = ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"].map(|set| (set, none));

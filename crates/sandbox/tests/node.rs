@@ -31,6 +31,12 @@ fn open() -> House {
 /// What a program says, and how it ends.
 #[track_caller]
 fn run(house: &House, text: &str, imports: &[&str]) -> (String, Exit) {
+    run_with(house, text, imports, |_| {})
+}
+
+/// As [`run`], with a changed specification.
+#[track_caller]
+fn run_with(house: &House, text: &str, imports: &[&str], change: impl FnOnce(&mut Spec)) -> (String, Exit) {
     let path = house.folder.path().join(format!("{}.js", fs::read_dir(house.folder.path()).unwrap().count()));
     fs::write(&path, format!("{SAY}{text}")).unwrap();
     house.run_with(&["one", "two"], |spec: &mut Spec| {
@@ -38,6 +44,7 @@ fn run(house: &House, text: &str, imports: &[&str]) -> (String, Exit) {
         spec.program = Program::Outside(path);
         spec.limits.memory_bytes = Some(1024 * MIB);
         spec.limits.processes = Some(64);
+        change(spec);
     })
 }
 
@@ -53,6 +60,16 @@ setTimeout(() => fs.readFile('/proc/self/comm', async (error, data) => { await 0
     let (said, exit) = run(&house, text, &[]);
     let expected = "true one,two true\n{\"GIVEN\":\"yes\"} 2 1 2\n1\nfile true\nexit 4\n";
     assert_eq!((said.as_str(), exit), (expected, Exit::Status(4)));
+}
+
+#[test]
+fn local_time_is_that_of_the_zone_in_the_environment() {
+    let house = open();
+    let text = "say(new Date(1751328000000).getTimezoneOffset(), require('os').userInfo().username);";
+    for (zone, offset) in [("America/New_York", 240), ("Asia/Kolkata", -330)] {
+        let (said, _) = run_with(&house, text, &[], |spec| spec.env.push(("TZ".into(), zone.into())));
+        assert_eq!(said, format!("{offset} sandbox\n"), "{zone}");
+    }
 }
 
 #[test]

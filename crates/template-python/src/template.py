@@ -9,6 +9,7 @@ import gc
 import importlib
 import os
 import sys
+import time
 import types
 
 # Of libraries that compute with several threads: what says with how many.
@@ -58,6 +59,8 @@ def begin(path, arguments, environment, setters):
     sys.argv = [path, *arguments]
     sys.path.insert(0, os.path.dirname(path))
     os.environ.update(variable.split("=", 1) for variable in environment)
+    # The C library read the time zone when the template started.
+    time.tzset()
     threads = cores()
     if threads > 1:
         for set_threads in setters:

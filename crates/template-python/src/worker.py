@@ -151,6 +151,12 @@ def prepare(folder, library, offered, imports):
     return found
 
 
+def set_environment(variables):
+    """Adds variables to the environment, and has the C library read the time zone again."""
+    os.environ.update(variables)
+    time.tzset()
+
+
 def execute(folder, path, arguments, environment):
     """Runs a file of the package as the main module; answers with which status it ends."""
     folder, path = os.fspath(folder), os.fspath(path)
@@ -158,7 +164,7 @@ def execute(folder, path, arguments, environment):
     fallback = os.path.join(folder, FALLBACK)
     if os.path.isdir(fallback):
         sys.path.append(fallback)
-    os.environ.update(environment)
+    set_environment(environment)
     os.chdir(folder)
     sys.argv = list(arguments)
     try:
@@ -292,7 +298,7 @@ def begin_session(wanted, definition):
     global session
     said = load(definition)
     logging.getLogger().setLevel(said["log_level"])
-    os.environ.update(said["environment"])
+    set_environment(said["environment"])
     initializer = said["initializer"]
     if initializer is not None:
         initializer(*said["initargs"])

@@ -35,6 +35,7 @@ pub(super) fn image(
     let limits = Limits {
         cores: distinct(cores),
         memory_bytes: Some(BUILD_MEMORY_BYTES),
+        shown_memory_bytes: None,
         processes: Some(BUILD_PROCESSES),
         scratch_bytes: BUILD_SCRATCH_BYTES,
     };

@@ -75,9 +75,12 @@ fn device(
     (kind, cores): (Kind, Vec<u32>),
     until: Instant,
 ) -> Result<DeviceUnit, Error> {
+    let machine = rustix::system::sysinfo();
     let limits = Limits {
         cores,
         memory_bytes: Some(LOOK_MEMORY_BYTES),
+        // Drivers that compute on processors take the size of a device's memory from there.
+        shown_memory_bytes: Some((machine.totalram as u64).saturating_mul(u64::from(machine.mem_unit))),
         processes: Some(LOOK_PROCESSES),
         scratch_bytes: LOOK_SCRATCH_BYTES,
     };

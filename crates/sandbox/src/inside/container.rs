@@ -13,8 +13,11 @@ use std::path::Path;
 use rustix::mount::{MountFlags, mount};
 
 use super::Plan;
+use super::names::add_user;
 use super::plan::LayerMounts;
-use super::root::{MountPoint, SCRATCH_POINT, attach, copy, make_place, make_root, mount_scratch};
+use super::root::{
+    MountPoint, SCRATCH_POINT, attach, copy, make_place, make_root, mount_scratch, mount_shared,
+};
 use crate::MAX_LAYERS;
 
 /// Of the common root, shown in every container.
@@ -40,6 +43,7 @@ pub(super) fn enter(plan: &Plan, image: &LayerMounts) -> io::Result<()> {
     for (MountPoint(path), mount) in &plan.mounts {
         attach(mount, Path::new(path))?;
     }
+    mount_shared(plan)?;
     Ok(rustix::process::chdir(image.working_folder.as_c_str())?)
 }
 
@@ -53,7 +57,8 @@ pub(super) fn prepare(folder: &str, plan: &Plan, image: &LayerMounts) -> io::Res
     if !plan.is_delegated() {
         make_places(plan)?;
     }
-    mount_layers(&image.layers)
+    mount_layers(&image.layers)?;
+    add_user(Path::new(ROOT))
 }
 
 fn make_folder(path: impl AsRef<Path>) -> io::Result<()> {

@@ -19,7 +19,7 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 
 use super::Plan;
 use super::container::{UPPER, prepare};
-use super::root::{MountPoint, attach, make_place};
+use super::root::{MountPoint, attach, copy, make_place};
 use crate::USER;
 
 /// Where the bundle is made, in mounts that nobody else has: whoever the runtime is on this machine, it gets there, as it would
@@ -33,6 +33,13 @@ const NOTES: &str = "notes";
 const STATE: &CStr = c"notes/state";
 /// and the number of the container's process.
 const PID_FILE: &CStr = c"notes/container.pid";
+/// Files of `/proc` about the machine that are the same in every sandbox. These are the ones that OCI runtimes let a bundle mount over.
+const IDLE: [MountPoint; 4] = [
+    MountPoint("proc/diskstats"),
+    MountPoint("proc/loadavg"),
+    MountPoint("proc/swaps"),
+    MountPoint("proc/uptime"),
+];
 /// How its own mounts are.
 const OWN: MountFlags = MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC);
 /// Where runtimes look for programs that they need.
@@ -40,6 +47,9 @@ const PATH: &CStr = c"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sb
 
 /// Makes the bundle, and the plan one of running the runtime with it.
 pub(super) fn enter(plan: &mut Plan) -> io::Result<()> {
+    for place in IDLE {
+        plan.mounts.push((place, copy(place.0)?));
+    }
     let Some(image) = &plan.image else { return Ok(()) };
     let Some(runtime) = image.runtime.clone() else { return Ok(()) };
     mount_own_view()?;

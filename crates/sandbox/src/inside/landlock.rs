@@ -12,7 +12,7 @@ use landlock::{
 };
 
 use super::Plan;
-use crate::{Network, SCRATCH};
+use crate::{Network, SCRATCH, SHARED_MEMORY};
 
 /// The newest of Landlock's interfaces of which everything is used.
 const NEWEST: ABI = ABI::V6;
@@ -40,6 +40,7 @@ fn apply(network: Network, is_container: bool) -> Result<(), Box<dyn Error + Sen
         .add_rule(PathBeneath::new(PathFd::new("/")?, root))?
         .add_rule(PathBeneath::new(PathFd::new("/dev")?, devices))?
         .add_rule(PathBeneath::new(PathFd::new(SCRATCH)?, scratch))?
+        .add_rule(PathBeneath::new(PathFd::new(SHARED_MEMORY)?, scratch))?
         .restrict_self()?;
     Ok(())
 }

@@ -35,6 +35,7 @@ pub(crate) struct Plan {
     pub(super) network: Network,
     pub(super) devices: Devices,
     pub(super) scratch_bytes: u64,
+    pub(super) shared_bytes: u64,
     pub(super) processes: Option<u32>,
 }
 
@@ -86,6 +87,7 @@ impl Plan {
             network: spec.network,
             devices: spec.devices,
             scratch_bytes: spec.limits.scratch_bytes,
+            shared_bytes: spec.limits.shared_bytes(),
             processes: spec.limits.processes,
         })
     }
@@ -112,6 +114,7 @@ impl Plan {
             env: bytes(self.env),
             host_network: self.network == Network::Host,
             scratch_bytes: self.scratch_bytes,
+            shared_bytes: self.shared_bytes,
             processes: self.processes.unwrap_or(0),
             program: self.program.into_bytes(),
             layers: self.image.as_ref().map_or(0, |image| image.layers.len() as u32),
@@ -169,6 +172,7 @@ pub(super) fn receive(link: BorrowedFd<'_>) -> io::Result<Plan> {
         network: if message.host_network { Network::Host } else { Network::None },
         devices: wire::decode_devices(message.devices),
         scratch_bytes: message.scratch_bytes,
+        shared_bytes: message.shared_bytes,
         processes: Some(message.processes).filter(|&processes| processes > 0),
     })
 }

@@ -1,5 +1,5 @@
 //! A sandbox's root: the host's shared libraries, a few devices, the program and its folder, all read-only; its own
-//! processes as `/proc`; and a small `/tmp` in memory.
+//! processes as `/proc`; and `/tmp` and `/dev/shm` in memory, of limited sizes.
 //!
 //! What all sandboxes have in common the spawner mounts once, as the common root; its working directory is there. A new
 //! process has a copy of the spawner's mounts, in which everything is locked: what was read-only there stays so even
@@ -18,7 +18,7 @@ use rustix::mount::{
     MountFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, mount, move_mount, open_tree, unmount,
 };
 
-use super::Plan;
+use super::{Plan, processes};
 use crate::Devices;
 
 /// The program, as the sandbox finds it.
@@ -41,8 +41,11 @@ pub(crate) const GPU_NODES: [MountPoint; 4] = [
     MountPoint("dev/nvidia-uvm-tools"),
     MountPoint("dev/nvidia0"),
 ];
+/// Files about cores and memory, which each sandbox has for itself.
+pub(crate) const VIEWS: [MountPoint; 4] =
+    [MountPoint("proc/meminfo"), MountPoint("proc/cpuinfo"), MountPoint("proc/stat"), SYSTEM_FOLDERS[0]];
 /// All places, by which messages number them.
-const PLACES: [MountPoint; 13] = [
+const PLACES: [MountPoint; 16] = [
     MountPoint::PROGRAM,
     MountPoint::FOLDER,
     SYSTEM_FOLDERS[0],
@@ -56,17 +59,19 @@ const PLACES: [MountPoint; 13] = [
     GPU_NODES[1],
     GPU_NODES[2],
     GPU_NODES[3],
+    VIEWS[0],
+    VIEWS[1],
+    VIEWS[2],
 ];
 
 /// Where the common root has room for [`crate::SCRATCH`].
 pub(super) const SCRATCH_POINT: &str = "tmp";
+/// Mount point of [`crate::SHARED_MEMORY`] in the common root.
+pub(crate) const SHARED_POINT: &str = "dev/shm";
 
 const PAGE_BYTES: u64 = 4096;
 /// Room for the folders above each thing that is shown beneath [`crate::SCRATCH`].
 const FILES_OF_KEPT: u64 = 16;
-/// How `/proc` is mounted.
-const PROCESSES: MountFlags =
-    MountFlags::NOSUID.union(MountFlags::NODEV).union(MountFlags::NOEXEC).union(MountFlags::RDONLY);
 
 /// A place in the common root where something can be mounted, relative to the root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,18 +93,14 @@ impl MountPoint {
 /// Makes a copy of the common root that is this process's own, with its processes, and goes there.
 pub(super) fn begin() -> io::Result<()> {
     copy_common()?;
-    mount_processes()
+    processes::mount_own()
 }
 
 /// Makes a copy of the common root this process's root, in the namespace of the spawner's processes.
 pub(super) fn enter_template() -> io::Result<()> {
     copy_common()?;
     // No namespace of users may mount one where none is to be seen. Each sandbox mounts its own over this.
-    match mount("proc", "proc", "proc", PROCESSES, Some(c"subset=pid,hidepid=invisible")) {
-        // Not root: what the spawner's user sees.
-        Err(rustix::io::Errno::PERM) => drop(attach_copy("/proc", "proc")?),
-        mounted => mounted?,
-    }
+    processes::mount_for_template()?;
     make_root()
 }
 
@@ -108,7 +109,7 @@ fn copy_common() -> io::Result<()> {
 }
 
 /// Mounts what is at one place at another, too, with all that is mounted beneath.
-fn attach_copy(from: &str, to: &str) -> io::Result<OwnedFd> {
+pub(super) fn attach_copy(from: &str, to: &str) -> io::Result<OwnedFd> {
     let tree = copy(from)?;
     attach(&tree, Path::new(to))?;
     Ok(tree)
@@ -126,6 +127,7 @@ pub(super) fn enter(plan: &Plan) -> io::Result<()> {
         Devices::Drivers | Devices::Gpu => MountFlags::empty(),
     };
     mount_scratch(SCRATCH_POINT, plan.scratch_bytes, own_files, "1777", flags)?;
+    mount_shared(plan)?;
     for (path, mount) in plan.kept.iter().zip(kept) {
         show_again(Path::new(OsStr::from_bytes(path.to_bytes())), &mount)?;
     }
@@ -170,6 +172,11 @@ pub(super) fn make_root() -> io::Result<()> {
     Ok(rustix::process::chdir("/")?)
 }
 
+/// Mounts [`crate::SHARED_MEMORY`]: named shared memory and semaphores of the sandbox's processes.
+pub(super) fn mount_shared(plan: &Plan) -> io::Result<()> {
+    mount_scratch(SHARED_POINT, plan.shared_bytes, 2, "1777", MountFlags::NOEXEC)
+}
+
 /// What the sandbox writes, at a folder, with room for so many files beside the sandbox's.
 pub(super) fn mount_scratch(
     folder: &str,
@@ -185,13 +192,4 @@ pub(super) fn mount_scratch(
     let options = CString::new(format!("size={len_bytes},nr_inodes={inodes},mode={mode}"))?;
     let flags = flags | MountFlags::NOSUID | MountFlags::NODEV;
     Ok(mount("tmpfs", folder, "tmpfs", flags, Some(options.as_c_str()))?)
-}
-
-/// Only processes: nothing of what else `/proc` tells of the machine, or lets one change.
-fn mount_processes() -> io::Result<()> {
-    match mount("proc", "proc", "proc", PROCESSES, Some(c"subset=pid")) {
-        // Where the host itself may not see all of it, as in many containers, a sandbox does without.
-        Err(rustix::io::Errno::PERM) => Ok(()),
-        mounted => Ok(mounted?),
-    }
 }

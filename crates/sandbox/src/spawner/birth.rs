@@ -74,7 +74,10 @@ pub(super) fn begin(workshop: &mut Workshop, id: Id, spec: Spec) -> Result<Sandb
     let failed = |what: &'static str| move |error: io::Error| SandboxError::system(what, error);
     let program = spec.program.path();
     let named = |error| SandboxError::system(format!("showing a sandbox {}", program.display()), error);
-    let mounts = root::mounts_of(&spec).map_err(named)?;
+    let mut mounts = root::mounts_of(&spec).map_err(named)?;
+    let view = workshop.means.views.of(&spec.limits.cores, spec.limits.shown());
+    let view = view.and_then(|view| root::show_view(&mut mounts, &view).map(|()| view));
+    let view = view.map_err(failed("showing a sandbox its cores and memory"))?;
     let layers = root::layers_of(&spec)?;
     let mut sandbox = match &spec.kind {
         Kind::Template(template) => workshop.templates.take(&mut workshop.means, template)?,
@@ -83,6 +86,7 @@ pub(super) fn begin(workshop: &mut Workshop, id: Id, spec: Spec) -> Result<Sandb
     let owned = layers.iter().try_for_each(|layer| sandbox.make_owner(layer.as_fd()));
     owned
         .map_err(failed("giving a container the files of its image (their file system has to map owners)"))?;
+    sandbox.keep(view);
     sandbox.limit(&spec.limits).map_err(failed("limiting a sandbox"))?;
     let plan = Plan::new(id, spec, mounts, layers, &workshop.means.kept)
         .map_err(failed("reading a specification"))?;

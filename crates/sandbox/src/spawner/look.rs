@@ -114,7 +114,13 @@ fn run_inside(mut table: Table) -> Result<Exit, SandboxError> {
     let (control, _outside) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .map_err(|errno| failed(errno.into()))?;
-    let limits = Limits { cores: Vec::new(), memory_bytes: None, processes: None, scratch_bytes: 1 << 20 };
+    let limits = Limits {
+        cores: Vec::new(),
+        memory_bytes: None,
+        shown_memory_bytes: None,
+        processes: None,
+        scratch_bytes: 1 << 20,
+    };
     let (spec, descriptors) = encode_spec(Spec {
         kind: Kind::Process,
         program,

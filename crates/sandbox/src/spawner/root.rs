@@ -15,9 +15,13 @@ use rustix::mount::{
     move_mount, open_tree,
 };
 
-use crate::inside::{DRIVER_FOLDERS, GPU_NODES, MountPoint, SYSTEM_FOLDERS};
+use super::template::MEMORY_BYTES;
+use super::view::{View, Views};
+use crate::inside::{
+    DRIVER_FOLDERS, GPU_NODES, MountPoint, SHARED_POINT, SYSTEM_FOLDERS, USER_NAME, VIEWS, user_entry,
+};
 use crate::system::{self, restrict_mount};
-use crate::{Devices, Network, Program, SCRATCH, SandboxError, Spec};
+use crate::{Devices, Network, Program, SCRATCH, SandboxError, Spec, USER};
 
 /// Where hosts have shared libraries, which of several they prefer, and what the dynamic loader knows about them.
 const LIBRARIES: [&str; 8] = [
@@ -30,22 +34,33 @@ const LIBRARIES: [&str; 8] = [
     "etc/ld.so.cache",
     "etc/ld.so.conf",
 ];
+/// Folders of time zones where C libraries and languages look for them.
+const ZONES: [&str; 4] = ["usr/share/zoneinfo", "usr/lib/zoneinfo", "usr/share/lib/zoneinfo", "etc/zoneinfo"];
+/// The host's own time zone: a link to a file of [`ZONES`], or a copy of one.
+const LOCAL_ZONE: &str = "etc/localtime";
+/// Name of the host's time zone, on hosts that have this file.
+const LOCAL_ZONE_NAME: &str = "etc/timezone";
 /// What folders of modules are called by Node.js.
 const NODE_MODULES: &str = "node_modules";
 /// The devices that a sandbox has.
 const DEVICES: [&str; 5] = ["null", "zero", "full", "random", "urandom"];
 
-/// Mounts what all sandboxes have in common over the folder, in a namespace of this process's own, and goes there. These paths
-/// of the host are shown, too.
-pub(super) fn mount_common(folder: &Path, shown: &[PathBuf]) -> io::Result<()> {
+/// Enters a mount namespace of this process's own.
+pub(super) fn unshare_mounts() -> io::Result<()> {
     system::unshare(libc::CLONE_NEWNS)?;
     // What the host mounts later is seen here; nothing that is mounted here is seen there.
-    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)?;
-    mount("tmpfs", folder, "tmpfs", MountFlags::empty(), Some(c"size=1m,mode=755"))?;
+    Ok(mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)?)
+}
+
+/// Mounts the common root of all sandboxes over the folder, with these paths of the host in it, and makes it the working directory.
+pub(super) fn mount_common(folder: &Path, shown: &[PathBuf], views: &Views) -> io::Result<()> {
+    mount("tmpfs", folder, "tmpfs", MountFlags::empty(), Some(c"size=8m,mode=755"))?;
     rustix::process::chdir(folder)?;
-    for folder in ["proc", "tmp", "etc", "dev", "usr", MountPoint::FOLDER.0] {
+    for folder in ["tmp", "etc", "dev", SHARED_POINT, "usr", MountPoint::FOLDER.0] {
         fs::create_dir(folder)?;
     }
+    views.write_common(Path::new("."), MEMORY_BYTES)?;
+    write_names()?;
     for MountPoint(folder) in SYSTEM_FOLDERS.iter().chain(&DRIVER_FOLDERS) {
         fs::create_dir_all(folder)?;
     }
@@ -54,6 +69,7 @@ pub(super) fn mount_common(folder: &Path, shown: &[PathBuf]) -> io::Result<()> {
         File::create(node)?;
     }
     LIBRARIES.iter().try_for_each(|path| show(path.as_ref(), libc::MOUNT_ATTR_NODEV))?;
+    show_zones()?;
     DEVICES.iter().try_for_each(|name| show(format!("dev/{name}").as_ref(), libc::MOUNT_ATTR_NOEXEC))?;
     for path in shown {
         let inside = path.strip_prefix("/").map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -66,6 +82,30 @@ pub(super) fn mount_common(folder: &Path, shown: &[PathBuf]) -> io::Result<()> {
     symlink("/proc/self/fd", "dev/fd")?;
     let flags = MountFlags::BIND | MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV;
     Ok(mount_remount(".", flags, "")?)
+}
+
+/// Writes the list of users: the sandbox's own, and `nobody`, the owner of every file that is not the sandbox's.
+fn write_names() -> io::Result<()> {
+    let user = user_entry();
+    fs::write("etc/passwd", format!("{user}nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"))?;
+    fs::write("etc/group", format!("{USER_NAME}:x:{USER}:\nnogroup:x:65534:\n"))
+}
+
+/// Shows sandboxes the host's time zones, and which of them is local time.
+fn show_zones() -> io::Result<()> {
+    ZONES
+        .iter()
+        .chain([&LOCAL_ZONE_NAME])
+        .try_for_each(|path| show(path.as_ref(), libc::MOUNT_ATTR_NODEV))?;
+    let host = Path::new("/").join(LOCAL_ZONE);
+    let Ok(zone) = host.canonicalize() else { return Ok(()) };
+    if ZONES.iter().any(|folder| zone.starts_with(Path::new("/").join(folder))) {
+        // Programs take the name of the zone from the link's target.
+        return symlink(&zone, LOCAL_ZONE);
+    }
+    File::create(LOCAL_ZONE)?;
+    let mount = detached(&zone, libc::MOUNT_ATTR_NODEV)?;
+    Ok(move_mount(&mount, "", CWD, LOCAL_ZONE, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
 /// These paths without those that are shown as a part of another.
@@ -105,6 +145,20 @@ pub(super) fn mounts_of(spec: &Spec) -> io::Result<Vec<(MountPoint, OwnedFd)>> {
         show_to(&mut mounts, &[system], 0)?;
     }
     Ok(mounts)
+}
+
+/// Adds a sandbox's files about its cores and memory to its mounts. A sandbox that sees parts of the host's `/sys` keeps those
+/// instead of a `/sys` of its own.
+pub(super) fn show_view(mounts: &mut Vec<(MountPoint, OwnedFd)>, view: &View) -> io::Result<()> {
+    let [.., system] = VIEWS;
+    let has_system = mounts.iter().any(|(place, _)| Path::new(place.0).starts_with(system.0));
+    let files = [view.meminfo(), view.cpuinfo(), view.stat(), view.system()];
+    for (place, file) in VIEWS.into_iter().zip(files) {
+        if place != system || !has_system {
+            mounts.push((place, detached(&file, libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC)?));
+        }
+    }
+    Ok(())
 }
 
 /// A file of the host for a template, where programs are.

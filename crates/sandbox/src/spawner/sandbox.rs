@@ -15,6 +15,7 @@ use rustix::time::Timespec;
 
 use super::cgroups::Cgroup;
 use super::users::User;
+use super::view::View;
 use crate::inside::Report;
 use crate::system::map_owners;
 use crate::{Exit, Limits, SandboxError, State, Status};
@@ -38,6 +39,7 @@ pub(super) struct Sandbox {
     // What it has of the spawner's while it lives: dropped after it is dead.
     cgroup: Option<Cgroup>,
     users: Vec<User>,
+    view: Option<View>,
 }
 
 enum Phase {
@@ -61,7 +63,7 @@ impl Sandbox {
         cgroup: Option<Cgroup>,
         users: Vec<User>,
     ) -> Sandbox {
-        Sandbox { pid, pidfd, link, memory_bytes: None, phase: Phase::Created, cgroup, users }
+        Sandbox { pid, pidfd, link, memory_bytes: None, phase: Phase::Created, cgroup, users, view: None }
     }
 
     pub(super) fn cgroup(&self) -> Option<&Cgroup> {
@@ -86,6 +88,11 @@ impl Sandbox {
     pub(super) fn limit(&mut self, limits: &Limits) -> io::Result<()> {
         self.memory_bytes = limits.memory_bytes;
         self.cgroup.as_ref().map_or(Ok(()), |cgroup| cgroup.limit(limits))
+    }
+
+    /// Keeps the files about its cores and memory until the sandbox is dropped.
+    pub(super) fn keep(&mut self, view: View) {
+        self.view = Some(view);
     }
 
     pub(super) fn link(&self) -> BorrowedFd<'_> {

@@ -20,7 +20,7 @@ use crate::system::{Clone, Fork, clone};
 use crate::{Limits, Template, wire};
 
 /// What it and what its modules allocate may have, in bytes: it is no tenant's, but tenants name the modules.
-const MEMORY_BYTES: u64 = 4 << 30;
+pub(super) const MEMORY_BYTES: u64 = 4 << 30;
 /// The end of what it has printed that is told, in bytes.
 const LAST_WORDS_BYTES: usize = 2048;
 const NAMESPACES: i32 = libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
@@ -134,7 +134,8 @@ impl Drop for Warm {
 }
 
 fn limits() -> Limits {
-    Limits { cores: Vec::new(), memory_bytes: Some(MEMORY_BYTES), processes: None, scratch_bytes: 0 }
+    let memory_bytes = Some(MEMORY_BYTES);
+    Limits { cores: Vec::new(), memory_bytes, shown_memory_bytes: None, processes: None, scratch_bytes: 0 }
 }
 
 /// The number that a process has here, which may have ended but was not waited for.

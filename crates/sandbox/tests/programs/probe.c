@@ -6,10 +6,13 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <linux/sched.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <pwd.h>
 #include <sched.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -342,6 +345,74 @@ static void show(char **environment) {
     line("said user %d pid %d parent %d", getuid(), getpid(), getppid());
 }
 
+// First line of a file, or the error.
+static const char *first_line(const char *path) {
+    static char text[256];
+    FILE *file = fopen(path, "r");
+    if (!file) return strerrorname_np(errno);
+    if (!fgets(text, sizeof text, file)) text[0] = 0;
+    fclose(file);
+    text[strcspn(text, "\n")] = 0;
+    return text;
+}
+
+// Number of lines in a file that begin with a word and a digit, with characters of `between` allowed in between.
+static int numbered(const char *path, const char *word, const char *between) {
+    char text[4096];
+    int count = 0;
+    size_t length = strlen(word);
+    FILE *file = fopen(path, "r");
+    while (file && fgets(text, sizeof text, file)) {
+        if (strncmp(text, word, length)) continue;
+        char *rest = text + length + strspn(text + length, between);
+        count += *rest >= '0' && *rest <= '9';
+    }
+    if (file) fclose(file);
+    return count;
+}
+
+// Prints what programs find out about their machine and their user.
+static void view(int count, char **paths) {
+    line("said memory %s", first_line("/proc/meminfo"));
+    line("said cores %d %d %ld", numbered("/proc/cpuinfo", "processor", "\t: "), numbered("/proc/stat", "cpu", ""), sysconf(_SC_NPROCESSORS_ONLN));
+    double load[3];
+    line("said load %d", getloadavg(load, 3));
+    struct passwd *user = getpwuid(getuid());
+    line("said name %s", user ? user->pw_name : "none");
+    time_t summer = 1751328000;
+    struct tm local;
+    localtime_r(&summer, &local);
+    line("said time %s%+ld", local.tm_zone, local.tm_gmtoff);
+    char own[32] = "";
+    readlink("/proc/self", own, sizeof own - 1);
+    line("said self %s of %d", own, getpid());
+    mode_t mask = umask(0);
+    umask(mask);
+    line("said mask %03o", mask);
+    for (int i = 0; i < count; i++) line("said %s %s", paths[i], first_line(paths[i]));
+}
+
+// Shares named memory and a named semaphore between two processes.
+static void share(void) {
+    int fd = shm_open("/memory", O_RDWR | O_CREAT | O_EXCL, 0600);
+    if (fd < 0 || ftruncate(fd, 4096)) { line("said memory %s", strerrorname_np(errno)); return; }
+    int *shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    sem_t *semaphore = sem_open("/semaphore", O_CREAT | O_EXCL, 0600, 0);
+    if (semaphore == SEM_FAILED) { line("said semaphore %s", strerrorname_np(errno)); return; }
+    pid_t child = fork();
+    if (!child) {
+        int other = shm_open("/memory", O_RDWR, 0);
+        int *there = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, other, 0);
+        if (there != MAP_FAILED) *there = 42;
+        sem_post(sem_open("/semaphore", 0));
+        _exit(0);
+    }
+    sem_wait(semaphore);
+    line("said shared %d", *shared);
+    waitpid(child, NULL, 0);
+    tell("executing what is shared", mmap(NULL, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0) == MAP_FAILED ? -1 : 0);
+}
+
 /* What each wall says of itself, where others would stop what it stops. */
 static void walls(void) {
     char text[256], word[32], value[32];
@@ -381,6 +452,9 @@ int main(int count, char **words, char **environment) {
     if (!strcmp(act, "processes")) processes(number);
     if (!strcmp(act, "sockets")) sockets();
     if (!strcmp(act, "walls")) walls();
+    if (!strcmp(act, "view")) view(count - 2, words + 2);
+    if (!strcmp(act, "share")) share();
+    if (!strcmp(act, "fill")) { fill("/dev/shm/fill", "/dev/shm"); return 0; }
     if (!strcmp(act, "reconnect")) reconnect(number);
     if (!strcmp(act, "namespaces")) namespaces();
     if (!strcmp(act, "mounts")) mounts();

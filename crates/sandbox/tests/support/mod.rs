@@ -65,22 +65,30 @@ pub struct Tenant {
 impl House {
     /// For sandboxes of a kind.
     pub fn open(sort: Sort) -> House {
-        let mut shown = Vec::new();
-        if sort == Sort::Template {
-            shown.clone_from(&python().shown);
-            shown.push(library().to_owned());
-        }
-        House::showing(sort, &shown)
+        House::open_with(sort, Path::new(SPAWNER))
     }
 
-    /// Whose sandboxes see these paths, too.
+    /// A spawner whose sandboxes see these paths of the host, too.
     pub fn showing(sort: Sort, shown: &[PathBuf]) -> House {
+        House::made_by(sort, Path::new(SPAWNER), shown)
+    }
+
+    /// As [`House::open`], with this program as the spawner.
+    pub fn open_with(sort: Sort, spawner: &Path) -> House {
+        let mut shown = Vec::new();
+        if sort == Sort::Template {
+            shown.extend_from_slice(&python().shown);
+            shown.push(library().to_owned());
+        }
+        House::made_by(sort, spawner, &shown)
+    }
+
+    fn made_by(sort: Sort, spawner: &Path, shown: &[PathBuf]) -> House {
         let folder = tempfile::tempdir().unwrap();
         // As an agent's folder.
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
         let root = folder.path().join("root");
         fs::create_dir(&root).unwrap();
-        let spawner = Path::new(SPAWNER);
         let sandboxes = Sandboxes::open(spawner, &root, shown).unwrap();
         House { sort, sandboxes, folder }
     }
@@ -173,6 +181,7 @@ pub fn probe(words: &[&str]) -> (Spec, UnixStream) {
         limits: Limits {
             cores: Vec::new(),
             memory_bytes: Some(64 * MIB),
+            shown_memory_bytes: None,
             processes: Some(32),
             scratch_bytes: 4 * MIB,
         },

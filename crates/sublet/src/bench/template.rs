@@ -146,6 +146,7 @@ fn start(sandboxes: &Sandboxes, template: &Template, script: &Path) -> Result<St
         limits: Limits {
             cores: Vec::new(),
             memory_bytes: None,
+            shown_memory_bytes: None,
             processes: None,
             scratch_bytes: SCRATCH_BYTES,
         },

@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::USER;
 use crate::inside::Plan;
 use crate::inside::container::ROOT;
 use crate::inside::plan::LayerMounts;
+use crate::{SHARED_MEMORY, USER};
 
 /// The version of the specification of which this makes use.
 const VERSION: &str = "1.0.2";
@@ -49,7 +49,7 @@ pub(super) fn of(plan: &Plan, image: &LayerMounts, shown: &[(PathBuf, PathBuf)])
                 "bounding": none, "effective": none, "inheritable": none, "permitted": none, "ambient": none,
             },
         },
-        "mounts": mounts(shown)?,
+        "mounts": mounts(shown, plan.shared_bytes)?,
         "linux": {
             "namespaces": namespaces,
             "maskedPaths": MASKED,
@@ -59,7 +59,7 @@ pub(super) fn of(plan: &Plan, image: &LayerMounts, shown: &[(PathBuf, PathBuf)])
     Ok(config.to_string())
 }
 
-fn mounts(shown: &[(PathBuf, PathBuf)]) -> io::Result<Vec<Value>> {
+fn mounts(shown: &[(PathBuf, PathBuf)], shared_bytes: u64) -> io::Result<Vec<Value>> {
     let mut mounts = vec![
         json!({
             "destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "nodev", "noexec"],
@@ -67,6 +67,10 @@ fn mounts(shown: &[(PathBuf, PathBuf)]) -> io::Result<Vec<Value>> {
         json!({
             "destination": "/dev", "type": "tmpfs", "source": "tmpfs",
             "options": ["nosuid", "noexec", "mode=755", "size=64k"],
+        }),
+        json!({
+            "destination": SHARED_MEMORY, "type": "tmpfs", "source": "tmpfs",
+            "options": ["nosuid", "nodev", "noexec", "mode=1777", format!("size={shared_bytes}")],
         }),
     ];
     for (place, source) in shown {
