@@ -10,6 +10,7 @@
 mod birth;
 pub(crate) mod cgroups;
 mod look;
+mod opened;
 mod root;
 mod sandbox;
 mod table;
@@ -33,6 +34,7 @@ use sublet_proto::v1::{SandboxReply, SandboxRequest};
 use crate::inside::seccomp::Filters;
 use crate::{Network, SandboxError, Status, system, wire};
 use cgroups::Cgroups;
+use opened::Opened;
 use sandbox::Sandbox;
 use table::Table;
 use templates::Templates;
@@ -59,6 +61,7 @@ struct Means {
     users: Users,
     filters: Rc<Filters>,
     views: Views,
+    opened: Opened,
     /// What is shown of the host beneath [`crate::SCRATCH`], without the first slash.
     kept: Vec<CString>,
 }
@@ -112,11 +115,12 @@ impl Workshop {
         let shown = root::outermost(shown);
         let mounted = root::unshare_mounts().and_then(|()| {
             let views = Views::open(folder)?;
-            root::mount_common(folder, &shown, &views).map(|()| views)
+            let mut opened = Opened::open(folder, users.are_own())?;
+            root::mount_common(folder, &shown, &views, &mut opened).map(|()| (views, opened))
         });
-        let views = mounted.map_err(failed("mounting the root of sandboxes"))?;
+        let (views, opened) = mounted.map_err(failed("mounting the root of sandboxes"))?;
         let kept = root::beneath_scratch(&shown);
-        let means = Means { cgroups, users, filters: Filters::compile().into(), views, kept };
+        let means = Means { cgroups, users, filters: Filters::compile().into(), views, opened, kept };
         Ok(Workshop { ready: Vec::new(), templates: Templates::default(), means })
     }
 

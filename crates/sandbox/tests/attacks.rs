@@ -324,6 +324,7 @@ const THREATS: &[(&str, usize, &[&str])] = &[
         &[
             "crates/sandbox/tests/attacks.rs",
             "crates/sandbox/tests/conformance.rs",
+            "crates/sandbox/tests/modes.rs",
             "crates/sandbox/tests/views.rs",
             "crates/sandbox/src/inside/seccomp.rs",
             "tests/tests/runs.rs",

@@ -35,6 +35,7 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
+use rustix::fs::Mode;
 use sublet_proto::{Code, Error};
 use sublet_runtime::Access;
 use sublet_runtime::access::default_address;
@@ -169,6 +170,19 @@ fn run(command: Command, output: &Output) -> Result<(), Error> {
     // The two programs with a configuration log as that says.
     if !matches!(command, Command::Manager(_) | Command::Agent(_)) {
         settings::log_by_environment()?;
+    }
+    // Commands that serve make files of the same modes whichever umask they are started under: sandboxes, which are other users,
+    // read some of them, and other users write none. Files with secrets are made with a mode of their own.
+    if matches!(
+        command,
+        Command::Up(_)
+            | Command::Manager(_)
+            | Command::Agent(_)
+            | Command::Image(_)
+            | Command::Doctor(_)
+            | Command::Bench(_)
+    ) {
+        rustix::process::umask(Mode::WGRP | Mode::WOTH);
     }
     match command {
         Command::Up(arguments) => up::run(arguments, output),

@@ -15,6 +15,7 @@ use rustix::mount::{
     move_mount, open_tree,
 };
 
+use super::opened::Opened;
 use super::template::MEMORY_BYTES;
 use super::view::{View, Views};
 use crate::inside::{
@@ -53,7 +54,12 @@ pub(super) fn unshare_mounts() -> io::Result<()> {
 }
 
 /// Mounts the common root of all sandboxes over the folder, with these paths of the host in it, and makes it the working directory.
-pub(super) fn mount_common(folder: &Path, shown: &[PathBuf], views: &Views) -> io::Result<()> {
+pub(super) fn mount_common(
+    folder: &Path,
+    shown: &[PathBuf],
+    views: &Views,
+    opened: &mut Opened,
+) -> io::Result<()> {
     mount("tmpfs", folder, "tmpfs", MountFlags::empty(), Some(c"size=8m,mode=755"))?;
     rustix::process::chdir(folder)?;
     for folder in ["tmp", "etc", "dev", SHARED_POINT, "usr", MountPoint::FOLDER.0] {
@@ -73,7 +79,7 @@ pub(super) fn mount_common(folder: &Path, shown: &[PathBuf], views: &Views) -> i
     DEVICES.iter().try_for_each(|name| show(format!("dev/{name}").as_ref(), libc::MOUNT_ATTR_NOEXEC))?;
     for path in shown {
         let inside = path.strip_prefix("/").map_err(|_| io::ErrorKind::InvalidInput)?;
-        show(inside, libc::MOUNT_ATTR_NODEV)?;
+        show_from(inside, libc::MOUNT_ATTR_NODEV, |outside| opened.path_of(outside))?;
         if path.ends_with(NODE_MODULES) {
             // Where Node.js looks from wherever a program is.
             symlink(path, NODE_MODULES)?;
@@ -125,10 +131,10 @@ pub(super) fn beneath_scratch(shown: &[PathBuf]) -> Vec<CString> {
 }
 
 /// What a sandbox has for itself.
-pub(super) fn mounts_of(spec: &Spec) -> io::Result<Vec<(MountPoint, OwnedFd)>> {
+pub(super) fn mounts_of(spec: &Spec, opened: &mut Opened) -> io::Result<Vec<(MountPoint, OwnedFd)>> {
     let mut mounts = Vec::new();
     if let Program::Outside(program) = &spec.program {
-        mounts.push((MountPoint::PROGRAM, detached(program, libc::MOUNT_ATTR_NODEV)?));
+        mounts.push((MountPoint::PROGRAM, detached(&opened.path_of(program)?, libc::MOUNT_ATTR_NODEV)?));
     }
     if let Some(folder) = &spec.folder {
         mounts.push((MountPoint::FOLDER, detached(folder, libc::MOUNT_ATTR_NODEV)?));
@@ -162,8 +168,8 @@ pub(super) fn show_view(mounts: &mut Vec<(MountPoint, OwnedFd)>, view: &View) ->
 }
 
 /// A file of the host for a template, where programs are.
-pub(super) fn adapter(path: &Path) -> io::Result<OwnedFd> {
-    detached(path, libc::MOUNT_ATTR_NODEV)
+pub(super) fn adapter(path: &Path, opened: &mut Opened) -> io::Result<OwnedFd> {
+    detached(&opened.path_of(path)?, libc::MOUNT_ATTR_NODEV)
 }
 
 /// Shows one sandbox those of some folders of the host that are there, where they are.
@@ -193,6 +199,15 @@ pub(super) fn layers_of(spec: &Spec) -> Result<Vec<OwnedFd>, SandboxError> {
 
 /// Shows a path of the host, if it is there, at the same place of the common root.
 fn show(path: &Path, attributes: u64) -> io::Result<()> {
+    show_from(path, attributes, |outside| Ok(outside.to_owned()))
+}
+
+/// The same, mounted from the path that `source` gives for the path of the host.
+fn show_from(
+    path: &Path,
+    attributes: u64,
+    source: impl FnOnce(&Path) -> io::Result<PathBuf>,
+) -> io::Result<()> {
     if fs::symlink_metadata(path).is_ok() {
         // As a part of what is shown already.
         return Ok(());
@@ -208,7 +223,7 @@ fn show(path: &Path, attributes: u64) -> io::Result<()> {
     } else {
         File::create(path)?;
     }
-    let mount = detached(&outside, attributes)?;
+    let mount = detached(&source(&outside)?, attributes)?;
     Ok(move_mount(&mount, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 

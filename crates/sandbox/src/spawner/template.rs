@@ -48,7 +48,7 @@ impl Warm {
     /// Starts one, and does not wait for it.
     pub(super) fn start(means: &mut Means, template: &Template) -> io::Result<Warm> {
         let (socket, theirs) = birth::link()?;
-        let adapter = root::adapter(&template.adapter)?;
+        let adapter = root::adapter(&template.adapter, &mut means.opened)?;
         let output = memfd_create("sublet-template-output", MemfdFlags::CLOEXEC)?;
         let printed = Some(output.try_clone()?);
         let cgroup = means.cgroups.make();

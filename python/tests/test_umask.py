@@ -1,0 +1,96 @@
+"""Programs started under any umask serve, and make files that other users can neither write nor, where they are secret, read.
+
+Each program of the command line that serves or makes files is started: `up`, `manager`, `agent` (with its spawner, workers and
+templates), `token`, `deploy`, `call`, `sandbox`, `image`, `doctor` and `bench`.
+"""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+
+import pytest
+
+from sublet._command import program
+
+MASKS = [0o000, 0o077]
+LOCAL = """
+import sublet
+with sublet.local(cores=1, memory="1GiB") as client:
+    with client.lease(imports=["json"]) as lease:
+        assert lease.call(abs, -3) == 3
+"""
+
+
+@pytest.fixture
+def start():
+    """Starts programs, and ends them with the test."""
+    started = []
+
+    def start(mask, *words):
+        started.append(subprocess.Popen([program(), *words], umask=mask, stdin=subprocess.DEVNULL, start_new_session=True))
+        return started[-1]
+
+    yield start
+    for process in reversed(started):
+        process.terminate()
+    for process in started:
+        process.wait(60)
+
+
+def run(mask, *words, manager=None, **options):
+    environment = dict(os.environ, **({"SUBLET_MANAGER": manager} if manager else {}))
+    done = subprocess.run([program(), *words], umask=mask, env=environment, capture_output=True, text=True, timeout=120, **options)
+    assert done.returncode == 0, f"{words} under {mask:03o}: {done.stderr}"
+    return done.stdout
+
+
+def writable_by_others(folder):
+    for above, folders, files in os.walk(folder):
+        for name in folders + files:
+            path = os.path.join(above, name)
+            mode = os.lstat(path).st_mode
+            if not stat.S_ISLNK(mode) and not stat.S_ISSOCK(mode) and mode & 0o022:
+                yield f"{path} {mode:o}"
+
+
+@pytest.mark.parametrize("mask", MASKS, ids="{:03o}".format)
+def test_a_platform_of_a_program_serves_under_any_umask(mask):
+    subprocess.run([sys.executable, "-c", LOCAL], umask=mask, check=True, timeout=120)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids="{:03o}".format)
+def test_manager_and_agent_serve_under_any_umask(mask, start, tmp_path):
+    tmp_path.chmod(0o755)
+    manager, agent, socket = tmp_path / "m", tmp_path / "a", "unix:" + str(tmp_path / "m" / "manager.sock")
+    start(mask, "manager", "--state", str(manager), "--listen", "127.0.0.1:0")
+    ended = time.monotonic() + 60
+    while not (manager / "manager.sock").exists() and time.monotonic() < ended:
+        time.sleep(0.01)
+    run(mask, "token", "create", "--role", "agent", "--node", "a", manager=socket)
+    words = ["--state", str(agent), "--name", "a", "--cores", "1", "--memory", "1GiB", "--listen", "", "--manager", socket]
+    start(mask, "agent", *words, "--python", sys.executable)
+    package = tmp_path / "own"
+    package.mkdir()
+    (package / "sublet.toml").write_text("name = 'own'\nkind = 'python'\nlibrary = 'own.py'\n[[function]]\nname = 'shout'\n")
+    (package / "own.py").write_text("def shout(input):\n    return bytes(input).upper()\n")
+    run(mask, "deploy", str(package), manager=socket)
+    while json.loads(run(mask, "--json", "ps", manager=socket))["nodes"] == [] and time.monotonic() < ended:
+        time.sleep(0.05)
+    (tmp_path / "input").write_text("loud")
+    called = run(mask, "call", "own/shout", "--input", str(tmp_path / "input"), "--output", "-", manager=socket)
+    assert called == "LOUD"
+    run(mask, "bench", "cold", "--n", "3", manager=socket)
+    assert list(writable_by_others(manager)) == [] and list(writable_by_others(agent)) == []
+    for folder in (manager, agent):
+        assert folder.stat().st_mode & 0o077 == 0, "other users enter the state folder"
+
+
+@pytest.mark.parametrize("mask", MASKS, ids="{:03o}".format)
+def test_images_doctor_and_bench_work_under_any_umask(mask, tmp_path):
+    assert "namespace" in run(mask, "doctor")
+    run(mask, "image", "--state", str(tmp_path / "state"), "list")
+    assert list(writable_by_others(tmp_path)) == []
+    run(mask, "bench", "cold", "--sandbox", "template", "--python", sys.executable, "--n", "3")
