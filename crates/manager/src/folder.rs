@@ -163,7 +163,8 @@ mod tests {
         fs::write(&file, b"precious").unwrap();
         assert_eq!(listen(&file).unwrap_err().code, Code::InvalidArgument);
         assert_eq!(fs::read(&file).unwrap(), b"precious");
-        let long = folder.path().join("a".repeat(100));
+        let long = folder.path().join("a".repeat(100)).join("manager.sock");
+        fs::create_dir(long.parent().unwrap()).unwrap();
         drop(listen(&long).unwrap());
         assert!(long.exists(), "a socket's path may be longer than its address holds");
     }

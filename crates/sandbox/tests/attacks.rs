@@ -327,6 +327,7 @@ const THREATS: &[(&str, usize, &[&str])] = &[
             "crates/sandbox/tests/modes.rs",
             "crates/sandbox/tests/views.rs",
             "crates/sandbox/src/inside/seccomp.rs",
+            "tests/tests/logs.rs",
             "tests/tests/runs.rs",
             "tests/tests/swapping.rs",
         ],
