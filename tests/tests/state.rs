@@ -138,7 +138,7 @@ step() {
 "$SUBLET" up >/dev/null &
 up=$!
 tries=0
-until "$SUBLET" ps >/dev/null 2>&1; do
+until "$SUBLET" ps 2>/dev/null | grep -q lending; do
     tries=$((tries + 1))
     test $tries -lt 300 || exit 1
     sleep 0.05

