@@ -63,7 +63,7 @@ fn memory() -> &'static (Arc<Exposed>, Region) {
     MEMORY.get_or_init(|| {
         let own = Region::create("own", OWN_BYTES).expect("memory is to be had");
         let hidden = Region::create("hidden", HIDDEN_BYTES).expect("memory is to be had");
-        let window = Window::reserve(4, HIDDEN_BYTES).expect("addresses are to be had");
+        let window = Window::new(4, HIDDEN_BYTES).expect("addresses are to be had");
         window.map(HIDDEN, hidden.fd(), HIDDEN_BYTES).expect("it fits");
         (Arc::new(Exposed::new(&own, Arc::new(window), 4).expect("it fits")), hidden)
     })
