@@ -451,9 +451,10 @@ impl Progress {
         loop {
             let (settled, begun_after) = (self.settled(), self.begun_after());
             let is_ready = |component: usize| previous(&self.graph, component).all(|before| settled[before]);
-            // If something after it has begun, it was skipped then.
+            // A component before it that is executed again chooses as it did, if anything after that has begun.
+            let has_chosen = |before: usize| self.states[before].is_over() || begun_after[before];
             let is_skipped = |component: usize| {
-                !self.is_triggered(component) && (is_ready(component) || begun_after[component])
+                !self.is_triggered(component) && previous(&self.graph, component).all(has_chosen)
             };
             let skipped: Vec<usize> = self.waiting().filter(|&component| is_skipped(component)).collect();
             if skipped.is_empty() {

@@ -326,6 +326,72 @@ fn record_of_another_choice_voids_records_of_all_after_it() {
     assert_eq!(progress.ended(3, 1, outputs("D")).unwrap().last(), Some(&finish));
 }
 
+fn effects(name: &str) -> String {
+    compute(name).replace('}', r#","external_effects":true}"#)
+}
+
+#[test]
+fn resume_keeps_component_after_skipped_one() {
+    // a -> b -> c -> d -> e, and a -> d. a, b and e share m, c and d share n.
+    let components = [compute("a"), compute("b"), compute("c"), effects("d"), compute("e")].join(",");
+    let components = components + "," + &["m", "n"].map(memory).join(",");
+    let triggers =
+        [("a", "b"), ("a", "d"), ("c", "d"), ("d", "e")].map(|(from, to)| edge("trigger", from, to));
+    let access = [("a", "m"), ("b", "m"), ("e", "m"), ("c", "n"), ("d", "n")];
+    let access = access.map(|(from, to)| edge("access", from, to));
+    let edges = [&triggers[..], &access, &[case("b", "c", "y")]].concat().join(",");
+    let at = |from, to: &[usize], text| Record { from, to: to.to_vec(), outputs: outputs(text) };
+    // b skipped c. While d ran, m was lost: a ended a second time, and the client died while b ran again.
+    let records = [at(0, &[1, 3], "A"), at(1, &[2], "no"), at(0, &[1], "A"), at(3, &[4], "D")];
+    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
+    // c stays skipped, because d has begun without it. So no component needs n, and d is not executed again.
+    let steps = progress.resume(&records).unwrap();
+    assert_eq!(steps, [Step::Drop { memory: 5 }, start(0, 1, "")]);
+    assert_eq!((progress.standing(2), progress.standing(3)), (Standing::Skipped, Standing::Done));
+}
+
+#[test]
+fn resume_keeps_component_beside_skipped_one() {
+    // a -> b -> c, b -> d -> e. a, b and e share m, c and d share n.
+    let components = [compute("a"), compute("b"), compute("c"), effects("d"), compute("e")].join(",");
+    let components = components + "," + &["m", "n"].map(memory).join(",");
+    let triggers = [("a", "b"), ("b", "d"), ("d", "e")].map(|(from, to)| edge("trigger", from, to));
+    let access = [("a", "m"), ("b", "m"), ("e", "m"), ("c", "n"), ("d", "n")];
+    let access = access.map(|(from, to)| edge("access", from, to));
+    let edges = [&triggers[..], &access, &[case("b", "c", "y")]].concat().join(",");
+    let at = |from, to: &[usize], text| Record { from, to: to.to_vec(), outputs: outputs(text) };
+    // b skipped c. While e ran, m was lost: a ended a second time, and the client died while b ran again.
+    let records = [at(0, &[1], "A"), at(1, &[2, 3], "no"), at(3, &[4], "D"), at(0, &[1], "A")];
+    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
+    // The choice of b stands, because d has begun after it. So no component needs n, and d is not executed again.
+    let steps = progress.resume(&records).unwrap();
+    assert_eq!(steps, [Step::Drop { memory: 5 }, start(0, 1, "")]);
+    assert_eq!((progress.standing(2), progress.standing(3)), (Standing::Skipped, Standing::Done));
+}
+
+#[test]
+fn writes_again_what_was_dropped_by_release() {
+    // a -> b, a -> e, and b chooses between c and d. a, c and e share m, b and d share n.
+    let components =
+        ["a", "b", "c", "d", "e"].map(compute).join(",") + "," + &["m", "n"].map(memory).join(",");
+    let access = [("a", "m"), ("c", "m"), ("e", "m"), ("b", "n"), ("d", "n")];
+    let access = access.map(|(from, to)| edge("access", from, to));
+    let triggers =
+        [edge("trigger", "a", "b"), edge("trigger", "a", "e"), case("b", "c", "c"), case("b", "d", "d")];
+    let edges = [&triggers[..], &access].concat().join(",");
+    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
+    progress.begin().unwrap();
+    progress.ended(0, 1, outputs("A")).unwrap();
+    progress.ended(1, 1, outputs("d")).unwrap();
+    assert!(progress.released(4, 5), "c is skipped, so e was the last to access m");
+    // b is lost with d, and may choose c, which needs what a wrote. e still runs.
+    progress.lost(3, 1, gone()).unwrap();
+    let ended = progress.ended(1, 2, outputs("c")).unwrap();
+    let expected = [Step::Cancel { component: 4 }, Step::Drop { memory: 5 }, start(0, 2, "")];
+    assert!(ended.ends_with(&expected), "{ended:?}");
+    assert_eq!(progress.standing(2), Standing::Waiting, "c begins when a has written again");
+}
+
 /// Compute components 0 to n - 1, each triggered by some before it, and memory that some of them share.
 fn any_graph() -> impl Strategy<Value = Arc<Graph>> {
     let shape = (2usize..8, prop::collection::vec(any::<u32>(), 64));

@@ -13,9 +13,44 @@ use sublet_proto::run;
 
 use super::super::{Outputs, Record};
 
+/// The order in which triggers put the components of a graph. Computed once per graph: a story asks for it thousands of times.
+pub(super) struct Precedence {
+    /// By component: whether triggers lead to it from each other one.
+    before: Vec<Vec<bool>>,
+}
+
+impl Precedence {
+    pub(super) fn of(graph: &Graph) -> Precedence {
+        let count = graph.components.len();
+        let mut before = vec![vec![false; count]; count];
+        let mut has_changed = true;
+        while std::mem::take(&mut has_changed) {
+            for edge in graph.edges.iter().filter(|edge| edge.relation == Relation::Trigger) {
+                for at in 0..count {
+                    if (at == edge.from || before[edge.from][at]) && !before[edge.to][at] {
+                        (before[edge.to][at], has_changed) = (true, true);
+                    }
+                }
+            }
+        }
+        Precedence { before }
+    }
+
+    /// Whether triggers lead from one component to another.
+    pub(super) fn is_before(&self, first: usize, second: usize) -> bool {
+        self.before[second][first]
+    }
+
+    /// All components from which triggers lead to this one, in the order of the graph.
+    pub(super) fn before(&self, component: usize) -> impl Iterator<Item = usize> {
+        (0..self.before.len()).filter(move |&at| self.is_before(at, component))
+    }
+}
+
 /// See the [module](self).
 pub(super) struct Ledger<'run> {
     graph: &'run Graph,
+    precedence: &'run Precedence,
     input: &'run [u8],
     records: &'run [Record],
     /// By edge: the latest record of a hand-over along it.
@@ -24,13 +59,18 @@ pub(super) struct Ledger<'run> {
 }
 
 impl<'run> Ledger<'run> {
-    pub(super) fn of(graph: &'run Graph, input: &'run [u8], records: &'run [Record]) -> Ledger<'run> {
+    pub(super) fn of(
+        graph: &'run Graph,
+        precedence: &'run Precedence,
+        input: &'run [u8],
+        records: &'run [Record],
+    ) -> Ledger<'run> {
         let latest = |edge: &Edge| {
             let is_along = |record: &Record| record.from == edge.from && record.to.contains(&edge.to);
             records.iter().rposition(is_along).filter(|_| edge.relation == Relation::Trigger)
         };
         let latest = graph.edges.iter().map(latest).collect();
-        let mut ledger = Ledger { graph, input, records, latest, executed: Vec::new() };
+        let mut ledger = Ledger { graph, precedence, input, records, latest, executed: Vec::new() };
         let count = graph.components.len();
         let mut executed = vec![false; count];
         executed[graph.entry()] = true;
@@ -76,14 +116,9 @@ impl<'run> Ledger<'run> {
     pub(super) fn writers(&self, memory: usize, component: usize) -> Vec<usize> {
         let writes = |edge: &&Edge| edge.to == memory && edge.relation == Relation::Access(Rights::Write);
         let writers = self.graph.edges.iter().filter(writes).map(|edge| edge.from);
-        writers.filter(|&writer| self.executed[writer] && self.is_before(writer, component)).collect()
-    }
-
-    /// Whether triggers lead from one component to another.
-    pub(super) fn is_before(&self, first: usize, second: usize) -> bool {
-        let mut before =
-            self.graph.edges.iter().filter(|edge| edge.to == second && edge.relation == Relation::Trigger);
-        before.any(|edge| edge.from == first || self.is_before(first, edge.from))
+        writers
+            .filter(|&writer| self.executed[writer] && self.precedence.is_before(writer, component))
+            .collect()
     }
 
     /// What the run has come to, if all that is executed is recorded.
@@ -98,6 +133,68 @@ impl<'run> Ledger<'run> {
             }
         }
         Some(outcome)
+    }
+
+    /// The components that have ended and are executed again if all memory is lost now: those that have accessed memory which a
+    /// component that is yet to end may access, and those that have accessed memory which they need, and so on.
+    pub(super) fn executed_again(&self) -> Vec<usize> {
+        let accesses = |component: usize, memory: usize| {
+            let is_access = |edge: &Edge| matches!(edge.relation, Relation::Access(_));
+            self.graph.edges_from(component).any(|edge| is_access(edge) && edge.to == memory)
+        };
+        let mut ended = self.ended();
+        let mut again = Vec::new();
+        loop {
+            let may_be_executed = self.may_be_executed(&ended);
+            let count = self.graph.components.len();
+            let is_needed =
+                |memory| (0..count).any(|at| may_be_executed[at] && !ended[at] && accesses(at, memory));
+            let needed: Vec<usize> = (0..count).filter(|&memory| is_needed(memory)).collect();
+            let misses_memory = |&at: &usize| ended[at] && needed.iter().any(|&memory| accesses(at, memory));
+            let found: Vec<usize> = (0..count).filter(misses_memory).collect();
+            if found.is_empty() {
+                return again;
+            }
+            found.iter().for_each(|&at| ended[at] = false);
+            again.extend(found);
+        }
+    }
+
+    /// Which components have ended, by the records alone: to whom another has handed on later has not.
+    pub(super) fn ended(&self) -> Vec<bool> {
+        let count = self.graph.components.len();
+        let mut ended = vec![false; count];
+        for (index, record) in self.records.iter().enumerate() {
+            let [before, after] = [index, index + 1].map(|records| {
+                let records = &self.records[..records];
+                Ledger::of(self.graph, self.precedence, self.input, records).choice(record.from)
+            });
+            let is_void = |at| match before == after {
+                true => record.to.contains(&at),
+                false => self.precedence.is_before(record.from, at),
+            };
+            (0..count).filter(|&at| is_void(at)).for_each(|at| ended[at] = false);
+            ended[record.from] = true;
+        }
+        ended
+    }
+
+    /// Which components may still be executed, or were. The choice of one is certain if it, or any component after it, has ended.
+    fn may_be_executed(&self, ended: &[bool]) -> Vec<bool> {
+        let count = self.graph.components.len();
+        let is_certain = |from: usize| {
+            ended[from] || (0..count).any(|at| ended[at] && self.precedence.is_before(from, at))
+        };
+        let mut may_be = vec![false; count];
+        may_be[self.graph.entry()] = true;
+        for _ in 0..count {
+            for (index, edge) in self.graph.edges.iter().enumerate() {
+                let is_trigger = edge.relation == Relation::Trigger;
+                may_be[edge.to] |=
+                    is_trigger && may_be[edge.from] && (!is_certain(edge.from) || self.does_trigger(index));
+            }
+        }
+        may_be
     }
 
     fn outputs_along(&self, edge: usize) -> Option<&Arc<Vec<Vec<u8>>>> {

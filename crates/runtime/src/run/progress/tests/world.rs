@@ -8,7 +8,7 @@ use sublet_proto::Error;
 use sublet_proto::graph::{Graph, Relation, Rights};
 
 use super::super::{Outputs, Progress, Record, Standing, Step, accessed, accessors};
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Precedence};
 
 /// What a run begins with.
 const INPUT: &[u8] = b"in";
@@ -18,6 +18,7 @@ const MOST_BYTES: usize = 256;
 /// See the [module](self).
 pub(super) struct World {
     pub(super) graph: Arc<Graph>,
+    precedence: Precedence,
     pub(super) progress: Progress,
     pub(super) recorded: Vec<Record>,
     pub(super) finished: Option<Vec<(usize, Outputs)>>,
@@ -53,6 +54,7 @@ struct Found(Vec<(usize, bool, Vec<bool>)>);
 impl World {
     pub(super) fn new(graph: Arc<Graph>) -> World {
         World {
+            precedence: Precedence::of(&graph),
             progress: Progress::new(graph.clone(), INPUT.to_vec(), u32::MAX),
             recorded: Vec::new(),
             finished: None,
@@ -75,9 +77,17 @@ impl World {
 
     /// Another client goes on with the run, whose own has died.
     pub(super) fn resume(self) -> Result<World, Error> {
+        let (ended, again) = (self.ledger().ended(), self.ledger().executed_again());
         let mut world = World::new(self.graph);
         (world.recorded, world.executions) = (self.recorded, self.executions);
-        let steps = world.progress.resume(&world.recorded)?;
+        let steps = world.progress.resume(&world.recorded).inspect_err(|error| {
+            let name = |&at: &usize| format!("component {} ", world.graph.components[at].name);
+            assert!(again.iter().map(name).any(|name| error.message.contains(&name)), "{again:?}: {error}");
+        })?;
+        for component in (0..ended.len()).filter(|at| ended[*at] && !again.contains(at)) {
+            let standing = world.progress.standing(component);
+            assert_eq!(standing, Standing::Done, "{component} has ended, and is executed again for nothing");
+        }
         world.found = self.found;
         world.found.retain(|&component, _| world.progress.standing(component) == Standing::Done);
         world.take(Ok(steps))?;
@@ -94,15 +104,15 @@ impl World {
                 Step::Record { from, to, outputs } => self.recorded.push(Record { from, to, outputs }),
                 Step::Start { component, attempt, input } => self.start(component, attempt, input),
                 Step::Cancel { component } => {
-                    let is_skipped = self.progress.standing(component) == Standing::Skipped;
-                    assert!(
-                        self.running.remove(&component).is_some() || is_skipped,
-                        "{component} did not run"
-                    );
+                    // A component that is skipped may wait again at once: memory that was dropped is written again by those before it.
+                    let standing = self.progress.standing(component);
+                    let was_skipped = matches!(standing, Standing::Skipped | Standing::Waiting);
+                    let did_run = self.running.remove(&component).is_some();
+                    assert!(did_run || was_skipped, "{component} did not run");
                 }
                 Step::Drop { memory } => self.drop_memory(memory),
                 Step::Finish { outputs } => {
-                    let expected = Ledger::of(&self.graph, INPUT, &self.recorded).outcome();
+                    let expected = self.ledger().outcome();
                     assert_eq!(Some(&outputs), expected.as_ref(), "the run comes to what its records say");
                     assert!(self.finished.replace(outputs).is_none());
                 }
@@ -112,11 +122,15 @@ impl World {
         Ok(())
     }
 
+    fn ledger(&self) -> Ledger<'_> {
+        Ledger::of(&self.graph, &self.precedence, INPUT, &self.recorded)
+    }
+
     fn start(&mut self, component: usize, attempt: u32, input: Arc<Vec<u8>>) {
-        let ledger = Ledger::of(&self.graph, INPUT, &self.recorded);
+        let ledger = self.ledger();
         assert!(ledger.is_executed(component), "nothing that is kept triggers {component}, and it begins");
         assert_eq!(*input, ledger.input(component), "{component} gets what is kept for it");
-        self.found.insert(component, self.found_by(component));
+        self.found.insert(component, self.found_by(component, &ledger));
         self.executions[component] += 1;
         if self.graph.components[component].compute().is_some_and(|compute| compute.has_external_effects) {
             assert!(self.had_effects.insert(component), "{component} has external effects, and begins again");
@@ -148,16 +162,19 @@ impl World {
         self.written.remove(&memory);
     }
 
-    fn found_by(&self, component: usize) -> Found {
-        let ledger = Ledger::of(&self.graph, INPUT, &self.recorded);
-        let before = (0..self.graph.components.len()).filter(|&at| ledger.is_before(at, component));
-        Found(before.map(|at| (at, ledger.is_executed(at), ledger.choice(at))).collect())
+    fn found_by(&self, component: usize, ledger: &Ledger) -> Found {
+        Found(
+            self.precedence
+                .before(component)
+                .map(|at| (at, ledger.is_executed(at), ledger.choice(at)))
+                .collect(),
+        )
     }
 
     /// Whoever runs has all that those before it wrote, nobody has what a lost execution wrote, and to all that have begun those before
     /// them are still what they were.
     fn check(&self) {
-        let ledger = Ledger::of(&self.graph, INPUT, &self.recorded);
+        let ledger = self.ledger();
         let nothing = BTreeMap::new();
         for (&component, running) in &self.running {
             for memory in accessed(&self.graph, component).filter(|memory| !running.released.contains(memory))
@@ -180,7 +197,11 @@ impl World {
         }
         for (&component, found) in &self.found {
             if matches!(self.progress.standing(component), Standing::Running | Standing::Done) {
-                assert_eq!(&self.found_by(component), found, "before {component} it is as when that began");
+                assert_eq!(
+                    &self.found_by(component, &ledger),
+                    found,
+                    "before {component} it is as when that began"
+                );
             }
         }
     }
