@@ -263,6 +263,12 @@ impl Invoker {
         units.iter().map(|unit| computing(py, unit)).collect()
     }
 
+    /// A module that a node of the leases cannot keep warm, what importing it does, and how many milliseconds the imports take.
+    fn cold_imports(&self, py: Python<'_>) -> Option<(String, String, u32)> {
+        let cold = py.detach(|| self.read().cold_imports())?;
+        Some((cold.module, cold.reason, cold.import_ms))
+    }
+
     /// How many messages of calls workers use that have ended.
     fn lent(&self) -> usize {
         self.0.lent.count()

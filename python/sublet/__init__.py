@@ -53,6 +53,7 @@ from ._local import local
 from ._memory import array, empty, empty_like, full, ones, zeros
 from ._pus import Price, ProcessingUnit
 from ._split import split
+from ._warning import ColdImportWarning
 
 if TYPE_CHECKING:
     from ._remote import Remote, RemoteArray, remote
@@ -67,6 +68,7 @@ __all__ = [
     "BrokenExecutor",
     "Channel",
     "Client",
+    "ColdImportWarning",
     "DeadlineExceeded",
     "Error",
     "Executor",

@@ -12,6 +12,7 @@ from ._calls import Completer, Functions
 from ._component import Memory
 from ._lease import Lease, close_all
 from ._pus import listed
+from ._warning import warn_of_cold_imports
 
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -78,7 +79,8 @@ class Client:
             wait: Seconds that are waited for capacity; without it, not at all.
             policy: How workers wait for calls: `"hot"` polls always, `"warm"` sleeps always, a number of seconds polls for so long
                 after each call. Without it, 1 ms.
-            imports: Modules that workers are to have imported: those that are asked for often are kept warm on the nodes.
+            imports: Modules that workers are to have imported: those that are asked for often are kept warm on the nodes. A
+                `ColdImportWarning` names one that cannot be.
             path: Files and folders of modules that are sent to the workers. Without it, all that were imported here and are of no
                 environment.
             environment: Environment variables of the functions.
@@ -99,10 +101,13 @@ class Client:
         if memory is not None:
             options["memory_bytes"] = bytes_of(memory)
         if package is None:
+            imports = leased = tuple(_package.checked_imports(imports))
             with _package.deployable(imports, path) as folder:
                 _allocate(invoker, folder, options)
         else:
-            _allocate(invoker, _package.named(package), options)
+            leased = _package.named(package)
+            _allocate(invoker, leased, options)
+        warn_of_cold_imports(invoker, leased)
         return Lease(self, invoker, functions)
 
     def memory(

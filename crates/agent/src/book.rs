@@ -20,8 +20,8 @@ use std::collections::BTreeMap;
 use sublet_proto::limits::MAX_TIMEOUT_MS;
 use sublet_proto::ticket::ATTACH_GRACE_MS;
 use sublet_proto::v1::{
-    EndOrder, FunctionUsage, Lease, LeaseReport, LeaseState, NodeRegistration, NodeReport, NodeReportReply,
-    NodeState, RunningLease, Ticket, Usage,
+    ColdImports, EndOrder, FunctionUsage, Lease, LeaseReport, LeaseState, NodeRegistration, NodeReport,
+    NodeReportReply, NodeState, RunningLease, Ticket, Usage,
 };
 use sublet_proto::{Code, Error};
 
@@ -81,6 +81,8 @@ pub struct Used {
     pub usage: Usage,
     /// Cumulative, by function.
     pub functions: Vec<FunctionUsage>,
+    /// Modules that its latest worker process imported by itself, as the node cannot keep them warm.
+    pub cold_imports: Option<ColdImports>,
 }
 
 /// How a lease ended.
@@ -360,7 +362,7 @@ impl<H> Book<H> {
 
 impl<H> Entry<H> {
     fn report(&self, id: &str, read: impl Fn(&H) -> Used) -> LeaseReport {
-        let Used { usage, functions } = read(&self.holder);
+        let Used { usage, functions, cold_imports } = read(&self.holder);
         let state = if self.end.is_some() { LeaseState::Ended } else { LeaseState::Attached };
         LeaseReport {
             lease: id.to_owned(),
@@ -369,6 +371,7 @@ impl<H> Entry<H> {
             end_reason: self.end.as_ref().map(|end| end.reason.clone()).unwrap_or_default(),
             end_code: self.end.as_ref().map_or(0, |end| end.code),
             functions,
+            cold_imports,
         }
     }
 }

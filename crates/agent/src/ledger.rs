@@ -408,7 +408,12 @@ fn left_behind(report: LeaseReport) -> (Used, End) {
         LeaseState::Ended => End { code: report.end_code, reason: report.end_reason },
         _ => End { code: Code::AgentUnreachable.number(), reason: "the agent was killed".to_owned() },
     };
-    (Used { usage: report.usage.unwrap_or_default(), functions: report.functions }, end)
+    let used = Used {
+        usage: report.usage.unwrap_or_default(),
+        functions: report.functions,
+        cold_imports: report.cold_imports,
+    };
+    (used, end)
 }
 
 #[cfg(test)]

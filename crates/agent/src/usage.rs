@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use sublet_fabric::clock::{Calibration, monotonic_ns, ticks};
 use sublet_fabric::region::Region;
 use sublet_proto::Error;
-use sublet_proto::v1::{FunctionUsage, Usage};
+use sublet_proto::v1::{ColdImports, FunctionUsage, Usage};
 use sublet_runtime::wire::usage::{self, Tally, UsageLayout, WorkerState};
 use sublet_sandbox::{Gauge, MemoryUse};
 
@@ -28,6 +28,8 @@ pub(crate) struct Meter {
     reading: Mutex<Reading>,
     watched: Mutex<Watched>,
     memory: Mutex<Memory>,
+    /// Of the latest worker process.
+    cold_imports: Mutex<Option<ColdImports>>,
 }
 
 /// Whose memory is looked at.
@@ -91,13 +93,19 @@ impl Meter {
         let region = Region::create("sublet-usage", layout.len_bytes())?;
         let (opened_ns, reading, watched) = (monotonic_ns(), Mutex::default(), Mutex::default());
         let memory = Mutex::new(Memory { looked_ns: opened_ns, ..Memory::default() });
-        Ok(Meter { region, layout, calibration, opened_ns, reading, watched, memory })
+        let cold_imports = Mutex::default();
+        Ok(Meter { region, layout, calibration, opened_ns, reading, watched, memory, cold_imports })
     }
 
     /// From now on the memory of this process is looked at. Until now there was none.
     pub(crate) fn watch(&self, pid: u32) {
         self.look();
         *lock(&self.watched) = Watched::Process(pid);
+    }
+
+    /// The worker process that runs now imports these modules by itself, as the node cannot keep them warm.
+    pub(crate) fn note_cold_imports(&self, cold: Option<ColdImports>) {
+        *lock(&self.cold_imports) = cold;
     }
 
     /// Looks how much memory is used now.
@@ -170,7 +178,7 @@ impl Meter {
             (reading.last.memory_byte_us, reading.last.memory_peak_bytes) =
                 (memory.byte_us, memory.peak_bytes);
         }
-        reading.last.used()
+        Used { cold_imports: lock(&self.cold_imports).clone(), ..reading.last.used() }
     }
 
     fn measure(&self, allocated_ns: u64) -> Measured {
@@ -244,6 +252,7 @@ impl Measured {
                 memory_peak_bytes: self.memory_peak_bytes,
             },
             functions: self.functions.iter().enumerate().filter(called).map(function_usage).collect(),
+            cold_imports: None,
         }
     }
 }
@@ -324,7 +333,7 @@ mod tests {
             let lie = |of: usize| lies[(step * 7 + of * of) % lies.len()];
             let functions: Vec<_> = (0..4).map(|at| (lie(at).0, lie(at).1, lie(at + 1).0)).collect();
             reading.grow(measured(step as u64 * 100, lie(9).1, &functions), 2);
-            let Used { usage, functions } = reading.used();
+            let Used { usage, functions, .. } = reading.used();
             assert!(usage.executing_ns + usage.polling_ns <= usage.allocated_ns * 2, "{usage:?}");
             assert!(usage.polling_ns >= before.polling_ns);
             for (share, before) in reading.functions.iter().zip(&before.functions) {

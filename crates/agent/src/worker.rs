@@ -109,7 +109,9 @@ impl WorkerProcess {
         let launched = one(sandboxes.launch(vec![spec]));
         let sandbox = launched.map_err(|error| explain(error, runnable.build()))?;
         let pid = sandbox.state.pid.unwrap_or_default();
-        let started = Started { pid, requested_ns, package_ready_ns, spawned_ns: monotonic_ns() };
+        let cold_imports = sandbox.cold_imports.clone();
+        let started =
+            Started { pid, requested_ns, package_ready_ns, spawned_ns: monotonic_ns(), cold_imports };
         let package = runnable.package;
         let reserved = held.errand.as_ref().map(|errand| errand.process.pid);
         let entrance = match held.confirmation {

@@ -234,7 +234,7 @@ impl Cluster {
             answered: known.sequence - 1,
             clock_ms: self.now_ms,
             lending: Lending::Open,
-            leases: vec![LeaseReport { lease, usage, functions: Vec::new(), ended }],
+            leases: vec![LeaseReport { lease, usage, functions: Vec::new(), cold_imports: None, ended }],
             neighbours: 0,
         };
         self.core.on_event(self.now_ms, Event::Report(report), &mut self.out);

@@ -274,6 +274,7 @@ impl Core {
             end_code: lease.end.as_ref().and_then(|end| end.code).map_or(0, |code| code.number()),
             build: lease.build,
             choice: lease.choice.to_string(),
+            cold_imports: lease.cold_imports.as_deref().cloned(),
         }
     }
 }

@@ -404,6 +404,13 @@ impl Invoker {
         self.held.as_ref().map(|held| held.first.cold_start())
     }
 
+    /// Modules among the package's imports that a node of the leases cannot keep warm, with the reason: its worker process
+    /// imported them when it started. A node knows the reason only after it has tried to keep them, from about the third
+    /// lease on.
+    pub fn cold_imports(&self) -> Option<v1::ColdImports> {
+        self.held.iter().flat_map(Held::leases).find_map(|lease| lease.cold_imports())
+    }
+
     /// The managers, for everything that is not a call.
     pub fn manager(&self) -> &ManagerClient {
         &self.manager

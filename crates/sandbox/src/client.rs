@@ -10,7 +10,9 @@ use std::sync::{Mutex, PoisonError};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use sublet_proto::v1::sandbox_request::Body;
-use sublet_proto::v1::{SandboxAnswer, SandboxCreate, SandboxIds, SandboxKill, SandboxReply, SandboxRequest};
+use sublet_proto::v1::{
+    ColdImports, SandboxAnswer, SandboxCreate, SandboxIds, SandboxKill, SandboxReply, SandboxRequest,
+};
 
 use crate::wire::{self, decode_answer, encode_spec};
 use crate::{Id, MAX_VECTOR, SandboxError, Signal, Spec, State};
@@ -34,6 +36,8 @@ pub struct Made {
     pub state: State,
     /// Becomes readable when nothing of the sandbox runs any more, and stays so.
     pub ended: OwnedFd,
+    /// Of a copy: why it has not the modules of its template, if they cannot be kept warm.
+    pub cold_imports: Option<ColdImports>,
 }
 
 impl Sandboxes {
@@ -120,10 +124,11 @@ impl Sandboxes {
             Err(error) => return wire::each(count, &error),
         };
         let mut fds = fds.into_iter();
-        let made = |answer: SandboxAnswer| {
+        let made = |mut answer: SandboxAnswer| {
+            let cold_imports = answer.cold_imports.take();
             let (id, state) = decode_answer(answer, "create")?;
             let ended = fds.next().ok_or_else(incomplete)?;
-            Ok(Made { id, state, ended })
+            Ok(Made { id, state, ended, cold_imports })
         };
         answers.into_iter().map(made).collect()
     }

@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use rustix::stdio::stdin;
-use sublet_proto::v1::{TemplateFork, TemplateState};
+use sublet_proto::v1::{ColdImports, TemplateFork, TemplateState};
 
 use crate::inside::ahead::{self, Ahead};
 use crate::inside::seccomp::Filters;
@@ -101,13 +101,30 @@ pub fn serve<R: Runtime>(runtime: &mut R) -> io::Result<Waiting> {
     }
 }
 
+/// What keeps this process from being a template as it is now, as a verb and its object: `starts 2 threads`. Nothing if
+/// [`serve`] would succeed.
+pub fn obstacle<R: Runtime>() -> Option<String> {
+    let checked = Descriptors::of_this_process().and_then(|_| R::THREADS.await_them());
+    checked.err().map(|error| error.to_string())
+}
+
+/// Tells the spawner, at the other end of standard input, that this process never becomes a template, and why. The spawner
+/// kills it.
+///
+/// # Errors
+/// If the spawner cannot be told.
+pub fn refuse(cold_imports: ColdImports) -> io::Result<()> {
+    let state = TemplateState { warm: true, cold_imports: Some(cold_imports), ..TemplateState::default() };
+    wire::send(stdin(), &state, &[])
+}
+
 fn tell(number: u32, outcome: io::Result<Option<OwnedFd>>) -> io::Result<()> {
     let (process, errno) = match outcome {
         Ok(process) => (process, 0),
         Err(error) => (None, error.raw_os_error().unwrap_or(libc::EINVAL)),
     };
     let fds: Vec<_> = process.iter().map(AsFd::as_fd).collect();
-    wire::send(stdin(), &TemplateState { warm: true, number, errno }, &fds)
+    wire::send(stdin(), &TemplateState { warm: true, number, errno, cold_imports: None }, &fds)
 }
 
 impl Waiting {

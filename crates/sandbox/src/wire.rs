@@ -259,6 +259,7 @@ pub(crate) fn encode_answer(id: Id, outcome: Result<State, SandboxError>) -> San
             pid: pid.unwrap_or(0),
             exit: exit.map(|exit| SandboxExit { how: Some(encode_exit(exit)) }),
             failure: None,
+            cold_imports: None,
         },
         Err(error) => SandboxAnswer { id, failure: Some(encode_failure(error)), ..SandboxAnswer::default() },
     }

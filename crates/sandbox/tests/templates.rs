@@ -316,6 +316,56 @@ fn modules_that_start_threads_or_keep_files_are_in_no_template() {
     }
 }
 
+/// One of its modules prevents that a template is kept: the copies without modules say which, and why.
+#[test]
+fn names_module_that_cannot_be_kept_warm() {
+    let modules = [
+        (
+            "starts_threads",
+            "import threading\nfor _ in range(2): threading.Thread(target=threading.Event().wait).start()",
+        ),
+        ("keeps_file", "file = open('/dev/zero')"),
+        ("fails", "raise RuntimeError('it\\nfails')"),
+        ("ends", "import os; os._exit(0)"),
+        ("is_fine", ""),
+        ("is_fine_too", ""),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let interpreter = python_with(&folder.path().join("environment"), &modules);
+    let house = House::showing(Sort::Template, &interpreter.shown);
+    let ask = |module: &str| {
+        let mut tenant = house.start_with(&[], |spec| {
+            of_text(&house, &format!("say('{module}' in sys.modules)"), &[])(spec);
+            let imports = ["is_fine", module, "is_fine_too"].map(str::to_owned).to_vec();
+            let template = Template { interpreter: interpreter.program.clone(), imports, ..template(&[]) };
+            spec.kind = Kind::Template(template);
+        });
+        (tenant.read_all(), tenant.made.cold_imports)
+    };
+    for (module, named, reason) in [
+        ("starts_threads", "starts_threads", "starts 2 threads"),
+        ("keeps_file", "keeps_file", "keeps /dev/zero open"),
+        ("fails", "fails", "fails with RuntimeError: it fails"),
+        ("ends", "is_fine, ends, is_fine_too", "ends the interpreter"),
+    ] {
+        assert_eq!(ask(module), ("False\n".to_owned(), None), "nothing is known of {module} at first");
+        let begun = Instant::now();
+        let cold = loop {
+            assert!(begun.elapsed() < PATIENCE, "nothing is told of {module}");
+            if let (_, Some(cold)) = ask(module) {
+                break cold;
+            }
+        };
+        assert_eq!((cold.module.as_str(), cold.reason.as_str()), (named, reason));
+        assert_eq!(ask(module).1, Some(cold), "it is told of each copy");
+    }
+    let begun = Instant::now();
+    while ask("json").0 != "True\n" {
+        assert!(begun.elapsed() < PATIENCE);
+    }
+    assert_eq!(ask("json").1, None, "what is kept warm is not told of");
+}
+
 #[test]
 fn what_makes_no_template_is_named_and_harms_nobody() {
     let house = House::open(Sort::Template);

@@ -20,6 +20,7 @@ use std::ffi::OsString;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use sublet_proto::v1::ColdImports;
 use sublet_sandbox::template::{self, Program, Runtime, Threads, Waiting};
 
 sublet_runtime::interpose_malloc!();
@@ -62,6 +63,18 @@ fn serve() -> PyResult<()> {
     Ok(())
 }
 
+/// What keeps this process from being forked now, if anything does: see [`template::obstacle`].
+#[pyfunction]
+fn obstacle() -> Option<String> {
+    template::obstacle::<Interpreter>()
+}
+
+/// Tells the spawner why this process never becomes a template: see [`template::refuse`].
+#[pyfunction]
+fn refuse(module: String, reason: String, import_ms: u32) -> PyResult<()> {
+    Ok(template::refuse(ColdImports { module, reason, import_ms })?)
+}
+
 /// In a copy: waits until it is to be the program.
 #[pyfunction]
 fn program() -> PyResult<Words> {
@@ -75,6 +88,8 @@ fn program() -> PyResult<Words> {
 fn sublet_template(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("SOURCE", SOURCE)?;
     module.add_function(wrap_pyfunction!(serve, module)?)?;
+    module.add_function(wrap_pyfunction!(obstacle, module)?)?;
+    module.add_function(wrap_pyfunction!(refuse, module)?)?;
     module.add_function(wrap_pyfunction!(worker::work, module)?)?;
     module.add_function(wrap_pyfunction!(room::room, module)?)?;
     module.add_function(wrap_pyfunction!(component::instance, module)?)?;

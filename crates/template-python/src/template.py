@@ -92,16 +92,36 @@ def run(path):
         sys.exit(1)
 
 
+def refuse(module, reason, took):
+    """Ends this process, which never becomes a template, and tells the spawner why."""
+    # A longer one would not fit into a packet.
+    adapter.refuse(module, reason[:1000], round(took * 1000))
+    # Threads of the modules may never end.
+    os._exit(1)
+
+
 def warm():
-    """Everything that does not depend on the program."""
+    """Everything that does not depend on the program. Does not return if a copy could not have what the modules have."""
+    begun, culprit = time.monotonic(), ""
     for module in sys.argv[1:]:
-        importlib.import_module(module)
+        try:
+            importlib.import_module(module)
+        except BaseException as error:
+            refuse(module, f"fails with {type(error).__name__}: {error}", time.monotonic() - begun)
+        if not adapter.obstacle():
+            culprit = ""
+        elif not culprit:
+            culprit = module
+    took = time.monotonic() - begun
     # What the first program would have to find.
     execute(os.devnull)
     setters = thread_setters()
     gc.collect()
     # Collections in copies leave these alone: they would write to their memory, and share it no more.
     gc.freeze()
+    obstacle = adapter.obstacle()
+    if obstacle:
+        refuse(culprit, obstacle, took)
     return setters
 
 

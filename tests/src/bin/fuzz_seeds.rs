@@ -251,7 +251,13 @@ fn node_messages() -> Vec<Vec<u8>> {
             joined: false,
             process: 1 << 32 | 1,
         }),
-        FromAgent::Started(v1::Started { pid: 7, requested_ns: 1, package_ready_ns: 2, spawned_ns: 3 }),
+        FromAgent::Started(v1::Started {
+            pid: 7,
+            requested_ns: 1,
+            package_ready_ns: 2,
+            spawned_ns: 3,
+            cold_imports: None,
+        }),
         FromAgent::WorkerExited(v1::WorkerExited {
             code: Code::WorkerDied.number(),
             reason: "signal 11".into(),

@@ -284,7 +284,7 @@ impl Agent {
         let Some(process) = &mut self.process else { return };
         let now_ns = self.clock.read_ns(scene.now_us);
         let now_ms = now_ns / 1_000_000;
-        let read = |held: &Held| Used { usage: held.used(now_ns), functions: Vec::new() };
+        let read = |held: &Held| Used { usage: held.used(now_ns), functions: Vec::new(), cold_imports: None };
         self.calls += 1;
         let call = Call {
             caller: Caller::Agent(self.number),

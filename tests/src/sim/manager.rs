@@ -669,6 +669,7 @@ fn lease_report(report: v1::LeaseReport) -> LeaseReport {
         lease: lease_id(&report.lease),
         usage: report.usage.unwrap_or_default(),
         functions: report.functions,
+        cold_imports: report.cold_imports,
         ended: is_over.then_some(Ended { code: report.end_code, reason: report.end_reason }),
     }
 }

@@ -131,6 +131,7 @@ impl Supervisor<'_> {
         let (worker, started, control) = WorkerProcess::start(self.node, &self.held, runnable, requested_ns)?;
         debug!(lease = self.held.lease.id, pid = started.pid, "worker started");
         self.held.meter.watch(started.pid);
+        self.held.meter.note_cold_imports(started.cold_imports.clone());
         if let Some(errand) = &mut self.held.errand {
             errand.program = None;
         }

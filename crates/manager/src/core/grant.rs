@@ -106,6 +106,7 @@ impl Core {
                     provisional: request.standing == Standing::Provisional,
                     usage: Usage::default(),
                     functions: Vec::new(),
+                    cold_imports: None,
                     end: None,
                     revision: 0,
                     marks: Marks::default(),

@@ -16,7 +16,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use sublet_proto::price;
-use sublet_proto::v1::{FunctionUsage, PackageInfo, Price, Usage, WorkerOptions};
+use sublet_proto::v1::{ColdImports, FunctionUsage, PackageInfo, Price, Usage, WorkerOptions};
 use sublet_proto::{Code, Error};
 
 use super::ids::{ClassKey, LeaseId, NodeKey, RequestId, TenantKey};
@@ -93,6 +93,8 @@ pub struct Lease {
     pub usage: Usage,
     /// Cumulative, by function; those that were never called may be missing.
     pub functions: Vec<FunctionUsage>,
+    /// Modules that its node cannot keep warm for it. Of most leases there are none.
+    pub cold_imports: Option<Box<ColdImports>>,
     /// Once it has ended.
     pub end: Option<End>,
     /// Grows with each change that the store must have.

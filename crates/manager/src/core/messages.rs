@@ -103,6 +103,8 @@ pub struct LeaseReport {
     pub usage: Usage,
     /// Cumulative.
     pub functions: Vec<FunctionUsage>,
+    /// Modules that its node cannot keep warm for it.
+    pub cold_imports: Option<v1::ColdImports>,
     /// With why, once it has ended.
     pub ended: Option<Ended>,
 }

@@ -123,6 +123,7 @@ impl Core {
             provisional: false,
             usage: lease.usage.unwrap_or_default(),
             functions: lease.function_usage.clone(),
+            cold_imports: lease.cold_imports.clone().map(Box::new),
             end: None,
             revision: 0,
             marks: Marks::default(),
@@ -236,7 +237,7 @@ impl Core {
         reply: &mut Reported,
         out: &mut Vec<Action>,
     ) -> bool {
-        let LeaseReport { lease: id, usage, functions, ended } = report;
+        let LeaseReport { lease: id, usage, functions, cold_imports, ended } = report;
         let found = self.leases.find(id).and_then(|key| Some((key, self.leases.get_mut(key)?)));
         let Some((key, lease)) = found.filter(|(_, lease)| lease.node == node) else {
             match ended {
@@ -253,7 +254,10 @@ impl Core {
         if is_new {
             lease.state = State::Attached;
         }
-        if lease.grow(now_ms, &usage, functions) || is_new {
+        let cold_imports = cold_imports.map(Box::new);
+        let is_told = lease.cold_imports != cold_imports;
+        lease.cold_imports = cold_imports;
+        if lease.grow(now_ms, &usage, functions) || is_new || is_told {
             self.leases.touch(key);
             self.account(key);
         }

@@ -60,7 +60,7 @@ fn over(lease: LeaseId, executing_ns: u64) -> LeaseReport {
 }
 
 fn runs(lease: LeaseId, executing_ns: u64) -> LeaseReport {
-    LeaseReport { lease, usage: usage(executing_ns), functions: Vec::new(), ended: None }
+    LeaseReport { lease, usage: usage(executing_ns), functions: Vec::new(), cold_imports: None, ended: None }
 }
 
 /// A core with a clock, and a store that works unless it is told not to.
@@ -414,6 +414,22 @@ fn usage_only_grows_and_never_beyond_wall_time() {
     let known = house.core.lease(lease).unwrap();
     assert_eq!(known.usage.allocated_ns, 2_000_000_000, "a second, and the slack of clocks");
     assert_eq!((known.usage.executing_ns, &known.functions), (4_000_000_000, &functions));
+}
+
+#[test]
+fn keeps_cold_imports_that_agents_report() {
+    let mut house = House::with_node(2);
+    let lease = house.grant(&asked(2))[0];
+    let cold = v1::ColdImports { module: "m".into(), reason: "starts 1 thread".into(), import_ms: 5 };
+    house.report(vec![LeaseReport { cold_imports: Some(cold.clone()), ..runs(lease, 0) }]);
+    let known = house.core.describe(house.core.lease(lease).unwrap());
+    assert_eq!(known.cold_imports.as_ref(), Some(&cold));
+    let mut other = House::of_epoch(2);
+    other.event(Event::Restored(Box::new(known)));
+    let restored = other.core.describe(other.core.lease(lease).unwrap());
+    assert_eq!(restored.cold_imports, Some(cold), "another manager takes it over");
+    house.report(vec![runs(lease, 1)]);
+    assert_eq!(house.core.describe(house.core.lease(lease).unwrap()).cold_imports, None);
 }
 
 #[test]

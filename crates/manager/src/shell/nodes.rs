@@ -281,14 +281,20 @@ fn lending(state: NodeState) -> Lending {
 
 fn lease_report(report: v1::LeaseReport) -> Result<LeaseReport, Error> {
     let is_over = report.state() == LeaseState::Ended;
-    let v1::LeaseReport { lease, usage, end_reason, end_code, mut functions, .. } = report;
-    let reason = || end_reason.chars().take(MAX_REASON_CHARS).collect();
+    let v1::LeaseReport { lease, usage, end_reason, end_code, mut functions, cold_imports, .. } = report;
+    let shortened = |text: &str| text.chars().take(MAX_REASON_CHARS).collect::<String>();
+    let cold_imports = cold_imports.map(|cold| v1::ColdImports {
+        module: shortened(&cold.module),
+        reason: shortened(&cold.reason),
+        import_ms: cold.import_ms,
+    });
     functions.truncate(MAX_FUNCTIONS);
     Ok(LeaseReport {
         lease: parse_lease(&lease)?,
         usage: usage.unwrap_or_default(),
         functions,
-        ended: is_over.then(|| Ended { code: end_code, reason: reason() }),
+        cold_imports,
+        ended: is_over.then(|| Ended { code: end_code, reason: shortened(&end_reason) }),
     })
 }
 

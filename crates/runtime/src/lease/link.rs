@@ -96,6 +96,8 @@ pub(super) struct Control {
     /// Connections that were made to workers' threads.
     pub(super) links: u64,
     pub(super) cold_start: ColdStart,
+    /// Modules that the running worker process has imported by itself, as its node cannot keep them warm.
+    pub(super) cold_imports: Option<v1::ColdImports>,
 }
 
 /// A region that a worker process on another machine was told of. Its answer will come, or the process's end.
@@ -156,6 +158,7 @@ impl Link {
             untold: None,
             links: 0,
             cold_start: ColdStart::default(),
+            cold_imports: None,
         };
         let link = Link {
             agent,

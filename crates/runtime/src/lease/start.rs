@@ -79,6 +79,11 @@ impl Lease {
         lock(&self.link.control).cold_start
     }
 
+    /// Modules that the running worker process has imported by itself, as its node cannot keep them warm.
+    pub(crate) fn cold_imports(&self) -> Option<v1::ColdImports> {
+        lock(&self.link.control).cold_imports.clone()
+    }
+
     /// Connects the worker process that the agent was asked for at a time, or could not be. If that fails, the calls
     /// that wait for a process are lost.
     fn start(&self, control: &mut Control, asked_ns: Result<u64, Error>) -> Result<(), Error> {
@@ -162,6 +167,7 @@ impl Lease {
             loaded_ns: ready.loaded_ns,
             ready_ns: ready.ready_ns,
         };
+        control.cold_imports = started.cold_imports;
         let is_here = self.carrier.remote().is_none();
         control.cold_start = if is_here { cold_start } else { cold_start.seen_from_here(heard_ns) };
         Ok(())

@@ -12,6 +12,7 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
 };
 use rustix::time::Timespec;
+use sublet_proto::v1::ColdImports;
 
 use super::cgroups::Cgroup;
 use super::users::User;
@@ -36,6 +37,7 @@ pub(super) struct Sandbox {
     link: OwnedFd,
     memory_bytes: Option<u64>,
     phase: Phase,
+    cold_imports: Option<ColdImports>,
     // What it has of the spawner's while it lives: dropped after it is dead.
     cgroup: Option<Cgroup>,
     users: Vec<User>,
@@ -63,7 +65,8 @@ impl Sandbox {
         cgroup: Option<Cgroup>,
         users: Vec<User>,
     ) -> Sandbox {
-        Sandbox { pid, pidfd, link, memory_bytes: None, phase: Phase::Created, cgroup, users, view: None }
+        let phase = Phase::Created;
+        Sandbox { pid, pidfd, link, memory_bytes: None, phase, cold_imports: None, cgroup, users, view: None }
     }
 
     pub(super) fn cgroup(&self) -> Option<&Cgroup> {
@@ -93,6 +96,15 @@ impl Sandbox {
     /// Keeps the files about its cores and memory until the sandbox is dropped.
     pub(super) fn keep(&mut self, view: View) {
         self.view = Some(view);
+    }
+
+    /// Notes why it has not the modules that it was to have from its template.
+    pub(super) fn set_cold_imports(&mut self, cold_imports: Option<ColdImports>) {
+        self.cold_imports = cold_imports;
+    }
+
+    pub(super) fn cold_imports(&self) -> Option<&ColdImports> {
+        self.cold_imports.as_ref()
     }
 
     pub(super) fn link(&self) -> BorrowedFd<'_> {

@@ -81,7 +81,8 @@ impl Table {
             .into_iter()
             .map(|(id, outcome)| {
                 let state = outcome.and_then(|()| self.state(id));
-                encode_answer(id, state)
+                let cold_imports = self.entries.get(&id).and_then(Sandbox::cold_imports).cloned();
+                SandboxAnswer { cold_imports, ..encode_answer(id, state) }
             })
             .collect();
         let fds =

@@ -10,7 +10,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use rustix::time::Timespec;
-use sublet_proto::v1::{TemplateFork, TemplateState};
+use sublet_proto::v1::{ColdImports, TemplateFork, TemplateState};
 
 use super::cgroups::Cgroup;
 use super::users::User;
@@ -23,6 +23,8 @@ use crate::{Limits, Template, wire};
 pub(super) const MEMORY_BYTES: u64 = 4 << 30;
 /// The end of what it has printed that is told, in bytes.
 const LAST_WORDS_BYTES: usize = 2048;
+/// The most characters of a module's name and of a reason that are passed on.
+const MAX_TOLD_CHARS: usize = 256;
 const NAMESPACES: i32 = libc::CLONE_NEWNS | libc::CLONE_NEWNET | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
 
 /// A template. Killed when it is dropped; its copies go on.
@@ -32,6 +34,8 @@ pub(super) struct Warm {
     /// What it has printed, until it is warm. Tenants choose the modules, so it never goes to the operator's log as it is.
     printed: Option<OwnedFd>,
     state: State,
+    /// Why it never becomes warm, once it has told that.
+    refusal: Option<ColdImports>,
     // What it has of the spawner's while it lives: dropped after it is dead.
     _cgroup: Option<Cgroup>,
     _users: Vec<User>,
@@ -58,7 +62,8 @@ impl Warm {
             Fork::Child => run(Seed { template, socket: theirs, output, adapter, user }),
             Fork::Parent(pid, pidfd) => (pid, pidfd),
         };
-        let warm = Warm { pidfd, socket, printed, state: State::Starting, _cgroup: cgroup, _users: users };
+        let (state, refusal) = (State::Starting, None);
+        let warm = Warm { pidfd, socket, printed, state, refusal, _cgroup: cgroup, _users: users };
         if let Some(cgroup) = &warm._cgroup {
             cgroup.limit(&limits())?;
             cgroup.adopt(pid)?;
@@ -81,12 +86,27 @@ impl Warm {
         if retry_on_intr(|| poll(&mut watched, timeout.as_ref()))? == 0 {
             return Ok(false);
         }
-        // What it says is only that.
         let said = wire::receive::<TemplateState>(self.socket.as_fd())?;
-        said.ok_or_else(|| io::Error::other(self.last_words()))?;
+        let (said, _) = said.ok_or_else(|| io::Error::other(self.last_words()))?;
+        if let Some(refusal) = said.cold_imports {
+            let refusal = bounded(refusal);
+            let message = format!("importing {:?} {}", refusal.module, refusal.reason);
+            self.refusal = Some(refusal);
+            return Err(io::Error::other(message));
+        }
         self.state = State::Ready(0);
         self.printed = None;
         Ok(true)
+    }
+
+    /// What is to be told of its modules if it was given up before it was warm.
+    pub(super) fn cold_imports(&mut self, template: &Template) -> Option<ColdImports> {
+        let ended = || ColdImports {
+            module: template.imports.join(", "),
+            reason: "ends the interpreter".to_owned(),
+            import_ms: 0,
+        };
+        (self.state == State::Starting).then(|| self.refusal.take().unwrap_or_else(|| bounded(ended())))
     }
 
     /// Why it ended before it was warm, as it has printed.
@@ -131,6 +151,13 @@ impl Drop for Warm {
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
         let _ = retry_on_intr(|| waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED));
     }
+}
+
+/// What a template says of its modules, which tenants have chosen, as it can be shown to others.
+fn bounded(cold: ColdImports) -> ColdImports {
+    let printable = |char: char| if char.is_control() { ' ' } else { char };
+    let text = |text: &str| text.chars().map(printable).take(MAX_TOLD_CHARS).collect();
+    ColdImports { module: text(&cold.module), reason: text(&cold.reason), import_ms: cold.import_ms }
 }
 
 fn limits() -> Limits {

@@ -9,6 +9,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use sublet_proto::v1::ColdImports;
+
 use super::sandbox::Sandbox;
 use super::template::Warm;
 use super::{Means, birth};
@@ -40,6 +42,8 @@ struct Known {
     ready: Vec<Sandbox>,
     warm: Option<Warm>,
     failed: Option<Instant>,
+    /// Why its modules cannot be kept warm, as it was when that was tried last.
+    cold_imports: Option<ColdImports>,
 }
 
 /// How often something was asked for, and recently.
@@ -61,7 +65,7 @@ impl Heat {
 }
 
 impl Templates {
-    /// A first process that is a copy of this template, or of one without modules.
+    /// A first process that is a copy of this template, or of one without modules, which then knows why if that is known.
     pub(super) fn take(&mut self, means: &mut Means, wanted: &Template) -> Result<Sandbox, SandboxError> {
         let now = Instant::now();
         self.note(wanted, now);
@@ -77,7 +81,10 @@ impl Templates {
             let reason = "it did not become ready: the agent's log tells more";
             Err(failed(wanted, io::Error::new(io::ErrorKind::TimedOut, reason)))
         };
-        self.copy(means, &bare, true)?.map_or_else(missing, Ok)
+        let mut sandbox = self.copy(means, &bare, true)?.map_or_else(missing, Ok)?;
+        let known = self.known.get(wanted).filter(|_| !wanted.imports.is_empty());
+        sandbox.set_cold_imports(known.and_then(|known| known.cold_imports.clone()));
+        Ok(sandbox)
     }
 
     /// Makes one copy of a template that has fewer than wanted ready; says whether it did.
@@ -109,7 +116,7 @@ impl Templates {
                 cold.map(|cold| self.known.remove(&cold));
             }
             let heat = Heat { count: 0.0, at: now };
-            let known = Known { heat, ready: Vec::new(), warm: None, failed: None };
+            let known = Known { heat, ready: Vec::new(), warm: None, failed: None, cold_imports: None };
             self.known.insert(template.clone(), known);
         }
         if let Some(known) = self.known.get_mut(template) {
@@ -140,7 +147,10 @@ impl Templates {
             let Some(warm) = &mut known.warm else { return Ok(None) };
             let made = match warm.is_ready(is_needed) {
                 Ok(false) => return Ok(None),
-                Ok(true) => birth::copy(means, warm),
+                Ok(true) => {
+                    known.cold_imports = None;
+                    birth::copy(means, warm)
+                }
                 Err(error) => Err(failed(template, error)),
             };
             match made {
@@ -190,7 +200,12 @@ impl Known {
     /// Whether it can be forked; takes note if it never can.
     fn look(&mut self, template: &Template) -> bool {
         match self.warm.as_mut().map(|warm| warm.is_ready(false)) {
-            Some(Ok(is_ready)) => is_ready,
+            Some(Ok(is_ready)) => {
+                if is_ready {
+                    self.cold_imports = None;
+                }
+                is_ready
+            }
             Some(Err(error)) => {
                 self.give_up(template, &failed(template, error));
                 false
@@ -205,6 +220,7 @@ impl Known {
             template.interpreter.display(),
             template.imports
         );
+        self.cold_imports = self.warm.as_mut().and_then(|warm| warm.cold_imports(template));
         self.cool();
         self.failed = Some(Instant::now());
     }

@@ -52,7 +52,7 @@ impl Descriptors {
             Some("/dev/null") => self.nulls.push(number),
             Some(name) if name.starts_with("pipe:") => self.add_pipe(number, name)?,
             _ => {
-                let message = format!("its modules keep {} open", target.display());
+                let message = format!("keeps {} open", target.display());
                 return Err(io::Error::other(message));
             }
         }

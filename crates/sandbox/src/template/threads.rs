@@ -41,10 +41,8 @@ impl Threads {
                 return Ok(());
             }
             if self == Threads::One || begun.elapsed() > PATIENCE {
-                let count = others.len();
-                return Err(io::Error::other(format!(
-                    "its modules have started threads: {count} more than one"
-                )));
+                let (count, plural) = (others.len(), if others.len() == 1 { "" } else { "s" });
+                return Err(io::Error::other(format!("starts {count} thread{plural}")));
             }
             std::thread::sleep(PAUSE);
         }

@@ -1,5 +1,7 @@
 //! `sublet ps`: nodes, leases, packages and managers.
 
+use std::collections::BTreeMap;
+
 use clap::Args;
 use serde::Serialize;
 use sublet_proto::Error;
@@ -8,7 +10,9 @@ use super::Connection;
 use super::output::{Output, table};
 use super::parse::{show_bytes, show_ns};
 use super::time::now_ms;
-use super::view::{LeaseView, ManagerView, NetworkView, NodeView, PackageView, shown_package};
+use super::view::{
+    ColdImportsView, LeaseView, ManagerView, NetworkView, NodeView, PackageView, shown_package,
+};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -77,6 +81,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
 fn text(everything: &Everything, now_ms: u64) -> String {
     let Everything { nodes, leases, packages, managers } = everything;
     let nodes: Vec<_> = nodes.iter().map(|node| node_row(node, now_ms)).collect();
+    let notes = cold_imports(leases);
     let leases: Vec<_> = leases.iter().map(|lease| lease_row(lease, now_ms)).collect();
     let packages: Vec<_> = packages.iter().map(package_row).collect();
     let mut tables = vec![
@@ -94,7 +99,7 @@ fn text(everything: &Everything, now_ms: u64) -> String {
             ],
             &nodes,
         ),
-        table(&["LEASE", "PACKAGE", "NODE", "CORES", "MEMORY", "STATE", "ENDS", "CALLS"], &leases),
+        table(&["LEASE", "PACKAGE", "NODE", "CORES", "MEMORY", "STATE", "ENDS", "CALLS"], &leases) + &notes,
         table(&["PACKAGE", "SIZE", "FOR", "DIGEST", "FUNCTIONS"], &packages),
     ];
     // Of one manager, who asks it knows all that there is to say.
@@ -103,6 +108,19 @@ fn text(everything: &Everything, now_ms: u64) -> String {
         tables.push(table(&["MANAGER", "OF", "NODES", "CORES FREE", "WAITING", "LAST SEEN"], &managers));
     }
     tables.join("\n")
+}
+
+/// A line for each module that a node cannot keep warm for the leases.
+fn cold_imports(leases: &[LeaseView]) -> String {
+    let cold = leases.iter().filter_map(|lease| Some((&lease.node, lease.cold_imports.as_ref()?)));
+    let lines = cold.map(|(node, ColdImportsView { module, reason, import_ms })| {
+        let time = if *import_ms > 0 { format!(" ({import_ms} ms)") } else { String::new() };
+        let line = format!(
+            "{node} cannot keep {module} warm, because importing it {reason}: each lease imports it anew"
+        );
+        ((node, module, reason), format!("{line}{time}\n"))
+    });
+    lines.collect::<BTreeMap<_, _>>().into_values().collect()
 }
 
 fn nodes_text(Nodes { nodes }: &Nodes) -> String {

@@ -3,8 +3,8 @@
 use serde::Serialize;
 use sublet_proto::Code;
 use sublet_proto::v1::{
-    BillBy, BillLine, Lease, LeaseState, ManagerInfo, NodeInfo, NodeNetwork, NodeState, PackageBuild,
-    PackageInfo, Usage,
+    BillBy, BillLine, ColdImports, Lease, LeaseState, ManagerInfo, NodeInfo, NodeNetwork, NodeState,
+    PackageBuild, PackageInfo, Usage,
 };
 
 /// A node.
@@ -222,6 +222,25 @@ pub(crate) struct LeaseView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) end_code: Option<&'static str>,
     pub(crate) usage: UsageView,
+    /// Modules that each start of its worker process imports anew.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cold_imports: Option<ColdImportsView>,
+}
+
+/// Modules that a node cannot keep warm.
+#[derive(Debug, Serialize)]
+pub(crate) struct ColdImportsView {
+    /// The first one that prevents it.
+    pub(crate) module: String,
+    /// What importing it does.
+    pub(crate) reason: String,
+    pub(crate) import_ms: u32,
+}
+
+impl From<ColdImports> for ColdImportsView {
+    fn from(ColdImports { module, reason, import_ms }: ColdImports) -> ColdImportsView {
+        ColdImportsView { module, reason, import_ms }
+    }
 }
 
 impl From<Lease> for LeaseView {
@@ -244,6 +263,7 @@ impl From<Lease> for LeaseView {
             end_reason: lease.end_reason,
             end_code: (lease.end_code != 0).then(|| Code::from_number(lease.end_code).name()),
             usage: lease.usage.into(),
+            cold_imports: lease.cold_imports.map(ColdImportsView::from),
         }
     }
 }
