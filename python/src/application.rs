@@ -60,7 +60,8 @@ impl Application {
         self.0.graph().to_json()
     }
 
-    /// Runs it; calls `news`, if there is any, with what happens: an event, a component, and a number or an exception.
+    /// Runs it; calls `news`, if there is any, with what happens: an event, a component, and a number or an exception. The event
+    /// `failed` has the failure report, too.
     #[pyo3(signature = (input, news=None))]
     fn run<'py>(
         &self,
@@ -108,6 +109,10 @@ impl Watch {
                 }
                 News::Lost { component, error } => {
                     called.call1(py, ("lost", component, raised(py, error).into_value(py)))
+                }
+                News::Failed { component, error, report } => {
+                    let (error, report) = (raised(py, error).into_value(py), PyBytes::new(py, report));
+                    called.call1(py, ("failed", component, error, report))
                 }
             }
             .map(drop)

@@ -110,7 +110,7 @@ class _LeaseOptions(_ExecutorOptions, total=False):
     initargs: Iterable[Any]
 
 _Graph: TypeAlias = Mapping[str, Any] | str | bytes | PathLike[str]
-# What happens to a run: "began" with the attempt's number, "ended" with seconds, "waits" and "lost" with an exception.
+# What happens to a run: "began" with the attempt's number, "ended" with seconds, "waits", "lost" and "failed" with an exception.
 _News: TypeAlias = Callable[[str, str, Any], object]
 
 class _RunOptions(TypedDict, total=False):

@@ -98,7 +98,7 @@ class App:
         outcome = self.deploy().run(message, self._news)
         state = State.of(outcome.output)
         if state.printed:
-            _calls.show_printed(pickle.dumps(state.printed))
+            _calls.show_printed(state.printed)
         if state.returned is None:
             raise _errors.InvalidArgument(f"the last component of {self._name} returns no result")
         outcome.value = _classes.loads(state.returned)
@@ -127,10 +127,10 @@ class App:
             self._write(folder)
             package = invoker.deploy(folder)
         graph = copy.deepcopy(self.graph)
-        for part in graph["components"]:
-            if part.get("package") == self._name:
-                part["package"] = package
-        return _application.deploy(invoker, graph, self._options)
+        own = [part for part in graph["components"] if part.get("package") == self._name]
+        for part in own:
+            part["package"] = package
+        return _application.deploy(invoker, graph, self._options, own=[part["name"] for part in own])
 
     def _write(self, folder):
         functions = [part["function"] for part in self.graph["components"] if part.get("package") == self._name]

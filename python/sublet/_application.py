@@ -5,7 +5,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from . import _errors, _kept, _modules, _package, _process
+from . import _errors, _failure, _kept, _modules, _package, _process
 
 
 class Outcome:
@@ -39,8 +39,10 @@ class Application:
     `Client.application`.
     """
 
-    def __init__(self, native):
+    def __init__(self, native, own=()):
         self._native = native
+        # Of which components the functions are this program's: what they pickle may be loaded.
+        self._own = frozenset(own)
 
     @property
     def digest(self):
@@ -58,18 +60,35 @@ class Application:
         Args:
             input: Whatever has the buffer protocol.
             news: What is called with what happens: `("began", component, attempt)`, `("ended", component, seconds)`,
-                `("waits", component, exception)` with what it waits for to begin, and `("lost", component, exception)` if what executed
-                it, or its memory, is gone. If it raises, the run is given up.
+                `("waits", component, exception)` with what it waits for to begin, `("lost", component, exception)` if what executed
+                it, or its memory, is gone, and `("failed", component, exception)` if its function has failed, which ends the run. If
+                it raises, the run is given up.
+
+        Raises:
+            Exception: What a component's function in Python has raised, after what had been printed. It is as that of a call if the
+                component's function is this program's, by `app` or as a callable of the graph; of other packages nothing that was
+                pickled is loaded, and it is a `RemoteError` that is also of the nearest builtin class.
+            FunctionFailed: A component in another language has failed.
         """
         _process.check()
         _kept.release()
-        return _outcome(self._native.run(bytes(input), news))
+        return self._ran(news, lambda heard: self._native.run(bytes(input), heard))
 
     def resume(self, run, news=None):
         """Goes on with a run whose client is gone, by its identifier: from what was recorded. Nobody else may do so at the same time."""
         _process.check()
         _kept.release()
-        return _outcome(self._native.resume(run, news))
+        return self._ran(news, lambda heard: self._native.resume(run, heard))
+
+    def _ran(self, news, run):
+        news = _failure.News(news, self._own)
+        try:
+            return _outcome(run(news))
+        except _errors.Error as error:
+            failed = news.raised_for(error)
+            if failed is error:
+                raise
+        raise failed
 
     __reduce__ = _process.stays_here("an application", "run it there")
 
@@ -98,11 +117,11 @@ def document_of(graph):
 
 
 def with_functions(invoker, graph, imports, path):
-    """The graph with what it has in place of callables: functions of a package, which is deployed."""
+    """The graph with what it has in place of callables: functions of a package, which is deployed; and the components that have them."""
     components = graph.get("components") if isinstance(graph, dict) else None
     found = [part for part in components or () if isinstance(part, dict) and callable(part.get("function"))]
     if not found:
-        return graph
+        return graph, ()
     names, functions = {}, {}
     for part in found:
         name = names[id(part)] = _package.identifier(str(part.get("name")), functions)
@@ -114,10 +133,10 @@ def with_functions(invoker, graph, imports, path):
         (Path(folder) / _package.COMPONENTS).write_text("\n".join(named.lines()) + "\n")
         package = invoker.deploy(folder)
     replaced = [{**part, "package": package, "function": names[id(part)]} if id(part) in names else part for part in components]
-    return {**graph, "components": replaced}
+    return {**graph, "components": replaced}, [part["name"] for part in found]
 
 
-def deploy(invoker, graph, options, imports=(), path=None):
-    """Gives a graph to the managers."""
-    graph = with_functions(invoker, document_of(graph), imports, path)
-    return Application(invoker.deploy_graph(json.dumps(graph).encode(), **options))
+def deploy(invoker, graph, options, imports=(), path=None, own=()):
+    """Gives a graph to the managers. The functions of the components `own`, beside its callables, are this program's."""
+    graph, callables = with_functions(invoker, document_of(graph), imports, path)
+    return Application(invoker.deploy_graph(json.dumps(graph).encode(), **options), [*own, *callables])

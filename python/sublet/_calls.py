@@ -409,7 +409,7 @@ class SentObjects(Sent):
         kind, parts = reply
         if kind & PRINTED:
             # Much of it is not copied out of its message.
-            show_printed(as_bytes_like(parts.pop()))
+            show_printed(pickle.loads(as_bytes_like(parts.pop())))
             kind &= ~PRINTED
         if kind == UNKNOWN:
             self._send_all()
@@ -485,7 +485,7 @@ class Completer:
 
 def show_printed(entries):
     """Prints and logs what a worker has printed and logged."""
-    for kind, what in pickle.loads(entries):
+    for kind, what in entries:
         if kind == "log":
             record = logging.makeLogRecord(what)
             logger = logging.getLogger(record.name)

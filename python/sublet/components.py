@@ -19,7 +19,6 @@ import inspect
 import io
 import pickle
 import sys
-import traceback
 import types
 from typing import Any, NamedTuple
 
@@ -183,15 +182,14 @@ class _Execution:
             args, kwargs = pickle.loads(state.call)
         is_one_of_many = instances() > 1
         before = _fingerprints(loaded) if is_one_of_many else None
-        try:
-            left = self._function(*args, **kwargs)
-        except Exception:
-            # For the log of the worker: an error of a run is one line.
-            traceback.print_exc()
-            raise
         worker = sys.modules.get("sublet_worker")
-        before_it = state.printed if instance() == 0 else ()
-        printed = _bounded([*before_it, *(worker.printed.take() if worker is not None else ())])
+        printed = state.printed if instance() == 0 else []
+        if worker is not None:
+            # For the report if this fails.
+            worker.printed.earlier = printed
+        left = self._function(*args, **kwargs)
+        if worker is not None:
+            worker.printed.earlier = printed = _bounded([*printed, *worker.printed.take()])
         if isinstance(left, result):
             self._check_alone(is_one_of_many)
             return self._message(State(returned=pickled(left.value), printed=printed), "returns a value")

@@ -150,7 +150,7 @@ def test_what_had_no_value_has_none():
         return value
 
     application = check(lacks, True)
-    with pytest.raises(sublet.FunctionFailed, match="UnboundLocalError"):
+    with pytest.raises(UnboundLocalError):
         application(False)
 
 
@@ -247,7 +247,7 @@ def test_what_components_share_but_not_all_get_is_refused_and_a_copy_is_not():
 
     application = made(shares)
     assert application(True)[0].tolist() == [3, 4]
-    with pytest.raises(sublet.FunctionFailed, match="base and part share memory, .*let one be a copy"):
+    with pytest.raises(sublet.InvalidArgument, match="base and part share memory, .*let one be a copy"):
         application(False)
 
 
@@ -265,7 +265,7 @@ def test_memory_that_a_component_does_not_see_whole_is_not_moved():
         return part, total
 
     application = check(moves, False)
-    with pytest.raises(sublet.FunctionFailed, match="part and view share memory with variables that this component does not get"):
+    with pytest.raises(sublet.InvalidArgument, match="part and view share memory with variables that this component does not get"):
         application(True)
 
 
@@ -342,7 +342,7 @@ def test_what_else_instances_change_is_refused():
         sublet.split()
         return found
 
-    with pytest.raises(sublet.FunctionFailed, match="each of the 2 instances of component changes_2 changes found"):
+    with pytest.raises(sublet.InvalidArgument, match="each of the 2 instances of component changes_2 changes found"):
         made(changes)(1)
 
 
@@ -372,12 +372,45 @@ def test_what_it_raises_says_where():
 
     application = made(raises)
     assert application(2) == 0.5
-    with pytest.raises(sublet.FunctionFailed, match="component divides .*ZeroDivisionError: division by zero"):
+    with pytest.raises(ZeroDivisionError, match="division by zero"):
         application(0)
     with pytest.raises(TypeError, match="missing a required argument: 'n'"):
         application()
     with pytest.raises(sublet.InvalidArgument, match="the arguments have .* bytes, at most 262144"):
         application(bytes(300_000))
+
+
+class Retry(ValueError):
+    def __init__(self, after, *, reason):
+        super().__init__(f"again after {after} s")
+        self.after, self.reason = after, reason
+
+
+def test_raises_what_its_component_raised_after_showing_what_was_printed(capsys, caplog):
+    def fails(n):
+        print("begins")
+        sublet.split("divides")
+        print("divides")
+        logging.warning("soon")
+        try:
+            return 1 / n
+        except ZeroDivisionError as error:
+            raise Retry(5, reason="zero") from error
+
+    heard = []
+    application = made(fails).options(news=lambda *what: heard.append(what))
+    with pytest.raises(Retry, match="again after 5 s") as raised:
+        application(0)
+    error = raised.value
+    assert (type(error), error.after, error.reason) == (Retry, 5, "zero")
+    assert type(error.__cause__) is ZeroDivisionError
+    text = error.__cause__.__cause__.text
+    assert "in divides\n" in text and "raise Retry(5, reason=\"zero\") from error" in text and "in execute" not in text
+    assert any(note.startswith("in component divides (") for note in error.__notes__)
+    assert heard[-1] == ("failed", "divides", error)
+    assert capsys.readouterr().out == "begins\ndivides\n"
+    assert [record.getMessage() for record in caplog.records] == ["soon"]
+    assert application(4) == 0.25
 
 
 def test_what_cannot_go_on_is_named():
@@ -386,13 +419,13 @@ def test_what_cannot_go_on_is_named():
         sublet.split()
         return lock
 
-    with pytest.raises(sublet.FunctionFailed, match="TypeError: lock cannot be handed on to the next component"):
+    with pytest.raises(TypeError, match="lock cannot be handed on to the next component"):
         made(locks)()
 
     def returns():
         return bytes(300_000)
 
-    with pytest.raises(sublet.FunctionFailed, match="component returns_1 returns a value 300.* at most 262144"):
+    with pytest.raises(sublet.InvalidArgument, match="component returns_1 returns a value 300.* at most 262144"):
         made(returns)()
 
 

@@ -10,6 +10,7 @@ import numpy
 import pytest
 
 import sublet
+from sublet import _failure
 
 MIB = 1 << 20
 
@@ -368,14 +369,71 @@ def test_outside_of_a_run_there_is_none(lease):
         lease.call(sublet.send, "tell", b"")
 
 
+class Refusal(ValueError):
+    pass
+
+
 def refuse(data):
-    raise ValueError("what is wrong")
+    print("looks at it")
+    raise Refusal("what is wrong", bytes(data))
 
 
-def test_what_a_component_raises_ends_the_run(platform):
-    application = platform.deploy(graph(compute("refuse", refuse, entry=True)), patience=60)
-    with pytest.raises(sublet.FunctionFailed, match="component refuse .*ValueError: what is wrong"):
+@pytest.mark.parametrize("fabric", ["shm", "tcp"])
+def test_what_a_component_raises_ends_the_run(platform, capfd, fabric):
+    application = platform.deploy(graph(compute("refuse", refuse, entry=True)), patience=60, fabric=fabric)
+    with pytest.raises(Refusal) as raised:
+        application.run(b"this")
+    assert type(raised.value) is Refusal and raised.value.args == ("what is wrong", b"this")
+    assert any(note.startswith("in component refuse (") for note in raised.value.__notes__)
+    assert 'raise Refusal("what is wrong", bytes(data))' in raised.value.__cause__.text
+    assert "looks at it\n" in capfd.readouterr().out
+
+
+def test_failures_that_are_too_large_come_back_in_words(platform):
+    def refuse_much(data):
+        raise Refusal("x" * 300_000)
+
+    application = platform.deploy(graph(compute("refuse", refuse_much, entry=True)), patience=60)
+    with pytest.raises(ValueError) as raised:
         application.run()
+    assert isinstance(raised.value, sublet.RemoteError) and raised.value.message.startswith("xxxx")
+    assert "xxxx" in raised.value.__cause__.text
+
+
+class Loaded(ValueError):
+    """One that does something to whoever loads it."""
+
+    def __reduce__(self):
+        return open, (self.args[0], "w")
+
+
+def test_nothing_is_loaded_that_other_packages_components_raise(platform, tmp_path):
+    file = tmp_path / "made-by-loading"
+
+    def refuse_harmfully(data):
+        raise Loaded(str(file))
+
+    own = platform.deploy(graph(compute("refuse", refuse_harmfully, entry=True)), patience=60)
+    with pytest.raises(ValueError) as raised:
+        platform.application(own.digest, patience=60).run()
+    error = raised.value
+    assert isinstance(error, sublet.RemoteError) and error.kind.endswith("Loaded") and error.message == str(file)
+    assert "in refuse_harmfully" in error.__cause__.text
+    assert not file.exists()
+    # Its own program does load it, which shows that the above would have been seen.
+    with pytest.raises(ValueError):
+        own.run()
+    assert file.exists()
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+@pytest.mark.parametrize("report", [b"", b"{", b"[]", b"\xff", b'{"printed": 1, "text": "", "errors": []}',
+    b'{"printed": [["log", 1]], "text": "", "errors": []}', b'{"printed": [], "text": "", "errors": [{"names": 1, "classes": 2}]}'])
+def test_reports_that_are_none_leave_the_error_of_the_run(report, is_own):
+    error, heard = sublet.FunctionFailed("component a (p/f): f failed: no"), []
+    news = _failure.News(lambda *what: heard.append(what), {"a"} if is_own else ())
+    news("failed", "a", error, report)
+    assert news.raised_for(error) is error and heard == [("failed", "a", error)]
 
 
 def test_what_is_no_graph_is_refused(platform, table):

@@ -135,6 +135,8 @@ impl Listener {
             News::Ended { component, took } => (ENDED, 0, component, *took, None),
             News::Waits { component, error } => (WAITS, 0, component, Duration::ZERO, Some(error)),
             News::Lost { component, error } => (LOST, 0, component, Duration::ZERO, Some(error)),
+            // The run's own error says so.
+            News::Failed { .. } => return true,
         };
         let (component, message) = (words(component), error.map(|error| words(&error.message)));
         let told = sublet_news {

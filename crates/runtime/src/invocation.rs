@@ -49,6 +49,7 @@ pub struct Invocation<'call> {
     ended: bool,
     /// Of a call whose output was too small: how many bytes were returned.
     returned_bytes: u32,
+    reported_bytes: usize,
     /// Of a call that was turned away or lost.
     detour: Option<Box<Detour>>,
     _memory: PhantomData<&'call mut [u8]>,
@@ -74,6 +75,7 @@ impl<'call> Invocation<'call> {
             deadline,
             ended: false,
             returned_bytes: 0,
+            reported_bytes: 0,
             detour: None,
             _memory: PhantomData,
         }
@@ -168,9 +170,7 @@ impl<'call> Invocation<'call> {
                         self.lease.await_end_with_kernel(self.sent.worker, self.sent.position);
                     }
                     let result = self.result(&outcome);
-                    if outcome.status == Code::OutputTooLarge.number() {
-                        self.returned_bytes = outcome.output_len;
-                    }
+                    self.take_report(&outcome);
                     self.close();
                     return result;
                 }
@@ -190,6 +190,22 @@ impl<'call> Invocation<'call> {
     /// Which worker has it, by its number among those of all leases: that may change until it has ended.
     pub fn worker(&self) -> u32 {
         self.lease.first_worker + self.sent.worker
+    }
+
+    /// Of a call that failed, what the worker has said about its output.
+    fn take_report(&mut self, outcome: &Outcome) {
+        match Code::from_number(outcome.status) {
+            Code::OutputTooLarge => self.returned_bytes = outcome.output_len,
+            Code::FunctionFailed | Code::MemoryExceeded => {
+                self.reported_bytes = self.complete(outcome).output_bytes;
+            }
+            _ => {}
+        }
+    }
+
+    /// How many bytes of its output say more about why the function failed; 0 if none do.
+    pub(crate) fn reported_bytes(&self) -> usize {
+        self.reported_bytes
     }
 
     /// How many bytes a function returned that failed with `output_too_large`; 0 otherwise.

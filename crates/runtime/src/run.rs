@@ -143,6 +143,16 @@ pub enum News {
         /// Why.
         error: Error,
     },
+    /// A component's function has failed, which ends the run with the same error.
+    Failed {
+        /// Its name.
+        component: String,
+        /// Why.
+        error: Error,
+        /// The failure report (see SPECIFICATION.md) of a function in Python; empty if there is none. Whoever wrote the
+        /// function wrote this.
+        report: Vec<u8>,
+    },
 }
 
 impl Application {

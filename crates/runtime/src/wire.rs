@@ -147,7 +147,7 @@ pub struct Outcome {
     /// 0, or the number of a [`Code`](sublet_proto::Code).
     pub status: u32,
     /// Bytes that the function wrote; with [`OutputTooLarge`](sublet_proto::Code::OutputTooLarge), the bytes that it
-    /// had to write.
+    /// had to write. Of a function that failed, the bytes that report how.
     pub output_len: u32,
     /// With status 0, the time in the function in ticks of the node's counter, or 0 if the request was not timed.
     /// Otherwise the length of the error message, in the message slot of the record.

@@ -212,10 +212,12 @@ impl<C: Core> Worker<'_, C> {
     /// Makes what a function has written the client's.
     #[cold]
     fn push(&self, request: &Request, ended: &Ended, output: Option<NonNull<u8>>) {
-        let Ended { code: None, written: 1.. } = *ended else { return };
         let Some(output) = output else { return };
-        // SAFETY: `places` has found as many bytes there as the request has room for, of which `call` has checked that no
-        // more were written; mapped regions stay mapped. The function that wrote them has returned, and its result's line
+        // More than the capacity is the error that there are more, and nothing was written.
+        if !(1..=request.output_capacity).contains(&ended.written) {
+            return;
+        }
+        // SAFETY: `places` has found as many bytes there as the request has room for; mapped regions stay mapped. The function that wrote them has returned, and its result's line
         // follows on this thread. A client that writes there meanwhile makes them any bytes, no worse.
         let pushed = unsafe { self.client.push(request.output, output, u64::from(ended.written)) };
         if let Err(error) = pushed {
@@ -267,7 +269,9 @@ impl<C: Core> Worker<'_, C> {
             )
         };
         match caller.call(function, input, output) {
-            Err(code) => Ended { code: Some(code), written: 0 },
+            Err(code) => {
+                Ended { code: Some(code), written: caller.reported_bytes().min(request.output_capacity) }
+            }
             Ok(written) if written > request.output_capacity => {
                 Ended { code: Some(Code::OutputTooLarge), written }
             }

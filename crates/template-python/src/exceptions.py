@@ -67,6 +67,7 @@ def fields_of(error, indices, pickled):
         "message": message_of(error),
         "whole": None if members is not None or is_reduced_by(base, kind) else whole(error, pickled),
         "classes": [attempt(one) for one in kind.__mro__ if one is not object],
+        "names": [f"{one.__module__}.{one.__qualname__}" for one in kind.__mro__ if one is not object],
         "arguments": attempt(arguments),
         "state": attempt(state),
         "notes": notes_of(error, (members or []).count(None)),

@@ -26,6 +26,7 @@ import types
 import sublet_classes
 import sublet_constants
 import sublet_exceptions
+import sublet_failures
 import sublet_left_out
 
 # What both ends mean by the rest: changed with anything of it.
@@ -49,6 +50,8 @@ PLAIN = frozenset([type(None), bool, int, float, complex, str, bytes])
 # Beside a package's own modules: those that are used if the interpreter has none of the name.
 FALLBACK = "fallback"
 
+# The module whose functions call those of an application's components.
+COMPONENTS = "sublet.components"
 # How an exception's note begins that says where it was raised.
 IN_FUNCTION = "in function "
 
@@ -71,6 +74,8 @@ class Printed:
     def __init__(self):
         self.entries = []
         self.left = MOST_PRINTED
+        # Of a component of an application: what those before it have printed. A failure's report has it, too.
+        self.earlier = []
 
     def add(self, kind, what, size):
         if self.left <= 0:
@@ -208,18 +213,32 @@ def with_bytes(function):
     """A function for callers that only exchange bytes: what it prints goes where the worker prints."""
 
     def call(data):
-        try:
-            return function(data)
-        except BaseException as error:
-            explain(error)
-            raise
-        finally:
-            for kind, what in printed.take():
-                stream = sys.__stdout__ if kind == "stdout" else sys.__stderr__
-                stream.write(f"{what['levelname']}:{what['name']}:{what['msg']}\n" if kind == "log" else what)
-                stream.flush()
+        printed.earlier = []
+        returned = function(data)
+        write(printed.take())
+        return returned
 
     return call
+
+
+def write(entries):
+    """Writes what was printed and logged to the lease's log."""
+    for kind, what in entries:
+        stream = sys.__stdout__ if kind == "stdout" else sys.__stderr__
+        stream.write(f"{what['levelname']}:{what['name']}:{what['msg']}\n" if kind == "log" else what)
+        stream.flush()
+
+
+def report(error, capacity):
+    """Of a function that exchanges bytes: writes what was printed, and the traceback, to the lease's log.
+
+    Returns a report of the failure, with at most so many bytes: see `failures.py`.
+    """
+    entries = printed.take()
+    write(entries)
+    description = described(error)
+    write([("stderr", description["text"])])
+    return sublet_failures.report(description, [*printed.earlier, *entries], capacity)
 
 
 def attribute(module, path):
@@ -448,6 +467,9 @@ def described(error):
     """An exception, for the caller to raise: see `exceptions.py`."""
     within = error.__traceback__
     while within and within.tb_frame.f_globals is globals():
+        within = within.tb_next
+    # What calls the function of an application's component.
+    while within and within.tb_next and within.tb_frame.f_globals.get("__name__") == COMPONENTS:
         within = within.tb_next
     for one in sublet_exceptions.related(error):
         explain(one)

@@ -16,6 +16,7 @@ use sublet_proto::package::python::CALL;
 use sublet_proto::{Code, Error};
 use sublet_python_buffers::{Exporter, Use, View};
 use sublet_runtime::frames::{self, FETCH, FREES, IN_USE, Piece, Source};
+use sublet_runtime::worker::channel;
 use sublet_runtime::worker::engine::{Caller, Engine, Input, Load, Message, Output};
 use sublet_runtime::worker::program;
 use sublet_runtime::worker::spawned::Spawned;
@@ -43,6 +44,10 @@ const CONSTANTS_MODULE: &CStr = c"sublet_constants";
 const EXCEPTIONS: &CStr = pyo3::ffi::c_str!(include_str!("exceptions.py"));
 /// The name of that module, which the first imports.
 const EXCEPTIONS_MODULE: &CStr = c"sublet_exceptions";
+/// Makes failure reports.
+const FAILURES: &CStr = pyo3::ffi::c_str!(include_str!("failures.py"));
+/// The name of that module, which the first imports.
+const FAILURES_MODULE: &CStr = c"sublet_failures";
 /// Knows which modules the caller could not send.
 const LEFT_OUT: &CStr = pyo3::ffi::c_str!(include_str!("left_out.py"));
 /// The name of that module, which the first imports.
@@ -72,6 +77,7 @@ fn load_module(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
     PyModule::from_code(py, CLASSES, CLASSES_MODULE, CLASSES_MODULE)?;
     PyModule::from_code(py, CONSTANTS, CONSTANTS_MODULE, CONSTANTS_MODULE)?;
     PyModule::from_code(py, EXCEPTIONS, EXCEPTIONS_MODULE, EXCEPTIONS_MODULE)?;
+    PyModule::from_code(py, FAILURES, FAILURES_MODULE, FAILURES_MODULE)?;
     PyModule::from_code(py, LEFT_OUT, LEFT_OUT_MODULE, LEFT_OUT_MODULE)?;
     PyModule::from_code(py, SOURCE, MODULE, MODULE)
 }
@@ -80,6 +86,8 @@ fn load_module(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
 struct Interpreter {
     /// Executes a request of a Python caller.
     serve: Py<PyAny>,
+    /// Reports why a function failed that exchanges bytes.
+    report: Py<PyAny>,
     /// Of each index the function, but of the last, which is [`CALL`].
     functions: Vec<Py<PyAny>>,
 }
@@ -108,7 +116,8 @@ impl Interpreter {
         ))?;
         let functions =
             found.try_iter()?.map(|function| function.map(Bound::unbind)).collect::<PyResult<_>>()?;
-        Ok(Interpreter { serve: module.getattr("serve")?.unbind(), functions })
+        let (serve, report) = (module.getattr("serve")?.unbind(), module.getattr("report")?.unbind());
+        Ok(Interpreter { serve, report, functions })
     }
 }
 
@@ -117,7 +126,8 @@ impl Engine for Interpreter {
     type Caller<'engine> = PythonCaller<'engine>;
 
     fn caller(&self, _worker: u32) -> Result<PythonCaller<'_>, Error> {
-        Ok(PythonCaller { interpreter: self, kept: Keeping::default(), message: Message::new() })
+        let (kept, message) = (Keeping::default(), Message::new());
+        Ok(PythonCaller { interpreter: self, kept, message, reported_bytes: 0 })
     }
 }
 
@@ -126,6 +136,8 @@ struct PythonCaller<'engine> {
     interpreter: &'engine Interpreter,
     kept: Keeping,
     message: Message,
+    /// How much of its output the latest call has used to report its failure, in bytes.
+    reported_bytes: u32,
 }
 
 impl Caller for PythonCaller<'_> {
@@ -141,6 +153,10 @@ impl Caller for PythonCaller<'_> {
     fn message(&self) -> &[u8] {
         self.message.as_bytes()
     }
+
+    fn reported_bytes(&self) -> u32 {
+        self.reported_bytes
+    }
 }
 
 impl PythonCaller<'_> {
@@ -152,6 +168,7 @@ impl PythonCaller<'_> {
         input: Input<'_>,
         mut output: Output<'_>,
     ) -> Result<u32, Code> {
+        self.reported_bytes = 0;
         let called = (|| {
             let exporter = Exporter::new(py)?;
             // SAFETY: a call's memory stays mapped for as long as the process lives; what it holds may change.
@@ -174,12 +191,32 @@ impl PythonCaller<'_> {
             take_back(&exporter, input)?;
             Ok(len)
         })();
-        let len = called.map_err(|error: PyErr| self.failed(py, &error))?;
+        let len = called.map_err(|error: PyErr| {
+            self.reported_bytes = self.report(py, &error, &mut output);
+            self.failed(py, &error)
+        })?;
         component::settle(py).map_err(|error| {
             self.message = Message::of(error.message.as_bytes());
             error.code
         })?;
         Ok(len)
+    }
+
+    /// Writes what has been printed, and the traceback, to the lease's log. Of a graph's component, also writes the failure report into
+    /// the output, and returns its length.
+    #[cold]
+    fn report(&self, py: Python<'_>, error: &PyErr, output: &mut Output<'_>) -> u32 {
+        let capacity = channel::run().map_or(0, |_| output.capacity());
+        let reported = self.interpreter.report.bind(py).call1((error.value(py), capacity));
+        let Some(report) = reported.ok().and_then(|report| report.extract::<Vec<u8>>().ok()) else {
+            return 0;
+        };
+        if report.len() > capacity as usize {
+            return 0;
+        }
+        // SAFETY: both have so many bytes; the one is private memory, the other is not.
+        unsafe { std::ptr::copy_nonoverlapping(report.as_ptr(), output.address().as_ptr(), report.len()) };
+        report.len() as u32
     }
 
     /// Whatever a Python caller asks for.
@@ -189,6 +226,7 @@ impl PythonCaller<'_> {
         input: Input<'_>,
         mut output: Output<'_>,
     ) -> Result<u32, Code> {
+        self.reported_bytes = 0;
         let request = Request::of(&input)?;
         if request.head.operation == FETCH {
             let reply = self.kept.take(request.head.token).ok_or(Code::InvalidArgument)?;

@@ -351,7 +351,10 @@ impl<'run> Driver<'run> {
                 self.over.push(component);
                 self.progress.lost(component, attempt, error)
             }
-            Err(Failure::Failed(error)) => Err(error),
+            Err(Failure::Failed(error, report)) => {
+                (self.news)(&News::Failed { component: name, error: error.clone(), report });
+                Err(error)
+            }
         }
     }
 

@@ -20,6 +20,7 @@ use super::progress::Outputs;
 use super::uses::{Now, Reading, Readings, Watched};
 use super::{RunOptions, is_lost};
 use crate::arena::Buffer;
+use crate::invocation::Invocation;
 use crate::invoker::{Allocation, CallOptions, Invoker, Policy};
 use crate::lease::Lease;
 use crate::lease::link::{AGENT_TIMEOUT, lock};
@@ -93,8 +94,8 @@ pub(super) struct Ended {
 pub(super) enum Failure {
     /// What executed it is gone: it may be executed again.
     Lost(Error),
-    /// It would come to the same.
-    Failed(Error),
+    /// It would come to the same. With what the function's worker reports beyond the error: see [`News::Failed`](super::News::Failed).
+    Failed(Error, Vec<u8>),
 }
 
 /// By which a thread is told that nobody waits for it any more, and others see what it has.
@@ -355,7 +356,7 @@ impl Workers {
         let mut input: Buffer<u8> = self.invoker.buffer(bytes.len()).map_err(failure)?;
         input.copy_from_slice(bytes);
         let mut outputs = self.outputs(job).map_err(failure)?;
-        let calls: Vec<_> = outputs
+        let mut calls: Vec<_> = outputs
             .iter_mut()
             .zip(0..)
             .map(|(output, worker)| {
@@ -364,13 +365,14 @@ impl Workers {
             })
             .collect();
         called();
-        let done: Vec<_> = calls.into_iter().map(|call| call.and_then(crate::Invocation::wait)).collect();
-        let mut lengths = Vec::new();
-        for done in done {
-            lengths.push(done.map_err(failure)?.output_bytes);
-        }
-        let take = |(output, len): (&Buffer<u8>, usize)| output[..len].to_vec();
-        Ok(Arc::new(outputs.iter().zip(lengths).map(take).collect()))
+        let done: Vec<_> = calls.iter_mut().map(ended).collect();
+        drop(calls);
+        let take = |(output, done): (&Buffer<u8>, Result<usize, (Error, usize)>)| match done {
+            Ok(len) => Ok(output[..len].to_vec()),
+            Err((error, _)) if is_lost(error.code) => Err(Failure::Lost(error)),
+            Err((error, reported)) => Err(Failure::Failed(error, output[..reported].to_vec())),
+        };
+        outputs.iter().zip(done).map(take).collect::<Result<_, _>>().map(Arc::new)
     }
 }
 
@@ -386,13 +388,22 @@ impl Failure {
         };
         match self {
             Failure::Lost(error) => Failure::Lost(named(error)),
-            Failure::Failed(error) => Failure::Failed(named(error)),
+            Failure::Failed(error, report) => Failure::Failed(named(error), report),
         }
     }
 }
 
 fn failure(error: Error) -> Failure {
-    if is_lost(error.code) { Failure::Lost(error) } else { Failure::Failed(error) }
+    if is_lost(error.code) { Failure::Lost(error) } else { Failure::Failed(error, Vec::new()) }
+}
+
+/// Waits for a call: how many bytes it has returned, or its error, and how many bytes of its output say more about that.
+fn ended(call: &mut Result<Invocation<'_>, Error>) -> Result<usize, (Error, usize)> {
+    let call = call.as_mut().map_err(|error| (error.clone(), 0))?;
+    match call.finish() {
+        Ok(done) => Ok(done.output_bytes),
+        Err(error) => Err((error, call.reported_bytes())),
+    }
 }
 
 /// Whether somebody else has what is wanted.

@@ -75,6 +75,11 @@ pub trait Caller {
     /// Why the latest call failed.
     fn message(&self) -> &[u8];
 
+    /// How many bytes of its output say more about why the latest call failed, in the form of the function's language.
+    fn reported_bytes(&self) -> u32 {
+        0
+    }
+
     /// The client has its result: time to clean up after the call, or to prepare the next.
     #[inline(always)]
     fn rest(&mut self) {}

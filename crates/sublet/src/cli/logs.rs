@@ -55,7 +55,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
 }
 
 /// Without control characters, which the terminal would obey.
-fn printable(text: &str) -> String {
+pub(super) fn printable(text: &str) -> String {
     let is_obeyed = |character: char| character.is_control() && !matches!(character, '\n' | '\t');
     let shown = |character: char| match is_obeyed(character) {
         true => format!("\\x{:02x}", u32::from(character)),

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use sublet_proto::run::MAX_OUTPUT_BYTES;
 use sublet_proto::v1::GraphInfo;
 use sublet_proto::{Code, Error};
@@ -15,6 +15,7 @@ use super::history::{ComponentUse, component_uses, show_uses};
 use super::{parse, read_document};
 use crate::cli::Connection;
 use crate::cli::files::{is_dash, read_up_to, write_output};
+use crate::cli::logs::printable;
 use crate::cli::output::{Output, table};
 use crate::cli::parse::{duration, fabric, show_bytes, show_ns};
 use crate::cli::time::show_moment;
@@ -261,7 +262,24 @@ fn line(news: &News) -> String {
         }
         News::Waits { component, error } => format!("{component} waits: {error}"),
         News::Lost { component, error } => format!("{component} was lost: {error}"),
+        News::Failed { component, report, .. } => format!("{component} has failed{}", reported(report)),
     }
+}
+
+/// What a failing function has printed, and its traceback.
+fn reported(report: &[u8]) -> String {
+    #[derive(Deserialize)]
+    struct Report {
+        printed: Vec<(String, serde_json::Value)>,
+        text: String,
+    }
+    let Ok(Report { printed, text }) = serde_json::from_slice(report) else { return String::new() };
+    let said = |(_, what): &(String, serde_json::Value)| match what {
+        serde_json::Value::String(text) => text.clone(),
+        record => record["msg"].as_str().map(|text| format!("{text}\n")).unwrap_or_default(),
+    };
+    let printed: String = printed.iter().map(said).collect();
+    printed.lines().chain(text.lines()).map(|line| format!("\n  {}", printable(line))).collect()
 }
 
 /// A run's output, in the form of a message.
@@ -269,4 +287,16 @@ pub(super) fn outputs(outcome: &Outcome) -> Vec<u8> {
     let all: Vec<&[u8]> =
         outcome.outputs.iter().flat_map(|(_, outputs)| outputs.iter().map(Vec::as_slice)).collect();
     sublet_proto::run::message(&all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shows_what_a_failing_component_has_printed_and_its_traceback() {
+        let report = br#"{"printed":[["stdout","a\n"],["log",{"msg":"b\u001b[2J"}]],"text":"Traceback:\n  x\n","errors":[]}"#;
+        assert_eq!(reported(report), "\n  a\n  b\\x1b[2J\n  Traceback:\n    x");
+        assert_eq!(reported(b"no report"), "");
+    }
 }
