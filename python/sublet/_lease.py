@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import threading
+import time
 import weakref
 
 from . import _errors, _kept, _process
@@ -104,6 +105,8 @@ class Lease:
         self._is_python = is_python
         #: How many workers there are: one for each core.
         self.workers = invoker.workers()
+        # When the managers last confirmed the lease, by the monotonic clock.
+        self._renewed_at = time.monotonic()
         self._calls = _Calls(self, client._completer)
         self._dispatch = Dispatch(self._calls, self.workers)
         _open.add(self)
@@ -235,6 +238,7 @@ class Lease:
     def renew(self, timeout):
         """Lets the lease end so many seconds from now, as far as the managers allow."""
         self._invoker.renew(timeout)
+        self._renewed_at = time.monotonic()
 
     @property
     def leases(self):

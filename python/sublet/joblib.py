@@ -11,8 +11,11 @@ of `sublet.local()` has.
 """
 
 import concurrent.futures
+import contextlib
 import pickle
 import sys
+import threading
+import time
 
 from joblib import cpu_count, register_parallel_backend
 from joblib.parallel import AutoBatchingMixin, BatchedCalls, FallbackToBackend, ParallelBackendBase, SequentialBackend
@@ -26,6 +29,10 @@ __all__ = ["SubletBackend"]
 IDLE_SECONDS = 60
 # How long a lease lasts from its latest use on, if nothing else is asked for, in seconds.
 LEASE_SECONDS = 600
+# While a `Parallel` uses a lease, the lease is renewed after this many seconds.
+RENEWAL_SECONDS = LEASE_SECONDS / 4
+# A lease that was renewed less than this many seconds ago is used again without a renewal, which takes longer than ten calls.
+RECENT_SECONDS = 1
 # What joblib tells every backend, and what is of no use here: arrays are in memory that workers share, without files.
 _JOBLIBS = frozenset(["context", "max_nbytes", "mmap_mode", "prefer", "require", "temp_folder", "verbose"])
 
@@ -51,8 +58,8 @@ class SubletBackend(AutoBatchingMixin, ParallelBackendBase):
     MIN_IDEAL_BATCH_DURATION = 0.02
     MAX_IDEAL_BATCH_DURATION = 0.2
 
-    # The lease, and under which key it is kept afterwards.
-    _lease = _key = None
+    # The lease, under which key it is kept afterwards, and the batches of the present `Parallel` call.
+    _lease = _key = _batches = None
 
     def effective_n_jobs(self, n_jobs):
         """How many workers there are for so many jobs, which may be counted down from this machine's cores."""
@@ -72,7 +79,8 @@ class SubletBackend(AutoBatchingMixin, ParallelBackendBase):
         self._idle_seconds = options.pop("idle_worker_timeout", IDLE_SECONDS)
         client = options.pop("client", None) or default_client()
         self._key = _key_of(client, n_jobs, options)
-        self._lease = _take(self._key, options.get("timeout")) or client.lease(n_jobs, **options)
+        self._lease_seconds = options.get("timeout")
+        self._lease = _take(self._key, self._lease_seconds) or client.lease(n_jobs, **options)
         self.parallel = parallel
         return n_jobs
 
@@ -83,18 +91,51 @@ class SubletBackend(AutoBatchingMixin, ParallelBackendBase):
             environment.update(dict.fromkeys(self.MAX_NUM_THREADS_VARS, str(self.inner_max_num_threads)))
         return environment
 
+    def start_call(self):
+        """Begins a call of the `Parallel`."""
+        self._batches = _Batches()
+
     def submit(self, func, callback=None):
         """Sends a batch; returns its future."""
+        batches = self._batches
+        batches.begin()
         try:
+            self._renew_if_due()
             # The batch is an argument: functions are kept for further calls, and each batch is executed once.
             future = self._lease.submit(BatchedCalls.__call__, func)
         except Exception as error:
-            # As of a lease that has ended. joblib submits in its callbacks, too, where nobody would hear of it.
+            # For example because the lease has ended. joblib submits in its callbacks, too, where an exception would be lost.
             future = concurrent.futures.Future()
             future.set_exception(error)
-        if callback is not None:
-            future.add_done_callback(callback)
+
+        def ended(future):
+            try:
+                if callback is not None:
+                    # Submits the next batches.
+                    callback(future)
+            finally:
+                # An iterable of tasks that fails within the callback makes joblib abort.
+                has_failed = future.cancelled() or future.exception() is not None or getattr(self.parallel, "_aborting", False)
+                batches.end(has_failed)
+
+        future.add_done_callback(ended)
         return future
+
+    def _renew_if_due(self):
+        # A lease whose duration the user has chosen ends then.
+        if self._lease_seconds is None and time.monotonic() - self._lease._renewed_at > RENEWAL_SECONDS:
+            with contextlib.suppress(_errors.Error):
+                # The calls report the end of a lease.
+                self._lease.renew(LEASE_SECONDS)
+
+    @contextlib.contextmanager
+    def retrieval_context(self):
+        """Waits for the batches before joblib looks for results, since joblib sleeps for 10 ms whenever the next result is missing."""
+        # A generator returns each result when it is there, and joblib measures its timeouts while it looks.
+        if not self.parallel.return_generator and self.parallel.timeout is None:
+            while not self._batches.wait(RENEWAL_SECONDS):
+                self._renew_if_due()
+        yield
 
     def retrieve_result_callback(self, out):
         return out.result()
@@ -118,6 +159,36 @@ class SubletBackend(AutoBatchingMixin, ParallelBackendBase):
 
     def get_nested_backend(self):
         return SequentialBackend(nesting_level=(self.nesting_level or 0) + 1), None
+
+
+class _Batches:
+    """The batches of one call of a `Parallel`: how many have not ended."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._count = 0
+        self._has_failed = False
+
+    def begin(self):
+        """Counts a batch that is about to be sent."""
+        with self._changed:
+            self._count += 1
+
+    def end(self, has_failed):
+        """Counts the end of a batch whose callback has returned."""
+        with self._changed:
+            self._count -= 1
+            self._has_failed = self._has_failed or has_failed
+            if self._is_over():
+                self._changed.notify_all()
+
+    def wait(self, seconds):
+        """Waits until all batches have ended or one has failed, at most this many seconds; returns whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(self._is_over, seconds)
+
+    def _is_over(self):
+        return self._has_failed or self._count == 0
 
 
 def _key_of(client, n_jobs, options):
@@ -151,6 +222,8 @@ def _take(key, timeout):
     if lease is None:
         return None
     try:
+        if _is_recent(lease, timeout):
+            return lease
         if not lease.notices:
             lease.renew(LEASE_SECONDS if timeout is None else timeout)
             return lease
@@ -159,6 +232,13 @@ def _take(key, timeout):
         pass
     _kept.give_back(lease)
     return None
+
+
+def _is_recent(lease, timeout):
+    """Whether a lease needs no renewal, since the managers confirmed it just now for the usual duration, and it has not ended here."""
+    if timeout is not None or time.monotonic() - lease._renewed_at > RECENT_SECONDS:
+        return False
+    return lease._invoker.workers() == lease.workers and not lease.notices
 
 
 register_parallel_backend("sublet", SubletBackend)

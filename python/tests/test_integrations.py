@@ -145,6 +145,91 @@ def test_joblib_generators_and_timeouts(joblib):
         assert time.monotonic() - begun < 30
 
 
+class SleeplessTime:
+    """The module `time`, as joblib sees it: counts its sleeps."""
+
+    def __init__(self):
+        self.sleeps = 0
+        self.time = time.time
+
+    def sleep(self, seconds):
+        self.sleeps += 1
+        time.sleep(seconds)
+
+
+def test_joblib_does_not_sleep_until_results_have_come(joblib, monkeypatch):
+    clock = SleeplessTime()
+    monkeypatch.setattr(joblib.parallel, "time", clock)
+    with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
+        assert joblib.Parallel()(joblib.delayed(double)(n) for n in range(10)) == list(range(0, 20, 2))
+        with joblib.Parallel() as parallel:
+            assert [parallel(joblib.delayed(double)(n) for n in range(k)) for k in (1, 5)] == [[0], [0, 2, 4, 6, 8]]
+        assert joblib.Parallel(pre_dispatch="all")(joblib.delayed(time.sleep)(0.1) for _ in range(4)) == [None] * 4
+    assert clock.sleeps == 0
+
+
+def fail_after(tasks):
+    yield from tasks
+    raise KeyError("no more tasks")
+
+
+def test_joblib_raises_the_first_failure_while_other_tasks_run(joblib):
+    sleep = joblib.delayed(time.sleep)
+    with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
+        processes(joblib)
+        begun = time.monotonic()
+        with pytest.raises(ZeroDivisionError):
+            joblib.Parallel()([sleep(60), joblib.delayed(divmod)(1, 0)])
+        # joblib takes the tasks after these in a callback, where the iterable fails.
+        with pytest.raises(KeyError, match="no more tasks"):
+            joblib.Parallel(pre_dispatch=2, batch_size=1)(fail_after([sleep(60), sleep(0)]))
+        assert time.monotonic() - begun < 45
+
+
+@pytest.fixture
+def renewals(monkeypatch):
+    """The durations for which leases are renewed."""
+    durations = []
+    renew = sublet.Lease.renew
+
+    def renew_and_count(lease, timeout):
+        durations.append(timeout)
+        renew(lease, timeout)
+
+    monkeypatch.setattr(sublet.Lease, "renew", renew_and_count)
+    return durations
+
+
+def test_joblib_renews_kept_leases_unless_just_confirmed(joblib, renewals):
+    with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
+        processes(joblib, 2)
+        lease = _kept._kept[0].lease
+        lease._renewed_at = time.monotonic()
+        processes(joblib, 2)
+        assert renewals == []
+        lease._renewed_at -= 2
+        processes(joblib, 2)
+        assert renewals == [600] and time.monotonic() - lease._renewed_at < 60
+    with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60, timeout=90):
+        processes(joblib, 2)
+        processes(joblib, 2)
+        assert renewals == [600, 90]
+
+
+def test_joblib_renews_the_lease_while_tasks_run(joblib, renewals, monkeypatch):
+    monkeypatch.setattr(sublet.joblib, "RENEWAL_SECONDS", 0.05)
+    with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
+        joblib.Parallel()([joblib.delayed(time.sleep)(0.5)])
+        while_waiting = len(renewals)
+        assert while_waiting > 1
+        list(joblib.Parallel(batch_size=1, return_as="generator")(joblib.delayed(time.sleep)(0.1) for _ in range(8)))
+        assert len(renewals) > while_waiting
+    renewals.clear()
+    with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60, timeout=90):
+        joblib.Parallel(batch_size=1)(joblib.delayed(time.sleep)(0.2) for _ in range(6))
+    assert renewals == []
+
+
 def test_joblib_within_a_worker_is_sequential(joblib):
     with joblib.parallel_config(backend="sublet", n_jobs=2, wait=60):
         got = joblib.Parallel()(joblib.delayed(process_and_inner)(joblib, n) for n in range(4))
