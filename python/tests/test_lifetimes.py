@@ -180,6 +180,17 @@ def test_futures_and_results_outlive_a_dropped_lease(platform):
     assert late.result(60) == 42
 
 
+def test_lazy_map_keeps_a_dropped_lease_while_it_has_items(platform):
+    lease = platform.lease(wait=60)
+    reference, results = weakref.ref(lease), lease.map(double, itertools.count(), buffersize=3)
+    ended = lease.map(double, iter(range(3)), buffersize=10)
+    del lease
+    assert reference() is not None and [next(results) for _ in range(20)] == list(range(0, 40, 2))
+    results.close()
+    assert reference() is None, "a map whose items were all taken keeps the lease"
+    assert list(ended) == [0, 2, 4]
+
+
 def test_calls_of_a_dropped_lease_are_executed(platform):
     ran = sublet.zeros(20)
 

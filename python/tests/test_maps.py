@@ -230,6 +230,23 @@ def test_cancelled_wait_of_an_event_loop_loses_no_result(lease):
     assert asyncio.run(main()) == [1, 2]
 
 
+def test_results_that_an_event_loop_drops_drop_waiting_calls(lease):
+    ran = sublet.zeros(500)
+
+    def runs(ran, n):
+        ran[n] = 1
+        time.sleep(0.005)
+
+    async def main():
+        results = lease.starmap(runs, [(ran, n) for n in range(500)], chunksize=1)
+        await results.__anext__()
+
+    asyncio.run(main())
+    # This call comes after the calls of the map that are still waiting.
+    assert lease.submit(double, 1).result(60) == 2
+    assert 1 <= ran.sum() < 250
+
+
 def test_timeout_on_an_event_loop(lease):
     async def main():
         with pytest.raises(TimeoutError):
