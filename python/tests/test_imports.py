@@ -1,6 +1,5 @@
 """Modules that are named in `imports`: those that nodes cannot keep warm are told of, with the reason."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -96,12 +95,3 @@ def test_warns_once_of_imports_that_cannot_be_kept_warm(environment):
         assert (shown["module"], shown["reason"]) == (module, reason)
         assert f"cannot keep {module} warm, because importing it {reason}: each lease imports it anew" in told[module]["ps"]
     assert told["is_fine"] == {"told": [], "is_warm": True, "cold": None, "ps": None}
-
-
-@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed")
-def test_names_import_that_starts_threads_among_others(environment):
-    told = leases(environment, sys.executable, "pyarrow")["pyarrow"]
-    (warning,) = told["told"]
-    assert "'pyarrow' in imports" in warning[1] and "thread" in warning[1] and "ms)" in warning[1]
-    (shown,) = told["cold"]
-    assert shown["import_ms"] > 0

@@ -207,7 +207,10 @@ impl PythonCaller<'_> {
     #[cold]
     fn report(&self, py: Python<'_>, error: &PyErr, output: &mut Output<'_>) -> u32 {
         let capacity = channel::run().map_or(0, |_| output.capacity());
-        let reported = self.interpreter.report.bind(py).call1((error.value(py), capacity));
+        let value = error.value(py);
+        // Python sets this only where Python code catches it.
+        let _ = value.setattr("__traceback__", error.traceback(py));
+        let reported = self.interpreter.report.bind(py).call1((value, capacity));
         let Some(report) = reported.ok().and_then(|report| report.extract::<Vec<u8>>().ok()) else {
             return 0;
         };
