@@ -8,7 +8,7 @@
 //! Invariants:
 //! - A component begins only when a record of each of its inputs is there, or is the [`Step`] before.
 //! - It begins when all that lead to it are done or skipped, those that are executed again included: what they wrote is there.
-//! - It is skipped when none of them has triggered it.
+//! - It is skipped when none of them has triggered it, and none will: each is done or skipped, or its choice stands.
 //! - A component that has begun and is not discarded keeps its input, and everything before it stays as the component found it:
 //!   what was done is at most executed again, what was skipped stays skipped. So the choice of a component which is executed again
 //!   stands while anything after it, over any number of triggers, has begun: if it chooses otherwise, it hands nothing on. Once

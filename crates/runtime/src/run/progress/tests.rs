@@ -129,6 +129,17 @@ fn memory_goes_with_the_last_who_releases_it_and_comes_back_with_who_begins_agai
 }
 
 #[test]
+fn ignores_release_by_cancelled_execution() {
+    let mut progress = Progress::new(forked(), Vec::new(), 3);
+    progress.begin().unwrap();
+    progress.ended(0, 1, outputs("A")).unwrap();
+    // The release arrives late, and says nothing of the next execution.
+    progress.lost(1, 1, gone()).unwrap();
+    assert!(!progress.released(1, 4));
+    assert_eq!(progress.ended(0, 2, outputs("A")).unwrap(), [record(0, &[1], "A"), start(1, 2, "A")]);
+}
+
+#[test]
 fn a_component_is_not_lost_for_ever() {
     let mut progress = Progress::new(forked(), Vec::new(), 2);
     progress.begin().unwrap();

@@ -68,39 +68,70 @@ fn stories_are_of_valid_graphs() {
     }
 }
 
+/// How the components of a story behave.
+struct Habits {
+    /// They say another thing when they are executed again.
+    is_fickle: bool,
+    /// A component that ends only when no other can, and is the first to release memory: so components after others are executed,
+    /// skipped and lost while it still runs.
+    slow: Option<usize>,
+}
+
+impl Habits {
+    fn any(graph: &Graph, dice: &mut Dice) -> Habits {
+        let is_fickle = dice.is_once_in(2);
+        let slow = dice.is_once_in(2).then(|| dice.roll(graph.components.len()));
+        Habits { is_fickle, slow }
+    }
+
+    fn next_to_end(&self, able: &[usize], dice: &mut Dice) -> usize {
+        let quick: Vec<usize> = able.iter().copied().filter(|&at| Some(at) != self.slow).collect();
+        let able = if quick.is_empty() { able } else { &quick };
+        able[dice.roll(able.len())]
+    }
+
+    fn word(&self, dice: &mut Dice) -> Option<u8> {
+        self.is_fickle.then(|| b"yno"[dice.roll(3)])
+    }
+}
+
 fn tell(story: u64) {
     let mut dice = Dice(story);
     let graph = Arc::new(with_mailboxes(&any_graph(&mut dice)));
-    // Components that say another thing when they are executed again.
-    let is_fickle = dice.is_once_in(2);
-    let expected = (!is_fickle).then(|| undisturbed(&graph));
+    let habits = Habits::any(&graph, &mut dice);
+    let expected = (!habits.is_fickle).then(|| undisturbed(&graph));
     let mut world = World::begin(graph);
     for _ in 0..dice.roll(EVENTS) {
         if world.finished.is_some() {
             break;
         }
-        world = match happen(world, &mut dice, is_fickle) {
+        world = match happen(world, &mut dice, &habits) {
             Ok(world) => world,
             Err(error) => return check_failure(&error),
         };
     }
-    let Some(world) = finish(world, &mut dice, is_fickle) else { return };
+    let Some(world) = finish(world, &mut dice, &habits) else { return };
     if let Some(expected) = &expected {
         assert_eq!(world.finished.as_ref(), Some(expected), "losses change nothing");
     }
     if dice.is_once_in(8) {
-        resume_everywhere(world, &mut dice, expected.as_ref());
+        resume_everywhere(world, &mut dice, &habits, expected.as_ref());
     }
 }
 
 /// The run's client has died after each of its records, and another goes on.
-fn resume_everywhere(world: World, dice: &mut Dice, expected: Option<&Vec<(usize, Outputs)>>) {
+fn resume_everywhere(
+    world: World,
+    dice: &mut Dice,
+    habits: &Habits,
+    expected: Option<&Vec<(usize, Outputs)>>,
+) {
     for records in 0..=world.recorded.len() {
         let mut again = World::new(world.graph.clone());
         again.recorded = world.recorded[..records].to_vec();
         match again.resume() {
             Ok(again) => {
-                let again = finish(again, dice, expected.is_none());
+                let again = finish(again, dice, habits);
                 let outcome = again.as_ref().and_then(|again| again.finished.as_ref());
                 assert!(
                     outcome.is_none() || expected.is_none() || outcome == expected,
@@ -113,13 +144,13 @@ fn resume_everywhere(world: World, dice: &mut Dice, expected: Option<&Vec<(usize
 }
 
 /// Something happens to a run.
-fn happen(mut world: World, dice: &mut Dice, is_fickle: bool) -> Result<World, Error> {
+fn happen(mut world: World, dice: &mut Dice, habits: &Habits) -> Result<World, Error> {
     let (running, able) = world.running();
     let any = running[dice.roll(running.len())];
     let attempt = world.running[&any].attempt;
     let gone = || Error::new(Code::WorkerDied, "gone");
     match dice.roll(16) {
-        0..8 => world.end(able[dice.roll(able.len())], word(dice, is_fickle))?,
+        0..8 => world.end(habits.next_to_end(&able, dice), habits.word(dice))?,
         8..11 => {
             let steps = world.progress.lost(any, attempt, gone());
             world.take(steps)?;
@@ -132,7 +163,10 @@ fn happen(mut world: World, dice: &mut Dice, is_fickle: bool) -> Result<World, E
                 world.take(steps)?;
             }
         }
-        12 | 13 => world.release(any, dice.roll(4)),
+        12 | 13 => {
+            let slow = habits.slow.filter(|slow| running.contains(slow));
+            world.release(slow.unwrap_or(any), dice.roll(4));
+        }
         14 => {
             // What is told of an earlier execution is of no interest.
             let late = world.progress.ended(any, attempt - 1, Arc::new(vec![Vec::new()]));
@@ -145,19 +179,15 @@ fn happen(mut world: World, dice: &mut Dice, is_fickle: bool) -> Result<World, E
 }
 
 /// Without further losses; nothing if the run fails, as it may.
-fn finish(mut world: World, dice: &mut Dice, is_fickle: bool) -> Option<World> {
+fn finish(mut world: World, dice: &mut Dice, habits: &Habits) -> Option<World> {
     while world.finished.is_none() {
         let (_, able) = world.running();
-        if let Err(error) = world.end(able[dice.roll(able.len())], word(dice, is_fickle)) {
+        if let Err(error) = world.end(habits.next_to_end(&able, dice), habits.word(dice)) {
             check_failure(&error);
             return None;
         }
     }
     Some(world)
-}
-
-fn word(dice: &mut Dice, is_fickle: bool) -> Option<u8> {
-    is_fickle.then(|| b"yno"[dice.roll(3)])
 }
 
 /// A run fails for nothing but a component with external effects that would have to be executed again.
@@ -166,7 +196,7 @@ fn check_failure(error: &Error) {
 }
 
 fn undisturbed(graph: &Arc<Graph>) -> Vec<(usize, Outputs)> {
-    let world = finish(World::begin(graph.clone()), &mut Dice(0), false);
+    let world = finish(World::begin(graph.clone()), &mut Dice(0), &Habits { is_fickle: false, slow: None });
     world.and_then(|world| world.finished).expect("a run without losses ends")
 }
 

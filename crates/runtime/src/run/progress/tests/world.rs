@@ -7,7 +7,7 @@ use std::sync::Arc;
 use sublet_proto::Error;
 use sublet_proto::graph::{Graph, Relation, Rights};
 
-use super::super::{Outputs, Progress, Record, Standing, Step, accessed, accessors};
+use super::super::{Outputs, Progress, Record, Standing, Step, accessed, accessors, next};
 use super::ledger::{Ledger, Precedence};
 
 /// What a run begins with.
@@ -90,6 +90,11 @@ impl World {
         }
         world.found = self.found;
         world.found.retain(|&component, _| world.progress.standing(component) == Standing::Done);
+        // This client has not seen how they began.
+        for component in (0..ended.len()).filter(|&at| world.progress.standing(at) == Standing::Done) {
+            let found = world.found_by(component, &world.ledger());
+            world.found.entry(component).or_insert(found);
+        }
         world.take(Ok(steps))?;
         Ok(world)
     }
@@ -101,7 +106,12 @@ impl World {
     pub(super) fn take(&mut self, steps: Result<Vec<Step>, Error>) -> Result<(), Error> {
         for step in steps? {
             match step {
-                Step::Record { from, to, outputs } => self.recorded.push(Record { from, to, outputs }),
+                Step::Record { from, to, outputs } => {
+                    let has_begun_after = self.found.keys().any(|&at| self.precedence.is_before(from, at));
+                    let all: Vec<usize> = next(&self.graph, from).collect();
+                    assert!(has_begun_after || to == all, "{from} hands on to {to:?} of {all:?} only");
+                    self.recorded.push(Record { from, to, outputs });
+                }
                 Step::Start { component, attempt, input } => self.start(component, attempt, input),
                 Step::Cancel { component } => {
                     // A component that is skipped may wait again at once: memory that was dropped is written again by those before it.
