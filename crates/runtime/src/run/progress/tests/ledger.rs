@@ -26,10 +26,11 @@ impl Precedence {
         let mut has_changed = true;
         while std::mem::take(&mut has_changed) {
             for edge in graph.edges.iter().filter(|edge| edge.relation == Relation::Trigger) {
-                for at in 0..count {
-                    if (at == edge.from || before[edge.from][at]) && !before[edge.to][at] {
-                        (before[edge.to][at], has_changed) = (true, true);
-                    }
+                let mut found = before[edge.from].clone();
+                found[edge.from] = true;
+                for (known, found) in before[edge.to].iter_mut().zip(found) {
+                    has_changed |= found && !*known;
+                    *known |= found;
                 }
             }
         }
