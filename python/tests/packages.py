@@ -96,3 +96,27 @@ def test_every_pinned_package_is_used():
 def test_a_function_uses(roomy, package):
     assert importlib.metadata.version(package)
     assert roomy.call(use, *USES[package])
+
+
+kept = []
+
+
+def keep(frame):
+    kept.append(frame)
+
+
+def is_kept(frame):
+    return kept.pop().equals(frame)
+
+
+@pytest.mark.parametrize("rows", [2, 500, 20_000])
+def test_keeps_data_frames_after_call(roomy, rows):
+    import pandas
+
+    texts = [str(number) for number in range(rows)]
+    columns = {"number": range(rows), "text": texts, "category": pandas.Categorical(["x", "y"] * (rows // 2))}
+    frame = pandas.DataFrame({**columns, "time": pandas.date_range("2026-01-01", periods=rows), "ratio": [0.5] * rows})
+    roomy.call(keep, frame)
+    for _ in range(100):
+        roomy.call(len, pandas.DataFrame({"other": [9.0] * rows, "another": [7] * rows}))
+    assert roomy.call(is_kept, frame)
