@@ -245,10 +245,12 @@ def _name(function):
 def read(known, kind, parts):
     """What a function returned, or what it raised."""
     if kind == DONE:
-        body, buffers = parts[0], parts[1:]
-        known.returned(len(body) + sum(map(len, buffers)) + PIECE_BYTES * len(buffers) + HEAD_BYTES)
-        if not buffers:
+        body = parts[0]
+        if len(parts) == 1:
+            known.returned(len(body) + HEAD_BYTES)
             return _classes.loads(body), None
+        buffers = parts[1:]
+        known.returned(len(body) + sum(map(len, buffers)) + PIECE_BYTES * len(buffers) + HEAD_BYTES)
         return _classes.loads(body, buffers=[as_bytes_like(buffer) for buffer in buffers]), None
     error = _rebuild.remote(pickle.loads(parts[0]))
     if kind == BROKEN:

@@ -22,6 +22,8 @@ _MAKERS = (cloudpickle._make_skeleton_class, cloudpickle._make_skeleton_enum)
 _FILL = cloudpickle._class_setstate
 # How each pickle that has a class by value names the function that fills it.
 _FILL_NAME = _FILL.__name__.encode()
+# A pickle of fewer bytes has no class by value. To search it takes longer than to load it.
+_SHORTEST = 64
 # What classes contained when they were sent.
 _versions = weakref.WeakKeyDictionary()
 
@@ -46,7 +48,7 @@ def of_identifier(identifier, name):
 
 def loads(body, buffers=()):
     """What was pickled, with the classes of this program."""
-    if _FILL_NAME not in body:
+    if len(body) < _SHORTEST or _FILL_NAME not in body:
         return pickle.loads(body, buffers=buffers)
     unpickler = _Unpickler(io.BytesIO(body), buffers=buffers)
     try:
