@@ -217,8 +217,9 @@ impl<C: Core> Worker<'_, C> {
         if !(1..=request.output_capacity).contains(&ended.written) {
             return;
         }
-        // SAFETY: `places` has found as many bytes there as the request has room for; mapped regions stay mapped. The function that wrote them has returned, and its result's line
-        // follows on this thread. A client that writes there meanwhile makes them any bytes, no worse.
+        // SAFETY: `places` has found as many bytes there as the request has room for; mapped regions stay mapped. The function
+        // that wrote them has returned, and its result's line follows on this thread. A client that writes there meanwhile
+        // makes them any bytes, no worse.
         let pushed = unsafe { self.client.push(request.output, output, u64::from(ended.written)) };
         if let Err(error) = pushed {
             self.unsent(&error);

@@ -238,7 +238,7 @@ def report(error, capacity):
     write(entries)
     description = described(error)
     write([("stderr", description["text"])])
-    return sublet_failures.report(description, [*printed.earlier, *entries], capacity)
+    return sublet_failures.report(description, [*printed.earlier, *entries], capacity) if capacity else b""
 
 
 def attribute(module, path):
