@@ -257,8 +257,7 @@ impl Progress {
     /// The components that will begin when those that execute now are done: their environments may be made ready.
     pub(crate) fn upcoming(&self) -> impl Iterator<Item = usize> {
         self.waiting().filter(|&component| {
-            let mut before = previous(&self.graph, component).peekable();
-            before.peek().is_some() && before.all(|before| self.states[before] != State::Waiting)
+            previous(&self.graph, component).all(|before| self.states[before] != State::Waiting)
         })
     }
 
@@ -363,11 +362,8 @@ impl Progress {
         let begun_after = self.begun_after();
         let is_choosing = |&at: &usize| !self.states[at].is_over() && !begun_after[at];
         let choosing = (0..self.states.len()).filter(is_choosing).collect();
-        for after in self.all_after(choosing) {
-            if self.states[after] == State::Skipped {
-                self.states[after] = State::Waiting;
-            }
-        }
+        // None of them has begun: each waits already, or was skipped.
+        self.all_after(choosing).into_iter().for_each(|after| self.states[after] = State::Waiting);
     }
 
     /// The components after these, over any number of triggers.
@@ -516,7 +512,7 @@ impl Progress {
         if (0..self.states.len()).filter(compute).any(|at| !self.states[at].is_over()) {
             return;
         }
-        let last = (0..self.states.len()).filter(compute).filter_map(|at| {
+        let last = (0..self.states.len()).filter_map(|at| {
             let handed = self.handed[at].iter().find(|handed| handed.to.is_none())?;
             Some((at, handed.outputs.clone()?))
         });
@@ -543,9 +539,9 @@ fn accessed(graph: &Graph, from: usize) -> impl Iterator<Item = usize> {
     graph.edges_from(from).filter(|edge| matches!(edge.relation, Relation::Access(_))).map(|edge| edge.to)
 }
 
-/// The components that may access a memory component.
+/// The components that may access a memory component. Only accesses lead to it.
 fn accessors(graph: &Graph, memory: usize) -> impl Iterator<Item = usize> {
-    graph.edges_to(memory).filter(|edge| matches!(edge.relation, Relation::Access(_))).map(|edge| edge.from)
+    graph.edges_to(memory).map(|edge| edge.from)
 }
 
 #[cfg(test)]

@@ -63,6 +63,10 @@ fn what_a_component_hands_on_is_recorded_before_the_next_begin() {
     assert_eq!(progress.begin().unwrap(), [start(0, 1, "in")]);
     assert_eq!(progress.upcoming().collect::<Vec<_>>(), [1, 3]);
     assert_eq!(
+        [0, 1, 4].map(|at| progress.standing(at)),
+        [Standing::Running, Standing::Waiting, Standing::Memory]
+    );
+    assert_eq!(
         progress.ended(0, 1, outputs("A")).unwrap(),
         [record(0, &[1, 3], "A"), start(1, 1, "A"), start(3, 1, "A")]
     );
@@ -180,6 +184,7 @@ fn a_run_goes_on_from_its_journal() {
     let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
     let steps = progress.resume(&[at(0, &[1, 3], "A"), at(1, &[2], "B"), at(3, &[], "D")]).unwrap();
     assert_eq!(steps, [start(2, 1, "B")]);
+    assert_eq!(progress.gone, BTreeSet::from([4]), "m was lost, and nothing else counts as lost memory");
 
     let mut progress = Progress::new(forked(), b"in".to_vec(), 3);
     let all = [at(0, &[1, 3], "A"), at(1, &[2], "B"), at(3, &[], "D"), at(2, &[], "C")];
@@ -361,23 +366,105 @@ fn resume_keeps_component_after_skipped_one() {
     assert_eq!((progress.standing(2), progress.standing(3)), (Standing::Skipped, Standing::Done));
 }
 
-#[test]
-fn resume_keeps_component_beside_skipped_one() {
-    // a -> b -> c, b -> d -> e. a, b and e share m, c and d share n.
+/// a -> b -> c, b -> d -> e, and c only if b says so. a, b and e share m, c and d share n. d has external effects.
+fn choosing_beside() -> Arc<Graph> {
     let components = [compute("a"), compute("b"), compute("c"), effects("d"), compute("e")].join(",");
     let components = components + "," + &["m", "n"].map(memory).join(",");
     let triggers = [("a", "b"), ("b", "d"), ("d", "e")].map(|(from, to)| edge("trigger", from, to));
     let access = [("a", "m"), ("b", "m"), ("e", "m"), ("c", "n"), ("d", "n")];
     let access = access.map(|(from, to)| edge("access", from, to));
     let edges = [&triggers[..], &access, &[case("b", "c", "y")]].concat().join(",");
+    graph(&components, &edges)
+}
+
+#[test]
+fn resume_keeps_component_beside_skipped_one() {
     let at = |from, to: &[usize], text| Record { from, to: to.to_vec(), outputs: outputs(text) };
     // b skipped c. While e ran, m was lost: a ended a second time, and the client died while b ran again.
     let records = [at(0, &[1], "A"), at(1, &[2, 3], "no"), at(3, &[4], "D"), at(0, &[1], "A")];
-    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
+    let mut progress = Progress::new(choosing_beside(), Vec::new(), 9);
     // The choice of b stands, because d has begun after it. So no component needs n, and d is not executed again.
     let steps = progress.resume(&records).unwrap();
     assert_eq!(steps, [Step::Drop { memory: 5 }, start(0, 1, "")]);
     assert_eq!((progress.standing(2), progress.standing(3)), (Standing::Skipped, Standing::Done));
+}
+
+#[test]
+fn resume_keeps_component_after_standing_choice() {
+    let at = |from, to: &[usize], text| Record { from, to: to.to_vec(), outputs: outputs(text) };
+    // b skipped c. While e ran, m was lost: a and b ended a second time. b would choose c now, but d has begun after it, so it
+    // handed nothing on. Then the client died.
+    let records =
+        [at(0, &[1], "A"), at(1, &[2, 3], "no"), at(3, &[4], "D"), at(0, &[1], "A"), at(1, &[], "yes")];
+    let mut progress = Progress::new(choosing_beside(), Vec::new(), 9);
+    let steps = progress.resume(&records).unwrap();
+    assert_eq!(steps, [Step::Drop { memory: 5 }, start(0, 1, "")]);
+    assert_eq!((progress.standing(2), progress.standing(3)), (Standing::Skipped, Standing::Done));
+}
+
+#[test]
+fn resume_writes_lost_memory_again_at_once() {
+    // a -> b -> d, a -> c -> d; b and d share m.
+    let components = ["a", "b", "c", "d"].map(compute).join(",") + "," + &memory("m");
+    let triggers =
+        [("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")].map(|(from, to)| edge("trigger", from, to));
+    let access = ["b", "d"].map(|from| edge("access", from, "m"));
+    let edges = [&triggers[..], &access].concat().join(",");
+    let at = |from, to: &[usize], text| Record { from, to: to.to_vec(), outputs: outputs(text) };
+    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
+    // b does not wait for the end of c: d needs what it wrote, and begins when both have ended.
+    let steps = progress.resume(&[at(0, &[1, 2], "A"), at(1, &[3], "B")]).unwrap();
+    assert_eq!(steps, [Step::Drop { memory: 4 }, start(1, 1, "A"), start(2, 1, "A")]);
+}
+
+#[test]
+fn keeps_releases_of_components_that_are_not_lost() {
+    // a -> b, a -> c, a -> d; b and c share m.
+    let components = ["a", "b", "c", "d"].map(compute).join(",") + "," + &memory("m");
+    let triggers = ["b", "c", "d"].map(|to| edge("trigger", "a", to));
+    let access = ["b", "c"].map(|from| edge("access", from, "m"));
+    let edges = [&triggers[..], &access].concat().join(",");
+    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
+    progress.begin().unwrap();
+    progress.ended(0, 1, outputs("A")).unwrap();
+    assert!(!progress.released(1, 4), "c may access m");
+    progress.lost(3, 1, gone()).unwrap();
+    assert!(progress.released(2, 4), "b released m before d was lost");
+}
+
+#[test]
+fn cancels_components_before_their_memory_is_dropped() {
+    // The document names the memory first.
+    let components = [memory("m"), compute("a"), compute("b")].join(",");
+    let edges = [edge("trigger", "a", "b"), edge("access", "a", "m"), edge("access", "b", "m")].join(",");
+    let mut progress = Progress::new(graph(&components, &edges), Vec::new(), 9);
+    progress.begin().unwrap();
+    progress.ended(1, 1, outputs("A")).unwrap();
+    let lost = progress.lost(2, 1, gone()).unwrap();
+    assert_eq!(lost, [Step::Cancel { component: 2 }, Step::Drop { memory: 0 }, start(1, 2, "")]);
+}
+
+/// More ways lead through this graph than could be followed one by one.
+#[test]
+fn follows_graph_of_many_paths() {
+    let layers: Vec<[String; 2]> = (0..64).map(|at| [format!("l{at}"), format!("r{at}")]).collect();
+    let names: Vec<&str> = std::iter::once("a").chain(layers.iter().flatten().map(String::as_str)).collect();
+    let mut edges: Vec<String> = layers[0].iter().map(|to| edge("trigger", "a", to)).collect();
+    for pair in layers.windows(2) {
+        for from in &pair[0] {
+            edges.extend(pair[1].iter().map(|to| edge("trigger", from, to)));
+        }
+    }
+    let components: Vec<String> = names.iter().copied().map(compute).collect();
+    let mut progress = Progress::new(graph(&components.join(","), &edges.join(",")), Vec::new(), 9);
+    progress.begin().unwrap();
+    progress.lost(0, 1, gone()).unwrap();
+    progress.ended(0, 2, outputs("A")).unwrap();
+    let mut last = Vec::new();
+    for component in 1..names.len() {
+        last = progress.ended(component, 1, outputs("")).unwrap();
+    }
+    assert!(matches!(last.last(), Some(Step::Finish { outputs }) if outputs.len() == 2), "{last:?}");
 }
 
 #[test]

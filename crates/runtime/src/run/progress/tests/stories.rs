@@ -248,7 +248,19 @@ fn any_graph(dice: &mut Dice) -> Graph {
         let role = Role::Memory(Memory { initial_bytes, increment_bytes, limit_bytes, pool: None });
         components.push(Component { name: format!("m{memory}"), role });
     }
-    Graph { name: "g".into(), components, edges, limits: Limits::default() }
+    let graph = Graph { name: "g".into(), components, edges, limits: Limits::default() };
+    rotated(graph, dice)
+}
+
+/// The components of a document may stand in any order: memory before those that access it, and the entry anywhere.
+fn rotated(mut graph: Graph, dice: &mut Dice) -> Graph {
+    let count = graph.components.len();
+    let by = dice.roll(count);
+    graph.components.rotate_right(by);
+    for edge in &mut graph.edges {
+        (edge.from, edge.to) = ((edge.from + by) % count, (edge.to + by) % count);
+    }
+    graph
 }
 
 /// Some triggers become those of all other cases.

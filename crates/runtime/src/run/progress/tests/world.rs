@@ -181,8 +181,8 @@ impl World {
         )
     }
 
-    /// Whoever runs has all that those before it wrote, nobody has what a lost execution wrote, and to all that have begun those before
-    /// them are still what they were.
+    /// Each component that runs has all that those before it wrote. No memory has what a lost execution wrote, and none is kept that
+    /// no component may access. Those before a component that has begun are still what it found.
     fn check(&self) {
         let ledger = self.ledger();
         let nothing = BTreeMap::new();
@@ -197,7 +197,13 @@ impl World {
                 }
             }
         }
-        for (memory, marks) in &self.written {
+        for (&memory, marks) in &self.written {
+            let is_needed = accessors(&self.graph, memory).any(|who| match self.progress.standing(who) {
+                Standing::Waiting => true,
+                _ => self.running.get(&who).is_some_and(|running| !running.released.contains(&memory)),
+            });
+            assert!(is_needed, "memory {memory} is kept, and no component may access it any more");
+            assert!(!self.progress.gone.contains(&memory), "memory {memory} is there, and taken for lost");
             for (&who, mark) in marks {
                 assert_eq!(
                     mark.execution, self.executions[who],
