@@ -249,9 +249,6 @@ fn spec(
 ) -> Spec {
     let (package, build) = (&runnable.package, runnable.build());
     let workers = held.reservation.cores.len() as u64;
-    let mut cores = held.reservation.cores.clone();
-    cores.sort_unstable();
-    cores.dedup();
     // Over tcp it is given its connections. Over libfabric it makes them.
     let fabric = held.carrier.as_ref().map(|carrier| Fabric::chosen(Some(&carrier.choice)));
     let dials = build.network || matches!(fabric, Some(Ok(Some(Fabric::Ofi(_)))));
@@ -275,7 +272,7 @@ fn spec(
         network: if dials { Network::Host } else { Network::None },
         devices,
         limits: Limits {
-            cores,
+            cores: held.reservation.cores.clone(),
             memory_bytes: Some(held.lease.memory_bytes.saturating_add(own_bytes)),
             shown_memory_bytes: Some(held.lease.memory_bytes),
             processes: Some(MAX_PROCESSES.saturating_add(workers as u32)),

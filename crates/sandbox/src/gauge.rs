@@ -104,10 +104,7 @@ const V2: Files =
 
 /// The group of a process that has these, if it is one that a spawner has made.
 fn group(groups: &str, kind: &str, controller: &str, files: Files) -> Option<Source> {
-    let folder = place_of(groups, kind, controller)?.folder;
-    if !folder.iter().any(|part| part.to_string_lossy().starts_with(PREFIX)) {
-        return None;
-    }
+    let folder = sandbox_group(groups, kind, controller)?;
     let open = |name: &str| File::open(folder.join(name));
     Some(Source::Group {
         now: open(files.now).ok()?,
@@ -117,8 +114,15 @@ fn group(groups: &str, kind: &str, controller: &str, files: Files) -> Option<Sou
     })
 }
 
+/// The folder of a process's group, if it is one that a spawner has made.
+pub(crate) fn sandbox_group(groups: &str, kind: &str, controller: &str) -> Option<PathBuf> {
+    let folder = place_of(groups, kind, controller)?.folder;
+    let is_made = folder.iter().any(|part| part.to_string_lossy().starts_with(PREFIX));
+    is_made.then_some(folder)
+}
+
 /// What a file of the kernel's says now.
-fn text(file: &File) -> io::Result<String> {
+pub(crate) fn text(file: &File) -> io::Result<String> {
     let mut bytes = vec![0; FILE_BYTES];
     let len = file.read_at(&mut bytes, 0)?;
     bytes.truncate(len);

@@ -6,6 +6,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// What the control groups that this process is in allow it, those above them included.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -77,7 +78,10 @@ pub(crate) fn own_place(kind: &str, controller: &str) -> Option<Place> {
 
 /// The group of the process whose `/proc/PID/cgroup` says this.
 pub(crate) fn place_of(groups: &str, kind: &str, controller: &str) -> Option<Place> {
-    place(kind, controller, groups, &fs::read_to_string("/proc/self/mountinfo").ok()?)
+    // Where hierarchies are mounted does not change; the list of all mounts is long where there are many.
+    static MOUNTS: OnceLock<String> = OnceLock::new();
+    let mounts = MOUNTS.get_or_init(|| fs::read_to_string("/proc/self/mountinfo").unwrap_or_default());
+    place(kind, controller, groups, mounts)
 }
 
 fn place(kind: &str, controller: &str, groups: &str, mounts: &str) -> Option<Place> {

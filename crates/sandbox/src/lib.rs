@@ -24,6 +24,7 @@
 //! - A sandbox that runs is never forgotten: `delete` refuses it.
 
 mod client;
+mod compute;
 mod error;
 mod gauge;
 mod groups;
@@ -42,6 +43,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 pub use client::{Made, Sandboxes};
+pub use compute::ComputeGauge;
 pub use error::SandboxError;
 pub use gauge::{Gauge, MemoryUse};
 pub use groups::Allowance;
@@ -213,7 +215,8 @@ pub enum Devices {
 /// What a sandbox may use. What the machine cannot enforce is told by [`strengths`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// The cores on which it may run; none: all that the spawner has.
+    /// The core of each of its workers; workers may share one. It may run on these; none: all that the spawner has. Beside others
+    /// that want the same core it has a share in proportion to its workers.
     pub cores: Vec<u32>,
     /// Memory of all its processes together, with what it writes to [`SCRATCH`] and [`SHARED_MEMORY`], in bytes. A sandbox that
     /// takes more is killed.
@@ -228,6 +231,19 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// Workers whose share of the processor it has: at least 1.
+    fn workers(&self) -> usize {
+        self.cores.len().max(1)
+    }
+
+    /// The cores on which it may run, each once, in ascending order.
+    fn distinct_cores(&self) -> Vec<u32> {
+        let mut cores = self.cores.clone();
+        cores.sort_unstable();
+        cores.dedup();
+        cores
+    }
+
     /// Size of memory in the sandbox's `/proc/meminfo`, in bytes; none for the machine's memory.
     fn shown(&self) -> Option<u64> {
         self.shown_memory_bytes.or(self.memory_bytes)

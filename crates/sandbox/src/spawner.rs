@@ -85,6 +85,9 @@ pub fn run(folder: &Path, shown: &[PathBuf]) {
     let closed = system::keep_only(&mut [0, 1, 2]);
     let opened = closed.map_err(|error| SandboxError::system("closing descriptors", error));
     let mut served = opened.and_then(|()| Workshop::open(folder, shown)).map(Table::new);
+    if let Ok(table) = &served {
+        look::warn_of_missing_shares(table.workshop.means.cgroups.describe());
+    }
     loop {
         if let Ok(table) = &mut served {
             table.workshop.rest();

@@ -11,8 +11,9 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use sublet_sandbox::{Devices, Exit, Network, Program, Signal};
+use sublet_sandbox::{ComputeGauge, Devices, Exit, Network, Program, Signal};
 use support::{House, MIB, Sort, image, is_bounded, is_root, program};
 
 for_every_kind! {
@@ -192,6 +193,42 @@ fn a_fork_bomb_ends_at_its_limit_and_others_go_on(sort: Sort) {
     assert_eq!(bomb.read_all(), "", "all of them are gone");
     neighbour.outside.write_all(b"x").unwrap();
     assert_eq!(house.wait(&neighbour.made).exit, Some(Exit::Status(5)));
+}
+
+#[test]
+fn a_crowd_of_processes_gets_no_more_of_a_core_than_its_workers_have() {
+    if !is_bounded("cpu") || !is_bounded("cpuset") {
+        println!("skipped: without a cpu controller sandboxes have no shares of a core");
+        return;
+    }
+    let house = House::open(Sort::Process);
+    let affinity = rustix::thread::sched_getaffinity(None).unwrap();
+    let core = (0..1024).rev().find(|&core| affinity.is_set(core)).unwrap() as u32;
+    let spin = |processes: &str, workers: usize| {
+        let mut tenant = house.start_with(&["spin", processes], |spec| {
+            spec.limits.cores = vec![core; workers];
+            spec.limits.processes = Some(200);
+        });
+        assert_eq!(tenant.read_line(), "said ready");
+        let gauge = ComputeGauge::of(tenant.made.state.pid.unwrap()).unwrap();
+        assert!(gauge.is_complete());
+        (tenant, gauge)
+    };
+    let (_one, one) = spin("1", 1);
+    for (workers, fair) in [(1, 1.0 / 2.0), (3, 1.0 / 4.0)] {
+        let (crowd, crowds) = spin("104", workers);
+        let read = || [&one, &crowds].map(|gauge| gauge.read().unwrap());
+        let before = read();
+        std::thread::sleep(Duration::from_millis(1_500));
+        let now = read();
+        let [one, crowds] = [0, 1].map(|at| (now[at] - before[at]) as f64);
+        let share = one / (one + crowds);
+        println!("{share:.3} beside a crowd of {workers} workers, {fair:.3} are fair");
+        assert!(share >= 0.8 * fair, "{share} of the core, {fair} are fair");
+        assert!(1.0 - share >= 0.8 * (1.0 - fair), "{share} of the core, {fair} are fair");
+        house.kill(&crowd, Signal::KILL);
+        house.wait(&crowd.made);
+    }
 }
 
 fn a_memory_bomb_is_killed_alone_and_its_end_says_so(sort: Sort) {

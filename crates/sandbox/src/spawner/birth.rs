@@ -75,7 +75,7 @@ pub(super) fn begin(workshop: &mut Workshop, id: Id, spec: Spec) -> Result<Sandb
     let program = spec.program.path();
     let named = |error| SandboxError::system(format!("showing a sandbox {}", program.display()), error);
     let mut mounts = root::mounts_of(&spec, &mut workshop.means.opened).map_err(named)?;
-    let view = workshop.means.views.of(&spec.limits.cores, spec.limits.shown());
+    let view = workshop.means.views.of(&spec.limits.distinct_cores(), spec.limits.shown());
     let view = view.and_then(|view| root::show_view(&mut mounts, &view).map(|()| view));
     let view = view.map_err(failed("showing a sandbox its cores and memory"))?;
     let layers = root::layers_of(&spec)?;

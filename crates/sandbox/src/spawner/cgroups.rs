@@ -1,9 +1,12 @@
-//! Control groups, one for each sandbox: what bounds its memory, processes and cores, all of its processes together.
+//! Control groups, one for each sandbox: what bounds its memory, processes, cores and share of them, all of its processes together,
+//! and what counts its processor time.
 //!
 //! Version 2 is used where its controllers are to be had, otherwise version 1, otherwise none: a spawner without the
 //! right to make groups still makes sandboxes. None is used twice, since memory of a dead sandbox that others still share
 //! stays charged to its group.
 
+mod claim;
+mod share;
 mod v1;
 mod v2;
 
@@ -18,7 +21,7 @@ use crate::Limits;
 use v1::V1;
 use v2::V2;
 
-/// How the group of a spawner is called, with its process's number after it.
+/// How the group of a spawner is called, with numbers after it.
 pub(crate) const PREFIX: &str = "sublet-";
 
 /// The groups of one spawner.
@@ -97,31 +100,6 @@ impl Cgroup {
             Cgroup::Two(group) => group.out_of_memory_kills(),
         }
     }
-}
-
-/// The name of this spawner's group.
-fn own_name() -> String {
-    format!("{PREFIX}{}", std::process::id())
-}
-
-/// Removes what dead spawners have left in a folder.
-fn remove_left(parent: &Path) {
-    let Ok(entries) = fs::read_dir(parent) else { return };
-    for entry in entries.flatten() {
-        let name = entry.file_name();
-        let Some(number) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
-        if number.parse::<u32>().is_ok() && !Path::new("/proc").join(number).exists() {
-            remove(&entry.path());
-        }
-    }
-}
-
-/// Removes a group and those in it. What still has processes stays.
-fn remove(group: &Path) {
-    let folders = fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path());
-    folders.filter(|path| path.is_dir()).for_each(|path| drop(fs::remove_dir(path)));
-    // Whoever comes next tries again.
-    let _ = fs::remove_dir(group);
 }
 
 /// The number after a word in a file of "word number" lines.

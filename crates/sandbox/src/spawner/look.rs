@@ -20,6 +20,19 @@ const WITHOUT_PROCESSES: i32 = 11;
 /// From this one of Landlock's interfaces on, everything that is asked of it is there.
 const WHOLE_LANDLOCK: u32 = 6;
 
+/// Which counts processor time.
+const COUNT: &str = "cpuacct";
+/// What follows without shares of processor time.
+const NO_SHARES: &str =
+    "leases on a shared core have no shares of it: one with many processes slows the others there";
+
+/// What whoever starts the spawner is to know about a missing controller of processor time.
+pub(super) fn warn_of_missing_shares(found: Option<(u32, Vec<&'static str>)>) {
+    if !found.is_some_and(|(_, controllers)| controllers.contains(&"cpu")) {
+        eprintln!("sublet-spawner: the control groups have no cpu controller: {NO_SHARES}");
+    }
+}
+
 /// In the sandbox: the status to end with.
 pub(super) fn inside() -> i32 {
     if Path::new("/proc/self").exists() { WITH_PROCESSES } else { WITHOUT_PROCESSES }
@@ -75,9 +88,12 @@ fn cgroups(found: Option<(u32, Vec<&'static str>)>) -> Vec<Finding> {
         ("memory", "a sandbox's memory is bounded for each process, not for all together with its files"),
         ("pids", "processes are bounded by the kernel's count for each user namespace alone"),
         ("cpuset", "a sandbox may run on all cores of the agent"),
+        ("cpu", NO_SHARES),
+        (COUNT, "compute is billed by the times of the processes that are found each second"),
     ];
     let finding = |(controller, missing): (&'static str, &str)| {
-        if controllers.contains(&controller) {
+        // Version 2 counts the time of every group.
+        if controllers.contains(&controller) || controller == COUNT && version == 2 {
             let why = format!("by control groups, version {version}");
             return Finding::new(controller, Strength::Full, why);
         }

@@ -237,6 +237,17 @@ static void forks(void) {
     line("said %d %s", count, strerrorname_np(errno));
 }
 
+// So many processes that never rest.
+static void spin(int count) {
+    for (int i = 1; i < count; i++) {
+        pid_t child = fork();
+        if (child < 0) _exit(96);
+        if (child == 0) for (volatile unsigned n = 0;; n++) {}
+    }
+    line("said ready");
+    for (volatile unsigned n = 0;; n++) {}
+}
+
 static void memory(const char *how) {
     size_t piece = 1 << 20;
     if (!strcmp(how, "forked")) for (int i = 0; i < 3; i++) if (!fork()) break;
@@ -460,6 +471,7 @@ int main(int count, char **words, char **environment) {
     if (!strcmp(act, "mounts")) mounts();
     if (!strcmp(act, "calls")) calls();
     if (!strcmp(act, "forks")) { forks(); return 0; }
+    if (!strcmp(act, "spin")) spin(number);
     if (!strcmp(act, "memory")) memory(word);
     if (!strcmp(act, "disk")) disk();
     if (!strcmp(act, "change")) change(count - 2, words + 2);

@@ -6,71 +6,94 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::Pid;
 
-use super::{core_list, counter, own_name, remove, remove_left};
+use super::claim::{Claim, remove_left};
+use super::{core_list, counter, share};
 use crate::Limits;
 use crate::groups::own_place;
 
 const MEMORY: &str = "memory";
 const PIDS: &str = "pids";
 const CPUSET: &str = "cpuset";
+const CPU: &str = "cpu";
+const CPUACCT: &str = "cpuacct";
+/// The first has a folder that is to be prepared before it takes processes.
+const CONTROLLERS: [&str; 5] = [CPUSET, MEMORY, PIDS, CPU, CPUACCT];
 
 pub(super) struct V1 {
-    /// The spawner's folder, by controller.
-    folders: Vec<(&'static str, PathBuf)>,
+    hierarchies: Vec<Hierarchy>,
+}
+
+/// The spawner's folder in a hierarchy, which may be that of several controllers, as of `cpu` and `cpuacct`.
+struct Hierarchy {
+    controllers: Vec<&'static str>,
+    claim: Claim,
 }
 
 #[derive(Debug)]
 pub(in crate::spawner) struct Group {
-    folders: Vec<(&'static str, PathBuf)>,
+    folders: Vec<(Vec<&'static str>, PathBuf)>,
 }
 
 impl V1 {
     /// Nothing if there is none of the controllers, or no right to make groups.
     pub(super) fn open() -> Option<V1> {
-        let folders: Vec<_> = [MEMORY, PIDS, CPUSET]
-            .into_iter()
-            .filter_map(|controller| Some((controller, open_controller(controller)?)))
-            .collect();
-        (!folders.is_empty()).then_some(V1 { folders })
+        let mut hierarchies: Vec<Hierarchy> = Vec::new();
+        for controller in CONTROLLERS {
+            let Some(parent) = own_place("cgroup", controller).map(|place| place.folder) else { continue };
+            let is_here = |one: &&mut Hierarchy| one.claim.parent() == Some(&parent);
+            match hierarchies.iter_mut().find(is_here) {
+                Some(hierarchy) => hierarchy.controllers.push(controller),
+                None => hierarchies.extend(Hierarchy::open(controller, &parent)),
+            }
+        }
+        let v1 = V1 { hierarchies };
+        v1.weigh();
+        (!v1.hierarchies.is_empty()).then_some(v1)
+    }
+
+    /// Sandboxes keep beside the machine's other programs what they had as so many processes.
+    fn weigh(&self) {
+        let mut hierarchies = self.hierarchies.iter();
+        if let Some(hierarchy) = hierarchies.find(|hierarchy| hierarchy.controllers.contains(&CPU)) {
+            let shares = share::shares(share::machine_cores());
+            let _ = fs::write(hierarchy.claim.folder.join("cpu.shares"), shares.to_string());
+        }
     }
 
     pub(super) fn controllers(&self) -> Vec<&'static str> {
-        self.folders.iter().map(|&(controller, _)| controller).collect()
+        self.hierarchies.iter().flat_map(|hierarchy| hierarchy.controllers.iter().copied()).collect()
     }
 
     pub(super) fn make(&self, name: &str) -> io::Result<Group> {
         let mut group = Group { folders: Vec::new() };
-        for (controller, own) in &self.folders {
-            let folder = own.join(name);
+        for Hierarchy { controllers, claim } in &self.hierarchies {
+            let folder = claim.folder.join(name);
             fs::create_dir(&folder)?;
-            if *controller == CPUSET {
-                inherit_cores(own, &folder)?;
+            group.folders.push((controllers.clone(), folder.clone()));
+            if controllers.contains(&CPUSET) {
+                inherit_cores(&claim.folder, &folder)?;
             }
-            group.folders.push((controller, folder));
         }
         Ok(group)
     }
 }
 
-impl Drop for V1 {
-    fn drop(&mut self) {
-        self.folders.iter().for_each(|(_, folder)| remove(folder));
+impl Hierarchy {
+    fn open(controller: &'static str, parent: &Path) -> Option<Hierarchy> {
+        remove_left(parent);
+        let claim = Claim::take(parent)?;
+        if controller == CPUSET {
+            inherit_cores(parent, &claim.folder).ok()?;
+        }
+        Some(Hierarchy { controllers: vec![controller], claim })
     }
 }
 
 impl Group {
     pub(super) fn limit(&self, limits: &Limits) -> io::Result<()> {
-        for (controller, folder) in &self.folders {
-            match (*controller, limits) {
-                (MEMORY, Limits { memory_bytes: Some(bytes), .. }) => limit_memory(folder, *bytes)?,
-                (PIDS, Limits { processes: Some(count), .. }) => {
-                    fs::write(folder.join("pids.max"), count.to_string())?;
-                }
-                (CPUSET, Limits { cores, .. }) if !cores.is_empty() => {
-                    fs::write(folder.join("cpuset.cpus"), core_list(cores))?;
-                }
-                _ => {}
-            }
+        let has_cpuset = self.folder(CPUSET).is_some();
+        for (controllers, folder) in &self.folders {
+            controllers.iter().try_for_each(|controller| bound(controller, folder, limits, has_cpuset))?;
         }
         Ok(())
     }
@@ -81,8 +104,12 @@ impl Group {
     }
 
     pub(super) fn out_of_memory_kills(&self) -> u64 {
-        let folder = self.folders.iter().find(|(controller, _)| *controller == MEMORY);
-        folder.map_or(0, |(_, folder)| counter(&folder.join("memory.oom_control"), "oom_kill "))
+        self.folder(MEMORY).map_or(0, |folder| counter(&folder.join("memory.oom_control"), "oom_kill "))
+    }
+
+    fn folder(&self, controller: &str) -> Option<&Path> {
+        let mut folders = self.folders.iter();
+        folders.find(|(controllers, _)| controllers.contains(&controller)).map(|(_, folder)| folder.as_path())
     }
 }
 
@@ -92,16 +119,23 @@ impl Drop for Group {
     }
 }
 
-fn open_controller(controller: &str) -> Option<PathBuf> {
-    let parent = own_place("cgroup", controller)?.folder;
-    remove_left(&parent);
-    let folder = parent.join(own_name());
-    fs::create_dir(&folder).ok()?;
-    if controller == CPUSET && inherit_cores(&parent, &folder).is_err() {
-        let _ = fs::remove_dir(&folder);
-        return None;
+/// Writes what a controller bounds of a sandbox.
+fn bound(controller: &str, folder: &Path, limits: &Limits, has_cpuset: bool) -> io::Result<()> {
+    let write = |file: &str, text: String| fs::write(folder.join(file), text);
+    match (controller, limits) {
+        (MEMORY, Limits { memory_bytes: Some(bytes), .. }) => limit_memory(folder, *bytes),
+        (PIDS, Limits { processes: Some(count), .. }) => write("pids.max", count.to_string()),
+        (CPUSET, Limits { cores, .. }) if !cores.is_empty() => {
+            write("cpuset.cpus", core_list(&limits.distinct_cores()))
+        }
+        (CPU, limits) => {
+            write("cpu.shares", share::shares(limits.workers()).to_string())?;
+            let Some(quota_us) = share::quota_us(limits, has_cpuset) else { return Ok(()) };
+            write("cpu.cfs_period_us", share::PERIOD_US.to_string())?;
+            write("cpu.cfs_quota_us", quota_us.to_string())
+        }
+        _ => Ok(()),
     }
-    Some(folder)
 }
 
 /// A new group has neither cores nor memory until it is told which, and takes no process before.

@@ -7,20 +7,21 @@ use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, getpid, getppid};
 
-use super::{core_list, counter, own_name, remove, remove_left};
+use super::claim::{Claim, remove_left};
+use super::{core_list, counter, share};
 use crate::Limits;
 use crate::groups::{Place, own_place};
 
-/// The controllers that are used, of which the first two have to be there.
-const CONTROLLERS: [&str; 4] = ["memory", "pids", "cpuset", "cpu"];
+const CPUSET: &str = "cpuset";
+const CPU: &str = "cpu";
+/// The first two have to be there.
+const CONTROLLERS: [&str; 4] = ["memory", "pids", CPUSET, CPU];
 const NEEDED: usize = 2;
 /// Where the agent and its spawner go if their own group is to be shared out.
 const LEAF: &str = "agent";
-/// The time in which a quota is counted, in microseconds.
-const PERIOD_US: u64 = 100_000;
 
 pub(super) struct V2 {
-    folder: PathBuf,
+    claim: Claim,
     controllers: Vec<&'static str>,
 }
 
@@ -44,9 +45,13 @@ impl V2 {
 
     fn open_in(parent: &Path) -> Option<V2> {
         remove_left(parent);
-        let folder = parent.join(own_name());
-        fs::create_dir(&folder).ok()?;
-        let v2 = V2 { controllers: enable(parent, &folder), folder };
+        let claim = Claim::take(parent)?;
+        let v2 = V2 { controllers: enable(parent, &claim.folder), claim };
+        if v2.controllers.contains(&CPU) {
+            // Sandboxes keep beside the machine's other programs what they had as so many processes.
+            let weight = share::weight(share::machine_cores()).to_string();
+            let _ = fs::write(v2.claim.folder.join("cpu.weight"), weight);
+        }
         CONTROLLERS[..NEEDED].iter().all(|needed| v2.controllers.contains(needed)).then_some(v2)
     }
 
@@ -55,7 +60,7 @@ impl V2 {
     }
 
     pub(super) fn make(&self, name: &str) -> io::Result<Group> {
-        let path = self.folder.join(name);
+        let path = self.claim.folder.join(name);
         fs::create_dir(&path)?;
         let folder = File::open(&path)?;
         Ok(Group { path, folder, controllers: self.controllers.clone() })
@@ -79,12 +84,6 @@ fn make_room(own: &Path) {
     }
 }
 
-impl Drop for V2 {
-    fn drop(&mut self) {
-        remove(&self.folder);
-    }
-}
-
 impl Group {
     pub(super) fn folder(&self) -> BorrowedFd<'_> {
         self.folder.as_fd()
@@ -105,14 +104,17 @@ impl Group {
         if let Some(count) = limits.processes {
             self.write("pids.max", &count.to_string())?;
         }
-        match limits.cores.as_slice() {
-            [] => Ok(()),
-            cores if self.controllers.contains(&"cpuset") => self.write("cpuset.cpus", &core_list(cores)),
-            cores if self.controllers.contains(&"cpu") => {
-                let quota = PERIOD_US * cores.len() as u64;
-                self.write("cpu.max", &format!("{quota} {PERIOD_US}"))
-            }
-            _ => Ok(()),
+        let has_cpuset = self.controllers.contains(&CPUSET);
+        if has_cpuset && !limits.cores.is_empty() {
+            self.write("cpuset.cpus", &core_list(&limits.distinct_cores()))?;
+        }
+        if !self.controllers.contains(&CPU) {
+            return Ok(());
+        }
+        self.write("cpu.weight", &share::weight(limits.workers()).to_string())?;
+        match share::quota_us(limits, has_cpuset) {
+            Some(quota_us) => self.write("cpu.max", &format!("{quota_us} {}", share::PERIOD_US)),
+            None => Ok(()),
         }
     }
 
