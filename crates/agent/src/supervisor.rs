@@ -441,12 +441,13 @@ impl Supervisor<'_> {
     }
 
     fn finish(self, end: End) {
-        let Supervisor { worker, relay, served, held, socket, node, .. } = self;
+        let Supervisor { mut worker, relay, served, held, socket, node, .. } = self;
         let Attached { lease, meter, reservation, enrolment, inbox, .. } = held;
-        let is_dead = worker.is_none_or(|worker| end_worker(worker, &lease.id));
+        let is_dead = worker.as_mut().is_none_or(|worker| end_worker(worker, &lease.id));
         if let Err(error) = meter.settle() {
             error!(lease = lease.id, %error, "the usage of the lease's last calls is lost");
         }
+        drop(worker);
         let usage = meter.close().usage;
         if let (true, None, End::Error(reason)) = (lease.is_segment(), &relay, &end) {
             let_go(socket, reason);

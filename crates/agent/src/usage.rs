@@ -2,10 +2,14 @@
 //!
 //! The region lies in the worker's memory, where a function could falsify it. So what is reported never shrinks, in
 //! all and for each function, and executing and polling together never exceed the lease's cores times the time it has
-//! held them; that time is the agent's own. What the functions have used adds up to what the lease has used exactly.
-//! A closed meter stands still.
+//! held them; that time is the agent's own. A closed meter stands still.
 //!
-//! The memory of the worker process is looked at each second, and when the client asks: its sandbox's, by the kernel's count.
+//! Nor are executing and polling together ever less than the processor time that the kernel has counted for the lease's sandboxes,
+//! which no function can write. Processor time beyond the worker's own counters is computing that belongs to no function: what
+//! starting a worker takes, processes and threads that go on between calls, and all that falsified counters leave out.
+//!
+//! Memory and processor time of the worker process are looked at each second, and when the client asks: its sandbox's, by the
+//! kernel's count.
 
 use std::sync::Mutex;
 
@@ -14,10 +18,13 @@ use sublet_fabric::region::Region;
 use sublet_proto::Error;
 use sublet_proto::v1::{ColdImports, FunctionUsage, Usage};
 use sublet_runtime::wire::usage::{self, Tally, UsageLayout, WorkerState};
-use sublet_sandbox::{Gauge, MemoryUse};
+use sublet_sandbox::{ComputeGauge, Gauge, MemoryUse};
 
 use crate::book::Used;
 use crate::lock;
+
+/// Memory of no process.
+const NOTHING: MemoryUse = MemoryUse { now_bytes: 0, peak_bytes: 0 };
 
 /// The account of one lease, from the reservation of its resources until they are free again.
 pub(crate) struct Meter {
@@ -26,20 +33,19 @@ pub(crate) struct Meter {
     calibration: Calibration,
     opened_ns: u64,
     reading: Mutex<Reading>,
-    watched: Mutex<Watched>,
+    watched: Mutex<Option<Watched>>,
     memory: Mutex<Memory>,
+    compute: Mutex<Compute>,
     /// Of the latest worker process.
     cold_imports: Mutex<Option<ColdImports>>,
 }
 
-/// Whose memory is looked at.
-#[derive(Debug, Default)]
-enum Watched {
-    #[default]
-    Nobody,
-    /// A worker process that nobody has looked at yet.
-    Process(u32),
-    Sandbox(Gauge),
+/// What is looked at of the present worker process's sandbox. It is opened at the start: a sandbox that has ended before the first look
+/// is counted, too.
+#[derive(Debug)]
+struct Watched {
+    memory: Gauge,
+    compute: ComputeGauge,
 }
 
 /// What worker processes have used of memory.
@@ -52,6 +58,15 @@ struct Memory {
     /// with all before, times microseconds.
     byte_us: u64,
     peak_bytes: u64,
+}
+
+/// Processor time by the kernel's count.
+#[derive(Debug, Default)]
+struct Compute {
+    /// Of all worker processes,
+    total_ns: u64,
+    /// and of the present one.
+    latest_ns: u64,
 }
 
 /// What a lease is doing.
@@ -75,6 +90,10 @@ struct Measured {
     allocated_ns: u64,
     polling_ns: u64,
     functions: Vec<Share>,
+    /// Computing of no function.
+    beside_ns: u64,
+    /// By the kernel's count, as far as it was looked at.
+    kernel_ns: u64,
     memory_byte_us: u64,
     memory_peak_bytes: u64,
 }
@@ -93,14 +112,15 @@ impl Meter {
         let region = Region::create("sublet-usage", layout.len_bytes())?;
         let (opened_ns, reading, watched) = (monotonic_ns(), Mutex::default(), Mutex::default());
         let memory = Mutex::new(Memory { looked_ns: opened_ns, ..Memory::default() });
-        let cold_imports = Mutex::default();
-        Ok(Meter { region, layout, calibration, opened_ns, reading, watched, memory, cold_imports })
+        let (compute, cold_imports) = (Mutex::default(), Mutex::default());
+        Ok(Meter { region, layout, calibration, opened_ns, reading, watched, memory, compute, cold_imports })
     }
 
-    /// From now on the memory of this process is looked at. Until now there was none.
+    /// From now on memory and processor time of this process are looked at. Until now there was none.
     pub(crate) fn watch(&self, pid: u32) {
         self.look();
-        *lock(&self.watched) = Watched::Process(pid);
+        lock(&self.compute).begin();
+        *lock(&self.watched) = Watched::of(pid);
     }
 
     /// The worker process that runs now imports these modules by itself, as the node cannot keep them warm.
@@ -108,10 +128,15 @@ impl Meter {
         *lock(&self.cold_imports) = cold;
     }
 
-    /// Looks how much memory is used now.
+    /// Looks how much memory is used now, and how much processor time was.
     pub(crate) fn look(&self) -> u64 {
-        let used = lock(&self.watched).read().unwrap_or(MemoryUse { now_bytes: 0, peak_bytes: 0 });
-        lock(&self.memory).note(monotonic_ns(), used)
+        let mut watched = lock(&self.watched);
+        let Watched { memory, compute } = match watched.as_mut() {
+            Some(watched) => watched,
+            None => return lock(&self.memory).note(monotonic_ns(), NOTHING),
+        };
+        lock(&self.compute).note(compute.read().unwrap_or(0));
+        lock(&self.memory).note(monotonic_ns(), memory.read().unwrap_or(NOTHING))
     }
 
     /// What the workers write; theirs and the agent's alone.
@@ -161,10 +186,11 @@ impl Meter {
             .collect()
     }
 
-    /// Closes the accounts of a worker process that has ended: nothing goes on in it any more.
+    /// Closes the accounts of a worker process that has ended: nothing goes on in it any more. Its sandbox has to be there still,
+    /// whose counts end with it.
     pub(crate) fn settle(&self) -> Result<(), Error> {
         self.look();
-        *lock(&self.watched) = Watched::Nobody;
+        *lock(&self.watched) = None;
         let now = ticks();
         let mut workers = 0..self.layout.workers();
         workers.try_for_each(|worker| Ok(usage::settle(&self.region, self.layout, worker, now)?))
@@ -200,7 +226,8 @@ impl Meter {
             failed_calls: tally.failed_calls,
         };
         let functions = tallies.into_iter().map(share).collect();
-        Measured { allocated_ns, polling_ns, functions, ..Measured::default() }
+        let kernel_ns = lock(&self.compute).total_ns;
+        Measured { allocated_ns, polling_ns, functions, kernel_ns, ..Measured::default() }
     }
 
     /// One for each function, and one for those that there are not.
@@ -210,13 +237,14 @@ impl Meter {
 }
 
 impl Measured {
-    /// To what was measured, but nowhere less than this was, and with no more time than `cores` have had.
+    /// To what was measured, but nowhere less than this was, with no more time than `cores` have had, and, within that, no less than
+    /// the kernel has counted.
     fn grow(&mut self, measured: Measured, cores: u32) {
         self.allocated_ns = self.allocated_ns.max(measured.allocated_ns);
         let budget_ns = self.allocated_ns.saturating_mul(u64::from(cores));
         self.functions.resize(measured.functions.len().max(self.functions.len()), Share::default());
         // What was reported before was within a smaller budget, so both bounds are at least that.
-        let mut time_left = budget_ns.saturating_sub(self.polling_ns).saturating_sub(self.executing_ns());
+        let mut time_left = budget_ns.saturating_sub(self.busy_ns());
         // A call takes a nanosecond at least. So no sum of calls overflows either.
         let mut calls_left = budget_ns.saturating_sub(self.calls());
         for (share, measured) in self.functions.iter_mut().zip(measured.functions) {
@@ -225,10 +253,17 @@ impl Measured {
             share.failed_calls = measured.failed_calls.min(share.calls).max(share.failed_calls);
         }
         grow_within(&mut self.polling_ns, measured.polling_ns, &mut time_left);
+        self.kernel_ns = self.kernel_ns.max(measured.kernel_ns);
+        let uncounted_ns = self.kernel_ns.saturating_sub(self.busy_ns());
+        self.beside_ns += uncounted_ns.min(time_left);
     }
 
     fn executing_ns(&self) -> u64 {
-        self.functions.iter().map(|share| share.executing_ns).sum()
+        self.functions.iter().map(|share| share.executing_ns).sum::<u64>() + self.beside_ns
+    }
+
+    fn busy_ns(&self) -> u64 {
+        self.executing_ns() + self.polling_ns
     }
 
     fn calls(&self) -> u64 {
@@ -258,14 +293,22 @@ impl Measured {
 }
 
 impl Watched {
-    fn read(&mut self) -> Option<MemoryUse> {
-        if let Watched::Process(pid) = self {
-            *self = Gauge::of(*pid).map_or(Watched::Nobody, Watched::Sandbox);
-        }
-        match self {
-            Watched::Sandbox(gauge) => gauge.read(),
-            Watched::Nobody | Watched::Process(_) => None,
-        }
+    fn of(pid: u32) -> Option<Watched> {
+        Some(Watched { memory: Gauge::of(pid)?, compute: ComputeGauge::of(pid)? })
+    }
+}
+
+impl Compute {
+    /// A new worker process counts from nothing.
+    fn begin(&mut self) {
+        self.latest_ns = 0;
+    }
+
+    /// The present process has used so much. Less than before is no reading.
+    fn note(&mut self, ns: u64) {
+        let grown_ns = ns.saturating_sub(self.latest_ns);
+        self.total_ns = self.total_ns.saturating_add(grown_ns);
+        self.latest_ns = self.latest_ns.max(ns);
     }
 }
 
@@ -325,26 +368,64 @@ mod tests {
     }
 
     #[test]
-    fn a_falsified_region_cannot_exceed_the_time_of_the_cores_or_take_anything_back() {
+    fn a_falsified_region_cannot_exceed_the_time_of_the_cores_go_below_the_kernels_count_or_take_anything_back()
+     {
         let lies = [(u64::MAX, u64::MAX), (0, u64::MAX), (u64::MAX, 0), (0, 0), (7, 13), (150, 20)];
         let mut reading = Measured::default();
         for step in 0..200_usize {
             let before = reading.clone();
             let lie = |of: usize| lies[(step * 7 + of * of) % lies.len()];
             let functions: Vec<_> = (0..4).map(|at| (lie(at).0, lie(at).1, lie(at + 1).0)).collect();
-            reading.grow(measured(step as u64 * 100, lie(9).1, &functions), 2);
+            // What 2 cores can have done, a little more each time, and once as if counted late.
+            let kernel_ns = (step as u64 * 137).saturating_sub(step as u64 % 5 * 300);
+            let now = measured(step as u64 * 100, lie(9).1, &functions);
+            reading.grow(Measured { kernel_ns, ..now }, 2);
             let Used { usage, functions, .. } = reading.used();
-            assert!(usage.executing_ns + usage.polling_ns <= usage.allocated_ns * 2, "{usage:?}");
+            let busy_ns = usage.executing_ns + usage.polling_ns;
+            assert!(busy_ns >= kernel_ns && busy_ns >= before.kernel_ns, "{usage:?}");
+            assert!(busy_ns <= usage.allocated_ns * 2, "{usage:?}");
             assert!(usage.polling_ns >= before.polling_ns);
             for (share, before) in reading.functions.iter().zip(&before.functions) {
                 assert!(share.executing_ns >= before.executing_ns && share.calls >= before.calls);
                 assert!(share.failed_calls >= before.failed_calls && share.failed_calls <= share.calls);
             }
             let sum = |of: fn(&FunctionUsage) -> u64| functions.iter().map(of).sum::<u64>();
-            assert_eq!(sum(|function| function.executing_ns), usage.executing_ns);
+            assert_eq!(sum(|function| function.executing_ns) + reading.beside_ns, usage.executing_ns);
             assert_eq!(sum(|function| function.calls), usage.calls);
             assert_eq!(sum(|function| function.failed_calls), usage.failed_calls);
         }
+    }
+
+    #[test]
+    fn processor_time_beyond_the_workers_counters_is_computing_of_no_function() {
+        let mut reading = Measured::default();
+        let mut at = |kernel_ns, polling_ns, executing_ns| {
+            let now = measured(1_000, polling_ns, &[(executing_ns, 1, 0)]);
+            reading.grow(Measured { kernel_ns, ..now }, 1);
+            let used = reading.used();
+            (used.usage.executing_ns, used.usage.polling_ns, used.functions[0].executing_ns)
+        };
+        assert_eq!(at(100, 0, 10), (100, 0, 10), "the counters say 10");
+        assert_eq!(at(100, 50, 40), (130, 50, 40), "what was billed stays");
+        assert_eq!(at(150, 50, 40), (130, 50, 40), "180 are billed already");
+        assert_eq!(at(300, 50, 40), (250, 50, 40));
+        assert_eq!(at(u64::MAX, 50, 40), (950, 50, 40), "no more than the core has had");
+    }
+
+    #[test]
+    fn processor_time_adds_up_over_worker_processes_and_never_shrinks() {
+        let mut compute = Compute::default();
+        let mut totals = Vec::new();
+        for ns in [10, 30, 0, 25, 40] {
+            compute.note(ns);
+            totals.push(compute.total_ns);
+        }
+        compute.begin();
+        for ns in [0, 7, 9] {
+            compute.note(ns);
+            totals.push(compute.total_ns);
+        }
+        assert_eq!(totals, [10, 30, 30, 30, 40, 40, 47, 49]);
     }
 
     #[test]

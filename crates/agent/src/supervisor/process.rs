@@ -27,6 +27,7 @@ impl Supervisor<'_> {
             return Err(error);
         }
         self.held.meter.settle()?;
+        drop(worker);
         self.relay.iter_mut().for_each(|relay| drop(relay.end()));
         self.tell_exit(Code::WorkerDied, reason)
     }
@@ -74,8 +75,8 @@ impl Supervisor<'_> {
     }
 }
 
-/// Says whether the worker is dead.
-pub(super) fn end_worker(mut worker: WorkerProcess, lease: &str) -> bool {
+/// Says whether the worker is dead. Its sandbox is there until it is dropped, with what the kernel has counted for it.
+pub(super) fn end_worker(worker: &mut WorkerProcess, lease: &str) -> bool {
     match worker.kill() {
         Ok(()) => true,
         Err(error) => {

@@ -1,0 +1,197 @@
+//! Processor time of hostile functions: many processes of one lease leave its neighbours on a shared core their share, and the bill
+//! follows the kernel's count whatever the worker's own counters say.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use sublet::{Allocation, Invoker, Policy};
+use sublet_proto::v1::Usage;
+use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::functions::package;
+use sublet_tests::platform::{Platform, kill, sublet};
+use sublet_tests::process::{stay_on_lowest_core, wait_until};
+
+/// Processes that a hostile function leaves behind.
+const SPINNERS: u32 = 104;
+/// How long throughput is measured.
+const SPAN: Duration = Duration::from_millis(1_000);
+/// Of its fair share of a core, what a lease keeps beside a hostile one.
+const KEPT: f64 = 0.8;
+/// How much a bill may differ from the kernel's count.
+const TOLERANCE: f64 = 0.01;
+
+/// Whether control groups do this here, as the operator is told.
+fn has_wall(name: &str) -> bool {
+    let doctor = sublet().args(["doctor", "--json"]).output().unwrap();
+    let doctor: serde_json::Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    let walls = doctor["walls"].as_array().unwrap();
+    let wall = walls.iter().find(|wall| wall["wall"] == name).unwrap_or_else(|| panic!("{name}: {doctor}"));
+    wall["strength"] == "full"
+}
+
+/// Where the kernel counts the processor time of a worker's sandbox.
+fn count_file(worker: u32) -> PathBuf {
+    let groups = fs::read_to_string(format!("/proc/{worker}/cgroup")).unwrap();
+    let path = |controller: &str| {
+        groups.lines().find_map(|line| {
+            let mut fields = line.splitn(3, ':').skip(1);
+            let (controllers, path) = (fields.next()?, fields.next()?);
+            let folder = if controllers.is_empty() { "" } else { controllers };
+            let is_it = controllers.split(',').any(|word| word == controller);
+            is_it.then(|| Path::new("/sys/fs/cgroup").join(folder).join(path.trim_start_matches('/')))
+        })
+    };
+    let of_version_1 = path("cpuacct").map(|folder| folder.join("cpuacct.usage"));
+    of_version_1.filter(|file| file.exists()).unwrap_or_else(|| path("").unwrap().join("cpu.stat"))
+}
+
+fn counted(file: &Path) -> Duration {
+    let text = fs::read_to_string(file).unwrap();
+    match text.lines().find_map(|line| line.strip_prefix("usage_usec ")) {
+        Some(us) => Duration::from_micros(us.parse().unwrap()),
+        None => Duration::from_nanos(text.trim().parse().unwrap()),
+    }
+}
+
+fn cores() -> Allocation {
+    Allocation::new(package("cores.c")).policy(Policy::AlwaysWarm)
+}
+
+fn answer(client: &Invoker, function: &str, input: &[u32]) -> u32 {
+    let mut output = [0u32];
+    let done = client.submit(function, input, &mut output).unwrap().wait().unwrap();
+    assert_eq!(done.output_bytes, 4);
+    output[0]
+}
+
+fn work(client: &Invoker, rounds: u32) {
+    client.submit("work", &[rounds], &mut [0u8; 0]).unwrap().wait().unwrap();
+}
+
+/// Calls in a span of time, and some before.
+fn throughput(client: &Invoker, rounds: u32) -> f64 {
+    (0..5).for_each(|_| work(client, rounds));
+    let (begun, mut calls) = (Instant::now(), 0u32);
+    while begun.elapsed() < SPAN {
+        work(client, rounds);
+        calls += 1;
+    }
+    f64::from(calls) / begun.elapsed().as_secs_f64()
+}
+
+/// Rounds of `work` that take about a millisecond.
+fn rounds(client: &Invoker) -> u32 {
+    let rounds = 1_000_000;
+    let quickest = (0..10).map(|_| {
+        let begun = Instant::now();
+        work(client, rounds);
+        begun.elapsed()
+    });
+    let quickest = quickest.min().unwrap().as_secs_f64();
+    (f64::from(rounds) * 0.001 / quickest) as u32
+}
+
+/// Gives the lease back. What it has used by the kernel's count is at least what was read before, and at most what was
+/// possible until its end.
+#[track_caller]
+fn assert_billed_by_the_kernels_count(client: &mut Invoker, file: &Path) -> Usage {
+    let (read, counted) = (Instant::now(), counted(file).as_secs_f64());
+    let usage = client.deallocate().unwrap();
+    let since = read.elapsed().as_secs_f64();
+    let billed = Duration::from_nanos(usage.executing_ns + usage.polling_ns).as_secs_f64();
+    println!("billed {billed:.4} s, counted {counted:.4} s and at most {since:.4} s more");
+    assert!(billed >= counted * (1.0 - TOLERANCE), "{billed} s of {counted} s: {usage:?}");
+    assert!(billed <= (counted + since) * (1.0 + TOLERANCE), "{billed} s for {counted} s: {usage:?}");
+    usage
+}
+
+#[test]
+fn spinning_processes_leave_a_neighbour_on_a_shared_core_its_share() {
+    if !has_wall("cpu") {
+        println!("skipped: without a cpu controller leases have no shares of a shared core");
+        return;
+    }
+    let mut cluster = Cluster::start(Plan::default());
+    cluster.add_agent(Lent::shared(1, 2));
+    stay_on_lowest_core();
+    let shared = cores().shared();
+    let mut neighbour = cluster.invoker();
+    neighbour.allocate(&shared).unwrap();
+    let rounds = rounds(&neighbour);
+    let before = throughput(&neighbour, rounds);
+    let mut hostile = cluster.invoker();
+    hostile.allocate(&shared).unwrap();
+    assert_eq!(answer(&hostile, "leave_spinning", &[SPINNERS, 600_000]), SPINNERS);
+    let beside = throughput(&neighbour, rounds);
+    hostile.deallocate().unwrap();
+    let after = throughput(&neighbour, rounds);
+    let fair = (before + after) / 2.0 / 2.0;
+    println!("calls a second: {before:.0} before, {beside:.0} beside {SPINNERS} spinners, {after:.0} after");
+    assert!(beside >= KEPT * fair, "{beside} calls a second, {fair} are fair");
+}
+
+#[test]
+fn falsified_counters_do_not_lower_the_bill() {
+    if !has_wall("cpuacct") {
+        println!("skipped: the kernel does not count the processor time of sandboxes");
+        return;
+    }
+    let platform = Platform::start();
+    let mut client = platform.client_with(&cores());
+    let file = count_file(platform.worker());
+    assert!(answer(&client, "forge_counters", &[]) > 0, "it has found its counters");
+    let rounds = rounds(&client);
+    (0..100).for_each(|_| work(&client, 20 * rounds));
+    let usage = assert_billed_by_the_kernels_count(&mut client, &file);
+    let lease = platform.json(&["bill"])["leases"][0].clone();
+    assert_eq!(lease["usage"]["executing_ns"].as_u64(), Some(usage.executing_ns), "{lease}");
+    let by_function = platform.json(&["bill", "--by", "function"]);
+    let by_function = by_function["total"]["total_nano"].as_u64();
+    assert_eq!(by_function, platform.json(&["bill"])["total"]["total_nano"].as_u64());
+}
+
+#[test]
+fn processes_that_go_on_between_calls_are_billed() {
+    if !has_wall("cpuacct") {
+        println!("skipped: the kernel does not count the processor time of sandboxes");
+        return;
+    }
+    let platform = Platform::start();
+    let mut client = platform.client_with(&cores());
+    let file = count_file(platform.worker());
+    assert_eq!(answer(&client, "leave_spinning", &[4, 1_500]), 4);
+    sleep(Duration::from_millis(1_500));
+    wait_until("they have ended", || {
+        let before = counted(&file);
+        sleep(Duration::from_millis(50));
+        counted(&file) < before + Duration::from_millis(1)
+    });
+    let usage = assert_billed_by_the_kernels_count(&mut client, &file);
+    assert!(usage.executing_ns >= 500_000_000, "the call itself has hardly taken time: {usage:?}");
+    assert_eq!((usage.calls, usage.failed_calls), (1, 0));
+}
+
+#[test]
+fn what_a_worker_used_before_it_died_stays_on_the_bill() {
+    if !has_wall("cpuacct") {
+        println!("skipped: the kernel does not count the processor time of sandboxes");
+        return;
+    }
+    let platform = Platform::start();
+    let mut client = platform.client_with(&cores());
+    let worker = platform.worker();
+    let file = count_file(worker);
+    assert_eq!(answer(&client, "leave_spinning", &[1, 600_000]), 1);
+    sleep(Duration::from_millis(700));
+    let before = counted(&file);
+    kill(worker, Signal::KILL);
+    wait_until("its sandbox is gone", || !file.exists());
+    let usage = client.deallocate().unwrap();
+    let billed = Duration::from_nanos(usage.executing_ns + usage.polling_ns);
+    assert!(billed.as_secs_f64() >= before.as_secs_f64() * (1.0 - TOLERANCE), "{billed:?} of {before:?}");
+}
