@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,13 @@ use sublet_tests::process::{stay_on_lowest_core, wait_until};
 /// Processes that a hostile function leaves behind.
 const SPINNERS: u32 = 104;
 /// How long throughput is measured.
-const SPAN: Duration = Duration::from_millis(1_000);
+const SPAN: Duration = Duration::from_millis(600);
+/// How often.
+const ROUNDS: usize = 3;
+/// The fair share of one of two leases.
+const FAIR: f64 = 0.5;
+/// Only one of these tests keeps cores busy at a time.
+static BUSY: Mutex<()> = Mutex::new(());
 /// Of its fair share of a core, what a lease keeps beside a hostile one.
 const KEPT: f64 = 0.8;
 /// How much a bill may differ from the kernel's count.
@@ -112,6 +119,7 @@ fn assert_billed_by_the_kernels_count(client: &mut Invoker, file: &Path) -> Usag
 
 #[test]
 fn spinning_processes_leave_a_neighbour_on_a_shared_core_its_share() {
+    let _alone = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
     if !has_wall("cpu") {
         println!("skipped: without a cpu controller leases have no shares of a shared core");
         return;
@@ -123,20 +131,28 @@ fn spinning_processes_leave_a_neighbour_on_a_shared_core_its_share() {
     let mut neighbour = cluster.invoker();
     neighbour.allocate(&shared).unwrap();
     let rounds = rounds(&neighbour);
-    let before = throughput(&neighbour, rounds);
-    let mut hostile = cluster.invoker();
-    hostile.allocate(&shared).unwrap();
-    assert_eq!(answer(&hostile, "leave_spinning", &[SPINNERS, 600_000]), SPINNERS);
-    let beside = throughput(&neighbour, rounds);
-    hostile.deallocate().unwrap();
-    let after = throughput(&neighbour, rounds);
-    let fair = (before + after) / 2.0 / 2.0;
-    println!("calls a second: {before:.0} before, {beside:.0} beside {SPINNERS} spinners, {after:.0} after");
-    assert!(beside >= KEPT * fair, "{beside} calls a second, {fair} are fair");
+    // Other programs of the machine come and go: the two are measured in turn, and the median of their ratios counts.
+    let mut ratios: Vec<f64> = (0..ROUNDS)
+        .map(|_| {
+            let alone = throughput(&neighbour, rounds);
+            let mut hostile = cluster.invoker();
+            hostile.allocate(&shared).unwrap();
+            assert_eq!(answer(&hostile, "leave_spinning", &[SPINNERS, 600_000]), SPINNERS);
+            let beside = throughput(&neighbour, rounds);
+            // Its processes end with its lease.
+            hostile.deallocate().unwrap();
+            println!("calls a second: {alone:.0} alone, {beside:.0} beside {SPINNERS} spinners");
+            beside / alone
+        })
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    let ratio = ratios[ROUNDS / 2];
+    assert!(ratio >= KEPT * FAIR, "{ratio:.2} of its throughput, {FAIR} are fair");
 }
 
 #[test]
 fn falsified_counters_do_not_lower_the_bill() {
+    let _alone = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
     if !has_wall("cpuacct") {
         println!("skipped: the kernel does not count the processor time of sandboxes");
         return;
@@ -157,6 +173,7 @@ fn falsified_counters_do_not_lower_the_bill() {
 
 #[test]
 fn processes_that_go_on_between_calls_are_billed() {
+    let _alone = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
     if !has_wall("cpuacct") {
         println!("skipped: the kernel does not count the processor time of sandboxes");
         return;
@@ -178,6 +195,7 @@ fn processes_that_go_on_between_calls_are_billed() {
 
 #[test]
 fn what_a_worker_used_before_it_died_stays_on_the_bill() {
+    let _alone = BUSY.lock().unwrap_or_else(PoisonError::into_inner);
     if !has_wall("cpuacct") {
         println!("skipped: the kernel does not count the processor time of sandboxes");
         return;
