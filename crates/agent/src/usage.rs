@@ -368,9 +368,14 @@ mod tests {
     }
 
     #[test]
-    fn a_falsified_region_cannot_exceed_the_time_of_the_cores_go_below_the_kernels_count_or_take_anything_back()
-     {
-        let lies = [(u64::MAX, u64::MAX), (0, u64::MAX), (u64::MAX, 0), (0, 0), (7, 13), (150, 20)];
+    fn a_falsified_region_stays_between_the_kernels_count_and_the_time_of_the_cores_and_takes_nothing_back() {
+        let large = [(u64::MAX, u64::MAX), (0, u64::MAX), (u64::MAX, 0), (0, 0), (7, 13), (150, 20)];
+        let small = [(0, 3), (9, 0), (0, 0), (7, 13), (150, 20), (2, 1)];
+        check_lies(&large);
+        check_lies(&small);
+    }
+
+    fn check_lies(lies: &[(u64, u64)]) {
         let mut reading = Measured::default();
         for step in 0..200_usize {
             let before = reading.clone();
