@@ -9,6 +9,7 @@ use sublet_tests::{files, read};
 /// What each crate of `crates/` may import of the others. A crate that is not here is not a crate of the house.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("sublet-proto", &[]),
+    ("sublet-admission", &[]),
     ("sublet-fabric", &["sublet-proto"]),
     ("sublet-xpu", &["sublet-proto", "sublet-fabric"]),
     ("sublet-sandbox", &["sublet-proto"]),
@@ -23,10 +24,18 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("sublet-runtime", &["sublet-proto", "sublet-fabric", "sublet-xpu"]),
     ("sublet-devices", &["sublet-proto", "sublet-fabric", "sublet-runtime"]),
     ("sublet-wasm", &["sublet-proto", "sublet-runtime"]),
-    ("sublet-manager", &["sublet-proto", "sublet-fabric"]),
+    ("sublet-manager", &["sublet-proto", "sublet-admission", "sublet-fabric"]),
     (
         "sublet-agent",
-        &["sublet-proto", "sublet-fabric", "sublet-xpu", "sublet-runtime", "sublet-sandbox", "sublet-image"],
+        &[
+            "sublet-proto",
+            "sublet-admission",
+            "sublet-fabric",
+            "sublet-xpu",
+            "sublet-runtime",
+            "sublet-sandbox",
+            "sublet-image",
+        ],
     ),
     (
         "sublet",
@@ -46,6 +55,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
 /// Crates that stay free of what would make them something else.
 const NEVER_IMPORT: &[(&str, &[&str], &str)] = &[
     ("sublet-proto", &["tokio", "rustix", "libc", "nix"], "it does no I/O"),
+    ("sublet-admission", &["tokio", "rustix", "libc", "nix", "tracing"], "it decides, and its callers act"),
     ("sublet-fabric", &["tokio", "tonic", "prost"], "it is the hot path, below any async runtime"),
     (
         "sublet-sandbox",

@@ -8,23 +8,22 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use sublet_admission::Party;
 use sublet_fabric::connection::Connection;
 use sublet_fabric::greeting;
-use sublet_fabric::packet::{PacketListener, PacketSocket};
+use sublet_fabric::packet::PacketListener;
 use sublet_proto::graph::DEFAULT_SEGMENT_BYTES;
 use sublet_proto::{Code, Error};
-use tracing::{error, warn};
+use tracing::error;
 
 use crate::node::Node;
 use crate::signal::wait_readable;
 use crate::{connection, message, visit};
 
-/// Connections beyond one for each core, place and segment: those that have not shown a ticket, or are about to end.
+/// Connections beyond one for each core, place and segment, and those without a ticket: those that are about to end.
 const SPARE_CONNECTIONS: usize = 64;
 /// Segments of the usual size for which there are connections. More memory is had by larger ones.
 const MAX_SEGMENTS: u64 = 4096;
-/// Connections beyond those that only the node's operator gets: no client keeps a command from being heard.
-const OPERATOR_CONNECTIONS: usize = 8;
 /// How long to wait after a failure to accept, such as of too many open files, before trying again.
 const RETRY: Duration = Duration::from_millis(100);
 
@@ -42,7 +41,7 @@ pub(crate) fn run(node: &Arc<Node>, entrance: impl Entrance) {
         match entrance.admit(node, supervisors.len()) {
             Ok(supervisor) => supervisors.extend(supervisor),
             Err(error) => {
-                warn!(%error, "a connection could not be accepted");
+                node.connections.note("connections could not be accepted", &error);
                 let _ = wait_readable([Some(node.stopping.as_fd())], Some(Instant::now() + RETRY));
             }
         }
@@ -70,27 +69,39 @@ fn is_wanted(node: &Node, entrance: &impl Entrance) -> bool {
     }
 }
 
-/// Clients and operators of this machine.
+/// Clients and operators of this machine. Whatever clients there are, a command of the operator's is heard.
 impl Entrance for PacketListener {
     fn admit(&self, node: &Arc<Node>, busy: usize) -> Result<Option<JoinHandle<()>>, Error> {
         let socket = self.accept()?;
+        let party = match connection::is_operator(&socket)? {
+            true => Party::Operator,
+            false => Party::User(socket.peer_uid()?),
+        };
         let lent = &node.description;
         let segments = (lent.memory_bytes / DEFAULT_SEGMENT_BYTES).min(MAX_SEGMENTS) as usize;
-        let most = lent.cores as usize + lent.shared_places as usize + segments + SPARE_CONNECTIONS;
-        if busy < most + reserved(&socket) {
-            let serve = move |node: &Arc<Node>| connection::serve(node, Connection::Local(socket), || {});
-            return Ok(spawn(node, serve));
+        let leases = lent.cores as usize + lent.shared_places as usize + segments;
+        let most = leases + SPARE_CONNECTIONS + node.connections.most();
+        let entered = if busy < most || party == Party::Operator {
+            node.connections.enter(party, &socket)
+        } else {
+            Err(Error::new(Code::NoCapacity, format!("the agent has {most} connections already")))
+        };
+        match entered {
+            Ok(entry) => {
+                let serve = move |node: &Arc<Node>| connection::serve(node, Connection::Local(socket), entry);
+                Ok(spawn(node, serve))
+            }
+            Err(error) => {
+                node.connections.note_refused(&error);
+                // A fresh connection has room for one message.
+                let _ = message::send(&Connection::Local(socket), message::failure(&error), &[]);
+                Ok(None)
+            }
         }
-        let error = Error::new(Code::NoCapacity, format!("the agent has {most} connections already"));
-        warn!(%error, "a connection was refused");
-        // A fresh connection has room for one message.
-        let _ = message::send(&Connection::Local(socket), message::failure(&error), &[]);
-        Ok(None)
     }
 }
 
-/// Clients of other machines. Those who have shown a ticket are bounded by what the node lends, the others by their
-/// number.
+/// Clients of other machines. Those that have shown a ticket are bounded by what the node lends, the others by their number.
 impl Entrance for TcpListener {
     fn admit(&self, node: &Arc<Node>, _busy: usize) -> Result<Option<JoinHandle<()>>, Error> {
         let (socket, from) = match self.accept() {
@@ -99,12 +110,11 @@ impl Entrance for TcpListener {
             Err(error) if is_passing(&error) => return Ok(None),
             Err(error) => return Err(Error::new(Code::System, format!("accepting failed: {error}"))),
         };
-        let Some(gate) = &node.gate else { return Ok(None) };
         greeting::prepare(&socket)?;
-        match gate.strangers.enter(from.ip(), &socket) {
-            Ok(stranger) => Ok(spawn(node, move |node| visit::receive(node, socket, stranger))),
+        match node.connections.enter_from(from.ip(), &socket) {
+            Ok(entry) => Ok(spawn(node, move |node| visit::receive(node, socket, entry))),
             Err(error) => {
-                warn!(%from, %error, "a connection was refused");
+                node.connections.note_refused(&error);
                 greeting::turn_away(&socket, &error);
                 Ok(None)
             }
@@ -119,9 +129,4 @@ fn is_passing(error: &io::Error) -> bool {
 
 fn spawn(node: &Arc<Node>, serve: impl FnOnce(&Arc<Node>) + Send + 'static) -> Option<JoinHandle<()>> {
     node.spawn("sublet-lease", serve).inspect_err(|error| error!(%error, "a connection was dropped")).ok()
-}
-
-/// How many more connections than others the peer's user may make.
-fn reserved(socket: &PacketSocket) -> usize {
-    if connection::is_operator(socket).unwrap_or(false) { OPERATOR_CONNECTIONS } else { 0 }
 }

@@ -10,9 +10,9 @@ use sublet_fabric::connection::Connection;
 use sublet_fabric::packet::{PacketError, PacketSocket};
 use sublet_proto::v1::JoinShim;
 use sublet_proto::{Code, Error};
-use tracing::info;
 
 use crate::attach::attach;
+use crate::connections::Entry;
 use crate::message::{self, FromClient};
 use crate::node::{Clients, Node};
 use crate::shim::link;
@@ -24,29 +24,29 @@ const TICKET_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a client may take to make room for a message. One that does not receive holds nothing up for longer.
 const SEND_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The body of a connection's thread. `known` is called once its ticket was taken.
-pub(crate) fn serve(node: &Arc<Node>, own: Connection, known: impl FnOnce()) {
+/// The body of a connection's thread. Its entry is dropped once its ticket was taken.
+pub(crate) fn serve(node: &Arc<Node>, own: Connection, entry: Entry) {
     let connection = &own;
     let first = prepare(node, connection).and_then(|()| first_message(node, connection));
     if let Ok(Some(FromClient::Shim(asked))) = &first {
-        return neighbour(node, own, asked, known);
+        return neighbour(node, own, asked, || drop(entry));
     }
     let served = first.and_then(|first| match first {
         None => Ok(()),
         Some(FromClient::Attach(request)) => attach(node, connection, &request).map(|held| {
-            known();
+            drop(entry);
             supervisor::supervise(node, connection, held);
         }),
-        Some(FromClient::Command(request)) => {
-            check_operator(connection).and_then(|()| command::obey(node, connection, &request))
-        }
-        Some(FromClient::Sandboxes(request)) => {
-            check_operator(connection).and_then(|()| command::make_sandboxes(node, connection, request))
-        }
+        Some(FromClient::Command(request)) => check_operator(connection)
+            .and_then(|()| entry.command_given())
+            .and_then(|()| command::obey(node, connection, &request)),
+        Some(FromClient::Sandboxes(request)) => check_operator(connection)
+            .and_then(|()| entry.command_given())
+            .and_then(|()| command::make_sandboxes(node, connection, request)),
         Some(_) => Err(Error::new(Code::Protocol, "the first message of a client is not its ticket")),
     });
     if let Err(error) = served {
-        info!(code = %error.code, %error, "a connection was refused");
+        node.connections.note_refused(&error);
         // A client that does not listen is refused all the same.
         let _ = message::send(connection, message::failure(&error), &[]);
     }
@@ -56,7 +56,7 @@ pub(crate) fn serve(node: &Arc<Node>, own: Connection, known: impl FnOnce()) {
 fn neighbour(node: &Arc<Node>, connection: Connection, asked: &JoinShim, known: impl FnOnce()) {
     let connection = Arc::new(connection);
     if let Err(error) = link::welcome(node, &connection, asked, known) {
-        info!(code = %error.code, %error, "a neighbour is not linked, or not any more");
+        node.connections.note("neighbours are not linked, or not any more", &error);
         let _ = message::send(&connection, message::failure(&error), &[]);
     }
 }

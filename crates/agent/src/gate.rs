@@ -15,7 +15,6 @@ use sublet_runtime::access::{Access, Address};
 use tracing::warn;
 
 use crate::links::Links;
-use crate::strangers::Strangers;
 
 /// How clients of other machines come.
 #[derive(Clone, Debug)]
@@ -43,7 +42,6 @@ pub(crate) struct Gate {
     /// As managers and clients know it.
     pub(crate) described: NodeNetwork,
     fabrics: Vec<Fabric>,
-    pub(crate) strangers: Arc<Strangers>,
     pub(crate) links: Arc<Links>,
 }
 
@@ -70,7 +68,7 @@ impl Gate {
             fabrics: fabrics.iter().map(Fabric::to_string).collect(),
             encrypted: network.encrypt,
         };
-        let gate = Gate { identity, described, fabrics, strangers: Arc::default(), links: Arc::default() };
+        let gate = Gate { identity, described, fabrics, links: Arc::default() };
         Ok((gate, listener))
     }
 

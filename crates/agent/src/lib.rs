@@ -29,6 +29,7 @@ mod carrier;
 mod command;
 mod confirm;
 mod connection;
+mod connections;
 mod end;
 mod errand;
 mod gate;
@@ -56,7 +57,6 @@ mod shared;
 mod shim;
 mod signal;
 mod state;
-mod strangers;
 mod supervisor;
 mod trunk;
 mod usage;
@@ -81,6 +81,7 @@ use sublet_runtime::access::Access;
 use sublet_runtime::fabrics::own_host;
 use tracing::warn;
 
+use crate::connections::Connections;
 use crate::gate::Gate;
 use crate::images::Images;
 use crate::journal::Journal;
@@ -102,6 +103,7 @@ use crate::state::{StateFolder, system, utf8};
 
 pub use crate::capacity::{MAX_SHARED_CORES, MAX_WORKERS_PER_CORE, SharedCores};
 pub use crate::command::{command, sandboxes};
+pub use crate::connections::{ConnectionLimits, MAX_UNAUTHENTICATED};
 pub use crate::gate::{Network, automatic_fabrics};
 pub use crate::logs::{LOGS, read_log};
 pub use crate::node::Clients;
@@ -150,6 +152,8 @@ pub struct Options {
     pub rack: String,
     /// Whose clients it serves.
     pub clients: Clients,
+    /// How many connections without a ticket there may be.
+    pub connections: ConnectionLimits,
     /// How clients of other machines come, if they may.
     pub network: Option<Network>,
 }
@@ -228,7 +232,7 @@ impl Drop for Agent {
         let reason = Error::new(Code::LeaseEnded, format!("the agent of node {name} is stopping"));
         self.node.ledger.close(&reason);
         self.node.stopping.raise();
-        self.node.gate.iter().for_each(|gate| gate.strangers.close());
+        self.node.connections.close();
         for acceptor in self.acceptors.drain(..) {
             join(Some(acceptor));
         }
@@ -312,6 +316,7 @@ fn node(
         stopping: Signal::new()?,
         idle_timeout: options.idle_timeout,
         clients: options.clients,
+        connections: Connections::new(options.connections),
         description,
         gate,
         serving: Mutex::default(),

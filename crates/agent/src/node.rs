@@ -10,6 +10,7 @@ use sublet_fabric::progress::Progress;
 use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Error, pu};
 
+use crate::connections::Connections;
 use crate::gate::Gate;
 use crate::images::Images;
 use crate::kernels::Kernels;
@@ -66,6 +67,8 @@ pub(crate) struct Node {
     /// Of leases that do not say themselves how long they may be idle.
     pub(crate) idle_timeout: Option<Duration>,
     pub(crate) clients: Clients,
+    /// Those that have shown no ticket.
+    pub(crate) connections: Arc<Connections>,
     /// Where clients of other machines come, if they may.
     pub(crate) gate: Option<Gate>,
     /// Serves the memory of segments to clients of other machines, from the first one on.

@@ -8,22 +8,20 @@ use sublet_fabric::connection::Connection;
 use sublet_fabric::greeting::{Greeting, Kind};
 use sublet_fabric::remote::RemoteSocket;
 use sublet_proto::{Code, Error};
-use tracing::info;
 
 use crate::connection;
+use crate::connections::Entry;
 use crate::node::Node;
 use crate::shim::bridge;
-use crate::strangers::Stranger;
 
 /// The body of a connection's thread.
-pub(crate) fn receive(node: &Arc<Node>, socket: TcpStream, stranger: Stranger) {
-    let from = socket.peer_addr().map_or_else(|_| "an address unknown".to_owned(), |from| from.to_string());
-    if let Err(error) = greet(node, socket, stranger) {
-        info!(from, code = %error.code, %error, "a connection was refused");
+pub(crate) fn receive(node: &Arc<Node>, socket: TcpStream, entry: Entry) {
+    if let Err(error) = greet(node, socket, entry) {
+        node.connections.note_refused(&error);
     }
 }
 
-fn greet(node: &Arc<Node>, socket: TcpStream, stranger: Stranger) -> Result<(), Error> {
+fn greet(node: &Arc<Node>, socket: TcpStream, entry: Entry) -> Result<(), Error> {
     let gate =
         node.gate.as_ref().ok_or_else(|| Error::new(Code::Internal, "a connection through no port"))?;
     let greeting = Greeting::receive(&socket)?;
@@ -32,11 +30,11 @@ fn greet(node: &Arc<Node>, socket: TcpStream, stranger: Stranger) -> Result<(), 
             Some(arrived) => arrived,
             None => gate.links.arrive(link, socket, greeting),
         },
-        Kind::Bridge(link) => bridge::carry(node, &link, &socket, &greeting, || drop(stranger)),
+        Kind::Bridge(link) => bridge::carry(node, &link, &socket, &greeting, || drop(entry)),
         Kind::Control => {
             greeting.accept(&socket)?;
             let remote = RemoteSocket::accept(socket, &gate.identity)?;
-            connection::serve(node, Connection::Remote(remote), || drop(stranger));
+            connection::serve(node, Connection::Remote(remote), entry);
             Ok(())
         }
     }

@@ -16,7 +16,7 @@ use tonic::body::Body;
 use tonic::codegen::{Service, http};
 
 use crate::clock::Clock;
-use crate::listen::Peer;
+use crate::listen::{Busy, Peer};
 use crate::names::{UNVERIFIED, of_user};
 use crate::tokens::{Record, Shown, TokenId, Tokens, Verdict};
 
@@ -177,10 +177,7 @@ impl Gate {
 
     /// Who calls, without waiting for the store.
     fn identify(&self, peer: Option<&Peer>, header: Option<&http::HeaderValue>) -> Result<Identity, Error> {
-        let local = match peer {
-            Some(Peer::User(uid)) => Some(self.users.get(*uid)?),
-            Some(Peer::Remote(_)) | None => None,
-        };
+        let local = peer.and_then(|peer| peer.uid).map(|uid| self.users.get(uid)).transpose()?;
         let Some(header) = header else {
             let missing =
                 || Error::new(Code::Unauthenticated, "an access token is needed, and none was shown");
@@ -193,10 +190,11 @@ impl Gate {
         }
     }
 
-    /// As [`Gate::look_up`], for somebody who asks for a lease.
-    pub(crate) async fn look_up_user(&self, shown: &Shown) -> Result<Identity, Error> {
+    /// As [`Gate::look_up`], for a request for a lease, by a connection if it is known by which.
+    pub(crate) async fn look_up_user(&self, shown: &Shown, peer: Option<&Peer>) -> Result<Identity, Error> {
         let identity = self.look_up(shown).await?;
         identity.check_role(REQUEST_LEASE, USERS)?;
+        peer.map_or(Ok(()), |peer| peer.place.identify(&identity))?;
         Ok(identity)
     }
 
@@ -267,33 +265,58 @@ where
             let message = format!("there is no method {}", request.uri().path());
             return refuse(Error::new(Code::Protocol, message));
         };
-        let identity = self.gate.identify(request.extensions().get(), request.headers().get(HEADER));
+        let peer = request.extensions().get::<Peer>().cloned();
+        let identity = self.gate.identify(peer.as_ref(), request.headers().get(HEADER));
+        let busy = peer.map(|peer| peer.place.begin());
         match identity {
             Err(error) => refuse(error),
             Ok(Identity { standing: Standing::Pending(shown), .. }) if method != REQUEST_LEASE => {
                 let (gate, inner) = (Arc::clone(&self.gate), self.inner.clone());
                 Box::pin(async move {
                     let looked_up = gate.look_up(&shown).await;
-                    let checked = looked_up
-                        .and_then(|identity| identity.check_role(method, allowed).map(|()| identity));
+                    let checked = looked_up.and_then(|identity| {
+                        identity.check_role(method, allowed)?;
+                        admit(busy.as_ref(), &identity).map(|()| identity)
+                    });
                     match checked {
-                        Ok(identity) => forward(inner, request, identity).await,
+                        Ok(identity) => forward(inner, request, identity, busy).await,
                         Err(error) => Ok(error.into_status().into_http()),
                     }
                 })
             }
-            Ok(identity) => match identity.check_role(method, allowed) {
-                Ok(()) => {
-                    request.extensions_mut().insert(identity);
-                    self.inner.call(request)
+            Ok(identity) => {
+                let checked =
+                    identity.check_role(method, allowed).and_then(|()| admit(busy.as_ref(), &identity));
+                match checked {
+                    Ok(()) => {
+                        request.extensions_mut().insert(identity);
+                        let replying = self.inner.call(request);
+                        Box::pin(async move {
+                            let _busy = busy;
+                            replying.await
+                        })
+                    }
+                    Err(error) => refuse(error),
                 }
-                Err(error) => refuse(error),
-            },
+            }
         }
     }
 }
 
-async fn forward<S>(mut inner: S, mut request: http::Request<Body>, identity: Identity) -> Reply
+/// Counts a connection for whom it has proved to be of. A token that is still being verified proves nothing.
+fn admit(busy: Option<&Busy>, identity: &Identity) -> Result<(), Error> {
+    match (busy, &identity.standing) {
+        (Some(busy), Standing::Verified) => busy.place().identify(identity),
+        _ => Ok(()),
+    }
+}
+
+async fn forward<S>(
+    mut inner: S,
+    mut request: http::Request<Body>,
+    identity: Identity,
+    _busy: Option<Busy>,
+) -> Reply
 where
     S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
 {

@@ -7,7 +7,7 @@
 //!       shell.rs      the core among threads
 //!          core.rs    every decision, without clock, chance or I/O
 //!       ledger.rs     what was used; bill.rs, what it costs
-//!       packages.rs   what is run; tenants.rs, who may have how much
+//!       packages.rs   what is run, as uploads.rs receives it; tenants.rs, who may have how much
 //!       graphs.rs     applications of several components; runs.rs, what a run has come to
 //!       fleet.rs      the other managers of the store
 //!    database.rs      the store, off the threads that serve
@@ -47,6 +47,7 @@ pub mod store;
 mod tenants;
 mod tls;
 mod tokens;
+mod uploads;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -62,7 +63,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 
 pub use bill::{MAX_LINES, MAX_MINUTES};
-pub use listen::MAX_CONNECTIONS;
+pub use listen::{ConnectionLimits, MAX_CONNECTIONS};
 pub use names::MAX_NAME_BYTES;
 pub use tls::Tls;
 pub use tokens::{MAX_LOOKUPS_PER_SECOND, MAX_TOKENS, MAX_UNVERIFIED};
@@ -85,6 +86,7 @@ use crate::store::{NatsOptions, NatsStore, SqliteStore, Store};
 use crate::tenants::Tenants;
 use crate::tls::Certificates;
 use crate::tokens::Tokens;
+use crate::uploads::Uploads;
 
 /// How long calls in progress may take when the manager stops.
 const STOP_GRACE: Duration = Duration::from_millis(500);
@@ -128,6 +130,8 @@ pub struct Options {
     pub prices: Prices,
     /// How many requests may wait for capacity.
     pub queue: QueueLimits,
+    /// How many connections there may be, and of whom.
+    pub connections: ConnectionLimits,
     /// Memory for each core of balanced nodes, if nodes that name no pool are to be told apart by what they have left.
     pub balanced_bytes: Option<u64>,
     /// What its nodes are.
@@ -146,6 +150,7 @@ impl Options {
             store: StoreOptions::Embedded,
             prices: Prices::default(),
             queue: QueueLimits::default(),
+            connections: ConnectionLimits::default(),
             balanced_bytes: None,
             level: Level::Rack,
         }
@@ -213,7 +218,7 @@ impl Manager {
                 .map_err(|error| Error::new(Code::System, format!("a listener has no address: {error}")))
         };
         let addresses = listeners.iter().map(address).collect::<Result<Vec<_>, _>>()?;
-        let Options { socket, advertise, .. } = options.clone();
+        let Options { socket, advertise, connections: limits, .. } = options.clone();
         let opened = blocking(move || open(&options)).await?;
         let Opened { folder, fleet, database, tokens, shell, certificates } = opened;
         let unix = folder::listen(&socket)?;
@@ -237,7 +242,7 @@ impl Manager {
             bills: Bills::new(database.clone()),
             database,
             fleet: Arc::clone(&fleet),
-            uploads: Parts::uploads(),
+            uploads: Uploads::new(),
         });
         let mut chores = JoinSet::new();
         refresh(&shell, &gate, &tenants).await?;
@@ -247,7 +252,8 @@ impl Manager {
         chores.spawn(tick(Arc::clone(&shell)));
         chores.spawn(keep_fresh(Arc::clone(&shell), Arc::clone(&gate), tenants));
         let mut intake = JoinSet::new();
-        let (taker, connections) = Intake::new();
+        let (taker, connections) = Intake::new(&limits);
+        intake.spawn(taker.places().sweep());
         for listener in listeners {
             intake.spawn(taker.clone().tcp(listener, certificates.clone()));
         }

@@ -1,46 +1,43 @@
-//! Connections: taken in from the Unix socket and from TCP, bounded in number, and encrypted before anybody waits.
+//! Listeners: connections are accepted from the Unix socket and from TCP, admitted or refused, and encrypted.
 //!
-//! Each connection holds a place until it is closed. When every place is taken, a further one is closed at once, so
-//! that its client tries another manager or tries again, instead of waiting in a queue that it cannot see. Handshakes
-//! run beside each other, a bounded number at a time, and none of them holds up those who are connected.
+//! Each connection has a [place](places) until it is closed. Handshakes run beside each other: there are as many as there
+//! are places for unauthenticated connections, and none of them delays an authenticated one. What a connection sends
+//! beside its requests is [bounded](frames).
+
+mod frames;
+mod places;
 
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::process::{Resource, getrlimit, setrlimit};
+use sublet_admission::Party;
 use sublet_proto::{Code, Error};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
+use tokio::sync::{mpsc, oneshot};
 use tokio_rustls::TlsAcceptor;
 use tonic::transport::server::Connected;
 
 use crate::tls::Certificates;
+use frames::{Flood, Frames};
+pub(crate) use places::{Busy, Place, Places};
+pub use places::{ConnectionLimits, MAX_CONNECTIONS};
 
-/// Connections of one manager at the same time, if it may have so many files open.
-pub const MAX_CONNECTIONS: usize = 16_384;
-/// File descriptors that are not connections': listeners, the store, the runtime's own.
-const OTHER_FILES: u64 = 128;
-/// TLS handshakes at the same time; further connections wait for their turn.
-const MAX_HANDSHAKES: usize = 256;
-/// How long a connection may take from its first byte until it is encrypted, its turn included.
-const HANDSHAKE: Duration = Duration::from_secs(20);
 /// How long listening pauses when the system has no more descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Connections that are ready and not yet served.
 const READY_AHEAD: usize = 64;
 
-/// Who is at the other end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Peer {
-    /// A process of this user, on the manager's own Unix socket.
-    User(u32),
-    /// Somebody on the network, of whom only the address is known.
-    Remote(SocketAddr),
+/// The other end of a connection.
+#[derive(Clone)]
+pub(crate) struct Peer {
+    /// The user of its process, if it came by the manager's own Unix socket.
+    pub(crate) uid: Option<u32>,
+    pub(crate) place: Arc<Place>,
 }
 
 trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -50,111 +47,105 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 pub(crate) struct Connection {
     stream: Box<dyn Duplex>,
     peer: Peer,
-    _place: OwnedSemaphorePermit,
+    frames: Frames,
+    /// Completes when the connection is to be closed.
+    closed: oneshot::Receiver<()>,
 }
 
 impl Connected for Connection {
     type ConnectInfo = Peer;
 
     fn connect_info(&self) -> Peer {
-        self.peer
+        self.peer.clone()
     }
 }
 
-/// Takes connections in from every listener of one manager.
+/// Accepts connections from every listener of one manager.
 #[derive(Clone)]
 pub(crate) struct Intake {
-    places: Arc<Semaphore>,
-    handshakes: Arc<Semaphore>,
+    places: Arc<Places>,
     ready: mpsc::Sender<io::Result<Connection>>,
 }
 
 impl Intake {
-    /// With what it takes in. Raises this process's limit of open files as far as it may.
-    pub(crate) fn new() -> (Intake, mpsc::Receiver<io::Result<Connection>>) {
+    /// The intake, and the connections that it admits.
+    pub(crate) fn new(limits: &ConnectionLimits) -> (Intake, mpsc::Receiver<io::Result<Connection>>) {
         let (ready, connections) = mpsc::channel(READY_AHEAD);
-        let places = Arc::new(Semaphore::new(places()));
-        (Intake { places, handshakes: Arc::new(Semaphore::new(MAX_HANDSHAKES)), ready }, connections)
+        (Intake { places: Places::new(limits), ready }, connections)
+    }
+
+    /// The places of its connections.
+    pub(crate) fn places(&self) -> Arc<Places> {
+        self.places.clone()
     }
 
     /// Serves the Unix socket until it is aborted.
     pub(crate) async fn unix(self, listener: UnixListener) {
         loop {
-            let Some((stream, _)) = accepted(listener.accept().await).await else { continue };
-            let Some(place) = self.place() else { continue };
+            let Some((stream, _)) = self.accepted(listener.accept().await).await else { continue };
             // Only a socket of this kernel has a peer; without one it is nobody's.
             let Ok(credentials) = stream.peer_cred() else { continue };
-            let _ = self.ready.send(Ok(local(stream, credentials.uid(), place))).await;
+            let uid = credentials.uid();
+            let is_operator = uid == 0 || uid == rustix::process::geteuid().as_raw();
+            let party = if is_operator { Party::Operator } else { Party::User(uid) };
+            let Some((place, closed)) = self.places.enter(party) else { continue };
+            self.serve(Box::new(stream), Peer { uid: Some(uid), place }, closed).await;
         }
     }
 
     /// Serves a TCP listener until it is aborted.
     pub(crate) async fn tcp(self, listener: TcpListener, certificates: Option<Arc<Certificates>>) {
         loop {
-            let Some((stream, peer)) = accepted(listener.accept().await).await else { continue };
-            let Some(place) = self.place() else { continue };
-            let (intake, certificates) = (self.clone(), certificates.clone());
-            tokio::spawn(async move {
-                let encrypted = tokio::time::timeout(HANDSHAKE, intake.encrypt(stream, certificates)).await;
-                match encrypted {
-                    Ok(Ok(stream)) => {
-                        let connection = Connection { stream, peer: Peer::Remote(peer), _place: place };
-                        let _ = intake.ready.send(Ok(connection)).await;
-                    }
-                    Ok(Err(error)) => tracing::debug!(%peer, %error, "a connection was not encrypted"),
-                    Err(_) => tracing::debug!(%peer, "a connection was not encrypted in time"),
-                }
-            });
+            let Some((stream, from)) = self.accepted(listener.accept().await).await else { continue };
+            let Some((place, closed)) = self.places.enter(Party::at(from.ip())) else { continue };
+            tokio::spawn(self.clone().greet(stream, (from, place), closed, certificates.clone()));
         }
     }
 
-    fn place(&self) -> Option<OwnedSemaphorePermit> {
-        let place = Arc::clone(&self.places).try_acquire_owned().ok();
-        if place.is_none() {
-            tracing::debug!("a connection is refused: every place is taken");
-        }
-        place
-    }
-
-    async fn encrypt(
-        &self,
+    /// Encrypts a connection and serves it, unless its place is taken from it meanwhile.
+    async fn greet(
+        self,
         stream: TcpStream,
+        (from, place): (SocketAddr, Arc<Place>),
+        mut closed: oneshot::Receiver<()>,
         certificates: Option<Arc<Certificates>>,
-    ) -> io::Result<Box<dyn Duplex>> {
-        stream.set_nodelay(true)?;
-        let Some(certificates) = certificates else { return Ok(Box::new(stream)) };
-        let _turn = self.handshakes.acquire().await.map_err(io::Error::other)?;
-        Ok(Box::new(TlsAcceptor::from(certificates.current()).accept(stream).await?))
+    ) {
+        let encrypted = tokio::select! {
+            encrypted = encrypt(stream, certificates) => encrypted,
+            _ = &mut closed => return,
+        };
+        match encrypted {
+            Ok(stream) => self.serve(stream, Peer { uid: None, place }, closed).await,
+            Err(error) => tracing::debug!(%from, %error, "a connection was not encrypted"),
+        }
     }
-}
 
-fn local(stream: UnixStream, uid: u32, place: OwnedSemaphorePermit) -> Connection {
-    Connection { stream: Box::new(stream), peer: Peer::User(uid), _place: place }
-}
+    async fn serve(&self, stream: Box<dyn Duplex>, peer: Peer, closed: oneshot::Receiver<()>) {
+        peer.place.shaken();
+        let connection = Connection { stream, peer, frames: Frames::new(Instant::now()), closed };
+        // Whoever served them may have stopped.
+        let _ = self.ready.send(Ok(connection)).await;
+    }
 
-/// What was accepted, if anything; where descriptors are short, after a while.
-async fn accepted<T>(result: io::Result<T>) -> Option<T> {
-    match result {
-        Ok(accepted) => Some(accepted),
-        Err(error) => {
-            tracing::warn!(%error, "a connection cannot be accepted");
-            tokio::time::sleep(PAUSE).await;
-            None
+    /// What was accepted, if anything; where descriptors are short, after a while.
+    async fn accepted<T>(&self, result: io::Result<T>) -> Option<T> {
+        match result {
+            Ok(accepted) => Some(accepted),
+            Err(error) => {
+                self.places.note("connections cannot be accepted", &error);
+                tokio::time::sleep(PAUSE).await;
+                None
+            }
         }
     }
 }
 
-/// How many connections there is room for.
-fn places() -> usize {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
-    let files = match setrlimit(Resource::Nofile, raised) {
-        Ok(()) => limit.maximum,
-        Err(_) => limit.current,
-    };
-    // Without a limit there is room for all.
-    let files = files.unwrap_or(u64::MAX);
-    usize::try_from(files.saturating_sub(OTHER_FILES)).unwrap_or(usize::MAX).min(MAX_CONNECTIONS)
+async fn encrypt(stream: TcpStream, certificates: Option<Arc<Certificates>>) -> io::Result<Box<dyn Duplex>> {
+    stream.set_nodelay(true)?;
+    match certificates {
+        Some(certificates) => Ok(Box::new(TlsAcceptor::from(certificates.current()).accept(stream).await?)),
+        None => Ok(Box::new(stream)),
+    }
 }
 
 /// Listens on a TCP address.
@@ -169,13 +160,31 @@ pub(crate) async fn bind(address: SocketAddr) -> Result<TcpListener, Error> {
     })
 }
 
+impl Connection {
+    /// Fails once the connection's place was taken from it.
+    fn check(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        match Pin::new(&mut self.closed).poll(context) {
+            Poll::Ready(_) => Err(io::ErrorKind::ConnectionAborted.into()),
+            Poll::Pending => Ok(()),
+        }
+    }
+}
+
 impl AsyncRead for Connection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        self.check(context)?;
+        let before = buffer.filled().len();
+        std::task::ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        let received = &buffer.filled()[before..];
+        if self.frames.received(received, Instant::now) == Err(Flood) {
+            self.peer.place.note("connections were cut", &"they sent floods of HTTP/2 control frames");
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -185,7 +194,10 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+        self.check(context)?;
+        let written = std::task::ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
+        self.frames.sent(written);
+        Poll::Ready(Ok(written))
     }
 
     fn poll_write_vectored(
@@ -193,7 +205,10 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+        self.check(context)?;
+        let written = std::task::ready!(Pin::new(&mut self.stream).poll_write_vectored(context, slices))?;
+        self.frames.sent(written);
+        Poll::Ready(Ok(written))
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -9,17 +9,11 @@ mod nodes;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
-use sublet_proto::package;
-use sublet_proto::v1::PackageChunk;
 use sublet_proto::v1::manager_server::ManagerServer;
 use sublet_proto::v1::nodes_server::{self, NodesServer};
-use sublet_proto::{Code, Error};
-use tokio::sync::{Semaphore, SemaphorePermit};
 use tonic::body::Body;
 use tonic::codegen::http;
-use tonic::{Status, Streaming};
 
 use crate::auth::{Gate, Replying};
 use crate::bill::Bills;
@@ -30,11 +24,7 @@ use crate::packages::Packages;
 use crate::runs::Runs;
 use crate::shell::Shell;
 use crate::tenants::Tenants;
-
-/// Packages that are received at the same time; each may take [`package::MAX_PACKAGE_BYTES`] of memory.
-const MAX_UPLOADS: usize = 2;
-/// How long an upload may stand still.
-const UPLOAD_IDLE: Duration = Duration::from_secs(10);
+use crate::uploads::Uploads;
 
 /// Both services, for as many connections as there are.
 #[derive(Clone)]
@@ -51,18 +41,12 @@ pub(crate) struct Parts {
     pub(crate) runs: Runs,
     pub(crate) bills: Bills,
     pub(crate) fleet: Arc<Fleet>,
-    pub(crate) uploads: Semaphore,
+    pub(crate) uploads: Uploads,
 }
 
 impl Service {
     pub(crate) fn new(parts: Parts) -> Service {
         Service(Arc::new(parts))
-    }
-}
-
-impl Parts {
-    pub(crate) fn uploads() -> Semaphore {
-        Semaphore::new(MAX_UPLOADS)
     }
 }
 
@@ -96,30 +80,6 @@ impl tonic::codegen::Service<http::Request<Body>> for Methods {
             self.nodes.call(request)
         } else {
             self.manager.call(request)
-        }
-    }
-}
-
-async fn permit(semaphore: &Semaphore) -> Result<SemaphorePermit<'_>, Status> {
-    semaphore.acquire().await.map_err(|_| Status::unavailable("the manager stops"))
-}
-
-/// Gathers an encoded package, which cannot grow beyond its limit.
-async fn receive(mut chunks: Streaming<PackageChunk>) -> Result<Vec<u8>, Status> {
-    let mut encoded = Vec::new();
-    while let Some(chunk) = next_chunk(&mut chunks).await? {
-        package::check_size((encoded.len() + chunk.data.len()) as u64).map_err(Error::into_status)?;
-        encoded.extend_from_slice(&chunk.data);
-    }
-    Ok(encoded)
-}
-
-async fn next_chunk(chunks: &mut Streaming<PackageChunk>) -> Result<Option<PackageChunk>, Status> {
-    match tokio::time::timeout(UPLOAD_IDLE, chunks.message()).await {
-        Ok(chunk) => chunk,
-        Err(_) => {
-            let message = format!("the upload stood still for {} s", UPLOAD_IDLE.as_secs());
-            Err(Error::new(Code::Protocol, message).into_status())
         }
     }
 }

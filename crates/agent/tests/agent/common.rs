@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use prost::Message;
-use sublet_agent::{Agent, Clients, Options, Warm};
+use sublet_agent::{Agent, Clients, ConnectionLimits, Options, Warm};
 use sublet_fabric::packet::{Packet, PacketSocket};
 use sublet_proto::ticket::Signing;
 use sublet_proto::v1::agent_to_client::Body as FromAgent;
@@ -457,6 +457,7 @@ pub fn options(folder: &Path, does: &str) -> Options {
         pool: None,
         rack: String::new(),
         clients: Clients::OwnUser,
+        connections: ConnectionLimits::default(),
         network: None,
     }
 }

@@ -20,11 +20,12 @@ use sublet_proto::v1::{
 use sublet_proto::{Code, Error, decode};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{Parts, Service, permit, receive};
+use super::{Parts, Service};
 use crate::auth::{Identity, Standing as Known, caller};
 use crate::core::{LeaseId, Level, Locality, Node, Refusals, Standing, Terms, may_run_on};
 use crate::database::blocking;
 use crate::ledger::Record;
+use crate::listen::Peer;
 use crate::reply::{ReplyList, within_reply};
 use crate::shell::{Given, Wanted, active_leases, parse_lease};
 use crate::store::keys;
@@ -41,9 +42,9 @@ impl Manager for Service {
         &self,
         request: Request<Streaming<PackageChunk>>,
     ) -> Result<Response<DeployReply>, Status> {
-        let _upload = permit(&self.0.uploads).await?;
-        let encoded = Arc::new(receive(request.into_inner()).await?);
-        answer(self.0.deploy(encoded).await)
+        let tenant = caller(&request)?.tenant;
+        let upload = self.0.uploads.receive(&tenant, request.into_inner()).await?;
+        answer(self.0.deploy(upload.encoded.clone()).await)
     }
 
     async fn resolve(&self, request: Request<ResolveRequest>) -> Result<Response<PackageInfo>, Status> {
@@ -56,13 +57,13 @@ impl Manager for Service {
     }
 
     async fn request_lease(&self, request: Request<LeaseRequest>) -> Result<Response<LeaseGrants>, Status> {
-        let caller = caller(&request)?;
+        let (caller, peer) = (caller(&request)?, request.extensions().get::<Peer>().cloned());
         let asked = request.into_inner();
         let granted = match &caller.standing {
             Known::Verified => self.0.request(&caller, asked).await,
             // Rare and large: the common request's future has no room for it.
             Known::Pending(shown) => {
-                Box::pin(Arc::clone(&self.0).request_pending(&caller, shown.clone(), asked)).await
+                Box::pin(Arc::clone(&self.0).request_pending(&caller, (shown.clone(), peer), asked)).await
             }
         };
         answer(granted.map(|given| self.0.shell.sign(given)))
@@ -262,11 +263,11 @@ impl Parts {
     async fn request_pending(
         self: Arc<Parts>,
         caller: &Identity,
-        shown: Shown,
+        (shown, peer): (Shown, Option<Peer>),
         asked: LeaseRequest,
     ) -> Result<Given, Error> {
         let gate = Arc::clone(&self.gate);
-        let verification = tokio::spawn(async move { gate.look_up_user(&shown).await });
+        let verification = tokio::spawn(async move { gate.look_up_user(&shown, peer.as_ref()).await });
         let verified = async |verification: tokio::task::JoinHandle<Result<Identity, Error>>| {
             let failed = |error| Error::new(Code::Internal, format!("the manager failed: {error}"));
             verification.await.map_err(failed).flatten()

@@ -26,6 +26,7 @@ use crate::shell::Shell;
 use crate::store::SqliteStore;
 use crate::tenants::Tenants;
 use crate::tokens::{Known, MAX_LOOKUPS_PER_SECOND, Tokens};
+use crate::uploads::Uploads;
 
 struct House {
     service: Service,
@@ -64,7 +65,7 @@ async fn house() -> House {
         bills: Bills::new(database.clone()),
         fleet: Arc::new(Fleet::new(database.clone(), peers, 1)),
         database: database.clone(),
-        uploads: Parts::uploads(),
+        uploads: Uploads::new(),
     });
     let house = House { service, elsewhere: tokens(), signing: Signing::from_seed(&SEED), _folder: folder };
     house.service.0.packages.deploy(Arc::new(vec![1]), package(), 0).await.unwrap();

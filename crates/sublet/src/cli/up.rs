@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
-use sublet_agent::{Agent, Clients, Network, Python, SharedCores, Warm};
+use sublet_agent::{Agent, Clients, ConnectionLimits, Network, Python, SharedCores, Warm};
 use sublet_manager::Manager;
 use sublet_proto::network::Fabric;
 use sublet_proto::price::{DEFAULT_PRICE, Prices};
@@ -253,6 +253,7 @@ fn agent_options(arguments: Arguments, state: &Path, programs: Programs) -> subl
         pool: None,
         rack: String::new(),
         clients: Clients::OwnUser,
+        connections: ConnectionLimits::default(),
         network: arguments.listen.map(|listen| Network {
             fabrics: arguments.fabrics,
             encrypt: arguments.encrypt,

@@ -3,7 +3,9 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use sublet_agent::{Clients, Network, Options, Python, SharedCores, Warm};
+use sublet_agent::{
+    Clients, ConnectionLimits, MAX_UNAUTHENTICATED, Network, Options, Python, SharedCores, Warm,
+};
 use sublet_proto::network::{Fabric, host_and_port};
 use sublet_proto::pu::{MAX_NODE_NAME_BYTES, PROCESSOR, check_neighbours, is_node_name, is_processor_kind};
 use sublet_proto::{Error, package};
@@ -222,6 +224,26 @@ pub(crate) const SCHEMA: Schema = Schema {
             shown: Shown::Openly,
         },
         Key {
+            name: "connections.unauthenticated",
+            kind: Kind::Whole,
+            environment: "SUBLET_CONNECTIONS_UNAUTHENTICATED",
+            flag: "connections-unauthenticated",
+            value: "N",
+            help: "Connections that have shown no ticket yet; a later one takes the place of the oldest",
+            otherwise: Otherwise::Means("256, or what the limit of open files (ulimit -n) allows"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "connections.per_party",
+            kind: Kind::Whole,
+            environment: "SUBLET_CONNECTIONS_PER_PARTY",
+            flag: "connections-per-party",
+            value: "N",
+            help: "Such connections of one user of this machine, or of one address (IPv6: of one network of 64 bits)",
+            otherwise: Otherwise::Means("a quarter of connections.unauthenticated"),
+            shown: Shown::Openly,
+        },
+        Key {
             name: "lend_network",
             kind: Kind::Switch,
             environment: "SUBLET_LEND_NETWORK",
@@ -360,6 +382,7 @@ pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
         pool: settings.value("pool", pool)?,
         rack: settings.value("rack", |text| Ok(text.to_owned()))?.unwrap_or_default(),
         clients: settings.needed("clients", clients)?,
+        connections: connections(settings)?,
         network: network(settings)?,
         state,
     })
@@ -380,7 +403,21 @@ pub(crate) fn check(settings: &Settings) -> Result<(), Error> {
     settings.needed("pu", processor_kind)?;
     neighbours(settings)?;
     settings.list("devices", device)?;
+    connections(settings)?;
     settings.needed("clients", clients).map(drop)
+}
+
+fn connections(settings: &Settings) -> Result<ConnectionLimits, Error> {
+    let number = |text: &str| whole(text, 1..=MAX_UNAUTHENTICATED as u64).map(|number| number as usize);
+    let unauthenticated = settings.value("connections.unauthenticated", number)?;
+    let per_party = settings.value("connections.per_party", number)?;
+    let most = unauthenticated.unwrap_or(MAX_UNAUTHENTICATED);
+    if per_party.is_some_and(|per_party| per_party > most) {
+        let why =
+            format!("one user or address may have no more than all ({most}: connections.unauthenticated)");
+        return Err(settings.invalid("connections.per_party", &why));
+    }
+    Ok(ConnectionLimits { unauthenticated, per_party })
 }
 
 /// How clients of other machines come, if they may.

@@ -2,17 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use sublet_manager::core::{Level, QueueLimits};
 use sublet_manager::store::NatsOptions;
-use sublet_manager::{Options, StoreOptions, Tls};
+use sublet_manager::{ConnectionLimits, MAX_CONNECTIONS, Options, StoreOptions, Tls};
 use sublet_proto::Error;
 use sublet_proto::price::Prices;
 use sublet_proto::v1::Price;
 use sublet_runtime::access::default_state;
 
 use super::{Configured, Key, Kind, Otherwise, Schema, Settings, Shown};
-use crate::cli::parse::{absolute, size, switch, whole};
+use crate::cli::parse::{absolute, duration, size, switch, whole};
 
 /// `sublet manager`.
 pub(crate) struct Program;
@@ -219,6 +220,76 @@ pub(crate) const SCHEMA: Schema = Schema {
             shown: Shown::Openly,
         },
         Key {
+            name: "connections.total",
+            kind: Kind::Whole,
+            environment: "SUBLET_CONNECTIONS_TOTAL",
+            flag: "connections-total",
+            value: "N",
+            help: "Connections at the same time",
+            otherwise: Otherwise::Means("16384, or what the limit of open files (ulimit -n) allows"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "connections.unauthenticated",
+            kind: Kind::Whole,
+            environment: "SUBLET_CONNECTIONS_UNAUTHENTICATED",
+            flag: "connections-unauthenticated",
+            value: "N",
+            help: "Connections that have shown no valid token yet; a later one takes the place of the oldest",
+            otherwise: Otherwise::Means("an eighth of connections.total, and at most 1024"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "connections.per_address",
+            kind: Kind::Whole,
+            environment: "SUBLET_CONNECTIONS_PER_ADDRESS",
+            flag: "connections-per-address",
+            value: "N",
+            help: "Such connections of one address (IPv6: of one network of 64 bits)",
+            otherwise: Otherwise::Means("a quarter of connections.unauthenticated"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "connections.per_tenant",
+            kind: Kind::Whole,
+            environment: "SUBLET_CONNECTIONS_PER_TENANT",
+            flag: "connections-per-tenant",
+            value: "N",
+            help: "Connections of one tenant",
+            otherwise: Otherwise::Means("a quarter of connections.total"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "connections.handshake",
+            kind: Kind::Text,
+            environment: "SUBLET_CONNECTIONS_HANDSHAKE",
+            flag: "connections-handshake",
+            value: "TIME",
+            help: "Time in which a connection has to be encrypted, as 10s",
+            otherwise: Otherwise::Is("10s"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "connections.first_request",
+            kind: Kind::Text,
+            environment: "SUBLET_CONNECTIONS_FIRST_REQUEST",
+            flag: "connections-first-request",
+            value: "TIME",
+            help: "Time in which it has to show a valid token from then on",
+            otherwise: Otherwise::Is("10s"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "connections.idle",
+            kind: Kind::Text,
+            environment: "SUBLET_CONNECTIONS_IDLE",
+            flag: "connections-idle",
+            value: "TIME",
+            help: "Time without a request after which a connection is closed; its client connects again when it has one",
+            otherwise: Otherwise::Is("15m"),
+            shown: Shown::Openly,
+        },
+        Key {
             name: "pools.balanced",
             kind: Kind::Size,
             environment: "SUBLET_POOLS_BALANCED",
@@ -260,6 +331,7 @@ pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
         store: store(settings)?,
         prices: prices(settings)?,
         queue: queue(settings)?,
+        connections: connections(settings)?,
         balanced_bytes: settings.value("pools.balanced", balanced)?,
         level: level(settings)?,
         listen,
@@ -395,6 +467,44 @@ fn queue(settings: &Settings) -> Result<QueueLimits, Error> {
         return Err(settings.invalid("queue.per_tenant", &why));
     }
     Ok(QueueLimits { total, per_tenant: per_tenant.min(total) })
+}
+
+/// Fewer connections than these serve nobody.
+const LEAST_CONNECTIONS: u64 = 64;
+
+fn connections(settings: &Settings) -> Result<ConnectionLimits, Error> {
+    let number = |text: &str| whole(text, 1..=1 << 20).map(|number| number as usize);
+    let total = |text: &str| whole(text, LEAST_CONNECTIONS..=1 << 20).map(|number| number as usize);
+    let limits = ConnectionLimits {
+        total: settings.value("connections.total", total)?,
+        unauthenticated: settings.value("connections.unauthenticated", number)?,
+        per_address: settings.value("connections.per_address", number)?,
+        per_tenant: settings.value("connections.per_tenant", number)?,
+        handshake: settings.needed("connections.handshake", limit)?,
+        first_request: settings.needed("connections.first_request", limit)?,
+        idle: settings.needed("connections.idle", limit)?,
+    };
+    let total = limits.total.unwrap_or(MAX_CONNECTIONS);
+    let most = limits.unauthenticated.unwrap_or(total / 4);
+    let parts = [
+        ("connections.unauthenticated", limits.unauthenticated, total / 4, "a quarter of connections.total"),
+        ("connections.per_address", limits.per_address, most, "connections.unauthenticated"),
+        ("connections.per_tenant", limits.per_tenant, total, "connections.total"),
+    ];
+    for (name, part, most, of) in parts {
+        if let Some(part) = part.filter(|part| *part > most) {
+            return Err(settings.invalid(name, &format!("{part} is more than {most} ({of})")));
+        }
+    }
+    Ok(limits)
+}
+
+/// A time limit of connections.
+fn limit(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        time if time < Duration::from_millis(100) => Err(format!("{text} is too short; at least 100ms")),
+        time => Ok(time),
+    }
 }
 
 fn balanced(text: &str) -> Result<u64, String> {
