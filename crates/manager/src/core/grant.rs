@@ -29,9 +29,11 @@ impl Core {
         }
         // One that was handed to a rack in vain had its turn, and has it still.
         let turn = if request.refusals.are_any() { Turn::First } else { Turn::Last };
-        let granted = match turn {
-            Turn::First => self.try_grant(now_ms, &request, Pools::NONE),
-            Turn::Last => self.try_grant_in_turn(now_ms, &request),
+        self.postpone(now_ms);
+        let granted = match (self.tenants.held_back_until(tenant, now_ms), turn) {
+            (Some(until_ms), _) => Err(held_back(&self.tenants.get(tenant).name, until_ms - now_ms)),
+            (None, Turn::First) => self.try_grant(now_ms, &request, Pools::NONE),
+            (None, Turn::Last) => self.try_grant_in_turn(now_ms, &request),
         };
         let refused = match granted {
             Ok((granted, pools)) => {
@@ -45,6 +47,9 @@ impl Core {
         let was_there = turn == Turn::First && is_for_want(refused.code);
         let may_come = refused.code == Code::NoCapacity || was_there || !self.nodes.has_any_for(&request);
         let may_wait = may_come && request.wait_ms > 0;
+        if refused.code == Code::NoCapacity {
+            self.tenants.get_mut(tenant).wait(now_ms);
+        }
         let until_ms = now_ms.saturating_add(request.wait_ms);
         let error = if may_wait { self.waiting.push(request, until_ms, turn).err() } else { Some(refused) };
         if let Some(error) = error {
@@ -122,13 +127,24 @@ impl Core {
         if self.waiting.is_empty() {
             return;
         }
+        self.postpone(now_ms);
         let mut waiting = std::mem::replace(&mut self.waiting, Waiting::new(self.queue));
         while waiting.serve(|request, barred| self.serve(now_ms, request, barred, out)) {}
         self.waiting = waiting;
     }
 
+    /// Tenants that let their grants lapse come after those that do not.
+    fn postpone(&mut self, now_ms: u64) {
+        if !self.waiting.is_empty() {
+            self.waiting.postpone(|tenant| self.tenants.held_back_until(tenant, now_ms).is_some());
+        }
+    }
+
     fn serve(&mut self, now_ms: u64, request: &Request, barred: Pools, out: &mut Vec<Action>) -> Served {
         let (tenant, id) = (request.tenant, request.id);
+        if self.tenants.held_back_until(tenant, now_ms).is_some() {
+            return Served::NoRoom;
+        }
         match self.try_grant(now_ms, request, barred) {
             Ok((granted, pools)) => {
                 out.push(granted);
@@ -330,4 +346,13 @@ fn check_lending(lending: Lending, lease: LeaseId, left_ms: u64) -> Result<(), E
         Lending::Reclaimed => (Code::NodeReclaimed, "is being handed back"),
     };
     Err(Error::new(code, format!("lease {lease} ends in {left_ms} ms and cannot be renewed: its node {why}")))
+}
+
+/// Why a tenant waits although there may be room.
+#[cold]
+fn held_back(tenant: &str, left_ms: u64) -> Error {
+    let message = format!(
+        "tenant {tenant} did not attach to leases that it was granted: while others wait, its requests wait for {left_ms} ms"
+    );
+    Error::new(Code::NoCapacity, message)
 }

@@ -12,8 +12,12 @@ use super::ids::{LeaseId, NodeKey};
 use super::lease::{End, Lease, Marks, State};
 use super::messages::{Action, Ended, Joining, LeaseReport, Report, Reported, Running};
 use super::nodes::{Amount, Lending, Node};
+use super::tenants::CONTENTION_MS;
 use super::terms::DEFAULT_OPTIONS;
 use super::{Core, EXPIRY_SLACK_MS, description};
+
+/// A grant that held its resources for so long, and to which nobody attached, has lapsed, even if it was given back then.
+const LAPSE_MS: u64 = 3_000;
 
 impl Core {
     /// Takes a node up, with exactly the leases that its agent says it has. What was granted there and is not among
@@ -253,6 +257,7 @@ impl Core {
         let is_new = lease.state == State::Granted;
         if is_new {
             lease.state = State::Attached;
+            self.tenants.get_mut(lease.tenant).attach();
         }
         let cold_imports = cold_imports.map(Box::new);
         let is_told = lease.cold_imports != cold_imports;
@@ -341,6 +346,9 @@ impl Core {
             let granted = |lease: &&mut Lease| lease.state == State::Granted;
             let Some(lease) = self.leases.get_mut(key).filter(granted) else { continue };
             let is_void = lease.marks.voided_by != 0 && lease.marks.voided_by <= told.answered;
+            let has_lapsed = now_ms.saturating_sub(lease.granted_ms) >= LAPSE_MS;
+            // Whose a provisional lease is has yet to be seen.
+            let costs_turn = has_lapsed && !lease.provisional;
             if is_void || lease.issued_ms.saturating_add(ATTACH_GRACE_MS) < told.clock_ms {
                 let end = match lease.marks.ordered.take() {
                     Some(error) => {
@@ -348,6 +356,9 @@ impl Core {
                     }
                     None => End::because(Code::LeaseEnded, "nobody attached to it in time", now_ms),
                 };
+                if costs_turn {
+                    self.tenants.get_mut(lease.tenant).lapse(now_ms);
+                }
                 self.end(key, end, out);
             } else if let Some(error) = &lease.marks.ordered {
                 reply.end.push((lease.id, error.clone()));
@@ -384,7 +395,10 @@ impl Core {
             self.forget_node(node, out);
         }
         // From one virtual pool to another nodes go by what is leased of them, too.
-        if self.nodes.has_virtual_pools() {
+        // And tenants that are held back may have their turn again.
+        if self.nodes.has_virtual_pools()
+            || self.tenants.are_any_held_back(now_ms.saturating_sub(CONTENTION_MS))
+        {
             self.serve_waiting(now_ms, out);
         }
         self.end_waits(now_ms, out);

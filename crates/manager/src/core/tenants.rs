@@ -9,6 +9,14 @@ use sublet_proto::{Code, Error};
 use super::ids::TenantKey;
 use super::nodes::Amount;
 
+/// How long a tenant's requests are held back after the first grant that it let lapse, in milliseconds; twice as long
+/// after each further one in a row.
+const HELD_BACK_MS: u64 = 10_000;
+/// Grants in a row that lapsed and count: 160 s at most.
+const MAX_LAPSES: u32 = 5;
+/// How long after another tenant had to wait such a tenant is held back for its sake, in milliseconds.
+pub(super) const CONTENTION_MS: u64 = 60_000;
+
 /// A tenant as its manager sees it.
 #[derive(Debug)]
 pub struct Tenant {
@@ -20,6 +28,12 @@ pub struct Tenant {
     pub own: TenantUse,
     /// What it has by other managers, and had spent before this one started.
     pub elsewhere: TenantUse,
+    /// Grants to which it did not attach in time, less those to which it did.
+    lapses: u32,
+    /// Until when its requests are held back for that.
+    held_back_until_ms: u64,
+    /// When a request of it had to wait last; 0: never.
+    waited_ms: u64,
 }
 
 impl Tenant {
@@ -36,6 +50,24 @@ impl Tenant {
     /// It has spent what it may.
     pub(super) fn is_spent(&self) -> bool {
         self.quota.spend_nano.is_some_and(|limit| self.used().spent_nano >= limit)
+    }
+
+    /// It has not attached to a grant in time. Grants that lapse together count once.
+    pub(super) fn lapse(&mut self, now_ms: u64) {
+        if self.held_back_until_ms <= now_ms {
+            self.held_back_until_ms = now_ms.saturating_add(HELD_BACK_MS << self.lapses);
+            self.lapses = (self.lapses + 1).min(MAX_LAPSES - 1);
+        }
+    }
+
+    /// It has attached to a grant.
+    pub(super) fn attach(&mut self) {
+        self.lapses = self.lapses.saturating_sub(1);
+    }
+
+    /// One of its requests has to wait.
+    pub(super) fn wait(&mut self, now_ms: u64) {
+        self.waited_ms = now_ms;
     }
 
     /// Why it may not have these leases as well.
@@ -98,7 +130,9 @@ impl Tenants {
         }
         let (key, name): (_, Arc<str>) = (TenantKey(self.all.len() as u32), name.into());
         let (quota, own, elsewhere) = Default::default();
-        self.all.push(Tenant { name: name.clone(), quota, own, elsewhere });
+        let (lapses, held_back_until_ms, waited_ms) = Default::default();
+        let name_of = name.clone();
+        self.all.push(Tenant { name: name_of, quota, own, elsewhere, lapses, held_back_until_ms, waited_ms });
         self.by_name.insert(name, key);
         key
     }
@@ -109,6 +143,22 @@ impl Tenants {
 
     pub(super) fn get_mut(&mut self, key: TenantKey) -> &mut Tenant {
         &mut self.all[key.0 as usize]
+    }
+
+    /// Until when the requests of a tenant are held back, if they are: it lets grants lapse, and others have to wait.
+    pub(super) fn held_back_until(&self, key: TenantKey, now_ms: u64) -> Option<u64> {
+        let until_ms = Some(self.get(key).held_back_until_ms).filter(|until_ms| *until_ms > now_ms)?;
+        let waits = |other: &Tenant| {
+            other.lapses == 0
+                && other.waited_ms != 0
+                && now_ms < other.waited_ms.saturating_add(CONTENTION_MS)
+        };
+        self.all.iter().any(waits).then_some(until_ms)
+    }
+
+    /// Whether the requests of any tenant were held back at this time or later.
+    pub(super) fn are_any_held_back(&self, at_ms: u64) -> bool {
+        self.all.iter().any(|tenant| tenant.held_back_until_ms > at_ms)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Tenant> {

@@ -2,6 +2,7 @@
 
 mod choices;
 mod global;
+mod lapses;
 mod moved;
 mod near;
 mod neighbours;

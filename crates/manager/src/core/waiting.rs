@@ -2,7 +2,7 @@
 //!
 //! A tenant whose request is too large for what is free now is passed over, but only [`MAX_OVERTAKES`] times: then
 //! nobody is served before it, until it is, or gives up. So no tenant starves another, neither by many requests nor
-//! by small ones. Where it waits for one pool, only what is granted in that counts, and the others stay open.
+//! by small ones. A tenant that lets its grants lapse [loses its turn](Waiting::postpone). Where it waits for one pool, only what is granted in that counts, and the others stay open.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -46,11 +46,20 @@ pub(super) struct Waiting {
     len: usize,
     /// Grants since the request whose turn it is could have been served, had there been room.
     overtakes: u32,
+    /// The tenant whose turn it is is held back: all that wait are. It bars nobody.
+    is_first_held_back: bool,
 }
 
 impl Waiting {
     pub(super) fn new(limits: QueueLimits) -> Waiting {
-        Waiting { limits, of_tenants: BTreeMap::new(), turns: VecDeque::new(), len: 0, overtakes: 0 }
+        Waiting {
+            limits,
+            of_tenants: BTreeMap::new(),
+            turns: VecDeque::new(),
+            len: 0,
+            overtakes: 0,
+            is_first_held_back: false,
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -69,12 +78,25 @@ impl Waiting {
 
     /// Where nobody may be served before the one whose turn it is.
     pub(super) fn barred(&self) -> Pools {
-        if self.overtakes >= MAX_OVERTAKES { self.first() } else { Pools::NONE }
+        if self.overtakes >= MAX_OVERTAKES && !self.is_first_held_back { self.first() } else { Pools::NONE }
     }
 
     /// Somebody has got something in these pools who came later.
     pub(super) fn overtaken(&mut self, pools: Pools) {
         self.overtakes = self.overtakes.saturating_add(u32::from(self.first().meets(pools)));
+    }
+
+    /// The turns of tenants that are held back come after those of all others.
+    pub(super) fn postpone(&mut self, is_held_back: impl Fn(TenantKey) -> bool) {
+        let first = self.turns.front().copied();
+        let (held_back, mut turns): (VecDeque<_>, VecDeque<_>) =
+            self.turns.drain(..).partition(|&tenant| is_held_back(tenant));
+        self.is_first_held_back = turns.is_empty();
+        turns.extend(held_back);
+        self.turns = turns;
+        if self.turns.front().copied() != first {
+            self.overtakes = 0;
+        }
     }
 
     /// Takes a request in, or says that there are too many.
