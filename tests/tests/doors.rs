@@ -1,0 +1,445 @@
+//! Listeners under attack: connections that are silent, slow or flooding, and requests that block others, keep neither
+//! users nor the operator from being served.
+
+#![allow(clippy::unwrap_used)]
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
+use std::os::fd::OwnedFd;
+use std::pin::Pin;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+use rustix::process::{Resource, Rlimit, Uid, getrlimit, setrlimit};
+use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use sublet::{Access, Allocation, Code, Invoker};
+use sublet_fabric::packet::PacketSocket;
+use sublet_proto::v1::manager_client::ManagerClient;
+use sublet_proto::v1::{CreateTokenRequest, LeaseRequest, PackageChunk, Role};
+use sublet_tests::cluster::{Cluster, Lent, Manager, connect as client};
+use sublet_tests::functions::package;
+use sublet_tests::hand::{ByHand, ask};
+use sublet_tests::platform::assert_echoes;
+use sublet_tests::process::{PATIENCE, wait_until};
+use tonic::Request;
+use tonic::codegen::tokio_stream::Stream;
+
+type Tls = StreamOwned<ClientConnection, TcpStream>;
+
+/// What an HTTP/2 client sends first: the preface, and settings without any.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+/// Unix users that are neither this process's nor root.
+const NOBODY: u32 = 65_534;
+const SOMEBODY: u32 = 54_321;
+
+fn address(manager: &Manager) -> SocketAddrV4 {
+    manager.address.strip_prefix("https://").unwrap().parse().unwrap()
+}
+
+/// Finishes TLS with a manager, and begins HTTP/2 there.
+fn begin_http(cluster: &Cluster) -> std::io::Result<Tls> {
+    let manager = &cluster.managers[0];
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(cluster.ca_file()).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let mut config = builder.unwrap().with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let name = ServerName::from(std::net::IpAddr::V4(manager.ip));
+    let tls = ClientConnection::new(Arc::new(config), name).unwrap();
+    let mut stream = StreamOwned::new(tls, TcpStream::connect(address(manager))?);
+    stream.sock.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(PREFACE)?;
+    stream.flush()?;
+    Ok(stream)
+}
+
+/// The same program with fewer files.
+fn with_files(files: u32, program: &Command) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("ulimit -n {files} && exec \"$0\" \"$@\"")]);
+    command.arg(program.get_program()).args(program.get_args());
+    for (variable, value) in program.get_envs() {
+        match value {
+            Some(value) => command.env(variable, value),
+            None => command.env_remove(variable),
+        };
+    }
+    command
+}
+
+/// A user takes a lease, calls, and gives it back.
+#[track_caller]
+fn assert_leases(access: &Access) {
+    let mut user = client(access);
+    user.allocate(&Allocation::new(package("calls.c")).wait(PATIENCE))
+        .unwrap_or_else(|error| panic!("{error}"));
+    assert_echoes(&user);
+    user.deallocate().unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
+fn silent_connections_do_not_delay_handshakes_of_users() {
+    let cluster = Cluster::with_agents(1);
+    let user = cluster.user("somebody");
+    assert_leases(&user);
+    let silent: Vec<_> =
+        (0..300).map(|_| TcpStream::connect(address(&cluster.managers[0])).unwrap()).collect();
+    for _ in 0..5 {
+        assert_leases(&user);
+    }
+    drop(silent);
+}
+
+#[test]
+fn operator_and_agents_are_served_while_strangers_fill_all_places() {
+    let mut cluster = Cluster::with_agents(1);
+    let user = cluster.user("somebody");
+    cluster.managers[0].restart_with(|command| *command = with_files(400, command));
+    wait_until("the agent is back", || cluster.managers[0].hears_of("node-0"));
+    // More than a manager with so few files has places for.
+    let strangers: Vec<_> = (0..272).filter_map(|_| begin_http(&cluster).ok()).collect();
+    for _ in 0..3 {
+        cluster.json(&["ps", "--nodes"]);
+        assert!(cluster.managers[0].hears_of("node-0"), "the agent has lost its connection");
+        assert_leases(&user);
+    }
+    drop(strangers);
+}
+
+#[test]
+fn tenant_with_all_its_connections_leaves_places_to_others() {
+    let mut cluster = Cluster::with_agents(1);
+    let (greedy, other) = (cluster.user("greedy"), cluster.user("other"));
+    cluster.managers[0].restart_with(|command| {
+        command.args(["--connections-total", "64", "--connections-per-tenant", "4"]);
+    });
+    wait_until("the agent is back", || cluster.managers[0].hears_of("node-0"));
+    let kept: Vec<_> = (0..4).map(|_| client(&greedy)).collect();
+    for invoker in &kept {
+        invoker.manager().nodes().unwrap();
+    }
+    let refused =
+        Invoker::connect_with(greedy.clone()).and_then(|invoker| invoker.manager().nodes()).unwrap_err();
+    assert!(refused.code == Code::TryLater && refused.message.contains("greedy"), "{refused}");
+    assert_leases(&other);
+    kept[0].manager().nodes().unwrap();
+}
+
+#[test]
+fn connections_without_a_token_are_closed_in_time() {
+    let mut cluster = Cluster::with_agents(0);
+    cluster.managers[0].restart_with(|command| {
+        command.args(["--connections-handshake", "500ms", "--connections-first-request", "500ms"]);
+    });
+    let mut silent = TcpStream::connect(address(&cluster.managers[0])).unwrap();
+    silent.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut encrypted = begin_http(&cluster).unwrap();
+    assert!(is_ended(&mut silent) && is_ended(&mut encrypted));
+}
+
+/// Reads until the other end closes; false if it does not.
+fn is_ended(stream: &mut impl Read) -> bool {
+    let mut bytes = [0; 4096];
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                return false;
+            }
+            Err(_) => return true,
+        }
+    }
+}
+
+#[test]
+fn floods_of_control_frames_are_cut() {
+    let cluster = Cluster::with_agents(0);
+    let frame = |kind: u8, payload: &[u8], stream: u8| {
+        let mut frame = vec![0, 0, payload.len() as u8, kind, 0, 0, 0, 0, stream];
+        frame.extend_from_slice(payload);
+        frame
+    };
+    let floods = [
+        ("PING", frame(6, &[7; 8], 0)),
+        ("SETTINGS", frame(4, &[], 0)),
+        ("PRIORITY", frame(2, &[0, 0, 0, 0, 16], 1)),
+        ("WINDOW_UPDATE", frame(8, &[0, 0, 0, 1], 0)),
+    ];
+    for (name, frame) in floods {
+        let mut stream = begin_http(&cluster).unwrap();
+        let many = frame.repeat(1000);
+        let mut sent = 0;
+        // The kernel's buffers take some; the connection itself ends after about a thousand frames.
+        let is_cut = (0..1000).any(|_| {
+            sent += 1000;
+            stream.write_all(&many).and_then(|()| stream.flush()).is_err()
+        });
+        assert!(is_cut, "a flood of {sent} {name} frames was served");
+    }
+    cluster.json(&["ps"]);
+    wait_until("it is logged", || cluster.managers[0].log().contains("HTTP/2 control frames"));
+}
+
+/// An upload that sends a byte each 3 s, for ever.
+struct Trickle(tokio::time::Interval);
+
+impl Stream for Trickle {
+    type Item = PackageChunk;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<PackageChunk>> {
+        self.0.poll_tick(context).map(|_| Some(PackageChunk { data: vec![0] }))
+    }
+}
+
+#[test]
+fn trickling_uploads_delay_nobody_and_are_ended() {
+    let cluster = Cluster::with_agents(1);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let begun = Arc::new(AtomicUsize::new(0));
+    let trickling: Vec<_> = ["slow-1", "slow-1", "slow-2", "slow-3"]
+        .map(|tenant| {
+            let (access, begun) = (cluster.user(tenant), begun.clone());
+            runtime.spawn(async move {
+                let trickle = Trickle(tokio::time::interval(Duration::from_secs(3)));
+                let request = access.authorize(Request::new(trickle));
+                let mut manager = ManagerClient::new(access.channel(0).unwrap());
+                begun.fetch_add(1, Ordering::Relaxed);
+                tokio::time::timeout(PATIENCE, manager.deploy(request)).await
+            })
+        })
+        .into();
+    wait_until("they have begun", || begun.load(Ordering::Relaxed) == trickling.len());
+    std::thread::sleep(Duration::from_millis(500));
+    // Its package has never been deployed before.
+    assert_leases(&cluster.user("quick"));
+    for trickle in trickling {
+        let ended = runtime.block_on(trickle).unwrap().expect("a trickling upload is ended");
+        let error = sublet::Error::from_status(&ended.unwrap_err());
+        assert!(error.code == Code::Protocol && error.message.contains("too slow"), "{error}");
+    }
+}
+
+#[test]
+fn grants_that_lapse_cost_their_tenant_its_turn() {
+    let cluster = Cluster::with_agents(1);
+    let (greedy, other) = (cluster.user("greedy"), cluster.user("other"));
+    assert_leases(&other);
+    let digest = cluster.json(&["ps"])["packages"][0]["digest"].as_str().unwrap().to_owned();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let granted = Arc::new(AtomicUsize::new(0));
+    let asking: Vec<_> = (0..20)
+        .map(|_| {
+            let (access, granted, package) = (greedy.clone(), granted.clone(), digest.clone());
+            runtime.spawn(async move {
+                let request = LeaseRequest { package, cores: 1, wait_ms: 120_000, ..LeaseRequest::default() };
+                let request = access.authorize(Request::new(request));
+                let mut manager = ManagerClient::new(access.channel(0).unwrap());
+                if manager.request_lease(request).await.is_ok() {
+                    granted.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    wait_until("the core is granted", || granted.load(Ordering::Relaxed) == 1);
+    for _ in 0..4 {
+        assert_leases(&other);
+    }
+    let granted = granted.load(Ordering::Relaxed);
+    assert!(
+        granted <= 2,
+        "{granted} grants to a tenant that attaches to none came between 4 leases of another"
+    );
+    asking.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// Does something in a thread of another user.
+fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> T {
+    let acting = || {
+        let uid = Uid::from_raw(uid);
+        rustix::thread::set_thread_res_uid(uid, uid, uid).expect("root may become any user");
+        act()
+    };
+    let acted = std::thread::scope(|scope| scope.spawn(acting).join());
+    acted.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+#[test]
+fn idle_connections_of_a_user_lock_no_other_out_of_the_agents_socket() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become other users");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(folder.path(), mode).unwrap();
+    let socket = folder.path().join("agent.sock");
+    let mut cluster = Cluster::with_agents(0);
+    let path = socket.to_str().unwrap();
+    let more = ["--clients", "all-users", "--socket", path, "--memory", "256MiB"];
+    cluster.add_agent_with(Lent::cores(1), &[&more[..], &["--connections-unauthenticated", "32"]].concat());
+    let user = cluster.user("somebody");
+    assert_leases(&user);
+    let digest = cluster.json(&["ps"])["packages"][0]["digest"].as_str().unwrap().to_owned();
+    let idle: Vec<PacketSocket> =
+        as_user(NOBODY, || (0..133).map(|_| PacketSocket::connect(&socket).unwrap()).collect());
+    for _ in 0..3 {
+        let grant = ask(&user, &digest).unwrap();
+        as_user(SOMEBODY, || {
+            let (agent, attached) = ByHand::show(&grant, &grant.ticket);
+            attached.unwrap_or_else(|error| panic!("{error}"));
+            agent.release();
+        });
+        cluster.wait_until_idle();
+    }
+    let open = idle.iter().filter(|socket| !socket.is_closed()).count();
+    assert!(open <= 8, "a user keeps {open} connections without a ticket, and may have a quarter of 32");
+    let mut drain = cluster.agents[0].told(&["--drain", "--socket", path]);
+    let drained = drain.output().unwrap();
+    assert!(drained.status.success(), "{}", String::from_utf8_lossy(&drained.stderr));
+}
+
+#[test]
+fn refusals_are_logged_by_rate() {
+    let cluster = Cluster::with_agents(1);
+    let node = cluster.node("node-0").unwrap().description.unwrap();
+    let agent: SocketAddr = node.network.unwrap().address.parse().unwrap();
+    let manager = SocketAddr::V4(address(&cluster.managers[0]));
+    for _ in 0..1500 {
+        for address in [agent, manager] {
+            // Not Sublet's language; a connection that is cut meanwhile is refused as well.
+            let _ =
+                TcpStream::connect(address).and_then(|mut socket| socket.write_all(b"GET / HTTP/1.0\r\n"));
+        }
+    }
+    wait_until("refusals are logged", || cluster.agents[0].log().contains("refused"));
+    for (name, log) in [("agent", cluster.agents[0].log()), ("manager", cluster.managers[0].log())] {
+        let lines = log.lines().count();
+        assert!(lines < 100, "the {name} logged {lines} lines:\n{}", &log[..log.len().min(4000)]);
+    }
+    cluster.assert_serves();
+}
+
+/// Keeps connections from many addresses open, and makes those anew that the manager closes.
+struct Attack {
+    stop: Arc<AtomicBool>,
+    made: Arc<AtomicUsize>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+const ADDRESSES: usize = 100;
+const THREADS: usize = 4;
+
+impl Attack {
+    fn begin(target: SocketAddrV4, connections: usize) -> Attack {
+        let (stop, made) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let begin = |thread: usize| {
+            let (stop, made) = (stop.clone(), made.clone());
+            std::thread::spawn(move || {
+                let own = connections / THREADS;
+                let mut open: Vec<Option<TcpStream>> = (0..own).map(|_| None).collect();
+                while !stop.load(Ordering::Relaxed) {
+                    for (number, slot) in open.iter_mut().enumerate() {
+                        if slot.as_ref().is_none_or(is_closed) {
+                            let from = (number * THREADS + thread) % ADDRESSES;
+                            *slot = connect_from(Ipv4Addr::new(127, 77, 0, 1 + from as u8), target);
+                            made.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                    std::thread::sleep(Duration::from_millis(200));
+                }
+            })
+        };
+        let threads = (0..THREADS).map(begin).collect();
+        Attack { stop, made, threads }
+    }
+
+    fn end(self) -> usize {
+        self.stop.store(true, Ordering::Relaxed);
+        self.threads.into_iter().for_each(|thread| thread.join().unwrap());
+        self.made.load(Ordering::Relaxed)
+    }
+}
+
+fn is_closed(socket: &TcpStream) -> bool {
+    let _ = socket.set_nonblocking(true);
+    match (&*socket).read(&mut [0; 64]) {
+        Ok(read) => read == 0,
+        Err(error) => error.kind() != ErrorKind::WouldBlock,
+    }
+}
+
+/// Half of them are silent, and half begin TLS and go no further.
+fn connect_from(from: Ipv4Addr, to: SocketAddrV4) -> Option<TcpStream> {
+    let socket: OwnedFd = socket(AddressFamily::INET, SocketType::STREAM, None).ok()?;
+    bind(&socket, &SocketAddrV4::new(from, 0)).ok()?;
+    connect(&socket, &to).ok()?;
+    let mut socket = TcpStream::from(socket);
+    if socket.local_addr().is_ok_and(|address| address.port() % 2 == 0) {
+        let _ = socket.write_all(&[0x16, 3, 1, 0, 200, 1, 0, 0]);
+    }
+    Some(socket)
+}
+
+/// The median time of some rounds.
+fn median(rounds: usize, mut act: impl FnMut()) -> Duration {
+    let mut times: Vec<Duration> = (0..rounds)
+        .map(|_| {
+            let begun = Instant::now();
+            act();
+            begun.elapsed()
+        })
+        .collect();
+    times.sort();
+    times[rounds / 2]
+}
+
+#[test]
+fn users_and_operators_are_served_under_connections_from_many_addresses() {
+    let connections: usize =
+        std::env::var("SUBLET_TEST_CONNECTIONS").map_or(2_000, |number| number.parse().unwrap());
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    let cluster = Cluster::with_agents(1);
+    let user = cluster.token(&CreateTokenRequest {
+        tenant: "somebody".into(),
+        role: Role::User.into(),
+        ..CreateTokenRequest::default()
+    });
+    let access = cluster.access(&cluster.addresses(), &user.secret);
+    let ps = |manager: &str| {
+        let mut command = sublet_tests::platform::sublet();
+        command.args(["ps", "--json"]).env("SUBLET_MANAGER", manager).env("SUBLET_CA", cluster.ca_file());
+        if !manager.starts_with("unix:") {
+            command.env("SUBLET_TOKEN", &user.secret);
+        }
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    let (by_user, by_operator) = (cluster.addresses(), cluster.managers[0].socket());
+    let measure = || {
+        [median(15, || assert_leases(&access)), median(9, || ps(&by_user)), median(9, || ps(&by_operator))]
+    };
+    let quiet = measure();
+    let attack = Attack::begin(address(&cluster.managers[0]), connections);
+    wait_until("all have connected", || {
+        attack.made.load(Ordering::Relaxed) >= connections / THREADS * THREADS
+    });
+    let attacked = measure();
+    let made = attack.end();
+    println!("{connections} connections from {ADDRESSES} addresses, {made} made");
+    for (what, quiet, attacked) in [
+        ("lease", quiet[0], attacked[0]),
+        ("ps of a user", quiet[1], attacked[1]),
+        ("ps of the operator", quiet[2], attacked[2]),
+    ] {
+        println!("{what}: {quiet:?} quiet, {attacked:?} under attack");
+    }
+}
