@@ -3,7 +3,8 @@
 //! The schema in `proto/sublet/v1` is the documentation of the messages; [`v1`] is generated from it. Beside it
 //! stand the things that a schema cannot say: what makes a package valid ([`package`]) or an application of several
 //! components ([`graph`]), how a ticket is signed and checked ([`ticket`]), how a node is reached ([`network`]), what it
-//! computes with ([`pu`]), what usage costs ([`price`]), and which errors there are ([`Code`]).
+//! computes with ([`pu`]), what usage costs ([`price`]), which errors there are ([`Code`]), and how text of strangers is shown
+//! ([`text`]).
 //!
 //! Nothing here opens a file or a socket, and every decoder takes bytes from a stranger: it must answer any input
 //! with a value or an error, never with a panic. They are fuzzed (`fuzz/`).
@@ -17,6 +18,7 @@ pub mod pool;
 pub mod price;
 pub mod pu;
 pub mod run;
+pub mod text;
 pub mod ticket;
 
 pub use code::{Code, Error};

@@ -326,6 +326,7 @@ fn names_module_that_cannot_be_kept_warm() {
         ),
         ("keeps_file", "file = open('/dev/zero')"),
         ("fails", "raise RuntimeError('it\\nfails')"),
+        ("fails_at_length", "raise RuntimeError('x' * 10_000)"),
         ("ends", "import os; os._exit(0)"),
         ("is_fine", ""),
         ("is_fine_too", ""),
@@ -342,10 +343,13 @@ fn names_module_that_cannot_be_kept_warm() {
         });
         (tenant.read_all(), tenant.made.cold_imports)
     };
+    let begins = "fails with RuntimeError: ";
+    let long = format!("{begins}{}", "x".repeat(256 - begins.len()));
     for (module, named, reason) in [
         ("starts_threads", "starts_threads", "starts 2 threads"),
         ("keeps_file", "keeps_file", "keeps /dev/zero open"),
-        ("fails", "fails", "fails with RuntimeError: it fails"),
+        ("fails", "fails", "fails with RuntimeError: it\\x0afails"),
+        ("fails_at_length", "fails_at_length", long.as_str()),
         ("ends", "is_fine, ends, is_fine_too", "ends the interpreter"),
     ] {
         assert_eq!(ask(module), ("False\n".to_owned(), None), "nothing is known of {module} at first");

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use prost::Message;
 use sublet_fabric::greeting::PULSE;
 use sublet_fabric::packet::{PacketError, PacketSocket};
+use sublet_proto::text::printable_line;
 use sublet_proto::v1::worker_to_client::Body as FromWorker;
 use sublet_proto::v1::{self, ClientToWorker, WorkerToClient, client_to_worker};
 use sublet_proto::{Code, Error, MAX_PACKET_BYTES, decode};
@@ -238,8 +239,7 @@ impl Process {
             FromWorker::Failure(failure) if self.last_words.is_none() => {
                 // Before it is ready a client learns by the code why it cannot be; later, that it died.
                 let code = if self.is_ready { Code::WorkerDied } else { Code::from_number(failure.code) };
-                let readable = |letter: char| if letter.is_control() { ' ' } else { letter };
-                let words = failure.message.chars().take(MAX_LAST_WORDS).map(readable).collect::<String>();
+                let words = printable_line(&failure.message).chars().take(MAX_LAST_WORDS).collect::<String>();
                 self.last_words = Some(Error::new(code, words));
                 Relayed::Nothing
             }

@@ -210,7 +210,7 @@ fn an_agent_that_cannot_be_reached_is_named_with_the_reason() {
 fn a_reason_cannot_move_a_terminals_cursor() {
     let answer = Answer { refusal: Some(Error::new(Code::System, "a\x1b[2Jb\nc")) };
     let decoded = Answer::decode(&answer.encode()).unwrap().refusal.unwrap();
-    assert_eq!(decoded.message, "a?[2Jb?c");
+    assert_eq!(decoded.message, "a\\x1b[2Jb\\x0ac");
 }
 
 proptest! {

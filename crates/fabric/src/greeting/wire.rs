@@ -2,6 +2,7 @@
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
+use sublet_proto::text::printable_line;
 use sublet_proto::{Code, Error};
 
 /// Of this protocol: the greeting, the control messages and the frames after it. Ends of different versions do not talk.
@@ -172,12 +173,12 @@ impl Answer {
         bytes
     }
 
-    /// What these bytes say. Of the reason, what could move a terminal's cursor is replaced.
+    /// What these bytes say. Control characters in the reason are escaped.
     pub fn decode(bytes: &[u8; ANSWER_BYTES]) -> Result<Answer, Error> {
         check_beginning(bytes, &|| "the agent".into())?;
         let number = word(bytes, CODE_AT);
         let reason = bytes[REASON_AT..].split(|&byte| byte == 0).next().unwrap_or_default();
-        let reason = String::from_utf8_lossy(reason).replace(char::is_control, "?");
+        let reason = printable_line(&String::from_utf8_lossy(reason)).into_owned();
         Ok(Answer { refusal: (number != 0).then(|| Error::new(Code::from_number(number), reason)) })
     }
 }

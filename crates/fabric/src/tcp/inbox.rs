@@ -4,6 +4,8 @@ use std::io;
 use std::ops::Range;
 use std::ptr::NonNull;
 
+use sublet_proto::text::printable_line;
+
 use super::frame::{Frame, HEADER_BYTES, MAX_REASON_BYTES};
 use super::stream::{Part, Stream};
 use crate::FabricError;
@@ -180,7 +182,7 @@ impl Inbox {
         let bytes = &self.buffer[self.start..self.start + len_bytes as usize];
         self.start += len_bytes as usize;
         // A peer's words go into messages and logs: on one line, as text.
-        String::from_utf8_lossy(bytes).chars().map(|it| if it.is_control() { ' ' } else { it }).collect()
+        printable_line(&String::from_utf8_lossy(bytes)).into_owned()
     }
 
     /// The payload of a frame, which has just been taken, goes there.

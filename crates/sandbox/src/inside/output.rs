@@ -10,7 +10,6 @@
 //!   program never waits for its log.
 //! - A log is never longer than [`LOG_BYTES`]: its older half goes first.
 
-use std::fmt::Write as _;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
@@ -18,6 +17,7 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::SeekFrom;
 use rustix::io::retry_on_intr;
+use sublet_proto::text::printable_line;
 
 /// Largest log of a sandbox.
 const LOG_BYTES: u64 = 1 << 20;
@@ -266,7 +266,8 @@ impl Labelled {
     fn end_line(&mut self) {
         let line = std::mem::take(&mut self.line);
         if !line.is_empty() && self.pending.len() < PENDING_BYTES {
-            self.pending.extend(format!("{}{}\n", self.label, printable(&line)).bytes());
+            let text = String::from_utf8_lossy(&line);
+            self.pending.extend(format!("{}{}\n", self.label, printable_line(&text)).bytes());
         }
     }
 
@@ -287,21 +288,6 @@ impl Labelled {
             }
         }
     }
-}
-
-/// Text without control characters, which a terminal would obey.
-fn printable(line: &[u8]) -> String {
-    let mut text = String::with_capacity(line.len());
-    for character in String::from_utf8_lossy(line).chars() {
-        match character {
-            '\t' => text.push('\t'),
-            control if control.is_control() => {
-                let _ = write!(text, "\\x{:02x}", u32::from(control));
-            }
-            other => text.push(other),
-        }
-    }
-    text
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid};
 use rustix::time::Timespec;
+use sublet_proto::text::printable_line;
 use sublet_proto::v1::{ColdImports, TemplateFork, TemplateState};
 
 use super::cgroups::Cgroup;
@@ -119,7 +120,7 @@ impl Warm {
         bytes.truncate(read.and_then(Result::ok).unwrap_or(0));
         let text = String::from_utf8_lossy(&bytes);
         let lines = text.lines().map(str::trim_end).filter(|line| !line.is_empty());
-        let lines: Vec<_> = lines.map(|line| line.escape_debug().to_string()).collect();
+        let lines: Vec<_> = lines.map(printable_line).collect();
         match lines.as_slice() {
             [] => "it ended before it was warm".to_owned(),
             lines => format!("it ended before it was warm: {}", lines.join(" / ")),
@@ -155,8 +156,7 @@ impl Drop for Warm {
 
 /// What a template says of its modules, which tenants have chosen, as it can be shown to others.
 fn bounded(cold: ColdImports) -> ColdImports {
-    let printable = |char: char| if char.is_control() { ' ' } else { char };
-    let text = |text: &str| text.chars().map(printable).take(MAX_TOLD_CHARS).collect();
+    let text = |text: &str| printable_line(text).chars().take(MAX_TOLD_CHARS).collect();
     ColdImports { module: text(&cold.module), reason: text(&cold.reason), import_ms: cold.import_ms }
 }
 

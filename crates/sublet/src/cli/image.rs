@@ -8,6 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use sublet_image::{Access, Credentials, Digest, Image, ImageError, Progress, Reference, Store, Transport};
 use sublet_proto::Error;
+use sublet_proto::text::printable_line;
 use sublet_runtime::access::default_state;
 
 use super::output::{Output, table};
@@ -237,12 +238,7 @@ fn details(image: &Shown) -> String {
         lines.push(("left out", format!("{} device nodes, FIFOs or sockets", image.skipped)));
     }
     let lines = lines.iter().filter(|(_, value)| !value.is_empty());
-    lines.map(|(name, value)| format!("{name:9} {}\n", printable(value))).collect()
-}
-
-/// What strangers have written does not reach the terminal's own commands.
-fn printable(text: &str) -> String {
-    text.chars().map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
+    lines.map(|(name, value)| format!("{name:9} {}\n", printable_line(value))).collect()
 }
 
 #[cfg(test)]

@@ -51,25 +51,5 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
         };
     }
     let log = Log { lease: &arguments.lease, log: String::from_utf8_lossy(&bytes).into_owned() };
-    output.show(&log, |log| printable(&log.log))
-}
-
-/// Without control characters, which the terminal would obey.
-pub(super) fn printable(text: &str) -> String {
-    let is_obeyed = |character: char| character.is_control() && !matches!(character, '\n' | '\t');
-    let shown = |character: char| match is_obeyed(character) {
-        true => format!("\\x{:02x}", u32::from(character)),
-        false => character.to_string(),
-    };
-    text.chars().map(shown).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_terminal_gets_no_control_characters() {
-        assert_eq!(printable("a\tb\n\x1b[2J\u{9b}c\r"), "a\tb\n\\x1b[2J\\x9bc\\x0d");
-    }
+    output.show(&log, |log| log.log.clone())
 }

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 use serde_json::json;
 use sublet_fabric::standard::output_was_closed;
+use sublet_proto::text::{printable_line, printable_text};
 use sublet_proto::{Code, Error};
 
 /// Where a command's result goes.
@@ -25,15 +26,17 @@ impl Output {
         !self.is_json
     }
 
-    /// Prints a result: its JSON in one line, or what a person wants to know of it.
+    /// Prints a result: its JSON in one line, or what a person wants to know of it, without what a terminal would obey.
     pub(crate) fn show<T: Serialize>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<(), Error> {
-        let text = if self.is_json {
-            let line = serde_json::to_string(value);
-            line.map_err(|error| Error::new(Code::Internal, format!("the result is no JSON: {error}")))?
-        } else {
-            text(value)
-        };
-        print(text.trim_end())
+        print(self.shown(value, text)?.trim_end())
+    }
+
+    fn shown<T: Serialize>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<String, Error> {
+        if !self.is_json {
+            return Ok(printable_text(&text(value)).into_owned());
+        }
+        let line = serde_json::to_string(value);
+        line.map_err(|error| Error::new(Code::Internal, format!("the result is no JSON: {error}")))
     }
 
     /// Says that a program serves, as [`Output::show`]. One that was started without standard output serves all the same.
@@ -50,16 +53,18 @@ impl Output {
 
     /// Shows an error and gives the exit status for it.
     pub(crate) fn fail(&self, error: &Error) -> ExitCode {
-        let Error { code, message } = error;
-        let text = if self.is_json {
+        // If even standard error is closed, the exit status still tells.
+        let _ = writeln!(io::stderr(), "{}", self.failure(error));
+        exit_code(error.code)
+    }
+
+    fn failure(&self, Error { code, message }: &Error) -> String {
+        if self.is_json {
             let error = json!({ "code": code.name(), "number": code.number(), "message": message });
             json!({ "error": error }).to_string()
         } else {
-            format!("error[{code}]: {message}")
-        };
-        // If even standard error is closed, the exit status still tells.
-        let _ = writeln!(io::stderr(), "{text}");
-        exit_code(*code)
+            format!("error[{code}]: {}", printable_text(message))
+        }
     }
 }
 
@@ -88,17 +93,19 @@ pub(crate) fn print(text: &str) -> Result<(), Error> {
     }
 }
 
-/// Rows under headings, in columns as wide as they need to be.
+/// Rows under headings, in columns as wide as they need to be. A cell is one line: line feeds are escaped, too.
 pub(crate) fn table<Row: AsRef<[String]>>(headings: &[&str], rows: &[Row]) -> String {
     let mut widths: Vec<_> = headings.iter().map(|heading| heading.len()).collect();
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row.as_ref()) {
+    let cells = |row: &Row| row.as_ref().iter().map(|cell| printable_line(cell).into_owned()).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(cells).collect();
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
     }
     let mut text = line(headings, &widths);
-    for row in rows {
-        text += &line(row.as_ref(), &widths);
+    for row in &rows {
+        text += &line(row, &widths);
     }
     text
 }
@@ -117,6 +124,25 @@ mod tests {
     fn columns_are_as_wide_as_their_widest_cell() {
         let rows = [["a".to_owned(), "1".to_owned()], ["long name".to_owned(), "2".to_owned()]];
         assert_eq!(table(&["NAME", "N"], &rows), "NAME       N\na          1\nlong name  2\n");
+    }
+
+    #[test]
+    fn escapes_control_characters_in_results_and_errors_for_people() {
+        let (people, json) = (Output::new(false), Output::new(true));
+        let text = "a\tb\n\x1b[2J\u{202e}c\r";
+        let escaped = "a\tb\n\\x1b[2J\\u{202e}c\\x0d";
+        let shown = |output: &Output| output.shown(&text, |text| (*text).to_owned()).unwrap();
+        assert_eq!(shown(&people), escaped);
+        assert_eq!(shown(&json), serde_json::to_string(text).unwrap());
+        let error = Error::new(Code::FunctionFailed, text);
+        assert_eq!(people.failure(&error), format!("error[{}]: {escaped}", Code::FunctionFailed));
+        assert!(!json.failure(&error).contains('\x1b'));
+    }
+
+    #[test]
+    fn cells_cannot_begin_another_row() {
+        let rows = [["a\nnode  2".to_owned(), "1".to_owned()]];
+        assert_eq!(table(&["NAME", "N"], &rows), "NAME          N\na\\x0anode  2  1\n");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use clap::Args;
 use serde::Serialize;
 use sublet_proto::Error;
+use sublet_proto::text::printable_line;
 
 use super::Connection;
 use super::output::{Output, table};
@@ -118,7 +119,7 @@ fn cold_imports(leases: &[LeaseView]) -> String {
         let line = format!(
             "{node} cannot keep {module} warm, because importing it {reason}: each lease imports it anew"
         );
-        ((node, module, reason), format!("{line}{time}\n"))
+        ((node, module, reason), format!("{}{time}\n", printable_line(&line)))
     });
     lines.collect::<BTreeMap<_, _>>().into_values().collect()
 }

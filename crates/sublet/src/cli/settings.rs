@@ -1,10 +1,15 @@
 //! A configuration as the command shows it, and the log as it says.
 
+use std::fmt;
 use std::io::IsTerminal;
 
 use serde::Serialize;
+use sublet_proto::text::printable_line;
 use sublet_proto::{Code, Error};
+use tracing::field::Field;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::field::MakeExt;
+use tracing_subscriber::fmt::format;
 
 use super::output::{Output, table};
 use crate::config::{Line, Settings};
@@ -58,16 +63,43 @@ fn filter(text: &str) -> Result<EnvFilter, String> {
     EnvFilter::try_new(text).map_err(|_| allowed())
 }
 
+/// Writes a field of a log line. Peers and functions choose a part of what is logged: none of it begins another line.
+fn write_field(writer: &mut format::Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
+    let text = format!("{value:?}");
+    match (field.name(), printable_line(&text)) {
+        ("message", text) => writer.write_str(&text),
+        // Where a message of the crate `log` comes from, which the line says already.
+        (name, _) if name.starts_with("log.") => Ok(()),
+        (name, text) => write!(writer, "{name}={text}"),
+    }
+}
+
 fn log(filter: EnvFilter) -> Result<(), Error> {
     let is_terminal = std::io::stderr().is_terminal();
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let log = log.with_ansi(is_terminal);
+    let log = log.with_ansi(is_terminal).fmt_fields(format::debug_fn(write_field).delimited(" "));
     log.try_init().map_err(|error| Error::new(Code::Internal, format!("the log cannot be opened: {error}")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn log_lines_hold_no_control_characters() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let file = std::fs::File::options().append(true).open(log.path()).unwrap();
+        let subscriber = tracing_subscriber::fmt().with_writer(file).with_ansi(false);
+        let subscriber = subscriber.fmt_fields(format::debug_fn(write_field).delimited(" ")).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            let error = "gone\n2026 ERROR forged\x1b[2J\u{202e}";
+            tracing::warn!(%error, cores = 2, "lease \r{error}");
+        });
+        let text = std::fs::read_to_string(log.path()).unwrap();
+        let escaped = "gone\\x0a2026 ERROR forged\\x1b[2J\\u{202e}";
+        assert!(text.ends_with(&format!(": lease \\x0d{escaped} error={escaped} cores=2\n")), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+    }
 
     #[test]
     fn a_log_level_is_one_of_the_known_ones() {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use sublet_proto::run::MAX_OUTPUT_BYTES;
+use sublet_proto::text::{printable_line, printable_text};
 use sublet_proto::v1::GraphInfo;
 use sublet_proto::{Code, Error};
 use sublet_runtime::fabrics::FabricChoice;
@@ -15,7 +16,6 @@ use super::history::{ComponentUse, component_uses, show_uses};
 use super::{parse, read_document};
 use crate::cli::Connection;
 use crate::cli::files::{is_dash, read_up_to, write_output};
-use crate::cli::logs::printable;
 use crate::cli::output::{Output, table};
 use crate::cli::parse::{duration, fabric, show_bytes, show_ns};
 use crate::cli::time::show_moment;
@@ -143,7 +143,7 @@ impl Terms {
         let is_told = output.is_for_people() && !self.quiet;
         move |news| {
             if is_told {
-                eprintln!("{}", line(news));
+                eprintln!("{}", printable_text(&line(news)));
             }
         }
     }
@@ -279,7 +279,7 @@ fn reported(report: &[u8]) -> String {
         record => record["msg"].as_str().map(|text| format!("{text}\n")).unwrap_or_default(),
     };
     let printed: String = printed.iter().map(said).collect();
-    printed.lines().chain(text.lines()).map(|line| format!("\n  {}", printable(line))).collect()
+    printed.lines().chain(text.lines()).map(|line| format!("\n  {}", printable_line(line))).collect()
 }
 
 /// A run's output, in the form of a message.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 use sublet_proto::Error;
+use sublet_proto::text::printable_text;
 use sublet_runtime::manager::ManagerClient;
 
 use super::history::{ComponentUse, Run, Runs, is_run, shown};
@@ -48,7 +49,7 @@ pub(super) fn run(arguments: &Top, output: &Output) -> Result<(), Error> {
     }
     loop {
         let runs = look(&manager, name)?;
-        print(&format!("{CLEAR}{}", screen(&runs)))?;
+        print(&format!("{CLEAR}{}", printable_text(&screen(&runs))))?;
         sleep(arguments.every);
     }
 }
