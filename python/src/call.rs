@@ -238,6 +238,11 @@ impl Call {
         })
     }
 
+    /// Number of the worker that has executed it; none once its reply was read.
+    fn worker(&self) -> Option<u32> {
+        self.lock().invocation.as_ref().map(|invocation| invocation.worker())
+    }
+
     /// What a function in Python answered: what kind of answer it is, and its parts. Nothing if that is still to come, because
     /// there is more of it than was expected.
     fn reply<'py>(&self, py: Python<'py>) -> PyResult<Option<Reply<'py>>> {

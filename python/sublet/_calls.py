@@ -134,7 +134,7 @@ class Session:
 class Definition:
     """A function as it was at some time: its digest, or its name if the worker has it, and its pickle."""
 
-    __slots__ = ("key", "pickled", "classes", "header", "is_sent")
+    __slots__ = ("key", "pickled", "classes", "header", "is_sent", "known_by")
 
     def __init__(self, session, key, pickled, classes=()):
         self.key = key
@@ -144,6 +144,8 @@ class Definition:
         self.header = pickle.dumps((session, key, None), 5)
         self.pickled = pickled
         self.is_sent = False
+        #: Numbers of the workers that have executed it.
+        self.known_by = set()
 
 
 class Known:
@@ -393,6 +395,11 @@ class SentObjects(Sent):
             raise _errors.Error(message, "protocol", 52)
         self._send(SESSION)
 
+    def may_be_sent_again(self):
+        """Whether a worker may have it that does not know the function."""
+        workers, worker = self.definition.known_by, self.order.options.worker
+        return len(workers) < self.dispatch.workers if worker is None else worker not in workers
+
     def _has_ended(self):
         return self.reply is not None or super()._has_ended()
 
@@ -403,8 +410,9 @@ class SentObjects(Sent):
 
     def _outcome(self):
         reply, self.reply = self.reply, None
+        worker = None
         if reply is None:
-            reply = self.call.reply()
+            worker, reply = self.call.worker(), self.call.reply()
         if reply is None:
             # There was no room for all of it.
             return None
@@ -416,6 +424,8 @@ class SentObjects(Sent):
         if kind == UNKNOWN:
             self._send_all()
             return None
+        if worker is not None and worker not in self.definition.known_by:
+            self.definition.known_by.add(worker)
         return read(self.order.known, kind, parts)
 
     def _end(self, result, error):

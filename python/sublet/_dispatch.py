@@ -129,12 +129,17 @@ class Dispatch:
         except Exception as error:
             future._end(None, _errors.from_outside(error))
             return
+        may_be_sent_again = sent.may_be_sent_again()
         future._begin(sent)
         with self._lock:
             self._flying[sent] = None
             if sent.is_ended:
                 # By somebody who waited for the future.
                 self._flying.pop(sent, None)
+                return
+        if may_be_sent_again:
+            # The caller may wait for an earlier call meanwhile.
+            sent.watch()
 
     def ended(self, sent):
         """A call has ended: there is room for another."""

@@ -140,6 +140,24 @@ def test_futures(lease):
     assert futures[0].done() and not futures[0].running()
 
 
+def test_calls_of_new_function_run_on_all_workers_at_once(platform):
+    def meets(ran, n):
+        ran[n] = 1
+        until = time.monotonic() + 20
+        while not ran[1 - n] and time.monotonic() < until:
+            time.sleep(0.001)
+        return bool(ran[1 - n])
+
+    with platform.lease(2, wait=60) as lease:
+        # The lease's first function, another one, and one that the workers know.
+        for function in (meets, lambda ran, n: meets(ran, n), meets):
+            ran = sublet.zeros(2)
+            futures = [lease.submit(function, ran, n) for n in range(2)]
+            assert [future.result() for future in futures] == [True, True]
+        ran = sublet.zeros(2)
+        assert list(lease.starmap(lambda ran, n: meets(ran, n), [(ran, n) for n in range(2)], chunksize=1)) == [True, True]
+
+
 def test_results_that_are_larger_than_was_expected_come_from_their_workers(platform):
     with platform.lease(2, wait=60) as lease:
         futures = [lease.submit(lambda n=n: bytes([n]) * (1 << 20)) for n in range(20)]
