@@ -218,6 +218,8 @@ def test_keeps_arguments_of_call_that_raised(carried):
         carried.call(keep_and_raise, numpy.ones(20_000))
     overwrite(carried, 20_000)
     assert carried.call(sum_of_kept) == 20_000
+    carried.call(forget)
+    assert kept_messages(carried) == 0
 
 
 def test_keeps_arguments_of_calls_whose_results_are_read_late(lease):
@@ -249,6 +251,69 @@ def test_message_of_ended_worker_is_free(platform):
         assert kept_messages(lease) == 1
         lease.call(forget)
         assert kept_messages(lease) == 0
+
+
+def test_reply_of_ended_worker_that_is_read_late_keeps_no_message(platform):
+    import os
+
+    with platform.lease(wait=60) as lease:
+        lease.call(keep, [numpy.ones(20_000)])
+        late = lease.submit(keep, [numpy.ones(20_000)])
+        # The worker has replied to both when it replies to this.
+        assert lease.call(sum_of_kept) == 20_000
+        with pytest.raises(sublet.WorkerDied):
+            lease.call(os._exit, 1)
+        lease.call(keep, [numpy.ones(20_000)])
+        assert late.result(60) is None
+        assert kept_messages(lease) == 1
+
+
+def test_message_of_failed_call_is_free_when_both_possible_workers_ended(platform):
+    import os
+
+    def keep_and_raise(array):
+        import builtins
+
+        builtins.kept = [array]
+        raise KeyError("after")
+
+    with platform.lease(wait=60) as lease:
+        lease.call(keep, [numpy.ones(20_000)])
+        with pytest.raises(KeyError):
+            lease.call(keep_and_raise, numpy.ones(20_000))
+        for left in (1, 0):
+            with pytest.raises(sublet.WorkerDied):
+                lease.call(os._exit, 1)
+            assert kept_messages(lease) == left
+
+
+def test_closed_lease_keeps_no_messages(platform):
+    with platform.lease(wait=60) as lease:
+        lease.call(keep, [numpy.ones(20_000)])
+        assert kept_messages(lease) == 1
+    assert lease._invoker.lent() == 0
+
+
+def test_reply_without_capacity_for_freed_messages_leaves_them_to_the_next(carried):
+    from sublet._calls import ROOM
+
+    def forget_and_return(size):
+        import builtins
+
+        builtins.kept = None
+        return bytes(size)
+
+    def add(array):
+        import builtins
+
+        builtins.kept = [*(builtins.kept or []), array]
+
+    carried.call(forget)
+    for size in range(ROOM - 256, ROOM, 8):
+        for _ in range(4):
+            carried.call(add, numpy.ones(1000))
+        assert len(carried.call(forget_and_return, size)) == size
+        assert kept_messages(carried) == 0, size
 
 
 def test_keeps_registered_array_that_the_caller_drops(lease):
@@ -295,6 +360,11 @@ def keep_view(data):
     kept = data
     return b"kept"
 
+def keep_and_raise(data):
+    global kept
+    kept = data
+    raise KeyError("after")
+
 def look(data):
     try:
         return bytes(kept[:4])
@@ -320,7 +390,7 @@ def keep_copy(data):
 
 
 def test_input_of_bytes_is_taken_back_after_call(platform, tmp_path):
-    functions = ("keep_view", "look", "keep_array", "keep_cycle", "keep_copy")
+    functions = ("keep_view", "keep_and_raise", "look", "keep_array", "keep_cycle", "keep_copy")
     manifest = 'name = "bytes-kept"\nkind = "python"\nlibrary = "held.py"\n\n'
     manifest += "".join(f'[[function]]\nname = "{name}"\n\n' for name in functions)
     (tmp_path / "sublet.toml").write_text(manifest)
@@ -335,6 +405,10 @@ def test_input_of_bytes_is_taken_back_after_call(platform, tmp_path):
             return bytes(numpy.asarray(buffer))[:count]
 
         assert bytes_of("keep_view", b"abcd") == b"kept"
+        assert b"released memoryview" in bytes_of("look", b"efgh")
+        assert bytes_of("keep_copy", b"abcd") == b"abcd"
+        with pytest.raises(sublet.FunctionFailed, match="after"):
+            bytes_of("keep_and_raise", b"abcd")
         assert b"released memoryview" in bytes_of("look", b"efgh")
         with pytest.raises(sublet.FunctionFailed, match=r"keep_array failed: .*copy, as bytes\(input\)"):
             bytes_of("keep_array", b"abcd")
@@ -351,6 +425,14 @@ def test_takes_any_number_of_small_arrays(lease, count):
     assert [a[0] for a in back] == list(range(count))[::-1]
     made = lease.call(lambda count: {n: numpy.full(128, float(n)) for n in range(count)}, count)
     assert len(made) == count and all(made[n][127] == n for n in range(count))
+
+
+def test_rejects_more_registered_arrays_than_a_message_takes(lease):
+    from sublet._calls import CALL, FUNCTION
+
+    most, array = (1 << 20) - 2, sublet.zeros(1)
+    with pytest.raises(sublet.Error, match=f"have {most + 1} registered arrays, at most {most} are taken"):
+        lease._invoker.call(FUNCTION, CALL, [b"", b"", *[array] * (most + 1)], shares_memory=True)
 
 
 def test_takes_ragged_array_of_objects(lease):

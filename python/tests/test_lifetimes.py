@@ -191,6 +191,31 @@ def test_lazy_map_keeps_a_dropped_lease_while_it_has_items(platform):
     assert list(ended) == [0, 2, 4]
 
 
+def test_closed_map_keeps_no_results(platform):
+    with platform.lease(wait=60) as lease:
+        results = lease.map(double, range(4), chunksize=1)
+        assert next(results) == 0
+        chunks = [weakref.ref(chunk) for chunk in results._reading.job.chunks]
+        results.close()
+        # The first one must end before this call is sent.
+        assert lease.submit(double, 1).result(60) == 2
+        assert chunks[0]() is None
+
+
+def test_lazy_map_whose_items_failed_keeps_no_lease(platform):
+    def items():
+        yield from range(2)
+        raise KeyError("no more")
+
+    lease = platform.lease(wait=60)
+    reference, results = weakref.ref(lease), lease.map(double, items(), buffersize=2)
+    del lease
+    assert [next(results) for _ in range(2)] == [0, 2]
+    assert reference() is None
+    with pytest.raises(KeyError, match="no more"):
+        next(results)
+
+
 def test_calls_of_a_dropped_lease_are_executed(platform):
     ran = sublet.zeros(20)
 

@@ -8,6 +8,7 @@ import time
 import pytest
 
 import sublet
+from sublet import _map
 
 
 def double(x):
@@ -133,6 +134,44 @@ def test_results_come_before_a_slow_iterable_goes_on(lease):
     assert list(results) == [4, 6]
 
 
+def test_source_with_a_slow_item_gives_it_alone_and_lets_results_come_first():
+    source = _map.Source([(n for n in range(3) if time.sleep(0.05) is None)])
+    assert source.take(3) == [(0,)]
+    assert source.is_slow and source.patience >= 0.05 / 4
+
+
+def test_slow_iterable_is_asked_while_calls_run(platform):
+    ran = sublet.zeros(2)
+
+    def meets(ran, n):
+        ran[n] = 1
+        until = time.monotonic() + 20
+        while not ran[1 - n] and time.monotonic() < until:
+            time.sleep(0.001)
+        return bool(ran[1 - n])
+
+    def slow():
+        for n in range(2):
+            time.sleep(0.05)
+            yield ran, n
+
+    with platform.lease(2, wait=60) as lease:
+        assert list(lease.starmap(meets, slow())) == [True, True]
+
+
+def test_slow_iterable_is_asked_at_once_when_all_results_are_read(lease, monkeypatch):
+    def slow():
+        for n in range(3):
+            time.sleep(0.05)
+            yield n
+
+    assert lease.call(double, 1) == 2
+    waits, advance = [], lease._dispatch.advance
+    monkeypatch.setattr(lease._dispatch, "advance", lambda timeout: waits.append(timeout) or advance(timeout))
+    results = lease.map(double, slow())
+    assert list(results) == [0, 2, 4] and waits == []
+
+
 def test_what_an_iterable_raises_comes_after_the_results_before_it(mapping):
     def fails():
         yield from range(5)
@@ -213,6 +252,54 @@ def test_event_loop_reads_results_of_asynchronous_iterables(mapping):
     asyncio.run(main())
 
 
+def test_event_loop_reads_results_before_a_slow_asynchronous_iterable_goes_on(lease):
+    async def main():
+        goes_on = asyncio.Event()
+
+        async def slow():
+            for n in range(3):
+                await asyncio.sleep(0.05)
+                yield n
+            await goes_on.wait()
+            yield 3
+
+        results = lease.map(double, slow())
+        assert [await asyncio.wait_for(results.__anext__(), 20) for _ in range(2)] == [0, 2]
+        goes_on.set()
+        assert [n async for n in results] == [4, 6]
+
+    assert lease.call(double, 1) == 2
+    asyncio.run(main())
+
+
+def test_cancelled_wait_of_an_event_loop_loses_no_item(lease):
+    async def main():
+        goes_on = asyncio.Event()
+
+        class Items:
+            def __init__(self):
+                self.taken = 0
+
+            def __aiter__(self):
+                return self
+
+            async def __anext__(self):
+                if self.taken == 2:
+                    await goes_on.wait()
+                if self.taken == 4:
+                    raise StopAsyncIteration
+                self.taken += 1
+                return self.taken - 1
+
+        results = lease.map(double, Items())
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(results.__anext__(), 0.05)
+        goes_on.set()
+        return [n async for n in results]
+
+    assert asyncio.run(main()) == [0, 2, 4, 6]
+
+
 def test_rejects_a_plain_loop_over_an_asynchronous_iterable(lease):
     results = lease.map(double, numbers(3))
     for read in (iter, next, list):
@@ -242,6 +329,40 @@ def test_results_that_an_event_loop_drops_drop_waiting_calls(lease):
         await results.__anext__()
 
     asyncio.run(main())
+    # This call comes after the calls of the map that are still waiting.
+    assert lease.submit(double, 1).result(60) == 2
+    assert 1 <= ran.sum() < 250
+
+
+def test_closed_map_takes_no_items_and_has_no_results(mapping):
+    items = Counted()
+    results = mapping(double, items, buffersize=4)
+    results.close()
+    assert items.taken == 4 and list(results) == []
+
+    async def main():
+        items = Counted()
+        results = mapping(double, items, buffersize=4)
+        assert await results.__anext__() == 0
+        taken = items.taken
+        results.close()
+        with pytest.raises(StopAsyncIteration):
+            await asyncio.wait_for(results.__anext__(), 20)
+        assert items.taken == taken
+
+    asyncio.run(main())
+
+
+def test_results_that_are_dropped_drop_waiting_calls(lease):
+    ran = sublet.zeros(500)
+
+    def runs(ran, n):
+        ran[n] = 1
+        time.sleep(0.005)
+
+    results = lease.starmap(runs, [(ran, n) for n in range(500)], chunksize=1)
+    next(results)
+    del results
     # This call comes after the calls of the map that are still waiting.
     assert lease.submit(double, 1).result(60) == 2
     assert 1 <= ran.sum() < 250

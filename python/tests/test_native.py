@@ -157,3 +157,5 @@ def test_lazy_map(native):
     assert len(taken) == 3
     assert [next(results) for _ in range(20)] == [bytes([n]) for n in range(20)]
     assert len(taken) <= 23
+    results.close()
+    assert list(results) == [] and not results._reading.job.chunks, "a closed map keeps its calls"
