@@ -353,6 +353,25 @@ def test_closed_map_takes_no_items_and_has_no_results(mapping):
     asyncio.run(main())
 
 
+def test_failed_read_on_an_event_loop_drops_waiting_calls(lease):
+    ran = sublet.zeros(100)
+
+    def runs(ran, n):
+        ran[n] = 1
+        time.sleep(0.05)
+
+    async def read(results):
+        with pytest.raises(TimeoutError):
+            async for _ in results:
+                pass
+
+    results = lease.starmap(runs, [(ran, n) for n in range(100)], timeout=0.5, chunksize=1)
+    asyncio.run(read(results))
+    assert lease.submit(double, 1).result(60) == 2
+    assert ran.sum() < 60
+    results.close()
+
+
 def test_results_that_are_dropped_drop_waiting_calls(lease):
     ran = sublet.zeros(500)
 
