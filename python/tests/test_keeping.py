@@ -279,12 +279,6 @@ def test_closed_lease_keeps_no_messages(platform):
 def test_reply_without_capacity_for_freed_messages_leaves_them_to_the_next(carried):
     from sublet._calls import ROOM
 
-    def forget_and_return(size):
-        import builtins
-
-        builtins.kept = None
-        return bytes(size)
-
     def add(array):
         import builtins
 
@@ -294,6 +288,14 @@ def test_reply_without_capacity_for_freed_messages_leaves_them_to_the_next(carri
     for size in range(ROOM - 256, ROOM, 8):
         for _ in range(4):
             carried.call(add, numpy.ones(1000))
+
+        # A new function's calls reserve the least capacity.
+        def forget_and_return(size):
+            import builtins
+
+            builtins.kept = None
+            return bytes(size)
+
         assert len(carried.call(forget_and_return, size)) == size
         assert kept_messages(carried) == 0, size
 

@@ -295,11 +295,11 @@ mod tests {
     #[test]
     fn last_words_say_why_a_worker_ends_and_answers_before_them_are_delivered() {
         let (mut early, worker) = relay();
-        say(&worker, failure(Code::InvalidPackage, "no such symbol"));
+        say(&worker, failure(Code::InvalidPackage, "no such\n\x1b[2J\u{202e}symbol"));
         drop(worker);
         let (left, words) = early.end();
         assert!(left.is_empty());
-        assert_eq!(words.unwrap(), Error::new(Code::InvalidPackage, "no such symbol"));
+        assert_eq!(words.unwrap(), Error::new(Code::InvalidPackage, "no such\\x0a\\x1b[2J\\u{202e}symbol"));
 
         let (mut late, worker) = relay();
         late.ask(b"connect").unwrap();

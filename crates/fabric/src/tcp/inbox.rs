@@ -211,3 +211,17 @@ pub(super) enum Arrival {
     /// It is there, and with it the reply to this request.
     Complete(Option<u32>),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reasons_of_peers_hold_no_control_characters() {
+        let reason = "gone\n\x1b[2J\u{202e}".as_bytes();
+        let mut inbox = Inbox::new();
+        inbox.buffer[..reason.len()].copy_from_slice(reason);
+        inbox.end = reason.len();
+        assert_eq!(inbox.reason(reason.len() as u32), "gone\\x0a\\x1b[2J\\u{202e}");
+    }
+}

@@ -263,6 +263,24 @@ mod tests {
     }
 
     #[test]
+    fn opens_no_sockets_and_follows_no_links() {
+        let (folder, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let root = folder.path();
+        fs::set_permissions(root, Permissions::from_mode(0o755)).unwrap();
+        let closed = outside.path().join("closed");
+        fs::write(&closed, "").unwrap();
+        fs::set_permissions(&closed, Permissions::from_mode(0o600)).unwrap();
+        std::os::unix::fs::symlink(outside.path(), root.join("link")).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(root.join("socket")).unwrap();
+        fs::set_permissions(root.join("socket"), Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(find_closed(root).unwrap(), None);
+        open_all(root).unwrap();
+        for untouched in [&closed, &root.join("socket")] {
+            assert_eq!(fs::metadata(untouched).unwrap().mode() & 0o777, 0o600);
+        }
+    }
+
+    #[test]
     fn opens_folders_of_environments_only() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().canonicalize().unwrap();
@@ -296,5 +314,14 @@ mod tests {
             assert!(is_above || !is_home(&environment, users), "{folder}");
         }
         assert!(!is_home(Path::new("/opt/python"), users));
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        fs::create_dir(root.join("real")).unwrap();
+        std::os::unix::fs::symlink(root.join("real"), root.join("ann")).unwrap();
+        let linked = format!("ann:x:1:1::{}:/bin/sh\n", root.join("ann").display());
+        assert!(is_home(&root.join("real"), linked.as_bytes()), "the home directory is a link to it");
+        // What is no path from the root would be looked up in the spawner's own folder.
+        let own = std::env::current_dir().unwrap();
+        assert!(!is_home(&own, b"ann:x:1:1::.:/bin/sh\n"));
     }
 }

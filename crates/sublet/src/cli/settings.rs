@@ -68,8 +68,6 @@ fn write_field(writer: &mut format::Writer<'_>, field: &Field, value: &dyn fmt::
     let text = format!("{value:?}");
     match (field.name(), printable_line(&text)) {
         ("message", text) => writer.write_str(&text),
-        // Where a message of the crate `log` comes from, which the line says already.
-        (name, _) if name.starts_with("log.") => Ok(()),
         (name, text) => write!(writer, "{name}={text}"),
     }
 }

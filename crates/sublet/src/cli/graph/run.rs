@@ -143,7 +143,7 @@ impl Terms {
         let is_told = output.is_for_people() && !self.quiet;
         move |news| {
             if is_told {
-                eprintln!("{}", printable_text(&line(news)));
+                eprintln!("{}", line(news));
             }
         }
     }
@@ -250,8 +250,9 @@ pub(super) fn resume(arguments: &Resume, output: &Output) -> Result<(), Error> {
     terms.finish(&outcome, begun.elapsed(), output)
 }
 
+/// Says what happens. Components and packages choose a part of it.
 fn line(news: &News) -> String {
-    match news {
+    let text = match news {
         News::Began { component, attempt: 1 } => format!("{component} begins"),
         News::Began { component, attempt } => format!("{component} begins again ({attempt})"),
         News::Ended { component, took } => {
@@ -263,7 +264,8 @@ fn line(news: &News) -> String {
         News::Waits { component, error } => format!("{component} waits: {error}"),
         News::Lost { component, error } => format!("{component} was lost: {error}"),
         News::Failed { component, report, .. } => format!("{component} has failed{}", reported(report)),
-    }
+    };
+    printable_text(&text).into_owned()
 }
 
 /// What a failing function has printed, and its traceback.
@@ -298,5 +300,11 @@ mod tests {
         let report = br#"{"printed":[["stdout","a\n"],["log",{"msg":"b\u001b[2J"}]],"text":"Traceback:\n  x\n","errors":[]}"#;
         assert_eq!(reported(report), "\n  a\n  b\\x1b[2J\n  Traceback:\n    x");
         assert_eq!(reported(b"no report"), "");
+    }
+
+    #[test]
+    fn news_hold_no_control_characters() {
+        let error = Error::new(Code::WorkerDied, "gone\x1b[2J\u{202e}");
+        assert_eq!(line(&News::Waits { component: "c".to_owned(), error }), "c waits: gone\\x1b[2J\\u{202e}");
     }
 }
