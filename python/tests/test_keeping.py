@@ -394,6 +394,12 @@ def test_input_of_bytes_is_taken_back_after_call(platform, tmp_path):
         with pytest.raises(sublet.FunctionFailed, match="after"):
             bytes_of("keep_and_raise", b"abcd")
         assert b"released memoryview" in bytes_of("look", b"efgh")
+        output = sublet.zeros(4096, "u1")
+        failed = lease._invoker.call_bytes("keep_and_raise", b"abcd", output=output)
+        with pytest.raises(sublet.FunctionFailed, match="after"):
+            failed.wait()
+            failed.bytes()
+        assert not output.any(), "a failed call outside of runs writes no output"
         with pytest.raises(sublet.FunctionFailed, match=r"keep_array failed: .*copy, as bytes\(input\)"):
             bytes_of("keep_array", b"abcd")
         assert bytes_of("keep_cycle", b"abcd") == b"abcd", "garbage is collected"

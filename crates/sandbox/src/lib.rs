@@ -302,3 +302,26 @@ pub struct State {
     /// How it ended, once it is stopped.
     pub exit: Option<Exit>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_memory_is_half_of_the_shown_memory_or_as_large_as_scratch_space() {
+        let limits = |memory_bytes, shown_memory_bytes| Limits {
+            cores: Vec::new(),
+            memory_bytes,
+            shown_memory_bytes,
+            processes: None,
+            scratch_bytes: 3000,
+        };
+        for (limits, expected) in [
+            (limits(None, None), 3000),
+            (limits(Some(2000), None), 1000),
+            (limits(Some(2000), Some(1000)), 500),
+        ] {
+            assert_eq!(limits.shared_bytes(), expected, "{limits:?}");
+        }
+    }
+}

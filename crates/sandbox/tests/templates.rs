@@ -368,6 +368,15 @@ fn names_module_that_cannot_be_kept_warm() {
         assert!(begun.elapsed() < PATIENCE);
     }
     assert_eq!(ask("json").1, None, "what is kept warm is not told of");
+    let tenant = house.start_with(&[], |spec| {
+        of_text(&house, "say('here'); os.read(0, 1)", &[])(spec);
+        let template = Template { interpreter: interpreter.program.clone(), ..template(&[]) };
+        spec.kind = Kind::Template(template);
+    });
+    templates_of(&tenant).iter().for_each(|&template| kill_process(template, Signal::KILL).unwrap());
+    for _ in 0..4 {
+        assert_eq!(ask("json").1, None, "a template that was warm and was killed had no fault");
+    }
 }
 
 #[test]

@@ -150,6 +150,12 @@ fn shared_memory_has_a_bound_of_its_own(sort: Sort) {
     });
     assert!(text.contains(&format!("said {} ENOSPC", 8 * MIB)), "{text}");
     assert!(text.contains("files ENOSPC"), "{text}");
+    // The kernel takes a size of nothing for no bound.
+    let (text, _) = house.run_with(&["fill"], |spec| {
+        spec.limits.memory_bytes = Some(64 * MIB);
+        spec.limits.shown_memory_bytes = Some(1);
+    });
+    assert!(text.contains("said 4096 ENOSPC"), "{text}");
 }
 
 fn shared_memory_counts_against_the_limit(sort: Sort) {

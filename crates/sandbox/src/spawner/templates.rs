@@ -82,7 +82,7 @@ impl Templates {
             Err(failed(wanted, io::Error::new(io::ErrorKind::TimedOut, reason)))
         };
         let mut sandbox = self.copy(means, &bare, true)?.map_or_else(missing, Ok)?;
-        let known = self.known.get(wanted).filter(|_| !wanted.imports.is_empty());
+        let known = self.known.get(wanted);
         sandbox.set_cold_imports(known.and_then(|known| known.cold_imports.clone()));
         Ok(sandbox)
     }

@@ -208,3 +208,28 @@ fn package_row(package: &PackageView) -> [String; 5] {
 fn seconds(ms: u64) -> String {
     show_ns(ms.saturating_mul(1_000_000))
 }
+
+#[cfg(test)]
+mod tests {
+    use sublet_proto::v1;
+
+    use super::*;
+
+    #[test]
+    fn tells_each_cold_import_of_a_node_once_and_in_one_line() {
+        let lease = |node: &str, reason: &str, import_ms| {
+            let cold = v1::ColdImports { module: "m".to_owned(), reason: reason.to_owned(), import_ms };
+            LeaseView::from(v1::Lease {
+                node: node.to_owned(),
+                cold_imports: Some(cold),
+                ..v1::Lease::default()
+            })
+        };
+        let reason = "fails\nwith \x1b[2J";
+        let leases = [lease("a", reason, 5), lease("a", reason, 6), lease("b", reason, 0)];
+        let text = cold_imports(&leases);
+        let said =
+            "cannot keep m warm, because importing it fails\\x0awith \\x1b[2J: each lease imports it anew";
+        assert_eq!(text, format!("a {said} (6 ms)\nb {said}\n"));
+    }
+}
