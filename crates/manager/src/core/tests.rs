@@ -423,10 +423,12 @@ fn keeps_cold_imports_that_agents_report() {
     let lease = house.grant(&asked(2))[0];
     let cold = v1::ColdImports { module: "m".into(), reason: "starts 1 thread".into(), import_ms: 5 };
     house.report(vec![runs(lease, 0)]);
+    house.ticks(1);
     house.saved.clear();
     house.report(vec![LeaseReport { cold_imports: Some(cold.clone()), ..runs(lease, 0) }]);
     let known = house.core.describe(house.core.lease(lease).unwrap());
     assert_eq!(known.cold_imports.as_ref(), Some(&cold));
+    house.ticks(1);
     assert!(house.saved.contains(&lease), "the store keeps it although nothing else has changed");
     let mut other = House::of_epoch(2);
     other.event(Event::Restored(Box::new(known)));
