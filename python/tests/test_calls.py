@@ -154,6 +154,10 @@ def test_calls_of_new_function_run_on_all_workers_at_once(platform):
             ran = sublet.zeros(2)
             futures = [lease.submit(function, ran, n) for n in range(2)]
             assert [future.result() for future in futures] == [True, True]
+        # Of a function that all workers have executed, the caller collects the results.
+        future = lease.submit(meets, ran, 0)
+        assert future._sent is not None and future._sent.number is None
+        assert future.result()
         ran = sublet.zeros(2)
         assert list(lease.starmap(lambda ran, n: meets(ran, n), [(ran, n) for n in range(2)], chunksize=1)) == [True, True]
 
