@@ -284,14 +284,16 @@ impl Invoker {
         py.detach(|| self.read().fabrics()).iter().all(|fabric| *fabric == FabricChoice::Shm)
     }
 
-    /// The leased package: its name, its digest, its functions, and whether they are in Python.
-    fn package(&self, py: Python<'_>) -> Option<(String, String, Vec<String>, bool)> {
+    /// The leased package: its name, its digest, its functions, whether they are in Python, whether the package is this
+    /// client's own, and the package's owner.
+    fn package(&self, py: Python<'_>) -> Option<(String, String, Vec<String>, bool, bool, String)> {
         py.detach(|| {
             let invoker = self.read();
             let package = invoker.package()?;
             let functions = package.functions.iter().map(|function| function.name.clone()).collect();
             let is_python = package.builds.iter().all(|build| build.kind == PYTHON);
-            Some((package.name.clone(), package.digest.clone(), functions, is_python))
+            let (name, digest) = (package.name.clone(), package.digest.clone());
+            Some((name, digest, functions, is_python, invoker.owns_package(), package.owner.clone()))
         })
     }
 

@@ -44,6 +44,7 @@ from ._errors import (
     PermissionDenied,
     RemoteError,
     RemoteTraceback,
+    UntrustedResult,
     WorkerDied,
 )
 from ._executor import Executor
@@ -89,6 +90,7 @@ __all__ = [
     "RemoteArray",
     "RemoteError",
     "RemoteTraceback",
+    "UntrustedResult",
     "WorkerDied",
     "app",
     "array",

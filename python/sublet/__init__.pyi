@@ -55,6 +55,7 @@ __all__ = [
     "RemoteArray",
     "RemoteError",
     "RemoteTraceback",
+    "UntrustedResult",
     "WorkerDied",
     "app",
     "array",
@@ -657,6 +658,8 @@ class BrokenExecutor(BrokenProcessPool): ...
 class RemoteTraceback(Exception):
     text: str
     def __init__(self, text: str) -> None: ...
+
+class UntrustedResult(Error): ...
 
 class RemoteError(Error):
     kind: str

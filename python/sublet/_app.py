@@ -12,7 +12,7 @@ import threading
 import types
 from pathlib import Path
 
-from . import _application, _calls, _classes, _client, _errors, _modules, _package
+from . import _application, _calls, _client, _errors, _foreign, _modules, _package
 from .components import MOST_BYTES, State, pickled
 
 # In the folder of an application: its graph.
@@ -96,13 +96,21 @@ class App:
             text = f"the arguments have {len(message)} bytes, at most {MOST_BYTES} are taken: let the first component read or make large data"
             raise _errors.InvalidArgument(text)
         outcome = self.deploy().run(message, self._news)
-        state = State.of(outcome.output)
+        origin = self._origin()
+        state = State.of(outcome.output, origin.load)
         if state.printed:
-            _calls.show_printed(state.printed)
+            origin.show_entries(state.printed)
         if state.returned is None:
             raise _errors.InvalidArgument(f"the last component of {self._name} returns no result")
-        outcome.value = _classes.loads(state.returned)
+        outcome.value = origin.load(state.returned)
         return outcome
+
+    def _origin(self):
+        """How its result is read: a component of another package may have written it, or what the others have made it of."""
+        packages = {str(part.get("package")) for part in self.graph["components"] if part.get("type") != "memory"} - {self._name}
+        if not packages:
+            return _calls.OWN
+        return _foreign.Foreign(f"application {self._name} with package {' and '.join(sorted(packages))}")
 
     def _access(self):
         """Of each function the memory components that it accesses."""

@@ -56,6 +56,8 @@ class Functions:
     """The functions of one lease: what each is called on the worker, and how large its results were."""
 
     def __init__(self, environment=None, initializer=None, initargs=()):
+        #: How their replies are read; set by the lease, before the first call.
+        self.origin = OWN
         self._known = {}
         self._named = {}
         if initializer is not None and not callable(initializer):
@@ -80,7 +82,7 @@ class Functions:
         if not callable(function):
             message = f"{function!r} cannot be called: pass a callable, or a function's name as \"module:function\""
             raise TypeError(message)
-        known = Known(self._session, function)
+        known = Known(self._session, function, self.origin)
         number, functions = id(function), weakref.ref(self)
         try:
             # Not kept alive by this: what it closes over may be large.
@@ -93,7 +95,7 @@ class Functions:
     def _of_name(self, name):
         known = self._named.get(name)
         if known is None:
-            known = Known(self._session, name)
+            known = Known(self._session, name, self.origin)
             if len(self._named) < MOST_NAMES:
                 self._named[name] = known
         return known
@@ -151,10 +153,10 @@ class Definition:
 class Known:
     """One function."""
 
-    __slots__ = ("session", "function", "name", "definition", "watch", "room", "_small", "_largest")
+    __slots__ = ("session", "function", "origin", "load", "name", "definition", "watch", "room", "_small", "_largest")
 
-    def __init__(self, session, function):
-        self.session = session
+    def __init__(self, session, function, origin):
+        self.session, self.origin, self.load = session, origin, origin.load
         self.function, self.name = None, _name(function)
         # The capacity that the next call reserves; how many of the latest replies needed much less, and the most that one of these needed.
         self.room, self._small, self._largest = ROOM, 0, 0
@@ -244,17 +246,42 @@ def _name(function):
     return getattr(function, "__qualname__", None) or repr(function)
 
 
+class Own:
+    """How replies of the program's own functions and its tenant's packages are read: all that they pickle is loaded."""
+
+    load = staticmethod(_classes.loads)
+    rebuilt = staticmethod(_rebuild.remote)
+
+    @staticmethod
+    def failure(body):
+        """The exception that a reply describes."""
+        return _rebuild.remote(pickle.loads(body))
+
+    @staticmethod
+    def show(body):
+        """Shows what was printed and logged."""
+        show_printed(pickle.loads(body))
+
+    @staticmethod
+    def show_entries(entries):
+        """The same of entries that were loaded."""
+        show_printed(entries)
+
+
+OWN = Own()
+
+
 def read(known, kind, parts):
     """What a function returned, or what it raised."""
     if kind == DONE:
         body = parts[0]
         if len(parts) == 1:
             known.returned(len(body) + HEAD_BYTES)
-            return _classes.loads(body), None
+            return known.load(body), None
         buffers = parts[1:]
         known.returned(len(body) + sum(map(len, buffers)) + PIECE_BYTES * len(buffers) + HEAD_BYTES)
-        return _classes.loads(body, buffers=[as_bytes_like(buffer) for buffer in buffers]), None
-    error = _rebuild.remote(pickle.loads(parts[0]))
+        return known.load(body, [as_bytes_like(buffer) for buffer in buffers]), None
+    error = known.origin.failure(parts[0])
     if kind == BROKEN:
         broken = _errors.BrokenExecutor(f"a worker could not be initialised: {error}")
         broken.__cause__ = error
@@ -419,7 +446,7 @@ class SentObjects(Sent):
         kind, parts = reply
         if kind & PRINTED:
             # Much of it is not copied out of its message.
-            show_printed(pickle.loads(as_bytes_like(parts.pop())))
+            self.order.known.origin.show(as_bytes_like(parts.pop()))
             kind &= ~PRINTED
         if kind == UNKNOWN:
             self._send_all()

@@ -111,6 +111,13 @@ class RemoteError(Error):
         return type(self), (self.kind, self.message)
 
 
+class UntrustedResult(Error):
+    """A function of another tenant's package returned something that is not loaded into this process: the text names it."""
+
+    code = "permission_denied"
+    number = 34
+
+
 _CLASSES = {
     "invalid_argument": InvalidArgument,
     "invalid_graph": InvalidArgument,

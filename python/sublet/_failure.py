@@ -1,11 +1,9 @@
 """Failures of components of a graph: the other end of the worker's `failures.py`."""
 
 import base64
-import builtins
 import json
-import pickle
 
-from . import _calls, _rebuild
+from . import _calls, _foreign, _rebuild
 
 
 class News:
@@ -37,12 +35,18 @@ def _remote(report, is_own):
     try:
         report = json.loads(report)
         printed = [(kind, _plain(what) if kind == "log" else str(what)) for kind, what in report["printed"]]
-        errors = [(_loadable if is_own else _in_words)(fields) for fields in report["errors"]]
-        error = _rebuild.remote({"text": str(report["text"]), "errors": errors})
+        if is_own:
+            errors = [_loadable(fields) for fields in report["errors"]]
+            error = _rebuild.remote({"text": str(report["text"]), "errors": errors})
+        else:
+            error = _foreign.rebuilt(report)
     except Exception:
         # Whatever a package's code has written there, the run's own error is to be raised.
         return None
-    _calls.show_printed(printed)
+    if is_own:
+        _calls.show_printed(printed)
+    else:
+        _foreign.show(printed)
     return error
 
 
@@ -56,18 +60,6 @@ def _loadable(fields):
     """An exception of this program's own function."""
     pickles = {key: _bytes_of(fields[key]) for key in ("whole", "arguments", "state")}
     return {**fields, **pickles, "classes": [_bytes_of(pickled) for pickled in fields["classes"]]}
-
-
-def _in_words(fields):
-    """An exception of another package's function: nothing is loaded of it, and its class is the nearest builtin one by its name."""
-    names = [name.partition(".")[2] for name in fields["names"] if name.startswith("builtins.")]
-    found = [getattr(builtins, name, None) for name in names]
-    known = [one for one in found if isinstance(one, type) and issubclass(one, Exception)]
-    # A group cannot be made without its members.
-    classes = [pickle.dumps(one) for one in known if not hasattr(one, "exceptions")] or [pickle.dumps(Exception)]
-    kind, message = str(fields["kind"]), str(fields["message"])
-    words = {"kind": kind, "message": message, "members": None, "whole": None, "arguments": None, "state": None, "classes": classes}
-    return {**fields, **words}
 
 
 def _bytes_of(text):

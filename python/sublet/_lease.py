@@ -5,7 +5,7 @@ import threading
 import time
 import weakref
 
-from . import _errors, _kept, _process
+from . import _errors, _foreign, _kept, _process
 from ._calls import CALL, DONE, FUNCTION, Begun, Order, Sent, SentObjects, deadline_of, read
 from ._dispatch import Dispatch
 from ._future import Future
@@ -97,12 +97,14 @@ class Lease:
         self._functions = functions
         self._plain = Options()
         self._closing = threading.Lock()
-        name, _, names, is_python = invoker.package()
+        name, _, names, is_python, is_own, owner = invoker.package()
         #: The name of the package whose functions are called.
         self.package = name
         #: The names of its functions.
         self.functions = tuple(function for function in names if function != FUNCTION)
         self._is_python = is_python
+        if not is_own:
+            functions.origin = _foreign.Foreign(_foreign.described(name, owner))
         #: How many workers there are: one for each core.
         self.workers = invoker.workers()
         # When the managers last confirmed the lease, by the monotonic clock.

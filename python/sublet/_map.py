@@ -11,7 +11,7 @@ import time
 from collections.abc import Sized
 from concurrent.futures import CancelledError, TimeoutError
 
-from . import _rebuild
+from . import _errors
 from ._calls import MAP, Order
 from ._future import Future
 
@@ -28,16 +28,27 @@ TICK = 0.1
 class Chunk(Future):
     """Some results of a map."""
 
-    def __init__(self, job):
+    def __init__(self, job, count):
         super().__init__()
-        self._job = job
+        self._job, self._count = job, count
 
     def _end(self, result, exception):
         job, self._job = self._job, None
         if exception is None and job is not None:
-            results, _, seconds = result
-            job.took(len(results), seconds)
+            if self._is_answer(result):
+                results, _, seconds = result
+                job.took(len(results), seconds)
+            else:
+                result, exception = None, _errors.Error("a worker answered a map with something else than its results", "protocol", 52)
         super()._end(result, exception)
+
+    def _is_answer(self, result):
+        """Whether it has a result for each item, or an exception after fewer. A worker that is not trusted may answer anything."""
+        if type(result) is not tuple or len(result) != 3 or type(result[0]) is not list:
+            return False
+        results, raised, seconds = result
+        is_time = seconds is None or (type(seconds) is float and 0 <= seconds < float("inf"))
+        return is_time and (len(results) == self._count if raised is None else len(results) < self._count)
 
 
 class Job:
@@ -71,7 +82,7 @@ class Job:
     def read(self, chunk):
         """The results of a chunk that has ended, and what was raised after them."""
         results, raised, _ = chunk.result()
-        return results, None if raised is None else _rebuild.remote(raised)
+        return results, None if raised is None else self._known.origin.rebuilt(raised)
 
     def ahead(self):
         """How many items keep all workers busy."""
@@ -102,7 +113,7 @@ class Job:
             self.is_waiting = False
         if not items:
             return None
-        chunk = Chunk(self)
+        chunk = Chunk(self, len(items))
         self.chunks.append(chunk)
         return Order(self._known, MAP, items, self._options, chunk)
 

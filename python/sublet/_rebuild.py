@@ -1,6 +1,8 @@
 """Makes the exceptions that a worker described: the other end of the worker's `exceptions.py`."""
 
+import builtins
 import functools
+import pickle
 import types
 
 from . import _classes
@@ -24,6 +26,36 @@ def remote(description):
         _relate(made[index], fields, made)
     _innermost(made[0]).__cause__ = RemoteTraceback(description["text"])
     return made[0]
+
+
+def in_words(fields, escaped=str):
+    """An exception of another tenant's function, as `remote` takes it: nothing is loaded of it, and its class is the nearest builtin
+    one by its name. `escaped` makes its texts safe to show.
+    """
+    names = [name.partition(".")[2] for name in fields["names"] if name.startswith("builtins.")]
+    found = [getattr(builtins, name, None) for name in names]
+    known = [one for one in found if isinstance(one, type) and issubclass(one, Exception)]
+    # A group cannot be made without its members.
+    classes = [pickle.dumps(one) for one in known if not hasattr(one, "exceptions")] or [pickle.dumps(Exception)]
+    numbers = {key: _index(fields[key]) for key in ("cause", "context")}
+    return {
+        **numbers,
+        "kind": escaped(str(fields["kind"])),
+        "message": escaped(str(fields["message"])),
+        "notes": [escaped(str(note)) for note in fields["notes"] or ()],
+        "is_context_suppressed": bool(fields["is_context_suppressed"]),
+        "members": None,
+        "whole": None,
+        "arguments": None,
+        "state": None,
+        "classes": classes,
+    }
+
+
+def _index(value):
+    if value is not None and type(value) is not int:
+        raise TypeError("the index of an exception is not an int")
+    return value
 
 
 def _make(described, index, made):

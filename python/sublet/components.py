@@ -99,15 +99,15 @@ class State:
         return MAGIC + pickle.dumps((self.call, self.bundles, self.returned, self.access, self.printed), 5)
 
     @staticmethod
-    def of(data):
+    def of(data, loads=pickle.loads):
         """That of a message: of several instances, the first has it all."""
         if not data:
             raise _errors.InvalidArgument("an application's components get what its others hand on, and not an empty message")
         if not data.startswith(MAGIC):
-            outputs = [State.of(output) for output in _outputs(data)]
+            outputs = [State.of(output, loads) for output in _outputs(data)]
             outputs[0].printed = _bounded(entry for output in outputs for entry in output.printed)
             return outputs[0]
-        return State(*pickle.loads(memoryview(data)[len(MAGIC) :]))
+        return State(*loads(memoryview(data)[len(MAGIC) :]))
 
 
 def _outputs(data):

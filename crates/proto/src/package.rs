@@ -95,6 +95,7 @@ impl Checked {
             deployed_unix_ms: 0,
             builds: self.builds.clone(),
             profiles: self.profiles.clone(),
+            owner: String::new(),
         }
     }
 }

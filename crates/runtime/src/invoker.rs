@@ -104,12 +104,14 @@ pub struct Invoker {
     manager: Arc<ManagerClient>,
     memory: RegisteredMemory,
     held: Option<Held>,
+    /// Whether this process has deployed the leased package by its path.
+    has_sent_package: bool,
 }
 
 impl Invoker {
     /// One that shares a connection to managers.
     pub(crate) fn of(manager: Arc<ManagerClient>) -> Result<Invoker, Error> {
-        Ok(Invoker { manager, memory: RegisteredMemory::new()?, held: None })
+        Ok(Invoker { manager, memory: RegisteredMemory::new()?, held: None, has_sent_package: false })
     }
 
     /// Its leases, by the numbers of their workers.
@@ -210,12 +212,12 @@ impl Invoker {
     /// The same with memory that other invokers may have, too.
     pub fn connect_with_memory(access: Access, memory: &RegisteredMemory) -> Result<Invoker, Error> {
         let manager = Arc::new(ManagerClient::connect_with(access)?);
-        Ok(Invoker { manager, memory: memory.clone(), held: None })
+        Ok(Invoker { manager, memory: memory.clone(), held: None, has_sent_package: false })
     }
 
     /// Another invoker with the same connection, which holds nothing yet; with this memory.
     pub fn another(&self, memory: &RegisteredMemory) -> Invoker {
-        Invoker { manager: self.manager.clone(), memory: memory.clone(), held: None }
+        Invoker { manager: self.manager.clone(), memory: memory.clone(), held: None, has_sent_package: false }
     }
 
     /// A memory component, which leases nothing before it is written.
@@ -307,6 +309,8 @@ impl Invoker {
             return Err(Error::new(Code::AlreadyAllocated, message));
         }
         let package = self.deploy_if_path(&allocation.package)?;
+        // The digest, in place of a path.
+        self.has_sent_package = package != allocation.package;
         self.held = Some(Held::take(&self.manager, &self.memory, allocation.of(package))?);
         Ok(())
     }
@@ -392,6 +396,17 @@ impl Invoker {
     /// The leased package, if there is one.
     pub fn package(&self) -> Option<&v1::PackageInfo> {
         self.held.as_ref().map(|held| &held.first.package)
+    }
+
+    /// Whether the leased package is this client's own: deployed by this process, by its path, or its name is this client's
+    /// tenant's. Results of other packages are bytes from another tenant's program. False without a lease, and where the
+    /// manager does not report an owner.
+    pub fn owns_package(&self) -> bool {
+        let is_tenants = |held: &Held| {
+            let owner = &held.first.package.owner;
+            !owner.is_empty() && *owner == held.first.description().tenant
+        };
+        self.held.as_ref().is_some_and(|held| self.has_sent_package || is_tenants(held))
     }
 
     /// The number of workers of all leases; 0 without one.
