@@ -90,9 +90,13 @@ _INTERNAL = frozenset([Allowed, _Unfinished, _Arguments])
 
 def _whole(value):
     """A value that may be in a result."""
-    if type(value) in _INTERNAL:
-        raise Refused("a class or function, or an object that is not complete")
-    return value
+    return _all_whole((value,))[0]
+
+
+def _all_whole(values):
+    if not _INTERNAL.isdisjoint(map(type, values)):
+        raise Refused("a class or function as a value, or an object that is not complete")
+    return values
 
 
 def _exact(value, *kinds):
@@ -306,7 +310,7 @@ class _Unpickler(pickle._Unpickler):
     # Containers: what is internal to this module gets into tuples only, for calls.
 
     def _push_tuple(self, items):
-        if any(type(item) in _INTERNAL for item in items):
+        if not _INTERNAL.isdisjoint(map(type, items)):
             if any(type(item) is _Arguments for item in items):
                 raise Refused("a class or function as a value")
             self.append(_Arguments(items))
@@ -336,7 +340,7 @@ class _Unpickler(pickle._Unpickler):
         into = self.stack[-1]
         if type(into) not in (list, collections.deque):
             raise Refused(f"items for an object of type {type(into).__name__}")
-        into.extend(map(_whole, items))
+        into.extend(_all_whole(items))
 
     def load_append(self):
         item = self.stack.pop()
@@ -350,9 +354,9 @@ class _Unpickler(pickle._Unpickler):
         into = self.stack[-1]
         if type(into) not in (dict, collections.OrderedDict, collections.defaultdict, collections.Counter):
             raise Refused(f"keys for an object of type {type(into).__name__}")
-        keys = iter(items)
-        for key, value in zip(keys, keys):
-            into[self._key(key)] = _whole(value)
+        for key, value in zip(items[::2], _all_whole(items[1::2])):
+            # Texts know their hash, and are the most frequent keys.
+            into[key if type(key) is str else self._key(key)] = value
 
     def load_setitem(self):
         value, key = self.stack.pop(), self.stack.pop()

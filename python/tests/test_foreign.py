@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import contextlib
 import copyreg
 import datetime
 import decimal
@@ -14,6 +15,7 @@ import operator
 import os
 import pickle
 import struct
+import subprocess
 import sys
 import types
 import uuid
@@ -23,6 +25,7 @@ import pytest
 
 import sublet
 from sublet import _calls, _failure, _foreign, _lease, _map, _restricted, components
+from sublet._command import program
 
 ZONE = datetime.timezone(datetime.timedelta(hours=1), "one")
 NESTED = numpy.empty((2, 2), object)
@@ -483,3 +486,56 @@ def test_an_app_with_another_package_is_read_restricted():
     origin = own._origin()
     with pytest.raises(sublet.UntrustedResult, match="alice/words"):
         components.State.of(components.MAGIC + pickled(evil()), origin.load)
+
+
+# With two tenants.
+
+WORDS = """
+import os
+
+def count(text):
+    return len(text.split())
+
+class Taken:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+def taken(path):
+    return Taken(path)
+
+def noisy():
+    print("\x1b[2J")
+    raise LookupError("\x1b[2J")
+"""
+
+
+def client_of(platform, tenant):
+    """A client of another tenant on the platform."""
+    command = [program(), "--json", "token", "create", "--tenant", tenant]
+    made = subprocess.run(command, env={**os.environ, "SUBLET_MANAGER": platform.managers}, stdout=subprocess.PIPE, check=True)
+    return sublet.Client(platform.managers, token=json.loads(made.stdout)["secret"])
+
+
+def test_executes_nothing_of_another_tenants_package(platform, tmp_path, capsys):
+    alice, folder, made = client_of(platform, "alice"), tmp_path / "words", tmp_path / "made"
+    folder.mkdir()
+    (folder / "sublet.toml").write_text('name = "words"\nkind = "python"\nlibrary = "words.py"\n')
+    (folder / "words.py").write_text(WORDS)
+    with alice.lease(package=folder, wait=60):
+        # Deployed, for others to lease.
+        pass
+    with platform.lease(package="alice/words", wait=60) as lease:
+        assert lease.call("words:count", "to be or not") == 4
+        with pytest.raises(sublet.UntrustedResult, match="package words of tenant alice: .*posix.mkdir"):
+            lease.call("words:taken", str(made))
+        assert not made.exists()
+        with pytest.raises(LookupError) as caught:
+            lease.call("words:noisy")
+        assert "\x1b" not in str(caught.value) and capsys.readouterr().out == "\\x1b[2J\n"
+    with alice.lease(package="words", wait=60) as lease, contextlib.suppress(TypeError):
+        # Its owner's own: as its functions say.
+        lease.call("words:taken", str(made))
+    assert made.exists()
