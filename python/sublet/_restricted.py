@@ -310,12 +310,7 @@ class _Unpickler(pickle._Unpickler):
     # Containers: what is internal to this module gets into tuples only, for calls.
 
     def _push_tuple(self, items):
-        if not _INTERNAL.isdisjoint(map(type, items)):
-            if any(type(item) is _Arguments for item in items):
-                raise Refused("a class or function as a value")
-            self.append(_Arguments(items))
-        else:
-            self.append(tuple(items))
+        self.append(tuple(items) if _INTERNAL.isdisjoint(map(type, items)) else _Arguments(items))
 
     def load_tuple(self):
         self._push_tuple(self.pop_mark())

@@ -17,6 +17,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import tracemalloc
 import types
 import uuid
 
@@ -167,7 +168,8 @@ HOSTILE = {
     "regular expression": __import__("re").compile("a"),
     "deque of items": Gadget(collections.deque, ([1],)),
     "defaultdict of a function": collections.defaultdict(touch),
-    "defaultdict of an allowed class": collections.defaultdict(datetime.datetime.now),
+    "defaultdict of a method": collections.defaultdict(datetime.datetime.now),
+    "defaultdict of an allowed class": collections.defaultdict(datetime.date),
     "large fraction": Gadget(fractions.Fraction, ("1e1000000000",)),
     "fraction of many bits": fractions.Fraction(1 << (1 << 16), 3),
     "nested": [{"a": ({"b": [Gadget(os.system, ("true",))]},)}],
@@ -175,7 +177,9 @@ HOSTILE = {
     "of numpy.load": Gadget(numpy.load, (os.devnull,)),
     "object scalar": Gadget(SCALAR, (OBJECTS, pickle.dumps(Gadget(touch, ())))),
     "object scalar of a record": Gadget(SCALAR, (numpy.dtype([("a", "O")]), pickle.dumps(Gadget(touch, ())))),
-    "array of another class": Gadget(RECONSTRUCT, (numpy.recarray, (0,), b"b")),
+    "object scalar of an address": Gadget(SCALAR, (OBJECTS, b"A" * 8)),
+    "array of another class": Gadget(RECONSTRUCT, (int, (0,), b"b"), (1, (1,), numpy.dtype("u1"), False, b"A")),
+    "array of a record class": Gadget(RECONSTRUCT, (numpy.recarray, (0,), b"b")),
     "record array": numpy.zeros(2, [("a", "i4")]).view(numpy.recarray),
     "masked array": numpy.ma.array([1, 2], mask=[0, 1]),
     "record with objects": numpy.zeros(2, [("a", "O")]),
@@ -197,7 +201,8 @@ OPCODES = {
     "inst": b"(S'true'\nios\nsystem\n.",
     "obj": code(MARK, named("collections", "OrderedDict"), b"o"),
     "new object with keywords": code(named("uuid", "UUID"), EMPTY, b"}", pickle.NEWOBJ_EX),
-    "new object of an allowed class": code(named("datetime", "date"), EMPTY, pickle.NEWOBJ),
+    "new object of an allowed class": code(named("collections", "OrderedDict"), EMPTY, pickle.NEWOBJ),
+    "class in tuples": code(named("builtins", "int"), b"\x85\x85\x85"),
     "persistent id of a text": b"Pid\n.",
     "persistent id": code(NONE, pickle.BINPERSID),
     "extension of 1 byte": code(pickle.EXT1, b"\xf0"),
@@ -207,7 +212,8 @@ OPCODES = {
     "state of an object": code(b"]", b"}", short("x"), b"K\x01", b"s", BUILD),
     "state of a dict": code(b"}", b"}", short("x"), b"K\x01", b"s", BUILD),
     "call of a value": code(b"]", EMPTY, REDUCE),
-    "call with a list": code(named("builtins", "range"), b"]", REDUCE),
+    "call with a list": code(named("builtins", "range"), b"](K\x01K\x02K\x03e", REDUCE),
+    "call of a method": code(named("builtins", "range.__new__"), b"K\x01K\x02K\x03\x87", REDUCE),
     "items for a class": code(named("collections", "deque"), b"K\x01", b"a"),
     "keys for a list": code(b"]", b"K\x00", b"K\x01", b"s"),
     "bytearray of 1 EiB": code(pickle.BYTEARRAY8, struct.pack("<Q", 1 << 60)),
@@ -223,6 +229,7 @@ OPCODES = {
     "read-only text": code(short("a"), pickle.READONLY_BUFFER),
     "deep key": code(b"}", EMPTY, b"\x85" * 200_000, NONE, b"s"),
     "key of exponential size": code(b"}", EMPTY, *[b"\x94h%c\x86" % n for n in range(60)], NONE, b"s"),
+    "key of many parts": code(b"}", EMPTY, *[b"\x94(" + b"h%c" % n * 50 + TUPLE for n in range(10)], NONE, b"s"),
     "deep member": code(b"\x8f", MARK, EMPTY, b"\x85" * 200_000, b"\x90"),
     "deep frozen set": code(MARK, EMPTY, b"\x85" * 200_000, b"\x91"),
 }
@@ -259,6 +266,17 @@ def test_refuses_registered_extensions():
             _restricted.loads(OPCODES["extension of 1 byte"])
     finally:
         copyreg.remove_extension("collections", "OrderedDict", 0xF0)
+
+
+@pytest.mark.parametrize("name", ["bytearray of 1 GiB", "bytearray of 1 EiB", "bytes of 1 EiB", "frame of 1 EiB"])
+def test_sizes_that_a_pickle_claims_reserve_no_memory(name):
+    tracemalloc.start()
+    try:
+        with pytest.raises(_restricted.Refused):
+            _restricted.loads(OPCODES[name])
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_changes_no_class():
