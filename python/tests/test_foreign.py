@@ -229,7 +229,7 @@ OPCODES = {
     "read-only text": code(short("a"), pickle.READONLY_BUFFER),
     "deep key": code(b"}", EMPTY, b"\x85" * 200_000, NONE, b"s"),
     "key of exponential size": code(b"}", EMPTY, *[b"\x94h%c\x86" % n for n in range(60)], NONE, b"s"),
-    "key of many parts": code(b"}", EMPTY, *[b"\x94(" + b"h%c" % n * 50 + TUPLE for n in range(10)], NONE, b"s"),
+    "key of many parts": code(b"}", EMPTY, *[b"\x940(" + b"h%c" % n * 50 + TUPLE for n in range(10)], NONE, b"s"),
     "deep member": code(b"\x8f", MARK, EMPTY, b"\x85" * 200_000, b"\x90"),
     "deep frozen set": code(MARK, EMPTY, b"\x85" * 200_000, b"\x91"),
 }
