@@ -146,7 +146,7 @@ class Client:
         environment: Mapping[str, str] | None = None,
         initializer: Callable[..., object] | None = None,
         initargs: Iterable[Any] = (),
-        share_arrays: bool = True,
+        share_arrays: bool | None = None,
         **more: Unpack[_MoreOptions],
     ) -> Lease: ...
     def memory(

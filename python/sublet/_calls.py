@@ -274,13 +274,14 @@ OWN = Own()
 def read(known, kind, parts):
     """What a function returned, or what it raised."""
     if kind == DONE:
-        body = parts[0]
+        # A local name: the call of a slot as a method takes 70 ns more.
+        body, load = parts[0], known.load
         if len(parts) == 1:
             known.returned(len(body) + HEAD_BYTES)
-            return known.load(body), None
+            return load(body), None
         buffers = parts[1:]
         known.returned(len(body) + sum(map(len, buffers)) + PIECE_BYTES * len(buffers) + HEAD_BYTES)
-        return known.load(body, [as_bytes_like(buffer) for buffer in buffers]), None
+        return load(body, [as_bytes_like(buffer) for buffer in buffers]), None
     error = known.origin.failure(parts[0])
     if kind == BROKEN:
         broken = _errors.BrokenExecutor(f"a worker could not be initialised: {error}")

@@ -8,7 +8,7 @@ import threading
 
 from . import _application, _errors, _kept, _native, _package, _process
 from ._bill import Bill
-from ._calls import Completer, Functions
+from ._calls import OWN, Completer, Functions
 from ._component import Memory
 from ._lease import Lease, close_all
 from ._pus import listed
@@ -65,7 +65,7 @@ class Client:
         environment=None,
         initializer=None,
         initargs=(),
-        share_arrays=True,
+        share_arrays=None,
         **more,
     ):
         """Leases cores and starts a worker on each; a context manager.
@@ -87,7 +87,9 @@ class Client:
             initializer: What each worker calls before its first function.
             initargs: The arguments of that.
             share_arrays: Whether workers on this machine use registered arrays where they are. With `False` they reach nothing of this
-                program but the messages of their own calls, and all arrays are copied: for functions that are not trusted.
+                program but the messages of their own calls, and all arrays are copied: for functions that are not trusted. Without it,
+                `True` for functions of this program and for packages by their paths, and `False` for packages by their names, which may
+                be another tenant's. `True` is refused for a package that is.
             **more: `shared=True`, `max_nodes`, `idle_timeout`, `pu`, `fabric`, `interface`, `pool`, `slots`, `slot_bytes`,
                 `spin`; `time_weight`: where the package has several kinds of processing units to be executed on, how much the time
                 counts that its work takes, beside what it costs, from 0, the price alone, to 1, the time alone.
@@ -95,7 +97,8 @@ class Client:
         _process.check()
         functions = Functions(environment, initializer, initargs)
         # Workers of another machine have copies of all that they reach, in the memory of their lease.
-        is_near = share_arrays and more.get("fabric") in (None, "auto", "shm") and self._invoker.has_near_nodes()
+        is_shared = package is None or _package.is_path(package) if share_arrays is None else share_arrays
+        is_near = is_shared and more.get("fabric") in (None, "auto", "shm") and self._invoker.has_near_nodes()
         invoker = self._invoker.another(is_near)
         options = dict(more, cores=cores, timeout=timeout, wait=wait, policy=policy)
         if memory is not None:
@@ -108,7 +111,12 @@ class Client:
             leased = _package.named(package)
             _allocate(invoker, leased, options)
         warn_of_cold_imports(invoker, leased)
-        return Lease(self, invoker, functions)
+        lease = Lease(self, invoker, functions)
+        if share_arrays and functions.origin is not OWN:
+            lease.close()
+            # It could write into the replies of other leases, which are unpickled.
+            raise _errors.InvalidArgument(f"share_arrays=True is for your own packages, and package {lease.package} is another tenant's")
+        return lease
 
     def memory(
         self,

@@ -46,6 +46,11 @@ def named(package):
     return package
 
 
+def is_path(package):
+    """Whether a package is certainly given by its path, and so is this program's own: a name may be another tenant's."""
+    return isinstance(package, os.PathLike) or package.startswith(("/", ".")) or package.endswith(".so")
+
+
 def version():
     return "%d.%d" % sys.version_info[:2]
 

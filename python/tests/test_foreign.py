@@ -13,6 +13,7 @@ import json
 import logging
 import operator
 import os
+import pathlib
 import pickle
 import struct
 import subprocess
@@ -25,7 +26,7 @@ import numpy
 import pytest
 
 import sublet
-from sublet import _calls, _failure, _foreign, _lease, _map, _restricted, components
+from sublet import _calls, _failure, _foreign, _lease, _map, _package, _restricted, components
 from sublet._command import program
 
 ZONE = datetime.timezone(datetime.timedelta(hours=1), "one")
@@ -164,7 +165,7 @@ HOSTILE = {
     "a new class": Gadget(types.new_class, ("Made",)),
     "loads": Gadget(pickle.loads, (pickle.dumps(Gadget(touch, ())),)),
     "namedtuple": os.terminal_size((1, 2)),
-    "path": __import__("pathlib").PurePath("a"),
+    "path": pathlib.PurePath("a"),
     "regular expression": __import__("re").compile("a"),
     "deque of items": Gadget(collections.deque, ([1],)),
     "defaultdict of a function": collections.defaultdict(touch),
@@ -480,8 +481,40 @@ def test_only_own_packages_are_unpickled(platform):
         lease = _lease.Lease(platform, Invoker(is_own), functions)
         lease.close()
         made.append(functions.origin)
-        assert functions.known("words:f").load is functions.origin.load or not is_own
+        assert functions.known("words:f").load == functions.origin.load
     assert made[0] is _calls.OWN and isinstance(made[1], _foreign.Foreign)
+
+
+@pytest.mark.parametrize(
+    ("package", "is_path"),
+    [("words", False), ("alice/words", False), ("public/words", False), ("sha256:00", False), ("alice/words@sha256:00", False)]
+    + [("./words", True), (".", True), ("/srv/words", True), ("libx.so", True), (pathlib.Path("words"), True)],
+)
+def test_names_are_not_taken_for_paths(package, is_path):
+    assert _package.is_path(package) is is_path
+
+
+def test_packages_by_name_reach_no_registered_memory(platform, tmp_path):
+    (tmp_path / "sublet.toml").write_text('name = "own"\nkind = "python"\nlibrary = "own.py"\n')
+    (tmp_path / "own.py").write_text("def fill(array, value):\n    array[:] = value\n    return array.sum()\n")
+    array = sublet.zeros(1000)
+    with platform.lease(package=tmp_path, wait=60) as lease:
+        assert lease.call("own:fill", array, 1.0) == 1000 and array.sum() == 1000
+    with platform.lease(package="own", wait=60) as lease:
+        # It has a copy.
+        assert lease.call("own:fill", array, 2.0) == 2000 and array.sum() == 1000
+
+
+def test_refuses_to_share_memory_with_another_tenants_package(platform, monkeypatch):
+    begin = _lease.Lease.__init__
+
+    def begin_foreign(lease, client, invoker, functions):
+        begin(lease, client, invoker, functions)
+        functions.origin = _foreign.Foreign("package words of tenant alice")
+
+    monkeypatch.setattr(_lease.Lease, "__init__", begin_foreign)
+    with pytest.raises(sublet.InvalidArgument, match="share_arrays=True is for your own packages"):
+        platform.lease(share_arrays=True, wait=60)
 
 
 def test_failures_of_graphs_are_shown_escaped(capsys):
