@@ -29,6 +29,9 @@ const COPIED_BYTES: u32 = 16 << 10;
 /// The kind of package whose functions are in Python.
 const PYTHON: &str = "python";
 
+/// What [`Invoker::package`] returns, in that order.
+type PackageFields = (String, String, Vec<String>, bool, bool, String);
+
 /// A client of managers, which holds what it has leased.
 #[pyclass(frozen, module = "sublet._native")]
 pub struct Invoker(Arc<Leased>);
@@ -286,7 +289,7 @@ impl Invoker {
 
     /// The leased package: its name, its digest, its functions, whether they are in Python, whether the package is this
     /// client's own, and the package's owner.
-    fn package(&self, py: Python<'_>) -> Option<(String, String, Vec<String>, bool, bool, String)> {
+    fn package(&self, py: Python<'_>) -> Option<PackageFields> {
         py.detach(|| {
             let invoker = self.read();
             let package = invoker.package()?;
