@@ -64,7 +64,7 @@ class Foreign:
         """The same of entries that were loaded."""
         try:
             show(entries)
-        except (TypeError, ValueError, KeyError, AttributeError):
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
             raise self._invalid("what it has printed") from None
 
     def _load(self, body, buffers, what):
@@ -104,8 +104,9 @@ def show(entries):
 
 def _log(fields, text):
     level, created = fields["levelno"], float(fields["created"])
-    if type(level) is not int or not 0 <= level <= logging.CRITICAL:
-        raise ValueError("level")
+    if type(level) is not int:
+        raise TypeError("level")
+    level = min(max(level, logging.NOTSET), logging.CRITICAL)
     logger = logging.getLogger(LOGGER)
     if logger.isEnabledFor(level):
         name, path, function = (escaped(fields[key])[:MOST_TEXT] for key in ("name", "pathname", "funcName"))

@@ -525,6 +525,15 @@ def test_failures_of_graphs_are_shown_escaped(capsys):
     assert capsys.readouterr().out == "\\x1b[2J"
 
 
+@pytest.mark.parametrize("level", [-5, 1 << 40])
+def test_levels_out_of_range_do_not_replace_the_error(level, caplog):
+    record = {"name": "n", "levelno": level, "levelname": "x", "msg": "said", "pathname": "", "lineno": 1, "funcName": "f", "created": 1e300}
+    fields = {"kind": "a.B", "message": "x", "names": [], "notes": [], "cause": None, "context": None, "is_context_suppressed": False}
+    report = json.dumps({"printed": [["log", record]], "text": "", "errors": [fields]})
+    with caplog.at_level(logging.DEBUG, "sublet.foreign"):
+        assert isinstance(_failure._remote(report, False), sublet.RemoteError)
+
+
 def test_an_app_with_another_package_is_read_restricted():
     @sublet.app
     def own(x):
