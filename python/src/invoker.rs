@@ -32,6 +32,12 @@ const PYTHON: &str = "python";
 /// What [`Invoker::package`] returns, in that order.
 type PackageFields = (String, String, Vec<String>, bool, bool, String);
 
+/// Whether a package is given by the path of its folder or library, and not by its address.
+#[pyfunction]
+pub fn is_path(package: &str) -> bool {
+    sublet::is_path(package)
+}
+
 /// A client of managers, which holds what it has leased.
 #[pyclass(frozen, module = "sublet._native")]
 pub struct Invoker(Arc<Leased>);

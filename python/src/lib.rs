@@ -31,6 +31,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<invoker::Invoker>()?;
     module.add_class::<queue::Queue>()?;
     module.add_function(wrap_pyfunction!(kept::forked, module)?)?;
+    module.add_function(wrap_pyfunction!(invoker::is_path, module)?)?;
     module.add_function(wrap_pyfunction!(buffer::is_registered, module)?)?;
     module.add_function(wrap_pyfunction!(buffer::allocate, module)?)
 }

@@ -71,8 +71,9 @@ class Client:
         """Leases cores and starts a worker on each; a context manager.
 
         Args:
-            package: Whose functions are called: the name of one that is deployed, or the path of one (its folder, or a shared
-                object). Without it, functions of this program: callables, which are sent.
+            package: Whose functions are called: the name of one that is deployed (the caller's own, or else a public one),
+                `"tenant/name"` of one that another tenant has granted, or the path of one (its folder, or a shared object),
+                which begins with `/` or `.` or ends with `.so` or `.wasm`. Without it, functions of this program: callables, which are sent.
             cores: How many workers, on as many nodes as that takes.
             memory: Of all of them together, in bytes or as `"2GiB"`.
             timeout: Seconds after which the lease ends by itself; `renew` puts it off.

@@ -13,7 +13,7 @@ import types
 from pathlib import Path
 from typing import NamedTuple
 
-from . import _errors, _modules
+from . import _errors, _modules, _native
 from .components import pickled
 
 # Modules that are used only if the worker's interpreter has none of the name.
@@ -40,15 +40,15 @@ INSIDE = {
 
 
 def named(package):
-    """A package as the library takes it: a name, or a path, which has a slash in it."""
+    """A package as the library takes it: an address, or a path, which begins with a dot or a slash."""
     if isinstance(package, os.PathLike):
         return os.path.join(".", os.fspath(package))
     return package
 
 
 def is_path(package):
-    """Whether a package is certainly given by its path, and so is this program's own: a name may be another tenant's."""
-    return isinstance(package, os.PathLike) or package.startswith(("/", ".")) or package.endswith(".so")
+    """Whether a package is given by its path, and so is this program's own: a name may be another tenant's."""
+    return isinstance(package, os.PathLike) or _native.is_path(package)
 
 
 def version():

@@ -344,6 +344,12 @@ impl Cluster {
         self.managers[0].command()
     }
 
+    /// Deploys a package and makes it public, as an operator beside the first manager.
+    #[track_caller]
+    pub fn publish(&self, path: impl AsRef<Path>) {
+        self.managers[0].publish(path);
+    }
+
     /// The command on a host, as a user of some tenant.
     pub fn user_command(&self, host: &Host) -> Command {
         let mut command = sublet();
@@ -355,9 +361,7 @@ impl Cluster {
     /// What the command answers in JSON.
     #[track_caller]
     pub fn json(&self, arguments: &[&str]) -> Value {
-        let output = self.command().args(arguments).arg("--json").output().expect("sublet can be executed");
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).expect("--json prints JSON")
+        self.managers[0].json(arguments)
     }
 
     /// A node, as the first manager has it.
@@ -446,6 +450,21 @@ impl Manager {
         let mut command = sublet();
         command.env("SUBLET_MANAGER", self.socket());
         command
+    }
+
+    /// What the command answers in JSON.
+    #[track_caller]
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.command().args(arguments).arg("--json").output().expect("sublet can be executed");
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).expect("--json prints JSON")
+    }
+
+    /// Deploys a package and makes it public, as an operator.
+    #[track_caller]
+    pub fn publish(&self, path: impl AsRef<Path>) {
+        let deployed = self.json(&["deploy", path.as_ref().to_str().expect("the path is UTF-8")]);
+        self.json(&["package", "publish", deployed["name"].as_str().expect("a package has a name")]);
     }
 
     /// Its state folder.

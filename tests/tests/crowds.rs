@@ -93,6 +93,7 @@ fn ten_thousand_requests_at_once_are_answered_within_bounds_and_fairly() {
     });
     cluster.add_agent(Lent::cores(1));
     cluster.assert_serves();
+    cluster.publish(package("calls.c"));
     let users: Vec<_> = (0..TENANTS).map(|tenant| cluster.user(&format!("tenant-{tenant}"))).collect();
     let mut client = connect(&users[0]);
     client.allocate(&Allocation::new(package("calls.c")).wait(Duration::from_secs(20))).unwrap();

@@ -22,7 +22,7 @@ struct Chain<'caller> {
 
 impl Caller {
     fn of(cluster: &Cluster) -> Caller {
-        cluster.json(&["deploy", &package("dags.c")]);
+        cluster.publish(package("dags.c"));
         Caller(Process::of(cluster, Allocation::new("libdags").pu("cpu")))
     }
 
@@ -253,7 +253,7 @@ fn components_that_follow_each_other_on_a_device_leave_their_data_there() {
     let mut cluster = Cluster::start(Plan::default());
     cluster.add_agent_with(Lent::cores(2), &["--devices", "opencl"]);
     let folder = kernels("staying.cl", "", &["mark", "look"]);
-    cluster.json(&["deploy", folder.path().to_str().unwrap()]);
+    cluster.publish(folder.path());
     let caller = Caller::of(&cluster);
     let components = ["mark=staying/mark@opencl", "look=staying/look@opencl"];
     let chain = caller.start(&graph(&components, &["mark>look"])).unwrap();

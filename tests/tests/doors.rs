@@ -230,6 +230,7 @@ fn trickling_uploads_delay_nobody_and_are_ended() {
 #[test]
 fn grants_that_lapse_cost_their_tenant_its_turn() {
     let cluster = Cluster::with_agents(1);
+    cluster.publish(package("calls.c"));
     let (greedy, other) = (cluster.user("greedy"), cluster.user("other"));
     assert_leases(&other);
     let digest = cluster.json(&["ps"])["packages"][0]["digest"].as_str().unwrap().to_owned();

@@ -238,7 +238,7 @@ impl Elsewhere {
 fn functions_of_another_package_are_executed_too() {
     let mut cluster = Cluster::start(Plan::default());
     cluster.add_agent(Lent::cores(2));
-    cluster.json(&["deploy", &package("portable.c")]);
+    cluster.publish(package("portable.c"));
     let host = Elsewhere::of(&cluster);
     assert_eq!(host.call(["libportable", "", "echo"], b"and back").unwrap(), b"and back");
     let error = host.call(["libportable", "", "nobody"], b"").unwrap_err();
@@ -253,7 +253,7 @@ fn what_is_between_kernels_that_follow_each_other_stays_on_the_device() {
     cluster.add_agent_with(Lent::cores(2), &["--devices", "opencl"]);
     let folder =
         kernels("staying.cl", "[kernels]\ndeadline_ms = 1000\n", &["mark", "look", "exceed", "spin"]);
-    cluster.json(&["deploy", folder.path().to_str().unwrap()]);
+    cluster.publish(folder.path());
     let host = Elsewhere::of(&cluster);
     let call = |functions: &str, input: &[u8]| host.call(["staying", "opencl0", functions], input);
     assert_eq!(call("mark", &[5]).unwrap(), [5]);
@@ -347,8 +347,8 @@ fn what_is_left_under_a_name_stays_with_the_executor_and_in_the_memory_of_the_de
     let mut cluster = Cluster::start(Plan::default());
     cluster.add_agent_with(Lent::cores(2), &["--devices", "opencl"]);
     let folder = kernels("staying.cl", "", &["mark", "look", "echo", "twice"]);
-    cluster.json(&["deploy", folder.path().to_str().unwrap()]);
-    cluster.json(&["deploy", &package("staying.c")]);
+    cluster.publish(folder.path());
+    cluster.publish(package("staying.c"));
     let host = Elsewhere::of(&cluster);
     keeps_what_has_a_name(&host, ["staying", "opencl0"]);
     keeps_what_has_a_name(&host, ["libstaying", ""]);

@@ -157,7 +157,9 @@ fn the_schema_takes_and_refuses_what_check_does() {
         ("/colour", json!("red")),
         ("/components", json!([])),
         ("/components/0/type", json!("gpu")),
-        ("/components/0/package", json!("a/b")),
+        ("/components/0/package", json!("a/b/c")),
+        ("/components/0/package", json!("./b")),
+        ("/components/0/package", json!("a/b@1")),
         ("/components/0/package", json!("sha256:0")),
         ("/components/0/initial_bytes", json!(4096)),
         ("/components/0/resources", json!({ "threads": 2 })),
@@ -191,6 +193,19 @@ fn the_schema_takes_and_refuses_what_check_does() {
             Some(Code::InvalidGraph.number() as i32),
             "check takes {at} of {bad}"
         );
+    }
+    let digest = format!("sha256:{}", "a".repeat(64));
+    for package in
+        ["a/b", &digest, &format!("uid:0/{digest}"), &format!("a/b@{digest}"), &format!("b@{digest}")]
+    {
+        let mut document = good.clone();
+        for component in document["components"].as_array_mut().unwrap() {
+            if component["type"] == "compute" {
+                component["package"] = json!(package);
+            }
+        }
+        assert!(schema.is_valid(&document), "the schema refuses {package}");
+        assert_eq!(graph(&["check", "-"], &document.to_string()).status.code(), Some(0), "{package}");
     }
     for (at, field) in
         [("/components/0", "package"), ("/components/0", "function"), ("/edges/2", "rights"), ("", "name")]

@@ -431,15 +431,10 @@ fn assert_sums(cluster: &Cluster, from: &Host, count: u64) {
     });
 }
 
-fn deploy_components(cluster: &Cluster) {
-    let deployed = cluster.command().arg("deploy").arg(library("components.c")).output().unwrap();
-    assert!(deployed.status.success(), "{}", String::from_utf8_lossy(&deployed.stderr));
-}
-
 #[test]
 fn components_of_two_machines_share_memory_that_is_larger_than_either_lends() {
     let Some(cluster) = cluster_with(2, &["--memory", "64MiB"]) else { return };
-    deploy_components(&cluster);
+    cluster.publish(library("components.c"));
     // 72 MiB of numbers: on both machines, and the workers are on both.
     let count: u64 = 72 << 17;
     let most = most_connections(&cluster, || assert_sums(&cluster, &host(&cluster, CLIENT_HOST), count));
@@ -459,7 +454,7 @@ fn components_of_two_machines_share_memory_that_is_larger_than_either_lends() {
 #[test]
 fn memory_of_two_machines_is_made_shorter_and_longer() {
     let Some(cluster) = cluster_with(2, &["--memory", "64MiB"]) else { return };
-    deploy_components(&cluster);
+    cluster.publish(library("components.c"));
     let graph = json!({
         "version": 1, "name": "halve",
         "components": [
@@ -493,7 +488,7 @@ fn memory_of_two_machines_is_made_shorter_and_longer() {
 #[test]
 fn components_of_two_machines_send_each_other_messages() {
     let Some(cluster) = cluster(2) else { return };
-    deploy_components(&cluster);
+    cluster.publish(library("components.c"));
     let compute = |name: &str, function: &str| {
         json!({
             "name": name, "type": "compute", "package": "libcomponents", "function": function,
@@ -520,7 +515,7 @@ fn components_of_two_machines_send_each_other_messages() {
 #[test]
 fn where_a_node_insists_memory_travels_encrypted() {
     let Some(cluster) = cluster_with(2, &["--encrypt", "true"]) else { return };
-    deploy_components(&cluster);
+    cluster.publish(library("components.c"));
     assert_sums(&cluster, &host(&cluster, CLIENT_HOST), 100_000);
 }
 

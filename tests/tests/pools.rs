@@ -131,8 +131,7 @@ fn graph() -> Vec<u8> {
 #[test]
 fn a_component_waits_for_its_pool_says_so_and_is_executed_there() {
     let cluster = cluster();
-    let deployed = cluster.command().arg("deploy").arg(library("components.c")).output().unwrap();
-    assert!(deployed.status.success(), "{}", String::from_utf8_lossy(&deployed.stderr));
+    cluster.publish(library("components.c"));
     let (held, node) = lease(&cluster, &allocation().pool(Pool::Memory));
     assert_eq!(node, "node-1");
     let mut held = Some(held);

@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
-use std::process::Command;
 use std::thread::scope;
 use std::time::Duration;
 
@@ -204,15 +203,10 @@ fn a_racks_manager_that_is_killed_takes_no_lease_along_and_its_nodes_are_known_a
     more.iter().for_each(assert_echoes);
 }
 
-fn deploy(command: &mut Command) {
-    let deployed = command.arg("deploy").arg(library("components.c")).output().unwrap();
-    assert!(deployed.status.success(), "{}", String::from_utf8_lossy(&deployed.stderr));
-}
-
 #[test]
 fn a_run_is_in_one_rack_with_its_memory() {
     let racks = Racks::start(2, 2);
-    deploy(&mut racks.global.command());
+    racks.global.publish(library("components.c"));
     let application = Application::deploy(racks.user(), &sums(), RunOptions::default()).unwrap();
     let rack_of = |node: &str| racks.cluster.agents.iter().position(|agent| agent.name == *node).unwrap() / 2;
     for count in [511u64, 300_000] {

@@ -572,7 +572,7 @@ fn a_run_survives_a_node(share: &str, fabric: Option<FabricChoice>) {
     let mut cluster = cluster;
     cluster.add_agent(Lent::cores(2));
     cluster.add_agent(Lent::cores(2));
-    deploy(&mut cluster.command());
+    cluster.publish(library("components.c"));
     let options = RunOptions { retries: 10, fabric, ..RunOptions::default() };
     let components = [
         compute_with("fill", "fill", &json!({ "entry": true })),
@@ -703,7 +703,7 @@ fn the_command_runs_a_document_and_shows_what_was_used() {
 fn a_tenants_graphs_and_runs_are_its_own() {
     let mut cluster = Cluster::start(Plan::default());
     cluster.add_agent(Lent::cores(2));
-    deploy(&mut cluster.command());
+    cluster.publish(library("components.c"));
     let open = |tenant: &str| Application::open(cluster.user(tenant), "chain", RunOptions::default());
     let mine =
         Application::deploy(cluster.user("one"), &chain(1, &json!({})), RunOptions::default()).unwrap();
@@ -719,7 +719,7 @@ fn a_tenants_graphs_and_runs_are_its_own() {
 fn what_cannot_be_recorded_is_not_handed_on() {
     let mut cluster = Cluster::start(Plan { disk_bytes: Some(16 * MIB), ..Plan::default() });
     cluster.add_agent(Lent::cores(2));
-    deploy(&mut cluster.command());
+    cluster.publish(library("components.c"));
     let Some(disk) = &cluster.disk else { return };
     let application =
         Application::deploy(cluster.user("one"), &chain(2, &json!({})), RunOptions::default()).unwrap();

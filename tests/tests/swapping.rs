@@ -201,8 +201,7 @@ fn a_component_whose_swap_space_is_lost_begins_again() {
     for _ in 0..3 {
         cluster.add_agent_with(Lent::cores(1), &["--memory", "224MiB"]);
     }
-    let deployed = cluster.command().arg("deploy").arg(library("swapping.c")).output().unwrap();
-    assert!(deployed.status.success(), "{}", String::from_utf8_lossy(&deployed.stderr));
+    cluster.publish(library("swapping.c"));
     let options = RunOptions { retries: 100, ..RunOptions::default() };
     let document = document(&component("large", 1, &swapping()));
     let large = Application::deploy(cluster.user("somebody"), &document, options).unwrap();

@@ -25,6 +25,9 @@ const RIGHTS: &[(&str, &[Role])] = &[
     ("/sublet.v1.Manager/Deploy", USERS),
     ("/sublet.v1.Manager/Resolve", USERS),
     ("/sublet.v1.Manager/ListPackages", USERS),
+    ("/sublet.v1.Manager/GrantPackage", USERS),
+    ("/sublet.v1.Manager/PublishPackage", OPERATORS),
+    ("/sublet.v1.Manager/RemovePackage", USERS),
     (REQUEST_LEASE, USERS),
     ("/sublet.v1.Manager/RenewLease", USERS),
     ("/sublet.v1.Manager/EndLease", USERS),
@@ -127,9 +130,13 @@ impl Identity {
         Identity { tenant, role, token: Some(id), standing: Standing::Verified, lending }
     }
 
+    pub(crate) fn is_operator(&self) -> bool {
+        self.role == Role::Operator
+    }
+
     /// Whether what belongs to this tenant is the caller's business.
     pub(crate) fn may_see(&self, tenant: &str) -> bool {
-        self.role == Role::Operator || *self.tenant == *tenant
+        self.is_operator() || *self.tenant == *tenant
     }
 
     /// That an agent speaks for its own node.

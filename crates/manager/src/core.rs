@@ -256,6 +256,7 @@ impl Core {
             node: node.map(|node| node.name.to_string()).unwrap_or_default(),
             package: lease.package.digest.clone(),
             package_name: lease.package.name.clone(),
+            package_owner: lease.package.owner.clone(),
             cores: lease.amount.workers,
             memory_bytes: lease.amount.memory_bytes,
             granted_unix_ms: lease.granted_ms,

@@ -323,6 +323,13 @@ fn open(options: &Options) -> Result<Opened, Error> {
     let clock = Clock::start();
     let epoch = start::next_epoch(&mut *store)?;
     let signing = start::signing(&mut *store)?;
+    let migrated = packages::migrate(&mut *store)?;
+    if migrated > 0 {
+        tracing::warn!(
+            migrated,
+            "packages of a store in which names had no owners are public now: `sublet package list` shows them"
+        );
+    }
     let certificates = if options.listen.is_empty() {
         None
     } else {

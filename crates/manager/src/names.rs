@@ -1,5 +1,6 @@
 //! What tenants and nodes may be called.
 
+use sublet_proto::package::PUBLIC;
 use sublet_proto::pu::{self, is_node_name};
 use sublet_proto::{Code, Error};
 
@@ -15,6 +16,15 @@ pub(crate) fn check_tenant(name: &str) -> Result<(), Error> {
             Code::InvalidArgument,
             format!("{name:?} is the name of tenants that are not known yet"),
         ));
+    }
+    if name == PUBLIC {
+        let message =
+            format!("{name:?} cannot be the name of a tenant: it owns what operators publish for all");
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    if name.starts_with('.') {
+        let message = "the name of a tenant cannot begin with a dot: in addresses of packages it would look like a path";
+        return Err(Error::new(Code::InvalidArgument, message));
     }
     check("tenant", name)
 }
@@ -48,7 +58,7 @@ mod tests {
         for name in ["a", "uid:0", "team-7.eu_west@x"] {
             check_tenant(name).unwrap();
         }
-        for name in ["", "a/b", "a b", "ä", UNVERIFIED, &"a".repeat(65)] {
+        for name in ["", ".a", "..", "a/b", "a b", "ä", UNVERIFIED, PUBLIC, &"a".repeat(65)] {
             assert_eq!(check_tenant(name).unwrap_err().code, Code::InvalidArgument, "{name}");
         }
     }

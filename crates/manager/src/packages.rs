@@ -1,15 +1,18 @@
 //! Packages: stored in parts, found by name or digest, remembered while they are used.
 //!
-//! A package is in the store with all its parts before its name is known. What a digest stands for never changes and
-//! is remembered; what a name stands for is asked of the store again each second, since another manager may deploy.
+//! A package is in the store with all its parts before its name is known. A digest stands for the same content for
+//! ever. A name belongs to a tenant (see [`names`]), and the store is asked again each second which package it stands
+//! for, since another manager may deploy.
+
+mod names;
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use prost::Message;
-use sublet_proto::package::{self, Checked};
-use sublet_proto::v1::{DeployReply, PackageChunk, PackageInfo};
+use sublet_proto::package::{self, Checked, PUBLIC};
+use sublet_proto::v1::{DeployReply, PackageChunk, PackageGrant, PackageInfo, PackageRight, PinnedPackage};
 use sublet_proto::{Code, Error, decode};
 use tokio::sync::{Semaphore, mpsc};
 use tonic::Status;
@@ -17,13 +20,14 @@ use tonic::Status;
 use crate::database::Database;
 use crate::reply::ReplyList;
 use crate::store::{BLOB_PART_BYTES, Batch, BlobPart, Store, keys};
+use names::{NameRecord, is_allowed, is_possible, name_key, shown};
+
+pub(crate) use names::{Asker, migrate};
 
 /// How long a name stands for what it stood for.
 const NAME_AGE: Duration = Duration::from_secs(1);
-/// Names, and as many packages, that are remembered; when there are more, all are forgotten and found anew.
+/// Most names that are remembered; when there are more, all are forgotten and found anew.
 const MAX_REMEMBERED: usize = 4096;
-/// No name and no digest is longer.
-const MAX_ADDRESS_BYTES: usize = 128;
 /// How many records are read from the store at a time.
 const PAGE_RECORDS: usize = 1000;
 
@@ -32,13 +36,24 @@ pub(crate) struct Packages {
     database: Database,
     /// One package at a time is stored, so that the failure of one does not take the parts of another.
     storing: Semaphore,
-    remembered: RwLock<Remembered>,
+    remembered: RwLock<HashMap<String, Lookup>>,
 }
 
-#[derive(Default)]
-struct Remembered {
-    by_digest: HashMap<String, Arc<PackageInfo>>,
-    by_name: HashMap<String, (Arc<PackageInfo>, Instant)>,
+/// A package under one of the names, or the digest, by which its owner has it.
+#[derive(Debug)]
+struct Named {
+    record: NameRecord,
+    info: Arc<PackageInfo>,
+}
+
+/// What the store had under a name, and when.
+type Lookup = (Option<Arc<Named>>, Instant);
+
+/// Whether a name that was found missing within the last second is looked for in the store.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Missing {
+    Remembered,
+    LookedFor,
 }
 
 impl Packages {
@@ -46,68 +61,160 @@ impl Packages {
         Packages { database, storing: Semaphore::new(1), remembered: RwLock::default() }
     }
 
-    /// A package by "name", "name/function" or digest.
-    pub(crate) async fn resolve(&self, address: &str) -> Result<Arc<PackageInfo>, Error> {
-        if let Some(known) = self.remembered(address) {
-            return known;
-        }
-        let (name, function) = package::split_address(address);
-        if name.len() > MAX_ADDRESS_BYTES {
-            return Err(unknown(name));
-        }
-        let wanted = name.to_owned();
-        let found = self.database.with(move |store| find(store, &wanted)).await?;
-        let info = Arc::new(found.ok_or_else(|| unknown(name))?);
-        self.remember(name, &info);
-        check_function(&info, function)?;
-        Ok(info)
-    }
-
-    /// As [`Packages::resolve`], if the store need not be asked.
-    pub(crate) fn remembered(&self, address: &str) -> Option<Result<Arc<PackageInfo>, Error>> {
-        let (name, function) = package::split_address(address);
-        let remembered = self.remembered.read().unwrap_or_else(PoisonError::into_inner);
-        let info = match remembered.by_name.get(name) {
-            Some((info, since)) if since.elapsed() < NAME_AGE => info,
-            _ => remembered.by_digest.get(name)?,
-        };
-        Some(check_function(info, function).map(|()| Arc::clone(info)))
-    }
-
-    fn remember(&self, name: &str, info: &Arc<PackageInfo>) {
-        let mut remembered = self.remembered.write().unwrap_or_else(PoisonError::into_inner);
-        let Remembered { by_digest, by_name } = &mut *remembered;
-        if by_digest.len().max(by_name.len()) >= MAX_REMEMBERED {
-            by_digest.clear();
-            by_name.clear();
-        }
-        by_digest.insert(info.digest.clone(), Arc::clone(info));
-        if !package::is_digest(name) {
-            by_name.insert(name.to_owned(), (Arc::clone(info), Instant::now()));
-        }
-    }
-
-    /// The packages that names stand for.
-    pub(crate) async fn list(&self) -> Result<Vec<PackageInfo>, Error> {
-        self.database
-            .with(|store| {
-                let mut list = ReplyList::default();
-                let mut after = None;
-                loop {
-                    let names = store.scan(keys::NAME, after.as_deref(), PAGE_RECORDS)?;
-                    let Some(last) = names.last() else { return Ok(list.items) };
-                    after = Some(last.key.clone());
-                    for name in &names {
-                        list.add_all(known(store, &String::from_utf8_lossy(&name.value))?);
+    /// The package that an address means for the caller, if it has this right to it.
+    pub(crate) async fn resolve(
+        &self,
+        asker: Asker<'_>,
+        address: &str,
+        right: PackageRight,
+    ) -> Result<Arc<PackageInfo>, Error> {
+        for missing in [Missing::Remembered, Missing::LookedFor] {
+            for reading in package::readings(address) {
+                let named =
+                    reading.owner.map_or([Some(asker.tenant), Some(PUBLIC)], |owner| [Some(owner), None]);
+                for owner in named.into_iter().flatten() {
+                    if let Some(info) = self.find(asker, (owner, reading.package), right, missing).await? {
+                        return check_function(&info, reading.function).map(|()| info);
                     }
                 }
+                if asker.is_operator && package::is_digest(reading.package) {
+                    let info = self.of_digest(reading.package).await?;
+                    return check_function(&info, reading.function).map(|()| info);
+                }
+            }
+        }
+        Err(unknown(address))
+    }
+
+    /// The package of a digest, for agents, which execute what leases name by digest.
+    pub(crate) async fn of_digest(&self, digest: &str) -> Result<Arc<PackageInfo>, Error> {
+        let wanted = shown(digest);
+        let found = self.database.with(move |store| known(store, &wanted)).await?;
+        found.map(Arc::new).ok_or_else(|| unknown(digest))
+    }
+
+    /// The package of a digest that some tenant has used a moment ago, without asking the store and for a caller whose
+    /// tenant is not known: [`Packages::check_digest`] says later whether it was the caller's.
+    pub(crate) fn remembered(&self, digest: &str) -> Option<Arc<PackageInfo>> {
+        if !package::is_digest(digest) {
+            return None;
+        }
+        let remembered = self.remembered.read().unwrap_or_else(PoisonError::into_inner);
+        let named = remembered.get(digest)?.0.as_ref()?;
+        Some(Arc::clone(&named.info))
+    }
+
+    /// Refuses a digest that the caller may not use.
+    pub(crate) async fn check_digest(&self, asker: Asker<'_>, digest: &str) -> Result<(), Error> {
+        self.resolve(asker, digest, PackageRight::Execute).await.map(drop)
+    }
+
+    /// Refuses the package of a lease whose owner has revoked the right to it, or has removed its name.
+    pub(crate) async fn check_still_allowed(&self, tenant: &str, info: &PackageInfo) -> Result<(), Error> {
+        if [tenant, PUBLIC, ""].contains(&info.owner.as_str()) {
+            return Ok(());
+        }
+        self.resolve(Asker::tenant(tenant), &pinned(info), PackageRight::Execute).await.map(drop)
+    }
+
+    /// What these packages of a graph stand for now, each once.
+    pub(crate) async fn pin<'a>(
+        &self,
+        asker: Asker<'_>,
+        packages: impl Iterator<Item = &'a str>,
+    ) -> Result<Vec<PinnedPackage>, Error> {
+        let mut all: Vec<PinnedPackage> = Vec::new();
+        for package in packages {
+            if all.iter().any(|known| known.package == package) {
+                continue;
+            }
+            let info = self.resolve(asker, package, PackageRight::Execute).await?;
+            all.push(PinnedPackage { package: package.to_owned(), pinned: pinned(&info) });
+        }
+        Ok(all)
+    }
+
+    /// A name's package, if it is there and the caller has this right to it. `name@digest` is a package of the name's
+    /// owner for those who have a right to the name.
+    async fn find(
+        &self,
+        asker: Asker<'_>,
+        (owner, name): (&str, &str),
+        right: PackageRight,
+        missing: Missing,
+    ) -> Result<Option<Arc<PackageInfo>>, Error> {
+        let (name, pin) = name.split_once('@').map_or((name, None), |(name, pin)| (name, Some(pin)));
+        let Some(named) = self.named(owner, name, missing).await? else { return Ok(None) };
+        if !is_allowed(asker, owner, &named.record, right) {
+            return Ok(None);
+        }
+        match pin {
+            None => Ok(Some(Arc::clone(&named.info))),
+            Some(digest) if !package::is_digest(digest) => Ok(None),
+            Some(digest) => {
+                let pinned = self.named(owner, digest, missing).await?;
+                Ok(pinned.map(|pinned| Arc::clone(&pinned.info)).filter(|info| info.name == named.info.name))
+            }
+        }
+    }
+
+    async fn named(&self, owner: &str, name: &str, missing: Missing) -> Result<Option<Arc<Named>>, Error> {
+        if !is_possible(owner, name) {
+            return Ok(None);
+        }
+        let key = format!("{owner}/{name}");
+        let remembered = self.remembered.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
+        if let Some((named, since)) = remembered
+            && since.elapsed() < NAME_AGE
+            && (named.is_some() || missing == Missing::Remembered)
+        {
+            return Ok(named);
+        }
+        let (of, wanted) = (owner.to_owned(), name.to_owned());
+        let found = self.database.with(move |store| look_up(store, &of, &wanted)).await?;
+        let named = found.map(Arc::new);
+        self.remember(key, named.clone());
+        Ok(named)
+    }
+
+    fn remember(&self, key: String, named: Option<Arc<Named>>) {
+        let mut remembered = self.remembered.write().unwrap_or_else(PoisonError::into_inner);
+        if remembered.len() >= MAX_REMEMBERED {
+            remembered.clear();
+        }
+        if let Some(named) = &named {
+            remembered.insert(named.record.digest.clone(), (Some(Arc::clone(named)), Instant::now()));
+        }
+        remembered.insert(key, (named, Instant::now()));
+    }
+
+    fn forget(&self, owner: &str, name: &str) {
+        let mut remembered = self.remembered.write().unwrap_or_else(PoisonError::into_inner);
+        remembered.remove(&format!("{owner}/{name}"));
+    }
+
+    /// The packages that the caller may resolve by their names: its own, public ones, those granted to it; all of them
+    /// for operators.
+    pub(crate) async fn list(&self, asker: Asker<'_>) -> Result<Vec<PackageInfo>, Error> {
+        let (tenant, is_operator) = (asker.tenant.to_owned(), asker.is_operator);
+        self.database
+            .with(move |store| {
+                let asker = Asker { tenant: &tenant, is_operator };
+                if is_operator {
+                    return list_below(store, keys::NAMED, asker);
+                }
+                let mut packages = list_below(store, &name_key(&tenant, ""), asker)?;
+                packages.extend(list_below(store, &name_key(PUBLIC, ""), asker)?);
+                packages.extend(list_granted(store, asker)?);
+                Ok(crate::reply::within_reply(packages))
             })
             .await
     }
 
-    /// Stores a package's parts, letting others have the store between them, and then its name.
+    /// Stores a package's parts, letting others have the store between them, and then its name among the tenant's.
     pub(crate) async fn deploy(
         &self,
+        tenant: &str,
         encoded: Arc<Vec<u8>>,
         checked: Checked,
         now_ms: u64,
@@ -115,8 +222,8 @@ impl Packages {
         let _turn =
             self.storing.acquire().await.map_err(|_| Error::new(Code::Internal, "the manager stops"))?;
         let digest = checked.digest.clone();
-        let is_known = self.database.with(move |store| Ok(known(store, &digest)?.is_some())).await?;
-        if !is_known && let Err(error) = self.store_parts(&encoded, &checked.digest).await {
+        let is_stored = self.database.with(move |store| Ok(known(store, &digest)?.is_some())).await?;
+        if !is_stored && let Err(error) = self.store_parts(&encoded, &checked.digest).await {
             let digest = checked.digest.clone();
             self.database
                 .with(move |store| match known(store, &digest)? {
@@ -128,10 +235,64 @@ impl Packages {
             return Err(error);
         }
         let info = PackageInfo { deployed_unix_ms: now_ms, ..checked.info() };
-        let published = info.clone();
-        self.database.with(move |store| publish(store, &published)).await?;
-        self.remember(&info.name, &Arc::new(info.clone()));
-        Ok(DeployReply { package: Some(info), known: is_known })
+        let reply = self.point(tenant, info.clone()).await?;
+        let hidden = self.named(PUBLIC, &info.name, Missing::LookedFor).await?.filter(|_| tenant != PUBLIC);
+        Ok(DeployReply { hidden: hidden.map(|named| named.info.as_ref().clone()), ..reply })
+    }
+
+    /// Points a public name at a package that is stored.
+    pub(crate) async fn publish(
+        &self,
+        asker: Asker<'_>,
+        address: &str,
+        now_ms: u64,
+    ) -> Result<PackageInfo, Error> {
+        let info = self.resolve(asker, address, PackageRight::Read).await?;
+        let info = PackageInfo { deployed_unix_ms: now_ms, grants: Vec::new(), ..info.as_ref().clone() };
+        let reply = self.point(PUBLIC, PackageInfo { owner: String::new(), ..info }).await?;
+        reply.package.ok_or_else(|| Error::new(Code::Internal, "a package was published and is not there"))
+    }
+
+    /// Points an owner's name at a package all parts of which are in the store.
+    async fn point(&self, owner: &str, info: PackageInfo) -> Result<DeployReply, Error> {
+        let (of, stored) = (owner.to_owned(), info.clone());
+        let before = self.database.with(move |store| point(store, &of, &stored)).await?;
+        self.forget(owner, &info.name);
+        // It is remembered by its digest, too: the first leases of it find it.
+        self.named(owner, &info.name, Missing::LookedFor).await?;
+        let owned = |info: PackageInfo| PackageInfo { owner: owner.to_owned(), ..info };
+        Ok(DeployReply {
+            // Not whether the content is stored: that would say what other tenants have.
+            known: before.as_ref().is_some_and(|before| before.digest == info.digest),
+            replaced: before.filter(|before| before.digest != info.digest).map(owned),
+            package: Some(owned(info)),
+            hidden: None,
+        })
+    }
+
+    /// Changes which tenants may use a name.
+    pub(crate) async fn grant(
+        &self,
+        asker: Asker<'_>,
+        name: &str,
+        granted: PackageGrant,
+    ) -> Result<PackageInfo, Error> {
+        let (owner, name) = names::owned(asker, name)?;
+        let (of, changed) = (owner.to_owned(), name.to_owned());
+        let info = self.database.with(move |store| grant(store, (&of, &changed), &granted)).await?;
+        self.forget(owner, name);
+        info.ok_or_else(|| unknown(&format!("{owner}/{name}")))
+    }
+
+    /// Takes a name away, and what its owner could do by the digest that it stood for; returns what that was.
+    pub(crate) async fn remove(&self, asker: Asker<'_>, name: &str) -> Result<PackageInfo, Error> {
+        let (owner, name) = names::owned(asker, name)?;
+        let (of, removed) = (owner.to_owned(), name.to_owned());
+        let info = self.database.with(move |store| remove(store, &of, &removed)).await?;
+        let info = info.ok_or_else(|| unknown(&format!("{owner}/{name}")))?;
+        self.forget(owner, name);
+        self.forget(owner, &info.digest);
+        Ok(info)
     }
 
     async fn store_parts(&self, encoded: &Arc<Vec<u8>>, digest: &str) -> Result<(), Error> {
@@ -166,34 +327,127 @@ impl Packages {
     }
 }
 
-fn find(store: &dyn Store, name: &str) -> Result<Option<PackageInfo>, Error> {
-    if package::is_digest(name) {
-        return known(store, name);
-    }
-    match store.get(&format!("{}{name}", keys::NAME))? {
-        Some(digest) => known(store, &String::from_utf8_lossy(&digest.value)),
-        None => Ok(None),
-    }
-}
-
 /// The package of this digest, if all of it is in the store.
 pub(crate) fn known(store: &dyn Store, digest: &str) -> Result<Option<PackageInfo>, Error> {
     let found = store.get(&format!("{}{digest}", keys::PACKAGE))?;
     found.map(|found| decode("a stored package", &found.value)).transpose()
 }
 
-/// Points the package's name at it. All of its parts are in the store.
-fn publish(store: &mut dyn Store, info: &PackageInfo) -> Result<(), Error> {
-    let mut batch = Batch::default();
-    batch.put(format!("{}{}", keys::PACKAGE, info.digest), info.encode_to_vec());
-    batch.put(format!("{}{}", keys::NAME, info.name), info.digest.clone().into_bytes());
-    batch.append(keys::DEPLOYMENTS, info.encode_to_vec());
-    store.commit(&batch)
+/// What leases ask for of a package by which it stays the same: `owner/name@digest`.
+fn pinned(info: &PackageInfo) -> String {
+    match info.owner.as_str() {
+        "" => info.digest.clone(),
+        owner => format!("{owner}/{}@{}", info.name, info.digest),
+    }
 }
 
-fn unknown(name: &str) -> Error {
-    let shown: String = name.chars().take(MAX_ADDRESS_BYTES).collect();
-    Error::new(Code::UnknownPackage, format!("no package {shown:?} is deployed"))
+fn look_up(store: &dyn Store, owner: &str, name: &str) -> Result<Option<Named>, Error> {
+    let Some(record) = names::read(store, owner, name)?.0 else { return Ok(None) };
+    let info = known(store, &record.digest)?;
+    Ok(info.map(|info| Named { info: Arc::new(info_of(info, owner, &record)), record }))
+}
+
+fn info_of(info: PackageInfo, owner: &str, record: &NameRecord) -> PackageInfo {
+    PackageInfo { owner: owner.to_owned(), deployed_unix_ms: record.deployed_unix_ms, ..info }
+}
+
+/// The names below a key, with their grants where the caller may know them.
+fn list_below(store: &dyn Store, prefix: &str, asker: Asker<'_>) -> Result<Vec<PackageInfo>, Error> {
+    let (mut list, mut after) = (ReplyList::default(), None);
+    loop {
+        let page = store.scan(prefix, after.as_deref(), PAGE_RECORDS)?;
+        let Some(last) = page.last() else { return Ok(list.items) };
+        after = Some(last.key.clone());
+        for found in &page {
+            let owned = found.key.strip_prefix(keys::NAMED).and_then(|key| key.split_once('/'));
+            let Some((owner, name)) = owned.filter(|(_, name)| !package::is_digest(name)) else { continue };
+            if let Some(named) = look_up(store, owner, name)? {
+                let grants =
+                    if owner == asker.tenant || asker.is_operator { named.record.grants } else { Vec::new() };
+                list.add_all([PackageInfo { grants, ..named.info.as_ref().clone() }]);
+            }
+        }
+    }
+}
+
+fn list_granted(store: &dyn Store, asker: Asker<'_>) -> Result<Vec<PackageInfo>, Error> {
+    let prefix = format!("{}{}/", keys::GRANTED, asker.tenant);
+    let (mut list, mut after) = (ReplyList::default(), None);
+    loop {
+        let page = store.scan(&prefix, after.as_deref(), PAGE_RECORDS)?;
+        let Some(last) = page.last() else { return Ok(list.items) };
+        after = Some(last.key.clone());
+        for found in &page {
+            let Some((owner, name)) = found.key[prefix.len()..].split_once('/') else { continue };
+            let named = look_up(store, owner, name)?;
+            let allowed = named.filter(|named| is_allowed(asker, owner, &named.record, PackageRight::Read));
+            list.add_all(allowed.map(|named| named.info.as_ref().clone()));
+        }
+    }
+}
+
+/// Points a name at a package, and lets its owner use the digest; returns what the name stood for.
+fn point(store: &mut dyn Store, owner: &str, info: &PackageInfo) -> Result<Option<PackageInfo>, Error> {
+    let record =
+        |grants| NameRecord { digest: info.digest.clone(), deployed_unix_ms: info.deployed_unix_ms, grants };
+    let mut batch = Batch::default();
+    batch.put(format!("{}{}", keys::PACKAGE, info.digest), info.encode_to_vec());
+    batch.put(name_key(owner, &info.digest), record(Vec::new()).encode_to_vec());
+    let logged = PackageInfo { owner: owner.to_owned(), ..info.clone() };
+    batch.append(keys::DEPLOYMENTS, logged.encode_to_vec());
+    store.commit(&batch)?;
+    let grants_of =
+        |before: Option<&NameRecord>| before.map(|before| before.grants.clone()).unwrap_or_default();
+    let before = names::change(store, (owner, &info.name), |before| Ok(record(grants_of(before))))?;
+    let Some(before) = before else { return Ok(None) };
+    Ok(known(store, &before.digest)?.map(|info| info_of(info, owner, &before)))
+}
+
+fn grant(
+    store: &mut dyn Store,
+    (owner, name): (&str, &str),
+    granted: &PackageGrant,
+) -> Result<Option<PackageInfo>, Error> {
+    let key = names::granted_key(&granted.tenant, owner, name);
+    let mut batch = Batch::default();
+    let is_revoked = granted.right() == PackageRight::Unspecified;
+    if !is_revoked {
+        batch.put(key, Vec::new());
+    } else {
+        batch.remove(key);
+    }
+    if names::read(store, owner, name)?.0.is_none() {
+        return Ok(None);
+    }
+    names::change(store, (owner, name), |before| {
+        let mut record = before.cloned().ok_or_else(|| unknown(&format!("{owner}/{name}")))?;
+        names::grant(owner, &mut record, granted)?;
+        Ok(record)
+    })?;
+    // Only lists read it: the right is in the name's record.
+    store.commit(&batch)?;
+    let named = look_up(store, owner, name)?;
+    Ok(named.map(|Named { record, info }| PackageInfo { grants: record.grants, ..info.as_ref().clone() }))
+}
+
+fn remove(store: &mut dyn Store, owner: &str, name: &str) -> Result<Option<PackageInfo>, Error> {
+    let Some(named) = look_up(store, owner, name)? else { return Ok(None) };
+    let removed = names::change(store, (owner, name), |_| Ok(NameRecord::default()))?.unwrap_or_default();
+    let mut batch = Batch::default();
+    batch.remove(name_key(owner, &removed.digest));
+    for grant in &removed.grants {
+        batch.remove(names::granted_key(&grant.tenant, owner, name));
+    }
+    store.commit(&batch)?;
+    Ok(Some(named.info.as_ref().clone()))
+}
+
+fn unknown(address: &str) -> Error {
+    let message = format!(
+        "no package {:?} is deployed by this tenant, is public, or is granted to it (see `sublet package list`)",
+        shown(address)
+    );
+    Error::new(Code::UnknownPackage, message)
 }
 
 fn check_function(info: &PackageInfo, function: Option<&str>) -> Result<(), Error> {

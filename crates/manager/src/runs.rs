@@ -35,12 +35,12 @@ impl Runs {
         Runs { database }
     }
 
-    /// Begins a run of a graph of this name and digest.
+    /// Begins a run of what `begun` says: the name and digest of its graph, and its packages.
     pub(crate) async fn begin(
         &self,
         tenant: &str,
         request: BeginRunRequest,
-        (graph, digest): (String, String),
+        begun: RunInfo,
         now_ms: u64,
     ) -> Result<RunInfo, Error> {
         let BeginRunRequest { run, input, .. } = request;
@@ -53,7 +53,7 @@ impl Runs {
                 // Asked again, because the answer was lost.
                 return decode("a stored run", &found.value);
             }
-            let info = RunInfo { run, graph, digest, tenant, began_unix_ms: now_ms, ..RunInfo::default() };
+            let info = RunInfo { run, tenant, began_unix_ms: now_ms, ..begun };
             let mut batch = Batch::default();
             let input = JournalEntry { output: input, ..JournalEntry::default() };
             batch.put(entry_key(&info.tenant, &info.run, 0), input.encode_to_vec());

@@ -324,6 +324,18 @@ impl Shell {
         }
     }
 
+    /// Whose a lease is, and of which package.
+    pub(crate) fn package_of(
+        &self,
+        lease: LeaseId,
+        is_callers: impl FnOnce(&str) -> bool,
+    ) -> Result<(Arc<str>, Arc<PackageInfo>), Error> {
+        let state = self.lock()?;
+        state.check_owner(lease, is_callers)?;
+        let lease = state.core.lease(lease).ok_or_else(|| unknown_lease(lease))?;
+        Ok((Arc::clone(&state.core.tenant(lease.tenant).name), Arc::clone(&lease.package)))
+    }
+
     /// Says how the verification of these leases' token came out: whose they are, or why they are nobody's.
     pub(crate) fn decide(&self, leases: &[LeaseId], tenant: &Result<Arc<str>, Error>) -> Result<(), Error> {
         let mut state = self.lock()?;

@@ -41,8 +41,12 @@ pub mod keys {
     pub const USAGE: &str = "usage/";
     /// Before a digest: the encoded `PackageInfo`. It is written after the last part of the package's blob.
     pub const PACKAGE: &str = "package/";
-    /// Before a package's name: the digest that it stands for.
-    pub const NAME: &str = "name/";
+    /// Before a tenant's name, `/` and a package's name or digest: the encoded `NameRecord`.
+    pub const NAMED: &str = "named/";
+    /// Before a tenant's name, `/`, an owner's, `/` and a package's: the tenant may use that package. Empty.
+    pub const GRANTED: &str = "granted/";
+    /// Before a package's name, in stores of versions in which names had no owners: the digest that it stood for.
+    pub const UNOWNED_NAME: &str = "name/";
     /// Before a token's identifier: the token and the hash of its secret.
     pub const TOKEN: &str = "token/";
     /// Before a tenant's name: the encoded `Tenant`.

@@ -47,7 +47,8 @@ async fn a_package_goes_in_and_comes_out_as_it_was() {
         assert_eq!(missing.code, code, "{missing}");
     }
     let list = done(house.client.list_packages(ListPackagesRequest {}).await).unwrap();
-    assert_eq!(list.packages.len(), 1);
+    let owners: Vec<_> = list.packages.iter().map(|package| package.owner.as_str()).collect();
+    assert_eq!(owners, ["public", "uid:0"]);
 }
 
 #[tokio::test]
@@ -296,7 +297,7 @@ async fn what_a_killed_manager_left_behind_is_recovered_from() {
 #[tokio::test]
 async fn what_is_reported_of_a_run_is_seen_while_it_goes_on_and_never_undoes_its_end() {
     let House { folder: _folder, manager: _manager, mut client, .. } = house().await;
-    let document = br#"{"version":1,"name":"g","components":[{"name":"c","type":"compute","package":"p","function":"f","entry":true}]}"#;
+    let document = br#"{"version":1,"name":"g","components":[{"name":"c","type":"compute","package":"x","function":"f","entry":true}]}"#;
     done(client.deploy_graph(DeployGraphRequest { document: document.to_vec() }).await).unwrap();
     let (run, other) = ("0a".repeat(16), "0b".repeat(16));
     for run in [&run, &other] {
@@ -358,7 +359,7 @@ async fn what_is_reported_of_a_run_is_seen_while_it_goes_on_and_never_undoes_its
 #[tokio::test]
 async fn what_no_journal_has_is_refused_and_a_run_that_has_ended_takes_nothing_more() {
     let House { folder: _folder, manager: _manager, mut client, .. } = house().await;
-    let document = br#"{"version":1,"name":"g","components":[{"name":"c","type":"compute","package":"p","function":"f","entry":true}]}"#;
+    let document = br#"{"version":1,"name":"g","components":[{"name":"c","type":"compute","package":"x","function":"f","entry":true}]}"#;
     done(client.deploy_graph(DeployGraphRequest { document: document.to_vec() }).await).unwrap();
     let run = "0a".repeat(16);
     let begin = |run: &str, len| BeginRunRequest { run: run.into(), graph: "g".into(), input: vec![0; len] };

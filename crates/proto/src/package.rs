@@ -14,8 +14,10 @@
 //!   offers, and no two builds are for the same;
 //! - everything is bounded by the constants here.
 //!
-//! A function is addressed as `package/function`, where the package is a name or a digest.
+//! A name belongs to a tenant. A function is addressed as `package/function` or, of another tenant's package,
+//! `tenant/package/function`, where the package is a name or a digest: see [`readings`].
 
+mod address;
 mod elf;
 mod files;
 mod image;
@@ -35,6 +37,7 @@ use crate::{Code, Error};
 use files::{check_files, find_file};
 use library::Library;
 
+pub use address::{Address, PUBLIC, is_owner, is_package, readings};
 pub use files::{MAX_COMPONENT_BYTES, MAX_PATH_BYTES, check_path};
 pub use image::{is_pinned, pin_image, unpinned_image};
 pub use kernels::KernelLimits;
@@ -84,7 +87,7 @@ pub struct Checked {
 }
 
 impl Checked {
-    /// What a manager says about the package; it adds the time of deployment.
+    /// What a manager says about the package; it adds the time of deployment and the owner.
     pub fn info(&self) -> v1::PackageInfo {
         let function = |name: &String| FunctionInfo { name: name.clone() };
         v1::PackageInfo {
@@ -96,6 +99,7 @@ impl Checked {
             builds: self.builds.clone(),
             profiles: self.profiles.clone(),
             owner: String::new(),
+            grants: Vec::new(),
         }
     }
 }
@@ -182,14 +186,6 @@ pub fn is_digest(text: &str) -> bool {
     })
 }
 
-/// Splits `package/function`; without a slash there is no function.
-pub fn split_address(address: &str) -> (&str, Option<&str>) {
-    match address.split_once('/') {
-        Some((package, function)) => (package, Some(function)),
-        None => (address, None),
-    }
-}
-
 /// Decodes a package and checks all of it.
 pub fn validate(encoded: &[u8]) -> Result<Checked, Error> {
     let size_bytes = encoded.len() as u64;
@@ -259,7 +255,8 @@ fn library_stem(file_name: &str) -> &str {
     }
 }
 
-pub(crate) fn is_name(name: &str) -> bool {
+/// Whether packages and functions may have this name.
+pub fn is_name(name: &str) -> bool {
     let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     name.len() <= MAX_NAME_BYTES
         && name.bytes().next().is_some_and(word)
@@ -313,11 +310,5 @@ mod tests {
         assert_eq!(digest(&encode(&one)), digest(&encode(&other)));
         assert!(is_digest(&digest(&encode(&one))));
         assert!(!is_digest("sha256:../../etc"));
-    }
-
-    #[test]
-    fn addresses_split_at_the_first_slash() {
-        assert_eq!(split_address("libx/f"), ("libx", Some("f")));
-        assert_eq!(split_address("libx"), ("libx", None));
     }
 }

@@ -20,6 +20,28 @@ use sublet_proto::{Code, Error};
 const MAX_DEPTH: usize = 32;
 const ANY_EXECUTE: u32 = 0o111;
 
+/// Whether a package is given by the path of its folder or library, and not by its address. Whether there is anything at
+/// the path does not matter: a folder in the working directory, which another user may have made, never takes the place
+/// of a deployed package.
+///
+/// ```
+/// # use sublet_runtime::deploy::is_path;
+/// assert!(is_path("./words") && is_path("/srv/words") && is_path("build/libwords.so") && is_path("a/b/c"));
+/// assert!(!is_path("words") && !is_path("alice/words"));
+/// ```
+pub fn is_path(package: &str) -> bool {
+    let is_address = |reading: package::Address<'_>| {
+        reading.function.is_none() && is_plain(reading.package) && reading.owner.is_none_or(is_plain)
+    };
+    let is_library = [".so", ".wasm"].iter().any(|suffix| package.ends_with(suffix));
+    is_library || !package::readings(package).any(is_address)
+}
+
+/// Whether the text begins like a name, and not like a path.
+fn is_plain(text: &str) -> bool {
+    text.bytes().next().is_some_and(|first| first.is_ascii_alphanumeric() || first == b'_')
+}
+
 /// The encoded package of a folder with a `sublet.toml`, or of a bare shared object or WebAssembly module.
 ///
 /// The module of a package in Python and what it always imports of the package are parsed, and its functions looked for, by an

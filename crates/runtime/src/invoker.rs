@@ -16,7 +16,7 @@ pub use allocation::{Allocation, Policy};
 
 use crate::access::Access;
 use crate::arena::{Buffer, RegisteredMemory};
-use crate::deploy::read_package;
+use crate::deploy::{is_path, read_package};
 use crate::fabrics::FabricChoice;
 use crate::invocation::Invocation;
 use crate::lease::link::{ColdStart, Notice};
@@ -245,7 +245,8 @@ impl Invoker {
         Memory::new(self.manager.clone(), plan)
     }
 
-    /// Gives the managers a package, by the path of its folder or library; its digest.
+    /// Gives the managers a package, by the path of its folder or library; its digest. The package gets the name of its
+    /// manifest among the caller's tenant's.
     ///
     /// # Errors
     /// `invalid_package`, and what the managers say.
@@ -309,8 +310,7 @@ impl Invoker {
             return Err(Error::new(Code::AlreadyAllocated, message));
         }
         let package = self.deploy_if_path(&allocation.package)?;
-        // The digest, in place of a path.
-        self.has_sent_package = package != allocation.package;
+        self.has_sent_package = is_path(&allocation.package);
         self.held = Some(Held::take(&self.manager, &self.memory, allocation.of(package))?);
         Ok(())
     }
@@ -437,11 +437,7 @@ impl Invoker {
     }
 
     fn deploy_if_path(&self, name: &str) -> Result<String, Error> {
-        let is_path = name.contains('/') || name.ends_with(".so") || name == ".";
-        if !is_path {
-            return Ok(name.to_owned());
-        }
-        self.deploy(Path::new(name))
+        if is_path(name) { self.deploy(Path::new(name)) } else { Ok(name.to_owned()) }
     }
 }
 

@@ -73,7 +73,7 @@ impl ManagerClient {
         Ok(list.managers)
     }
 
-    /// Stores an encoded package and points its name at it.
+    /// Stores an encoded package and points the name that it has among the caller's tenant's at it.
     pub fn deploy(&self, encoded: Vec<u8>) -> Result<v1::DeployReply, Error> {
         self.deploy_with_progress(encoded, |_| {})
     }
@@ -92,16 +92,44 @@ impl ManagerClient {
         })
     }
 
-    /// What is deployed as "name", "name/function" or "sha256:...".
+    /// What is deployed as "name", "name/function", "tenant/name", "tenant/name/function" or "sha256:...".
     pub fn resolve(&self, name: &str) -> Result<v1::PackageInfo, Error> {
         let request = v1::ResolveRequest { name: name.to_owned() };
         self.ask(request, async |mut stub, request| stub.resolve(request).await)
     }
 
-    /// Every deployed package.
+    /// The packages that the caller may resolve: its own, public ones and those granted to it; all of them for
+    /// operators.
     pub fn packages(&self) -> Result<Vec<v1::PackageInfo>, Error> {
         let request = v1::ListPackagesRequest {};
         Ok(self.ask(request, async |mut stub, request| stub.list_packages(request).await)?.packages)
+    }
+
+    /// Lets another tenant use the caller's package of this name; a right that is unspecified revokes what the tenant
+    /// had. Operators may change another tenant's package: "tenant/name".
+    pub fn grant_package(&self, name: &str, grant: v1::PackageGrant) -> Result<v1::PackageInfo, Error> {
+        let request = v1::GrantPackageRequest { name: name.to_owned(), grant: Some(grant) };
+        self.ask(request, async |mut stub, request| stub.grant_package(request).await)
+    }
+
+    /// Makes a package public under its name: every tenant that has no package of this name gets this one. For
+    /// operators.
+    pub fn publish_package(&self, package: &str) -> Result<v1::PackageInfo, Error> {
+        let request = v1::PublishPackageRequest { package: package.to_owned() };
+        self.ask(request, async |mut stub, request| stub.publish_package(request).await)
+    }
+
+    /// Removes the caller's package of this name; operators may remove another tenant's, and public ones: "tenant/name".
+    /// Returns what the name stood for.
+    pub fn remove_package(&self, name: &str) -> Result<v1::PackageInfo, Error> {
+        let terms = Terms { repeat: Repeat::Unsent, ..anywhere() };
+        let request = v1::RemovePackageRequest { name: name.to_owned() };
+        let reply = self
+            .connection
+            .ask(terms, request, async |mut stub: Stub<_>, request| stub.remove_package(request).await)?;
+        reply
+            .package
+            .ok_or_else(|| Error::new(Code::Protocol, "the manager does not say what it has removed"))
     }
 
     /// Asks for leases for all of the cores wanted; they are granted, after the time that the request may wait at the

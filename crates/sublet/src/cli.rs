@@ -19,6 +19,7 @@ mod lease;
 mod logs;
 mod manager;
 mod output;
+mod package;
 pub(crate) mod parse;
 mod ps;
 mod pus;
@@ -48,6 +49,7 @@ Examples:
   sublet up                                      run Sublet on this machine, until Ctrl-C
   sublet deploy ./libx.so                        make the functions of a shared object callable
   sublet call libx/f --input in --output out     call one of them
+  sublet package list                            packages, their owners and who else may use them
   sublet ps                                      what is there, and who uses it
   sublet pus                                     what it computes with: processors, devices, prices, neighbours
   sublet logs LEASE                              what the functions of a lease have printed
@@ -89,6 +91,7 @@ enum Command {
     Manager(manager::Arguments),
     Agent(Box<agent::Arguments>),
     Deploy(deploy::Arguments),
+    Package(package::Arguments),
     Call(call::Arguments),
     Ps(ps::Arguments),
     Pus(pus::Arguments),
@@ -189,6 +192,7 @@ fn run(command: Command, output: &Output) -> Result<(), Error> {
         Command::Manager(arguments) => manager::run(arguments, output),
         Command::Agent(arguments) => agent::run(*arguments, output),
         Command::Deploy(arguments) => deploy::run(&arguments, output),
+        Command::Package(arguments) => package::run(&arguments, output),
         Command::Call(arguments) => call::run(&arguments, output),
         Command::Graph(arguments) => graph::run(&arguments, output),
         Command::Fabrics(arguments) => fabrics::run(&arguments, output),

@@ -28,6 +28,7 @@ pub use sublet_proto::v1::{
     BillLine, BillRequest, ComponentUse, Lease, PackageInfo, Price, ProcessingUnit, Usage,
 };
 pub use sublet_proto::{ALWAYS_HOT_NS, ALWAYS_WARM_NS, Code, Error};
+pub use sublet_runtime::deploy::is_path;
 pub use sublet_runtime::fabrics::own_host;
 pub use sublet_runtime::frames;
 pub use sublet_runtime::run::{Application, News, Outcome, RunOptions};

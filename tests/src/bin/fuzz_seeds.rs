@@ -192,7 +192,7 @@ fn control_messages() -> Vec<Vec<u8>> {
     let info = v1::NodeInfo { description: Some(node()), cores_leased: 1, ..Default::default() };
     let messages = [
         v1::PackageChunk { data: vec![1, 2, 3] }.encode_to_vec(),
-        v1::DeployReply { package: Some(package_info()), known: true }.encode_to_vec(),
+        v1::DeployReply { package: Some(package_info()), known: true, ..Default::default() }.encode_to_vec(),
         v1::ResolveRequest { name: "seed/noop".into() }.encode_to_vec(),
         package_info().encode_to_vec(),
         v1::PackageList { packages: vec![package_info()] }.encode_to_vec(),

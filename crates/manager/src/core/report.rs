@@ -103,6 +103,7 @@ impl Core {
     fn lease_from(&mut self, lease: &v1::Lease, id: LeaseId, node: NodeKey) -> Lease {
         let package = PackageInfo {
             name: lease.package_name.clone(),
+            owner: lease.package_owner.clone(),
             digest: lease.package.clone(),
             functions: vec![v1::FunctionInfo::default(); lease.functions.min(MAX_FUNCTIONS) as usize],
             ..PackageInfo::default()

@@ -4,16 +4,18 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sublet_proto::graph::{self, Graph};
 use sublet_proto::limits::MAX_ENDS;
 use sublet_proto::package;
 use sublet_proto::v1::manager_server::Manager;
 use sublet_proto::v1::{
     self, BeginRunRequest, BillReply, BillRequest, CreateTokenReply, CreateTokenRequest, DeployGraphRequest,
-    DeployReply, EndLeaseReply, EndLeaseRequest, EndRunRequest, FindGraphRequest, GraphDocument, GraphInfo,
-    GraphList, JournalReply, JournalRequest, LeaseGrant, LeaseGrants, LeaseList, LeaseRequest,
-    ListGraphsRequest, ListLeasesRequest, ListManagersRequest, ListNodesRequest, ListPackagesRequest,
-    ListRunsRequest, ListTenantsRequest, ListTokensRequest, ManagerList, NodeDescription, NodeList,
-    PackageChunk, PackageInfo, PackageList, ReadRunRequest, RenewRequest, ReportRunReply, ReportRunRequest,
+    DeployReply, EndLeaseReply, EndLeaseRequest, EndRunRequest, FindGraphRequest, GrantPackageRequest,
+    GraphDocument, GraphInfo, GraphList, JournalReply, JournalRequest, LeaseGrant, LeaseGrants, LeaseList,
+    LeaseRequest, ListGraphsRequest, ListLeasesRequest, ListManagersRequest, ListNodesRequest,
+    ListPackagesRequest, ListRunsRequest, ListTenantsRequest, ListTokensRequest, ManagerList,
+    NodeDescription, NodeList, PackageChunk, PackageInfo, PackageList, PackageRight, PublishPackageRequest,
+    ReadRunRequest, RemovePackageReply, RemovePackageRequest, RenewRequest, ReportRunReply, ReportRunRequest,
     ResolveRequest, RevokeTokenRequest, Role, RunInfo, RunList, RunPage, Tenant, TenantList, Token,
     TokenList,
 };
@@ -26,8 +28,9 @@ use crate::core::{LeaseId, Level, Locality, Node, Refusals, Standing, Terms, may
 use crate::database::blocking;
 use crate::ledger::Record;
 use crate::listen::Peer;
+use crate::packages::Asker;
 use crate::reply::{ReplyList, within_reply};
-use crate::shell::{Given, Wanted, active_leases, parse_lease};
+use crate::shell::{Given, Granted, Wanted, active_leases, parse_lease};
 use crate::store::keys;
 use crate::tokens::{Revoked, Shown};
 
@@ -44,16 +47,48 @@ impl Manager for Service {
     ) -> Result<Response<DeployReply>, Status> {
         let tenant = caller(&request)?.tenant;
         let upload = self.0.uploads.receive(&tenant, request.into_inner()).await?;
-        answer(self.0.deploy(upload.encoded.clone()).await)
+        answer(self.0.deploy(&tenant, upload.encoded.clone()).await)
     }
 
     async fn resolve(&self, request: Request<ResolveRequest>) -> Result<Response<PackageInfo>, Status> {
-        let found = self.0.packages.resolve(&request.into_inner().name).await;
+        let caller = caller(&request)?;
+        let name = request.into_inner().name;
+        let found = self.0.packages.resolve(Asker::of(&caller), &name, PackageRight::Read).await;
         answer(found.map(|info| PackageInfo::clone(&info)))
     }
 
-    async fn list_packages(&self, _: Request<ListPackagesRequest>) -> Result<Response<PackageList>, Status> {
-        answer(self.0.packages.list().await.map(|packages| PackageList { packages }))
+    async fn list_packages(
+        &self,
+        request: Request<ListPackagesRequest>,
+    ) -> Result<Response<PackageList>, Status> {
+        let caller = caller(&request)?;
+        answer(self.0.packages.list(Asker::of(&caller)).await.map(|packages| PackageList { packages }))
+    }
+
+    async fn grant_package(
+        &self,
+        request: Request<GrantPackageRequest>,
+    ) -> Result<Response<PackageInfo>, Status> {
+        let caller = caller(&request)?;
+        let GrantPackageRequest { name, grant } = request.into_inner();
+        answer(self.0.packages.grant(Asker::of(&caller), &name, grant.unwrap_or_default()).await)
+    }
+
+    async fn publish_package(
+        &self,
+        request: Request<PublishPackageRequest>,
+    ) -> Result<Response<PackageInfo>, Status> {
+        let (caller, now_ms) = (caller(&request)?, self.0.shell.clock.now_ms());
+        answer(self.0.packages.publish(Asker::of(&caller), &request.into_inner().package, now_ms).await)
+    }
+
+    async fn remove_package(
+        &self,
+        request: Request<RemovePackageRequest>,
+    ) -> Result<Response<RemovePackageReply>, Status> {
+        let caller = caller(&request)?;
+        let removed = self.0.packages.remove(Asker::of(&caller), &request.into_inner().name).await;
+        answer(removed.map(|package| RemovePackageReply { package: Some(package) }))
     }
 
     async fn request_lease(&self, request: Request<LeaseRequest>) -> Result<Response<LeaseGrants>, Status> {
@@ -71,9 +106,7 @@ impl Manager for Service {
 
     async fn renew_lease(&self, request: Request<RenewRequest>) -> Result<Response<LeaseGrant>, Status> {
         let caller = caller(&request)?;
-        let RenewRequest { lease, timeout_ms } = request.into_inner();
-        let renewed = parse_lease(&lease)
-            .and_then(|id| self.0.shell.renew(id, timeout_ms, |tenant| caller.may_see(tenant)));
+        let renewed = self.0.renew(&caller, request.into_inner()).await;
         answer(renewed.map(|granted| self.0.shell.sign_one(granted)))
     }
 
@@ -143,14 +176,8 @@ impl Manager for Service {
     }
 
     async fn begin_run(&self, request: Request<BeginRunRequest>) -> Result<Response<RunInfo>, Status> {
-        let tenant = caller(&request)?.tenant;
-        let asked = request.into_inner();
-        let begun = async {
-            let found = self.0.graphs.find(&tenant, &asked.graph).await?.info.unwrap_or_default();
-            let graph = (found.name, found.digest);
-            self.0.runs.begin(&tenant, asked, graph, self.0.shell.clock.now_ms()).await
-        };
-        answer(begun.await)
+        let caller = caller(&request)?;
+        answer(self.0.begin_run(&caller, request.into_inner()).await)
     }
 
     async fn journal(&self, request: Request<JournalRequest>) -> Result<Response<JournalReply>, Status> {
@@ -213,11 +240,11 @@ impl Manager for Service {
 }
 
 impl Parts {
-    async fn deploy(&self, encoded: Arc<Vec<u8>>) -> Result<DeployReply, Error> {
+    async fn deploy(&self, tenant: &str, encoded: Arc<Vec<u8>>) -> Result<DeployReply, Error> {
         let bytes = Arc::clone(&encoded);
         let checked = blocking(move || package::validate(&bytes)).await?;
         self.check_architecture(&checked)?;
-        self.packages.deploy(encoded, checked, self.shell.clock.now_ms()).await
+        self.packages.deploy(tenant, encoded, checked, self.shell.clock.now_ms()).await
     }
 
     /// Refuses a package that no node could run, by its processor, its devices or its interpreters. A manager that has just
@@ -249,11 +276,32 @@ impl Parts {
         Err(Error::new(Code::WrongArchitecture, message))
     }
 
+    /// Begins a run, of what the names of its graph's packages stand for now.
+    async fn begin_run(&self, caller: &Identity, asked: BeginRunRequest) -> Result<RunInfo, Error> {
+        let GraphDocument { info, document } = self.graphs.find(&caller.tenant, &asked.graph).await?;
+        let GraphInfo { name, digest, .. } = info.unwrap_or_default();
+        let graph = Graph::parse(&document).map_err(|problems| graph::error(&name, &problems))?;
+        let computes = graph.components.iter().filter_map(|component| component.compute());
+        let named = computes.map(|compute| compute.package.as_str());
+        let packages = self.packages.pin(Asker::of(caller), named).await?;
+        let begun = RunInfo { graph: name, digest, packages, ..RunInfo::default() };
+        self.runs.begin(&caller.tenant, asked, begun, self.shell.clock.now_ms()).await
+    }
+
+    /// A later end for a lease, if its tenant still has the right to its package.
+    async fn renew(&self, caller: &Identity, asked: RenewRequest) -> Result<Granted, Error> {
+        let id = parse_lease(&asked.lease)?;
+        let is_callers = |tenant: &str| caller.may_see(tenant);
+        let (tenant, package) = self.shell.package_of(id, is_callers)?;
+        self.packages.check_still_allowed(&tenant, &package).await?;
+        self.shell.renew(id, asked.timeout_ms, is_callers)
+    }
+
     /// Leases for a caller that is known.
     async fn request(&self, caller: &Identity, asked: LeaseRequest) -> Result<Given, Error> {
         let package = match asked.is_segment() {
             true => Arc::default(),
-            false => self.packages.resolve(&asked.package).await?,
+            false => self.packages.resolve(Asker::of(caller), &asked.package, PackageRight::Execute).await?,
         };
         self.shell.request(wanted(caller, Standing::Verified, package, asked)?).await
     }
@@ -272,15 +320,19 @@ impl Parts {
             let failed = |error| Error::new(Code::Internal, format!("the manager failed: {error}"));
             verification.await.map_err(failed).flatten()
         };
-        // Strangers do not make the store look for packages, and no sandbox is made meanwhile where nothing is leased.
+        // Strangers do not make the store look for packages, a name means something only for a known tenant, and no
+        // sandbox is made meanwhile where nothing is leased.
         let package = match asked.is_segment() {
             _ if self.shell.level == Level::Global => None,
-            true => Some(Ok(Arc::default())),
+            true => Some(Arc::default()),
             false => self.packages.remembered(&asked.package),
         };
-        let Some(Ok(package)) = package else {
+        let Some(package) = package else {
             return self.request(&verified(verification).await?, asked).await;
         };
+        let digest = package.digest.clone();
+        // It is not the tenant's own unless that is known.
+        let package = Arc::new(PackageInfo { owner: String::new(), ..package.as_ref().clone() });
         let at_once = LeaseRequest { wait_ms: 0, ..asked.clone() };
         let provisional = wanted(caller, Standing::Provisional, package, at_once)?;
         let Ok(Given::Leases(granted)) = self.shell.request(provisional).await else {
@@ -288,7 +340,14 @@ impl Parts {
         };
         let leases: Vec<LeaseId> = granted.iter().map(|granted| granted.id).collect();
         tokio::spawn(async move {
-            let tenant = verified(verification).await.map(|identity| identity.tenant);
+            let tenant = async {
+                let identity = verified(verification).await?;
+                if !digest.is_empty() {
+                    self.packages.check_digest(Asker::of(&identity), &digest).await?;
+                }
+                Ok(identity.tenant)
+            };
+            let tenant = tenant.await;
             if let Err(error) = self.shell.decide(&leases, &tenant) {
                 tracing::error!(%error, "provisional leases stay undecided");
             }

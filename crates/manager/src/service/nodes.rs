@@ -6,7 +6,7 @@ use sublet_proto::Error;
 use sublet_proto::v1::nodes_server::Nodes;
 use sublet_proto::v1::{
     ConfirmReply, ConfirmRequest, FetchPackageRequest, LeaseGrant, NodeRegistration, NodeReport,
-    NodeReportReply, PackageChunk, ProcessLeaseRequest, Registration,
+    NodeReportReply, PackageChunk, PackageRight, ProcessLeaseRequest, Registration,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -14,6 +14,7 @@ use tonic::{Request, Response, Status};
 
 use super::Service;
 use crate::auth::caller;
+use crate::packages::Asker;
 
 /// Parts of a package that wait to be sent.
 const PARTS_AHEAD: usize = 1;
@@ -53,7 +54,13 @@ impl Nodes for Service {
         let asked = request.into_inner();
         let package = match asked.package.as_str() {
             "" => None,
-            named => Some(self.0.packages.resolve(named).await.map_err(Error::into_status)?),
+            named => {
+                // By the rights of the tenant whose process asks for it, and only of a lease of the agent's own node.
+                let tenant = self.0.shell.tenant_of(&asked.lease, &caller).map_err(Error::into_status)?;
+                let asker = Asker::tenant(&tenant);
+                let found = self.0.packages.resolve(asker, named, PackageRight::Execute).await;
+                Some(found.map_err(Error::into_status)?)
+            }
         };
         let granted = self.0.shell.lease_for_process(&asked, package, &caller).await;
         granted.map(Response::new).map_err(Error::into_status)
@@ -64,7 +71,7 @@ impl Nodes for Service {
         request: Request<FetchPackageRequest>,
     ) -> Result<Response<Self::FetchPackageStream>, Status> {
         let digest = request.into_inner().digest;
-        let known = self.0.packages.resolve(&digest).await.map_err(Error::into_status)?;
+        let known = self.0.packages.of_digest(&digest).await.map_err(Error::into_status)?;
         let (sender, parts) = mpsc::channel(PARTS_AHEAD);
         let service = Arc::clone(&self.0);
         tokio::spawn(async move { service.packages.send(known.digest.clone(), sender).await });

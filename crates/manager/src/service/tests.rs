@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sublet_proto::package::{self, Checked};
+use sublet_proto::package::{self, Checked, PUBLIC};
 use sublet_proto::price::Prices;
 use sublet_proto::ticket::{Signing, Verifying};
 use sublet_proto::v1::manager_server::Manager;
@@ -68,7 +68,7 @@ async fn house() -> House {
         uploads: Uploads::new(),
     });
     let house = House { service, elsewhere: tokens(), signing: Signing::from_seed(&SEED), _folder: folder };
-    house.service.0.packages.deploy(Arc::new(vec![1]), package(), 0).await.unwrap();
+    house.service.0.packages.deploy(PUBLIC, Arc::new(vec![1]), package(), 0).await.unwrap();
     let node = NodeDescription {
         name: "n".into(),
         agent: "unix:/n".into(),
@@ -120,7 +120,7 @@ impl House {
     }
 
     async fn request(&self, token: &str, cores: u32) -> Result<LeaseGrants, Error> {
-        let asked = LeaseRequest { package: "p".into(), cores, ..LeaseRequest::default() };
+        let asked = LeaseRequest { package: package::digest(b"p"), cores, ..LeaseRequest::default() };
         let caller = Identity::pending(token.parse().unwrap());
         answered(self.service.request_lease(by(caller, asked)).await)
     }
@@ -206,6 +206,22 @@ async fn a_lease_that_its_tenant_may_not_have_is_taken_back() {
 }
 
 #[tokio::test]
+async fn takes_back_a_lease_of_another_tenants_digest() {
+    let house = house().await;
+    let hers = Checked { name: "q".into(), digest: package::digest(b"q"), ..package() };
+    let packages = &house.service.0.packages;
+    packages.deploy("alice", Arc::new(b"q".to_vec()), hers, 1).await.unwrap();
+    for (tenant, code) in [("alice", None), ("t", Some(Code::UnknownPackage))] {
+        let asked = LeaseRequest { package: package::digest(b"q"), cores: 1, ..LeaseRequest::default() };
+        let caller = Identity::pending(house.token(tenant).await.parse().unwrap());
+        let granted = answered(house.service.request_lease(by(caller, asked)).await).unwrap();
+        assert_eq!(house.confirm(&granted).await.err().map(|error| error.code), code);
+    }
+    house.report_twice().await;
+    assert_eq!(house.free_cores(), 1);
+}
+
+#[tokio::test]
 async fn who_cannot_have_a_lease_at_once_hears_why_when_the_token_is_verified() {
     let house = house().await;
     let refused = house.request(&house.token("t").await, 3).await.unwrap_err();
@@ -253,8 +269,12 @@ async fn a_program_gets_a_core_of_its_unit_for_the_tenant_of_who_spawns_it() {
         let asked = ProcessLeaseRequest { lease: lease.into(), unit, ..ProcessLeaseRequest::default() };
         answered(house.service.lease_for_process(by(Identity::local(0), asked)).await)
     };
-    let asked =
-        LeaseRequest { package: "p".into(), cores: 1, near: vec!["host".into()], ..LeaseRequest::default() };
+    let asked = LeaseRequest {
+        package: package::digest(b"p"),
+        cores: 1,
+        near: vec!["host".into()],
+        ..LeaseRequest::default()
+    };
     let token = house.token("t").await;
     let caller = Identity::pending(token.parse().unwrap());
     let granted = answered(house.service.request_lease(by(caller, asked)).await).unwrap();

@@ -32,6 +32,16 @@ impl Shell {
         }
     }
 
+    /// Whose lease a process is of that an agent asks for.
+    pub(crate) fn tenant_of(&self, lease: &str, caller: &Identity) -> Result<Arc<str>, Error> {
+        let id = parse_lease(lease)?;
+        let state = self.lock()?;
+        let lease = state.core.lease(id).ok_or_else(|| unknown_lease(id))?;
+        let node = state.core.node(lease.node).map(|node| node.name.clone()).unwrap_or_default();
+        caller.check_node(&node)?;
+        Ok(Arc::clone(&state.core.tenant(lease.tenant).name))
+    }
+
     fn wanted_for_process(
         &self,
         request: &ProcessLeaseRequest,

@@ -69,6 +69,7 @@ pub async fn house_with(change: impl FnOnce(&mut Options)) -> House {
     let mut client = ManagerClient::with_interceptor(local(&manager).await, Bearer::default());
     let agent = Node::register(&manager, node(), Vec::new()).await;
     deploy(&mut client, &encoded(0)).await.unwrap();
+    publish(&mut client, "x").await.unwrap();
     House { folder, manager, client, agent }
 }
 
@@ -196,6 +197,10 @@ pub fn encoded(ballast_bytes: usize) -> Vec<u8> {
 pub async fn deploy(client: &mut Client, encoded: &[u8]) -> Result<DeployReply, Error> {
     let chunks: Vec<_> = encoded.chunks(100_000).map(|data| PackageChunk { data: data.into() }).collect();
     done(client.deploy(tokio_stream::iter(chunks)).await)
+}
+
+pub async fn publish(client: &mut Client, package: &str) -> Result<PackageInfo, Error> {
+    done(client.publish_package(PublishPackageRequest { package: package.into() }).await)
 }
 
 pub fn done<T>(result: Result<tonic::Response<T>, Status>) -> Result<T, Error> {

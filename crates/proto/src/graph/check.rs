@@ -13,7 +13,7 @@ use super::{
 use crate::limits::{
     MAX_SEGMENT_BYTES, MAX_SWAP_BYTES, MIN_SEGMENT_BYTES, MIN_SWAP_BYTES, MIN_SWAPPING_BYTES,
 };
-use crate::package::{is_digest, is_name, name_form};
+use crate::package::{is_name, is_package, name_form};
 
 /// All that is wrong so far.
 #[derive(Default)]
@@ -119,8 +119,13 @@ fn compute(index: usize, component: ComponentDocument, problems: &mut Problems) 
     for (field, value) in [("package", &package), ("function", &function)] {
         if value.is_empty() {
             problems.add(at(field), "a component of type compute needs this field");
-        } else if !(field == "package" && is_digest(value)) {
+        } else if field == "function" {
             problems.check_name(at(field), value);
+        } else if !is_package(value) {
+            let message = format!(
+                "{value:?} is no name or digest of a package, of this or another tenant (tenant/name)"
+            );
+            problems.add(at(field), message);
         }
     }
     let parallelism = component.parallelism.unwrap_or(1);

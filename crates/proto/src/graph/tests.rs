@@ -100,7 +100,7 @@ fn what_is_wrong_is_told_with_its_place() {
         ("/components/0/type", json!("gpu"), "components[0].type", "expected `compute` or `memory`"),
         ("/components/0/package", Value::Null, "components[0].package", "needs this field"),
         ("/components/0/function", Value::Null, "components[0].function", "needs this field"),
-        ("/components/0/package", json!("a/b"), "components[0].package", "no name"),
+        ("/components/0/package", json!("a/b/c"), "components[0].package", "no name"),
         ("/components/0/entry", Value::Null, "components", "no component is the entry"),
         ("/components/1/entry", json!(true), "components", "load, train are all the entry"),
         ("/components/1/parallelism", json!(0), "components[1].parallelism", "1 to 1024"),

@@ -63,8 +63,10 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// One core for the functions of a package: a deployed one by name or digest, or the path of a package folder or
-    /// shared object, which is deployed on the way. A path has a slash in it, ends with `.so`, or is `.`.
+    /// One core for the functions of a package: a deployed one by name or digest, another tenant's by
+    /// `tenant/name`, or the path of a package folder or shared object, which is deployed on the way. A path begins with
+    /// `/` or `.`, ends with `.so` or `.wasm`, or has more than one slash: `./a/b` is a path, `a/b` is package `b` of
+    /// tenant `a`.
     pub fn new(package: impl Into<String>) -> Allocation {
         Allocation {
             package: package.into(),

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use sublet_proto::graph::Graph;
 use sublet_proto::run::MAX_OUTPUT_BYTES;
-use sublet_proto::v1::{self, JournalEntry};
+use sublet_proto::v1::{self, JournalEntry, PinnedPackage};
 use sublet_proto::{Code, Error};
 
 use super::progress::{Outputs, Record};
@@ -20,6 +20,8 @@ pub(super) struct Journal {
     manager: Arc<ManagerClient>,
     run: String,
     graph: Arc<Graph>,
+    /// What the packages of its components stand for as long as it runs.
+    packages: Vec<PinnedPackage>,
     /// The number of the latest entry.
     last: u64,
 }
@@ -36,8 +38,8 @@ impl Journal {
         let run =
             format!("{:012x}{:020x}", now.as_millis() & 0xffff_ffff_ffff, random_bits()? & ((1 << 80) - 1));
         let (name, input) = (digest.to_owned(), input.to_vec());
-        manager.begin_run(v1::BeginRunRequest { run: run.clone(), graph: name, input })?;
-        Ok(Journal { manager: manager.clone(), run, graph: graph.clone(), last: 0 })
+        let begun = manager.begin_run(v1::BeginRunRequest { run: run.clone(), graph: name, input })?;
+        Ok(Journal { manager: manager.clone(), run, graph: graph.clone(), packages: begun.packages, last: 0 })
     }
 
     /// A run that was begun and is driven by nobody: its input, and what it has recorded.
@@ -46,14 +48,21 @@ impl Journal {
         graph: &Arc<Graph>,
         run: &str,
     ) -> Result<(Journal, Vec<u8>, Vec<Record>), Error> {
-        let mut journal =
-            Journal { manager: manager.clone(), run: run.to_owned(), graph: graph.clone(), last: 0 };
+        let mut journal = Journal {
+            manager: manager.clone(),
+            run: run.to_owned(),
+            graph: graph.clone(),
+            packages: Vec::new(),
+            last: 0,
+        };
         let (mut input, mut entries) = (Vec::new(), Vec::new());
         loop {
             let page = manager.read_run(run, journal.last)?;
-            if page.info.is_some_and(|info| info.ended_unix_ms != 0) {
+            let info = page.info.unwrap_or_default();
+            if info.ended_unix_ms != 0 {
                 return Err(Error::new(Code::UnknownRun, format!("run {run} has ended")));
             }
+            journal.packages = info.packages;
             if journal.last == 0 {
                 input = page.input;
             }
@@ -63,6 +72,13 @@ impl Journal {
         }
         let records = records(graph, entries)?;
         Ok((journal, input, records))
+    }
+
+    /// What a component's package stood for when the run began: a package that is deployed during the run under the
+    /// same name does not become part of the run.
+    pub(super) fn pinned(&self, package: &str) -> String {
+        let found = self.packages.iter().find(|known| known.package == package);
+        found.map_or(package, |known| &known.pinned).to_owned()
     }
 
     /// Its name.

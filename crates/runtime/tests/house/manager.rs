@@ -198,6 +198,21 @@ impl Service for State {
     async fn resolve(&self, _: Request<ResolveRequest>) -> Result<Response<PackageInfo>, Status> {
         Ok(Response::new(package()))
     }
+    async fn grant_package(&self, _: Request<GrantPackageRequest>) -> Result<Response<PackageInfo>, Status> {
+        not_here()
+    }
+    async fn publish_package(
+        &self,
+        _: Request<PublishPackageRequest>,
+    ) -> Result<Response<PackageInfo>, Status> {
+        not_here()
+    }
+    async fn remove_package(
+        &self,
+        _: Request<RemovePackageRequest>,
+    ) -> Result<Response<RemovePackageReply>, Status> {
+        not_here()
+    }
     async fn list_packages(&self, _: Request<ListPackagesRequest>) -> Result<Response<PackageList>, Status> {
         not_here()
     }

@@ -15,6 +15,7 @@ use sublet_runtime::deploy::read_package;
 use super::Connection;
 use super::output::Output;
 use super::parse::show_bytes;
+use super::time::show_moment;
 use super::view::PackageView;
 
 const EXAMPLES: &str = "\
@@ -85,7 +86,8 @@ Examples:
       name = \"price\"
       symbol = \"price_all\"
 
-A package is known by the digest of its content; deploying it again changes nothing.";
+The name belongs to the tenant that deploys: TENANT/NAME for others, to whom `sublet package grant` gives rights. A
+package is known by the digest of its content; deploying it again changes nothing.";
 
 /// Deploy a shared object, a WebAssembly module, or a folder with a sublet.toml
 #[derive(Debug, Args)]
@@ -105,6 +107,12 @@ struct Deployed {
     known: bool,
     #[serde(flatten)]
     package: PackageView,
+    /// The package that the name stood for until now, if that was another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replaced: Option<PackageView>,
+    /// The public package of the same name, which this tenant now reaches only as `public/NAME`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hidden: Option<PackageView>,
 }
 
 /// Deploys.
@@ -117,7 +125,13 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     bar.finish_and_clear();
     let reply = reply?;
     let package = reply.package.ok_or_else(|| Error::new(Code::Protocol, "the manager names no package"))?;
-    output.show(&Deployed { known: reply.known, package: package.into() }, text)
+    let deployed = Deployed {
+        known: reply.known,
+        package: package.into(),
+        replaced: reply.replaced.map(PackageView::from),
+        hidden: reply.hidden.map(PackageView::from),
+    };
+    output.show(&deployed, text)
 }
 
 /// The same package with the images that it names pinned by the digests that their registries say now.
@@ -137,15 +151,25 @@ pub(super) fn digest_of_image(image: &str) -> Result<String, Error> {
 }
 
 fn text(deployed: &Deployed) -> String {
-    let Deployed { known, package } = deployed;
-    let what = if *known { "was deployed already" } else { "is deployed" };
+    let Deployed { known, package, replaced, hidden } = deployed;
+    let what = match replaced {
+        None if *known => "is unchanged",
+        _ => "is deployed",
+    };
     let mut text = format!(
         "{} {what}: {} for {}, {}\n",
-        package.name,
+        package.address(),
         show_bytes(package.size_bytes),
         package.architectures(),
         package.digest
     );
+    if let Some(replaced) = replaced {
+        let since = show_moment(replaced.deployed_unix_ms);
+        text += &format!("  replaces {}, deployed {since}\n", replaced.digest);
+    }
+    if let Some(hidden) = hidden {
+        text += &format!("  hides {}: {} now means this package\n", hidden.address(), hidden.name);
+    }
     for build in package.builds.iter().filter(|build| !build.image.is_empty()) {
         text += &format!("  {} in {}\n", build.library, build.image);
     }

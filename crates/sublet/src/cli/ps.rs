@@ -11,9 +11,7 @@ use super::Connection;
 use super::output::{Output, table};
 use super::parse::{show_bytes, show_ns};
 use super::time::now_ms;
-use super::view::{
-    ColdImportsView, LeaseView, ManagerView, NetworkView, NodeView, PackageView, shown_package,
-};
+use super::view::{ColdImportsView, LeaseView, ManagerView, NetworkView, NodeView, PackageView};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -101,7 +99,7 @@ fn text(everything: &Everything, now_ms: u64) -> String {
             &nodes,
         ),
         table(&["LEASE", "PACKAGE", "NODE", "CORES", "MEMORY", "STATE", "ENDS", "CALLS"], &leases) + &notes,
-        table(&["PACKAGE", "SIZE", "FOR", "DIGEST", "FUNCTIONS"], &packages),
+        table(&["PACKAGE", "OWNER", "SIZE", "FOR", "DIGEST", "FUNCTIONS"], &packages),
     ];
     // Of one manager, who asks it knows all that there is to say.
     if managers.len() > 1 {
@@ -186,7 +184,7 @@ fn lease_row(lease: &LeaseView, now_ms: u64) -> [String; 8] {
     };
     [
         lease.id.clone(),
-        shown_package(&lease.package).to_owned(),
+        lease.shown_package(),
         lease.node.clone(),
         if lease.shared { format!("{} shared", lease.cores) } else { lease.cores.to_string() },
         show_bytes(lease.memory_bytes),
@@ -196,13 +194,14 @@ fn lease_row(lease: &LeaseView, now_ms: u64) -> [String; 8] {
     ]
 }
 
-fn package_row(package: &PackageView) -> [String; 5] {
+fn package_row(package: &PackageView) -> [String; 6] {
     let mut functions = package.functions.iter().take(FUNCTIONS_SHOWN).cloned().collect::<Vec<_>>().join(" ");
     if package.functions.len() > FUNCTIONS_SHOWN {
         functions += &format!(" and {} more", package.functions.len() - FUNCTIONS_SHOWN);
     }
     let digest = package.digest.chars().take(DIGEST_SHOWN).collect();
-    [package.name.clone(), show_bytes(package.size_bytes), package.architectures(), digest, functions]
+    let (name, owner) = (package.name.clone(), package.owner.clone());
+    [name, owner, show_bytes(package.size_bytes), package.architectures(), digest, functions]
 }
 
 fn seconds(ms: u64) -> String {

@@ -4,8 +4,10 @@ use serde::Serialize;
 use sublet_proto::Code;
 use sublet_proto::v1::{
     BillBy, BillLine, ColdImports, Lease, LeaseState, ManagerInfo, NodeInfo, NodeNetwork, NodeState,
-    PackageBuild, PackageInfo, Usage,
+    PackageBuild, PackageGrant, PackageInfo, Usage,
 };
+
+use super::package::Right;
 
 /// A node.
 #[derive(Debug, Serialize)]
@@ -116,12 +118,30 @@ impl From<ManagerInfo> for ManagerView {
 #[derive(Debug, Serialize)]
 pub(crate) struct PackageView {
     pub(crate) name: String,
+    /// Tenant that owns the name; `public`: published by an operator for all tenants.
+    pub(crate) owner: String,
     pub(crate) digest: String,
     pub(crate) size_bytes: u64,
     pub(crate) deployed_unix_ms: u64,
     /// As they are called: `package/function`.
     pub(crate) functions: Vec<String>,
     pub(crate) builds: Vec<BuildView>,
+    /// Other tenants that may use the name; shown to its owner and to operators.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) grants: Vec<GrantView>,
+}
+
+/// A tenant's right to a package of another tenant.
+#[derive(Debug, Serialize)]
+pub(crate) struct GrantView {
+    pub(crate) tenant: String,
+    pub(crate) right: Right,
+}
+
+impl GrantView {
+    fn of(grant: &PackageGrant) -> Option<GrantView> {
+        Right::of(grant).map(|right| GrantView { tenant: grant.tenant.clone(), right })
+    }
 }
 
 /// What of a package is for one kind of processing unit.
@@ -145,6 +165,11 @@ impl From<PackageBuild> for BuildView {
 }
 
 impl PackageView {
+    /// The package's address, which means the same for every tenant: `owner/name`.
+    pub(crate) fn address(&self) -> String {
+        if self.owner.is_empty() { self.name.clone() } else { format!("{}/{}", self.owner, self.name) }
+    }
+
     /// What it has builds for.
     pub(crate) fn architectures(&self) -> String {
         self.builds.iter().map(|build| build.architecture.as_str()).collect::<Vec<_>>().join(", ")
@@ -157,7 +182,9 @@ impl From<PackageInfo> for PackageView {
         let functions = package.functions.iter().map(|function| address(&function.name)).collect();
         PackageView {
             functions,
+            grants: package.grants.iter().filter_map(GrantView::of).collect(),
             name: package.name,
+            owner: package.owner,
             digest: package.digest,
             size_bytes: package.size_bytes,
             deployed_unix_ms: package.deployed_unix_ms,
@@ -202,6 +229,9 @@ pub(crate) struct LeaseView {
     pub(crate) tenant: String,
     pub(crate) node: String,
     pub(crate) package: String,
+    /// Tenant that owns the package's name; `public`: published by an operator for all tenants.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) package_owner: String,
     pub(crate) package_digest: String,
     pub(crate) pu: String,
     /// Why on that, where there were several.
@@ -251,6 +281,7 @@ impl From<Lease> for LeaseView {
             tenant: lease.tenant,
             node: lease.node,
             package: lease.package_name,
+            package_owner: lease.package_owner,
             package_digest: lease.package,
             pu: processing_unit(lease.pu),
             choice: lease.choice,
@@ -271,6 +302,16 @@ impl From<Lease> for LeaseView {
 /// What a lease is for, as tables show it: memory alone is for no package.
 pub(crate) fn shown_package(name: &str) -> &str {
     if name.is_empty() { "-" } else { name }
+}
+
+impl LeaseView {
+    /// The lease's package as tables show it: with its owner, if that is not the lease's tenant.
+    pub(crate) fn shown_package(&self) -> String {
+        if self.package_owner.is_empty() || self.package_owner == self.tenant {
+            return shown_package(&self.package).to_owned();
+        }
+        format!("{}/{}", self.package_owner, self.package)
+    }
 }
 
 /// What something has used and costs. Only what the bill is summed up by is there beside the two.

@@ -43,6 +43,8 @@ pub(super) struct Run {
     ended_unix_ms: Option<u64>,
     /// Why it failed.
     error: Option<Failure>,
+    /// The packages of its components, as they were when it began.
+    packages: Vec<Package>,
     pub(super) components: Vec<ComponentUse>,
     /// When `components` was said, of a run that goes on.
     pub(super) reported_unix_ms: Option<u64>,
@@ -55,6 +57,15 @@ pub(super) struct Run {
 struct Failure {
     code: &'static str,
     message: String,
+}
+
+/// A package of a run's components.
+#[derive(Serialize)]
+struct Package {
+    /// As the graph names it.
+    package: String,
+    /// What the run leases, by digest.
+    pinned: String,
 }
 
 /// What a component of a run had.
@@ -135,7 +146,10 @@ pub(super) fn run(arguments: &History, output: &Output) -> Result<(), Error> {
         }
         let plot = plot::draw(&points);
         let run = Run { points: Some(points), ..run };
-        return output.show(&run, |run| format!("{}\n{}\n{plot}", status(run), show_uses(&run.components)));
+        return output.show(&run, |run| {
+            let (packages, uses) = (show_packages(&run.packages), show_uses(&run.components));
+            format!("{}\n{uses}\n{packages}\n{plot}", status(run))
+        });
     }
     if arguments.svg.is_some() {
         let message = format!("{name:?} is no run: --svg draws one, by its identifier");
@@ -168,7 +182,9 @@ pub(super) fn is_run(name: &str) -> bool {
 pub(super) fn shown(info: RunInfo) -> Run {
     let error = (info.code != 0)
         .then(|| Failure { code: Code::from_number(info.code).name(), message: info.message });
+    let package = |v1::PinnedPackage { package, pinned }| Package { package, pinned };
     Run {
+        packages: info.packages.into_iter().map(package).collect(),
         run: info.run,
         graph: info.graph,
         digest: info.digest,
@@ -187,6 +203,11 @@ fn status(run: &Run) -> String {
         (None, Some(_)) => "well".to_owned(),
         (None, None) => "goes on, or its client is gone: sublet graph resume".to_owned(),
     }
+}
+
+fn show_packages(packages: &[Package]) -> String {
+    let row = |package: &Package| [package.package.clone(), package.pinned.clone()];
+    table(&["PACKAGE", "USED AS"], &packages.iter().map(row).collect::<Vec<_>>())
 }
 
 /// What the components of a run had, for people.
