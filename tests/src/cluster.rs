@@ -494,6 +494,11 @@ impl Manager {
 }
 
 impl Agent {
+    /// Its state folder.
+    pub fn state(&self) -> &Path {
+        &self.state
+    }
+
     /// The processes of its workers.
     pub fn workers(&self) -> Vec<u32> {
         process::workers(self.pid())

@@ -30,7 +30,7 @@ use tracing::info;
 
 pub(crate) use look::Looking;
 
-use crate::packages::Runnable;
+use crate::packages::{Runnable, Stamp};
 use crate::programs::is_program;
 use crate::sandboxes::Maker;
 use crate::{lock, system};
@@ -55,6 +55,9 @@ pub(crate) fn kind_of(build: &PackageBuild) -> Option<Kind> {
     Kind::parse(&build.kind).ok().filter(|kind| kind.is_of_kernels())
 }
 
+/// How a build ended. Of one that is good, what the file system says of its image, if it has one.
+type Known = Result<Option<Stamp>, Error>;
+
 /// See the [module](self).
 pub(crate) struct Kernels {
     offered: Vec<Kind>,
@@ -62,7 +65,7 @@ pub(crate) struct Kernels {
     sandboxes: Arc<Maker>,
     /// By digests of packages and indexes of their builds: how the latest attempt to build them ended since this agent
     /// started.
-    known: Mutex<BTreeMap<(String, u32), Result<(), Error>>>,
+    known: Mutex<BTreeMap<(String, u32), Known>>,
     /// Held while something is built.
     building: Mutex<()>,
 }
@@ -86,7 +89,17 @@ impl Kernels {
 
     /// Whether nothing has to be built before a package's workers can start.
     pub(crate) fn are_at_hand(&self, runnable: &Runnable) -> bool {
-        kind_of(runnable.build()).is_none() || lock(&self.known).get(&key(runnable)) == Some(&Ok(()))
+        kind_of(runnable.build()).is_none() || matches!(self.known(runnable), Some(Ok(())))
+    }
+
+    /// How the latest attempt to build a package ended, unless its image has changed or is gone since: then it is looked at
+    /// again, and built anew if it is damaged.
+    fn known(&self, runnable: &Runnable) -> Option<Result<(), Error>> {
+        let known = lock(&self.known).get(&key(runnable)).cloned()?;
+        match known {
+            Ok(stamp) if stamp != image_stamp(runnable) => None,
+            known => Some(known.map(drop)),
+        }
     }
 
     /// Builds a package if it is one of kernels, on these cores: that may take as long as a compiler does.
@@ -99,8 +112,8 @@ impl Kernels {
             return Err(Error::new(Code::WrongArchitecture, message));
         }
         let _building = lock(&self.building);
-        if let Some(known) = lock(&self.known).get(&key(runnable)) {
-            return known.clone();
+        if let Some(known) = self.known(runnable) {
+            return known;
         }
         let built = self.build(kind, runnable, cores);
         if !matches!(&built, Err(error) if !is_final(error)) {
@@ -108,7 +121,7 @@ impl Kernels {
             if known.len() >= MAX_KNOWN {
                 known.clear();
             }
-            known.insert(key(runnable), built.clone());
+            known.insert(key(runnable), built.clone().map(|()| image_stamp(runnable)));
         }
         built
     }
@@ -142,6 +155,10 @@ fn offered(worker: &Path, wanted: Option<&[Kind]>) -> Vec<Kind> {
 /// Whether the same package would end the same way once more.
 fn is_final(error: &Error) -> bool {
     matches!(error.code, Code::InvalidPackage | Code::MissingSymbol)
+}
+
+fn image_stamp(runnable: &Runnable) -> Option<Stamp> {
+    Stamp::of(&runnable.package.folder.join(built_file(runnable.index)))
 }
 
 fn key(runnable: &Runnable) -> (String, u32) {

@@ -1,11 +1,14 @@
 //! The node's packages: fetched from the manager once, checked, and unpacked where workers load them from.
 //!
 //! `STATE/packages/DIGEST/` holds a package's files, its `sublet.toml`, and the encoded `PackageInfo` from which a
-//! worker reads the tables of functions. A folder of that name is complete: it is filled under another name, written through to
+//! worker reads the tables of functions. A folder of that name was complete: it is filled under another name, written through to
 //! the disk, and renamed. Nothing in it is ever changed but what is [built](crate::kernels) of kernels, which comes later.
 //!
 //! What the manager sends is not trusted to be what was asked for: its digest is computed and its content validated
-//! before a file is made.
+//! before a file is made. Nor is the disk trusted with it: before a worker starts, its package is verified ([`kept`]), and
+//! one that is damaged is set aside and fetched again.
+
+mod kept;
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -19,14 +22,21 @@ use sublet_proto::package::{
     Checked, INFO_FILE, MANIFEST_FILE, digest as digest_of, is_digest, is_processor, runs_on, validate,
 };
 use sublet_proto::v1::{PackageBuild, PackageFile, PackageInfo};
-use sublet_proto::{Code, Error, decode};
+use sublet_proto::{Code, Error};
+
+use tracing::{info, warn};
 
 use crate::images::Images;
 use crate::lock;
 use crate::managers::Managers;
+pub(crate) use kept::Stamp;
+use kept::{Damage, Stamps};
 
 /// How the folder of a package begins while it is not complete.
 const UNFINISHED: &str = ".unfinished-";
+/// How the folder of a damaged package begins. It stays until the agent's next start, or until the package is damaged
+/// again: workers that run have it mounted.
+const DAMAGED: &str = ".unfinished-damaged-";
 /// Packages whose information is kept in memory; all are forgotten when there are more.
 const MAX_KNOWN: usize = 1024;
 
@@ -36,6 +46,13 @@ pub(crate) struct Unpacked {
     /// Absolute.
     pub(crate) folder: PathBuf,
     pub(crate) info: PackageInfo,
+}
+
+/// A package whose files were found to be those of its digest, and what the file system said of them then.
+#[derive(Debug)]
+struct Verified {
+    unpacked: Arc<Unpacked>,
+    stamps: Arc<Stamps>,
 }
 
 /// One build of an unpacked package, for this node.
@@ -71,7 +88,7 @@ pub(crate) struct Packages {
     folder: PathBuf,
     managers: Arc<Managers>,
     images: Arc<Images>,
-    known: Mutex<BTreeMap<String, Arc<Unpacked>>>,
+    known: Mutex<BTreeMap<String, Verified>>,
     /// Held while a package is fetched, so that none is fetched twice at once.
     fetching: Mutex<()>,
 }
@@ -95,17 +112,18 @@ impl Packages {
         Ok(Packages { folder, managers, images, known: Mutex::default(), fetching: Mutex::default() })
     }
 
-    /// A build of the package of a digest, if it is here, and its image, too.
+    /// A build of the package of a digest, if it is here, with its image, and was verified and has not changed since.
     pub(crate) fn at_hand(&self, digest: &str, build: u32) -> Result<Option<Runnable>, Error> {
         if !is_digest(digest) {
             return Err(Error::new(Code::UnknownPackage, format!("{digest:?} is not a package's digest")));
         }
-        let Some(unpacked) = self.find(digest)? else { return Ok(None) };
+        let Some(unpacked) = self.unchanged(digest) else { return Ok(None) };
         let runnable = Runnable::of(unpacked, build)?;
         Ok(self.images.are_at_hand(runnable.build())?.then_some(runnable))
     }
 
-    /// A build of the package of a digest, fetched with its image if they are not here: that may take a minute and more.
+    /// A build of the package of a digest, verified, and fetched with its image if they are not here or damaged: that may
+    /// take a minute and more.
     pub(crate) fn ensure(&self, digest: &str, build: u32) -> Result<Runnable, Error> {
         if let Some(runnable) = self.at_hand(digest, build)? {
             return Ok(runnable);
@@ -117,11 +135,27 @@ impl Packages {
 
     fn ensure_unpacked(&self, digest: &str) -> Result<Arc<Unpacked>, Error> {
         let _fetching = lock(&self.fetching);
-        if let Some(unpacked) = self.find(digest)? {
+        if let Some(unpacked) = self.unchanged(digest) {
             return Ok(unpacked);
         }
-        let encoded = self.fetch(digest)?;
-        self.store(digest, &encoded)
+        let folder = self.folder.join(digest);
+        if !folder.join(INFO_FILE).exists() && !folder.join(MANIFEST_FILE).exists() {
+            return self.fetch(digest).and_then(|encoded| self.store(digest, &encoded));
+        }
+        let Damage(damage) = match kept::verify(digest, &folder) {
+            Ok((info, stamps)) => return Ok(self.remember(digest, Unpacked { folder, info }, stamps)),
+            Err(damage) => damage,
+        };
+        warn!(digest, damage, "an unpacked package is damaged, and fetched again");
+        let fetched = self.fetch(digest).and_then(|encoded| self.store(digest, &encoded));
+        match &fetched {
+            Ok(_) => info!(digest, "the package was fetched again"),
+            Err(Error { code, message }) => {
+                let message = format!("package {digest} is damaged on this node ({damage}): {message}");
+                return Err(Error::new(*code, message));
+            }
+        }
+        fetched
     }
 
     /// From any manager that answers: all have the same packages.
@@ -136,21 +170,14 @@ impl Packages {
         fetched
     }
 
-    fn find(&self, digest: &str) -> Result<Option<Arc<Unpacked>>, Error> {
-        let folder = self.folder.join(digest);
-        let info = folder.join(INFO_FILE);
-        let known = lock(&self.known).get(digest).cloned();
-        if let Some(unpacked) = known.filter(|_| info.exists()) {
-            return Ok(Some(unpacked));
-        }
-        match fs::read(&info) {
-            Ok(bytes) => {
-                let info = decode("a package's information", &bytes)?;
-                Ok(Some(self.remember(digest, Unpacked { folder, info })))
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(failed("reading", &info, error)),
-        }
+    /// A package that was verified before, if nothing of it has changed since.
+    fn unchanged(&self, digest: &str) -> Option<Arc<Unpacked>> {
+        let (unpacked, stamps) = {
+            let known = lock(&self.known);
+            let verified = known.get(digest)?;
+            (Arc::clone(&verified.unpacked), Arc::clone(&verified.stamps))
+        };
+        stamps.still_hold().then_some(unpacked)
     }
 
     fn store(&self, digest: &str, encoded: &[u8]) -> Result<Arc<Unpacked>, Error> {
@@ -158,20 +185,33 @@ impl Packages {
         let unfinished = Unfinished(self.folder.join(format!("{UNFINISHED}{digest}")));
         unpack(&checked, &unfinished.0)?;
         let folder = self.folder.join(digest);
-        // Without its information a folder of that name was not made here.
-        remove(&folder)?;
+        self.set_aside(digest, &folder)?;
         fs::rename(&unfinished.0, &folder).map_err(|error| failed("renaming to", &folder, error))?;
         sync(&self.folder)?;
-        Ok(self.remember(digest, Unpacked { folder, info: checked.info() }))
+        let stamps = Stamps::of(&folder).map_err(|error| failed("reading", &folder, error))?;
+        Ok(self.remember(digest, Unpacked { folder, info: checked.info() }, stamps))
     }
 
-    fn remember(&self, digest: &str, unpacked: Unpacked) -> Arc<Unpacked> {
+    /// Moves what stands in the place of a package away.
+    fn set_aside(&self, digest: &str, folder: &Path) -> Result<(), Error> {
+        let aside = self.folder.join(format!("{DAMAGED}{digest}"));
+        remove(&aside)?;
+        match fs::rename(folder, &aside) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(failed("renaming to", &aside, error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn remember(&self, digest: &str, unpacked: Unpacked, stamps: Stamps) -> Arc<Unpacked> {
         let unpacked = Arc::new(unpacked);
         let mut known = lock(&self.known);
         if known.len() >= MAX_KNOWN {
             known.clear();
         }
-        known.insert(digest.to_owned(), unpacked.clone());
+        let verified = Verified { unpacked: Arc::clone(&unpacked), stamps: Arc::new(stamps) };
+        known.insert(digest.to_owned(), verified);
         unpacked
     }
 }
@@ -272,6 +312,7 @@ fn failed(operation: &str, path: &Path, error: io::Error) -> Error {
 mod tests {
     use super::*;
     use sublet_proto::v1::Package;
+    use sublet_proto::{decode, package};
     use sublet_runtime::access::Access;
 
     fn open(state: &Path) -> Packages {
@@ -342,6 +383,95 @@ mod tests {
             assert_eq!(of(&builds, index).unwrap().build().architecture, builds[index as usize]);
         }
         assert_eq!(of(&builds, 4).unwrap_err().code, Code::InvalidPackage);
+    }
+
+    /// A package whose one library is this program's own C library, unpacked by a store.
+    fn unpacked(packages: &Packages) -> (String, Vec<u8>) {
+        let library = PackageFile { path: "libp.so".into(), data: library(), executable: true };
+        let data = PackageFile { path: "data/a".into(), data: b"abc".to_vec(), executable: false };
+        let package = package::from_files("name = 'p'\nlibrary = 'libp.so'", vec![library, data]).unwrap();
+        let encoded = package::encode(&package);
+        let digest = digest_of(&encoded);
+        packages.store(&digest, &encoded).unwrap();
+        (digest, encoded)
+    }
+
+    fn library() -> Vec<u8> {
+        let folder = tempfile::tempdir().unwrap();
+        let (source, object) = (folder.path().join("p.c"), folder.path().join("libp.so"));
+        fs::write(&source, "unsigned f(void* in, unsigned size, void* out) { return size; }").unwrap();
+        let mut compiler = std::process::Command::new("cc");
+        compiler.args(["-shared", "-fPIC", "-o"]).arg(&object).arg(&source);
+        assert!(compiler.status().unwrap().success());
+        fs::read(object).unwrap()
+    }
+
+    /// Changes a file that nobody may write.
+    fn overwrite(path: &Path, bytes: &[u8]) {
+        let mode = fs::metadata(path).unwrap().permissions();
+        fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
+        fs::write(path, bytes).unwrap();
+        fs::set_permissions(path, mode).unwrap();
+    }
+
+    #[test]
+    fn detects_every_damage_of_an_unpacked_package() {
+        let state = tempfile::tempdir().unwrap();
+        let packages = open(state.path());
+        let (digest, encoded) = unpacked(&packages);
+        let folder = state.path().join("packages").join(&digest);
+        assert!(packages.at_hand(&digest, 0).unwrap().is_some());
+        let file = |name: &str| folder.join(name);
+        let flip = |name: &str| {
+            let mut bytes = fs::read(file(name)).unwrap();
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            overwrite(&file(name), &bytes);
+        };
+        let damages: [(&str, &dyn Fn()); 8] = [
+            ("flipped library", &|| flip("libp.so")),
+            ("flipped data", &|| flip("data/a")),
+            ("flipped manifest", &|| flip(MANIFEST_FILE)),
+            ("flipped information", &|| flip(INFO_FILE)),
+            ("missing file", &|| fs::remove_file(file("data/a")).unwrap()),
+            ("missing information", &|| fs::remove_file(file(INFO_FILE)).unwrap()),
+            ("added file", &|| fs::write(file("data/b"), "x").unwrap()),
+            ("changed mode", &|| {
+                fs::set_permissions(file("libp.so"), Permissions::from_mode(0o444)).unwrap();
+            }),
+        ];
+        for (what, damage) in damages {
+            damage();
+            assert!(packages.at_hand(&digest, 0).unwrap().is_none(), "{what}");
+            kept::verify(&digest, &folder).expect_err(what);
+            assert_eq!(packages.ensure(&digest, 0).unwrap_err().code, Code::ManagerUnreachable, "{what}");
+            packages.store(&digest, &encoded).unwrap();
+            assert!(packages.at_hand(&digest, 0).unwrap().is_some(), "{what}");
+        }
+        let entries = fs::read_dir(state.path().join("packages")).unwrap().count();
+        assert_eq!(entries, 2, "the package, and its latest damaged folder");
+        drop(open(state.path()));
+        assert_eq!(fs::read_dir(state.path().join("packages")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn verifies_a_package_again_after_a_restart_and_when_a_file_was_touched() {
+        let state = tempfile::tempdir().unwrap();
+        let (digest, _) = unpacked(&open(state.path()));
+        let packages = open(state.path());
+        assert!(packages.at_hand(&digest, 0).unwrap().is_none(), "not verified yet");
+        packages.ensure(&digest, 0).unwrap();
+        let data = state.path().join("packages").join(&digest).join("data/a");
+        overwrite(&data, b"abc");
+        assert!(packages.at_hand(&digest, 0).unwrap().is_none(), "the file may have changed");
+        packages.ensure(&digest, 0).unwrap();
+        assert!(packages.at_hand(&digest, 0).unwrap().is_some());
+        // What is built of kernels beside it is no part of it.
+        let built = state.path().join("packages").join(&digest).join(package::BUILT_FOLDER);
+        fs::create_dir(&built).unwrap();
+        fs::write(built.join("0"), "image").unwrap();
+        packages.ensure(&digest, 0).unwrap();
+        assert!(packages.at_hand(&digest, 0).unwrap().is_some());
     }
 
     #[test]
