@@ -7,10 +7,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde_json::Value;
 use sublet::Allocation;
-use sublet_tests::cluster::{Cluster, TENANT, connect};
+use sublet_tests::cluster::{Cluster, Plan, TENANT, connect};
 use sublet_tests::functions::package;
-use sublet_tests::platform::assert_echoes;
+use sublet_tests::platform::{assert_echoes, sublet};
 
 /// Takes a lease, starts a worker, calls, and gives it back.
 fn assert_leases(cluster: &Cluster) {
@@ -68,4 +69,130 @@ fn refetches_a_damaged_unpacked_package_for_the_next_lease() {
     assert!(fs::read(&library).unwrap() == good);
     let log = cluster.agents[0].log();
     assert!(log.contains("is damaged, and fetched again"), "{log}");
+}
+
+/// A manager alone with tokens, one of which is revoked; the ids of both.
+fn with_tokens() -> (Cluster, String, String) {
+    let cluster = Cluster::start(Plan::default());
+    let create = |name: &str| {
+        let created = cluster.json(&["token", "create", "--tenant", name]);
+        created["id"].as_str().unwrap().to_owned()
+    };
+    let (good, revoked) = (create("good"), create("revoked"));
+    cluster.json(&["token", "revoke", &revoked]);
+    (cluster, good, revoked)
+}
+
+/// Whether a token is revoked, as the manager says.
+fn is_revoked(cluster: &Cluster, id: &str) -> bool {
+    let listed = cluster.json(&["token", "list", "--all"]);
+    let tokens = listed["tokens"].as_array().unwrap();
+    let token = tokens.iter().find(|token| token["id"] == id).unwrap_or_else(|| panic!("token {id} is gone"));
+    !token["revoked_unix_ms"].is_null()
+}
+
+/// What `sublet store` says of the manager's state, or its error.
+fn store(cluster: &Cluster, arguments: &[&str]) -> Result<Value, String> {
+    let state = cluster.managers[0].state().to_str().unwrap();
+    let output =
+        sublet().args(["--json", "store"]).args(arguments).args(["--state", state]).output().unwrap();
+    if output.status.success() {
+        return Ok(serde_json::from_slice(&output.stdout).unwrap());
+    }
+    Err(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// What a manager says that does not start on this state.
+fn refusal(cluster: &Cluster) -> String {
+    let state = cluster.managers[0].state();
+    let output = sublet().args(["manager", "--json", "--state"]).arg(state).output().unwrap();
+    assert!(!output.status.success());
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn revocations_outlive_a_killed_manager_with_a_damaged_write_ahead_log() {
+    let (mut cluster, good, revoked) = with_tokens();
+    let state = cluster.managers[0].state().to_owned();
+    let damages: [&dyn Fn(); 3] = [
+        &|| flip(&state.join("store.sqlite-wal")),
+        &|| fs::remove_file(state.join("store.sqlite-wal")).unwrap(),
+        &|| flip(&state.join("store.journal")),
+    ];
+    for damage in damages {
+        cluster.managers[0].kill();
+        damage();
+        cluster.managers[0].restart();
+        assert!(is_revoked(&cluster, &revoked) && !is_revoked(&cluster, &good));
+        // Something for the next log.
+        cluster.json(&["token", "create", "--tenant", "more"]);
+    }
+    let log = cluster.managers[0].log();
+    assert!(log.contains("its journal has put back") && log.contains("the journal is damaged"), "{log}");
+}
+
+#[test]
+fn a_store_is_checked_repaired_backed_up_and_restored() {
+    let (mut cluster, good, revoked) = with_tokens();
+    let state = cluster.managers[0].state().to_owned();
+    let file = cluster.folder().join("backup.sqlite");
+    let backup = file.to_str().unwrap().to_owned();
+    let error = store(&cluster, &["check"]).unwrap_err();
+    assert!(error.contains("already_running"), "{error}");
+    cluster.managers[0].kill();
+    assert_eq!(store(&cluster, &["check"]).unwrap()["whole"], true);
+    store(&cluster, &["backup", &backup]).unwrap();
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    let error = store(&cluster, &["backup", &backup]).unwrap_err();
+    assert!(error.contains("exists already"), "{error}");
+
+    // Without its file the store is refused, and repaired from the journal.
+    fs::remove_file(state.join("store.sqlite")).unwrap();
+    let said = refusal(&cluster);
+    assert!(said.contains("store.sqlite") && said.contains("journal"), "{said}");
+    let repaired = store(&cluster, &["repair"]).unwrap();
+    assert!(!repaired["restored"].as_array().unwrap().is_empty(), "{repaired}");
+    cluster.managers[0].restart();
+    assert!(is_revoked(&cluster, &revoked) && !is_revoked(&cluster, &good));
+    cluster.json(&["token", "revoke", &good]);
+    cluster.managers[0].kill();
+
+    let error = store(&cluster, &["restore", &backup]).unwrap_err();
+    assert!(error.contains("--overwrite"), "{error}");
+    flip(&file);
+    let damaged = store(&cluster, &["restore", &backup, "--overwrite"]);
+    flip(&file);
+    // A bit that no record and no page needs may flip.
+    if let Err(error) = damaged {
+        assert!(error.contains("store") && state.join("store.sqlite").exists(), "{error}");
+    }
+    store(&cluster, &["restore", &backup, "--overwrite"]).unwrap();
+    cluster.managers[0].restart();
+    assert!(is_revoked(&cluster, &revoked) && !is_revoked(&cluster, &good), "as it was when it was copied");
+    let elsewhere = cluster.folder().join("nothing");
+    let output = sublet().args(["store", "check", "--state"]).arg(&elsewhere).output().unwrap();
+    assert!(!output.status.success() && !elsewhere.exists());
+}
+
+#[test]
+fn the_signing_key_is_kept_twice_and_never_replaced_silently() {
+    let (mut cluster, _, _) = with_tokens();
+    let state = cluster.managers[0].state().to_owned();
+    let key = state.join("signing.key");
+    let good = fs::read(&key).unwrap();
+    cluster.managers[0].kill();
+    flip(&key);
+    cluster.managers[0].restart();
+    assert_eq!(fs::read(&key).unwrap(), good);
+    cluster.managers[0].kill();
+    fs::remove_file(&key).unwrap();
+    cluster.managers[0].restart();
+    assert_eq!(fs::read(&key).unwrap(), good);
+    assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
+    cluster.managers[0].kill();
+    // The key of another store.
+    let other = Cluster::start(Plan::default());
+    fs::copy(other.managers[0].state().join("signing.key"), &key).unwrap();
+    let said = refusal(&cluster);
+    assert!(said.contains("signing.key") && said.contains("altered"), "{said}");
 }

@@ -1,7 +1,8 @@
 //! The store as tasks use it: on threads that may block, a bounded number at a time.
 //!
 //! No task waits for the disk on a thread that serves requests, and none waits for ever: who gets no turn in time is
-//! told that the store does not answer.
+//! told that the store does not answer. Changes that have to outlive the machine are written through to the disk before
+//! they are acknowledged, many together, while others use the store.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -47,7 +48,11 @@ impl Database {
             let mut store = store
                 .lock()
                 .map_err(|_| Error::new(Code::Internal, "the store has failed before and serves no more"))?;
-            act(&mut **store)
+            let done = act(&mut **store)?;
+            let unsynced = store.unsynced();
+            drop(store);
+            unsynced.map_or(Ok(()), |sync| sync.sync())?;
+            Ok(done)
         })
         .await
     }

@@ -47,6 +47,7 @@ pub mod store;
 mod tenants;
 mod tls;
 mod tokens;
+pub mod upkeep;
 mod uploads;
 
 use std::net::SocketAddr;
@@ -82,7 +83,7 @@ use crate::peers::Peers;
 use crate::runs::Runs;
 use crate::service::{Methods, Parts, Service};
 use crate::shell::Shell;
-use crate::store::{NatsOptions, NatsStore, SqliteStore, Store};
+use crate::store::{NatsOptions, NatsStore, Store};
 use crate::tenants::Tenants;
 use crate::tls::Certificates;
 use crate::tokens::Tokens;
@@ -317,12 +318,12 @@ impl Drop for Manager {
 fn open(options: &Options) -> Result<Opened, Error> {
     let folder = StateFolder::open(&options.state)?;
     let mut store: Box<dyn Store> = match &options.store {
-        StoreOptions::Embedded => Box::new(SqliteStore::open(&folder.file("store.sqlite"))?),
+        StoreOptions::Embedded => Box::new(upkeep::open(&folder)?),
         StoreOptions::Nats(servers) => Box::new(NatsStore::open(servers)?),
     };
     let clock = Clock::start();
     let epoch = start::next_epoch(&mut *store)?;
-    let signing = start::signing(&mut *store)?;
+    let signing = start::signing(&mut *store, &options.state)?;
     let migrated = packages::migrate(&mut *store)?;
     if migrated > 0 {
         tracing::warn!(
@@ -348,6 +349,8 @@ fn open(options: &Options) -> Result<Opened, Error> {
         Level::Rack => Core::new(settings),
         Level::Global => Core::global(settings),
     };
+    // Tickets are signed by a key that outlives the machine.
+    store.unsynced().map_or(Ok(()), |sync| sync.sync())?;
     let known = tokens::Known::read(&*store, clock.now_ms())?;
     let peers = Peers::join(&*store, epoch)?;
     let database = Database::new(store);

@@ -1,5 +1,11 @@
 //! What a manager takes from its store when it starts: an epoch of its own, and the secret of tickets.
 
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use sha2::{Digest, Sha256};
 use sublet_proto::ticket::Signing;
 use sublet_proto::{Code, Error};
 
@@ -27,13 +33,120 @@ pub(crate) fn next_epoch(store: &mut dyn Store) -> Result<u64, Error> {
 }
 
 /// The key of tickets, which all managers of a store share; the first one makes it.
-pub(crate) fn signing(store: &mut dyn Store) -> Result<Signing, Error> {
-    if store.get(keys::SIGNING_SEED)?.is_none() {
-        store.compare_and_swap(keys::SIGNING_SEED, 0, &chance::secret::<SEED_BYTES>()?)?;
+///
+/// The state folder has a copy of it. A store or a folder that has lost it gets it from the other one, and a new one is made
+/// for a store without tokens and leases only.
+pub(crate) fn signing(store: &mut dyn Store, state: &Path) -> Result<Signing, Error> {
+    let file = state.join(SIGNING_FILE);
+    let copy = Copy::read(&file)?;
+    let stored = store.get(keys::SIGNING_SEED)?.map(|stored| stored.value);
+    let stored: Option<Seed> = stored.map(|stored| stored_array(keys::SIGNING_SEED, &stored)).transpose()?;
+    let seed = match (stored, &copy) {
+        (Some(stored), Copy::Good(copied)) if stored != *copied => return Err(differs(&file)),
+        (Some(stored), _) => stored,
+        (None, Copy::Good(copied)) => {
+            tracing::warn!(file = %file.display(), "the store has no key of tickets: it gets that of the state folder");
+            share(store, *copied)?
+        }
+        (None, _) if is_in_use(store)? => return Err(lost(&file)),
+        (None, _) => share(store, chance::secret()?)?,
+    };
+    if copy != Copy::Good(seed) {
+        if copy == Copy::Damaged {
+            tracing::warn!(file = %file.display(), "the copy of the key of tickets is damaged, and written anew");
+        }
+        write_copy(&file, &seed).map_err(|error| {
+            Error::new(
+                Code::System,
+                format!("cannot write the key of tickets to {}: {error}", file.display()),
+            )
+        })?;
     }
-    let known = store.get(keys::SIGNING_SEED)?;
-    let seed = stored_array(keys::SIGNING_SEED, &known.map(|known| known.value).unwrap_or_default())?;
     Ok(Signing::from_seed(&seed))
+}
+
+/// What the state folder calls its copy of the secret from which the key of tickets is made.
+pub(crate) const SIGNING_FILE: &str = "signing.key";
+
+type Seed = [u8; SEED_BYTES];
+
+/// The state folder's copy: the seed, and the SHA-256 of it.
+#[derive(Debug, PartialEq, Eq)]
+enum Copy {
+    Missing,
+    Damaged,
+    Good(Seed),
+}
+
+impl Copy {
+    fn read(file: &Path) -> Result<Copy, Error> {
+        let bytes = match fs::read(file) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Copy::Missing),
+            Err(error) => {
+                let message = format!("cannot read the key of tickets in {}: {error}", file.display());
+                return Err(Error::new(Code::System, message));
+            }
+        };
+        let Some((seed, sum)) = bytes.split_first_chunk::<SEED_BYTES>() else { return Ok(Copy::Damaged) };
+        Ok(if Sha256::digest(seed).as_slice() == sum { Copy::Good(*seed) } else { Copy::Damaged })
+    }
+}
+
+/// Puts a seed into a store that has none; what is there then, which may be another manager's.
+fn share(store: &mut dyn Store, seed: Seed) -> Result<Seed, Error> {
+    store.compare_and_swap(keys::SIGNING_SEED, 0, &seed)?;
+    let stored = store.get(keys::SIGNING_SEED)?.map(|stored| stored.value).unwrap_or_default();
+    stored_array(keys::SIGNING_SEED, &stored)
+}
+
+/// Whole or not at all, and for this user alone from the first byte on.
+fn write_copy(file: &Path, seed: &Seed) -> io::Result<()> {
+    let new = file.with_extension("key-new");
+    if new.exists() {
+        fs::remove_file(&new)?;
+    }
+    let mut open = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    open.write_all(seed)?;
+    open.write_all(&Sha256::digest(seed))?;
+    open.sync_all()?;
+    fs::rename(&new, file)?;
+    file.parent().map_or(Ok(()), |folder| fs::File::open(folder)?.sync_all())
+}
+
+/// Whether somebody may rely on the key of this store.
+fn is_in_use(store: &dyn Store) -> Result<bool, Error> {
+    Ok(!store.scan(keys::TOKEN, None, 1)?.is_empty() || !store.scan(keys::LEASE, None, 1)?.is_empty())
+}
+
+fn differs(file: &Path) -> Error {
+    let message = format!(
+        "the store's key of tickets is not that of {0}: one of the two was altered, or the folder was used with another store. \
+         Remove {0} to go on with the store's, or restore the store",
+        file.display()
+    );
+    Error::new(Code::System, message)
+}
+
+fn lost(file: &Path) -> Error {
+    let message = format!(
+        "the key of tickets is lost: the store has none, though it has tokens or leases, and {0} is missing or damaged. Put {0} \
+         or the store back from a backup, or let `sublet store repair --new-signing-key` make another: running leases then \
+         cannot be renewed",
+        file.display()
+    );
+    Error::new(Code::System, message)
+}
+
+/// Makes a new key for a store that has lost its own.
+pub(crate) fn replace_signing(store: &mut dyn Store, state: &Path) -> Result<(), Error> {
+    if store.get(keys::SIGNING_SEED)?.is_some()
+        || matches!(Copy::read(&state.join(SIGNING_FILE))?, Copy::Good(_))
+    {
+        let message = "the key of tickets is not lost: the store or the state folder has it";
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    share(store, chance::secret()?).map(drop)
 }
 
 fn stored_array<const N: usize>(key: &str, value: &[u8]) -> Result<[u8; N], Error> {
@@ -45,14 +158,70 @@ fn stored_array<const N: usize>(key: &str, value: &[u8]) -> Result<[u8; N], Erro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::SqliteStore;
+    use crate::store::{Batch, SqliteStore};
 
     #[test]
     fn each_start_has_an_epoch_of_its_own_and_the_same_key() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
+        let (folder, mut store) = store();
         assert_eq!((next_epoch(&mut store).unwrap(), next_epoch(&mut store).unwrap()), (1, 2));
-        let key = |store: &mut SqliteStore| signing(store).unwrap().verifying_key();
+        let key = |store: &mut SqliteStore| signing(store, folder.path()).unwrap().verifying_key();
         assert_eq!(key(&mut store), key(&mut store));
+    }
+
+    fn store() -> (tempfile::TempDir, SqliteStore) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
+        (folder, store)
+    }
+
+    fn remove_stored(store: &mut SqliteStore) {
+        let mut batch = Batch::default();
+        batch.remove(keys::SIGNING_SEED.into());
+        store.commit(&batch).unwrap();
+    }
+
+    #[test]
+    fn restores_the_signing_key_from_its_copy_and_its_copy_from_the_store() {
+        let (folder, mut store) = store();
+        let file = folder.path().join(SIGNING_FILE);
+        let key = signing(&mut store, folder.path()).unwrap().verifying_key();
+        let good = fs::read(&file).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&file).unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600);
+        let mut flipped = good.clone();
+        flipped[7] ^= 1;
+        for damage in [flipped, Vec::new(), good[..40].to_vec()] {
+            fs::write(&file, damage).unwrap();
+            assert_eq!(signing(&mut store, folder.path()).unwrap().verifying_key(), key);
+            assert_eq!(fs::read(&file).unwrap(), good);
+        }
+        fs::remove_file(&file).unwrap();
+        assert_eq!(signing(&mut store, folder.path()).unwrap().verifying_key(), key);
+        remove_stored(&mut store);
+        assert_eq!(signing(&mut store, folder.path()).unwrap().verifying_key(), key);
+        assert!(store.get(keys::SIGNING_SEED).unwrap().is_some());
+    }
+
+    #[test]
+    fn makes_no_new_signing_key_while_tokens_exist() {
+        let (folder, mut store) = store();
+        let key = signing(&mut store, folder.path()).unwrap().verifying_key();
+        let mut batch = Batch::default();
+        batch.put("token/0".into(), b"t".to_vec());
+        store.commit(&batch).unwrap();
+        remove_stored(&mut store);
+        let file = folder.path().join(SIGNING_FILE);
+        fs::remove_file(&file).unwrap();
+        let error = signing(&mut store, folder.path()).err().unwrap();
+        assert!(error.message.contains("is lost") && error.message.contains("signing.key"), "{error}");
+        assert!(!file.exists());
+        replace_signing(&mut store, folder.path()).unwrap();
+        assert_ne!(signing(&mut store, folder.path()).unwrap().verifying_key(), key);
+        assert_eq!(replace_signing(&mut store, folder.path()).unwrap_err().code, Code::InvalidArgument);
+        let mut other = [9; SEED_BYTES].to_vec();
+        other.extend(Sha256::digest([9; SEED_BYTES]));
+        fs::write(&file, other).unwrap();
+        let error = signing(&mut store, folder.path()).err().unwrap();
+        assert!(error.message.contains("altered"), "{error}");
     }
 }

@@ -12,15 +12,21 @@
 //! [`Code::StoreFull`]: sublet_proto::Code::StoreFull
 //! [`Code::StoreUnreachable`]: sublet_proto::Code::StoreUnreachable
 
+mod journal;
 mod nats;
+mod seal;
 mod sqlite;
+mod sync;
 
 use std::fmt;
+use std::sync::Arc;
 
 use sublet_proto::{Code, Error};
 
 pub use nats::{NatsOptions, NatsStore, connect as connect_nats};
-pub use sqlite::SqliteStore;
+pub(crate) use sqlite::listed;
+pub use sqlite::{Report, SqliteStore, check, repair};
+pub use sync::SyncGroup;
 
 /// Size of each part of a blob but the last, in bytes: also what travels in one message.
 pub const BLOB_PART_BYTES: usize = 1 << 20;
@@ -171,6 +177,12 @@ pub trait Store: Send {
 
     /// Removes every part of a blob.
     fn remove_blob(&mut self, digest: &str) -> Result<(), Error>;
+
+    /// What has to be [written through](SyncGroup::sync) before the changes since the last call of this are acknowledged, if
+    /// any of them is to outlive the machine. Several callers do so together, and others use the store meanwhile.
+    fn unsynced(&mut self) -> Option<Arc<SyncGroup>> {
+        None
+    }
 }
 
 /// A key's kind: lower-case letters, digits and `-` before its first `/`.

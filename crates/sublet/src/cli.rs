@@ -25,6 +25,7 @@ mod ps;
 mod pus;
 mod sandbox;
 mod settings;
+mod store;
 mod tenant;
 mod time;
 mod token;
@@ -63,6 +64,7 @@ On many machines:
   sublet agent                                   lends one machine's cores; also drains and reclaims them
   sublet token create --tenant NAME              lets somebody in
   sublet tenant set NAME --cores 8               and bounds what they may have
+  sublet store check                             looks for damage in a stopped manager's store; backup, restore, repair
 
 Environment:
   SUBLET_MANAGER      the managers' addresses, as unix:/path or https://HOST:PORT, between commas
@@ -101,6 +103,7 @@ enum Command {
     Graph(graph::Arguments),
     Token(token::Arguments),
     Tenant(tenant::Arguments),
+    Store(store::Arguments),
     Fabrics(fabrics::Arguments),
     Doctor(doctor::Arguments),
     Sandbox(sandbox::Arguments),
@@ -182,6 +185,7 @@ fn run(command: Command, output: &Output) -> Result<(), Error> {
             | Command::Manager(_)
             | Command::Agent(_)
             | Command::Image(_)
+            | Command::Store(_)
             | Command::Doctor(_)
             | Command::Bench(_)
     ) {
@@ -207,6 +211,7 @@ fn run(command: Command, output: &Output) -> Result<(), Error> {
         Command::Bill(arguments) => bill::run(&arguments, output),
         Command::Token(arguments) => token::run(&arguments, output),
         Command::Tenant(arguments) => tenant::run(&arguments, output),
+        Command::Store(arguments) => store::run(&arguments, output),
         Command::Completions(arguments) => completions::run(&arguments, output),
     }
 }

@@ -1,71 +1,116 @@
-//! The embedded store: one SQLite file in the manager's state folder.
+//! The embedded store: one SQLite file in the manager's state folder, and its [journal](super::journal) beside it.
 //!
 //! The manager alone has the file open, so it is locked exclusively; the index of the write-ahead log then lives
-//! on the heap, and a full disk is an error of a write, never a fault of a mapping. Commits reach the disk with
-//! the next checkpoint: a crash of the machine may lose the last ones, but never half of one.
+//! on the heap, and a full disk is an error of a write, never a fault of a mapping.
+//!
+//! Each record has a [seal](super::seal), each kind of records a tally, and each change a number. Opening compares them,
+//! with one another and with the journal ([`audit`]): what the file has lost is put back from the journal, and what cannot be
+//! put back is said and refused. A record that is damaged later is an error when it is read.
+//!
+//! A change of a kind that the journal keeps whole, which tokens and their revocations are, is acknowledged when it is on the
+//! disk: see [`Store::unsynced`]. Other changes reach the disk with the next such change or checkpoint: a crash of the
+//! machine may lose the last ones, but never half of one.
 
-use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt;
+mod audit;
+mod changes;
+mod repair;
+mod schema;
+
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Params, Row, ffi, params};
 use sublet_proto::{Code, Error};
 
+pub use self::audit::Report;
+use self::changes::{Account, Changes, kind_of};
+pub use self::repair::{check, repair};
+use super::journal::{Journal, NewBase, is_copied};
+use super::seal::{seal, seal_log};
+use super::sync::SyncGroup;
 use super::{Batch, BlobPart, Record, Store, Versioned, check_key, check_part, check_value};
 
-const FORMAT: i64 = 1;
 /// How much of the disk packages leave free. Leases and the ledger need it when the disk is nearly full, and so does
 /// the log: its pages must find room in the file before anything, even the removal of a package, can shrink it.
 const RESERVE_BYTES: u64 = 8 << 20;
 
-const OPEN: &str = "
-PRAGMA auto_vacuum = INCREMENTAL;
-PRAGMA locking_mode = EXCLUSIVE;
-PRAGMA journal_mode = WAL;
-PRAGMA synchronous = NORMAL;
-PRAGMA temp_store = MEMORY;
-PRAGMA journal_size_limit = 67108864;
-";
-
-const SCHEMA: &str = "
-BEGIN;
-CREATE TABLE IF NOT EXISTS entries (
-    key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS logs (
-    log TEXT NOT NULL, sequence INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (log, sequence)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS blobs (
-    digest TEXT NOT NULL, part INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (digest, part)
-);
-PRAGMA user_version = 1;
-COMMIT;
-";
+/// How many restored or lost records a message names.
+const SHOWN: usize = 8;
 
 /// A [`Store`] in one file.
 pub struct SqliteStore {
     connection: Connection,
     folder: PathBuf,
+    account: Account,
+    journal: Journal,
+    sync: Arc<SyncGroup>,
+    /// A change was made that is to be on the disk before it is acknowledged.
+    is_unsynced: bool,
+    report: Report,
 }
 
 impl SqliteStore {
     /// Opens the store in this file, which is made if it is not there.
+    ///
+    /// # Errors
+    /// `system` if the store has lost something that its journal cannot give back: the message says what.
     pub fn open(file: &Path) -> Result<SqliteStore, Error> {
         let folder = file.parent().unwrap_or(file).to_owned();
-        make_private(file)?;
-        let failed = |error: rusqlite::Error| failure(&folder, "open", &error);
-        let connection = Connection::open(file).map_err(failed)?;
-        connection.execute_batch(OPEN).map_err(failed)?;
-        let format: i64 =
-            connection.query_row("PRAGMA user_version", [], |row| row.get(0)).map_err(failed)?;
-        if !(0..=FORMAT).contains(&format) {
-            return Err(Error::new(
-                Code::System,
-                format!("{} has format {format}, this version reads up to {FORMAT}", file.display()),
-            ));
+        let (connection, account, report) = audit_file(file, audit::Losses::Refused)?;
+        if !report.lost.is_empty() {
+            return Err(damaged(file, &report));
         }
-        connection.execute_batch(SCHEMA).map_err(failed)?;
-        Ok(SqliteStore { connection, folder })
+        let journal = begin_journal(&connection, &folder, file, &account)?;
+        let wal = PathBuf::from(format!("{}-wal", file.display()));
+        let sync = Arc::new(SyncGroup::new(vec![wal, journal.path().to_owned()]));
+        Ok(SqliteStore { connection, folder, account, journal, sync, is_unsynced: false, report })
+    }
+
+    /// Writes all of the store to an empty file, as it is now.
+    pub(crate) fn copy_to(&self, file: &Path) -> Result<(), Error> {
+        let path = file.display().to_string();
+        self.write("copy", "VACUUM INTO ?1", params![path]).map(drop)
+    }
+
+    /// What opening has found and put back.
+    pub fn report(&self) -> &Report {
+        &self.report
+    }
+
+    /// Makes changes, and tells the journal.
+    fn make(
+        &mut self,
+        change: impl FnOnce(&mut Changes<'_>) -> rusqlite::Result<bool>,
+    ) -> Result<bool, Error> {
+        let run = || -> rusqlite::Result<_> {
+            let mut changes = Changes::begin(&mut self.connection, &self.account)?;
+            let changed = change(&mut changes)?;
+            if changes.is_empty() { Ok((changed, None)) } else { Ok((changed, Some(changes.commit()?))) }
+        };
+        let (changed, made) = run().map_err(|error| failure(&self.folder, "write to", &error))?;
+        let Some(made) = made else { return Ok(changed) };
+        self.account = made.account;
+        self.is_unsynced |=
+            made.operations.iter().any(|operation| !operation.is_log && is_copied(&kind_of(&operation.key)));
+        let was_behind = self.journal.is_behind();
+        if let Err(error) = self.journal.add(self.account.change, made.operations)
+            && !was_behind
+        {
+            tracing::warn!(%error, journal = %self.journal.path().display(), "the store's journal cannot be written");
+        }
+        if self.journal.is_full() {
+            self.renew_journal();
+        }
+        Ok(changed)
+    }
+
+    /// Begins a new journal, whose base is what the store has now. If there is no room the old one stays.
+    fn renew_journal(&mut self) {
+        let file = self.journal.path().with_extension("sqlite");
+        match begin_journal(&self.connection, &self.folder, &file, &self.account) {
+            Ok(journal) => self.journal = journal,
+            Err(error) => tracing::debug!(%error, "the store's journal cannot be renewed"),
+        }
     }
 
     fn failure(&self, doing: &str, error: &rusqlite::Error) -> Error {
@@ -87,6 +132,14 @@ impl SqliteStore {
             self.connection.prepare_cached(sql)?.query_map(values, read)?.collect()
         };
         run().map_err(|error| self.failure("read", &error))
+    }
+
+    fn records(&self, entries: Vec<Entry>) -> Result<Vec<Record>, Error> {
+        let open = |entry: Entry| {
+            let key = entry.key.clone();
+            entry.open(&self.folder).map(|found| Record { key, value: found.value })
+        };
+        entries.into_iter().map(open).collect()
     }
 
     fn read_one<T>(
@@ -138,50 +191,60 @@ impl SqliteStore {
 
 impl Store for SqliteStore {
     fn get(&self, key: &str) -> Result<Option<Versioned>, Error> {
-        self.read_one("SELECT value, version FROM entries WHERE key = ?1", params![key], |row| {
-            Ok(Versioned { value: row.get(0)?, version: row.get(1)? })
-        })
+        const GET: &str = "SELECT key, value, version, seal FROM entries WHERE key = ?1";
+        let found = self.read_one(GET, params![key], read_entry)?;
+        found.map(|found| found.open(&self.folder)).transpose()
     }
 
     fn compare_and_swap(&mut self, key: &str, version: u64, value: &[u8]) -> Result<bool, Error> {
         check_key(key).and(check_value(key, value))?;
-        let changed = if version == 0 {
-            const INSERT: &str = "INSERT INTO entries VALUES (?1, ?2, 1) ON CONFLICT DO NOTHING";
-            self.write("write to", INSERT, params![key, value])?
-        } else {
-            const UPDATE: &str =
-                "UPDATE entries SET value = ?2, version = version + 1 WHERE key = ?1 AND version = ?3";
-            self.write("write to", UPDATE, params![key, value, version])?
-        };
-        Ok(changed == 1)
+        self.make(|changes| changes.swap(key, version, value))
     }
 
     fn commit(&mut self, batch: &Batch) -> Result<(), Error> {
         batch.check()?;
-        commit(&mut self.connection, batch).map_err(|error| failure(&self.folder, "write to", &error))
+        let make = |changes: &mut Changes<'_>| {
+            batch.puts.iter().try_for_each(|put| changes.put(&put.key, &put.value))?;
+            batch.appends.iter().try_for_each(|append| changes.append(&append.key, &append.value))?;
+            batch.removes.iter().try_for_each(|key| changes.remove(key))?;
+            Ok(true)
+        };
+        self.make(make).map(drop)
     }
 
     fn scan(&self, prefix: &str, after: Option<&str>, limit: usize) -> Result<Vec<Record>, Error> {
-        const SCAN: &str = "SELECT key, value FROM entries
+        const SCAN: &str = "SELECT key, value, version, seal FROM entries
             WHERE key >= ?1 AND key < ?2 AND key > ?3 ORDER BY key LIMIT ?4";
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let values = params![prefix, end_of(prefix), after.unwrap_or_default(), limit];
-        self.read_all(SCAN, values, read_record)
+        self.records(self.read_all(SCAN, values, read_entry)?)
     }
 
     fn scan_back(&self, prefix: &str, before: Option<&str>, limit: usize) -> Result<Vec<Record>, Error> {
-        const SCAN: &str =
-            "SELECT key, value FROM entries WHERE key >= ?1 AND key < ?2 ORDER BY key DESC LIMIT ?3";
+        const SCAN: &str = "SELECT key, value, version, seal FROM entries
+            WHERE key >= ?1 AND key < ?2 ORDER BY key DESC LIMIT ?3";
         let end = before.map_or_else(|| end_of(prefix), str::to_owned);
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        self.read_all(SCAN, params![prefix, end, limit], read_record)
+        self.records(self.read_all(SCAN, params![prefix, end, limit], read_entry)?)
     }
 
     fn read_log(&self, log: &str, after: u64, limit: usize) -> Result<Vec<(u64, Vec<u8>)>, Error> {
-        const READ: &str =
-            "SELECT sequence, record FROM logs WHERE log = ?1 AND sequence > ?2 ORDER BY sequence LIMIT ?3";
+        const READ: &str = "SELECT sequence, record, seal FROM logs
+            WHERE log = ?1 AND sequence > ?2 ORDER BY sequence LIMIT ?3";
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        self.read_all(READ, params![log, after, limit], |row| Ok((row.get(0)?, row.get(1)?)))
+        let found: Vec<(u64, Vec<u8>, Option<Vec<u8>>)> =
+            self.read_all(READ, params![log, after, limit], |row| {
+                Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+            })?;
+        let checked = found.into_iter().map(|(sequence, record, kept)| {
+            let right = seal_log(log, sequence, &record);
+            if kept.as_deref() == Some(&right) {
+                Ok((sequence, record))
+            } else {
+                Err(damaged_record(&self.folder, &format!("{sequence} of log {log}")))
+            }
+        });
+        checked.collect()
     }
 
     fn put_blob_part(&mut self, part: BlobPart<'_>, data: &[u8]) -> Result<(), Error> {
@@ -200,14 +263,103 @@ impl Store for SqliteStore {
         self.write("write to", "DELETE FROM blobs WHERE digest = ?1", params![digest])?;
         self.shrink().map_err(|error| self.failure("shrink", &error))
     }
+
+    fn unsynced(&mut self) -> Option<Arc<SyncGroup>> {
+        std::mem::take(&mut self.is_unsynced).then(|| Arc::clone(&self.sync))
+    }
 }
 
-/// The file holds the key of tickets, so it is for this user alone from its first byte on.
-fn make_private(file: &Path) -> Result<(), Error> {
-    let made = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(file);
-    made.map(drop).map_err(|error| {
-        Error::new(Code::System, format!("cannot open the store {}: {error}", file.display()))
+/// A row with its seal.
+struct Entry {
+    key: String,
+    found: Versioned,
+    seal: Option<Vec<u8>>,
+}
+
+impl Entry {
+    /// The value, if its seal is right.
+    fn open(self, folder: &Path) -> Result<Versioned, Error> {
+        let right = seal(&self.key, self.found.version, &self.found.value);
+        if self.seal.as_deref() == Some(&right) {
+            return Ok(self.found);
+        }
+        Err(damaged_record(folder, &self.key))
+    }
+}
+
+/// Opens a file, brings it to this format, and looks for damage.
+fn audit_file(file: &Path, losses: audit::Losses) -> Result<(Connection, Account, Report), Error> {
+    let folder = file.parent().unwrap_or(file);
+    let failed = |error: rusqlite::Error| failure(folder, "open", &error);
+    let path = file.with_extension("journal");
+    let journal = Journal::read(&path)
+        .map_err(|error| Error::new(Code::System, format!("cannot read {}: {error}", path.display())))?;
+    let mut connection = schema::open(file, journal.as_ref())?;
+    let mut account = Account::read(&connection).map_err(failed)?;
+    // A store that has just been made has no journal yet.
+    let is_new = journal.is_none() && account == Account::default();
+    let mut report =
+        audit::examine(&mut connection, &mut account, journal.as_ref(), losses).map_err(failed)?;
+    if is_new {
+        report.notes.clear();
+    }
+    Ok((connection, account, report))
+}
+
+/// Begins a journal with a copy of what matters, when all of the store up to now is on the disk.
+fn begin_journal(
+    connection: &Connection,
+    folder: &Path,
+    file: &Path,
+    account: &Account,
+) -> Result<Journal, Error> {
+    let failed = |error: rusqlite::Error| failure(folder, "read", &error);
+    checkpoint(connection).map_err(failed)?;
+    let copies = audit::copied(connection).map_err(failed)?;
+    let base = NewBase { change: account.change, tallies: &account.tallies, copies: copies.len() as u64 };
+    let path = file.with_extension("journal");
+    Journal::begin(&path, &base, &mut copies.into_iter().map(Ok)).map_err(|error| {
+        let code = match error.kind() {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Code::StoreFull,
+            _ => Code::System,
+        };
+        Error::new(code, format!("cannot write the store's journal {}: {error}", path.display()))
     })
+}
+
+/// Brings the write-ahead log into the file, and both to the disk.
+fn checkpoint(connection: &Connection) -> rusqlite::Result<()> {
+    let mut statement = connection.prepare_cached("PRAGMA wal_checkpoint(TRUNCATE)")?;
+    let mut rows = statement.query([])?;
+    while rows.next()?.is_some() {}
+    Ok(())
+}
+
+fn damaged(file: &Path, report: &Report) -> Error {
+    let file = file.display();
+    let message = format!(
+        "the store {file} has lost records: {}. `sublet store check` says all of it, `sublet store repair` goes on \
+         without them; or put a backup in its place",
+        listed(&report.lost)
+    );
+    Error::new(Code::System, message)
+}
+
+/// The first of several names, and how many more there are.
+pub(crate) fn listed(names: &[String]) -> String {
+    let shown = names.iter().take(SHOWN).cloned().collect::<Vec<_>>().join("; ");
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown}; and {more} more"),
+    }
+}
+
+fn damaged_record(folder: &Path, key: &str) -> Error {
+    let message = format!(
+        "the store in {} is damaged: the record {key:?} does not match its checksum (`sublet store check`)",
+        folder.display()
+    );
+    Error::new(Code::System, message)
 }
 
 /// What stands behind every key of this prefix: no key goes on with the last of all characters.
@@ -215,27 +367,9 @@ fn end_of(prefix: &str) -> String {
     format!("{prefix}{}", char::MAX)
 }
 
-fn read_record(row: &Row<'_>) -> rusqlite::Result<Record> {
-    Ok(Record { key: row.get(0)?, value: row.get(1)? })
-}
-
-fn commit(connection: &mut Connection, batch: &Batch) -> rusqlite::Result<()> {
-    const PUT: &str = "INSERT INTO entries VALUES (?1, ?2, 1)
-        ON CONFLICT DO UPDATE SET value = excluded.value, version = version + 1";
-    const APPEND: &str = "INSERT INTO logs
-        SELECT ?1, coalesce(max(sequence), 0) + 1, ?2 FROM logs WHERE log = ?1";
-    const REMOVE: &str = "DELETE FROM entries WHERE key = ?1";
-    let transaction = connection.transaction()?;
-    for record in &batch.puts {
-        transaction.prepare_cached(PUT)?.execute(params![record.key, record.value])?;
-    }
-    for record in &batch.appends {
-        transaction.prepare_cached(APPEND)?.execute(params![record.key, record.value])?;
-    }
-    for key in &batch.removes {
-        transaction.prepare_cached(REMOVE)?.execute(params![key])?;
-    }
-    transaction.commit()
+fn read_entry(row: &Row<'_>) -> rusqlite::Result<Entry> {
+    let found = Versioned { value: row.get(1)?, version: row.get(2)? };
+    Ok(Entry { key: row.get(0)?, found, seal: row.get(3)? })
 }
 
 fn failure(folder: &Path, doing: &str, error: &rusqlite::Error) -> Error {
@@ -293,6 +427,35 @@ mod tests {
         assert_eq!(error.code, Code::StoreFull);
         assert!(error.message.contains(&folder.path().display().to_string()), "{error}");
         assert_eq!(store.get("t/a").unwrap().unwrap().value, b"1");
+    }
+
+    #[test]
+    fn a_record_damaged_under_a_running_store_is_an_error_and_not_absent() {
+        let (_folder, mut store) = store();
+        put(&mut store, "token/a", b"revoked").unwrap();
+        put(&mut store, "token/b", b"good").unwrap();
+        let mut batch = Batch::default();
+        batch.append("deployments", b"x".to_vec());
+        store.commit(&batch).unwrap();
+        let alter = "UPDATE entries SET value = x'00' WHERE key = 'token/a'; UPDATE logs SET record = x'00'";
+        store.connection.execute_batch(alter).unwrap();
+        let error = store.get("token/a").unwrap_err();
+        assert!(error.code == Code::System && error.message.contains("token/a"), "{error}");
+        assert!(store.scan("token/", None, 9).is_err() && store.scan_back("token/", None, 9).is_err());
+        assert!(store.read_log("deployments", 0, 9).unwrap_err().message.contains("1 of log deployments"));
+        assert_eq!(store.get("token/b").unwrap().unwrap().value, b"good");
+    }
+
+    #[test]
+    fn begins_a_new_journal_when_it_has_grown() {
+        let (folder, mut store) = store();
+        let len = || std::fs::metadata(folder.path().join("store.journal")).unwrap().len();
+        let mut longest = 0;
+        for number in 0..200 {
+            put(&mut store, "lease/a", &vec![number; 16 << 10]).unwrap();
+            longest = len().max(longest);
+        }
+        assert!(longest < 2 << 20 && len() < longest, "{longest}, {}", len());
     }
 
     #[test]

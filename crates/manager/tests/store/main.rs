@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod conformance;
+mod damage;
 mod faults;
 #[path = "../../../../tests/src/nats.rs"]
 mod nats;

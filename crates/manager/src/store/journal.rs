@@ -1,0 +1,347 @@
+//! The store's journal: a second file, with a copy of what matters most and the latest changes.
+//!
+//! SQLite takes a damaged write-ahead log for one that ends before the damage: every change behind is gone without a
+//! word. So each change is written here as well, right after it is committed. When the store is opened, changes that it
+//! does not have are made again, and records that it has lost are put back.
+//!
+//! ```text
+//! magic, then frames: length (4 bytes, little endian), seal (16 bytes), encoded Frame
+//! ```
+//!
+//! The first frames are the base: as of which change they are, the tallies of all kinds then, and a copy of every record of a
+//! kind that is [kept whole](is_copied). The others are one change each. A journal that has grown is replaced by a new one, whose
+//! base is on the disk, and so is the store as of that base, before the old one goes. Values above [`MAX_VALUE`] are left out: of
+//! those the journal knows that they were written.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use prost::Message;
+use sha2::{Digest, Sha256};
+
+use super::seal::{SEAL_BYTES, Seal, Tallies, Tally, shorten};
+
+const MAGIC: &[u8; 8] = b"SUBLETJ1";
+const HEAD_BYTES: usize = 4 + SEAL_BYTES;
+/// Largest value that the journal has, in bytes: what the records of tokens, packages and leases need, and not what runs
+/// hand on.
+const MAX_VALUE: usize = 64 << 10;
+/// Largest frame, in bytes.
+const MAX_FRAME_BYTES: usize = 16 << 20;
+/// Changes after which a new journal is begun, in bytes.
+const MAX_CHANGES_BYTES: u64 = 1 << 20;
+/// Operations of one frame of the base.
+const BASE_OPERATIONS: usize = 256;
+
+/// Kinds of keys that are written so often, and worth so little, that the journal leaves them out.
+const LEFT_OUT: [&str; 2] = ["peer", "report"];
+/// Kinds of keys that grow with use. The journal has their latest changes, and no copy of all of them.
+const GROWING: [&str; 5] = ["lease", "usage", "spend", "run", "journal"];
+
+/// Whether the journal keeps a copy of every record of a kind, and an acknowledged change of one survives a power cut.
+pub(crate) fn is_copied(kind: &str) -> bool {
+    !GROWING.contains(&kind) && !LEFT_OUT.contains(&kind)
+}
+
+/// Whether the journal has changes of a kind.
+pub(crate) fn is_journaled(kind: &str) -> bool {
+    !LEFT_OUT.contains(&kind)
+}
+
+/// One change of one record.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct Operation {
+    /// A key, or the name of a log.
+    #[prost(string, tag = "1")]
+    pub(crate) key: String,
+    /// Of a key the version that it got, of a log the sequence number.
+    #[prost(uint64, tag = "2")]
+    pub(crate) version: u64,
+    /// The record is one of a log.
+    #[prost(bool, tag = "3")]
+    pub(crate) is_log: bool,
+    /// The key was removed.
+    #[prost(bool, tag = "4")]
+    pub(crate) is_removal: bool,
+    /// None if it was removed, or is too large.
+    #[prost(bytes = "vec", optional, tag = "5")]
+    pub(crate) value: Option<Vec<u8>>,
+}
+
+impl Operation {
+    /// A key was given a value.
+    pub(crate) fn put(key: &str, version: u64, value: &[u8]) -> Operation {
+        Operation { key: key.to_owned(), version, value: short(value), ..Operation::default() }
+    }
+
+    /// A log has grown by a record.
+    pub(crate) fn append(log: &str, sequence: u64, record: &[u8]) -> Operation {
+        Operation { is_log: true, ..Operation::put(log, sequence, record) }
+    }
+
+    /// A key was removed.
+    pub(crate) fn remove(key: &str) -> Operation {
+        Operation { key: key.to_owned(), is_removal: true, ..Operation::default() }
+    }
+}
+
+fn short(value: &[u8]) -> Option<Vec<u8>> {
+    (value.len() <= MAX_VALUE).then(|| value.to_vec())
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Frame {
+    /// The number of the change. Of the base: of the last change before it.
+    #[prost(uint64, tag = "1")]
+    change: u64,
+    #[prost(message, repeated, tag = "2")]
+    operations: Vec<Operation>,
+    #[prost(message, optional, tag = "3")]
+    base: Option<Base>,
+}
+
+/// What the first frame of a base says of all of them.
+#[derive(Clone, PartialEq, Message)]
+struct Base {
+    /// Copied records.
+    #[prost(uint64, tag = "1")]
+    copies: u64,
+    #[prost(message, repeated, tag = "2")]
+    tallies: Vec<KindTally>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct KindTally {
+    #[prost(string, tag = "1")]
+    kind: String,
+    #[prost(uint64, tag = "2")]
+    count: u64,
+    #[prost(bytes = "vec", tag = "3")]
+    sum: Vec<u8>,
+}
+
+/// What a journal says, as far as it can be read.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Content {
+    /// The last change before the base.
+    pub(crate) base_change: u64,
+    /// The tallies as of the base.
+    pub(crate) tallies: Tallies,
+    /// Copies of records as of the base.
+    pub(crate) copies: Vec<Operation>,
+    /// Changes since, with their numbers.
+    pub(crate) changes: Vec<(u64, Vec<Operation>)>,
+    /// Frames that fail their checksums, with others behind them.
+    pub(crate) damaged_frames: u64,
+    /// Whether the base is incomplete.
+    pub(crate) lacks_base: bool,
+}
+
+impl Content {
+    /// The number of the last change that the journal knows.
+    pub(crate) fn last_change(&self) -> u64 {
+        self.changes.last().map_or(self.base_change, |(number, _)| *number)
+    }
+
+    /// Whether a part of it is lost.
+    pub(crate) fn is_damaged(&self) -> bool {
+        self.damaged_frames > 0 || self.lacks_base
+    }
+}
+
+/// What a journal begins with.
+pub(crate) struct NewBase<'a> {
+    pub(crate) change: u64,
+    pub(crate) tallies: &'a Tallies,
+    /// How many copies follow.
+    pub(crate) copies: u64,
+}
+
+/// A journal that changes are added to.
+pub(crate) struct Journal {
+    path: PathBuf,
+    file: File,
+    len_bytes: u64,
+    base_bytes: u64,
+    frames: u64,
+    /// It lacks a change, because the disk was full or failed.
+    is_behind: bool,
+}
+
+impl Journal {
+    /// What the journal at this path says; `None` if there is none.
+    pub(crate) fn read(path: &Path) -> io::Result<Option<Content>> {
+        match std::fs::read(path) {
+            Ok(bytes) => Ok(Some(parse(&bytes))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Replaces the journal at this path by one with this base. What it begins with is on the disk when this returns.
+    pub(crate) fn begin(
+        path: &Path,
+        base: &NewBase<'_>,
+        copies: &mut dyn Iterator<Item = io::Result<Operation>>,
+    ) -> io::Result<Journal> {
+        let new = path.with_extension("journal-new");
+        let open = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        let mut writer = Frames { file: BufWriter::new(&open), len_bytes: 0, frames: 0 };
+        writer.file.write_all(MAGIC)?;
+        writer.len_bytes += MAGIC.len() as u64;
+        writer.write(&Frame { change: base.change, base: Some(first(base)), ..Frame::default() })?;
+        loop {
+            let operations: Vec<_> = copies.take(BASE_OPERATIONS).collect::<io::Result<_>>()?;
+            if operations.is_empty() {
+                break;
+            }
+            writer.write(&Frame { change: base.change, operations, base: None })?;
+        }
+        writer.file.flush()?;
+        let (len_bytes, frames) = (writer.len_bytes, writer.frames);
+        drop(writer);
+        open.sync_all()?;
+        std::fs::rename(&new, path)?;
+        let folder = path.parent().map_or(Path::new("."), |folder| folder);
+        File::open(folder)?.sync_all()?;
+        Ok(Journal {
+            path: path.to_owned(),
+            file: open,
+            len_bytes,
+            base_bytes: len_bytes,
+            frames,
+            is_behind: false,
+        })
+    }
+
+    /// Adds a change. One that cannot be written leaves the journal behind until it is [begun](Journal::begin) anew.
+    pub(crate) fn add(&mut self, change: u64, mut operations: Vec<Operation>) -> io::Result<()> {
+        operations
+            .retain(|operation| operation.is_log || operation.key.split('/').next().is_none_or(is_journaled));
+        if operations.is_empty() || self.is_behind {
+            return Ok(());
+        }
+        let frame = encode(self.frames, &Frame { change, operations, base: None });
+        if let Err(error) = self.file.write_all_at(&frame, self.len_bytes) {
+            self.is_behind = true;
+            // Half a frame is not one, so it need not go.
+            let _ = self.file.set_len(self.len_bytes);
+            return Err(error);
+        }
+        self.len_bytes += frame.len() as u64;
+        self.frames += 1;
+        Ok(())
+    }
+
+    /// Whether a new one is to be begun.
+    pub(crate) fn is_full(&self) -> bool {
+        self.is_behind || self.len_bytes - self.base_bytes > MAX_CHANGES_BYTES.max(self.base_bytes)
+    }
+
+    /// Whether it lacks a change.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.is_behind
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+struct Frames<'a> {
+    file: BufWriter<&'a File>,
+    len_bytes: u64,
+    frames: u64,
+}
+
+impl Frames<'_> {
+    fn write(&mut self, frame: &Frame) -> io::Result<()> {
+        let bytes = encode(self.frames, frame);
+        self.file.write_all(&bytes)?;
+        self.len_bytes += bytes.len() as u64;
+        self.frames += 1;
+        Ok(())
+    }
+}
+
+fn first(base: &NewBase<'_>) -> Base {
+    let tally = |(kind, tally): (&String, &Tally)| KindTally {
+        kind: kind.clone(),
+        count: tally.count,
+        sum: tally.sum.to_le_bytes().to_vec(),
+    };
+    Base { copies: base.copies, tallies: base.tallies.iter().map(tally).collect() }
+}
+
+fn encode(number: u64, frame: &Frame) -> Vec<u8> {
+    let payload = frame.encode_to_vec();
+    let mut bytes = Vec::with_capacity(HEAD_BYTES + payload.len());
+    bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
+    bytes.extend_from_slice(&frame_seal(number, &payload));
+    bytes.extend_from_slice(&payload);
+    bytes
+}
+
+/// Bound to the frame's number, so that a missing or repeated frame is noticed.
+fn frame_seal(number: u64, payload: &[u8]) -> Seal {
+    let mut hash = Sha256::new();
+    hash.update(number.to_le_bytes());
+    hash.update(payload);
+    shorten(hash)
+}
+
+/// Reads as much as can be read. A frame at the end that is incomplete was being written when the manager died.
+fn parse(bytes: &[u8]) -> Content {
+    let mut content = Content { lacks_base: true, ..Content::default() };
+    let Some(mut rest) = bytes.strip_prefix(MAGIC) else {
+        content.damaged_frames = u64::from(!bytes.is_empty());
+        return content;
+    };
+    let (mut number, mut copies, mut unread) = (0, None, 0);
+    while let Some((payload, sealed, left)) = split(rest) {
+        rest = left;
+        let is_good = sealed == frame_seal(number, payload);
+        number += 1;
+        match Frame::decode(payload) {
+            Ok(frame) if is_good => {
+                content.damaged_frames += std::mem::take(&mut unread);
+                take(&mut content, frame, &mut copies);
+            }
+            _ => unread += 1,
+        }
+    }
+    // A whole frame that fails is damage even at the end; the rest of a torn one is not.
+    content.damaged_frames += unread;
+    content.lacks_base = copies != Some(content.copies.len() as u64);
+    content
+}
+
+fn take(content: &mut Content, frame: Frame, copies: &mut Option<u64>) {
+    if let Some(base) = frame.base {
+        content.base_change = frame.change;
+        *copies = Some(base.copies);
+        for kind in base.tallies {
+            let sum = kind.sum.try_into().map_or(0, u128::from_le_bytes);
+            content.tallies.insert(kind.kind, Tally { count: kind.count, sum });
+        }
+    } else if frame.change <= content.base_change && content.changes.is_empty() {
+        content.copies.extend(frame.operations);
+    } else {
+        content.changes.push((frame.change, frame.operations));
+    }
+}
+
+/// A frame's payload and seal, and what is behind it.
+fn split(bytes: &[u8]) -> Option<(&[u8], Seal, &[u8])> {
+    let (head, rest) = bytes.split_at_checked(HEAD_BYTES)?;
+    let (len, sealed) = head.split_at(4);
+    let len = u32::from_le_bytes(len.try_into().ok()?) as usize;
+    if len > MAX_FRAME_BYTES {
+        return None;
+    }
+    let (payload, rest) = rest.split_at_checked(len)?;
+    Some((payload, sealed.try_into().ok()?, rest))
+}

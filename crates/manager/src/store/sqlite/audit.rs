@@ -1,0 +1,342 @@
+//! Looks for damage in an opened store, and mends what the journal has a copy of.
+//!
+//! Records are compared with their seals, the records of each kind with the tally of the kind, and the number of the last
+//! change with the journal's. What is damaged or missing and stands in the journal is put back. What remains is lost, and
+//! nothing of the store is changed unless the loss is accepted.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rusqlite::types::ValueRef;
+use rusqlite::{Connection, Row, params};
+
+use super::super::journal::{Content, Operation, is_copied};
+use super::super::seal::{SEAL_BYTES, Tallies, log_kind, seal, seal_log};
+use super::changes::{Account, Changes, kind_of};
+
+/// Lines that SQLite may say of one table.
+const MAX_COMPLAINTS: u32 = 8;
+
+/// What an examination of a store has found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Records that were damaged or missing, and put back from the journal.
+    pub restored: Vec<String>,
+    /// What is lost.
+    pub lost: Vec<String>,
+    /// What is to be known and is no loss.
+    pub notes: Vec<String>,
+    /// Records that were read, by kind.
+    pub records: BTreeMap<String, u64>,
+}
+
+/// Whether what is lost may stay so, or nothing is changed at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Losses {
+    Refused,
+    Accepted,
+    OnlySaid,
+}
+
+/// What a scan has seen.
+#[derive(Default)]
+struct Scan {
+    tallies: Tallies,
+    /// Keys, as far as they can be read, with their tables and the raw bytes.
+    damaged: Vec<Damaged>,
+}
+
+struct Damaged {
+    is_log: bool,
+    shown: String,
+    /// As SQLite knows it: the row can be removed by this.
+    key: rusqlite::types::Value,
+    sequence: i64,
+}
+
+/// Examines the store, and mends it in one transaction. The account is as the file says, and afterwards as it is.
+pub(super) fn examine(
+    connection: &mut Connection,
+    account: &mut Account,
+    journal: Option<&Content>,
+    losses: Losses,
+) -> rusqlite::Result<Report> {
+    let mut report = Report::default();
+    for table in ["entries", "logs", "tallies"] {
+        report.lost.extend(complaints(connection, table)?);
+    }
+    if !report.lost.is_empty() {
+        return Ok(report);
+    }
+    note_journal(journal, &mut report);
+    let empty = Content::default();
+    let journal = journal.unwrap_or(&empty);
+    let is_older = account.change < journal.base_change;
+    let savepoint = connection.transaction()?;
+    let found = mend(&savepoint, (account, journal), losses, &mut report)?;
+    match losses {
+        Losses::OnlySaid => savepoint.rollback()?,
+        Losses::Accepted | Losses::Refused => savepoint.commit()?,
+    }
+    if is_older {
+        let (has, knows) = (account.change, journal.base_change);
+        report.lost.push(format!(
+            "the store is an older copy: it ends with change {has}, and changes up to {knows} were made. What leases, bills \
+             and runs had since then is lost; tokens, tenants, packages and graphs are in the journal"
+        ));
+    }
+    let missing = missing(account, journal);
+    match losses {
+        Losses::OnlySaid => report.restored.extend(missing.into_iter().map(shown)),
+        Losses::Refused if !report.lost.is_empty() => {}
+        _ => redo(connection, account, missing, &mut report)?,
+    }
+    let is_kept = losses == Losses::Accepted || losses == Losses::Refused && report.lost.is_empty();
+    if is_kept && account.change < journal.last_change() {
+        account.change = journal.last_change();
+        account.write(connection)?;
+    }
+    let is_as_found = report.restored.is_empty() && report.lost.is_empty();
+    let scan = if is_as_found { found } else { scan(connection)? };
+    report.records = scan.tallies.iter().map(|(kind, tally)| (kind.clone(), tally.count)).collect();
+    if losses == Losses::Accepted {
+        for damaged in &scan.damaged {
+            remove(connection, damaged)?;
+        }
+        account.tallies = scan.tallies;
+        account.write(connection)?;
+    }
+    Ok(report)
+}
+
+fn note_journal(journal: Option<&Content>, report: &mut Report) {
+    match journal {
+        None => report.notes.push(
+            "the journal is missing: whether the last changes before the last stop are there cannot be told"
+                .into(),
+        ),
+        Some(journal) if journal.is_damaged() => report.notes.push(format!(
+            "the journal is damaged ({} frames): changes that the store had lost as well could not be told",
+            journal.damaged_frames
+        )),
+        Some(_) => {}
+    }
+}
+
+/// What SQLite says about the pages of a table.
+fn complaints(connection: &Connection, table: &str) -> rusqlite::Result<Vec<String>> {
+    let mut statement = connection.prepare(&format!("PRAGMA quick_check({table})"))?;
+    let mut rows = statement.query([])?;
+    let mut complaints = Vec::new();
+    while let Some(row) = rows.next()? {
+        let said: String = row.get(0)?;
+        if said != "ok" && complaints.len() < MAX_COMPLAINTS as usize {
+            complaints.push(format!("records of the table {table}: {}", said.replace('\n', " ")));
+        }
+    }
+    Ok(complaints)
+}
+
+/// Puts back what is damaged or missing as of the last change that the store has; the records as they are then.
+fn mend(
+    connection: &Connection,
+    (account, journal): (&Account, &Content),
+    losses: Losses,
+    report: &mut Report,
+) -> rusqlite::Result<Scan> {
+    let found = scan(connection)?;
+    let mut suspect: BTreeSet<String> = account
+        .tallies
+        .iter()
+        .filter(|(kind, tally)| found.tallies.get(*kind).copied().unwrap_or_default() != **tally)
+        .map(|(kind, _)| kind.clone())
+        .collect();
+    suspect.extend(found.tallies.keys().filter(|kind| !account.tallies.contains_key(*kind)).cloned());
+    if suspect.is_empty() && found.damaged.is_empty() {
+        return Ok(found);
+    }
+    connection.execute_batch("SAVEPOINT mending")?;
+    for damaged in &found.damaged {
+        remove(connection, damaged)?;
+    }
+    for operation in state_at(journal, account.change).values() {
+        let kind = if operation.is_log { log_kind(&operation.key) } else { kind_of(&operation.key) };
+        if suspect.contains(&kind) && put_back(connection, operation)? {
+            report.restored.push(shown(operation));
+        }
+    }
+    let mended = scan(connection)?;
+    let before = report.lost.len();
+    for kind in &suspect {
+        let (want, have) = (account.tallies.get(kind).copied(), mended.tallies.get(kind).copied());
+        let (want, have) = (want.unwrap_or_default(), have.unwrap_or_default());
+        if want != have {
+            report
+                .lost
+                .push(format!("{kind}: {} records are there, {} were written", have.count, want.count));
+        }
+    }
+    if report.lost.len() > before {
+        let named = found.damaged.iter().map(|damaged| format!("{}: its checksum is wrong", damaged.shown));
+        report.lost.extend(named);
+        if losses == Losses::Refused {
+            connection.execute_batch("ROLLBACK TO mending")?;
+            report.restored.clear();
+        }
+    }
+    connection.execute_batch("RELEASE mending")?;
+    Ok(mended)
+}
+
+/// The records that the journal has as of a change, by their keys.
+fn state_at(journal: &Content, change: u64) -> BTreeMap<(bool, String, u64), Operation> {
+    let mut state = BTreeMap::new();
+    if change < journal.base_change {
+        return state;
+    }
+    let changes = journal.changes.iter().filter(|(number, _)| *number <= change);
+    for operation in journal.copies.iter().chain(changes.flat_map(|(_, operations)| operations)) {
+        let sequence = if operation.is_log { operation.version } else { 0 };
+        let place = (operation.is_log, operation.key.clone(), sequence);
+        if operation.is_removal {
+            state.remove(&place);
+        } else {
+            state.insert(place, operation.clone());
+        }
+    }
+    state
+}
+
+/// Writes a record that is not there as it should be; whether it had to.
+fn put_back(connection: &Connection, operation: &Operation) -> rusqlite::Result<bool> {
+    const PUT: &str = "INSERT INTO entries (key, value, version, seal) VALUES (?1, ?2, ?3, ?4)
+        ON CONFLICT DO UPDATE SET value = excluded.value, version = excluded.version, seal = excluded.seal
+        WHERE entries.version < excluded.version";
+    const APPEND: &str =
+        "INSERT INTO logs (log, record, sequence, seal) VALUES (?1, ?2, ?3, ?4) ON CONFLICT DO NOTHING";
+    let Operation { key, version, is_log, value: Some(value), .. } = operation else { return Ok(false) };
+    let (sql, seal) =
+        if *is_log { (APPEND, seal_log(key, *version, value)) } else { (PUT, seal(key, *version, value)) };
+    let mut statement = connection.prepare_cached(sql)?;
+    Ok(statement.execute(params![key, value, version.cast_signed(), seal])? > 0)
+}
+
+/// The changes that the journal has and the store has not. A store that ends before the journal begins lacks its base, too.
+fn missing<'a>(account: &Account, journal: &'a Content) -> Vec<&'a Operation> {
+    let is_older = account.change < journal.base_change;
+    let copies = if is_older { journal.copies.as_slice() } else { &[] };
+    let changes = journal.changes.iter().filter(|(number, _)| *number > account.change);
+    copies.iter().chain(changes.flat_map(|(_, operations)| operations)).collect()
+}
+
+/// Makes changes again.
+fn redo(
+    connection: &mut Connection,
+    account: &mut Account,
+    operations: Vec<&Operation>,
+    report: &mut Report,
+) -> rusqlite::Result<()> {
+    if operations.is_empty() {
+        return Ok(());
+    }
+    let mut changes = Changes::begin(connection, account)?;
+    for operation in operations {
+        match operation {
+            Operation { is_removal: true, key, .. } => changes.remove(key)?,
+            Operation { value: None, .. } => {
+                report.lost.push(format!("{}: too large for the journal", shown(operation)));
+                continue;
+            }
+            Operation { is_log: true, key, version, value: Some(value), .. } => {
+                changes.append_as(key, *version, value)?;
+            }
+            Operation { key, version, value: Some(value), .. } => changes.put_as(key, *version, value)?,
+        }
+        report.restored.push(shown(operation));
+    }
+    *account = changes.commit()?.account;
+    Ok(())
+}
+
+fn shown(operation: &Operation) -> String {
+    if operation.is_log {
+        format!("{} of log {}", operation.version, operation.key)
+    } else {
+        operation.key.clone()
+    }
+}
+
+/// Reads every record.
+fn scan(connection: &Connection) -> rusqlite::Result<Scan> {
+    let mut found = Scan::default();
+    let mut entries = connection.prepare("SELECT key, version, value, seal FROM entries")?;
+    let mut rows = entries.query([])?;
+    while let Some(row) = rows.next()? {
+        let good = sealed(row, seal);
+        let key = row.get_ref(0)?;
+        found.note(false, (key, 0), good.map(|(key, seal)| (kind_of(&key), seal)));
+    }
+    let mut logs = connection.prepare("SELECT log, sequence, record, seal FROM logs")?;
+    let mut rows = logs.query([])?;
+    while let Some(row) = rows.next()? {
+        let good = sealed(row, seal_log);
+        let (log, sequence) = (row.get_ref(0)?, row.get_ref(1)?.as_i64().unwrap_or_default());
+        found.note(true, (log, sequence), good.map(|(log, seal)| (log_kind(&log), seal)));
+    }
+    Ok(found)
+}
+
+/// Key and seal of a row whose seal is right.
+fn sealed(
+    row: &Row<'_>,
+    seal: impl Fn(&str, u64, &[u8]) -> [u8; SEAL_BYTES],
+) -> Option<(String, [u8; SEAL_BYTES])> {
+    let key = row.get_ref(0).ok()?.as_str().ok()?;
+    let version = row.get_ref(1).ok()?.as_i64().ok()?.cast_unsigned();
+    let value = row.get_ref(2).ok()?.as_blob().ok()?;
+    let kept = row.get_ref(3).ok()?.as_blob().ok()?;
+    let right = seal(key, version, value);
+    (kept == right).then(|| (key.to_owned(), right))
+}
+
+impl Scan {
+    fn note(
+        &mut self,
+        is_log: bool,
+        (key, sequence): (ValueRef<'_>, i64),
+        good: Option<(String, [u8; SEAL_BYTES])>,
+    ) {
+        if let Some((kind, seal)) = good {
+            self.tallies.entry(kind).or_default().add(&seal);
+            return;
+        }
+        let name = key.as_bytes().map(String::from_utf8_lossy).unwrap_or_default().into_owned();
+        let shown = if is_log { format!("{sequence} of log {name}") } else { name };
+        self.damaged.push(Damaged { is_log, shown, key: key.into(), sequence });
+    }
+}
+
+fn remove(connection: &Connection, damaged: &Damaged) -> rusqlite::Result<()> {
+    if damaged.is_log {
+        const REMOVE: &str = "DELETE FROM logs WHERE log = ?1 AND sequence = ?2";
+        return connection.execute(REMOVE, params![damaged.key, damaged.sequence]).map(drop);
+    }
+    connection.execute("DELETE FROM entries WHERE key = ?1", params![damaged.key]).map(drop)
+}
+
+/// Every record of a kind that the journal has copies of.
+pub(super) fn copied(connection: &Connection) -> rusqlite::Result<Vec<Operation>> {
+    let mut copies = Vec::new();
+    let mut kinds =
+        connection.prepare("SELECT kind FROM tallies WHERE kind > '' AND kind NOT LIKE 'log %'")?;
+    let kinds: Vec<String> = kinds.query_map([], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+    let mut entries =
+        connection.prepare("SELECT key, version, value FROM entries WHERE key >= ?1 AND key < ?2")?;
+    for kind in kinds.iter().filter(|kind| is_copied(kind)) {
+        let mut rows = entries.query(params![format!("{kind}/"), format!("{kind}0")])?;
+        while let Some(row) = rows.next()? {
+            let (key, version, value): (String, i64, Vec<u8>) = (row.get(0)?, row.get(1)?, row.get(2)?);
+            copies.push(Operation::put(&key, version.cast_unsigned(), &value));
+        }
+    }
+    Ok(copies)
+}

@@ -1,0 +1,160 @@
+//! The format of the file, and how files of earlier versions are brought to it.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use rusqlite::{Connection, params};
+use sublet_proto::{Code, Error};
+
+use super::super::journal::Content;
+use super::super::seal::{log_kind, seal, seal_log};
+use super::changes::{Account, kind_of};
+use super::failure;
+
+/// 1: without seals. 2: with seals, tallies, and a journal beside the file.
+const FORMAT: i64 = 2;
+/// Records that are sealed at a time.
+const PAGE_RECORDS: i64 = 256;
+
+const OPEN: &str = "
+PRAGMA auto_vacuum = INCREMENTAL;
+PRAGMA locking_mode = EXCLUSIVE;
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = NORMAL;
+PRAGMA temp_store = MEMORY;
+PRAGMA journal_size_limit = 67108864;
+";
+
+const TABLES: &str = "
+CREATE TABLE IF NOT EXISTS entries (
+    key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS logs (
+    log TEXT NOT NULL, sequence INTEGER NOT NULL, record BLOB NOT NULL, PRIMARY KEY (log, sequence)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS blobs (
+    digest TEXT NOT NULL, part INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (digest, part)
+);
+ALTER TABLE entries ADD COLUMN seal BLOB;
+ALTER TABLE logs ADD COLUMN seal BLOB;
+CREATE TABLE tallies (kind TEXT PRIMARY KEY, count INTEGER NOT NULL, sum BLOB NOT NULL) WITHOUT ROWID;
+PRAGMA user_version = 2;
+";
+
+/// Opens a file, which is made if it is not there, and brings it to this format.
+pub(super) fn open(file: &Path, journal: Option<&Content>) -> Result<Connection, Error> {
+    let folder = file.parent().unwrap_or(file);
+    make_private(file)?;
+    let failed = |error: rusqlite::Error| failure(folder, "open", &error);
+    let mut connection = Connection::open(file).map_err(failed)?;
+    connection.execute_batch(OPEN).map_err(failed)?;
+    let format =
+        connection.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0)).map_err(failed)?;
+    let is_sealed = has_tallies(&connection).map_err(failed)?;
+    let refused = |message: String| Err(Error::new(Code::System, format!("{} {message}", file.display())));
+    match (format, is_sealed) {
+        (FORMAT, true) => {}
+        (..0, _) | (3.., _) => {
+            return refused(format!("has format {format}, this version reads up to {FORMAT}"));
+        }
+        // Records without checksums are accepted from files that never had any, and from no others.
+        (FORMAT, false) => return refused("is damaged: it has lost its checksums (restore a backup)".into()),
+        (_, true) => {
+            return refused(format!("is damaged: it has checksums, and says that its format is {format}"));
+        }
+        (_, false) if journal.is_some() => {
+            let journal = file.with_extension("journal");
+            return refused(format!(
+                "is missing, empty or of an earlier version, although its journal {} says what was in it: put the file or a \
+                 backup back, or run `sublet store repair`",
+                journal.display()
+            ));
+        }
+        (_, false) => upgrade(&mut connection).map_err(failed)?,
+    }
+    Ok(connection)
+}
+
+/// Gives a file that has checksums the mark of its format, if that was altered; whether it has checksums.
+pub(super) fn restore_mark(file: &Path) -> rusqlite::Result<bool> {
+    let connection = Connection::open(file)?;
+    let is_sealed = has_tallies(&connection)?;
+    if is_sealed {
+        connection.pragma_update(None, "user_version", FORMAT)?;
+    }
+    Ok(is_sealed)
+}
+
+fn has_tallies(connection: &Connection) -> rusqlite::Result<bool> {
+    const COUNT: &str = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'tallies'";
+    connection.query_row(COUNT, [], |row| row.get::<_, i64>(0)).map(|count| count > 0)
+}
+
+/// Makes the tables, and seals the records that are there.
+pub(super) fn upgrade(connection: &mut Connection) -> rusqlite::Result<()> {
+    let transaction = connection.transaction()?;
+    transaction.execute_batch(TABLES)?;
+    let mut account = Account::default();
+    let (mut entry, mut record) = (Some(String::new()), Some((String::new(), 0)));
+    while let Some(after) = entry {
+        entry = seal_entries(&transaction, &mut account, &after)?;
+    }
+    while let Some(after) = record {
+        record = seal_logs(&transaction, &mut account, &after)?;
+    }
+    account.write(&transaction)?;
+    transaction.commit()
+}
+
+/// Seals some of the entries behind a key, and gives the last of them.
+fn seal_entries(
+    connection: &Connection,
+    account: &mut Account,
+    after: &str,
+) -> rusqlite::Result<Option<String>> {
+    const READ: &str = "SELECT key, version, value FROM entries WHERE key > ?2 ORDER BY key LIMIT ?1";
+    let mut statement = connection.prepare_cached(READ)?;
+    let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+    let found: Vec<(String, u64, Vec<u8>)> =
+        statement.query_map(params![PAGE_RECORDS, after], read)?.collect::<rusqlite::Result<_>>()?;
+    for (key, version, value) in &found {
+        let seal = seal(key, *version, value);
+        connection
+            .prepare_cached("UPDATE entries SET seal = ?2 WHERE key = ?1")?
+            .execute(params![key, seal])?;
+        account.tallies.entry(kind_of(key)).or_default().add(&seal);
+    }
+    Ok(found.into_iter().last().map(|(key, ..)| key))
+}
+
+/// Seals some of the records of logs behind one, and gives the last of them.
+fn seal_logs(
+    connection: &Connection,
+    account: &mut Account,
+    after: &(String, u64),
+) -> rusqlite::Result<Option<(String, u64)>> {
+    const READ: &str = "SELECT log, sequence, record FROM logs WHERE (log, sequence) > (?2, ?3)
+        ORDER BY log, sequence LIMIT ?1";
+    let mut statement = connection.prepare_cached(READ)?;
+    let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+    let found: Vec<(String, u64, Vec<u8>)> = statement
+        .query_map(params![PAGE_RECORDS, after.0, after.1], read)?
+        .collect::<rusqlite::Result<_>>()?;
+    for (log, sequence, record) in &found {
+        let seal = seal_log(log, *sequence, record);
+        connection
+            .prepare_cached("UPDATE logs SET seal = ?3 WHERE log = ?1 AND sequence = ?2")?
+            .execute(params![log, sequence.cast_signed(), seal])?;
+        account.tallies.entry(log_kind(log)).or_default().add(&seal);
+    }
+    Ok(found.into_iter().last().map(|(log, sequence, _)| (log, sequence)))
+}
+
+/// The file holds the key of tickets, so it is for this user alone from its first byte on.
+fn make_private(file: &Path) -> Result<(), Error> {
+    let made = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(file);
+    made.map(drop).map_err(|error| {
+        Error::new(Code::System, format!("cannot open the store {}: {error}", file.display()))
+    })
+}

@@ -1,0 +1,162 @@
+//! Upkeep of the embedded store by operators: check, repair, backup and restore, while no manager uses it.
+//!
+//! Each takes the state folder as a manager does, so none of them meets a manager.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use sublet_proto::{Code, Error};
+
+use crate::folder::StateFolder;
+use crate::start;
+use crate::store::{self, Report, SqliteStore, listed};
+
+const STORE_FILE: &str = "store.sqlite";
+const JOURNAL_FILE: &str = "store.journal";
+const WAL_FILE: &str = "store.sqlite-wal";
+
+/// Whether a lost signing key may be replaced by another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SigningKey {
+    /// The one that is there.
+    Keep,
+    /// A new one, if there is none any more.
+    Replace,
+}
+
+/// Whether a store that is there may be replaced. It is kept beside in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overwrite {
+    /// It may not.
+    No,
+    /// It may.
+    Yes,
+}
+
+/// Opens the store for a manager, and says what had to be put back.
+pub(crate) fn open(folder: &StateFolder) -> Result<SqliteStore, Error> {
+    let store = SqliteStore::open(&folder.file(STORE_FILE))?;
+    let Report { restored, notes, .. } = store.report();
+    if !restored.is_empty() {
+        let records = listed(restored);
+        tracing::warn!(
+            count = restored.len(),
+            records,
+            "the store had lost records, which its journal has put back"
+        );
+    }
+    for note in notes {
+        tracing::warn!("{note}");
+    }
+    Ok(store)
+}
+
+/// Looks at everything in the store of a state folder.
+///
+/// # Errors
+/// `invalid_argument` if there is no store, `already_running` if a manager uses it, `system` if it cannot be read at all.
+pub fn check(state: &Path) -> Result<Report, Error> {
+    let folder = take(state)?;
+    store::check(&folder.file(STORE_FILE))
+}
+
+/// Puts back what the journal has, and goes on without the rest. Says where the files are kept as they were.
+///
+/// # Errors
+/// As [`check`], and `store_full` if there is no room.
+pub fn repair(state: &Path, key: SigningKey) -> Result<(Report, PathBuf), Error> {
+    let folder = take(state)?;
+    let repaired = store::repair(&folder.file(STORE_FILE))?;
+    if key == SigningKey::Replace {
+        let mut store = SqliteStore::open(&folder.file(STORE_FILE))?;
+        start::replace_signing(&mut store, state)?;
+    }
+    Ok(repaired)
+}
+
+/// Writes a consistent copy of the store to a file that is not there yet.
+///
+/// # Errors
+/// As [`check`], `invalid_argument` if the file is there, and `system` if the store is damaged.
+pub fn backup(state: &Path, to: &Path) -> Result<(), Error> {
+    let folder = take(state)?;
+    if to.exists() {
+        let message = format!("{} exists already: a backup replaces no file", to.display());
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    let store = SqliteStore::open(&folder.file(STORE_FILE))?;
+    // For this user alone from the first byte on: it holds the key of tickets.
+    let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(to);
+    made.map_err(|error| failed("write", to, &error))?;
+    store.copy_to(to)
+}
+
+/// Puts a backup in the place of the store. What was there is kept in a folder beside; its path is given.
+///
+/// # Errors
+/// `invalid_argument` if there is a store and it may not be replaced, `system` if the backup is damaged.
+pub fn restore(state: &Path, from: &Path, overwrite: Overwrite) -> Result<Option<PathBuf>, Error> {
+    if !from.is_file() {
+        let message = format!("there is no backup {}", from.display());
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    let folder = StateFolder::open(state)?;
+    let files = [STORE_FILE, WAL_FILE, JOURNAL_FILE, start::SIGNING_FILE];
+    let there: Vec<_> = files.into_iter().filter(|name| folder.file(name).exists()).collect();
+    if !there.is_empty() && overwrite == Overwrite::No {
+        let message = format!("{} has a store already: --overwrite replaces it", state.display());
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    let checked = checked_copy(&folder, from)?;
+    let kept = (!there.is_empty()).then(|| folder.file(&format!("replaced-{}", now_ms())));
+    if let Some(kept) = &kept {
+        fs::create_dir(kept).map_err(|error| failed("make", kept, &error))?;
+        for name in there {
+            let (from, to) = (folder.file(name), kept.join(name));
+            fs::rename(&from, &to).map_err(|error| failed("move", &from, &error))?;
+        }
+    }
+    let file = folder.file(STORE_FILE);
+    fs::rename(&checked, &file).map_err(|error| failed("write", &file, &error))?;
+    drop(SqliteStore::open(&file)?);
+    Ok(kept)
+}
+
+/// A copy of a backup in the state folder that was found to be whole.
+fn checked_copy(folder: &StateFolder, from: &Path) -> Result<PathBuf, Error> {
+    let copy = folder.file("restoring.sqlite");
+    for name in ["restoring.sqlite", "restoring.sqlite-wal", "restoring.journal"] {
+        let _ = fs::remove_file(folder.file(name));
+    }
+    fs::copy(from, &copy).map_err(|error| failed("copy", from, &error))?;
+    let report = store::check(&copy)?;
+    if report.lost.is_empty() {
+        return Ok(copy);
+    }
+    let _ = fs::remove_file(&copy);
+    let message = format!("the backup {} is damaged: {}", from.display(), listed(&report.lost));
+    Err(Error::new(Code::System, message))
+}
+
+/// The state folder, if it has a store or what is left of one.
+fn take(state: &Path) -> Result<StateFolder, Error> {
+    if !state.join(STORE_FILE).exists() && !state.join(JOURNAL_FILE).exists() {
+        let message = format!("{} has no {STORE_FILE}: name a manager's state folder", state.display());
+        return Err(Error::new(Code::InvalidArgument, message));
+    }
+    StateFolder::open(state)
+}
+
+fn now_ms() -> u128 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()
+}
+
+fn failed(doing: &str, path: &Path, error: &std::io::Error) -> Error {
+    let code = match error.kind() {
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => Code::StoreFull,
+        _ => Code::System,
+    };
+    Error::new(code, format!("cannot {doing} {}: {error}", path.display()))
+}
