@@ -160,12 +160,6 @@ impl Step {
         Ok(self.tally)
     }
 
-    /// The last line of output that says something, for the reason of a skipped step.
-    pub fn last_line(&self) -> io::Result<String> {
-        let log = std::fs::read_to_string(&self.log_path)?;
-        Ok(log.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default().trim().to_owned())
-    }
-
     fn line(&mut self, line: &str) -> io::Result<()> {
         writeln!(self.log, "{line}")?;
         if let Some(kept) = &mut self.kept {
