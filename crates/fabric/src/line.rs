@@ -51,6 +51,13 @@ impl Turn {
     pub fn from_bits(bits: u32) -> Turn {
         Turn(bits)
     }
+
+    /// Whether a line that waits for this turn can hold `found`, if it was used `uses` times before: the turn itself, that of
+    /// an earlier use, or that of a line never written. A use that was lost leaves the turn of one before.
+    #[inline(always)]
+    pub fn may_follow(self, found: Turn, uses: u64) -> bool {
+        u64::from(self.0.wrapping_sub(found.0)) <= uses.saturating_add(1)
+    }
 }
 
 /// Where the readers of a line that do not poll say so: two flags, and a count of the times they were cleared. The
@@ -98,9 +105,13 @@ impl Watch {
     }
 
     /// Makes every sleeper look again at whatever it waits for. What they are to see must have been stored before.
+    ///
+    /// Does not ask the flags, which the peer may have cleared, and changes the count by one instruction, which no peer can
+    /// delay by changing it at the same time.
     pub fn poke(&self) {
         fence(Ordering::SeqCst);
-        self.wake();
+        self.flags.fetch_add(FLAGS + 1, Ordering::AcqRel);
+        futex::wake_all(&self.flags);
     }
 
     /// Sets a flag, and orders that before everything the caller looks at next.
@@ -162,6 +173,17 @@ impl Line {
     #[inline(always)]
     pub fn is(&self, turn: Turn) -> bool {
         self.turn.load(Ordering::Acquire) == turn.0
+    }
+
+    /// The turn that was published last, or whatever a peer has written in its place.
+    #[inline(always)]
+    pub fn turn(&self) -> Turn {
+        Turn(self.turn.load(Ordering::Acquire))
+    }
+
+    /// Makes it a line that was never written. Nobody else may write it at this time.
+    pub fn clear(&self) {
+        self.turn.store(0, Ordering::Release);
     }
 
     /// The immediate value and the first words of the body of the turn that [`Line::is`] has seen.
@@ -270,6 +292,47 @@ mod tests {
             watch.poke();
             assert!(!sleeper.join().unwrap());
         });
+    }
+
+    #[test]
+    fn a_poke_wakes_a_sleeper_whose_flag_the_peer_has_cleared() {
+        let (line, watch) = (Line::default(), Watch::default());
+        let stop = std::sync::atomic::AtomicBool::new(false);
+        let (ended, has_ended) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let came = line
+                    .wait(&watch, Turn::of_use(0), None, || stop.load(std::sync::atomic::Ordering::SeqCst));
+                ended.send(came).unwrap();
+            });
+            while watch.flags.load(Ordering::SeqCst) != SLEEPING {
+                std::thread::yield_now();
+            }
+            // What lies between the flag and the sleep is short.
+            std::thread::sleep(Duration::from_millis(50));
+            watch.flags.store(0, Ordering::SeqCst);
+            stop.store(true, std::sync::atomic::Ordering::SeqCst);
+            watch.poke();
+            let came = has_ended.recv_timeout(Duration::from_secs(10));
+            // Without this a failure would wait for the sleeper.
+            futex::wake_all(&watch.flags);
+            assert_eq!(came, Ok(false), "the sleeper still sleeps");
+        });
+    }
+
+    #[test]
+    fn a_line_may_hold_turns_of_earlier_uses_and_no_others() {
+        let turn = Turn::of_use;
+        for (uses, found) in
+            [(0, Turn(0)), (0, turn(0)), (5, turn(4)), (5, turn(0)), (5, Turn(0)), (1 << 33, turn(7))]
+        {
+            assert!(turn(uses).may_follow(found, uses), "{found:?} before use {uses}");
+        }
+        for (uses, found) in
+            [(0, turn(1)), (0, Turn(u32::MAX)), (5, turn(6)), (5, Turn(0xaaaa_aaaa)), (5, Turn(0x5555_5555))]
+        {
+            assert!(!turn(uses).may_follow(found, uses), "{found:?} before use {uses}");
+        }
     }
 
     #[test]

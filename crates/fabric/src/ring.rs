@@ -106,6 +106,21 @@ impl Sender {
         }
     }
 
+    /// Every message that was sent and whose line was not claimed since: the count of its position, and its occupant. A line
+    /// that is claimed at the same time may be left out.
+    #[cold]
+    pub fn each_sent(&self, mut tell: impl FnMut(u64, Occupant)) {
+        let lines = self.occupants.len() as u32;
+        let tail = self.tail();
+        for count in tail.saturating_sub(u64::from(lines))..tail {
+            let slot = &self.occupants[Position::new(count, lines).line as usize];
+            let (last_lap, sent, by) = unpack(slot.load(Ordering::Acquire));
+            if sent && last_lap == lap(count, lines) as u16 {
+                tell(count, by);
+            }
+        }
+    }
+
     /// The claimant has published the line of this position.
     #[inline(always)]
     pub fn sent(&self, position: Position, by: Occupant) {
@@ -162,6 +177,24 @@ mod tests {
         let second = sender.claim(occupant(4), |count, last| (count, last) == (0, occupant(3))).unwrap();
         sender.sent(second, occupant(4));
         sender.claim(occupant(5), |count, last| (count, last) == (1, occupant(4))).unwrap();
+    }
+
+    #[test]
+    fn names_the_messages_that_were_sent_and_not_yet_replaced() {
+        let sender = Sender::new(2);
+        let sent = || {
+            let mut sent = Vec::new();
+            sender.each_sent(|count, by| sent.push((count, by.record)));
+            sent
+        };
+        assert_eq!(sent(), []);
+        for record in 0..3 {
+            let position = sender.claim(occupant(record), |_, _| true).unwrap();
+            sender.sent(position, occupant(record));
+        }
+        assert_eq!(sent(), [(1, 1), (2, 2)]);
+        sender.claim(occupant(3), |_, _| true).unwrap();
+        assert_eq!(sent(), [(2, 2)], "claimed, but not yet sent");
     }
 
     #[test]

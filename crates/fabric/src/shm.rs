@@ -46,6 +46,13 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Whether a line of the peer still holds this turn, with which it was published.
+    #[inline]
+    pub fn holds(&self, line: LineAddress, turn: Turn) -> bool {
+        let line = self.view::<Line>(Address { region: line.region, offset: line.line });
+        line.is_ok_and(|line| line.is(turn))
+    }
+
     /// See [`crate::Endpoint::put`].
     #[inline(always)]
     pub fn put(&self, to: Address, bytes: &[u8]) -> Result<(), FabricError> {

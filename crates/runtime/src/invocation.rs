@@ -18,13 +18,14 @@ mod detour;
 pub use detour::is_repeatable;
 use detour::{Detour, Next};
 
+use crate::lease::nonsense::{Nonsense, STOP_TIMEOUT};
 use crate::lease::{Call, Lease, Sent};
 use crate::wire::Outcome;
 
 /// The status of a result that says that the call was turned away, and not executed.
 const TURNED_AWAY: u32 = Code::CoreBusy as u32;
-/// How long the end of a worker that was told to stop may take to be announced.
-const STOP_TIMEOUT: Duration = Duration::from_secs(5);
+/// A caller that polls has what the worker wrote looked at once in so many looks.
+const LOOKS_PER_CHECK: u32 = 1 << 12;
 
 /// What a call came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +46,9 @@ pub struct Invocation<'call> {
     lease: Arc<Lease>,
     sent: Sent,
     call: Call,
-    deadline: Option<Instant>,
     ended: bool,
+    /// Looks of a caller that polls.
+    looks: u32,
     /// Of a call whose output was too small: how many bytes were returned.
     returned_bytes: u32,
     reported_bytes: usize,
@@ -62,18 +64,13 @@ unsafe impl Send for Invocation<'_> {}
 unsafe impl Sync for Invocation<'_> {}
 
 impl<'call> Invocation<'call> {
-    pub(crate) fn new(
-        lease: &Arc<Lease>,
-        sent: Sent,
-        call: Call,
-        deadline: Option<Instant>,
-    ) -> Invocation<'call> {
+    pub(crate) fn new(lease: &Arc<Lease>, sent: Sent, call: Call) -> Invocation<'call> {
         Invocation {
             lease: lease.clone(),
             sent,
             call,
-            deadline,
             ended: false,
+            looks: 0,
             returned_bytes: 0,
             reported_bytes: 0,
             detour: None,
@@ -94,9 +91,16 @@ impl<'call> Invocation<'call> {
         }
         match outcome {
             Some(outcome) if outcome.status != TURNED_AWAY => true,
-            None if self.lease.running() && !self.lost() => false,
+            None if self.lease.running() && !self.lost() => self.is_void(),
             _ => self.is_over(),
         }
+    }
+
+    /// Once in many looks, whether the result of a call that has none can still come.
+    #[inline(always)]
+    fn is_void(&mut self) -> bool {
+        self.looks = self.looks.wrapping_add(1);
+        self.looks.is_multiple_of(LOOKS_PER_CHECK) && self.nonsense().is_some()
     }
 
     /// Waits for the end: polls for as long as the invoker spins, then sleeps.
@@ -117,8 +121,9 @@ impl<'call> Invocation<'call> {
             }
             match self.napping() {
                 Some(at) => sleep_until(until.map_or(at, |until| at.min(until))),
+                None if matches!(self.await_end(until), Waited::InVain(_)) => return true,
                 // Whether there is something to collect is looked at above.
-                None => drop(self.await_end(until)),
+                None => {}
             }
         }
     }
@@ -126,7 +131,7 @@ impl<'call> Invocation<'call> {
     /// Waits until the deadline. If that passes, the call is ended: since nothing else can stop a function, its
     /// worker process is, with all calls that it was executing, and the next submission starts another.
     pub fn wait_deadline(mut self, deadline: Instant) -> Result<Completion, Error> {
-        self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
+        self.call.deadline = Some(self.call.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
         self.finish()
     }
 
@@ -141,10 +146,10 @@ impl<'call> Invocation<'call> {
             ));
         }
         let line = self.lease.result_line(self.sent.worker, self.sent.record);
-        if self.lease.spin(line, &self.sent) {
+        if self.lease.spin(line, &self.sent, &self.call) {
             // This is where a hot call ends.
             let outcome = Outcome::decode(&line.read().1);
-            if outcome.status == 0 {
+            if outcome.status == 0 && outcome.output_len <= self.call.output_capacity {
                 let done = self.complete(&outcome);
                 self.close();
                 return Ok(done);
@@ -159,32 +164,64 @@ impl<'call> Invocation<'call> {
     fn finish_otherwise(&mut self) -> Result<Completion, Error> {
         loop {
             let line = self.lease.result_line(self.sent.worker, self.sent.record);
-            if !self.lease.spin(line, &self.sent)
-                && let Err(error) = self.await_end(self.deadline)
-            {
-                return self.give_up(error);
-            }
-            match self.outcome() {
+            let nonsense = match self.lease.spin(line, &self.sent, &self.call) {
+                true => None,
+                false => match self.await_end(self.call.deadline) {
+                    Waited::ForEnd => None,
+                    Waited::TooLong(error) => return self.give_up(error),
+                    Waited::InVain(nonsense) => Some(nonsense),
+                },
+            };
+            let nonsense = match self.outcome() {
+                _ if nonsense.is_some() => nonsense,
                 Some(outcome) if outcome.status != TURNED_AWAY => {
-                    if outcome.status == Code::DeadlineExceeded.number() {
-                        self.lease.await_end_with_kernel(self.sent.worker, self.sent.position);
+                    match outcome.check(self.call.output_capacity) {
+                        Ok(()) => return self.take(&outcome),
+                        Err(nonsense) => Some(nonsense),
                     }
-                    let result = self.result(&outcome);
-                    self.take_report(&outcome);
-                    self.close();
-                    return result;
                 }
-                _ => {}
+                // The result was there and is gone.
+                None if !self.lost() => Some(Nonsense::Turn),
+                _ => None,
+            };
+            if let Some(nonsense) = nonsense {
+                match self.distrust(nonsense) {
+                    Some(error) => return Err(error),
+                    None => continue,
+                }
             }
             match self.go_on() {
                 Next::Sent => {}
-                Next::Nap(at) => sleep_until(self.deadline.map_or(at, |deadline| at.min(deadline))),
+                Next::Nap(at) => sleep_until(self.call.deadline.map_or(at, |deadline| at.min(deadline))),
                 Next::Over(error) => {
                     self.close();
                     return Err(error);
                 }
             }
         }
+    }
+
+    /// The end of a call that has a result.
+    fn take(&mut self, outcome: &Outcome) -> Result<Completion, Error> {
+        if outcome.status == Code::DeadlineExceeded.number() {
+            self.lease.await_end_with_kernel(&self.sent, self.call.deadline);
+        }
+        let result = self.result(outcome);
+        self.take_report(outcome);
+        self.close();
+        result
+    }
+
+    /// The end of a call whose worker wrote what makes no sense, unless the next process gets the call.
+    #[cold]
+    fn distrust(&mut self, nonsense: Nonsense) -> Option<Error> {
+        let Error { code, message } = self.lease.distrust(self.sent.worker, self.sent.position, nonsense)?;
+        self.close();
+        Some(Error::new(code, self.describe(&format!("was lost: {message}"))))
+    }
+
+    fn nonsense(&self) -> Option<Nonsense> {
+        self.lease.nonsense(self.sent.worker, self.sent.position, self.sent.occupant())
     }
 
     /// Which worker has it, by its number among those of all leases: that may change until it has ended.
@@ -245,13 +282,13 @@ impl<'call> Invocation<'call> {
         self.detour.as_ref()?.napping()
     }
 
-    /// Sleeps until there is something to collect. The error says that the deadline passed first.
+    /// Sleeps until there is something to collect, the deadline passes, or nothing can come any more.
     #[cold]
-    fn await_end(&self, deadline: Option<Instant>) -> Result<(), Error> {
+    fn await_end(&self, deadline: Option<Instant>) -> Waited {
         let line = self.lease.result_line(self.sent.worker, self.sent.record);
         loop {
             if self.lease.sleep(line, &self.sent, deadline) || self.lost() {
-                return Ok(());
+                return Waited::ForEnd;
             }
             if !self.lease.running() {
                 // Submitted after the last worker process ended, and not lost with it: for the next one. If there is
@@ -260,10 +297,11 @@ impl<'call> Invocation<'call> {
                 continue;
             }
             if deadline.is_some_and(|at| at <= Instant::now()) {
-                return Err(Error::new(
-                    Code::DeadlineExceeded,
-                    self.describe("did not return before its deadline"),
-                ));
+                let message = self.describe("did not return before its deadline");
+                return Waited::TooLong(Error::new(Code::DeadlineExceeded, message));
+            }
+            if let Some(nonsense) = self.nonsense() {
+                return Waited::InVain(nonsense);
             }
         }
     }
@@ -274,14 +312,18 @@ impl<'call> Invocation<'call> {
         self.lease.stop_worker(format!("the worker was stopped: a call of {}", error.message));
         let stopped = Instant::now() + STOP_TIMEOUT;
         let line = self.lease.result_line(self.sent.worker, self.sent.record);
-        while !self.lost() && Instant::now() < stopped {
+        while !self.lost() && Instant::now() < stopped && !Lease::is_own_thread() {
             if self.lease.sleep(line, &self.sent, Some(stopped)) {
                 break;
             }
         }
-        let result = match self.outcome() {
-            Some(outcome) if outcome.status != TURNED_AWAY => self.result(&outcome),
-            _ => Err(error),
+        let is_result = |outcome: &Outcome| {
+            outcome.status != TURNED_AWAY && outcome.check(self.call.output_capacity).is_ok()
+        };
+        let result = match self.outcome().filter(is_result) {
+            Some(outcome) => self.result(&outcome),
+            None if self.lost() => Err(error),
+            None => Err(Error::new(error.code, format!("{}; its worker has not ended yet", error.message))),
         };
         self.close();
         result
@@ -296,7 +338,7 @@ impl<'call> Invocation<'call> {
 
     #[inline(always)]
     fn complete(&self, outcome: &Outcome) -> Completion {
-        // What a worker says is held to what its caller allowed.
+        // Its caller has found that it is no more; what is copied does not rely on that.
         let output_bytes = outcome.output_len.min(self.call.output_capacity) as usize;
         if let Some(staging) = &self.sent.staging {
             self.copy_output(staging, output_bytes);
@@ -369,13 +411,19 @@ impl Future for Invocation<'_> {
     type Output = Result<Completion, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        while !self.is_ready() {
+        while !self.is_ready() && self.nonsense().is_none() {
+            if self.call.is_late() {
+                break;
+            }
             if let Some(at) = self.napping() {
                 self.lease.wake_at(at, context.waker());
                 return Poll::Pending;
             }
             let records = self.lease.records(self.sent.worker);
             records.watch(self.sent.record, context.waker());
+            if let Some(deadline) = self.call.deadline {
+                self.lease.look_at_futures_at(deadline);
+            }
             let line = self.lease.result_line(self.sent.worker, self.sent.record);
             let watch = self.lease.result_watch(self.sent.worker, self.sent.record);
             if line.ask_bell(watch, self.sent.turn) && !self.lost() {
@@ -386,6 +434,16 @@ impl Future for Invocation<'_> {
         }
         Poll::Ready(self.finish())
     }
+}
+
+/// What a wait came to.
+enum Waited {
+    /// There may be something to collect.
+    ForEnd,
+    /// The deadline passed.
+    TooLong(Error),
+    /// What the worker wrote makes no sense.
+    InVain(Nonsense),
 }
 
 fn sleep_until(at: Instant) {

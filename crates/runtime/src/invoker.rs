@@ -179,9 +179,10 @@ impl Invoker {
     ) -> Result<Invocation<'call>, Error> {
         let CallOptions { worker, deadline, timed, retries } = options;
         let function = function.0;
-        let call = Call { function, worker, input, input_len, output, output_capacity, timed, retries };
+        let call =
+            Call { function, worker, input, input_len, output, output_capacity, timed, retries, deadline };
         let (lease, sent) = self.held()?.dispatch(&call)?;
-        Ok(Invocation::new(lease, sent, call, deadline))
+        Ok(Invocation::new(lease, sent, call))
     }
 
     /// Finds a function of the leased package, by its own name or as `package/function`.

@@ -16,10 +16,11 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use sublet_fabric::line::Turn;
 use sublet_fabric::region::Region;
-use sublet_fabric::ring::Sender;
+use sublet_fabric::ring::{Occupant, Sender};
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
 use sublet_fabric::window::Window;
 use sublet_proto::Error;
@@ -43,6 +44,7 @@ mod end;
 mod function;
 pub(crate) mod link;
 mod monitor;
+pub(crate) mod nonsense;
 mod patience;
 pub(crate) mod records;
 mod regions;
@@ -122,6 +124,8 @@ pub(crate) struct Call {
     pub(crate) timed: bool,
     /// How often it may be repeated after it was lost.
     pub(crate) retries: u32,
+    /// By when it must have ended.
+    pub(crate) deadline: Option<Instant>,
 }
 
 /// A call on its way.
@@ -134,7 +138,19 @@ pub(crate) struct Sent {
     pub(crate) staging: Option<Block>,
 }
 
+impl Sent {
+    /// What its place in the ring was claimed for.
+    pub(crate) fn occupant(&self) -> Occupant {
+        Occupant { record: self.record, turn: self.turn }
+    }
+}
+
 impl Call {
+    /// Whether its deadline has passed.
+    pub(crate) fn is_late(&self) -> bool {
+        self.deadline.is_some_and(|at| at <= Instant::now())
+    }
+
     /// The caller's input.
     fn input(&self) -> &[u8] {
         if self.input_len == 0 {

@@ -134,6 +134,7 @@ impl<C: Core> Worker<'_, C> {
                     return Waiting::Polling { since: now };
                 }
                 self.check_connection();
+                self.check_line(line, position);
                 now = ticks();
                 if now.saturating_sub(since) >= self.hot_timeout_ticks {
                     break;
@@ -142,10 +143,25 @@ impl<C: Core> Worker<'_, C> {
             self.meter.sleep();
             self.core.give_back();
         }
+        self.check_line(line, position);
         while !self.client.wait((line, watch), position.turn, None, || false) {
             self.check_connection();
+            self.check_line(line, position);
         }
         Waiting::Slept
+    }
+
+    /// Over a network, ends the process if the awaited line holds what no client wrote: a function has written over the inbox, and
+    /// with it over requests, which would never be answered. In shared memory the client sees that itself.
+    #[inline(always)]
+    fn check_line(&self, line: &Line, position: Position) {
+        if matches!(self.client, Endpoint::Shm(_)) {
+            return;
+        }
+        let laps = position.count >> self.layout.slots().trailing_zeros();
+        if !position.turn.may_follow(line.turn(), laps) {
+            control::confused(self.control, "a function wrote over its worker's requests");
+        }
     }
 
     /// Ends the process if nothing can come any more. In shared memory there is nothing to check.

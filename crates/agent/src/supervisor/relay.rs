@@ -237,8 +237,12 @@ impl Process {
         }
         match body {
             FromWorker::Failure(failure) if self.last_words.is_none() => {
-                // Before it is ready a client learns by the code why it cannot be; later, that it died.
-                let code = if self.is_ready { Code::WorkerDied } else { Code::from_number(failure.code) };
+                // Before it is ready a client learns by the code why it cannot be; later, that it died, or that a function
+                // has written over what its worker needs.
+                let code = match Code::from_number(failure.code) {
+                    code if !self.is_ready || code == Code::Protocol => code,
+                    _ => Code::WorkerDied,
+                };
                 let words = printable_line(&failure.message).chars().take(MAX_LAST_WORDS).collect::<String>();
                 self.last_words = Some(Error::new(code, words));
                 Relayed::Nothing

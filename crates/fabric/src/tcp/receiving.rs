@@ -16,7 +16,7 @@ use crate::sync::{AtomicU64, MutexGuard, Ordering, lock};
 use crate::window::Address;
 
 /// System calls of one turn, at most: then others have theirs.
-const MAX_TAKES: u32 = 16;
+pub(super) const MAX_TAKES: u32 = 16;
 /// A thread that polls looks every so often whether anything is acknowledged at all: about once a second.
 const LOOKS_UNTIL_STALLED: u32 = 1 << 20;
 /// Bits of a key that say the region's number.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::Endpoint;
-use super::receiving::Received;
+use super::receiving::{MAX_TAKES, Received};
 use super::stream::Until;
 use crate::FabricError;
 use crate::awaited::Awaited;
@@ -107,10 +107,15 @@ impl Endpoint {
         }
     }
 
-    /// Takes what one look brings, and more while a payload is on its way that the reader must have.
+    /// Takes what one look brings, and more while a payload is on its way that the reader must have; within a bound, since a
+    /// peer that never stops sending must not keep the reader beyond its deadline.
     fn read(&self, done: impl Fn() -> bool) {
         let mut receiving = lock(&self.receiving);
-        while self.take(&mut receiving) == Received::Something && receiving.inbox.is_amid_frame() && !done() {
+        for _ in 0..MAX_TAKES {
+            if self.take(&mut receiving) != Received::Something || !receiving.inbox.is_amid_frame() || done()
+            {
+                break;
+            }
         }
         drop(receiving);
         if !self.replies.is_empty() {

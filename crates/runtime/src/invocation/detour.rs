@@ -90,7 +90,7 @@ impl Invocation<'_> {
     }
 
     fn decide(&mut self, detour: &mut Detour, lost: Option<Error>, now: Instant) -> Next {
-        let too_late = detour.rounds > MOST_ROUNDS || self.deadline.is_some_and(|at| at <= now);
+        let too_late = detour.rounds > MOST_ROUNDS || self.call.deadline.is_some_and(|at| at <= now);
         match &lost {
             Some(error) if too_late || detour.repeated >= self.call.retries || !is_repeatable(error.code) => {
                 return Next::Over(error.clone());

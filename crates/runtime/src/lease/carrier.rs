@@ -288,7 +288,7 @@ impl Lease {
     /// As [`Lease::spin`], beside whatever else arrives.
     #[cold]
     #[inline(never)]
-    pub(super) fn spin_remote(&self, remote: &Remote, line: &Line, sent: &Sent) -> bool {
+    pub(super) fn spin_remote(&self, remote: &Remote, line: &Line, sent: &Sent, call: &Call) -> bool {
         const LOOKS: u32 = 256;
         let endpoint = &remote.ends[sent.worker as usize].endpoint;
         let watched = (line, self.result_watch(sent.worker, sent.record));
@@ -297,8 +297,9 @@ impl Lease {
             if endpoint.spin(watched, sent.turn, LOOKS) {
                 return true;
             }
-            let is_late = until.is_some_and(|until| Instant::now() >= until);
-            if is_late || self.lost(sent.worker, sent.position) || !self.running() {
+            let is_late = call.is_late() || until.is_some_and(|until| Instant::now() >= until);
+            let is_over = is_late || self.lost(sent.worker, sent.position) || !self.running();
+            if is_over || self.nonsense(sent.worker, sent.position, sent.occupant()).is_some() {
                 return false;
             }
         }

@@ -84,7 +84,7 @@ impl Lease {
     fn send(&self, worker: u32, claim: Claim, call: &Call) -> Result<Sent, Error> {
         let memory = self.memory(call, None)?;
         let occupant = Occupant { record: claim.record, turn: claim.turn() };
-        let position = match self.claim_position(worker, occupant) {
+        let position = match self.claim_position(worker, occupant, call) {
             Ok(position) => position,
             Err(error) => {
                 memory.staging.into_iter().for_each(|block| self.arena.free(block));
@@ -189,10 +189,10 @@ impl Lease {
     }
 
     #[inline(always)]
-    fn claim_position(&self, worker: u32, by: Occupant) -> Result<Position, Error> {
+    fn claim_position(&self, worker: u32, by: Occupant, call: &Call) -> Result<Position, Error> {
         match self.try_claim(worker, by) {
             Some(position) => Ok(position),
-            None => self.await_room(worker, by),
+            None => self.await_room(worker, by, call),
         }
     }
 
@@ -209,7 +209,7 @@ impl Lease {
 
     /// Back-pressure: the worker has as many calls before it as it has slots.
     #[cold]
-    fn await_room(&self, worker: u32, by: Occupant) -> Result<Position, Error> {
+    fn await_room(&self, worker: u32, by: Occupant, call: &Call) -> Result<Position, Error> {
         let mut looks = 0;
         loop {
             if let Some(position) = self.try_claim(worker, by) {
@@ -220,8 +220,29 @@ impl Lease {
             }
             self.take_arrived(worker);
             looks += 1;
-            if looks < FULL_RING_SPINS { std::hint::spin_loop() } else { std::thread::sleep(FULL_RING_NAP) }
+            if looks < FULL_RING_SPINS {
+                std::hint::spin_loop();
+                continue;
+            }
+            if call.is_late() {
+                return Err(self.no_room(worker, call));
+            }
+            if let Some((position, nonsense)) = self.find_nonsense(worker) {
+                // With its calls gone there is room, for the next process.
+                self.distrust(worker, position, nonsense);
+            }
+            std::thread::sleep(FULL_RING_NAP);
         }
+    }
+
+    #[cold]
+    fn no_room(&self, worker: u32, call: &Call) -> Error {
+        let message = format!(
+            "{} was not sent before its deadline: worker {worker} had unfinished calls in all its {} slots",
+            self.function_name(call.function),
+            self.options.slots,
+        );
+        Error::new(Code::DeadlineExceeded, message)
     }
 
     #[cold]

@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use sublet_fabric::clock::monotonic_ns;
 use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::ring::Sender;
 use sublet_fabric::sync::{AtomicU32, AtomicU64, Ordering};
@@ -20,7 +21,7 @@ use super::agent::AgentSocket;
 use super::alarm::Alarms;
 use super::records::Records;
 use super::run::Questions;
-use super::{Lease, WorkerLink};
+use super::{Lease, WorkerLink, monitor};
 
 /// How long an agent may take to answer.
 pub(crate) const AGENT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -77,6 +78,10 @@ pub(super) struct Link {
     pub(super) alarms: Alarms,
     /// When the agent last said anything, by this machine's monotonic clock. Written by the monitor.
     pub(super) heard_ns: AtomicU64,
+    /// When the lease's thread wakes all futures, as a deadline of one of them passes: by this machine's monotonic clock.
+    pub(super) futures_due_ns: AtomicU64,
+    /// Not 0: the lease's thread looks after the futures that wait. Set by who begins to wait, cleared by that thread.
+    pub(super) looking: AtomicU32,
     /// Not 0: a thread is starting a worker process.
     pub(super) reviving: AtomicU32,
 }
@@ -119,6 +124,8 @@ pub(super) enum WorkerSocket {
 pub(super) struct Endings {
     /// How many worker processes have ended.
     pub(super) exits: u64,
+    /// Why the running worker process was told to stop, if what it wrote makes no sense.
+    pub(super) distrusted: Option<Error>,
     /// Its end, if it was announced.
     pub(super) notice: Option<Notice>,
     /// Once the lease is over: what it has used, or why its agent could not say so.
@@ -170,6 +177,8 @@ impl Link {
             changed: Condvar::new(),
             alarms: Alarms::new(),
             heard_ns: AtomicU64::new(0),
+            futures_due_ns: AtomicU64::new(u64::MAX),
+            looking: AtomicU32::new(0),
             reviving: AtomicU32::new(0),
         };
         (link, Told { answer, worker })
@@ -208,6 +217,22 @@ impl Lease {
             // The lease's thread learns by its bell that it has to look at the clock.
             self.link.ring();
         }
+    }
+
+    /// Has all futures woken when this deadline passes. Futures that end before leave nothing behind, and the others come back
+    /// with their own deadlines.
+    #[cold]
+    pub(crate) fn look_at_futures_at(&self, deadline: Instant) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let due_ns = monotonic_ns().saturating_add(u64::try_from(left.as_nanos()).unwrap_or(u64::MAX));
+        if self.link.futures_due_ns.fetch_min(due_ns, Ordering::AcqRel) > due_ns {
+            self.link.ring();
+        }
+    }
+
+    /// Whether this is a lease's own thread, which must not wait for what only such a thread hears.
+    pub(crate) fn is_own_thread() -> bool {
+        monitor::is_here()
     }
 
     /// Shows the agent a ticket of this lease with another end.

@@ -14,9 +14,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sublet_fabric::clock::monotonic_ns;
 use sublet_fabric::greeting::PULSE;
 use sublet_fabric::packet::{Packet, PacketError};
-use sublet_fabric::sync::Ordering;
+use sublet_fabric::sync::{Ordering, fence};
 use sublet_proto::v1::{self, agent_to_client, client_to_agent};
 use sublet_proto::{Code, Error, decode, limits};
 
@@ -26,6 +27,9 @@ use super::{Death, ENDED, IDLE, Lease, REMEMBERED_DEATHS, RUNNING};
 
 /// How long the end of a worker process may take to be announced after its connection has ended.
 const DOWN_GRACE: Duration = Duration::from_millis(100);
+/// How often the calls of futures are looked at, whose threads do not look themselves: whether what their worker wrote makes
+/// sense.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// After this, an agent that was told to stop a worker process is told again.
 const STOP_AGAIN: Duration = Duration::from_secs(2);
 
@@ -59,13 +63,15 @@ impl Lease {
     pub(super) fn monitor(&self, told: &Told) {
         IS_MONITOR.set(true);
         let mut pulse = Pulse { next: Instant::now(), stop_at: None };
+        let mut look_at = None;
         // What the agent said beside its first answer may have been read with that.
         let mut more = self.link.agent.is_remote();
         while !self.is_over() {
             let now = Instant::now();
             let alarm = self.link.alarms.ring(now);
             let due = self.carrier.remote().map(|remote| self.beat(remote, &mut pulse, now));
-            let until = if more { Some(now) } else { [alarm, due].into_iter().flatten().min() };
+            let futures = self.look_at_futures(&mut look_at, now);
+            let until = if more { Some(now) } else { [alarm, due, futures].into_iter().flatten().min() };
             let events = self.await_events(until);
             if events.bell {
                 let _ = rustix::io::read(&self.link.bell, &mut [0; 8]);
@@ -108,6 +114,54 @@ impl Lease {
             Some(at) => Some(at),
             None => Some(now + DOWN_GRACE),
         }
+    }
+
+    /// Wakes all futures when a deadline passes, and from time to time those whose worker wrote what makes no sense, for it will
+    /// not ring. Says when it is to be called again.
+    fn look_at_futures(&self, look_at: &mut Option<Instant>, now: Instant) -> Option<Instant> {
+        let left_ns = self.link.futures_due_ns.load(Ordering::Acquire).saturating_sub(monotonic_ns());
+        if left_ns == 0 {
+            // Before they are woken: those that come back say by when.
+            self.link.futures_due_ns.store(u64::MAX, Ordering::Release);
+            (0..self.workers()).for_each(|worker| self.records(worker).wake(|_| true));
+        }
+        let is_looking = self.link.looking.load(Ordering::Acquire) != 0;
+        *look_at = match *look_at {
+            Some(at) if now < at => Some(at),
+            Some(_) if self.stop_looking() => None,
+            Some(_) => {
+                self.wake_futures_in_vain();
+                Some(now + LOOK_AGAIN)
+            }
+            None => is_looking.then(|| now + LOOK_AGAIN),
+        };
+        let due = (1..u64::MAX >> 1).contains(&left_ns).then(|| now + Duration::from_nanos(left_ns));
+        [*look_at, due].into_iter().flatten().min()
+    }
+
+    fn wake_futures_in_vain(&self) {
+        for worker in 0..self.workers() {
+            let records = self.records(worker);
+            if records.any_watched() && self.find_nonsense(worker).is_some() {
+                records.wake(|_| true);
+            }
+        }
+    }
+
+    /// Ends the looking after futures if there are none.
+    fn stop_looking(&self) -> bool {
+        let any_watched = || (0..self.workers()).any(|worker| self.records(worker).any_watched());
+        if any_watched() {
+            return false;
+        }
+        self.link.looking.store(0, Ordering::Relaxed);
+        // Pairs with the fence in `watched`: either this sees the future that begins to wait, or that the flag down.
+        fence(Ordering::SeqCst);
+        if any_watched() {
+            self.link.looking.store(1, Ordering::Relaxed);
+            return false;
+        }
+        true
     }
 
     /// Says whether there may be more to hear.
@@ -153,9 +207,15 @@ impl Lease {
 
     fn worker_ended(&self, error: Error) {
         self.disconnect(&error.message);
+        // Of a process that was stopped for what it wrote, the client knows better why.
+        let error = lock(&self.link.ended).distrusted.take().unwrap_or(error);
         self.bury(self.tails(), error);
+        self.clear_nonsense();
         // Before a next process can be asked for: whoever starts one must not take this end for that of its own.
-        lock(&self.link.ended).exits += 1;
+        let mut endings = lock(&self.link.ended);
+        endings.exits += 1;
+        endings.distrusted = None;
+        drop(endings);
         let was_running = self.change(RUNNING, IDLE);
         self.link.changed.notify_all();
         if was_running {

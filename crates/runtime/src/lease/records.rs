@@ -126,7 +126,12 @@ impl Records {
 
     /// The turn of the record's latest use.
     pub(crate) fn latest_turn(&self, record: u16) -> Turn {
-        Turn::of_use(self.uses[usize::from(record)].load(Ordering::Acquire).wrapping_sub(1))
+        Turn::of_use(self.uses(record).wrapping_sub(1))
+    }
+
+    /// How often the record has been used, its latest use included.
+    pub(crate) fn uses(&self, record: u16) -> u64 {
+        self.uses[usize::from(record)].load(Ordering::Acquire)
     }
 }
 

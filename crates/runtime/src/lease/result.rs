@@ -7,15 +7,18 @@ use std::time::{Duration, Instant};
 
 use sublet_fabric::clock::ticks;
 use sublet_fabric::line::{Line, Watch};
-use sublet_fabric::sync::Ordering;
+use sublet_fabric::sync::{Ordering, fence};
 use sublet_proto::package::is_device;
 use sublet_proto::{Code, Error};
 
 use super::carrier::Carrier;
 use super::link::{Endings, lock};
-use super::{Lease, Sent, monitor};
+use super::{Call, Lease, Sent, monitor};
 use crate::wire::MAX_MESSAGE_BYTES;
 
+/// How long a waiter sleeps before it looks again at all that can end its wait: the word that it sleeps on is the worker's to
+/// write, too.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// How long a worker process that ends itself may take until its end is announced.
 const LONGEST_END: Duration = Duration::from_secs(2);
 
@@ -47,18 +50,21 @@ impl Lease {
     /// the process ends itself once its call is answered, and the next call must not be sent to it. Should the end not be
     /// announced, or this be the thread that would hear of it, the next call may be lost with it.
     #[cold]
-    pub(crate) fn await_end_with_kernel(&self, worker: u32, position: u64) {
+    pub(crate) fn await_end_with_kernel(&self, sent: &Sent, deadline: Option<Instant>) {
         if is_device(&self.description.pu) && !monitor::is_here() {
-            let lives = |_: &mut Endings| !self.lost(worker, position);
-            drop(self.link.changed.wait_timeout_while(lock(&self.link.ended), LONGEST_END, lives));
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            let longest = left.map_or(LONGEST_END, |left| left.min(LONGEST_END));
+            let lives = |_: &mut Endings| !self.lost(sent.worker, sent.position);
+            drop(self.link.changed.wait_timeout_while(lock(&self.link.ended), longest, lives));
         }
     }
 
-    /// Spins for the result as long as the lease spins. False: it did not come in that time.
+    /// Spins for the result as long as the lease spins. False: it did not come in that time, or there is a reason not to
+    /// wait for it any more.
     #[inline(always)]
-    pub(crate) fn spin(&self, line: &Line, sent: &Sent) -> bool {
+    pub(crate) fn spin(&self, line: &Line, sent: &Sent, call: &Call) -> bool {
         if let Carrier::Remote(remote) = &self.carrier {
-            return self.spin_remote(remote, line, sent);
+            return self.spin_remote(remote, line, sent, call);
         }
         // Most hot calls end within these looks; the clock is read only after them.
         const FIRST_LOOKS: u32 = 4096;
@@ -73,13 +79,18 @@ impl Lease {
             if line.spin(sent.turn, LOOKS) {
                 return true;
             }
+            if call.is_late() || self.nonsense(sent.worker, sent.position, sent.occupant()).is_some() {
+                return false;
+            }
         }
         false
     }
 
-    /// Sleeps until the result comes, the call is lost, the worker process ends, or the deadline passes. Says
-    /// whether the result came.
+    /// Sleeps until the result comes, the call is lost, the worker process ends, or the deadline passes, and not longer than
+    /// [`LOOK_AGAIN`]. Says whether the result came.
     pub(crate) fn sleep(&self, line: &Line, sent: &Sent, deadline: Option<Instant>) -> bool {
+        let look_again = Instant::now() + LOOK_AGAIN;
+        let deadline = Some(deadline.map_or(look_again, |at| at.min(look_again)));
         let over = || self.lost(sent.worker, sent.position) || !self.running();
         let line = (line, self.result_watch(sent.worker, sent.record));
         match &self.carrier {
@@ -97,12 +108,17 @@ impl Lease {
         }
     }
 
-    /// A future is about to sleep on a line of the worker's: over a network somebody must take its result.
+    /// A future is about to sleep on a line of the worker's: somebody must look after it, and over a network take its result.
     #[inline(always)]
     pub(crate) fn watched(&self, worker: u32) {
-        if let Carrier::Remote(remote) = &self.carrier
-            && !remote.is_polled(worker)
-        {
+        // Pairs with the fence in `stop_looking`.
+        fence(Ordering::SeqCst);
+        let is_new = self.link.looking.load(Ordering::Relaxed) == 0;
+        if is_new {
+            self.link.looking.store(1, Ordering::Relaxed);
+        }
+        let is_untaken = self.carrier.remote().is_some_and(|remote| !remote.is_polled(worker));
+        if is_new || is_untaken {
             self.link.ring();
         }
     }

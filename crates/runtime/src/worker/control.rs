@@ -31,15 +31,25 @@ pub(super) fn failure(error: &Error) -> worker_to_client::Body {
     worker_to_client::Body::Failure(v1::Failure { code, message })
 }
 
-/// Ends the process whose client is out of reach. Of several threads that find it so, one says it.
+/// Ends the process whose client is out of reach.
 #[cold]
 pub(super) fn lost(socket: &PacketSocket, why: &str) -> ! {
+    end(socket, Error::new(Code::AgentUnreachable, format!("the connection to its client was lost: {why}")))
+}
+
+/// Ends the process whose own memory makes no sense.
+#[cold]
+pub(super) fn confused(socket: &PacketSocket, why: &str) -> ! {
+    end(socket, Error::new(Code::Protocol, format!("the worker process ended: {why}")))
+}
+
+/// Ends the process for a reason. Of several threads that have one, one says it.
+fn end(socket: &PacketSocket, error: Error) -> ! {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
-        let message = format!("the connection to its client was lost: {why}");
-        eprintln!("sublet-worker: {message}");
-        fail(socket, &Error::new(Code::AgentUnreachable, message));
-        exit(Code::AgentUnreachable.number() as i32);
+        eprintln!("sublet-worker: {}", error.message);
+        fail(socket, &error);
+        exit(error.code.number() as i32);
     });
     unreachable!("the process has ended")
 }

@@ -23,6 +23,7 @@ use rustix::process::{Resource, Rlimit};
 use rustix::thread::CpuSet;
 use sublet_fabric::Endpoint;
 use sublet_fabric::clock::monotonic_ns;
+use sublet_fabric::line::Line;
 use sublet_fabric::packet::PacketSocket;
 use sublet_fabric::region::Region;
 use sublet_proto::package::INFO_FILE;
@@ -145,6 +146,18 @@ impl Process {
             loaded_ns,
             first: None,
         })
+    }
+
+    /// Clears the rings of what a process before this one may have written over them. Only for a process whose client is on
+    /// another node, before that has connected: what it sends comes anew.
+    pub(super) fn clear_inbox(&self) {
+        let workers = self.workers() as u32;
+        let lines = (0..workers).flat_map(|worker| (0..self.layout.slots()).map(move |slot| (worker, slot)));
+        for (worker, slot) in lines {
+            if let Some(line) = self.inbox.view::<Line>(self.layout.line(worker, slot).line) {
+                line.clear();
+            }
+        }
     }
 
     /// Takes the client's messages on a thread of its own. This one becomes the first worker.

@@ -48,6 +48,7 @@ pub(super) struct Remote {
 impl Remote {
     pub(super) fn new(process: &'static Process, window: Window, fabric: Fabric) -> Result<Remote, Error> {
         let setup = &process.setup;
+        process.clear_inbox();
         let window = Arc::new(window);
         let exposed = Arc::new(Exposed::new(&process.inbox, window.clone(), MAX_REGIONS)?);
         let end = |_| match &fabric {

@@ -1,0 +1,277 @@
+//! Workers that write over the memory that they share with their clients: deadlines hold, and no call waits for ever.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use sublet::{Allocation, CallOptions, Code, Completion, Error, FabricChoice, Function, Invoker};
+use sublet_tests::assert_fails;
+use sublet_tests::executor::block_on;
+use sublet_tests::functions::package;
+use sublet_tests::platform::{Platform, assert_echoes, kill};
+use sublet_tests::process::{PATIENCE, thread_states, wait_until};
+
+const RESULTS: &str = "sublet-results";
+const INBOX: &str = "sublet-inbox";
+/// Results that a worker may have written before: they name nothing.
+const ZEROS: u8 = 0;
+/// Results that no call had asked for.
+const GARBAGE: u8 = 0xaa;
+
+#[derive(Clone, Copy)]
+enum How {
+    Once = 0,
+    Always = 1,
+    ThenReturn = 2,
+}
+
+/// The input of `scribble`.
+fn order(pattern: u8, how: How, region: &str) -> [u8; 64] {
+    let mut order = [0; 64];
+    (order[0], order[1]) = (pattern, how as u8);
+    order[2..2 + region.len()].copy_from_slice(region.as_bytes());
+    order
+}
+
+fn platform() -> Platform {
+    Platform::start_with(|up| {
+        up.args(["--listen", "127.0.0.1:0"]);
+    })
+}
+
+/// Makes calls at the same time, each in a thread of its own and by these options, which end within [`PATIENCE`].
+fn end_of_calls(
+    client: &Invoker,
+    calls: &[(&str, &[u8])],
+    options: CallOptions,
+) -> Vec<Result<Completion, Error>> {
+    let (ended, ends) = channel();
+    std::thread::scope(|scope| {
+        for &(function, input) in calls {
+            let (function, ended) = (client.function(function).unwrap(), ended.clone());
+            scope.spawn(move || {
+                let mut output = [0u8; 64];
+                let call = client.submit_with(function, input, &mut output, options);
+                ended.send(call.and_then(|call| call.wait())).unwrap();
+            });
+        }
+        calls
+            .iter()
+            .map(|_| ends.recv_timeout(PATIENCE).unwrap_or_else(|_| abort("a call does not end")))
+            .collect()
+    })
+}
+
+/// Ends the test's process: a thread that waits for ever would keep a failed test from ending.
+fn abort(why: &str) -> ! {
+    eprintln!("{why}");
+    std::process::abort()
+}
+
+/// By this deadline.
+fn within(time: Duration) -> CallOptions {
+    CallOptions { deadline: Some(Instant::now() + time), ..CallOptions::default() }
+}
+
+fn scribble(client: &Invoker) -> Function {
+    client.function("scribble").unwrap()
+}
+
+#[test]
+fn deadlines_hold_while_a_worker_writes_over_its_results() {
+    let platform = platform();
+    for pattern in [ZEROS, 0xff] {
+        let client = platform.client("scribbling.c");
+        let order = order(pattern, How::Always, RESULTS);
+        let deadline = within(Duration::from_millis(300));
+        let ends = end_of_calls(&client, &[("scribble", &order)], deadline);
+        for end in ends {
+            let error = end.unwrap_err();
+            assert!(matches!(error.code, Code::DeadlineExceeded | Code::Protocol), "{error:?}");
+            assert!(!error.message.contains("has not ended"), "{error}");
+        }
+        assert_echoes(&client);
+    }
+}
+
+#[test]
+fn deadlines_hold_when_a_worker_has_cleared_what_its_client_sleeps_on() {
+    let platform = platform();
+    let client = platform.client("scribbling.c");
+    let order = order(ZEROS, How::Once, RESULTS);
+    let mut ends = end_of_calls(&client, &[("scribble", &order)], within(Duration::from_secs(1)));
+    assert_fails_whole(ends.remove(0), Code::DeadlineExceeded);
+    assert_echoes(&client);
+}
+
+/// Calls that take long enough for their client to look at their lines, on records that a worker before wrote over.
+fn assert_slow_calls_succeed(client: &Invoker) {
+    let ends =
+        end_of_calls(client, &[("linger", &[]), ("linger", &[]), ("linger", &[])], CallOptions::default());
+    for end in ends {
+        end.unwrap();
+    }
+}
+
+/// The worker has ended when its call does.
+fn assert_fails_whole(end: Result<Completion, Error>, code: Code) {
+    let error = end.unwrap_err();
+    assert_eq!(error.code, code, "{error}");
+    assert!(!error.message.contains("has not ended"), "{error}");
+}
+
+#[test]
+fn calls_without_a_deadline_end_when_results_or_requests_are_written_over() {
+    let platform = platform();
+    let words = ["the worker process was stopped: it wrote"];
+    for region in [RESULTS, INBOX] {
+        for how in [How::Once, How::ThenReturn] {
+            let client = platform.client("scribbling.c");
+            let order = order(GARBAGE, how, region);
+            let mut outputs = [[0u8; 64]; 4];
+            let (first, others) = outputs.split_at_mut(1);
+            let scribbling = client.submit("scribble", &order, &mut first[0]).unwrap();
+            let waiting: Vec<_> =
+                others.iter_mut().map(|output| client.submit("echo", b"hello", output).unwrap()).collect();
+            let (ended, ends) = channel();
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    waiting.into_iter().for_each(|call| ended.send(call.wait()).unwrap());
+                    ended.send(scribbling.wait()).unwrap();
+                });
+                let mut lost = 0;
+                for _ in 0..4 {
+                    let end = ends.recv_timeout(PATIENCE).unwrap_or_else(|_| abort("a call does not end"));
+                    // Calls that the worker has answered before or after it wrote have their results.
+                    if let Err(error) = end {
+                        assert_fails(Err::<(), _>(error), Code::Protocol, &words);
+                        lost += 1;
+                    }
+                }
+                // A worker that returns may answer the others before they are harmed.
+                assert!(lost > 0 || matches!(how, How::ThenReturn), "{region}: nothing was noticed");
+            });
+            assert_echoes(&client);
+            assert_slow_calls_succeed(&client);
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_clears_its_clients_watches_and_dies_leaves_no_call_waiting() {
+    let platform = platform();
+    let client = platform.client("scribbling.c");
+    let order = order(ZEROS, How::Once, RESULTS);
+    let mut output = [0u8; 64];
+    let call = client.submit("scribble", &order, &mut output).unwrap();
+    let worker = platform.worker();
+    let (ended, ends) = channel();
+    std::thread::scope(|scope| {
+        scope.spawn(move || ended.send(call.wait()).unwrap());
+        wait_until("it sleeps", || thread_states(worker, "worker 0") == ['S']);
+        kill(worker, Signal::KILL);
+        let end = ends.recv_timeout(PATIENCE).unwrap_or_else(|_| abort("the call does not end"));
+        assert_fails(end, Code::WorkerDied, &["SIGKILL"]);
+    });
+}
+
+#[test]
+fn results_that_no_worker_can_have_are_refused() {
+    let platform = platform();
+    let failed = Code::FunctionFailed.number();
+    let too_large = Code::OutputTooLarge.number();
+    let forged = [
+        ((0, 65, 0), "65 bytes for an output of 64"),
+        ((0, u32::MAX, 0), "4294967295 bytes for an output of 64"),
+        ((failed, 0, 1 << 40), "a message of 1099511627776 bytes"),
+        ((too_large, 3, 0), "3 bytes for an output of 64"),
+        ((0xdead_beef, 0, 0), "unknown code 3735928559"),
+    ];
+    for ((status, output_len, detail), words) in forged {
+        let client = platform.client("scribbling.c");
+        let mut input = Vec::new();
+        // The first use of the first record has this turn.
+        for word in [1, 0, status, output_len] {
+            input.extend_from_slice(&u32::to_le_bytes(word));
+        }
+        input.extend_from_slice(&u64::to_le_bytes(detail));
+        let mut ends = end_of_calls(&client, &[("forge", &input)], CallOptions::default());
+        assert_fails(ends.remove(0), Code::Protocol, &["libscribbling/forge was lost", words]);
+        assert_echoes(&client);
+    }
+}
+
+#[test]
+fn futures_end_by_their_deadline_and_when_their_results_are_written_over() {
+    let platform = platform();
+    let client = platform.client("scribbling.c");
+    let mut output = [0u8; 64];
+    let zeros = order(ZEROS, How::Once, RESULTS);
+    let late = client.submit_with(scribble(&client), &zeros, &mut output, within(Duration::from_millis(300)));
+    assert_fails_whole(block_on(late.unwrap()).0, Code::DeadlineExceeded);
+    assert_echoes(&client);
+    for region in [RESULTS, INBOX] {
+        let garbage = order(GARBAGE, How::Once, region);
+        let call = client.submit("scribble", &garbage, &mut output).unwrap();
+        assert_fails(block_on(call).0, Code::Protocol, &["it wrote"]);
+        assert_echoes(&client);
+    }
+}
+
+#[test]
+fn a_full_ring_keeps_no_call_beyond_its_deadline() {
+    let platform = platform();
+    let client = platform.client_with(&Allocation::new(package("scribbling.c")).slots(2));
+    let order = order(ZEROS, How::Once, RESULTS);
+    let mut outputs = [[0u8; 64]; 3];
+    let [first, second, third] = &mut outputs;
+    let (ended, ends) = channel();
+    std::thread::scope(|scope| {
+        let client = &client;
+        let order = &order;
+        scope.spawn(move || {
+            let deadline = within(Duration::from_secs(1));
+            let first = client.submit_with(scribble(client), order, first, deadline).unwrap();
+            let second = client.submit("echo", b"hello", second).unwrap();
+            let echo = client.function("echo").unwrap();
+            let third = client.submit_with(echo, b"hello", third, within(Duration::from_millis(200)));
+            ended.send(third.map(drop)).unwrap();
+            assert_fails_whole(first.wait(), Code::DeadlineExceeded);
+            drop(second);
+        });
+        let end = ends.recv_timeout(PATIENCE).unwrap_or_else(|_| abort("the submission does not end"));
+        assert_fails(
+            end,
+            Code::DeadlineExceeded,
+            &["libscribbling/echo was not sent before its deadline", "2 slots"],
+        );
+    });
+}
+
+#[test]
+fn a_worker_on_another_machine_that_writes_over_its_requests_ends() {
+    let platform = platform();
+    for encrypted in [false, true] {
+        let allocation = Allocation::new(package("scribbling.c")).fabric(FabricChoice::Tcp { encrypted });
+        let client = platform.client_with(&allocation);
+        let deadline = within(Duration::from_millis(300));
+        let late = order(GARBAGE, How::Always, INBOX);
+        let mut ends = end_of_calls(&client, &[("scribble", &late)], deadline);
+        assert_fails_whole(ends.remove(0), Code::DeadlineExceeded);
+        assert_echoes(&client);
+        let returning = order(GARBAGE, How::ThenReturn, INBOX);
+        let mut output = [0u8; 64];
+        let scribbling = client.submit("scribble", &returning, &mut output).unwrap();
+        let lost: Vec<&[u8]> = vec![b"hello"; 3];
+        let calls: Vec<_> = lost.iter().map(|input| ("echo", *input)).collect();
+        for end in end_of_calls(&client, &calls, CallOptions::default()) {
+            if let Err(error) = end {
+                assert_fails(Err::<(), _>(error), Code::Protocol, &["wrote over its worker's requests"]);
+            }
+        }
+        let _ = scribbling.wait();
+        wait_until("calls work again", || client.submit("echo", &[1u8], &mut [0u8]).unwrap().wait().is_ok());
+    }
+}
