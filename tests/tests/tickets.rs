@@ -161,7 +161,7 @@ fn another_tenants_lease_is_nobodys_to_renew_end_or_see() {
     our_client.manager().renew_lease(&lease, 60_000).unwrap();
     let forged =
         Signing::from_seed(&[7; 32]).sign(&Ticket { lease: grant.lease.clone(), ..Ticket::default() });
-    let their_grant = request(&their_client, &package);
+    let their_grant = request(&their_client, &deploy(&theirs));
     let their_agent = taken(&their_grant);
     let good = their_client.manager().renew_lease(&their_grant.lease.as_ref().unwrap().id, 60_000).unwrap();
     for ticket in [forged, good.ticket] {

@@ -7,6 +7,7 @@
 mod names;
 
 use std::collections::HashMap;
+use std::future::Future;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,7 @@ pub(crate) struct Packages {
     database: Database,
     /// One package at a time is stored, so that the failure of one does not take the parts of another.
     storing: Semaphore,
-    remembered: RwLock<HashMap<String, Lookup>>,
+    remembered: Arc<RwLock<HashMap<String, Lookup>>>,
 }
 
 /// A package under one of the names, or the digest, by which its owner has it.
@@ -58,7 +59,7 @@ enum Missing {
 
 impl Packages {
     pub(crate) fn new(database: Database) -> Packages {
-        Packages { database, storing: Semaphore::new(1), remembered: RwLock::default() }
+        Packages { database, storing: Semaphore::new(1), remembered: Arc::default() }
     }
 
     /// The package that an address means for the caller, if it has this right to it.
@@ -117,18 +118,20 @@ impl Packages {
         self.resolve(Asker::tenant(tenant), &pinned(info), PackageRight::Execute).await.map(drop)
     }
 
-    /// What these packages of a graph stand for now, each once.
+    /// What the packages of these components of a graph stand for now, each once.
     pub(crate) async fn pin<'a>(
         &self,
         asker: Asker<'_>,
-        packages: impl Iterator<Item = &'a str>,
+        components: impl Iterator<Item = (&'a str, &'a str)>,
     ) -> Result<Vec<PinnedPackage>, Error> {
         let mut all: Vec<PinnedPackage> = Vec::new();
-        for package in packages {
+        for (component, package) in components {
             if all.iter().any(|known| known.package == package) {
                 continue;
             }
-            let info = self.resolve(asker, package, PackageRight::Execute).await?;
+            let info = self.resolve(asker, package, PackageRight::Execute).await.map_err(|error| {
+                Error::new(error.code, format!("component {component}: {}", error.message))
+            })?;
             all.push(PinnedPackage { package: package.to_owned(), pinned: pinned(&info) });
         }
         Ok(all)
@@ -164,28 +167,23 @@ impl Packages {
         }
         let key = format!("{owner}/{name}");
         let remembered = self.remembered.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
-        if let Some((named, since)) = remembered
-            && since.elapsed() < NAME_AGE
-            && (named.is_some() || missing == Missing::Remembered)
-        {
-            return Ok(named);
+        let look_up =
+            || look_up_and_remember(self.database.clone(), Arc::clone(&self.remembered), owner, name);
+        match remembered {
+            Some((named, since))
+                if since.elapsed() < NAME_AGE && (named.is_some() || missing == Missing::Remembered) =>
+            {
+                Ok(named)
+            }
+            // A digest keeps its meaning, so its leases do not wait for the store. Whether its owner has removed it, the store
+            // is asked beside them, once a second.
+            Some((Some(named), _)) if package::is_digest(name) => {
+                remember(&self.remembered, key, Some(Arc::clone(&named)));
+                tokio::spawn(look_up());
+                Ok(Some(named))
+            }
+            _ => look_up().await,
         }
-        let (of, wanted) = (owner.to_owned(), name.to_owned());
-        let found = self.database.with(move |store| look_up(store, &of, &wanted)).await?;
-        let named = found.map(Arc::new);
-        self.remember(key, named.clone());
-        Ok(named)
-    }
-
-    fn remember(&self, key: String, named: Option<Arc<Named>>) {
-        let mut remembered = self.remembered.write().unwrap_or_else(PoisonError::into_inner);
-        if remembered.len() >= MAX_REMEMBERED {
-            remembered.clear();
-        }
-        if let Some(named) = &named {
-            remembered.insert(named.record.digest.clone(), (Some(Arc::clone(named)), Instant::now()));
-        }
-        remembered.insert(key, (named, Instant::now()));
     }
 
     fn forget(&self, owner: &str, name: &str) {
@@ -325,6 +323,34 @@ impl Packages {
             }
         }
     }
+}
+
+/// What the store has under an owner's name or digest.
+fn look_up_and_remember(
+    database: Database,
+    remembered: Arc<RwLock<HashMap<String, Lookup>>>,
+    owner: &str,
+    name: &str,
+) -> impl Future<Output = Result<Option<Arc<Named>>, Error>> + Send + use<> {
+    let (owner, name) = (owner.to_owned(), name.to_owned());
+    async move {
+        let key = format!("{owner}/{name}");
+        let found = database.with(move |store| look_up(store, &owner, &name)).await?;
+        let named = found.map(Arc::new);
+        remember(&remembered, key, named.clone());
+        Ok(named)
+    }
+}
+
+fn remember(remembered: &RwLock<HashMap<String, Lookup>>, key: String, named: Option<Arc<Named>>) {
+    let mut remembered = remembered.write().unwrap_or_else(PoisonError::into_inner);
+    if remembered.len() >= MAX_REMEMBERED {
+        remembered.clear();
+    }
+    if let Some(named) = &named {
+        remembered.insert(named.record.digest.clone(), (Some(Arc::clone(named)), Instant::now()));
+    }
+    remembered.insert(key, (named, Instant::now()));
 }
 
 /// The package of this digest, if all of it is in the store.

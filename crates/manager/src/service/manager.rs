@@ -281,8 +281,9 @@ impl Parts {
         let GraphDocument { info, document } = self.graphs.find(&caller.tenant, &asked.graph).await?;
         let GraphInfo { name, digest, .. } = info.unwrap_or_default();
         let graph = Graph::parse(&document).map_err(|problems| graph::error(&name, &problems))?;
-        let computes = graph.components.iter().filter_map(|component| component.compute());
-        let named = computes.map(|compute| compute.package.as_str());
+        let named = graph.components.iter().filter_map(|component| {
+            component.compute().map(|compute| (component.name.as_str(), compute.package.as_str()))
+        });
         let packages = self.packages.pin(Asker::of(caller), named).await?;
         let begun = RunInfo { graph: name, digest, packages, ..RunInfo::default() };
         self.runs.begin(&caller.tenant, asked, begun, self.shell.clock.now_ms()).await
