@@ -9,7 +9,7 @@
 /* What is written over which region how: the input of `scribble`. */
 struct order {
     uint8_t pattern;
-    /* 0: once, then it sleeps; 1: again and again; 2: once, then it returns. */
+    /* 0: once, then it sleeps; 1: again and again; 2: once, then it returns; 3: as 0, when its caller sleeps. */
     uint8_t how;
     char region[62];
 };
@@ -42,11 +42,12 @@ SUBLET_FUNCTION uint32_t scribble(void *in, uint32_t size, void *out) {
     memcpy(&order, in, sizeof order);
     volatile uint8_t *region = mapped(order.region, &len);
     if (!region) return 0;
+    if (order.how == 3) usleep(300000);
     do {
         for (size_t at = 0; at < len; at++) region[at] = order.pattern;
         say(out, 4);
     } while (order.how == 1);
-    while (order.how == 0) pause();
+    while (order.how == 0 || order.how == 3) pause();
     return 4;
 }
 

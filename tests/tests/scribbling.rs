@@ -25,6 +25,8 @@ enum How {
     Once = 0,
     Always = 1,
     ThenReturn = 2,
+    /// Once, a third of a second after its call began: its caller sleeps by then.
+    OnceLater = 3,
 }
 
 /// The input of `scribble`.
@@ -100,7 +102,7 @@ fn deadlines_hold_while_a_worker_writes_over_its_results() {
 fn deadlines_hold_when_a_worker_has_cleared_what_its_client_sleeps_on() {
     let platform = platform();
     let client = platform.client("scribbling.c");
-    let order = order(ZEROS, How::Once, RESULTS);
+    let order = order(ZEROS, How::OnceLater, RESULTS);
     let mut ends = end_of_calls(&client, &[("scribble", &order)], within(Duration::from_secs(1)));
     assert_fails_whole(ends.remove(0), Code::DeadlineExceeded);
     assert_echoes(&client);
@@ -163,13 +165,15 @@ fn calls_without_a_deadline_end_when_results_or_requests_are_written_over() {
 fn a_worker_that_clears_its_clients_watches_and_dies_leaves_no_call_waiting() {
     let platform = platform();
     let client = platform.client("scribbling.c");
-    let order = order(ZEROS, How::Once, RESULTS);
+    let order = order(ZEROS, How::OnceLater, RESULTS);
     let mut output = [0u8; 64];
     let call = client.submit("scribble", &order, &mut output).unwrap();
     let worker = platform.worker();
     let (ended, ends) = channel();
     std::thread::scope(|scope| {
         scope.spawn(move || ended.send(call.wait()).unwrap());
+        // By then it has written, and neither it nor its client does anything.
+        std::thread::sleep(Duration::from_millis(800));
         wait_until("it sleeps", || thread_states(worker, "worker 0") == ['S']);
         kill(worker, Signal::KILL);
         let end = ends.recv_timeout(PATIENCE).unwrap_or_else(|_| abort("the call does not end"));
