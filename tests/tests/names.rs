@@ -91,7 +91,7 @@ fn path(path: &Path) -> &str {
 /// Two tenants of two managers with one store.
 fn cluster() -> Cluster {
     let mut cluster = Cluster::start(Plan::of_managers(2));
-    cluster.add_agent(Lent::cores(4));
+    cluster.add_agent(Lent::cores(2));
     cluster
 }
 
