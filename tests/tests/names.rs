@@ -88,16 +88,16 @@ fn path(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Two tenants of two managers with one store.
-fn cluster() -> Cluster {
-    let mut cluster = Cluster::start(Plan::of_managers(2));
+/// With an agent. Managers of one store learn of each other's changes within a second.
+fn cluster(managers: u8) -> Cluster {
+    let mut cluster = Cluster::start(Plan::of_managers(managers));
     cluster.add_agent(Lent::cores(2));
     cluster
 }
 
 #[test]
 fn programs_run_their_own_tenants_package_whatever_others_deploy() {
-    let cluster = cluster();
+    let cluster = cluster(2);
     let (alice, bob) = (Tenant::of(&cluster, "alice"), Tenant::of(&cluster, "bob"));
     let (hers, his) = (library('a'), library('b'));
     let deployed = alice.deploy(&hers);
@@ -131,7 +131,7 @@ fn programs_run_their_own_tenants_package_whatever_others_deploy() {
 
 #[test]
 fn command_grants_publishes_and_removes_packages() {
-    let cluster = cluster();
+    let cluster = cluster(1);
     let (alice, bob) = (Tenant::of(&cluster, "alice"), Tenant::of(&cluster, "bob"));
     let (hers, his, next) = (library('a'), library('b'), library('c'));
     alice.deploy(&hers);

@@ -437,10 +437,9 @@ impl<'run> Driver<'run> {
     fn spawn(&mut self, component: usize, attempt: u32, early_wait: Duration) -> Result<(), Error> {
         let Application { manager, graph, options, .. } = self.application;
         let of = &graph.components[component];
-        let Some(mut compute) = of.compute().cloned() else {
+        let Some(compute) = of.compute().cloned() else {
             return Err(Error::new(Code::Internal, format!("component {} executes nothing", of.name)));
         };
-        compute.package = self.journal.pinned(&compute.package);
         // By what it communicates with, and then by the rest of the run (Scad 4.1.1).
         let memories = graph.edges_from(component).filter_map(|edge| self.memories.get(&edge.to));
         let mut near: Vec<String> = memories.flat_map(|memory| memory.nodes()).collect();
@@ -453,6 +452,7 @@ impl<'run> Driver<'run> {
             component,
             name: of.name.clone(),
             application: graph.name.clone(),
+            package: self.journal.pinned(&compute.package),
             compute,
             near,
             options: options.clone(),

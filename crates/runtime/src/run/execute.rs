@@ -61,6 +61,8 @@ pub(super) struct Job {
     pub(super) name: String,
     pub(super) application: String,
     pub(super) compute: Compute,
+    /// The package that is leased: what the component's meant when the run began.
+    pub(super) package: String,
     /// Of all instances together, if that is not left to the managers.
     pub(super) memory_bytes: Option<u64>,
     pub(super) near: Vec<String>,
@@ -240,8 +242,8 @@ impl Executor {
     }
 
     fn lease(&self, wait: Duration, share: Share) -> Result<Workers, Error> {
-        let Job { application, name, compute, near, options, .. } = &self.job;
-        let mut allocation = Allocation::new(&compute.package)
+        let Job { application, name, compute, package, near, options, .. } = &self.job;
+        let mut allocation = Allocation::new(package)
             .cores(compute.parallelism)
             .policy(Policy::HotFor(options.hot_timeout))
             .slots(1)
