@@ -18,12 +18,10 @@ use crate::database::Database;
 use crate::ledger::{self, MINUTE_MS, Minute, Record, larger, minute_prefix, parse_minute_key};
 use crate::packages;
 use crate::reply::within_reply;
-use crate::store::{Store, keys};
+use crate::store::{PAGE_RECORDS, Store, keys};
 
 /// Bills that are made at the same time; further ones wait.
 const MAX_BILLS: usize = 2;
-/// How many records are read from the store at a time.
-const PAGE_RECORDS: usize = 1000;
 /// Most minutes of leases that are read for one bill.
 pub const MAX_MINUTES: usize = 4_000_000;
 /// Most lines of one bill, and most leases in a bill of a part of time.

@@ -8,10 +8,8 @@ use sublet_proto::{Code, Error, decode};
 
 use crate::database::Database;
 use crate::reply::ReplyList;
-use crate::store::{Batch, BlobPart, Record, Store, keys};
+use crate::store::{Batch, BlobPart, Store, each_record, keys};
 
-/// How many records are read from the store at a time.
-const PAGE_RECORDS: usize = 1000;
 /// No name and no digest is longer.
 const MAX_ADDRESS_BYTES: usize = 128;
 
@@ -76,16 +74,14 @@ impl Graphs {
     pub(crate) async fn list(&self, tenant: &str) -> Result<Vec<GraphInfo>, Error> {
         let prefix = key(tenant, "");
         let read = move |store: &mut dyn Store| {
-            let (mut list, mut after) = (ReplyList::default(), None);
-            loop {
-                let page = store.scan(&prefix, after.as_deref(), PAGE_RECORDS)?;
-                let Some(last) = page.last() else { return Ok(list.items) };
-                after = Some(last.key.clone());
-                let is_name = |record: &&Record| !is_digest(record.key.trim_start_matches(&prefix));
-                for named in page.iter().filter(is_name) {
-                    list.add_all([decode::<GraphInfo>("a stored graph", &named.value)?]);
+            let mut list = ReplyList::default();
+            each_record(store, &prefix, |record| {
+                if !is_digest(record.key.trim_start_matches(&prefix)) {
+                    list.add_all([decode::<GraphInfo>("a stored graph", &record.value)?]);
                 }
-            }
+                Ok(())
+            })?;
+            Ok(list.items)
         };
         self.database.with(read).await
     }

@@ -20,7 +20,7 @@ use tonic::Status;
 
 use crate::database::Database;
 use crate::reply::ReplyList;
-use crate::store::{BLOB_PART_BYTES, Batch, BlobPart, Store, keys};
+use crate::store::{BLOB_PART_BYTES, Batch, BlobPart, Store, each_record, keys};
 use names::{NameRecord, is_allowed, is_possible, name_key, shown};
 
 pub(crate) use names::{Asker, migrate};
@@ -29,8 +29,6 @@ pub(crate) use names::{Asker, migrate};
 const NAME_AGE: Duration = Duration::from_secs(1);
 /// Most names that are remembered; when there are more, all are forgotten and found anew.
 const MAX_REMEMBERED: usize = 4096;
-/// How many records are read from the store at a time.
-const PAGE_RECORDS: usize = 1000;
 
 /// The packages of a store.
 pub(crate) struct Packages {
@@ -279,7 +277,7 @@ impl Packages {
         let (of, changed) = (owner.to_owned(), name.to_owned());
         let info = self.database.with(move |store| grant(store, (&of, &changed), &granted)).await?;
         self.forget(owner, name);
-        info.ok_or_else(|| unknown(&format!("{owner}/{name}")))
+        Ok(info)
     }
 
     /// Takes a name away, and what its owner could do by the digest that it stood for; returns what that was.
@@ -379,37 +377,31 @@ fn info_of(info: PackageInfo, owner: &str, record: &NameRecord) -> PackageInfo {
 
 /// The names below a key, with their grants where the caller may know them.
 fn list_below(store: &dyn Store, prefix: &str, asker: Asker<'_>) -> Result<Vec<PackageInfo>, Error> {
-    let (mut list, mut after) = (ReplyList::default(), None);
-    loop {
-        let page = store.scan(prefix, after.as_deref(), PAGE_RECORDS)?;
-        let Some(last) = page.last() else { return Ok(list.items) };
-        after = Some(last.key.clone());
-        for found in &page {
-            let owned = found.key.strip_prefix(keys::NAMED).and_then(|key| key.split_once('/'));
-            let Some((owner, name)) = owned.filter(|(_, name)| !package::is_digest(name)) else { continue };
-            if let Some(named) = look_up(store, owner, name)? {
-                let grants =
-                    if owner == asker.tenant || asker.is_operator { named.record.grants } else { Vec::new() };
-                list.add_all([PackageInfo { grants, ..named.info.as_ref().clone() }]);
-            }
+    let mut list = ReplyList::default();
+    each_record(store, prefix, |found| {
+        let owned = found.key.strip_prefix(keys::NAMED).and_then(|key| key.split_once('/'));
+        let Some((owner, name)) = owned.filter(|(_, name)| !package::is_digest(name)) else { return Ok(()) };
+        if let Some(named) = look_up(store, owner, name)? {
+            let is_shown = owner == asker.tenant || asker.is_operator;
+            let grants = if is_shown { named.record.grants } else { Vec::new() };
+            list.add_all([PackageInfo { grants, ..named.info.as_ref().clone() }]);
         }
-    }
+        Ok(())
+    })?;
+    Ok(list.items)
 }
 
 fn list_granted(store: &dyn Store, asker: Asker<'_>) -> Result<Vec<PackageInfo>, Error> {
     let prefix = format!("{}{}/", keys::GRANTED, asker.tenant);
-    let (mut list, mut after) = (ReplyList::default(), None);
-    loop {
-        let page = store.scan(&prefix, after.as_deref(), PAGE_RECORDS)?;
-        let Some(last) = page.last() else { return Ok(list.items) };
-        after = Some(last.key.clone());
-        for found in &page {
-            let Some((owner, name)) = found.key[prefix.len()..].split_once('/') else { continue };
-            let named = look_up(store, owner, name)?;
-            let allowed = named.filter(|named| is_allowed(asker, owner, &named.record, PackageRight::Read));
-            list.add_all(allowed.map(|named| named.info.as_ref().clone()));
-        }
-    }
+    let mut list = ReplyList::default();
+    each_record(store, &prefix, |found| {
+        let Some((owner, name)) = found.key[prefix.len()..].split_once('/') else { return Ok(()) };
+        let named = look_up(store, owner, name)?;
+        let allowed = named.filter(|named| is_allowed(asker, owner, &named.record, PackageRight::Read));
+        list.add_all(allowed.map(|named| named.info.as_ref().clone()));
+        Ok(())
+    })?;
+    Ok(list.items)
 }
 
 /// Points a name at a package, and lets its owner use the digest; returns what the name stood for.
@@ -433,27 +425,23 @@ fn grant(
     store: &mut dyn Store,
     (owner, name): (&str, &str),
     granted: &PackageGrant,
-) -> Result<Option<PackageInfo>, Error> {
-    let key = names::granted_key(&granted.tenant, owner, name);
-    let mut batch = Batch::default();
-    let is_revoked = granted.right() == PackageRight::Unspecified;
-    if !is_revoked {
-        batch.put(key, Vec::new());
-    } else {
-        batch.remove(key);
-    }
-    if names::read(store, owner, name)?.0.is_none() {
-        return Ok(None);
-    }
+) -> Result<PackageInfo, Error> {
+    let missing = || unknown(&format!("{owner}/{name}"));
     names::change(store, (owner, name), |before| {
-        let mut record = before.cloned().ok_or_else(|| unknown(&format!("{owner}/{name}")))?;
+        let mut record = before.cloned().ok_or_else(missing)?;
         names::grant(owner, &mut record, granted)?;
         Ok(record)
     })?;
     // Only lists read it: the right is in the name's record.
+    let key = names::granted_key(&granted.tenant, owner, name);
+    let mut batch = Batch::default();
+    match granted.right() {
+        PackageRight::Unspecified => batch.remove(key),
+        PackageRight::Read | PackageRight::Execute => batch.put(key, Vec::new()),
+    }
     store.commit(&batch)?;
-    let named = look_up(store, owner, name)?;
-    Ok(named.map(|Named { record, info }| PackageInfo { grants: record.grants, ..info.as_ref().clone() }))
+    let Named { record, info } = look_up(store, owner, name)?.ok_or_else(missing)?;
+    Ok(PackageInfo { grants: record.grants, ..info.as_ref().clone() })
 }
 
 fn remove(store: &mut dyn Store, owner: &str, name: &str) -> Result<Option<PackageInfo>, Error> {

@@ -23,7 +23,7 @@ use sublet_proto::{Error, decode};
 
 pub use self::spending::Spending;
 pub use self::table::{SpentBy, Table};
-use crate::store::{Batch, MAX_VALUE_BYTES, Store, keys};
+use crate::store::{Batch, MAX_VALUE_BYTES, Store, each_record, keys};
 
 /// Managers of one store.
 pub const MAX_PEERS: usize = 256;
@@ -31,8 +31,6 @@ pub const MAX_PEERS: usize = 256;
 pub const MAX_HOLDINGS: usize = 4096;
 /// What a message takes within another one, beside its own encoding: its tag and its length.
 const FRAME_BYTES: usize = 4;
-/// Records of spending that are read at a time.
-const PAGE_RECORDS: usize = 1000;
 
 /// How a manager is, as it tells the others.
 #[derive(Clone, Debug, Default)]
@@ -128,23 +126,17 @@ impl Peers {
 
     fn read_spending(&mut self, store: &dyn Store, prefix: &str) -> Result<BTreeMap<u64, SpentBy>, Error> {
         let mut found: BTreeMap<u64, SpentBy> = BTreeMap::new();
-        let mut after = None;
-        loop {
-            let page = store.scan(prefix, after.as_deref(), PAGE_RECORDS)?;
-            for record in &page {
-                let Some((epoch, tenant)) = epoch_and_tenant(&record.key) else { continue };
-                let spend: SpendRecord = decode("a record of spending", &record.value)?;
-                found.entry(epoch).or_default().insert(tenant.to_owned(), spend.spent_nano);
-                for lease in spend.counted {
-                    let counted = self.counted.entry(lease.lease).or_default();
-                    *counted = lease.cost_nano.max(*counted);
-                }
+        each_record(store, prefix, |record| {
+            let Some((epoch, tenant)) = epoch_and_tenant(&record.key) else { return Ok(()) };
+            let spend: SpendRecord = decode("a record of spending", &record.value)?;
+            found.entry(epoch).or_default().insert(tenant.to_owned(), spend.spent_nano);
+            for lease in spend.counted {
+                let counted = self.counted.entry(lease.lease).or_default();
+                *counted = lease.cost_nano.max(*counted);
             }
-            match page.into_iter().last() {
-                Some(last) => after = Some(last.key),
-                None => return Ok(found),
-            }
-        }
+            Ok(())
+        })?;
+        Ok(found)
     }
 
     fn key(&self) -> String {

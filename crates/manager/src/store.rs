@@ -185,6 +185,29 @@ pub trait Store: Send {
     }
 }
 
+/// Records that are read from a store at a time.
+pub(crate) const PAGE_RECORDS: usize = 1000;
+
+/// Shows every record whose key begins with `prefix`, in the order of their keys.
+///
+/// # Errors
+/// That of the store, and what `visit` returns, which then sees no further record.
+pub(crate) fn each_record(
+    store: &dyn Store,
+    prefix: &str,
+    mut visit: impl FnMut(&Record) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut after = None;
+    loop {
+        let page = store.scan(prefix, after.as_deref(), PAGE_RECORDS)?;
+        page.iter().try_for_each(&mut visit)?;
+        match page.into_iter().last() {
+            Some(last) => after = Some(last.key),
+            None => return Ok(()),
+        }
+    }
+}
+
 /// A key's kind: lower-case letters, digits and `-` before its first `/`.
 fn kind(key: &str) -> Result<&str, Error> {
     let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';

@@ -14,10 +14,8 @@ use sublet_proto::{Error, decode};
 use crate::chance;
 use crate::database::Database;
 use crate::names;
-use crate::store::{Batch, Store, keys};
+use crate::store::{Batch, Store, each_record, keys};
 
-/// How many tenants are read from the store at a time.
-const PAGE_RECORDS: usize = 1000;
 /// Written with each change of a tenant: only that it is another writing is ever read.
 const REVISION: &str = "auth/tenants-revision";
 const REVISION_BYTES: usize = 16;
@@ -77,13 +75,10 @@ impl Tenants {
 }
 
 fn all(store: &dyn Store) -> Result<Vec<Tenant>, Error> {
-    let (mut tenants, mut after) = (Vec::new(), None);
-    loop {
-        let page = store.scan(keys::TENANT, after.as_deref(), PAGE_RECORDS)?;
-        let Some(last) = page.last() else { return Ok(tenants) };
-        after = Some(last.key.clone());
-        for found in &page {
-            tenants.push(decode::<Tenant>("a stored tenant", &found.value)?);
-        }
-    }
+    let mut tenants = Vec::new();
+    each_record(store, keys::TENANT, |found| {
+        tenants.push(decode::<Tenant>("a stored tenant", &found.value)?);
+        Ok(())
+    })?;
+    Ok(tenants)
 }

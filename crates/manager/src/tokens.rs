@@ -23,7 +23,7 @@ use tokio::sync::Semaphore;
 use crate::chance;
 use crate::database::Database;
 use crate::names;
-use crate::store::{Batch, Store, keys};
+use crate::store::{Batch, Store, each_record, keys};
 
 /// Requests whose token is being looked up at the same time.
 pub const MAX_UNVERIFIED: usize = 64;
@@ -40,8 +40,6 @@ const SECRET_BYTES: usize = 32;
 /// What base64 makes of a secret.
 const SECRET_DIGITS: usize = 43;
 const ID_DIGITS: usize = 16;
-/// How many tokens are read from the store at a time.
-const PAGE_RECORDS: usize = 1000;
 /// Written with each change of a token or tenant: what it says is never read, only that it is another.
 const REVISION: &str = "auth/revision";
 
@@ -350,14 +348,9 @@ fn revision(store: &dyn Store) -> Result<u64, Error> {
 
 /// Shows every token of the store.
 fn each(store: &dyn Store, mut visit: impl FnMut(TokenId, Record)) -> Result<(), Error> {
-    let mut after = None;
-    loop {
-        let page = store.scan(keys::TOKEN, after.as_deref(), PAGE_RECORDS)?;
-        let Some(last) = page.last() else { return Ok(()) };
-        after = Some(last.key.clone());
-        for found in &page {
-            let id = found.key.strip_prefix(keys::TOKEN).unwrap_or_default().parse()?;
-            visit(id, decode("a stored token", &found.value)?);
-        }
-    }
+    each_record(store, keys::TOKEN, |found| {
+        let id = found.key.strip_prefix(keys::TOKEN).unwrap_or_default().parse()?;
+        visit(id, decode("a stored token", &found.value)?);
+        Ok(())
+    })
 }

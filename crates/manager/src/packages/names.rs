@@ -10,14 +10,12 @@ use sublet_proto::v1::{PackageGrant, PackageInfo, PackageRight};
 use sublet_proto::{Code, Error, decode};
 
 use crate::auth::Identity;
-use crate::store::{Batch, Store, keys};
+use crate::store::{Batch, PAGE_RECORDS, Store, keys};
 
 /// Most tenants that are granted the use of one name.
 pub(crate) const MAX_GRANTS: usize = 1024;
 /// Changes of one name by several managers that may race.
 const ATTEMPTS: u32 = 16;
-/// How many records are read from the store at a time.
-const PAGE_RECORDS: usize = 1000;
 
 /// What a name stands for.
 #[derive(Clone, PartialEq, Message)]

@@ -31,13 +31,11 @@ use crate::listen::Peer;
 use crate::packages::Asker;
 use crate::reply::{ReplyList, within_reply};
 use crate::shell::{Given, Granted, Wanted, active_leases, parse_lease};
-use crate::store::keys;
+use crate::store::{PAGE_RECORDS, keys};
 use crate::tokens::{Revoked, Shown};
 
 /// How long a bill waits for the usage that has just been reported to be stored.
 const SETTLE: Duration = Duration::from_secs(2);
-/// How many records are read from the store at a time.
-const PAGE_RECORDS: usize = 1000;
 
 #[tonic::async_trait]
 impl Manager for Service {

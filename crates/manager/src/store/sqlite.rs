@@ -174,12 +174,8 @@ impl SqliteStore {
 
     /// Gives free pages and the log back to the disk: it may be full, and others need it, too.
     fn shrink(&self) -> rusqlite::Result<()> {
-        for step in ["PRAGMA incremental_vacuum", "PRAGMA wal_checkpoint(TRUNCATE)"] {
-            let mut statement = self.connection.prepare_cached(step)?;
-            let mut rows = statement.query([])?;
-            while rows.next()?.is_some() {}
-        }
-        Ok(())
+        run_pragma(&self.connection, "PRAGMA incremental_vacuum")?;
+        checkpoint(&self.connection)
     }
 
     #[cfg(test)]
@@ -329,7 +325,12 @@ fn begin_journal(
 
 /// Brings the write-ahead log into the file, and both to the disk.
 fn checkpoint(connection: &Connection) -> rusqlite::Result<()> {
-    let mut statement = connection.prepare_cached("PRAGMA wal_checkpoint(TRUNCATE)")?;
+    run_pragma(connection, "PRAGMA wal_checkpoint(TRUNCATE)")
+}
+
+/// Does what a pragma says, to the last of the rows in which it answers.
+fn run_pragma(connection: &Connection, pragma: &str) -> rusqlite::Result<()> {
+    let mut statement = connection.prepare_cached(pragma)?;
     let mut rows = statement.query([])?;
     while rows.next()?.is_some() {}
     Ok(())

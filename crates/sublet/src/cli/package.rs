@@ -11,9 +11,6 @@ use super::parse::show_bytes;
 use super::time::show_moment;
 use super::view::PackageView;
 
-/// Number of characters of a digest that a table shows.
-const DIGEST_SHOWN: usize = "sha256:".len() + 12;
-
 const EXAMPLES: &str = "\
 Examples:
   sublet package list
@@ -203,7 +200,7 @@ fn row(package: &PackageView) -> [String; 7] {
         package.owner.clone(),
         show_bytes(package.size_bytes),
         package.architectures(),
-        package.digest.chars().take(DIGEST_SHOWN).collect(),
+        package.short_digest(),
         show_moment(package.deployed_unix_ms),
         grants(package),
     ]

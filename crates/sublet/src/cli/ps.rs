@@ -25,8 +25,6 @@ It is of the compute, the memory or the balanced pool, as its agent says or by w
 
 /// Functions of a package that are named in its row.
 const FUNCTIONS_SHOWN: usize = 3;
-/// Digits of a digest that tell packages apart.
-const DIGEST_SHOWN: usize = "sha256:".len() + 12;
 
 /// Show nodes, leases, packages and managers
 #[derive(Debug, Args)]
@@ -199,9 +197,8 @@ fn package_row(package: &PackageView) -> [String; 6] {
     if package.functions.len() > FUNCTIONS_SHOWN {
         functions += &format!(" and {} more", package.functions.len() - FUNCTIONS_SHOWN);
     }
-    let digest = package.digest.chars().take(DIGEST_SHOWN).collect();
     let (name, owner) = (package.name.clone(), package.owner.clone());
-    [name, owner, show_bytes(package.size_bytes), package.architectures(), digest, functions]
+    [name, owner, show_bytes(package.size_bytes), package.architectures(), package.short_digest(), functions]
 }
 
 fn seconds(ms: u64) -> String {

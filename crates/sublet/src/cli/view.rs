@@ -170,6 +170,12 @@ impl PackageView {
         if self.owner.is_empty() { self.name.clone() } else { format!("{}/{}", self.owner, self.name) }
     }
 
+    /// So much of the digest as tells packages apart in a table.
+    pub(crate) fn short_digest(&self) -> String {
+        const SHOWN: usize = "sha256:".len() + 12;
+        self.digest.chars().take(SHOWN).collect()
+    }
+
     /// What it has builds for.
     pub(crate) fn architectures(&self) -> String {
         self.builds.iter().map(|build| build.architecture.as_str()).collect::<Vec<_>>().join(", ")
