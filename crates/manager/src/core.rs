@@ -232,6 +232,11 @@ impl Core {
         self.tenants.get(key)
     }
 
+    /// Whether a tenant has no turn now, because it lets grants lapse while others wait.
+    pub fn is_held_back(&self, key: TenantKey, now_ms: u64) -> bool {
+        self.tenants.held_back_until(key, now_ms).is_some()
+    }
+
     /// All tenants that were ever named.
     pub fn tenants(&self) -> impl Iterator<Item = &Tenant> {
         self.tenants.iter()

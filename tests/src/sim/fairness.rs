@@ -12,6 +12,8 @@ use super::truth::{Invariant, Truth};
 pub(super) struct Fairness {
     limits: QueueLimits,
     tenants: Vec<VecDeque<Waiter>>,
+    /// Tenants without a turn, because they let grants lapse.
+    held_back: Vec<bool>,
     len: usize,
 }
 
@@ -20,13 +22,34 @@ struct Waiter {
     request: RequestId,
     /// Requests that were granted while this was its tenant's first.
     overtaken: u32,
-    /// Requests that left without a grant, meanwhile: each may have given the turn to another.
+    /// Changes meanwhile that may have given the turn to another tenant: requests that left without a grant, and tenants
+    /// that were held back or are no longer.
     left: u32,
 }
 
 impl Fairness {
     pub(super) fn new(limits: QueueLimits, tenants: usize) -> Fairness {
-        Fairness { limits, tenants: vec![VecDeque::new(); tenants], len: 0 }
+        Fairness { limits, tenants: vec![VecDeque::new(); tenants], held_back: vec![false; tenants], len: 0 }
+    }
+
+    /// Notes which tenants are held back now. Grants overtake a tenant only while it is not.
+    pub(super) fn hold_back(&mut self, is_held_back: impl Fn(usize) -> bool) {
+        for tenant in 0..self.tenants.len() {
+            let is_held_back = is_held_back(tenant);
+            if std::mem::replace(&mut self.held_back[tenant], is_held_back) == is_held_back {
+                continue;
+            }
+            self.turns_change();
+            if let Some(first) = self.tenants[tenant].front_mut() {
+                first.overtaken = 0;
+            }
+        }
+    }
+
+    fn turns_change(&mut self) {
+        for first in self.tenants.iter_mut().filter_map(VecDeque::front_mut) {
+            first.left += 1;
+        }
     }
 
     /// Whether no request of a tenant waits.
@@ -60,7 +83,7 @@ impl Fairness {
             if first.request == request {
                 continue;
             }
-            first.overtaken += 1;
+            first.overtaken += u32::from(!self.held_back[tenant]);
             let most = (MAX_OVERTAKES + 1) * (turns + first.left);
             if first.overtaken > most {
                 let found = format!("{first:?} of tenant {tenant} has been overtaken more than {most} times");
@@ -77,9 +100,7 @@ impl Fairness {
     /// A request does not wait any more.
     pub(super) fn left(&mut self, request: RequestId) {
         if self.remove(request) {
-            for first in self.tenants.iter_mut().filter_map(VecDeque::front_mut) {
-                first.left += 1;
-            }
+            self.turns_change();
         }
     }
 

@@ -303,8 +303,15 @@ impl Manager {
                 let found = format!("request {id} may not wait and was not answered");
                 scene.truth.violated(Invariant::RequestsAreAnsweredOnce, found);
             }
+            self.note_held_back(scene);
             self.fairness.waits(id, tenant, &mut scene.truth);
         }
+    }
+
+    fn note_held_back(&mut self, scene: &Scene) {
+        let now_ms = self.clock.read_ms(scene.now_us);
+        let (core, tenants) = (&self.core, &self.tenants);
+        self.fairness.hold_back(|tenant| core.is_held_back(tenants[tenant], now_ms));
     }
 
     fn verify(
@@ -529,6 +536,7 @@ impl Manager {
                 self.tell_granted(id, tenant, ticket, scene);
             }
         }
+        self.note_held_back(scene);
         self.fairness.granted(request, &mut scene.truth);
         self.answer_request(request, Answer::Granted(tickets), scene);
         if let Some(unverified) = self.unverified.get_mut(&request) {

@@ -30,8 +30,15 @@ impl Core {
         // One that was handed to a rack in vain had its turn, and has it still.
         let turn = if request.refusals.are_any() { Turn::First } else { Turn::Last };
         self.postpone(now_ms);
+        // A request whose token is yet to be verified may be of a tenant that is held back.
+        let may_be_held_back =
+            request.standing == Standing::Provisional && self.tenants.is_any_held_back(now_ms);
         let granted = match (self.tenants.held_back_until(tenant, now_ms), turn) {
             (Some(until_ms), _) => Err(held_back(&self.tenants.get(tenant).name, until_ms - now_ms)),
+            (None, _) if may_be_held_back => Err(Error::new(
+                Code::NoCapacity,
+                "a tenant is held back: tokens are verified before leases are granted",
+            )),
             (None, Turn::First) => self.try_grant(now_ms, &request, Pools::NONE),
             (None, Turn::Last) => self.try_grant_in_turn(now_ms, &request),
         };

@@ -156,6 +156,16 @@ impl Tenants {
         self.all.iter().any(waits).then_some(until_ms)
     }
 
+    /// Whether the requests of any tenant are held back.
+    pub(super) fn is_any_held_back(&self, now_ms: u64) -> bool {
+        let may_be = |tenant: &Tenant| tenant.held_back_until_ms > now_ms;
+        let keys = (0..self.all.len() as u32).map(TenantKey);
+        self.all
+            .iter()
+            .zip(keys)
+            .any(|(tenant, key)| may_be(tenant) && self.held_back_until(key, now_ms).is_some())
+    }
+
     /// Whether the requests of any tenant were held back at this time or later.
     pub(super) fn are_any_held_back(&self, at_ms: u64) -> bool {
         self.all.iter().any(|tenant| tenant.held_back_until_ms > at_ms)

@@ -73,6 +73,8 @@ struct House {
     answered: u64,
     /// Of the latest registration.
     generation: u64,
+    /// Of the tenants' requests.
+    standing: Standing,
     requests: u128,
     is_store_full: bool,
     saved: BTreeSet<LeaseId>,
@@ -99,6 +101,7 @@ impl House {
             answered: 0,
             generation: 0,
             requests: 0,
+            standing: Standing::Verified,
             is_store_full: false,
             saved: BTreeSet::new(),
         }
@@ -198,7 +201,7 @@ impl House {
         let request = Request {
             id: RequestId(self.requests),
             tenant: self.core.tenant_key(tenant),
-            standing: Standing::Verified,
+            standing: self.standing,
             pu: asked.pu.clone(),
             package: Arc::new(PackageInfo {
                 name: "p".into(),

@@ -93,3 +93,20 @@ fn lapsed_grants_cost_nothing_where_nobody_else_waits() {
         assert_eq!(lapse(&mut house, vec![]), ["t"]);
     }
 }
+
+#[test]
+fn tokens_are_verified_before_leases_are_granted_while_a_tenant_is_held_back() {
+    let mut house = House::with_node(2);
+    house.request_of("greedy", &asked(2));
+    assert!(matches!(&house.request_of("modest", &asked(1))[..], [Action::Refused { .. }]));
+    assert_eq!(lapse(&mut house, vec![]), [""; 0]);
+    house.standing = Standing::Provisional;
+    let refused = house.request_of("unverified", &asked(1)).pop();
+    assert!(
+        matches!(&refused, Some(Action::Refused { error, .. }) if error.code == Code::NoCapacity),
+        "{refused:?}"
+    );
+    house.standing = Standing::Verified;
+    let verified = house.request_of("modest", &asked(1));
+    assert_eq!(granted(&house, &verified), ["modest"]);
+}
