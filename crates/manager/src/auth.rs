@@ -8,6 +8,7 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use sublet_proto::v1::{Role, Token};
@@ -38,12 +39,15 @@ const RIGHTS: &[(&str, &[Role])] = &[
     ("/sublet.v1.Manager/DeployGraph", USERS),
     ("/sublet.v1.Manager/FindGraph", USERS),
     ("/sublet.v1.Manager/ListGraphs", USERS),
+    ("/sublet.v1.Manager/RemoveGraph", USERS),
     ("/sublet.v1.Manager/BeginRun", USERS),
     ("/sublet.v1.Manager/Journal", USERS),
     ("/sublet.v1.Manager/ReportRun", USERS),
     ("/sublet.v1.Manager/EndRun", USERS),
     ("/sublet.v1.Manager/ReadRun", USERS),
     ("/sublet.v1.Manager/ListRuns", USERS),
+    ("/sublet.v1.Manager/RemoveRuns", USERS),
+    ("/sublet.v1.Manager/CollectGarbage", OPERATORS),
     ("/sublet.v1.Manager/CreateToken", OPERATORS),
     ("/sublet.v1.Manager/ListTokens", OPERATORS),
     ("/sublet.v1.Manager/RevokeToken", OPERATORS),
@@ -54,6 +58,27 @@ const RIGHTS: &[(&str, &[Role])] = &[
     ("/sublet.v1.Nodes/ConfirmLease", AGENTS),
     ("/sublet.v1.Nodes/LeaseForProcess", AGENTS),
     ("/sublet.v1.Nodes/FetchPackage", AGENTS),
+];
+/// Methods that a manager answers while its disk is too full for it to begin.
+const OF_READ_ONLY: &[&str] = &[
+    "/sublet.v1.Manager/Resolve",
+    "/sublet.v1.Manager/ListPackages",
+    "/sublet.v1.Manager/RemovePackage",
+    "/sublet.v1.Manager/ListLeases",
+    "/sublet.v1.Manager/ListNodes",
+    "/sublet.v1.Manager/ListManagers",
+    "/sublet.v1.Manager/Bill",
+    "/sublet.v1.Manager/FindGraph",
+    "/sublet.v1.Manager/ListGraphs",
+    "/sublet.v1.Manager/RemoveGraph",
+    "/sublet.v1.Manager/ReadRun",
+    "/sublet.v1.Manager/ListRuns",
+    "/sublet.v1.Manager/RemoveRuns",
+    "/sublet.v1.Manager/CollectGarbage",
+    "/sublet.v1.Manager/ListTokens",
+    "/sublet.v1.Manager/RevokeToken",
+    "/sublet.v1.Manager/SetTenant",
+    "/sublet.v1.Manager/ListTenants",
 ];
 const OPERATORS: &[Role] = &[Role::Operator];
 const USERS: &[Role] = &[Role::User, Role::Operator];
@@ -175,11 +200,26 @@ pub(crate) struct Gate {
     pub(crate) tokens: Arc<Tokens>,
     clock: Clock,
     users: Users,
+    is_read_only: AtomicBool,
 }
 
 impl Gate {
     pub(crate) fn new(tokens: Tokens, clock: Clock) -> Gate {
-        Gate { tokens: Arc::new(tokens), clock, users: Users::new() }
+        Gate { tokens: Arc::new(tokens), clock, users: Users::new(), is_read_only: AtomicBool::new(false) }
+    }
+
+    /// Lets every method pass from now on, or those alone that a read-only manager answers.
+    pub(crate) fn set_read_only(&self, is_read_only: bool) {
+        self.is_read_only.store(is_read_only, Ordering::Relaxed);
+    }
+
+    fn check_writable(&self, method: &str) -> Result<(), Error> {
+        if !self.is_read_only.load(Ordering::Relaxed) || OF_READ_ONLY.contains(&method) {
+            return Ok(());
+        }
+        let message = "the manager is read-only until the disk of its state folder has room again: remove files there, or \
+                       packages, graphs and runs";
+        Err(Error::new(Code::StoreFull, message))
     }
 
     /// Who calls, without waiting for the store.
@@ -272,6 +312,9 @@ where
             let message = format!("there is no method {}", request.uri().path());
             return refuse(Error::new(Code::Protocol, message));
         };
+        if let Err(error) = self.gate.check_writable(method) {
+            return refuse(error);
+        }
         let peer = request.extensions().get::<Peer>().cloned();
         let identity = self.gate.identify(peer.as_ref(), request.headers().get(HEADER));
         let busy = peer.map(|peer| peer.place.begin());

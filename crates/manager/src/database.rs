@@ -10,7 +10,7 @@ use std::time::Duration;
 use sublet_proto::{Code, Error};
 use tokio::sync::Semaphore;
 
-use crate::store::Store;
+use crate::store::{Reserve, Store};
 
 /// Uses of the store that hold a thread at the same time.
 const MAX_THREADS: usize = 8;
@@ -29,12 +29,31 @@ impl Database {
         Database { store: Arc::new(Mutex::new(store)), turns: Arc::new(Semaphore::new(MAX_THREADS)) }
     }
 
-    /// Does something with the store, on a thread that may block.
+    /// Does something with the store, on a thread that may block. Changes may use what is reserved of the disk.
     ///
     /// # Errors
     /// What `act` says, and `store_unreachable` if there was no turn for it in time.
     pub(crate) async fn with<T: Send + 'static>(
         &self,
+        act: impl FnOnce(&mut dyn Store) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.run(Reserve::Used, act).await
+    }
+
+    /// As [`Database::with`], for what users may store as often as they like: changes leave the reserve free.
+    ///
+    /// # Errors
+    /// As [`Database::with`], and `store_full` once only the reserve is left.
+    pub(crate) async fn keeping_reserve<T: Send + 'static>(
+        &self,
+        act: impl FnOnce(&mut dyn Store) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.run(Reserve::Kept, act).await
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        reserve: Reserve,
         act: impl FnOnce(&mut dyn Store) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let turn = tokio::time::timeout(TURN, Arc::clone(&self.turns).acquire_owned()).await;
@@ -48,6 +67,7 @@ impl Database {
             let mut store = store
                 .lock()
                 .map_err(|_| Error::new(Code::Internal, "the store has failed before and serves no more"))?;
+            store.set_reserve(reserve);
             let done = act(&mut **store)?;
             let unsynced = store.unsynced();
             drop(store);

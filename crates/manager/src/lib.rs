@@ -9,6 +9,7 @@
 //!       ledger.rs     what was used; bill.rs, what it costs
 //!       packages.rs   what is run, as uploads.rs receives it; tenants.rs, who may have how much
 //!       graphs.rs     applications of several components; runs.rs, what a run has come to
+//!       quotas.rs    what tenants may keep in the store; garbage.rs, what nothing refers to any more
 //!       fleet.rs      the other managers of the store
 //!    database.rs      the store, off the threads that serve
 //!       store.rs      what outlives the process
@@ -32,12 +33,14 @@ pub mod core;
 mod database;
 mod fleet;
 mod folder;
+mod garbage;
 mod graphs;
 mod ledger;
 mod listen;
 mod names;
 mod packages;
 pub mod peers;
+mod quotas;
 mod reply;
 mod runs;
 mod service;
@@ -66,6 +69,9 @@ use tonic::transport::Server;
 pub use bill::{MAX_LINES, MAX_MINUTES};
 pub use listen::{ConnectionLimits, MAX_CONNECTIONS};
 pub use names::MAX_NAME_BYTES;
+pub use quotas::{
+    DEFAULT_GRAPHS, DEFAULT_LEASES_PER_DAY, DEFAULT_PACKAGES, DEFAULT_RUNS, DEFAULT_STORE_BYTES,
+};
 pub use tls::Tls;
 pub use tokens::{MAX_LOOKUPS_PER_SECOND, MAX_TOKENS, MAX_UNVERIFIED};
 
@@ -80,6 +86,7 @@ use crate::graphs::Graphs;
 use crate::listen::{Connection, Intake};
 use crate::packages::Packages;
 use crate::peers::Peers;
+use crate::quotas::Quotas;
 use crate::runs::Runs;
 use crate::service::{Methods, Parts, Service};
 use crate::shell::Shell;
@@ -102,6 +109,8 @@ const KEEPALIVE_ANSWER: Duration = Duration::from_secs(10);
 const MAX_HEADER_BYTES: u32 = 16 << 10;
 /// How often tokens and quotas are looked after.
 const REFRESH: Duration = Duration::from_secs(1);
+/// How often what nothing refers to any more is removed from the store.
+const COLLECTION: Duration = Duration::from_secs(60 * 60);
 
 /// Where the manager keeps what must outlive it.
 #[derive(Clone, Debug)]
@@ -195,6 +204,8 @@ struct Opened {
     tokens: Tokens,
     shell: Shell,
     certificates: Option<Arc<Certificates>>,
+    /// The epoch is not written: the disk is full.
+    is_read_only: bool,
 }
 
 impl Manager {
@@ -221,7 +232,7 @@ impl Manager {
         let addresses = listeners.iter().map(address).collect::<Result<Vec<_>, _>>()?;
         let Options { socket, advertise, connections: limits, .. } = options.clone();
         let opened = blocking(move || open(&options)).await?;
-        let Opened { folder, fleet, database, tokens, shell, certificates } = opened;
+        let Opened { folder, fleet, database, tokens, shell, certificates, is_read_only } = opened;
         let unix = folder::listen(&socket)?;
 
         let scheme = if certificates.is_some() { "https" } else { "http" };
@@ -232,26 +243,34 @@ impl Manager {
         };
         let (shell, fleet) = (Arc::new(shell), Arc::new(fleet.at(address)));
         let gate = Arc::new(Gate::new(tokens, shell.clock));
+        gate.set_read_only(is_read_only);
         let tenants = Arc::new(Tenants::new(database.clone()));
+        let quotas = Arc::new(Quotas::new(database.clone()));
         let service = Service::new(Parts {
             shell: Arc::clone(&shell),
             gate: Arc::clone(&gate),
             tenants: Arc::clone(&tenants),
-            packages: Packages::new(database.clone()),
-            graphs: Graphs::new(database.clone()),
+            packages: Packages::new(database.clone(), shell.clock),
+            graphs: Graphs::new(database.clone(), shell.clock),
             runs: Runs::new(database.clone()),
             bills: Bills::new(database.clone()),
-            database,
+            database: database.clone(),
             fleet: Arc::clone(&fleet),
             uploads: Uploads::new(),
+            quotas: Arc::clone(&quotas),
         });
         let mut chores = JoinSet::new();
-        refresh(&shell, &gate, &tenants).await?;
-        fleet.exchange(&shell).await?;
+        refresh(&shell, &gate, &tenants, &quotas).await?;
+        if is_read_only {
+            chores.spawn(leave_read_only(database.clone(), Arc::clone(&gate)));
+        } else {
+            fleet.exchange(&shell).await?;
+        }
+        chores.spawn(collect_garbage(Arc::clone(&shell), database));
         chores.spawn(keep_ledger(Arc::clone(&shell), Arc::clone(&fleet)));
         chores.spawn(keep_company(Arc::clone(&shell), Arc::clone(&fleet)));
         chores.spawn(tick(Arc::clone(&shell)));
-        chores.spawn(keep_fresh(Arc::clone(&shell), Arc::clone(&gate), tenants));
+        chores.spawn(keep_fresh(Arc::clone(&shell), Arc::clone(&gate), tenants, quotas));
         let mut intake = JoinSet::new();
         let (taker, connections) = Intake::new(&limits);
         intake.spawn(taker.places().sweep());
@@ -322,9 +341,16 @@ fn open(options: &Options) -> Result<Opened, Error> {
         StoreOptions::Nats(servers) => Box::new(NatsStore::open(servers)?),
     };
     let clock = Clock::start();
-    let epoch = start::next_epoch(&mut *store)?;
+    let (epoch, is_read_only) = match start::next_epoch(&mut *store) {
+        // The embedded store has one manager, so nobody else takes the number meanwhile.
+        Err(error) if error.code == Code::StoreFull && matches!(options.store, StoreOptions::Embedded) => {
+            tracing::error!(%error, "the manager is read-only until there is room");
+            (start::unwritten_epoch(&*store)?, true)
+        }
+        epoch => (epoch?, false),
+    };
     let signing = start::signing(&mut *store, &options.state)?;
-    let migrated = packages::migrate(&mut *store)?;
+    let migrated = if is_read_only { 0 } else { packages::migrate(&mut *store)? };
     if migrated > 0 {
         tracing::warn!(
             migrated,
@@ -357,7 +383,7 @@ fn open(options: &Options) -> Result<Opened, Error> {
     let shell = Shell::new(core, signing, database.clone(), clock)?;
     let fleet = Fleet::new(database.clone(), peers, epoch);
     let tokens = Tokens::new(database.clone(), known);
-    Ok(Opened { folder, fleet, tokens, database, shell, certificates })
+    Ok(Opened { folder, fleet, tokens, database, shell, certificates, is_read_only })
 }
 
 async fn serve(
@@ -378,6 +404,38 @@ async fn serve(
         );
     if let Err(error) = served.await {
         tracing::error!(%error, "the manager's server failed");
+    }
+}
+
+/// Makes a manager that has started on a full disk a usual one as soon as there is room.
+async fn leave_read_only(database: Database, gate: Arc<Gate>) {
+    let mut interval = every(REFRESH);
+    loop {
+        interval.tick().await;
+        // Where there is no more room than for this, users soon fill it.
+        let begun = database.keeping_reserve(|store| {
+            start::next_epoch(store)?;
+            packages::migrate(store)
+        });
+        if begun.await.is_ok() {
+            gate.set_read_only(false);
+            tracing::warn!("the disk has room again: the manager is no longer read-only");
+            return;
+        }
+    }
+}
+
+async fn collect_garbage(shell: Arc<Shell>, database: Database) {
+    let mut interval = every(COLLECTION);
+    loop {
+        interval.tick().await;
+        match garbage::collect(&database, &shell.clock, || shell.packages()).await {
+            Ok(garbage::Removed { blobs: 0, .. }) => {}
+            Ok(garbage::Removed { blobs, bytes }) => {
+                tracing::info!(blobs, bytes, "packages and graphs that nothing refers to are removed");
+            }
+            Err(error) => tracing::debug!(%error, "packages and graphs that nothing refers to stay"),
+        }
     }
 }
 
@@ -412,12 +470,12 @@ async fn tick(shell: Arc<Shell>) {
 }
 
 /// Takes over what other managers have changed of tokens and quotas, and ends the leases of tokens that are gone.
-async fn keep_fresh(shell: Arc<Shell>, gate: Arc<Gate>, tenants: Arc<Tenants>) {
+async fn keep_fresh(shell: Arc<Shell>, gate: Arc<Gate>, tenants: Arc<Tenants>, quotas: Arc<Quotas>) {
     let mut interval = every(REFRESH);
     let mut is_failing = false;
     loop {
         interval.tick().await;
-        let refreshed = refresh(&shell, &gate, &tenants).await;
+        let refreshed = refresh(&shell, &gate, &tenants, &quotas).await;
         if let Err(error) = &refreshed
             && !is_failing
         {
@@ -427,13 +485,14 @@ async fn keep_fresh(shell: Arc<Shell>, gate: Arc<Gate>, tenants: Arc<Tenants>) {
     }
 }
 
-async fn refresh(shell: &Shell, gate: &Gate, tenants: &Tenants) -> Result<(), Error> {
+async fn refresh(shell: &Shell, gate: &Gate, tenants: &Tenants, limits: &Quotas) -> Result<(), Error> {
     let now_ms = shell.clock.now_ms();
     let read = gate.tokens.refresh(now_ms).await;
     // Tokens expire even when the store is away.
     shell.end_revoked(|token| gate.tokens.is_valid(token, now_ms))?;
     read?;
     if let Some(quotas) = tenants.refresh().await? {
+        limits.set(quotas.clone());
         shell.set_quotas(quotas)?;
     }
     Ok(())

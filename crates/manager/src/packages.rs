@@ -6,21 +6,27 @@
 
 mod names;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use prost::Message;
 use sublet_proto::package::{self, Checked, PUBLIC};
-use sublet_proto::v1::{DeployReply, PackageChunk, PackageGrant, PackageInfo, PackageRight, PinnedPackage};
+use sublet_proto::v1::{
+    DeployReply, PackageChunk, PackageGrant, PackageInfo, PackageRight, PinnedPackage, RemovePackageReply,
+    StoreUse,
+};
 use sublet_proto::{Code, Error, decode};
 use tokio::sync::{Semaphore, mpsc};
 use tonic::Status;
 
+use crate::clock::Clock;
 use crate::database::Database;
+use crate::quotas::RECORD_BYTES;
 use crate::reply::ReplyList;
 use crate::store::{BLOB_PART_BYTES, Batch, BlobPart, Store, each_record, keys};
+use crate::{garbage, runs};
 use names::{NameRecord, is_allowed, is_possible, name_key, shown};
 
 pub(crate) use names::{Asker, migrate};
@@ -33,6 +39,7 @@ const MAX_REMEMBERED: usize = 4096;
 /// The packages of a store.
 pub(crate) struct Packages {
     database: Database,
+    clock: Clock,
     /// One package at a time is stored, so that the failure of one does not take the parts of another.
     storing: Semaphore,
     remembered: Arc<RwLock<HashMap<String, Lookup>>>,
@@ -56,8 +63,8 @@ enum Missing {
 }
 
 impl Packages {
-    pub(crate) fn new(database: Database) -> Packages {
-        Packages { database, storing: Semaphore::new(1), remembered: Arc::default() }
+    pub(crate) fn new(database: Database, clock: Clock) -> Packages {
+        Packages { database, clock, storing: Semaphore::new(1), remembered: Arc::default() }
     }
 
     /// The package that an address means for the caller, if it has this right to it.
@@ -207,52 +214,70 @@ impl Packages {
             .await
     }
 
+    /// What a tenant would keep more in the store if it deployed this package.
+    pub(crate) async fn more(&self, tenant: &str, package: &Checked) -> Result<StoreUse, Error> {
+        let PackageInfo { name, digest, size_bytes, .. } = package.info();
+        let tenant = tenant.to_owned();
+        let look = move |store: &mut dyn Store| {
+            let has_version = names::read(store, &tenant, &digest)?.0.is_some();
+            let has_name = names::read(store, &tenant, &name)?.0.is_some();
+            let bytes = if has_version { 0 } else { size_bytes } + 2 * RECORD_BYTES;
+            Ok(StoreUse { bytes, packages: u32::from(!has_version || !has_name), ..StoreUse::default() })
+        };
+        self.database.with(look).await
+    }
+
     /// Stores a package's parts, letting others have the store between them, and then its name among the tenant's.
     pub(crate) async fn deploy(
         &self,
         tenant: &str,
         encoded: Arc<Vec<u8>>,
         checked: Checked,
-        now_ms: u64,
     ) -> Result<DeployReply, Error> {
         let _turn =
             self.storing.acquire().await.map_err(|_| Error::new(Code::Internal, "the manager stops"))?;
         let digest = checked.digest.clone();
         let is_stored = self.database.with(move |store| Ok(known(store, &digest)?.is_some())).await?;
-        if !is_stored && let Err(error) = self.store_parts(&encoded, &checked.digest).await {
-            let digest = checked.digest.clone();
-            self.database
-                .with(move |store| match known(store, &digest)? {
-                    // Another manager was quicker.
-                    Some(_) => Ok(()),
-                    None => store.remove_blob(&digest),
-                })
-                .await?;
-            return Err(error);
+        if !is_stored {
+            self.store_parts(&encoded, &checked.digest).await?;
         }
-        let info = PackageInfo { deployed_unix_ms: now_ms, ..checked.info() };
+        let info = PackageInfo { deployed_unix_ms: self.clock.now_ms(), ..checked.info() };
         let reply = self.point(tenant, info.clone()).await?;
+        // A collector may have removed it before the name referred to it.
+        if !self.is_complete(&info).await? {
+            self.store_parts(&encoded, &checked.digest).await?;
+            self.point(tenant, info.clone()).await?;
+        }
         let hidden = self.named(PUBLIC, &info.name, Missing::LookedFor).await?.filter(|_| tenant != PUBLIC);
         Ok(DeployReply { hidden: hidden.map(|named| named.info.as_ref().clone()), ..reply })
     }
 
     /// Points a public name at a package that is stored.
-    pub(crate) async fn publish(
-        &self,
-        asker: Asker<'_>,
-        address: &str,
-        now_ms: u64,
-    ) -> Result<PackageInfo, Error> {
+    pub(crate) async fn publish(&self, asker: Asker<'_>, address: &str) -> Result<PackageInfo, Error> {
         let info = self.resolve(asker, address, PackageRight::Read).await?;
-        let info = PackageInfo { deployed_unix_ms: now_ms, grants: Vec::new(), ..info.as_ref().clone() };
-        let reply = self.point(PUBLIC, PackageInfo { owner: String::new(), ..info }).await?;
+        let deployed_unix_ms = self.clock.now_ms();
+        let info = PackageInfo {
+            deployed_unix_ms,
+            grants: Vec::new(),
+            owner: String::new(),
+            ..info.as_ref().clone()
+        };
+        let reply = self.point(PUBLIC, info.clone()).await?;
+        if !self.is_complete(&info).await? {
+            let (name, digest) = (info.name.clone(), info.digest.clone());
+            self.database.with(move |store| remove(store, PUBLIC, &name, Versions::All)).await?;
+            self.database.with(move |store| garbage::remove_record(store, &digest)).await?;
+            self.forget(PUBLIC, &info.name);
+            return Err(unknown(address));
+        }
         reply.package.ok_or_else(|| Error::new(Code::Internal, "a package was published and is not there"))
     }
 
     /// Points an owner's name at a package all parts of which are in the store.
     async fn point(&self, owner: &str, info: PackageInfo) -> Result<DeployReply, Error> {
         let (of, stored) = (owner.to_owned(), info.clone());
-        let before = self.database.with(move |store| point(store, &of, &stored)).await?;
+        let before = self.database.keeping_reserve(move |store| point(store, &of, &stored)).await?;
+        garbage::note(&self.database, &self.clock, &info.digest).await?;
         self.forget(owner, &info.name);
         // It is remembered by its digest, too: the first leases of it find it.
         self.named(owner, &info.name, Missing::LookedFor).await?;
@@ -274,28 +299,64 @@ impl Packages {
         granted: PackageGrant,
     ) -> Result<PackageInfo, Error> {
         let (owner, name) = names::owned(asker, name)?;
-        let (of, changed) = (owner.to_owned(), name.to_owned());
-        let info = self.database.with(move |store| grant(store, (&of, &changed), &granted)).await?;
+        let (of, changed, granted_right) = (owner.to_owned(), name.to_owned(), granted.right());
+        let change = move |store: &mut dyn Store| grant(store, (&of, &changed), &granted);
+        let info = match granted_right {
+            PackageRight::Unspecified => self.database.with(change).await?,
+            PackageRight::Read | PackageRight::Execute => self.database.keeping_reserve(change).await?,
+        };
         self.forget(owner, name);
         Ok(info)
     }
 
-    /// Takes a name away, and what its owner could do by the digest that it stood for; returns what that was.
-    pub(crate) async fn remove(&self, asker: Asker<'_>, name: &str) -> Result<PackageInfo, Error> {
+    /// Takes versions of a package away from its owner, and its name unless only old versions go. Returns what the name
+    /// stood for, and how many versions are gone.
+    pub(crate) async fn remove(
+        &self,
+        asker: Asker<'_>,
+        name: &str,
+        versions: Versions,
+    ) -> Result<RemovePackageReply, Error> {
         let (owner, name) = names::owned(asker, name)?;
         let (of, removed) = (owner.to_owned(), name.to_owned());
-        let info = self.database.with(move |store| remove(store, &of, &removed)).await?;
-        let info = info.ok_or_else(|| unknown(&format!("{owner}/{name}")))?;
+        let removed = self.database.with(move |store| remove(store, &of, &removed, versions)).await?;
+        let Removed { info, digests } = removed.ok_or_else(|| unknown(&format!("{owner}/{name}")))?;
         self.forget(owner, name);
-        self.forget(owner, &info.digest);
-        Ok(info)
+        digests.iter().for_each(|digest| self.forget(owner, digest));
+        Ok(RemovePackageReply { package: Some(info), versions: digests.len() as u32 })
     }
 
+    /// Whether a package's record and all of its parts are in the store.
+    async fn is_complete(&self, info: &PackageInfo) -> Result<bool, Error> {
+        let digest = info.digest.clone();
+        let parts = info.size_bytes.div_ceil(BLOB_PART_BYTES as u64);
+        let look = move |store: &mut dyn Store| {
+            Ok(known(store, &digest)?.is_some() && u64::from(store.blob_parts(&digest)?) == parts)
+        };
+        self.database.with(look).await
+    }
+
+    /// Stores all parts, or none: those of a package that is known to the store stay.
     async fn store_parts(&self, encoded: &Arc<Vec<u8>>, digest: &str) -> Result<(), Error> {
+        let stored = self.try_store_parts(encoded, digest).await;
+        if stored.is_err() {
+            let digest = digest.to_owned();
+            self.database
+                .with(move |store| match known(store, &digest)? {
+                    // Another manager was quicker.
+                    Some(_) => Ok(()),
+                    None => store.remove_blob(&digest),
+                })
+                .await?;
+        }
+        stored
+    }
+
+    async fn try_store_parts(&self, encoded: &Arc<Vec<u8>>, digest: &str) -> Result<(), Error> {
         for (index, start) in (0u32..).zip((0..encoded.len()).step_by(BLOB_PART_BYTES)) {
             let (encoded, digest) = (Arc::clone(encoded), digest.to_owned());
             self.database
-                .with(move |store| {
+                .keeping_reserve(move |store| {
                     let end = encoded.len().min(start + BLOB_PART_BYTES);
                     store.put_blob_part(BlobPart { digest: &digest, index }, &encoded[start..end])
                 })
@@ -444,16 +505,85 @@ fn grant(
     Ok(PackageInfo { grants: record.grants, ..info.as_ref().clone() })
 }
 
-fn remove(store: &mut dyn Store, owner: &str, name: &str) -> Result<Option<PackageInfo>, Error> {
+/// Which versions of a package are removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Versions {
+    /// Those that the name does not stand for any more, and that no unfinished run of the owner needs.
+    Old,
+    /// All, and the name.
+    All,
+}
+
+/// What was taken away from an owner.
+struct Removed {
+    /// What the name stands for, or stood for.
+    info: PackageInfo,
+    /// The versions.
+    digests: Vec<String>,
+}
+
+fn remove(store: &mut dyn Store, owner: &str, name: &str, which: Versions) -> Result<Option<Removed>, Error> {
     let Some(named) = look_up(store, owner, name)? else { return Ok(None) };
-    let removed = names::change(store, (owner, name), |_| Ok(NameRecord::default()))?.unwrap_or_default();
+    let mut digests = versions(store, owner, name)?;
     let mut batch = Batch::default();
-    batch.remove(name_key(owner, &removed.digest));
-    for grant in &removed.grants {
-        batch.remove(names::granted_key(&grant.tenant, owner, name));
+    match which {
+        Versions::Old => {
+            let needed = runs::digests_of_unfinished(store, owner)?;
+            digests.retain(|digest| *digest != named.record.digest && !needed.contains(digest));
+        }
+        Versions::All => {
+            let removed = names::change(store, (owner, name), |_| Ok(NameRecord::default()))?;
+            for grant in removed.unwrap_or_default().grants {
+                batch.remove(names::granted_key(&grant.tenant, owner, name));
+            }
+        }
     }
+    digests.iter().for_each(|digest| batch.remove(name_key(owner, digest)));
     store.commit(&batch)?;
-    Ok(Some(named.info.as_ref().clone()))
+    Ok(Some(Removed { info: named.info.as_ref().clone(), digests }))
+}
+
+/// Digests of an owner's packages of this name.
+fn versions(store: &dyn Store, owner: &str, name: &str) -> Result<Vec<String>, Error> {
+    let mut digests = Vec::new();
+    let prefix = name_key(owner, "");
+    each_record(store, &prefix, |found| {
+        let digest = &found.key[prefix.len()..];
+        if package::is_digest(digest) && known(store, digest)?.is_some_and(|info| info.name == name) {
+            digests.push(digest.to_owned());
+        }
+        Ok(())
+    })?;
+    Ok(digests)
+}
+
+/// Bytes that a tenant's packages take, and how many versions or names it has, whichever are more.
+pub(crate) fn measure(store: &dyn Store, tenant: &str) -> Result<(u64, u32), Error> {
+    let (mut bytes, mut versions, mut names) = (0u64, 0u32, 0u32);
+    let prefix = name_key(tenant, "");
+    each_record(store, &prefix, |found| {
+        let (name, record) =
+            (&found.key[prefix.len()..], decode::<NameRecord>("a stored name", &found.value)?);
+        let is_version = package::is_digest(name);
+        let info = if is_version { known(store, name)? } else { None };
+        bytes = bytes.saturating_add(RECORD_BYTES).saturating_add(info.map_or(0, |info| info.size_bytes));
+        versions += u32::from(is_version);
+        // A removed name keeps a record, which is none of the names.
+        names += u32::from(!is_version && !record.digest.is_empty());
+        Ok(())
+    })?;
+    Ok((bytes, versions.max(names)))
+}
+
+/// Digests that any name or version refers to.
+pub(crate) fn digests(store: &dyn Store) -> Result<HashSet<String>, Error> {
+    let mut digests = HashSet::new();
+    each_record(store, keys::NAMED, |found| {
+        let record: NameRecord = decode("a stored name", &found.value)?;
+        digests.insert(record.digest);
+        Ok(())
+    })?;
+    Ok(digests)
 }
 
 fn unknown(address: &str) -> Error {

@@ -4,6 +4,8 @@
 //! anybody has it. When the run has ended the messages go, and a record of it stays, with what each component used, and how much
 //! memory there was over time. What a client says of a run that goes on is for those who watch, and replaced by what it says next.
 
+use std::collections::HashSet;
+
 use prost::Message;
 use sublet_proto::graph::MAX_COMPONENTS;
 use sublet_proto::run::{MAX_ENTRIES, MAX_NODES, MAX_OUTPUT_BYTES, MAX_POINTS};
@@ -14,8 +16,10 @@ use sublet_proto::v1::{
 use sublet_proto::{Code, Error, decode};
 
 use crate::database::Database;
+use crate::garbage::digests_of_run;
+use crate::quotas::RECORD_BYTES;
 use crate::reply::ReplyList;
-use crate::store::{Batch, Record, Store, keys};
+use crate::store::{Batch, Record, Store, each_record, keys};
 
 /// Length of a run's identifier, in hexadecimal digits.
 const ID_DIGITS: usize = 32;
@@ -61,7 +65,7 @@ impl Runs {
             store.commit(&batch)?;
             Ok(info)
         };
-        self.database.with(begin).await
+        self.database.keeping_reserve(begin).await
     }
 
     /// Keeps entries of a run that goes on.
@@ -78,7 +82,7 @@ impl Runs {
             }
             store.commit(&batch)
         };
-        self.database.with(keep).await
+        self.database.keeping_reserve(keep).await
     }
 
     /// How a run stands that goes on.
@@ -100,7 +104,7 @@ impl Runs {
             batch.put(report_key(&tenant, &run), report.encode_to_vec());
             store.commit(&batch)
         };
-        self.database.with(keep).await
+        self.database.keeping_reserve(keep).await
     }
 
     /// Ends a run; a second end changes nothing.
@@ -138,17 +142,49 @@ impl Runs {
     async fn forget(&self, tenant: &str, run: &str) -> Result<(), Error> {
         loop {
             let prefix = journal_key(tenant, run);
-            let remove = move |store: &mut dyn Store| {
-                let page = store.scan(&prefix, None, PAGE_RECORDS)?;
-                let mut batch = Batch::default();
-                page.iter().for_each(|record| batch.remove(record.key.clone()));
-                store.commit(&batch)?;
-                Ok(page.len())
-            };
-            if self.database.with(remove).await? < PAGE_RECORDS {
+            if self.database.with(move |store| forget_page(store, &prefix)).await? < PAGE_RECORDS {
                 return Ok(());
             }
         }
+    }
+
+    /// Removes runs that have ended: these, or all of the tenant's. Returns how many.
+    pub(crate) async fn remove(&self, tenant: &str, runs: Vec<String>) -> Result<u32, Error> {
+        runs.iter().try_for_each(|run| check_id(run))?;
+        if runs.is_empty() {
+            return self.remove_all(tenant).await;
+        }
+        let tenant = tenant.to_owned();
+        let remove = move |store: &mut dyn Store| {
+            let runs = runs.iter().map(|run| find(store, &tenant, run)).collect::<Result<Vec<_>, _>>()?;
+            match runs.iter().find(|run| run.ended_unix_ms == 0) {
+                None => remove(store, &runs),
+                Some(info) => Err(Error::new(
+                    Code::InvalidArgument,
+                    format!(
+                        "run {} is in progress, or can be resumed: only runs that have ended are removed",
+                        info.run
+                    ),
+                )),
+            }
+        };
+        self.database.with(remove).await
+    }
+
+    async fn remove_all(&self, tenant: &str) -> Result<u32, Error> {
+        let mut removed = 0u32;
+        loop {
+            match self.remove_oldest(tenant).await? {
+                0 => return Ok(removed),
+                more => removed = removed.saturating_add(more),
+            }
+        }
+    }
+
+    /// Removes some of a tenant's oldest runs that have ended; how many.
+    pub(crate) async fn remove_oldest(&self, tenant: &str) -> Result<u32, Error> {
+        let tenant = tenant.to_owned();
+        self.database.with(move |store| remove_oldest(store, &tenant)).await
     }
 
     /// A run, and what is kept of it behind a number.
@@ -203,6 +239,67 @@ impl Runs {
         };
         self.database.with(read).await
     }
+}
+
+/// Removes the oldest of a tenant's runs that have ended, a page of them at most; how many those were.
+fn remove_oldest(store: &mut dyn Store, tenant: &str) -> Result<u32, Error> {
+    let prefix = format!("{}{tenant}/", keys::RUN);
+    let mut after = None::<String>;
+    loop {
+        let page = store.scan(&prefix, after.as_deref(), PAGE_RECORDS)?;
+        let Some(last) = page.last() else { return Ok(0) };
+        after = Some(last.key.clone());
+        let runs = page.iter().map(|record| decode::<RunInfo>("a stored run", &record.value));
+        let mut runs = runs.collect::<Result<Vec<_>, _>>()?;
+        runs.retain(|run| run.ended_unix_ms != 0);
+        if !runs.is_empty() {
+            return remove(store, &runs);
+        }
+    }
+}
+
+/// Removes some entries of a journal; how many.
+fn forget_page(store: &mut dyn Store, prefix: &str) -> Result<usize, Error> {
+    let page = store.scan(prefix, None, PAGE_RECORDS)?;
+    let mut batch = Batch::default();
+    page.iter().for_each(|record| batch.remove(record.key.clone()));
+    store.commit(&batch)?;
+    Ok(page.len())
+}
+
+/// Removes runs that have ended; how many.
+fn remove(store: &mut dyn Store, runs: &[RunInfo]) -> Result<u32, Error> {
+    let mut batch = Batch::default();
+    for info in runs {
+        // What an interrupted end has left.
+        while forget_page(store, &journal_key(&info.tenant, &info.run))? == PAGE_RECORDS {}
+        batch.remove(report_key(&info.tenant, &info.run));
+        batch.remove(run_key(&info.tenant, &info.run));
+    }
+    store.commit(&batch)?;
+    Ok(runs.len() as u32)
+}
+
+/// Bytes that a tenant's runs take, and how many there are.
+pub(crate) fn measure(store: &dyn Store, tenant: &str) -> Result<(u64, u32), Error> {
+    let size = |kind: &str| store.size(&format!("{kind}{tenant}/"));
+    let runs = size(keys::RUN)?;
+    let all = [runs, size(keys::JOURNAL)?, size(keys::REPORT)?];
+    let bytes = all.iter().map(|size| size.bytes.saturating_add(size.records.saturating_mul(RECORD_BYTES)));
+    Ok((bytes.fold(0, u64::saturating_add), u32::try_from(runs.records).unwrap_or(u32::MAX)))
+}
+
+/// Digests of the graphs and packages that a tenant's unfinished runs need.
+pub(crate) fn digests_of_unfinished(store: &dyn Store, tenant: &str) -> Result<HashSet<String>, Error> {
+    let mut digests = HashSet::new();
+    each_record(store, &format!("{}{tenant}/", keys::RUN), |record| {
+        let run: RunInfo = decode("a stored run", &record.value)?;
+        if run.ended_unix_ms == 0 {
+            digests.extend(digests_of_run(&run).map(str::to_owned));
+        }
+        Ok(())
+    })?;
+    Ok(digests)
 }
 
 fn find(store: &dyn Store, tenant: &str, run: &str) -> Result<RunInfo, Error> {

@@ -21,6 +21,7 @@ use crate::database::Database;
 use crate::fleet::Fleet;
 use crate::graphs::Graphs;
 use crate::packages::Packages;
+use crate::quotas::Quotas;
 use crate::runs::Runs;
 use crate::shell::Shell;
 use crate::tenants::Tenants;
@@ -42,6 +43,7 @@ pub(crate) struct Parts {
     pub(crate) bills: Bills,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) uploads: Uploads,
+    pub(crate) quotas: Arc<Quotas>,
 }
 
 impl Service {

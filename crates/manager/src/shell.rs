@@ -176,6 +176,11 @@ impl Shell {
         Ok(look(&self.lock()?.core))
     }
 
+    /// Digests of the packages that active leases use.
+    pub(crate) fn packages(&self) -> Result<HashSet<String>, Error> {
+        self.look(|core| active_leases(core).map(|lease| lease.package).collect())
+    }
+
     /// The core's key of a tenant.
     pub(crate) fn tenant_key(&self, name: &str) -> Result<TenantKey, Error> {
         Ok(self.lock()?.core.tenant_key(name))

@@ -32,6 +32,14 @@ pub(crate) fn next_epoch(store: &mut dyn Store) -> Result<u64, Error> {
     Err(Error::new(Code::System, "other managers keep changing the store's epoch"))
 }
 
+/// The number that the next start will have, of a manager that cannot write it: a disk is full, and its store is its own.
+pub(crate) fn unwritten_epoch(store: &dyn Store) -> Result<u64, Error> {
+    let known = store.get(keys::EPOCH)?;
+    let last =
+        known.map(|known| stored_array(keys::EPOCH, &known.value).map(u64::from_le_bytes)).transpose()?;
+    Ok(last.unwrap_or_default() + 1)
+}
+
 /// The key of tickets, which all managers of a store share; the first one makes it.
 ///
 /// The state folder has a copy of it. A store or a folder that has lost it gets it from the other one, and a new one is made

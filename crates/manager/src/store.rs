@@ -141,6 +141,35 @@ pub struct BlobPart<'a> {
     pub index: u32,
 }
 
+/// A blob, as far as a list of them says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Blob {
+    /// What it is stored under.
+    pub digest: String,
+    /// Parts of it that are there.
+    pub parts: u32,
+    /// Bytes that these take, at most.
+    pub bytes: u64,
+}
+
+/// How much records take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Size {
+    /// How many there are.
+    pub records: u64,
+    /// Bytes of their values.
+    pub bytes: u64,
+}
+
+/// Whether changes leave free what is reserved of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reserve {
+    /// They do: changes that users may make as often as they like.
+    Kept,
+    /// They may use it: revocations, quotas, the ledger, starts, and whatever makes room.
+    Used,
+}
+
 /// What a manager needs of a store. Every method may block for seconds.
 pub trait Store: Send {
     /// A key's value, if it is there: the last one that was written when the call began, or a later one.
@@ -177,6 +206,30 @@ pub trait Store: Send {
 
     /// Removes every part of a blob.
     fn remove_blob(&mut self, digest: &str) -> Result<(), Error>;
+
+    /// All blobs that have any part.
+    fn blobs(&self) -> Result<Vec<Blob>, Error>;
+
+    /// How many parts of a blob are there.
+    fn blob_parts(&self, digest: &str) -> Result<u32, Error>;
+
+    /// How much the records take whose keys begin with `prefix`.
+    fn size(&self, prefix: &str) -> Result<Size, Error> {
+        let mut size = Size::default();
+        let mut after = None;
+        loop {
+            let page = self.scan(prefix, after.as_deref(), PAGE_RECORDS)?;
+            let Some(last) = page.last() else { return Ok(size) };
+            size.records += page.len() as u64;
+            size.bytes += page.iter().map(|record| record.value.len() as u64).sum::<u64>();
+            after = Some(last.key.clone());
+        }
+    }
+
+    /// What holds of the changes from now on. A server has its own limits, so only the embedded store has a reserve.
+    fn set_reserve(&mut self, reserve: Reserve) {
+        let _ = reserve;
+    }
 
     /// What has to be [written through](SyncGroup::sync) before the changes since the last call of this are acknowledged, if
     /// any of them is to outlive the machine. Several callers do so together, and others use the store meanwhile.

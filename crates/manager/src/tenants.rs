@@ -21,8 +21,18 @@ const REVISION: &str = "auth/tenants-revision";
 const REVISION_BYTES: usize = 16;
 
 /// What tenants without a verified token have together: enough to start with, and no more than can be lost.
-pub(crate) const UNVERIFIED_QUOTA: Quota =
-    Quota { cores: Some(64), memory_bytes: None, leases: Some(64), spend_nano: None };
+pub(crate) const UNVERIFIED_QUOTA: Quota = Quota { cores: Some(64), leases: Some(64), ..NO_QUOTA };
+const NO_QUOTA: Quota = Quota {
+    cores: None,
+    memory_bytes: None,
+    leases: None,
+    spend_nano: None,
+    store_bytes: None,
+    packages: None,
+    graphs: None,
+    runs: None,
+    leases_per_day: None,
+};
 
 /// The tenants of a store.
 pub(crate) struct Tenants {
@@ -57,7 +67,7 @@ impl Tenants {
     /// Sets a tenant's quota, for all managers.
     pub(crate) async fn set(&self, name: &str, quota: Quota) -> Result<(), Error> {
         names::check_tenant(name)?;
-        let tenant = Tenant { name: name.to_owned(), quota: Some(quota), r#use: None };
+        let tenant = Tenant { name: name.to_owned(), quota: Some(quota), ..Tenant::default() };
         self.database
             .with(move |store| {
                 let mut batch = Batch::default();

@@ -17,7 +17,7 @@ struct Tenants {
 
 async fn tenants() -> Tenants {
     let mut house = house_on_tcp().await;
-    let remove = RemovePackageRequest { name: "public/x".into() };
+    let remove = RemovePackageRequest { name: "public/x".into(), ..Default::default() };
     done(house.client.remove_package(remove).await).unwrap();
     let alice = house.user("alice").await.1;
     let bob = house.user("bob").await.1;
@@ -50,7 +50,7 @@ async fn grant(
 }
 
 async fn remove(client: &mut Client, name: &str) -> Result<RemovePackageReply, Error> {
-    done(client.remove_package(RemovePackageRequest { name: name.into() }).await)
+    done(client.remove_package(RemovePackageRequest { name: name.into(), ..Default::default() }).await)
 }
 
 fn digest(reply: DeployReply) -> String {

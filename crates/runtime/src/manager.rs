@@ -122,14 +122,48 @@ impl ManagerClient {
     /// Removes the caller's package of this name; operators may remove another tenant's, and public ones: "tenant/name".
     /// Returns what the name stood for.
     pub fn remove_package(&self, name: &str) -> Result<v1::PackageInfo, Error> {
-        let terms = Terms { repeat: Repeat::Unsent, ..anywhere() };
-        let request = v1::RemovePackageRequest { name: name.to_owned() };
-        let reply = self
-            .connection
-            .ask(terms, request, async |mut stub: Stub<_>, request| stub.remove_package(request).await)?;
+        let reply = self.remove_versions(name, false)?;
         reply
             .package
             .ok_or_else(|| Error::new(Code::Protocol, "the manager does not say what it has removed"))
+    }
+
+    /// Removes the versions of a package for which its name does not stand any more; returns how many.
+    pub fn remove_old_versions(&self, name: &str) -> Result<u32, Error> {
+        self.remove_versions(name, true).map(|reply| reply.versions)
+    }
+
+    fn remove_versions(&self, name: &str, old_versions: bool) -> Result<v1::RemovePackageReply, Error> {
+        let terms = Terms { repeat: Repeat::Unsent, ..anywhere() };
+        let request = v1::RemovePackageRequest { name: name.to_owned(), old_versions };
+        self.connection
+            .ask(terms, request, async |mut stub: Stub<_>, request| stub.remove_package(request).await)
+    }
+
+    /// Removes one version of the caller's graph by its digest, or a name and every version that it stood for, but those that
+    /// unfinished runs need.
+    pub fn remove_graph(&self, name: &str) -> Result<v1::RemoveGraphReply, Error> {
+        let terms = Terms { repeat: Repeat::Unsent, ..anywhere() };
+        let request = v1::RemoveGraphRequest { name: name.to_owned() };
+        self.connection
+            .ask(terms, request, async |mut stub: Stub<_>, request| stub.remove_graph(request).await)
+    }
+
+    /// Removes these runs, which have ended, or all of the caller's that have; returns how many.
+    pub fn remove_runs(&self, runs: &[String]) -> Result<u32, Error> {
+        let terms = Terms { repeat: Repeat::Unsent, ..anywhere() };
+        let request = v1::RemoveRunsRequest { runs: runs.to_vec() };
+        let reply = self
+            .connection
+            .ask(terms, request, async |mut stub: Stub<_>, request| stub.remove_runs(request).await)?;
+        Ok(reply.removed)
+    }
+
+    /// Removes what the store has of packages and graphs that nothing refers to any more. For operators.
+    pub fn collect_garbage(&self) -> Result<v1::CollectGarbageReply, Error> {
+        self.connection.ask(anywhere(), v1::CollectGarbageRequest {}, async |mut stub: Stub<_>, request| {
+            stub.collect_garbage(request).await
+        })
     }
 
     /// Asks for leases for all of the cores wanted; they are granted, after the time that the request may wait at the

@@ -13,6 +13,7 @@ mod deploy;
 mod doctor;
 mod fabrics;
 pub(crate) mod files;
+mod gc;
 mod graph;
 mod image;
 mod lease;
@@ -23,6 +24,7 @@ mod package;
 pub(crate) mod parse;
 mod ps;
 mod pus;
+mod runs;
 mod sandbox;
 mod settings;
 mod store;
@@ -64,6 +66,7 @@ On many machines:
   sublet agent                                   lends one machine's cores; also drains and reclaims them
   sublet token create --tenant NAME              lets somebody in
   sublet tenant set NAME --cores 8               and bounds what they may have
+  sublet gc                                      removes packages and graphs that nothing refers to
   sublet store check                             looks for damage in a stopped manager's store; backup, restore, repair
 
 Environment:
@@ -101,6 +104,8 @@ enum Command {
     Logs(logs::Arguments),
     Bill(bill::Arguments),
     Graph(graph::Arguments),
+    Run(runs::Arguments),
+    Gc(gc::Arguments),
     Token(token::Arguments),
     Tenant(tenant::Arguments),
     Store(store::Arguments),
@@ -199,6 +204,8 @@ fn run(command: Command, output: &Output) -> Result<(), Error> {
         Command::Package(arguments) => package::run(&arguments, output),
         Command::Call(arguments) => call::run(&arguments, output),
         Command::Graph(arguments) => graph::run(&arguments, output),
+        Command::Run(arguments) => runs::run(&arguments, output),
+        Command::Gc(arguments) => gc::run(&arguments, output),
         Command::Fabrics(arguments) => fabrics::run(&arguments, output),
         Command::Doctor(_) => doctor::run(output),
         Command::Sandbox(arguments) => sandbox::run(arguments, output),

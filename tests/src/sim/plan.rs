@@ -178,6 +178,6 @@ fn quota(cores: u32, random: &mut Random) -> Quota {
         cores: is_limited.then_some(most),
         leases: (is_limited && random.chance_ppm(300_000)).then_some(most / 2),
         memory_bytes: (is_limited && random.chance_ppm(300_000)).then_some(u64::from(most) << 28),
-        spend_nano: None,
+        ..Quota::default()
     }
 }

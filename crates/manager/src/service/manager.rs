@@ -9,15 +9,16 @@ use sublet_proto::limits::MAX_ENDS;
 use sublet_proto::package;
 use sublet_proto::v1::manager_server::Manager;
 use sublet_proto::v1::{
-    self, BeginRunRequest, BillReply, BillRequest, CreateTokenReply, CreateTokenRequest, DeployGraphRequest,
-    DeployReply, EndLeaseReply, EndLeaseRequest, EndRunRequest, FindGraphRequest, GrantPackageRequest,
-    GraphDocument, GraphInfo, GraphList, JournalReply, JournalRequest, LeaseGrant, LeaseGrants, LeaseList,
-    LeaseRequest, ListGraphsRequest, ListLeasesRequest, ListManagersRequest, ListNodesRequest,
-    ListPackagesRequest, ListRunsRequest, ListTenantsRequest, ListTokensRequest, ManagerList,
-    NodeDescription, NodeList, PackageChunk, PackageInfo, PackageList, PackageRight, PublishPackageRequest,
-    ReadRunRequest, RemovePackageReply, RemovePackageRequest, RenewRequest, ReportRunReply, ReportRunRequest,
-    ResolveRequest, RevokeTokenRequest, Role, RunInfo, RunList, RunPage, Tenant, TenantList, Token,
-    TokenList,
+    self, BeginRunRequest, BillReply, BillRequest, CollectGarbageReply, CollectGarbageRequest,
+    CreateTokenReply, CreateTokenRequest, DeployGraphRequest, DeployReply, EndLeaseReply, EndLeaseRequest,
+    EndRunRequest, FindGraphRequest, GrantPackageRequest, GraphDocument, GraphInfo, GraphList, JournalReply,
+    JournalRequest, LeaseGrant, LeaseGrants, LeaseList, LeaseRequest, ListGraphsRequest, ListLeasesRequest,
+    ListManagersRequest, ListNodesRequest, ListPackagesRequest, ListRunsRequest, ListTenantsRequest,
+    ListTokensRequest, ManagerList, NodeDescription, NodeList, PackageChunk, PackageInfo, PackageList,
+    PackageRight, PublishPackageRequest, ReadRunRequest, RemoveGraphReply, RemoveGraphRequest,
+    RemovePackageReply, RemovePackageRequest, RemoveRunsReply, RemoveRunsRequest, RenewRequest,
+    ReportRunReply, ReportRunRequest, ResolveRequest, RevokeTokenRequest, Role, RunInfo, RunList, RunPage,
+    StoreUse, Tenant, TenantList, Token, TokenList,
 };
 use sublet_proto::{Code, Error, decode};
 use tonic::{Request, Response, Status, Streaming};
@@ -26,9 +27,12 @@ use super::{Parts, Service};
 use crate::auth::{Identity, Standing as Known, caller};
 use crate::core::{LeaseId, Level, Locality, Node, Refusals, Standing, Terms, may_run_on};
 use crate::database::blocking;
+use crate::garbage::{self, Removed};
+use crate::graphs;
 use crate::ledger::Record;
 use crate::listen::Peer;
-use crate::packages::Asker;
+use crate::packages::{Asker, Versions};
+use crate::quotas::RECORD_BYTES;
 use crate::reply::{ReplyList, within_reply};
 use crate::shell::{Given, Granted, Wanted, active_leases, parse_lease};
 use crate::store::{PAGE_RECORDS, keys};
@@ -43,9 +47,9 @@ impl Manager for Service {
         &self,
         request: Request<Streaming<PackageChunk>>,
     ) -> Result<Response<DeployReply>, Status> {
-        let tenant = caller(&request)?.tenant;
-        let upload = self.0.uploads.receive(&tenant, request.into_inner()).await?;
-        answer(self.0.deploy(&tenant, upload.encoded.clone()).await)
+        let caller = caller(&request)?;
+        let upload = self.0.uploads.receive(&caller.tenant, request.into_inner()).await?;
+        answer(self.0.deploy(&caller, upload.encoded.clone()).await)
     }
 
     async fn resolve(&self, request: Request<ResolveRequest>) -> Result<Response<PackageInfo>, Status> {
@@ -76,8 +80,8 @@ impl Manager for Service {
         &self,
         request: Request<PublishPackageRequest>,
     ) -> Result<Response<PackageInfo>, Status> {
-        let (caller, now_ms) = (caller(&request)?, self.0.shell.clock.now_ms());
-        answer(self.0.packages.publish(Asker::of(&caller), &request.into_inner().package, now_ms).await)
+        let caller = caller(&request)?;
+        answer(self.0.packages.publish(Asker::of(&caller), &request.into_inner().package).await)
     }
 
     async fn remove_package(
@@ -85,8 +89,11 @@ impl Manager for Service {
         request: Request<RemovePackageRequest>,
     ) -> Result<Response<RemovePackageReply>, Status> {
         let caller = caller(&request)?;
-        let removed = self.0.packages.remove(Asker::of(&caller), &request.into_inner().name).await;
-        answer(removed.map(|package| RemovePackageReply { package: Some(package) }))
+        let RemovePackageRequest { name, old_versions } = request.into_inner();
+        let versions = if old_versions { Versions::Old } else { Versions::All };
+        let removed = self.0.packages.remove(Asker::of(&caller), &name, versions).await;
+        self.0.quotas.removed(name.split_once('/').map_or(&*caller.tenant, |(owner, _)| owner));
+        answer(removed)
     }
 
     async fn request_lease(&self, request: Request<LeaseRequest>) -> Result<Response<LeaseGrants>, Status> {
@@ -155,9 +162,37 @@ impl Manager for Service {
         &self,
         request: Request<DeployGraphRequest>,
     ) -> Result<Response<GraphInfo>, Status> {
+        let caller = caller(&request)?;
+        answer(self.0.deploy_graph(&caller, request.into_inner().document).await)
+    }
+
+    async fn remove_graph(
+        &self,
+        request: Request<RemoveGraphRequest>,
+    ) -> Result<Response<RemoveGraphReply>, Status> {
         let tenant = caller(&request)?.tenant;
-        let document = request.into_inner().document;
-        answer(self.0.graphs.deploy(&tenant, document, self.0.shell.clock.now_ms()).await)
+        let removed = self.0.graphs.remove(&tenant, &request.into_inner().name).await;
+        self.0.quotas.removed(&tenant);
+        answer(removed.map(|(removed, kept)| RemoveGraphReply { removed, kept }))
+    }
+
+    async fn remove_runs(
+        &self,
+        request: Request<RemoveRunsRequest>,
+    ) -> Result<Response<RemoveRunsReply>, Status> {
+        let tenant = caller(&request)?.tenant;
+        let removed = self.0.runs.remove(&tenant, request.into_inner().runs).await;
+        self.0.quotas.removed(&tenant);
+        answer(removed.map(|removed| RemoveRunsReply { removed }))
+    }
+
+    async fn collect_garbage(
+        &self,
+        _: Request<CollectGarbageRequest>,
+    ) -> Result<Response<CollectGarbageReply>, Status> {
+        let removed =
+            garbage::collect(&self.0.database, &self.0.shell.clock, || self.0.shell.packages()).await;
+        answer(removed.map(|Removed { blobs, bytes }| CollectGarbageReply { blobs, bytes }))
     }
 
     async fn find_graph(
@@ -179,8 +214,8 @@ impl Manager for Service {
     }
 
     async fn journal(&self, request: Request<JournalRequest>) -> Result<Response<JournalReply>, Status> {
-        let tenant = caller(&request)?.tenant;
-        answer(self.0.runs.journal(&tenant, request.into_inner()).await.map(|()| JournalReply {}))
+        let (caller, entries) = (caller(&request)?, request.into_inner());
+        answer(self.0.journal(&caller, entries).await.map(|()| JournalReply {}))
     }
 
     async fn report_run(
@@ -193,7 +228,9 @@ impl Manager for Service {
 
     async fn end_run(&self, request: Request<EndRunRequest>) -> Result<Response<RunInfo>, Status> {
         let tenant = caller(&request)?.tenant;
-        answer(self.0.runs.end(&tenant, request.into_inner(), self.0.shell.clock.now_ms()).await)
+        let ended = self.0.runs.end(&tenant, request.into_inner(), self.0.shell.clock.now_ms()).await;
+        self.0.quotas.removed(&tenant);
+        answer(ended)
     }
 
     async fn read_run(&self, request: Request<ReadRunRequest>) -> Result<Response<RunPage>, Status> {
@@ -238,11 +275,40 @@ impl Manager for Service {
 }
 
 impl Parts {
-    async fn deploy(&self, tenant: &str, encoded: Arc<Vec<u8>>) -> Result<DeployReply, Error> {
+    async fn deploy(&self, caller: &Identity, encoded: Arc<Vec<u8>>) -> Result<DeployReply, Error> {
         let bytes = Arc::clone(&encoded);
         let checked = blocking(move || package::validate(&bytes)).await?;
         self.check_architecture(&checked)?;
-        self.packages.deploy(tenant, encoded, checked, self.shell.clock.now_ms()).await
+        let more = self.packages.more(&caller.tenant, &checked).await?;
+        self.quotas.admit(Asker::of(caller), more).await?;
+        self.packages.deploy(&caller.tenant, encoded, checked).await
+    }
+
+    async fn deploy_graph(&self, caller: &Identity, document: Vec<u8>) -> Result<GraphInfo, Error> {
+        let graph = graphs::Checked::of(document)?;
+        let more = self.graphs.more(&caller.tenant, &graph).await?;
+        self.quotas.admit(Asker::of(caller), more).await?;
+        self.graphs.deploy(&caller.tenant, graph).await
+    }
+
+    /// Admits a run to those of its tenant. Its oldest ones make way for it, if they have ended.
+    async fn admit_run(&self, caller: &Identity, input_bytes: usize) -> Result<(), Error> {
+        let asker = Asker::of(caller);
+        while self.quotas.is_full_of_runs(asker).await? {
+            if self.runs.remove_oldest(&caller.tenant).await? == 0 {
+                break;
+            }
+            self.quotas.removed(&caller.tenant);
+        }
+        let bytes = input_bytes as u64 + 2 * RECORD_BYTES;
+        self.quotas.admit(asker, StoreUse { bytes, runs: 1, ..StoreUse::default() }).await
+    }
+
+    async fn journal(&self, caller: &Identity, entries: JournalRequest) -> Result<(), Error> {
+        let sizes = entries.entries.iter().map(|entry| entry.output.len() as u64 + RECORD_BYTES);
+        let bytes = sizes.fold(0, u64::saturating_add);
+        self.quotas.admit(Asker::of(caller), StoreUse { bytes, ..StoreUse::default() }).await?;
+        self.runs.journal(&caller.tenant, entries).await
     }
 
     /// Refuses a package that no node could run, by its processor, its devices or its interpreters. A manager that has just
@@ -283,6 +349,7 @@ impl Parts {
             component.compute().map(|compute| (component.name.as_str(), compute.package.as_str()))
         });
         let packages = self.packages.pin(Asker::of(caller), named).await?;
+        self.admit_run(caller, asked.input.len()).await?;
         let begun = RunInfo { graph: name, digest, packages, ..RunInfo::default() };
         self.runs.begin(&caller.tenant, asked, begun, self.shell.clock.now_ms()).await
     }
@@ -302,7 +369,12 @@ impl Parts {
             true => Arc::default(),
             false => self.packages.resolve(Asker::of(caller), &asked.package, PackageRight::Execute).await?,
         };
-        self.shell.request(wanted(caller, Standing::Verified, package, asked)?).await
+        self.quotas.check_leases(Asker::of(caller), self.shell.clock.now_ms())?;
+        let given = self.shell.request(wanted(caller, Standing::Verified, package, asked)?).await?;
+        if let Given::Leases(granted) = &given {
+            self.quotas.add_leases(Asker::of(caller), granted.len(), self.shell.clock.now_ms());
+        }
+        Ok(given)
     }
 
     /// Leases for a caller whose token has yet to be verified: they are granted at once, and its agent asks whether
@@ -344,6 +416,9 @@ impl Parts {
                 if !digest.is_empty() {
                     self.packages.check_digest(Asker::of(&identity), &digest).await?;
                 }
+                let now_ms = self.shell.clock.now_ms();
+                self.quotas.check_leases(Asker::of(&identity), now_ms)?;
+                self.quotas.add_leases(Asker::of(&identity), leases.len(), now_ms);
                 Ok(identity.tenant)
             };
             let tenant = tenant.await;
@@ -403,7 +478,8 @@ impl Parts {
     async fn set_tenant(&self, name: String, quota: v1::Quota) -> Result<Tenant, Error> {
         self.tenants.set(&name, quota).await?;
         let r#use = self.shell.set_quota(&name, quota)?;
-        Ok(Tenant { name, quota: Some(quota), r#use: Some(r#use) })
+        let stored = self.quotas.used(&name).await?;
+        Ok(Tenant { name, quota: Some(quota), r#use: Some(r#use), stored: Some(stored) })
     }
 
     async fn tenants(&self) -> Result<Vec<Tenant>, Error> {
@@ -412,6 +488,7 @@ impl Parts {
                 name: tenant.name.to_string(),
                 quota: Some(tenant.quota),
                 r#use: Some(tenant.used()),
+                stored: None,
             });
             known.collect()
         })?;
@@ -421,6 +498,9 @@ impl Parts {
             }
         }
         tenants.sort_by(|a, b| a.name.cmp(&b.name));
+        for tenant in &mut tenants {
+            tenant.stored = Some(self.quotas.used(&tenant.name).await?);
+        }
         Ok(tenants)
     }
 }

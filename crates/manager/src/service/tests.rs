@@ -21,6 +21,7 @@ use crate::fleet::Fleet;
 use crate::graphs::Graphs;
 use crate::packages::Packages;
 use crate::peers::Peers;
+use crate::quotas::Quotas;
 use crate::runs::Runs;
 use crate::shell::Shell;
 use crate::store::SqliteStore;
@@ -59,16 +60,17 @@ async fn house() -> House {
         shell: Arc::new(shell),
         gate: Arc::new(Gate::new(tokens(), clock)),
         tenants: Arc::new(Tenants::new(database.clone())),
-        packages: Packages::new(database.clone()),
-        graphs: Graphs::new(database.clone()),
+        packages: Packages::new(database.clone(), clock),
+        graphs: Graphs::new(database.clone(), clock),
         runs: Runs::new(database.clone()),
         bills: Bills::new(database.clone()),
         fleet: Arc::new(Fleet::new(database.clone(), peers, 1)),
         database: database.clone(),
         uploads: Uploads::new(),
+        quotas: Arc::new(Quotas::new(database.clone())),
     });
     let house = House { service, elsewhere: tokens(), signing: Signing::from_seed(&SEED), _folder: folder };
-    house.service.0.packages.deploy(PUBLIC, Arc::new(vec![1]), package(), 0).await.unwrap();
+    house.service.0.packages.deploy(PUBLIC, Arc::new(vec![1]), package()).await.unwrap();
     let node = NodeDescription {
         name: "n".into(),
         agent: "unix:/n".into(),
@@ -210,7 +212,7 @@ async fn takes_back_a_lease_of_another_tenants_digest() {
     let house = house().await;
     let hers = Checked { name: "q".into(), digest: package::digest(b"q"), ..package() };
     let packages = &house.service.0.packages;
-    packages.deploy("alice", Arc::new(b"q".to_vec()), hers, 1).await.unwrap();
+    packages.deploy("alice", Arc::new(b"q".to_vec()), hers).await.unwrap();
     for (tenant, code) in [("alice", None), ("t", Some(Code::UnknownPackage))] {
         let asked = LeaseRequest { package: package::digest(b"q"), cores: 1, ..LeaseRequest::default() };
         let caller = Identity::pending(house.token(tenant).await.parse().unwrap());

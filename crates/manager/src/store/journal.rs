@@ -216,6 +216,14 @@ impl Journal {
         })
     }
 
+    /// The journal at this path, which takes no change until it is [begun](Journal::begin) anew.
+    pub(crate) fn behind(path: &Path) -> io::Result<Journal> {
+        let file = File::open(path)?;
+        let len_bytes = file.metadata()?.len();
+        let path = path.to_owned();
+        Ok(Journal { path, file, len_bytes, base_bytes: len_bytes, frames: 0, is_behind: true })
+    }
+
     /// Adds a change. One that cannot be written leaves the journal behind until it is [begun](Journal::begin) anew.
     pub(crate) fn add(&mut self, change: u64, mut operations: Vec<Operation>) -> io::Result<()> {
         operations

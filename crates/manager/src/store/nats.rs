@@ -29,7 +29,7 @@ mod text;
 pub use servers::connect;
 
 use std::cell::RefCell;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -38,7 +38,7 @@ use sublet_proto::Error;
 use self::link::Link;
 use self::names::{Names, Series};
 use self::operations::Change;
-use super::{Batch, BlobPart, Record, Store, Versioned, check_key, check_part, check_value, kind};
+use super::{Batch, Blob, BlobPart, Record, Store, Versioned, check_key, check_part, check_value, kind};
 
 /// How many records are asked for at a time before the first answer has come.
 const WINDOW_RECORDS: usize = 256;
@@ -284,6 +284,33 @@ impl Store for NatsStore {
         let subjects = (0..operations::MAX_PIECES).map(|piece| self.names.piece(part, piece)).collect();
         let found = self.link.run(|jetstream| operations::last_of_each(jetstream, stream, subjects))?;
         Ok(operations::join(&found))
+    }
+
+    fn blobs(&self) -> Result<Vec<Blob>, Error> {
+        let series = self.names.blobs();
+        let all = series.subjects.clone();
+        let stream = self.ensure(series)?;
+        let found = self.link.run_long(|jetstream| listing::subjects(jetstream, stream, all))?;
+        let mut blobs: BTreeMap<String, (BTreeSet<u32>, u64)> = BTreeMap::new();
+        for (digest, part) in found.iter().filter_map(|subject| self.names.piece_of(subject)) {
+            let (parts, pieces) = blobs.entry(digest).or_default();
+            parts.insert(part);
+            *pieces += 1;
+        }
+        let blob = |(digest, (parts, pieces)): (String, (BTreeSet<u32>, u64))| Blob {
+            digest,
+            parts: parts.len() as u32,
+            bytes: pieces * operations::PIECE_BYTES as u64,
+        };
+        Ok(blobs.into_iter().map(blob).collect())
+    }
+
+    fn blob_parts(&self, digest: &str) -> Result<u32, Error> {
+        let stream = self.ensure(self.names.blobs())?;
+        let pieces = self.names.pieces(digest);
+        let found = self.link.run_long(|jetstream| listing::subjects(jetstream, stream, pieces))?;
+        let parts = found.iter().filter_map(|subject| self.names.piece_of(subject));
+        Ok(parts.map(|(_, part)| part).collect::<BTreeSet<_>>().len() as u32)
     }
 
     fn remove_blob(&mut self, digest: &str) -> Result<(), Error> {

@@ -28,11 +28,16 @@ pub use self::repair::{check, repair};
 use super::journal::{Journal, NewBase, is_copied};
 use super::seal::{seal, seal_log};
 use super::sync::SyncGroup;
-use super::{Batch, BlobPart, Record, Store, Versioned, check_key, check_part, check_value};
+use super::{
+    Batch, Blob, BlobPart, Record, Reserve, Size, Store, Versioned, check_key, check_part, check_value,
+};
 
-/// How much of the disk packages leave free. Leases and the ledger need it when the disk is nearly full, and so does
-/// the log: its pages must find room in the file before anything, even the removal of a package, can shrink it.
-const RESERVE_BYTES: u64 = 8 << 20;
+/// Part of the disk that is reserved, within bounds in bytes. What users store leaves it free. Revocations, the ledger and
+/// starts need it when the disk is nearly full, and so does the log: its pages must find room in the file before anything,
+/// even the removal of a package, can shrink it.
+const RESERVE_PARTS: u64 = 64;
+const MIN_RESERVE_BYTES: u64 = 8 << 20;
+const MAX_RESERVE_BYTES: u64 = 256 << 20;
 
 /// How many restored or lost records a message names.
 const SHOWN: usize = 8;
@@ -47,6 +52,7 @@ pub struct SqliteStore {
     /// A change was made that is to be on the disk before it is acknowledged.
     is_unsynced: bool,
     report: Report,
+    reserve: Reserve,
 }
 
 impl SqliteStore {
@@ -60,10 +66,17 @@ impl SqliteStore {
         if !report.lost.is_empty() {
             return Err(damaged(file, &report));
         }
-        let journal = begin_journal(&connection, &folder, file, &account)?;
+        let journal = match begin_journal(&connection, &folder, file, &account) {
+            // What is in the store can be read nevertheless, and the first change begins a journal.
+            Err(error) if error.code == Code::StoreFull => {
+                Journal::behind(&file.with_extension("journal")).map_err(|_| error)?
+            }
+            begun => begun?,
+        };
         let wal = PathBuf::from(format!("{}-wal", file.display()));
         let sync = Arc::new(SyncGroup::new(vec![wal, journal.path().to_owned()]));
-        Ok(SqliteStore { connection, folder, account, journal, sync, is_unsynced: false, report })
+        let reserve = Reserve::Used;
+        Ok(SqliteStore { connection, folder, account, journal, sync, is_unsynced: false, report, reserve })
     }
 
     /// Writes all of the store to an empty file, as it is now.
@@ -152,8 +165,11 @@ impl SqliteStore {
         run().map_err(|error| self.failure("read", &error))
     }
 
-    /// That so many bytes more leave enough of the disk to everything else.
+    /// That so many bytes more leave the reserve free, if they have to.
     fn check_reserve(&self, len_bytes: u64) -> Result<(), Error> {
+        if self.reserve == Reserve::Used {
+            return Ok(());
+        }
         let folder = self.folder.display();
         let disk = rustix::fs::statvfs(&self.folder).map_err(|error| {
             Error::new(
@@ -162,12 +178,13 @@ impl SqliteStore {
             )
         })?;
         let free_bytes = disk.f_bavail.saturating_mul(disk.f_frsize);
-        if free_bytes >= RESERVE_BYTES.saturating_add(len_bytes) {
+        let reserved_bytes = reserved_bytes(disk.f_blocks.saturating_mul(disk.f_frsize));
+        if free_bytes >= reserved_bytes.saturating_add(len_bytes) {
             return Ok(());
         }
         let message = format!(
-            "the disk of the state folder {folder} is full: it has {free_bytes} bytes left, and packages leave \
-             {RESERVE_BYTES} of them free"
+            "the disk of the state folder {folder} is full: it has {free_bytes} bytes left, and {reserved_bytes} of them are \
+             reserved for revocations, quotas and the ledger"
         );
         Err(Error::new(Code::StoreFull, message))
     }
@@ -194,11 +211,16 @@ impl Store for SqliteStore {
 
     fn compare_and_swap(&mut self, key: &str, version: u64, value: &[u8]) -> Result<bool, Error> {
         check_key(key).and(check_value(key, value))?;
+        self.check_reserve(value.len() as u64)?;
         self.make(|changes| changes.swap(key, version, value))
     }
 
     fn commit(&mut self, batch: &Batch) -> Result<(), Error> {
         batch.check()?;
+        let added = batch.puts.iter().chain(&batch.appends).map(|record| record.value.len() as u64);
+        if let Some(len_bytes) = added.reduce(u64::saturating_add) {
+            self.check_reserve(len_bytes)?;
+        }
         let make = |changes: &mut Changes<'_>| {
             batch.puts.iter().try_for_each(|put| changes.put(&put.key, &put.value))?;
             batch.appends.iter().try_for_each(|append| changes.append(&append.key, &append.value))?;
@@ -260,9 +282,39 @@ impl Store for SqliteStore {
         self.shrink().map_err(|error| self.failure("shrink", &error))
     }
 
+    fn blobs(&self) -> Result<Vec<Blob>, Error> {
+        const LIST: &str = "SELECT digest, count(*), sum(length(data)) FROM blobs GROUP BY digest";
+        self.read_all(LIST, params![], |row| {
+            Ok(Blob { digest: row.get(0)?, parts: row.get(1)?, bytes: row.get(2)? })
+        })
+    }
+
+    fn blob_parts(&self, digest: &str) -> Result<u32, Error> {
+        const COUNT: &str = "SELECT count(*) FROM blobs WHERE digest = ?1";
+        Ok(self.read_one(COUNT, params![digest], |row| row.get(0))?.unwrap_or_default())
+    }
+
+    fn size(&self, prefix: &str) -> Result<Size, Error> {
+        const SIZE: &str =
+            "SELECT count(*), coalesce(sum(length(value)), 0) FROM entries WHERE key >= ?1 AND key < ?2";
+        let size = self.read_one(SIZE, params![prefix, end_of(prefix)], |row| {
+            Ok(Size { records: row.get(0)?, bytes: row.get(1)? })
+        })?;
+        Ok(size.unwrap_or_default())
+    }
+
+    fn set_reserve(&mut self, reserve: Reserve) {
+        self.reserve = reserve;
+    }
+
     fn unsynced(&mut self) -> Option<Arc<SyncGroup>> {
         std::mem::take(&mut self.is_unsynced).then(|| Arc::clone(&self.sync))
     }
+}
+
+/// How much of a disk is reserved.
+fn reserved_bytes(disk_bytes: u64) -> u64 {
+    (disk_bytes / RESERVE_PARTS).clamp(MIN_RESERVE_BYTES, MAX_RESERVE_BYTES)
 }
 
 /// A row with its seal.

@@ -61,6 +61,7 @@ over_every_store! {
     a_scan_of_many_pages_gives_every_key_once
     a_batch_may_be_made_again
     logs_grow_at_their_end
+    the_size_of_a_prefix_is_that_of_its_values
     blobs_come_back_in_parts_until_they_are_removed
     a_blob_of_several_megabytes_comes_back_whole
     what_was_stored_is_there_after_opening_again
@@ -237,6 +238,15 @@ fn a_scan_of_many_pages_gives_every_key_once(place: &Place) {
     assert_eq!(seen, expected);
 }
 
+fn the_size_of_a_prefix_is_that_of_its_values(place: &Place) {
+    let mut store = place.open();
+    for (key, value) in [("k/a/1", &b"abc"[..]), ("k/a/2", b""), ("k/ab", b"12345"), ("l/a/1", b"1")] {
+        put(&mut *store, key, value).unwrap();
+    }
+    let size = |prefix: &str| store.size(prefix).map(|size| (size.records, size.bytes)).unwrap();
+    assert_eq!((size("k/a/"), size("k/"), size("m/")), ((2, 3), (3, 8), (0, 0)));
+}
+
 fn a_batch_may_be_made_again(place: &Place) {
     let mut store = place.open();
     let mut batch = Batch::default();
@@ -279,8 +289,14 @@ fn blobs_come_back_in_parts_until_they_are_removed(place: &Place) {
     assert_eq!(store.blob_part(part(0)).unwrap(), Some(b"ab".to_vec()));
     assert_eq!(store.blob_part(part(1)).unwrap(), Some(b"d".to_vec()));
     assert_eq!(store.blob_part(part(2)).unwrap(), None);
+    let blobs = store.blobs().unwrap();
+    let parts: Vec<_> = blobs.iter().map(|blob| (blob.digest.as_str(), blob.parts)).collect();
+    assert_eq!(parts, [("sha256:d", 2), ("sha256:e", 1)]);
+    assert!(blobs.iter().all(|blob| blob.bytes > 0), "{blobs:?}");
+    assert_eq!((store.blob_parts("sha256:d").unwrap(), store.blob_parts("sha256:f").unwrap()), (2, 0));
     store.remove_blob("sha256:d").unwrap();
     store.remove_blob("sha256:d").unwrap();
+    assert_eq!(store.blobs().unwrap().len(), 1);
     assert_eq!(store.blob_part(part(0)).unwrap(), None);
     assert_eq!(store.blob_part(part(1)).unwrap(), None);
     assert_eq!(store.blob_part(BlobPart { digest: "sha256:e", index: 0 }).unwrap(), Some(b"e".to_vec()));

@@ -213,6 +213,21 @@ impl Service for State {
     ) -> Result<Response<RemovePackageReply>, Status> {
         not_here()
     }
+    async fn remove_graph(
+        &self,
+        _: Request<RemoveGraphRequest>,
+    ) -> Result<Response<RemoveGraphReply>, Status> {
+        not_here()
+    }
+    async fn remove_runs(&self, _: Request<RemoveRunsRequest>) -> Result<Response<RemoveRunsReply>, Status> {
+        not_here()
+    }
+    async fn collect_garbage(
+        &self,
+        _: Request<CollectGarbageRequest>,
+    ) -> Result<Response<CollectGarbageReply>, Status> {
+        not_here()
+    }
     async fn list_packages(&self, _: Request<ListPackagesRequest>) -> Result<Response<PackageList>, Status> {
         not_here()
     }

@@ -34,6 +34,7 @@ Examples:
   sublet graph show app.json --svg app.svg
   sublet graph schema > graph.schema.json  the form, for editors and compilers
   sublet graph deploy app.json             the managers keep it under its name
+  sublet graph remove app                  its name and its versions, but those that unfinished runs need
   sublet graph run app.json < in.bin       deploys it and runs it: the entry's input from standard input
   sublet graph run app --retries 10        by its name
   sublet graph top                         the runs that go on, and what their components have now
@@ -77,11 +78,29 @@ enum Command {
         #[command(flatten)]
         connection: Connection,
     },
+    /// Remove a graph and all of its versions, but those that unfinished runs need
+    Remove {
+        /// Name of the graph, or the digest of one version
+        #[arg(value_name = "NAME|DIGEST")]
+        graph: String,
+
+        #[command(flatten)]
+        connection: Connection,
+    },
     Run(run::Run),
     Resume(run::Resume),
     Trigger(trigger::Trigger),
     History(history::History),
     Top(top::Top),
+}
+
+/// What was removed of a graph.
+#[derive(Serialize)]
+struct Removed {
+    /// Digests of versions.
+    removed: Vec<String>,
+    /// Versions that unfinished runs need.
+    kept: u32,
 }
 
 /// What is said of a graph that is good.
@@ -101,12 +120,27 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
         Command::Schema => print(SCHEMA.trim_end()),
         Command::Deploy(deploy) => run::deploy(deploy, output),
         Command::List { connection } => run::list(connection, output),
+        Command::Remove { graph, connection } => remove(graph, connection, output),
         Command::Run(arguments) => run::run(arguments, output),
         Command::Resume(arguments) => run::resume(arguments, output),
         Command::Trigger(arguments) => trigger::run(arguments, output),
         Command::History(arguments) => history::run(arguments, output),
         Command::Top(arguments) => top::run(arguments, output),
     }
+}
+
+fn remove(graph: &str, connection: &Connection, output: &Output) -> Result<(), Error> {
+    let reply = connection.open()?.remove_graph(graph)?;
+    let removed = reply.removed.into_iter().map(|version| version.digest).collect();
+    output.show(&Removed { removed, kept: reply.kept }, |Removed { removed, kept }| {
+        let versions =
+            |count: usize| if count == 1 { "1 version".to_owned() } else { format!("{count} versions") };
+        let mut text = format!("removed {} of {graph}", versions(removed.len()));
+        if *kept > 0 {
+            text += &format!("; unfinished runs need {}", versions(*kept as usize));
+        }
+        text + "\n"
+    })
 }
 
 fn check(graph: &Graph, output: &Output) -> Result<(), Error> {

@@ -103,11 +103,15 @@ struct Publish {
     connection: Connection,
 }
 
-/// Remove a package's name
+/// Remove a package's name and versions
 #[derive(Debug, Args)]
 struct Remove {
     /// Name of the package; operators: TENANT/NAME, public/NAME for a published one
     package: String,
+
+    /// Only the versions that the name does not stand for any more, and that no unfinished run needs
+    #[arg(long)]
+    old_versions: bool,
 
     #[command(flatten)]
     connection: Connection,
@@ -117,6 +121,12 @@ struct Remove {
 #[derive(Debug, Serialize)]
 struct Packages {
     packages: Vec<PackageView>,
+}
+
+/// The result of `remove --old-versions`.
+#[derive(Debug, Serialize)]
+struct OldVersions {
+    removed: u32,
 }
 
 /// What a tenant may do with a package.
@@ -178,6 +188,13 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
             let package = publish.connection.open()?.publish_package(&publish.package)?;
             output.show(&PackageView::from(package), |package| {
                 format!("{} is public: every tenant may lease {}\n", package.address(), package.digest)
+            })
+        }
+        Action::Remove(remove) if remove.old_versions => {
+            let removed = remove.connection.open()?.remove_old_versions(&remove.package)?;
+            output.show(&OldVersions { removed }, |OldVersions { removed }| {
+                let plural = if *removed == 1 { "" } else { "s" };
+                format!("removed {removed} old version{plural} of {}\n", remove.package)
             })
         }
         Action::Remove(remove) => {

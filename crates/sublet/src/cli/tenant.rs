@@ -14,9 +14,12 @@ Examples:
   sublet tenant set alice --cores 16 --memory 64GiB --leases 4
   sublet tenant set alice --spend 250.00       in units of the currency, since the tenant is known
   sublet tenant set alice --spend none         no limit
+  sublet tenant set alice --store 64GiB --runs default
   sublet tenant list
 
-What is not named stays as it is, and what was never set is not limited. A tenant whose spending has reached its limit
+What is not named stays as it is. What was never set is not limited, but for what a tenant keeps in the store and adds to
+the ledger: tenants other than operators' have 4 GiB, 1,000 packages, 1,000 graphs, 10,000 runs and 500,000 leases a day,
+a quarter of them at once. A tenant whose spending has reached its limit
 gets no leases, and loses those that it has. Tenants come into being with their first token or quota.";
 
 /// Bound what tenants may have, and show what they have
@@ -62,8 +65,35 @@ struct Set {
     #[arg(long, value_name = "AMOUNT", value_parser = spend)]
     spend: Option<Limit<u64>>,
 
+    /// Bytes in the store: packages, graphs, and what runs have handed on; also `default`
+    #[arg(long, value_name = "SIZE", value_parser = stored)]
+    store: Option<Stored<u64>>,
+
+    /// Versions of packages; also `default`
+    #[arg(long, value_name = "N", value_parser = count)]
+    packages: Option<Stored<u32>>,
+
+    /// Versions of graphs; also `default`
+    #[arg(long, value_name = "N", value_parser = count)]
+    graphs: Option<Stored<u32>>,
+
+    /// Runs that are kept, the oldest of which make way for new ones; also `default`
+    #[arg(long, value_name = "N", value_parser = count)]
+    runs: Option<Stored<u32>>,
+
+    /// Leases that may be granted in a day; also `default`
+    #[arg(long, value_name = "N", value_parser = count)]
+    leases_per_day: Option<Stored<u32>>,
+
     #[command(flatten)]
     connection: Connection,
+}
+
+/// A limit that has a default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stored<T> {
+    Default,
+    Of(T),
 }
 
 /// Show every tenant, with what it has and may have
@@ -85,6 +115,15 @@ struct TenantView {
     leases_limit: Option<u32>,
     spent_nano: u64,
     spend_limit_nano: Option<u64>,
+    store_bytes: u64,
+    packages: u32,
+    graphs: u32,
+    runs: u32,
+    store_limit_bytes: Option<u64>,
+    packages_limit: Option<u32>,
+    graphs_limit: Option<u32>,
+    runs_limit: Option<u32>,
+    leases_per_day_limit: Option<u32>,
 }
 
 /// The result of `list`.
@@ -96,6 +135,7 @@ struct Tenants {
 impl From<Tenant> for TenantView {
     fn from(tenant: Tenant) -> TenantView {
         let (quota, used) = (tenant.quota.unwrap_or_default(), tenant.r#use.unwrap_or_default());
+        let stored = tenant.stored.unwrap_or_default();
         TenantView {
             name: tenant.name,
             cores: used.cores,
@@ -106,6 +146,15 @@ impl From<Tenant> for TenantView {
             leases_limit: quota.leases,
             spent_nano: used.spent_nano,
             spend_limit_nano: quota.spend_nano,
+            store_bytes: stored.bytes,
+            packages: stored.packages,
+            graphs: stored.graphs,
+            runs: stored.runs,
+            store_limit_bytes: quota.store_bytes,
+            packages_limit: quota.packages,
+            graphs_limit: quota.graphs,
+            runs_limit: quota.runs,
+            leases_per_day_limit: quota.leases_per_day,
         }
     }
 }
@@ -123,6 +172,38 @@ impl<T: Copy> Limit<T> {
 
 fn limit<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Limit<T>, String> {
     if text == "none" { Ok(Limit::None) } else { parse(text).map(Limit::Of).map_err(|why| why + ", or none") }
+}
+
+impl<T: Copy> Stored<T> {
+    /// What holds when this is said over what held.
+    fn over(said: Option<Stored<T>>, held: Option<T>) -> Option<T> {
+        match said {
+            None => held,
+            Some(Stored::Default) => None,
+            Some(Stored::Of(limit)) => Some(limit),
+        }
+    }
+}
+
+/// A limit of the type's highest number is none.
+fn with_default<T>(
+    text: &str,
+    none: T,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<Stored<T>, String> {
+    match text {
+        "default" => Ok(Stored::Default),
+        "none" => Ok(Stored::Of(none)),
+        text => parse(text).map(Stored::Of).map_err(|why| why + ", or none, or default"),
+    }
+}
+
+fn stored(text: &str) -> Result<Stored<u64>, String> {
+    with_default(text, u64::MAX, size)
+}
+
+fn count(text: &str) -> Result<Stored<u32>, String> {
+    with_default(text, u32::MAX, |text| whole(text, 0..=u64::from(u32::MAX)).map(|number| number as u32))
 }
 
 fn cores(text: &str) -> Result<Limit<u32>, String> {
@@ -158,14 +239,20 @@ fn run_set(set: &Set, output: &Output) -> Result<(), Error> {
         memory_bytes: Limit::over(set.memory, held.memory_bytes),
         leases: Limit::over(set.leases, held.leases),
         spend_nano: Limit::over(set.spend, held.spend_nano),
+        store_bytes: Stored::over(set.store, held.store_bytes),
+        packages: Stored::over(set.packages, held.packages),
+        graphs: Stored::over(set.graphs, held.graphs),
+        runs: Stored::over(set.runs, held.runs),
+        leases_per_day: Stored::over(set.leases_per_day, held.leases_per_day),
     };
-    let tenant = manager.set_tenant(Tenant { name: set.name.clone(), quota: Some(quota), r#use: None })?;
+    let tenant =
+        manager.set_tenant(Tenant { name: set.name.clone(), quota: Some(quota), ..Tenant::default() })?;
     output.show(&TenantView::from(tenant), |tenant| text(std::slice::from_ref(tenant)))
 }
 
 fn text(tenants: &[TenantView]) -> String {
     let rows: Vec<_> = tenants.iter().map(row).collect();
-    table(&["TENANT", "CORES", "MEMORY", "LEASES", "SPENT"], &rows)
+    table(&["TENANT", "CORES", "MEMORY", "LEASES", "SPENT", "STORED"], &rows)
 }
 
 fn row(tenant: &TenantView) -> Vec<String> {
@@ -179,6 +266,10 @@ fn row(tenant: &TenantView) -> Vec<String> {
         of(show_bytes(tenant.memory_bytes), tenant.memory_limit_bytes.map(show_bytes)),
         of(tenant.leases.to_string(), tenant.leases_limit.map(|limit| limit.to_string())),
         of(show_nano(tenant.spent_nano), tenant.spend_limit_nano.map(show_nano)),
+        of(
+            show_bytes(tenant.store_bytes),
+            tenant.store_limit_bytes.filter(|limit| *limit != u64::MAX).map(show_bytes),
+        ),
     ]
 }
 
@@ -193,5 +284,9 @@ mod tests {
         assert_eq!(Limit::over(Some(cores("5").unwrap()), Some(3)), Some(5));
         assert_eq!(spend("1.5"), Ok(Limit::Of(1_500_000_000)));
         assert!(cores("x").is_err_and(|why| why.ends_with("or none")));
+        assert_eq!(Stored::over(Some(stored("default").unwrap()), Some(3)), None);
+        assert_eq!(Stored::over(Some(stored("none").unwrap()), Some(3)), Some(u64::MAX));
+        assert_eq!(Stored::over(Some(count("5").unwrap()), None), Some(5));
+        assert!(count("x").is_err_and(|why| why.ends_with("or default")));
     }
 }

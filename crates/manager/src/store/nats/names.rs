@@ -96,6 +96,13 @@ impl Names {
     pub(super) fn pieces(&self, digest: &str) -> String {
         format!("sublet.{}.blob.{}.>", self.store, token(digest))
     }
+
+    /// The blob and the part of a piece's subject.
+    pub(super) fn piece_of(&self, subject: &str) -> Option<(String, u32)> {
+        let tokens = subject.strip_prefix("sublet.")?.strip_prefix(&self.store)?.strip_prefix(".blob.")?;
+        let mut tokens = tokens.split('.');
+        Some((segment(tokens.next()?)?, tokens.next()?.parse().ok()?))
+    }
 }
 
 fn token(segment: &str) -> String {
@@ -123,6 +130,13 @@ mod tests {
         assert_eq!(names().keys("lease/0a-1").unwrap().subjects, "sublet.main.key.lease.>");
         assert_eq!(names().below("usage/17/ab"), "sublet.main.key.usage.17.>");
         assert_eq!(names().key("package/sha256:a"), "sublet.main.key.package.sha256=3aa");
+    }
+
+    #[test]
+    fn a_piece_comes_back_from_its_subject() {
+        let part = BlobPart { digest: "sha256:a.b", index: 7 };
+        assert_eq!(names().piece_of(&names().piece(part, 1)), Some(("sha256:a.b".to_owned(), 7)));
+        assert_eq!(names().piece_of("sublet.other.blob.a.7.1"), None);
     }
 
     #[test]

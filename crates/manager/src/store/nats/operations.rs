@@ -17,7 +17,7 @@ use super::names::{Keeps, Series};
 use crate::store::BLOB_PART_BYTES;
 
 /// Largest piece of a blob's part, in bytes: well below what one message may hold when the server sends it in JSON.
-const PIECE_BYTES: usize = 512 << 10;
+pub(super) const PIECE_BYTES: usize = 512 << 10;
 /// Pieces of a part.
 pub(super) const MAX_PIECES: usize = BLOB_PART_BYTES.div_ceil(PIECE_BYTES);
 /// The header in which a part's first piece says how many bytes the part has.

@@ -17,9 +17,9 @@ const FORMAT: i64 = 2;
 /// Records that are sealed at a time.
 const PAGE_RECORDS: i64 = 256;
 
-const OPEN: &str = "
-PRAGMA auto_vacuum = INCREMENTAL;
-PRAGMA locking_mode = EXCLUSIVE;
+/// Exclusive before anything is read: then the index of the write-ahead log is no file, and a full disk can be opened.
+const LOCK: &str = "PRAGMA locking_mode = EXCLUSIVE";
+const SETTINGS: &str = "
 PRAGMA journal_mode = WAL;
 PRAGMA synchronous = NORMAL;
 PRAGMA temp_store = MEMORY;
@@ -48,7 +48,7 @@ pub(super) fn open(file: &Path, journal: Option<&Content>) -> Result<Connection,
     make_private(file)?;
     let failed = |error: rusqlite::Error| failure(folder, "open", &error);
     let mut connection = Connection::open(file).map_err(failed)?;
-    connection.execute_batch(OPEN).map_err(failed)?;
+    set_up(&connection).map_err(failed)?;
     let format =
         connection.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0)).map_err(failed)?;
     let is_sealed = has_tallies(&connection).map_err(failed)?;
@@ -74,6 +74,17 @@ pub(super) fn open(file: &Path, journal: Option<&Content>) -> Result<Connection,
         (_, false) => upgrade(&mut connection).map_err(failed)?,
     }
     Ok(connection)
+}
+
+/// Makes the settings that a connection needs. Of a file that has them already nothing is written.
+fn set_up(connection: &Connection) -> rusqlite::Result<()> {
+    const INCREMENTAL: i64 = 2;
+    connection.execute_batch(LOCK)?;
+    let vacuum: i64 = connection.query_row("PRAGMA auto_vacuum", [], |row| row.get(0))?;
+    if vacuum != INCREMENTAL {
+        connection.pragma_update(None, "auto_vacuum", INCREMENTAL)?;
+    }
+    connection.execute_batch(SETTINGS)
 }
 
 /// Gives a file that has checksums the mark of its format, if that was altered; whether it has checksums.

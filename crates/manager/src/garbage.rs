@@ -1,0 +1,361 @@
+//! Removes packages and documents that nothing refers to any more.
+//!
+//! A blob is kept while a name, a version, an active lease or an unfinished run refers to it. Managers of one store collect
+//! and deploy at the same time, so both change one record, [`COLLECTION`], by compare-and-swap:
+//!
+//! 1. Who deploys writes its reference first, and then [notes](note) that there is a new one. A collector whose list of
+//!    references is older than that note does not get the record, and begins anew.
+//! 2. The collector writes into the record which blobs it is about to remove. Who deploys one of these waits until they are
+//!    removed, looks whether its own is still there, and stores it again if not.
+//!
+//! A collector that died leaves its list, which the next one works off after [`ABANDONED_MS`].
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use prost::Message;
+use sublet_proto::v1::{LeaseState, RunInfo};
+use sublet_proto::{Code, Error, decode};
+
+use crate::clock::Clock;
+use crate::database::Database;
+use crate::ledger::Record as LeaseRecord;
+use crate::store::{Batch, Blob, PAGE_RECORDS, Store, keys};
+use crate::{graphs, packages};
+
+/// What is being removed.
+const COLLECTION: &str = "manager/collection";
+/// Blobs that are removed at a time.
+const BATCH_BLOBS: usize = 16;
+/// How long a collector goes on with a list that it has written.
+const BATCH_TIME: Duration = Duration::from_secs(20);
+/// Age at which a list counts as left by a collector that died. Nobody else removes what it names before.
+const ABANDONED_MS: u64 = 60_000;
+const RETRY: Duration = Duration::from_millis(100);
+/// Deployments that may come in between before a collector gives up.
+const ATTEMPTS: u32 = 8;
+
+/// What a collection has removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Removed {
+    pub(crate) blobs: u32,
+    pub(crate) bytes: u64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Collection {
+    /// Blobs that are about to be removed.
+    #[prost(string, repeated, tag = "1")]
+    digests: Vec<String>,
+    #[prost(uint64, tag = "2")]
+    begun_unix_ms: u64,
+    /// References that were noted.
+    #[prost(uint64, tag = "3")]
+    notes: u64,
+}
+
+impl Collection {
+    fn read(store: &dyn Store) -> Result<(Collection, u64), Error> {
+        let Some(found) = store.get(COLLECTION)? else { return Ok((Collection::default(), 0)) };
+        Ok((decode("the record of collections", &found.value)?, found.version))
+    }
+
+    fn is_abandoned(&self, now_ms: u64) -> bool {
+        now_ms >= self.begun_unix_ms.saturating_add(ABANDONED_MS)
+    }
+}
+
+/// Notes a reference to a blob that was written just now, and waits until no collector is about to remove the blob.
+pub(crate) async fn note(database: &Database, clock: &Clock, digest: &str) -> Result<(), Error> {
+    loop {
+        let (digest, now_ms) = (digest.to_owned(), clock.now_ms());
+        let is_noted = database.with(move |store| try_note(store, &digest, now_ms)).await?;
+        if is_noted {
+            return Ok(());
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+fn try_note(store: &mut dyn Store, digest: &str, now_ms: u64) -> Result<bool, Error> {
+    let (mut collection, version) = Collection::read(store)?;
+    if collection.digests.iter().any(|listed| listed == digest) {
+        if !collection.is_abandoned(now_ms) {
+            return Ok(false);
+        }
+        remove_all(store, &collection.digests)?;
+        collection.digests.clear();
+    }
+    collection.notes += 1;
+    store.compare_and_swap(COLLECTION, version, &collection.encode_to_vec())
+}
+
+/// Removes every blob that nothing refers to. `active` are digests that leases of this manager use.
+///
+/// # Errors
+/// `try_later` if another manager is collecting, or deployments keep coming in between.
+pub(crate) async fn collect(
+    database: &Database,
+    clock: &Clock,
+    active: impl Fn() -> Result<HashSet<String>, Error>,
+) -> Result<Removed, Error> {
+    let mut removed = Removed::default();
+    for _ in 0..ATTEMPTS {
+        let now_ms = clock.now_ms();
+        let notes = database.with(move |store| begin(store, now_ms)).await?;
+        let mut used = database.with(|store| named(store)).await?;
+        let mut unused = unused(database, &used).await?;
+        if unused.is_empty() {
+            return Ok(removed);
+        }
+        used.extend(active()?);
+        used.extend(leased(database, clock).await?);
+        used.extend(of_unfinished_runs(database).await?);
+        unused.retain(|blob| !used.contains(&blob.digest));
+        if remove(database, clock, notes, unused, &mut removed).await? {
+            return Ok(removed);
+        }
+    }
+    Err(Error::new(Code::TryLater, "packages are being deployed all the time: nothing could be collected"))
+}
+
+/// How many references are noted, once nothing is left of an earlier collection.
+fn begin(store: &mut dyn Store, now_ms: u64) -> Result<u64, Error> {
+    let (collection, _) = Collection::read(store)?;
+    if collection.digests.is_empty() {
+        return Ok(collection.notes);
+    }
+    if !collection.is_abandoned(now_ms) {
+        return Err(Error::new(Code::TryLater, "another collection is in progress"));
+    }
+    remove_all(store, &collection.digests)?;
+    release(store)?;
+    Ok(collection.notes)
+}
+
+/// Removes blobs, a few at a time; whether all of them could be removed before a reference was noted.
+async fn remove(
+    database: &Database,
+    clock: &Clock,
+    notes: u64,
+    unused: Vec<Blob>,
+    removed: &mut Removed,
+) -> Result<bool, Error> {
+    for blobs in unused.chunks(BATCH_BLOBS) {
+        let digests: Vec<String> = blobs.iter().map(|blob| blob.digest.clone()).collect();
+        let claimed = Collection { digests, begun_unix_ms: clock.now_ms(), notes };
+        if !database.with(move |store| claim(store, &claimed)).await? {
+            return Ok(false);
+        }
+        let deadline = Instant::now() + BATCH_TIME;
+        for blob in blobs {
+            if Instant::now() > deadline {
+                break;
+            }
+            let digest = blob.digest.clone();
+            database.with(move |store| remove_all(store, &[digest])).await?;
+            removed.blobs += 1;
+            removed.bytes = removed.bytes.saturating_add(blob.bytes);
+        }
+        database.with(|store| release(store)).await?;
+    }
+    Ok(true)
+}
+
+/// Writes what is about to be removed, unless a reference was noted since the references were read.
+fn claim(store: &mut dyn Store, claimed: &Collection) -> Result<bool, Error> {
+    let (before, version) = Collection::read(store)?;
+    if before.notes != claimed.notes || !before.digests.is_empty() {
+        return Ok(false);
+    }
+    store.compare_and_swap(COLLECTION, version, &claimed.encode_to_vec())
+}
+
+/// Takes back what was about to be removed; references to other blobs may have been noted meanwhile.
+fn release(store: &mut dyn Store) -> Result<(), Error> {
+    loop {
+        let (before, version) = Collection::read(store)?;
+        let empty = Collection { digests: Vec::new(), ..before };
+        if store.compare_and_swap(COLLECTION, version, &empty.encode_to_vec())? {
+            return Ok(());
+        }
+    }
+}
+
+/// Takes away the record of a package whose blob is gone.
+pub(crate) fn remove_record(store: &mut dyn Store, digest: &str) -> Result<(), Error> {
+    let mut batch = Batch::default();
+    batch.remove(format!("{}{digest}", keys::PACKAGE));
+    store.commit(&batch)
+}
+
+fn remove_all(store: &mut dyn Store, digests: &[String]) -> Result<(), Error> {
+    for digest in digests {
+        // The record goes first: without it nobody takes the blob for a whole one.
+        remove_record(store, digest)?;
+        store.remove_blob(digest)?;
+    }
+    Ok(())
+}
+
+/// Digests that names and versions refer to.
+fn named(store: &dyn Store) -> Result<HashSet<String>, Error> {
+    let mut digests = packages::digests(store)?;
+    digests.extend(graphs::digests(store)?);
+    Ok(digests)
+}
+
+async fn unused(database: &Database, used: &HashSet<String>) -> Result<Vec<Blob>, Error> {
+    let mut blobs = database.with(|store| store.blobs()).await?;
+    blobs.retain(|blob| !used.contains(&blob.digest));
+    Ok(blobs)
+}
+
+/// Packages of leases that have not ended, of all managers.
+async fn leased(database: &Database, clock: &Clock) -> Result<HashSet<String>, Error> {
+    let now_ms = clock.now_ms();
+    read_all(database, keys::LEASE, move |value| {
+        let lease = decode::<LeaseRecord>("a stored lease", value)?.seen_at(now_ms);
+        let is_active = lease.state() != LeaseState::Ended;
+        Ok(is_active.then_some(lease.package).into_iter().collect())
+    })
+    .await
+}
+
+/// Packages and graphs that runs were begun with and may be resumed with.
+async fn of_unfinished_runs(database: &Database) -> Result<HashSet<String>, Error> {
+    read_all(database, keys::RUN, |value| {
+        let run: RunInfo = decode("a stored run", value)?;
+        if run.ended_unix_ms != 0 {
+            return Ok(Vec::new());
+        }
+        Ok(digests_of_run(&run).map(str::to_owned).collect())
+    })
+    .await
+}
+
+/// What a run needs to go on: its graph, and its packages.
+pub(crate) fn digests_of_run(run: &RunInfo) -> impl Iterator<Item = &str> {
+    let digest_of = |pinned: &str| pinned.rfind('@').map_or(0, |at| at + 1);
+    let packages = run.packages.iter().map(move |package| &package.pinned[digest_of(&package.pinned)..]);
+    packages.chain([run.digest.as_str()])
+}
+
+/// What `read` finds in the records of a kind, letting others have the store between pages.
+async fn read_all(
+    database: &Database,
+    prefix: &'static str,
+    read: impl Fn(&[u8]) -> Result<Vec<String>, Error> + Copy + Send + 'static,
+) -> Result<HashSet<String>, Error> {
+    let (mut all, mut after) = (HashSet::new(), None::<String>);
+    loop {
+        let behind = after.take();
+        let page = database.with(move |store| store.scan(prefix, behind.as_deref(), PAGE_RECORDS)).await?;
+        let Some(last) = page.last() else { return Ok(all) };
+        after = Some(last.key.clone());
+        for record in &page {
+            all.extend(read(&record.value)?);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use sublet_proto::package::{self, Checked};
+
+    use super::*;
+    use crate::packages::Packages;
+    use crate::store::{BlobPart, SqliteStore};
+
+    const NOW_MS: u64 = 1_700_000_000_000;
+
+    fn store() -> (tempfile::TempDir, SqliteStore) {
+        let folder = tempfile::tempdir().unwrap();
+        let mut store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
+        store.put_blob_part(BlobPart { digest: "d", index: 0 }, b"data").unwrap();
+        (folder, store)
+    }
+
+    fn claimed(store: &mut SqliteStore, notes: u64) -> bool {
+        let collection = Collection { digests: vec!["d".into()], begun_unix_ms: NOW_MS, notes };
+        claim(store, &collection).unwrap()
+    }
+
+    #[test]
+    fn reference_that_is_noted_meanwhile_keeps_every_blob() {
+        let (_folder, mut store) = store();
+        let notes = begin(&mut store, NOW_MS).unwrap();
+        assert!(try_note(&mut store, "other", NOW_MS).unwrap());
+        assert!(!claimed(&mut store, notes));
+        let notes = begin(&mut store, NOW_MS).unwrap();
+        assert!(claimed(&mut store, notes));
+    }
+
+    #[test]
+    fn deployment_waits_for_the_removal_of_its_blob_alone() {
+        let (_folder, mut store) = store();
+        let notes = begin(&mut store, NOW_MS).unwrap();
+        assert!(claimed(&mut store, notes));
+        assert!(!try_note(&mut store, "d", NOW_MS).unwrap());
+        assert!(try_note(&mut store, "other", NOW_MS).unwrap());
+        assert_eq!(begin(&mut store, NOW_MS).unwrap_err().code, Code::TryLater);
+        release(&mut store).unwrap();
+        assert!(try_note(&mut store, "d", NOW_MS).unwrap());
+        // Both notes count, though one was made while a list stood there.
+        assert_eq!(begin(&mut store, NOW_MS).unwrap(), notes + 2);
+    }
+
+    #[test]
+    fn list_of_a_collector_that_died_is_worked_off_later() {
+        for is_deployed_first in [true, false] {
+            let (_folder, mut store) = store();
+            let notes = begin(&mut store, NOW_MS).unwrap();
+            assert!(claimed(&mut store, notes));
+            let later_ms = NOW_MS + ABANDONED_MS;
+            if is_deployed_first {
+                assert!(try_note(&mut store, "d", later_ms).unwrap());
+            } else {
+                begin(&mut store, later_ms).unwrap();
+            }
+            assert_eq!(store.blobs().unwrap(), []);
+            begin(&mut store, NOW_MS).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn package_that_is_removed_while_it_is_deployed_is_stored_again() {
+        let (_folder, store) = store();
+        let (database, clock) = (Database::new(Box::new(store)), Clock::start());
+        let (encoded, packages) = (vec![7], Packages::new(database.clone(), clock));
+        let digest = package::digest(&encoded);
+        let checked = Checked {
+            name: "p".into(),
+            digest: digest.clone(),
+            functions: vec!["f".into()],
+            builds: Vec::new(),
+            profiles: Vec::new(),
+            size_bytes: encoded.len() as u64,
+            package: Default::default(),
+        };
+        let claimed = Collection { digests: vec![digest.clone()], begun_unix_ms: clock.now_ms(), notes: 0 };
+        assert!(database.with(move |store| claim(store, &claimed)).await.unwrap());
+        let deployment =
+            tokio::spawn(async move { packages.deploy("alice", Arc::new(encoded), checked).await });
+        let stored = async || {
+            let (digest, key) = (digest.clone(), format!("{}{digest}", keys::PACKAGE));
+            let look =
+                move |store: &mut dyn Store| Ok((store.get(&key)?.is_some(), store.blob_parts(&digest)?));
+            database.with(look).await.unwrap()
+        };
+        while stored().await != (true, 1) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let removed = [digest.clone()];
+        let remove = move |store: &mut dyn Store| remove_all(store, &removed).and_then(|()| release(store));
+        database.with(remove).await.unwrap();
+        deployment.await.unwrap().unwrap();
+        assert_eq!(stored().await, (true, 1));
+    }
+}
