@@ -9,11 +9,10 @@
 //! - A slot is freed by the agent only if its holder is no living process on that core.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use sublet_fabric::region::Region;
-use sublet_fabric::slot::{CoreSlot, SLOT_REGION_BYTES};
+use sublet_fabric::slot::{CoreSlot, Holder, SLOT_REGION_BYTES};
 use sublet_proto::Error;
 use tracing::debug;
 
@@ -102,13 +101,15 @@ impl SharedPool {
         self.latest
     }
 
-    /// A process is dead: frees the slots of its cores, unless a living process has them.
+    /// Frees the slots of a dead process's cores, unless a living worker of the core holds them. The dead process may
+    /// have written anything there, also the number of a living process with a worker that it does not have.
     fn leave(&mut self, holder: u32) {
         let places = self.living.remove(&holder).unwrap_or_default();
         for place in places {
             let core = &self.cores[place.0];
-            let lives = |process: NonZeroU32| {
-                self.living.get(&process.get()).is_some_and(|places| places.contains(&place))
+            let lives = |holder: Holder| {
+                let places = self.living.get(&holder.process.get());
+                places.and_then(|places| places.get(holder.worker as usize)) == Some(&place)
             };
             let slot = core.region.view::<CoreSlot>(0);
             if let Some(holder) = slot.and_then(|slot| slot.clear_dead(lives)) {
@@ -165,7 +166,7 @@ mod tests {
     use super::*;
     use crate::capacity::Cores;
     use crate::resources::{Reservation, Resources, Wanted};
-    use sublet_fabric::slot::Holder;
+    use std::num::NonZeroU32;
 
     /// A node that shares these cores.
     fn pool(cores: &[u32], places: u32) -> Pool {
@@ -240,6 +241,16 @@ mod tests {
         assert!(slot(&lives).0.take(bogus));
         drop(scribbler);
         assert!(slot(&lives).0.take(slot(&lives).1));
+    }
+
+    #[test]
+    fn frees_a_slot_that_names_a_worker_which_its_process_does_not_have() {
+        let pool = pool(&[5], 3);
+        let leases: Vec<_> = (0..3).map(|_| reserve(&pool, 1).unwrap()).collect();
+        let (scribbler, named, other) = (occupy(&leases[0]), occupy(&leases[1]), occupy(&leases[2]));
+        assert!(slot(&other).0.take(Holder { worker: 1, ..slot(&named).1 }));
+        drop(scribbler);
+        assert!(slot(&other).0.take(slot(&other).1));
     }
 
     #[test]

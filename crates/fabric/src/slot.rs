@@ -63,12 +63,13 @@ impl CoreSlot {
         self.free(holder.to_bits());
     }
 
-    /// Frees the slot unless its holder's process is one of the living. Says whose it was, if it was anybody's: a
-    /// number that no process has was scribbled. For the agent, once a process on this core is dead.
-    pub fn clear_dead(&self, lives: impl FnOnce(NonZeroU32) -> bool) -> Option<u32> {
+    /// Frees the slot unless its holder is one of the living. Returns the number of the process that held it: one that
+    /// no process has was scribbled. For the agent, once a process on this core is dead.
+    pub fn clear_dead(&self, lives: impl FnOnce(Holder) -> bool) -> Option<u32> {
         let bits = self.holder.load(Ordering::Relaxed);
         let process = (bits >> 32) as u32;
-        if bits == FREE || NonZeroU32::new(process).is_some_and(lives) {
+        let holder = NonZeroU32::new(process).map(|process| Holder { process, worker: bits as u32 });
+        if bits == FREE || holder.is_some_and(lives) {
             return None;
         }
         self.free(bits).then_some(process)
@@ -113,8 +114,8 @@ mod tests {
         let slot = CoreSlot::default();
         assert_eq!(slot.clear_dead(|_| false), None, "free");
         assert!(slot.take(holder(7, 3)));
-        assert_eq!(slot.clear_dead(|process| process.get() == 7), None);
-        assert_eq!(slot.clear_dead(|process| process.get() != 7), Some(7));
+        assert_eq!(slot.clear_dead(|holder| holder.process.get() == 7), None);
+        assert_eq!(slot.clear_dead(|holder| holder.process.get() != 7), Some(7));
         slot.holder.store(9, Ordering::Relaxed);
         assert_eq!(slot.clear_dead(|_| true), Some(0), "no process has the number 0");
         assert!(slot.take(holder(8, 0)));
@@ -188,15 +189,15 @@ mod tests {
                     thread::spawn(move || {
                         if core.slot.take(holder(process)) {
                             core.execute();
-                            core.slot.clear_dead(|holder| holder.get() != 1);
+                            core.slot.clear_dead(|holder| holder.process.get() != 1);
                             core.execute();
                             core.slot.release(holder(process));
                         }
                     })
                 })
                 .collect();
-            core.slot.clear_dead(|holder| holder.get() != 1);
-            core.slot.clear_dead(|holder| holder.get() != 1);
+            core.slot.clear_dead(|holder| holder.process.get() != 1);
+            core.slot.clear_dead(|holder| holder.process.get() != 1);
             for neighbour in neighbours {
                 neighbour.join().unwrap();
             }

@@ -301,7 +301,7 @@ fn the_core_of_a_worker_that_was_killed_in_a_call_is_free_when_its_agent_says_so
     core.wait_for_holder(Some(1));
     first.kill();
     assert_eq!(second.call(MARK), Some(Code::CoreBusy));
-    assert_eq!(core.slot().clear_dead(|process| process.get() == 2), Some(1));
+    assert_eq!(core.slot().clear_dead(|holder| holder.process.get() == 2), Some(1));
     assert_eq!(second.call(MARK), None);
     let mut successor = Neighbour::start(&core, 3, ALWAYS_WARM_NS);
     assert_eq!(successor.call(MARK), None);
