@@ -76,10 +76,10 @@ impl Core {
 
     /// Lets a writer in, wherever it is.
     fn admit(&mut self, writer: GlobalId, object: GlobalId) -> Result<(Way, FifoShape, At), Error> {
-        let fifo = self.fifos.get_mut(&object).ok_or_else(|| no_fifo(&object.to_string()))?;
-        if !fifo.rights_of(writer).contains(Rights::WRITE) {
+        if !self.fifo_for(writer, object)?.rights_of(writer).contains(Rights::WRITE) {
             return Err(denied(writer, "write to", object));
         }
+        let fifo = self.fifos.get_mut(&object).ok_or_else(|| no_fifo(&object.to_string()))?;
         let none = || Error::new(Code::TryLater, format!("nobody reads FIFO {object}"));
         let (process, descriptor) = fifo.reader.ok_or_else(none)?;
         if fifo.writers.len() >= MAX_WRITERS {
@@ -150,7 +150,7 @@ impl Core {
             let message = format!("FIFO {object} is read on its own processing unit, {:x}", object.pu);
             return Err(Error::new(Code::InvalidArgument, message));
         }
-        let fifo = self.fifos.get(&object).ok_or_else(|| no_fifo(&object.to_string()))?;
+        let fifo = self.fifo_for(by, object)?;
         if !fifo.rights_of(by).contains(Rights::READ) {
             return Err(denied(by, "read", object));
         }

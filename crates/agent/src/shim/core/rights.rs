@@ -18,6 +18,13 @@ impl Core {
         self.processes.get(&pid).and_then(|process| process.rights.get(&object)).copied().unwrap_or_default()
     }
 
+    /// A FIFO of this agent, for a process that names it: one of another tenant does not exist for it.
+    pub(super) fn fifo_for(&self, by: GlobalId, object: GlobalId) -> Result<&Fifo, Error> {
+        let tenant = self.processes.get(&by).map(|process| &process.tenant);
+        let fifo = self.fifos.get(&object).filter(|fifo| tenant.is_none_or(|tenant| *tenant == fifo.tenant));
+        fifo.ok_or_else(|| no_fifo(&object.to_string()))
+    }
+
     /// A process of this agent grants or revokes.
     pub(super) fn change(
         &mut self,
@@ -49,7 +56,7 @@ impl Core {
         (process, object, rights): Change,
         revoked: bool,
     ) -> Result<Option<u64>, Error> {
-        let fifo = self.fifos.get(&object).ok_or_else(|| no_fifo(&object.to_string()))?;
+        let fifo = self.fifo_for(by, object)?;
         if !fifo.rights_of(by).contains(Rights::OWN) {
             return Err(denied(by, "own", object));
         }

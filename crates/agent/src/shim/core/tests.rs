@@ -354,6 +354,22 @@ fn tenants_have_names_of_their_own_and_grant_one_another_nothing() {
 }
 
 #[test]
+fn a_fifo_of_another_tenant_does_not_exist() {
+    let mut computer = Computer::new(1);
+    let (ours, theirs) = (computer.enter(0, "a"), computer.enter(0, "b"));
+    let object = computer.init(ours, "name").unwrap();
+    for call in [
+        Call::Connect { to: Target::Object(object) },
+        Call::ConnectToRead { to: Target::Object(object) },
+        grant(theirs, object, Rights::WRITE),
+        Call::Revoke { from: ours, object, rights: Rights::READ },
+    ] {
+        let refused = computer.call(theirs, call).unwrap_err();
+        assert_eq!(refused.message, format!("there is no FIFO {object}"));
+    }
+}
+
+#[test]
 fn a_name_that_two_want_at_once_is_one_of_theirs() {
     for order in 0..6 {
         let mut computer = Computer::new(3);
