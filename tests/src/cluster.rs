@@ -5,7 +5,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, TcpListener};
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -485,6 +485,15 @@ impl Manager {
     /// Whether it has the node and hears of it.
     pub fn hears_of(&self, name: &str) -> bool {
         self.node(name).is_some_and(|node| node.state() != NodeState::Lost)
+    }
+
+    /// Its TCP address.
+    ///
+    /// # Panics
+    /// If it is not one of version 4.
+    pub fn socket_address(&self) -> SocketAddrV4 {
+        let address = self.address.strip_prefix("https://").and_then(|address| address.parse().ok());
+        address.expect("a manager of a test has an address of version 4")
     }
 
     /// The address of its own socket, for operators.

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use sublet::{Code, Error};
 
+pub mod attack;
 pub mod cluster;
 pub mod crowd;
 pub mod disk;

@@ -4,10 +4,15 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::process::Uid;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity, set_thread_res_uid};
 
 /// After this long something that should have happened never will.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+/// A Unix user that is neither a test's own nor root.
+pub const NOBODY: u32 = 65_534;
+/// Another one.
+pub const SOMEBODY: u32 = 54_321;
 /// Between two looks.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
@@ -23,6 +28,20 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
         std::thread::sleep(LOOK_AGAIN);
     }
     since.elapsed()
+}
+
+/// Does something in a thread of another Unix user, which only root can.
+///
+/// # Panics
+/// If this process is not root's, or `act` panics.
+pub fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> T {
+    let acting = || {
+        let uid = Uid::from_raw(uid);
+        set_thread_res_uid(uid, uid, uid).expect("root may become any user");
+        act()
+    };
+    let acted = std::thread::scope(|scope| scope.spawn(acting).join());
+    acted.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Whether no thread of a process runs any more, since a signal has stopped it.
@@ -101,6 +120,31 @@ pub fn memory_files(pid: u32, name: &str) -> Vec<String> {
     inodes.sort_unstable();
     inodes.dedup();
     inodes
+}
+
+/// The TCP ports at which a process listens.
+pub fn listening_ports(pid: u32) -> Vec<u16> {
+    let links = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let inodes: Vec<String> = links
+        .filter_map(|link| {
+            fs::read_link(link.path()).ok()?.to_str()?.strip_prefix("socket:[").map(str::to_owned)
+        })
+        .filter_map(|rest| rest.strip_suffix(']').map(str::to_owned))
+        .collect();
+    let tables = ["tcp", "tcp6"].map(|table| fs::read_to_string(format!("/proc/{pid}/net/{table}")));
+    let lines: Vec<String> = tables
+        .into_iter()
+        .flatten()
+        .flat_map(|table| table.lines().map(str::to_owned).collect::<Vec<_>>())
+        .collect();
+    let port = |line: &String| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let is_own = inodes.iter().any(|inode| fields.get(9) == Some(&inode.as_str()));
+        let is_listening = fields.get(3) == Some(&"0A");
+        let port = fields.get(1)?.rsplit(':').next()?;
+        (is_own && is_listening).then(|| u16::from_str_radix(port, 16).ok()).flatten()
+    };
+    lines.iter().filter_map(port).collect()
 }
 
 /// Whether any process that may be looked at has a memory file mapped.

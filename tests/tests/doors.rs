@@ -4,29 +4,26 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream};
-use std::os::fd::OwnedFd;
+use std::net::{SocketAddr, SocketAddrV4, TcpStream};
 use std::pin::Pin;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
-use rustix::process::{Resource, Rlimit, Uid, getrlimit, setrlimit};
 use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use sublet::{Access, Allocation, Code, Invoker};
 use sublet_fabric::packet::PacketSocket;
 use sublet_proto::v1::manager_client::ManagerClient;
 use sublet_proto::v1::{CreateTokenRequest, LeaseRequest, PackageChunk, Role};
-use sublet_tests::cluster::{Cluster, Lent, Manager, connect as client};
+use sublet_tests::attack::{ADDRESSES, Attack};
+use sublet_tests::cluster::{Cluster, Lent, connect as client};
 use sublet_tests::functions::package;
 use sublet_tests::hand::{ByHand, ask};
 use sublet_tests::platform::assert_echoes;
-use sublet_tests::process::{PATIENCE, wait_until};
+use sublet_tests::process::{NOBODY, PATIENCE, SOMEBODY, as_user, wait_until};
 use tonic::Request;
 use tonic::codegen::tokio_stream::Stream;
 
@@ -34,13 +31,6 @@ type Tls = StreamOwned<ClientConnection, TcpStream>;
 
 /// What an HTTP/2 client sends first: the preface, and settings without any.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-/// Unix users that are neither this process's nor root.
-const NOBODY: u32 = 65_534;
-const SOMEBODY: u32 = 54_321;
-
-fn address(manager: &Manager) -> SocketAddrV4 {
-    manager.address.strip_prefix("https://").unwrap().parse().unwrap()
-}
 
 /// Finishes TLS with a manager, and begins HTTP/2 there.
 fn begin_http(cluster: &Cluster) -> std::io::Result<Tls> {
@@ -53,7 +43,7 @@ fn begin_http(cluster: &Cluster) -> std::io::Result<Tls> {
     config.alpn_protocols = vec![b"h2".to_vec()];
     let name = ServerName::from(std::net::IpAddr::V4(manager.ip));
     let tls = ClientConnection::new(Arc::new(config), name).unwrap();
-    let mut stream = StreamOwned::new(tls, TcpStream::connect(address(manager))?);
+    let mut stream = StreamOwned::new(tls, TcpStream::connect(manager.socket_address())?);
     stream.sock.set_read_timeout(Some(PATIENCE))?;
     stream.write_all(PREFACE)?;
     stream.flush()?;
@@ -90,7 +80,7 @@ fn silent_connections_do_not_delay_handshakes_of_users() {
     let user = cluster.user("somebody");
     assert_leases(&user);
     let silent: Vec<_> =
-        (0..300).map(|_| TcpStream::connect(address(&cluster.managers[0])).unwrap()).collect();
+        (0..300).map(|_| TcpStream::connect(cluster.managers[0].socket_address()).unwrap()).collect();
     for _ in 0..5 {
         assert_leases(&user);
     }
@@ -138,10 +128,36 @@ fn connections_without_a_token_are_closed_in_time() {
     cluster.managers[0].restart_with(|command| {
         command.args(["--connections-handshake", "500ms", "--connections-first-request", "500ms"]);
     });
-    let mut silent = TcpStream::connect(address(&cluster.managers[0])).unwrap();
+    let mut silent = TcpStream::connect(cluster.managers[0].socket_address()).unwrap();
     silent.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut encrypted = begin_http(&cluster).unwrap();
     assert!(is_ended(&mut silent) && is_ended(&mut encrypted));
+}
+
+/// How many connections there are to an address of this machine.
+fn established(to: SocketAddrV4) -> usize {
+    let number = u32::from_le_bytes(to.ip().octets());
+    let wanted = format!("{number:08X}:{:04X}", to.port());
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let is_wanted = |line: &&str| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        (fields.get(2), fields.get(3)) == (Some(&wanted.as_str()), Some(&"01"))
+    };
+    table.lines().filter(is_wanted).count()
+}
+
+#[test]
+fn connections_without_requests_are_closed() {
+    let mut cluster = Cluster::with_agents(0);
+    cluster.managers[0].restart_with(|command| {
+        command.args(["--connections-idle", "1s"]);
+    });
+    let manager = cluster.managers[0].socket_address();
+    let user = client(&cluster.user("somebody"));
+    user.manager().nodes().unwrap();
+    assert_eq!(established(manager), 1);
+    wait_until("the connection is closed", || established(manager) == 0);
+    user.manager().nodes().unwrap();
 }
 
 /// Reads until the other end closes; false if it does not.
@@ -261,17 +277,6 @@ fn grants_that_lapse_cost_their_tenant_its_turn() {
     asking.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-/// Does something in a thread of another user.
-fn as_user<T: Send>(uid: u32, act: impl FnOnce() -> T + Send) -> T {
-    let acting = || {
-        let uid = Uid::from_raw(uid);
-        rustix::thread::set_thread_res_uid(uid, uid, uid).expect("root may become any user");
-        act()
-    };
-    let acted = std::thread::scope(|scope| scope.spawn(acting).join());
-    acted.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
 #[test]
 fn idle_connections_of_a_user_lock_no_other_out_of_the_agents_socket() {
     if !rustix::process::geteuid().is_root() {
@@ -312,7 +317,7 @@ fn refusals_are_logged_by_rate() {
     let cluster = Cluster::with_agents(1);
     let node = cluster.node("node-0").unwrap().description.unwrap();
     let agent: SocketAddr = node.network.unwrap().address.parse().unwrap();
-    let manager = SocketAddr::V4(address(&cluster.managers[0]));
+    let manager = SocketAddr::V4(cluster.managers[0].socket_address());
     for _ in 0..1500 {
         for address in [agent, manager] {
             // Not Sublet's language; a connection that is cut meanwhile is refused as well.
@@ -326,67 +331,6 @@ fn refusals_are_logged_by_rate() {
         assert!(lines < 100, "the {name} logged {lines} lines:\n{}", &log[..log.len().min(4000)]);
     }
     cluster.assert_serves();
-}
-
-/// Keeps connections from many addresses open, and makes those anew that the manager closes.
-struct Attack {
-    stop: Arc<AtomicBool>,
-    made: Arc<AtomicUsize>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-const ADDRESSES: usize = 100;
-const THREADS: usize = 4;
-
-impl Attack {
-    fn begin(target: SocketAddrV4, connections: usize) -> Attack {
-        let (stop, made) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-        let begin = |thread: usize| {
-            let (stop, made) = (stop.clone(), made.clone());
-            std::thread::spawn(move || {
-                let own = connections / THREADS;
-                let mut open: Vec<Option<TcpStream>> = (0..own).map(|_| None).collect();
-                while !stop.load(Ordering::Relaxed) {
-                    for (number, slot) in open.iter_mut().enumerate() {
-                        if slot.as_ref().is_none_or(is_closed) {
-                            let from = (number * THREADS + thread) % ADDRESSES;
-                            *slot = connect_from(Ipv4Addr::new(127, 77, 0, 1 + from as u8), target);
-                            made.fetch_add(1, Ordering::Relaxed);
-                        }
-                    }
-                    std::thread::sleep(Duration::from_millis(200));
-                }
-            })
-        };
-        let threads = (0..THREADS).map(begin).collect();
-        Attack { stop, made, threads }
-    }
-
-    fn end(self) -> usize {
-        self.stop.store(true, Ordering::Relaxed);
-        self.threads.into_iter().for_each(|thread| thread.join().unwrap());
-        self.made.load(Ordering::Relaxed)
-    }
-}
-
-fn is_closed(socket: &TcpStream) -> bool {
-    let _ = socket.set_nonblocking(true);
-    match (&*socket).read(&mut [0; 64]) {
-        Ok(read) => read == 0,
-        Err(error) => error.kind() != ErrorKind::WouldBlock,
-    }
-}
-
-/// Half of them are silent, and half begin TLS and go no further.
-fn connect_from(from: Ipv4Addr, to: SocketAddrV4) -> Option<TcpStream> {
-    let socket: OwnedFd = socket(AddressFamily::INET, SocketType::STREAM, None).ok()?;
-    bind(&socket, &SocketAddrV4::new(from, 0)).ok()?;
-    connect(&socket, &to).ok()?;
-    let mut socket = TcpStream::from(socket);
-    if socket.local_addr().is_ok_and(|address| address.port() % 2 == 0) {
-        let _ = socket.write_all(&[0x16, 3, 1, 0, 200, 1, 0, 0]);
-    }
-    Some(socket)
 }
 
 /// The median time of some rounds.
@@ -406,8 +350,6 @@ fn median(rounds: usize, mut act: impl FnMut()) -> Duration {
 fn users_and_operators_are_served_under_connections_from_many_addresses() {
     let connections: usize =
         std::env::var("SUBLET_TEST_CONNECTIONS").map_or(2_000, |number| number.parse().unwrap());
-    let limit = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     let cluster = Cluster::with_agents(1);
     let user = cluster.token(&CreateTokenRequest {
         tenant: "somebody".into(),
@@ -429,10 +371,7 @@ fn users_and_operators_are_served_under_connections_from_many_addresses() {
         [median(15, || assert_leases(&access)), median(9, || ps(&by_user)), median(9, || ps(&by_operator))]
     };
     let quiet = measure();
-    let attack = Attack::begin(address(&cluster.managers[0]), connections);
-    wait_until("all have connected", || {
-        attack.made.load(Ordering::Relaxed) >= connections / THREADS * THREADS
-    });
+    let attack = Attack::begin(cluster.managers[0].socket_address(), connections);
     let attacked = measure();
     let made = attack.end();
     println!("{connections} connections from {ADDRESSES} addresses, {made} made");

@@ -11,8 +11,8 @@ use sublet_proto::ticket::Signing;
 use sublet_proto::v1::nodes_client::NodesClient;
 use sublet_proto::v1::{
     CreateTokenRequest, Lease, LeaseGrant, LeaseReport, LeaseRequest, LeaseState, NodeDescription,
-    NodeRegistration, NodeReport, NodeReportReply, NodeState, Registration, Role, RunningLease, Ticket,
-    Usage,
+    NodeRegistration, NodeReport, NodeReportReply, NodeState, ProcessLeaseRequest, Registration, Role,
+    RunningLease, Ticket, Usage,
 };
 use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, TENANT, connect};
@@ -287,4 +287,25 @@ fn leases_that_an_agent_makes_up_or_that_are_anothers_are_not_its_to_report() {
     assert_eq!(cluster.final_bill(&theirs.id).usage.unwrap(), usage);
     let bill = cluster.json(&["bill"]);
     assert_eq!(bill["leases"].as_array().unwrap().len(), 2, "{bill}");
+}
+
+#[test]
+fn an_agent_gets_leases_for_processes_of_its_own_leases_alone() {
+    let cluster = Cluster::with_agents(1);
+    let victim = cluster.client("calls.c");
+    let mut liar = Liar::new(&cluster, 1);
+    liar.register(NodeDescription { neighbours: vec!["node-0".into()], ..Liar::node(1) }, Vec::new())
+        .unwrap();
+    let lease = victim.lease().unwrap().id.clone();
+    let package = victim.package().unwrap().digest.clone();
+    for node in [LIAR, "node-0"] {
+        for package in ["", &package] {
+            let unit = sublet_proto::pu::id(node, sublet_proto::pu::PROCESSOR);
+            let asked = ProcessLeaseRequest { lease: lease.clone(), unit, package: package.into() };
+            let request = liar.access.authorize(tonic::Request::new(asked));
+            let refused = said(&liar.runtime, liar.stub.lease_for_process(request));
+            assert_fails(refused, Code::PermissionDenied, &[LIAR]);
+        }
+    }
+    assert_echoes(&victim);
 }

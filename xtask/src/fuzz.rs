@@ -50,7 +50,7 @@ pub fn chore(mut options: Options) -> io::Result<ExitCode> {
 /// Builds all targets and runs each for so many seconds. Each target is one check.
 pub fn check(step: &mut Step, seconds: u64) -> io::Result<Outcome> {
     let triple = host_triple()?;
-    if !step.run(write_seeds())? || !step.run(build(&triple))? {
+    if !step.run(build_programs())? || !step.run(write_seeds())? || !step.run(build(&triple))? {
         return Ok(Outcome::Failed);
     }
     let mut all_passed = true;
@@ -60,6 +60,13 @@ pub fn check(step: &mut Step, seconds: u64) -> io::Result<Outcome> {
         all_passed &= passed;
     }
     Ok(Outcome::from(all_passed))
+}
+
+/// The programs that an agent starts: the target `listeners` has one.
+fn build_programs() -> Command {
+    let mut command = cargo();
+    command.args(["build", "--release", "--workspace", "--bins"]);
+    command
 }
 
 /// Valid inputs, made by the real encoders, so that each target starts past the first checks of its decoder.

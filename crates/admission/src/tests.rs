@@ -134,6 +134,19 @@ fn logs_the_first_refusal_and_then_summaries() {
     assert_eq!(log.note(9 * SUMMARY_MS + 1, "a"), Some(1));
 }
 
+#[test]
+fn log_of_refusals_has_a_bounded_number_of_kinds() {
+    let mut log = RefusalLog::default();
+    for _ in 0..2 {
+        for kind in 0..1000 {
+            log.note(0, &format!("kind {kind}"));
+        }
+    }
+    let due = log.due(SUMMARY_MS);
+    assert!(due.len() <= 65, "{} kinds", due.len());
+    assert_eq!(due.iter().map(|(_, count)| count).sum::<u64>(), 2000 - due.len() as u64);
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Enter(u8),

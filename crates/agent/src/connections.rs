@@ -218,6 +218,19 @@ mod tests {
     }
 
     #[test]
+    fn connection_that_has_given_a_command_makes_way_for_no_other() {
+        let connections = Connections::new(ConnectionLimits::default());
+        let mut sockets: Vec<_> = (0..MAX_OF_THE_OPERATOR + 1).map(|_| connected()).collect();
+        let enter = |(ours, _): &(TcpStream, TcpStream)| connections.enter(Party::Operator, ours).unwrap();
+        let first = enter(&sockets[0]);
+        first.command_given().unwrap();
+        let later: Vec<_> = sockets[1..].iter().map(enter).collect();
+        let open: Vec<bool> = sockets.iter_mut().map(|(_, there)| is_open(there)).collect();
+        assert!(open[0] && !open[1] && open[2], "{open:?}");
+        drop((first, later));
+    }
+
+    #[test]
     fn few_files_leave_few_places() {
         let most = |files| ConnectionLimits::default().budgets(files).unidentified;
         assert_eq!(most(400), Budget { reserved: 34, most: 34, each: 9 });

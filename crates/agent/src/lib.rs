@@ -32,6 +32,8 @@ mod connection;
 mod connections;
 mod end;
 mod errand;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod gate;
 mod guests;
 mod idle;

@@ -33,6 +33,7 @@ fn write_all(folder: &Path) -> io::Result<()> {
     write(folder, "node_messages", node_messages())?;
     write(folder, "wire_request", vec![vec![0; 44], vec![1; 44]])?;
     write(folder, "image", images())?;
+    write(folder, "listeners", at_listeners())?;
     write(folder, "error_status", statuses())
 }
 
@@ -123,6 +124,62 @@ fn usage() -> v1::Usage {
         memory_byte_us: 9,
         memory_peak_bytes: 4,
     }
+}
+
+/// What listeners are sent: the door, how it is cut, and the bytes.
+fn at_listeners() -> Vec<Vec<u8>> {
+    const WHOLE: u8 = 255;
+    let requests = [
+        ("v1.Manager/ListNodes", Vec::new()),
+        ("v1.Manager/ListLeases", v1::ListLeasesRequest { include_ended: true }.encode_to_vec()),
+        ("v1.Manager/Resolve", v1::ResolveRequest { name: "seed/noop".into() }.encode_to_vec()),
+        (
+            "v1.Manager/RequestLease",
+            v1::LeaseRequest { package: "seed".into(), cores: 1, ..Default::default() }.encode_to_vec(),
+        ),
+        (
+            "v1.Nodes/Register",
+            v1::Registration { node: Some(node()), instance: "2".repeat(32), ..Default::default() }
+                .encode_to_vec(),
+        ),
+    ];
+    let requests = requests.iter().map(|(method, message)| http2_request(method, message));
+    // In the clear and within TLS.
+    let mut seeds: Vec<_> =
+        requests.flat_map(|request| [1, 2].map(|door| [&[door, WHOLE], &*request].concat())).collect();
+    let ticket = tickets().swap_remove(0);
+    let attach = client_to_agent::Body::Attach(v1::Attach { ticket, start: true, ..Default::default() });
+    let command =
+        client_to_agent::Body::Command(v1::Command { state: v1::NodeState::Lending.into(), grace_ms: 0 });
+    for body in [attach, command] {
+        let message = v1::ClientToAgent { body: Some(body) }.encode_to_vec();
+        seeds.extend([3, 5].map(|door| [&[door, WHOLE], &*message].concat()));
+    }
+    // A client's greeting, TLS's first record, and calls of the shim: one for each operation.
+    seeds.push([&[4, WHOLE], &b"\x89Sublet\n\x01\0\0\0\0\0\0\0"[..], &[0; 64]].concat());
+    seeds.push([&[0, WHOLE], &[0x16, 3, 1, 0, 200, 1, 0, 0, 196, 3, 3][..], &[7; 64]].concat());
+    let calls: Vec<u8> = (0..14u8).flat_map(|operation| [operation, operation, 4, 1, 2, 3, 0, 0]).collect();
+    seeds.push([&[6, WHOLE, 0], &*calls].concat());
+    seeds
+}
+
+/// A call of gRPC as the first bytes of a connection: preface, settings, headers, and the message. Headers are literals.
+fn http2_request(method: &str, message: &[u8]) -> Vec<u8> {
+    let text = |text: &str| [&[text.len() as u8], text.as_bytes()].concat();
+    let path = [vec![0x04], text(&format!("/sublet.{method}"))].concat();
+    let kind = [vec![0x0f, 0x10], text("application/grpc")].concat();
+    let trailers = [vec![0x00], text("te"), text("trailers")].concat();
+    let token = [vec![0x0f, 0x08], text("Bearer sublet_0123456789abcdef_AAAA")].concat();
+    // POST, and http.
+    let headers = [vec![0x83, 0x86], path, kind, trailers, token].concat();
+    let body = [&[0], &(message.len() as u32).to_be_bytes()[..], message].concat();
+    let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    [preface, http2_frame(4, 0, 0, &[]), http2_frame(1, 4, 1, &headers), http2_frame(0, 1, 1, &body)].concat()
+}
+
+fn http2_frame(kind: u8, flags: u8, stream: u8, payload: &[u8]) -> Vec<u8> {
+    let [_, a, b, c] = (payload.len() as u32).to_be_bytes();
+    [&[a, b, c, kind, flags, 0, 0, 0, stream], payload].concat()
 }
 
 fn tickets() -> Vec<Vec<u8>> {

@@ -173,6 +173,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn requests_earn_no_credit_beyond_the_most() {
+        let now = Instant::now();
+        let mut frames = Frames::new(now);
+        frames.received(&stream(&vec![(HEADERS, 90); 10_000]), || now).unwrap();
+        let flood = frame(PING, 8).repeat(MOST_CREDIT as usize + 1);
+        assert_eq!(frames.received(&flood, || now), Err(Flood));
+    }
+
     proptest! {
         #[test]
         fn counts_the_same_however_the_bytes_are_cut(

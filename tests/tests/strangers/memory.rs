@@ -1,0 +1,103 @@
+//! Memory and numbers that processes of two tenants could share: shared cores, FIFOs, regions.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use sublet::{Allocation, Code, Error, Invoker, Policy};
+use sublet_tests::cluster::{Cluster, Lent, Plan};
+use sublet_tests::functions::package;
+use sublet_tests::global::{Process, WRITE, exchange};
+use sublet_tests::platform::assert_echoes;
+use sublet_tests::process::{memory_files, wait_until};
+
+use crate::{ALICE, MALLORY, assert_blocked, lease, words};
+
+fn cluster(lent: Lent) -> Cluster {
+    let mut cluster = Cluster::start(Plan::default());
+    cluster.add_agent(lent);
+    cluster
+}
+
+#[test]
+fn fifos_and_processes_of_another_tenant_do_not_exist() {
+    let cluster = cluster(Lent::shared(1, 3));
+    let shared = |source| Allocation::new(package(source)).shared().policy(Policy::AlwaysWarm);
+    let neighbours = shared("neighbours.c");
+    let (reader, writer) = (lease(&cluster, ALICE, &neighbours), lease(&cluster, ALICE, &neighbours));
+    let (reader, writer) = (Process(reader), Process(writer));
+    let mallory = lease(&cluster, MALLORY, &shared("strangers.c"));
+    let (object, from) = reader.make("frames").unwrap();
+    reader.words("allow", &[writer.pid(), object, WRITE]).unwrap();
+    let to = writer.join("frames").unwrap();
+    exchange((&reader, from), (&writer, to));
+    // Its numbers are near those that it guesses.
+    assert!(object.abs_diff(reader.pid()) < 64);
+    assert_blocked(&mallory, "trespass", b"frames", 2_000);
+    assert_eq!((reader.rights(object), writer.rights(object)), (7, 2));
+    exchange((&reader, from), (&writer, to));
+}
+
+#[test]
+fn worker_processes_of_two_leases_have_no_region_in_common() {
+    let cluster = cluster(Lent { cores: 1, shared: Some((1, 2)) });
+    let shared = Allocation::new(package("calls.c")).shared().policy(Policy::AlwaysWarm);
+    let own = Allocation::new(package("calls.c"));
+    let leases = [(ALICE, &own), (ALICE, &shared), (MALLORY, &shared)]
+        .map(|(tenant, allocation)| lease(&cluster, tenant, allocation));
+    leases.iter().for_each(assert_echoes);
+    let workers = cluster.agents[0].workers();
+    assert_eq!(workers.len(), 3);
+    for (index, &one) in workers.iter().enumerate() {
+        let regions = memory_files(one, "sublet-");
+        assert!(regions.len() >= 2, "process {one} maps {regions:?}");
+        // The slot of a shared core is the one region that two leases have.
+        let slots = memory_files(one, "sublet-core");
+        for &other in &workers[index + 1..] {
+            let theirs = memory_files(other, "sublet-");
+            let common: Vec<_> = regions.iter().filter(|&region| theirs.contains(region)).collect();
+            assert!(common.iter().all(|&region| slots.contains(region)), "{one} and {other} map {common:?}");
+        }
+    }
+}
+
+fn call(client: &Invoker) -> Result<(), Error> {
+    client.submit("echo", b"hello", &mut [0u8; 5])?.wait().map(|_| ())
+}
+
+/// Holds the core by a call of a client while something is done.
+fn while_executing(client: &Invoker, act: impl FnOnce()) {
+    let mut said = client.buffer::<u32>(3).unwrap();
+    said.fill(0);
+    let mut nothing = [0u8; 0];
+    let executing = client.submit("converse", &said, &mut nothing).unwrap();
+    wait_until("the call executes", || said.atomic(0).load(Ordering::Acquire) == 1);
+    act();
+    said.atomic(1).store(1, Ordering::Release);
+    executing.wait().unwrap();
+}
+
+#[test]
+fn a_slot_that_a_neighbour_has_written_over_is_free_when_its_lease_ends() {
+    // As a process that nobody is, and as a worker that a living neighbour does not have.
+    for names_a_neighbour in [0u32, 1] {
+        let cluster = cluster(Lent::shared(1, 3));
+        let shared = |source| Allocation::new(package(source)).shared().policy(Policy::AlwaysWarm);
+        let victims = [ALICE, "bob"].map(|tenant| lease(&cluster, tenant, &shared("calls.c")));
+        let mut mallory = lease(&cluster, MALLORY, &shared("strangers.c"));
+        victims.iter().for_each(assert_echoes);
+        assert_eq!(words(&mallory, "squat", &names_a_neighbour.to_le_bytes()).unwrap()[0], 1);
+        if names_a_neighbour == 1 {
+            while_executing(&victims[0], || std::thread::sleep(Duration::from_millis(100)));
+        }
+        // Neighbours are turned away at once, and none waits.
+        wait_until("calls are turned away", || {
+            let outcome = call(&victims[1]);
+            assert!(outcome.as_ref().err().is_none_or(|error| error.code == Code::CoreBusy), "{outcome:?}");
+            outcome.is_err()
+        });
+        mallory.deallocate().unwrap();
+        for victim in &victims {
+            wait_until("the core is free", || call(victim).is_ok());
+        }
+    }
+}
