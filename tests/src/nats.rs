@@ -57,6 +57,11 @@ impl NatsServer {
         self.port
     }
 
+    /// The folder of its files.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// Kills it as a crash does. What it has stored stays.
     pub fn kill(&mut self) {
         self.child.kill().expect("the server can be killed");

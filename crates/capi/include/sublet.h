@@ -138,7 +138,9 @@ typedef enum sublet_status {
     /* A limit of this machine is too low; the message says which, and how to raise it. */
     SUBLET_LIMIT_TOO_LOW = 61,
     /* The registry of images does not answer. */
-    SUBLET_REGISTRY_UNREACHABLE = 62
+    SUBLET_REGISTRY_UNREACHABLE = 62,
+    /* Records of the store are damaged or missing; the message says which. */
+    SUBLET_STORE_DAMAGED = 63
 } sublet_status;
 
 /* The name of a status, as "worker_died"; "ok" for SUBLET_OK, "internal" for numbers that are none. Never null, valid

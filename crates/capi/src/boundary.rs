@@ -189,6 +189,7 @@ pub(crate) fn status_name(status: sublet_status) -> &'static CStr {
         Code::KeyRefused => c"key_refused",
         Code::LimitTooLow => c"limit_too_low",
         Code::RegistryUnreachable => c"registry_unreachable",
+        Code::StoreDamaged => c"store_damaged",
         // Also of numbers that are none; a test sees to it that no code's own name is forgotten here.
         _ => c"internal",
     }

@@ -107,6 +107,8 @@ const KEEPALIVE: Duration = Duration::from_secs(20);
 const KEEPALIVE_ANSWER: Duration = Duration::from_secs(10);
 /// Longest metadata of a request, in bytes.
 const MAX_HEADER_BYTES: u32 = 16 << 10;
+/// The file of the state folder that says how far the streams of a store on NATS have come.
+const STREAMS: &str = "streams";
 /// How often tokens and quotas are looked after.
 const REFRESH: Duration = Duration::from_secs(1);
 /// How often what nothing refers to any more is removed from the store.
@@ -338,7 +340,7 @@ fn open(options: &Options) -> Result<Opened, Error> {
     let folder = StateFolder::open(&options.state)?;
     let mut store: Box<dyn Store> = match &options.store {
         StoreOptions::Embedded => Box::new(upkeep::open(&folder)?),
-        StoreOptions::Nats(servers) => Box::new(NatsStore::open(servers)?),
+        StoreOptions::Nats(servers) => Box::new(NatsStore::open_noting(servers, &folder.file(STREAMS))?),
     };
     let clock = Clock::start();
     let (epoch, is_read_only) = match start::next_epoch(&mut *store) {

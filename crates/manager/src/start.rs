@@ -143,7 +143,7 @@ fn lost(file: &Path) -> Error {
          cannot be renewed",
         file.display()
     );
-    Error::new(Code::System, message)
+    Error::new(Code::StoreDamaged, message)
 }
 
 /// Makes a new key for a store that has lost its own.
@@ -159,7 +159,7 @@ pub(crate) fn replace_signing(store: &mut dyn Store, state: &Path) -> Result<(),
 
 fn stored_array<const N: usize>(key: &str, value: &[u8]) -> Result<[u8; N], Error> {
     value.try_into().map_err(|_| {
-        Error::new(Code::System, format!("the store's {key} has {} bytes instead of {N}", value.len()))
+        Error::new(Code::StoreDamaged, format!("the store's {key} has {} bytes instead of {N}", value.len()))
     })
 }
 

@@ -120,6 +120,8 @@ codes! {
     LimitTooLow = 61, "limit_too_low";
     /// The registry of images does not answer.
     RegistryUnreachable = 62, "registry_unreachable";
+    /// Records of the store are damaged or missing; the message says which.
+    StoreDamaged = 63, "store_damaged";
 }
 
 impl Code {

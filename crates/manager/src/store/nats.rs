@@ -17,12 +17,16 @@
 //! 2.9.10 looks at the limit of an account after it has written, and a key whose new value is refused has lost its
 //! old one.
 //!
+//! Each value has a checksum in a header of its message. How far each stream has come is noted in the manager's
+//! state folder, so that a server that has lost messages is not taken for one that never had them.
+//!
 //! Nothing here leaves a mark where a key was removed, so removing works on a full server.
 
 mod link;
 mod listing;
 mod names;
 mod operations;
+mod reached;
 mod servers;
 mod text;
 
@@ -31,13 +35,15 @@ pub use servers::connect;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use sublet_proto::Error;
+use async_nats::jetstream::message::StreamMessage;
+use sublet_proto::{Code, Error};
 
 use self::link::Link;
 use self::names::{Names, Series};
 use self::operations::Change;
+use self::reached::{Reached, Sequences};
 use super::{Batch, Blob, BlobPart, Record, Store, Versioned, check_key, check_part, check_value, kind};
 
 /// How many records are asked for at a time before the first answer has come.
@@ -72,6 +78,8 @@ pub struct NatsStore {
     known: RefCell<HashSet<String>>,
     /// What the last page of a scan has left.
     listing: RefCell<Option<Listing>>,
+    /// Where it is noted how far streams have come, if it is.
+    reached: RefCell<Option<Reached>>,
 }
 
 /// The keys of a prefix, in order: a scan of several pages lists them once.
@@ -99,7 +107,44 @@ impl NatsStore {
         let names = Names::new(&options.name)?;
         let link = Link::open(options)?;
         let replicas = options.replicas;
-        Ok(NatsStore { link, names, replicas, known: RefCell::default(), listing: RefCell::default() })
+        Ok(NatsStore {
+            link,
+            names,
+            replicas,
+            known: RefCell::default(),
+            listing: RefCell::default(),
+            reached: RefCell::default(),
+        })
+    }
+
+    /// As [`NatsStore::open`], and notes in a file how far each stream has come.
+    ///
+    /// # Errors
+    /// `store_damaged` if a stream ends before a message that the file knows of.
+    pub fn open_noting(options: &NatsOptions, file: &Path) -> Result<NatsStore, Error> {
+        let store = NatsStore::open(options)?;
+        let reached = Reached::read(file.to_owned())?;
+        let streams = reached.streams();
+        reached.check(&store.link.run_long(|jetstream| operations::last_sequences(jetstream, streams))?)?;
+        *store.reached.borrow_mut() = Some(reached);
+        Ok(store)
+    }
+
+    fn note(&self, acknowledged: Sequences) {
+        if let Some(reached) = self.reached.borrow_mut().as_mut() {
+            reached.note(acknowledged);
+        }
+    }
+
+    /// A key's value, if it is the one that was written.
+    fn value(key: &str, message: StreamMessage) -> Result<Vec<u8>, Error> {
+        if operations::is_whole(key, &message) {
+            return Ok(message.payload.to_vec());
+        }
+        let message = format!(
+            "the store is damaged: the record {key:?} does not match its checksum (restore a backup of its stream)"
+        );
+        Err(Error::new(Code::StoreDamaged, message))
     }
 
     /// Makes sure that a stream is there; its name.
@@ -118,7 +163,8 @@ impl NatsStore {
         if changes.is_empty() {
             return Ok(());
         }
-        self.link.run_long(|jetstream| operations::publish_all(jetstream, changes))
+        self.note(self.link.run_long(|jetstream| operations::publish_all(jetstream, changes))?);
+        Ok(())
     }
 
     /// The puts of a batch, those of one kind of key together.
@@ -130,7 +176,7 @@ impl NatsStore {
                 kinds.push((kind, Vec::new()));
                 kinds.len() - 1
             });
-            kinds[place].1.push(Change::put(self.names.key(&put.key), &put.value));
+            kinds[place].1.push(Change::sealed(self.names.key(&put.key), &put.key, &put.value));
         }
         for (kind, _) in &kinds {
             self.ensure(self.names.keys(&format!("{kind}/"))?)?;
@@ -194,9 +240,12 @@ impl NatsStore {
         let stream = self.ensure(self.names.keys(first)?)?;
         let subjects = keys.iter().map(|key| self.names.key(key)).collect();
         let values = self.link.run(|jetstream| operations::last_of_each(jetstream, stream, subjects))?;
-        let found = keys.into_iter().zip(values);
-        let records = found.filter_map(|(key, message)| Some((key, message?.payload.to_vec())));
-        Ok(records.map(|(key, value)| Record { key, value }).collect())
+        let found = keys.into_iter().zip(values).filter_map(|(key, message)| Some((key, message?)));
+        let record = |(key, message): (String, StreamMessage)| {
+            let value = NatsStore::value(&key, message)?;
+            Ok(Record { key, value })
+        };
+        found.map(record).collect()
     }
 }
 
@@ -223,14 +272,21 @@ impl Store for NatsStore {
         let stream = self.ensure(self.names.keys(key)?)?;
         let subject = self.names.key(key);
         let found = self.link.run(|jetstream| operations::last(jetstream, stream, subject))?;
-        Ok(found.map(|found| Versioned { value: found.payload.to_vec(), version: found.sequence }))
+        let versioned = |found: StreamMessage| {
+            let version = found.sequence;
+            Ok(Versioned { value: NatsStore::value(key, found)?, version })
+        };
+        found.map(versioned).transpose()
     }
 
     fn compare_and_swap(&mut self, key: &str, version: u64, value: &[u8]) -> Result<bool, Error> {
         check_key(key).and(check_value(key, value))?;
         self.ensure(self.names.keys(key)?)?;
-        let change = Change::put(self.names.key(key), value);
-        self.link.run(|jetstream| operations::publish_if(jetstream, change, version))
+        let change = Change::sealed(self.names.key(key), key, value);
+        let swapped = self.link.run(|jetstream| operations::publish_if(jetstream, change, version))?;
+        let is_swapped = swapped.is_some();
+        self.note(swapped.unwrap_or_default());
+        Ok(is_swapped)
     }
 
     fn commit(&mut self, batch: &Batch) -> Result<(), Error> {

@@ -395,7 +395,7 @@ fn damaged(file: &Path, report: &Report) -> Error {
          without them; or put a backup in its place",
         listed(&report.lost)
     );
-    Error::new(Code::System, message)
+    Error::new(Code::StoreDamaged, message)
 }
 
 /// The first of several names, and how many more there are.
@@ -412,7 +412,7 @@ fn damaged_record(folder: &Path, key: &str) -> Error {
         "the store in {} is damaged: the record {key:?} does not match its checksum (`sublet store check`)",
         folder.display()
     );
-    Error::new(Code::System, message)
+    Error::new(Code::StoreDamaged, message)
 }
 
 /// What stands behind every key of this prefix: no key goes on with the last of all characters.
@@ -430,7 +430,14 @@ fn failure(folder: &Path, doing: &str, error: &rusqlite::Error) -> Error {
     if is_full(error) {
         return Error::new(Code::StoreFull, format!("the disk of the state folder {folder} is full"));
     }
-    Error::new(Code::System, format!("cannot {doing} the store in {folder}: {error}"))
+    let code = if is_damaged(error) { Code::StoreDamaged } else { Code::System };
+    Error::new(code, format!("cannot {doing} the store in {folder}: {error}"))
+}
+
+/// Whether SQLite has found its file to be damaged, or none of its own.
+fn is_damaged(error: &rusqlite::Error) -> bool {
+    use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
+    matches!(error.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase))
 }
 
 fn is_full(error: &rusqlite::Error) -> bool {
@@ -493,7 +500,7 @@ mod tests {
         let alter = "UPDATE entries SET value = x'00' WHERE key = 'token/a'; UPDATE logs SET record = x'00'";
         store.connection.execute_batch(alter).unwrap();
         let error = store.get("token/a").unwrap_err();
-        assert!(error.code == Code::System && error.message.contains("token/a"), "{error}");
+        assert!(error.code == Code::StoreDamaged && error.message.contains("token/a"), "{error}");
         assert!(store.scan("token/", None, 9).is_err() && store.scan_back("token/", None, 9).is_err());
         assert!(store.read_log("deployments", 0, 9).unwrap_err().message.contains("1 of log deployments"));
         assert_eq!(store.get("token/b").unwrap().unwrap().value, b"good");
@@ -516,6 +523,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("store.sqlite");
         std::fs::write(&file, vec![b'x'; 8192]).unwrap();
-        assert_eq!(SqliteStore::open(&file).err().unwrap().code, Code::System);
+        assert_eq!(SqliteStore::open(&file).err().unwrap().code, Code::StoreDamaged);
     }
 }

@@ -119,7 +119,7 @@ fn flip(file: &Path, bit: u64) {
 
 fn refusal(opened: Result<SqliteStore, Error>, what: &str) -> Option<String> {
     let error = opened.err()?;
-    assert_eq!(error.code, Code::System, "{what}: {error}");
+    assert_eq!(error.code, Code::StoreDamaged, "{what}: {error}");
     Some(error.message)
 }
 

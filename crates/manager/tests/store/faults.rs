@@ -1,5 +1,6 @@
 //! What a store on NATS does when its server is gone, slow, full, or somebody else's.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use sublet_manager::store::{
@@ -229,4 +230,88 @@ fn a_server_is_trusted_by_its_authority() {
     put(&mut NatsStore::open(&trusting).unwrap(), "t/a", b"1").unwrap();
     let doubting = NatsOptions { ca_file: None, ..trusting };
     assert_eq!(NatsStore::open(&doubting).err().unwrap().code, Code::StoreUnreachable);
+}
+
+/// Copies a folder of files and folders.
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+#[test]
+fn streams_that_are_older_than_what_was_acknowledged_are_refused() {
+    let mut server = NatsServer::start();
+    let (folder, old) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let noted = folder.path().join("streams");
+    let reopen = |server: &NatsServer| NatsStore::open_noting(&options(server), &noted);
+    let mut store = reopen(&server).unwrap();
+    put(&mut store, "token/a", b"valid").unwrap();
+    put(&mut store, "tenant/a", b"1").unwrap();
+    drop(store);
+    server.kill();
+    copy(server.folder(), old.path());
+    server.restart();
+    let mut store = until_answered(|| reopen(&server));
+    assert!(store.compare_and_swap("token/a", 1, b"revoked").unwrap());
+    drop(store);
+    // The server comes back with the files of before the revocation.
+    server.kill();
+    std::fs::remove_dir_all(server.folder().join("jetstream")).unwrap();
+    copy(&old.path().join("jetstream"), &server.folder().join("jetstream"));
+    server.restart();
+    let error = until_answered(|| match reopen(&server) {
+        Err(error) if error.code == Code::StoreDamaged => Ok(error),
+        Err(error) => Err(error),
+        Ok(_) => panic!("a revocation is lost, and nobody says so"),
+    });
+    for word in ["key-token ends with 1 of 2", &noted.display().to_string()] {
+        assert!(error.message.contains(word), "{error}");
+    }
+    assert!(!error.message.contains("key-tenant"), "{error}");
+    // Whoever accepts that removes the file.
+    std::fs::remove_file(&noted).unwrap();
+    let store = reopen(&server).unwrap();
+    assert_eq!(value(&store, "token/a").unwrap(), b"valid");
+    drop(store);
+    // A stream that is gone is a lost one, too.
+    server.kill();
+    std::fs::remove_dir_all(server.folder().join("jetstream")).unwrap();
+    std::fs::write(&noted, "sublet-test-key-token 1\n").unwrap();
+    server.restart();
+    let error = until_answered(|| match reopen(&server) {
+        Err(error) if error.code == Code::StoreDamaged => Ok(error),
+        Err(error) => Err(error),
+        Ok(_) => panic!("a stream is lost, and nobody says so"),
+    });
+    assert!(error.message.contains("ends with 0 of 1"), "{error}");
+}
+
+#[test]
+fn value_that_is_not_the_written_one_is_refused_by_name() {
+    let server = NatsServer::start();
+    let mut store = open(&server);
+    put(&mut store, "token/a", b"good").unwrap();
+    put(&mut store, "token/b", b"good").unwrap();
+    // As a faulty server would: the value of another key, with its checksum.
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let client = async_nats::connect(server.url()).await.unwrap();
+        let jetstream = async_nats::jetstream::new(client);
+        let stream = jetstream.get_stream("sublet-test-key-token").await.unwrap();
+        let other = stream.get_last_raw_message_by_subject("sublet.test.key.token.b").await.unwrap();
+        let sent = jetstream.publish_with_headers("sublet.test.key.token.a", other.headers, other.payload);
+        sent.await.unwrap().await.unwrap();
+    });
+    for error in [store.get("token/a").unwrap_err(), store.scan("token/", None, 9).unwrap_err()] {
+        assert!(error.code == Code::StoreDamaged && error.message.contains("token/a"), "{error}");
+    }
+    assert_eq!(value(&store, "token/b").unwrap(), b"good");
 }

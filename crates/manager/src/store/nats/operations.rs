@@ -5,21 +5,26 @@ use std::time::{Duration, Instant};
 
 use async_nats::HeaderMap;
 use async_nats::jetstream::context::{
-    CreateStreamError, CreateStreamErrorKind, PublishError, PublishErrorKind,
+    CreateStreamError, CreateStreamErrorKind, GetStreamErrorKind, PublishError, PublishErrorKind,
 };
 use async_nats::jetstream::message::{PublishMessage, StreamMessage};
+use async_nats::jetstream::publish::PublishAck;
 use async_nats::jetstream::stream::{Config, DeleteMessageErrorKind, DiscardPolicy, LastRawMessageErrorKind};
 use async_nats::jetstream::{self, Context, ErrorCode};
 use sha2::{Digest, Sha256};
 
 use super::link::Failure;
 use super::names::{Keeps, Series};
+use super::reached::Sequences;
 use crate::store::BLOB_PART_BYTES;
+use crate::store::seal::seal;
 
 /// Largest piece of a blob's part, in bytes: well below what one message may hold when the server sends it in JSON.
 pub(super) const PIECE_BYTES: usize = 512 << 10;
 /// Pieces of a part.
 pub(super) const MAX_PIECES: usize = BLOB_PART_BYTES.div_ceil(PIECE_BYTES);
+/// The header with the checksum of a key's value. Values of earlier versions have none.
+const SEAL_HEADER: &str = "Sublet-Seal";
 /// The header in which a part's first piece says how many bytes the part has.
 const PART_BYTES_HEADER: &str = "Sublet-Part-Bytes";
 /// Messages that are sent and not yet acknowledged.
@@ -45,13 +50,30 @@ impl Change {
         Change { subject, message: PublishMessage::build().payload(value.to_vec().into()) }
     }
 
+    /// A key's new value with its checksum.
+    pub(super) fn sealed(subject: String, key: &str, value: &[u8]) -> Change {
+        let mut change = Change::put(subject, value);
+        change.message = change.message.header(SEAL_HEADER, text_of(&seal(key, 0, value)).as_str());
+        change
+    }
+
     /// A log's new record, known again by its digest.
     pub(super) fn append(subject: String, record: &[u8]) -> Change {
-        let digest: String = Sha256::digest(record).iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest = text_of(&Sha256::digest(record));
         let mut change = Change::put(subject, record);
         change.message = change.message.message_id(digest);
         change
     }
+}
+
+fn text_of(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Whether a message has the value that was written under a key, as far as its checksum says.
+pub(super) fn is_whole(key: &str, message: &StreamMessage) -> bool {
+    let written = message.headers.get(SEAL_HEADER);
+    written.is_none_or(|written| written.as_str() == text_of(&seal(key, 0, &message.payload)))
 }
 
 /// Makes a stream unless it is there.
@@ -77,8 +99,8 @@ pub(super) async fn ensure(jetstream: Context, series: Series, replicas: usize) 
     }
 }
 
-/// Publishes messages in order, and waits until each is acknowledged.
-pub(super) async fn publish_all(jetstream: Context, changes: Vec<Change>) -> Result<(), Failure> {
+/// Publishes messages in order, and waits until each is acknowledged. Returns the last one of each stream.
+pub(super) async fn publish_all(jetstream: Context, changes: Vec<Change>) -> Result<Sequences, Failure> {
     let begun = Instant::now();
     loop {
         match publish_each(&jetstream, &changes).await {
@@ -95,32 +117,44 @@ fn is_being_made(error: &PublishError, begun: Instant) -> bool {
     error.kind() == PublishErrorKind::StreamNotFound && begun.elapsed() < MAKING
 }
 
-async fn publish_each(jetstream: &Context, changes: &[Change]) -> Result<(), PublishError> {
+async fn publish_each(jetstream: &Context, changes: &[Change]) -> Result<Sequences, PublishError> {
+    let mut sequences = Sequences::new();
     let mut unacknowledged = VecDeque::with_capacity(changes.len().min(MAX_UNACKNOWLEDGED));
     for change in changes {
         if unacknowledged.len() == MAX_UNACKNOWLEDGED
             && let Some(oldest) = unacknowledged.pop_front()
         {
-            oldest.await?;
+            note(&mut sequences, oldest.await?);
         }
         let Change { subject, message } = change.clone();
         unacknowledged.push_back(jetstream.send_publish(subject, message).await?);
     }
     for sent in unacknowledged {
-        sent.await?;
+        note(&mut sequences, sent.await?);
     }
-    Ok(())
+    Ok(sequences)
 }
 
-/// Publishes a message if the last one of its subject has this sequence number; whether it did.
-pub(super) async fn publish_if(jetstream: Context, change: Change, sequence: u64) -> Result<bool, Failure> {
+fn note(sequences: &mut Sequences, PublishAck { stream, sequence, .. }: PublishAck) {
+    let last = sequences.entry(stream).or_default();
+    *last = (*last).max(sequence);
+}
+
+/// Publishes a message if the last one of its subject has this sequence number; nothing if it has not.
+pub(super) async fn publish_if(
+    jetstream: Context,
+    change: Change,
+    sequence: u64,
+) -> Result<Option<Sequences>, Failure> {
     let message = change.message.expected_last_subject_sequence(sequence);
     let begun = Instant::now();
     loop {
         let sent = jetstream.send_publish(change.subject.clone(), message.clone()).await?;
         match sent.await {
-            Ok(_) => return Ok(true),
-            Err(error) if error.kind() == PublishErrorKind::WrongLastSequence => return Ok(false),
+            Ok(PublishAck { stream, sequence, .. }) => {
+                return Ok(Some(Sequences::from([(stream, sequence)])));
+            }
+            Err(error) if error.kind() == PublishErrorKind::WrongLastSequence => return Ok(None),
             Err(error) if is_being_made(&error, begun) => tokio::time::sleep(NAP).await,
             Err(error) => return Err(error.into()),
         }
@@ -191,6 +225,27 @@ pub(super) async fn each_of(
 pub(super) async fn last_sequence(jetstream: Context, stream: String) -> Result<u64, Failure> {
     let stream = jetstream.get_stream_no_info(stream).await.map_err(silent)?;
     Ok(stream.get_info().await.map_err(silent)?.state.last_sequence)
+}
+
+/// The sequence numbers of the last messages of streams; 0 of one that is not there.
+pub(super) async fn last_sequences(jetstream: Context, streams: Vec<String>) -> Result<Sequences, Failure> {
+    let mut sequences = Sequences::new();
+    for name in streams {
+        let last = match jetstream.get_stream(&name).await {
+            Ok(stream) => stream.cached_info().state.last_sequence,
+            Err(error) => match error.kind() {
+                GetStreamErrorKind::JetStream(refused)
+                    if refused.error_code() == ErrorCode::STREAM_NOT_FOUND =>
+                {
+                    0
+                }
+                GetStreamErrorKind::JetStream(refused) => return Err(Failure::Refused(refused)),
+                _ => return Err(silent(error)),
+            },
+        };
+        sequences.insert(name, last);
+    }
+    Ok(sequences)
 }
 
 /// A part in pieces: the first, which says how long the part is, and the others.

@@ -52,24 +52,32 @@ pub(super) fn open(file: &Path, journal: Option<&Content>) -> Result<Connection,
     let format =
         connection.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0)).map_err(failed)?;
     let is_sealed = has_tallies(&connection).map_err(failed)?;
-    let refused = |message: String| Err(Error::new(Code::System, format!("{} {message}", file.display())));
+    let refused =
+        |code: Code, message: String| Err(Error::new(code, format!("{} {message}", file.display())));
     match (format, is_sealed) {
         (FORMAT, true) => {}
         (..0, _) | (3.., _) => {
-            return refused(format!("has format {format}, this version reads up to {FORMAT}"));
+            return refused(Code::System, format!("has format {format}, this version reads up to {FORMAT}"));
         }
         // Records without checksums are accepted from files that never had any, and from no others.
-        (FORMAT, false) => return refused("is damaged: it has lost its checksums (restore a backup)".into()),
+        (FORMAT, false) => {
+            let message = "is damaged: it has lost its checksums (restore a backup)";
+            return refused(Code::StoreDamaged, message.into());
+        }
         (_, true) => {
-            return refused(format!("is damaged: it has checksums, and says that its format is {format}"));
+            return refused(
+                Code::StoreDamaged,
+                format!("is damaged: it has checksums, and says that its format is {format}"),
+            );
         }
         (_, false) if journal.is_some() => {
             let journal = file.with_extension("journal");
-            return refused(format!(
+            let message = format!(
                 "is missing, empty or of an earlier version, although its journal {} says what was in it: put the file or a \
                  backup back, or run `sublet store repair`",
                 journal.display()
-            ));
+            );
+            return refused(Code::StoreDamaged, message);
         }
         (_, false) => upgrade(&mut connection).map_err(failed)?,
     }
