@@ -68,7 +68,13 @@ impl NatsServer {
         self.child.wait().expect("the server can be waited for");
     }
 
-    /// Starts it again after it was killed.
+    /// Stops it in order.
+    pub fn stop(&mut self) {
+        self.signal(Signal::TERM);
+        self.child.wait().expect("the server can be waited for");
+    }
+
+    /// Starts it again after it was killed or stopped.
     pub fn restart(&mut self) {
         self.child = spawn(self.folder.path(), self.port);
     }

@@ -17,7 +17,8 @@
 //! 2.9.10 looks at the limit of an account after it has written, and a key whose new value is refused has lost its
 //! old one.
 //!
-//! Each value has a checksum in a header of its message. How far each stream has come is noted in the manager's
+//! Each value has a checksum in a header of its message. A message whose own checksum the server finds wrong it lists, and says that it
+//! is not there: that is told apart from one that was removed. How far each stream has come is noted in the manager's
 //! state folder, so that a server that has lost messages is not taken for one that never had them.
 //!
 //! Nothing here leaves a mark where a key was removed, so removing works on a full server.
@@ -44,6 +45,7 @@ use self::link::Link;
 use self::names::{Names, Series};
 use self::operations::Change;
 use self::reached::{Reached, Sequences};
+use super::journal::is_copied;
 use super::{Batch, Blob, BlobPart, Record, Store, Versioned, check_key, check_part, check_value, kind};
 
 /// How many records are asked for at a time before the first answer has come.
@@ -239,13 +241,21 @@ impl NatsStore {
         let Some(first) = keys.first() else { return Ok(Vec::new()) };
         let stream = self.ensure(self.names.keys(first)?)?;
         let subjects = keys.iter().map(|key| self.names.key(key)).collect();
-        let values = self.link.run(|jetstream| operations::last_of_each(jetstream, stream, subjects))?;
-        let found = keys.into_iter().zip(values).filter_map(|(key, message)| Some((key, message?)));
-        let record = |(key, message): (String, StreamMessage)| {
-            let value = NatsStore::value(&key, message)?;
-            Ok(Record { key, value })
-        };
-        found.map(record).collect()
+        let of = stream.clone();
+        let values = self.link.run(|jetstream| operations::last_of_each(jetstream, of, subjects))?;
+        let mut records = Vec::with_capacity(keys.len());
+        for (key, mut message) in keys.into_iter().zip(values) {
+            if message.is_none() {
+                // It was listed.
+                let (of, subject) = (stream.clone(), self.names.key(&key));
+                message = self.link.run(|jetstream| operations::last_or_lost(jetstream, of, subject))?;
+            }
+            if let Some(message) = message {
+                let value = NatsStore::value(&key, message)?;
+                records.push(Record { key, value });
+            }
+        }
+        Ok(records)
     }
 }
 
@@ -271,7 +281,11 @@ impl Store for NatsStore {
         check_key(key)?;
         let stream = self.ensure(self.names.keys(key)?)?;
         let subject = self.names.key(key);
-        let found = self.link.run(|jetstream| operations::last(jetstream, stream, subject))?;
+        let found = match is_copied(kind(key)?) {
+            true => self.link.run(|jetstream| operations::last_or_lost(jetstream, stream, subject))?,
+            // There are too many of these for a second look whenever one is not there.
+            false => self.link.run(|jetstream| operations::last(jetstream, stream, subject))?,
+        };
         let versioned = |found: StreamMessage| {
             let version = found.sequence;
             Ok(Versioned { value: NatsStore::value(key, found)?, version })

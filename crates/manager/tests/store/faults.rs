@@ -1,6 +1,6 @@
 //! What a store on NATS does when its server is gone, slow, full, or somebody else's.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use sublet_manager::store::{
@@ -314,4 +314,53 @@ fn value_that_is_not_the_written_one_is_refused_by_name() {
         assert!(error.code == Code::StoreDamaged && error.message.contains("token/a"), "{error}");
     }
     assert_eq!(value(&store, "token/b").unwrap(), b"good");
+}
+
+/// The files in which a server has its messages.
+fn blocks(folder: &Path) -> Vec<PathBuf> {
+    let (mut waiting, mut found) = (vec![folder.to_owned()], Vec::new());
+    while let Some(path) = waiting.pop() {
+        if path.is_dir() {
+            waiting.extend(std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        } else if path.extension().is_some_and(|extension| extension == "blk") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// Flips a bit of the only place where a server has these bytes on its disk.
+fn flip(server: &NatsServer, bytes: &[u8]) {
+    let mut flipped = 0;
+    for block in blocks(&server.folder().join("jetstream")) {
+        let mut content = std::fs::read(&block).unwrap();
+        if let Some(at) = content.windows(bytes.len()).position(|window| window == bytes) {
+            content[at] ^= 1;
+            std::fs::write(&block, content).unwrap();
+            flipped += 1;
+        }
+    }
+    assert_eq!(flipped, 1);
+}
+
+#[test]
+fn record_that_the_servers_disk_has_damaged_is_not_taken_for_absent() {
+    let mut server = NatsServer::start();
+    let mut store = open(&server);
+    for key in ["a", "b", "c", "gone"] {
+        put(&mut store, &format!("token/{key}"), format!("value of {key}").as_bytes()).unwrap();
+    }
+    let mut batch = Batch::default();
+    batch.remove("token/gone".into());
+    store.commit(&batch).unwrap();
+    drop(store);
+    server.stop();
+    flip(&server, b"value of b");
+    server.restart();
+    let store = until_answered(|| NatsStore::open(&options(&server)));
+    for error in [store.get("token/b").unwrap_err(), store.scan("token/", None, 9).unwrap_err()] {
+        assert!(error.code == Code::StoreDamaged && error.message.contains("key.token.b"), "{error}");
+    }
+    assert_eq!(store.get("token/gone").unwrap(), None);
+    assert_eq!(value(&store, "token/c").unwrap(), b"value of c");
 }

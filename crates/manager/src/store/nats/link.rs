@@ -47,6 +47,8 @@ pub(super) enum Failure {
     Refused(jetstream::Error),
     /// No server answered, or not with anything that could be understood.
     Silent(String),
+    /// The server has a message of this subject that it cannot read.
+    Lost(String),
 }
 
 impl Link {
@@ -162,6 +164,13 @@ impl Failure {
             }
             Failure::Silent(why) => {
                 Error::new(Code::StoreUnreachable, format!("the store {servers} does not answer: {why}"))
+            }
+            Failure::Lost(subject) => {
+                let message = format!(
+                    "the store {servers} is damaged: it lists the record {subject} and cannot read it (restore a backup of its \
+                     stream)"
+                );
+                Error::new(Code::StoreDamaged, message)
             }
         }
     }

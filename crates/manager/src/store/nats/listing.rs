@@ -35,6 +35,12 @@ pub(super) async fn subjects(
     if count <= MAX_AT_ONCE { at_once(&stream, filter).await } else { one_by_one(&stream, filter).await }
 }
 
+/// Whether a stream has a message of this subject, readable or not.
+pub(super) async fn has(jetstream: &Context, stream: &str, subject: &str) -> Result<bool, Failure> {
+    let stream = jetstream.get_stream_no_info(stream).await.map_err(silent)?;
+    Ok(!at_once(&stream, subject.to_owned()).await?.is_empty())
+}
+
 async fn at_once(stream: &Stream<()>, filter: String) -> Result<Vec<String>, Failure> {
     let mut pages = stream.info_with_subjects(filter).await.map_err(silent)?;
     let mut found = Vec::new();

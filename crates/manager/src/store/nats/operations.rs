@@ -14,6 +14,7 @@ use async_nats::jetstream::{self, Context, ErrorCode};
 use sha2::{Digest, Sha256};
 
 use super::link::Failure;
+use super::listing;
 use super::names::{Keeps, Series};
 use super::reached::Sequences;
 use crate::store::BLOB_PART_BYTES;
@@ -34,6 +35,8 @@ const REPEAT_WINDOW: Duration = Duration::from_secs(120);
 
 /// How long a stream that somebody is making may take until it takes messages.
 const MAKING: Duration = Duration::from_secs(1);
+/// Times that a message is looked for which is listed and not found.
+const LOOKS: u32 = 3;
 /// Between two tries.
 const NAP: Duration = Duration::from_millis(20);
 
@@ -195,6 +198,23 @@ pub(super) async fn last(
 ) -> Result<Option<StreamMessage>, Failure> {
     let stream = jetstream.get_stream_no_info(stream).await.map_err(silent)?;
     found(stream.get_last_raw_message_by_subject(&subject).await)
+}
+
+/// As [`last`], and a failure if the server knows of a message and cannot read it. A server that finds its own checksum
+/// of a message wrong says that there is none, but lists its subject. It takes the longer for that, the more subjects there are.
+pub(super) async fn last_or_lost(
+    jetstream: Context,
+    stream: String,
+    subject: String,
+) -> Result<Option<StreamMessage>, Failure> {
+    for _ in 0..LOOKS {
+        let message = last(jetstream.clone(), stream.clone(), subject.clone()).await?;
+        if message.is_some() || !listing::has(&jetstream, &stream, &subject).await? {
+            return Ok(message);
+        }
+        // Another manager may have replaced or removed it in between.
+    }
+    Err(Failure::Lost(subject))
 }
 
 /// The last message of each of these subjects.
