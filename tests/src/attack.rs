@@ -1,4 +1,5 @@
-//! Hostile connections from many addresses: each stays open, and one that the other end closes is made anew.
+//! Hostile connections from many addresses: each stays open, and one that the other end closes is made anew; or each is
+//! closed at once.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
@@ -21,9 +22,29 @@ const ROUND: Duration = Duration::from_millis(200);
 
 /// Running attackers. They end when [`Attack::end`] is called.
 pub struct Attack {
-    stop: Arc<AtomicBool>,
-    made: Arc<AtomicUsize>,
+    running: Arc<Running>,
     threads: Vec<JoinHandle<()>>,
+}
+
+/// What the threads of one attack share.
+#[derive(Default)]
+struct Running {
+    is_over: AtomicBool,
+    made: AtomicUsize,
+}
+
+impl Running {
+    fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
+    fn made(&self) -> usize {
+        self.made.load(Ordering::Relaxed)
+    }
+
+    fn count(&self) {
+        self.made.fetch_add(1, Ordering::Relaxed);
+    }
 }
 
 impl Attack {
@@ -32,18 +53,32 @@ impl Attack {
     /// # Panics
     /// If that takes very long.
     pub fn begin(target: SocketAddrV4, connections: usize) -> Attack {
-        raise_files();
-        let (stop, made) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let own = connections.div_ceil(THREADS);
-        let threads = (0..THREADS)
-            .map(|thread| {
-                let (stop, made) = (stop.clone(), made.clone());
-                std::thread::spawn(move || keep_open(target, own, thread, &stop, &made))
-            })
-            .collect();
-        let attack = Attack { stop, made, threads };
-        wait_until("all have connected", || attack.made.load(Ordering::Relaxed) >= connections);
+        let attack = Attack::of(move |thread, running| keep_open(target, own, thread, running));
+        wait_until("all have connected", || attack.running.made() >= connections);
         attack
+    }
+
+    /// Opens connections to an address and closes them at once, and returns when each attacking address has done so ten
+    /// times.
+    ///
+    /// # Panics
+    /// If that takes very long.
+    pub fn flood(target: SocketAddrV4) -> Attack {
+        let attack = Attack::of(move |thread, running| come_and_go(target, thread, running));
+        wait_until("they connect", || attack.running.made() >= 10 * ADDRESSES);
+        attack
+    }
+
+    fn of(act: impl Fn(usize, &Running) + Copy + Send + 'static) -> Attack {
+        raise_files();
+        let running = Arc::new(Running::default());
+        let begin = |thread| {
+            let running = running.clone();
+            std::thread::spawn(move || act(thread, &running))
+        };
+        let threads = (0..THREADS).map(begin).collect();
+        Attack { running, threads }
     }
 
     /// Ends it, and returns how many connections were made.
@@ -51,31 +86,46 @@ impl Attack {
     /// # Panics
     /// If an attacker has panicked.
     pub fn end(self) -> usize {
-        self.stop.store(true, Ordering::Relaxed);
+        self.running.is_over.store(true, Ordering::Relaxed);
         self.threads.into_iter().for_each(|thread| thread.join().expect("attackers do not panic"));
-        self.made.load(Ordering::Relaxed)
+        self.running.made()
     }
 }
 
 /// Lets this process have as many files open as it may.
-fn raise_files() {
+pub fn raise_files() {
     let limit = getrlimit(Resource::Nofile);
     // Refused only where the limit is as high already.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
-fn keep_open(target: SocketAddrV4, connections: usize, thread: usize, stop: &AtomicBool, made: &AtomicUsize) {
+fn keep_open(target: SocketAddrV4, connections: usize, thread: usize, running: &Running) {
     let mut open: Vec<Option<TcpStream>> = (0..connections).map(|_| None).collect();
-    while !stop.load(Ordering::Relaxed) {
+    while !running.is_over() {
         for (number, slot) in open.iter_mut().enumerate() {
             if slot.as_ref().is_none_or(is_closed) {
-                let from = (number * THREADS + thread) % ADDRESSES;
-                *slot = connect_from(Ipv4Addr::new(127, 77, 0, 1 + from as u8), target);
-                made.fetch_add(1, Ordering::Relaxed);
+                *slot = connect_from(attacker(number, thread), target);
+                running.count();
             }
         }
         std::thread::sleep(ROUND);
     }
+}
+
+fn come_and_go(target: SocketAddrV4, thread: usize, running: &Running) {
+    for number in 0.. {
+        if running.is_over() {
+            return;
+        }
+        if connect_from(attacker(number, thread), target).is_some() {
+            running.count();
+        }
+    }
+}
+
+/// The address of a thread's connection.
+fn attacker(number: usize, thread: usize) -> Ipv4Addr {
+    Ipv4Addr::new(127, 77, 0, 1 + ((number * THREADS + thread) % ADDRESSES) as u8)
 }
 
 fn is_closed(socket: &TcpStream) -> bool {

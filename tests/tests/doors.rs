@@ -17,8 +17,8 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use sublet::{Access, Allocation, Code, Invoker};
 use sublet_fabric::packet::PacketSocket;
 use sublet_proto::v1::manager_client::ManagerClient;
-use sublet_proto::v1::{CreateTokenRequest, LeaseRequest, PackageChunk, Role};
-use sublet_tests::attack::{ADDRESSES, Attack};
+use sublet_proto::v1::{CreateTokenRequest, LeaseRequest, ListNodesRequest, PackageChunk, Role};
+use sublet_tests::attack::{ADDRESSES, Attack, raise_files};
 use sublet_tests::cluster::{Cluster, Lent, connect as client};
 use sublet_tests::functions::package;
 use sublet_tests::hand::{ByHand, ask};
@@ -26,6 +26,7 @@ use sublet_tests::platform::assert_echoes;
 use sublet_tests::process::{NOBODY, PATIENCE, SOMEBODY, as_user, wait_until};
 use tonic::Request;
 use tonic::codegen::tokio_stream::Stream;
+use tonic::transport::Channel;
 
 type Tls = StreamOwned<ClientConnection, TcpStream>;
 
@@ -132,6 +133,11 @@ fn connections_without_a_token_are_closed_in_time() {
     silent.set_read_timeout(Some(PATIENCE)).unwrap();
     let mut encrypted = begin_http(&cluster).unwrap();
     assert!(is_ended(&mut silent) && is_ended(&mut encrypted));
+}
+
+/// How many connections a test opens: so many, unless the environment says otherwise.
+fn connections(otherwise: usize) -> usize {
+    std::env::var("SUBLET_TEST_CONNECTIONS").map_or(otherwise, |number| number.parse().unwrap())
 }
 
 /// How many connections there are to an address of this machine.
@@ -333,6 +339,69 @@ fn refusals_are_logged_by_rate() {
     cluster.assert_serves();
 }
 
+#[test]
+fn connections_that_come_and_go_keep_nobody_out() {
+    let cluster = Cluster::with_agents(1);
+    let user = cluster.user("somebody");
+    assert_leases(&user);
+    let network = cluster.node("node-0").unwrap().description.unwrap().network.unwrap();
+    let doors = [cluster.managers[0].socket_address(), network.address.parse().unwrap()];
+    let floods = doors.map(Attack::flood);
+    for _ in 0..20 {
+        assert_leases(&user);
+        cluster.json(&["ps"]);
+        assert!(cluster.managers[0].hears_of("node-0"), "the agent has lost its connection");
+    }
+    println!("{:?} connections were made", floods.map(Attack::end));
+    for log in [cluster.agents[0].log(), cluster.managers[0].log()] {
+        assert!(log.lines().count() < 100, "{}", &log[..log.len().min(4000)]);
+    }
+}
+
+/// Opens connections of a tenant until its manager refuses one, and returns those that it has.
+async fn fill(access: Access) -> Vec<ManagerClient<Channel>> {
+    let mut open = Vec::new();
+    loop {
+        let mut manager = ManagerClient::new(access.channel(0).unwrap());
+        match manager.list_nodes(access.authorize(Request::new(ListNodesRequest::default()))).await {
+            Ok(_) => open.push(manager),
+            Err(status) => {
+                let error = sublet::Error::from_status(&status);
+                assert_eq!(error.code, Code::TryLater, "after {} connections: {error}", open.len());
+                return open;
+            }
+        }
+    }
+}
+
+#[test]
+fn tenants_that_fill_a_manager_leave_operator_and_agents_their_places() {
+    const TENANTS: [&str; 5] = ["one", "two", "three", "four", "five"];
+    let total = connections(1_024);
+    let mut cluster = Cluster::with_agents(1);
+    let users = TENANTS.map(|tenant| cluster.user(tenant));
+    raise_files();
+    cluster.managers[0].restart_with(|command| {
+        command.args(["--connections-total", &total.to_string()]);
+    });
+    wait_until("the agent is back", || cluster.managers[0].hears_of("node-0"));
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let filling = users.clone().map(|access| runtime.spawn(fill(access)));
+    let mut kept = filling.map(|tenant| runtime.block_on(tenant).unwrap());
+    let held: usize = kept.iter().map(Vec::len).sum();
+    println!("{held} of {total} connections are those of tenants");
+    assert!(held > total / 2 && held < total, "{held} of {total}");
+    assert!(kept.iter().all(|own| own.len() <= total.div_ceil(4)));
+    assert!(established(cluster.managers[0].socket_address()) >= held);
+    cluster.json(&["ps", "--nodes"]);
+    assert!(cluster.managers[0].hears_of("node-0"), "the agent has lost its connection");
+    kept[0].clear();
+    wait_until("places of a tenant are free", || {
+        Invoker::connect_with(users[0].clone()).and_then(|invoker| invoker.manager().nodes()).is_ok()
+    });
+    assert_leases(&users[0]);
+}
+
 /// The median time of some rounds.
 fn median(rounds: usize, mut act: impl FnMut()) -> Duration {
     let mut times: Vec<Duration> = (0..rounds)
@@ -348,8 +417,7 @@ fn median(rounds: usize, mut act: impl FnMut()) -> Duration {
 
 #[test]
 fn users_and_operators_are_served_under_connections_from_many_addresses() {
-    let connections: usize =
-        std::env::var("SUBLET_TEST_CONNECTIONS").map_or(2_000, |number| number.parse().unwrap());
+    let connections = connections(2_000);
     let cluster = Cluster::with_agents(1);
     let user = cluster.token(&CreateTokenRequest {
         tenant: "somebody".into(),
