@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
-use sublet::Allocation;
-use sublet_tests::cluster::{Cluster, Plan, TENANT, connect};
-use sublet_tests::functions::package;
+use sublet::{Allocation, Code};
+use sublet_tests::cluster::{Cluster, Lent, Plan, TENANT, connect};
+use sublet_tests::functions::{library, package};
 use sublet_tests::platform::{assert_echoes, sublet};
+use sublet_tests::process::wait_until;
 
 /// Takes a lease, starts a worker, calls, and gives it back.
 fn assert_leases(cluster: &Cluster) {
@@ -69,6 +70,49 @@ fn refetches_a_damaged_unpacked_package_for_the_next_lease() {
     assert!(fs::read(&library).unwrap() == good);
     let log = cluster.agents[0].log();
     assert!(log.contains("is damaged, and fetched again"), "{log}");
+}
+
+/// A package of the functions in calls.c, and of this much data.
+fn with_data(folder: &Path, name: &str, bytes: usize) -> Allocation {
+    let folder = folder.join(name);
+    fs::create_dir(&folder).unwrap();
+    fs::copy(library("calls.c"), folder.join("libcalls.so")).unwrap();
+    fs::write(folder.join("sublet.toml"), format!("name = '{name}'\nlibrary = 'libcalls.so'\n")).unwrap();
+    fs::write(folder.join("data"), vec![7; bytes]).unwrap();
+    Allocation::new(folder.to_str().unwrap()).wait(Duration::from_secs(20))
+}
+
+#[test]
+fn node_evicts_packages_beyond_its_cache_and_fetches_them_again() {
+    const BYTES: usize = 400_000;
+    let mut cluster = Cluster::start(Plan::default());
+    cluster.add_agent_with(Lent::cores(2), &["--cache", "1MiB"]);
+    let folder = tempfile::tempdir().unwrap();
+    let mut client = connect(&cluster.user(TENANT));
+    let leased = with_data(folder.path(), "leased", BYTES);
+    client.allocate(&leased).unwrap();
+    assert_echoes(&client);
+    let worker = cluster.agents[0].worker();
+    let mut other = connect(&cluster.user("flood"));
+    let many: Vec<_> =
+        (0..4).map(|number| with_data(folder.path(), &format!("many{number}"), BYTES)).collect();
+    // Each of them, and the first one again, which made way.
+    for package in many.iter().chain([&many[0]]) {
+        other.allocate(package).unwrap();
+        assert_echoes(&other);
+        other.deallocate().unwrap();
+    }
+    let shown = || cluster.json(&["ps", "--nodes"])["nodes"][0]["cache"].take();
+    wait_until("the node has reported its evictions", || shown()["evicted"].as_u64() >= Some(3));
+    assert!(shown()["used_bytes"].as_u64() <= shown()["limit_bytes"].as_u64(), "{}", shown());
+    assert_echoes(&client);
+    assert_eq!(cluster.agents[0].worker(), worker, "the package of a living lease was taken away");
+    let error = other.allocate(&with_data(folder.path(), "large", 2 << 20)).and_then(|()| {
+        let mut output = [0u8; 5];
+        other.submit("echo", b"hello", &mut output)?.wait().map(drop)
+    });
+    let error = error.unwrap_err();
+    assert!(error.code == Code::StoreFull && error.message.contains("cache"), "{error}");
 }
 
 /// A manager alone with tokens, one of which is revoked; the ids of both.

@@ -6,16 +6,24 @@
 //! Which registry is asked is a tenant's word. So that nobody has an agent knock at doors of its own machine, those are asked
 //! only if the operator names them; and none but those that are named, if any are.
 
-use std::path::Path;
+use std::sync::Arc;
 
-use sublet_image::{Access, Credentials, Digest, Image, InUse, Reference, Store, Transport};
+use sublet_image::{
+    Access, Credentials, Digest, Image, ImageError, InUse, Limits, Part, Reference, Store, Transport,
+};
 use sublet_proto::v1::PackageBuild;
 use sublet_proto::{Code, Error};
 use tracing::info;
 
+use crate::cache::{Cache, Found, Key, Kind, Size, Use};
+
+/// What the first attempt to pull an image may unpack.
+const FIRST_ATTEMPT: Size = Size { bytes: 64 << 20, files: 4096 };
+
 /// See the [module](self).
 pub(crate) struct Images {
     store: Store,
+    cache: Arc<Cache>,
     /// None: any but this machine's own.
     registries: Vec<String>,
 }
@@ -27,27 +35,61 @@ pub(crate) struct HeldImage {
 }
 
 impl Images {
-    /// Those in a state folder.
-    pub(crate) fn open(state: &Path, registries: Vec<String>) -> Result<Images, Error> {
-        Ok(Images { store: Store::open(state.join("images"))?, registries })
+    /// Those of a store, within the bound of the node's cache.
+    pub(crate) fn new(store: Store, cache: Arc<Cache>, registries: Vec<String>) -> Images {
+        Images { store, cache, registries }
     }
 
-    /// Whether nothing has to be pulled for a build of a package.
-    pub(crate) fn are_at_hand(&self, build: &PackageBuild) -> Result<bool, Error> {
-        Ok(build.image.is_empty() || self.find(build)?.is_some())
-    }
-
-    /// Pulls a build's image if it has one that is not here: that may take minutes.
-    pub(crate) fn ensure(&self, build: &PackageBuild) -> Result<(), Error> {
-        if self.are_at_hand(build)? {
-            return Ok(());
+    /// The token of a build's image for as long as a tenant uses it: `Some(None)` if no token is needed, because there is no
+    /// image or it is the operator's own. `None` if it has to be pulled.
+    pub(crate) fn at_hand(&self, build: &PackageBuild, tenant: &str) -> Result<Option<Option<Use>>, Error> {
+        if build.image.is_empty() {
+            return Ok(Some(None));
         }
-        let (reference, _) = pinned(build)?;
+        let Some(image) = self.find(build)? else { return Ok(None) };
+        Ok(match self.cache.find(&key(&image), tenant) {
+            Found::Here(in_use) => Some(Some(in_use)),
+            Found::Unknown => Some(None),
+            Found::Leaving => None,
+        })
+    }
+
+    /// The same, once it was pulled if it was not here: that may take minutes.
+    pub(crate) fn ensure(&self, build: &PackageBuild, tenant: &str) -> Result<Option<Use>, Error> {
+        if let Some(in_use) = self.at_hand(build, tenant)? {
+            return Ok(in_use);
+        }
+        let (reference, digest) = pinned(build)?;
         let transport = self.transport(&reference)?;
         info!(image = build.image, "an image is pulled");
         let access = Access { credentials: Credentials::of_docker(&reference)?, transport };
-        self.store.pull(&reference, &access, &mut |_| ())?;
-        Ok(())
+        self.cache.announce(&digest.to_string(), tenant);
+        self.pull((&reference, &access), &build.image, tenant).map(Some)
+    }
+
+    /// How large an image is shows when it is unpacked. So each attempt gets twice as much of the cache as the one before it;
+    /// layers that are complete stay.
+    fn pull(&self, from: (&Reference, &Access), name: &str, tenant: &str) -> Result<Use, Error> {
+        let (largest, what) = (largest(self.cache.limit()), format!("the image {name}"));
+        let (mut least, mut most) = (Size { bytes: 1, files: 1 }, FIRST_ATTEMPT.at_most(largest));
+        loop {
+            let reservation = self.cache.reserve(&what, (least, most), tenant)?;
+            let granted = reservation.size;
+            let limits = Limits { unpacked_bytes: granted.bytes, files: granted.files };
+            match self.store.pull_within(from.0, from.1, limits, &mut |_| ()) {
+                Ok(image) => return Ok(self.cache.keep(&key(&image), Size::of_image(&image), tenant)),
+                Err(ImageError::TooLarge { part: Part::Layer, .. }) if granted != largest => {
+                    drop(reservation);
+                    self.store.prune_if_alone()?;
+                    least = granted.plus(Size { bytes: 1, files: 1 }).at_most(largest);
+                    most = granted.plus(granted).at_most(largest);
+                }
+                Err(error) => {
+                    self.store.prune_if_alone()?;
+                    return Err(explain(error, &what, largest));
+                }
+            }
+        }
     }
 
     /// A build's image, if it runs in one.
@@ -76,6 +118,32 @@ impl Images {
     fn find(&self, build: &PackageBuild) -> Result<Option<Image>, Error> {
         let (_, digest) = pinned(build)?;
         Ok(self.store.find(&digest)?)
+    }
+}
+
+fn key(image: &Image) -> Key {
+    (Kind::Image, image.digest.to_string())
+}
+
+/// The most that an image may have: what any image may, as far as the cache has that.
+fn largest(cache: Size) -> Size {
+    let Limits { unpacked_bytes: bytes, files } = Limits::default();
+    Size { bytes, files }.at_most(cache)
+}
+
+/// An image that is too large for this node's cache may fit elsewhere.
+fn explain(error: ImageError, what: &str, largest: Size) -> Error {
+    let any = Limits::default();
+    let is_bound = largest.bytes < any.unpacked_bytes || largest.files < any.files;
+    match error {
+        ImageError::TooLarge { part: Part::Layer, .. } if is_bound => {
+            let Size { bytes, files } = largest;
+            let message = format!(
+                "{what} does not fit into this node's cache, which has {bytes} bytes and {files} files (raise cache)"
+            );
+            Error::new(Code::StoreFull, message)
+        }
+        error => error.into(),
     }
 }
 

@@ -24,6 +24,7 @@
 mod acceptor;
 mod attach;
 pub mod book;
+mod cache;
 mod capacity;
 mod carrier;
 mod command;
@@ -76,6 +77,7 @@ use std::time::{Duration, SystemTime};
 
 use sublet_fabric::clock::Calibration;
 use sublet_fabric::packet::PacketListener;
+use sublet_image::Store;
 use sublet_proto::package::Kind;
 use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Code, Error, pool, pu};
@@ -83,6 +85,7 @@ use sublet_runtime::access::Access;
 use sublet_runtime::fabrics::own_host;
 use tracing::warn;
 
+use crate::cache::Cache;
 use crate::connections::Connections;
 use crate::gate::Gate;
 use crate::images::Images;
@@ -138,6 +141,8 @@ pub struct Options {
     pub container_runtime: Option<PathBuf>,
     /// What is kept warm for sandboxes.
     pub warm: Warm,
+    /// The most that is kept of packages and images, in bytes; if nothing is said, a quarter of the state folder's file system.
+    pub cache_bytes: Option<u64>,
     /// From which registries images are pulled, as names of images begin; none: all but those of this machine.
     pub registries: Vec<String>,
     /// What kind its processor is of, by which leases ask for it and have their prices: `cpu`, `dpu` or another lower-case name.
@@ -270,8 +275,10 @@ fn node(
     let kernels = Kernels::new(&worker, options.devices.as_deref(), sandboxes.clone());
     let looking = kernels.look(&[&*cores.exclusive, &*cores.shared].concat())?;
     let managers = Arc::new(Managers::new(options.access.clone()));
-    let images = Arc::new(Images::open(&state.path, options.registries.clone())?);
-    let packages = Arc::new(Packages::open(&state.path, managers.clone(), images.clone())?);
+    let store = Store::open(state.path.join("images"))?;
+    let cache = Arc::new(Cache::open(&state.path, store.clone(), options.cache_bytes)?);
+    let images = Arc::new(Images::new(store, cache.clone(), options.registries.clone()));
+    let packages = Arc::new(Packages::open(&state.path, managers.clone(), images.clone(), cache.clone())?);
     let description = NodeDescription {
         name: options.name.clone(),
         agent: format!("unix:{}", utf8(&socket)?),
@@ -311,6 +318,7 @@ fn node(
         pool: Pool::new(Resources::new(cores, memory_bytes, shared_places)?),
         ledger: Arc::new(Ledger::new(&options.name)),
         packages,
+        cache,
         images,
         managers,
         neighbours: Neighbours::new(options.neighbours.clone())?,

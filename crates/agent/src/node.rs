@@ -10,6 +10,7 @@ use sublet_fabric::progress::Progress;
 use sublet_proto::v1::NodeDescription;
 use sublet_proto::{Error, pu};
 
+use crate::cache::Cache;
 use crate::connections::Connections;
 use crate::gate::Gate;
 use crate::images::Images;
@@ -62,6 +63,8 @@ pub(crate) struct Node {
     pub(crate) neighbours: Neighbours,
     pub(crate) bridges: Bridges,
     pub(crate) packages: Arc<Packages>,
+    /// The bound of its packages and images.
+    pub(crate) cache: Arc<Cache>,
     /// Raised when the agent stops; whoever waits for a client watches it.
     pub(crate) stopping: Signal,
     /// Of leases that do not say themselves how long they may be idle.

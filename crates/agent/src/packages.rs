@@ -10,7 +10,7 @@
 
 mod kept;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
@@ -26,14 +26,17 @@ use sublet_proto::{Code, Error};
 
 use tracing::{info, warn};
 
+use crate::cache::{self, Cache, Found, Key, Kind, Size, Use};
 use crate::images::Images;
 use crate::lock;
 use crate::managers::Managers;
 pub(crate) use kept::Stamp;
 use kept::{Damage, Stamps};
 
-/// How the folder of a package begins while it is not complete.
-const UNFINISHED: &str = ".unfinished-";
+/// The folder of packages in the state folder.
+pub(crate) const PACKAGES: &str = "packages";
+/// How the folder of a package begins while it is not complete, or no longer.
+pub(crate) const UNFINISHED: &str = ".unfinished-";
 /// How the folder of a damaged package begins. It stays until the agent's next start, or until the package is damaged
 /// again: workers that run have it mounted.
 const DAMAGED: &str = ".unfinished-damaged-";
@@ -60,6 +63,8 @@ struct Verified {
 pub(crate) struct Runnable {
     pub(crate) package: Arc<Unpacked>,
     pub(crate) index: u32,
+    /// Keep the package and its image from being evicted.
+    uses: Vec<Use>,
 }
 
 impl Runnable {
@@ -70,6 +75,11 @@ impl Runnable {
 
     /// The build of this index, as a manager has chosen it. Whether a device or an interpreter that it may need is here is for
     /// [`Kernels`](crate::kernels::Kernels) and [`Runtimes`](crate::runtimes::Runtimes) to say.
+    pub(crate) fn using(mut self, uses: impl IntoIterator<Item = Use>) -> Runnable {
+        self.uses.extend(uses);
+        self
+    }
+
     fn of(package: Arc<Unpacked>, index: u32) -> Result<Runnable, Error> {
         let build = package.info.build(index)?;
         let here = std::env::consts::ARCH;
@@ -79,7 +89,7 @@ impl Runnable {
                 format!("{library} of package {name} is for {architecture}, and this node is {here}");
             return Err(Error::new(Code::WrongArchitecture, message));
         }
-        Ok(Runnable { package, index })
+        Ok(Runnable { package, index, uses: Vec::new() })
     }
 }
 
@@ -88,6 +98,7 @@ pub(crate) struct Packages {
     folder: PathBuf,
     managers: Arc<Managers>,
     images: Arc<Images>,
+    cache: Arc<Cache>,
     known: Mutex<BTreeMap<String, Verified>>,
     /// Held while a package is fetched, so that none is fetched twice at once.
     fetching: Mutex<()>,
@@ -99,8 +110,9 @@ impl Packages {
         state: &Path,
         managers: Arc<Managers>,
         images: Arc<Images>,
+        cache: Arc<Cache>,
     ) -> Result<Packages, Error> {
-        let folder = state.join("packages");
+        let folder = state.join(PACKAGES);
         make_folder(&folder)?;
         let failed = |error| failed("reading", &folder, error);
         for entry in fs::read_dir(&folder).map_err(failed)? {
@@ -109,45 +121,56 @@ impl Packages {
                 fs::remove_dir_all(entry.path()).map_err(failed)?;
             }
         }
-        Ok(Packages { folder, managers, images, known: Mutex::default(), fetching: Mutex::default() })
+        Ok(Packages { folder, managers, images, cache, known: Mutex::default(), fetching: Mutex::default() })
     }
 
     /// A build of the package of a digest, if it is here, with its image, and was verified and has not changed since.
-    pub(crate) fn at_hand(&self, digest: &str, build: u32) -> Result<Option<Runnable>, Error> {
+    /// A tenant uses it from now on.
+    pub(crate) fn at_hand(&self, digest: &str, build: u32, tenant: &str) -> Result<Option<Runnable>, Error> {
         if !is_digest(digest) {
             return Err(Error::new(Code::UnknownPackage, format!("{digest:?} is not a package's digest")));
         }
-        let Some(unpacked) = self.unchanged(digest) else { return Ok(None) };
-        let runnable = Runnable::of(unpacked, build)?;
-        Ok(self.images.are_at_hand(runnable.build())?.then_some(runnable))
+        let Some((unpacked, in_use)) = self.unchanged(digest, tenant) else { return Ok(None) };
+        let runnable = Runnable::of(unpacked, build)?.using([in_use]);
+        let image = self.images.at_hand(runnable.build(), tenant)?;
+        Ok(image.map(|image| runnable.using(image)))
     }
 
     /// A build of the package of a digest, verified, and fetched with its image if they are not here or damaged: that may
     /// take a minute and more.
-    pub(crate) fn ensure(&self, digest: &str, build: u32) -> Result<Runnable, Error> {
-        if let Some(runnable) = self.at_hand(digest, build)? {
+    pub(crate) fn ensure(&self, digest: &str, build: u32, tenant: &str) -> Result<Runnable, Error> {
+        if let Some(runnable) = self.at_hand(digest, build, tenant)? {
             return Ok(runnable);
         }
-        let runnable = Runnable::of(self.ensure_unpacked(digest)?, build)?;
-        self.images.ensure(runnable.build())?;
-        Ok(runnable)
+        let (unpacked, in_use) = self.ensure_unpacked(digest, tenant)?;
+        let runnable = Runnable::of(unpacked, build)?.using([in_use]);
+        let image = self.images.ensure(runnable.build(), tenant)?;
+        Ok(runnable.using(image))
     }
 
-    fn ensure_unpacked(&self, digest: &str) -> Result<Arc<Unpacked>, Error> {
+    fn ensure_unpacked(&self, digest: &str, tenant: &str) -> Result<(Arc<Unpacked>, Use), Error> {
         let _fetching = lock(&self.fetching);
-        if let Some(unpacked) = self.unchanged(digest) {
+        if let Some(unpacked) = self.unchanged(digest, tenant) {
             return Ok(unpacked);
         }
         let folder = self.folder.join(digest);
         if !folder.join(INFO_FILE).exists() && !folder.join(MANIFEST_FILE).exists() {
-            return self.fetch(digest).and_then(|encoded| self.store(digest, &encoded));
+            return self.fetch(digest).and_then(|encoded| self.store(digest, &encoded, tenant));
         }
         let Damage(damage) = match kept::verify(digest, &folder) {
-            Ok((info, stamps)) => return Ok(self.remember(digest, Unpacked { folder, info }, stamps)),
+            Ok((info, stamps)) => {
+                let size = cache::size_of(&folder).map_err(|error| failed("reading", &folder, error))?;
+                let in_use = match self.cache.find(&key(digest), tenant) {
+                    Found::Here(in_use) => in_use,
+                    _ => self.cache.keep(&key(digest), size, tenant),
+                };
+                return Ok((self.remember(digest, Unpacked { folder, info }, stamps), in_use));
+            }
             Err(damage) => damage,
         };
         warn!(digest, damage, "an unpacked package is damaged, and fetched again");
-        let fetched = self.fetch(digest).and_then(|encoded| self.store(digest, &encoded));
+        self.cache.forget(&key(digest));
+        let fetched = self.fetch(digest).and_then(|encoded| self.store(digest, &encoded, tenant));
         match &fetched {
             Ok(_) => info!(digest, "the package was fetched again"),
             Err(Error { code, message }) => {
@@ -171,17 +194,21 @@ impl Packages {
     }
 
     /// A package that was verified before, if nothing of it has changed since.
-    fn unchanged(&self, digest: &str) -> Option<Arc<Unpacked>> {
+    fn unchanged(&self, digest: &str, tenant: &str) -> Option<(Arc<Unpacked>, Use)> {
+        // The token comes first: what is in use is not evicted while it is looked at.
+        let Found::Here(in_use) = self.cache.find(&key(digest), tenant) else { return None };
         let (unpacked, stamps) = {
             let known = lock(&self.known);
             let verified = known.get(digest)?;
             (Arc::clone(&verified.unpacked), Arc::clone(&verified.stamps))
         };
-        stamps.still_hold().then_some(unpacked)
+        stamps.still_hold().then_some((unpacked, in_use))
     }
 
-    fn store(&self, digest: &str, encoded: &[u8]) -> Result<Arc<Unpacked>, Error> {
+    fn store(&self, digest: &str, encoded: &[u8], tenant: &str) -> Result<(Arc<Unpacked>, Use), Error> {
         let checked = check(digest, encoded)?;
+        let size = size(&checked);
+        let reservation = self.cache.reserve(&format!("package {digest}"), (size, size), tenant)?;
         let unfinished = Unfinished(self.folder.join(format!("{UNFINISHED}{digest}")));
         unpack(&checked, &unfinished.0)?;
         let folder = self.folder.join(digest);
@@ -189,7 +216,13 @@ impl Packages {
         fs::rename(&unfinished.0, &folder).map_err(|error| failed("renaming to", &folder, error))?;
         sync(&self.folder)?;
         let stamps = Stamps::of(&folder).map_err(|error| failed("reading", &folder, error))?;
-        Ok(self.remember(digest, Unpacked { folder, info: checked.info() }, stamps))
+        let in_use = self.cache.keep(&key(digest), reservation.size, tenant);
+        Ok((self.remember(digest, Unpacked { folder, info: checked.info() }, stamps), in_use))
+    }
+
+    /// Counts what was built of kernels beside a package.
+    pub(crate) fn measure(&self, runnable: &Runnable) {
+        self.cache.measure(&runnable.package.info.digest);
     }
 
     /// Moves what stands in the place of a package away.
@@ -224,6 +257,21 @@ impl Drop for Unfinished {
         // What cannot be removed now is removed by the next agent.
         let _ = fs::remove_dir_all(&self.0);
     }
+}
+
+fn key(digest: &str) -> Key {
+    (Kind::Package, digest.to_owned())
+}
+
+/// At least what a package has when it is unpacked: each file may be in a folder of its own.
+fn size(checked: &Checked) -> Size {
+    let files = &checked.package.files;
+    let information = checked.info().encoded_len() as u64 + checked.package.manifest.len() as u64;
+    let folders: BTreeSet<&Path> =
+        files.iter().flat_map(|file| Path::new(&file.path).ancestors().skip(1)).collect();
+    let bytes = files.iter().fold(information, |sum, file| sum.saturating_add(file.data.len() as u64));
+    // Its folder is among those of its files, its information and its manifest are not among them.
+    Size { bytes, files: (files.len() + folders.len().max(1) + 2) as u64 }
 }
 
 fn check(digest: &str, encoded: &[u8]) -> Result<Checked, Error> {
@@ -311,13 +359,21 @@ fn failed(operation: &str, path: &Path, error: io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sublet_image::Store;
     use sublet_proto::v1::Package;
     use sublet_proto::{decode, package};
     use sublet_runtime::access::Access;
 
     fn open(state: &Path) -> Packages {
+        open_with(state, None)
+    }
+
+    fn open_with(state: &Path, cache_bytes: Option<u64>) -> Packages {
         let managers = Arc::new(Managers::new(Access::parse("unix:/nowhere").unwrap()));
-        Packages::open(state, managers, Arc::new(Images::open(state, Vec::new()).unwrap())).unwrap()
+        let store = Store::open(state.join("images")).unwrap();
+        let cache = Arc::new(Cache::open(state, store.clone(), cache_bytes).unwrap());
+        let images = Arc::new(Images::new(store, cache.clone(), Vec::new()));
+        Packages::open(state, managers, images, cache).unwrap()
     }
 
     fn checked(files: &[(&str, &[u8])]) -> Checked {
@@ -359,11 +415,11 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let packages = open(state.path());
         let asked = digest_of(b"something else");
-        assert_eq!(packages.store(&asked, b"junk").unwrap_err().code, Code::InvalidPackage);
-        assert_eq!(packages.store(&digest_of(b"junk"), b"junk").unwrap_err().code, Code::InvalidPackage);
+        assert_eq!(packages.store(&asked, b"junk", "t").unwrap_err().code, Code::InvalidPackage);
+        assert_eq!(packages.store(&digest_of(b"junk"), b"junk", "t").unwrap_err().code, Code::InvalidPackage);
         assert_eq!(fs::read_dir(state.path().join("packages")).unwrap().count(), 0);
-        assert_eq!(packages.ensure("sha256:../../etc", 0).unwrap_err().code, Code::UnknownPackage);
-        assert_eq!(packages.ensure(&asked, 0).unwrap_err().code, Code::ManagerUnreachable);
+        assert_eq!(packages.ensure("sha256:../../etc", 0, "t").unwrap_err().code, Code::UnknownPackage);
+        assert_eq!(packages.ensure(&asked, 0, "t").unwrap_err().code, Code::ManagerUnreachable);
     }
 
     #[test]
@@ -392,7 +448,7 @@ mod tests {
         let package = package::from_files("name = 'p'\nlibrary = 'libp.so'", vec![library, data]).unwrap();
         let encoded = package::encode(&package);
         let digest = digest_of(&encoded);
-        packages.store(&digest, &encoded).unwrap();
+        packages.store(&digest, &encoded, "t").unwrap();
         (digest, encoded)
     }
 
@@ -420,7 +476,7 @@ mod tests {
         let packages = open(state.path());
         let (digest, encoded) = unpacked(&packages);
         let folder = state.path().join("packages").join(&digest);
-        assert!(packages.at_hand(&digest, 0).unwrap().is_some());
+        assert!(packages.at_hand(&digest, 0, "t").unwrap().is_some());
         let file = |name: &str| folder.join(name);
         let flip = |name: &str| {
             let mut bytes = fs::read(file(name)).unwrap();
@@ -442,11 +498,15 @@ mod tests {
         ];
         for (what, damage) in damages {
             damage();
-            assert!(packages.at_hand(&digest, 0).unwrap().is_none(), "{what}");
+            assert!(packages.at_hand(&digest, 0, "t").unwrap().is_none(), "{what}");
             kept::verify(&digest, &folder).expect_err(what);
-            assert_eq!(packages.ensure(&digest, 0).unwrap_err().code, Code::ManagerUnreachable, "{what}");
-            packages.store(&digest, &encoded).unwrap();
-            assert!(packages.at_hand(&digest, 0).unwrap().is_some(), "{what}");
+            assert_eq!(
+                packages.ensure(&digest, 0, "t").unwrap_err().code,
+                Code::ManagerUnreachable,
+                "{what}"
+            );
+            packages.store(&digest, &encoded, "t").unwrap();
+            assert!(packages.at_hand(&digest, 0, "t").unwrap().is_some(), "{what}");
         }
         let entries = fs::read_dir(state.path().join("packages")).unwrap().count();
         assert_eq!(entries, 2, "the package, and its latest damaged folder");
@@ -459,19 +519,76 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let (digest, _) = unpacked(&open(state.path()));
         let packages = open(state.path());
-        assert!(packages.at_hand(&digest, 0).unwrap().is_none(), "not verified yet");
-        packages.ensure(&digest, 0).unwrap();
+        assert!(packages.at_hand(&digest, 0, "t").unwrap().is_none(), "not verified yet");
+        packages.ensure(&digest, 0, "t").unwrap();
         let data = state.path().join("packages").join(&digest).join("data/a");
         overwrite(&data, b"abc");
-        assert!(packages.at_hand(&digest, 0).unwrap().is_none(), "the file may have changed");
-        packages.ensure(&digest, 0).unwrap();
-        assert!(packages.at_hand(&digest, 0).unwrap().is_some());
+        assert!(packages.at_hand(&digest, 0, "t").unwrap().is_none(), "the file may have changed");
+        packages.ensure(&digest, 0, "t").unwrap();
+        assert!(packages.at_hand(&digest, 0, "t").unwrap().is_some());
         // What is built of kernels beside it is no part of it.
         let built = state.path().join("packages").join(&digest).join(package::BUILT_FOLDER);
         fs::create_dir(&built).unwrap();
         fs::write(built.join("0"), "image").unwrap();
-        packages.ensure(&digest, 0).unwrap();
-        assert!(packages.at_hand(&digest, 0).unwrap().is_some());
+        packages.ensure(&digest, 0, "t").unwrap();
+        assert!(packages.at_hand(&digest, 0, "t").unwrap().is_some());
+    }
+
+    /// A package of one more file than the library, of this length.
+    fn encoded(length: usize, byte: u8) -> (String, Vec<u8>) {
+        let library = PackageFile { path: "libp.so".into(), data: library(), executable: true };
+        let data = PackageFile { path: "data".into(), data: vec![byte; length], executable: false };
+        let package = package::from_files("name = 'p'\nlibrary = 'libp.so'", vec![library, data]).unwrap();
+        let encoded = package::encode(&package);
+        (digest_of(&encoded), encoded)
+    }
+
+    #[test]
+    fn evicts_packages_beyond_the_bound_but_none_in_use_also_after_a_restart() {
+        let state = tempfile::tempdir().unwrap();
+        let limit = 1 << 20;
+        let packages = open_with(state.path(), Some(limit));
+        let are: Vec<_> = (0..4).map(|byte| encoded(300_000, byte)).collect();
+        let store = |packages: &Packages, index: usize, tenant: &str| {
+            packages.store(&are[index].0, &are[index].1, tenant).map(|(_, in_use)| in_use)
+        };
+        let exists = |index: usize| state.path().join(PACKAGES).join(&are[index].0).exists();
+        let in_use = store(&packages, 0, "t").unwrap();
+        (1..4).for_each(|index| drop(store(&packages, index, "t").unwrap()));
+        assert_eq!([0, 1, 2, 3].map(exists), [true, false, true, true]);
+        assert!(packages.at_hand(&are[1].0, 0, "t").unwrap().is_none());
+        let usage = packages.cache.usage();
+        assert!(usage.used_bytes <= limit && usage.entries_in_use == 1 && usage.evicted == 1, "{usage:?}");
+        // All is in use: the next one is refused, by a code and with what there is.
+        let held = [2, 3].map(|index| packages.at_hand(&are[index].0, 0, "t").unwrap().unwrap());
+        let error = store(&packages, 1, "t").unwrap_err();
+        assert_eq!(error.code, Code::StoreFull, "{error}");
+        assert!(error.message.contains("which has 1048576 bytes"), "{error}");
+        drop((held, in_use));
+        drop(packages);
+        // The next agent knows what there is, and evicts what is used least recently.
+        let packages = open_with(state.path(), Some(limit));
+        assert_eq!(packages.cache.usage().entries, 3);
+        packages.ensure(&are[0].0, 0, "t").unwrap();
+        drop(store(&packages, 1, "t").unwrap());
+        assert_eq!([0, 1, 3].map(exists), [true, true, true]);
+        drop(packages);
+        // One with a lower bound begins with that.
+        let packages = open_with(state.path(), Some(limit / 2));
+        assert_eq!(packages.cache.usage().entries, 1);
+        let (digest, large) = encoded(1 << 20, 9);
+        assert_eq!(packages.store(&digest, &large, "t").unwrap_err().code, Code::StoreFull);
+        assert_eq!(packages.cache.usage().entries, 1, "what never fits evicts nothing");
+    }
+
+    #[test]
+    fn counts_an_unpacked_package_as_it_is_on_the_disk() {
+        let state = tempfile::tempdir().unwrap();
+        let packages = open(state.path());
+        let (digest, _) = unpacked(&packages);
+        let size = cache::size_of(&state.path().join(PACKAGES).join(&digest)).unwrap();
+        let usage = packages.cache.usage();
+        assert_eq!((usage.used_bytes, usage.files), (size.bytes, size.files));
     }
 
     #[test]

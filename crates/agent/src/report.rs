@@ -161,7 +161,8 @@ impl Reporter<'_> {
         }
         let neighbours = &self.node.neighbours;
         let asked = ledger.now();
-        let report = NodeReport { neighbours: neighbours.version(), ..ledger.report() };
+        let cache = Some(self.node.cache.usage());
+        let report = NodeReport { neighbours: neighbours.version(), cache, ..ledger.report() };
         let reply = self.manager.report(report.clone())?;
         let exchange = Exchange { asked, answered: ledger.now() };
         let now = Instant::now();

@@ -27,7 +27,7 @@ use crate::images::HeldImage;
 use crate::kernels;
 use crate::logs::Log;
 use crate::node::Node;
-use crate::packages::{Runnable, Unpacked};
+use crate::packages::Runnable;
 use crate::shared::{Occupancy, SlotHold};
 use crate::shim::{Admission, Who};
 use crate::signal::wait_readable;
@@ -54,7 +54,7 @@ const RINGS_BYTES: u64 = 16 * MIB;
 pub(crate) struct WorkerProcess {
     sandboxes: Arc<Sandboxes>,
     sandbox: Made,
-    package: Arc<Unpacked>,
+    runnable: Runnable,
     _log: Log,
     /// In which it runs, if in one.
     _image: Option<HeldImage>,
@@ -112,14 +112,13 @@ impl WorkerProcess {
         let cold_imports = sandbox.cold_imports.clone();
         let started =
             Started { pid, requested_ns, package_ready_ns, spawned_ns: monotonic_ns(), cold_imports };
-        let package = runnable.package;
         let reserved = held.errand.as_ref().map(|errand| errand.process.pid);
         let entrance = match held.confirmation {
             None => Entrance::Open { _admission: node.shim.admit(shim, of_shim, reserved) },
             Some(_) => Entrance::Closed(Some((shim, of_shim))),
         };
         let worker =
-            WorkerProcess { sandboxes, sandbox, package, _log: log, _image: image, occupancy, entrance };
+            WorkerProcess { sandboxes, sandbox, runnable, _log: log, _image: image, occupancy, entrance };
         Ok((worker, started, outside))
     }
 
@@ -176,7 +175,7 @@ impl WorkerProcess {
 
     /// What a client is told about an end that nobody asked for.
     pub(crate) fn describe(&self, exit: Exit, executing: &[u32], memory_bytes: u64) -> String {
-        describe(&self.package.info, exit, executing, memory_bytes)
+        describe(&self.runnable.package.info, exit, executing, memory_bytes)
     }
 }
 

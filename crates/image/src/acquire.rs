@@ -32,6 +32,11 @@ impl<'a> Acquisition<'a> {
         Acquisition { store, presence, source, told, progress: Progress::default(), limits: store.limits() }
     }
 
+    /// With these limits in place of the store's.
+    pub(crate) fn within(self, limits: Limits) -> Acquisition<'a> {
+        Acquisition { limits, ..self }
+    }
+
     /// Takes the image to which an index or a manifest leads on this machine.
     pub(crate) fn image(&mut self, root: &Descriptor, names: &[String]) -> Result<Image, ImageError> {
         let mut names = names.to_vec();
@@ -85,12 +90,12 @@ impl<'a> Acquisition<'a> {
 
     fn unpack(&mut self, claim: Claim, blob: &Descriptor, expected: &Digest) -> Result<(), ImageError> {
         let fetched = self.fetch(blob)?;
-        let Unpacked { diff_id: actual, bytes: unpacked_bytes, skipped, .. } =
+        let Unpacked { diff_id: actual, bytes: unpacked_bytes, files, skipped } =
             layer::unpack(fetched, claim.folder(), &mut self.limits)?;
         if actual != *expected {
             return Err(ImageError::DigestMismatch { part: Part::Layer, expected: *expected, actual });
         }
-        self.store.keep_facts(expected, Facts { unpacked_bytes, skipped }, self.presence)?;
+        self.store.keep_facts(expected, Facts { unpacked_bytes, files, skipped }, self.presence)?;
         claim.finish()
     }
 

@@ -30,6 +30,7 @@ use crate::reference::Reference;
 use crate::registry::{Access, Registry};
 
 pub(crate) use claim::Claim;
+use lock::Alone;
 pub use lock::InUse;
 pub(crate) use lock::Presence;
 pub(crate) use record::{Facts, Record};
@@ -63,6 +64,8 @@ pub struct Image {
     pub layers: Vec<PathBuf>,
     /// The bytes of its unpacked layers, as they were in their archives.
     pub unpacked_bytes: u64,
+    /// Files, folders and links of its unpacked layers.
+    pub files: u64,
     /// Device nodes, FIFOs and sockets of its layers that were not made.
     pub skipped: u64,
 }
@@ -118,10 +121,21 @@ impl Store {
         access: &Access,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Image, ImageError> {
+        self.pull_within(reference, access, self.limits, progress)
+    }
+
+    /// The same, with other limits for what has to be unpacked.
+    pub fn pull_within(
+        &self,
+        reference: &Reference,
+        access: &Access,
+        limits: Limits,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Image, ImageError> {
         let presence = self.be_present()?;
         let mut registry = Registry::new(reference, access)?;
         let root = registry.root(reference)?;
-        let mut acquisition = Acquisition::new(self, &presence, &mut registry, progress);
+        let mut acquisition = Acquisition::new(self, &presence, &mut registry, progress).within(limits);
         acquisition.image(&root, &[reference.to_string()])
     }
 
@@ -181,7 +195,39 @@ impl Store {
     /// Removes the layers that no image has and nobody uses. Waits for pulls and imports that are under way.
     pub fn prune(&self) -> Result<Pruned, ImageError> {
         let alone = self.be_alone()?;
-        self.remove_unfinished(&alone)?;
+        self.prune_alone(&alone)
+    }
+
+    /// The same, unless somebody is at work.
+    pub fn prune_if_alone(&self) -> Result<(), ImageError> {
+        match self.try_alone()? {
+            Some(alone) => self.prune_alone(&alone).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes an image with its names, and all layers that no image has and nobody uses. False: somebody is at work, and
+    /// nothing was removed.
+    pub fn remove_if_alone(&self, digest: &Digest) -> Result<bool, ImageError> {
+        let Some(alone) = self.try_alone()? else { return Ok(false) };
+        self.remove_record(digest)?;
+        self.remove_names(digest)?;
+        self.prune_alone(&alone).map(|_| true)
+    }
+
+    /// The bytes and the files of all layers, whether an image has them or not.
+    pub fn layers_size(&self) -> Result<(u64, u64), ImageError> {
+        let (mut bytes, mut files) = (0u64, 0u64);
+        for layer in self.digests(LAYERS)? {
+            let facts = self.facts(&layer)?;
+            bytes = bytes.saturating_add(facts.unpacked_bytes);
+            files = files.saturating_add(facts.files);
+        }
+        Ok((bytes, files))
+    }
+
+    fn prune_alone(&self, alone: &Alone) -> Result<Pruned, ImageError> {
+        self.remove_unfinished(alone)?;
         let mut wanted = Vec::new();
         for digest in self.digests(IMAGES)? {
             wanted.extend(self.record(&digest)?.into_iter().flat_map(|record| record.config.diff_ids));
@@ -190,7 +236,7 @@ impl Store {
         let mut pruned = Pruned::default();
         for layer in self.digests(LAYERS)? {
             if wanted.binary_search(&layer).is_err() {
-                match self.remove_layer(&layer, &alone)? {
+                match self.remove_layer(&layer, alone)? {
                     true => pruned.layers += 1,
                     false => pruned.in_use += 1,
                 }
@@ -216,10 +262,11 @@ impl Store {
         let diff_ids = topmost(&config.diff_ids);
         let layers = diff_ids.iter().map(|diff_id| self.layer(diff_id)).collect();
         let names = self.names(&digest)?;
-        let mut image = Image { digest, names, config, layers, unpacked_bytes: 0, skipped: 0 };
+        let mut image = Image { digest, names, config, layers, unpacked_bytes: 0, files: 0, skipped: 0 };
         for diff_id in diff_ids {
             let facts = self.facts(&diff_id)?;
             image.unpacked_bytes += facts.unpacked_bytes;
+            image.files += facts.files;
             image.skipped += facts.skipped;
         }
         Ok(image)

@@ -222,6 +222,13 @@ impl Core {
         self.nodes.beside(key, unit)
     }
 
+    /// Notes the size of a node's cache of packages and images, for those who look; nothing is decided by it.
+    pub fn note_cache(&mut self, node: NodeKey, cache: Option<v1::CacheUse>) {
+        if let Some(node) = self.nodes.get_mut(node) {
+            node.cache = cache;
+        }
+    }
+
     /// A node as users see it.
     pub fn info(&self, node: &Node) -> v1::NodeInfo {
         v1::NodeInfo { units: self.nodes.units(node), ..node.info() }

@@ -53,13 +53,13 @@ impl Supervisor<'_> {
 
     pub(super) fn begin_start(&mut self) {
         let requested_ns = monotonic_ns();
-        let Lease { id, package, build, .. } = &self.held.lease;
+        let Lease { id, package, build, tenant, .. } = &self.held.lease;
         if self.held.lease.is_segment() {
             let message = format!("lease {id} is a segment: it has memory, and no cores");
             self.start = Start::Over(Err(Error::new(Code::InvalidArgument, message)));
             return;
         }
-        let begun = self.node.packages.at_hand(package, *build).and_then(|runnable| match runnable {
+        let begun = self.node.packages.at_hand(package, *build, tenant).and_then(|runnable| match runnable {
             Some(runnable) if self.node.kernels.are_at_hand(&runnable) => {
                 Ok(Start::Over(self.start_worker(runnable, requested_ns)))
             }
@@ -117,12 +117,14 @@ impl Supervisor<'_> {
 
     fn fetch(&self) -> Result<Errand<Runnable>, Error> {
         let (packages, digest) = (self.node.packages.clone(), self.held.lease.package.clone());
-        let build = self.held.lease.build;
+        let (build, tenant) = (self.held.lease.build, self.held.lease.tenant.clone());
         let (kernels, cores) = (self.node.kernels.clone(), self.held.reservation.cores.clone());
         debug!(lease = self.held.lease.id, digest, "the worker's package is fetched");
         let fetch = move || {
-            let runnable = packages.ensure(&digest, build)?;
-            kernels.ensure(&runnable, &cores).map(|()| runnable)
+            let runnable = packages.ensure(&digest, build, &tenant)?;
+            kernels.ensure(&runnable, &cores)?;
+            packages.measure(&runnable);
+            Ok(runnable)
         };
         Errand::begin("sublet-fetch", fetch).map(|(package, _)| package)
     }

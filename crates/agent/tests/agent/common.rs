@@ -447,6 +447,7 @@ pub fn options(folder: &Path, does: &str) -> Options {
         worker: worker(folder, does),
         spawner: spawner(),
         lend_network: false,
+        cache_bytes: None,
         container_runtime: None,
         warm: Warm::default(),
         pu: "cpu".into(),

@@ -18,7 +18,7 @@ pub(crate) struct Presence {
 
 /// While it is held nobody else adds or removes anything.
 #[derive(Debug)]
-pub(crate) struct Alone {
+pub(super) struct Alone {
     _lock: File,
 }
 

@@ -24,6 +24,9 @@ pub(crate) struct Record {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Facts {
     pub(crate) unpacked_bytes: u64,
+    /// Files, folders and links; not counted by earlier versions.
+    #[serde(default)]
+    pub(crate) files: u64,
     pub(crate) skipped: u64,
 }
 

@@ -157,6 +157,8 @@ pub struct Node {
     /// If it stands for several nodes of a rack.
     pub(super) of_rack: Option<OfRack>,
     pub(super) links: Links,
+    /// What it keeps of packages and images, by its latest report.
+    pub(super) cache: Option<v1::CacheUse>,
 }
 
 impl Node {
@@ -222,6 +224,7 @@ impl Node {
             state: self.state().into(),
             pool: self.pool.to_string(),
             units: Vec::new(),
+            cache: self.cache,
         }
     }
 }
@@ -359,6 +362,7 @@ impl Nodes {
             by_memory: None,
             of_rack: None,
             links: Links::default(),
+            cache: None,
         };
         let key = self.unused.pop().unwrap_or(self.slots.len() as u32);
         if key as usize == self.slots.len() {

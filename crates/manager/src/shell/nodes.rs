@@ -166,7 +166,7 @@ impl Shell {
         let lending = lending(report.state());
         let NodeReport { node, leases, registration, sequence, clock_unix_ms: clock_ms, answered, .. } =
             report;
-        let neighbours = report.neighbours;
+        let (neighbours, cache) = (report.neighbours, report.cache);
         let leases = leases.into_iter().map(lease_report).collect::<Result<_, _>>()?;
         let again = || {
             let message =
@@ -181,6 +181,7 @@ impl Shell {
             Some(Action::RegisterAgain) => return Err(again()),
             other => return Err(Error::new(Code::Internal, format!("a report was answered by {other:?}"))),
         };
+        state.core.note_cache(node, cache);
         drop(state);
         let order = |(lease, error): (LeaseId, Error)| EndOrder {
             lease: lease.to_string(),

@@ -255,6 +255,7 @@ mod tests {
             },
             layers: vec!["/state/images/layers/1".into()],
             unpacked_bytes: 3 << 20,
+            files: 9,
             skipped: 2,
         }
     }

@@ -11,7 +11,7 @@ use super::Connection;
 use super::output::{Output, table};
 use super::parse::{show_bytes, show_ns};
 use super::time::now_ms;
-use super::view::{ColdImportsView, LeaseView, ManagerView, NetworkView, NodeView, PackageView};
+use super::view::{CacheView, ColdImportsView, LeaseView, ManagerView, NetworkView, NodeView, PackageView};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -122,10 +122,10 @@ fn cold_imports(leases: &[LeaseView]) -> String {
 
 fn nodes_text(Nodes { nodes }: &Nodes) -> String {
     let rows: Vec<_> = nodes.iter().map(reach_row).collect();
-    table(&["NODE", "STATE", "ADDRESS", "FABRICS", "AGENT"], &rows)
+    table(&["NODE", "STATE", "ADDRESS", "FABRICS", "CACHE", "AGENT"], &rows)
 }
 
-fn reach_row(node: &NodeView) -> [String; 5] {
+fn reach_row(node: &NodeView) -> [String; 6] {
     let none = || "-".to_owned();
     let fabrics = |network: &NetworkView| match network.encrypted {
         true => format!("{}, encrypted over tcp", network.fabrics.join(", ")),
@@ -136,8 +136,13 @@ fn reach_row(node: &NodeView) -> [String; 5] {
         node.state.to_owned(),
         node.network.as_ref().map_or_else(none, |network| network.address.clone()),
         node.network.as_ref().map_or_else(none, fabrics),
+        node.cache.as_ref().map_or_else(none, cache),
         node.agent.clone(),
     ]
+}
+
+fn cache(cache: &CacheView) -> String {
+    format!("{} of {}", show_bytes(cache.used_bytes), show_bytes(cache.limit_bytes))
 }
 
 fn manager_row(manager: &ManagerView, now_ms: u64) -> [String; 6] {

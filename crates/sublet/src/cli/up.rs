@@ -98,6 +98,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FOLDER", requires = "node", value_parser = node_modules)]
     node_modules: Option<PathBuf>,
 
+    /// The most that is kept of packages and images on the disk, as 20GiB [default: a quarter of the file system]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    cache: Option<u64>,
+
     /// Registries from which images are pulled, as docker.io or localhost:5000 [default: all but this machine's own]
     #[arg(long, value_name = "REGISTRY", value_delimiter = ',')]
     registries: Vec<String>,
@@ -245,6 +249,7 @@ fn agent_options(arguments: Arguments, state: &Path, programs: Programs) -> subl
             node: arguments.node,
             node_modules: arguments.node_modules,
         },
+        cache_bytes: arguments.cache,
         registries: arguments.registries,
         pu: PROCESSOR.to_owned(),
         neighbours: Vec::new(),

@@ -3,8 +3,8 @@
 use serde::Serialize;
 use sublet_proto::Code;
 use sublet_proto::v1::{
-    BillBy, BillLine, ColdImports, Lease, LeaseState, ManagerInfo, NodeInfo, NodeNetwork, NodeState,
-    PackageBuild, PackageGrant, PackageInfo, Usage,
+    BillBy, BillLine, CacheUse, ColdImports, Lease, LeaseState, ManagerInfo, NodeInfo, NodeNetwork,
+    NodeState, PackageBuild, PackageGrant, PackageInfo, Usage,
 };
 
 use super::package::Right;
@@ -38,6 +38,30 @@ pub(crate) struct NodeView {
     pub(crate) memory_bytes: u64,
     pub(crate) memory_leased_bytes: u64,
     pub(crate) last_report_unix_ms: u64,
+    /// What it keeps of packages and images, if it has reported that.
+    pub(crate) cache: Option<CacheView>,
+}
+
+/// What a node keeps of packages and images on its disk.
+#[derive(Debug, Serialize)]
+pub(crate) struct CacheView {
+    pub(crate) used_bytes: u64,
+    pub(crate) limit_bytes: u64,
+    pub(crate) files: u64,
+    pub(crate) limit_files: u64,
+    pub(crate) entries: u32,
+    /// Entries that leases use, which are not evicted.
+    pub(crate) entries_in_use: u32,
+    /// Since the agent's start.
+    pub(crate) evicted: u64,
+}
+
+impl From<CacheUse> for CacheView {
+    fn from(cache: CacheUse) -> CacheView {
+        let CacheUse { used_bytes, limit_bytes, files, limit_files, entries, entries_in_use, evicted } =
+            cache;
+        CacheView { used_bytes, limit_bytes, files, limit_files, entries, entries_in_use, evicted }
+    }
 }
 
 /// How a node is reached from other machines.
@@ -81,6 +105,7 @@ impl From<NodeInfo> for NodeView {
             memory_bytes: description.memory_bytes,
             memory_leased_bytes: node.memory_leased_bytes,
             last_report_unix_ms: node.last_report_unix_ms,
+            cache: node.cache.map(CacheView::from),
         }
     }
 }

@@ -294,6 +294,16 @@ pub(crate) const SCHEMA: Schema = Schema {
             shown: Shown::Openly,
         },
         Key {
+            name: "cache",
+            kind: Kind::Size,
+            environment: "SUBLET_CACHE",
+            flag: "cache",
+            value: "SIZE",
+            help: "The most that it keeps of packages and images on its disk, as 20GiB; each 16 KiB of it are a file",
+            otherwise: Otherwise::Means("a quarter of the state folder's file system"),
+            shown: Shown::Openly,
+        },
+        Key {
             name: "registries",
             kind: Kind::List,
             environment: "SUBLET_REGISTRIES",
@@ -374,6 +384,7 @@ pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
             node: settings.value("node", |text| Ok(PathBuf::from(text)))?,
             node_modules: settings.value("node_modules", node_modules)?,
         },
+        cache_bytes: settings.value("cache", size)?,
         registries: settings.list("registries", |text| Ok(text.to_owned()))?,
         pu: settings.needed("pu", processor_kind)?,
         neighbours: neighbours(settings)?,
@@ -395,6 +406,7 @@ pub(crate) fn check(settings: &Settings) -> Result<(), Error> {
     settings.stronger("token_file", "token")?;
     settings.value("cores", cores)?;
     settings.value("memory", size)?;
+    settings.value("cache", size)?;
     shared(settings)?;
     settings.value("idle_timeout", duration)?;
     settings.value("pool", pool)?;
