@@ -13,7 +13,7 @@ use sublet_tests::assert_fails;
 use sublet_tests::cluster::{Cluster, TENANT};
 use sublet_tests::functions::package;
 use sublet_tests::platform::assert_echoes;
-use sublet_tests::process::{is_alive, wait_until};
+use sublet_tests::process::{PATIENCE, is_alive, wait_until};
 
 /// What the bill of a killed agent's lease may lack: a second between two entries of its journal, and as much again
 /// for a machine that is busy.
@@ -114,6 +114,24 @@ fn calls_that_may_be_repeated_go_on_at_another_node_when_an_agent_is_killed() {
     wait_until("the lease of the killed agent is over", || {
         cluster.lease(&dying.id).is_none_or(|lease| lease.state() == LeaseState::Ended)
     });
+}
+
+#[test]
+fn requests_wait_for_the_next_agent_of_a_killed_ones_node() {
+    let mut cluster = Cluster::with_agents(1);
+    let mut client = cluster.invoker();
+    client.allocate(&allocation()).unwrap();
+    assert_echoes(&client);
+    let begun = Instant::now();
+    cluster.agents[0].kill();
+    let mut output = [0u8; 5];
+    wait_until("the client has noticed", || {
+        client.submit("echo", b"hello", &mut output).and_then(sublet::Invocation::wait).is_err()
+    });
+    cluster.agents[0].restart();
+    client.allocate(&allocation().wait(PATIENCE)).unwrap();
+    assert_echoes(&client);
+    println!("calls succeed {} ms after their agent was killed", begun.elapsed().as_millis());
 }
 
 #[test]

@@ -165,6 +165,7 @@ impl Core {
         match event {
             Event::Register(joining) => self.register(now_ms, *joining, out),
             Event::Report(report) => self.report(now_ms, report, out),
+            Event::Disconnected(node) => self.nodes.miss(node),
             Event::Request(request) => self.request(now_ms, request, out),
             Event::Withdraw(tenant, request) => self.withdraw(tenant, request),
             Event::Verified(lease, tenant) => self.verified(lease, tenant),

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+pub(crate) use sublet_admission::Id as ConnectionId;
 use sublet_admission::Party;
 use sublet_proto::{Code, Error};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};

@@ -9,6 +9,7 @@ mod ends;
 mod neighbours;
 mod nodes;
 mod processes;
+mod reporters;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -25,11 +26,12 @@ use tokio::sync::{oneshot, watch};
 use crate::chance::Names;
 use crate::clock::Clock;
 use crate::core::{
-    Action, Core, Event, LeaseId, Level, Locality, Reach, Refusals, Renewal, Request, RequestId, Standing,
-    TenantKey, Terms,
+    Action, Core, Event, LeaseId, Level, Locality, NodeKey, Reach, Refusals, Renewal, Request, RequestId,
+    Standing, TenantKey, Terms,
 };
 use crate::database::Database;
 use crate::ledger::{Entry, Ledger, Writer};
+use crate::listen::ConnectionId;
 use crate::names::UNVERIFIED;
 use crate::tenants::UNVERIFIED_QUOTA;
 use crate::tokens::TokenId;
@@ -61,6 +63,8 @@ struct State {
     rejected: VecDeque<(LeaseId, Error)>,
     /// Nodes have gone to other managers: there may be leases that will never end here.
     has_parted: bool,
+    /// The connection by which each node's agent reported last.
+    reporters: HashMap<NodeKey, ConnectionId>,
     /// Of requests that have none.
     names: Names,
     /// Emptied after each event; kept for its memory.
@@ -148,11 +152,11 @@ impl Shell {
         clock: Clock,
     ) -> Result<Shell, Error> {
         let verifying = Verifying::from_bytes(&signing.verifying_key())?;
-        let (waiting, taken, rejected, has_parted, out) = Default::default();
+        let (waiting, taken, rejected, has_parted, reporters, out) = Default::default();
         let names = Names::new()?;
         let level = core.level();
         Ok(Shell {
-            state: Mutex::new(State { core, waiting, taken, rejected, has_parted, names, out }),
+            state: Mutex::new(State { core, waiting, taken, rejected, has_parted, reporters, names, out }),
             signing,
             verifying,
             secrets: Secrets::new()?,

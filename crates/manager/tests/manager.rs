@@ -5,7 +5,7 @@
 mod common;
 
 use std::os::unix::fs::PermissionsExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::*;
 use sublet_manager::core::Level;
@@ -390,4 +390,28 @@ async fn what_no_journal_has_is_refused_and_a_run_that_has_ended_takes_nothing_m
 
     done(client.end_run(EndRunRequest { run: run.clone(), ..EndRunRequest::default() }).await).unwrap();
     assert_eq!(done(client.journal(request(&fine)).await).unwrap_err().code, Code::UnknownRun);
+}
+
+#[tokio::test]
+async fn node_whose_connection_has_ended_is_taken_over_before_its_silence_is_long() {
+    let House { folder: _folder, manager, agent: mut dying, .. } = house().await;
+    dying.report(Vec::new()).await.unwrap();
+    // This one is as silent, and its connection stands.
+    let other = NodeDescription { name: "other".into(), ..node() };
+    let mut silent = Node::register(&manager, other.clone(), Vec::new()).await;
+    silent.report(Vec::new()).await.unwrap();
+    drop(dying);
+    let mut next = nodes_client::NodesClient::with_interceptor(local(&manager).await, Bearer::default());
+    let mut register = async |node: NodeDescription| {
+        let instance = "0".repeat(31) + "2";
+        let registration = Registration { node: Some(node), instance, ..Registration::default() };
+        done(next.register(registration).await).map(drop).map_err(|error| error.code)
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while register(node()).await == Err(Code::AlreadyRunning) {
+        assert!(Instant::now() < deadline, "the node is not taken over");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(register(other).await, Err(Code::AlreadyRunning));
+    register(node()).await.unwrap();
 }

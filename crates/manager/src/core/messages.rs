@@ -19,6 +19,8 @@ pub enum Event {
     Register(Box<Joining>),
     /// An agent says what its leases have used, and which have ended.
     Report(Report),
+    /// The connection by which an agent reported has ended: the agent is dead, or reports soon by another one.
+    Disconnected(NodeKey),
     /// A client asks for leases.
     Request(Box<Request>),
     /// Nobody waits for this request's answer any more.

@@ -138,6 +138,8 @@ pub struct Node {
     pub(super) instance: InstanceId,
     pub(super) sequence: u64,
     pub(super) silent_ticks: u32,
+    /// The connection by which its agent reported has ended, and no report has come since.
+    pub(super) is_missed: bool,
     /// Keys of all its leases that are not forgotten; a lease knows its index in here.
     pub(super) leases: Vec<u32>,
     /// How many of them are attached, and how many are granted and not attached.
@@ -181,10 +183,16 @@ impl Node {
     /// registration late, or its clock was set back: the latter has to wait.
     fn is_anothers(&self, generation: u64) -> bool {
         let ticks = if self.is_later_than(generation) { LATE_TICKS } else { SILENCE_TICKS };
-        self.registration != 0 && self.silent_ticks <= ticks
+        self.registration != 0 && self.silent_ticks <= ticks && !self.is_missed
     }
 
+    /// Whether a lease may be granted on it now.
     pub(super) fn takes_leases(&self) -> bool {
+        self.is_there() && !self.is_missed
+    }
+
+    /// Whether a request that it could serve may wait for it.
+    pub(super) fn is_there(&self) -> bool {
         !self.is_lost() && self.lending == Lending::Open
     }
 
@@ -351,6 +359,7 @@ impl Nodes {
             instance: InstanceId(0),
             sequence: 0,
             silent_ticks: SILENCE_TICKS + 1,
+            is_missed: false,
             leases: Vec::new(),
             attached: 0,
             unattached: 0,
@@ -401,7 +410,7 @@ impl Nodes {
     /// Whether any node takes leases of such a kind, full or not.
     pub(super) fn has_any_for(&self, request: &Request) -> bool {
         let is_for = |node: &Node| {
-            node.takes_leases() && node.capacity.memory_bytes > 0 && request.locality.pools.has(node.pool)
+            node.is_there() && node.capacity.memory_bytes > 0 && request.locality.pools.has(node.pool)
         };
         match request.terms.is_segment() {
             true => self.iter().any(|(_, node)| is_for(node)),
@@ -431,9 +440,13 @@ impl Nodes {
     fn seat(&mut self, key: NodeKey, seat: usize) {
         let Some(node) = self.get_mut(key) else { return };
         let (free, takes, group) = (node.free(), node.takes_leases(), node.group());
-        let Room { memory_bytes, .. } = node.capacity;
+        let (Room { memory_bytes, .. }, is_there) = (node.capacity, node.is_there());
         let capacity = [false, true].map(|shared| {
-            takes.then(|| Counted { pool: group.pool, workers: node.capacity.workers(shared), memory_bytes })
+            is_there.then(|| Counted {
+                pool: group.pool,
+                workers: node.capacity.workers(shared),
+                memory_bytes,
+            })
         });
         let Some(seat) = node.seats.at(seat) else { return };
         let counted = std::mem::replace(&mut seat.counted, capacity);
@@ -482,6 +495,11 @@ impl Nodes {
 
     fn seat_in(&mut self, key: NodeKey, class: ClassKey) -> Option<&mut Seat> {
         self.get_mut(key)?.seats.in_class(class)
+    }
+
+    /// Gives a node no leases until its next report.
+    pub(super) fn miss(&mut self, key: NodeKey) {
+        self.change(key, |node| node.is_missed = true);
     }
 
     /// Counts the silence of all nodes; those that are lost take no leases any more. Gives the ones to be forgotten.

@@ -328,8 +328,9 @@ impl Classes {
                 let ranks = &class.ranks[usize::from(shared)];
                 let mut count = 0;
                 for pool in Pool::ALL {
-                    let of_pool = || of_class().filter(|(_, node)| node.takes_leases() && node.pool == pool);
-                    let free: Vec<u32> = of_pool().map(|(_, node)| node.free().workers(shared)).collect();
+                    let of_pool = || of_class().filter(|(_, node)| node.is_there() && node.pool == pool);
+                    let open = of_pool().filter(|(_, node)| node.takes_leases());
+                    let free: Vec<u32> = open.map(|(_, node)| node.free().workers(shared)).collect();
                     let all = of_pool().map(|(_, node)| u64::from(node.capacity.workers(shared)));
                     let Totals { free: counted, capacity, .. } = ranks.totals[pool as usize];
                     let sum = free.iter().copied().map(u64::from).sum();
@@ -685,7 +686,7 @@ impl Search<'_> {
             return Error::new(Code::NoCapacity, message);
         }
         let is_there =
-            |node: &&Node| node.seats.has(class) && node.takes_leases() && nodes.may_be_in(node, pools);
+            |node: &&Node| node.seats.has(class) && node.is_there() && nodes.may_be_in(node, pools);
         let there = nodes.iter().map(|(_, node)| node).filter(is_there);
         let there = there.fold(There::default(), |there, node| there.and(node, terms.shared));
         let There { nodes: 1.., all, largest, most_memory, free_memory } = there else {

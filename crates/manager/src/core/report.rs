@@ -39,6 +39,7 @@ impl Core {
             node.registration = registration;
             node.sequence = 0;
             node.silent_ticks = 0;
+            node.is_missed = false;
             node.last_report_ms = now_ms;
             node.lending = Lending::Open;
         });
@@ -164,12 +165,13 @@ impl Core {
         if sequence <= node.sequence {
             return out.push(Action::Reported(Reported::default()));
         }
-        let was_lost = node.is_lost();
+        let was_away = node.is_lost() || node.is_missed;
         node.sequence = sequence;
         node.silent_ticks = 0;
+        node.is_missed = false;
         node.last_report_ms = now_ms;
-        let is_back = was_lost || (node.lending != lending && lending == Lending::Open);
-        if was_lost || node.lending != lending {
+        let is_back = was_away || (node.lending != lending && lending == Lending::Open);
+        if was_away || node.lending != lending {
             self.nodes.change(key, |node| node.lending = lending);
         }
         let mut reply = Reported { sequence, ..Reported::default() };

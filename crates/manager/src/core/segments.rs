@@ -42,7 +42,7 @@ fn refusal(search: &Search<'_>, asked: u64) -> Error {
     let Search { nodes, pools, .. } = *search;
     let place = pools.place();
     let there = || {
-        let nodes_there = nodes.iter().map(|(_, node)| node).filter(|node| node.takes_leases());
+        let nodes_there = nodes.iter().map(|(_, node)| node).filter(|node| node.is_there());
         nodes_there.filter(move |node| nodes.may_be_in(node, pools))
     };
     let Some(largest) = there().map(|node| node.largest().memory_bytes).max() else {

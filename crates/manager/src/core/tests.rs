@@ -495,6 +495,24 @@ fn a_silent_node_takes_no_leases_and_keeps_those_it_has() {
 }
 
 #[test]
+fn node_whose_connection_has_ended_is_granted_nothing_until_it_reports() {
+    let mut house = House::with_node(2);
+    let lease = house.grant(&asked(1))[0];
+    house.report(vec![runs(lease, 1)]);
+    let node = house.core.node_key("n").unwrap();
+    house.event(Event::Disconnected(node));
+    assert_eq!(house.refusal(&asked(1)).code, Code::NoCapacity, "a request may wait for it");
+    assert_eq!(house.state(lease), Some(State::Attached));
+    house.report(vec![runs(lease, 2)]);
+    house.grant(&asked(1));
+    // An agent that is started anew there is taken up at once.
+    house.event(Event::Disconnected(node));
+    house.register(self::node("n", 2), 2, Vec::new()).unwrap();
+    assert_eq!(house.state(lease), Some(State::Ended));
+    house.grant(&asked(2));
+}
+
+#[test]
 fn an_agent_that_forgets_a_leases_end_is_told() {
     let mut house = House::with_node(1);
     let lease = house.grant(&asked(1))[0];

@@ -1,5 +1,6 @@
 //! The places of connections: the shell around [`Admission`], shared by all listeners of one manager.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use sublet_proto::{Code, Error};
 use tokio::sync::oneshot;
 
 use crate::auth::Identity;
+use crate::core::NodeKey;
 
 /// Connections of one manager at the same time, if it may have so many files open.
 pub const MAX_CONNECTIONS: usize = 16_384;
@@ -91,7 +93,11 @@ pub(crate) struct Place {
     places: Arc<Places>,
     id: Id,
     is_identified: AtomicBool,
+    at_end: Mutex<HashMap<NodeKey, AtEnd>>,
 }
+
+/// An action at the end of a connection.
+type AtEnd = Box<dyn FnOnce() + Send>;
 
 /// A request of a connection, until it is dropped.
 pub(crate) struct Busy(Arc<Place>);
@@ -127,7 +133,12 @@ impl Places {
                     );
                 }
                 drop(shed);
-                let place = Place { places: self.clone(), id, is_identified: AtomicBool::new(false) };
+                let place = Place {
+                    places: self.clone(),
+                    id,
+                    is_identified: AtomicBool::new(false),
+                    at_end: Mutex::default(),
+                };
                 Some((Arc::new(place), closed))
             }
             Err(refusal) => {
@@ -194,6 +205,16 @@ impl Place {
         }
     }
 
+    /// The connection's number.
+    pub(crate) fn id(&self) -> Id {
+        self.id
+    }
+
+    /// Does something for a node when the connection has ended, in place of what was to be done for it before.
+    pub(crate) fn at_end(&self, node: NodeKey, act: impl FnOnce() + Send + 'static) {
+        self.at_end.lock().unwrap_or_else(PoisonError::into_inner).insert(node, Box::new(act));
+    }
+
     /// A request begins.
     pub(crate) fn begin(self: &Arc<Place>) -> Busy {
         self.places.admission().begin(self.id);
@@ -223,6 +244,8 @@ impl Drop for Busy {
 impl Drop for Place {
     fn drop(&mut self) {
         self.places.admission().leave(self.id);
+        let at_end = self.at_end.get_mut().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(at_end).into_values().for_each(|act| act());
     }
 }
 

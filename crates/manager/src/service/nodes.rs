@@ -14,6 +14,7 @@ use tonic::{Request, Response, Status};
 
 use super::Service;
 use crate::auth::caller;
+use crate::listen::Peer;
 use crate::packages::Asker;
 
 /// Parts of a package that wait to be sent.
@@ -24,16 +25,16 @@ impl Nodes for Service {
     type FetchPackageStream = ReceiverStream<Result<PackageChunk, Status>>;
 
     async fn register(&self, request: Request<Registration>) -> Result<Response<NodeRegistration>, Status> {
-        let caller = caller(&request)?;
-        let managers = self.0.fleet.racks();
-        let registered = self.0.shell.register(request.into_inner(), &caller, managers).await;
+        let (caller, peer) = (caller(&request)?, request.extensions().get::<Peer>().cloned());
+        let (by, managers) = ((&caller, peer.as_ref().map(|peer| &*peer.place)), self.0.fleet.racks());
+        let registered = self.0.shell.register(request.into_inner(), by, managers).await;
         registered.map(Response::new).map_err(Error::into_status)
     }
 
     async fn report(&self, request: Request<NodeReport>) -> Result<Response<NodeReportReply>, Status> {
-        let caller = caller(&request)?;
-        let managers = self.0.fleet.racks();
-        let reported = self.0.shell.report(request.into_inner(), &caller, managers);
+        let (caller, peer) = (caller(&request)?, request.extensions().get::<Peer>().cloned());
+        let (by, managers) = ((&caller, peer.as_ref().map(|peer| &*peer.place)), self.0.fleet.racks());
+        let reported = self.0.shell.report(request.into_inner(), by, managers);
         reported.map(Response::new).map_err(Error::into_status)
     }
 

@@ -15,6 +15,7 @@ use crate::auth::{Identity, Lending as Allowed};
 use crate::core::{Action, Ended, Event, Joining, LeaseId, LeaseReport, Lending, Level, Report, Running};
 use crate::database::blocking;
 use crate::ledger::{self, Record};
+use crate::listen::Place;
 use crate::names::{self, UNVERIFIED};
 use crate::tokens::TokenId;
 
@@ -36,7 +37,7 @@ impl Shell {
     pub(crate) async fn register(
         self: &Arc<Shell>,
         registration: Registration,
-        caller: &Identity,
+        (caller, place): (&Identity, Option<&Place>),
         managers: Vec<String>,
     ) -> Result<NodeRegistration, Error> {
         if self.level == Level::Global {
@@ -66,7 +67,10 @@ impl Shell {
         let joining = Joining { description, instance, generation, leases };
         let registered = self.handle(&mut state, Event::Register(Box::new(joining)));
         let (registration, neighbours) = match registered {
-            Some(Action::Registered { registration, neighbours, .. }) => (registration, neighbours),
+            Some(Action::Registered { node, registration, neighbours }) => {
+                self.reports_by(&mut state, node, place);
+                (registration, neighbours)
+            }
             Some(Action::NotRegistered(error)) => return Err(error),
             other => {
                 return Err(Error::new(Code::Internal, format!("a registration was answered by {other:?}")));
@@ -157,9 +161,9 @@ impl Shell {
 
     /// Takes a report in.
     pub(crate) fn report(
-        &self,
+        self: &Arc<Shell>,
         report: NodeReport,
-        caller: &Identity,
+        (caller, place): (&Identity, Option<&Place>),
         managers: Vec<String>,
     ) -> Result<NodeReportReply, Error> {
         caller.check_node(&report.node)?;
@@ -182,6 +186,7 @@ impl Shell {
             other => return Err(Error::new(Code::Internal, format!("a report was answered by {other:?}"))),
         };
         state.core.note_cache(node, cache);
+        self.reports_by(&mut state, node, place);
         drop(state);
         let order = |(lease, error): (LeaseId, Error)| EndOrder {
             lease: lease.to_string(),

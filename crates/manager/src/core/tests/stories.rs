@@ -12,6 +12,7 @@ use super::*;
 enum Step {
     Register { node: u8, instance: u8, listed: u8, is_late: bool, pool: u8, rack: u8 },
     Moved { node: u8, is_later: bool },
+    Disconnect { node: u8 },
     Request { cores: u32, shared: bool, wait_ms: u64, one_node: bool, pool: u8, near: u8 },
     Segment { mib: u64, wait_ms: u64, pool: u8 },
     Report { node: u8, lease: u8, ended: bool, executing_ns: u64 },
@@ -28,6 +29,7 @@ fn step() -> impl Strategy<Value = Step> {
             }
         ),
         1 => (0u8..3, any::<bool>()).prop_map(|(node, is_later)| Step::Moved { node, is_later }),
+        1 => (0u8..3).prop_map(|node| Step::Disconnect { node }),
         6 => (1u32..9, any::<bool>(), 0u64..3_000, any::<bool>(), 0u8..6, 0u8..6).prop_map(
             |(cores, shared, wait_ms, one_node, pool, near)| {
                 Step::Request { cores, shared, wait_ms, one_node, pool, near }
@@ -77,6 +79,10 @@ impl Story {
                 self.register(placed, instance, listed)
             }
             Step::Moved { node: name, is_later } => self.moved(name, is_later),
+            Step::Disconnect { node: name } => match self.house.core.node_key(&format!("n{name}")) {
+                Some(node) => self.house.event(Event::Disconnected(node)),
+                None => Vec::new(),
+            },
             Step::Request { cores, shared, wait_ms, one_node, pool: number, near } => {
                 let (pool, near) = (pool(number), vec![format!("n{near}")]);
                 let asked =

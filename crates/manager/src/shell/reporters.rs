@@ -1,0 +1,33 @@
+//! Connections by which agents report. The end of one says sooner than silence that an agent may be dead: nothing is granted on
+//! its node until it reports again, requests wait for it, and an agent that is started anew there is taken up at once.
+
+use std::sync::Arc;
+
+use super::{ConnectionId, Shell, State};
+use crate::core::{Event, NodeKey};
+use crate::listen::Place;
+
+impl Shell {
+    /// Notes that a node's agent has reported by a connection.
+    pub(super) fn reports_by(self: &Arc<Shell>, state: &mut State, node: NodeKey, place: Option<&Place>) {
+        let Some(place) = place else { return };
+        let connection = place.id();
+        if state.reporters.insert(node, connection) != Some(connection) {
+            let shell = Arc::downgrade(self);
+            place.at_end(node, move || {
+                if let Some(shell) = shell.upgrade() {
+                    shell.disconnected(node, connection);
+                }
+            });
+        }
+    }
+
+    fn disconnected(&self, node: NodeKey, connection: ConnectionId) {
+        let Ok(mut state) = self.lock() else { return };
+        // The agent may report by another connection by now.
+        if state.reporters.get(&node) == Some(&connection) {
+            state.reporters.remove(&node);
+            self.handle(&mut state, Event::Disconnected(node));
+        }
+    }
+}
