@@ -4,33 +4,48 @@
 //! What a lease has cost is a function of its cumulative usage, rounded down once for each term. What it cost between
 //! two points of time is the difference of two such costs. So the lines of any grouping are differences and sums of
 //! integers, and add up to the same total, whichever way they are cut; a lease's cost for computing is shared out to
-//! functions in proportion to their time, by prefix sums, so that nothing is lost or gained by rounding.
+//! functions in proportion to their time, by prefix sums, so that nothing is lost or gained by rounding. In a bill of a part
+//! of time it is shared out day by day: what a function cost in several days is the sum of what it cost in each.
+//!
+//! Old leases are [folded](fold) into sums by day, and into sums of all time. A sum of a day counts at the day's beginning.
+
+mod fold;
+mod span;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
 use sublet_proto::price::{self, Cost};
-use sublet_proto::v1::{BillBy, BillLine, BillReply, BillRequest, FunctionUsage, Lease, PackageInfo, Usage};
+use sublet_proto::v1::{BillBy, BillLine, BillReply, BillRequest, Lease, LeaseState, PackageInfo, Usage};
 use sublet_proto::{Code, Error, decode};
 use tokio::sync::Semaphore;
 
+use self::fold::Sum;
+use self::span::{Part, Share, Span};
+use crate::clock::Clock;
 use crate::database::Database;
-use crate::ledger::{self, MINUTE_MS, Minute, Record, larger, minute_prefix, parse_minute_key};
+use crate::ledger::{self, MINUTE_MS, Minute, Record, minute_prefix, parse_minute_key};
 use crate::packages;
 use crate::reply::within_reply;
 use crate::store::{PAGE_RECORDS, Store, keys};
 
 /// Bills that are made at the same time; further ones wait.
-const MAX_BILLS: usize = 2;
+const MAX_BILLS: u32 = 2;
 /// Most minutes of leases that are read for one bill.
 pub const MAX_MINUTES: usize = 4_000_000;
 /// Most lines of one bill, and most leases in a bill of a part of time.
 pub const MAX_LINES: usize = 262_144;
 const HOUR_MS: u64 = 60 * MINUTE_MS;
+const DAY_MINUTES: u64 = 24 * 60;
+/// How often a bill is begun anew because another manager folds leases meanwhile, and the pause before it.
+const ATTEMPTS: u32 = 50;
+const RETRY: Duration = Duration::from_millis(100);
 
 /// Makes bills from the ledger.
 pub(crate) struct Bills {
     database: Database,
+    clock: Clock,
     turns: Semaphore,
 }
 
@@ -77,85 +92,17 @@ impl Scope {
 
     /// Where a minute is counted: the beginning of its period, or nowhere in particular.
     fn period(&self, minute: u64) -> u64 {
-        if self.by == BillBy::Period { minute / self.period_minutes * self.period_minutes } else { 0 }
-    }
-}
-
-/// A lease's usage in the scope.
-struct Span {
-    lease: Lease,
-    base: Usage,
-    /// Cumulative, at the end of each period in which it grew.
-    ends: BTreeMap<u64, Usage>,
-    /// Within the scope.
-    functions: BTreeMap<u32, FunctionUsage>,
-}
-
-impl Span {
-    /// All that a lease ever used.
-    fn whole(record: Record) -> Span {
-        let functions = record.lease.function_usage.iter().map(|usage| (usage.function, *usage)).collect();
-        let ends = BTreeMap::from([(0, record.lease.usage.unwrap_or_default())]);
-        Span { lease: record.lease, base: Usage::default(), ends, functions }
-    }
-
-    /// What a lease used in the scope, which begins for it with this minute.
-    fn from(scope: &Scope, record: Record, first: &Minute) -> Span {
-        let mut ends = BTreeMap::new();
-        if scope.has_minute(record.minute) {
-            ends.insert(scope.period(record.minute), record.lease.usage.unwrap_or_default());
-        }
-        Span { lease: record.lease, base: first.base, ends, functions: BTreeMap::new() }
-    }
-
-    fn add(&mut self, period: u64, minute: &Minute) {
-        let end = self.ends.entry(period).or_default();
-        *end = larger(*end, minute.end);
-        for grown in &minute.functions {
-            let usage = self
-                .functions
-                .entry(grown.function)
-                .or_insert(FunctionUsage { function: grown.function, ..FunctionUsage::default() });
-            usage.executing_ns = usage.executing_ns.saturating_add(grown.executing_ns);
-            usage.calls = usage.calls.saturating_add(grown.calls);
-            usage.failed_calls = usage.failed_calls.saturating_add(grown.failed_calls);
+        match self.by {
+            BillBy::Period => minute / self.period_minutes * self.period_minutes,
+            BillBy::Function => day_of(minute),
+            _ => 0,
         }
     }
-
-    /// What was used in each period, and what that cost.
-    fn parts(&self) -> Vec<(u64, Usage, Cost)> {
-        let price = self.lease.price.unwrap_or_default();
-        let mut before = self.base;
-        let parts = self.ends.iter().map(|(&period, &end)| {
-            let end = larger(before, end);
-            let cost = |usage| price::cost(&price, usage, self.lease.memory_bytes);
-            let part = (period, usage_between(&before, &end), cost_between(cost(&before), cost(&end)));
-            before = end;
-            part
-        });
-        parts.collect()
-    }
 }
 
-fn usage_between(before: &Usage, after: &Usage) -> Usage {
-    Usage {
-        allocated_ns: after.allocated_ns.saturating_sub(before.allocated_ns),
-        executing_ns: after.executing_ns.saturating_sub(before.executing_ns),
-        polling_ns: after.polling_ns.saturating_sub(before.polling_ns),
-        calls: after.calls.saturating_sub(before.calls),
-        failed_calls: after.failed_calls.saturating_sub(before.failed_calls),
-        memory_byte_us: after.memory_byte_us.saturating_sub(before.memory_byte_us),
-        // Of the lease until then: a peak is no sum.
-        memory_peak_bytes: after.memory_peak_bytes,
-    }
-}
-
-fn cost_between(before: Cost, after: Cost) -> Cost {
-    Cost {
-        allocation_nano: after.allocation_nano.saturating_sub(before.allocation_nano),
-        compute_nano: after.compute_nano.saturating_sub(before.compute_nano),
-        polling_nano: after.polling_nano.saturating_sub(before.polling_nano),
-    }
+/// The first minute of a minute's day, in UTC.
+fn day_of(minute: u64) -> u64 {
+    minute / DAY_MINUTES * DAY_MINUTES
 }
 
 /// Reads what leases used in the scope, page by page.
@@ -195,7 +142,10 @@ impl Reader {
     fn add(&mut self, store: &dyn Store, minute: u64, id: &str, usage: &Minute) -> Result<(), Error> {
         if !self.spans.contains_key(id) {
             let record = ledger::stored(store, id)?.filter(|record| self.scope.has(&record.lease));
-            let span = record.map(|record| Span::from(&self.scope, record, usage));
+            let span = record.map(|record| {
+                let last = self.scope.has_minute(record.minute).then(|| self.scope.period(record.minute));
+                Span::from(record, usage.base, last)
+            });
             self.spans.insert(id.to_owned(), span);
         }
         if let Some(Some(span)) = self.spans.get_mut(id) {
@@ -214,8 +164,8 @@ fn too_large() -> Error {
 }
 
 impl Bills {
-    pub(crate) fn new(database: Database) -> Bills {
-        Bills { database, turns: Semaphore::new(MAX_BILLS) }
+    pub(crate) fn new(database: Database, clock: Clock) -> Bills {
+        Bills { database, clock, turns: Semaphore::new(MAX_BILLS as usize) }
     }
 
     /// The bill that is asked for; of one tenant only if `tenant` says so.
@@ -223,19 +173,82 @@ impl Bills {
         let scope = Scope::of(asked, tenant)?;
         let _turn =
             self.turns.acquire().await.map_err(|_| Error::new(Code::Internal, "the manager stops"))?;
+        for _ in 0..ATTEMPTS {
+            let now_ms = self.clock.now_ms();
+            let folded = self.database.with(move |store| fold::settle(store, now_ms)).await?;
+            if let Some(version) = folded {
+                let reply = self.read(&scope).await?;
+                if self.database.with(|store| fold::version(store)).await? == version {
+                    return Ok(reply);
+                }
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+        Err(Error::new(Code::TryLater, "another manager is folding old leases of the ledger"))
+    }
+
+    /// Folds leases that ended before this time; how many.
+    ///
+    /// # Errors
+    /// `try_later` if another manager does so, and that of the store.
+    pub(crate) async fn fold(&self, before_ms: u64) -> Result<u64, Error> {
+        let (mut folded, mut after) = (0, None::<String>);
+        loop {
+            let _turns = self.all_turns().await?;
+            let (behind, now_ms) = (after.take(), self.clock.now_ms());
+            let step = move |store: &mut dyn Store| fold::step(store, behind.as_deref(), before_ms, now_ms);
+            let step = self.database.with(step).await?;
+            folded += step.folded;
+            if step.reached.is_none() {
+                return Ok(folded);
+            }
+            after = step.reached;
+        }
+    }
+
+    /// Bills are made before or after this.
+    async fn all_turns(&self) -> Result<tokio::sync::SemaphorePermit<'_>, Error> {
+        self.turns.acquire_many(MAX_BILLS).await.map_err(|_| Error::new(Code::Internal, "the manager stops"))
+    }
+
+    async fn read(&self, scope: &Scope) -> Result<BillReply, Error> {
         let mut lines = Lines::new(scope.by);
         match (scope.minutes, &scope.lease) {
             (Some(minutes), _) => {
-                let spans = self.timed(Reader::new(scope, minutes)).await?;
+                let spans = self.timed(Reader::new(scope.clone(), minutes)).await?;
                 spans.iter().try_for_each(|span| lines.add(span))?;
             }
-            (None, Some(lease)) => lines.add(&self.one(&scope, lease.clone()).await?)?,
-            (None, None) => self.all(&scope, &mut lines).await?,
+            (None, Some(lease)) => lines.add(&self.one(scope, lease.clone()).await?)?,
+            (None, None) => self.all(scope, &mut lines).await?,
+        }
+        if scope.lease.is_none() {
+            self.folded(scope, &mut lines).await?;
         }
         if lines.by == BillBy::Function {
             lines = self.name_functions(lines).await?;
         }
         Ok(lines.finish())
+    }
+
+    /// What leases used that are folded.
+    async fn folded(&self, scope: &Scope, lines: &mut Lines) -> Result<(), Error> {
+        let (prefix, mut after) = fold::sums_of(scope.minutes);
+        loop {
+            let behind = after.take();
+            let page =
+                self.database.with(move |store| store.scan(prefix, behind.as_deref(), PAGE_RECORDS)).await?;
+            let Some(last) = page.last() else { return Ok(()) };
+            after = Some(last.key.clone());
+            for found in &page {
+                let sum: Sum = decode("a sum of folded leases", &found.value)?;
+                if scope.minutes.is_some_and(|(_, end)| sum.day >= end) {
+                    return Ok(());
+                }
+                if scope.tenant.as_ref().is_none_or(|tenant| *tenant == sum.tenant) {
+                    lines.add_sum(scope.period(sum.day), &sum)?;
+                }
+            }
+        }
     }
 
     async fn one(&self, scope: &Scope, id: String) -> Result<Span, Error> {
@@ -319,6 +332,8 @@ fn cost_of(line: &BillLine) -> Cost {
 enum Key {
     /// The latest first.
     Lease(Reverse<String>),
+    /// All leases of a tenant that are folded.
+    Folded(String),
     Tenant(String),
     /// A package's name and digest, and a function's index, if it is one.
     Function(String, String, Option<u32>),
@@ -342,52 +357,75 @@ impl Lines {
 
     fn add(&mut self, span: &Span) -> Result<(), Error> {
         let lease = &span.lease;
-        for (period, usage, cost) in span.parts() {
+        for part in span.parts() {
+            let Part { period, usage, cost } = part;
             match self.by {
                 BillBy::Lease => {
                     self.sum(Key::Lease(Reverse(lease.id.clone())), || lease_line(lease), usage, cost)?;
                 }
-                BillBy::Tenant => {
-                    let line = || BillLine { tenant: lease.tenant.clone(), ..BillLine::default() };
-                    self.sum(Key::Tenant(lease.tenant.clone()), line, usage, cost)?;
-                }
-                BillBy::Period => {
-                    let line = || BillLine { from_unix_ms: period * MINUTE_MS, ..BillLine::default() };
-                    self.sum(Key::Period(period), line, usage, cost)?;
-                }
-                BillBy::Pu => {
-                    let line = || BillLine { pu: lease.pu.clone(), ..BillLine::default() };
-                    self.sum(Key::Pu(lease.pu.clone()), line, usage, cost)?;
-                }
-                BillBy::Function => self.add_functions(span, usage, cost)?,
+                BillBy::Tenant => self.sum_tenant(&lease.tenant, usage, cost)?,
+                BillBy::Period => self.sum_period(period, usage, cost)?,
+                BillBy::Pu => self.sum_pu(&lease.pu, usage, cost)?,
+                BillBy::Function => self.add_functions(span, &part)?,
             }
         }
         Ok(())
     }
 
-    /// Shares the cost of computing out to functions, by prefix sums of their time; what is left, with allocation and
-    /// polling, is nobody's.
-    fn add_functions(&mut self, span: &Span, usage: Usage, cost: Cost) -> Result<(), Error> {
-        let lease = &span.lease;
-        let line = || BillLine { package_name: lease.package_name.clone(), ..BillLine::default() };
-        let key = |function| Key::Function(lease.package_name.clone(), lease.package.clone(), function);
-        let (mut before_ns, mut shared_nano) = (0, 0);
-        let mut rest = usage;
-        for function in span.functions.values() {
-            let end_ns = usage.executing_ns.min(function.executing_ns.saturating_add(before_ns));
-            let until_nano = share(cost.compute_nano, end_ns, usage.executing_ns);
-            let used = Usage {
-                executing_ns: end_ns - before_ns,
-                calls: function.calls.min(rest.calls),
-                failed_calls: function.failed_calls.min(rest.failed_calls),
-                ..Usage::default()
-            };
-            let its = Cost { compute_nano: until_nano - shared_nano, ..Cost::default() };
-            self.sum(key(Some(function.function)), line, used, its)?;
-            rest = usage_between(&used, &rest);
-            (before_ns, shared_nano) = (end_ns, until_nano);
+    /// Adds what folded leases used, as [`Lines::add`] does for a lease.
+    fn add_sum(&mut self, period: u64, sum: &Sum) -> Result<(), Error> {
+        let (usage, cost) = (sum.usage, sum.cost());
+        match self.by {
+            BillBy::Lease => {
+                let line = || BillLine {
+                    tenant: sum.tenant.clone(),
+                    state: LeaseState::Ended.into(),
+                    ..BillLine::default()
+                };
+                self.sum(Key::Folded(sum.tenant.clone()), line, usage, cost)
+            }
+            BillBy::Tenant => self.sum_tenant(&sum.tenant, usage, cost),
+            BillBy::Period => self.sum_period(period, usage, cost),
+            BillBy::Pu => self.sum_pu(&sum.pu, usage, cost),
+            BillBy::Function => {
+                self.sum_function((&sum.package_name, &sum.package, sum.function), usage, cost)
+            }
         }
-        self.sum(key(None), line, rest, Cost { compute_nano: cost.compute_nano - shared_nano, ..cost })
+    }
+
+    fn sum_tenant(&mut self, tenant: &str, usage: Usage, cost: Cost) -> Result<(), Error> {
+        let line = || BillLine { tenant: tenant.to_owned(), ..BillLine::default() };
+        self.sum(Key::Tenant(tenant.to_owned()), line, usage, cost)
+    }
+
+    fn sum_period(&mut self, period: u64, usage: Usage, cost: Cost) -> Result<(), Error> {
+        let line = || BillLine { from_unix_ms: period * MINUTE_MS, ..BillLine::default() };
+        self.sum(Key::Period(period), line, usage, cost)
+    }
+
+    fn sum_pu(&mut self, pu: &str, usage: Usage, cost: Cost) -> Result<(), Error> {
+        let line = || BillLine { pu: pu.to_owned(), ..BillLine::default() };
+        self.sum(Key::Pu(pu.to_owned()), line, usage, cost)
+    }
+
+    fn sum_function(
+        &mut self,
+        (package_name, digest, function): (&str, &str, Option<u32>),
+        usage: Usage,
+        cost: Cost,
+    ) -> Result<(), Error> {
+        let key = Key::Function(package_name.to_owned(), digest.to_owned(), function);
+        let line = || BillLine { package_name: package_name.to_owned(), ..BillLine::default() };
+        self.sum(key, line, usage, cost)
+    }
+
+    /// What each function used, and what is left, which is nobody's.
+    fn add_functions(&mut self, span: &Span, part: &Part) -> Result<(), Error> {
+        let lease = &span.lease;
+        for Share { function, usage, cost } in span.shares(part) {
+            self.sum_function((&lease.package_name, &lease.package, function), usage, cost)?;
+        }
+        Ok(())
     }
 
     /// Adds to the line of this key, which begins as it is made.
@@ -420,12 +458,6 @@ impl Lines {
         self.of.values().for_each(|line| price::add(&mut total, line));
         BillReply { lines: within_reply(self.of.into_values()), total: Some(total) }
     }
-}
-
-/// The part of a whole, rounded down.
-fn share(whole: u64, part: u64, of: u64) -> u64 {
-    let share = u128::from(whole) * u128::from(part) / u128::from(of.max(1));
-    u64::try_from(share).unwrap_or(whole)
 }
 
 fn lease_line(lease: &Lease) -> BillLine {

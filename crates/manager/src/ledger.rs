@@ -4,6 +4,7 @@
 //! lease/<lease>            the lease with its cumulative usage: the truth of what it costs
 //! spend/<epoch>/<tenant>   what a tenant has spent by this manager: see peers.rs
 //! usage/<minute>/<lease>   what that was before and after a minute in which it grew: the truth of when
+//! folded/...               sums of leases that ended long ago, in place of their records: see bill/fold.rs
 //! ```
 //!
 //! One task writes, in batches and beside everything else: no grant and no report waits for the disk. A lease's record
@@ -13,7 +14,7 @@
 //! store fails, what is to be written waits in the core, is tried again with growing pauses, and is acknowledged to
 //! nobody meanwhile.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ use crate::store::{Batch, Store, keys};
 
 /// Milliseconds of what the ledger counts as one piece of time.
 pub(crate) const MINUTE_MS: u64 = 60_000;
+/// How far the clocks of managers are apart, in minutes: a lease may be written by another than has granted it.
+const CLOCK_MINUTES: u64 = 5;
 /// Leases that are written at a time: the store is free for others in between.
 const BATCH_LEASES: usize = 256;
 /// Managers that write one lease's record at the same time, one of them first.
@@ -69,7 +72,7 @@ pub(crate) struct Minute {
 
 impl Record {
     /// Of a lease that the store has not.
-    fn new(minute: u64) -> Record {
+    pub(crate) fn new(minute: u64) -> Record {
         Record { minute, ..Record::default() }
     }
 
@@ -108,7 +111,7 @@ impl Record {
     }
 
     /// The minute that it was last written in, with its key.
-    fn last_minute(&self) -> (String, Minute) {
+    pub(crate) fn last_minute(&self) -> (String, Minute) {
         let functions = grown_functions(&self.base_functions, &self.lease.function_usage);
         let minute = Minute { base: self.base, end: self.usage(), functions };
         (minute_key(self.minute, &self.lease.id), minute)
@@ -141,6 +144,21 @@ pub(crate) fn minute_prefix(minute: u64) -> String {
 pub(crate) fn parse_minute_key(key: &str) -> Option<(u64, &str)> {
     let (minute, lease) = key.strip_prefix(keys::USAGE)?.split_once('/')?;
     Some((minute.parse().ok()?, lease))
+}
+
+/// The minutes in which a lease grew, with their keys, in order. Each is looked up alone, from that of the grant on.
+///
+/// # Errors
+/// That of the store.
+pub(crate) fn minutes_of(store: &dyn Store, record: &Record) -> Result<BTreeMap<String, Minute>, Error> {
+    let first = (record.lease.granted_unix_ms / MINUTE_MS).saturating_sub(CLOCK_MINUTES);
+    let mut minutes = BTreeMap::from([record.last_minute()]);
+    for key in (first..record.minute).map(|minute| minute_key(minute, &record.lease.id)) {
+        if let Some(found) = store.get(&key)? {
+            minutes.insert(key, decode("a stored minute", &found.value)?);
+        }
+    }
+    Ok(minutes)
 }
 
 /// Field by field.

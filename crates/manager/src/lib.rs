@@ -42,6 +42,7 @@ mod packages;
 pub mod peers;
 mod quotas;
 mod reply;
+mod retention;
 mod runs;
 mod service;
 mod shell;
@@ -72,6 +73,7 @@ pub use names::MAX_NAME_BYTES;
 pub use quotas::{
     DEFAULT_GRAPHS, DEFAULT_LEASES_PER_DAY, DEFAULT_PACKAGES, DEFAULT_RUNS, DEFAULT_STORE_BYTES,
 };
+pub use retention::Retention;
 pub use tls::Tls;
 pub use tokens::{MAX_LOOKUPS_PER_SECOND, MAX_TOKENS, MAX_UNVERIFIED};
 
@@ -146,6 +148,8 @@ pub struct Options {
     pub connections: ConnectionLimits,
     /// Memory for each core of balanced nodes, if nodes that name no pool are to be told apart by what they have left.
     pub balanced_bytes: Option<u64>,
+    /// How long it keeps what has ended.
+    pub retention: Retention,
     /// What its nodes are.
     pub level: Level,
 }
@@ -164,6 +168,7 @@ impl Options {
             queue: QueueLimits::default(),
             connections: ConnectionLimits::default(),
             balanced_bytes: None,
+            retention: Retention::default(),
             level: Level::Rack,
         }
     }
@@ -232,7 +237,7 @@ impl Manager {
                 .map_err(|error| Error::new(Code::System, format!("a listener has no address: {error}")))
         };
         let addresses = listeners.iter().map(address).collect::<Result<Vec<_>, _>>()?;
-        let Options { socket, advertise, connections: limits, .. } = options.clone();
+        let Options { socket, advertise, connections: limits, retention, .. } = options.clone();
         let opened = blocking(move || open(&options)).await?;
         let Opened { folder, fleet, database, tokens, shell, certificates, is_read_only } = opened;
         let unix = folder::listen(&socket)?;
@@ -248,6 +253,7 @@ impl Manager {
         gate.set_read_only(is_read_only);
         let tenants = Arc::new(Tenants::new(database.clone()));
         let quotas = Arc::new(Quotas::new(database.clone()));
+        let bills = Arc::new(Bills::new(database.clone(), shell.clock));
         let service = Service::new(Parts {
             shell: Arc::clone(&shell),
             gate: Arc::clone(&gate),
@@ -255,7 +261,7 @@ impl Manager {
             packages: Packages::new(database.clone(), shell.clock),
             graphs: Graphs::new(database.clone(), shell.clock),
             runs: Runs::new(database.clone()),
-            bills: Bills::new(database.clone()),
+            bills: Arc::clone(&bills),
             database: database.clone(),
             fleet: Arc::clone(&fleet),
             uploads: Uploads::new(),
@@ -268,7 +274,8 @@ impl Manager {
         } else {
             fleet.exchange(&shell).await?;
         }
-        chores.spawn(collect_garbage(Arc::clone(&shell), database));
+        chores.spawn(collect_garbage(Arc::clone(&shell), database.clone()));
+        chores.spawn(retain(shell.clock, bills, Runs::new(database), retention));
         chores.spawn(keep_ledger(Arc::clone(&shell), Arc::clone(&fleet)));
         chores.spawn(keep_company(Arc::clone(&shell), Arc::clone(&fleet)));
         chores.spawn(tick(Arc::clone(&shell)));
@@ -437,6 +444,28 @@ async fn collect_garbage(shell: Arc<Shell>, database: Database) {
                 tracing::info!(blobs, bytes, "packages and graphs that nothing refers to are removed");
             }
             Err(error) => tracing::debug!(%error, "packages and graphs that nothing refers to stay"),
+        }
+    }
+}
+
+/// Folds old leases of the ledger, and removes old runs.
+async fn retain(clock: Clock, bills: Arc<Bills>, runs: Runs, retention: Retention) {
+    let mut interval = every(COLLECTION);
+    loop {
+        interval.tick().await;
+        if let Some(age) = retention.ledger {
+            match bills.fold(retention::day_before(clock.now_ms(), age)).await {
+                Ok(0) => {}
+                Ok(leases) => tracing::info!(leases, "leases that ended long ago are folded into sums"),
+                Err(error) => tracing::warn!(%error, "leases that ended long ago are not folded yet"),
+            }
+        }
+        if let Some(age) = retention.runs {
+            match runs.expire(retention::day_before(clock.now_ms(), age)).await {
+                Ok(0) => {}
+                Ok(runs) => tracing::info!(runs, "runs that ended long ago are removed"),
+                Err(error) => tracing::warn!(%error, "runs that ended long ago are not removed yet"),
+            }
         }
     }
 }

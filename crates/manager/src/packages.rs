@@ -472,8 +472,6 @@ fn point(store: &mut dyn Store, owner: &str, info: &PackageInfo) -> Result<Optio
     let mut batch = Batch::default();
     batch.put(format!("{}{}", keys::PACKAGE, info.digest), info.encode_to_vec());
     batch.put(name_key(owner, &info.digest), record(Vec::new()).encode_to_vec());
-    let logged = PackageInfo { owner: owner.to_owned(), ..info.clone() };
-    batch.append(keys::DEPLOYMENTS, logged.encode_to_vec());
     store.commit(&batch)?;
     let grants_of =
         |before: Option<&NameRecord>| before.map(|before| before.grants.clone()).unwrap_or_default();

@@ -187,6 +187,21 @@ impl Runs {
         self.database.with(move |store| remove_oldest(store, &tenant)).await
     }
 
+    /// Removes runs of all tenants that ended before this time; how many.
+    pub(crate) async fn expire(&self, before_ms: u64) -> Result<u64, Error> {
+        let (mut removed, mut after) = (0, None::<String>);
+        loop {
+            let behind = after.take();
+            let expire = move |store: &mut dyn Store| expire_page(store, behind.as_deref(), before_ms);
+            let (more, reached) = self.database.with(expire).await?;
+            removed += u64::from(more);
+            if reached.is_none() {
+                return Ok(removed);
+            }
+            after = reached;
+        }
+    }
+
     /// A run, and what is kept of it behind a number.
     pub(crate) async fn read(&self, tenant: &str, request: ReadRunRequest) -> Result<RunPage, Error> {
         let ReadRunRequest { run, after } = request;
@@ -256,6 +271,19 @@ fn remove_oldest(store: &mut dyn Store, tenant: &str) -> Result<u32, Error> {
             return remove(store, &runs);
         }
     }
+}
+
+/// Removes those of a page of runs that ended before this time: how many, and the page's last key if there was one.
+fn expire_page(
+    store: &mut dyn Store,
+    after: Option<&str>,
+    before_ms: u64,
+) -> Result<(u32, Option<String>), Error> {
+    let page = store.scan(keys::RUN, after, PAGE_RECORDS)?;
+    let runs = page.iter().map(|record| decode::<RunInfo>("a stored run", &record.value));
+    let mut runs = runs.collect::<Result<Vec<_>, _>>()?;
+    runs.retain(|run| run.ended_unix_ms != 0 && run.ended_unix_ms < before_ms);
+    Ok((remove(store, &runs)?, page.into_iter().last().map(|last| last.key)))
 }
 
 /// Removes some entries of a journal; how many.
@@ -388,4 +416,42 @@ fn report_key(tenant: &str, run: &str) -> String {
 
 fn entry_key(tenant: &str, run: &str, number: u64) -> String {
     format!("{}{number:016x}", journal_key(tenant, run))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::SqliteStore;
+
+    fn run_id(number: usize) -> String {
+        format!("{number:032x}")
+    }
+
+    #[tokio::test]
+    async fn old_runs_that_have_ended_are_removed_with_all_that_is_kept_of_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = SqliteStore::open(&folder.path().join("store.sqlite")).unwrap();
+        let database = Database::new(Box::new(store));
+        let runs = Runs::new(database.clone());
+        // More than a page, of two tenants: those before the 600th end before the others, and the 300th goes on.
+        let number = 2 * PAGE_RECORDS + 200;
+        for of in 0..number {
+            let tenant = if of % 2 == 0 { "alice" } else { "bob" };
+            let request = BeginRunRequest { run: run_id(of), input: vec![7], ..BeginRunRequest::default() };
+            runs.begin(tenant, request, RunInfo::default(), 1000).await.unwrap();
+            if of != 300 {
+                let request = EndRunRequest { run: run_id(of), ..EndRunRequest::default() };
+                runs.end(tenant, request, if of < 600 { 2000 } else { 3000 }).await.unwrap();
+            }
+        }
+        assert_eq!(runs.expire(2000).await.unwrap(), 0);
+        assert_eq!(runs.expire(3000).await.unwrap(), 599);
+        let left = number as u64 - 599;
+        let sizes = [(keys::RUN, left), (keys::REPORT, left - 1), (keys::JOURNAL, 1)];
+        for (kind, records) in sizes {
+            let size = database.with(move |store| store.size(kind)).await.unwrap();
+            assert_eq!(size.records, records, "{kind}");
+        }
+        assert!(runs.read("alice", ReadRunRequest { run: run_id(300), after: 0 }).await.is_ok());
+    }
 }

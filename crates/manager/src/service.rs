@@ -40,7 +40,7 @@ pub(crate) struct Parts {
     pub(crate) packages: Packages,
     pub(crate) graphs: Graphs,
     pub(crate) runs: Runs,
-    pub(crate) bills: Bills,
+    pub(crate) bills: Arc<Bills>,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) uploads: Uploads,
     pub(crate) quotas: Arc<Quotas>,

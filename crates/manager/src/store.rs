@@ -45,6 +45,8 @@ pub mod keys {
     pub const LEASE: &str = "lease/";
     /// Before a minute, `/` and a lease's identifier: what the lease used in that minute of the ledger.
     pub const USAGE: &str = "usage/";
+    /// Before `ever/` or `day/`, a day's first minute and `/`, and a digest: the encoded sum of what folded leases used.
+    pub const FOLDED: &str = "folded/";
     /// Before a digest: the encoded `PackageInfo`. It is written after the last part of the package's blob.
     pub const PACKAGE: &str = "package/";
     /// Before a tenant's name, `/` and a package's name or digest: the encoded `NameRecord`.
@@ -70,8 +72,6 @@ pub mod keys {
     pub const JOURNAL: &str = "journal/";
     /// Before a tenant's name, `/` and a run's identifier: the encoded `RunReport`.
     pub const REPORT: &str = "report/";
-    /// The log of deployments: encoded `PackageInfo`.
-    pub const DEPLOYMENTS: &str = "deployments";
 
     /// An epoch as it stands in keys, so that keys sort as epochs do.
     pub fn epoch(epoch: u64) -> String {
@@ -176,7 +176,7 @@ pub trait Store: Send {
     fn get(&self, key: &str) -> Result<Option<Versioned>, Error>;
 
     /// Gives a key a value if its version is still this one (0: it is not there); whether it did. A key that is
-    /// changed by this method is never removed.
+    /// changed by this method is removed only when nobody has changed it for a day: what a server did not answer is made by then.
     fn compare_and_swap(&mut self, key: &str, version: u64, value: &[u8]) -> Result<bool, Error>;
 
     /// Makes these changes.

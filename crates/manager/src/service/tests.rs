@@ -63,7 +63,7 @@ async fn house() -> House {
         packages: Packages::new(database.clone(), clock),
         graphs: Graphs::new(database.clone(), clock),
         runs: Runs::new(database.clone()),
-        bills: Bills::new(database.clone()),
+        bills: Arc::new(Bills::new(database.clone(), clock)),
         fleet: Arc::new(Fleet::new(database.clone(), peers, 1)),
         database: database.clone(),
         uploads: Uploads::new(),

@@ -38,7 +38,7 @@ const BASE_OPERATIONS: usize = 256;
 /// Kinds of keys that are written so often, and worth so little, that the journal leaves them out.
 const LEFT_OUT: [&str; 2] = ["peer", "report"];
 /// Kinds of keys that grow with use. The journal has their latest changes, and no copy of all of them.
-const GROWING: [&str; 5] = ["lease", "usage", "spend", "run", "journal"];
+const GROWING: [&str; 6] = ["lease", "usage", "folded", "spend", "run", "journal"];
 
 /// Whether the journal keeps a copy of every record of a kind, and an acknowledged change of one survives a power cut.
 pub(crate) fn is_copied(kind: &str) -> bool {

@@ -25,7 +25,8 @@ Examples:
 
 A lease costs what it holds (GiB-seconds), what it computes and what it polls (core-seconds), each at the price of
 its grant. Waiting warm costs less than polling. Times are in UTC, and are taken by the minute; the lines of every
-kind of bill add up to the same total, exactly.";
+kind of bill add up to the same total, exactly. Leases that ended long ago (retention of the manager, 90 days by default) are
+one line for each tenant, (older), and are counted by whole days.";
 
 /// Show what leases have used and cost
 #[derive(Debug, Args)]
@@ -165,7 +166,7 @@ fn lease(line: &BillLineView) -> [String; 4] {
     let lease = line.lease.as_ref();
     let of = |field: fn(&super::view::BilledLease) -> &str| lease.map_or("", field).to_owned();
     [
-        of(|lease| &lease.id),
+        of(|lease| if lease.id.is_empty() { "(older)" } else { &lease.id }),
         line.tenant.clone(),
         of(|lease| shown_package(&lease.package)),
         of(|lease| lease.state),

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sublet_manager::core::{Level, QueueLimits};
 use sublet_manager::store::NatsOptions;
-use sublet_manager::{ConnectionLimits, MAX_CONNECTIONS, Options, StoreOptions, Tls};
+use sublet_manager::{ConnectionLimits, MAX_CONNECTIONS, Options, Retention, StoreOptions, Tls};
 use sublet_proto::Error;
 use sublet_proto::price::Prices;
 use sublet_proto::v1::Price;
@@ -299,6 +299,26 @@ pub(crate) const SCHEMA: Schema = Schema {
             otherwise: Otherwise::Means("such nodes are of the balanced pool, whatever they have left"),
             shown: Shown::Openly,
         },
+        Key {
+            name: "retention.ledger",
+            kind: Kind::Text,
+            environment: "SUBLET_RETENTION_LEDGER",
+            flag: "retention-ledger",
+            value: "TIME",
+            help: "How long the ledger knows each lease that has ended, at least 1d, or forever; then it is part of daily sums",
+            otherwise: Otherwise::Is("90d"),
+            shown: Shown::Openly,
+        },
+        Key {
+            name: "retention.runs",
+            kind: Kind::Text,
+            environment: "SUBLET_RETENTION_RUNS",
+            flag: "retention-runs",
+            value: "TIME",
+            help: "How long runs that have ended are kept, at least 1d, or forever",
+            otherwise: Otherwise::Is("30d"),
+            shown: Shown::Openly,
+        },
         super::LOG,
     ],
 };
@@ -333,6 +353,10 @@ pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
         queue: queue(settings)?,
         connections: connections(settings)?,
         balanced_bytes: settings.value("pools.balanced", balanced)?,
+        retention: Retention {
+            ledger: settings.needed("retention.ledger", retention)?,
+            runs: settings.needed("retention.runs", retention)?,
+        },
         level: level(settings)?,
         listen,
         state,
@@ -507,6 +531,17 @@ fn limit(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// How long something is kept; nothing stands for ever.
+fn retention(text: &str) -> Result<Option<Duration>, String> {
+    if text == "forever" {
+        return Ok(None);
+    }
+    match duration(text).map_err(|error| format!("{error}, or as forever"))? {
+        time if time < Retention::LEAST => Err(format!("{text} is too short; at least 1d")),
+        time => Ok(Some(time)),
+    }
+}
+
 fn balanced(text: &str) -> Result<u64, String> {
     match size(text)? {
         0 => Err("a balanced node has some memory for each core".into()),
@@ -535,7 +570,16 @@ mod tests {
         assert_eq!(options.prices, Prices::default());
         let usual = QueueLimits::default();
         assert_eq!((options.queue.total, options.queue.per_tenant), (usual.total, usual.per_tenant));
+        assert_eq!(options.retention, Retention::default());
         assert!(matches!(options.tls, Tls::Generated { names } if names.is_empty()));
+    }
+
+    #[test]
+    fn what_has_ended_is_kept_for_days_or_for_ever() {
+        assert_eq!(retention("forever"), Ok(None));
+        assert_eq!(retention("1d"), Ok(Some(Retention::LEAST)));
+        assert!(retention("23h").unwrap_err().contains("at least 1d"));
+        assert!(retention("long").unwrap_err().contains("forever"));
     }
 
     #[test]

@@ -1,0 +1,311 @@
+//! Folds leases that ended long ago into exact sums, so that the ledger does not grow with every lease for ever.
+//!
+//! ```text
+//! folded/day/<minute>/<digest>   what leases of one tenant, package, function and kind of processing unit used in a day (UTC)
+//! folded/ever/<digest>           the same of all time
+//! ```
+//!
+//! A sum of a day is what a bill of that day says, and the sum of all time what a bill says that is of no part of time:
+//! bills of whole days are the same before and after, to the last unit. What is no longer known is which lease, and at which
+//! time of the day. Records of a lease and of its minutes go when the sums have them.
+//!
+//! Managers of one store take turns by a record, [`STEP`], which is changed by compare-and-swap. It names the leases of
+//! the step that is being made. Each sum says which step added to it last, so a step that was interrupted is made again from
+//! its beginning, whoever makes it: sums that have it are left alone. Leases are removed when all sums have them, and a
+//! lease's minutes before its record, so that what is left of a step always leads to the same sums. A manager that wakes up
+//! late finds newer versions of the sums than it has read, and changes nothing. Who makes a bill waits for the end of a step.
+
+use std::collections::BTreeMap;
+
+use prost::Message;
+use sha2::{Digest, Sha256};
+use sublet_proto::price::{self, Cost};
+use sublet_proto::v1::{BillLine, LeaseState, Usage};
+use sublet_proto::{Code, Error, decode};
+
+use super::span::{Share, Span};
+use super::{MINUTE_MS, Record, day_of};
+use crate::ledger::{self, Minute, minutes_of, parse_minute_key};
+use crate::store::{Batch, Store, keys};
+
+/// The step that is being made.
+const STEP: &str = "manager/folding";
+/// Leases that are looked at in a step.
+const STEP_LEASES: usize = 512;
+/// Age at which a step counts as left by a manager that died.
+const ABANDONED_MS: u64 = 20_000;
+/// Managers that change one sum at the same time, one of them first.
+const SWAP_ATTEMPTS: u32 = 8;
+const DAY: &str = "folded/day/";
+const EVER: &str = "folded/ever/";
+/// Length of a digest, in bytes.
+const DIGEST_BYTES: usize = 16;
+
+/// What folded leases used that have all of these in common.
+#[derive(Clone, PartialEq, Message)]
+pub(super) struct Sum {
+    /// The day's first minute; 0 in a sum of all time.
+    #[prost(uint64, tag = "1")]
+    pub(super) day: u64,
+    #[prost(string, tag = "2")]
+    pub(super) tenant: String,
+    #[prost(string, tag = "3")]
+    pub(super) pu: String,
+    #[prost(string, tag = "4")]
+    pub(super) package_name: String,
+    #[prost(string, tag = "5")]
+    pub(super) package: String,
+    /// A function's index; none for what is no function's.
+    #[prost(uint32, optional, tag = "6")]
+    pub(super) function: Option<u32>,
+    #[prost(message, required, tag = "7")]
+    pub(super) usage: Usage,
+    #[prost(uint64, tag = "8")]
+    allocation_nano: u64,
+    #[prost(uint64, tag = "9")]
+    compute_nano: u64,
+    #[prost(uint64, tag = "10")]
+    polling_nano: u64,
+    /// The step that added to it last.
+    #[prost(uint64, tag = "11")]
+    step: u64,
+}
+
+/// Which step is the last, and the leases that it folds; none when it is complete.
+#[derive(Clone, PartialEq, Message)]
+struct Step {
+    #[prost(uint64, tag = "1")]
+    number: u64,
+    #[prost(string, repeated, tag = "2")]
+    leases: Vec<String>,
+    #[prost(uint64, tag = "3")]
+    begun_unix_ms: u64,
+}
+
+/// How far folding has come.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    pub(super) folded: u64,
+    /// The record that was looked at last, if there may be more to fold behind it.
+    pub(super) reached: Option<String>,
+}
+
+impl Sum {
+    pub(super) fn cost(&self) -> Cost {
+        let Sum { allocation_nano, compute_nano, polling_nano, .. } = *self;
+        Cost { allocation_nano, compute_nano, polling_nano }
+    }
+
+    /// The sum of one share.
+    fn of(span: &Span, day: Option<u64>, share: &Share) -> Sum {
+        let lease = &span.lease;
+        Sum {
+            day: day.unwrap_or_default(),
+            tenant: lease.tenant.clone(),
+            pu: lease.pu.clone(),
+            package_name: lease.package_name.clone(),
+            package: lease.package.clone(),
+            function: share.function,
+            usage: share.usage,
+            allocation_nano: share.cost.allocation_nano,
+            compute_nano: share.cost.compute_nano,
+            polling_nano: share.cost.polling_nano,
+            step: 0,
+        }
+    }
+
+    /// A digest of what its leases have in common, and before it the day.
+    fn key(&self, day: Option<u64>) -> String {
+        let mut hash = Sha256::new();
+        for part in [&self.tenant, &self.pu, &self.package_name, &self.package] {
+            hash.update((part.len() as u64).to_le_bytes());
+            hash.update(part);
+        }
+        hash.update(self.function.map_or(u64::MAX, u64::from).to_le_bytes());
+        let digest: String =
+            hash.finalize()[..DIGEST_BYTES].iter().map(|byte| format!("{byte:02x}")).collect();
+        day.map_or_else(|| format!("{EVER}{digest}"), |day| format!("{DAY}{day:012}/{digest}"))
+    }
+
+    fn line(&self) -> BillLine {
+        let Sum { allocation_nano, compute_nano, polling_nano, .. } = *self;
+        let usage = Some(self.usage);
+        BillLine { usage, allocation_nano, compute_nano, polling_nano, ..BillLine::default() }
+    }
+
+    fn add(&mut self, other: &Sum) {
+        let mut line = self.line();
+        price::add(&mut line, &other.line());
+        self.usage = line.usage.unwrap_or_default();
+        self.allocation_nano = line.allocation_nano;
+        self.compute_nano = line.compute_nano;
+        self.polling_nano = line.polling_nano;
+    }
+}
+
+impl Step {
+    fn read(store: &dyn Store) -> Result<(Step, u64), Error> {
+        let Some(found) = store.get(STEP)? else { return Ok((Step::default(), 0)) };
+        Ok((decode("the record of folded leases", &found.value)?, found.version))
+    }
+
+    /// Takes the step over if it was left by a manager that died; its version, if it is complete.
+    fn settle(store: &mut dyn Store, now_ms: u64) -> Result<Option<(Step, u64)>, Error> {
+        let (step, version) = Step::read(store)?;
+        if step.leases.is_empty() {
+            return Ok(Some((step, version)));
+        }
+        if now_ms < step.begun_unix_ms.saturating_add(ABANDONED_MS) {
+            return Ok(None);
+        }
+        Step { begun_unix_ms: now_ms, ..step }.make(store, version)?;
+        Ok(Some(Step::read(store)?))
+    }
+
+    /// Makes the step, unless somebody else has changed the record since this version.
+    fn make(mut self, store: &mut dyn Store, version: u64) -> Result<(), Error> {
+        self.write(store, version)?;
+        let (written, version) = Step::read(store)?;
+        if written != self {
+            return Err(is_folding());
+        }
+        fold(store, &self)?;
+        self.leases.clear();
+        self.write(store, version)
+    }
+
+    fn write(&self, store: &mut dyn Store, version: u64) -> Result<(), Error> {
+        if store.compare_and_swap(STEP, version, &self.encode_to_vec())? { Ok(()) } else { Err(is_folding()) }
+    }
+}
+
+fn is_folding() -> Error {
+    Error::new(Code::TryLater, "another manager is folding old leases of the ledger")
+}
+
+/// The version of the record when no step is being made; one that was left by a manager that died is completed first.
+pub(super) fn settle(store: &mut dyn Store, now_ms: u64) -> Result<Option<u64>, Error> {
+    Ok(Step::settle(store, now_ms)?.map(|(_, version)| version))
+}
+
+/// Which writing of the record the last is: it is the same while nothing is folded.
+pub(super) fn version(store: &dyn Store) -> Result<u64, Error> {
+    Ok(Step::read(store)?.1)
+}
+
+/// What the keys of sums begin with, of minutes or of all time, and the key behind which they stand.
+pub(super) fn sums_of(minutes: Option<(u64, u64)>) -> (&'static str, Option<String>) {
+    match minutes {
+        Some((from, _)) => (DAY, Some(format!("{DAY}{from:012}"))),
+        None => (EVER, None),
+    }
+}
+
+/// Folds the next leases behind `after` of those that ended before this time.
+///
+/// # Errors
+/// `try_later` if another manager folds, and that of the store: what is then left of the step is made up for later.
+pub(super) fn step(
+    store: &mut dyn Store,
+    after: Option<&str>,
+    before_ms: u64,
+    now_ms: u64,
+) -> Result<Progress, Error> {
+    let (last, version) = Step::settle(store, now_ms)?.ok_or_else(is_folding)?;
+    let page = store.scan(keys::LEASE, after, STEP_LEASES)?;
+    let mut progress =
+        Progress { reached: page.last().map(|found| found.key.clone()), ..Progress::default() };
+    let mut leases = Vec::new();
+    for found in &page {
+        let record: Record = decode("a stored lease", &found.value)?;
+        if record.lease.granted_unix_ms >= before_ms {
+            // Records sort by the time of the grant.
+            progress.reached = None;
+            break;
+        }
+        if is_old(&record, before_ms, now_ms) {
+            leases.push(record.lease.id);
+        }
+    }
+    progress.folded = leases.len() as u64;
+    if !leases.is_empty() {
+        Step { number: last.number + 1, leases, begun_unix_ms: now_ms }.make(store, version)?;
+    }
+    Ok(progress)
+}
+
+/// Whether a lease has ended before this time, and nothing was written of it since.
+fn is_old(record: &Record, before_ms: u64, now_ms: u64) -> bool {
+    let lease = record.clone().seen_at(now_ms);
+    lease.state() == LeaseState::Ended
+        && lease.ended_unix_ms < before_ms
+        && record.minute.saturating_mul(MINUTE_MS) < before_ms
+}
+
+fn fold(store: &mut dyn Store, step: &Step) -> Result<(), Error> {
+    let (mut sums, mut minutes, mut records) = (BTreeMap::new(), Batch::default(), Batch::default());
+    for id in &step.leases {
+        let Some(record) = ledger::stored(store, id)? else { continue };
+        let of_lease = minutes_of(store, &record)?;
+        sum_up(&mut sums, record, &of_lease);
+        of_lease.into_keys().for_each(|key| minutes.remove(key));
+        records.remove(format!("{}{id}", keys::LEASE));
+    }
+    for (key, sum) in sums {
+        put(store, &key, sum, step.number)?;
+    }
+    store.commit(&minutes)?;
+    store.commit(&records)
+}
+
+/// Adds what a lease used to sums of days and of all time.
+fn sum_up(sums: &mut BTreeMap<String, Sum>, record: Record, minutes: &BTreeMap<String, Minute>) {
+    let mut add = |span: &Span, is_of_day: bool| {
+        for part in span.parts() {
+            let day = is_of_day.then_some(part.period);
+            for share in span.shares(&part) {
+                let sum = Sum::of(span, day, &share);
+                let key = sum.key(day);
+                let known = sums.entry(key).or_insert_with(|| zero(&sum));
+                known.add(&sum);
+            }
+        }
+    };
+    let base = minutes.values().next().map(|first| first.base).unwrap_or_default();
+    let mut days = Span::from(record.clone(), base, Some(day_of(record.minute)));
+    for (key, minute) in minutes {
+        if let Some((number, _)) = parse_minute_key(key) {
+            days.add(day_of(number), minute);
+        }
+    }
+    add(&days, true);
+    add(&Span::whole(record), false);
+}
+
+/// Nothing, of what this sum is of.
+fn zero(sum: &Sum) -> Sum {
+    let usage = Usage::default();
+    Sum { usage, allocation_nano: 0, compute_nano: 0, polling_nano: 0, ..sum.clone() }
+}
+
+/// Adds to a sum, unless this step or a later one has done so.
+fn put(store: &mut dyn Store, key: &str, sum: Sum, step: u64) -> Result<(), Error> {
+    for _ in 0..SWAP_ATTEMPTS {
+        let found = store.get(key)?;
+        let version = found.as_ref().map_or(0, |found| found.version);
+        let known = found.map(|found| decode::<Sum>("a sum of folded leases", &found.value)).transpose()?;
+        let mut known = known.unwrap_or_else(|| zero(&sum));
+        if known.step >= step {
+            return Ok(());
+        }
+        known.add(&sum);
+        known.step = step;
+        if store.compare_and_swap(key, version, &known.encode_to_vec())? {
+            return Ok(());
+        }
+    }
+    Err(is_folding())
+}
+
+#[cfg(test)]
+mod tests;
