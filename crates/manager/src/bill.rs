@@ -9,7 +9,7 @@
 //!
 //! Old leases are [folded](fold) into sums by day, and into sums of all time. A sum of a day counts at the day's beginning.
 
-mod fold;
+pub(crate) mod fold;
 mod span;
 
 use std::cmp::Reverse;

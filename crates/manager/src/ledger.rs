@@ -23,8 +23,10 @@ use sublet_proto::v1::{FunctionUsage, Lease, LeaseState, Usage};
 use sublet_proto::{Code, Error, decode, price};
 use tokio::sync::{Notify, watch};
 
+use crate::bill::fold::folded_before;
 use crate::core::LeaseId;
 use crate::peers::{Peers, Spending};
+use crate::retention::LEAST_AGE_MS;
 use crate::store::{Batch, Store, keys};
 
 /// Milliseconds of what the ledger counts as one piece of time.
@@ -245,13 +247,19 @@ impl Writer {
         now_ms: u64,
     ) -> Result<(), Error> {
         let minute = now_ms / MINUTE_MS;
-        let before = entries.iter().map(|entry| read(store, &entry.key())).collect::<Result<Vec<_>, _>>()?;
-        self.count(entries, &before, minute);
+        let mut known = Vec::with_capacity(entries.len());
+        for entry in entries {
+            let before = read(store, &entry.key())?;
+            if before.is_some() || !is_folded(store, entry, now_ms)? {
+                known.push((entry, before));
+            }
+        }
+        self.count(&known, minute);
         let mut sums = Batch::default();
         self.spending.put_first(&mut sums);
         store.commit(&sums)?;
         let mut minutes = Batch::default();
-        for (entry, before) in entries.iter().zip(before) {
+        for (entry, before) in known {
             for (key, minute) in swap(store, entry, minute, before)? {
                 minutes.put(key, minute.encode_to_vec());
             }
@@ -272,9 +280,9 @@ impl Writer {
         }
     }
 
-    fn count(&mut self, entries: &[Entry], before: &[Option<Versioned>], minute: u64) {
+    fn count(&mut self, entries: &[(&Entry, Option<Versioned>)], minute: u64) {
         let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        for (entry, before) in entries.iter().zip(before) {
+        for (entry, before) in entries {
             let mut record =
                 before.as_ref().map_or_else(|| Record::new(minute), |before| before.record.clone());
             let (id, stored_nano) = (&entry.lease.id, record.cost_nano());
@@ -289,6 +297,17 @@ impl Writer {
             self.counted.insert(entry.id, record.cost_nano());
         }
     }
+}
+
+/// Whether a lease that has no record is folded: an agent that was away for long may still report it.
+fn is_folded(store: &dyn Store, entry: &Entry, now_ms: u64) -> Result<bool, Error> {
+    let granted_ms = entry.id.granted_ms();
+    // Nothing younger is folded, and most leases are.
+    if granted_ms.saturating_add(LEAST_AGE_MS) > now_ms || granted_ms >= folded_before(store)? {
+        return Ok(false);
+    }
+    tracing::warn!(lease = %entry.id, "a lease is reported whose use is in sums already: it is not counted again");
+    Ok(true)
 }
 
 /// Writes a lease's record over whatever is there. Gives the minute that it changed, and the one before it, which is

@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+/// Age below which nothing is folded, in milliseconds.
+pub(crate) const LEAST_AGE_MS: u64 = DAY_MS;
 const DAY: Duration = Duration::from_millis(DAY_MS);
 
 /// How long the manager keeps what has ended; nothing stands for ever.

@@ -80,6 +80,9 @@ struct Step {
     leases: Vec<String>,
     #[prost(uint64, tag = "3")]
     begun_unix_ms: u64,
+    /// Leases that ended before this time may be folded.
+    #[prost(uint64, tag = "4")]
+    before_unix_ms: u64,
 }
 
 /// How far folding has come.
@@ -193,6 +196,11 @@ pub(super) fn version(store: &dyn Store) -> Result<u64, Error> {
     Ok(Step::read(store)?.1)
 }
 
+/// Time before which leases ended that may be folded.
+pub(crate) fn folded_before(store: &dyn Store) -> Result<u64, Error> {
+    Ok(Step::read(store)?.0.before_unix_ms)
+}
+
 /// What the keys of sums begin with, of minutes or of all time, and the key behind which they stand.
 pub(super) fn sums_of(minutes: Option<(u64, u64)>) -> (&'static str, Option<String>) {
     match minutes {
@@ -229,7 +237,9 @@ pub(super) fn step(
     }
     progress.folded = leases.len() as u64;
     if !leases.is_empty() {
-        Step { number: last.number + 1, leases, begun_unix_ms: now_ms }.make(store, version)?;
+        let before_unix_ms = last.before_unix_ms.max(before_ms);
+        Step { number: last.number + 1, leases, begun_unix_ms: now_ms, before_unix_ms }
+            .make(store, version)?;
     }
     Ok(progress)
 }

@@ -59,7 +59,7 @@ pub(super) fn steps(seconds: u64) -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..40)
 }
 
-fn lease(number: u8) -> Lease {
+pub(super) fn lease(number: u8) -> Lease {
     Lease {
         id: LeaseId(u128::from(number) + 1).to_string(),
         tenant: format!("t{}", number % 2),

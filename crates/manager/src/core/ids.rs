@@ -58,6 +58,11 @@ impl LeaseId {
     pub fn new(now_ms: u64, chance: u128) -> LeaseId {
         LeaseId(u128::from(now_ms) << CHANCE_BITS | chance & ((1 << CHANCE_BITS) - 1))
     }
+
+    /// When it was granted, in milliseconds since 1970.
+    pub fn granted_ms(self) -> u64 {
+        (self.0 >> CHANCE_BITS) as u64
+    }
 }
 
 /// A node of this core.

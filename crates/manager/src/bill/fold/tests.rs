@@ -244,7 +244,7 @@ fn one_manager_folds_at_a_time_and_bills_wait_for_it() {
     live(&mut books, &fixed_steps(), [0; 4]);
     let leases: Vec<String> =
         leases_of(&books.store).iter().map(|found| found.key[keys::LEASE.len()..].to_owned()).collect();
-    let begun = Step { number: 1, leases, begun_unix_ms: LATER_MS };
+    let begun = Step { number: 1, leases, begun_unix_ms: LATER_MS, before_unix_ms: LATER_MS };
     begun.write(&mut books.store, 0).unwrap();
     let just_after_ms = LATER_MS + ABANDONED_MS - 1;
     let refused = step(&mut books.store, None, LATER_MS, just_after_ms).unwrap_err();
@@ -271,6 +271,28 @@ fn a_manager_that_wakes_up_late_adds_nothing() {
         put(&mut books.store, &key, sum, 1).unwrap();
     }
     assert_eq!(books.store.scan("folded/", None, 99).unwrap(), folded);
+}
+
+#[test]
+fn lease_that_is_folded_is_not_counted_again_when_it_is_reported_late() {
+    let mut books = books();
+    let granted_ms = START_MS;
+    let id = crate::core::LeaseId::new(granted_ms, 7);
+    let mut lease = Lease {
+        id: id.to_string(),
+        granted_unix_ms: granted_ms,
+        ended_unix_ms: granted_ms,
+        ..ledger_tests::lease(0)
+    };
+    lease.set_state(LeaseState::Ended);
+    lease.usage = Some(Usage { executing_ns: 5_000_000_000, ..Usage::default() });
+    books.write(&lease, granted_ms);
+    let later_ms = START_MS + 3 * DAY_MS;
+    assert_eq!(step(&mut books.store, None, later_ms, later_ms).unwrap().folded, 1);
+    // Its agent was away, and reports it as if it had ended just now.
+    let late = Lease { ended_unix_ms: later_ms, expires_unix_ms: later_ms, ..lease };
+    books.write(&late, later_ms);
+    assert_eq!(leases_of(&books.store), []);
 }
 
 #[test]
