@@ -106,7 +106,8 @@ impl Cache {
         let mut kept = Vec::new();
         let outcome = loop {
             let images = self.images_size()?;
-            let victim = match lock(&self.index).reserve((least, most), images, tenant) {
+            let reserved = lock(&self.index).reserve((least, most), images, tenant);
+            let victim = match reserved {
                 Ok(size) => break Ok(Reservation { cache: self, size }),
                 Err(Refusal::Evict(victim)) => victim,
                 Err(Refusal::Full) => break Err(self.full(what, least, images)),
