@@ -128,6 +128,8 @@ fn requests_wait_for_the_next_agent_of_a_killed_ones_node() {
     wait_until("the client has noticed", || {
         client.submit("echo", b"hello", &mut output).and_then(sublet::Invocation::wait).is_err()
     });
+    // The lease is over, whatever its manager says of it meanwhile.
+    let _ = client.deallocate();
     cluster.agents[0].restart();
     client.allocate(&allocation().wait(PATIENCE)).unwrap();
     assert_echoes(&client);

@@ -347,20 +347,20 @@ fn flip(server: &NatsServer, bytes: &[u8]) {
 fn record_that_the_servers_disk_has_damaged_is_not_taken_for_absent() {
     let mut server = NatsServer::start();
     let mut store = open(&server);
-    for key in ["a", "b", "c", "gone"] {
-        put(&mut store, &format!("token/{key}"), format!("value of {key}").as_bytes()).unwrap();
+    for key in ["token/a", "token/b", "token/c", "tenant/a", "tenant/gone"] {
+        put(&mut store, key, format!("value of {key}").as_bytes()).unwrap();
     }
     let mut batch = Batch::default();
-    batch.remove("token/gone".into());
+    batch.remove("tenant/gone".into());
     store.commit(&batch).unwrap();
     drop(store);
     server.stop();
-    flip(&server, b"value of b");
+    flip(&server, b"value of token/b");
     server.restart();
     let store = until_answered(|| NatsStore::open(&options(&server)));
     for error in [store.get("token/b").unwrap_err(), store.scan("token/", None, 9).unwrap_err()] {
         assert!(error.code == Code::StoreDamaged && error.message.contains("key.token.b"), "{error}");
     }
-    assert_eq!(store.get("token/gone").unwrap(), None);
-    assert_eq!(value(&store, "token/c").unwrap(), b"value of c");
+    assert_eq!(store.get("tenant/gone").unwrap(), None);
+    assert_eq!(value(&store, "token/c").unwrap(), b"value of token/c");
 }
