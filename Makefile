@@ -6,10 +6,13 @@ PREFIX ?= /usr/local
 SECONDS_EACH ?= 60
 SEEDS ?= 1000
 
-.PHONY: help demo test wheel install bench fuzz loom sim
+KILLS ?= 10000
+CONNECTIONS ?= 10000
+
+.PHONY: help demo test test-all wheel install bench fuzz loom sim
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 18
 
 demo: ## run Black-Scholes on leased cores: the lease, the times, the bill
 	@scripts/setup.sh build
@@ -18,6 +21,12 @@ demo: ## run Black-Scholes on leased cores: the lease, the times, the bill
 test: ## check everything: format, lints, licences, tests, loom, fuzzing, C and C++
 	@scripts/setup.sh test
 	@cargo xtask test
+
+test-all: test ## the same, and for a night: KILLS (10000) random kills, CONNECTIONS (10000) hostile ones, an hour of fuzzing, SEEDS (1000) of sim
+	@SUBLET_TEST_KILLS=$(KILLS) cargo test --release --workspace --test random_kills -- --nocapture
+	@SUBLET_TEST_CONNECTIONS=$(CONNECTIONS) cargo test --release --workspace --test doors -- --nocapture
+	@cargo xtask fuzz --seconds 300
+	@cargo xtask sim --seeds $(SEEDS)
 
 wheel: ## make the Python wheel in target/wheels: the package, its module, the command and the workers
 	@scripts/setup.sh wheel
