@@ -146,6 +146,7 @@ fn start_agent(folder: &Path, manager: &Path) -> Agent {
         lend_network: false,
         container_runtime: None,
         warm: Warm::default(),
+        cache_bytes: None,
         registries: Vec::new(),
         pu: "cpu".into(),
         neighbours: Vec::new(),
