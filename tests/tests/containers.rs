@@ -20,6 +20,7 @@ use sublet::{Allocation, Code, Invoker};
 use sublet_tests::assert_fails;
 use sublet_tests::functions::library;
 use sublet_tests::platform::{Platform, assert_memory_bomb_ends_alone, programs, sublet};
+use sublet_tests::process::wait_until;
 
 /// What stands in the file of the image that functions read.
 const ISSUE: &str = "of the image";
@@ -202,6 +203,28 @@ fn a_node_asks_only_registries_that_its_operator_has_named_or_that_are_elsewhere
         let refused = platform.invoker().allocate(&Allocation::new(name));
         assert_fails(refused, Code::PermissionDenied, &["pulls no images from localhost", "registries"]);
     }
+}
+
+#[test]
+fn a_node_keeps_no_more_of_images_than_its_cache_holds() {
+    const LIMIT: u64 = 64 << 20;
+    let scene = Scene::new();
+    let zeros = Tar::new().file("zeros", &vec![0; 2 * LIMIT as usize]).finish();
+    let names = (0..5000).fold(Tar::new(), |tar, number| tar.file(&number.to_string(), b"")).finish();
+    let platform = scene.platform(&["--cache", "64MiB"]);
+    let mut client = platform.invoker();
+    for (name, large) in [("zeros", zeros), ("names", names)] {
+        scene.push(name, &[Layer::gzip(&large)]);
+        platform.json(&["deploy", &scene.package(name, &scene.name(&format!("{name}:1")))]);
+        let refused = client.allocate(&Allocation::new(name));
+        assert_fails(refused, Code::StoreFull, &[&format!("/{name}:1"), "67108864 bytes", "4096 files"]);
+    }
+    platform.json(&["deploy", &scene.package("app", &scene.name("with:1"))]);
+    assert_runs_in_image(&platform, "app");
+    let cache = || platform.json(&["ps", "--nodes"])["nodes"][0]["cache"].take();
+    wait_until("the node reports its cache", || cache()["entries"].as_u64() > Some(1));
+    let cache = cache();
+    assert!(cache["limit_bytes"] == LIMIT && cache["used_bytes"].as_u64().unwrap() <= LIMIT, "{cache}");
 }
 
 #[test]

@@ -63,7 +63,7 @@ struct Verified {
 pub(crate) struct Runnable {
     pub(crate) package: Arc<Unpacked>,
     pub(crate) index: u32,
-    /// Keep the package and its image from being evicted.
+    /// Tokens that keep the package and its image from being evicted.
     uses: Vec<Use>,
 }
 
@@ -73,13 +73,14 @@ impl Runnable {
         &self.package.info.builds[self.index as usize]
     }
 
-    /// The build of this index, as a manager has chosen it. Whether a device or an interpreter that it may need is here is for
-    /// [`Kernels`](crate::kernels::Kernels) and [`Runtimes`](crate::runtimes::Runtimes) to say.
-    pub(crate) fn using(mut self, uses: impl IntoIterator<Item = Use>) -> Runnable {
+    /// The same, with tokens that are dropped with it.
+    fn using(mut self, uses: impl IntoIterator<Item = Use>) -> Runnable {
         self.uses.extend(uses);
         self
     }
 
+    /// The build of this index, as a manager has chosen it. Whether a device or an interpreter that it may need is here is for
+    /// [`Kernels`](crate::kernels::Kernels) and [`Runtimes`](crate::runtimes::Runtimes) to say.
     fn of(package: Arc<Unpacked>, index: u32) -> Result<Runnable, Error> {
         let build = package.info.build(index)?;
         let here = std::env::consts::ARCH;

@@ -98,7 +98,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FOLDER", requires = "node", value_parser = node_modules)]
     node_modules: Option<PathBuf>,
 
-    /// The most that is kept of packages and images on the disk, as 20GiB [default: a quarter of the file system]
+    /// Most disk space for packages and images, as 20GiB [default: a quarter of the file system]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     cache: Option<u64>,
 

@@ -299,7 +299,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_CACHE",
             flag: "cache",
             value: "SIZE",
-            help: "The most that it keeps of packages and images on its disk, as 20GiB; each 16 KiB of it are a file",
+            help: "Most disk space for packages and images, as 20GiB; each 16 KiB allow one file",
             otherwise: Otherwise::Means("a quarter of the state folder's file system"),
             shown: Shown::Openly,
         },
