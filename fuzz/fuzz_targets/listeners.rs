@@ -62,6 +62,9 @@ struct House {
 
 impl House {
     fn start() -> House {
+        // Programs in Rust begin so; this one's `main` is libFuzzer's.
+        // SAFETY: no handler runs, and no other thread does yet.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
         let folder = std::env::temp_dir().join(format!("sublet-fuzz-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("there is room for temporary files");
         let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
