@@ -166,7 +166,9 @@ fn start_agent(folder: &Path, manager: &Path) -> Agent {
 
 fn trusting(authority: &Path) -> ClientConfig {
     let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(authority).expect("the manager's authority")).expect("a certificate");
+    roots
+        .add(CertificateDer::from_pem_file(authority).expect("the manager's authority"))
+        .expect("a certificate");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let mut config = builder.expect("versions").with_root_certificates(roots).with_no_client_auth();
