@@ -1,3 +1,5 @@
+// Generates options, and reads and writes them in the format of PARSEC's blackscholes.
+
 #include "portfolio.hpp"
 
 #include <cerrno>

@@ -1,3 +1,5 @@
+// Prices options on threads of this process, on leased workers, and on both at once.
+
 #include "pricing.hpp"
 
 #include <dlfcn.h>

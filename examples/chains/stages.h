@@ -1,3 +1,5 @@
+/* Declares the stages of the chains, and the sizes that the stages and their callers share. */
+
 #ifndef STAGES_H
 #define STAGES_H
 

@@ -1,3 +1,5 @@
+/* Reads the arguments of the example's programs, and prints their measurements. */
+
 #include "measure.h"
 
 #include <errno.h>

@@ -1,3 +1,5 @@
+/* Implements the steps of the logistic regression on memory that the caller provides. */
+
 #include "regression.h"
 
 #include <math.h>

@@ -1,3 +1,5 @@
+"""Types of the package `sublet`, for type checkers and editors."""
+
 import concurrent.futures
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence

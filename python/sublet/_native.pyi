@@ -1,3 +1,5 @@
+"""Types of the compiled module `sublet._native`, for type checkers and editors."""
+
 from collections.abc import Callable, Iterable
 from os import PathLike
 from typing import Any, Literal, TypedDict, final

@@ -10,6 +10,7 @@ mod fuzz;
 mod gpu_check;
 mod install;
 mod loom;
+mod map;
 mod options;
 mod python;
 mod second_pu;
@@ -34,6 +35,7 @@ struct Chore {
 const CHORES: &[Chore] = &[
     Chore { usage: "test", help: "everything that `make test` checks", run: test::chore },
     Chore { usage: "deny", help: "licences, sources, bans and advisories of dependencies", run: deny::chore },
+    Chore { usage: "map", help: "list the source files, each with its duty", run: map::chore },
     Chore { usage: "loom", help: "model-check the rings", run: loom::chore },
     Chore {
         usage: "sim [--seeds N] [--first-seed S] [--nodes N] [--hours H]",

@@ -1,3 +1,5 @@
+//! Tests of admission: budgets, displacement of connections and time limits.
+
 use proptest::prelude::*;
 
 use super::*;

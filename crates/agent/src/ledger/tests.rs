@@ -1,3 +1,5 @@
+//! Tests of the ledger: what leases have used, and what the journal keeps of it.
+
 use sublet_fabric::clock::Calibration;
 use sublet_proto::ticket::Signing;
 use sublet_runtime::wire::usage::UsageLayout;

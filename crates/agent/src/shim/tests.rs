@@ -1,3 +1,5 @@
+//! Tests of the shim: processes, rights and lost neighbours.
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 

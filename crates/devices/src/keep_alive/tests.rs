@@ -1,3 +1,5 @@
+//! Tests of the policy that chooses which idle functions stay on the device.
+
 use proptest::prelude::*;
 
 use super::*;

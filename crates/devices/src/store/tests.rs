@@ -1,3 +1,5 @@
+//! Tests of the store of device programs: damaged files, permissions and eviction.
+
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Tests of page faults that the process handles itself, against the kernel of this machine.
+
 #![allow(clippy::unwrap_used)]
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Tests of greetings over real sockets: versions, secrets and time limits.
+
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::mpsc::{self, RecvTimeoutError};

@@ -1,3 +1,5 @@
+//! Tests of messages over TLS: damaged streams, sizes and closed connections.
+
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};

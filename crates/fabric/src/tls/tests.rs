@@ -1,3 +1,5 @@
+//! Tests of TLS streams over real sockets: pinned certificates, partial writes and endings.
+
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;

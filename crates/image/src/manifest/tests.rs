@@ -1,3 +1,5 @@
+//! Tests of the decoders of image indexes, manifests and configurations.
+
 use super::*;
 
 fn descriptor(media_type: &str) -> String {

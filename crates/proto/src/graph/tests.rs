@@ -1,3 +1,5 @@
+//! Tests of graph documents: valid ones, and every problem that the check reports.
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

@@ -1,3 +1,5 @@
+//! Tests of swapped arrays, over a backing store in this process.
+
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Seek, Write};

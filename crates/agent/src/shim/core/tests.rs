@@ -1,3 +1,5 @@
+//! Property tests of the shim's core: several agents that exchange messages in any order.
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use proptest::prelude::*;

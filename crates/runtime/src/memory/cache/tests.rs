@@ -1,3 +1,5 @@
+//! Tests of the cache of remote memory, over a backing store in this process.
+
 #![allow(clippy::unwrap_used)]
 
 use std::cell::{Cell, RefCell};

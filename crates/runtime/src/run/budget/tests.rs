@@ -1,3 +1,5 @@
+//! Tests of a run's budget: what is granted, and what waits.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Tests of a run's progress: order of components, failures and replay.
+
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
