@@ -9,6 +9,8 @@ mod deny;
 mod fuzz;
 mod gpu_check;
 mod install;
+#[cfg(test)]
+mod links;
 mod loom;
 mod map;
 mod options;
