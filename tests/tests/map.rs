@@ -23,6 +23,7 @@ const DOCUMENTS: &[&str] = &[
     "SPECIFICATION.md",
     "STYLE.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "docs/graphs.md",
     "docs/isolation.md",
     "docs/kernels.md",
