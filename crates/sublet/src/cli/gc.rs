@@ -6,7 +6,7 @@ use sublet_proto::Error;
 
 use super::Connection;
 use super::output::Output;
-use super::parse::show_bytes;
+use super::parse::{show_bytes, show_count};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -35,7 +35,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     let removed = arguments.connection.open()?.collect_garbage()?;
     let removed = Removed { blobs: removed.blobs, bytes: removed.bytes };
     output.show(&removed, |Removed { blobs, bytes }| {
-        let plural = if *blobs == 1 { "" } else { "s" };
-        format!("removed {blobs} blob{plural} ({}) that nothing referred to\n", show_bytes(*bytes))
+        let count = show_count((*blobs).into(), "blob");
+        format!("removed {count} ({}) that nothing referred to\n", show_bytes(*bytes))
     })
 }

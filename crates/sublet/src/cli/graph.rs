@@ -20,7 +20,7 @@ use sublet_proto::{Code, Error};
 use super::Connection;
 use super::files::{is_dash, read_up_to};
 use super::output::{Output, print};
-use super::parse::show_bytes;
+use super::parse::{show_bytes, show_count};
 
 /// Most edges that are drawn: nobody could read more, and where they cross least takes long to find.
 const MAX_DRAWN_EDGES: usize = 1024;
@@ -133,11 +133,9 @@ fn remove(graph: &str, connection: &Connection, output: &Output) -> Result<(), E
     let reply = connection.open()?.remove_graph(graph)?;
     let removed = reply.removed.into_iter().map(|version| version.digest).collect();
     output.show(&Removed { removed, kept: reply.kept }, |Removed { removed, kept }| {
-        let versions =
-            |count: usize| if count == 1 { "1 version".to_owned() } else { format!("{count} versions") };
-        let mut text = format!("removed {} of {graph}", versions(removed.len()));
+        let mut text = format!("removed {} of {graph}", show_count(removed.len() as u64, "version"));
         if *kept > 0 {
-            text += &format!("; unfinished runs need {}", versions(*kept as usize));
+            text += &format!("; unfinished runs need {}", show_count((*kept).into(), "version"));
         }
         text + "\n"
     })

@@ -7,7 +7,7 @@ use sublet_proto::v1::{PackageGrant, PackageRight};
 
 use super::Connection;
 use super::output::{Output, table};
-use super::parse::show_bytes;
+use super::parse::{show_bytes, show_count};
 use super::time::show_moment;
 use super::view::PackageView;
 
@@ -193,8 +193,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
         Action::Remove(remove) if remove.old_versions => {
             let removed = remove.connection.open()?.remove_old_versions(&remove.package)?;
             output.show(&OldVersions { removed }, |OldVersions { removed }| {
-                let plural = if *removed == 1 { "" } else { "s" };
-                format!("removed {removed} old version{plural} of {}\n", remove.package)
+                format!("removed {} of {}\n", show_count((*removed).into(), "old version"), remove.package)
             })
         }
         Action::Remove(remove) => {

@@ -120,6 +120,11 @@ fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(*scale)
 }
 
+/// How many there are of something, as `1 run` or `2 runs`.
+pub(crate) fn show_count(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 /// A number of bytes for people: three digits and a binary unit.
 pub(crate) fn show_bytes(bytes: u64) -> String {
     let unit = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];

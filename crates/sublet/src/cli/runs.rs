@@ -6,6 +6,7 @@ use sublet_proto::Error;
 
 use super::Connection;
 use super::output::Output;
+use super::parse::show_count;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -52,8 +53,5 @@ struct Removed {
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     let Action::Remove(remove) = &arguments.action;
     let removed = Removed { removed: remove.connection.open()?.remove_runs(&remove.runs)? };
-    output.show(&removed, |Removed { removed }| {
-        let plural = if *removed == 1 { "" } else { "s" };
-        format!("removed {removed} run{plural}\n")
-    })
+    output.show(&removed, |Removed { removed }| format!("removed {}\n", show_count((*removed).into(), "run")))
 }
