@@ -13,6 +13,7 @@ use sublet_proto::{Code, Error};
 
 use crate::database::Database;
 use crate::packages::{self, Asker};
+use crate::retention::DAY_MS;
 use crate::store::Store;
 use crate::{graphs, runs};
 
@@ -34,7 +35,6 @@ pub(crate) const RECORD_BYTES: u64 = 512;
 const MAX_AGE: Duration = Duration::from_secs(60);
 /// Age that a measurement has at least before it is taken anew because a request exceeds a limit.
 const MIN_AGE: Duration = Duration::from_secs(1);
-const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 /// Part of a day's leases that may be granted at once.
 const BURST_PARTS: u32 = 4;
 
@@ -125,28 +125,33 @@ impl Quotas {
     /// # Errors
     /// `quota_exceeded` if its tenant would have more than it may.
     pub(crate) async fn admit(&self, caller: Asker<'_>, more: StoreUse) -> Result<(), Error> {
-        loop {
-            let admission = self.known().admit(caller, more, Instant::now());
-            match admission {
-                Admission::Admitted => return Ok(()),
-                Admission::Refused(error) => return Err(error),
-                Admission::Unmeasured => self.measure(caller.tenant).await.map(drop)?,
-            }
-        }
+        let refusal = self.decide(caller.tenant, |known| known.admit(caller, more, Instant::now())).await?;
+        refusal.map_or(Ok(()), Err)
     }
 
     /// Whether one run more would be more runs than the caller's tenant may have.
     pub(crate) async fn is_full_of_runs(&self, caller: Asker<'_>) -> Result<bool, Error> {
         let one = StoreUse { runs: 1, ..StoreUse::default() };
+        let check = |known: &mut Known| {
+            let limits = known.limits(caller);
+            let store = StoreUse { runs: limits.store.runs, ..UNLIMITED.store };
+            known.check(caller.tenant, Limits { store, ..limits }, one, Instant::now())
+        };
+        Ok(self.decide(caller.tenant, check).await?.is_some())
+    }
+
+    /// Decides about a tenant, which is measured as often as the decision needs it. Returns the refusal, if it is one.
+    async fn decide(
+        &self,
+        tenant: &str,
+        decide: impl Fn(&mut Known) -> Admission,
+    ) -> Result<Option<Error>, Error> {
         loop {
-            let limits = self.known().limits(caller);
-            let only_runs =
-                Limits { store: StoreUse { runs: limits.store.runs, ..UNLIMITED.store }, ..limits };
-            let admission = self.known().check(caller.tenant, only_runs, one, Instant::now());
+            let admission = decide(&mut self.known());
             match admission {
-                Admission::Admitted => return Ok(false),
-                Admission::Refused(_) => return Ok(true),
-                Admission::Unmeasured => self.measure(caller.tenant).await.map(drop)?,
+                Admission::Admitted => return Ok(None),
+                Admission::Refused(error) => return Ok(Some(error)),
+                Admission::Unmeasured => self.measure(tenant).await.map(drop)?,
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+pub(crate) const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 /// Age below which nothing is folded, in milliseconds.
 pub(crate) const LEAST_AGE_MS: u64 = DAY_MS;
 const DAY: Duration = Duration::from_millis(DAY_MS);
@@ -18,7 +18,7 @@ pub struct Retention {
 
 impl Retention {
     /// Shorter than this it cannot be: a manager that was cut off from the store may still write what it knows.
-    pub const LEAST: Duration = DAY;
+    pub const LEAST: Duration = Duration::from_millis(LEAST_AGE_MS);
 }
 
 impl Default for Retention {
