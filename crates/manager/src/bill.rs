@@ -14,6 +14,7 @@ mod span;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use sublet_proto::price::{self, Cost};
@@ -28,7 +29,7 @@ use crate::database::Database;
 use crate::ledger::{self, MINUTE_MS, Minute, Record, minute_prefix, parse_minute_key};
 use crate::packages;
 use crate::reply::within_reply;
-use crate::store::{PAGE_RECORDS, Store, keys};
+use crate::store::{self, PAGE_RECORDS, Store, keys};
 
 /// Bills that are made at the same time; further ones wait.
 const MAX_BILLS: u32 = 2;
@@ -232,23 +233,20 @@ impl Bills {
 
     /// What leases used that are folded.
     async fn folded(&self, scope: &Scope, lines: &mut Lines) -> Result<(), Error> {
-        let (prefix, mut after) = fold::sums_of(scope.minutes);
-        loop {
-            let behind = after.take();
-            let page =
-                self.database.with(move |store| store.scan(prefix, behind.as_deref(), PAGE_RECORDS)).await?;
-            let Some(last) = page.last() else { return Ok(()) };
-            after = Some(last.key.clone());
-            for found in &page {
+        let (prefix, after) = fold::sums_of(scope.minutes);
+        let see = |page: &[store::Record]| {
+            for found in page {
                 let sum: Sum = decode("a sum of folded leases", &found.value)?;
                 if scope.minutes.is_some_and(|(_, end)| sum.day >= end) {
-                    return Ok(());
+                    return Ok(ControlFlow::Break(()));
                 }
                 if scope.tenant.as_ref().is_none_or(|tenant| *tenant == sum.tenant) {
                     lines.add_sum(scope.period(sum.day), &sum)?;
                 }
             }
-        }
+            Ok(ControlFlow::Continue(()))
+        };
+        self.database.each_page(prefix, after, see).await
     }
 
     async fn one(&self, scope: &Scope, id: String) -> Result<Span, Error> {

@@ -4,13 +4,14 @@
 //! told that the store does not answer. Changes that have to outlive the machine are written through to the disk before
 //! they are acknowledged, many together, while others use the store.
 
+use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use sublet_proto::{Code, Error};
 use tokio::sync::Semaphore;
 
-use crate::store::{Reserve, Store};
+use crate::store::{PAGE_RECORDS, Record, Reserve, Store};
 
 /// Uses of the store that hold a thread at the same time.
 const MAX_THREADS: usize = 8;
@@ -49,6 +50,27 @@ impl Database {
         act: impl FnOnce(&mut dyn Store) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         self.run(Reserve::Kept, act).await
+    }
+
+    /// Shows the records of a prefix behind a key, page by page: others have the store in between. Ends early where `see` says so.
+    ///
+    /// # Errors
+    /// As [`Database::with`], and what `see` says.
+    pub(crate) async fn each_page(
+        &self,
+        prefix: &'static str,
+        mut after: Option<String>,
+        mut see: impl FnMut(&[Record]) -> Result<ControlFlow<()>, Error>,
+    ) -> Result<(), Error> {
+        loop {
+            let behind = after.take();
+            let page = self.with(move |store| store.scan(prefix, behind.as_deref(), PAGE_RECORDS)).await?;
+            let Some(last) = page.last() else { return Ok(()) };
+            after = Some(last.key.clone());
+            if see(&page)?.is_break() {
+                return Ok(());
+            }
+        }
     }
 
     async fn run<T: Send + 'static>(

@@ -11,6 +11,7 @@
 //! A collector that died leaves its list, which the next one works off after [`ABANDONED_MS`].
 
 use std::collections::HashSet;
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use prost::Message;
@@ -20,7 +21,7 @@ use sublet_proto::{Code, Error, decode};
 use crate::clock::Clock;
 use crate::database::Database;
 use crate::ledger::Record as LeaseRecord;
-use crate::store::{Batch, Blob, PAGE_RECORDS, Store, keys};
+use crate::store::{Batch, Blob, Record, Store, keys};
 use crate::{graphs, packages};
 
 /// What is being removed.
@@ -245,18 +246,17 @@ pub(crate) fn digests_of_run(run: &RunInfo) -> impl Iterator<Item = &str> {
 async fn read_all(
     database: &Database,
     prefix: &'static str,
-    read: impl Fn(&[u8]) -> Result<Vec<String>, Error> + Copy + Send + 'static,
+    read: impl Fn(&[u8]) -> Result<Vec<String>, Error>,
 ) -> Result<HashSet<String>, Error> {
-    let (mut all, mut after) = (HashSet::new(), None::<String>);
-    loop {
-        let behind = after.take();
-        let page = database.with(move |store| store.scan(prefix, behind.as_deref(), PAGE_RECORDS)).await?;
-        let Some(last) = page.last() else { return Ok(all) };
-        after = Some(last.key.clone());
-        for record in &page {
+    let mut all = HashSet::new();
+    let see = |page: &[Record]| {
+        for record in page {
             all.extend(read(&record.value)?);
         }
-    }
+        Ok(ControlFlow::Continue(()))
+    };
+    database.each_page(prefix, None, see).await?;
+    Ok(all)
 }
 
 #[cfg(test)]

@@ -261,6 +261,11 @@ pub(crate) fn each_record(
     }
 }
 
+/// Bytes as hexadecimal digits.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// A key's kind: lower-case letters, digits and `-` before its first `/`.
 fn kind(key: &str) -> Result<&str, Error> {
     let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';

@@ -26,7 +26,7 @@ use sublet_proto::{Code, Error, decode};
 use super::span::{Share, Span};
 use super::{MINUTE_MS, Record, day_of};
 use crate::ledger::{self, Minute, minutes_of, parse_minute_key};
-use crate::store::{Batch, Store, keys};
+use crate::store::{Batch, Store, hex, keys};
 
 /// The step that is being made.
 const STEP: &str = "manager/folding";
@@ -125,8 +125,7 @@ impl Sum {
             hash.update(part);
         }
         hash.update(self.function.map_or(u64::MAX, u64::from).to_le_bytes());
-        let digest: String =
-            hash.finalize()[..DIGEST_BYTES].iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest = hex(&hash.finalize()[..DIGEST_BYTES]);
         day.map_or_else(|| format!("{EVER}{digest}"), |day| format!("{DAY}{day:012}/{digest}"))
     }
 

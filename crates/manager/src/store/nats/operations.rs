@@ -17,8 +17,8 @@ use super::link::Failure;
 use super::listing;
 use super::names::{Keeps, Series};
 use super::reached::Sequences;
-use crate::store::BLOB_PART_BYTES;
 use crate::store::seal::seal;
+use crate::store::{BLOB_PART_BYTES, hex};
 
 /// Largest piece of a blob's part, in bytes: well below what one message may hold when the server sends it in JSON.
 pub(super) const PIECE_BYTES: usize = 512 << 10;
@@ -56,27 +56,23 @@ impl Change {
     /// A key's new value with its checksum.
     pub(super) fn sealed(subject: String, key: &str, value: &[u8]) -> Change {
         let mut change = Change::put(subject, value);
-        change.message = change.message.header(SEAL_HEADER, text_of(&seal(key, 0, value)).as_str());
+        change.message = change.message.header(SEAL_HEADER, hex(&seal(key, 0, value)).as_str());
         change
     }
 
     /// A log's new record, known again by its digest.
     pub(super) fn append(subject: String, record: &[u8]) -> Change {
-        let digest = text_of(&Sha256::digest(record));
+        let digest = hex(&Sha256::digest(record));
         let mut change = Change::put(subject, record);
         change.message = change.message.message_id(digest);
         change
     }
 }
 
-fn text_of(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Whether a message has the value that was written under a key, as far as its checksum says.
 pub(super) fn is_whole(key: &str, message: &StreamMessage) -> bool {
     let written = message.headers.get(SEAL_HEADER);
-    written.is_none_or(|written| written.as_str() == text_of(&seal(key, 0, &message.payload)))
+    written.is_none_or(|written| written.as_str() == hex(&seal(key, 0, &message.payload)))
 }
 
 /// Makes a stream unless it is there.

@@ -9,7 +9,7 @@ use sublet_proto::package::is_digest;
 use sublet_proto::{Code, Error};
 
 use super::super::journal::Journal;
-use super::super::keys;
+use super::super::{hex, keys};
 use super::audit::{self, Losses, Report};
 use super::changes::{Account, Changes};
 use super::{audit_file, begin_journal, failure, schema};
@@ -177,7 +177,7 @@ fn damaged_blobs(connection: &Connection) -> rusqlite::Result<Vec<(String, &'sta
                 Err(_) => break false,
             }
         };
-        let actual: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let actual = hex(&hash.finalize());
         if !is_read || digest.strip_prefix("sha256:") != Some(&actual) {
             damaged.push((digest.clone(), "it is not what was deployed: deploy it again"));
         }
