@@ -9,7 +9,7 @@ SEEDS ?= 1000
 KILLS ?= 10000
 CONNECTIONS ?= 10000
 
-.PHONY: help demo test test-all wheel install bench fuzz loom sim
+.PHONY: help demo check test test-all wheel install bench fuzz loom sim
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 18
@@ -18,13 +18,17 @@ demo: ## run Black-Scholes on leased cores: the lease, the times, the bill
 	@scripts/setup.sh build
 	@scripts/demo.sh
 
+check: ## before a commit: format, lints, unit and property tests
+	@scripts/setup.sh build
+	@cargo xtask check
+
 test: ## check everything: format, lints, licences, tests, loom, fuzzing, C and C++
 	@scripts/setup.sh test
 	@cargo xtask test
 
 test-all: test ## the same, and for a night: KILLS (10000) random kills, CONNECTIONS (10000) hostile ones, an hour of fuzzing, SEEDS (1000) of sim
-	@SUBLET_TEST_KILLS=$(KILLS) cargo test --release --workspace --test random_kills -- --nocapture
-	@SUBLET_TEST_CONNECTIONS=$(CONNECTIONS) cargo test --release --workspace --test doors -- --nocapture
+	@SUBLET_TEST_KILLS=$(KILLS) cargo test --profile checked --workspace --test random_kills -- --nocapture
+	@SUBLET_TEST_CONNECTIONS=$(CONNECTIONS) cargo test --profile checked --workspace --test doors -- --nocapture
 	@cargo xtask fuzz --seconds 300
 	@cargo xtask sim --seeds $(SEEDS)
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what `cargo build --release` has built: scripts/install.sh PREFIX [--systemd]. Packagers put $DESTDIR before it.
+# Installs what cargo has built with the profile SUBLET_PROFILE (release): scripts/install.sh PREFIX [--systemd]. Packagers put
+# $DESTDIR before PREFIX.
 #
 #   bin/sublet                   the command
 #   libexec/sublet/              the worker programs, the one that makes sandboxes, and the one that builds kernels, which
@@ -25,7 +26,8 @@ named=$(realpath --canonicalize-missing --no-symlinks "$1")
 readonly named prefix=${DESTDIR-}$named with_units=${2-}
 cd "$(dirname "$0")/.."
 
-readonly BUILT=target/release CAPI=crates/capi
+BUILT=$(realpath "${CARGO_TARGET_DIR:-target}/${SUBLET_PROFILE:-release}")
+readonly BUILT CAPI=crates/capi
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml)
 interface=$(sed -n 's/^const INTERFACE: u32 = \([0-9]*\);$/\1/p' $CAPI/build.rs)
 
@@ -34,6 +36,19 @@ put() {
     cmp --quiet "$2" "$prefix/$3" && return
     install -D --mode="$1" "$2" "$prefix/$3.new"
     mv --force "$prefix/$3.new" "$prefix/$3"
+}
+
+# put_program FROM TO: installs a program or library without symbols; they go to the folder .debug beside it, where debuggers
+# look for them.
+put_program() {
+    local folder name
+    folder=$(mktemp -d) name=$(basename "$2")
+    objcopy --only-keep-debug "$1" "$folder/$name.debug"
+    strip -o "$folder/$name" "$1"
+    (cd "$folder" && objcopy --add-gnu-debuglink="$name.debug" "$name")
+    put 755 "$folder/$name" "$2"
+    put 644 "$folder/$name.debug" "$(dirname "$2")/.debug/$name.debug"
+    rm -r "$folder"
 }
 
 fill() {
@@ -53,20 +68,20 @@ completions() {
     rm "$script"
 }
 
-put 755 $BUILT/sublet bin/sublet
-put 755 $BUILT/sublet-worker libexec/sublet/sublet-worker
+put_program "$BUILT/sublet" bin/sublet
+put_program "$BUILT/sublet-worker" libexec/sublet/sublet-worker
 for kind in wasm opencl cuda; do
-    put 755 "$BUILT/sublet-worker-$kind" "libexec/sublet/sublet-worker-$kind"
+    put_program "$BUILT/sublet-worker-$kind" "libexec/sublet/sublet-worker-$kind"
 done
-put 755 $BUILT/sublet-device-builder libexec/sublet/sublet-device-builder
-put 755 $BUILT/sublet-spawner libexec/sublet/sublet-spawner
+put_program "$BUILT/sublet-device-builder" libexec/sublet/sublet-device-builder
+put_program "$BUILT/sublet-spawner" libexec/sublet/sublet-spawner
 for language in python node; do
-    put 755 "$BUILT/libsublet_template_$language.so" "libexec/sublet/libsublet_template_$language.so"
+    put_program "$BUILT/libsublet_template_$language.so" "libexec/sublet/libsublet_template_$language.so"
 done
 
-put 755 $BUILT/libsublet_c.so "lib/libsublet.so.$interface"
+put_program "$BUILT/libsublet_c.so" "lib/libsublet.so.$interface"
 ln --symbolic --force --no-dereference "libsublet.so.$interface" "$prefix/lib/libsublet.so"
-put 644 $BUILT/libsublet_c.a lib/libsublet.a
+put 644 "$BUILT/libsublet_c.a" lib/libsublet.a
 
 for header in sublet.h sublet.hpp sublet_memory.h sublet_memory.hpp sublet_graph.h sublet_graph.hpp sublet_swap.h sublet_swap.hpp \
     sublet_function.h sublet_xpu.h; do

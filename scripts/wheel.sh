@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes the wheel of the Python package: wheel.sh FOLDER. Beside the package and its module it carries the programs of a whole
-# installation, without what only debuggers read. They are built already (cargo build --release).
+# installation, without symbols. cargo has built them, with the profile SUBLET_PROFILE (release).
 set -euo pipefail
 
 readonly PROGRAMS=(sublet sublet-worker sublet-worker-wasm sublet-worker-opencl sublet-worker-cuda sublet-device-builder sublet-spawner
@@ -9,7 +9,8 @@ readonly MATURIN=target/tools/maturin/bin/maturin
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 folder=$(realpath "${1:-target/wheels}")
-built=${CARGO_TARGET_DIR:-target}/release
+profile=${SUBLET_PROFILE:-release}
+built=${CARGO_TARGET_DIR:-target}/$profile
 carried=python/sublet/_programs
 rm -rf "$carried"
 mkdir -p "$carried" "$folder"
@@ -21,4 +22,4 @@ done
 cp LICENSE python/LICENSE
 trap 'rm -rf "$carried" python/LICENSE' EXIT
 rm -f "$folder"/sublet-*.whl
-"$MATURIN" build --release --strip --manifest-path python/Cargo.toml --out "$folder"
+"$MATURIN" build --profile "$profile" --strip --manifest-path python/Cargo.toml --out "$folder"

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Runs a command beside a `sublet up` of its own: scripts/with-sublet.sh COMMAND [ARGUMENT...]. Its state is a folder that
 # is gone afterwards; its exit status is the command's. The variable START has the words that start it, if
-# not `sublet up`. Needs what `cargo build --release` has built.
+# not `sublet up`. cargo has built Sublet with the profile SUBLET_PROFILE (release).
 set -euo pipefail
 top=$(cd "$(dirname "$0")/.." && pwd)
 
 SUBLET_STATE=$(mktemp -d "${TMPDIR:-/tmp}/sublet.XXXXXX")
-export SUBLET_STATE PATH="$top/target/release:$PATH"
+built=$(cd "$top" && realpath "${CARGO_TARGET_DIR:-target}/${SUBLET_PROFILE:-release}")
+export SUBLET_STATE PATH="$built:$PATH"
 unset SUBLET_MANAGER
 readonly LOG=$SUBLET_STATE/up.log
 server=

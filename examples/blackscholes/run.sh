@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the example against this source tree and runs it: run.sh [OPTION...], as `blackscholes --help` lists them.
-# It needs what `cargo build --release` has built, a C and a C++ compiler, and a running `sublet up`.
+# It needs what cargo has built with the profile SUBLET_PROFILE (release), a C and a C++ compiler, and a running `sublet up`.
 set -euo pipefail
 top=$(cd "$(dirname "$0")/../.." && pwd)
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # The C and C++ interfaces and the examples, as a user has them: installed in a folder of their own, found by CMake and
-# by pkg-config, run against a `sublet up` of their own. It needs what `cargo build --release --workspace` has built.
+# by pkg-config, run against a `sublet up` of their own. cargo has built everything, with the profile
+# SUBLET_PROFILE (release).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
-readonly TESTS=tests/capi EXAMPLES=examples
+readonly TESTS=tests/capi EXAMPLES=examples BUILT=${CARGO_TARGET_DIR:-target}/${SUBLET_PROFILE:-release}
 # How long one program may take, in seconds.
 readonly LIMIT=120
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/sublet-capi.XXXXXX")
@@ -157,7 +158,7 @@ readonly HELLO=$BUILD/libhello.so
 in_shell 'the tree may be moved' runs_after_a_move
 in_shell 'hello in C' says "$scratch/hello-c" "$HELLO"
 in_shell 'hello in C++' says "$scratch/hello-cpp" "$HELLO"
-in_shell 'hello in Rust' says target/release/hello "$HELLO"
+in_shell 'hello in Rust' says "$BUILT/hello" "$HELLO"
 in_shell 'hello by CMake in C' says "$BUILD/hello-c" "$HELLO"
 in_shell 'hello by CMake in C++' says "$BUILD/hello-cpp" "$HELLO"
 in_shell 'hello with the static library' says "$BUILD/hello-static" "$HELLO"
@@ -165,7 +166,7 @@ check 'Listing 2 of the paper' "$BUILD/listing2" "$MANAGER" "$BUILD/libfunctions
 for fabric in tcp tcp+tls; do
     in_shell "hello in C over $fabric" over "$fabric" says "$scratch/hello-c" "$HELLO"
     in_shell "hello in C++ over $fabric" over "$fabric" says "$scratch/hello-cpp" "$HELLO"
-    in_shell "hello in Rust over $fabric" over "$fabric" says target/release/hello "$HELLO"
+    in_shell "hello in Rust over $fabric" over "$fabric" says "$BUILT/hello" "$HELLO"
     in_shell "Listing 2 of the paper over $fabric" over "$fabric" "$BUILD/listing2" "$MANAGER" "$BUILD/libfunctions.so"
 done
 run_tests c "$BUILD/calls-c" "$BUILD/libfunctions.so"

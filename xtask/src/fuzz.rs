@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode};
 
 use crate::options::Options;
 use crate::step::{Outcome, Show, Step};
-use crate::{cargo, root};
+use crate::{PROFILE, built, cargo, root};
 
 const DEFAULT_SECONDS: u64 = 60;
 /// Largest input, in bytes: that of a packet inside a node.
@@ -69,23 +69,14 @@ pub fn check(step: &mut Step, seconds: u64) -> io::Result<Outcome> {
 /// The programs that an agent starts: the target `listeners` has one.
 fn build_programs() -> Command {
     let mut command = cargo();
-    command.args(["build", "--release", "--workspace", "--bins"]);
+    command.args(["build", "--profile", PROFILE, "--workspace", "--lib", "--bins", "--examples", "--tests"]);
     command
 }
 
 /// Valid inputs, made by the real encoders, so that each target starts past the first checks of its decoder.
 fn write_seeds() -> Command {
-    let mut command = cargo();
-    command.args([
-        "run",
-        "--release",
-        "--package",
-        "sublet-tests",
-        "--bin",
-        "fuzz-seeds",
-        "--",
-        "fuzz/seeds",
-    ]);
+    let mut command = Command::new(built("fuzz-seeds"));
+    command.current_dir(root()).arg("fuzz/seeds");
     command
 }
 
@@ -104,7 +95,7 @@ fn fuzz(triple: &str, target: &str, seconds: u64) -> io::Result<Command> {
         std::fs::create_dir_all(root().join(folder))?;
     }
     let mut command = Command::new(root().join(format!("fuzz/target/{triple}/release/{target}")));
-    command.current_dir(root()).arg(format!("-max_total_time={seconds}"));
+    command.current_dir(root()).env("SUBLET_PROGRAMS", built("")).arg(format!("-max_total_time={seconds}"));
     command.arg(format!("-max_len={MAX_INPUT_BYTES}"));
     command.arg(format!("-timeout={HANG_SECONDS}"));
     command.arg(format!("-rss_limit_mb={MEMORY_MIB}"));

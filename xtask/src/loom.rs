@@ -6,9 +6,9 @@
 use std::io;
 use std::process::ExitCode;
 
-use crate::cargo;
 use crate::options::Options;
 use crate::step::{Outcome, Show, Step};
+use crate::{PROFILE, cargo};
 
 /// The check, with all of its output.
 pub fn chore(options: Options) -> io::Result<ExitCode> {
@@ -24,6 +24,15 @@ pub fn chore(options: Options) -> io::Result<ExitCode> {
 pub fn check(step: &mut Step) -> io::Result<Outcome> {
     let mut command = cargo();
     command.env("RUSTFLAGS", "--cfg loom");
-    command.args(["test", "--release", "--package", "sublet-fabric", "--lib", "--target-dir", "target/loom"]);
+    command.args([
+        "test",
+        "--profile",
+        PROFILE,
+        "--package",
+        "sublet-fabric",
+        "--lib",
+        "--target-dir",
+        "target/loom",
+    ]);
     Ok(Outcome::from(step.run(command)? && step.has_counted()))
 }

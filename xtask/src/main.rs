@@ -18,6 +18,7 @@ mod python;
 mod second_pu;
 mod sim;
 mod step;
+mod suites;
 mod test;
 mod verbs_vm;
 mod vm;
@@ -28,6 +29,9 @@ use std::process::{Command, ExitCode};
 
 use options::Options;
 
+/// The profile of everything that `make test` builds; see Cargo.toml.
+const PROFILE: &str = "checked";
+
 struct Chore {
     usage: &'static str,
     help: &'static str,
@@ -35,7 +39,12 @@ struct Chore {
 }
 
 const CHORES: &[Chore] = &[
-    Chore { usage: "test", help: "everything that `make test` checks", run: test::chore },
+    Chore { usage: "test [--only STEP,...]", help: "everything that `make test` checks", run: test::chore },
+    Chore {
+        usage: "check",
+        help: "format, lints, unit and property tests: before a commit",
+        run: test::check,
+    },
     Chore { usage: "deny", help: "licences, sources, bans and advisories of dependencies", run: deny::chore },
     Chore { usage: "map", help: "list the source files, each with its duty", run: map::chore },
     Chore { usage: "loom", help: "model-check the rings", run: loom::chore },
@@ -109,6 +118,12 @@ fn usage(name: &str) -> ExitCode {
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().expect("xtask/ stands inside the repository").to_path_buf()
+}
+
+/// A program that a build with [`PROFILE`] has made.
+fn built(program: &str) -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| "target".into(), PathBuf::from);
+    root().join(target).join(PROFILE).join(program)
 }
 
 /// The cargo that runs this, in the repository's top folder, without colours: its output goes to logs. What it has told

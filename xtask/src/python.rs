@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 
 use crate::options::Options;
 use crate::step::{Outcome, Show, Step};
-use crate::{install, root};
+use crate::{PROFILE, install, root};
 
 /// What the tests use beside the wheel.
 const MODULES: &[&str] = &[
@@ -49,7 +49,7 @@ pub fn packages(options: Options) -> io::Result<ExitCode> {
     let list = tests.join("packages.txt");
     let mut step = Step::start("packages", Show::Summary)?;
     let modules = [OsStr::new(PYTEST), OsStr::new("-r"), list.as_os_str()];
-    let outcome = try_wheel(&mut step, "packages", &modules, &tests.join("packages.py"))?;
+    let outcome = try_wheel(&mut step, "release", "packages", &modules, &tests.join("packages.py"))?;
     let tally = step.finish(outcome)?;
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -57,13 +57,21 @@ pub fn packages(options: Options) -> io::Result<ExitCode> {
 /// Tests the wheel of what is built.
 pub fn check(step: &mut Step) -> io::Result<Outcome> {
     let modules: Vec<_> = MODULES.iter().map(OsStr::new).collect();
-    try_wheel(step, "python", &modules, &root().join("python/tests"))
+    try_wheel(step, PROFILE, "python", &modules, &root().join("python/tests"))
 }
 
-/// Makes the wheel of what is built, installs it with these modules into a virtual environment of this name, and runs tests there.
-fn try_wheel(step: &mut Step, name: &str, modules: &[&OsStr], tests: &Path) -> io::Result<Outcome> {
+/// Makes the wheel of what is built with this profile, installs it with these modules into a virtual environment of this name, and runs tests there.
+fn try_wheel(
+    step: &mut Step,
+    profile: &str,
+    name: &str,
+    modules: &[&OsStr],
+    tests: &Path,
+) -> io::Result<Outcome> {
     let environment = root().join("target/xtask").join(name);
-    if !step.run(wheel(&wheels()))? {
+    let mut wheel = wheel(&wheels());
+    wheel.env("SUBLET_PROFILE", profile);
+    if !step.run(wheel)? {
         return Ok(Outcome::Failed);
     }
     let made = std::fs::read_dir(wheels())?.filter_map(Result::ok).map(|entry| entry.path());

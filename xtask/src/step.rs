@@ -80,18 +80,11 @@ impl Step {
         Ok(step)
     }
 
-    /// Runs a command to its end, or, where nobody watches its output, to [`LIMIT`]; says whether it succeeded.
-    pub fn run(&mut self, mut command: Command) -> io::Result<bool> {
-        let (output, input) = io::pipe()?;
-        command.stdin(Stdio::null()).stdout(input.try_clone()?).stderr(input);
+    /// Runs a command to its end, or, if the step shows only a summary, to [`LIMIT`]. Returns whether it succeeded.
+    pub fn run(&mut self, command: Command) -> io::Result<bool> {
         self.line(&format!("$ {command:?}"))?;
-        let program = command.get_program().display().to_string();
-        let child = command
-            .spawn()
-            .map_err(|error| io::Error::new(error.kind(), format!("{program} does not start: {error}")))?;
-        // The command holds the pipe's writing end: while it lives, the output has no end.
-        drop(command);
-        self.follow(child, lines_of(output))
+        let limit = (self.show == Show::Summary).then_some(LIMIT);
+        run_within(command, limit, |line| self.line(line))
     }
 
     /// As [`Step::run`]; also gives the last lines of output, at most [`KEPT_LINES`].
@@ -100,29 +93,6 @@ impl Step {
         let succeeded = self.run(command);
         let lines = self.kept.take().unwrap_or_default();
         succeeded.map(|succeeded| (succeeded, lines))
-    }
-
-    /// Takes lines until there are no more. A process that outlives the command and holds its output open does not
-    /// keep the step waiting.
-    fn follow(&mut self, mut child: Child, lines: Receiver<String>) -> io::Result<bool> {
-        let end = (self.show == Show::Summary).then(|| Instant::now() + LIMIT);
-        loop {
-            match lines.recv_timeout(TICK) {
-                Ok(line) => self.line(&line)?,
-                Err(RecvTimeoutError::Disconnected) => return Ok(child.wait()?.success()),
-                Err(RecvTimeoutError::Timeout) => {
-                    if let Some(status) = child.try_wait()? {
-                        return Ok(status.success());
-                    }
-                }
-            }
-            if end.is_some_and(|end| Instant::now() > end) {
-                child.kill()?;
-                child.wait()?;
-                self.line(&format!("stopped after {} s", LIMIT.as_secs()))?;
-                return Ok(false);
-            }
-        }
     }
 
     /// Counts one check that is not a test of cargo's.
@@ -160,7 +130,8 @@ impl Step {
         Ok(self.tally)
     }
 
-    fn line(&mut self, line: &str) -> io::Result<()> {
+    /// Logs one line of output, and counts the tests that it reports.
+    pub fn line(&mut self, line: &str) -> io::Result<()> {
         writeln!(self.log, "{line}")?;
         if let Some(kept) = &mut self.kept {
             if kept.len() == KEPT_LINES {
@@ -210,6 +181,61 @@ impl Step {
         println!("    (the whole log: {})", self.log_path.display());
         Ok(())
     }
+}
+
+/// Runs a command to its end, or to [`LIMIT`], and passes each line of its output on. Returns whether it succeeded.
+pub fn run(command: Command, each_line: impl FnMut(&str) -> io::Result<()>) -> io::Result<bool> {
+    run_within(command, Some(LIMIT), each_line)
+}
+
+fn run_within(
+    mut command: Command,
+    limit: Option<Duration>,
+    each_line: impl FnMut(&str) -> io::Result<()>,
+) -> io::Result<bool> {
+    let (output, input) = io::pipe()?;
+    command.stdin(Stdio::null()).stdout(input.try_clone()?).stderr(input);
+    let program = command.get_program().display().to_string();
+    let child = command
+        .spawn()
+        .map_err(|error| io::Error::new(error.kind(), format!("{program} does not start: {error}")))?;
+    // The command holds the pipe's writing end: while it lives, the output has no end.
+    drop(command);
+    follow(child, lines_of(output), limit, each_line)
+}
+
+/// Takes lines until there are no more. A process that outlives the command and holds its output open does not keep
+/// the step waiting.
+fn follow(
+    mut child: Child,
+    lines: Receiver<String>,
+    limit: Option<Duration>,
+    mut each_line: impl FnMut(&str) -> io::Result<()>,
+) -> io::Result<bool> {
+    let started = Instant::now();
+    loop {
+        match lines.recv_timeout(TICK) {
+            Ok(line) => each_line(&line)?,
+            Err(RecvTimeoutError::Disconnected) => return Ok(child.wait()?.success()),
+            Err(RecvTimeoutError::Timeout) => {
+                if let Some(status) = child.try_wait()? {
+                    return Ok(status.success());
+                }
+            }
+        }
+        if let Some(limit) = limit.filter(|limit| started.elapsed() > *limit) {
+            child.kill()?;
+            child.wait()?;
+            each_line(&format!("stopped after {} s", limit.as_secs()))?;
+            return Ok(false);
+        }
+    }
+}
+
+/// A text field of a JSON object that has no escapes in it.
+pub fn text_field(line: &str, name: &str) -> Option<String> {
+    let rest = line.split(&format!("\"{name}\":\"")).nth(1)?;
+    Some(rest.split('"').next()?.to_owned())
 }
 
 /// Reads lines on a thread of its own, so that waiting for one can have an end.

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::options::Options;
 use crate::step::{Outcome, Show, Step, Tally};
-use crate::{cargo, deny, fuzz, loom, python, root, sim};
+use crate::{PROFILE, cargo, deny, fuzz, loom, python, root, sim, suites};
 
 /// What each fuzz target gets in a test run, in seconds; `make fuzz` gives more.
 const FUZZ_SECONDS: u64 = 5;
@@ -30,12 +30,40 @@ const STEPS: &[(&str, Check)] = &[
     ("python", python::check),
 ];
 
-/// Runs every step and adds up.
-pub fn chore(options: Options) -> io::Result<ExitCode> {
+/// The part that takes minutes where little has changed: for the time before a commit.
+const QUICK_STEPS: &[(&str, Check)] = &[("format", format), ("clippy", clippy), ("unit tests", unit_tests)];
+
+/// `cargo xtask test [--only STEP,...]`: every step, or those named.
+pub fn chore(mut options: Options) -> io::Result<ExitCode> {
+    let only = options.take("only");
     options.end()?;
+    match only {
+        Some(names) => run(&steps_named(&names)?),
+        None => run(STEPS),
+    }
+}
+
+/// The steps of a list of names, separated by commas.
+fn steps_named(names: &str) -> io::Result<Vec<(&'static str, Check)>> {
+    let step = |name: &str| {
+        let known = || STEPS.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+        let step = STEPS.iter().find(|(known, _)| *known == name.trim());
+        step.copied().ok_or_else(|| io::Error::other(format!("no step {name:?}; there are {}", known())))
+    };
+    names.split(',').map(step).collect()
+}
+
+/// `cargo xtask check`: the quick steps.
+pub fn check(options: Options) -> io::Result<ExitCode> {
+    options.end()?;
+    run(QUICK_STEPS)
+}
+
+/// Runs steps and adds up.
+fn run(steps: &[(&'static str, Check)]) -> io::Result<ExitCode> {
     let started = Instant::now();
     let (mut sum, mut failed_steps) = (Tally::default(), Vec::new());
-    for &(name, check) in STEPS {
+    for &(name, check) in steps {
         let mut step = Step::start(name, Show::Summary)?;
         let outcome = check(&mut step)?;
         let tally = step.finish(outcome)?;
@@ -66,20 +94,25 @@ fn format(step: &mut Step) -> io::Result<Outcome> {
 /// again for the tests.
 fn build(step: &mut Step) -> io::Result<Outcome> {
     let mut command = cargo();
-    command.args(["build", "--release", "--workspace", "--lib", "--bins", "--examples", "--tests"]);
+    command.args(["build", "--profile", PROFILE, "--workspace", "--lib", "--bins", "--examples", "--tests"]);
     Ok(Outcome::from(step.run(command)?))
 }
 
 fn clippy(step: &mut Step) -> io::Result<Outcome> {
     let mut command = cargo();
-    command.args(["clippy", "--release", "--workspace", "--all-targets", "--", "-D", "warnings"]);
+    command.args(["clippy", "--profile", PROFILE, "--workspace", "--all-targets", "--", "-D", "warnings"]);
     Ok(Outcome::from(step.run(command)?))
 }
 
-fn tests(step: &mut Step) -> io::Result<Outcome> {
+/// Those beside the code, of all packages: a change in one may break another.
+fn unit_tests(step: &mut Step) -> io::Result<Outcome> {
     let mut command = cargo();
-    command.args(["test", "--release", "--workspace", "--no-fail-fast"]);
-    Ok(Outcome::from(step.run(command)?))
+    command.args(["test", "--profile", PROFILE, "--workspace", "--lib", "--bins", "--no-fail-fast"]);
+    Ok(Outcome::from(step.run(command)? && step.has_counted()))
+}
+
+fn tests(step: &mut Step) -> io::Result<Outcome> {
+    Ok(Outcome::from(suites::run(step)? && step.has_counted()))
 }
 
 fn capi(step: &mut Step) -> io::Result<Outcome> {
@@ -88,6 +121,6 @@ fn capi(step: &mut Step) -> io::Result<Outcome> {
         return Ok(Outcome::Skipped("tests/capi/run.sh is not there".into()));
     }
     let mut command = Command::new(script);
-    command.current_dir(root());
+    command.current_dir(root()).env("SUBLET_PROFILE", PROFILE);
     Ok(Outcome::from(step.run(command)?))
 }

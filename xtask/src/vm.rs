@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use crate::options::Options;
-use crate::step::{Outcome, Show, Step};
+use crate::step::{self, Outcome, Show, Step};
 use crate::{cargo, root};
 use outcome::{Ended, PartOutcome};
 use parts::Part;
@@ -119,7 +119,7 @@ pub fn build(package: &str, target: [&str; 2]) -> io::Result<PathBuf> {
     let messages = String::from_utf8_lossy(&output.stdout);
     let executable = messages.lines().rev().find_map(|line| {
         let name = format!("\"name\":\"{}\"", target[1]);
-        line.contains(&name).then(|| text_field(line, "executable")).flatten()
+        line.contains(&name).then(|| step::text_field(line, "executable")).flatten()
     });
     match executable {
         Some(path) if output.status.success() => Ok(PathBuf::from(path)),
@@ -145,12 +145,6 @@ pub fn read(share: &Path, name: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// A text field of a JSON object that has no escapes in it.
-fn text_field(line: &str, name: &str) -> Option<String> {
-    let rest = line.split(&format!("\"{name}\":\"")).nth(1)?;
-    Some(rest.split('"').next()?.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,7 +152,7 @@ mod tests {
     #[test]
     fn an_executable_is_found_in_cargos_messages() {
         let line = r#"{"target":{"name":"ofi"},"executable":"/a/b/ofi-1","fresh":true}"#;
-        assert_eq!(text_field(line, "executable").as_deref(), Some("/a/b/ofi-1"));
-        assert_eq!(text_field(r#"{"executable":null}"#, "executable"), None);
+        assert_eq!(step::text_field(line, "executable").as_deref(), Some("/a/b/ofi-1"));
+        assert_eq!(step::text_field(r#"{"executable":null}"#, "executable"), None);
     }
 }

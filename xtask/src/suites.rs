@@ -1,0 +1,131 @@
+//! Runs the workspace's test binaries, several at once, and those that need the machine to themselves after them.
+//!
+//! `cargo test` runs one binary after the other. Most of them wait more than they compute, so that several at once take
+//! less than half the time. Tests of one binary still share its process, as with `cargo test`: some start one platform
+//! for all of them.
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, mpsc};
+use std::thread;
+
+use crate::step::{self, Step};
+use crate::{PROFILE, cargo};
+
+/// Test binaries that run at the same time.
+const AT_ONCE: usize = 3;
+
+/// Test binaries that run for longest: they start first, so that the others fill the time beside them.
+const LONGEST: &[&str] = &["conformance", "agent", "doors", "network", "machines", "memory"];
+
+/// Test binaries that run without any other beside them, since they compare shares of processor time, fill the machine
+/// with processes or connections, or count system calls of whole processes.
+const ALONE: &[&str] = &["cores", "shared_cores", "hot_path", "idle", "crowds", "regression"];
+
+/// A test binary, and the package folder in which its tests expect to run.
+#[derive(Debug, PartialEq)]
+struct Suite {
+    name: String,
+    program: PathBuf,
+    folder: PathBuf,
+}
+
+/// Output and verdict of a suite that ended.
+struct Report {
+    lines: Vec<String>,
+    passed: bool,
+}
+
+/// Runs the tests of the whole workspace, documentation included. Returns whether all passed.
+pub fn run(step: &mut Step) -> io::Result<bool> {
+    let Some(suites) = list(step)? else { return Ok(false) };
+    let (alone, mut together): (Vec<_>, Vec<_>) =
+        suites.into_iter().partition(|suite| ALONE.contains(&suite.name.as_str()));
+    together
+        .sort_by_key(|suite| LONGEST.iter().position(|name| *name == suite.name).unwrap_or(LONGEST.len()));
+    let together_passed = run_all(step, together, AT_ONCE)?;
+    let alone_passed = run_all(step, alone, 1)?;
+    let mut examples = cargo();
+    examples.args(["test", "--profile", PROFILE, "--workspace", "--doc", "--no-fail-fast"]);
+    Ok(step.run(examples)? && together_passed && alone_passed)
+}
+
+/// The test binaries of the workspace, built if they are out of date.
+fn list(step: &mut Step) -> io::Result<Option<Vec<Suite>>> {
+    let mut build = cargo();
+    build.args(["test", "--profile", PROFILE, "--workspace", "--no-run"]);
+    if !step.run(build)? {
+        return Ok(None);
+    }
+    let mut list = cargo();
+    list.args(["test", "--profile", PROFILE, "--workspace", "--no-run", "--message-format=json"]);
+    let output = list.stderr(Stdio::null()).output()?;
+    Ok(Some(String::from_utf8_lossy(&output.stdout).lines().filter_map(suite).collect()))
+}
+
+/// Reads the suite from one of cargo's messages, if that message is about a test binary.
+fn suite(message: &str) -> Option<Suite> {
+    let program = step::text_field(message, "executable")?;
+    if !message.contains("\"test\":true}") {
+        return None;
+    }
+    let (_, target) = message.split_once("\"target\":{")?;
+    let manifest = PathBuf::from(step::text_field(message, "manifest_path")?);
+    let name = step::text_field(target, "name")?;
+    Some(Suite { name, program: program.into(), folder: manifest.parent()?.to_path_buf() })
+}
+
+/// Runs suites, `at_once` at a time, and logs the output of each as it ends.
+fn run_all(step: &mut Step, suites: Vec<Suite>, at_once: usize) -> io::Result<bool> {
+    let waiting = Mutex::new(VecDeque::from(suites));
+    let (sender, reports) = mpsc::channel();
+    thread::scope(|scope| {
+        for _ in 0..at_once {
+            let (sender, waiting) = (sender.clone(), &waiting);
+            scope.spawn(move || {
+                let next = || waiting.lock().map(|mut suites| suites.pop_front()).ok().flatten();
+                while let Some(suite) = next() {
+                    if sender.send(run_one(&suite)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let mut all_passed = true;
+        for report in reports {
+            let Report { lines, passed } = report?;
+            lines.iter().try_for_each(|line| step.line(line))?;
+            all_passed &= passed;
+        }
+        Ok(all_passed)
+    })
+}
+
+fn run_one(suite: &Suite) -> io::Result<Report> {
+    let mut command = Command::new(&suite.program);
+    command.current_dir(&suite.folder);
+    let mut lines = vec![format!("     Running {} ({})", suite.name, suite.program.display())];
+    let passed = step::run(command, |line| {
+        lines.push(line.to_owned());
+        Ok(())
+    })?;
+    Ok(Report { lines, passed })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_test_binaries_in_messages_of_cargo() {
+        let test = r#"{"manifest_path":"/a/image/Cargo.toml","target":{"kind":["test"],"name":"layers","src_path":"x"},"profile":{"opt_level":"1","test":true},"executable":"/t/layers-1","fresh":true}"#;
+        let expected =
+            Suite { name: "layers".into(), program: "/t/layers-1".into(), folder: "/a/image".into() };
+        assert_eq!(suite(test), Some(expected));
+        assert_eq!(suite(&test.replace("\"test\":true", "\"test\":false")), None, "a program without tests");
+        assert_eq!(suite(&test.replace("\"/t/layers-1\"", "null")), None, "a library");
+    }
+}
