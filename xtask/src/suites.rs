@@ -68,7 +68,8 @@ fn list(step: &mut Step) -> io::Result<Option<Vec<Suite>>> {
 /// Reads the suite from one of cargo's messages, if that message is about a test binary.
 fn suite(message: &str) -> Option<Suite> {
     let program = step::text_field(message, "executable")?;
-    if !message.contains("\"test\":true}") {
+    let (profile, _) = message.split_once("\"profile\":{")?.1.split_once('}')?;
+    if !profile.contains("\"test\":true") {
         return None;
     }
     let (_, target) = message.split_once("\"target\":{")?;
@@ -112,6 +113,9 @@ fn run_one(suite: &Suite) -> io::Result<Report> {
         lines.push(line.to_owned());
         Ok(())
     })?;
+    if !passed {
+        lines.push(format!("FAILED {}", suite.name));
+    }
     Ok(Report { lines, passed })
 }
 
@@ -121,11 +125,15 @@ mod tests {
 
     #[test]
     fn finds_test_binaries_in_messages_of_cargo() {
-        let test = r#"{"manifest_path":"/a/image/Cargo.toml","target":{"kind":["test"],"name":"layers","src_path":"x"},"profile":{"opt_level":"1","test":true},"executable":"/t/layers-1","fresh":true}"#;
+        let test = r#"{"manifest_path":"/a/image/Cargo.toml","target":{"kind":["test"],"name":"layers","test":true},"profile":{"opt_level":"1","test":true},"executable":"/t/layers-1","fresh":true}"#;
         let expected =
             Suite { name: "layers".into(), program: "/t/layers-1".into(), folder: "/a/image".into() };
         assert_eq!(suite(test), Some(expected));
-        assert_eq!(suite(&test.replace("\"test\":true", "\"test\":false")), None, "a program without tests");
+        assert_eq!(
+            suite(&test.replace("\"1\",\"test\":true", "\"1\",\"test\":false")),
+            None,
+            "a program without tests"
+        );
         assert_eq!(suite(&test.replace("\"/t/layers-1\"", "null")), None, "a library");
     }
 }
