@@ -14,8 +14,20 @@ const READERS_PATH: &[(&str, &str)] = &[
     ("crates/runtime/src/worker.rs", "fn run"),
 ];
 
+/// Where each of these happens: the file, and the function, which the document names beside each other.
+const PLACES: &[(&str, &str)] = &[
+    ("crates/runtime/src/lease/dispatch.rs", "publish"),
+    ("crates/manager/src/core/grant.rs", "try_grant"),
+    ("crates/manager/src/core/placement.rs", "place"),
+    ("crates/agent/src/book.rs", "admit"),
+    ("crates/runtime/src/swap/leaving.rs", "let_region_go"),
+];
+
 /// Longest file on that path, in lines: one sitting.
 const ONE_SITTING: usize = 600;
+
+/// Longest text that a stranger reads in 40 minutes, in lines.
+const MAX_LINES: usize = 600;
 
 const DOCUMENTS: &[&str] = &[
     "README.md",
@@ -25,6 +37,8 @@ const DOCUMENTS: &[&str] = &[
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "docs/graphs.md",
+    "docs/internals/README.md",
+    "docs/internals/processing-units.md",
     "docs/isolation.md",
     "docs/kernels.md",
     "docs/performance.md",
@@ -43,10 +57,7 @@ fn the_code_map_names_every_crate() {
     let architecture = read("ARCHITECTURE.md");
     for manifest in files("crates", &["Cargo.toml"]) {
         let folder = manifest.parent().expect("a manifest stands in a folder").display().to_string();
-        assert!(
-            architecture.contains(&format!("\n### `{folder}`")),
-            "the code map has no section for {folder}"
-        );
+        assert!(architecture.contains(&format!("\n| `{folder}` | ")), "the code map has no row for {folder}");
     }
 }
 
@@ -60,6 +71,30 @@ fn the_readers_path_is_there_and_each_file_is_read_in_one_sitting() {
         assert!(lines <= ONE_SITTING, "{path} has {lines} lines: one sitting is {ONE_SITTING}");
         assert!(links(&architecture).contains(*path), "ARCHITECTURE.md does not lead the reader to {path}");
     }
+}
+
+#[test]
+fn architecture_leads_to_the_places_where_it_happens() {
+    let architecture = read("ARCHITECTURE.md");
+    for (path, function) in PLACES {
+        assert!(read(path).contains(&format!("fn {function}(")), "{path} has no function {function}");
+        let (_, after) =
+            architecture.split_once(&format!("]({path})")).unwrap_or_else(|| panic!("no link to {path}"));
+        let paragraph = after.split("\n\n").next().unwrap_or_default();
+        assert!(
+            paragraph.contains(&format!("`{function}`")),
+            "ARCHITECTURE.md does not name {function} of {path}"
+        );
+    }
+}
+
+#[test]
+fn architecture_is_read_in_40_minutes() {
+    let lines = read("ARCHITECTURE.md").lines().count();
+    assert!(
+        lines <= MAX_LINES,
+        "ARCHITECTURE.md has {lines} lines; move details to docs/internals ({MAX_LINES})"
+    );
 }
 
 #[test]

@@ -8,7 +8,6 @@ mod strangers {
     pub mod memory;
     pub mod network;
     pub mod sandboxes;
-    pub mod table;
 }
 
 use sublet::{Allocation, Error, Invoker};

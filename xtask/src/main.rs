@@ -6,6 +6,8 @@
 mod bench;
 mod cgroup_vm;
 mod deny;
+#[cfg(test)]
+mod evidence;
 mod fuzz;
 mod gpu_check;
 mod install;

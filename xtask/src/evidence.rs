@@ -1,0 +1,101 @@
+//! Tests of the tables that name tests as evidence: the invariants of ARCHITECTURE.md and the threats of docs/security.md.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use crate::root;
+
+/// A table whose last column names tests.
+struct Table {
+    document: &'static str,
+    heading: &'static str,
+    columns: usize,
+    /// Fewer rows mean that a part of the table is not read.
+    least_rows: usize,
+}
+
+const TABLES: &[Table] = &[
+    Table { document: "ARCHITECTURE.md", heading: "\n## Invariants\n", columns: 2, least_rows: 20 },
+    Table {
+        document: "docs/security.md",
+        heading: "\n## Threats and their tests\n",
+        columns: 3,
+        least_rows: 60,
+    },
+];
+
+/// A test: its file, and its function's name.
+type Test = (PathBuf, String);
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The cells of each row below the heading of columns, in the first table of the section.
+fn rows<'text>(document: &'text str, table: &Table) -> Vec<Vec<&'text str>> {
+    let (_, section) = document.split_once(table.heading).expect("the document has the table's section");
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let lines = section.lines().filter(|line| line.starts_with("| "));
+    lines.skip(1).map(|line| line.trim_matches('|').split(" | ").map(str::trim).collect()).collect()
+}
+
+/// The tests that a cell names: each link to a file is followed by names of tests in that file.
+fn tests(document: &str, cell: &str) -> Vec<Test> {
+    let folder = Path::new(document).parent().unwrap_or(Path::new(""));
+    let of_a_file = |part: &str| {
+        let (target, names) = part.split_once(')').unwrap_or_else(|| panic!("no link in {part}"));
+        let file = normal(&folder.join(target));
+        let names: Vec<_> = names.split('`').skip(1).step_by(2).map(str::to_owned).collect();
+        names.into_iter().map(move |name| (file.clone(), name))
+    };
+    cell.split("](").skip(1).flat_map(of_a_file).collect()
+}
+
+/// The path without `..`.
+fn normal(path: &Path) -> PathBuf {
+    path.components().fold(PathBuf::new(), |mut path, component| {
+        match component {
+            Component::ParentDir => drop(path.pop()),
+            other => path.push(other),
+        }
+        path
+    })
+}
+
+fn exists((file, name): &Test) -> bool {
+    let source = read(file);
+    ["fn", "def"].iter().any(|word| source.contains(&format!("{word} {name}(")))
+}
+
+#[test]
+fn every_row_names_tests_that_exist() {
+    for table in TABLES {
+        let (name, text) = (table.document, read(Path::new(table.document)));
+        let rows = rows(&text, table);
+        assert!(rows.len() >= table.least_rows, "{name} has {} rows", rows.len());
+        for row in rows {
+            assert_eq!(row.len(), table.columns, "{name}: cells in {row:?}");
+            assert!(row.iter().all(|cell| !cell.is_empty()), "{name}: an empty cell in {row:?}");
+            let tests = tests(name, row[table.columns - 1]);
+            assert!(!tests.is_empty(), "{name} names no test for: {}", row[0]);
+            let missing: Vec<_> = tests.iter().filter(|test| !exists(test)).collect();
+            assert!(missing.is_empty(), "{name}: {}: these tests do not exist: {missing:?}", row[0]);
+        }
+    }
+}
+
+#[test]
+fn every_attack_by_another_tenant_is_in_the_table_of_threats() {
+    let table = &TABLES[1];
+    let text = read(Path::new(table.document));
+    let named: BTreeSet<Test> =
+        rows(&text, table).iter().flat_map(|row| tests(table.document, row[table.columns - 1])).collect();
+    for file in ["machine", "memory", "network", "sandboxes"] {
+        let file = PathBuf::from(format!("tests/tests/strangers/{file}.rs"));
+        for part in read(&file).split("#[test]\nfn ").skip(1) {
+            let name = part.split('(').next().unwrap_or_default().to_owned();
+            assert!(named.contains(&(file.clone(), name.clone())), "the table does not name {name}");
+        }
+    }
+}
