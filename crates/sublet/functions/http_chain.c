@@ -1,5 +1,5 @@
-/* The same function as chain.c has, in a server of its own: it gets the payload by HTTP and sends it to the next server, if there is one.
- * It says at which port it listens, and serves one connection after the other until its standard input ends. */
+/* An HTTP server with the function of chain.c, for `sublet bench chain`: counts itself in the payload, and answers with it. Prints its port,
+ * and serves one connection after the other until its standard input ends. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -42,7 +42,7 @@ static int send_message(int to, const char* first, const char* body, size_t size
   return send_all(to, bytes, (size_t)head + size);
 }
 
-/* Receives a request or an answer with a body of a said length. */
+/* Receives a request with a body of the length that its head states. */
 static int receive(int from, message* into) {
   into->filled = into->body = 0;
   for (;;) {
@@ -67,40 +67,25 @@ static void without_delay(int connection) {
   setsockopt(connection, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
 }
 
-static int dial(const char* port) {
-  const int connection = socket(AF_INET, SOCK_STREAM, 0);
-  struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)atoi(port))};
-  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (connect(connection, (struct sockaddr*)&to, sizeof to)) stop("connect");
-  without_delay(connection);
-  return connection;
-}
-
-/* The function: counts itself, and has the next one go on. */
-static int stage(int following, message* request, message* answer, const char** out, size_t* size) {
+/* The function: counts itself in the body of a request. */
+static int stage(message* request) {
   char* body = request->bytes + request->body;
   uint32_t head[2];
   if (request->size < sizeof head) return -1;
   memcpy(head, body, sizeof head);
   head[1]++;
   memcpy(body, head, sizeof head);
-  *out = body, *size = request->size;
-  if (following < 0 || head[1] >= head[0]) return 0;
-  if (send_message(following, "POST / HTTP/1.1\r\nHost: localhost", body, request->size)) return -1;
-  if (receive(following, answer)) return -1;
-  *out = answer->bytes + answer->body, *size = answer->size;
   return 0;
 }
 
-int main(int count, char** words) {
-  static message request, answer;
+int main(void) {
+  static message request;
   const int listener = socket(AF_INET, SOCK_STREAM, 0);
   struct sockaddr_in at = {.sin_family = AF_INET};
   socklen_t size = sizeof at;
   at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   if (bind(listener, (struct sockaddr*)&at, sizeof at) || listen(listener, 8)) stop("listen");
   getsockname(listener, (struct sockaddr*)&at, &size);
-  const int following = count > 1 ? dial(words[1]) : -1;
   printf("%d\n", ntohs(at.sin_port));
   fflush(stdout);
   for (;;) {
@@ -110,10 +95,8 @@ int main(int count, char** words) {
     const int client = accept(listener, NULL, NULL);
     if (client < 0) continue;
     without_delay(client);
-    const char* out;
-    size_t len;
-    while (!receive(client, &request) && !stage(following, &request, &answer, &out, &len) &&
-           !send_message(client, "HTTP/1.1 200 OK", out, len)) {
+    while (!receive(client, &request) && !stage(&request) &&
+           !send_message(client, "HTTP/1.1 200 OK", request.bytes + request.body, request.size)) {
     }
     close(client);
   }

@@ -7,6 +7,9 @@
 
 use std::sync::OnceLock;
 
+use rustix::io::Errno;
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::Serialize;
 use sublet_fabric::clock::ticks_ordered;
 use sublet_proto::package;
@@ -152,23 +155,40 @@ pub(crate) fn pin_client() -> Result<(), Error> {
 
 /// Pins the calling thread to a core of this process, whatever the thread that started it is pinned to.
 pub(crate) fn pin(to: Core) -> Result<(), Error> {
-    let failed = |error| Error::new(Code::System, format!("pinning a thread to a core: {error}"));
-    let core = match (to, cores().map_err(failed)?) {
+    pin_process(None, to)
+}
+
+/// Pins the only thread of a process, or else the calling thread.
+pub(crate) fn pin_process(process: Option<Pid>, to: Core) -> Result<(), Error> {
+    let core = match (to, cores().map_err(unpinnable)?) {
         (_, []) => return Ok(()),
         (Core::First, [first, ..]) => *first,
         (Core::Last, [.., last]) => *last,
     };
-    let mut one = rustix::thread::CpuSet::new();
-    one.set(core);
-    rustix::thread::sched_setaffinity(None, &one).map_err(failed)
+    run_on(process, &[core])
+}
+
+/// Lets the calling thread run on every core of this process again.
+pub(crate) fn unpin() -> Result<(), Error> {
+    run_on(None, cores().map_err(unpinnable)?)
+}
+
+fn run_on(process: Option<Pid>, cores: &[usize]) -> Result<(), Error> {
+    let mut set = CpuSet::new();
+    cores.iter().for_each(|&core| set.set(core));
+    sched_setaffinity(process, &set).map_err(unpinnable)
+}
+
+fn unpinnable(error: Errno) -> Error {
+    Error::new(Code::System, format!("pinning a thread to a core: {error}"))
 }
 
 /// The cores that this process had before any of its threads was pinned: threads inherit what their starter has left.
-fn cores() -> Result<&'static [usize], rustix::io::Errno> {
-    static CORES: OnceLock<Result<Vec<usize>, rustix::io::Errno>> = OnceLock::new();
+fn cores() -> Result<&'static [usize], Errno> {
+    static CORES: OnceLock<Result<Vec<usize>, Errno>> = OnceLock::new();
     let look = || {
-        let allowed = rustix::thread::sched_getaffinity(None)?;
-        Ok((0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect())
+        let allowed = sched_getaffinity(None)?;
+        Ok((0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect())
     };
     CORES.get_or_init(look).as_deref().map_err(|error| *error)
 }

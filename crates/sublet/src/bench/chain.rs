@@ -1,17 +1,24 @@
-//! `sublet bench chain`: functions that call each other, beside the same functions as servers that call each other by HTTP.
+//! `sublet bench chain`: chains of functions in one process, in separate processes, and as HTTP servers.
 //!
-//! A client calls the first function of a chain, which calls the next, and so on; what the last answers comes back the same way. What a
-//! *hop* costs is what a chain of all of them takes beyond a chain of one, for each function more. Both sides do the same to
-//! the same payload, in the same language, over connections that stay.
+//! Three chains of the same functions are measured, with the same payload and in the same language:
+//!
+//! - *in place*: functions of one package that call each other in one worker process;
+//! - *between processes*: each function in a worker process and a sandbox of its own, called by the client in turn;
+//! - *HTTP*: each function in a server process of its own, called by the client in turn over connections that stay open.
+//!
+//! The last two compare like with like: their processes share one core, sleep between calls, and the client polls for
+//! each answer. The servers have no sandbox, which favours HTTP. A *hop* is the additional time of a chain of all functions
+//! over a chain of one, divided by the number of additional functions.
 
 use std::fs::{self, File, Permissions};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::Pid;
 use serde::Serialize;
 use sublet_proto::package;
 use sublet_proto::v1::PackageFile;
@@ -20,15 +27,17 @@ use sublet_runtime::manager::ManagerClient;
 use sublet_runtime::{Access, Allocation, Invoker, Policy};
 
 use super::own::{Own, measured};
-use super::{Samples, human_ns, pin_client};
+use super::{Core, Samples, human_ns, pin_client, pin_process, unpin};
 
 /// Bytes of the payload, of which the functions use the first eight.
 const PAYLOAD_BYTES: usize = 64;
-/// Calls of a block, and of a block of HTTP.
+/// Calls of a block in place, and of a block between processes or over HTTP.
 const CALLS: u32 = 200;
 const REQUESTS: u32 = 20;
 /// Blocks that come first and are not counted.
 const UNCOUNTED: u32 = 2;
+/// Bytes of an answer over HTTP that are read at once; an answer has fewer.
+const ANSWER_BYTES: usize = 4096;
 /// Longest chain.
 pub const MAX_FUNCTIONS: u32 = 16;
 /// How long a server may take to answer.
@@ -50,39 +59,83 @@ pub enum Language {
     C,
 }
 
-/// The figures: medians of calls, in nanoseconds.
+/// Medians of a chain's times, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Times {
+    /// A call of all functions.
+    all_ns: f64,
+    /// A call of one function.
+    one_ns: f64,
+    /// The additional time of each function after the first.
+    hop_ns: f64,
+}
+
+/// The result of the measurement: medians of calls, in nanoseconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
     bench: &'static str,
     language: Language,
     functions: u32,
     blocks: u32,
-    /// Of the whole chain, and of a chain of one.
-    median_ns: f64,
-    one_ns: f64,
-    hop_ns: f64,
-    http_median_ns: f64,
+    in_place_ns: f64,
+    in_place_one_ns: f64,
+    in_place_hop_ns: f64,
+    process_ns: f64,
+    process_one_ns: f64,
+    process_hop_ns: f64,
+    http_ns: f64,
     http_one_ns: f64,
     http_hop_ns: f64,
-    /// HTTP's hop over ours.
+    /// The hop over HTTP, divided by the hop between processes.
     http_ratio: f64,
 }
 
 /// The headings of [`Figure::cells`].
-pub const HEADINGS: [&str; 7] =
-    ["FUNCTIONS", "LANGUAGE", "CHAIN", "HOP", "HTTP CHAIN", "HTTP HOP", "HTTP RATIO"];
+pub const HEADINGS: [&str; 9] = [
+    "FUNCTIONS",
+    "LANGUAGE",
+    "IN PLACE",
+    "HOP",
+    "PROCESSES",
+    "PROCESS HOP",
+    "HTTP",
+    "HTTP HOP",
+    "HTTP RATIO",
+];
 
 impl Figure {
-    /// For a table.
-    pub fn cells(&self) -> [String; 7] {
+    fn new(plan: &Plan, in_place: Times, process: Times, http: Times) -> Figure {
+        Figure {
+            bench: "chain",
+            language: plan.language,
+            functions: plan.functions,
+            blocks: plan.blocks,
+            in_place_ns: in_place.all_ns,
+            in_place_one_ns: in_place.one_ns,
+            in_place_hop_ns: in_place.hop_ns,
+            process_ns: process.all_ns,
+            process_one_ns: process.one_ns,
+            process_hop_ns: process.hop_ns,
+            http_ns: http.all_ns,
+            http_one_ns: http.one_ns,
+            http_hop_ns: http.hop_ns,
+            // A hop below the resolution of the clock counts as 1 ns.
+            http_ratio: http.hop_ns / process.hop_ns.max(1.0),
+        }
+    }
+
+    /// The cells of a table's row.
+    pub fn cells(&self) -> [String; 9] {
         [
             self.functions.to_string(),
             format!("{:?}", self.language).to_lowercase(),
-            human_ns(self.median_ns),
-            human_ns(self.hop_ns),
-            human_ns(self.http_median_ns),
+            human_ns(self.in_place_ns),
+            human_ns(self.in_place_hop_ns),
+            human_ns(self.process_ns),
+            human_ns(self.process_hop_ns),
+            human_ns(self.http_ns),
             human_ns(self.http_hop_ns),
-            format!("{:.0}", self.http_ratio),
+            format!("{:.1}", self.http_ratio),
         ]
     }
 }
@@ -100,77 +153,133 @@ pub struct Plan {
     pub interpreter: PathBuf,
 }
 
-/// Measures. Without a manager it has a Sublet of its own.
+/// The samples of a chain of one function and of a chain of all.
+struct Chain {
+    one: Samples,
+    all: Samples,
+}
+
+impl Chain {
+    fn new(plan: &Plan, calls: u32) -> Chain {
+        let samples = || Samples::with_capacity((plan.blocks * calls) as usize);
+        Chain { one: samples(), all: samples() }
+    }
+
+    /// Measures a block of calls of each length. The first blocks are not counted.
+    fn block(&mut self, plan: &Plan, number: u32, calls: u32, call: &mut Call<'_>) -> Result<(), Error> {
+        for (length, samples) in [(1, &mut self.one), (plan.functions, &mut self.all)] {
+            for _ in 0..calls {
+                let took = timed(length, call)?;
+                if number >= UNCOUNTED {
+                    samples.push(took);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn times(mut self, plan: &Plan) -> Times {
+        let [one_ns, all_ns] = [&mut self.one, &mut self.all].map(|samples| samples.summary(1.0).median_ns);
+        Times { all_ns, one_ns, hop_ns: (all_ns - one_ns) / f64::from(plan.functions - 1) }
+    }
+}
+
+/// Measures the three chains. Without a manager it starts a Sublet of its own.
 pub fn run(access: Option<Access>, plan: &Plan, mut done: impl FnMut()) -> Result<Figure, Error> {
+    let in_place = in_place(access.clone(), plan)?;
+    let (process, http) = between_processes(access, plan, &mut done)?;
+    Ok(Figure::new(plan, in_place, process, http))
+}
+
+/// Starts `sublet up` with these flags, unless a Sublet is named, and deploys the functions.
+fn open(access: Option<Access>, plan: &Plan, cores: &[&str]) -> Result<(Access, Vec<Own>), Error> {
     let interpreter = plan.interpreter.to_string_lossy();
-    let mut flags = vec!["--cores", "1"];
+    let mut flags = cores.to_vec();
     if plan.language == Language::Python {
         flags.extend(["--python", &interpreter]);
     }
-    let (access, _own) = measured(access, || Ok(vec![Own::up(&flags)?]))?;
-    let place = tempfile::tempdir().map_err(|error| failed("making a folder", &error))?;
-    let mut servers = Servers::start(plan, place.path())?;
+    let (access, own) = measured(access, || Ok(vec![Own::up(&flags)?]))?;
     deploy(&ManagerClient::connect_with(access.clone())?, plan)?;
+    Ok((access, own))
+}
+
+/// Measures functions that call each other in one polling worker.
+fn in_place(access: Option<Access>, plan: &Plan) -> Result<Times, Error> {
+    let (access, _own) = open(access, plan, &["--cores", "1"])?;
     let mut invoker = Invoker::connect_with(access)?;
     invoker.allocate(&Allocation::new(PACKAGE).policy(Policy::AlwaysHot))?;
     pin_client()?;
-    let capacity = |each: u32| Samples::with_capacity((plan.blocks * each) as usize);
-    let (mut all, mut one) = (capacity(CALLS), capacity(CALLS));
-    let (mut http_all, mut http_one) = (capacity(REQUESTS), capacity(REQUESTS));
+    let mut chain = Chain::new(plan, CALLS);
     for number in 0..UNCOUNTED + plan.blocks {
-        let measure = |count, length, samples: &mut Samples, call: &mut Call<'_>| {
-            let took = (0..count).map(|_| timed(length, call)).collect::<Result<Vec<_>, _>>()?;
-            took.into_iter().filter(|_| number >= UNCOUNTED).for_each(|took| samples.push(took));
-            Ok::<_, Error>(())
-        };
-        for (length, samples) in [(1, &mut one), (plan.functions, &mut all)] {
-            measure(CALLS, length, samples, &mut |payload, answer| call(&invoker, payload, answer))?;
-        }
-        for (length, samples) in [(1, &mut http_one), (plan.functions, &mut http_all)] {
-            measure(REQUESTS, length, samples, &mut |payload, answer| servers.call(payload, answer))?;
-        }
-        done();
+        chain.block(plan, number, CALLS, &mut |length, answer| call(&invoker, length, answer))?;
     }
-    let [all, one, http_all, http_one] =
-        [all, one, http_all, http_one].map(|mut samples| samples.summary(1.0).median_ns);
-    let hops = f64::from(plan.functions - 1);
-    let (hop_ns, http_hop_ns) = ((all - one) / hops, (http_all - http_one) / hops);
-    Ok(Figure {
-        bench: "chain",
-        language: plan.language,
-        functions: plan.functions,
-        blocks: plan.blocks,
-        median_ns: all,
-        one_ns: one,
-        hop_ns,
-        http_median_ns: http_all,
-        http_one_ns: http_one,
-        http_hop_ns,
-        // What is shorter than the clock tells is as short as that.
-        http_ratio: http_hop_ns / hop_ns.max(1.0),
-    })
+    // The next Sublet inherits the cores of this thread.
+    unpin()?;
+    Ok(chain.times(plan))
 }
 
-/// Calls the first function of a chain: the payload, and where the answer goes.
-type Call<'servers> = dyn FnMut(&[u8], &mut [u8]) -> Result<(), Error> + 'servers;
+/// Measures sleeping workers on a shared core, and servers on the same core, in turn.
+fn between_processes(
+    access: Option<Access>,
+    plan: &Plan,
+    done: &mut impl FnMut(),
+) -> Result<(Times, Times), Error> {
+    let places = plan.functions.to_string();
+    let (access, _own) =
+        open(access, plan, &["--cores", "0", "--shared-cores", "1", "--shared-places", &places])?;
+    let workers = (0..plan.functions).map(|_| worker(access.clone())).collect::<Result<Vec<_>, _>>()?;
+    let folder = tempfile::tempdir().map_err(|error| failed("making a folder", &error))?;
+    let mut servers = Servers::start(plan, folder.path())?;
+    pin_client()?;
+    let (mut process, mut http) = (Chain::new(plan, REQUESTS), Chain::new(plan, REQUESTS));
+    for number in 0..UNCOUNTED + plan.blocks {
+        process.block(plan, number, REQUESTS, &mut |length, answer| {
+            workers.iter().take(length as usize).try_for_each(|worker| call(worker, 1, answer))
+        })?;
+        http.block(plan, number, REQUESTS, &mut |length, answer| servers.call(length, answer))?;
+        done();
+    }
+    Ok((process.times(plan), http.times(plan)))
+}
+
+/// A client with a lease of one sleeping worker on a shared core.
+fn worker(access: Access) -> Result<Invoker, Error> {
+    let mut invoker = Invoker::connect_with(access)?;
+    invoker.allocate(&Allocation::new(PACKAGE).policy(Policy::AlwaysWarm).spin(Duration::MAX).shared())?;
+    Ok(invoker)
+}
+
+/// Executes a chain of so many functions. The message is input and output: each function counts itself in it.
+type Call<'servers> = dyn FnMut(u32, &mut Message) -> Result<(), Error> + 'servers;
+
+/// The payload: the length of the chain that one process executes, the number of functions that were executed, and other bytes.
+type Message = [u8; PAYLOAD_BYTES];
+
+fn word(message: &Message, at: usize) -> u32 {
+    u32::from_le_bytes(std::array::from_fn(|index| message[at + index]))
+}
 
 /// The time of one call of a chain, all of whose functions have been executed.
 fn timed(length: u32, call: &mut Call<'_>) -> Result<u64, Error> {
-    let (mut payload, mut answer) = ([7; PAYLOAD_BYTES], [0; PAYLOAD_BYTES]);
-    payload[..4].copy_from_slice(&length.to_le_bytes());
-    payload[4..8].fill(0);
+    let mut message = [7; PAYLOAD_BYTES];
+    message[4..8].fill(0);
     let begun = Instant::now();
-    call(&payload, &mut answer)?;
+    call(length, &mut message)?;
     let took = begun.elapsed();
-    payload[4..8].copy_from_slice(&length.to_le_bytes());
-    if answer != payload {
-        return Err(Error::new(Code::FunctionFailed, format!("a chain of {length} answers {answer:?}")));
+    if word(&message, 4) != length {
+        let executed = word(&message, 4);
+        let text = format!("a chain of {length} functions has executed {executed}");
+        return Err(Error::new(Code::FunctionFailed, text));
     }
     Ok(took.as_nanos() as u64)
 }
 
-fn call(invoker: &Invoker, payload: &[u8], answer: &mut [u8]) -> Result<(), Error> {
-    invoker.submit("f1", payload, answer)?.wait().map(drop)
+/// Calls the first function of a package, which calls `length` - 1 others in place.
+fn call(invoker: &Invoker, length: u32, message: &mut Message) -> Result<(), Error> {
+    let mut input = *message;
+    let executed = word(&input, 4);
+    input[..4].copy_from_slice(&(executed + length).to_le_bytes());
+    invoker.submit("f1", &input, message)?.wait().map(drop)
 }
 
 fn deploy(manager: &ManagerClient, plan: &Plan) -> Result<(), Error> {
@@ -185,69 +294,86 @@ fn deploy(manager: &ManagerClient, plan: &Plan) -> Result<(), Error> {
     manager.deploy(package::encode(&package::from_files(&manifest, vec![file])?)).map(drop)
 }
 
-/// Servers, each of which knows the next, and a connection to the first.
+/// A server process for each function, on the core of the workers, and the client's connections to them.
 struct Servers {
     processes: Vec<Child>,
-    connection: BufReader<TcpStream>,
+    connections: Vec<TcpStream>,
 }
 
 impl Servers {
     fn start(plan: &Plan, folder: &Path) -> Result<Servers, Error> {
-        let program = match plan.language {
-            Language::C => written(&folder.join("http_chain"), SERVER)?,
-            Language::Python => written(&folder.join("http_chain.py"), SERVER_MODULE.as_bytes())?,
+        let (program, mut command) = match plan.language {
+            Language::C => {
+                let program = written(&folder.join("http_chain"), SERVER)?;
+                (program.clone(), Command::new(program))
+            }
+            Language::Python => {
+                let program = written(&folder.join("http_chain.py"), SERVER_MODULE.as_bytes())?;
+                (program, Command::new(&plan.interpreter))
+            }
         };
-        let mut processes = Vec::new();
-        let mut port = String::new();
+        if plan.language == Language::Python {
+            command.arg(program);
+        }
+        let mut servers = Servers { processes: Vec::new(), connections: Vec::new() };
         for _ in 0..plan.functions {
-            let mut command = match plan.language {
-                Language::C => Command::new(&program),
-                Language::Python => Command::new(&plan.interpreter),
-            };
-            if plan.language == Language::Python {
-                command.arg(&program);
-            }
-            if !port.is_empty() {
-                command.arg(&port);
-            }
             let process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
             let mut process = process.map_err(|error| failed("starting a server", &error))?;
-            let said = process.stdout.take().map(BufReader::new);
-            processes.push(process);
-            port.clear();
-            let read = said.map(|mut said| said.read_line(&mut port)).transpose();
-            read.map_err(|error| failed("hearing of a server's port", &error))?;
-            port.truncate(port.trim_end().len());
+            let output = process.stdout.take().map(BufReader::new);
+            pin_process(Some(Pid::from_child(&process)), Core::Last)?;
+            servers.processes.push(process);
+            let mut port = String::new();
+            let read = output.map(|mut output| output.read_line(&mut port)).transpose();
+            read.map_err(|error| failed("reading a server's port", &error))?;
+            let connection = connect(port.trim_end());
+            servers.connections.push(connection.map_err(|error| failed("connecting to a server", &error))?);
         }
-        let connection = TcpStream::connect(format!("127.0.0.1:{port}"))
-            .and_then(|connection| {
-                connection.set_nodelay(true)?;
-                connection.set_read_timeout(Some(PATIENCE))?;
-                Ok(connection)
-            })
-            .map_err(|error| failed("connecting to a server", &error))?;
-        Ok(Servers { processes, connection: BufReader::new(connection) })
+        Ok(servers)
     }
 
-    fn call(&mut self, payload: &[u8], answer: &mut [u8]) -> Result<(), Error> {
-        let head = format!("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n", payload.len());
-        let request = [head.as_bytes(), payload].concat();
-        self.exchange(&request, answer).map_err(|error| failed("a request over HTTP", &error))
+    /// Calls the first servers in turn, each with the answer of the one before.
+    fn call(&mut self, length: u32, message: &mut Message) -> Result<(), Error> {
+        for connection in self.connections.iter_mut().take(length as usize) {
+            let executed = word(message, 4);
+            message[..4].copy_from_slice(&(executed + 1).to_le_bytes());
+            exchange(connection, message).map_err(|error| failed("a request over HTTP", &error))?;
+        }
+        Ok(())
     }
+}
 
-    fn exchange(&mut self, request: &[u8], answer: &mut [u8]) -> std::io::Result<()> {
-        self.connection.get_mut().write_all(request)?;
-        let mut line = String::new();
-        loop {
-            line.clear();
-            if self.connection.read_line(&mut line)? == 0 {
-                return Err(std::io::ErrorKind::UnexpectedEof.into());
-            }
-            if line.trim_end().is_empty() {
-                return self.connection.read_exact(answer);
-            }
+fn connect(port: &str) -> io::Result<TcpStream> {
+    let connection = TcpStream::connect(format!("127.0.0.1:{port}"))?;
+    connection.set_nodelay(true)?;
+    connection.set_nonblocking(true)?;
+    Ok(connection)
+}
+
+/// Sends the message as a request, and polls for the answer, as a client of a worker does.
+fn exchange(connection: &mut TcpStream, message: &mut Message) -> io::Result<()> {
+    let head = format!("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: {PAYLOAD_BYTES}\r\n\r\n");
+    connection.write_all(&[head.as_bytes(), message].concat())?;
+    let (mut answer, deadline) = (Vec::with_capacity(ANSWER_BYTES), Instant::now() + PATIENCE);
+    loop {
+        if let Some(body) = body(&answer) {
+            message.copy_from_slice(body);
+            return Ok(());
+        }
+        let mut bytes = [0; ANSWER_BYTES];
+        match connection.read(&mut bytes) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => answer.extend_from_slice(&bytes[..count]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < deadline => {}
+            Err(error) => return Err(error),
         }
     }
+}
+
+/// The body of an answer that has arrived as a whole.
+fn body(answer: &[u8]) -> Option<&[u8]> {
+    const END: &[u8] = b"\r\n\r\n";
+    let head = answer.windows(END.len()).position(|bytes| bytes == END)?;
+    answer[head + END.len()..].get(..PAYLOAD_BYTES)
 }
 
 impl Drop for Servers {

@@ -42,7 +42,7 @@ Examples:
   sublet bench lease --transport tls                          leases granted a second, and how long a grant takes
   sublet bench reject                                         what a busy shared core costs
   sublet bench fifo --size 4KiB                               a message between two processes, beside a Linux FIFO
-  sublet bench chain --functions 5 --language python            functions that call each other, beside HTTP servers
+  sublet bench chain --functions 5 --language python            chains of functions, beside HTTP servers
   sublet bench xpucall                                        a call of the shim, beside a flag in shared memory
 
 Over tcp and ofi, `latency` and `bandwidth` start a Sublet of their own, unless they are told a manager; so do `memory`,
@@ -325,10 +325,11 @@ struct Fifo {
     connection: Connection,
 }
 
-/// Functions that call each other, and the same functions as servers that call each other by HTTP
+/// Chains of functions in one process, in separate processes, and as HTTP servers
 ///
-/// A hop is what a chain of all of them takes beyond a chain of one, for each function more. Functions of one package call each other in
-/// place; each server is a process of its own, and keeps its connection to the next.
+/// A hop is the additional time of a chain of all functions over a chain of one, divided by the number of additional functions. Functions
+/// of one package call each other in place. Between processes, and over HTTP, the client calls each function in turn: workers in separate
+/// sandboxes, and server processes without one.
 #[derive(Debug, Args)]
 struct Chain {
     /// Functions of the chain
