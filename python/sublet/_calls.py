@@ -274,7 +274,7 @@ OWN = Own()
 def read(known, kind, parts):
     """What a function returned, or what it raised."""
     if kind == DONE:
-        # A local name: the call of a slot as a method takes 70 ns more.
+        # A local name: calling a slot as a method takes longer.
         body, load = parts[0], known.load
         if len(parts) == 1:
             known.returned(len(body) + HEAD_BYTES)

@@ -1,10 +1,11 @@
-//! `cargo xtask bench`: runs every measuring command that SPECIFICATION.md names beside a promise, and a sweep over
-//! payloads for each fabric, and writes what came out into docs/performance.md, with a plot.
+//! `cargo xtask bench`: runs every measuring command of the documents, and writes the figures into docs/performance.md.
 //!
-//! The commands are read from the document, so the promise and what measures it cannot drift apart. The figures are
-//! judged by the reader: a limit that fails the run would measure the neighbours of this machine. A fabric that this
-//! machine cannot use is left out, and the output says so.
+//! The commands are read from SPECIFICATION.md, where each stands beside its promise, and from docs/performance.md, so a
+//! promise and its measurement cannot drift apart. A sweep over payloads for each fabric makes the plot. The reader judges
+//! the figures: a limit that fails the run would measure the other programs of this machine. A fabric that this machine
+//! cannot use is left out, and the output says so. No other document has figures; a test asserts that.
 
+mod criterion;
 mod json;
 mod plot;
 mod report;
@@ -29,6 +30,8 @@ const SWEEPS: [&str; 3] = [
 const LINK: &str = "scripts/bench-link.sh";
 const PLOT: &str = "docs/latency.svg";
 const DOCUMENT: &str = "docs/performance.md";
+/// Beginnings of commands that measure.
+const MEASURING: [&str; 4] = ["sublet bench ", LINK, "cargo bench ", "examples/"];
 /// The error's name where a machine lacks what a fabric needs.
 const UNAVAILABLE: &str = "\"fabric_unavailable\"";
 
@@ -48,8 +51,10 @@ fn measure(step: &mut Step) -> io::Result<Outcome> {
         return Ok(Outcome::Failed);
     }
     let promises = fs::read_to_string(root().join("SPECIFICATION.md"))?;
+    let document = fs::read_to_string(root().join(DOCUMENT))?;
+    let named = format!("{promises}\n{}", report::without_figures(&document));
     let (mut all_passed, mut figures, mut series) = (true, Vec::new(), Vec::new());
-    for command in commands(&promises).into_iter().map(Bench::new) {
+    for command in commands(&named).into_iter().map(Bench::new) {
         let measured = command.run(step)?;
         all_passed &= measured.is_some();
         figures.extend(measured.unwrap_or_default());
@@ -60,7 +65,6 @@ fn measure(step: &mut Step) -> io::Result<Outcome> {
         series.extend(report::series(&measured.unwrap_or_default()));
     }
     fs::write(root().join(PLOT), plot::svg("Latency of a hot echo", &series))?;
-    let document = fs::read_to_string(root().join(DOCUMENT))?;
     let text = format!("{}\n\n{}", machine(), report::tables(&figures));
     match report::insert(&document, &text) {
         Some(document) => fs::write(root().join(DOCUMENT), document)?,
@@ -91,17 +95,20 @@ impl<'text> Bench<'text> {
             println!("not measured, because only root makes network namespaces: {}", self.words.join(" "));
             return Ok(Some(Vec::new()));
         }
-        let mut command = match self.link {
-            Some(_) => Command::new(root().join(LINK)),
-            None => Command::new(root().join("scripts/with-sublet.sh")),
+        let mut command = match (self.link, self.words[0]) {
+            (Some(_), _) => Command::new(root().join(LINK)),
+            (None, "cargo") => cargo(),
+            (None, _) => Command::new(root().join("scripts/with-sublet.sh")),
         };
-        command.current_dir(root()).args(&self.words[usize::from(self.link.is_some())..]);
+        let is_program = self.link.is_some() || self.words[0] == "cargo";
+        command.current_dir(root()).args(&self.words[usize::from(is_program)..]);
         let (succeeded, lines) = step.run_and_keep(command)?;
         let unavailable = lines.iter().any(|line| line.contains(UNAVAILABLE));
         let passed = succeeded || unavailable;
         step.count(passed);
-        let figures = lines.iter().flat_map(|line| Figure::all_of(line));
-        Ok(passed.then(|| figures.map(|figure| figure.over(self.link)).collect()))
+        let figures = lines.iter().flat_map(|line| Figure::all_of(line)).chain(criterion::figures(&lines));
+        let command = self.words.join(" ");
+        Ok(passed.then(|| figures.map(|figure| figure.over(self.link).by(&command)).collect()))
     }
 }
 
@@ -128,7 +135,11 @@ fn machine() -> String {
 fn commands(markdown: &str) -> Vec<&str> {
     let code_spans = markdown.split('`').skip(1).step_by(2);
     let mut commands = Vec::new();
-    for command in code_spans.filter(|code| code.starts_with("sublet bench ") || code.starts_with(LINK)) {
+    let measures = |code: &&str| {
+        let prints_figures = code.starts_with("cargo bench ") || code.ends_with(" --json");
+        prints_figures && MEASURING.iter().any(|beginning| code.starts_with(beginning))
+    };
+    for command in code_spans.filter(measures) {
         if !commands.contains(&command) {
             commands.push(command);
         }
@@ -142,14 +153,47 @@ mod tests {
 
     #[test]
     fn each_command_of_the_document_is_run_once() {
-        let markdown = "| a | `sublet bench latency --sweep` |\n| b | `make test`, `sublet bench latency --sweep` |\n\
-                        | c | `scripts/bench-link.sh 1gbit bandwidth` | `sublet ps` |";
+        let markdown = "| a | `sublet bench swap --json` |\n| b | `make test`, `sublet bench swap --json` |\n\
+                        | c | `scripts/bench-link.sh 1gbit bandwidth --json` | `sublet ps --json`, `sublet bench fifo` |";
         let commands = commands(markdown);
-        assert_eq!(commands, ["sublet bench latency --sweep", "scripts/bench-link.sh 1gbit bandwidth"]);
+        assert_eq!(commands, ["sublet bench swap --json", "scripts/bench-link.sh 1gbit bandwidth --json"]);
         let of = |command| Bench::new(command);
         assert_eq!((of(commands[0]).link, of(commands[1]).link), (None, Some("1gbit")));
         let quoted = of("sublet bench latency --provider 'tcp;ofi_rxm'").words;
         assert_eq!(quoted, ["sublet", "bench", "latency", "--provider", "tcp;ofi_rxm"]);
+    }
+
+    /// Whether a line has a measured time or rate: a number, then one of these units.
+    fn has_figure(line: &str) -> bool {
+        const UNITS: [&str; 6] = ["ns", "us", "µs", "MB/s", "GB/s", "million/s"];
+        let words: Vec<_> = line.split(|c: char| c.is_whitespace() || "|,;:()".contains(c)).collect();
+        words
+            .windows(2)
+            .any(|pair| pair[0].parse::<f64>().is_ok() && UNITS.contains(&pair[1].trim_end_matches('.')))
+    }
+
+    #[test]
+    fn figures_are_in_the_performance_document_only() {
+        // Promises and bounds have units, too.
+        const BOUNDS: [&str; 3] = [DOCUMENT, "SPECIFICATION.md", "docs/reference/limits.md"];
+        for path in crate::map::files(&["md"]).unwrap() {
+            if BOUNDS.iter().any(|document| path == std::path::Path::new(document)) {
+                continue;
+            }
+            let text = fs::read_to_string(root().join(&path)).unwrap();
+            let figures: Vec<_> = text.lines().filter(|line| has_figure(line)).collect();
+            assert!(figures.is_empty(), "{}: link to {DOCUMENT} instead of {figures:#?}", path.display());
+        }
+    }
+
+    #[test]
+    fn a_figure_is_a_number_with_a_unit() {
+        for line in ["takes 4.6 us.", "| 3 ns |", "some 9519 MB/s"] {
+            assert!(has_figure(line), "{line}");
+        }
+        for line in ["`p99_ns`", "within 800 ms", "lease us 2 cores", "2 nsec"] {
+            assert!(!has_figure(line), "{line}");
+        }
     }
 
     #[test]

@@ -18,8 +18,9 @@ enum Value {
     Nothing,
 }
 
-/// A field that no figure has by itself.
+/// Fields that no figure has by itself.
 const LINK: &str = "link";
+const COMMAND: &str = "command";
 /// Deepest nesting that is read.
 const MAX_DEPTH: usize = 16;
 
@@ -31,6 +32,39 @@ impl Figure {
             Some(_) if reader.rest.is_empty() => reader.figures,
             _ => Vec::new(),
         }
+    }
+
+    /// A figure with the name of its benchmark and one number.
+    pub fn of(bench: &str, field: &str, number: f64) -> Figure {
+        let bench = ("bench".to_owned(), Value::Text(bench.to_owned()));
+        Figure { fields: [bench, (field.to_owned(), Value::Number(number))].into() }
+    }
+
+    /// The same, measured by this command.
+    pub fn by(mut self, command: &str) -> Figure {
+        self.fields.insert(COMMAND.to_owned(), Value::Text(command.to_owned()));
+        self
+    }
+
+    /// The command that measured it.
+    pub fn command(&self) -> Option<&str> {
+        self.text(COMMAND)
+    }
+
+    /// The numbers, by the names of their fields.
+    pub fn numbers(&self) -> impl Iterator<Item = (&str, f64)> {
+        self.fields.iter().filter_map(|(name, value)| match value {
+            Value::Number(number) => Some((name.as_str(), *number)),
+            _ => None,
+        })
+    }
+
+    /// The texts that tell what was measured, without the command.
+    pub fn labels(&self) -> impl Iterator<Item = &str> {
+        self.fields.iter().filter_map(|(name, value)| match value {
+            Value::Text(text) if name != COMMAND => Some(text.as_str()),
+            _ => None,
+        })
     }
 
     /// The same, measured over a link of this rate.

@@ -13,7 +13,16 @@ pub fn insert(document: &str, figures: &str) -> Option<String> {
     Some(format!("{before}{BEGIN}\n\n{figures}\n{END}{after}"))
 }
 
-/// A table for each kind of figure that is there.
+/// The document without the part that is written here.
+pub fn without_figures(document: &str) -> String {
+    insert(document, "").unwrap_or_else(|| document.to_owned())
+}
+
+/// The kinds of figures that have a table of their own.
+const KINDS: [&str; 8] =
+    ["latency", "bandwidth", "memory", "swap", "connections", "fifo", "xpucall", "chain"];
+
+/// A table for each kind of figure that is there, and one for all others.
 pub fn tables(figures: &[Figure]) -> String {
     let of =
         |bench: &str| figures.iter().filter(|figure| figure.text("bench") == Some(bench)).collect::<Vec<_>>();
@@ -41,7 +50,13 @@ pub fn tables(figures: &[Figure]) -> String {
         messages_row,
     );
     let shim = table("| median | p99 | flag's round trip | ratio |", &of("xpucall"), shim_row);
-    let chains = table("| functions | language | hop | hop over HTTP | ratio |", &of("chain"), chains_row);
+    let chains = table(
+        "| functions | language | hop in one process | hop between processes | hop over HTTP | HTTP over processes |",
+        &of("chain"),
+        chains_row,
+    );
+    let is_other = |figure: &&Figure| !figure.text("bench").is_some_and(|bench| KINDS.contains(&bench));
+    let others = others(&figures.iter().filter(is_other).collect::<Vec<_>>());
     let titled = [
         ("A call and the raw round trip:", latency),
         ("Large payloads, there and back:", bandwidth),
@@ -51,6 +66,7 @@ pub fn tables(figures: &[Figure]) -> String {
         ("A message through a FIFO, one way, and through one of the kernel or a TCP connection:", messages),
         ("A call of the shim and its answer:", shim),
         ("Functions that call each other:", chains),
+        ("Other measurements:", others),
     ];
     let shown = titled.into_iter().filter_map(|(title, table)| Some(format!("{title}\n\n{}", table?)));
     shown.collect::<Vec<_>>().join("\n")
@@ -155,10 +171,48 @@ fn chains_row(figure: &Figure) -> Option<Vec<String>> {
     Some(vec![
         format!("{}", figure.number("functions")?),
         figure.text("language")?.to_owned(),
-        figure.number("hop_ns").map(human_ns)?,
+        figure.number("in_place_hop_ns").map(human_ns)?,
+        figure.number("process_hop_ns").map(human_ns)?,
         figure.number("http_hop_ns").map(human_ns)?,
-        format!("{:.0}", figure.number("http_ratio")?),
+        format!("{:.1}", figure.number("http_ratio")?),
     ])
+}
+
+/// A row for each number of each figure.
+fn others(figures: &[&Figure]) -> Option<String> {
+    let row = |figure: &&Figure| {
+        let labels = figure.labels().collect::<Vec<_>>().join(", ");
+        let command = figure.command().unwrap_or_default().trim_end_matches(" --json").to_owned();
+        let numbers: Vec<_> = figure.numbers().collect();
+        let rows = numbers.into_iter().map(move |(name, number)| {
+            let (field, value) = human(name, number);
+            format!("| `{command}` | {labels} | {field} | {value} |\n")
+        });
+        rows.collect::<String>()
+    };
+    let rows: String = figures.iter().map(row).collect();
+    (!rows.is_empty()).then(|| format!("| command | measured | field | value |\n|---|---|---|---|\n{rows}"))
+}
+
+/// A field's name, and its number with the unit in which the name ends.
+fn human(name: &str, number: f64) -> (String, String) {
+    let (field, unit) = name.rsplit_once('_').unwrap_or((name, ""));
+    let value = match unit {
+        "ns" => human_ns(number),
+        "us" => human_ns(number * 1e3),
+        "ms" => human_ns(number * 1e6),
+        "bytes" => human_bytes(number),
+        _ => return (name.replace('_', " "), plain(number)),
+    };
+    (field.replace('_', " "), value)
+}
+
+fn plain(number: f64) -> String {
+    match number {
+        whole if whole.fract() == 0.0 => format!("{whole}"),
+        large if large.abs() >= 100.0 => format!("{large:.0}"),
+        small => format!("{small:.3}"),
+    }
 }
 
 /// With its provider, whether it encrypts, and the rate of its link.
@@ -212,8 +266,9 @@ mod tests {
         all.extend(figures(
             r#"[{"bench":"fifo","across":true,"size_bytes":64,"median_ns":5500,"raw_ns":4800,"ratio":1.146,"asleep_ns":9000,"raw_asleep_ns":30000,"asleep_ratio":0.3},
 {"bench":"xpucall","median_ns":260,"p99_ns":300,"raw_median_ns":140,"ratio":1.857},
-{"bench":"chain","language":"python","functions":5,"hop_ns":900,"http_hop_ns":360000,"http_ratio":400.1}]"#,
-        ));
+{"bench":"chain","language":"python","functions":5,"in_place_hop_ns":900,"process_hop_ns":90000,"http_hop_ns":360000,"http_ratio":4.0},
+{"bench":"cold","sandbox":"process","median_us":4600,"n":12}]"#,
+        ).into_iter().map(|figure| figure.by("sublet bench some --json")));
         let text = tables(&all);
         assert!(
             text.contains("| tcp | hot | echo | 64 B | 9 us | 12 us | 8.2 us | 11 us | 1.10 |"),
@@ -231,10 +286,12 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("| 260 ns | 300 ns | 140 ns | 1.86 |"), "{text}");
-        assert!(text.contains("| 5 | python | 900 ns | 360 us | 400 |"), "{text}");
+        assert!(text.contains("| 5 | python | 900 ns | 90 us | 360 us | 4.0 |"), "{text}");
+        assert!(text.contains("| `sublet bench some` | cold, process | median | 4.6 ms |"), "{text}");
+        assert!(text.contains("| `sublet bench some` | cold, process | n | 12 |"), "{text}");
         let linked: Vec<_> = all.iter().map(|figure| figure.clone().over(Some("1gbit"))).collect();
         assert!(tables(&linked).contains("| tcp, over a link of 1gbit | hot |"), "{linked:?}");
-        assert!(!text.contains("connections") && !text.contains("cold"), "{text}");
+        assert!(!text.contains("connections"), "{text}");
         assert!(text.lines().filter(|line| line.starts_with('|')).all(|line| line.ends_with('|')));
     }
 
