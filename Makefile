@@ -9,7 +9,7 @@ SEEDS ?= 1000
 KILLS ?= 10000
 CONNECTIONS ?= 10000
 
-.PHONY: help demo check test test-all wheel install bench fuzz loom sim
+.PHONY: help demo check test test-all docs wheel install bench fuzz loom sim
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' Makefile | expand -t 18
@@ -31,6 +31,10 @@ test-all: test ## the same, and for a night: KILLS (10000) random kills, CONNECT
 	@SUBLET_TEST_CONNECTIONS=$(CONNECTIONS) cargo test --profile checked --workspace --test doors -- --nocapture
 	@cargo xtask fuzz --seconds 300
 	@cargo xtask sim --seeds $(SEEDS)
+
+docs: ## build the documentation site in target/site
+	@scripts/setup.sh docs
+	@cargo xtask docs
 
 wheel: ## make the Python wheel in target/wheels: the package, its module, the command and the workers
 	@scripts/setup.sh wheel

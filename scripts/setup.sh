@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what `make demo` (setup.sh build), `make wheel` (setup.sh wheel), `make test` (setup.sh test) or `cargo xtask second-pu`
-# (setup.sh second-pu) needs and this machine lacks.
+# Installs what a chore needs and this machine lacks: `make demo` (setup.sh build), `make wheel` (setup.sh wheel), `make docs` (setup.sh
+# docs), `make test` (setup.sh test) or `cargo xtask second-pu` (setup.sh second-pu).
 # Silent and quick where nothing is missing. Changes nothing but packages, Rust components and target/tools.
 set -euo pipefail
 
@@ -31,6 +31,9 @@ readonly PYTHON_MODULES=(numpy==2.2.6 pandas==2.3.3 pillow==12.0.0)
 # What makes wheels.
 readonly MATURIN_FOLDER=target/tools/maturin
 readonly MATURIN_MODULES=(maturin==1.16.0)
+# What builds the documentation site.
+readonly MKDOCS_FOLDER=target/tools/mkdocs
+readonly MKDOCS_MODULES=(mkdocs==1.6.1 mkdocs-material==9.8.2 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 ruff==0.17.6)
 # OpenCL's loader and PoCL, by which the processor is a device: what kernels are tested on.
 readonly OPENCL_PACKAGES=(ocl-icd-libopencl1 pocl-opencl-icd)
 
@@ -206,10 +209,11 @@ main() {
         unpack_registry
     fi
     [[ $1 != test && $1 != second-pu ]] || make_python "$PYTHON_FOLDER" "${PYTHON_MODULES[@]}"
+    [[ $1 != test && $1 != docs ]] || make_python "$MKDOCS_FOLDER" "${MKDOCS_MODULES[@]}"
     [[ $1 != test && $1 != wheel ]] || make_python "$MATURIN_FOLDER" "${MATURIN_MODULES[@]}"
 }
 
 case ${1-} in
-build | wheel | test | second-pu) main "$1" ;;
-*) stop "usage: scripts/setup.sh build|wheel|test|second-pu" ;;
+build | wheel | docs | test | second-pu) main "$1" ;;
+*) stop "usage: scripts/setup.sh build|wheel|docs|test|second-pu" ;;
 esac

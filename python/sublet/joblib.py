@@ -43,11 +43,12 @@ class SubletBackend(AutoBatchingMixin, ParallelBackendBase):
     `n_jobs` is how many are leased; without it, and for -1, as many as this machine has. For one, nothing is leased and the work is
     done here, as by joblib's other backends. A `Parallel` within a function that a worker executes is sequential.
 
-    Args:
-        client: Whose lease it is; without it, the default one.
-        idle_worker_timeout: Seconds for which the cores are kept for the next `Parallel` with the same options; 60 if nothing is said, and
-            0 keeps none.
-        **lease: As for `Client.lease`.
+    Options of `joblib.parallel_config`:
+
+    - `client`: the client that leases; by default the default client.
+    - `idle_worker_timeout`: seconds for which the cores are kept for the next `Parallel` with the same options; 60 by default, and 0 keeps
+      none.
+    - all others: as for `Client.lease`.
     """
 
     supports_retrieve_callback = True

@@ -19,8 +19,8 @@ import pytest
 
 import sublet
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = [ROOT / "python/README.md", *sorted((ROOT / "docs/python").glob("*.md"))]
 BLOCK = re.compile(
     r"^(?:<!-- (?P<rule>run|needs|not run)(?:: (?P<what>[^\n]+))? -->\n)?"
     r'^```(?P<language>\w+)(?: title="(?P<title>[^"\n]+)")?\n(?P<text>.*?)^```$',
@@ -78,5 +78,5 @@ def test_the_packages_own_example_is_so(platform):
 
 
 def test_every_public_name_is_in_the_reference():
-    named = re.findall(r"^::: sublet\.(\w+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
+    named = re.findall(r"^::: sublet\.(\w+)$", (ROOT / "docs/python/api.md").read_text(), re.MULTILINE)
     assert sorted(named) == sorted(sublet.__all__)

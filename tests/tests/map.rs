@@ -29,22 +29,6 @@ const ONE_SITTING: usize = 600;
 /// Longest text that a stranger reads in 40 minutes, in lines.
 const MAX_LINES: usize = 600;
 
-const DOCUMENTS: &[&str] = &[
-    "README.md",
-    "ARCHITECTURE.md",
-    "SPECIFICATION.md",
-    "STYLE.md",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "docs/graphs.md",
-    "docs/internals/README.md",
-    "docs/internals/processing-units.md",
-    "docs/isolation.md",
-    "docs/kernels.md",
-    "docs/performance.md",
-    "docs/security.md",
-];
-
 /// The targets of a document's relative links, without their anchors.
 fn links(markdown: &str) -> BTreeSet<String> {
     let targets = markdown.split("](").skip(1).filter_map(|rest| rest.split(')').next());
@@ -121,8 +105,8 @@ fn is_code_row(line: &str) -> bool {
 #[test]
 fn every_chore_that_a_document_names_exists() {
     let (makefile, chores) = (read("Makefile"), read("xtask/src/main.rs"));
-    for document in DOCUMENTS {
-        let text = read(document);
+    for document in files("", &[".md"]) {
+        let (text, document) = (read(&document), document.display());
         for target in words_after(&text, "make ") {
             assert!(makefile.contains(&format!("\n{target}:")), "{document} names `make {target}`");
         }

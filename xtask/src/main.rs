@@ -6,6 +6,7 @@
 mod bench;
 mod cgroup_vm;
 mod deny;
+mod docs;
 #[cfg(test)]
 mod evidence;
 mod fuzz;
@@ -77,6 +78,7 @@ const CHORES: &[Chore] = &[
         help: "a neighbour of another architecture, in an emulated machine",
         run: second_pu::chore,
     },
+    Chore { usage: "docs", help: "build the documentation site in target/site", run: docs::chore },
     Chore { usage: "wheel [--out FOLDER]", help: "make the Python wheel", run: python::chore },
     Chore {
         usage: "packages",

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::options::Options;
 use crate::step::{Outcome, Show, Step, Tally};
-use crate::{PROFILE, cargo, deny, fuzz, loom, python, root, sim, suites};
+use crate::{PROFILE, cargo, deny, docs, fuzz, loom, python, root, sim, suites};
 
 /// What each fuzz target gets in a test run, in seconds; `make fuzz` gives more.
 const FUZZ_SECONDS: u64 = 5;
@@ -20,6 +20,7 @@ const STEPS: &[(&str, Check)] = &[
     ("format", format),
     ("build", build),
     ("clippy", clippy),
+    ("docs", docs::check),
     ("deny", deny::rules),
     ("advisories", deny::advisories),
     ("tests", tests),

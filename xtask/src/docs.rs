@@ -1,0 +1,35 @@
+//! `cargo xtask docs`: builds the documentation site into target/site. A warning of the builder is an error.
+
+use std::io;
+use std::process::{Command, ExitCode};
+
+use crate::options::Options;
+use crate::step::{Outcome, Show, Step};
+use crate::{install, root};
+
+/// The builder, which `scripts/setup.sh docs` installs.
+const MKDOCS: &str = "target/tools/mkdocs/bin/mkdocs";
+
+/// Builds the command, whose help texts are a part of the site, and then the site.
+pub fn chore(options: Options) -> io::Result<ExitCode> {
+    options.end()?;
+    if !install::build()? {
+        return Ok(ExitCode::FAILURE);
+    }
+    let mut step = Step::start("docs", Show::Summary)?;
+    let outcome = check(&mut step)?;
+    let tally = step.finish(outcome)?;
+    println!("the site is in target/site");
+    Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Builds the site with the command that is built.
+pub fn check(step: &mut Step) -> io::Result<Outcome> {
+    let builder = root().join(MKDOCS);
+    if !builder.exists() {
+        return Err(io::Error::other(format!("{MKDOCS} does not exist: run scripts/setup.sh docs")));
+    }
+    let mut build = Command::new(builder);
+    build.args(["build", "--strict", "--quiet"]).current_dir(root()).env("NO_MKDOCS_2_WARNING", "1");
+    Ok(Outcome::from(step.run(build)?))
+}
