@@ -21,8 +21,8 @@ show() {
     sublet graph history "$(sublet graph history --limit 1 --json | sed -n 's/^{"runs":\[{"run":"\([0-9a-f]*\)".*/\1/p')"
     heading 'sublet ps'
     sublet ps
-    heading 'sublet bill'
-    sublet bill
+    heading 'sublet bill: the cost of each function'
+    sublet bill --by function
 }
 
 if [[ ${1-} == show ]]; then
@@ -31,7 +31,8 @@ if [[ ${1-} == show ]]; then
 fi
 trap '[[ $? -eq 0 ]] || printf "\ndemo: FAILED\n"' EXIT
 heading 'building (a fresh clone takes a few minutes)'
-cargo build --release --workspace
+# Only what is shown here: no tests, no benchmarks, no WebAssembly.
+cargo build --release -p sublet -p sublet-capi -p sublet-runtime -p sublet-sandbox
 heading 'starting sublet up in a folder of its own'
 scripts/with-sublet.sh scripts/demo.sh show
 printf '\ndemo: OK\n'

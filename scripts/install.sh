@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what cargo has built with the profile SUBLET_PROFILE (release): scripts/install.sh PREFIX [--systemd]. Packagers put
-# $DESTDIR before PREFIX.
+# Installs what cargo has built with the profile SUBLET_PROFILE (release): scripts/install.sh PREFIX [--systemd | --library].
+# With DESTDIR, files go to $DESTDIR$PREFIX.
 #
 #   bin/sublet                   the command
 #   libexec/sublet/              the worker programs, the one that makes sandboxes, and the one that builds kernels, which
@@ -10,20 +10,22 @@
 #                                sublet_swap.h, sublet_swap.hpp, sublet_function.h, sublet_xpu.h
 #   share/                       completions for bash, zsh and fish
 #
-# Nothing in it names the prefix: the tree may be moved. With --systemd there are, and they do name it:
+# --library installs lib/ and include/ only: what programs are compiled with.
+#
+# Nothing installed names the prefix, so the tree may be moved. With --systemd there are also these files, which do name it:
 #
 #   lib/systemd/system/          sublet-manager.service, sublet-agent.service
 #   lib/{sysusers,tmpfiles}.d/   their user, and /etc/sublet with the two configurations
 #   share/sublet/                manager.toml, agent.toml, from which those are made
 set -euo pipefail
 
-if [[ $# -lt 1 || $# -gt 2 || -z $1 || $1 == -* || ${2---systemd} != --systemd ]]; then
-    echo 'usage: scripts/install.sh PREFIX [--systemd]' >&2
+if [[ $# -lt 1 || $# -gt 2 || -z $1 || $1 == -* || ! ${2---library} =~ ^--(library|systemd)$ ]]; then
+    echo 'usage: scripts/install.sh PREFIX [--systemd | --library]' >&2
     exit 2
 fi
 # A relative prefix is meant from where the command was given.
 named=$(realpath --canonicalize-missing --no-symlinks "$1")
-readonly named prefix=${DESTDIR-}$named with_units=${2-}
+readonly named prefix=${DESTDIR-}$named extent=${2-}
 cd "$(dirname "$0")/.."
 
 BUILT=$(realpath "${CARGO_TARGET_DIR:-target}/${SUBLET_PROFILE:-release}")
@@ -68,32 +70,33 @@ completions() {
     rm "$script"
 }
 
-put_program "$BUILT/sublet" bin/sublet
-put_program "$BUILT/sublet-worker" libexec/sublet/sublet-worker
-for kind in wasm opencl cuda; do
-    put_program "$BUILT/sublet-worker-$kind" "libexec/sublet/sublet-worker-$kind"
-done
-put_program "$BUILT/sublet-device-builder" libexec/sublet/sublet-device-builder
-put_program "$BUILT/sublet-spawner" libexec/sublet/sublet-spawner
-for language in python node; do
-    put_program "$BUILT/libsublet_template_$language.so" "libexec/sublet/libsublet_template_$language.so"
-done
+programs() {
+    local name language
+    put_program "$BUILT/sublet" bin/sublet
+    for name in worker worker-wasm worker-opencl worker-cuda device-builder spawner; do
+        put_program "$BUILT/sublet-$name" "libexec/sublet/sublet-$name"
+    done
+    for language in python node; do
+        put_program "$BUILT/libsublet_template_$language.so" "libexec/sublet/libsublet_template_$language.so"
+    done
+    completions bash share/bash-completion/completions/sublet
+    completions zsh share/zsh/site-functions/_sublet
+    completions fish share/fish/vendor_completions.d/sublet.fish
+}
 
-put_program "$BUILT/libsublet_c.so" "lib/libsublet.so.$interface"
-ln --symbolic --force --no-dereference "libsublet.so.$interface" "$prefix/lib/libsublet.so"
-put 644 "$BUILT/libsublet_c.a" lib/libsublet.a
-
-for header in sublet.h sublet.hpp sublet_memory.h sublet_memory.hpp sublet_graph.h sublet_graph.hpp sublet_swap.h sublet_swap.hpp \
-    sublet_function.h sublet_xpu.h; do
-    put 644 "$CAPI/include/$header" "include/$header"
-done
-fill $CAPI/pkgconfig/sublet.pc.in lib/pkgconfig/sublet.pc
-fill $CAPI/cmake/sublet-config.cmake.in lib/cmake/sublet/sublet-config.cmake
-fill $CAPI/cmake/sublet-config-version.cmake.in lib/cmake/sublet/sublet-config-version.cmake
-
-completions bash share/bash-completion/completions/sublet
-completions zsh share/zsh/site-functions/_sublet
-completions fish share/fish/vendor_completions.d/sublet.fish
+library() {
+    local header
+    put_program "$BUILT/libsublet_c.so" "lib/libsublet.so.$interface"
+    ln --symbolic --force --no-dereference "libsublet.so.$interface" "$prefix/lib/libsublet.so"
+    put 644 "$BUILT/libsublet_c.a" lib/libsublet.a
+    for header in sublet.h sublet.hpp sublet_memory.h sublet_memory.hpp sublet_graph.h sublet_graph.hpp sublet_swap.h \
+        sublet_swap.hpp sublet_function.h sublet_xpu.h; do
+        put 644 "$CAPI/include/$header" "include/$header"
+    done
+    fill $CAPI/pkgconfig/sublet.pc.in lib/pkgconfig/sublet.pc
+    fill $CAPI/cmake/sublet-config.cmake.in lib/cmake/sublet/sublet-config.cmake
+    fill $CAPI/cmake/sublet-config-version.cmake.in lib/cmake/sublet/sublet-config-version.cmake
+}
 
 units() {
     local unit
@@ -106,6 +109,8 @@ units() {
     put 644 packaging/agent.toml share/sublet/agent.toml
 }
 
-[[ -z $with_units ]] || units
+[[ $extent == --library ]] || programs
+library
+[[ $extent != --systemd ]] || units
 
 echo "installed Sublet $version under $prefix"

@@ -5,7 +5,7 @@ set -euo pipefail
 top=$(cd "$(dirname "$0")/../.." && pwd)
 
 readonly PREFIX=$top/target/prefix BUILD=$top/target/blackscholes
-# As a user would: against an installed Sublet, here one inside of the build folder.
-"$top/scripts/install.sh" "$PREFIX" >/dev/null
+# As a user would: against an installed library, here one inside of the build folder.
+"$top/scripts/install.sh" "$PREFIX" --library >/dev/null
 make --silent --no-print-directory --directory="$top/examples/blackscholes" PREFIX="$PREFIX" BUILD="$BUILD" >&2
 exec "$BUILD/blackscholes" --library "$BUILD/libblackscholes.so" "$@"
