@@ -5,6 +5,7 @@
 
 mod bench;
 mod cgroup_vm;
+mod coverage;
 mod deny;
 mod docs;
 #[cfg(test)]
@@ -49,6 +50,11 @@ const CHORES: &[Chore] = &[
         run: test::check,
     },
     Chore { usage: "deny", help: "licences, sources, bans and advisories of dependencies", run: deny::chore },
+    Chore {
+        usage: "coverage",
+        help: "the share of each crate's lines that the Rust tests reach",
+        run: coverage::chore,
+    },
     Chore { usage: "map", help: "list the source files, each with its duty", run: map::chore },
     Chore { usage: "loom", help: "model-check the rings", run: loom::chore },
     Chore {

@@ -5,6 +5,7 @@
 //! for all of them.
 
 use std::collections::VecDeque;
+use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -26,9 +27,9 @@ const ALONE: &[&str] = &["cores", "shared_cores", "hot_path", "idle", "crowds", 
 
 /// A test binary, and the package folder in which its tests expect to run.
 #[derive(Debug, PartialEq)]
-struct Suite {
+pub struct Suite {
     name: String,
-    program: PathBuf,
+    pub program: PathBuf,
     folder: PathBuf,
 }
 
@@ -38,29 +39,45 @@ struct Report {
     passed: bool,
 }
 
+/// Environment variables that a build and its tests get, beside those that there are.
+pub type Environment<'a> = &'a [(&'a str, OsString)];
+
 /// Runs the tests of the whole workspace, documentation included. Returns whether all passed.
 pub fn run(step: &mut Step) -> io::Result<bool> {
-    let Some(suites) = list(step)? else { return Ok(false) };
+    let Some(suites) = list(step, &[])? else { return Ok(false) };
+    let passed = run_suites(step, suites, &[])?;
+    let mut examples = cargo();
+    examples.args(["test", "--profile", PROFILE, "--workspace", "--doc", "--no-fail-fast"]);
+    Ok(step.run(examples)? && passed)
+}
+
+/// Runs suites: most of them several at once, then those that need the machine. Returns whether all passed.
+pub fn run_suites(step: &mut Step, suites: Vec<Suite>, environment: Environment) -> io::Result<bool> {
     let (alone, mut together): (Vec<_>, Vec<_>) =
         suites.into_iter().partition(|suite| ALONE.contains(&suite.name.as_str()));
     together
         .sort_by_key(|suite| LONGEST.iter().position(|name| *name == suite.name).unwrap_or(LONGEST.len()));
-    let together_passed = run_all(step, together, AT_ONCE)?;
-    let alone_passed = run_all(step, alone, 1)?;
-    let mut examples = cargo();
-    examples.args(["test", "--profile", PROFILE, "--workspace", "--doc", "--no-fail-fast"]);
-    Ok(step.run(examples)? && together_passed && alone_passed)
+    let together_passed = run_all(step, together, AT_ONCE, environment)?;
+    let alone_passed = run_all(step, alone, 1, environment)?;
+    Ok(together_passed && alone_passed)
 }
 
 /// The test binaries of the workspace, built if they are out of date.
-fn list(step: &mut Step) -> io::Result<Option<Vec<Suite>>> {
+pub fn list(step: &mut Step, environment: Environment) -> io::Result<Option<Vec<Suite>>> {
     let mut build = cargo();
-    build.args(["test", "--profile", PROFILE, "--workspace", "--no-run"]);
+    build.envs(environment.iter().cloned()).args(["test", "--profile", PROFILE, "--workspace", "--no-run"]);
     if !step.run(build)? {
         return Ok(None);
     }
     let mut list = cargo();
-    list.args(["test", "--profile", PROFILE, "--workspace", "--no-run", "--message-format=json"]);
+    list.envs(environment.iter().cloned()).args([
+        "test",
+        "--profile",
+        PROFILE,
+        "--workspace",
+        "--no-run",
+        "--message-format=json",
+    ]);
     let output = list.stderr(Stdio::null()).output()?;
     Ok(Some(String::from_utf8_lossy(&output.stdout).lines().filter_map(suite).collect()))
 }
@@ -79,7 +96,12 @@ fn suite(message: &str) -> Option<Suite> {
 }
 
 /// Runs suites, `at_once` at a time, and logs the output of each as it ends.
-fn run_all(step: &mut Step, suites: Vec<Suite>, at_once: usize) -> io::Result<bool> {
+fn run_all(
+    step: &mut Step,
+    suites: Vec<Suite>,
+    at_once: usize,
+    environment: Environment,
+) -> io::Result<bool> {
     let waiting = Mutex::new(VecDeque::from(suites));
     let (sender, reports) = mpsc::channel();
     thread::scope(|scope| {
@@ -88,7 +110,7 @@ fn run_all(step: &mut Step, suites: Vec<Suite>, at_once: usize) -> io::Result<bo
             scope.spawn(move || {
                 let next = || waiting.lock().map(|mut suites| suites.pop_front()).ok().flatten();
                 while let Some(suite) = next() {
-                    if sender.send(run_one(&suite)).is_err() {
+                    if sender.send(run_one(&suite, environment)).is_err() {
                         return;
                     }
                 }
@@ -105,9 +127,9 @@ fn run_all(step: &mut Step, suites: Vec<Suite>, at_once: usize) -> io::Result<bo
     })
 }
 
-fn run_one(suite: &Suite) -> io::Result<Report> {
+fn run_one(suite: &Suite, environment: Environment) -> io::Result<Report> {
     let mut command = Command::new(&suite.program);
-    command.current_dir(&suite.folder);
+    command.current_dir(&suite.folder).envs(environment.iter().cloned());
     let mut lines = vec![format!("     Running {} ({})", suite.name, suite.program.display())];
     let passed = step::run(command, |line| {
         lines.push(line.to_owned());
