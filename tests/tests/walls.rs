@@ -37,8 +37,10 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "sublet-image",
         ],
     ),
+    ("sublet", &["sublet-proto", "sublet-runtime"]),
+    ("sublet-bench", &["sublet-proto", "sublet-fabric", "sublet-sandbox", "sublet-runtime"]),
     (
-        "sublet",
+        "sublet-cli",
         &[
             "sublet-proto",
             "sublet-fabric",
@@ -47,6 +49,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
             "sublet-runtime",
             "sublet-manager",
             "sublet-agent",
+            "sublet-bench",
         ],
     ),
     ("sublet-capi", &["sublet", "sublet-xpu"]),

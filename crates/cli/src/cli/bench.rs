@@ -18,9 +18,9 @@ use super::daemon::find_spawner;
 use super::deploy::digest_of_image;
 use super::output::{Output, table};
 use super::parse::{duration, node_modules, size};
-use crate::bench::latency::{Called, Mode};
-use crate::bench::transport::{Transport, Where};
-use crate::bench::{
+use sublet_bench::latency::{Called, Mode};
+use sublet_bench::transport::{Transport, Where};
+use sublet_bench::{
     bandwidth, calls, chain, cold, connections, fifo, graph, latency, lease, memory, reject, swap, template,
     throughput,
 };

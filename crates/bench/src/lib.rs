@@ -33,14 +33,16 @@ pub mod lease;
 pub mod memory;
 mod own;
 mod pairs;
-pub(crate) mod raw;
+mod raw;
 pub mod reject;
-pub(crate) mod spinning;
+pub mod spinning;
 mod subject;
 pub mod swap;
 pub mod template;
 pub mod throughput;
 pub mod transport;
+
+pub use raw::connect_ofi;
 
 const FUNCTIONS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/bench.so"));
 
@@ -141,7 +143,7 @@ impl Samples {
 
 /// A core that the calling thread is pinned to.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Core {
+pub enum Core {
     /// The first that it may use.
     First,
     /// The last.
@@ -154,7 +156,10 @@ pub(crate) fn pin_client() -> Result<(), Error> {
 }
 
 /// Pins the calling thread to a core of this process, whatever the thread that started it is pinned to.
-pub(crate) fn pin(to: Core) -> Result<(), Error> {
+///
+/// # Errors
+/// `system`: the kernel refuses it.
+pub fn pin(to: Core) -> Result<(), Error> {
     pin_process(None, to)
 }
 
@@ -194,7 +199,7 @@ fn cores() -> Result<&'static [usize], Errno> {
 }
 
 /// Nanoseconds as a person reads them.
-pub(crate) fn human_ns(ns: f64) -> String {
+pub fn human_ns(ns: f64) -> String {
     match ns {
         ns if ns < 10_000.0 => format!("{ns:.0} ns"),
         ns if ns < 10_000_000.0 => format!("{:.1} us", ns / 1e3),

@@ -3,7 +3,6 @@
 //! This file only joins the parts: [`cli`] reads the command line and runs one of its commands, of which manager and
 //! agent have a [`config`]; the exit status is 0, or the number of the error's stable code.
 
-mod bench;
 mod cli;
 mod config;
 mod fabrics;

@@ -7,8 +7,8 @@ use indicatif::ProgressBar;
 use sublet_proto::Error;
 
 use super::output::{Output, table};
-use crate::bench::human_ns;
 use crate::fabrics::{Chosen, Clients, Fabric, Fabrics, look, measure};
+use sublet_bench::human_ns;
 
 const EXAMPLES: &str = "\
 Examples:

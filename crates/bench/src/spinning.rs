@@ -3,8 +3,11 @@
 use std::io::{Error, ErrorKind, Read, Write};
 use std::net::TcpStream;
 
-/// Sends all of them.
-pub(crate) fn send(stream: &mut TcpStream, mut bytes: &[u8]) -> Result<(), Error> {
+/// Sends all bytes.
+///
+/// # Errors
+/// That of the connection.
+pub fn send(stream: &mut TcpStream, mut bytes: &[u8]) -> Result<(), Error> {
     while !bytes.is_empty() {
         match stream.write(bytes) {
             Ok(sent) => bytes = &bytes[sent..],
@@ -15,8 +18,11 @@ pub(crate) fn send(stream: &mut TcpStream, mut bytes: &[u8]) -> Result<(), Error
     Ok(())
 }
 
-/// Receives as many as there is room for.
-pub(crate) fn receive(stream: &mut TcpStream, mut bytes: &mut [u8]) -> Result<(), Error> {
+/// Fills the buffer.
+///
+/// # Errors
+/// That of the connection, or its end.
+pub fn receive(stream: &mut TcpStream, mut bytes: &mut [u8]) -> Result<(), Error> {
     while !bytes.is_empty() {
         match stream.read(bytes) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),

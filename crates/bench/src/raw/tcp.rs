@@ -13,9 +13,9 @@ use sublet_fabric::clock::ticks_ordered;
 use sublet_proto::{Code, Error};
 use sublet_runtime::{CallOptions, Invocation, Invoker};
 
-use crate::bench::Samples;
-use crate::bench::pairs::{HEAD_BYTES, Mode, Rounds, UNCOUNTED, think};
-use crate::bench::spinning::{receive, send};
+use crate::Samples;
+use crate::pairs::{HEAD_BYTES, Mode, Rounds, UNCOUNTED, think};
+use crate::spinning::{receive, send};
 
 /// How long the worker may take to connect.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -24,7 +24,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 const PARAMETER_WORDS: usize = 14;
 
 /// The client's end; the other is the function `raw_tcp`, in the worker.
-pub(in crate::bench) struct Raw {
+pub(crate) struct Raw {
     listener: TcpListener,
     address: SocketAddr,
     stream: Option<TcpStream>,

@@ -14,8 +14,8 @@ use sublet_fabric::region::{PAGE_BYTES, Region};
 use sublet_proto::{Code, Error};
 
 use super::Block;
-use crate::bench::kin::lost;
-use crate::bench::{Core, pin};
+use crate::kin::lost;
+use crate::{Core, pin};
 
 /// By which the two threads reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

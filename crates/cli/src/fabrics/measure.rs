@@ -16,8 +16,7 @@ use sublet_fabric::ofi::Network;
 use sublet_fabric::ofi::raw::PingPong;
 use sublet_proto::{Code, Error};
 
-use crate::bench::raw::connect_ofi;
-use crate::bench::{Core, pin, spinning};
+use sublet_bench::{Core, connect_ofi, pin, spinning};
 
 /// What is sent to find the time of a round trip.
 const SMALL_BYTES: usize = 64;

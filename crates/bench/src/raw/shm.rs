@@ -7,8 +7,8 @@ use sublet_fabric::clock::ticks_ordered;
 use sublet_proto::Error;
 use sublet_runtime::{CallOptions, Invoker};
 
-use crate::bench::Samples;
-use crate::bench::pairs::{Called, Mode, Rounds, UNCOUNTED, think};
+use crate::Samples;
+use crate::pairs::{Called, Mode, Rounds, UNCOUNTED, think};
 
 /// The flags, as indices of 32-bit words of the input's head.
 const REQUEST: usize = 128 / 4;

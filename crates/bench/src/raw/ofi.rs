@@ -13,11 +13,11 @@ use sublet_proto::{Code, Error};
 use sublet_runtime::Invoker;
 
 use super::tcp;
-use crate::bench::pairs::{Rounds, UNCOUNTED, think};
-use crate::bench::{Core, Samples, pin};
+use crate::pairs::{Rounds, UNCOUNTED, think};
+use crate::{Core, Samples, pin};
 
 /// Both ends, which are in this process.
-pub(in crate::bench) struct Raw {
+pub(crate) struct Raw {
     near: PingPong,
     far: PingPong,
     away: tcp::Raw,
@@ -72,8 +72,11 @@ impl Raw {
     }
 }
 
-/// Two ends that are connected.
-pub(crate) fn connect(network: &Network, max_bytes: u64) -> Result<(PingPong, PingPong), Error> {
+/// Connects two endpoints of this process.
+///
+/// # Errors
+/// That of the network.
+pub fn connect(network: &Network, max_bytes: u64) -> Result<(PingPong, PingPong), Error> {
     let (mut near, contact) = PingPong::open(network, max_bytes)?;
     let (mut far, contact) = PingPong::accept(network, max_bytes, &contact)?;
     thread::scope(|scope| {

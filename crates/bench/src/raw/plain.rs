@@ -14,26 +14,26 @@ const HEAD_BYTES: usize = 16;
 const WALK_BYTES: usize = 64 << 20;
 
 /// The client's end. The thread ends with it.
-pub(in crate::bench) struct Plain(TcpStream);
+pub(crate) struct Plain(TcpStream);
 
 impl Plain {
     /// Starts the thread, and connects to it by this address.
-    pub(in crate::bench) fn connect(address: IpAddr) -> Result<Plain, Error> {
+    pub(crate) fn connect(address: IpAddr) -> Result<Plain, Error> {
         connect(address).map(Plain).map_err(failed)
     }
 
     /// Asks for so many bytes.
-    pub(in crate::bench) fn ask(&mut self, len: usize) -> Result<(), Error> {
+    pub(crate) fn ask(&mut self, len: usize) -> Result<(), Error> {
         self.0.write_all(&head(ASK, len)).map_err(failed)
     }
 
     /// Takes what was asked for.
-    pub(in crate::bench) fn receive(&mut self, into: &mut [u8]) -> Result<(), Error> {
+    pub(crate) fn receive(&mut self, into: &mut [u8]) -> Result<(), Error> {
         self.0.read_exact(into).map_err(failed)
     }
 
     /// Sends bytes.
-    pub(in crate::bench) fn send(&mut self, from: &[u8]) -> Result<(), Error> {
+    pub(crate) fn send(&mut self, from: &[u8]) -> Result<(), Error> {
         let head = head(TAKE, from.len());
         let mut slices = [io::IoSlice::new(&head), io::IoSlice::new(from)];
         let mut left = &mut slices[..];
@@ -45,7 +45,7 @@ impl Plain {
     }
 
     /// Waits until what was sent is there.
-    pub(in crate::bench) fn settle(&mut self) -> Result<(), Error> {
+    pub(crate) fn settle(&mut self) -> Result<(), Error> {
         self.0.write_all(&head(SIGN, 0)).and_then(|()| self.0.read_exact(&mut [0])).map_err(failed)
     }
 }

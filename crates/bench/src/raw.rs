@@ -14,7 +14,7 @@ use sublet_runtime::Invoker;
 use super::Samples;
 use super::pairs::Rounds;
 use super::transport::Transport;
-pub(crate) use ofi::connect as connect_ofi;
+pub use ofi::connect as connect_ofi;
 
 /// The raw side of a measurement. What it keeps between blocks, as connections, it keeps as a call's does.
 pub(super) enum Raw {

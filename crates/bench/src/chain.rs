@@ -45,9 +45,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 const PACKAGE: &str = "sublet-bench-chain";
 const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/chain.so"));
-const MODULE: &str = include_str!("../../functions/chain.py");
+const MODULE: &str = include_str!("../functions/chain.py");
 const SERVER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/http_chain"));
-const SERVER_MODULE: &str = include_str!("../../functions/http_chain.py");
+const SERVER_MODULE: &str = include_str!("../functions/http_chain.py");
 
 /// What the functions, and the servers, are written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
