@@ -146,9 +146,10 @@ def name_of(code):
 
 def command():
     """The help texts of the command and all of its subcommands."""
-    program = os.environ.get("SUBLET_PROGRAM") or ROOT / "target/release/sublet"
-    if not Path(program).exists():
-        raise PluginError(f"{program} does not exist: build it with `cargo build --release`")
+    target = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
+    program = target / os.environ.get("SUBLET_PROFILE", "release") / "sublet"
+    if not program.exists():
+        raise PluginError(f"{program} does not exist: `cargo xtask docs` builds it")
     parts = ["# The command", "These are the help texts of `sublet` and its subcommands."]
     pending = [[]]
     while pending:

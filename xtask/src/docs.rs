@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 
 use crate::options::Options;
 use crate::step::{Outcome, Show, Step};
-use crate::{install, root};
+use crate::{PROFILE, install, root};
 
 /// The builder, which `scripts/setup.sh docs` installs.
 const MKDOCS: &str = "target/tools/mkdocs/bin/mkdocs";
@@ -17,19 +17,25 @@ pub fn chore(options: Options) -> io::Result<ExitCode> {
         return Ok(ExitCode::FAILURE);
     }
     let mut step = Step::start("docs", Show::Summary)?;
-    let outcome = check(&mut step)?;
+    let outcome = build(&mut step, "release")?;
     let tally = step.finish(outcome)?;
     println!("the site is in target/site");
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Builds the site with the command that is built.
+/// Builds the site with the command of the tests.
 pub fn check(step: &mut Step) -> io::Result<Outcome> {
+    build(step, PROFILE)
+}
+
+/// Builds the site with the command that was built with this profile.
+fn build(step: &mut Step, profile: &str) -> io::Result<Outcome> {
     let builder = root().join(MKDOCS);
     if !builder.exists() {
         return Err(io::Error::other(format!("{MKDOCS} does not exist: run scripts/setup.sh docs")));
     }
     let mut build = Command::new(builder);
-    build.args(["build", "--strict", "--quiet"]).current_dir(root()).env("NO_MKDOCS_2_WARNING", "1");
+    build.args(["build", "--strict", "--quiet"]).current_dir(root());
+    build.env("SUBLET_PROFILE", profile).env("NO_MKDOCS_2_WARNING", "1");
     Ok(Outcome::from(step.run(build)?))
 }

@@ -83,7 +83,7 @@ fn try_wheel(
     // Away from the sources: what is tested is what was installed.
     let mut test = Command::new(environment.join("bin/python"));
     test.args(["-m", "pytest", "-q", "--import-mode=importlib", "-p", "no:cacheprovider"]);
-    test.arg(tests).current_dir(&environment);
+    test.arg(tests).current_dir(&environment).env("SUBLET_PROFILE", profile);
     Ok(Outcome::from(step.run(create)? && step.run(install)? && step.run(test)?))
 }
 
