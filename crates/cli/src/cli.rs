@@ -250,4 +250,44 @@ mod tests {
             assert!(command.get_after_help().is_some(), "{} has no example", command.get_name());
         }
     }
+
+    /// The command lines of a help text's examples, without their explanations, redirections and the programs around them.
+    fn examples(help: &str) -> impl Iterator<Item = Vec<String>> {
+        let lines = help.lines().filter_map(|line| line.strip_prefix("  "));
+        let commands = lines.flat_map(|line| line.split(" | ")).flat_map(|line| line.split(" && "));
+        commands.filter_map(|line| {
+            let words = words(line.trim().split("  ").next().unwrap_or_default());
+            let words: Vec<_> =
+                words.into_iter().take_while(|word| !["<", ">", "&"].contains(&word.as_str())).collect();
+            words.first().is_some_and(|word| word == "sublet").then_some(words)
+        })
+    }
+
+    /// The words of a command line, in which quotes hold words together.
+    fn words(line: &str) -> Vec<String> {
+        let parts = line.split('\'').enumerate();
+        parts
+            .flat_map(|(number, part)| match number % 2 {
+                0 => part.split_whitespace().map(str::to_owned).collect(),
+                _ => vec![part.to_owned()],
+            })
+            .collect()
+    }
+
+    /// The help texts of a command and all of its subcommands.
+    fn helps(command: &clap::Command) -> Vec<String> {
+        let own = command.get_after_help().map(ToString::to_string);
+        own.into_iter().chain(command.get_subcommands().flat_map(helps)).collect()
+    }
+
+    #[test]
+    fn examples_of_help_texts_are_valid_command_lines() {
+        let helps = helps(&Arguments::command());
+        let examples: Vec<_> = helps.iter().flat_map(|help| examples(help)).collect();
+        assert!(examples.len() > 50, "only {} examples were found", examples.len());
+        for words in examples {
+            let parsed = Arguments::try_parse_from(&words);
+            assert!(parsed.is_ok(), "{}: {}", words.join(" "), parsed.unwrap_err());
+        }
+    }
 }

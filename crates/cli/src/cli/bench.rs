@@ -42,7 +42,7 @@ Examples:
   sublet bench lease --transport tls                          leases granted a second, and how long a grant takes
   sublet bench reject                                         what a busy shared core costs
   sublet bench fifo --size 4KiB                               a message between two processes, beside a Linux FIFO
-  sublet bench chain --functions 5 --language python            chains of functions, beside HTTP servers
+  sublet bench chain --functions 5 --language python          chains of functions, beside HTTP servers
   sublet bench xpucall                                        a call of the shim, beside a flag in shared memory
 
 Over tcp and ofi, `latency` and `bandwidth` start a Sublet of their own, unless they are told a manager; so do `memory`,
