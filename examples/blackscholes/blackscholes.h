@@ -1,4 +1,4 @@
-/* What the program and its function say to each other. */
+/* Declares the data that the program and its function exchange. */
 #ifndef BLACKSCHOLES_H
 #define BLACKSCHOLES_H
 

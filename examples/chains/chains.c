@@ -1,4 +1,4 @@
-/* What has the stages executed: all of them here, or every second one on another processor or on a device. */
+/* Executes the stages of a chain: all of them here, or every second one on another processor or on a device. */
 
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>

@@ -1,4 +1,4 @@
-"""What has the stages executed: all of them here, or every second one on another processor."""
+"""Executes the stages of a chain: all of them here, or every second one on another processor."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""What stages.c has, in Python: each takes text and makes text of it, as bytes."""
+"""Implements the stages of stages.c in Python: each takes text and makes text of it, as bytes."""
 
 import collections
 import re

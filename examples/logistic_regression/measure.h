@@ -1,4 +1,4 @@
-/* What the programs that are processes share: they read their arguments and say what they took, each as the others. */
+/* Helps the programs that are processes: reads their arguments and prints their measurements, alike for all. */
 #ifndef MEASURE_H
 #define MEASURE_H
 

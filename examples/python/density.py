@@ -1,4 +1,4 @@
-"""How many instances of a function that makes thumbnails fit before their tail latency doubles, and what memory each has of its own.
+"""Measures how many instances of a thumbnail function fit before their tail latency doubles, and how much memory each has of its own.
 
     python examples/python/density.py [--units cpu,dpu] [--rate 1]
 

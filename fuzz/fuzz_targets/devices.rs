@@ -1,4 +1,4 @@
-//! Of kernels: images, what is kept on a disk, what a builder is told and answers, and CUDA's formats.
+//! Decodes data of kernels: images, stored files, requests to a builder and its answers, and CUDA's formats.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

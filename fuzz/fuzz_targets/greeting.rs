@@ -1,5 +1,5 @@
-//! How a connection from the network begins: no bytes may panic an agent or a client, none may pass for a lease's but
-//! those that its secret has signed, and no stream of bytes becomes a message outside of the bounds.
+//! Decodes greetings from the network: no bytes may panic an agent or a client, none may pass for a lease's
+//! without its secret, and no stream of bytes becomes a message outside of the bounds.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,5 +1,5 @@
-//! What a peer sends on a data connection: any bytes are a frame in its only form or an error, and no frames, whatever
-//! they say of whichever region, reach memory that was not exposed, or leave an end that is neither up nor down.
+//! Decodes frames of a data connection: any bytes are a frame in its only form or an error, and no frame reaches
+//! memory that was not exposed, or leaves an endpoint that is neither connected nor closed.
 #![no_main]
 
 use std::sync::{Arc, OnceLock};

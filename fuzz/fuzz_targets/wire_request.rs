@@ -1,5 +1,5 @@
-//! What a worker reads out of its inbox and a client out of its results: any words are some request and some outcome,
-//! and no lease's options make a layout whose places lie outside of its region.
+//! Decodes a worker's inbox and a client's results: any words are some request and some outcome, and no lease's
+//! options make a layout with offsets outside of its region.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

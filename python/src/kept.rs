@@ -1,4 +1,4 @@
-//! What must not be given up by a process that was forked while it was there: the parent has it still.
+//! Keeps resources that a forked child must not give up, since its parent still has them.
 //!
 //! A child has copies of leases, calls and registered memory. Giving them up there would end the parent's leases, and take pages
 //! from under its arrays.

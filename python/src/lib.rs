@@ -1,4 +1,4 @@
-//! What the Python package `sublet` has that is not Python: its module `sublet._native`.
+//! Implements the module `sublet._native`: the part of the Python package `sublet` that is not in Python.
 //!
 //! It is thin: leases, calls and registered memory as the library has them, and messages of several pieces
 //! ([`sublet::frames`]). What a call means to Python is the package's: see `sublet/_lease.py`.

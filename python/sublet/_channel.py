@@ -1,4 +1,4 @@
-"""What a function that is executed by a graph's run has of the run: memory components, messages, and which instance it is."""
+"""Access of functions to the run that executes them: memory components, messages, and the number of the instance."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Whether a function is still what was sent of it.
+"""Detects whether a function still equals what was sent of it.
 
 A function that is sent by value brings along the values that it refers to: globals, what it closes over, defaults, attributes of
 classes. These may change, and pickling the function anew for each call would cost more than most calls. So a `Watch` notes what the

@@ -1,4 +1,4 @@
-"""Which calls are with the workers, and which wait to be sent.
+"""Assigns calls to workers, and queues calls that wait to be sent.
 
 There are few more with the workers than they have cores, so that others can still be cancelled, and go to whoever is idle. Nobody
 need look for the next one to be sent: whoever collects a result sends it; and while any wait, the background thread collects.

@@ -1,4 +1,4 @@
-"""What goes wrong, by the same codes in every language (SPECIFICATION.md, Errors)."""
+"""Exceptions, by the same codes as in every language (SPECIFICATION.md, Errors)."""
 
 import concurrent.futures
 import traceback

@@ -1,4 +1,4 @@
-"""Which variables statements read and set: what a compiler knows of a function without executing it.
+"""Finds the variables that statements read and set, without executing a function.
 
 - *read*: may be read before it was set by these statements, so that its value comes from before them;
 - *set*: has a value after them on every way through;

@@ -1,4 +1,4 @@
-"""What notebooks show: leases as tables of HTML, which are read by people and by screen readers."""
+"""Displays leases in notebooks: as tables of HTML for people and for screen readers."""
 
 import html
 import itertools

@@ -1,4 +1,4 @@
-"""What a lease of functions in Python brings along: the caller's own modules, by their content."""
+"""Packs what a lease of functions in Python needs: the caller's own modules, by their content."""
 
 import importlib.util
 import json

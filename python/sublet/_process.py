@@ -1,4 +1,4 @@
-"""Whether this process is the one that began to use Sublet, or was forked from it."""
+"""Detects processes that were forked from one that uses Sublet."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Where the function of an application is split."""
+"""Marks the points at which the function of an application is split."""
 
 
 def split(name=None, *, parallelism=1, memory=None, pu=None, external_effects=False, swap=None):

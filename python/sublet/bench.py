@@ -1,4 +1,4 @@
-"""What calls cost here, beside what else there is: `python -m sublet.bench [--peers] [--json]`.
+"""Measures calls on this machine, beside their alternatives: `python -m sublet.bench [--peers] [--json]`.
 
 All in one run on one machine: ratios hold, absolute times drift. Peers are measured where they are installed: Ray, Dask
 (`pip install ray distributed`); `ProcessPoolExecutor` always is.

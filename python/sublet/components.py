@@ -1,4 +1,4 @@
-"""What the source of a compiled application is made of: see `sublet.app`.
+"""Building blocks for the source of compiled applications; see `sublet.app`.
 
 A function that `component` decorates is executed by one component of the graph. It gets variables of the application by the names of
 its parameters, and returns a dict of those that it leaves to the components behind it, or the `result` of the application, of which

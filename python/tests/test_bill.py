@@ -1,4 +1,4 @@
-"""What leases cost."""
+"""Tests the bills of leases."""
 
 import time
 

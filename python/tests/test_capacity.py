@@ -1,4 +1,4 @@
-"""How much memory calls reserve for their replies."""
+"""Tests how much memory calls reserve for their replies."""
 
 import numpy
 import pytest

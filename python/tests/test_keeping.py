@@ -1,4 +1,4 @@
-"""What a function or its caller keeps beyond a call stays what it was, whatever later calls bring."""
+"""Tests that what a function or its caller keeps beyond a call stays unchanged by later calls."""
 
 import concurrent.futures
 import functools

@@ -1,4 +1,4 @@
-"""How long leases live: as long as something needs them, without help of the garbage collector."""
+"""Tests the lifetimes of leases: as long as something needs them, without help of the garbage collector."""
 
 import asyncio
 import concurrent.futures

@@ -1,4 +1,4 @@
-"""What functions find of the machine: time zones, cores, memory, shared memory and a user, as libraries expect on every machine."""
+"""Tests what functions see of the machine: time zones, cores, memory, shared memory and a user, as libraries expect."""
 
 import errno
 import getpass

@@ -1,4 +1,4 @@
-"""What notebooks show of a lease."""
+"""Tests the display of leases in notebooks."""
 
 import html.parser
 import time

@@ -1,4 +1,4 @@
-"""What errors say that a value of the caller's or of a function's causes."""
+"""Tests the messages of errors that a value of the caller or of a function causes."""
 
 import functools
 import threading

@@ -1,4 +1,4 @@
-/* What the test programs share: a test is a function, and the first condition of it that does not hold ends it. */
+/* Helps the test programs: a test is a function, and the first false condition ends it. */
 #ifndef CHECK_H
 #define CHECK_H
 

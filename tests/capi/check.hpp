@@ -1,4 +1,4 @@
-// What the test programs in C++ share: a test is a function, and the first condition of it that does not hold ends it.
+// Helps the test programs in C++: a test is a function, and the first false condition ends it.
 #ifndef CHECK_HPP
 #define CHECK_HPP
 

@@ -1,4 +1,4 @@
-/* What a worker is looked at by: a mark in the trace of its system calls, and what counting.c has counted. */
+/* Lets tests observe a worker: a mark in the trace of its system calls, and the counts of counting.c. */
 #include <dlfcn.h>
 #include <stdint.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-/* What a function finds and can do among files. */
+/* Tries file operations as a function. */
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>

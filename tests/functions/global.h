@@ -1,4 +1,4 @@
-/* What functions of a global process have in common. */
+/* Helps functions of a global process. */
 #ifndef GLOBAL_H
 #define GLOBAL_H
 

@@ -1,4 +1,4 @@
-"""What neighbours.c has, in Python: functions that are global processes."""
+"""Implements the functions of neighbours.c in Python: functions that are global processes."""
 
 import os
 import struct

@@ -1,4 +1,4 @@
-/* What a function can do on the network: it tries, and says what came of it. */
+/* Tries network operations as a function, and reports the results. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdint.h>

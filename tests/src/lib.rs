@@ -1,4 +1,4 @@
-//! What the tests of the repository as a whole share: where its files are and how to read them.
+//! Helps the tests of the whole repository: finds its files and reads them.
 //!
 //! `tests/walls.rs` holds the import rules and the wall around unsafe code, `tests/map.rs` keeps the documents in
 //! step with the tree, and the program `fuzz-seeds` writes the first inputs of the fuzz targets.

@@ -1,4 +1,4 @@
-//! What calls do: hot, warm and cold, copied and not, one and many, waited for in every way, and what they cost.
+//! Tests calls: hot, warm and cold, copied and not, one and many, waited for in every way, and their cost.
 
 #![allow(clippy::unwrap_used)]
 

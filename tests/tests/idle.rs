@@ -1,4 +1,4 @@
-//! Who has nothing to do uses no processor time: counted in ticks, over some seconds.
+//! Tests that idle processes use no processor time: counted in ticks, over some seconds.
 
 #![allow(clippy::unwrap_used)]
 

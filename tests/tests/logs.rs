@@ -1,4 +1,4 @@
-//! What functions print: a log for each lease, and never the node's own.
+//! Tests the output of functions: a log for each lease, and never the node's own.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,5 @@
-//! What a tenant may have: cores, memory, leases, money. What is beyond is refused by name, and nobody else is hurt.
+//! Tests the quotas of a tenant: cores, memory, leases, money. What is beyond is refused by name, and nobody else
+//! is hurt.
 
 #![allow(clippy::unwrap_used)]
 

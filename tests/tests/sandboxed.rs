@@ -1,5 +1,5 @@
-//! What functions can do in their sandboxes, as seen from a client: nothing on the network unless node and package say so;
-//! and what the operator is told of the walls.
+//! Tests what functions can do in their sandboxes, as seen from a client, and what the operator learns of
+//! weaknesses.
 
 #![allow(clippy::unwrap_used)]
 

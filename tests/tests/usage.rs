@@ -1,5 +1,5 @@
-//! What runs of graphs use, and what follows from it: the record of a run, sizes that are chosen by earlier runs, limits that hold,
-//! and what is shown of all that.
+//! Tests the recorded usage of runs of graphs, and its consequences: sizes that earlier runs determine, limits,
+//! and what is shown.
 
 #![allow(clippy::unwrap_used)]
 

@@ -130,6 +130,20 @@ mod tests {
     }
 
     #[test]
+    fn duties_are_statements() {
+        const QUESTIONS: [&str; 10] =
+            ["What", "Who", "Whom", "Whoever", "How", "Where", "Which", "When", "Whether", "Of"];
+        let is_question = |path: &&PathBuf| {
+            let source = fs::read_to_string(root().join(path)).unwrap();
+            let duty = duty(path, &source).unwrap_or_default();
+            QUESTIONS.contains(&duty.split(' ').next().unwrap_or_default())
+        };
+        let files = files(SOURCES).unwrap();
+        let questions: Vec<_> = files.iter().filter(is_question).collect();
+        assert!(questions.is_empty(), "state the duty by a verb or a noun in the heads of {questions:#?}");
+    }
+
+    #[test]
     fn duty_is_the_first_sentence_of_the_head() {
         let cases = [
             (

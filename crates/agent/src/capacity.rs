@@ -1,4 +1,4 @@
-//! What the node has to lend: the cores this process may run on, and most of the memory it may use.
+//! Determines what a node lends: the cores that this process may use, and most of the memory.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! What carries a lease's calls between nodes, and the secrets by which its connections are its own.
+//! Chooses the transport of a lease's calls between nodes, and makes the secrets that protect its connections.
 
 use sublet_fabric::connection::Connection;
 use sublet_fabric::greeting::Secret;

@@ -1,4 +1,4 @@
-//! What an operator of the node commands: lend, drain, reclaim; sandboxes of its own. Both ends of it.
+//! Executes the commands of a node's operator: lend, drain, reclaim, and sandboxes of its own. Both ends of it.
 //!
 //! A command is the first message of a connection of its own. It is taken from the agent's own user and from root,
 //! which the kernel tells; a ticket is no authority for it, and no manager is needed. The node's state is answered at

@@ -1,5 +1,4 @@
-//! What the fuzz target `listeners` reaches beside the agent's own listeners: the shim, as a worker process calls it. Compiled
-//! for it alone.
+//! Gives the fuzz target `listeners` access to the shim, as a worker process calls it. Compiled for it alone.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock};

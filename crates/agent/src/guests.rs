@@ -1,4 +1,4 @@
-//! Who reaches a segment: its client, and worker processes that its client has invited.
+//! Decides which processes reach a segment: its client, and worker processes that its client has invited.
 //!
 //! An invitation is a number and a secret, and is good once: for a connection at the agent's port, or for the memory itself if
 //! the process is on this node. It says whether the guest may write. The client is number 0, and needs none. By its number a

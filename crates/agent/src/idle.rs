@@ -1,4 +1,4 @@
-//! When a lease counts as idle (R06): no call has been executed for its idle timeout.
+//! Decides when a lease is idle (R06): no call was executed for its idle timeout.
 //!
 //! Calls leave no time behind, so their number is looked at a few times within the timeout. A lease ends between
 //! one timeout and one and an eighth of it after its last call, and the grace after that. The end is announced; a

@@ -1,4 +1,5 @@
-//! Where the connections of workers find their lease: a client makes one for each worker, and proves that it is its own.
+//! Matches the connections of workers with their lease: a client makes one for each worker, and proves that it is
+//! its own.
 //!
 //! A connection names a lease, a worker and a counter, with a proof that only who has the lease's secret can make. The
 //! thread that has taken the connection verifies that here and lays it on the lease's [`Desk`]; the lease's supervisor

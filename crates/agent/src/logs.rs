@@ -1,4 +1,5 @@
-//! What functions print: a file for each lease in the state folder, which only the node's operator can read.
+//! Stores the output of functions: a file for each lease in the state folder, which only the node's operator can
+//! read.
 //!
 //! Nothing that a function prints enters the agent's own log, where it could pass for a message of the agent's. The sandbox's
 //! first process writes the file and bounds its size and rate; the agent opens it, and removes the oldest ones. A lease whose

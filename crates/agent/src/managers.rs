@@ -1,4 +1,4 @@
-//! Which managers there are, and which of them the node is with.
+//! Knows the managers of a node, and the one with which the node is registered.
 //!
 //! The node stays with one manager while that answers, and goes round robin to the next when it does not. Beside those
 //! that it was told of when it started it knows the ones that managers name in their answers, so that it finds its way

@@ -1,4 +1,4 @@
-//! What the threads of one agent share.
+//! Holds the state that the threads of one agent share.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,5 @@
-//! How fast a peer may speak. Control messages are few; whoever sends them as fast as it can wants no answer.
+//! Limits the rate of a peer's messages. Control messages are few; whoever sends them as fast as it can wants no
+//! answer.
 
 use std::time::{Duration, Instant};
 

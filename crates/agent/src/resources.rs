@@ -1,4 +1,4 @@
-//! Which cores and how much memory are lent to whom, and never the same twice.
+//! Assigns cores and memory to leases, each at most once at a time.
 //!
 //! Exclusive cores are lent from the highest number downwards, so that the lowest, where clients and the system tend
 //! to run, are lent last. Places on shared cores are lent as [`SharedPool`] says; a core is one or the other for as

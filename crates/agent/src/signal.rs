@@ -1,4 +1,4 @@
-//! How threads of the agent wake each other out of a `poll`: event descriptors, and waiting for several descriptors.
+//! Wakes threads of the agent out of a `poll`: event descriptors, and waiting for several descriptors.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;

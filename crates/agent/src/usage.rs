@@ -1,4 +1,4 @@
-//! What a lease has used: read from its usage region, bounded by what the agent itself has measured.
+//! Meters a lease: reads its usage region, bounded by the agent's own measurements.
 //!
 //! The region lies in the worker's memory, where a function could falsify it. So what is reported never shrinks, in
 //! all and for each function, and executing and polling together never exceed the lease's cores times the time it has

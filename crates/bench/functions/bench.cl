@@ -1,4 +1,4 @@
-// What `sublet bench` measures of kernels by OpenCL.
+// Kernels that `sublet bench` measures by OpenCL.
 
 kernel void echo(global const uchar *input, uint size, global uchar *output, uint capacity, global uint *written) {
     size_t at = get_global_id(0);

@@ -1,4 +1,4 @@
-//! How fast large payloads go there and come back, beside the same bytes without Sublet.
+//! Measures the transfer of large payloads in both directions, beside the same bytes without Sublet.
 //!
 //! A call carries its payload to the worker, which returns as many bytes: one call after the other, as the raw side does.
 //! The function copies nothing, for no network does it for the raw side either. In shared memory nothing moves but by a

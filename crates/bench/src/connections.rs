@@ -1,4 +1,4 @@
-//! What a call costs a client that is connected to more and more workers.
+//! Measures a call of a client that is connected to more and more workers.
 //!
 //! The workers share one core and sleep. Calls go to the first of them; the others are there, connected and idle. So
 //! what grows is what a client and a node have to look at, and nothing else. Leases of one worker and of several

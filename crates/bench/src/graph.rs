@@ -1,6 +1,6 @@
-//! What it takes to run a graph, beside what its components do: how soon the last of three begins where workers are warm,
-//! and what is left of cold starts in a chain whose next environments are made ready ahead. There no component can have the
-//! workers of the one before it. What handing on costs in any case is seen in a chain whose components all have the same workers.
+//! Measures the run of a graph beside its components: the start of the last of three warm ones, and the
+//! remaining cost of cold starts in a chain whose next environments are prepared ahead. There no component can have the workers of the one before it. What handing on costs in
+//! any case is seen in a chain whose components all have the same workers.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! How many leases a manager grants and takes back in a second, over the wire, and how long a grant takes.
+//! Measures leases that a manager grants and takes back in a second, over the wire, and the latency of a grant.
 //!
 //! The manager is a process of its own, and so are, as far as it can tell, a thousand nodes that report each second.
 //! First some connections with some requests in flight at each ask for leases as fast as the answers come: one request

@@ -1,4 +1,4 @@
-//! How fast memory components are read and written, beside the same bytes without Sublet.
+//! Measures reads and writes of memory components, beside the same bytes without Sublet.
 //!
 //! Both sides walk through as many bytes, in accesses of one size, a block of the one after a block of the other. In shared
 //! memory the limit is a copy out of, or into, memory of the process's own. Over TCP it is a plain connection to a thread

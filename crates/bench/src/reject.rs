@@ -1,4 +1,5 @@
-//! What it costs to be turned away by a busy shared core, and to be sent on to a free one, beside a plain warm call.
+//! Measures a call that a busy shared core rejects, and one that is sent on to a free core, beside a plain warm
+//! call.
 //!
 //! A node of its own shares two cores. One of them is held: a function sleeps there, so that its core is taken and yet
 //! idle. A client has a worker on each. Three kinds of calls alternate in short blocks:

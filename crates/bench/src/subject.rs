@@ -1,4 +1,4 @@
-//! What a figure is of: the fields that every figure of calls begins with.
+//! Describes the subject of a measurement: the fields that every figure of calls begins with.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! What a program loses whose array is larger than the memory it may use, beside the same program with all of it here.
+//! Measures a program whose array is larger than its memory, beside the same program with all of it local.
 //!
 //! Both arrays are the same, one of ordinary memory in huge pages, one [`Swapped`] with its swap space on the same
 //! node. A round goes through the one and then through the other, page by page, in the same order, and does the same

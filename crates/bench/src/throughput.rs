@@ -1,4 +1,4 @@
-//! How many calls a second go through several workers with several calls in flight at each.
+//! Measures calls per second through several workers with several calls in flight at each.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What carries the calls of a measurement, and the Sublet that executes them.
+//! Chooses the transport of a measurement, and the Sublet that executes its calls.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! How managers are reached, as C says it.
+//! Translates the C description of the managers' addresses and credentials.
 
 use std::ffi::c_char;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Where Rust meets C: errors become a status and a message, panics stop, pointers are checked.
+//! Separates Rust from C: errors become a status and a message, panics stop, pointers are checked.
 
 use std::any::Any;
 use std::cell::RefCell;

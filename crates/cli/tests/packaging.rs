@@ -1,4 +1,4 @@
-//! What an installation brings along: the units of systemd, and telling it that a program serves.
+//! Tests what an installation contains: the units of systemd, and their readiness notice.
 
 #![allow(clippy::unwrap_used)]
 

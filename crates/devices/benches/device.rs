@@ -1,5 +1,5 @@
-//! What a launch costs beside a bare one, and a cached instance beside a build: `cargo bench -p sublet-devices [-- N]`
-//! prints JSON.
+//! Measures a launch beside a bare one, and a cached instance beside a build: `cargo bench -p sublet-devices [--
+//! N]` prints JSON.
 //!
 //! - `launch`: a warm call with 64 bytes each way, beside `clEnqueueNDRangeKernel` and `clFinish` of the same kernel with
 //!   nothing else, in turns. Inputs and outputs that stay on the device are measured beside it.

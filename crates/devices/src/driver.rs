@@ -1,4 +1,4 @@
-//! What a library for devices must do, and nothing of what is the same for all of them.
+//! Defines the operations of a driver for devices, without anything that all drivers share.
 //!
 //! A driver has one open device, with a number of lanes: what is in one lane goes in order, and lanes go at once. Its
 //! handles keep what they need alive, and may be dropped in any order.

@@ -1,4 +1,4 @@
-//! What can go wrong with a device and what runs on it.
+//! Defines the errors of devices and of what runs on them.
 
 use std::io;
 

@@ -1,5 +1,5 @@
-//! What the fuzz target `devices` reaches: everything that is read of bytes which another process has written. Compiled for
-//! it alone.
+//! Gives the fuzz target `devices` access to every decoder of bytes that another process has written. Compiled
+//! for it alone.
 
 use crate::builder::wire;
 use crate::cuda::formats;

@@ -1,4 +1,4 @@
-//! Which functions stay ready while nobody calls them: a pure decision over recency, frequency, cost and size.
+//! Decides which functions stay ready while they are not called, by recency, frequency, cost and size.
 //!
 //! This is Greedy-Dual-Size-Frequency, which FaasCache found best for functions: an entry's priority is
 //!

@@ -1,4 +1,4 @@
-//! Where launches go one after the other: a driver's lane, with memory for inputs and outputs that come from the host.
+//! Executes launches one after the other: a driver's lane, with memory for inputs and outputs of the host.
 //!
 //! The word in which a kernel says how much it wrote is zero before each launch; it is made so right after it was read,
 //! which the host need not wait for.

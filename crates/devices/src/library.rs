@@ -1,4 +1,4 @@
-//! How a table of a shared library's functions is declared and found at run time.
+//! Declares tables of a shared library's functions, and finds them at run time.
 
 /// Declares a structure of function pointers and `find`, which takes them from a library that is loaded.
 macro_rules! functions {

@@ -1,4 +1,4 @@
-//! What a sandbox on a device is made of, and what of that is refused before any driver sees it.
+//! Defines the specification of a sandbox on a device, and rejects invalid ones before a driver sees them.
 
 use sha2::{Digest as _, Sha256};
 use sublet_proto::package::kernels::{MAX_KERNEL_NAME_BYTES, check_options, is_kernel_name};

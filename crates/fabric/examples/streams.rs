@@ -1,4 +1,4 @@
-//! What the stream engine costs over a plain socket: ratios of medians, each pair of figures measured in turns.
+//! Measures the stream engine against a plain socket: ratios of medians, measured in turns.
 //!
 //! `cargo run --release -p sublet-fabric --example streams [ROUNDS]`
 

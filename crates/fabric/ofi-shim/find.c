@@ -1,4 +1,4 @@
-/* Which providers and interfaces there are, and what they do. */
+/* Lists the providers and interfaces of libfabric, and their capabilities. */
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* What the Rust side of the ofi provider sees of libfabric: flat structures and a table of functions, so that no layout
- * of libfabric's own is written down twice. src/ofi/ffi.rs mirrors this file.
+/* Declares what the Rust side of the ofi provider uses of libfabric: flat structures and a table of functions, so that no
+ * layout of libfabric's own is written down twice.
  *
  * libfabric is not linked. Its few exported functions come in `struct ofi_exports`, looked up in the loaded library; all
  * others are inline calls through tables that its objects carry. One thread at a time may be inside of a link's

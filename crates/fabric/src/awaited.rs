@@ -1,5 +1,5 @@
-//! What a thread waits for at an end that it may share with others: a turn of a line, until then or then, or until there
-//! is a reason to give up.
+//! Describes what a thread waits for at an endpoint that it may share: a line's turn, a deadline, or a reason to
+//! give up.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What can go wrong in the data plane's set-up and operations.
+//! Defines the errors of the data plane's set-up and operations.
 
 use sublet_proto::{Code, Error};
 

@@ -1,4 +1,4 @@
-//! What the peer of a connection between nodes may reach of this side's memory, and under which keys.
+//! Decides which of this side's memory the peer of a connection between nodes may reach, and under which keys.
 //!
 //! Region 0 is a side's own: a worker's inbox, a client's results. The others have the same numbers and sizes on both
 //! sides: the client's are its buffers, the worker's are copies of them, so that a place means the same bytes on

@@ -1,4 +1,4 @@
-//! How a connection between nodes begins: in the clear, with a greeting of fixed size and its answer.
+//! Starts a connection between nodes: in the clear, with a greeting of fixed size and its answer.
 //!
 //! The one who connects says what the connection is for, and the agent answers whether it may be. Control connections go
 //! on with TLS and prove themselves there. A data connection proves that it belongs to a lease: its greeting is signed

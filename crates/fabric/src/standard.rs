@@ -1,4 +1,4 @@
-//! Whether this process was started with its standard output open.
+//! Detects whether this process was started with its standard output open.
 //!
 //! Before `main` the standard library opens `/dev/null` in place of standard descriptors that are closed, so that no other
 //! file takes their numbers. What is written there is lost without an error. So this looks earlier, when the program is loaded.

@@ -1,4 +1,4 @@
-//! Who reads a connection when several threads wait on it.
+//! Chooses the thread that reads a connection when several threads wait for it.
 //!
 //! What arrives for all of them comes through one stream. One waiter is the *reader*: it sleeps in the kernel beside
 //! the stream, and takes what arrives, for everybody. The others sleep on the watches of their lines. A reader that

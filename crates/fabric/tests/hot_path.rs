@@ -1,5 +1,5 @@
-//! What goes over a stream allocates nothing once it has begun, whether its ends spin or sleep. That the count counts is
-//! shown, too.
+//! Tests that a stream allocates nothing once it has started, whether its ends poll or sleep. That the count
+//! counts is shown, too.
 
 #![allow(clippy::unwrap_used, unsafe_code)]
 

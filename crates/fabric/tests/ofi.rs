@@ -1,4 +1,4 @@
-//! What is special about the ofi provider; what every provider must do is in conformance.rs.
+//! Tests of the ofi provider; conformance.rs has the tests of all providers.
 
 #![allow(clippy::unwrap_used, unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What can go wrong with images.
+//! Defines the errors of images.
 
 use std::fmt;
 use std::io;

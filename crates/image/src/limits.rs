@@ -1,4 +1,4 @@
-//! What an image may at most be. Whatever is larger is refused before it can do harm.
+//! Defines the limits of images. Whatever is larger is refused before it can do harm.
 
 /// Most layers of one image; overlayfs takes 500, Docker makes no more than these.
 pub const MAX_LAYERS: usize = 127;

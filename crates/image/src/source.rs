@@ -1,4 +1,4 @@
-//! Where the blobs of an image come from.
+//! Reads the blobs of an image from their source.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

@@ -1,4 +1,4 @@
-//! What becomes of a layer: what is kept of it, what is dropped, and what is made of whiteouts.
+//! Tests how layers are unpacked: what is kept, what is dropped, and how whiteouts are made.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! How many requests for leases the core decides, on one core of the processor, with 10,000 nodes.
+//! Measures the lease requests that the core decides in a second, on one processor core, with 10,000 nodes.
 //!
 //! `cargo bench -p sublet-manager`. The promise is a million a second, and 200,000 of components, which have neighbours and
 //! keys, in pools and racks or not: SPECIFICATION.md, "The control plane". A grant here is

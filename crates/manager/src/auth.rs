@@ -1,4 +1,4 @@
-//! Who calls, and what they may: every request passes here before its method is entered.
+//! Authenticates and authorizes: every request passes here before its method is called.
 //!
 //! A caller is known by the access token that it shows, or, on the manager's own Unix socket, by its user, which the
 //! kernel says: this process's own and root are operators there. [`RIGHTS`] says which role may call which method; a

@@ -1,4 +1,4 @@
-//! What tenants and nodes may be called.
+//! Checks the names of tenants and nodes.
 
 use sublet_proto::package::PUBLIC;
 use sublet_proto::pu::{self, is_node_name};

@@ -1,4 +1,4 @@
-//! How much of the store each tenant may keep, and how many leases a day it may add to the ledger.
+//! Limits how much of the store each tenant may keep, and how many leases a day it may add to the ledger.
 //!
 //! What a tenant keeps is measured in the store, and from then on counted as it grows: the count is too high where
 //! something was replaced or removed, never too low but for what other managers have admitted since. So before a request

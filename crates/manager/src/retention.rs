@@ -1,4 +1,4 @@
-//! How long the manager keeps what has ended.
+//! Defines how long the manager keeps ended leases and runs.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What a manager takes from its store when it starts: an epoch of its own, and the secret of tickets.
+//! Reads what a manager needs from its store when it starts: an epoch of its own, and the secret of tickets.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! Where the manager keeps what must outlive it: one small trait, with SQLite or NATS JetStream behind it.
+//! Defines the store of a manager: one small trait, with SQLite or NATS JetStream behind it.
 //!
 //! A store has three things: keys with compare-and-swap, append-only logs, and blobs in parts. What stands under
 //! which key is said in [`keys`]. One manager alone needs no server ([`SqliteStore`]); several managers share one

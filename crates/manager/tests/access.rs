@@ -1,4 +1,4 @@
-//! Who may do what to a manager: TLS, tokens, roles, tenants and their quotas, over real sockets.
+//! Tests access to a manager: TLS, tokens, roles, tenants and their quotas, over real sockets.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! What tenants may keep in a running manager's store, and what makes room in it again.
+//! Tests what tenants may keep in a running manager's store, and what frees it again.
 
 #![allow(clippy::unwrap_used)]
 

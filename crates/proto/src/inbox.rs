@@ -1,4 +1,4 @@
-//! How large a lease's inbox is: what its manager reserves, its agent makes, and its client and workers map.
+//! Computes the size of a lease's inbox, for manager, agent, client and workers.
 
 use crate::v1::WorkerOptions;
 use crate::{Code, Error, limits};

@@ -1,4 +1,5 @@
-//! What crosses a process boundary in Sublet: control messages, packages, tickets, error codes.
+//! Defines everything that crosses a process boundary in Sublet: control messages, packages, tickets, error
+//! codes.
 //!
 //! The schema in `proto/sublet/v1` is the documentation of the messages; [`v1`] is generated from it. Beside it
 //! stand the things that a schema cannot say: what makes a package valid ([`package`]) or an application of several

@@ -1,4 +1,4 @@
-//! How a node is reached by clients on other machines, as its agent says it: read alike by agent, manager and client.
+//! Describes how clients on other machines reach a node; agent, manager and client read it alike.
 
 use std::fmt;
 use std::str::FromStr;

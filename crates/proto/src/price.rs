@@ -1,4 +1,4 @@
-//! What usage costs (R44; rFaaS IV-C): `C = Ca*ta + Cc*tc + Ch*th`, exact in integer nano-units.
+//! Computes the cost of usage (R44; rFaaS IV-C): `C = Ca*ta + Cc*tc + Ch*th`, exact in integer nano-units.
 
 use std::collections::BTreeMap;
 

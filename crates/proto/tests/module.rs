@@ -1,4 +1,4 @@
-//! What a WebAssembly package may be, against modules written byte by byte.
+//! Tests the checks of WebAssembly packages against modules written byte by byte.
 
 #![allow(clippy::unwrap_used)]
 

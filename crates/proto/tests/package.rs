@@ -1,4 +1,4 @@
-//! What a package may be, against real shared objects that the C compiler makes.
+//! Tests the checks of packages against real shared objects of a C compiler.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,4 @@
-//! How to reach the managers: their addresses, whom to trust, and who one is.
+//! Reads managers' addresses, trusted certificates and credentials.
 //!
 //! An [`Access`] is a value without a connection. Clients, agents and the command make channels out of it; each channel
 //! connects when it is first used and again after it broke, within a bounded time. A network that was cut is noticed

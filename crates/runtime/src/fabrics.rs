@@ -1,4 +1,4 @@
-//! What carries the calls of a lease: as its client says, or the best that client and node can both use.
+//! Chooses the transport of a lease's calls: the client's choice, or the best that client and node both have.
 //!
 //! A client on the node's own operating system shares memory with its workers. Anyone else gets the first of the
 //! networks that the node offers, best first, which this machine can use, too. A choice that cannot be had is an error

@@ -1,5 +1,5 @@
-//! How long a sandbox takes from the request to the program's first instruction, beside a bare fork and exec of the same
-//! program: both are measured in turns, for each kind, and for what crun makes. `cargo bench -p sublet-sandbox [-- STARTS]` prints JSON.
+//! Measures a sandbox's start from the request to the program's first instruction, beside a bare fork and exec of
+//! the same program: both are measured in turns, for each kind, and for crun's. `cargo bench -p sublet-sandbox [-- STARTS]` prints JSON.
 
 #![allow(clippy::unwrap_used)]
 

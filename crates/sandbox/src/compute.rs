@@ -1,4 +1,4 @@
-//! How much processor time a sandbox has used, for whoever has it made: by the kernel's count, which no function can write.
+//! Reads the processor time of a sandbox: the kernel's count, which no function can write.
 //!
 //! The count is that of the sandbox's control group: all of its processes, those that have ended included, from the time they
 //! came into it. Without such groups it is the sum over the processes that are there now, with what they have waited for; then

@@ -1,4 +1,4 @@
-//! What can go wrong with a sandbox.
+//! Defines the errors of sandboxes.
 
 use std::borrow::Cow;
 use std::io;

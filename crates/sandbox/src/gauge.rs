@@ -1,4 +1,4 @@
-//! How much memory a sandbox uses, for whoever has it made: read where the kernel counts it.
+//! Reads the memory use of a sandbox where the kernel counts it.
 //!
 //! That is the sandbox's control group: what its processes have for themselves, what they have written to their files in
 //! memory, and what the kernel has on their behalf. What is only a copy of files on a disk is left out; the kernel takes it

@@ -1,4 +1,4 @@
-//! What a new process does to itself before it becomes the sandbox's program.
+//! Prepares a new process before it becomes the sandbox's program.
 //!
 //! ```text
 //! spawner           init, the sandbox's first process                       program

@@ -1,4 +1,4 @@
-//! What sandboxes have to be shown of a host's interpreter, for programs that it executes.
+//! Lists the files of a host's interpreter that sandboxes must see to execute its programs.
 
 use std::ffi::OsStr;
 use std::fs;

@@ -1,4 +1,5 @@
-//! How strong sandboxes are on this machine: what protects them, and what is weaker here than it could be.
+//! Reports the strength of sandboxes on this machine: what protects them, and what is weaker here than it could
+//! be.
 //!
 //! The spawner program says it, since it is what needs the rights: it makes ready all that sandboxes would need, and one
 //! sandbox. Nothing is left of that.

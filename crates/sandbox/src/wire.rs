@@ -1,4 +1,4 @@
-//! What client and spawner say to each other, and the packets that carry it: both ends of `sandbox.proto`.
+//! Encodes the messages of client and spawner, and the packets that carry them: both ends of `sandbox.proto`.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, IoSlice, IoSliceMut};

@@ -1,5 +1,5 @@
-//! What is a container's alone: the files of its image. What it has in common with every kind is in `conformance.rs` and
-//! `attacks.rs`.
+//! Tests what only containers have: the files of an image. What it has in common with every kind is in
+//! `conformance.rs` and `attacks.rs`.
 
 #![allow(clippy::unwrap_used)]
 

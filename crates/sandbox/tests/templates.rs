@@ -1,5 +1,5 @@
-//! What is a template's alone: a warm interpreter, its modules, and copies that have nothing in common but what it had. What
-//! copies have in common with every kind is in `conformance.rs` and `attacks.rs`.
+//! Tests what only templates have: a warm interpreter, its modules, and copies that are independent of each
+//! other. What copies have in common with every kind is in `conformance.rs` and `attacks.rs`.
 
 #![allow(clippy::unwrap_used)]
 

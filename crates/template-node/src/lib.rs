@@ -1,4 +1,4 @@
-//! What a Node.js loads to be a template: a warm process that is forked into sandboxes.
+//! Makes a Node.js process a template: a warm process that is forked into sandboxes.
 //!
 //! The spawner starts Node.js, which loads this library and executes its [`SOURCE`]. Node.js was not made to be forked. What
 //! makes it possible: V8 has no threads of its own (`--single-threaded`), the few others of Node.js wait and are not

@@ -1,4 +1,5 @@
-//! What a Python interpreter loads to be a template: a warm process that is forked into sandboxes, and may be a worker there.
+//! Makes a Python interpreter a template: a warm process that is forked into sandboxes, and may be a worker
+//! there.
 //!
 //! The spawner starts the interpreter, which loads this library as the module `sublet_template` and executes its
 //! [`SOURCE`]. A copy that is to execute functions calls [`worker`]. It is for every Python from 3.9 on.

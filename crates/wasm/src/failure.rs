@@ -1,4 +1,4 @@
-//! What a call that did not return is told as.
+//! Translates the failure of a call into an error.
 
 use sublet_proto::Code;
 use sublet_runtime::worker::engine::Message;

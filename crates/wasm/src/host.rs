@@ -1,4 +1,4 @@
-//! What a module may import, and the state that one call has on this side.
+//! Provides the imports of a module, and the host's state of one call.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What a call may take, and the configuration of Wasmtime that holds it to that.
+//! Limits the resources of a call, and configures Wasmtime to enforce the limits.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-"""Where arrays lie: components of memory, and the pieces of one that arrays take and give back.
+"""Allocates arrays in memory components: the pieces of one that arrays take and give back.
 
 The bytes of an array are in a component, which may be anywhere. What can be said of it without its bytes (the shape, strides and
 place of a slice, whether two slices overlap) NumPy itself says of a *shadow*: an ndarray in a stretch of addresses that is as

@@ -1,4 +1,4 @@
-"""How arrays are divided into tiles that fit a working set, and views of far memory into runs of bytes: arithmetic alone."""
+"""Divides arrays into tiles that fit a working set, and views of remote memory into runs of bytes: arithmetic alone."""
 
 import itertools
 

@@ -1,4 +1,5 @@
-"""What goes along one axis from its beginning to its end: accumulations, and where the least and the greatest is."""
+"""Implements operations along one axis from its beginning to its end: accumulations, and the places of the least and the greatest
+element."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""How much of an array is in this process at a time."""
+"""Tests how much of an array is in this process at a time."""
 
 import os
 import tracemalloc

@@ -1,4 +1,4 @@
-//! What becomes of a message: when it arrives, how often, whether at all.
+//! Simulates the delivery of a message: when it arrives, how often, whether at all.
 //!
 //! Delays have a long tail and are drawn for each message, so messages overtake each other. Links are cut one way or
 //! both ways, and slowed, by whoever holds the [`Network`]; the rest is the [`Weather`].

@@ -1,4 +1,4 @@
-//! What a run is like, drawn from its seed: how large, how busy, and what goes wrong in it how often.
+//! Draws a simulated run from its seed: its size, its load, and its rates of faults.
 //!
 //! Each run has some of the faults only. A fault that is everywhere hides what another one would show: a cluster whose
 //! managers die each second never has a full queue.

@@ -1,4 +1,4 @@
-//! What will happen, in the order of its time: a calendar queue.
+//! Queues future events in the order of their time: a calendar queue.
 //!
 //! Most events are a few milliseconds or a second ahead. They go into one of [`DAYS`] days of a millisecond each, a list
 //! that is sorted when its day comes. What is further ahead waits in a heap. So an event costs a few nanoseconds,

@@ -1,4 +1,4 @@
-//! What all models share: time, what will happen, the network, what travels on it, and the truth.
+//! Holds the state that all models share: time, future events, the network with its messages, and the truth.
 
 use sublet_manager::core::{LeaseId, RequestId, Terms};
 use sublet_proto::Error;

@@ -1,4 +1,4 @@
-//! What a run leaves behind: its last events, and a fingerprint of all of them.
+//! Records the last events of a run, and a fingerprint of all of them.
 
 use std::fmt;
 

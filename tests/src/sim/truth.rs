@@ -1,4 +1,4 @@
-//! What is really the case, as nobody in the run can see it, and the invariants that must hold of it.
+//! Knows the true state of a run, which no party sees, and checks its invariants.
 //!
 //! The models tell [`Truth`] what happens: a ticket is signed, an agent takes up a registration, a lease attaches, a
 //! worker's time is over. It looks at what the event has touched, and keeps the first violation that it finds:

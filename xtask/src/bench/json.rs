@@ -1,4 +1,5 @@
-//! What `sublet bench --json` prints: an object, or a list of objects, whose values are texts, numbers or truths.
+//! Reads the output of `sublet bench --json`: an object, or a list of objects, whose values are texts, numbers or
+//! truths.
 //!
 //! Objects inside of objects are skipped: nothing that is shown here lies in one.
 

@@ -1,4 +1,4 @@
-//! What came of each part, as the tests tell it by lines such as `part fifos ok 12`.
+//! Reads the results of the parts from the tests' lines, such as `part fifos ok 12`.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! What came of each part, as a table and as JSON.
+//! Shows the results of the parts, as a table and as JSON.
 
 use std::fmt::Write;
 use std::path::Path;

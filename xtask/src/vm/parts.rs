@@ -1,4 +1,4 @@
-//! What a guest does, part by part, and what it leaves out.
+//! Lists the parts that a guest executes and those that it leaves out.
 
 use std::fmt::Write;
 use std::io;

@@ -1,4 +1,5 @@
-//! Whether libraries for devices are installed here. What they can do shows in the sandboxes that use them.
+//! Detects whether libraries for devices are installed on this machine. What they can do shows in the sandboxes
+//! that use them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

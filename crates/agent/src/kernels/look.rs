@@ -1,5 +1,5 @@
-//! What this node's devices are. Their drivers are never loaded here, so the builder is asked, once for each kind when the agent
-//! starts, in a sandbox like those of workers.
+//! Describes this node's devices. Their drivers are never loaded here, so the builder is asked, once for each
+//! kind when the agent starts, in a sandbox like those of workers.
 //!
 //! It may answer anything, late or never: of what it says the model is shown to people and the sizes are numbers, and without an
 //! answer in time the node offers the device all the same.

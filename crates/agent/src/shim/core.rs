@@ -1,5 +1,5 @@
-//! What a shim knows and decides: processes, FIFOs, names, rights and connections. Pure: calls, messages and ends go in, effects
-//! come out, and who carries them out stands [beside](super).
+//! Keeps the state of a shim and makes its decisions: processes, FIFOs, names, rights and connections. Pure:
+//! calls, messages and ends go in, effects come out, and who carries them out stands [beside](super).
 //!
 //! | state | kept | synchronised (Molecule 5) |
 //! |---|---|---|

@@ -1,4 +1,5 @@
-//! What lies between a client on another node and its worker process: messages both ways, and the workers' connections.
+//! Relays between a client on another node and its worker process: messages in both directions, and the workers'
+//! connections.
 //!
 //! The client has no descriptor of the worker's control socket, so the supervisor keeps it. A worker answers each of
 //! its client's messages once; those answers are relayed. What it says without being asked is kept as its last words, in

@@ -1,4 +1,4 @@
-//! What a lease's client is told, and that one who cannot be told anything is gone.
+//! Sends notices to a lease's client, and treats a client that cannot receive them as gone.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What lies between a client on another machine and the socket on which its worker process asks for memory.
+//! Relays between a client on another machine and the socket on which its worker process asks for memory.
 //!
 //! Questions are passed on one at a time. Answers go through a thread of their own, which makes of the client's tickets what
 //! the process gets: the memory itself, if the segment is on this node, and else a connection to it. That may take a while, and

@@ -1,4 +1,4 @@
-//! What the node's operator may do.
+//! Tests what a node's operator may do.
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! What an agent says of its devices, and what it hears of its neighbours.
+//! Tests an agent's reports of its devices, and its knowledge of its neighbours.
 
 use std::fs;
 use std::process::Command;

@@ -1,4 +1,5 @@
-//! What a FIFO is measured beside: two threads on the same cores, by pipes, by a plain TCP connection, or by copying alone.
+//! Measures the baselines of a FIFO: two threads on the same cores, by pipes, by a plain TCP connection, or by
+//! copying alone.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};

@@ -1,4 +1,4 @@
-//! What programs in the foreground share: signals, and what a service manager wants to hear.
+//! Signals and service manager notifications of programs that run in the foreground.
 //!
 //! The first SIGTERM or SIGINT stops in order, the second at once. A program that is started
 //! for one process only stops with that process, however it ends. If `$NOTIFY_SOCKET` is set, as systemd does for

@@ -1,4 +1,4 @@
-//! How results and errors are shown: for people, or as JSON.
+//! Prints results and errors as text or JSON.
 
 use std::io::{self, Write};
 use std::process::ExitCode;

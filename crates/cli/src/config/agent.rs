@@ -1,4 +1,4 @@
-//! What `sublet agent` can be told.
+//! Configuration of `sublet agent`.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

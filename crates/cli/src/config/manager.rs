@@ -1,4 +1,4 @@
-//! What `sublet manager` can be told.
+//! Configuration of `sublet manager`.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;

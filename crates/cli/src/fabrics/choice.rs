@@ -1,4 +1,4 @@
-//! What carries calls if nobody says anything: the first that a node offers and this machine can use.
+//! Predicts the default transport of calls: the first that a node offers and this machine can use.
 
 use sublet_fabric::Provider;
 use sublet_proto::network;

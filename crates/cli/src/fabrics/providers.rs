@@ -1,4 +1,4 @@
-//! What libfabric has here, beside what the kernel says of the same devices.
+//! Lists the providers of libfabric on this machine, beside the kernel's description of the same devices.
 
 use sublet_fabric::Provider;
 use sublet_fabric::ofi::{self, ProviderInfo};

@@ -1,4 +1,4 @@
-//! What a builder gives up before it reads a stranger's program.
+//! Restricts a builder's process before it reads untrusted programs.
 
 use std::ffi::OsString;
 use std::io;

@@ -1,4 +1,4 @@
-//! What is said to a builder and what it answers. Neither end trusts the other's lengths.
+//! Encodes the requests to a builder and its answers. Neither end trusts the other's lengths.
 
 use crate::MAX_VECTOR;
 use crate::bytes::{Reader, Writer};

@@ -1,4 +1,4 @@
-//! What a program for CUDA may be, and that it is whole.
+//! Checks that a program for CUDA has a known format and is complete.
 //!
 //! The driver is given a cubin or a fatbin by its address alone, and believes the sizes in it: so they are checked here,
 //! before it reads past the end of what a stranger sent.

@@ -1,4 +1,4 @@
-//! Which devices there are, and what each can do.
+//! Lists the OpenCL devices and their capabilities.
 
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What the environment of a process says to drivers of OpenCL.
+//! Sets the environment variables of OpenCL drivers.
 
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What a file of the store looks like: a header, then the payload.
+//! Defines the format of the store's files: a header, then the payload.
 //!
 //! ```text
 //! 0..8 magic and version   8..40 digest of what it was made of   40..48 time to make, us   48..56 payload's length

@@ -1,4 +1,5 @@
-//! What every kind of device must do, written once. A kind says how it is opened and how its kernels are spelled.
+//! Tests that every kind of device must pass, written once. A kind says how it is opened and how its kernels are
+//! spelled.
 
 // Each of the tests' programs uses what it needs.
 #![allow(dead_code, clippy::unwrap_used)]

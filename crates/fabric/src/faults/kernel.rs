@@ -1,4 +1,4 @@
-//! What the kernel is told about faults: the calls of userfaultfd and their layouts (linux/userfaultfd.h).
+//! Declares the system calls of userfaultfd and their layouts (linux/userfaultfd.h).
 
 use std::ops::{BitAnd, BitOr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

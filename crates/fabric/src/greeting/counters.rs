@@ -1,4 +1,4 @@
-//! Which counters of a lease's greetings have been used.
+//! Remembers which counters of a lease's greetings have been used.
 
 /// How far behind the largest one a counter may come: connections of several workers overtake each other.
 const WINDOW: u64 = 1024;

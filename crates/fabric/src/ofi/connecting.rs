@@ -1,4 +1,4 @@
-//! How an end gets its peer, and how it loses it.
+//! Connects an endpoint with its peer, and disconnects it.
 
 use std::time::{Duration, Instant};
 

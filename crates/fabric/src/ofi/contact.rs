@@ -1,4 +1,4 @@
-//! What one end tells the other so that they can be connected: opaque bytes for everybody else.
+//! Encodes an endpoint's address for its peer: opaque bytes for all others.
 
 use super::ffi::TOKEN_BYTES;
 use crate::FabricError;

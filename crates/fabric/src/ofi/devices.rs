@@ -1,4 +1,4 @@
-//! Whether this machine has a network device for which libfabric is worth loading.
+//! Detects a network device for which loading libfabric is worthwhile.
 //!
 //! Loading it and asking each of its providers takes from a tenth of a second to seconds, most of it in libraries that
 //! calibrate clocks for cards that are not there. The kernel lists every device that a provider could use which is

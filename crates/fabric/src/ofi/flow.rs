@@ -1,4 +1,4 @@
-//! How many messages may be under way: the slots of both ends, counted. Pure.
+//! Limits the messages in flight: counts the free slots of both endpoints. Pure.
 //!
 //! Each end has [`SLOTS`] slots in its own memory that the other fills in turn. A slot may be filled again when its
 //! reader has said that it is done with it: it counts what it has consumed, and the count travels in its own messages,

@@ -1,4 +1,4 @@
-//! What the peer's messages do here. Each is checked as if a stranger had sent it.
+//! Processes the messages of the peer. Each is checked as if a stranger had sent it.
 
 use super::live::{Asked, Effects, Live, SLOTS_OFFSET};
 use super::message::{self, LineMessage, Place, SLOT_BYTES, Tail};

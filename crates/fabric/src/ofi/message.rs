@@ -1,4 +1,4 @@
-//! What lands in a slot of the peer's: some puts, and then a line, an atomic or nothing.
+//! Encodes the message in a slot: several puts, then a line, an atomic operation or nothing.
 //!
 //! ```text
 //! header   consumed u32, kind u8, words u8, puts u16

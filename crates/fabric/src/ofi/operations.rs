@@ -1,4 +1,4 @@
-//! Which operations are under way and who waits for them. Pure.
+//! Tracks the operations in progress and the threads that wait for them. Pure.
 //!
 //! An operation belongs to a group; whoever began the group waits until nothing of it is under way. A connection that
 //! ends takes all of them with it, so that none has to fail by itself.

@@ -1,4 +1,4 @@
-//! What is posted to the peer. Each function says whether it could be: if not, something must complete first.
+//! Posts operations to the peer. Each function says whether it could be: if not, something must complete first.
 
 use std::ptr::NonNull;
 

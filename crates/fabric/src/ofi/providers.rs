@@ -1,4 +1,4 @@
-//! What libfabric finds on this machine.
+//! Lists the providers that libfabric finds on this machine.
 
 use std::ffi::{CString, c_void};
 

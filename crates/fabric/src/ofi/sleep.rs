@@ -1,4 +1,4 @@
-//! Where the thread that reads for all sleeps: on the network's descriptors, and on one of its own.
+//! Blocks the reading thread on the network's descriptors and on one of its own.
 //!
 //! What others of this process do for it must reach it there: whoever publishes a line while it sleeps, and whoever ends
 //! the connection, writes to an eventfd. As with a line's watch, the reader says that it is asleep and then looks once

@@ -1,4 +1,4 @@
-//! How this side waits: whoever waits takes what has arrived, and one of several does so for all.
+//! Implements waiting: the waiting thread receives what has arrived, one thread for all.
 
 use std::os::fd::BorrowedFd;
 use std::sync::TryLockError;

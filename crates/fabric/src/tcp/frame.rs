@@ -1,4 +1,4 @@
-//! What travels on a stream: frames of a fixed header, little endian, and what belongs to it behind it.
+//! Encodes the frames of a stream: a fixed header, little endian, with its payload behind it.
 //!
 //! | bytes | |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! What has arrived: a buffer for frames, and the rest of a payload that goes straight to where it belongs.
+//! Buffers received frames, and receives large payloads directly at their destination.
 
 use std::io;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Whether there is a connection, why not, and how those who wait for it learn of the end.
+//! Holds the state of a connection: open, or closed with a reason, of which waiting threads learn.
 
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! What is to be sent, in order: small things copied together, large ones where they lie.
+//! Queues data to send, in order: small pieces are copied together, large ones stay in place.
 
 use super::stream::{Part, Stream};
 use std::io;

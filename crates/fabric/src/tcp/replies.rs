@@ -1,4 +1,4 @@
-//! What the peer has asked for and not yet been sent. Whoever reads puts it here; whoever sends takes it out.
+//! Queues the replies that the peer has requested. Whoever reads puts it here; whoever sends takes it out.
 
 use std::collections::VecDeque;
 

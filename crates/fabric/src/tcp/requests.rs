@@ -1,5 +1,5 @@
-//! What this side has asked for and not yet got: a place for each request, with a line of its own that the reply
-//! publishes, so that who waits for a reply waits as one waits for any line.
+//! Tracks the requests of this side that have no reply yet, each with a line that the
+//! reply publishes, so that a thread waits for a reply as for any line.
 
 use std::ptr::NonNull;
 use std::sync::{Arc, Condvar, Mutex};

@@ -1,4 +1,4 @@
-//! What carries the bytes of a connection: a TCP socket, in the clear or encrypted, or, in tests, a simulated one.
+//! Transports the bytes of a connection: a TCP socket, in the clear or encrypted, or a simulated one in tests.
 //! Nothing here ever waits except [`Stream::poll`] and a handshake.
 
 use std::io;

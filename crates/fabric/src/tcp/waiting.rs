@@ -1,4 +1,4 @@
-//! How this side waits: whoever waits takes what has arrived.
+//! Implements waiting: the waiting thread receives what has arrived.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What every provider must do, written once and run over all of them.
+//! Tests that every provider must pass, written once.
 
 #![allow(clippy::unwrap_used, unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Which compression a layer has, told by its first bytes as everywhere, and the reader that undoes it.
+//! Detects the compression of a layer by its first bytes, and decompresses it.
 
 use std::io::{self, BufRead, BufReader, Read};
 

@@ -1,4 +1,4 @@
-//! Where an entry belongs, decided by its path alone, and what its name says if it is a whiteout.
+//! Decides by an entry's path where the entry belongs, and what its name means if it is a whiteout.
 
 use crate::error::{EntryProblem, ImageError};
 use crate::limits::{MAX_NAME_BYTES, MAX_PATH_BYTES, MAX_PATH_NAMES};

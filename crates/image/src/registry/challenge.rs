@@ -1,4 +1,4 @@
-//! What a registry wants to be shown, as it says in `WWW-Authenticate`.
+//! Parses what a registry demands in `WWW-Authenticate`.
 
 /// One way to prove who asks.
 #[derive(Clone, Debug, PartialEq, Eq)]

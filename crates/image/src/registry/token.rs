@@ -1,4 +1,4 @@
-//! How the header is made that proves to a registry who asks; with tokens, which somebody else gives.
+//! Makes the header that authenticates to a registry, with tokens from another server where necessary.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

@@ -1,4 +1,4 @@
-//! Who may do what in a store at the same time.
+//! Excludes operations on a store that must not overlap.
 
 use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;

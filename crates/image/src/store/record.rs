@@ -1,4 +1,4 @@
-//! What is known of each image, and what each name means: small files, complete when they have their names.
+//! Stores the records of images and of names: small files, complete when they have their names.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, ErrorKind, Write};

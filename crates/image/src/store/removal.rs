@@ -1,4 +1,4 @@
-//! How layers and what is left of them are removed: never through a link, and whatever their permissions are.
+//! Removes layers and their remains: never through a link, and whatever their permissions are.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};

@@ -1,4 +1,4 @@
-//! What one lease used in a part of time, and what that cost.
+//! Computes the usage and cost of one lease in a part of time.
 //!
 //! A cost is a function of cumulative usage, rounded down once for each term. The cost of a part of time is the
 //! difference of two such costs, so the parts of a lease add up to the cost of the whole, wherever they are cut.

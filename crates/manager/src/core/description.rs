@@ -1,4 +1,4 @@
-//! What a node may say of itself. All of it is handed to clients, who act on it.
+//! Checks the description of a node. All of it is handed to clients, who act on it.
 
 use sublet_proto::network::check_network;
 use sublet_proto::package::{PORTABLE, is_processor};

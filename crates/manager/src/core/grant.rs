@@ -1,4 +1,4 @@
-//! What clients want: leases, a later end for one, its end. And the one place where leases begin and end.
+//! Grants, renews and ends leases, as clients request. And the one place where leases begin and end.
 
 use std::sync::Arc;
 

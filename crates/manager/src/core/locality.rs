@@ -1,6 +1,6 @@
-//! Where a lease had better be, of the nodes where it fits: beside what it communicates with, or where others like it have
-//! been (Scad 4.1.1, steps 1 to 4). Where neither has room the lists by rank decide (step 5). A pool that a request names
-//! is where it must be, and so is a node, if it is for a program that a process spawns there.
+//! Prefers nodes for a lease among those where it fits: beside what it communicates with, or where others like it
+//! have been (Scad 4.1.1, steps 1 to 4). Where neither has room the lists by rank decide (step 5). A pool that a
+//! request names is where it must be, and so is a node, if it is for a program that a process spawns there.
 //!
 //! Leases with the same key begin to look at the same place of a ring of nodes, so the same nodes have their environment
 //! warm, and a node that comes or goes moves few of them.

@@ -1,4 +1,4 @@
-//! What goes into the core and what comes out.
+//! Defines the events and actions of the core.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Where leases go: ranked lists of nodes for each class, with random choice among the best (rFaaS-preprint 3.1), by rack and
-//! by pool (Scad 4.1.1).
+//! Places leases: ranked lists of nodes for each class, with random choice among the best (rFaaS-preprint 3.1),
+//! by rack and by pool (Scad 4.1.1).
 //!
 //! Where a package has several builds, or a build runs on nodes of several classes, the class is taken that has room and
 //! where the work is cheapest, or soonest done, as who asks weighs the two ([`weighing`](super::weighing)); of several

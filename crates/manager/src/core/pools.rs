@@ -1,4 +1,4 @@
-//! Which pool a node belongs to, and in which pools a lease is looked a place for (Scad, sections 4 and 4.1.1, step 5).
+//! Determines the pool of a node, and the pools in which a lease is placed (Scad, sections 4 and 4.1.1, step 5).
 //!
 //! A node says its pool, or the manager says it by what the node has left: then pools are virtual, and nodes go from one
 //! to another as leases come and end. A lease says in which pool it must be, or goes by what it holds:

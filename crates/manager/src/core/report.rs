@@ -1,4 +1,4 @@
-//! What agents say, and what their silence means.
+//! Processes the reports of agents, and their silence.
 
 use std::borrow::Cow;
 use std::collections::HashSet;

@@ -1,5 +1,6 @@
-//! Where one node stands in the ranked lists: among the nodes of its architecture, and among those with each device and
-//! interpreter that it has. So a lease of kernels, or of functions in Python, is placed like any other, and what it takes is gone from all of the node's lists.
+//! Keeps one node in the ranked lists: of its architecture, and of each device and interpreter that it has. So a
+//! lease of kernels, or of functions in Python, is placed like any other, and what it takes is gone from all of
+//! the node's lists.
 
 use sublet_proto::package::{is_device, is_python};
 use sublet_proto::v1::NodeDescription;

@@ -1,5 +1,6 @@
-//! Where segments go: leases of memory alone, which any node has that has memory (Scad 4.1.1, step 5), but rather one that the
-//! request names, as that of a component that accesses them (step 3), or one of its rack (step 2).
+//! Places segments: leases of memory without cores, on any node with the memory
+//! (Scad 4.1.1, step 5), preferably on one that the request names, as that of a component that accesses them (step 3), or one
+//! of its rack (step 2).
 //!
 //! Nodes are ranked by the magnitude of what is free. A segment goes to a node of the lowest rank where it fits, so that
 //! large ones still find room.

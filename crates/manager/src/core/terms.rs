@@ -1,4 +1,4 @@
-//! What a request for a lease means: defaults filled in, limits checked.
+//! Completes and checks the terms of a request for a lease.
 
 use sublet_proto::inbox::InboxShape;
 pub use sublet_proto::limits::MEMORY_PER_CORE_BYTES;

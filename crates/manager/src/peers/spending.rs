@@ -1,4 +1,4 @@
-//! What tenants spend by this manager, so that it stays exact when managers die.
+//! Publishes what tenants spend through this manager, so that it stays exact when managers die.
 //!
 //! A lease's cost only grows. Each growth is added to the tenant's sum once, by the manager that has the lease then.
 //! The sum is stored in the same batch as the lease's own record, and before it: a manager that dies between the two

@@ -1,4 +1,4 @@
-//! What neighbours are told of each other: how they reach each other, and by which secret they know each other.
+//! Tells neighbours each other's addresses, and the secret that only the two have.
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;

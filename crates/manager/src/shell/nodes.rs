@@ -1,4 +1,4 @@
-//! What agents say to the shell: registrations, reports, and the question whether a token is good.
+//! Passes messages of agents to the core: registrations, reports, and questions about tokens.
 
 use std::sync::Arc;
 use std::time::Duration;

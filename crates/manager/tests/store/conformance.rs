@@ -1,4 +1,4 @@
-//! What every store does, written once and run over each: SQLite in a folder, and NATS with a real server.
+//! Tests that every store must pass, written once: SQLite in a folder, and NATS with a real server.
 
 use std::sync::{Arc, Mutex};
 

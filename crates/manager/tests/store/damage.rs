@@ -1,4 +1,4 @@
-//! What faulty disks do to the embedded store: flipped bits, torn and missing files, older copies.
+//! Tests the embedded store on faulty disks: flipped bits, torn and missing files, older copies.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! What a store on NATS does when its server is gone, slow, full, or somebody else's.
+//! Tests a store on NATS when its server is gone, slow, full, or belongs to another installation.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -1,5 +1,4 @@
-//! What makes a document a graph: each field within its bounds, each edge between components that are there, and the
-//! whole such that a run of it can come to an end.
+//! Checks a graph document: the bounds of each field, the ends of each edge, and that a run of it can finish.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;

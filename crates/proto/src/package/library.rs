@@ -1,4 +1,4 @@
-//! What is known of a build's library once it has been looked at: what executes it, and where, and what it exports.
+//! Describes a build's library after it was inspected: its kind, its architecture and its exports.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

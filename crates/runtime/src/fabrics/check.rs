@@ -1,4 +1,4 @@
-//! What a client can know of its choice alone, before it asks for a lease.
+//! Checks a client's choice of a transport before it requests a lease.
 //!
 //! What carries a lease's calls is chosen when its node is known. By then the node's cores are taken, so a choice that
 //! cannot be had whichever node it is must not come that far.

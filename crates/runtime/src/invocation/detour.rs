@@ -1,4 +1,4 @@
-//! How a call goes on that its worker turned away, or that was lost with it.
+//! Sends a call again that its worker rejected, or that was lost with its worker.
 //!
 //! **Turned away**, by `core_busy`: the shared core was executing something else, and the call was not executed. It is
 //! sent at once to the next worker, on another core or another node, round after round with a growing nap in between,

@@ -1,4 +1,4 @@
-//! What to lease, said by a client.
+//! Describes what a client leases.
 
 use std::time::Duration;
 

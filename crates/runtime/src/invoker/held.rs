@@ -1,4 +1,4 @@
-//! What an invoker holds: the leases of one allocation, and which of their workers a call goes to (rFaaS III-D).
+//! Holds the leases of one allocation, and chooses the worker of a call (rFaaS III-D).
 //!
 //! All or nothing: leases are taken together, and if one of them cannot be attached the others are given back. With one
 //! lease a call goes straight to it.

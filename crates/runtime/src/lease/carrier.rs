@@ -1,4 +1,4 @@
-//! What carries a lease's requests to its workers: memory that is shared with them, or a connection to each.
+//! Sends a lease's requests to its workers: through shared memory, or over a connection to each.
 //!
 //! In shared memory a request stays where it was written until a worker process takes it, whichever that is. Over a
 //! network each worker has a connection, which ends with its process ([`end`](super::end)).

@@ -1,4 +1,4 @@
-//! How a call is sent: the path of every call, and nothing else.
+//! Sends a call: the path of every call, and nothing else.
 //!
 //! [`Lease::dispatch`] takes a record and a ring position, both lock-free, and publishes one line. It waits only while the
 //! ring is full, or while a worker process is started.

@@ -1,4 +1,4 @@
-//! What a worker process has written that makes no sense, and what becomes of such a process.
+//! Detects invalid values that a worker process has written, and stops such a process.
 //!
 //! A worker can write the memory that it shares with its client, by a wild pointer or by intent. What a client acts on is held
 //! to what the worker may write there: the number of a result that was asked for, a length within the call's output, a code

@@ -1,4 +1,4 @@
-//! How long is waited for what an agent was asked, or by it a worker process.
+//! Defines the timeouts of requests to an agent, and through it to a worker process.
 //!
 //! Within a machine an agent that has gone is known by its closed socket, and of one that says nothing no more is known.
 //! Over a network it gives a sign of life each [`PULSE`]. One of which nothing has come for [`SILENCE`] does not run,

@@ -1,4 +1,4 @@
-//! How a call's result is waited for, read, and let go.
+//! Waits for a call's result, reads it, and frees its record.
 //!
 //! A result is there when its line has the call's turn. It will never be if the call's ring position is below the worker's
 //! `dead_before`; then [`Lease::why_lost`] tells the reason.

@@ -1,4 +1,4 @@
-//! What is kept here of memory that is elsewhere: lines, written back when their place is needed and by `sync`.
+//! Caches memory of other machines in lines, written back on eviction and by `sync`.
 //!
 //! Lines lie in sets of [`WAYS`]; of a set the one that was not used for the longest goes, or nearly that one. Sixteen lines
 //! that follow each other are a block, which is what is asked for ahead, and blocks are spread over [`SHARDS`] with a lock

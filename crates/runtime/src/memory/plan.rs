@@ -1,4 +1,4 @@
-//! What a memory component is to be.
+//! Describes a memory component to create.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! What a run holds of what its graph's limits let it hold, and who waits for some of it: pure, but for [`Share`] and the lock.
+//! Accounts for what a run holds under its graph's limits, and for the components that wait: pure, but for
+//! [`Share`] and the lock.
 //!
 //! A component asks before it leases, or before a memory component grows, and gives back when the lease has ended. Who does not
 //! fit waits until others have given back. That there is nobody left who could is known at once: of those who hold something,

@@ -1,4 +1,4 @@
-//! What earlier runs of an application used, as far as its sizes are chosen by that.
+//! Summarizes the usage of earlier runs of an application, from which sizes are chosen.
 //!
 //! The client chooses, and not the managers: it makes the leases, it knows what its latest run used without asking, and a run of an
 //! application that is open asks nobody for it. What the managers keep is read once, when the application first runs.

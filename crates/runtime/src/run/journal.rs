@@ -1,4 +1,4 @@
-//! What a run has recorded, where no death of its client or its components reaches: in the managers' store.
+//! Records a run in the managers' store, where it survives its client and its components.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -1,4 +1,4 @@
-//! How far a run has come, and what is to be done next: every decision of a run, without threads, clocks or I/O.
+//! Decides the next steps of a run: every decision, without threads, clocks or I/O.
 //!
 //! A component waits until all that trigger it are done, then its instances execute, then it is done. What it hands to the
 //! next is recorded before any of them begins. When a component or a memory component is lost, its *communicating set* is

@@ -1,4 +1,4 @@
-//! How much memory a run had over time, in a bounded number of points: pure.
+//! Records a run's memory over time in a bounded number of points: pure.
 //!
 //! A point is the most that there was in its interval. When there would be more than [`MAX_POINTS`], intervals become twice as
 //! long, and two points become one.

@@ -1,4 +1,4 @@
-//! How large components are made, by what they used in earlier runs (Scad 4.3.1): pure.
+//! Chooses the sizes of components from the usage of earlier runs (Scad 4.3.1): pure.
 //!
 //! A memory component has an initial size, and grows by an increment. What is leased and not used costs its share of the use; each
 //! growth costs time, which is worth [`STEP_COST`] of the use. Of a few sizes those are taken with which earlier runs would have cost

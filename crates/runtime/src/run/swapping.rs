@@ -1,6 +1,7 @@
-//! What a compute component swaps goes to memory of the run that the graph's document does not name: a memory component for each
-//! of its instances, of which a worker process uses that of its first. It is leased as it is needed, shown and counted as all
-//! memory is. When it is lost the component begins again, and what was there is of no use to anybody.
+//! Adds swap space to a run: a memory component, not named in the document, for each instance of a compute
+//! component that swaps; a worker process uses that of its first instance. It is leased as it is needed, shown
+//! and counted as all memory is. When it is lost the component begins again, and what was there is of no use to
+//! anybody.
 
 use sublet_proto::graph::{Component, Edge, Graph, Memory, Relation, Rights, Role};
 use sublet_proto::limits::MIN_SEGMENT_BYTES;

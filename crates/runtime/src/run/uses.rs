@@ -1,5 +1,5 @@
-//! What the components of a run have, and had: what is leased is known here, what memory components hold is seen here, and what
-//! workers use of their own memory is said by their agents.
+//! Collects what the components of a run lease and use: leases are known here, memory components are measured
+//! here, and agents report the workers' own memory.
 //!
 //! Agents are asked and not waited for. What they say of a lease only grows; a component's part of it is what came between its
 //! begin and its end. A worker process has some memory before it executes anything, which nobody leases: what it has when it is

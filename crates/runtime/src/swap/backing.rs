@@ -1,4 +1,4 @@
-//! Where the pages of an array are that are not here.
+//! Defines the swap space of an array: where its absent pages are stored.
 
 use sublet_proto::Error;
 

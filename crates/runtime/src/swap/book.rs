@@ -1,4 +1,4 @@
-//! What is where: which pages of the array are resident, which were written, and which are in the swap space.
+//! Records the state of each page: resident, written, or in the swap space.
 //!
 //! No system call is made here. [`judge`](super::judge) says what is to be done about a fault,
 //! [`victims`](super::victims) what goes; who does it says when it is done.

@@ -1,4 +1,4 @@
-//! How pages come: read from the swap space and put in, or moved in from a slot.
+//! Brings pages in: reads them from the swap space, or moves them in from a slot.
 
 use sublet_fabric::faults::Writing;
 use sublet_proto::Error;

@@ -1,7 +1,8 @@
-//! Where the pager runs. While it works the thread that faulted sleeps: on that thread's core nobody has to be woken from
-//! idleness, and what is put in is in the right cache. So it goes there, as long as only one thread faults and that one is
-//! pinned to its core, as a worker's threads are. One that is not would be moved to an idle core each time it is woken;
-//! then, and with several threads, the pager runs wherever the kernel likes.
+//! Moves the pager to the core of the thread that faults. While it works the thread that faulted sleeps: on that
+//! thread's core nobody has to be woken from idleness, and what is put in is in the right cache. So it goes
+//! there, as long as only one thread faults and that one is pinned to its core, as a worker's threads are. One
+//! that is not would be moved to an idle core each time it is woken; then, and with several threads, the pager
+//! runs wherever the kernel likes.
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};

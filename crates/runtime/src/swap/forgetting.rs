@@ -1,4 +1,4 @@
-//! How pages are forgotten that nobody needs any more: given back to the machine, as they are.
+//! Discards pages that are no longer needed: returns them to the machine without writing them.
 
 use std::ops::Range;
 

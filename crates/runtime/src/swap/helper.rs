@@ -1,4 +1,4 @@
-//! What is done beside the faults: reading ahead, and making room.
+//! Works beside the page faults: reads ahead, and evicts pages in advance.
 
 use super::book::{Book, Want};
 use super::follow::run_anywhere;

@@ -1,4 +1,4 @@
-//! What is to be done about a fault.
+//! Decides how a page fault is handled.
 
 use sublet_fabric::faults::Touch;
 

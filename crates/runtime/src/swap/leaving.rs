@@ -1,5 +1,5 @@
-//! How pages go: moved out of the array, so that nobody writes them any more, written to the swap space if they differ
-//! from what is there, and given back to the machine.
+//! Evicts pages: moves them out of the array, so that no thread writes them, writes them to the swap space if
+//! they changed, and returns their memory to the machine.
 
 use sublet_fabric::FabricError;
 use sublet_fabric::faults::{Extent, Writing};

@@ -1,4 +1,4 @@
-//! Who sees to the faults of an array: a thread of its own, which decides under a lock and acts outside of it.
+//! Serves the page faults of an array: a thread of its own, which decides under a lock and acts outside of it.
 
 use std::cell::Cell;
 use std::ptr::NonNull;

@@ -1,4 +1,4 @@
-//! What a swapped array is to be.
+//! Describes a swapped array to create.
 
 use sublet_proto::{Code, Error};
 

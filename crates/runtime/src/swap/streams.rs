@@ -1,5 +1,4 @@
-//! What a program is doing, as far as its faults tell: going through memory in order, or here and there, by the page or
-//! by more.
+//! Recognizes a program's access pattern from its faults: sequential or random, by page or by block.
 
 use super::units::{BLOCK_PAGES, REGION_PAGES};
 

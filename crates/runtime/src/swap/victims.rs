@@ -1,4 +1,4 @@
-//! What goes when room is needed.
+//! Chooses the pages to evict.
 
 use super::book::{Book, State, Unit, Want};
 use super::slots::Slot;

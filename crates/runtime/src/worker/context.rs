@@ -1,5 +1,5 @@
-//! What the long form of a function gets as its fourth argument: `struct sublet_context` of `sublet_function.h`, and what
-//! its functions do.
+//! Provides the fourth argument of a function's long form: `struct sublet_context` of `sublet_function.h`, and
+//! its operations.
 //!
 //! Nothing here is on the path of a call that does not use it.
 

@@ -1,4 +1,5 @@
-//! What calls the functions of a package: native code in this crate ([`super::library`]), or an engine of another.
+//! Defines the engine that calls the functions of a package: native code in this crate ([`super::library`]), or
+//! an engine of another.
 //!
 //! A worker program is [`super::process::run`] with one [`Engine`]. The loop of [`Worker`](super::Worker) is compiled for
 //! the engine's own [`Caller`], so that choosing between engines costs a call nothing: a process has one kind of package,

@@ -1,5 +1,5 @@
-//! What every worker program does, whatever its engine: it is started by an agent, with its control socket as standard
-//! input, and runs a worker process on that.
+//! Implements what all worker programs share: an agent starts one with its control socket as standard input, and
+//! it runs a worker process on that.
 
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;

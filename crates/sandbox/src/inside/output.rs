@@ -1,4 +1,5 @@
-//! What a program prints: read from a pipe by the sandbox's first process and written where its operator reads it.
+//! Passes on a program's output: the sandbox's first process reads it from a pipe and writes it where its
+//! operator reads it.
 //!
 //! The program never has that file or terminal itself: it could truncate the file or type into the terminal. A sandbox with
 //! a log of its own has every byte there. Without one the output goes to the spawner's standard error, in lines that each

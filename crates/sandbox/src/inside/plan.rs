@@ -1,4 +1,4 @@
-//! What a process that was made ahead of time is to become: how the spawner tells it.
+//! Tells a process that was made ahead of time what it becomes.
 
 use std::ffi::CString;
 use std::io;

@@ -1,4 +1,4 @@
-//! Who a sandbox's processes are: one user and one group of their own, who may do nothing special, ever.
+//! Drops privileges: a sandbox's processes have one user and one group of their own, and no capabilities, ever.
 
 use std::io;
 

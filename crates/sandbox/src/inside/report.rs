@@ -1,4 +1,5 @@
-//! What spawner and sandbox tell each other while a sandbox is made, and when its program ends: one small packet each.
+//! Encodes the reports between spawner and sandbox while a sandbox is made, and when its program ends: one small
+//! packet each.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

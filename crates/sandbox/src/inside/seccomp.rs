@@ -1,4 +1,4 @@
-//! Which system calls a sandbox may make: those on a list, some only with harmless arguments. All others fail with
+//! Restricts the system calls of a sandbox to a list, some only with harmless arguments. All others fail with
 //! EPERM, as if the caller had not the right.
 //!
 //! What is not on the list is, above all: what traces or reads other processes, mounts, namespaces, keys, modules,

@@ -1,4 +1,4 @@
-//! What a process does to itself before it becomes a template: a language runtime that is kept warm.
+//! Prepares a process before it becomes a template: a language runtime that is kept warm.
 //!
 //! Nothing of a tenant's ever runs in it, only modules of the operator's interpreter. It has no rights, no network, and of
 //! the host's files what sandboxes have. But it must be able to make sandboxes' first processes: it has no Landlock, which

@@ -1,4 +1,4 @@
-//! How a sandbox comes to be: forked into its namespaces ahead of time, told what to become, and awaited.
+//! Creates a sandbox: forked into its namespaces ahead of time, told what to become, and awaited.
 //!
 //! The steps are apart so that those of a vector run side by side: all are told before the first is awaited.
 

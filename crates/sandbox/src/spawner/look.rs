@@ -1,4 +1,4 @@
-//! What sandboxes are like here: each wall, and what follows from one that is missing.
+//! Examines the protections of sandboxes on this machine, and the consequences of each missing one.
 
 use std::os::fd::AsFd;
 use std::path::Path;

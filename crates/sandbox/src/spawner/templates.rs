@@ -1,4 +1,4 @@
-//! Which templates are kept: one of each interpreter without modules, and some with those that are asked for often.
+//! Keeps templates: one of each interpreter without modules, and some with modules that are often requested.
 //!
 //! Who asks for modules gets a copy of the template that has them, if that is warm. Else it gets one of the bare
 //! interpreter and imports by itself, as any program does: it never waits for another's modules. How often each is asked

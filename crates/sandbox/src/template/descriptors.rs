@@ -1,5 +1,5 @@
-//! What a language runtime holds open for itself. A copy has the same numbers, as its memory says, and nothing behind them
-//! that is also the template's or another copy's.
+//! Lists the descriptors that a language runtime holds open for itself. A copy has the same numbers, as its
+//! memory says, and nothing behind them that is also the template's or another copy's.
 
 use std::fs;
 use std::io;

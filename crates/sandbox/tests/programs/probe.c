@@ -1,4 +1,4 @@
-// What the tests run inside of sandboxes: tries something, and says on descriptor 0 what came of it, a line each:
+// Tries operations inside of a sandbox for the tests, and reports each result on descriptor 0 in a line of its own:
 //   blocked WHAT ERRNO     it was refused
 //   BREACH WHAT            it worked
 //   said TEXT              something that the test asked for

@@ -1,4 +1,4 @@
-//! What the tests of sandboxes share: a spawner, and a program that tries things.
+//! Helps the tests of sandboxes: a spawner, and a program that tries operations.
 
 #![allow(clippy::unwrap_used, dead_code)]
 

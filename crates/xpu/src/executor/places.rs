@@ -1,5 +1,5 @@
-//! Where an executor keeps bytes between the functions of a call, and under names also between calls: in its own memory, or where what
-//! executes functions keeps them, as in that of a device, which so is a memory component of whoever calls.
+//! Keeps an executor's bytes between the functions of a call, and under names also between calls: in its own
+//! memory, or in the engine's, such as that of a device, which thus is a memory component of the caller.
 //!
 //! ```text
 //! resize|compress         what is between them has no name, and ends with the call

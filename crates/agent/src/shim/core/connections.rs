@@ -1,4 +1,4 @@
-//! Who reads a FIFO, and who is connected to write to it.
+//! Tracks the reader of each FIFO and the connected writers.
 
 use sublet_proto::v1::{self, shim_message::Body};
 use sublet_proto::{Code, Error};

@@ -1,5 +1,4 @@
-//! Where the components of a graph stand in a drawing: in layers, so that triggers and data flow downwards, with as few
-//! crossings as can be had cheaply. By dagre.
+//! Lays out the components of a graph in layers by dagre, so that triggers and data flow downwards with few crossings.
 
 use dagre::graph::{Graph as Layered, GraphOptions};
 use dagre::{EdgeLabel, LayoutOptions, NodeLabel, layout};

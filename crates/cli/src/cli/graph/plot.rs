@@ -1,4 +1,4 @@
-//! How much memory a run had over time, as characters or as SVG: what was used, and above it what was leased in vain.
+//! Draws a run's memory over time, as characters or as SVG: used memory, and above it leased but unused memory.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-//! Which network a connection goes over, and how an interface of it is opened.
+//! Chooses the network of a connection, and opens an interface of it.
 
 use std::ffi::{CString, c_int};
 use std::net::IpAddr;

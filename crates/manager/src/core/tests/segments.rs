@@ -1,4 +1,4 @@
-//! Where leases of memory alone go.
+//! Tests the placement of segments.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! How keys, logs and blobs are called on a server of NATS.
+//! Names keys, logs and blobs on a NATS server.
 //!
 //! A subject is tokens with dots between them, and a token may not hold everything that a key may. So each segment of
 //! a key becomes one token: what is no plain character is written as `=` and two hexadecimal digits for each of its

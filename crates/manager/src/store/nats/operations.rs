@@ -1,4 +1,4 @@
-//! What is asked of JetStream. Nothing here keeps state or knows what the subjects stand for.
+//! Sends requests to JetStream. Nothing here keeps state or knows what the subjects stand for.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

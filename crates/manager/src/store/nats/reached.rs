@@ -1,6 +1,6 @@
-//! How far each stream of a store has come, in a file of the manager's state folder. A server whose disk has lost messages, or
-//! that was started with an older copy of its files, serves what it has without a word; its streams then end before
-//! a message that it had acknowledged.
+//! Records the last position of each stream of a store, in a file of the manager's state folder. A server whose
+//! disk has lost messages, or that was started with an older copy of its files, serves what it has without a
+//! word; its streams then end before a message that it had acknowledged.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! Which servers to ask, and as whom.
+//! Parses the addresses and credentials of NATS servers.
 
 use std::fmt;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! How the memory components of a run reach the workers that access them.
+//! Passes the memory components of a run to the workers that access them.
 //!
 //! Each worker process has a socket on which it asks for memory, and a thread here that answers: with the files of segments, opened
 //! for what the edge allows, or with connections to those of other machines. A process on another machine has that socket of its

@@ -1,5 +1,4 @@
-//! Which regions of the array are whose: pieces of whole regions, the first free ones that fit. What stands here is outside of the
-//! array.
+//! Allocates whole regions of the array, first fit. What stands here is outside of the array.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Where the pages are that are not here: in memory of the run that this process executes a component for.
+//! Stores evicted pages in the memory of the run for which this process executes a component.
 
 use std::sync::Arc;
 

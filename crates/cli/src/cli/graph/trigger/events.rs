@@ -1,4 +1,4 @@
-//! What makes a graph run: lines, files, the clock, messages.
+//! Sources of events that start runs: lines, files, the clock, messages.
 
 use std::io::{BufRead, stdin};
 use std::path::PathBuf;
