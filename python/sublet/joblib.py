@@ -55,7 +55,7 @@ class SubletBackend(AutoBatchingMixin, ParallelBackendBase):
     supports_inner_max_num_threads = True
     default_n_jobs = -1
 
-    # In seconds. A call costs microseconds, joblib's own work for a batch about 0.1 ms: a batch has to be long beside that.
+    # In seconds. joblib's own work for a batch takes much longer than a call: a batch has to be long beside that.
     MIN_IDEAL_BATCH_DURATION = 0.02
     MAX_IDEAL_BATCH_DURATION = 0.2
 

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence, futex};
 
-/// 64-bit words of a line's body, at most. Every word that is written and read costs a nanosecond or two.
+/// 64-bit words of a line's body, at most. Every word that is written and read costs time.
 pub const BODY_WORDS: usize = 7;
 /// Bytes of a line: one cache line.
 pub const LINE_BYTES: u64 = 64;

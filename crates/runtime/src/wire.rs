@@ -14,7 +14,7 @@
 //! | 2 | place of the output; above it the high 16 bits of the result's turn, and a flag for a timed request | |
 //!
 //! A place is 41 bits: 33 of offset, and above them 8 of region. So a request is 32 bytes and a result 24: every word
-//! of a line costs its writer and its reader a nanosecond or two.
+//! of a line costs time of its writer and its reader.
 //!
 //! Both sides of the protocol live in this crate; nobody else writes or reads these lines. A worker decodes requests
 //! of a client that may be broken: [`Request::decode`] takes any three words, and every place in them is checked

@@ -45,7 +45,7 @@ const RING_AT: u64 = PAGE_BYTES;
 const INLINE_WORDS: usize = 5;
 const INLINE_BYTES: usize = INLINE_WORDS * 8;
 /// What is copied at a time. Longer copies are made by one instruction, which some processors execute line by line where
-/// another core has written last: then it takes ten times as long.
+/// another core has written last: then it takes many times as long.
 const PIECE_BYTES: usize = 1024;
 /// How often is looked before somebody sleeps: about as long as waking takes.
 const LOOKS: u32 = 20_000;

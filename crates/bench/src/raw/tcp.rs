@@ -1,7 +1,7 @@
 //! A TCP connection that carries nothing but the payload: the same bytes forth and back, without delay, and both ends
 //! spin or both block. Nothing is copied, and nothing encrypted.
 //!
-//! The bytes lie where those of calls lie, at both ends. That is more than thrift: some processors copy twenty times as
+//! The bytes lie where those of calls lie, at both ends. That is more than thrift: some processors copy many times as
 //! slowly where target and source lie within a few bytes of the same place of a page, as those of the kernel and of
 //! `malloc` do.
 

@@ -19,7 +19,7 @@ use crate::FabricError;
 use crate::line::{BODY_WORDS, Turn};
 
 /// Bytes of a header: a cache line, so that a payload that is aligned to lines lies aligned to them in the kernel, too.
-/// Some processors copy twenty times as slowly to a place that is a few bytes further into its page than the source.
+/// Some processors copy many times as slowly to a place that is a few bytes further into its page than the source.
 pub const HEADER_BYTES: usize = 64;
 /// Bytes of the longest reason of a [`Frame::Cut`]; the rest of a longer one is left out.
 pub const MAX_REASON_BYTES: usize = 512;
