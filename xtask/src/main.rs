@@ -13,6 +13,7 @@ mod evidence;
 mod fuzz;
 mod gpu_check;
 mod install;
+mod language;
 #[cfg(test)]
 mod links;
 mod loom;
@@ -56,6 +57,11 @@ const CHORES: &[Chore] = &[
         run: coverage::chore,
     },
     Chore { usage: "map", help: "list the source files, each with its duty", run: map::chore },
+    Chore {
+        usage: "language [--area AREA] [--rule RULE] [--write yes]",
+        help: "list wording that is not plain English; lower the table of what is left",
+        run: language::chore,
+    },
     Chore { usage: "loom", help: "model-check the rings", run: loom::chore },
     Chore {
         usage: "sim [--seeds N] [--first-seed S] [--nodes N] [--hours H]",
