@@ -175,7 +175,7 @@ fn a_pool_that_there_is_not_is_refused_with_those_that_there_are() {
     let mut manager = sublet();
     refused(
         manager.args(["manager", "--print-config", "--pools-balanced", "0"]),
-        &["--pools-balanced", "some memory for each core"],
+        &["--pools-balanced", "must be more than 0"],
     );
     let call = sublet().args(["call", "x/f", "--pool", "fast"]).output().unwrap();
     assert!(!call.status.success() && String::from_utf8_lossy(&call.stderr).contains(there_are), "{call:?}");

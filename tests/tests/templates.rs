@@ -70,7 +70,7 @@ fn a_node_without_an_interpreter_says_so() {
     let complained = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && complained.contains("the Python /bin/true"), "{complained}");
     let wrong = sublet().args(["up", "--node", "node", "--node-modules", "/tmp"]).output().unwrap();
-    assert!(String::from_utf8_lossy(&wrong.stderr).contains("not called node_modules"));
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("not a folder called node_modules"));
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! The command line: what there is to say, and how results and errors are shown.
+//! The command line: parses arguments, runs the command, and prints results and errors.
 //!
-//! Each command is a file of its own with `Arguments` and `run`. Results go to standard output, in full and at the
+//! Each command is a module with `Arguments` and `run`. Results go to standard output, in full and at the
 //! end; errors and progress go to standard error. With `--json` both are JSON, and nothing else is printed.
 
 mod agent;
@@ -52,29 +52,29 @@ Examples:
   sublet up                                      run Sublet on this machine, until Ctrl-C
   sublet deploy ./libx.so                        make the functions of a shared object callable
   sublet call libx/f --input in --output out     call one of them
-  sublet package list                            packages, their owners and who else may use them
-  sublet ps                                      what is there, and who uses it
-  sublet pus                                     what it computes with: processors, devices, prices, neighbours
-  sublet logs LEASE                              what the functions of a lease have printed
-  sublet bill                                    what it has cost
+  sublet package list                            list packages, with their owners and grants
+  sublet ps                                      show nodes, leases, packages and managers
+  sublet pus                                     show processing units: processors, devices, prices, neighbours
+  sublet logs LEASE                              show the output of a lease's functions
+  sublet bill                                    show usage and costs
   sublet graph show app.json                     draw an application of several components
-  sublet fabrics                                 what can carry calls on this machine
-  sublet doctor                                  how strong its sandboxes are
+  sublet fabrics                                 show the networks that can carry calls on this machine
+  sublet doctor                                  show how well its sandboxes isolate
 
 On many machines:
-  sublet manager                                 grants leases, keeps packages and the ledger
-  sublet agent                                   lends one machine's cores; also drains and reclaims them
-  sublet token create --tenant NAME              lets somebody in
-  sublet tenant set NAME --cores 8               and bounds what they may have
-  sublet gc                                      removes packages and graphs that nothing refers to
-  sublet store check                             looks for damage in a stopped manager's store; backup, restore, repair
+  sublet manager                                 grant leases, keep packages and the ledger
+  sublet agent                                   lend one machine's cores; also drain and reclaim them
+  sublet token create --tenant NAME              create an access token for a tenant
+  sublet tenant set NAME --cores 8               limit a tenant's resources
+  sublet gc                                      remove packages and graphs that nothing refers to
+  sublet store check                             look for damage in a stopped manager's store; backup, restore, repair
 
 Environment:
-  SUBLET_MANAGER      the managers' addresses, as unix:/path or https://HOST:PORT, between commas
+  SUBLET_MANAGER      addresses of the managers, as unix:/path or https://HOST:PORT, separated by commas
   SUBLET_CA           file with the certificate of the managers' authority, for https
   SUBLET_TOKEN_FILE   file with the access token; or SUBLET_TOKEN: the token itself
-  SUBLET_STATE        the folder of its state; by default $XDG_RUNTIME_DIR/sublet or ~/.local/state/sublet
-  SUBLET_LOG          what is logged to standard error: error, warn (default), info, debug
+  SUBLET_STATE        state folder; by default $XDG_RUNTIME_DIR/sublet or ~/.local/state/sublet
+  SUBLET_LOG          log level for standard error: error, warn (default), info, debug
 
 The exit status is 0, or the number of the error's code, which --json prints too.";
 
@@ -117,21 +117,21 @@ enum Command {
     Completions(completions::Arguments),
 }
 
-/// For commands that ask a manager.
+/// Options of commands that connect to a manager.
 #[derive(Debug, Args)]
 struct Connection {
-    // Variables are read where they are used: the parser would name them in usage lines as if they were needed.
-    /// Addresses of the managers, as unix:/path or https://HOST:PORT, between commas [default: $SUBLET_MANAGER, or this
+    // Environment variables are read at their use: the parser would show them in usage lines as if they were required.
+    /// Addresses of the managers, as unix:/path or https://HOST:PORT, separated by commas [default: $SUBLET_MANAGER, or this
     /// user's own `sublet up`]
     #[arg(long, value_name = "ADDRESSES")]
     manager: Option<String>,
 
-    /// Certificate of the authority that the managers' certificates are from, as PEM; needed for https [default:
+    /// PEM file of the certificate authority that issued the managers' certificates; required for https [default:
     /// $SUBLET_CA]
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
 
-    /// File with the access token [default: $SUBLET_TOKEN_FILE, or what $SUBLET_TOKEN holds]
+    /// File with the access token [default: $SUBLET_TOKEN_FILE, or the token in $SUBLET_TOKEN]
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 }
@@ -158,13 +158,13 @@ impl Connection {
     }
 }
 
-/// A path that is given by a flag, or else by a variable; what is empty is not.
+/// Returns the path from the flag or, without one, from the environment variable. An empty path counts as absent.
 fn given(path: &Option<PathBuf>, variable: &str) -> Option<PathBuf> {
     let is_path = |path: &PathBuf| !path.as_os_str().is_empty();
     path.clone().filter(is_path).or_else(|| std::env::var_os(variable).map(PathBuf::from).filter(is_path))
 }
 
-/// Reads the command line and does what it says.
+/// Parses the command line and runs its command.
 pub(crate) fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
@@ -178,7 +178,7 @@ pub(crate) fn main() -> ExitCode {
 }
 
 fn run(command: Command, output: &Output) -> Result<(), Error> {
-    // The two programs with a configuration log as that says.
+    // The manager and the agent configure their own logs.
     if !matches!(command, Command::Manager(_) | Command::Agent(_)) {
         settings::log_by_environment()?;
     }
@@ -223,7 +223,7 @@ fn run(command: Command, output: &Output) -> Result<(), Error> {
     }
 }
 
-/// Help that was asked for, or a command line that means nothing.
+/// Prints requested help, or the error of an invalid command line.
 fn usage(error: &clap::Error) -> ExitCode {
     let asked = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
     let is_json = std::env::args_os().any(|argument| argument == "--json");
@@ -232,7 +232,7 @@ fn usage(error: &clap::Error) -> ExitCode {
         let message = message.trim_start_matches("error: ").trim_end();
         return Output::new(true).fail(&Error::new(Code::InvalidArgument, message));
     }
-    // Nothing can be done if not even this can be printed.
+    // If standard error cannot be written, there is no other way to report it.
     let _ = error.print();
     if asked { ExitCode::SUCCESS } else { output::exit_code(Code::InvalidArgument) }
 }
@@ -243,7 +243,7 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_command_line_is_well_formed_and_explains_itself() {
+    fn every_command_has_help_and_examples() {
         Arguments::command().debug_assert();
         for command in Arguments::command().get_subcommands() {
             assert!(command.get_about().is_some(), "{} says nothing about itself", command.get_name());

@@ -1,9 +1,9 @@
-//! The configuration of `sublet manager` and `sublet agent`: one table of keys for each, and four places that may set
-//! them. A flag beats the environment, which beats the file, which beats the default.
+//! Configuration of `sublet manager` and `sublet agent`: a table of keys for each program, with values from four sources.
+//! Flags override the environment, which overrides the file, which overrides the defaults.
 //!
-//! A [`Schema`] is the whole truth about a program's keys: the file, the environment, the flags with their help, and
-//! `--print-config` are read from it, and a test holds the documented examples in `packaging/` against it. Every value
-//! is text until it is asked for, so that one parser reads it, wherever it was set, and its error says where.
+//! A [`Schema`] defines all keys of a program: the file, the environment, the flags with their help, and
+//! `--print-config` follow it, and a test compares the documented examples in `packaging/` with it. Every value
+//! is text until it is used, so that one parser reads it from every source, and errors name the source.
 
 pub(crate) mod agent;
 mod file;
@@ -19,45 +19,45 @@ use sublet_proto::{Code, Error};
 
 pub(crate) use flags::{Configured, Flags};
 
-/// What is logged; of both programs.
+/// Key of the log filter, for both programs.
 const LOG: Key = Key {
     name: "log",
     kind: Kind::Text,
     environment: "SUBLET_LOG",
     flag: "log",
     value: "LEVEL",
-    help: "What is logged to standard error: off, error, warn, info, debug, trace, or TARGET=LEVEL between commas",
+    help: "Log level for standard error: off, error, warn, info, debug, trace, or TARGET=LEVEL, separated by commas",
     otherwise: Otherwise::Is("info"),
     shown: Shown::Openly,
 };
 
-/// All that one program can be told.
+/// All keys of a program.
 #[derive(Debug)]
 pub(crate) struct Schema {
-    /// Read if it exists and no other is named.
+    /// Default path of the configuration file, which need not exist.
     pub(crate) file: &'static str,
     pub(crate) keys: &'static [Key],
 }
 
-/// One thing that can be told.
+/// A key of the configuration.
 #[derive(Debug)]
 pub(crate) struct Key {
-    /// As it stands in the file, with the tables that it is in: `tls.key`. A `*` stands for any one name.
+    /// Name in the file, with its tables: `tls.key`. A `*` stands for any one name.
     pub(crate) name: &'static str,
     pub(crate) kind: Kind,
-    /// Empty if it cannot be set there.
+    /// Name of the environment variable; empty if there is none.
     pub(crate) environment: &'static str,
-    /// Without its dashes; empty if there is none.
+    /// Name of the flag without its dashes; empty if there is none.
     pub(crate) flag: &'static str,
-    /// What a value is called in the help.
+    /// Placeholder for the value in the help.
     pub(crate) value: &'static str,
-    /// One line: what it means.
+    /// Meaning of the key, in one line.
     pub(crate) help: &'static str,
     pub(crate) otherwise: Otherwise,
     pub(crate) shown: Shown,
 }
 
-/// What a value looks like in the file. Elsewhere everything is text, and the values of a list stand between commas.
+/// Type of a value in the file. Elsewhere every value is text, and commas separate the values of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Text,
@@ -70,11 +70,11 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// For errors.
+    /// Describes the allowed values, for errors.
     fn allowed(self) -> &'static str {
         match self {
             Kind::Text => "text in quotation marks",
-            Kind::Whole => "a whole number of at least 0",
+            Kind::Whole => "a whole number, 0 or more",
             Kind::Size => "a whole number of bytes, or text as \"4GiB\"",
             Kind::List => "a list of texts, as [\"one\", \"two\"]",
             Kind::Switch => "true or false",
@@ -82,25 +82,25 @@ impl Kind {
     }
 }
 
-/// What holds if nobody says anything.
+/// Behaviour of a key that is not set.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Otherwise {
     Is(&'static str),
     Found(fn() -> String),
-    /// No value; what that means.
+    /// Meaning of an absent value.
     Means(&'static str),
 }
 
-/// What `--print-config` may show of a value.
+/// Part of a value that `--print-config` may show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shown {
     Openly,
     Never,
-    /// A URL without the user and password in it.
+    /// URL without user and password.
     WithoutUser,
 }
 
-/// Where a value comes from; a later one beats an earlier one.
+/// Source of a value. Later variants override earlier ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     Default,
@@ -131,23 +131,23 @@ impl fmt::Display for Source {
     }
 }
 
-/// A value that holds.
+/// An effective value.
 #[derive(Clone, Debug)]
 struct Setting {
     text: String,
     source: Source,
 }
 
-/// The values that hold, by the names of their keys.
+/// Effective values by the names of their keys.
 #[derive(Debug)]
 pub(crate) struct Settings {
     schema: &'static Schema,
     settings: BTreeMap<String, Setting>,
-    /// What the environment has replaced in the file by another value.
+    /// Values of the file that the environment overrides.
     replaced: Vec<Replaced>,
 }
 
-/// A value of the file that does not hold, since a variable has another one.
+/// A value of the file that an environment variable overrides.
 #[derive(Debug)]
 struct Replaced {
     key: &'static str,
@@ -158,7 +158,7 @@ struct Replaced {
 impl fmt::Display for Replaced {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Replaced { key, file, variable } = self;
-        write!(f, "{variable} is set in the environment, and holds in place of {key} in {file}")
+        write!(f, "the environment variable {variable} overrides {key} in {file}")
     }
 }
 
@@ -166,7 +166,7 @@ impl fmt::Display for Replaced {
 #[derive(Debug, Serialize)]
 pub(crate) struct Line {
     pub(crate) key: String,
-    /// Nothing: no value, which `meaning` explains.
+    /// Value; if absent, `meaning` explains it.
     pub(crate) value: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) meaning: Option<&'static str>,
@@ -174,11 +174,11 @@ pub(crate) struct Line {
 }
 
 impl Settings {
-    /// Reads the file, if there is one, and the environment, and lays the flags over them.
+    /// Combines the file, if there is one, the environment and the flags.
     ///
     /// # Errors
-    /// [`Code::InvalidArgument`] for a file that is not what [`Schema`] says, by line and key; [`Code::System`] for
-    /// one that cannot be read.
+    /// [`Code::InvalidArgument`] for a file that does not fit the [`Schema`], with line and key; [`Code::System`] for
+    /// a file that cannot be read.
     pub(crate) fn read<P: Configured>(flags: Flags<P>) -> Result<Settings, Error> {
         let schema = P::SCHEMA;
         let mut settings = Settings { schema, settings: BTreeMap::new(), replaced: Vec::new() };
@@ -227,7 +227,7 @@ impl Settings {
 
     /// What of the file does not hold because of the environment, for people.
     pub(crate) fn warnings(&self) -> impl Iterator<Item = String> + '_ {
-        // A flag may have replaced the variable in turn.
+        // A flag may override the variable in turn.
         let holds = |replaced: &&Replaced| {
             let setting = self.settings.get(replaced.key);
             setting.is_some_and(|setting| setting.source == Source::Environment(replaced.variable))
@@ -239,7 +239,7 @@ impl Settings {
         self.settings.insert(key.name.to_owned(), Setting { text, source });
     }
 
-    /// The value of a key, read by `parse`, whose error says what is wrong with it.
+    /// Parses the value of a key. The error of `parse` gets the name and source of the key.
     pub(crate) fn value<T>(
         &self,
         name: &str,
@@ -249,7 +249,7 @@ impl Settings {
         parse(&setting.text).map(Some).map_err(|why| self.invalid(name, &why))
     }
 
-    /// The value of a key that always has one.
+    /// Parses the value of a required key.
     pub(crate) fn needed<T>(
         &self,
         name: &str,
@@ -258,7 +258,7 @@ impl Settings {
         self.value(name, parse)?.ok_or_else(|| self.invalid(name, "it must be set"))
     }
 
-    /// The values of a key that is a list.
+    /// Parses the values of a list.
     pub(crate) fn list<T>(
         &self,
         name: &str,
@@ -271,7 +271,7 @@ impl Settings {
         self.value(name, items).map(Option::unwrap_or_default)
     }
 
-    /// The names, in place of the `*`, for which any key under this table is set: `gpu` of `price.pu.gpu.compute`.
+    /// Lists the names for the `*` of this table that have any key: `gpu` for `price.pu.gpu.compute`.
     pub(crate) fn names_under(&self, table: &str) -> Vec<&str> {
         let names = self.settings.keys().filter_map(|name| name.strip_prefix(table)?.split('.').next());
         let mut names: Vec<_> = names.collect();
@@ -279,32 +279,32 @@ impl Settings {
         names
     }
 
-    /// Whether anybody has set it.
+    /// Returns whether any source sets the key.
     pub(crate) fn is_set(&self, name: &str) -> bool {
         self.settings.get(name).is_some_and(|setting| setting.source != Source::Default)
     }
 
-    /// Of two keys that say the same thing in two ways, the one that is set in the stronger place.
+    /// Returns which of two alternative keys comes from the stronger source.
     ///
     /// # Errors
-    /// [`Code::InvalidArgument`] if both are set in the same place.
+    /// [`Code::InvalidArgument`] if both are set in the same source.
     pub(crate) fn stronger(&self, one: &'static str, other: &'static str) -> Result<&'static str, Error> {
         let rank = |name| self.settings.get(name).map_or(0, |setting| setting.source.rank());
         match rank(one).cmp(&rank(other)) {
             std::cmp::Ordering::Less => Ok(other),
             std::cmp::Ordering::Equal if rank(one) > 0 => {
-                Err(self.invalid(one, &format!("{} is set as well: set one of the two", self.place(other))))
+                Err(self.invalid(one, &format!("{} is also set: set only one of the two", self.place(other))))
             }
             _ => Ok(one),
         }
     }
 
-    /// That the value of a key cannot be.
+    /// Error about the value of a key.
     pub(crate) fn invalid(&self, name: &str, why: &str) -> Error {
         Error::new(Code::InvalidArgument, format!("{}: {why}", self.place(name)))
     }
 
-    /// Where a key is set, and its name; or where it could be.
+    /// Describes the source and name of a key, or where it could be set.
     fn place(&self, name: &str) -> String {
         match self.settings.get(name) {
             Some(Setting { source, .. }) => match source {
@@ -316,7 +316,7 @@ impl Settings {
         }
     }
 
-    /// Every key with its value and where that comes from.
+    /// Lists every key with its value and source.
     pub(crate) fn lines(&self) -> Vec<Line> {
         let mut lines = Vec::with_capacity(self.schema.keys.len());
         for key in self.schema.keys {
@@ -349,7 +349,7 @@ impl Schema {
         self.keys.iter().find(|key| key.is_named(name))
     }
 
-    /// All names, for who has mistaken one.
+    /// Lists all names, for errors.
     fn names(&self) -> String {
         self.keys.iter().map(|key| key.name).collect::<Vec<_>>().join(", ")
     }
@@ -367,12 +367,12 @@ impl Key {
         }
     }
 
-    /// Whether it stands for keys of many names.
+    /// Returns whether the key stands for many names.
     fn is_pattern(&self) -> bool {
         self.name.contains('*')
     }
 
-    /// Where it can be set.
+    /// Describes how the key can be set.
     fn places(&self) -> String {
         match (self.flag, self.environment) {
             ("", "") => self.name.to_owned(),
@@ -405,7 +405,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_star_stands_for_one_name() {
+    fn star_matches_one_name() {
         let key = |name| manager::SCHEMA.key(name).map(|key| key.name);
         assert_eq!(key("price.pu.gpu.compute"), Some("price.pu.*.compute"));
         assert_eq!(key("tls.key"), Some("tls.key"));
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_that_replaces_a_value_of_the_file_is_told() {
+    fn warns_of_variable_that_overrides_the_file() {
         let mut settings =
             Settings { schema: &agent::SCHEMA, settings: BTreeMap::new(), replaced: Vec::new() };
         let file =
@@ -463,7 +463,7 @@ mod tests {
         (&agent::SCHEMA, "agent.toml", include_str!("../../../packaging/agent.toml")),
     ];
 
-    /// The example with every key in force.
+    /// Returns the example with every key uncommented.
     fn uncommented(example: &str) -> String {
         let is_key = |line: &str| line.starts_with('#') && !line.starts_with("# ") && line.len() > 1;
         let lines = example.lines().map(|line| if is_key(line) { &line[1..] } else { line });
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn the_documented_examples_have_every_key_and_no_other_and_the_defaults_that_hold() {
+    fn documented_examples_match_keys_and_defaults() {
         for (schema, name, example) in EXAMPLES {
             let in_force = file::parse(Path::new(name), example, schema).unwrap();
             let mut places = in_force.iter().map(|(name, _)| name.as_str());
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_beats_the_file_and_a_flag_beats_both() {
+    fn flags_override_environment_which_overrides_file() {
         let schema = &agent::SCHEMA;
         let mut settings = Settings { schema, settings: BTreeMap::new(), replaced: Vec::new() };
         settings.add_defaults();
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_ways_to_say_it_the_stronger_holds_and_equals_contradict() {
+    fn stronger_of_two_alternatives_wins_and_equals_conflict() {
         let schema = &agent::SCHEMA;
         let mut settings = Settings { schema, settings: BTreeMap::new(), replaced: Vec::new() };
         assert_eq!(settings.stronger("token_file", "token").unwrap(), "token_file");
@@ -520,6 +520,6 @@ mod tests {
         assert_eq!(settings.stronger("token_file", "token").unwrap(), "token");
         put(&mut settings, "token_file", Source::Environment("SUBLET_TOKEN_FILE"));
         let error = settings.stronger("token_file", "token").unwrap_err().message;
-        assert!(error.contains("SUBLET_TOKEN_FILE") && error.contains("SUBLET_TOKEN is set"), "{error}");
+        assert!(error.contains("SUBLET_TOKEN_FILE") && error.contains("SUBLET_TOKEN is also set"), "{error}");
     }
 }

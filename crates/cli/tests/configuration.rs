@@ -109,14 +109,14 @@ fn secrets_are_hidden() {
 }
 
 #[test]
-fn a_file_that_is_wrong_is_refused_by_line_key_and_what_is_allowed() {
+fn errors_name_line_key_and_allowed_values() {
     for (program, text, named) in [
         ("manager", "\nlistn = []", &["config.toml:2", "listn", "listen"][..]),
         ("manager", "[tls]\nkye = 'k'", &["config.toml:2", "tls.kye", "tls.key"]),
         ("manager", "listen = 7433", &["config.toml:1", "listen", "a list of texts"]),
         ("manager", "listen = ['host']", &["config.toml:1", "listen", "0.0.0.0:7433"]),
         ("manager", "price.compute = '20'", &["config.toml:1", "price.compute", "whole number"]),
-        ("manager", "store.kind = 'etcd'", &["config.toml:1", "store.kind", "neither embedded nor nats"]),
+        ("manager", "store.kind = 'etcd'", &["config.toml:1", "store.kind", "embedded or nats"]),
         ("manager", "state = 'a", &["config.toml:1"]),
         ("agent", "\n\ncores = 'four'", &["config.toml:3", "cores", "whole number"]),
         ("agent", "memory = 'much'", &["config.toml:1", "memory", "64MiB"]),

@@ -1,4 +1,4 @@
-//! `sublet agent`: lends this node's cores, until told to stop; and what its operator wants of one that runs.
+//! `sublet agent`: runs an agent until a signal, or changes the state of a running one.
 
 use std::io::Write;
 use std::path::Path;
@@ -19,30 +19,30 @@ use crate::config::{self, Flags, Settings};
 
 const EXAMPLES: &str = "\
 Examples:
-  sublet agent                           with /etc/sublet/agent.toml, if it is there
+  sublet agent                           use /etc/sublet/agent.toml, if it exists
   sublet agent --manager https://m1:7433,https://m2:7433 --ca ca.pem --token-file token
-  sublet agent --listen ''               no port: only clients of this machine use the node
-  sublet agent --print-config            what holds, and who has said so
-  sublet agent --drain                   no new leases; returns when the last one has ended
-  sublet agent --reclaim --grace 10s     hand the node back: leases end in 10 s, by force if need be
+  sublet agent --listen ''               open no port: serve only clients on this machine
+  sublet agent --print-config            show the configuration and where each value comes from
+  sublet agent --drain                   grant no new leases; return when the last one has ended
+  sublet agent --reclaim --grace 10s     withdraw the node: all leases end within 10 s
   sublet agent --lend                    lend again
 
-A flag beats the environment, which beats the file, which beats the default. It runs until Ctrl-C or SIGTERM, then ends
-its leases; a second Ctrl-C does not wait. --drain, --reclaim and --lend speak to the agent that runs with the same
-configuration. Ending one of them does not take back what it has said.";
+Flags override the environment, which overrides the file. The agent runs until Ctrl-C or SIGTERM, then ends
+its leases; a second Ctrl-C stops it at once. --drain, --reclaim and --lend change the state of the agent that runs with
+the same configuration. Interrupting one of them does not undo the change.";
 
-/// What is told to a node that is to be free soon and says nothing of the time.
+/// Time that leases get to end after `--reclaim` without `--grace`.
 const DEFAULT_GRACE: Duration = Duration::from_secs(10);
 
-/// Run an agent: lends this node's cores; or drain, reclaim or lend the node of the one that runs
+/// Run an agent, which lends this node's cores; or drain, reclaim or lend the node of a running agent
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Take no new leases; wait until the last one has ended by itself
+    /// Grant no new leases, and wait until the last one has ended by itself
     #[arg(long, group = "wanted")]
     drain: bool,
 
-    /// Hand the node back: announce the end to all leases, and end them by force after the grace
+    /// Withdraw the node: ask all leases to end, and end them by force after the grace period
     #[arg(long, group = "wanted")]
     reclaim: bool,
 
@@ -50,11 +50,11 @@ pub(crate) struct Arguments {
     #[arg(long, group = "wanted")]
     lend: bool,
 
-    /// How long leases may go on after --reclaim [default: 10s]
+    /// Grace period of --reclaim [default: 10s]
     #[arg(long, value_name = "TIME", value_parser = duration, requires = "reclaim", conflicts_with_all = ["drain", "lend"])]
     grace: Option<Duration>,
 
-    /// Show the configuration that holds and where each value comes from, and do nothing else
+    /// Show the configuration and where each value comes from, and exit
     #[arg(long, conflicts_with = "wanted")]
     print_config: bool,
 
@@ -66,7 +66,7 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// What a running agent is to be told, if anything.
+    /// Returns the command for a running agent, if the flags request one.
     fn wanted(&self) -> Option<Command> {
         let (state, grace) = match (self.drain, self.reclaim, self.lend) {
             (true, ..) => (NodeState::Draining, Duration::ZERO),
@@ -78,18 +78,18 @@ impl Arguments {
     }
 }
 
-/// What is said when it serves.
+/// Report that the agent is serving.
 #[derive(Debug, Serialize)]
 struct Serving {
     agent: String,
-    /// Where clients of other machines reach it, if they can.
+    /// Address for clients on other machines, if the agent listens for them.
     address: Option<String>,
     name: String,
     managers: Vec<String>,
     pid: u32,
 }
 
-/// How the node is in the end.
+/// State of the node after a command.
 #[derive(Debug, Serialize)]
 struct Done {
     state: &'static str,
@@ -97,7 +97,7 @@ struct Done {
     grace_left_ms: u64,
 }
 
-/// Runs until a signal, or tells a running agent.
+/// Runs an agent until a signal, or sends a command to a running one.
 pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
     let wanted = arguments.wanted();
     let settings = Settings::read(arguments.flags)?;
@@ -130,7 +130,7 @@ async fn serve(options: Options, whom: &ForWhom, output: &Output) -> Result<(), 
     let started = blocking(move || Agent::start(options));
     let agent = tokio::select! {
         agent = started => agent?,
-        // It waits for a manager, and has nothing to lose yet.
+        // The agent is still waiting for a manager: there are no leases to end.
         () = signals.next() => return Ok(()),
     };
     notify(Phase::Ready);
@@ -160,7 +160,7 @@ fn tell(socket: &Path, command: Command, output: &Output) -> Result<(), Error> {
     let status = sublet_agent::command(socket, command, |status| {
         let told = (status.leases, status.grace_left_ms / 1000);
         if output.is_for_people() && last.replace(told) != Some(told) {
-            // Whoever does not read along still gets the result.
+            // Progress is optional: a closed standard error does not fail the command.
             let _ = writeln!(std::io::stderr(), "{}", progress(status));
         }
     })?;

@@ -1,4 +1,4 @@
-//! `sublet bill`: what has been used and what it costs.
+//! `sublet bill`: shows usage and costs.
 
 use std::time::Duration;
 
@@ -15,35 +15,35 @@ use super::view::{BillLineView, CostView, UsageView, shown_package};
 
 const EXAMPLES: &str = "\
 Examples:
-  sublet bill                                     all leases, the newest first, and their total
-  sublet bill LEASE                               one of them; `sublet ps` shows their names
-  sublet bill --by tenant --from 2026-01-01       what each tenant has spent since
-  sublet bill --function                          which functions have computed for how long
+  sublet bill                                     show all leases, the newest first, and their total
+  sublet bill LEASE                               show one lease; `sublet ps` shows their identifiers
+  sublet bill --by tenant --from 2026-01-01       show the spending of each tenant since then
+  sublet bill --function                          show the execution time of each function
   sublet bill --by period --period 1h --from -24h --tenant alice
-  sublet bill --by pu                             each kind of processing unit's share
-  sublet bill --json                              times in nanoseconds, money in billionths (nano) of the currency
+  sublet bill --by pu                             show the share of each kind of processing unit
+  sublet bill --json                              print times in nanoseconds, money in billionths (nano) of the currency
 
-A lease costs what it holds (GiB-seconds), what it computes and what it polls (core-seconds), each at the price of
-its grant. Waiting warm costs less than polling. Times are in UTC, and are taken by the minute; the lines of every
-kind of bill add up to the same total, exactly. Leases that ended long ago (retention of the manager, 90 days by default) are
-one line for each tenant, (older), and are counted by whole days.";
+A lease is charged for its memory (GiB-seconds), and for executing and polling (core-seconds), at the prices of its
+grant. A warm worker sleeps while it waits, which costs less than polling. Times are in UTC, to the minute; the lines of every kind of bill
+add up to exactly the same total. Leases that ended long ago (the manager's retention, 90 days by default) are
+one line per tenant, (older), and count by whole days.";
 
-/// Show what leases have used and cost
+/// Show the usage and costs of leases
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Only this lease
+    /// Show only this lease
     lease: Option<String>,
 
-    /// The same, by name
+    /// Same as LEASE
     #[arg(long = "lease", value_name = "LEASE", conflicts_with = "lease")]
     named_lease: Option<String>,
 
-    /// Only this tenant
+    /// Show only this tenant
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
 
-    /// One line for each of these
+    /// Show a line for each of these
     #[arg(long, value_enum, default_value_t = By::Lease)]
     by: By,
 
@@ -51,11 +51,11 @@ pub(crate) struct Arguments {
     #[arg(long, conflicts_with = "by")]
     function: bool,
 
-    /// What was used since then, as 2026-01-31, 2026-01-31T12:00:00Z, or -2h for two hours ago
+    /// Show usage from this time on, as 2026-01-31, 2026-01-31T12:00:00Z, or -2h for two hours ago
     #[arg(long, value_name = "TIME", value_parser = moment, allow_hyphen_values = true)]
     from: Option<u64>,
 
-    /// What was used until then
+    /// Show usage before this time
     #[arg(long, value_name = "TIME", value_parser = moment, allow_hyphen_values = true)]
     to: Option<u64>,
 
@@ -76,7 +76,7 @@ enum By {
     Pu,
 }
 
-/// The result: one list, named for what its lines stand for, and the total.
+/// Output: a list whose name says what its lines stand for, and the total.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Lines {
@@ -115,10 +115,10 @@ impl Arguments {
 
     fn request(&self) -> Result<BillRequest, Error> {
         if self.period.is_some() && self.by() != BillBy::Period {
-            return Err(Error::new(Code::InvalidArgument, "--period is for --by period only"));
+            return Err(Error::new(Code::InvalidArgument, "--period requires --by period"));
         }
         if self.from.zip(self.to).is_some_and(|(from, to)| from >= to) {
-            return Err(Error::new(Code::InvalidArgument, "--from is not before --to"));
+            return Err(Error::new(Code::InvalidArgument, "--from must be earlier than --to"));
         }
         Ok(BillRequest {
             lease: self.lease.as_ref().or(self.named_lease.as_ref()).cloned().unwrap_or_default(),
@@ -177,7 +177,7 @@ fn period(line: &BillLineView) -> [String; 1] {
     [show_moment(line.from_unix_ms.unwrap_or(0))]
 }
 
-/// A table of what the lines are called and what they have used and cost.
+/// Formats lines with their names, usage and costs as a table.
 fn sums<const N: usize>(
     headings: [&str; N],
     lines: &[BillLineView],

@@ -1,4 +1,4 @@
-//! `sublet call`: calls one function once.
+//! `sublet call`: calls a function once.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,20 +20,20 @@ use super::parse::{duration, fabric, pool, show_bytes, show_ns, size, weight};
 const EXAMPLES: &str = "\
 Examples:
   sublet call libx/f --input in.bin --output out.bin
-  echo hello | sublet call libx/f                         standard input to standard output
+  echo hello | sublet call libx/f                         from standard input to standard output
   sublet call libx/f --input in.bin --capacity 64MiB --deadline 10s
-  sublet call libx/f --shared --wait 10s --retries 2      on a shared core, when there is one
-  sublet call ./libx.so/f < in.bin                        deploys the shared object on the way
-  sublet call libx/f --fabric tcp+tls < in.bin            encrypted, and not by shared memory
-  sublet call vectors/add --pu opencl < in.bin            by its build for OpenCL, if it has several
+  sublet call libx/f --shared --wait 10s --retries 2      use a shared core, and wait for one
+  sublet call ./libx.so/f < in.bin                        deploy the shared object first
+  sublet call libx/f --fabric tcp+tls < in.bin            use encrypted TCP instead of shared memory
+  sublet call vectors/add --pu opencl < in.bin            use the build for OpenCL
 
-Takes a lease, calls, and gives the lease back: a cold start each time. Programs that call often keep a lease.";
+Each call allocates a lease and releases it: a cold start each time. Programs that call often keep a lease.";
 
 /// Call a function once
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// package/function; the package is a name, a digest, or the path of a shared object or folder
+    /// Function to call, as package/function; the package is a name, a digest, or the path of a shared object or folder
     name: String,
 
     /// File with the input, or - for standard input
@@ -44,52 +44,52 @@ pub(crate) struct Arguments {
     #[arg(long, short, value_name = "FILE", default_value = "-")]
     output: PathBuf,
 
-    /// Room for the output [default: the input's size, and at least 1 MiB]
+    /// Maximum size of the output [default: the input's size, at least 1 MiB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     capacity: Option<u64>,
 
-    /// End the call if it has not returned by then
+    /// Time limit of the call
     #[arg(long, value_name = "TIME", value_parser = duration)]
     deadline: Option<Duration>,
 
-    /// On a core that is shared with other leases: cheaper to have, and busy at times
+    /// Use a core shared with other leases: cheaper, but busy at times
     #[arg(long)]
     shared: bool,
 
-    /// Call again, up to so often, if the worker, its lease or its node ends before the call does. The function may
-    /// then have run in part, and more than once
+    /// Repeat the call up to N times if the worker, its lease or its node ends first. The function may then have run
+    /// partially, and more than once
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     retries: u32,
 
-    /// Wait at most so long for a free core [default: not at all]
+    /// Maximum time to wait for a free core [default: 0s]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     wait: Option<Duration>,
 
-    /// Memory of the lease [default: the manager's]
+    /// Memory of the lease [default: the manager's default]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
 
-    /// The kind of processing unit: cpu, or as nodes call theirs, opencl or cuda [default: of those for which the package
-    /// has builds, or profiles, the cheapest that is free]
+    /// Kind of processing unit: cpu, opencl or cuda [default: the cheapest free one for which the package has builds or
+    /// profiles]
     #[arg(long, value_name = "KIND")]
     pu: Option<String>,
 
-    /// Where the package can be executed on several kinds of processing units: how much the time counts that its work takes, beside
-    /// what it costs, from 0, the price alone, to 1, the time alone
+    /// Weight of execution time against price in the choice among several kinds of processing units, from 0 (only price) to
+    /// 1 (only time)
     #[arg(long, value_name = "WEIGHT", default_value_t = 0.0, hide_default_value = true, value_parser = weight)]
     time_weight: f64,
 
-    /// On nodes of this pool alone: compute, memory or balanced [default: rather on those of the pool that its memory says]
+    /// Use only nodes of this pool: compute, memory or balanced [default: prefer the pool that fits the lease's memory]
     #[arg(long, value_name = "POOL", value_parser = pool)]
     pool: Option<Pool>,
 
-    /// What carries the call: auto, shm, tcp, tcp+tls, ofi or ofi:PROVIDER [default: $SUBLET_FABRIC, and else shared
-    /// memory on the node's own machine, and the best common network from another one]
+    /// Fabric for the call: auto, shm, tcp, tcp+tls, ofi or ofi:PROVIDER [default: $SUBLET_FABRIC, or shared memory on the
+    /// node's own machine and the best common network from other machines]
     #[arg(long, value_name = "FABRIC", value_parser = fabric)]
     fabric: Option<FabricChoice>,
 
-    /// Connect to other machines by this interface: its name, or one of its addresses [default: $SUBLET_INTERFACE, and
-    /// else as the routes say]
+    /// Network interface for other machines, by name or address [default: $SUBLET_INTERFACE, or the routing table's
+    /// choice]
     #[arg(long, value_name = "INTERFACE")]
     interface: Option<String>,
 
@@ -120,35 +120,35 @@ impl Arguments {
     }
 }
 
-/// What is told beside the output.
+/// Report on a call.
 #[derive(Debug, Serialize)]
-struct Called {
+struct CallReport {
     function: String,
     lease: String,
     node: String,
-    /// The kind of processing unit that it ran on,
+    /// Kind of processing unit that executed the call.
     pu: String,
-    /// why on that, where there were several,
+    /// Reason for the choice among several kinds.
     #[serde(skip_serializing_if = "String::is_empty")]
     choice: String,
-    /// and by which of its package's builds.
+    /// Index of the package's build that was used.
     build: u32,
     input_bytes: usize,
     output_bytes: usize,
     executing_ns: u64,
-    /// What carried the call.
+    /// Fabric that carried the call.
     fabric: String,
-    /// From the request for the lease to the result.
+    /// Time from the request for the lease to the result.
     total_ns: u64,
 }
 
-/// Calls.
+/// Calls the function, again after failures that allow it.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     let (package, function) = split(&arguments.name)?;
     let to_stdout = is_dash(&arguments.output);
     if to_stdout && !output.is_for_people() {
         let message =
-            "--json and the function's output cannot share standard output: name a file with --output";
+            "--json and the function's output cannot both go to standard output: name a file with --output";
         return Err(Error::new(Code::InvalidArgument, message));
     }
     let mut invoker = Invoker::connect_with(arguments.connection.access()?)?;
@@ -161,10 +161,10 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     let done = loop {
         let called = call_once(&mut invoker, arguments, (package, function), &input, &mut result);
         match called {
-            // The lease went with its node: what may be repeated is, by another one.
+            // The lease was lost with its node: repeat the call with another lease.
             Err(error) if left > 0 && is_repeatable(error.code) => {
                 left -= 1;
-                // It is over, and its bill says what it used.
+                // The lease has ended; its bill is complete.
                 let _ = invoker.deallocate();
             }
             Err(error) => return Err(suggest_capacity(error, arguments.capacity)),
@@ -172,7 +172,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
         }
     };
     let Lease { id: lease, node, pu, choice, build, .. } = invoker.lease().unwrap_or_default();
-    let called = Called {
+    let called = CallReport {
         function: arguments.name.clone(),
         lease,
         node,
@@ -193,7 +193,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     output.show(&called, text)
 }
 
-/// Takes a lease and calls once.
+/// Allocates a lease and calls once.
 fn call_once(
     invoker: &mut Invoker,
     arguments: &Arguments,
@@ -203,12 +203,12 @@ fn call_once(
 ) -> Result<Completion, Error> {
     invoker.allocate(&arguments.allocation(package))?;
     let deadline = arguments.deadline.map(|limit| Instant::now() + limit);
-    // Whoever calls this counts: a call that is lost is repeated with another lease, on whatever node has one.
+    // No retries here: the caller repeats a lost call with another lease, on any node.
     let options = CallOptions { deadline, timed: true, retries: 0, worker: None };
     invoker.submit_with(invoker.function(function)?, input, result, options)?.wait()
 }
 
-fn text(called: &Called) -> String {
+fn text(called: &CallReport) -> String {
     format!(
         "{} on {}: {} in, {} out, {} in the function, {} in all",
         called.function,
@@ -220,20 +220,20 @@ fn text(called: &Called) -> String {
     )
 }
 
-/// The package and the function of a name.
+/// Splits a name into package and function.
 fn split(name: &str) -> Result<(&str, &str), Error> {
     match name.rsplit_once('/') {
         Some((package, function)) if !package.is_empty() && !function.is_empty() => Ok((package, function)),
         _ => Err(Error::new(
             Code::InvalidArgument,
-            format!("{name} does not name a function as package/function"),
+            format!("{name:?} is not the name of a function: write it as package/function"),
         )),
     }
 }
 
 fn suggest_capacity(mut error: Error, capacity: Option<u64>) -> Error {
     if error.code == Code::OutputTooLarge && capacity.is_none() {
-        error.message += "; give it more with --capacity";
+        error.message += "; raise it with --capacity";
     }
     error
 }
@@ -241,7 +241,7 @@ fn suggest_capacity(mut error: Error, capacity: Option<u64>) -> Error {
 /// Reads the input into memory that the worker reads in place.
 fn read_input(invoker: &Invoker, path: &Path) -> Result<Buffer<u8>, Error> {
     let failed = |error| Error::new(Code::System, format!("reading the input {}: {error}", path.display()));
-    // One byte more than a call can take says that there is too much.
+    // One byte more than the limit, so that input that is too large is detected.
     let limit = u64::from(u32::MAX) + 1;
     let bytes = read_up_to(path, limit).map_err(failed)?;
     if bytes.len() as u64 >= limit {
@@ -262,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_split_at_its_last_slash() {
+    fn splits_names_at_the_last_slash() {
         assert_eq!(split("libx/f").unwrap(), ("libx", "f"));
         assert_eq!(split("./libx.so/f").unwrap(), ("./libx.so", "f"));
         for name in ["f", "/f", "libx/", ""] {

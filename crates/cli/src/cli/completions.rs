@@ -1,4 +1,4 @@
-//! `sublet completions`: lets a shell complete the command line.
+//! `sublet completions`: prints a completion script for a shell.
 
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
@@ -13,15 +13,15 @@ Examples:
   sublet completions zsh > ~/.zfunc/_sublet
   sublet completions fish > ~/.config/fish/completions/sublet.fish";
 
-/// Print what a shell needs to complete the command line
+/// Print a script that completes the command line in a shell
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Which shell
+    /// Name of the shell
     shell: Shell,
 }
 
-/// Prints the script.
+/// Prints the completion script.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut super::Arguments::command(), "sublet", &mut script);

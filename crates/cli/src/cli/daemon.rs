@@ -1,8 +1,8 @@
 //! Signals and service manager notifications of programs that run in the foreground.
 //!
-//! The first SIGTERM or SIGINT stops in order, the second at once. A program that is started
-//! for one process only stops with that process, however it ends. If `$NOTIFY_SOCKET` is set, as systemd does for
-//! `Type=notify`, it is told when the program serves and when it begins to stop.
+//! The first SIGTERM or SIGINT starts an orderly stop, the second stops at once. A program that is started with
+//! `--with-parent` stops when that process ends. If `$NOTIFY_SOCKET` is set, as systemd does for `Type=notify`, the program
+//! notifies it when it serves and when it begins to stop.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -21,61 +21,61 @@ use tokio::sync::oneshot;
 const WORKER: &str = "sublet-worker";
 const SPAWNER: &str = "sublet-spawner";
 
-/// What a program goes through, as a service manager is told.
+/// Phase of a program that is reported to the service manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
     Ready,
     Stopping,
 }
 
-/// Tells the service manager, if there is one; without it, or if it does not listen, nothing follows.
+/// Notifies the service manager, if there is one. Failures are only logged.
 pub(crate) fn notify(phase: Phase) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
     let state: &[u8] = match phase {
         Phase::Ready => b"READY=1",
         Phase::Stopping => b"STOPPING=1",
     };
-    // A name that begins with @ is not in the file system.
+    // A name that begins with @ is an abstract socket.
     let address = match socket.as_encoded_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
         _ => SocketAddr::from_pathname(Path::new(&socket)),
     };
     let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state, &address));
     if let Err(error) = sent {
-        tracing::warn!(socket = %socket.display(), %error, "the service manager cannot be told");
+        tracing::warn!(socket = %socket.display(), %error, "cannot notify the service manager");
     }
 }
 
-/// Least number of files that a program which serves clients can do with.
+/// Minimum limit of open files for a program that serves clients.
 const LEAST_FILES: u64 = 256;
-/// As many as one agent uses at most.
+/// Limit of open files that an agent never exceeds.
 const MOST_FILES: u64 = 1 << 16;
-/// Least size of files that it can do with, in bytes: stores, packages and the memory of leases are files.
+/// Minimum limit of file sizes, in bytes: stores, packages and the memory of leases are files.
 const LEAST_FILE_BYTES: u64 = 64 << 20;
 
-/// Takes as many open files as this process may have, and looks whether its limits are enough to serve.
+/// Raises the soft limit of open files to the hard limit, and checks that the limits suffice.
 ///
 /// # Errors
 /// [`Code::LimitTooLow`] with the limit and how to raise it.
 pub(crate) fn check_limits() -> Result<(), Error> {
     let too_low = |message: String| Err(Error::new(Code::LimitTooLow, message));
     let files = getrlimit(Resource::Nofile);
-    // What cannot be raised stays as it is, and is looked at below.
+    // If the limit cannot be raised, the check below decides.
     let wanted = files.maximum.unwrap_or(u64::MAX).min(MOST_FILES).max(files.current.unwrap_or(u64::MAX));
     let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), ..files });
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     if files < LEAST_FILES {
         return too_low(format!(
-            "this process may have {files} files open, and needs at least {LEAST_FILES} (raise it with ulimit -n)"
+            "the limit of open files is {files}, and must be at least {LEAST_FILES} (raise it with ulimit -n)"
         ));
     }
     match getrlimit(Resource::Fsize).current {
         Some(bytes) if bytes < LEAST_FILE_BYTES => too_low(format!(
-            "this process may write files of {bytes} bytes, and needs at least {LEAST_FILE_BYTES} (raise it with ulimit -f)"
+            "the limit of file sizes is {bytes} bytes, and must be at least {LEAST_FILE_BYTES} (raise it with ulimit -f)"
         )),
         Some(bytes) => {
             tracing::warn!(
-                "this process may write files of {bytes} bytes (ulimit -f): leases with more memory than that cannot be served"
+                "the limit of file sizes is {bytes} bytes (ulimit -f): leases with more memory cannot be served"
             );
             Ok(())
         }
@@ -83,7 +83,7 @@ pub(crate) fn check_limits() -> Result<(), Error> {
     }
 }
 
-/// Runs blocking work beside the signals.
+/// Runs blocking work on a thread of its own, so that signals are still handled.
 pub(crate) async fn blocking<T: Send + 'static>(
     act: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
@@ -91,7 +91,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
     done.map_err(|error| Error::new(Code::Internal, format!("a part of this program failed: {error}")))?
 }
 
-/// Waits for the end of an orderly stop, or for the signal that says: now.
+/// Waits for an orderly stop, or for a second signal that stops at once.
 pub(crate) async fn stop_in_order(
     stop: impl Future<Output = Result<(), Error>>,
     signals: &mut Signals,
@@ -106,17 +106,17 @@ pub(crate) async fn stop_in_order(
     }
 }
 
-/// For whom a program runs.
+/// Option for the process that a program runs for.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ForWhom {
-    /// Stop when this process ends, which must be the one that starts this one, as in a script: --with-parent $$
+    /// Stop when this process ends, which must be the parent, as in a script: --with-parent $$
     #[arg(long, value_name = "PID")]
     with_parent: Option<u32>,
 }
 
 impl ForWhom {
-    /// Watches the process whose end stops this program, if there is one: completes once that process has ended.
-    /// The end of the thread that has started this program means nothing.
+    /// Watches the process whose end stops this program, if there is one. The future completes when that process has ended.
+    /// The end of only the thread that has started this program does not count.
     fn watch(&self) -> Result<Option<oneshot::Receiver<()>>, Error> {
         let Some(number) = self.with_parent else { return Ok(None) };
         let has_ended = || {
@@ -125,7 +125,7 @@ impl ForWhom {
         };
         let parent = i32::try_from(number).ok().and_then(Pid::from_raw).ok_or_else(has_ended)?;
         let opened = pidfd_open(parent, PidfdFlags::empty()).map_err(|_| has_ended())?;
-        // Afterwards: a process that is still the parent is the one that was opened.
+        // Checked after opening: a process that is still the parent is the one that was opened.
         if getppid() != Some(parent) {
             return Err(has_ended());
         }
@@ -133,9 +133,9 @@ impl ForWhom {
         let wait = move || {
             let waited = retry_on_intr(|| poll(&mut [PollFd::new(&opened, PollFlags::IN)], None));
             if let Err(error) = waited {
-                tracing::warn!(process = number, %error, "the parent cannot be watched");
+                tracing::warn!(process = number, %error, "cannot watch the parent");
             }
-            // Nobody listens any more if this program stops already.
+            // A send fails only if this program is stopping already.
             let _ = end.send(());
         };
         let started = std::thread::Builder::new().name("parent".to_owned()).spawn(wait);
@@ -144,18 +144,18 @@ impl ForWhom {
     }
 }
 
-/// The events that mean: stop.
+/// Events that stop the program.
 pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
-    /// Completes at the end of the process for which this program runs. None once that was told.
+    /// Completes at the end of the process that this program runs for; `None` after that.
     parent: Option<oneshot::Receiver<()>>,
-    /// Never awaited. Listening for SIGXFSZ makes a write beyond the limit of file sizes fail instead of ending this process.
+    /// Handler that is never awaited: with it, a write beyond the limit of file sizes fails instead of killing this process.
     _file_size: Signal,
 }
 
 impl Signals {
-    /// Listens for signals, and for the end of the process for which this one runs.
+    /// Listens for signals, and for the end of the process that this one runs for.
     pub(crate) fn listen_for(whom: &ForWhom) -> Result<Signals, Error> {
         Ok(Signals { parent: whom.watch()?, ..Signals::listen()? })
     }
@@ -173,7 +173,7 @@ impl Signals {
         })
     }
 
-    /// Waits for the next of them. The end of the parent is one, once.
+    /// Waits for the next event. The end of the parent is reported once.
     pub(crate) async fn next(&mut self) {
         let parent_ends = async {
             match &mut self.parent {
@@ -190,23 +190,23 @@ impl Signals {
     }
 }
 
-/// The host's name.
+/// Returns the host name.
 pub(crate) fn host_name() -> String {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     if name.is_empty() { "localhost".to_owned() } else { name }
 }
 
-/// The host's name as that of the only node of its manager. A host that was given none is called `(none)` by the kernel.
+/// Returns the host name as the name of a manager's only node. The kernel calls a host without a name `(none)`.
 pub(crate) fn own_node_name() -> String {
     Some(host_name()).filter(|name| is_node_name(name)).unwrap_or_else(|| "localhost".to_owned())
 }
 
-/// The worker program: beside this one, or where an installation has it.
+/// Finds the worker program: beside this program, or in the installation's folder.
 pub(crate) fn find_worker() -> Result<PathBuf, Error> {
     find(WORKER, "; or set SUBLET_WORKER")
 }
 
-/// The program that makes sandboxes, at the same places.
+/// Finds the program that creates sandboxes, in the same folders.
 pub(crate) fn find_spawner() -> Result<PathBuf, Error> {
     find(SPAWNER, "")
 }

@@ -1,4 +1,4 @@
-//! `sublet deploy`: makes functions callable.
+//! `sublet deploy`: uploads a package, so that its functions can be called.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use super::view::PackageView;
 const EXAMPLES: &str = "\
 Examples:
   sublet deploy ./libx.so     every exported C function f becomes libx/f
-  sublet deploy ./x.wasm      the same of a WebAssembly module: x/f, on every kind of node
+  sublet deploy ./x.wasm      the same for a WebAssembly module: x/f, on every kind of node
   sublet deploy ./pricing     a folder with a sublet.toml:
 
       name = \"pricing\"
@@ -33,7 +33,7 @@ Examples:
       name = \"price\"
       symbol = \"price_v2\"     # optional: the function's name
 
-      [wasm]                  # optional, of a WebAssembly module: what one call may take
+      [wasm]                  # optional, for a WebAssembly module: limits of a call
       deadline_ms = 1000
       memory_bytes = 67108864
 
@@ -51,29 +51,29 @@ Examples:
 
       name = \"vectors\"
       kind = \"opencl\"         # or \"cuda\"
-      library = \"vectors.cl\"  # OpenCL C or a binary; of cuda PTX, a cubin or a fatbin
+      library = \"vectors.cl\"  # OpenCL C or a binary; for cuda PTX, a cubin or a fatbin
 
       [kernels]               # optional
-      options = \"-DSTEPS=8\"  # of OpenCL's compiler: -DNAME[=VALUE] and -cl-*
+      options = \"-DSTEPS=8\"  # for OpenCL's compiler: -DNAME[=VALUE] and -cl-*
       deadline_ms = 1000
 
       [[function]]
       name = \"add\"
       symbol = \"add_floats\"  # optional: the kernel
-      program = \"more.cl\"    # optional: where it is, if not in the library
-      bytes_per_item = 4      # optional: a work-item for each 4 bytes of input
-      items = 1               # optional: but so many at least
-      group = 64              # optional: work-items of a group
+      program = \"more.cl\"    # optional: source file, if not the library
+      bytes_per_item = 4      # optional: one work-item per 4 bytes of input
+      items = 1               # optional: minimum of work-items
+      group = 64              # optional: work-items per group
 
-  sublet deploy ./pricing     the same functions for several processing units, each checked:
+  sublet deploy ./pricing     the same functions for several kinds of processing units:
 
       name = \"pricing\"
 
       [[function]]
       name = \"price\"
-      bytes_per_item = 8      # where it is a kernel
+      bytes_per_item = 8      # for kernels
 
-      [[build]]               # what stands at the top where there is one build stands here
+      [[build]]               # keys that a package with one build has at the top
       library = \"x86_64/libpricing.so\"
 
       [[build]]
@@ -82,12 +82,12 @@ Examples:
       [[build]]
       kind = \"opencl\"
       library = \"pricing.cl\"
-      [[build.function]]      # what is otherwise in this build
+      [[build.function]]      # differences of this build
       name = \"price\"
       symbol = \"price_all\"
 
-The name belongs to the tenant that deploys: TENANT/NAME for others, to whom `sublet package grant` gives rights. A
-package is known by the digest of its content; deploying it again changes nothing.";
+The name belongs to the tenant that deploys. Other tenants use TENANT/NAME after `sublet package grant`. A package is
+identified by the digest of its content; deploying it again changes nothing.";
 
 /// Deploy a shared object, a WebAssembly module, or a folder with a sublet.toml
 #[derive(Debug, Args)]
@@ -100,22 +100,22 @@ pub(crate) struct Arguments {
     connection: Connection,
 }
 
-/// The result.
+/// Report on a deployment.
 #[derive(Debug, Serialize)]
 struct Deployed {
-    /// The same content was there already.
+    /// Whether the same content was deployed before.
     known: bool,
     #[serde(flatten)]
     package: PackageView,
-    /// The package that the name stood for until now, if that was another one.
+    /// Package that had this name until now, if it was another one.
     #[serde(skip_serializing_if = "Option::is_none")]
     replaced: Option<PackageView>,
-    /// The public package of the same name, which this tenant now reaches only as `public/NAME`.
+    /// Public package of the same name, which this tenant now reaches only as `public/NAME`.
     #[serde(skip_serializing_if = "Option::is_none")]
     hidden: Option<PackageView>,
 }
 
-/// Deploys.
+/// Deploys a package.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     let encoded = pinned(read_package(&arguments.path)?)?;
     let manager = arguments.connection.open()?;
@@ -134,7 +134,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     output.show(&deployed, text)
 }
 
-/// The same package with the images that it names pinned by the digests that their registries say now.
+/// Replaces the image names in the package by the digests that their registries return now.
 fn pinned(encoded: Vec<u8>) -> Result<Vec<u8>, Error> {
     let mut package: Package = decode("a package", &encoded)?;
     while let Some(image) = unpinned_image(&package)? {
@@ -143,7 +143,7 @@ fn pinned(encoded: Vec<u8>) -> Result<Vec<u8>, Error> {
     Ok(encode(&package))
 }
 
-/// What an image's name means now in its registry.
+/// Fetches the digest of an image's name from its registry.
 pub(super) fn digest_of_image(image: &str) -> Result<String, Error> {
     let reference: Reference = image.parse()?;
     let access = Access { credentials: Credentials::of_docker(&reference)?, ..Access::default() };
@@ -179,7 +179,7 @@ fn text(deployed: &Deployed) -> String {
     text
 }
 
-/// Shown only to people, and only if the upload takes long enough to be seen.
+/// Creates a progress bar, which appears only on terminals and only for long uploads.
 fn progress_bar(len_bytes: u64, output: &Output) -> ProgressBar {
     if !output.is_for_people() || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

@@ -1,4 +1,4 @@
-//! `sublet doctor`: how strong sandboxes are on this machine.
+//! `sublet doctor`: shows how well sandboxes isolate on this machine.
 
 use clap::Args;
 use serde::Serialize;
@@ -10,18 +10,18 @@ use super::output::{Output, table};
 
 const EXAMPLES: &str = "\
 Examples:
-  sublet doctor           what isolates functions that run here, and what is weaker than it could be
-  sudo sublet doctor      the same for an agent that runs as root
+  sublet doctor           show what isolates functions here, and which parts are weak
+  sudo sublet doctor      show the same for an agent that runs as root
   sublet doctor --json    {\"walls\": [{\"wall\": \"memory\", \"strength\": \"full\", \"why\": ...}]}
 
-It makes a sandbox, as an agent of the same user would, and leaves nothing behind. It needs no running Sublet.";
+The command creates a sandbox, as an agent of the same user would, and removes it. It needs no running Sublet.";
 
-/// Show how strong the sandboxes of this machine are, and what is weaker without root
+/// Show how well sandboxes isolate on this machine, and which parts are weaker without root
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {}
 
-/// The JSON output, which is a promise.
+/// JSON output, whose format is stable.
 #[derive(Debug, Serialize)]
 struct Health {
     walls: Vec<Wall>,
@@ -34,14 +34,14 @@ struct Wall {
     why: String,
 }
 
-/// Shows what there is.
+/// Probes a sandbox and shows the strength of each of its walls.
 pub(crate) fn run(output: &Output) -> Result<(), Error> {
     let folder = std::env::temp_dir().join(format!("sublet-doctor-{}", std::process::id()));
     let failed =
         |error| Error::new(Code::System, format!("making the folder {} failed: {error}", folder.display()));
     std::fs::create_dir(&folder).map_err(failed)?;
     let found = find_spawner().and_then(|spawner| Ok(strengths(&spawner, &folder)?));
-    // It is empty; if it cannot be removed, so be it.
+    // The folder is empty: leaving it behind does no harm.
     let _ = std::fs::remove_dir(&folder);
     let health = Health { walls: found?.into_iter().map(wall).collect() };
     output.show(&health, text)
@@ -56,9 +56,9 @@ fn text(health: &Health) -> String {
     let rows: Vec<_> = health.walls.iter().map(row).collect();
     let weaker = health.walls.iter().filter(|wall| wall.strength != "full").count();
     let sum = match weaker {
-        0 => "all walls of a sandbox are whole here".to_owned(),
-        1 => "one wall of a sandbox is not whole here".to_owned(),
-        some => format!("{some} walls of a sandbox are not whole here"),
+        0 => "all walls of a sandbox have full strength here".to_owned(),
+        1 => "1 wall of a sandbox has less than full strength here".to_owned(),
+        some => format!("{some} walls of a sandbox have less than full strength here"),
     };
     table(&["WALL", "STRENGTH", "WHY"], &rows) + "\n" + &sum
 }

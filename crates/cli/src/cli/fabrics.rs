@@ -1,4 +1,4 @@
-//! `sublet fabrics`: what can carry calls on this machine.
+//! `sublet fabrics`: shows the fabrics of this machine.
 
 use std::io::IsTerminal;
 
@@ -12,23 +12,23 @@ use sublet_bench::human_ns;
 
 const EXAMPLES: &str = "\
 Examples:
-  sublet fabrics              what there is, why something cannot be used, and what would be chosen
-  sublet fabrics --measure    also how fast each is, by a short ping-pong within this machine
+  sublet fabrics              show fabrics, why some cannot be used, and the choice
+  sublet fabrics --measure    measure also the speed of each, within this machine
   sublet fabrics --json       {\"fabrics\": [...], \"chosen\": [...], \"memory_lock_bytes\": ...}
 
-Clients of this machine use shared memory, others the best network that they have in common with the node. It needs no
-running Sublet. What a network carries between two machines is measured by `sublet bench latency --fabric tcp` there.";
+Clients on this machine use shared memory, others the best network that they have in common with the node. The command
+needs no running Sublet. `sublet bench latency --fabric tcp` measures a network between two machines.";
 
-/// Show what can carry calls on this machine, and what would be chosen
+/// Show the fabrics of this machine, and which ones calls would use
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Measure each: the round trip of 64 bytes, and how fast 1 MiB goes there and comes back
+    /// Measure each fabric: the round trip of 64 bytes, and the throughput of 1 MiB in both directions
     #[arg(long)]
     measure: bool,
 }
 
-/// Shows what there is.
+/// Shows the fabrics.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     let mut fabrics = look()?;
     if arguments.measure {
@@ -56,7 +56,7 @@ fn text(fabrics: &Fabrics, measured: bool) -> String {
         };
         let provider = provider.as_ref().map(|provider| format!(" {provider}")).unwrap_or_default();
         let interface = interface.as_ref().map(|interface| format!(" by {interface}")).unwrap_or_default();
-        text += &format!("clients of {clients} get {fabric}{provider}{interface}: {why}\n");
+        text += &format!("clients on {clients} use {fabric}{provider}{interface}: {why}\n");
     }
     for fabric in &fabrics.fabrics {
         if let Some(warning) = &fabric.warning {
@@ -88,7 +88,7 @@ fn or_none(cell: Option<&str>) -> String {
     cell.unwrap_or("-").to_owned()
 }
 
-/// As networks are called: 25 Gb/s.
+/// Formats a link speed as usual for networks: 25 Gb/s.
 fn speed(bits_per_s: u64) -> String {
     match bits_per_s {
         bits if bits >= 1_000_000_000 => format!("{} Gb/s", bits as f64 / 1e9),
@@ -101,14 +101,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn speeds_are_what_networks_are_called() {
+    fn formats_link_speeds() {
         assert_eq!(speed(100_000_000), "100 Mb/s");
         assert_eq!(speed(2_500_000_000), "2.5 Gb/s");
         assert_eq!(speed(100_000_000_000), "100 Gb/s");
     }
 
     #[test]
-    fn a_person_reads_why_and_what() {
+    fn table_shows_reasons_and_choices() {
         let fabric = Fabric {
             fabric: "tcp",
             interface: Some("eth0".into()),
@@ -127,7 +127,7 @@ mod tests {
         let shown = text(&all, false);
         for part in [
             "no: the interface is down",
-            "clients of other machines get tcp by eth1: because",
+            "clients on other machines use tcp by eth1: because",
             "warning: eth0: its MTU",
         ] {
             assert!(shown.contains(part), "{shown}");

@@ -1,4 +1,4 @@
-//! Files that are named on the command line, where `-` is standard input or output.
+//! Reads and writes files named on the command line, where `-` is standard input or output.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -9,12 +9,12 @@ use sublet_proto::{Code, Error};
 
 use super::output::check_standard_output;
 
-/// Whether that is standard input, or output.
+/// Returns whether the path means standard input or output.
 pub(crate) fn is_dash(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-/// What is there to be read, up to so many bytes.
+/// Reads up to `limit` bytes.
 pub(crate) fn read_up_to(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if is_dash(path) {
@@ -41,7 +41,7 @@ pub(crate) fn warn_of_open_secret(path: &Path) {
     );
 }
 
-/// Writes a function's output.
+/// Writes the output of a function.
 pub(crate) fn write_output(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let failed = |error: std::io::Error| {
         let code =

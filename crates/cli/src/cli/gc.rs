@@ -1,4 +1,4 @@
-//! `sublet gc`: removal of what nothing in the store refers to.
+//! `sublet gc`: removes packages and graphs that nothing in the store refers to.
 
 use clap::Args;
 use serde::Serialize;
@@ -10,10 +10,10 @@ use super::parse::{show_bytes, show_count};
 
 const EXAMPLES: &str = "\
 Examples:
-  sublet package remove old && sublet gc    the disk has the room of a removed package at once
+  sublet package remove old && sublet gc    free the disk space of a removed package at once
 
-Kept are packages and graphs that a name, a version, an active lease or an unfinished run refers to. Managers do the same
-each hour. For operators.";
+The command keeps packages and graphs that a name, a version, an active lease or an unfinished run refers to. Managers
+do the same each hour. Only operators may run it.";
 
 /// Remove packages and graphs from the store that nothing refers to
 #[derive(Debug, Args)]
@@ -23,18 +23,18 @@ pub(crate) struct Arguments {
     connection: Connection,
 }
 
-/// What was removed.
+/// Number and size of the removed objects.
 #[derive(Debug, Serialize)]
-struct Removed {
+struct GarbageReport {
     blobs: u32,
     bytes: u64,
 }
 
-/// Asks a manager to collect.
+/// Requests a garbage collection from a manager.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     let removed = arguments.connection.open()?.collect_garbage()?;
-    let removed = Removed { blobs: removed.blobs, bytes: removed.bytes };
-    output.show(&removed, |Removed { blobs, bytes }| {
+    let removed = GarbageReport { blobs: removed.blobs, bytes: removed.bytes };
+    output.show(&removed, |GarbageReport { blobs, bytes }| {
         let count = show_count((*blobs).into(), "blob");
         format!("removed {count} ({}) that nothing referred to\n", show_bytes(*bytes))
     })

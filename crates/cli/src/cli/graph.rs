@@ -1,4 +1,4 @@
-//! `sublet graph`: applications of more than one component.
+//! `sublet graph`: checks, shows, deploys and runs graphs of components.
 
 mod history;
 mod layout;
@@ -22,31 +22,31 @@ use super::files::{is_dash, read_up_to};
 use super::output::{Output, print};
 use super::parse::{show_bytes, show_count};
 
-/// Most edges that are drawn: nobody could read more, and where they cross least takes long to find.
+/// Maximum number of edges that are drawn: more are unreadable and slow to lay out.
 const MAX_DRAWN_EDGES: usize = 1024;
 
 const SCHEMA: &str = include_str!("../../../../docs/graph.schema.json");
 
 const EXAMPLES: &str = "\
 Examples:
-  sublet graph check app.json              all that is wrong with it, each with its place
-  sublet graph show app.json               a drawing of its components and how they are related
+  sublet graph check app.json              list all errors, each with its position
+  sublet graph show app.json               draw its components and edges
   sublet graph show app.json --svg app.svg
-  sublet graph schema > graph.schema.json  the form, for editors and compilers
-  sublet graph deploy app.json             the managers keep it under its name
-  sublet graph remove app                  its name and its versions, but those that unfinished runs need
-  sublet graph run app.json < in.bin       deploys it and runs it: the entry's input from standard input
-  sublet graph run app --retries 10        by its name
-  sublet graph top                         the runs that go on, and what their components have now
-  sublet graph history app                 its runs
-  sublet graph history RUN                 what each component used, and how much memory was leased and used over time
-  sublet graph history RUN --svg run.svg   the latter as a drawing
-  sublet graph resume RUN                  goes on with a run whose client is gone
-  sublet graph trigger app --files inbox   a run for each file that is put there, and so for other events
+  sublet graph schema > graph.schema.json  print the JSON schema, for editors and compilers
+  sublet graph deploy app.json             store it at the managers under its name
+  sublet graph remove app                  remove its name and all versions that no unfinished run needs
+  sublet graph run app.json < in.bin       deploy and run it, with standard input as the entry's input
+  sublet graph run app --retries 10        run a deployed graph by its name
+  sublet graph top                         show the current runs and the resources of their components
+  sublet graph history app                 list its runs
+  sublet graph history RUN                 show what each component used, and memory leased and used over time
+  sublet graph history RUN --svg run.svg   draw memory over time
+  sublet graph resume RUN                  continue a run whose client is gone
+  sublet graph trigger app --files inbox   start a run for each new file; other events: see its --help
 
-A graph is a JSON document; docs/graphs.md says what is in it. - stands for standard input.";
+A graph is a JSON document, which docs/graphs.md describes. - means standard input.";
 
-/// Look at applications of several components, and run them
+/// Check, show, deploy and run graphs of components
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
@@ -56,7 +56,7 @@ pub(crate) struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Say all that is wrong with a graph
+    /// List all errors of a graph
     Check {
         /// The document, or - for standard input
         file: PathBuf,
@@ -66,7 +66,7 @@ enum Command {
         /// The document, or - for standard input
         file: PathBuf,
 
-        /// Draw it into this file instead, or - for standard output
+        /// Draw it as SVG into this file, or - for standard output
         #[arg(long, value_name = "FILE")]
         svg: Option<PathBuf>,
     },
@@ -78,7 +78,7 @@ enum Command {
         #[command(flatten)]
         connection: Connection,
     },
-    /// Remove a graph and all of its versions, but those that unfinished runs need
+    /// Remove a graph and all versions of it that no unfinished run needs
     Remove {
         /// Name of the graph, or the digest of one version
         #[arg(value_name = "NAME|DIGEST")]
@@ -94,25 +94,25 @@ enum Command {
     Top(top::Top),
 }
 
-/// What was removed of a graph.
+/// Versions of a graph that were removed.
 #[derive(Serialize)]
-struct Removed {
-    /// Digests of versions.
+struct RemovedVersions {
+    /// Digests of the removed versions.
     removed: Vec<String>,
-    /// Versions that unfinished runs need.
+    /// Number of versions that unfinished runs need.
     kept: u32,
 }
 
-/// What is said of a graph that is good.
+/// Report on a valid graph.
 #[derive(Serialize)]
-struct Checked<'graph> {
+struct GraphReport<'graph> {
     name: &'graph str,
     compute: usize,
     memory: usize,
     edges: usize,
 }
 
-/// Looks at a document.
+/// Runs the subcommand.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     match &arguments.command {
         Command::Check { file } => check(&read(file)?, output),
@@ -132,7 +132,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
 fn remove(graph: &str, connection: &Connection, output: &Output) -> Result<(), Error> {
     let reply = connection.open()?.remove_graph(graph)?;
     let removed = reply.removed.into_iter().map(|version| version.digest).collect();
-    output.show(&Removed { removed, kept: reply.kept }, |Removed { removed, kept }| {
+    output.show(&RemovedVersions { removed, kept: reply.kept }, |RemovedVersions { removed, kept }| {
         let mut text = format!("removed {} of {graph}", show_count(removed.len() as u64, "version"));
         if *kept > 0 {
             text += &format!("; unfinished runs need {}", show_count((*kept).into(), "version"));
@@ -144,9 +144,9 @@ fn remove(graph: &str, connection: &Connection, output: &Output) -> Result<(), E
 fn check(graph: &Graph, output: &Output) -> Result<(), Error> {
     let memory = graph.components.iter().filter(|component| component.memory().is_some()).count();
     let compute = graph.components.len() - memory;
-    let checked = Checked { name: &graph.name, compute, memory, edges: graph.edges.len() };
+    let checked = GraphReport { name: &graph.name, compute, memory, edges: graph.edges.len() };
     output.show(&checked, |checked| {
-        let Checked { name, compute, memory, edges } = checked;
+        let GraphReport { name, compute, memory, edges } = checked;
         format!("{name} is good: compute components {compute}, memory components {memory}, edges {edges}")
     })
 }
@@ -182,7 +182,7 @@ fn read(file: &Path) -> Result<Graph, Error> {
 fn read_document(file: &Path) -> Result<Vec<u8>, Error> {
     let failed =
         |error| Error::new(Code::InvalidArgument, format!("cannot read {}: {error}", file.display()));
-    // A byte more than is taken, so that what is too large is told as that.
+    // One byte more than the limit, so that the parser reports a document that is too large.
     read_up_to(file, MAX_DOCUMENT_BYTES as u64 + 1).map_err(failed)
 }
 
@@ -190,7 +190,7 @@ fn parse(file: &Path, json: &[u8]) -> Result<Graph, Error> {
     Graph::parse(json).map_err(|problems| graph::error(file.display(), &problems))
 }
 
-/// In which case an edge is a trigger, if it says so.
+/// Describes the condition of a trigger edge, if it has one.
 fn condition(edge: &Edge) -> Option<String> {
     edge.condition.as_ref().map(|condition| match condition {
         Condition::When(text) => format!("when {text:?}"),
@@ -198,7 +198,7 @@ fn condition(edge: &Edge) -> Option<String> {
     })
 }
 
-/// What stands in the box of a component: its name, and what it is.
+/// Two lines for the box of a component: its name and its function or size.
 fn label(component: &Component) -> [String; 2] {
     let name = &component.name;
     match &component.role {

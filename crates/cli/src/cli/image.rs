@@ -1,4 +1,4 @@
-//! `sublet image`: the images of a node, which its agent and this command keep in one folder.
+//! `sublet image`: fetches, shows and removes images in the folder of a node's agent.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -12,24 +12,24 @@ use sublet_proto::text::printable_line;
 use sublet_runtime::access::default_state;
 
 use super::output::{Output, table};
-use super::parse::show_bytes;
+use super::parse::{show_bytes, show_count};
 
-/// Where in the state an agent has its images.
+/// Folder of the images within the state folder.
 const FOLDER: &str = "images";
 
 const EXAMPLES: &str = "\
 Examples:
   sublet image pull debian:12                    fetch an image from its registry
-  sublet image pull --plain-http lab:5000/app    from one without TLS, which is only taken unasked on localhost
-  sublet image import ./app.tar                  take what `docker save` has written, or an OCI layout
-  sublet image list                              all images of this node
-  sublet image show debian:12                    how one is run, and where its layers are
+  sublet image pull --plain-http lab:5000/app    without TLS, which only localhost uses by default
+  sublet image import ./app.tar                  read the output of `docker save`, or an OCI layout
+  sublet image list                              list the images of this node
+  sublet image show debian:12                    show its program, settings and layers
   sublet image remove debian:12
-  sublet image prune                             remove layers that no image has any more
+  sublet image prune                             remove layers that belong to no image
   sublet image list --json                       {\"images\": [{\"digest\": \"sha256:...\", \"names\": [...], ...}]}
 
-The images are those of the agent with the same state folder, which need not run. Registries are asked with what
-`docker login` has left in $DOCKER_CONFIG/config.json or ~/.docker/config.json, if it has.";
+The agent with the same state folder uses these images; it need not be running. Credentials for registries come from
+`docker login`: $DOCKER_CONFIG/config.json or ~/.docker/config.json.";
 
 /// Fetch, show and remove container images of this node
 #[derive(Debug, Args)]
@@ -38,7 +38,7 @@ pub(crate) struct Arguments {
     #[command(subcommand)]
     verb: Verb,
 
-    /// Folder of the agent's state [default: $SUBLET_STATE, $XDG_RUNTIME_DIR/sublet or ~/.local/state/sublet]
+    /// State folder of the agent [default: $SUBLET_STATE, $XDG_RUNTIME_DIR/sublet or ~/.local/state/sublet]
     #[arg(long, value_name = "FOLDER", global = true)]
     state: Option<PathBuf>,
 }
@@ -51,23 +51,23 @@ enum Verb {
     List,
     Show(One),
     Remove(One),
-    /// Remove the layers that no image has any more and nobody uses
+    /// Remove the layers that belong to no image and are not in use
     Prune,
 }
 
 /// Fetch an image from its registry
 #[derive(Debug, Args)]
 struct Pull {
-    /// Its name, as debian:12, ghcr.io/user/app@sha256:... or localhost:5000/app
+    /// Name of the image, as debian:12, ghcr.io/user/app@sha256:... or localhost:5000/app
     #[arg(value_name = "IMAGE")]
     image: String,
 
-    /// Ask without TLS: whoever is on the way can read all, and change what is not named by a digest
+    /// Connect without TLS: others on the network can read everything, and change images that are not named by a digest
     #[arg(long)]
     plain_http: bool,
 }
 
-/// Take images from a file or a folder
+/// Import images from a file or a folder
 #[derive(Debug, Args)]
 struct Import {
     /// An OCI layout, as a folder or a tar, or a tar of `docker save`; tars may be compressed
@@ -75,15 +75,15 @@ struct Import {
     path: PathBuf,
 }
 
-/// One image
-#[derive(Debug, Args)]
+/// An image
+/// [derive(Debug, Args)]
 struct One {
-    /// Its name or its digest
+    /// Name or digest of the image
     #[arg(value_name = "IMAGE")]
     image: String,
 }
 
-/// The JSON output, which is a promise.
+/// JSON output, whose format is stable.
 #[derive(Debug, Serialize)]
 struct Images {
     images: Vec<Shown>,
@@ -95,14 +95,14 @@ struct Shown {
     names: Vec<String>,
     architecture: String,
     unpacked_bytes: u64,
-    /// Device nodes and their like, which were not made.
+    /// Number of device nodes, FIFOs and sockets that were not created.
     skipped: u64,
     env: Vec<String>,
     user: String,
     working_folder: String,
     entry_point: Vec<String>,
     cmd: Vec<String>,
-    /// From the bottom to the top.
+    /// Paths of the layers, the lowest first.
     layers: Vec<String>,
 }
 
@@ -117,7 +117,7 @@ struct Pruned {
     in_use: usize,
 }
 
-/// Does what the verb says, in the agent's own store.
+/// Runs the subcommand on the agent's image folder.
 pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
     let state = arguments.state.filter(|state| !state.as_os_str().is_empty());
     let store = Store::open(state.unwrap_or_else(default_state).join(FOLDER))?;
@@ -130,13 +130,18 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
             let Image { digest, .. } = find(&store, &one.image)?;
             store.remove(&digest)?;
             let removed = Removed { digest: digest.to_string() };
-            output
-                .show(&removed, |removed| format!("{} is removed; prune removes its layers", removed.digest))
+            output.show(&removed, |removed| {
+                format!("{} is removed; `sublet image prune` removes its layers", removed.digest)
+            })
         }
         Verb::Prune => {
             let sublet_image::Pruned { layers, in_use } = store.prune()?;
             output.show(&Pruned { layers, in_use }, |pruned| {
-                format!("{} layers are removed, {} are still in use", pruned.layers, pruned.in_use)
+                format!(
+                    "removed {}, {} still in use",
+                    show_count(pruned.layers as u64, "layer"),
+                    pruned.in_use
+                )
             })
         }
     }
@@ -153,7 +158,7 @@ fn take(store: &Store, import: &Import, output: &Output) -> Result<Vec<Image>, E
     with_progress(output, |told| store.import(&import.path, told))
 }
 
-/// Shows how far it is where somebody looks.
+/// Shows progress if standard error is a terminal.
 fn with_progress<T>(
     output: &Output,
     act: impl FnOnce(&mut dyn FnMut(Progress)) -> Result<T, ImageError>,
@@ -172,7 +177,7 @@ fn with_progress<T>(
     Ok(done?)
 }
 
-/// By its digest, or by its name with what that leaves out.
+/// Finds an image by its digest, or by its name completed with defaults.
 fn find(store: &Store, image: &str) -> Result<Image, Error> {
     let found = match image.parse::<Digest>() {
         Ok(digest) => store.find(&digest)?,
@@ -261,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_person_reads_what_an_image_is_and_nothing_that_moves_the_cursor() {
+    fn output_for_people_is_complete_and_escaped() {
         let shown = images(vec![image()]);
         let (list, one) = (text(&shown), detailed(&shown));
         assert!(list.contains("docker.io/library/debian:12") && list.contains("LAYERS"), "{list}");

@@ -1,4 +1,4 @@
-//! `sublet lease`: ends one that somebody else holds.
+//! `sublet lease`: ends a lease before its time.
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -9,11 +9,11 @@ use super::output::Output;
 
 const EXAMPLES: &str = "\
 Examples:
-  sublet ps                shows the leases
-  sublet lease end LEASE   ends one before its time; its client is told
+  sublet ps                show the leases
+  sublet lease end LEASE   end a lease; its client gets an error
 
-Leases end by themselves: when their client gives them back or dies, when they are idle for too long, and when their
-time is over. Whoever has a lease renews it.";
+Leases end by themselves when their client releases them or dies, when they are idle for too long, and when they
+expire. Clients renew their leases.";
 
 /// End a lease before its time
 #[derive(Debug, Args)]
@@ -28,25 +28,25 @@ enum Action {
     End(End),
 }
 
-/// End a lease; one that is attached ends with its node's next report
+/// End a lease; a lease in use ends with the next report of its node
 #[derive(Debug, Args)]
 struct End {
-    /// Which; `sublet ps` shows them
+    /// Identifier of the lease, as `sublet ps` shows it
     lease: String,
 
     #[command(flatten)]
     connection: Connection,
 }
 
-/// The result.
+/// Report that a lease ends.
 #[derive(Debug, Serialize)]
-struct Ended<'lease> {
+struct EndedLease<'lease> {
     lease: &'lease str,
 }
 
-/// Ends.
+/// Ends the lease.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     let Action::End(End { lease, connection }) = &arguments.action;
     connection.open()?.end_lease(lease)?;
-    output.show(&Ended { lease }, |ended| format!("lease {} ends\n", ended.lease))
+    output.show(&EndedLease { lease }, |ended| format!("lease {} ends\n", ended.lease))
 }

@@ -1,4 +1,4 @@
-//! `sublet logs`: what the functions of a lease have printed, as the agent of this machine has kept it.
+//! `sublet logs`: shows the output of a lease's functions that this machine's agent has kept.
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
@@ -12,18 +12,18 @@ use super::output::Output;
 
 const EXAMPLES: &str = "\
 Examples:
-  sublet ps                                     shows the leases
-  sublet logs LEASE                             what its functions have printed
-  sublet logs LEASE --state /var/lib/sublet     of an agent with this state folder
+  sublet ps                                     show the leases
+  sublet logs LEASE                             show the output of a lease's functions
+  sublet logs LEASE --state /var/lib/sublet     use the agent with this state folder
 
-The agent keeps the newest output of each lease, at most 1 MiB, and the logs of 128 leases that have ended. What Python
-functions print goes to their caller as well.";
+The agent keeps the newest 1 MiB of output of each lease, and the logs of 128 ended leases. The output of Python
+functions also goes to their caller.";
 
-/// Show what the functions of a lease have printed on this machine
+/// Show the output of a lease's functions on this machine
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Which; `sublet ps` shows them
+    /// Identifier of the lease, as `sublet ps` shows it
     lease: String,
 
     /// State folder of the agent [default: $SUBLET_STATE, $XDG_RUNTIME_DIR/sublet or ~/.local/state/sublet]
@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
     state: Option<PathBuf>,
 }
 
-/// The result.
+/// Output of a lease.
 #[derive(Debug, Serialize)]
 struct Log<'lease> {
     lease: &'lease str,

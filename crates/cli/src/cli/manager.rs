@@ -1,4 +1,4 @@
-//! `sublet manager`: a manager alone, for agents on other machines.
+//! `sublet manager`: runs a manager without an agent.
 
 use std::path::PathBuf;
 
@@ -14,22 +14,22 @@ use crate::config::{self, Flags, Settings};
 
 const EXAMPLES: &str = "\
 Examples:
-  sublet manager                                     with /etc/sublet/manager.toml, if it is there
-  sublet manager --state ./m --listen 0.0.0.0:7433   no file needed
-  sublet manager --config m.toml --print-config      what holds, and who has said so
+  sublet manager                                     use /etc/sublet/manager.toml, if it exists
+  sublet manager --state ./m --listen 0.0.0.0:7433   use no file
+  sublet manager --config m.toml --print-config      show the configuration and where each value comes from
   sublet manager --global --store nats --store-url nats://n1:4222 --state ./g
-                                                     above the managers of several racks, on their store
+                                                     direct clients to the managers of several racks, which share this store
 
-A flag beats the environment, which beats the file, which beats the default. Agents and clients of other machines
-need its address, the certificate in tls/ca.pem of its state folder, and a token: see `sublet token create --help`.
+Flags override the environment, which overrides the file. Agents and clients on other machines
+need the manager's address, the certificate in tls/ca.pem of its state folder, and a token: see `sublet token create --help`.
 
-It runs until Ctrl-C or SIGTERM; leases go on without it. A second Ctrl-C does not wait.";
+The manager runs until Ctrl-C or SIGTERM; leases continue without it. A second Ctrl-C stops it at once.";
 
-/// Run a manager: grants leases on the nodes of agents, keeps packages and the ledger
+/// Run a manager, which grants leases and keeps packages and the ledger
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Show the configuration that holds and where each value comes from, and do nothing else
+    /// Show the configuration and where each value comes from, and exit
     #[arg(long)]
     print_config: bool,
 
@@ -40,13 +40,13 @@ pub(crate) struct Arguments {
     flags: Flags<config::manager::Program>,
 }
 
-/// What is said when it serves.
+/// Report that the manager is serving.
 #[derive(Debug, Serialize)]
 struct Serving {
     manager: String,
     listen: Vec<String>,
     state: PathBuf,
-    /// The certificate that agents and clients trust, if this manager has made it.
+    /// Certificate that agents and clients trust, if this manager created it.
     #[serde(skip_serializing_if = "Option::is_none")]
     ca: Option<PathBuf>,
     pid: u32,
@@ -95,7 +95,7 @@ fn text(serving: &Serving) -> String {
         text += &format!(" and {address}");
     }
     if let Some(ca) = ca {
-        text += &format!("\nothers trust it by {}", ca.display());
+        text += &format!("\ncertificate for agents and clients: {}", ca.display());
     }
-    text + "\nCtrl-C stops it; leases go on\n"
+    text + "\nCtrl-C stops it; leases continue\n"
 }

@@ -9,24 +9,24 @@ use sublet_fabric::standard::output_was_closed;
 use sublet_proto::text::{printable_line, printable_text};
 use sublet_proto::{Code, Error};
 
-/// Where a command's result goes.
+/// Writer for a command's result and errors.
 #[derive(Debug)]
 pub(crate) struct Output {
     is_json: bool,
 }
 
 impl Output {
-    /// For people, or as JSON.
+    /// Creates an output of text, or of JSON.
     pub(crate) fn new(is_json: bool) -> Output {
         Output { is_json }
     }
 
-    /// Whether a person reads along.
+    /// Whether progress can be shown on a terminal.
     pub(crate) fn is_for_people(&self) -> bool {
         !self.is_json
     }
 
-    /// Prints a result: its JSON in one line, or what a person wants to know of it, without what a terminal would obey.
+    /// Prints a result: JSON in one line, or the text for people, with control characters escaped.
     pub(crate) fn show<T: Serialize>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<(), Error> {
         print(self.shown(value, text)?.trim_end())
     }
@@ -36,10 +36,12 @@ impl Output {
             return Ok(printable_text(&text(value)).into_owned());
         }
         let line = serde_json::to_string(value);
-        line.map_err(|error| Error::new(Code::Internal, format!("the result is no JSON: {error}")))
+        line.map_err(|error| {
+            Error::new(Code::Internal, format!("the result cannot be written as JSON: {error}"))
+        })
     }
 
-    /// Says that a program serves, as [`Output::show`]. One that was started without standard output serves all the same.
+    /// Prints that a program is serving. Unlike [`Output::show`], a closed standard output is no error.
     pub(crate) fn announce<T: Serialize>(
         &self,
         value: &T,
@@ -51,9 +53,9 @@ impl Output {
         self.show(value, text)
     }
 
-    /// Shows an error and gives the exit status for it.
+    /// Prints an error and returns its exit status.
     pub(crate) fn fail(&self, error: &Error) -> ExitCode {
-        // If even standard error is closed, the exit status still tells.
+        // If standard error is closed, the exit status still reports the error.
         let _ = writeln!(io::stderr(), "{}", self.failure(error));
         exit_code(error.code)
     }
@@ -68,12 +70,12 @@ impl Output {
     }
 }
 
-/// The exit status of an error.
+/// Exit status of an error.
 pub(crate) fn exit_code(code: Code) -> ExitCode {
     u8::try_from(code.number()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
 
-/// That what is written to standard output goes anywhere.
+/// Checks that standard output is open.
 pub(crate) fn check_standard_output() -> Result<(), Error> {
     match output_was_closed() {
         false => Ok(()),
@@ -81,7 +83,7 @@ pub(crate) fn check_standard_output() -> Result<(), Error> {
     }
 }
 
-/// Prints text and a newline; a reader that has gone away, as `head` does, is no error.
+/// Prints text and a newline. A reader that has closed its end, as `head` does, is no error.
 pub(crate) fn print(text: &str) -> Result<(), Error> {
     check_standard_output()?;
     let mut stdout = io::stdout().lock();
@@ -93,7 +95,7 @@ pub(crate) fn print(text: &str) -> Result<(), Error> {
     }
 }
 
-/// Rows under headings, in columns as wide as they need to be. A cell is one line: line feeds are escaped, too.
+/// Formats rows under headings, each column as wide as its widest cell. Line feeds in cells are escaped.
 pub(crate) fn table<Row: AsRef<[String]>>(headings: &[&str], rows: &[Row]) -> String {
     let mut widths: Vec<_> = headings.iter().map(|heading| heading.len()).collect();
     let cells = |row: &Row| row.as_ref().iter().map(|cell| printable_line(cell).into_owned()).collect();

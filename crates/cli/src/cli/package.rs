@@ -21,10 +21,10 @@ Examples:
   sublet package publish alice/libx               operators: every tenant may lease it, as libx or public/libx
   sublet package remove libx
 
-A name belongs to the tenant that deployed the package. `libx` is the caller's own package of this name; if there is
-none, the one that an operator has published. `alice/libx` is the package of tenant alice, `public/libx` a published one.
-Only its owner and operators change what a name stands for. A lease keeps the package that its name stood for when it
-was granted. After a right is revoked or a name removed, leases that other tenants hold by it are not renewed.";
+A name belongs to the tenant that deployed the package. `libx` is the caller's own package of this name, or
+otherwise the one that an operator has published. `alice/libx` is the package of tenant alice, `public/libx` a published one.
+Only its owner and operators change the package behind a name. A lease keeps the package that it was granted for. After
+a right is revoked or a name removed, leases of other tenants that depend on it are not renewed.";
 
 /// List packages, and change which tenants may use them
 #[derive(Debug, Args)]
@@ -109,7 +109,7 @@ struct Remove {
     /// Name of the package; operators: TENANT/NAME, public/NAME for a published one
     package: String,
 
-    /// Only the versions that the name does not stand for any more, and that no unfinished run needs
+    /// Remove only old versions that no unfinished run needs
     #[arg(long)]
     old_versions: bool,
 
@@ -117,19 +117,19 @@ struct Remove {
     connection: Connection,
 }
 
-/// The result of `list`.
+/// Output of `list`.
 #[derive(Debug, Serialize)]
 struct Packages {
     packages: Vec<PackageView>,
 }
 
-/// The result of `remove --old-versions`.
+/// Output of `remove --old-versions`.
 #[derive(Debug, Serialize)]
 struct OldVersions {
     removed: u32,
 }
 
-/// What a tenant may do with a package.
+/// Right of a tenant to a package.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Right {
@@ -138,7 +138,7 @@ pub(super) enum Right {
 }
 
 impl Right {
-    /// The right of a stored grant, if this command knows it.
+    /// Returns the right of a stored grant, if this version knows it.
     pub(super) fn of(grant: &PackageGrant) -> Option<Right> {
         match grant.right() {
             PackageRight::Unspecified => None,
@@ -199,7 +199,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
         Action::Remove(remove) => {
             let package = remove.connection.open()?.remove_package(&remove.package)?;
             output.show(&PackageView::from(package), |package| {
-                format!("{} is removed; it was {}\n", package.address(), package.digest)
+                format!("{} is removed; its digest was {}\n", package.address(), package.digest)
             })
         }
     }

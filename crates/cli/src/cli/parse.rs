@@ -1,4 +1,4 @@
-//! Sizes, durations, money and paths as people write them, and the other way round.
+//! Parses and formats sizes, durations, money and paths.
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -42,37 +42,37 @@ const NANO: u64 = 1_000_000_000;
 /// Decimals of an amount of money.
 const NANO_DIGITS: usize = 9;
 
-/// A number of bytes: `4096`, `64MiB`, `1G`; K, M, G and T alone are powers of 1024, kB and MB of 1000.
+/// Parses a number of bytes: `4096`, `64MiB`, `1G`; K, M, G and T alone are powers of 1024, kB and MB of 1000.
 pub(crate) fn size(text: &str) -> Result<u64, String> {
-    scaled(text, &SIZE_UNITS).ok_or_else(|| format!("{text:?} is no size; write it as 4096, 64MiB or 1G"))
+    scaled(text, &SIZE_UNITS).ok_or_else(|| format!("{text:?} is not a size: write it as 4096, 64MiB or 1G"))
 }
 
-/// What carries calls, as the manual names it.
+/// Parses a choice of fabric.
 pub(crate) fn fabric(text: &str) -> Result<FabricChoice, String> {
     text.parse().map_err(|error: Error| error.message)
 }
 
-/// A pool of nodes.
+/// Parses a pool of nodes.
 pub(crate) fn pool(text: &str) -> Result<Pool, String> {
     text.parse().map_err(|error: Error| error.message)
 }
 
-/// A weight: 0 to 1.
+/// Parses a weight from 0 to 1.
 pub(crate) fn weight(text: &str) -> Result<f64, String> {
     let weight = text.parse().ok().filter(|weight| (0.0..=1.0).contains(weight));
-    weight.ok_or_else(|| format!("{text:?} is no weight; write it as 0.3, from 0 to 1"))
+    weight.ok_or_else(|| format!("{text:?} is not a weight: write a number from 0 to 1, as 0.3"))
 }
 
-/// A time: `10s`, `500ms`, `2m`, `30d`.
+/// Parses a duration: `10s`, `500ms`, `2m`, `30d`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     scaled(text, &DURATION_UNITS_NS)
         .map(Duration::from_nanos)
-        .ok_or_else(|| format!("{text:?} is no duration; write it as 10s, 500ms or 2m"))
+        .ok_or_else(|| format!("{text:?} is not a duration: write it as 10s, 500ms or 2m"))
 }
 
-/// An amount of money in units of the currency, to the billionth: `12`, `0.000020000`. In nano-units.
+/// Parses an amount in units of the currency, to the billionth: `12`, `0.000020000`. Returns nano-units.
 pub(crate) fn amount(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is no amount; write it as 12.50, with up to {NANO_DIGITS} decimals");
+    let wrong = || format!("{text:?} is not an amount: write it as 12.50, with up to {NANO_DIGITS} decimals");
     let (units, decimals) = text.split_once('.').unwrap_or((text, "0"));
     let is_number = |digits: &str| !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     if !is_number(units) || !is_number(decimals) || decimals.len() > NANO_DIGITS {
@@ -83,32 +83,33 @@ pub(crate) fn amount(text: &str) -> Result<u64, String> {
     units.and_then(|units| units.checked_add(fraction)).ok_or_else(wrong)
 }
 
-/// `true` or `false`.
+/// Parses `true` or `false`.
 pub(crate) fn switch(text: &str) -> Result<bool, String> {
     text.parse().map_err(|_| format!("{text:?} is neither true nor false"))
 }
 
-/// A whole number within bounds.
+/// Parses a whole number within bounds.
 pub(crate) fn whole(text: &str, bounds: RangeInclusive<u64>) -> Result<u64, String> {
     let number = text.parse::<u64>().ok().filter(|number| bounds.contains(number));
-    number.ok_or_else(|| format!("{text:?} is no whole number from {} to {}", bounds.start(), bounds.end()))
+    number
+        .ok_or_else(|| format!("{text:?} is not a whole number from {} to {}", bounds.start(), bounds.end()))
 }
 
-/// A path, made absolute.
+/// Parses a path and makes it absolute.
 pub(crate) fn absolute(text: &str) -> Result<PathBuf, String> {
-    std::path::absolute(Path::new(text)).map_err(|error| format!("{text:?} is no path: {error}"))
+    std::path::absolute(Path::new(text)).map_err(|error| format!("{text:?} is not a path: {error}"))
 }
 
-/// A folder of modules as Node.js has them, which it knows by its name.
+/// Parses the path of a folder of Node.js modules, which must be called `node_modules`.
 pub(crate) fn node_modules(text: &str) -> Result<PathBuf, String> {
     let folder = absolute(text)?;
     if folder.ends_with("node_modules") {
         return Ok(folder);
     }
-    Err(format!("{text:?} is not called node_modules"))
+    Err(format!("{text:?} is not a folder called node_modules"))
 }
 
-/// A duration in whole milliseconds.
+/// Converts a duration to whole milliseconds.
 pub(crate) fn as_ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
@@ -120,12 +121,12 @@ fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(*scale)
 }
 
-/// How many there are of something, as `1 run` or `2 runs`.
+/// Formats a count with its noun, as `1 run` or `2 runs`.
 pub(crate) fn show_count(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A number of bytes for people: three digits and a binary unit.
+/// Formats a number of bytes: three digits and a binary unit.
 pub(crate) fn show_bytes(bytes: u64) -> String {
     let unit = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut value = bytes as f64;
@@ -141,7 +142,7 @@ pub(crate) fn show_bytes(bytes: u64) -> String {
     format!("{value:.decimals$} {}", unit[power])
 }
 
-/// A time for people.
+/// Formats a duration.
 pub(crate) fn show_ns(ns: u64) -> String {
     match ns {
         0 => "0".to_owned(),
@@ -152,7 +153,7 @@ pub(crate) fn show_ns(ns: u64) -> String {
     }
 }
 
-/// An amount of money in nano-units, exactly.
+/// Formats an amount in nano-units exactly, in units of the currency.
 pub(crate) fn show_nano(nano: u64) -> String {
     format!("{}.{:09}", nano / NANO, nano % NANO)
 }
@@ -162,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_people_write_them() {
+    fn parses_sizes_with_units() {
         for (text, bytes) in
             [("0", 0), ("4096", 4096), ("64MiB", 64 << 20), ("1G", 1 << 30), ("5 MB", 5_000_000)]
         {
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn money_is_read_to_the_billionth() {
+    fn parses_money_to_the_billionth() {
         for (text, nano) in [("0", 0), ("12", 12 * NANO), ("12.5", 12_500_000_000), ("0.000000001", 1)] {
             assert_eq!(amount(text), Ok(nano), "{text}");
         }
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_numbers_have_bounds() {
+    fn rejects_whole_numbers_out_of_bounds() {
         assert_eq!(whole("5", 1..=5), Ok(5));
         for text in ["0", "6", "x", "", "-1"] {
             assert!(whole(text, 1..=5).is_err_and(|why| why.contains("from 1 to 5")), "{text}");
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_shown_with_units() {
+    fn formats_numbers_with_units() {
         assert_eq!(show_bytes(1536 << 20), "1.50 GiB");
         assert_eq!(show_bytes(512), "512 B");
         assert_eq!(show_bytes(64 << 20), "64 MiB");

@@ -1,4 +1,4 @@
-//! `sublet ps`: nodes, leases, packages and managers.
+//! `sublet ps`: shows nodes, leases, packages and managers.
 
 use std::collections::BTreeMap;
 
@@ -15,26 +15,26 @@ use super::view::{CacheView, ColdImportsView, LeaseView, ManagerView, NetworkVie
 
 const EXAMPLES: &str = "\
 Examples:
-  sublet ps           nodes, leases, packages and managers
-  sublet ps --all     also leases that have ended
-  sublet ps --nodes   nodes alone, and how other machines reach them
+  sublet ps           show nodes, leases, packages and managers
+  sublet ps --all     show also ended leases
+  sublet ps --nodes   show only nodes, with their addresses and fabrics
   sublet ps --json    {\"nodes\": [...], \"leases\": [...], \"packages\": [...], \"managers\": [...]}
 
-A node is lending, draining (no new leases), reclaimed (handed back), or lost: it has not reported for too long.
-It is of the compute, the memory or the balanced pool, as its agent says or by what it has left.";
+The state of a node is lending, draining (no new leases), reclaimed (withdrawn), or lost (no report for too long).
+Its pool is compute, memory or balanced, as its agent says or by its free cores and memory.";
 
-/// Functions of a package that are named in its row.
+/// Number of functions of a package that its row names.
 const FUNCTIONS_SHOWN: usize = 3;
 
 /// Show nodes, leases, packages and managers
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Show leases that have ended, too
+    /// Show also ended leases
     #[arg(long, conflicts_with = "nodes")]
     all: bool,
 
-    /// Show nodes alone, with their addresses and the fabrics that carry calls
+    /// Show only nodes, with their addresses and fabrics
     #[arg(long)]
     nodes: bool,
 
@@ -42,7 +42,7 @@ pub(crate) struct Arguments {
     connection: Connection,
 }
 
-/// The result.
+/// Output without `--nodes`.
 #[derive(Debug, Serialize)]
 struct Everything {
     nodes: Vec<NodeView>,
@@ -51,13 +51,13 @@ struct Everything {
     managers: Vec<ManagerView>,
 }
 
-/// The result of `--nodes`.
+/// Output with `--nodes`.
 #[derive(Debug, Serialize)]
 struct Nodes {
     nodes: Vec<NodeView>,
 }
 
-/// Shows what there is.
+/// Prints the state of the managers as tables or JSON.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     let manager = arguments.connection.open()?;
     if arguments.nodes {
@@ -99,7 +99,7 @@ fn text(everything: &Everything, now_ms: u64) -> String {
         table(&["LEASE", "PACKAGE", "NODE", "CORES", "MEMORY", "STATE", "ENDS", "CALLS"], &leases) + &notes,
         table(&["PACKAGE", "OWNER", "SIZE", "FOR", "DIGEST", "FUNCTIONS"], &packages),
     ];
-    // Of one manager, who asks it knows all that there is to say.
+    // A table of a single manager would tell the user nothing new.
     if managers.len() > 1 {
         let managers: Vec<_> = managers.iter().map(|manager| manager_row(manager, now_ms)).collect();
         tables.push(table(&["MANAGER", "OF", "NODES", "CORES FREE", "WAITING", "LAST SEEN"], &managers));
@@ -107,7 +107,7 @@ fn text(everything: &Everything, now_ms: u64) -> String {
     tables.join("\n")
 }
 
-/// A line for each module that a node cannot keep warm for the leases.
+/// Returns a line for each module that a node cannot keep warm for the leases.
 fn cold_imports(leases: &[LeaseView]) -> String {
     let cold = leases.iter().filter_map(|lease| Some((&lease.node, lease.cold_imports.as_ref()?)));
     let lines = cold.map(|(node, ColdImportsView { module, reason, import_ms })| {
@@ -162,7 +162,7 @@ fn node_row(node: &NodeView, now_ms: u64) -> [String; 9] {
         node.state.to_owned(),
         node.pool.clone(),
         node.rack.clone().unwrap_or_else(|| "-".to_owned()),
-        // What a package may be for, on this node.
+        // The kinds of packages that this node can run.
         [std::slice::from_ref(&node.architecture), &node.devices, &node.runtimes].concat().join(", "),
         format!("{} of {}", node.cores_leased, node.cores),
         shared(node),
@@ -171,7 +171,7 @@ fn node_row(node: &NodeView, now_ms: u64) -> [String; 9] {
     ]
 }
 
-/// Workers on shared cores, of how many on how many cores.
+/// Describes the use of shared cores: workers, their limit, and the number of cores.
 fn shared(node: &NodeView) -> String {
     match node.shared_places {
         0 => "-".to_owned(),
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tells_each_cold_import_of_a_node_once_and_in_one_line() {
+    fn shows_each_cold_import_of_a_node_once_in_one_line() {
         let lease = |node: &str, reason: &str, import_ms| {
             let cold = v1::ColdImports { module: "m".to_owned(), reason: reason.to_owned(), import_ms };
             LeaseView::from(v1::Lease {

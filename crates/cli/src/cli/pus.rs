@@ -1,4 +1,4 @@
-//! `sublet pus`: processing units, and which nodes are neighbours.
+//! `sublet pus`: shows processing units and neighbouring nodes.
 
 use clap::Args;
 use serde::Serialize;
@@ -12,16 +12,16 @@ use super::view::node_state;
 
 const EXAMPLES: &str = "\
 Examples:
-  sublet pus           the processors of all nodes, and their devices
+  sublet pus           show the processors and devices of all nodes
   sublet pus --json    {\"units\": [...], \"unlinked\": [...]}
 
-A unit is called NODE/UNIT: NODE/cpu is a node's processor, of whatever kind, NODE/opencl0 and
-NODE/cuda0 are its devices. Leases ask for a unit by its kind (--pu) and pay the price of that: for
-holding a GiB, computing on a core and polling on one, each for a second, in nano-units (billionths)
-of the currency.
+A unit is called NODE/UNIT: NODE/cpu is a node's processor, of any architecture, NODE/opencl0 and
+NODE/cuda0 are its devices. Leases request a unit by its kind (--pu) and pay its prices: for a GiB of
+memory, for executing on a core and for polling on a core, each for a second, in nano-units
+(billionths) of the currency.
 
-Nodes are neighbours if each names the other (sublet agent --neighbour). Whoever names a node in vain
-stands below the table, with the reason.";
+Nodes are neighbours if each names the other (sublet agent --neighbour). Neighbours that are not linked
+follow the table, with the reason.";
 
 /// Show processing units: processors and devices, what they execute, their prices and neighbours
 #[derive(Debug, Args)]
@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
     connection: Connection,
 }
 
-/// The result.
+/// Output of the command.
 #[derive(Debug, Serialize)]
 struct Units {
     units: Vec<UnitView>,
@@ -41,23 +41,23 @@ struct Units {
 /// A processing unit.
 #[derive(Debug, Serialize)]
 struct UnitView {
-    /// The same after every start.
+    /// Identifier of the unit, the same after every start.
     id: u32,
     node: String,
     unit: String,
-    /// Of its node.
+    /// State of the node.
     state: &'static str,
-    /// By which leases ask for it.
+    /// Kind by which leases request the unit.
     kind: String,
     architecture: String,
-    /// What it calls itself, if anybody could say.
+    /// Model name, if known.
     model: Option<String>,
     cores: u32,
     memory_bytes: u64,
-    /// The kinds of packages, and the interpreters, that it executes.
+    /// Kinds of packages and interpreters that the unit executes.
     abilities: Vec<String>,
     price: PriceView,
-    /// Nodes with which its own is linked.
+    /// Nodes that are linked with the unit's node.
     neighbours: Vec<String>,
 }
 
@@ -68,7 +68,7 @@ struct PriceView {
     polling_nano_per_core_s: u64,
 }
 
-/// A node that names another one, in vain.
+/// A node that names a neighbour without being linked to it.
 #[derive(Debug, PartialEq, Serialize)]
 struct Unlinked {
     node: String,
@@ -76,7 +76,7 @@ struct Unlinked {
     why: String,
 }
 
-/// Shows what there is.
+/// Shows the processing units.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     let nodes = arguments.connection.open()?.nodes()?;
     let unlinked = unlinked(&nodes);
@@ -106,7 +106,7 @@ fn view(state: &'static str, unit: ProcessingUnit) -> UnitView {
     }
 }
 
-/// Who names whom in vain, and why it is so.
+/// Finds neighbours that are not linked, with the reason.
 fn unlinked(nodes: &[NodeInfo]) -> Vec<Unlinked> {
     let described = |node: &NodeInfo| node.description.clone().unwrap_or_default();
     let find = |name: &str| nodes.iter().find(|node| described(node).name == name);
@@ -143,7 +143,7 @@ fn text(Units { units, unlinked }: &Units) -> String {
     ];
     let mut text = table(&headings, &rows);
     for Unlinked { node, neighbour, why } in unlinked {
-        text += &format!("\n{node} names {neighbour} as its neighbour, and is not linked with it: {why}");
+        text += &format!("\n{node} names {neighbour} as its neighbour but is not linked to it: {why}");
     }
     text
 }
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn who_names_a_node_in_vain_is_told_why() {
+    fn explains_missing_links_between_neighbours() {
         let lending = NodeState::Lending;
         let nodes = [
             node("a", &["b", "c", "d", "e"], &["b"], lending),

@@ -1,4 +1,4 @@
-//! `sublet run`: what the managers keep of runs of graphs.
+//! `sublet run`: removes the records of runs of graphs.
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -10,12 +10,12 @@ use super::parse::show_count;
 
 const EXAMPLES: &str = "\
 Examples:
-  sublet run remove RUN          its record, with what its components used
-  sublet run remove --ended      of all runs of this tenant that have ended
+  sublet run remove RUN          remove its record, with the usage of its components
+  sublet run remove --ended      remove the records of all ended runs of this tenant
 
 `sublet graph history` shows runs, `sublet graph resume` continues one whose client is gone.";
 
-/// Remove what is kept of runs of graphs
+/// Remove the records of runs of graphs
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
@@ -28,14 +28,14 @@ enum Action {
     Remove(Remove),
 }
 
-/// Remove runs that have ended
+/// Remove the records of ended runs
 #[derive(Debug, Args)]
 struct Remove {
     /// Identifiers of runs
     #[arg(value_name = "RUN", required_unless_present = "ended")]
     runs: Vec<String>,
 
-    /// All runs of this tenant that have ended
+    /// Remove all ended runs of this tenant
     #[arg(long, conflicts_with = "runs")]
     ended: bool,
 
@@ -43,15 +43,17 @@ struct Remove {
     connection: Connection,
 }
 
-/// How many runs were removed.
+/// Number of removed runs.
 #[derive(Debug, Serialize)]
-struct Removed {
+struct RemovedRuns {
     removed: u32,
 }
 
 /// Removes runs.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     let Action::Remove(remove) = &arguments.action;
-    let removed = Removed { removed: remove.connection.open()?.remove_runs(&remove.runs)? };
-    output.show(&removed, |Removed { removed }| format!("removed {}\n", show_count((*removed).into(), "run")))
+    let removed = RemovedRuns { removed: remove.connection.open()?.remove_runs(&remove.runs)? };
+    output.show(&removed, |RemovedRuns { removed }| {
+        format!("removed {}\n", show_count((*removed).into(), "run"))
+    })
 }

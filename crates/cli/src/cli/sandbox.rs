@@ -1,4 +1,4 @@
-//! `sublet sandbox`: the five verbs of the OCI runtime, for the operator of a node, who wants to try or to look at a sandbox.
+//! `sublet sandbox`: the five verbs of the OCI runtime, with which operators create and inspect sandboxes.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -22,28 +22,28 @@ use super::parse::{absolute, size};
 
 const EXAMPLES: &str = "\
 Examples:
-  sublet sandbox create -- /bin/ls -l /          make one, whose program does not run yet
+  sublet sandbox create -- /bin/ls -l /          create a sandbox without starting its program
   sublet sandbox create --count 8 --start --memory 64MiB -- /usr/bin/python3 -c 'print(1)'
   sublet sandbox create --start --image debian:12 -- /bin/ls -l /
   sublet sandbox create --start --template python --import numpy -- ./job.py 7
-  sublet sandbox start 3 4                        run the programs of two
-  sublet sandbox state                            all sandboxes of the node, those of leases among them
+  sublet sandbox start 3 4                        start the programs of two
+  sublet sandbox state                            show all sandboxes of the node, including those of leases
   sublet sandbox kill 3 --signal TERM
-  sublet sandbox delete 3 4                       forget two that have ended
+  sublet sandbox delete 3 4                       delete two that have ended
   sublet sandbox state --json                     {\"sandboxes\": [{\"id\": 3, \"status\": \"stopped\", \"pid\": 71, ...}]}
 
-They are made by the node's agent, for its own user and for root. What a program prints goes to the agent's log in lines that begin
-with [sandbox ID], at most 256 KiB a second. It finds shared libraries of the host, and else nothing of it. Sandboxes of
-leases are shown, and end with their leases alone.";
+The node's agent creates sandboxes, for its own user and for root. A program's output goes to the agent's log in lines that begin
+with [sandbox ID], at most 256 KiB a second. Of the host, a program sees only shared libraries. Sandboxes of leases are shown, but
+end only with their leases.";
 
-/// Make, start, look at, kill and delete sandboxes of this node
+/// Create, start, inspect, kill and delete sandboxes of this node
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     verb: Verb,
 
-    /// Unix socket of the agent [default: $SUBLET_AGENT, or that of this user's own `sublet up`]
+    /// Unix socket of the agent [default: $SUBLET_AGENT, or the socket of this user's `sublet up`]
     #[arg(long, value_name = "PATH", global = true)]
     agent: Option<PathBuf>,
 }
@@ -57,58 +57,58 @@ enum Verb {
     Delete(Ids),
 }
 
-/// Make sandboxes of a program
+/// Create sandboxes for a program
 #[derive(Debug, Args)]
 struct Create {
-    /// The program, and what it is told; of an image by its path in there [default: what the image says]
+    /// Program and arguments; in an image, a path within it [default: the image's program]
     #[arg(required_unless_present = "image", last = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 
-    /// Make them containers of an image that the node has, as `sublet image list` names it
+    /// Create containers of an image of this node, by its name in `sublet image list`
     #[arg(long, value_name = "IMAGE")]
     image: Option<String>,
 
-    /// Have an OCI runtime make the containers
-    #[arg(long, value_name = "PROGRAM", requires = "image", value_parser = absolute)]
+    /// OCI runtime that creates the containers
+    /// [arg(long, value_name = "PROGRAM", requires = "image", value_parser = absolute)]
     runtime: Option<PathBuf>,
 
-    /// Make them copies of a warm language runtime of the node, whose source file the program is
+    /// Fork a warm language runtime of the node, which executes the program's source file
     #[arg(long, value_enum, value_name = "LANGUAGE", conflicts_with = "image")]
     template: Option<Language>,
 
-    /// Modules that are imported ahead of time once they are asked for often enough
+    /// Modules to import ahead of time once they are requested often enough
     #[arg(long = "import", value_name = "MODULE", value_delimiter = ',', requires = "template")]
     imports: Vec<String>,
 
-    /// How many of the same, side by side
+    /// Number of identical sandboxes
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_VECTOR as i64))]
     count: u32,
 
-    /// Start them, too
+    /// Start the programs at once
     #[arg(long)]
     start: bool,
 
-    /// A folder that the program finds, read-only, as /package
+    /// Folder that the program sees, read-only, as /package
     #[arg(long, value_name = "FOLDER", value_parser = absolute)]
     folder: Option<PathBuf>,
 
-    /// A variable of its environment, which is else empty
+    /// Variable for the environment, which is empty otherwise
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
     env: Vec<String>,
 
-    /// Cores on which it may run, as 0,3 [default: all of the agent's]
+    /// Cores on which the program may run, as 0,3 [default: all cores of the agent]
     #[arg(long, value_name = "CORES", value_delimiter = ',')]
     cores: Vec<u32>,
 
-    /// Memory of all its processes together, as 64MiB [default: not bounded]
+    /// Maximum memory of all processes together, as 64MiB [default: unlimited]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
 
-    /// Processes and threads at a time [default: not bounded]
+    /// Maximum number of processes and threads [default: unlimited]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     processes: Option<u32>,
 
-    /// What it can write to /tmp
+    /// Size of /tmp
     #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = size)]
     scratch: u64,
 
@@ -120,40 +120,40 @@ struct Create {
 /// A language whose runtime nodes keep warm.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Language {
-    /// That of `sublet up --python` or the agent's configuration.
+    /// Interpreter of `sublet up --python` or the agent's configuration.
     Python,
-    /// That of `sublet up --node` or the agent's configuration.
+    /// Node.js of `sublet up --node` or the agent's configuration.
     Node,
 }
 
-/// Sandboxes by their ids
-#[derive(Debug, Args)]
+/// Ids of sandboxes
+/// [derive(Debug, Args)]
 struct Ids {
-    /// As `create` has told them
+    /// Ids of the sandboxes, as `create` has printed them
     #[arg(required = true, value_name = "ID", num_args = 1..=MAX_VECTOR)]
     ids: Vec<u64>,
 }
 
-/// Show where sandboxes stand
+/// Show the state of sandboxes
 #[derive(Debug, Args)]
 struct AnyIds {
-    /// Which [default: all]
+    /// Ids of the sandboxes [default: all]
     #[arg(value_name = "ID", num_args = 0..=MAX_VECTOR)]
     ids: Vec<u64>,
 }
 
-/// Send the programs of sandboxes a signal
+/// Send a signal to the programs of sandboxes
 #[derive(Debug, Args)]
 struct Kill {
     #[command(flatten)]
     which: Ids,
 
-    /// Which signal, as TERM or 15; KILL ends everything in the sandbox
+    /// Signal, as TERM or 15; KILL ends everything in the sandbox
     #[arg(long, value_name = "SIGNAL", default_value = "TERM", value_parser = signal)]
     signal: i32,
 }
 
-/// The JSON output, which is a promise.
+/// JSON output, whose format is stable.
 #[derive(Debug, Serialize)]
 struct Sandboxes {
     sandboxes: Vec<Sandbox>,
@@ -166,15 +166,15 @@ struct Sandbox {
     status: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<u32>,
-    /// How its program ended.
+    /// Exit status or signal of the program.
     #[serde(skip_serializing_if = "Option::is_none")]
     exit: Option<String>,
-    /// Why the verb failed for this one.
+    /// Error of the verb for this sandbox.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
 
-/// Asks the agent, and shows each sandbox as it is now. If the verb failed for one of them, so does the command.
+/// Sends the request to the agent and shows the state of each sandbox. Fails if the verb failed for one of them.
 pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
     let socket =
         super::given(&arguments.agent, "SUBLET_AGENT").unwrap_or_else(|| default_state().join("agent.sock"));
@@ -213,7 +213,7 @@ pub(crate) fn run(arguments: Arguments, output: &Output) -> Result<(), Error> {
     failed.map_or(Ok(()), Err)
 }
 
-/// They come by as many as fit into an answer.
+/// Fetches the state of all sandboxes, in batches that fit into a reply.
 fn all(ask: impl Fn(Body) -> Result<Vec<SandboxAnswer>, Error>) -> Result<Vec<SandboxAnswer>, Error> {
     let mut known = Vec::new();
     loop {
@@ -255,7 +255,7 @@ fn of_host(
         .map_err(|reason| Error::new(Code::InvalidArgument, reason))?;
     Ok(SandboxSpec {
         kind: if template.is_some() { TEMPLATE } else { PROCESS },
-        // The agent knows the rest of it.
+        // The agent fills in the rest.
         template: template.map(|language| {
             let language = match language {
                 Language::Python => sublet_sandbox::Language::Python,
@@ -275,7 +275,7 @@ fn of_image(words: Vec<OsString>, runtime: Option<&Path>, image: &Image) -> Resu
     let (program, args) =
         words.split_first().ok_or_else(|| refuse("the image names no program".to_owned()))?;
     if !Path::new(program).is_absolute() {
-        return Err(refuse(format!("the program {program:?} is no absolute path in the image")));
+        return Err(refuse(format!("the program {program:?} is not an absolute path in the image")));
     }
     let folder = Some(&image.config.working_folder).filter(|folder| !folder.is_empty());
     Ok(SandboxSpec {
@@ -291,9 +291,9 @@ fn of_image(words: Vec<OsString>, runtime: Option<&Path>, image: &Image) -> Resu
     })
 }
 
-/// By its digest, or by its name as it was pulled or imported.
+/// Finds an image by its digest, or by the name it was pulled or imported with.
 fn find_image(folder: &Path, name: &str) -> Result<Image, Error> {
-    let none = || refuse(format!("this node has no image {name}: see `sublet image list`"));
+    let none = || refuse(format!("this node has no image {name:?}: see `sublet image list`"));
     if !folder.is_dir() {
         return Err(none());
     }
@@ -316,7 +316,7 @@ fn variable(text: &str) -> Result<String, String> {
     }
 }
 
-/// By its number, or its name with or without SIG.
+/// Parses a signal: a number, or a name with or without SIG.
 fn signal(text: &str) -> Result<i32, String> {
     let named = |number: &i32| {
         let is_it = |name: &str| name == text || name.strip_prefix("SIG") == Some(text);
@@ -324,7 +324,7 @@ fn signal(text: &str) -> Result<i32, String> {
     };
     let number = text.parse().ok().or_else(|| (1..=64).find(named));
     let known = number.filter(|&number| Signal::from_named_raw(number).is_some());
-    known.ok_or_else(|| format!("{text:?} is no signal"))
+    known.ok_or_else(|| format!("{text:?} is not a signal: write it as TERM or 15"))
 }
 
 fn name(status: Status) -> &'static str {
@@ -357,7 +357,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_are_known_by_name_and_number() {
+    fn parses_signals_by_name_and_number() {
         for text in ["TERM", "SIGTERM", "15"] {
             assert_eq!(signal(text), Ok(15), "{text}");
         }
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn a_variable_has_a_name() {
+    fn rejects_variables_without_name() {
         assert!(variable("A=").is_ok() && variable("A=b=c").is_ok());
         assert!(variable("=b").is_err() && variable("A").is_err());
     }

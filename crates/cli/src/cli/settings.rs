@@ -1,4 +1,4 @@
-//! A configuration as the command shows it, and the log as it says.
+//! Shows a configuration, and sets up the log that it asks for.
 
 use std::fmt;
 use std::io::IsTerminal;
@@ -14,13 +14,13 @@ use tracing_subscriber::fmt::format;
 use super::output::{Output, table};
 use crate::config::{Line, Settings};
 
-/// The result of `--print-config`.
+/// Output of `--print-config`.
 #[derive(Debug, Serialize)]
 struct Configuration {
     configuration: Vec<Line>,
 }
 
-/// Shows every key with its value and who has set it.
+/// Shows every key with its value and source.
 pub(crate) fn show(settings: &Settings, output: &Output) -> Result<(), Error> {
     output.show(&Configuration { configuration: settings.lines() }, |shown| {
         let rows: Vec<_> = shown.configuration.iter().map(row).collect();
@@ -33,25 +33,26 @@ fn row(line: &Line) -> [String; 3] {
     [line.key.clone(), value, line.from.clone()]
 }
 
-/// Logs to standard error what the settings say, first of all what the environment has replaced in the file.
+/// Starts the log on standard error, and logs which keys of the file the environment overrides.
 pub(crate) fn start_log(settings: &Settings) -> Result<(), Error> {
     log(settings.needed("log", filter)?)?;
     settings.warnings().for_each(|warning| tracing::warn!("{warning}"));
     Ok(())
 }
 
-/// Logs to standard error what `$SUBLET_LOG` says, or warnings.
+/// Starts the log on standard error at the level of `$SUBLET_LOG`, or for warnings.
 pub(crate) fn log_by_environment() -> Result<(), Error> {
     let said = std::env::var("SUBLET_LOG").ok().filter(|text| !text.is_empty());
     let filter = filter(said.as_deref().unwrap_or("warn"));
     log(filter.map_err(|why| Error::new(Code::InvalidArgument, format!("SUBLET_LOG: {why}")))?)
 }
 
-/// What is logged. A word that is not a level would be a target of which nothing is known, and be logged with everything.
+/// Parses a log filter. The library would take an unknown level for a target, and log everything of that.
 fn filter(text: &str) -> Result<EnvFilter, String> {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-    let allowed =
-        || format!("{text:?} is not a log level: {}, or TARGET=LEVEL between commas", LEVELS.join(", "));
+    let allowed = || {
+        format!("{text:?} is not a log level: {}, or TARGET=LEVEL, separated by commas", LEVELS.join(", "))
+    };
     let is_level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
     let is_directive = |directive: &str| match directive.rsplit_once('=') {
         Some((target, level)) => !target.trim().is_empty() && is_level(level.trim()),
@@ -63,7 +64,7 @@ fn filter(text: &str) -> Result<EnvFilter, String> {
     EnvFilter::try_new(text).map_err(|_| allowed())
 }
 
-/// Writes a field of a log line. Peers and functions choose a part of what is logged: none of it begins another line.
+/// Writes a field of a log line, escaped: peers and functions choose parts of it, which must not begin another line.
 fn write_field(writer: &mut format::Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
     let text = format!("{value:?}");
     match (field.name(), printable_line(&text)) {
@@ -76,7 +77,7 @@ fn log(filter: EnvFilter) -> Result<(), Error> {
     let is_terminal = std::io::stderr().is_terminal();
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let log = log.with_ansi(is_terminal).fmt_fields(format::debug_fn(write_field).delimited(" "));
-    log.try_init().map_err(|error| Error::new(Code::Internal, format!("the log cannot be opened: {error}")))
+    log.try_init().map_err(|error| Error::new(Code::Internal, format!("cannot start the log: {error}")))
 }
 
 #[cfg(test)]
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_level_is_one_of_the_known_ones() {
+    fn rejects_unknown_log_levels() {
         for text in ["warn", "DEBUG", "off", "info,sublet_agent=debug", "sublet_manager::shell=trace, error"]
         {
             assert!(filter(text).is_ok(), "{text}");

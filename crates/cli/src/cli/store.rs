@@ -19,8 +19,9 @@ Examples:
   sublet store restore /backup/store-1.sqlite --state /var/lib/sublet/manager --overwrite
   sublet store repair --state /var/lib/sublet/manager
 
-For the embedded store, while its manager is stopped: leases and calls go on meanwhile. A manager that finds records lost
-does not start: restore a backup, or let `repair` go on without them. A backup holds the key that signs tickets.";
+These commands work on the embedded store while its manager is stopped; leases and calls continue meanwhile. A manager
+that finds records lost does not start: restore a backup, or let `repair` continue without them. A backup contains the
+key that signs tickets.";
 
 /// Check, repair, back up and restore a stopped manager's store
 #[derive(Debug, Args)]
@@ -38,7 +39,7 @@ enum Action {
     Restore(Restore),
 }
 
-/// The state folder.
+/// Option for the state folder.
 #[derive(Debug, Args)]
 struct State {
     /// State folder of the manager [default: $SUBLET_STATE, $XDG_RUNTIME_DIR/sublet or ~/.local/state/sublet]
@@ -53,17 +54,17 @@ impl State {
     }
 }
 
-/// Read every record and package, and say what is damaged or lost
+/// Read every record and package, and list damage and loss
 #[derive(Debug, Args)]
 struct Check {
     #[command(flatten)]
     state: State,
 }
 
-/// Put back what the store's journal has, and go on without what is lost
+/// Restore what the store's journal has, and continue without what is lost
 #[derive(Debug, Args)]
 struct Repair {
-    /// Make a new key for tickets if it is lost, too: leases that run can then not be renewed
+    /// Create a new key for tickets if it is lost; current leases can then not be renewed
     #[arg(long)]
     new_signing_key: bool,
 
@@ -74,20 +75,20 @@ struct Repair {
 /// Write a consistent copy of the store to a new file
 #[derive(Debug, Args)]
 struct Backup {
-    /// The new file
+    /// Path of the new file
     file: PathBuf,
 
     #[command(flatten)]
     state: State,
 }
 
-/// Put a backup in the place of the store
+/// Replace the store by a backup
 #[derive(Debug, Args)]
 struct Restore {
-    /// The backup
+    /// Path of the backup
     file: PathBuf,
 
-    /// Replace the store that is there; it is kept in a folder beside
+    /// Replace an existing store, which is kept in a folder beside the new one
     #[arg(long)]
     overwrite: bool,
 
@@ -95,7 +96,7 @@ struct Restore {
     state: State,
 }
 
-/// The result of `check` and `repair`.
+/// Report of `check` and `repair`.
 #[derive(Debug, Serialize)]
 struct Examined {
     state: PathBuf,
@@ -104,17 +105,17 @@ struct Examined {
     restored: Vec<String>,
     notes: Vec<String>,
     records: BTreeMap<String, u64>,
-    /// Where the files are as they were before the repair.
+    /// Folder with the files as they were before the repair.
     #[serde(skip_serializing_if = "Option::is_none")]
     kept: Option<PathBuf>,
 }
 
-/// The result of `backup` and `restore`.
+/// Report of `backup` and `restore`.
 #[derive(Debug, Serialize)]
 struct Copied {
     state: PathBuf,
     file: PathBuf,
-    /// Where the store is that was replaced.
+    /// Folder with the replaced store.
     #[serde(skip_serializing_if = "Option::is_none")]
     kept: Option<PathBuf>,
 }
@@ -132,7 +133,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
         Action::Check(check) => {
             let state = check.state.path();
             let examined = Examined::of(&state, upkeep::check(&state)?, None);
-            output.show(&examined, |examined| text(examined, "would be put back from the journal"))?;
+            output.show(&examined, |examined| text(examined, "can be restored from the journal"))?;
             match examined.lost.len() {
                 0 => Ok(()),
                 lost => {
@@ -146,7 +147,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
             let key = if repair.new_signing_key { SigningKey::Replace } else { SigningKey::Keep };
             let (report, kept) = upkeep::repair(&state, key)?;
             let examined = Examined::of(&state, report, Some(kept));
-            output.show(&examined, |examined| text(examined, "put back from the journal"))
+            output.show(&examined, |examined| text(examined, "restored from the journal"))
         }
         Action::Backup(backup) => {
             let state = backup.state.path();
@@ -161,7 +162,7 @@ pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
             let copied = Copied { state, file: restore.file.clone(), kept };
             output.show(&copied, |copied| {
                 let kept = copied.kept.as_ref().map(|kept| format!("; the old one is in {}", kept.display()));
-                format!("the store is that of {}{}\n", copied.file.display(), kept.unwrap_or_default())
+                format!("the store is restored from {}{}\n", copied.file.display(), kept.unwrap_or_default())
             })
         }
     }
@@ -180,7 +181,7 @@ fn text(examined: &Examined, put_back: &str) -> String {
         text += &format!("note: {note}\n");
     }
     if let Some(kept) = &examined.kept {
-        text += &format!("the files as they were are in {}\n", kept.display());
+        text += &format!("the original files are in {}\n", kept.display());
     }
     if examined.whole {
         text += "nothing is lost\n";

@@ -1,4 +1,4 @@
-//! `sublet tenant`: what tenants may have, and what they have.
+//! `sublet tenant`: sets tenants' quotas, and shows their use.
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -12,17 +12,17 @@ use super::parse::{amount, show_bytes, show_nano, size, whole};
 const EXAMPLES: &str = "\
 Examples:
   sublet tenant set alice --cores 16 --memory 64GiB --leases 4
-  sublet tenant set alice --spend 250.00       in units of the currency, since the tenant is known
+  sublet tenant set alice --spend 250.00       total spending, in units of the currency
   sublet tenant set alice --spend none         no limit
   sublet tenant set alice --store 64GiB --runs default
   sublet tenant list
 
-What is not named stays as it is. What was never set is not limited, but for what a tenant keeps in the store and adds to
-the ledger: tenants other than operators' have 4 GiB, 1,000 packages, 1,000 graphs, 10,000 runs and 500,000 leases a day,
-a quarter of them at once. A tenant whose spending has reached its limit
-gets no leases, and loses those that it has. Tenants come into being with their first token or quota.";
+Limits that are not named stay as they are. Limits that were never set do not apply, except those on the store and the
+ledger: tenants other than operators' have 4 GiB, 1,000 packages, 1,000 graphs, 10,000 runs and 500,000 leases a day,
+at most a quarter of them at once. A tenant that has reached its limit of spending gets no leases, and loses those that
+it has. A tenant is created by its first token or quota.";
 
-/// Bound what tenants may have, and show what they have
+/// Limit the resources of tenants, and show their use
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
@@ -36,52 +36,52 @@ enum Action {
     List(List),
 }
 
-/// A limit as the command line says it.
+/// A limit on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Limit<T> {
     None,
     Of(T),
 }
 
-/// Set what a tenant may have at a time, and spend in all; `none` takes a limit away
+/// Set a tenant's limits; `none` removes a limit
 #[derive(Debug, Args)]
 struct Set {
-    /// The tenant
-    name: String,
+    /// Name of the tenant
+    /// name: String,
 
-    /// Cores at a time, shared ones included
+    /// Maximum cores at a time, including shared ones
     #[arg(long, value_name = "N", value_parser = cores)]
     cores: Option<Limit<u32>>,
 
-    /// Memory at a time
+    /// Maximum memory at a time
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     memory: Option<Limit<u64>>,
 
-    /// Leases at a time
+    /// Maximum leases at a time
     #[arg(long, value_name = "N", value_parser = cores)]
     leases: Option<Limit<u32>>,
 
-    /// Spending in all, in units of the currency with up to 9 decimals
+    /// Maximum total spending, in units of the currency with up to 9 decimals
     #[arg(long, value_name = "AMOUNT", value_parser = spend)]
     spend: Option<Limit<u64>>,
 
-    /// Bytes in the store: packages, graphs, and what runs have handed on; also `default`
+    /// Maximum size of packages, graphs and intermediate results of runs in the store, or `default`
     #[arg(long, value_name = "SIZE", value_parser = stored)]
     store: Option<Stored<u64>>,
 
-    /// Versions of packages; also `default`
+    /// Maximum number of versions of packages, or `default`
     #[arg(long, value_name = "N", value_parser = count)]
     packages: Option<Stored<u32>>,
 
-    /// Versions of graphs; also `default`
+    /// Maximum number of versions of graphs, or `default`
     #[arg(long, value_name = "N", value_parser = count)]
     graphs: Option<Stored<u32>>,
 
-    /// Runs that are kept, the oldest of which make way for new ones; also `default`
+    /// Maximum number of recorded runs, of which new ones replace the oldest, or `default`
     #[arg(long, value_name = "N", value_parser = count)]
     runs: Option<Stored<u32>>,
 
-    /// Leases that may be granted in a day; also `default`
+    /// Maximum number of leases granted in a day, or `default`
     #[arg(long, value_name = "N", value_parser = count)]
     leases_per_day: Option<Stored<u32>>,
 
@@ -96,14 +96,14 @@ enum Stored<T> {
     Of(T),
 }
 
-/// Show every tenant, with what it has and may have
+/// Show every tenant, with its limits and their use
 #[derive(Debug, Args)]
 struct List {
     #[command(flatten)]
     connection: Connection,
 }
 
-/// A tenant. No limit is nothing.
+/// A tenant. Absent fields mean no limit.
 #[derive(Debug, Serialize)]
 struct TenantView {
     name: String,
@@ -126,7 +126,7 @@ struct TenantView {
     leases_per_day_limit: Option<u32>,
 }
 
-/// The result of `list`.
+/// Output of `list`.
 #[derive(Debug, Serialize)]
 struct Tenants {
     tenants: Vec<TenantView>,
@@ -160,7 +160,7 @@ impl From<Tenant> for TenantView {
 }
 
 impl<T: Copy> Limit<T> {
-    /// What holds when this is said over what held.
+    /// Returns the new limit from the option, if given, and the old limit.
     fn over(said: Option<Limit<T>>, held: Option<T>) -> Option<T> {
         match said {
             None => held,
@@ -175,7 +175,7 @@ fn limit<T>(text: &str, parse: impl Fn(&str) -> Result<T, String>) -> Result<Lim
 }
 
 impl<T: Copy> Stored<T> {
-    /// What holds when this is said over what held.
+    /// Returns the new limit from the option, if given, and the old limit.
     fn over(said: Option<Stored<T>>, held: Option<T>) -> Option<T> {
         match said {
             None => held,
@@ -185,7 +185,7 @@ impl<T: Copy> Stored<T> {
     }
 }
 
-/// A limit of the type's highest number is none.
+/// Parses a limit that has a default. The type's maximum stands for no limit.
 fn with_default<T>(
     text: &str,
     none: T,
@@ -218,7 +218,7 @@ fn spend(text: &str) -> Result<Limit<u64>, String> {
     limit(text, amount)
 }
 
-/// Sets or lists.
+/// Sets limits or lists tenants.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     match &arguments.action {
         Action::Set(set) => run_set(set, output),
@@ -278,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_said_stays_and_none_takes_a_limit_away() {
+    fn absent_option_keeps_limit_and_none_removes_it() {
         assert_eq!(Limit::over(None, Some(3)), Some(3));
         assert_eq!(Limit::over(Some(cores("none").unwrap()), Some(3)), None);
         assert_eq!(Limit::over(Some(cores("5").unwrap()), Some(3)), Some(5));

@@ -1,4 +1,4 @@
-//! Moments as people write them: RFC 3339, a date, or so long ago. In milliseconds of Unix time, in UTC.
+//! Parses and formats points in time: RFC 3339, a date, or a time before now. In milliseconds of Unix time, in UTC.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,19 +6,19 @@ use super::parse::{as_ms, duration};
 
 const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 
-/// What the clock of this machine says.
+/// Current time of this machine's clock.
 pub(crate) fn now_ms() -> u64 {
     as_ms(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
-/// `2026-01-31`, `2026-01-31T12:00:00Z`, `2026-01-31T12:00:00.5+01:00`, or `-2h` for two hours ago.
+/// Parses `2026-01-31`, `2026-01-31T12:00:00Z`, `2026-01-31T12:00:00.5+01:00`, or `-2h` for two hours ago.
 pub(crate) fn moment(text: &str) -> Result<u64, String> {
     moment_at(text, now_ms())
 }
 
 fn moment_at(text: &str, now_ms: u64) -> Result<u64, String> {
     let wrong = || {
-        format!("{text:?} is no time; write it as 2026-01-31, 2026-01-31T12:00:00Z or -2h (two hours ago)")
+        format!("{text:?} is not a time: write it as 2026-01-31, 2026-01-31T12:00:00Z or -2h (two hours ago)")
     };
     if let Some(ago) = text.strip_prefix('-') {
         let ago = duration(ago).map_err(|_| wrong())?;
@@ -34,7 +34,7 @@ fn moment_at(text: &str, now_ms: u64) -> Result<u64, String> {
     u64::try_from(ms).map_err(|_| wrong())
 }
 
-/// A moment as RFC 3339 says it, to the second.
+/// Formats a point in time by RFC 3339, to the second.
 pub(crate) fn show_moment(unix_ms: u64) -> String {
     let (year, month, day) = date(unix_ms / DAY_MS);
     let second = unix_ms % DAY_MS / 1000;
@@ -57,7 +57,7 @@ fn day(date: &str) -> Option<u64> {
 
 /// Year, month and day of the month.
 fn date(mut days: u64) -> (u64, u64, u64) {
-    // As `day`, backwards; by 400-year cycles, each of the same length, so that it ends for any number.
+    // Inverse of `day`. Cycles of 400 years have the same length, so that the computation is bounded for any number.
     const CYCLE_DAYS: u64 = 146_097;
     let mut year = 1970 + days / CYCLE_DAYS * 400;
     days %= CYCLE_DAYS;
@@ -90,7 +90,7 @@ fn days_of(year: u64, month: u64) -> u64 {
     }
 }
 
-/// Milliseconds since midnight in UTC; less than 0 or more than a day where the offset says so.
+/// Milliseconds since midnight in UTC; an offset can make them negative or more than a day.
 fn time_of_day_ms(text: &str) -> Option<i64> {
     let zone = text.find(['Z', 'z', '+', '-'])?;
     let (time, zone) = text.split_at(zone);
@@ -122,7 +122,7 @@ fn offset_ms(zone: &str) -> Option<i64> {
     (hours <= 23 && minutes <= 59).then_some(sign * ms)
 }
 
-/// A number of exactly so many digits.
+/// Parses a number of exactly `digits` digits.
 fn digits(text: &str, count: usize) -> Option<u64> {
     let is_number = text.len() == count && !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     if is_number { text.parse().ok() } else { None }
@@ -135,7 +135,7 @@ mod tests {
     const NOW_MS: u64 = 1_800_000_000_000;
 
     #[test]
-    fn moments_are_read_as_people_write_them() {
+    fn parses_dates_and_times() {
         for (text, ms) in [
             ("1970-01-01", 0),
             ("2026-01-31", 1_769_817_600_000),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_moment_is_refused_with_examples() {
+    fn rejects_invalid_times_with_examples() {
         for text in [
             "",
             "now",
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moment_that_is_shown_is_read_as_the_same() {
+    fn formatted_times_parse_to_the_same_time() {
         assert_eq!(show_moment(1_709_208_000_250), "2024-02-29T12:00:00Z");
         for days in (0..200_000u64).step_by(97) {
             let ms = days * DAY_MS + 86_399_000;

@@ -1,4 +1,4 @@
-//! `sublet token`: who may do what.
+//! `sublet token`: creates, lists and revokes access tokens.
 
 use std::time::Duration;
 
@@ -20,9 +20,9 @@ Examples:
   sublet token list
   sublet token revoke ID
 
-A user leases, deploys and sees the bills of one tenant; an operator may do everything; an agent lends one node. On
-the manager's own Unix socket its user and root are operators without a token: the first token is made there. A token
-is shown once, when it is made. One that is revoked is worth nothing within a second, at every manager.";
+A user leases, deploys and sees the bills of one tenant; an operator may do everything; an agent lends one node. On the
+manager's Unix socket, the manager's user and root are operators without a token: create the first token there. A token
+is shown only once, at its creation. A revoked token stops working within a second, at every manager.";
 
 /// Create, list and revoke access tokens
 #[derive(Debug, Args)]
@@ -46,34 +46,34 @@ enum RoleName {
     Agent,
 }
 
-/// Make a token and print it, this once
+/// Create a token and print it, only this once
 #[derive(Debug, Args)]
 struct Create {
-    /// Whom a user's leases are for
+    /// Tenant of a user's token
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
 
-    /// What its bearer may do
+    /// Role of the token
     #[arg(long, value_enum, default_value_t = RoleName::User)]
     role: RoleName,
 
-    /// Of an agent: the node that it may lend
+    /// Node that an agent may lend
     #[arg(long, value_name = "NAME")]
     node: Option<String>,
 
-    /// Of an agent: how many cores it may lend, shared ones included [default: any number]
+    /// Maximum number of cores that an agent may lend, including shared ones [default: any number]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     max_cores: Option<u32>,
 
-    /// Of an agent: how much memory it may lend [default: any amount]
+    /// Maximum memory that an agent may lend [default: any amount]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     max_memory: Option<u64>,
 
-    /// For how long it is good [default: until it is revoked]
+    /// Lifetime [default: until it is revoked]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     lifetime: Option<Duration>,
 
-    /// For people: what it is for
+    /// Note on the purpose of the token
     #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
     note: String,
 
@@ -84,7 +84,7 @@ struct Create {
 /// Show the tokens, without their secrets
 #[derive(Debug, Args)]
 struct List {
-    /// Show those that are revoked, too
+    /// Show also revoked tokens
     #[arg(long)]
     all: bool,
 
@@ -92,10 +92,10 @@ struct List {
     connection: Connection,
 }
 
-/// Make a token worth nothing
+/// Revoke a token
 #[derive(Debug, Args)]
 struct Revoke {
-    /// Which: the number after `sublet_`
+    /// Identifier: the digits after `sublet_`
     id: String,
 
     #[command(flatten)]
@@ -109,11 +109,11 @@ struct TokenView {
     role: &'static str,
     tenant: String,
     node: String,
-    /// Nothing: no limit.
+    /// Maximum number of cores; absent: no limit.
     max_cores: Option<u32>,
     max_memory_bytes: Option<u64>,
     created_unix_ms: u64,
-    /// Nothing: never.
+    /// Time of expiry; absent: never.
     expires_unix_ms: Option<u64>,
     revoked_unix_ms: Option<u64>,
     note: String,
@@ -141,7 +141,7 @@ impl From<Token> for TokenView {
     }
 }
 
-/// The result of `create`.
+/// Output of `create`.
 #[derive(Debug, Serialize)]
 struct Created {
     secret: String,
@@ -149,7 +149,7 @@ struct Created {
     token: TokenView,
 }
 
-/// The result of `list`.
+/// Output of `list`.
 #[derive(Debug, Serialize)]
 struct Tokens {
     tokens: Vec<TokenView>,
@@ -160,8 +160,12 @@ impl Create {
         let refuse = |message: &str| Err(Error::new(Code::InvalidArgument, message));
         let is_bounded = self.node.is_some() || self.max_cores.is_some() || self.max_memory.is_some();
         match self.role {
-            RoleName::User if self.tenant.is_none() => return refuse("a user's token needs --tenant"),
-            RoleName::Agent if self.node.is_none() => return refuse("an agent's token needs --node"),
+            RoleName::User if self.tenant.is_none() => {
+                return refuse("a token with --role user needs --tenant");
+            }
+            RoleName::Agent if self.node.is_none() => {
+                return refuse("a token with --role agent needs --node");
+            }
             RoleName::User | RoleName::Operator if is_bounded => {
                 return refuse("--node, --max-cores and --max-memory are for --role agent");
             }
@@ -187,7 +191,7 @@ impl Create {
     }
 }
 
-/// Creates, lists or revokes.
+/// Creates, lists or revokes tokens.
 pub(crate) fn run(arguments: &Arguments, output: &Output) -> Result<(), Error> {
     match &arguments.action {
         Action::Create(create) => run_create(create, output),
@@ -209,11 +213,11 @@ fn run_create(create: &Create, output: &Output) -> Result<(), Error> {
     let reply = create.connection.open()?.create_token(request)?;
     let token = reply.token.ok_or_else(|| Error::new(Code::Protocol, "the manager names no token"))?;
     let created = Created { secret: reply.secret, token: token.into() };
-    // The secret alone, so that it can go straight into a file.
+    // Only the secret, so that the output can be redirected to a file.
     output.show(&created, |created| format!("{}\n", created.secret))
 }
 
-/// The id in what people have at hand, which may be a whole token.
+/// Extracts the id from a whole token, or returns the id itself.
 fn id_of(text: &str) -> &str {
     let id = text.trim().strip_prefix("sublet_").unwrap_or(text.trim());
     id.split('_').next().unwrap_or(id)
@@ -251,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_known_by_its_id_alone() {
+    fn id_is_extracted_from_whole_tokens() {
         for text in ["0123456789abcdef", "sublet_0123456789abcdef", "sublet_0123456789abcdef_c2VjcmV0\n"] {
             assert_eq!(id_of(text), "0123456789abcdef");
         }

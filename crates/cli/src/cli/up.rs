@@ -1,7 +1,7 @@
-//! `sublet up`: manager and agent in one process, until it is told to stop.
+//! `sublet up`: runs manager and agent in one process until a signal.
 //!
-//! The two talk over the manager's socket as they would between machines. They start in that order and stop in
-//! the other one, so that the agent's last report is in the ledger before the store closes.
+//! They communicate over the manager's socket as they would between machines. The manager starts first and stops
+//! last, so that the agent's last report is in the ledger before the store closes.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -33,22 +33,22 @@ Examples:
   sublet up                               lend all cores of this machine
   sublet up --cores 2 --memory 4GiB       lend less
   sublet up --cores 3 --shared-cores 1    lend one core to leases that share it
-  sublet up --listen 0.0.0.0:7441         also for clients of other machines
-  sublet up --state /tmp/s                keep everything in this folder; in a second terminal:
+  sublet up --listen 0.0.0.0:7441         also serve clients on other machines
+  sublet up --state /tmp/s                use this state folder; in a second terminal:
                                           export SUBLET_MANAGER=unix:/tmp/s/manager.sock
 
-It runs until Ctrl-C or SIGTERM, then ends all leases and keeps their bills. A second Ctrl-C does not wait.
-Whatever a killed `sublet up` has left behind, the next one clears away.";
+It runs until Ctrl-C or SIGTERM, then ends all leases and keeps their bills. A second Ctrl-C stops it at once.
+The next `sublet up` cleans up after one that was killed.";
 
-/// Run Sublet on this machine: a manager, and an agent that lends its cores
+/// Run a manager and an agent on this machine
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Arguments {
-    /// Folder of the state [default: $SUBLET_STATE, $XDG_RUNTIME_DIR/sublet or ~/.local/state/sublet]
+    /// State folder [default: $SUBLET_STATE, $XDG_RUNTIME_DIR/sublet or ~/.local/state/sublet]
     #[arg(long, value_name = "FOLDER")]
     state: Option<PathBuf>,
 
-    /// Cores to lend to one lease each [default: all that are not shared]
+    /// Cores to lend exclusively, each to one lease [default: all that are not shared]
     #[arg(long, value_name = "N")]
     cores: Option<u32>,
 
@@ -56,61 +56,61 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
 
-    /// Cores to lend to workers of several leases, beside the others [default: none]
+    /// Cores to share among several leases, in addition to the exclusive ones [default: none]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     shared_cores: Option<u32>,
 
-    /// Workers that may share those cores, in all [default: 4 for each]
+    /// Number of workers on all shared cores together [default: 4 per shared core]
     #[arg(long, value_name = "N", requires = "shared_cores")]
     shared_places: Option<u32>,
 
-    /// Let clients of other machines in, at this address, as 0.0.0.0:7441 [default: only those of this machine]
+    /// Accept clients from other machines at this address, as 0.0.0.0:7441 [default: only clients on this machine]
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
 
-    /// What carries calls from other machines, best first: tcp, ofi:PROVIDER [default: all that this one can use]
+    /// Fabrics for calls from other machines, best first: tcp, ofi:PROVIDER [default: all that this machine supports]
     #[arg(long, value_name = "FABRIC", value_delimiter = ',', requires = "listen")]
     fabrics: Vec<Fabric>,
 
-    /// Take calls over TCP only if they are encrypted
+    /// Reject unencrypted calls over TCP
     #[arg(long, requires = "listen")]
     encrypt: bool,
 
-    /// Let functions use this machine's network if their package asks for it (network = true in its sublet.toml)
+    /// Let functions use this machine's network if their package requests it (network = true in its sublet.toml)
     #[arg(long)]
     lend_network: bool,
 
-    /// Have an OCI runtime make the containers of packages with an image: crun, runc or another, by its name or path
-    /// [default: the agent makes them]
+    /// OCI runtime, by name or path, that creates the containers of packages with an image: crun, runc or another
+    /// [default: the agent creates them]
     #[arg(long, value_name = "PROGRAM")]
     container_runtime: Option<PathBuf>,
 
-    /// Execute functions in Python by this one, which is kept warm for sandboxes: by its path or name, as of a virtual
-    /// environment; none for none [default: $SUBLET_PYTHON, else the python3 that is found where programs are]
+    /// Python interpreter for functions in Python, by name or path, for example of a virtual environment; `none` disables
+    /// Python [default: $SUBLET_PYTHON, or python3 on PATH]
     #[arg(long, value_name = "PROGRAM")]
     python: Option<String>,
 
-    /// Keep this Node.js warm for sandboxes, by its path or name [default: none]
+    /// Node.js, by name or path, to keep warm for sandboxes [default: none]
     #[arg(long, value_name = "PROGRAM")]
     node: Option<PathBuf>,
 
-    /// Folder of modules, called node_modules, that programs of that Node.js find
+    /// Folder called node_modules with the modules that programs of that Node.js can load
     #[arg(long, value_name = "FOLDER", requires = "node", value_parser = node_modules)]
     node_modules: Option<PathBuf>,
 
-    /// Most disk space for packages and images, as 20GiB [default: a quarter of the file system]
+    /// Maximum disk space for packages and images, as 20GiB [default: a quarter of the file system]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     cache: Option<u64>,
 
-    /// Registries from which images are pulled, as docker.io or localhost:5000 [default: all but this machine's own]
+    /// Registries from which images may be pulled, as docker.io or localhost:5000 [default: all except those on this machine]
     #[arg(long, value_name = "REGISTRY", value_delimiter = ',')]
     registries: Vec<String>,
 
-    /// For which devices this node executes kernels: opencl, cuda; none for none [default: opencl]
+    /// Kinds of devices that execute kernels on this node: opencl, cuda, or none [default: opencl]
     #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = device)]
     devices: Vec<Device>,
 
-    /// Name of this node [default: the host's]
+    /// Name of this node [default: the host name]
     #[arg(long)]
     name: Option<String>,
 
@@ -121,14 +121,14 @@ pub(crate) struct Arguments {
     price: PriceArguments,
 }
 
-/// Money is counted in nano-units: billionths of the currency.
+/// Prices, in nano-units: billionths of the currency.
 #[derive(Debug, Args)]
 struct PriceArguments {
-    /// Price of holding a GiB for a second, in nano-units
+    /// Price of 1 GiB of leased memory for a second, in nano-units
     #[arg(long, value_name = "NANO", default_value_t = DEFAULT_PRICE.allocation_nano_per_gib_s)]
     price_allocation: u64,
 
-    /// Price of computing on a core for a second, in nano-units
+    /// Price of executing functions on a core for a second, in nano-units
     #[arg(long, value_name = "NANO", default_value_t = DEFAULT_PRICE.compute_nano_per_core_s)]
     price_compute: u64,
 
@@ -147,13 +147,13 @@ impl PriceArguments {
     }
 }
 
-/// What is said when all is up.
+/// Report that manager and agent are running.
 #[derive(Debug, Serialize)]
 struct Up {
     manager: String,
     state: PathBuf,
     pid: u32,
-    /// By which functions in Python are executed.
+    /// Interpreter that executes functions in Python.
     python: Option<PathBuf>,
     node: NodeView,
 }
@@ -183,7 +183,7 @@ async fn serve(arguments: Arguments, output: &Output) -> Result<(), Error> {
     manager.stop().await.and(served)
 }
 
-/// Runs the agent until a signal. Its manager is up, and stays so until this returns.
+/// Runs the agent until a signal. The manager runs until this returns.
 async fn lend(
     options: sublet_agent::Options,
     state: &Path,
@@ -218,7 +218,7 @@ async fn lend(
     stop_in_order(stop, signals).await.and(shown)
 }
 
-/// What the agent starts.
+/// Programs that the agent starts.
 struct Programs {
     worker: PathBuf,
     spawner: PathBuf,
@@ -267,7 +267,7 @@ fn agent_options(arguments: Arguments, state: &Path, programs: Programs) -> subl
     }
 }
 
-/// As the flag says, else the variable, else what is found.
+/// Returns the interpreter from the flag, the environment variable or PATH, in this order.
 fn python(flag: Option<String>) -> Python {
     let said = flag.or_else(|| std::env::var("SUBLET_PYTHON").ok()).filter(|text| !text.is_empty());
     said.map_or(Python::Found, |text| wanted_python(&text))
@@ -278,10 +278,11 @@ fn text(up: &Up) -> String {
     let cores = if node.cores == 1 { "core" } else { "cores" };
     let python = match python {
         Some(program) => {
-            format!("functions in Python run by {} (another one: --python)\n", program.display())
+            format!("Python functions run by {} (choose another with --python)\n", program.display())
         }
-        None => "functions in Python cannot run here: there is no python3 for them (--python PROGRAM)\n"
-            .to_owned(),
+        None => {
+            "Python functions cannot run here: python3 is not on PATH (use --python PROGRAM)\n".to_owned()
+        }
     };
     let mut text = format!(
         "sublet is up at {manager}: {} {cores} and {} to lease\n{python}\nin a second terminal:\n",
@@ -297,11 +298,11 @@ fn text(up: &Up) -> String {
 
 fn absolute(path: &Path) -> Result<PathBuf, Error> {
     std::path::absolute(path).map_err(|error| {
-        Error::new(Code::InvalidArgument, format!("no state folder {}: {error}", path.display()))
+        Error::new(Code::InvalidArgument, format!("cannot use the state folder {}: {error}", path.display()))
     })
 }
 
-/// The worker program: where `$SUBLET_WORKER` says, or where this program finds it.
+/// Returns the path of the worker program: `$SUBLET_WORKER`, or beside this program.
 fn worker() -> Result<PathBuf, Error> {
     match std::env::var_os("SUBLET_WORKER").filter(|path| !path.is_empty()) {
         Some(path) => absolute(Path::new(&path)),

@@ -1,4 +1,4 @@
-//! The manager's messages as the command shows them: the fields of its JSON, which are a promise.
+//! Output forms of the manager's messages. The names of their fields in JSON are stable.
 
 use serde::Serialize;
 use sublet_proto::Code;
@@ -16,33 +16,33 @@ pub(crate) struct NodeView {
     pub(crate) agent: String,
     /// The boot id of its operating system: nodes and clients with the same one may share memory.
     pub(crate) host: String,
-    /// Where clients of other machines reach it, if they can.
+    /// Address for clients on other machines, if the agent listens for them.
     pub(crate) network: Option<NetworkView>,
     pub(crate) architecture: String,
-    /// For which devices it executes kernels, as kinds of packages are called.
+    /// Kinds of devices that execute kernels, by the names of package kinds.
     pub(crate) devices: Vec<String>,
-    /// Which interpreters execute functions there.
+    /// Interpreters that execute functions on the node.
     pub(crate) runtimes: Vec<String>,
     pub(crate) pu: String,
-    /// To which it belongs now: compute, memory or balanced.
+    /// Current pool: compute, memory or balanced.
     pub(crate) pool: String,
-    /// In which it stands, if it says that.
+    /// Rack of the node, if its agent names one.
     pub(crate) rack: Option<String>,
     pub(crate) state: &'static str,
     pub(crate) cores: u32,
     pub(crate) cores_leased: u32,
     pub(crate) shared_cores: u32,
-    /// Workers that its shared cores take in all.
+    /// Maximum number of workers on all shared cores together.
     pub(crate) shared_places: u32,
     pub(crate) shared_leased: u32,
     pub(crate) memory_bytes: u64,
     pub(crate) memory_leased_bytes: u64,
     pub(crate) last_report_unix_ms: u64,
-    /// What it keeps of packages and images, if it has reported that.
+    /// Cache of packages and images, if the node has reported it.
     pub(crate) cache: Option<CacheView>,
 }
 
-/// What a node keeps of packages and images on its disk.
+/// Cache of packages and images on a node's disk.
 #[derive(Debug, Serialize)]
 pub(crate) struct CacheView {
     pub(crate) used_bytes: u64,
@@ -50,9 +50,9 @@ pub(crate) struct CacheView {
     pub(crate) files: u64,
     pub(crate) limit_files: u64,
     pub(crate) entries: u32,
-    /// Entries that leases use, which are not evicted.
+    /// Number of entries that leases use, which are not evicted.
     pub(crate) entries_in_use: u32,
-    /// Since the agent's start.
+    /// Number of hits since the agent's start.
     pub(crate) evicted: u64,
 }
 
@@ -64,11 +64,11 @@ impl From<CacheUse> for CacheView {
     }
 }
 
-/// How a node is reached from other machines.
+/// Network access to a node from other machines.
 #[derive(Debug, Serialize)]
 pub(crate) struct NetworkView {
     pub(crate) address: String,
-    /// What can carry calls, best first.
+    /// Fabrics that can carry calls, best first.
     pub(crate) fabrics: Vec<String>,
     /// Whether calls over TCP must be encrypted.
     pub(crate) encrypted: bool,
@@ -114,13 +114,13 @@ impl From<NodeInfo> for NodeView {
 #[derive(Debug, Serialize)]
 pub(crate) struct ManagerView {
     pub(crate) address: String,
-    /// Grows with each start of a manager on the store.
+    /// Epoch, which grows with each start of a manager on the store.
     pub(crate) epoch: u64,
     pub(crate) nodes: u32,
     pub(crate) cores_free: u32,
-    /// Whether it stands above the others, as those of racks.
+    /// Whether this is a global manager, above those of racks.
     pub(crate) global: bool,
-    /// Requests that wait for capacity with it.
+    /// Number of requests that wait for capacity.
     pub(crate) waiting: u32,
     pub(crate) last_seen_unix_ms: u64,
 }
@@ -148,7 +148,7 @@ pub(crate) struct PackageView {
     pub(crate) digest: String,
     pub(crate) size_bytes: u64,
     pub(crate) deployed_unix_ms: u64,
-    /// As they are called: `package/function`.
+    /// Names of the functions, as `package/function`.
     pub(crate) functions: Vec<String>,
     pub(crate) builds: Vec<BuildView>,
     /// Other tenants that may use the name; shown to its owner and to operators.
@@ -169,15 +169,15 @@ impl GrantView {
     }
 }
 
-/// What of a package is for one kind of processing unit.
+/// Part of a package for one kind of processing unit.
 #[derive(Debug, Serialize)]
 pub(crate) struct BuildView {
-    /// What its library is: native, wasm, opencl, cuda.
+    /// Kind of the library: native, wasm, opencl, cuda.
     pub(crate) kind: String,
-    /// The processor or device that executes it; wasm32: all processors.
+    /// Processor or device that executes the build; wasm32: all processors.
     pub(crate) architecture: String,
     pub(crate) library: String,
-    /// The image in whose file system its functions run, pinned by its digest.
+    /// Image in whose file system the functions run, pinned by its digest.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) image: String,
 }
@@ -190,18 +190,18 @@ impl From<PackageBuild> for BuildView {
 }
 
 impl PackageView {
-    /// The package's address, which means the same for every tenant: `owner/name`.
+    /// Returns the address `owner/name`, which is valid for every tenant.
     pub(crate) fn address(&self) -> String {
         if self.owner.is_empty() { self.name.clone() } else { format!("{}/{}", self.owner, self.name) }
     }
 
-    /// So much of the digest as tells packages apart in a table.
+    /// Returns the start of the digest, which distinguishes packages in a table.
     pub(crate) fn short_digest(&self) -> String {
         const SHOWN: usize = "sha256:".len() + 12;
         self.digest.chars().take(SHOWN).collect()
     }
 
-    /// What it has builds for.
+    /// Lists the architectures of the builds.
     pub(crate) fn architectures(&self) -> String {
         self.builds.iter().map(|build| build.architecture.as_str()).collect::<Vec<_>>().join(", ")
     }
@@ -224,7 +224,7 @@ impl From<PackageInfo> for PackageView {
     }
 }
 
-/// What a lease has used.
+/// Usage of a lease.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct UsageView {
     pub(crate) allocated_ns: u64,
@@ -265,10 +265,10 @@ pub(crate) struct LeaseView {
     pub(crate) package_owner: String,
     pub(crate) package_digest: String,
     pub(crate) pu: String,
-    /// Why on that, where there were several.
+    /// Reason for the choice among several kinds of processing units.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) choice: String,
-    /// Which of its package's builds it runs.
+    /// Index of the package's build that the lease runs.
     pub(crate) build: u32,
     pub(crate) cores: u32,
     /// Whether its workers share their cores with those of other leases.
@@ -279,7 +279,7 @@ pub(crate) struct LeaseView {
     pub(crate) expires_unix_ms: u64,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) end_reason: String,
-    /// The name of the error code by which it ended; nothing after a release.
+    /// Name of the error code that ended the lease; absent after a release.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) end_code: Option<&'static str>,
     pub(crate) usage: UsageView,
@@ -291,9 +291,9 @@ pub(crate) struct LeaseView {
 /// Modules that a node cannot keep warm.
 #[derive(Debug, Serialize)]
 pub(crate) struct ColdImportsView {
-    /// The first one that prevents it.
+    /// First module that prevents it.
     pub(crate) module: String,
-    /// What importing it does.
+    /// Effect of the import that prevents it.
     pub(crate) reason: String,
     pub(crate) import_ms: u32,
 }
@@ -330,13 +330,13 @@ impl From<Lease> for LeaseView {
     }
 }
 
-/// What a lease is for, as tables show it: memory alone is for no package.
+/// Returns the lease's package for tables; a lease of only memory has none.
 pub(crate) fn shown_package(name: &str) -> &str {
     if name.is_empty() { "-" } else { name }
 }
 
 impl LeaseView {
-    /// The lease's package as tables show it: with its owner, if that is not the lease's tenant.
+    /// Returns the package for tables, with its owner if that is not the lease's tenant.
     pub(crate) fn shown_package(&self) -> String {
         if self.package_owner.is_empty() || self.package_owner == self.tenant {
             return shown_package(&self.package).to_owned();
@@ -345,20 +345,20 @@ impl LeaseView {
     }
 }
 
-/// What something has used and costs. Only what the bill is summed up by is there beside the two.
+/// Usage and costs of a line of a bill. Besides those, only the key of the bill is present.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct BillLineView {
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub(crate) lease: Option<BilledLease>,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) tenant: String,
-    /// As it is called; for what no function has used, holding memory and polling, `-`.
+    /// Name of the function; `-` for memory and polling, which no function has used.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) function: String,
-    /// The kind of processing unit.
+    /// Kind of processing unit.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) pu: String,
-    /// Where the period begins.
+    /// Start of the period.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) from_unix_ms: Option<u64>,
     pub(crate) usage: UsageView,
@@ -366,7 +366,7 @@ pub(crate) struct BillLineView {
     pub(crate) cost: CostView,
 }
 
-/// The lease of a line.
+/// Lease of a line.
 #[derive(Debug, Serialize)]
 pub(crate) struct BilledLease {
     #[serde(rename = "lease")]
@@ -379,7 +379,7 @@ pub(crate) struct BilledLease {
     pub(crate) granted_unix_ms: u64,
 }
 
-/// Money, in nano-units of the currency.
+/// Costs, in nano-units of the currency.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(crate) struct CostView {
     pub(crate) allocation_nano: u64,
@@ -400,7 +400,7 @@ impl From<&BillLine> for CostView {
 }
 
 impl BillLineView {
-    /// A line of the kind that was asked for.
+    /// Converts a line for a bill of the requested kind.
     pub(crate) fn new(by: BillBy, line: BillLine) -> BillLineView {
         let (cost, usage, state) = (CostView::from(&line), UsageView::from(line.usage), state(line.state()));
         let bare = BillLineView { usage, cost, ..BillLineView::default() };
@@ -438,7 +438,7 @@ fn state(state: LeaseState) -> &'static str {
     }
 }
 
-/// What a node does.
+/// Name of a node's state.
 pub(crate) fn node_state(state: NodeState) -> &'static str {
     match state {
         NodeState::Unspecified => "unknown",
@@ -449,7 +449,7 @@ pub(crate) fn node_state(state: NodeState) -> &'static str {
     }
 }
 
-/// The kind of processing unit; nothing said means a processor.
+/// Kind of processing unit; an empty name means a processor.
 fn processing_unit(pu: String) -> String {
     if pu.is_empty() { "cpu".to_owned() } else { pu }
 }

@@ -17,17 +17,17 @@ use crate::cli::daemon::{find_spawner, find_worker, host_name};
 use crate::cli::files::warn_of_open_secret;
 use crate::cli::parse::{absolute, duration, node_modules, pool, size, switch, whole};
 
-/// `sublet agent`.
+/// The program `sublet agent`.
 pub(crate) struct Program;
 
 impl Configured for Program {
     const SCHEMA: &'static Schema = &SCHEMA;
 }
 
-/// Where an agent listens unless somebody says otherwise: on all addresses.
+/// Default address that an agent listens on: all interfaces.
 const DEFAULT_LISTEN: &str = "0.0.0.0:7441";
 
-/// Its keys.
+/// Keys of the agent.
 pub(crate) const SCHEMA: Schema = Schema {
     file: "/etc/sublet/agent.toml",
     keys: &[
@@ -37,7 +37,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_NAME",
             flag: "name",
             value: "NAME",
-            help: "Name of this node, which no other node has",
+            help: "Unique name of this node",
             otherwise: Otherwise::Found(host_name),
             shown: Shown::Openly,
         },
@@ -47,7 +47,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_STATE",
             flag: "state",
             value: "FOLDER",
-            help: "Folder of its state: unpacked packages, and what leases have used",
+            help: "State folder, with unpacked packages and the usage of leases",
             otherwise: Otherwise::Found(state),
             shown: Shown::Openly,
         },
@@ -57,7 +57,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "",
             flag: "socket",
             value: "PATH",
-            help: "Unix socket on which clients of this machine reach their leases",
+            help: "Unix socket for clients on this machine",
             otherwise: Otherwise::Means("agent.sock in the state folder"),
             shown: Shown::Openly,
         },
@@ -67,7 +67,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_AGENT_LISTEN",
             flag: "listen",
             value: "ADDRESS:PORT",
-            help: "Where clients of other machines reach it; empty: nowhere",
+            help: "Address to listen on for clients on other machines; empty: do not listen",
             otherwise: Otherwise::Is(DEFAULT_LISTEN),
             shown: Shown::Openly,
         },
@@ -77,9 +77,9 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_AGENT_ADVERTISE",
             flag: "advertise",
             value: "HOST:PORT",
-            help: "Its own address as those clients know it",
+            help: "Address of this agent for clients on other machines",
             otherwise: Otherwise::Means(
-                "the address by which it reaches its managers, and the port that it listens on",
+                "the address from which it connects to its managers, and its listening port",
             ),
             shown: Shown::Openly,
         },
@@ -89,8 +89,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_AGENT_FABRICS",
             flag: "fabrics",
             value: "FABRIC",
-            help: "What carries calls from other machines, best first: tcp, ofi:PROVIDER",
-            otherwise: Otherwise::Means("the RDMA networks that this machine can use, then tcp"),
+            help: "Fabrics for calls from other machines, best first: tcp, ofi:PROVIDER",
+            otherwise: Otherwise::Means("the RDMA networks of this machine, then tcp"),
             shown: Shown::Openly,
         },
         Key {
@@ -99,7 +99,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_AGENT_ENCRYPT",
             flag: "encrypt",
             value: "BOOL",
-            help: "Whether calls over TCP must be encrypted, too: true or false",
+            help: "Whether calls over TCP must be encrypted: true or false",
             otherwise: Otherwise::Is("false"),
             shown: Shown::Openly,
         },
@@ -109,7 +109,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_MANAGER",
             flag: "manager",
             value: "ADDRESS",
-            help: "Managers of one store, as https://HOST:PORT or unix:/path",
+            help: "Managers that share one store, as https://HOST:PORT or unix:/path",
             otherwise: Otherwise::Found(default_address),
             shown: Shown::Openly,
         },
@@ -119,8 +119,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_CA",
             flag: "ca",
             value: "FILE",
-            help: "Certificate of the authority that managers' certificates are from, as PEM",
-            otherwise: Otherwise::Means("none; https needs one"),
+            help: "PEM file of the certificate authority that issued the managers' certificates",
+            otherwise: Otherwise::Means("none; required for https"),
             shown: Shown::Openly,
         },
         Key {
@@ -129,8 +129,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_TOKEN_FILE",
             flag: "token-file",
             value: "FILE",
-            help: "File with the access token, of the role agent and for this node",
-            otherwise: Otherwise::Means("none; https needs one"),
+            help: "File with the access token, with the role agent for this node",
+            otherwise: Otherwise::Means("none; required for https"),
             shown: Shown::Openly,
         },
         Key {
@@ -139,8 +139,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_TOKEN",
             flag: "",
             value: "SECRET",
-            help: "The access token itself, in place of token_file",
-            otherwise: Otherwise::Means("as token_file says"),
+            help: "Access token, instead of token_file",
+            otherwise: Otherwise::Means("the contents of token_file"),
             shown: Shown::Never,
         },
         Key {
@@ -149,8 +149,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_CORES",
             flag: "cores",
             value: "N",
-            help: "Cores to lend to one lease each",
-            otherwise: Otherwise::Means("all that are not shared"),
+            help: "Cores to lend exclusively, each to one lease",
+            otherwise: Otherwise::Means("all cores that are not shared"),
             shown: Shown::Openly,
         },
         Key {
@@ -160,7 +160,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             flag: "memory",
             value: "SIZE",
             help: "Memory to lend, as 4GiB",
-            otherwise: Otherwise::Means("three quarters of what is usable"),
+            otherwise: Otherwise::Means("three quarters of the usable memory"),
             shown: Shown::Openly,
         },
         Key {
@@ -169,7 +169,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_SHARED_CORES",
             flag: "shared-cores",
             value: "N",
-            help: "Cores to lend to workers of several leases, beside those above",
+            help: "Cores to share among several leases, in addition to the exclusive ones",
             otherwise: Otherwise::Is("0"),
             shown: Shown::Openly,
         },
@@ -179,7 +179,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_SHARED_PLACES",
             flag: "shared-places",
             value: "N",
-            help: "Workers that may share those cores, in all",
+            help: "Number of workers on all shared cores together",
             otherwise: Otherwise::Means("4 for each shared core"),
             shown: Shown::Openly,
         },
@@ -189,7 +189,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_IDLE_TIMEOUT",
             flag: "idle-timeout",
             value: "TIME",
-            help: "A lease without a call for so long ends, unless it asked for another time",
+            help: "Time without a call after which a lease ends, unless its client requests another one",
             otherwise: Otherwise::Means("leases may be idle until they expire"),
             shown: Shown::Openly,
         },
@@ -199,8 +199,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_POOL",
             flag: "pool",
             value: "POOL",
-            help: "The pool of nodes that it belongs to: compute, memory or balanced",
-            otherwise: Otherwise::Means("balanced, or as its manager is told to say (pools.balanced)"),
+            help: "Pool of this node: compute, memory or balanced",
+            otherwise: Otherwise::Means("balanced, or by its manager's pools.balanced"),
             shown: Shown::Openly,
         },
         Key {
@@ -209,8 +209,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_RACK",
             flag: "rack",
             value: "NAME",
-            help: "The rack that it stands in: what communicates is placed in one",
-            otherwise: Otherwise::Means("none: near no other node"),
+            help: "Rack of this node: communicating components are placed in one rack",
+            otherwise: Otherwise::Means("none: no other node counts as close"),
             shown: Shown::Openly,
         },
         Key {
@@ -219,7 +219,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_CLIENTS",
             flag: "clients",
             value: "WHOSE",
-            help: "Whose processes may come with a ticket: own-user or all-users",
+            help: "Users whose processes may present tickets: own-user or all-users",
             otherwise: Otherwise::Is("own-user"),
             shown: Shown::Openly,
         },
@@ -229,7 +229,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_CONNECTIONS_UNAUTHENTICATED",
             flag: "connections-unauthenticated",
             value: "N",
-            help: "Connections that have shown no ticket yet; a later one takes the place of the oldest",
+            help: "Maximum connections without a ticket so far; beyond it, a new one replaces the oldest",
             otherwise: Otherwise::Means("256, or what the limit of open files (ulimit -n) allows"),
             shown: Shown::Openly,
         },
@@ -239,7 +239,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_CONNECTIONS_PER_PARTY",
             flag: "connections-per-party",
             value: "N",
-            help: "Such connections of one user of this machine, or of one address (IPv6: of one network of 64 bits)",
+            help: "Maximum of such connections per user of this machine, or per address (IPv6: per /64 network)",
             otherwise: Otherwise::Means("a quarter of connections.unauthenticated"),
             shown: Shown::Openly,
         },
@@ -259,8 +259,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_CONTAINER_RUNTIME",
             flag: "container-runtime",
             value: "PROGRAM",
-            help: "The OCI runtime that makes the containers of packages with an image, by its name or path: crun, runc",
-            otherwise: Otherwise::Means("the agent makes them itself"),
+            help: "OCI runtime, by name or path, that creates the containers of packages with an image: crun, runc",
+            otherwise: Otherwise::Means("the agent creates them itself"),
             shown: Shown::Openly,
         },
         Key {
@@ -269,8 +269,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_PYTHON",
             flag: "python",
             value: "PROGRAM",
-            help: "The Python that executes functions, and is kept warm for sandboxes, by its path or name: that of a virtual environment, python3",
-            otherwise: Otherwise::Means("none is"),
+            help: "Python interpreter for functions, by name or path, as python3 or that of a virtual environment; it is kept warm for sandboxes",
+            otherwise: Otherwise::Means("none"),
             shown: Shown::Openly,
         },
         Key {
@@ -279,8 +279,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_NODE",
             flag: "node",
             value: "PROGRAM",
-            help: "The Node.js that is kept warm for sandboxes, by its path or name",
-            otherwise: Otherwise::Means("none is"),
+            help: "Node.js, by name or path, to keep warm for sandboxes",
+            otherwise: Otherwise::Means("none"),
             shown: Shown::Openly,
         },
         Key {
@@ -289,7 +289,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_NODE_MODULES",
             flag: "node-modules",
             value: "FOLDER",
-            help: "The folder of modules, called node_modules, that programs of that Node.js find",
+            help: "Folder called node_modules with the modules that programs of that Node.js can load",
             otherwise: Otherwise::Means("none"),
             shown: Shown::Openly,
         },
@@ -299,7 +299,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_CACHE",
             flag: "cache",
             value: "SIZE",
-            help: "Most disk space for packages and images, as 20GiB; each 16 KiB allow one file",
+            help: "Maximum disk space for packages and images, as 20GiB; each 16 KiB allow one file",
             otherwise: Otherwise::Means("a quarter of the state folder's file system"),
             shown: Shown::Openly,
         },
@@ -309,8 +309,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_REGISTRIES",
             flag: "registries",
             value: "REGISTRY",
-            help: "Registries from which images are pulled, as names of images begin: docker.io, localhost:5000",
-            otherwise: Otherwise::Means("all but those of this machine"),
+            help: "Registries from which images may be pulled, as docker.io or localhost:5000",
+            otherwise: Otherwise::Means("all except those on this machine"),
             shown: Shown::Openly,
         },
         Key {
@@ -319,7 +319,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_PU",
             flag: "pu",
             value: "KIND",
-            help: "What kind its processor is of, for leases and prices: cpu, dpu or another lower-case name",
+            help: "Kind of this node's processor, for leases and prices: cpu, dpu or another lower-case name",
             otherwise: Otherwise::Is(PROCESSOR),
             shown: Shown::Openly,
         },
@@ -329,7 +329,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_NEIGHBOURS",
             flag: "neighbour",
             value: "NODE",
-            help: "Nodes that are its neighbours, if they name it, too: the DPUs or virtual machines of a host, and their host",
+            help: "Neighbouring nodes, which must name this node in turn: the DPUs or virtual machines of a host, and their host",
             otherwise: Otherwise::Means("none"),
             shown: Shown::Openly,
         },
@@ -339,8 +339,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_DEVICES",
             flag: "devices",
             value: "KIND",
-            help: "For which devices the node executes kernels: opencl, cuda; none for none",
-            otherwise: Otherwise::Means("opencl, if a driver of it is installed"),
+            help: "Kinds of devices that execute kernels on this node: opencl, cuda, or none",
+            otherwise: Otherwise::Means("opencl, if a driver for it is installed"),
             shown: Shown::Openly,
         },
         Key {
@@ -349,7 +349,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_WORKER",
             flag: "worker",
             value: "FILE",
-            help: "The worker program",
+            help: "Path of the worker program",
             otherwise: Otherwise::Means("sublet-worker beside this program, or in ../libexec/sublet"),
             shown: Shown::Openly,
         },
@@ -357,12 +357,12 @@ pub(crate) const SCHEMA: Schema = Schema {
     ],
 };
 
-/// How many workers may share a core if nobody says anything.
+/// Default number of workers per shared core.
 pub(crate) const PLACES_OF_A_SHARED_CORE: u32 = 4;
-/// More cores than any node has.
+/// Maximum number of cores, more than any node has.
 const MAX_CORES: u64 = 1 << 16;
 
-/// What the settings mean.
+/// Converts the settings to the agent's options.
 pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
     let state = settings.needed("state", absolute)?;
     Ok(Options {
@@ -399,7 +399,7 @@ pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
     })
 }
 
-/// Whether they mean anything: all of [`options`] but what only the node's own machine has, token and certificates.
+/// Checks the settings like [`options`], except for files that only the node's machine has: token and certificates.
 pub(crate) fn check(settings: &Settings) -> Result<(), Error> {
     socket(settings)?;
     settings.needed("managers", |text| Access::parse(text).map_err(|error| error.message))?;
@@ -425,14 +425,13 @@ fn connections(settings: &Settings) -> Result<ConnectionLimits, Error> {
     let per_party = settings.value("connections.per_party", number)?;
     let most = unauthenticated.unwrap_or(MAX_UNAUTHENTICATED);
     if per_party.is_some_and(|per_party| per_party > most) {
-        let why =
-            format!("one user or address may have no more than all ({most}: connections.unauthenticated)");
+        let why = format!("must be at most {most} (connections.unauthenticated)");
         return Err(settings.invalid("connections.per_party", &why));
     }
     Ok(ConnectionLimits { unauthenticated, per_party })
 }
 
-/// How clients of other machines come, if they may.
+/// Network settings for clients on other machines, if the agent listens for them.
 fn network(settings: &Settings) -> Result<Option<Network>, Error> {
     let listen = settings.value("listen", listen)?.flatten();
     let advertise = settings.value("advertise", advertise)?;
@@ -441,7 +440,7 @@ fn network(settings: &Settings) -> Result<Option<Network>, Error> {
     Ok(listen.map(|listen| Network { listen, advertise, fabrics, encrypt }))
 }
 
-/// Where the agent that is told so listens.
+/// Path of the running agent's Unix socket.
 pub(crate) fn socket(settings: &Settings) -> Result<PathBuf, Error> {
     match settings.value("socket", absolute)? {
         Some(socket) => Ok(socket),
@@ -484,9 +483,9 @@ fn shared(settings: &Settings) -> Result<Option<SharedCores>, Error> {
     let places = settings.value("shared_places", self::cores)?;
     match (cores, places) {
         (0, None) => Ok(None),
-        (0, Some(_)) => Err(settings.invalid("shared_places", "there are no shared cores (shared_cores)")),
+        (0, Some(_)) => Err(settings.invalid("shared_places", "it requires shared cores (shared_cores)")),
         (cores, Some(places)) if places < cores => {
-            let why = format!("{places} places are fewer than the {cores} shared cores");
+            let why = format!("{places} is less than the number of shared cores ({cores})");
             Err(settings.invalid("shared_places", &why))
         }
         (cores, places) => {
@@ -496,18 +495,19 @@ fn shared(settings: &Settings) -> Result<Option<SharedCores>, Error> {
     }
 }
 
-/// Nothing if the text is empty.
+/// Parses an address to listen on; `None` if the text is empty.
 fn listen(text: &str) -> Result<Option<SocketAddr>, String> {
     if text.is_empty() {
         return Ok(None);
     }
-    let refused = |_| format!("{text:?} is no address to listen on: write it as 0.0.0.0:7441 or [::]:7441");
+    let refused =
+        |_| format!("{text:?} is not an address with a port: write it as 0.0.0.0:7441 or [::]:7441");
     text.parse().map(Some).map_err(refused)
 }
 
 fn advertise(text: &str) -> Result<String, String> {
     match host_and_port(text) {
-        Ok((_, 0)) => Err(format!("{text:?} has no port that can be reached")),
+        Ok((_, 0)) => Err(format!("{text:?} has no valid port: it must be from 1 to 65535")),
         Ok(_) => Ok(text.to_owned()),
         Err(error) => Err(error.message),
     }
@@ -517,32 +517,32 @@ fn fabric(text: &str) -> Result<Fabric, String> {
     text.parse().map_err(|error: Error| error.message)
 }
 
-/// A node's name. The host's own may be none, as `(none)` of a machine that was given no name.
+/// Parses the name of a node. The host name may be invalid, as `(none)` for a machine without a name.
 fn node_name(text: &str) -> Result<String, String> {
     if is_node_name(text) {
         return Ok(text.to_owned());
     }
     Err(format!(
-        "{text:.80?} cannot be the name of a node: 1 to {MAX_NODE_NAME_BYTES} letters, digits or .:_-@ (give one by --name)"
+        "{text:.80?} is not a valid name of a node: use 1 to {MAX_NODE_NAME_BYTES} letters, digits or .:_-@ (set it with --name)"
     ))
 }
 
-/// The word `none` says that functions in Python are not executed.
+/// Parses the Python interpreter; `none` means that the node executes no functions in Python.
 pub(crate) fn python(text: &str) -> Python {
     if text == "none" { Python::None } else { Python::Named(PathBuf::from(text)) }
 }
 
-/// A kind of processor.
+/// Parses a kind of processor.
 fn processor_kind(text: &str) -> Result<String, String> {
     if is_processor_kind(text) {
         return Ok(text.to_owned());
     }
     Err(format!(
-        "{text:.40?} is no kind of processor: cpu, dpu, or another name of lower-case letters, digits and -"
+        "{text:.40?} is not a kind of processor: use cpu, dpu, or another name of lower-case letters, digits and -"
     ))
 }
 
-/// Those of the node of the configured name.
+/// Parses the neighbours of the node with the configured name.
 fn neighbours(settings: &Settings) -> Result<Vec<String>, Error> {
     let name = settings.needed("name", node_name)?;
     let named = settings.list("neighbours", |text| Ok(text.to_owned()))?;
@@ -552,20 +552,21 @@ fn neighbours(settings: &Settings) -> Result<Vec<String>, Error> {
     }
 }
 
-/// A device by the name of its kind of packages, or that there is to be none.
+/// Kind of device, by the name of its kind of packages, or `none`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Device(Option<package::Kind>);
 
-/// Reads one.
+/// Parses a kind of device.
 pub(crate) fn device(text: &str) -> Result<Device, String> {
     if text == "none" {
         return Ok(Device(None));
     }
     let kind = package::Kind::parse(text).ok().filter(|kind| kind.is_of_kernels());
-    kind.map(|kind| Device(Some(kind))).ok_or_else(|| format!("{text:?} is neither opencl nor cuda nor none"))
+    kind.map(|kind| Device(Some(kind)))
+        .ok_or_else(|| format!("{text:?} is not a kind of device: use opencl, cuda or none"))
 }
 
-/// What an agent is told of those that were named, if any were.
+/// Converts the named kinds of devices to the agent's option, if any were named.
 pub(crate) fn wanted(devices: Vec<Device>) -> Option<Vec<package::Kind>> {
     let kinds = devices.iter().filter_map(|device| device.0).collect();
     (!devices.is_empty()).then_some(kinds)
@@ -575,6 +576,6 @@ fn clients(text: &str) -> Result<Clients, String> {
     match text {
         "own-user" => Ok(Clients::OwnUser),
         "all-users" => Ok(Clients::AllUsers),
-        _ => Err(format!("{text:?} is neither own-user nor all-users")),
+        _ => Err(format!("{text:?} is not valid: use own-user or all-users")),
     }
 }

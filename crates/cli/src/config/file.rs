@@ -1,4 +1,4 @@
-//! A configuration file: TOML, whose every key must be known and of the right kind.
+//! Parses a configuration file: TOML in which every key must be known and have the right type.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,7 +13,7 @@ use super::{Kind, Schema, Setting, Source};
 /// Largest configuration file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// The settings of a file.
+/// Reads the settings of a file.
 pub(super) fn read(path: &Path, schema: &'static Schema) -> Result<Vec<(String, Setting)>, Error> {
     let mut text = String::new();
     let read = File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text));
@@ -21,7 +21,8 @@ pub(super) fn read(path: &Path, schema: &'static Schema) -> Result<Vec<(String, 
         Error::new(Code::System, format!("reading the configuration {}: {error}", path.display()))
     })?;
     if text.len() as u64 > MAX_FILE_BYTES {
-        let message = format!("{}: a configuration has at most {MAX_FILE_BYTES} bytes", path.display());
+        let message =
+            format!("{}: a configuration file must have at most {MAX_FILE_BYTES} bytes", path.display());
         return Err(Error::new(Code::InvalidArgument, message));
     }
     parse(path, &text, schema)
@@ -53,7 +54,7 @@ impl Reader<'_> {
         for (key, value) in table.iter() {
             let name = format!("{prefix}{}", key.get_ref());
             match (self.schema.key(&name), value.get_ref()) {
-                // A quoted key may hold a dot, which would make it look like another one.
+                // A quoted key with a dot would look like a key in a table.
                 _ if key.get_ref().contains('.') => return Err(self.unknown(&name, key.span().start)),
                 (Some(known), _) => {
                     let text = self.text_of(&name, known.kind, value)?;
@@ -70,7 +71,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Whether keys may stand in a table of this name.
+    /// Returns whether a table of this name can have keys.
     fn is_table(&self, name: &str) -> bool {
         let depth = name.split('.').count();
         self.schema.keys.iter().any(|key| {
@@ -82,7 +83,7 @@ impl Reader<'_> {
 
     fn text_of(&self, name: &str, kind: Kind, value: &Spanned<DeValue<'_>>) -> Result<String, Error> {
         let wrong = |value: &Spanned<DeValue<'_>>| {
-            let why = format!("{name}: {} where it takes {}", value.get_ref().type_str(), kind.allowed());
+            let why = format!("{name}: found {}, expected {}", value.get_ref().type_str(), kind.allowed());
             self.invalid(value.span().start, &why)
         };
         match (kind, value.get_ref()) {
@@ -92,8 +93,8 @@ impl Reader<'_> {
                 let number = u64::from_str_radix(number.as_str(), number.radix());
                 number.map(|number| number.to_string()).map_err(|_| wrong(value))
             }
-            // One value may stand without the list, and a list of one value where only one is taken: the same key may be a
-            // list of one program and not of another.
+            // A single value may replace a list, and a list of one value a single value: the same key may be a list for one
+            // // program and not for the other.
             (Kind::List, DeValue::String(text)) => Ok(text.to_string()),
             (Kind::Text, DeValue::Array(items)) if items.len() == 1 => self.text_of(name, kind, &items[0]),
             (Kind::List, DeValue::Array(items)) => {
@@ -108,7 +109,7 @@ impl Reader<'_> {
     }
 
     fn unknown(&self, name: &str, at: usize) -> Error {
-        self.invalid(at, &format!("there is no key {name}; there are: {}", self.schema.names()))
+        self.invalid(at, &format!("unknown key {name}; the keys are: {}", self.schema.names()))
     }
 
     fn invalid(&self, at: usize, why: &str) -> Error {
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_says_in_tables_what_a_name_says_with_dots() {
+    fn tables_are_equivalent_to_dotted_names() {
         let text = "listen = ['a:1', 'b:2']\n[tls]\nkey = 'k'\n[price.pu.gpu]\ncompute = 1_000\n";
         let expected = [("listen", "a:1,b:2"), ("price.pu.gpu.compute", "1000"), ("tls.key", "k")];
         assert_eq!(settings(text).unwrap(), expected.map(|(name, text)| (name.to_owned(), text.to_owned())));
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn one_value_may_be_text_or_a_list_of_one() {
+    fn accepts_single_value_as_text_or_list() {
         let of = |schema, text: &str| {
             let settings = parse(Path::new("a.toml"), text, schema).map_err(|error| error.message).unwrap();
             settings.into_iter().map(|(_, setting)| setting.text).collect::<Vec<_>>()
@@ -153,21 +154,18 @@ mod tests {
     }
 
     #[test]
-    fn an_error_names_file_line_key_and_what_is_allowed() {
+    fn errors_name_file_line_key_and_allowed_values() {
         for (text, named) in [
-            ("\nlistn = 1", &["m.toml:2: there is no key listn", "listen"][..]),
-            ("[tls]\n\nkeys = 'k'", &["m.toml:3: there is no key tls.keys", "tls.key"]),
-            ("tls = 1", &["m.toml:1: there is no key tls;"]),
-            ("'tls.key' = 'k'", &["m.toml:1: there is no key tls.key"]),
-            ("listen = 1", &["m.toml:1: listen: integer", "a list of texts"]),
-            ("state = ['a', 'b']", &["m.toml:1: state: array", "text in quotation marks"]),
-            ("listen = [\n'a:1',\n2]", &["m.toml:3: listen: integer", "a list of texts"]),
-            ("state = 1", &["m.toml:1: state: integer", "text in quotation marks"]),
-            ("price.compute = -1", &["m.toml:1: price.compute: integer", "at least 0"]),
-            (
-                "[price.pu.gpu]\ncost = 1",
-                &["m.toml:2: there is no key price.pu.gpu.cost", "price.pu.*.compute"],
-            ),
+            ("\nlistn = 1", &["m.toml:2: unknown key listn", "listen"][..]),
+            ("[tls]\n\nkeys = 'k'", &["m.toml:3: unknown key tls.keys", "tls.key"]),
+            ("tls = 1", &["m.toml:1: unknown key tls;"]),
+            ("'tls.key' = 'k'", &["m.toml:1: unknown key tls.key"]),
+            ("listen = 1", &["m.toml:1: listen: found integer", "a list of texts"]),
+            ("state = ['a', 'b']", &["m.toml:1: state: found array", "text in quotation marks"]),
+            ("listen = [\n'a:1',\n2]", &["m.toml:3: listen: found integer", "a list of texts"]),
+            ("state = 1", &["m.toml:1: state: found integer", "text in quotation marks"]),
+            ("price.compute = -1", &["m.toml:1: price.compute: found integer", "0 or more"]),
+            ("[price.pu.gpu]\ncost = 1", &["m.toml:2: unknown key price.pu.gpu.cost", "price.pu.*.compute"]),
             ("state = 'a'\nstate = 'b'", &["m.toml:2: duplicate key"]),
             ("state = ", &["m.toml:1: "]),
         ] {
@@ -177,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_are_settings_or_an_error() {
+    fn parser_survives_any_bytes() {
         for text in
             ["\u{0}", "[", "[[listen]]", "a.b.c.d = 1", "= 1", "x", "listen = [[]]", "[price.pu]\nx = 1"]
         {
@@ -185,6 +183,6 @@ mod tests {
         }
         assert!(parse(Path::new("a.toml"), "memory = 1\ncores = 2\nencrypt = true", &agent::SCHEMA).is_ok());
         let error = parse(Path::new("a.toml"), "encrypt = 'yes'", &agent::SCHEMA).err().unwrap();
-        assert!(error.message.contains("encrypt: string where it takes true or false"), "{error}");
+        assert!(error.message.contains("encrypt: found string, expected true or false"), "{error}");
     }
 }

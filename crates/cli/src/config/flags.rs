@@ -1,4 +1,4 @@
-//! A schema as flags of the command line.
+//! Converts a schema to flags of the command line.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,11 +10,11 @@ use super::{Key, Kind, Otherwise, Schema};
 
 /// A program that has a configuration.
 pub(crate) trait Configured {
-    /// All that it can be told.
+    /// Keys of the program.
     const SCHEMA: &'static Schema;
 }
 
-/// What the command line says of a program's configuration.
+/// Flags of a program's configuration.
 pub(crate) struct Flags<P> {
     pub(super) config: Option<PathBuf>,
     pub(super) given: Vec<(&'static Key, String)>,
@@ -33,7 +33,7 @@ impl<P: Configured> Args for Flags<P> {
             .long("config")
             .value_name("FILE")
             .value_parser(clap::value_parser!(PathBuf))
-            .help(format!("Configuration file [default: {}, if there is one]", P::SCHEMA.file));
+            .help(format!("Configuration file [default: {}, if it exists]", P::SCHEMA.file));
         command.arg(config).args(with_flag(P::SCHEMA).map(|key| argument(key).help_heading("Configuration")))
     }
 
@@ -76,7 +76,7 @@ fn argument(key: &'static Key) -> Arg {
     let help = format!("{}{otherwise}{environment}", key.help);
     let flag = Arg::new(key.name).long(key.flag).value_name(key.value).action(action).help(help);
     match key.kind {
-        // The flag alone says that it is so.
+        // The flag without a value means true.
         Kind::Switch => flag.num_args(0..=1).default_missing_value("true"),
         _ => flag,
     }

@@ -15,14 +15,14 @@ use sublet_runtime::access::default_state;
 use super::{Configured, Key, Kind, Otherwise, Schema, Settings, Shown};
 use crate::cli::parse::{absolute, duration, size, switch, whole};
 
-/// `sublet manager`.
+/// The program `sublet manager`.
 pub(crate) struct Program;
 
 impl Configured for Program {
     const SCHEMA: &'static Schema = &SCHEMA;
 }
 
-/// Its keys.
+/// Keys of the manager.
 pub(crate) const SCHEMA: Schema = Schema {
     file: "/etc/sublet/manager.toml",
     keys: &[
@@ -32,7 +32,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_STATE",
             flag: "state",
             value: "FOLDER",
-            help: "Folder of its state: the embedded store, the signing key, generated certificates",
+            help: "State folder, with the embedded store, the signing key and generated certificates",
             otherwise: Otherwise::Found(state),
             shown: Shown::Openly,
         },
@@ -42,7 +42,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "",
             flag: "socket",
             value: "PATH",
-            help: "Unix socket for operators and clients of this machine",
+            help: "Unix socket for operators and clients on this machine",
             otherwise: Otherwise::Means("manager.sock in the state folder"),
             shown: Shown::Openly,
         },
@@ -52,7 +52,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_LISTEN",
             flag: "listen",
             value: "ADDRESS:PORT",
-            help: "Where agents and clients of other machines reach it, by TLS",
+            help: "Addresses to listen on for agents and clients on other machines, with TLS",
             otherwise: Otherwise::Is("0.0.0.0:7433"),
             shown: Shown::Openly,
         },
@@ -62,8 +62,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_ADVERTISE",
             flag: "advertise",
             value: "ADDRESS",
-            help: "Its own address as others know it, as https://HOST:PORT",
-            otherwise: Otherwise::Means("the host's name and the first port that it listens on"),
+            help: "Address of this manager for others, as https://HOST:PORT",
+            otherwise: Otherwise::Means("the host name and the first listening port"),
             shown: Shown::Openly,
         },
         Key {
@@ -72,7 +72,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_GLOBAL",
             flag: "global",
             value: "BOOL",
-            help: "Whether it stands above the other managers of its store, as those of racks, and hands to them what it is asked for: it has no nodes",
+            help: "Whether this manager has no nodes and forwards requests to the other managers of its store, one for each rack",
             otherwise: Otherwise::Is("false"),
             shown: Shown::Openly,
         },
@@ -82,8 +82,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_TLS_MODE",
             flag: "tls-mode",
             value: "MODE",
-            help: "generated (its own certificate), files (yours), or off (only on loopback addresses)",
-            otherwise: Otherwise::Means("files if a certificate is given, else generated"),
+            help: "Source of the certificate: generated, files, or off (no TLS, only on loopback addresses)",
+            otherwise: Otherwise::Means("files if a certificate is set, otherwise generated"),
             shown: Shown::Openly,
         },
         Key {
@@ -92,8 +92,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_TLS_CERTIFICATE",
             flag: "tls-certificate",
             value: "FILE",
-            help: "Its certificate, and the chain above it, as PEM",
-            otherwise: Otherwise::Means("one is made at the first start"),
+            help: "PEM file of the certificate and its chain",
+            otherwise: Otherwise::Means("created at the first start"),
             shown: Shown::Openly,
         },
         Key {
@@ -102,8 +102,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_TLS_KEY",
             flag: "tls-key",
             value: "FILE",
-            help: "The certificate's private key, as PEM",
-            otherwise: Otherwise::Means("one is made at the first start"),
+            help: "PEM file of the certificate's private key",
+            otherwise: Otherwise::Means("created at the first start"),
             shown: Shown::Openly,
         },
         Key {
@@ -112,8 +112,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_TLS_NAMES",
             flag: "tls-names",
             value: "NAME",
-            help: "Names and addresses that a generated certificate is for",
-            otherwise: Otherwise::Means("the host's name and localhost"),
+            help: "Names and addresses of a generated certificate",
+            otherwise: Otherwise::Means("the host name and localhost"),
             shown: Shown::Openly,
         },
         Key {
@@ -132,8 +132,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_STORE_URL",
             flag: "store-url",
             value: "URL",
-            help: "Of the NATS servers, as nats:// or tls://USER:PASSWORD@HOST:4222; several between commas",
-            otherwise: Otherwise::Means("needed with nats"),
+            help: "URLs of the NATS servers, as nats:// or tls://USER:PASSWORD@HOST:4222, separated by commas",
+            otherwise: Otherwise::Means("required for nats"),
             shown: Shown::WithoutUser,
         },
         Key {
@@ -142,8 +142,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_STORE_CA",
             flag: "store-ca",
             value: "FILE",
-            help: "Authorities to trust for tls:// URLs, as PEM",
-            otherwise: Otherwise::Means("those of the system"),
+            help: "PEM file of the certificate authorities for tls:// URLs",
+            otherwise: Otherwise::Means("the system's authorities"),
             shown: Shown::Openly,
         },
         Key {
@@ -152,7 +152,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_STORE_NAME",
             flag: "store-name",
             value: "NAME",
-            help: "Of the buckets in NATS: managers of one name are one Sublet",
+            help: "Name of the buckets in NATS: managers with the same name belong together",
             otherwise: Otherwise::Is("sublet"),
             shown: Shown::Openly,
         },
@@ -162,7 +162,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_STORE_REPLICAS",
             flag: "store-replicas",
             value: "N",
-            help: "Copies that NATS keeps: 1, or 3 or 5 on as many servers",
+            help: "Number of replicas in NATS: 1, 3 or 5, each on a server of its own",
             otherwise: Otherwise::Is("1"),
             shown: Shown::Openly,
         },
@@ -172,7 +172,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_PRICE_ALLOCATION",
             flag: "price-allocation",
             value: "NANO",
-            help: "Price of holding a GiB for a second, in billionths of the currency",
+            help: "Price of 1 GiB of leased memory for a second, in billionths of the currency",
             otherwise: Otherwise::Is("1000"),
             shown: Shown::Openly,
         },
@@ -182,7 +182,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_PRICE_COMPUTE",
             flag: "price-compute",
             value: "NANO",
-            help: "Price of computing on a core for a second",
+            help: "Price of executing functions on a core for a second",
             otherwise: Otherwise::Is("20000"),
             shown: Shown::Openly,
         },
@@ -205,7 +205,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_QUEUE_TOTAL",
             flag: "queue-total",
             value: "N",
-            help: "Requests that may wait for capacity",
+            help: "Maximum number of requests that wait for capacity",
             otherwise: Otherwise::Is("16384"),
             shown: Shown::Openly,
         },
@@ -215,7 +215,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_QUEUE_PER_TENANT",
             flag: "queue-per-tenant",
             value: "N",
-            help: "Requests of one tenant that may wait",
+            help: "Maximum number of waiting requests per tenant",
             otherwise: Otherwise::Is("4096"),
             shown: Shown::Openly,
         },
@@ -225,7 +225,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_CONNECTIONS_TOTAL",
             flag: "connections-total",
             value: "N",
-            help: "Connections at the same time",
+            help: "Maximum number of connections",
             otherwise: Otherwise::Means("16384, or what the limit of open files (ulimit -n) allows"),
             shown: Shown::Openly,
         },
@@ -235,8 +235,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_CONNECTIONS_UNAUTHENTICATED",
             flag: "connections-unauthenticated",
             value: "N",
-            help: "Connections that have shown no valid token yet; a later one takes the place of the oldest",
-            otherwise: Otherwise::Means("an eighth of connections.total, and at most 1024"),
+            help: "Maximum connections without a valid token so far; beyond it, a new one replaces the oldest",
+            otherwise: Otherwise::Means("an eighth of connections.total, at most 1024"),
             shown: Shown::Openly,
         },
         Key {
@@ -245,7 +245,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_CONNECTIONS_PER_ADDRESS",
             flag: "connections-per-address",
             value: "N",
-            help: "Such connections of one address (IPv6: of one network of 64 bits)",
+            help: "Maximum of such connections per address (IPv6: per /64 network)",
             otherwise: Otherwise::Means("a quarter of connections.unauthenticated"),
             shown: Shown::Openly,
         },
@@ -255,7 +255,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_CONNECTIONS_PER_TENANT",
             flag: "connections-per-tenant",
             value: "N",
-            help: "Connections of one tenant",
+            help: "Maximum number of connections per tenant",
             otherwise: Otherwise::Means("a quarter of connections.total"),
             shown: Shown::Openly,
         },
@@ -265,7 +265,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_CONNECTIONS_HANDSHAKE",
             flag: "connections-handshake",
             value: "TIME",
-            help: "Time in which a connection has to be encrypted, as 10s",
+            help: "Time limit of the TLS handshake, as 10s",
             otherwise: Otherwise::Is("10s"),
             shown: Shown::Openly,
         },
@@ -275,7 +275,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_CONNECTIONS_FIRST_REQUEST",
             flag: "connections-first-request",
             value: "TIME",
-            help: "Time in which it has to show a valid token from then on",
+            help: "Time limit for a valid token after the handshake",
             otherwise: Otherwise::Is("10s"),
             shown: Shown::Openly,
         },
@@ -285,7 +285,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_CONNECTIONS_IDLE",
             flag: "connections-idle",
             value: "TIME",
-            help: "Time without a request after which a connection is closed; its client connects again when it has one",
+            help: "Time without a request after which a connection is closed; its client reconnects on demand",
             otherwise: Otherwise::Is("15m"),
             shown: Shown::Openly,
         },
@@ -295,8 +295,8 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_POOLS_BALANCED",
             flag: "pools-balanced",
             value: "SIZE",
-            help: "Memory for each core of a balanced node, as 4GiB, by which nodes that name no pool are told apart: one that has more than twice as much left is of the memory pool, less than half of the compute pool",
-            otherwise: Otherwise::Means("such nodes are of the balanced pool, whatever they have left"),
+            help: "Free memory per free core of a balanced node, as 4GiB; of nodes without a pool, those with more than twice as much belong to the memory pool, those with less than half to the compute pool",
+            otherwise: Otherwise::Means("such nodes belong to the balanced pool"),
             shown: Shown::Openly,
         },
         Key {
@@ -305,7 +305,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_RETENTION_LEDGER",
             flag: "retention-ledger",
             value: "TIME",
-            help: "How long the ledger knows each lease that has ended, at least 1d, or forever; then it is part of daily sums",
+            help: "Time that the ledger keeps each ended lease before it joins daily sums, at least 1d, or forever",
             otherwise: Otherwise::Is("90d"),
             shown: Shown::Openly,
         },
@@ -315,7 +315,7 @@ pub(crate) const SCHEMA: Schema = Schema {
             environment: "SUBLET_RETENTION_RUNS",
             flag: "retention-runs",
             value: "TIME",
-            help: "How long runs that have ended are kept, at least 1d, or forever",
+            help: "Time that ended runs are kept, at least 1d, or forever",
             otherwise: Otherwise::Is("30d"),
             shown: Shown::Openly,
         },
@@ -330,16 +330,16 @@ const fn pu_price(name: &'static str) -> Key {
         environment: "",
         flag: "",
         value: "NANO",
-        help: "The same for one kind of processing unit",
+        help: "The same price for one kind of processing unit",
         otherwise: Otherwise::Means("the price above"),
         shown: Shown::Openly,
     }
 }
 
-/// Longest name of a store in NATS.
+/// Maximum length of the name of a store in NATS.
 const MAX_NATS_NAME_BYTES: usize = 32;
 
-/// What the settings mean.
+/// Converts the settings to the manager's options.
 pub(crate) fn options(settings: &Settings) -> Result<Options, Error> {
     let state = settings.needed("state", absolute)?;
     let socket = settings.value("socket", absolute)?.unwrap_or_else(|| state.join("manager.sock"));
@@ -369,7 +369,7 @@ fn state() -> String {
 
 fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse()
-        .map_err(|_| format!("{text:?} is no address and port; write it as 0.0.0.0:7433 or [::]:7433"))
+        .map_err(|_| format!("{text:?} is not an address with a port: write it as 0.0.0.0:7433 or [::]:7433"))
 }
 
 fn advertised(text: &str) -> Result<String, String> {
@@ -377,11 +377,11 @@ fn advertised(text: &str) -> Result<String, String> {
     Ok(address.to_string())
 }
 
-/// Its racks' managers have the same store.
+/// Returns the manager's level. A global manager shares its store with those of the racks.
 fn level(settings: &Settings) -> Result<Level, Error> {
     let shares_store = matches!(store(settings)?, StoreOptions::Nats(_));
     match settings.needed("global", switch)? {
-        true if !shares_store => Err(settings.invalid("global", "it is used with store.kind nats only")),
+        true if !shares_store => Err(settings.invalid("global", "it requires store.kind nats")),
         true => Ok(Level::Global),
         false => Ok(Level::Rack),
     }
@@ -391,26 +391,25 @@ fn tls(settings: &Settings, listen: &[SocketAddr]) -> Result<Tls, Error> {
     let given = settings.is_set("tls.certificate") || settings.is_set("tls.key");
     let mode = settings.value("tls.mode", |text| match text {
         "generated" | "files" | "off" => Ok(text.to_owned()),
-        _ => Err(format!("{text:?} is none of generated, files and off")),
+        _ => Err(format!("{text:?} is not valid: use generated, files or off")),
     })?;
     match mode.as_deref().unwrap_or(if given { "files" } else { "generated" }) {
         "files" => {
             let file = |name| settings.needed(name, absolute);
             if settings.is_set("tls.names") {
-                return Err(
-                    settings.invalid("tls.names", "they are for generated certificates; these are given")
-                );
+                return Err(settings.invalid("tls.names", "it applies only to generated certificates"));
             }
             Ok(Tls::Files { certificate: file("tls.certificate")?, key: file("tls.key")? })
         }
         _ if given => {
             let key = if settings.is_set("tls.certificate") { "tls.certificate" } else { "tls.key" };
-            Err(settings.invalid(key, "it is used with tls.mode files only"))
+            Err(settings.invalid(key, "it requires tls.mode files"))
         }
         "off" => match listen.iter().find(|address| !address.ip().is_loopback()) {
-            Some(open) => {
-                Err(settings.invalid("tls.mode", &format!("off, but {open} is no loopback address")))
-            }
+            Some(open) => Err(settings.invalid(
+                "tls.mode",
+                &format!("off is only allowed on loopback addresses, and {open} is not one"),
+            )),
             None => Ok(Tls::Plain),
         },
         _ => Ok(Tls::Generated { names: settings.list("tls.names", |name| Ok(name.to_owned()))? }),
@@ -420,7 +419,7 @@ fn tls(settings: &Settings, listen: &[SocketAddr]) -> Result<Tls, Error> {
 fn store(settings: &Settings) -> Result<StoreOptions, Error> {
     let kind = settings.needed("store.kind", |text| match text {
         "embedded" | "nats" => Ok(text.to_owned()),
-        _ => Err(format!("{text:?} is neither embedded nor nats")),
+        _ => Err(format!("{text:?} is not valid: use embedded or nats")),
     })?;
     if kind == "nats" {
         return Ok(StoreOptions::Nats(NatsOptions {
@@ -434,7 +433,7 @@ fn store(settings: &Settings) -> Result<StoreOptions, Error> {
         .into_iter()
         .find(|name| settings.is_set(name))
     {
-        Some(name) => Err(settings.invalid(name, "it is used with store.kind nats only")),
+        Some(name) => Err(settings.invalid(name, "it requires store.kind nats")),
         None => Ok(StoreOptions::Embedded),
     }
 }
@@ -444,7 +443,7 @@ fn nats_name(text: &str) -> Result<String, String> {
     if !text.is_empty() && text.len() <= MAX_NATS_NAME_BYTES && text.chars().all(fits) {
         return Ok(text.to_owned());
     }
-    Err(format!("{text:?} is no name of 1 to {MAX_NATS_NAME_BYTES} letters, digits, - and _"))
+    Err(format!("{text:?} is not a valid name: use 1 to {MAX_NATS_NAME_BYTES} letters, digits, - and _"))
 }
 
 fn replicas(text: &str) -> Result<usize, String> {
@@ -452,7 +451,7 @@ fn replicas(text: &str) -> Result<usize, String> {
         "1" => Ok(1),
         "3" => Ok(3),
         "5" => Ok(5),
-        _ => Err(format!("{text:?} is none of 1, 3 and 5")),
+        _ => Err(format!("{text:?} is not valid: use 1, 3 or 5")),
     }
 }
 
@@ -487,13 +486,13 @@ fn queue(settings: &Settings) -> Result<QueueLimits, Error> {
     let total = settings.needed("queue.total", requests)?;
     let per_tenant = settings.needed("queue.per_tenant", requests)?;
     if per_tenant > total && settings.is_set("queue.per_tenant") {
-        let why = format!("{per_tenant} of one tenant are more than the {total} of all (queue.total)");
+        let why = format!("{per_tenant} is more than queue.total ({total})");
         return Err(settings.invalid("queue.per_tenant", &why));
     }
     Ok(QueueLimits { total, per_tenant: per_tenant.min(total) })
 }
 
-/// Fewer connections than these serve nobody.
+/// Minimum number of connections.
 const LEAST_CONNECTIONS: u64 = 64;
 
 fn connections(settings: &Settings) -> Result<ConnectionLimits, Error> {
@@ -523,28 +522,30 @@ fn connections(settings: &Settings) -> Result<ConnectionLimits, Error> {
     Ok(limits)
 }
 
-/// A time limit of connections.
+/// Parses a time limit of connections.
 fn limit(text: &str) -> Result<Duration, String> {
     match duration(text)? {
-        time if time < Duration::from_millis(100) => Err(format!("{text} is too short; at least 100ms")),
+        time if time < Duration::from_millis(100) => {
+            Err(format!("{text} is too short: it must be at least 100ms"))
+        }
         time => Ok(time),
     }
 }
 
-/// How long something is kept; nothing stands for ever.
+/// Parses a retention time; `None` means forever.
 fn retention(text: &str) -> Result<Option<Duration>, String> {
     if text == "forever" {
         return Ok(None);
     }
-    match duration(text).map_err(|error| format!("{error}, or as forever"))? {
-        time if time < Retention::LEAST => Err(format!("{text} is too short; at least 1d")),
+    match duration(text).map_err(|error| format!("{error}, or forever"))? {
+        time if time < Retention::LEAST => Err(format!("{text} is too short: it must be at least 1d")),
         time => Ok(Some(time)),
     }
 }
 
 fn balanced(text: &str) -> Result<u64, String> {
     match size(text)? {
-        0 => Err("a balanced node has some memory for each core".into()),
+        0 => Err("it must be more than 0".into()),
         bytes => Ok(bytes),
     }
 }
@@ -565,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_are_those_of_the_manager() {
+    fn defaults_match_the_manager() {
         let options = options(&defaults()).unwrap();
         assert_eq!(options.prices, Prices::default());
         let usual = QueueLimits::default();
@@ -575,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_ended_is_kept_for_days_or_for_ever() {
+    fn retention_is_days_or_forever() {
         assert_eq!(retention("forever"), Ok(None));
         assert_eq!(retention("1d"), Ok(Some(Retention::LEAST)));
         assert!(retention("23h").unwrap_err().contains("at least 1d"));
@@ -583,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn a_global_manager_has_a_store_that_others_share() {
+    fn global_manager_requires_shared_store() {
         let with = |text: &str| {
             let mut settings = defaults();
             settings.settings.extend(super::super::file::parse("m.toml".as_ref(), text, &SCHEMA).unwrap());
@@ -597,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_of_processing_unit_has_the_prices_that_are_said_and_otherwise_the_common_ones() {
+    fn unset_prices_of_a_kind_default_to_common_prices() {
         let mut settings = defaults();
         let text = "[price]\npolling = 7\n[price.pu.gpu]\ncompute = 5";
         let file = super::super::file::parse("m.toml".as_ref(), text, &SCHEMA).unwrap();

@@ -1,4 +1,4 @@
-//! `sublet graph history`: what runs there were, what their components used, and how much memory was leased and used over time.
+//! `sublet graph history`: shows past runs, what their components used, and their memory over time.
 
 use std::path::PathBuf;
 
@@ -14,17 +14,17 @@ use crate::cli::output::{Output, table};
 use crate::cli::parse::{show_bytes, show_ns};
 use crate::cli::time::show_moment;
 
-/// Show runs, or what the components of one used, and its memory over time
+/// Show runs, or one run with its components and its memory over time
 #[derive(Debug, Args)]
 pub(super) struct History {
     /// The name of a graph, or the identifier of a run [default: runs of all graphs]
     name: Option<String>,
 
-    /// So many runs, the newest first
+    /// Number of runs to show, the newest first
     #[arg(long, short = 'n', value_name = "N", default_value_t = 20)]
     limit: u32,
 
-    /// Draw the memory of the run into this file instead, or - for standard output
+    /// Draw the memory of the run as SVG into this file, or - for standard output
     #[arg(long, value_name = "FILE", requires = "name")]
     svg: Option<PathBuf>,
 
@@ -32,23 +32,23 @@ pub(super) struct History {
     connection: Connection,
 }
 
-/// A run, as it is shown.
+/// A run as the command shows it.
 #[derive(Serialize)]
 pub(super) struct Run {
     pub(super) run: String,
     pub(super) graph: String,
     digest: String,
     pub(super) began_unix_ms: u64,
-    /// None: it goes on, or its client is gone.
+    /// Time of the end; none while the run continues or after its client is gone.
     ended_unix_ms: Option<u64>,
-    /// Why it failed.
+    /// Error of a failed run.
     error: Option<Failure>,
-    /// The packages of its components, as they were when it began.
+    /// Packages of the components at the start of the run.
     packages: Vec<Package>,
     pub(super) components: Vec<ComponentUse>,
-    /// When `components` was said, of a run that goes on.
+    /// Time of the report behind `components`, for a run that continues.
     pub(super) reported_unix_ms: Option<u64>,
-    /// Of one run that is asked for.
+    /// Memory over time, if the command shows a single run.
     #[serde(skip_serializing_if = "Option::is_none")]
     points: Option<Vec<Point>>,
 }
@@ -62,40 +62,40 @@ struct Failure {
 /// A package of a run's components.
 #[derive(Serialize)]
 struct Package {
-    /// As the graph names it.
+    /// Name of the package in the graph.
     package: String,
-    /// What the run leases, by digest.
+    /// Digest of the package that the run leases.
     pinned: String,
 }
 
-/// What a component of a run had.
+/// Resources of a component of a run.
 #[derive(Debug, Serialize)]
 pub(super) struct ComponentUse {
     pub(super) component: String,
-    /// Waiting, running or done, when it was said.
+    /// State at the time of the report: waiting, running or done.
     pub(super) state: Option<&'static str>,
-    /// How often it was executed, or made.
+    /// Number of executions, or of allocations of memory.
     attempts: u32,
-    /// Of a compute component; 0 of memory.
+    /// Number of instances of a compute component; 0 for memory.
     pub(super) instances: u32,
-    /// From the run's begin.
+    /// Start of the component, counted from the start of the run.
     begin_us: u64,
     end_us: u64,
-    /// Most that was leased, and used.
+    /// Maximum of leased memory.
     allocated_bytes: u64,
     used_bytes: u64,
     allocated_byte_us: u64,
     used_byte_us: u64,
-    /// When it was said.
+    /// Leased memory at the time of the report.
     pub(super) allocated_now_bytes: u64,
     pub(super) used_now_bytes: u64,
-    /// Where it is, or was last.
+    /// Nodes that execute or hold the component, or did so last.
     pub(super) nodes: Vec<String>,
-    /// What of the run's own keeps it from going on.
+    /// Name of the component of the same run that this one waits for.
     pub(super) waits_for: Option<String>,
 }
 
-/// As it is shown.
+/// Converts the managers' records for output.
 pub(super) fn component_uses(uses: &[v1::ComponentUse]) -> Vec<ComponentUse> {
     let shown = |used: &v1::ComponentUse| ComponentUse {
         component: used.component.clone(),
@@ -126,13 +126,13 @@ fn state(state: ComponentState) -> Option<&'static str> {
     }
 }
 
-/// Several runs.
+/// Output for several runs.
 #[derive(Serialize)]
 pub(super) struct Runs {
     pub(super) runs: Vec<Run>,
 }
 
-/// Shows.
+/// Shows runs.
 pub(super) fn run(arguments: &History, output: &Output) -> Result<(), Error> {
     let manager = arguments.connection.open()?;
     let name = arguments.name.as_deref().unwrap_or_default();
@@ -152,13 +152,13 @@ pub(super) fn run(arguments: &History, output: &Output) -> Result<(), Error> {
         });
     }
     if arguments.svg.is_some() {
-        let message = format!("{name:?} is no run: --svg draws one, by its identifier");
+        let message = format!("{name:?} is not the identifier of a run, which --svg needs");
         return Err(Error::new(Code::InvalidArgument, message));
     }
     let runs: Vec<Run> = manager.runs(name, arguments.limit)?.into_iter().map(shown).collect();
     if runs.is_empty() && !name.is_empty() && !manager.graphs()?.iter().any(|graph| graph.name == name) {
         let message =
-            format!("no graph {name:?} is deployed and none of that name has run: see `sublet graph list`");
+            format!("no graph {name:?} is deployed, and no run has this name: see `sublet graph list`");
         return Err(Error::new(Code::UnknownGraph, message));
     }
     output.show(&Runs { runs }, |Runs { runs }| {
@@ -173,12 +173,12 @@ pub(super) fn run(arguments: &History, output: &Output) -> Result<(), Error> {
     })
 }
 
-/// Whether this can be the identifier of a run.
+/// Returns whether the name has the form of a run's identifier.
 pub(super) fn is_run(name: &str) -> bool {
     name.len() == 32 && name.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// As it is shown.
+/// Converts a manager's record for output.
 pub(super) fn shown(info: RunInfo) -> Run {
     let error = (info.code != 0)
         .then(|| Failure { code: Code::from_number(info.code).name(), message: info.message });
@@ -201,7 +201,7 @@ fn status(run: &Run) -> String {
     match (&run.error, run.ended_unix_ms) {
         (Some(Failure { code, message }), _) => format!("{code}: {message}"),
         (None, Some(_)) => "well".to_owned(),
-        (None, None) => "goes on, or its client is gone: sublet graph resume".to_owned(),
+        (None, None) => "running, or its client is gone: sublet graph resume".to_owned(),
     }
 }
 
@@ -210,7 +210,7 @@ fn show_packages(packages: &[Package]) -> String {
     table(&["PACKAGE", "USED AS"], &packages.iter().map(row).collect::<Vec<_>>())
 }
 
-/// What the components of a run had, for people.
+/// Formats the resources of a run's components as a table.
 pub(super) fn show_uses(uses: &[ComponentUse]) -> String {
     let row = |used: &ComponentUse| {
         let us = |us: u64| show_ns(us.saturating_mul(1000));

@@ -4,14 +4,14 @@ use dagre::graph::{Graph as Layered, GraphOptions};
 use dagre::{EdgeLabel, LayoutOptions, NodeLabel, layout};
 use sublet_proto::graph::{Edge, Graph, Relation, Rights};
 
-/// A place, in the drawing's unit, from its upper left corner.
+/// A point, in the unit of the drawing, from its upper left corner.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Point {
     pub(super) x: f64,
     pub(super) y: f64,
 }
 
-/// Of what size boxes are, and how far apart.
+/// Sizes of boxes and distances between them.
 pub(super) struct Measures<'a> {
     /// Width and height of each component's box.
     pub(super) sizes: &'a [(f64, f64)],
@@ -20,13 +20,13 @@ pub(super) struct Measures<'a> {
     pub(super) between_layers: f64,
 }
 
-/// Where everything is. Components and edges are in the graph's order.
+/// Positions of boxes and lines, in the graph's order of components and edges.
 pub(super) struct Layout {
     pub(super) width: f64,
     pub(super) height: f64,
-    /// The centres of the boxes.
+    /// Centres of the boxes.
     pub(super) boxes: Vec<Point>,
-    /// How each edge runs, from where it comes to where its arrow is.
+    /// Points of each edge, from its start to its arrow.
     pub(super) lines: Vec<Vec<Point>>,
 }
 
@@ -70,7 +70,7 @@ pub(super) fn lay_out(graph: &Graph, measures: &Measures<'_>) -> Layout {
     Layout { width, height, boxes, lines }
 }
 
-/// In which direction an edge is drawn: as its data flow. What is only read comes from the memory.
+/// Ends of an edge in the direction of its data: from the memory if the edge only reads.
 pub(super) fn flow(edge: &Edge) -> (usize, usize) {
     match edge.relation {
         Relation::Access(Rights::Read) => (edge.to, edge.from),

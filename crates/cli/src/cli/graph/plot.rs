@@ -8,17 +8,17 @@ use sublet_proto::v1;
 use super::svg::escaped;
 use crate::cli::parse::{show_bytes, show_ns};
 
-/// Of the drawing in characters.
+/// Size of the drawing in characters.
 const ROWS: usize = 10;
 const COLUMNS: std::ops::RangeInclusive<usize> = 20..=100;
-/// If no terminal says how wide a line may be.
+/// Width without a terminal.
 const USUAL_WIDTH: u16 = 80;
 const LABEL: usize = 10;
-/// So much of a character is full.
+/// Characters that are filled by 0 to 8 eighths.
 const EIGHTHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 const LEASED: char = '░';
 
-/// Of the SVG.
+/// Size of the SVG.
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 260.0;
 const LEFT: f64 = 84.0;
@@ -34,7 +34,7 @@ text { font: 12px ui-monospace, monospace; fill: #1f2328 }
 line { stroke: #d1d9e0 }
 ";
 
-/// The most that there was from a time on, until the next.
+/// Maximum of memory from a point in time until the next point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Point {
     at_us: u64,
@@ -49,7 +49,7 @@ impl From<v1::UsagePoint> for Point {
     }
 }
 
-/// Both over time, as wide as the terminal lets it be. Empty if there is nothing to draw.
+/// Draws leased and used memory as characters, as wide as the terminal. Empty if there is nothing to draw.
 pub(super) fn draw(points: &[Point]) -> String {
     let terminal = rustix::termios::tcgetwinsize(std::io::stdout());
     let width = terminal.map_or(0, |size| size.ws_col);
@@ -94,7 +94,7 @@ fn draw_in(points: &[Point], columns: usize) -> String {
     text + &format!("{:LABEL$} {} used   {LEASED} leased and not used\n", "", EIGHTHS[8])
 }
 
-/// As SVG.
+/// Draws leased and used memory as SVG.
 pub(super) fn draw_svg(title: &str, points: &[Point]) -> String {
     let (most, end_us) = extent(points);
     let (inner_width, inner_height) = (WIDTH - LEFT - MARGIN, HEIGHT - TOP - MARGIN);
@@ -143,15 +143,15 @@ pub(super) fn draw_svg(title: &str, points: &[Point]) -> String {
     svg + "</svg>\n"
 }
 
-/// The most bytes, and when the last point is. At least a microsecond.
+/// Maximum bytes, and the time of the last point, at least 1 microsecond.
 fn extent(points: &[Point]) -> (u64, u64) {
     let most = points.iter().map(|point| point.allocated_bytes.max(point.used_bytes)).max().unwrap_or(0);
     (most, points.last().map_or(1, |last| last.at_us.max(1)))
 }
 
-/// The most that there was in a stretch of time.
+/// Maximum of memory in a period.
 fn most_within(points: &[Point], from_us: u64, to_us: u64) -> Point {
-    // What there was when it began, and what came.
+    // The point before the period still holds at its start.
     let first = points.partition_point(|point| point.at_us <= from_us).saturating_sub(1);
     let within = points[first..].iter().enumerate().take_while(|(index, at)| *index == 0 || at.at_us < to_us);
     let most = |of: fn(&Point) -> u64| within.clone().map(|(_, point)| of(point)).max().unwrap_or(0);
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_is_full_and_what_is_leased_above_it_is_not() {
+    fn draws_used_memory_full_and_leased_memory_light() {
         let points = [point(0, 80, 0), point(500, 80, 40), point(1000, 0, 0)];
         let text = draw_in(&points, 20);
         let lines: Vec<&str> = text.lines().collect();
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peak_that_is_shorter_than_a_column_is_there() {
+    fn draws_peaks_shorter_than_a_column() {
         let mut points: Vec<Point> = (0..200).map(|at| point(at * 10, 100, 10)).collect();
         points[133].used_bytes = 100;
         let text = draw_in(&points, 20);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn the_svg_has_both_and_a_title_that_is_only_text() {
+    fn svg_has_both_curves_and_an_escaped_title() {
         let points = [point(0, 80, 20), point(500, 80, 40), point(1000, 0, 0)];
         let svg = draw_svg("<run>", &points);
         assert!(svg.contains("<title>&lt;run&gt;</title>") && !svg.contains("<run>"));

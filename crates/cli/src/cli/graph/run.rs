@@ -1,4 +1,4 @@
-//! `sublet graph deploy`, `list`, `run` and `resume`.
+//! `sublet graph deploy`, `list`, `run` and `resume`: deploys, lists and runs graphs.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use crate::cli::output::{Output, table};
 use crate::cli::parse::{duration, fabric, show_bytes, show_ns};
 use crate::cli::time::show_moment;
 
-/// Give the managers a graph, to be run by its name
+/// Store a graph at the managers, to run it by its name
 #[derive(Debug, Args)]
 pub(super) struct Deploy {
     /// The document, or - for standard input
@@ -33,8 +33,8 @@ pub(super) struct Deploy {
 /// Run a graph
 #[derive(Debug, Args)]
 pub(super) struct Run {
-    /// The document, which is deployed on the way, or the name or digest of a deployed graph. A document's path has a slash or
-    /// ends with .json
+    /// A document, which is deployed first, or the name or digest of a deployed graph. The path of a document contains a
+    /// slash or ends with .json
     graph: String,
 
     /// File with the entry's input, or - for standard input
@@ -45,7 +45,7 @@ pub(super) struct Run {
     terms: Terms,
 }
 
-/// Go on with a run whose client is gone
+/// Continue a run whose client is gone
 #[derive(Debug, Args)]
 pub(super) struct Resume {
     /// The run's identifier, as `sublet graph history` shows it
@@ -57,12 +57,12 @@ pub(super) struct Resume {
 
 #[derive(Debug, Args)]
 struct Terms {
-    /// File for the output, or - for standard output: that of the last component, or of several instances each behind its
-    /// length, as docs/graphs.md says
+    /// File for the output of the last component, or - for standard output; outputs of several instances are each preceded
+    /// by their length, as docs/graphs.md describes
     #[arg(long, short, value_name = "FILE", default_value = "-")]
     output: PathBuf,
 
-    /// Say nothing of what happens meanwhile
+    /// Print no progress
     #[arg(long, short)]
     quiet: bool,
 
@@ -70,23 +70,23 @@ struct Terms {
     conditions: Conditions,
 }
 
-/// How a graph is run.
+/// Options for running a graph.
 #[derive(Debug, Args)]
 pub(super) struct Conditions {
-    /// Begin a component again, up to so often, if it, its memory or its node is lost
+    /// Restart a component up to N times if it, its memory or its node is lost
     #[arg(long, value_name = "N", default_value_t = 3)]
     retries: u32,
 
-    /// Wait at most so long for the cores and the memory of a component
+    /// Maximum time to wait for the cores and memory of a component
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "30s")]
     wait: Duration,
 
-    /// Make the next components' environments ready so long after those before them have begun, or `never`
+    /// Prepare the environments of the next components this long after their predecessors have started, or `never`
     #[arg(long, value_name = "TIME", value_parser = prewarm, default_value = "0s")]
     prewarm: Prewarm,
 
-    /// What carries calls and memory: auto, shm, tcp or tcp+tls [default: $SUBLET_FABRIC, and else shared memory on a node's
-    /// own machine, and the best common network from another one]
+    /// Fabric for calls and memory: auto, shm, tcp or tcp+tls [default: $SUBLET_FABRIC, or shared memory on the node's own
+    /// machine and the best common network from other machines]
     #[arg(long, value_name = "FABRIC", value_parser = fabric)]
     fabric: Option<FabricChoice>,
 
@@ -115,7 +115,7 @@ impl Conditions {
         }
     }
 
-    /// The graph of a document, which is deployed, or of a name.
+    /// Opens a graph: deploys a document, or looks up a name or digest.
     pub(super) fn open(&self, graph: &str, options: RunOptions) -> Result<Application, Error> {
         let access = self.connection.access()?;
         if graph.contains('/') || graph.ends_with(".json") || graph == "-" {
@@ -132,13 +132,13 @@ impl Terms {
     fn check(&self, output: &Output) -> Result<(), Error> {
         if is_dash(&self.output) && !output.is_for_people() {
             let message =
-                "--json and the graph's output cannot share standard output: name a file with --output";
+                "--json and the graph's output cannot both go to standard output: name a file with --output";
             return Err(Error::new(Code::InvalidArgument, message));
         }
         Ok(())
     }
 
-    /// Says what happens, to people.
+    /// Returns a function that prints progress for people.
     fn tell(&self, output: &Output) -> impl FnMut(&News) + use<> {
         let is_told = output.is_for_people() && !self.quiet;
         move |news| {
@@ -160,12 +160,12 @@ impl Terms {
         }
         output.show(&ran, |ran| {
             let Ran { run, total_ns, components } = ran;
-            format!("run {run} has ended well in {}\n{}", show_ns(*total_ns), show_uses(components))
+            format!("run {run} succeeded in {}\n{}", show_ns(*total_ns), show_uses(components))
         })
     }
 }
 
-/// The result.
+/// Report on a successful run.
 #[derive(Serialize)]
 struct Ran<'run> {
     run: &'run str,
@@ -189,22 +189,22 @@ impl From<GraphInfo> for Deployed {
     }
 }
 
-/// Deploys.
+/// Deploys a graph.
 pub(super) fn deploy(arguments: &Deploy, output: &Output) -> Result<(), Error> {
     let document = read_document(&arguments.file)?;
-    // What is wrong is told with the file's name, and without asking anybody.
+    // Errors of the document are reported here, with the file's name, before a manager is contacted.
     parse(&arguments.file, &document)?;
     let deployed = Deployed::from(arguments.connection.open()?.deploy_graph(document)?);
     output.show(&deployed, |deployed| format!("{} {}", deployed.name, deployed.digest))
 }
 
-/// The result of `list`.
+/// Output of `list`.
 #[derive(Serialize)]
 struct Graphs {
     graphs: Vec<Deployed>,
 }
 
-/// Lists.
+/// Lists deployed graphs.
 pub(super) fn list(connection: &Connection, output: &Output) -> Result<(), Error> {
     let graphs: Vec<Deployed> = connection.open()?.graphs()?.into_iter().map(Deployed::from).collect();
     output.show(&Graphs { graphs }, |Graphs { graphs }| {
@@ -225,20 +225,20 @@ pub(super) fn list(connection: &Connection, output: &Output) -> Result<(), Error
     })
 }
 
-/// Runs.
+/// Runs a graph.
 pub(super) fn run(arguments: &Run, output: &Output) -> Result<(), Error> {
     let Run { graph, input, terms } = arguments;
     terms.check(output)?;
     let application = terms.conditions.open(graph, terms.conditions.options())?;
     let failed = |error| Error::new(Code::System, format!("reading the input {}: {error}", input.display()));
-    // One byte more than a run takes says that there is too much.
+    // One byte more than the limit, so that input that is too large is detected.
     let bytes = read_up_to(input, MAX_OUTPUT_BYTES as u64 + 1).map_err(failed)?;
     let begun = Instant::now();
     let outcome = application.run_with(&bytes, terms.tell(output))?;
     terms.finish(&outcome, begun.elapsed(), output)
 }
 
-/// Goes on.
+/// Continues a run.
 pub(super) fn resume(arguments: &Resume, output: &Output) -> Result<(), Error> {
     let Resume { run, terms } = arguments;
     terms.check(output)?;
@@ -250,25 +250,25 @@ pub(super) fn resume(arguments: &Resume, output: &Output) -> Result<(), Error> {
     terms.finish(&outcome, begun.elapsed(), output)
 }
 
-/// Says what happens. Components and packages choose a part of it.
+/// Formats a progress line. It contains text that components and packages choose.
 fn line(news: &News) -> String {
     let text = match news {
-        News::Began { component, attempt: 1 } => format!("{component} begins"),
-        News::Began { component, attempt } => format!("{component} begins again ({attempt})"),
+        News::Began { component, attempt: 1 } => format!("{component} started"),
+        News::Began { component, attempt } => format!("{component} started again (attempt {attempt})"),
         News::Ended { component, took } => {
             format!(
                 "{component} is done, after {}",
                 show_ns(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX))
             )
         }
-        News::Waits { component, error } => format!("{component} waits: {error}"),
+        News::Waits { component, error } => format!("{component} is waiting: {error}"),
         News::Lost { component, error } => format!("{component} was lost: {error}"),
-        News::Failed { component, report, .. } => format!("{component} has failed{}", reported(report)),
+        News::Failed { component, report, .. } => format!("{component} failed{}", reported(report)),
     };
     printable_text(&text).into_owned()
 }
 
-/// What a failing function has printed, and its traceback.
+/// Output and traceback of a failed function.
 fn reported(report: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Report {
@@ -284,7 +284,7 @@ fn reported(report: &[u8]) -> String {
     printed.lines().chain(text.lines()).map(|line| format!("\n  {}", printable_line(line))).collect()
 }
 
-/// A run's output, in the form of a message.
+/// Encodes a run's output as a message.
 pub(super) fn outputs(outcome: &Outcome) -> Vec<u8> {
     let all: Vec<&[u8]> =
         outcome.outputs.iter().flat_map(|(_, outputs)| outputs.iter().map(Vec::as_slice)).collect();
@@ -296,15 +296,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shows_what_a_failing_component_has_printed_and_its_traceback() {
+    fn shows_output_and_traceback_of_failed_component() {
         let report = br#"{"printed":[["stdout","a\n"],["log",{"msg":"b\u001b[2J"}]],"text":"Traceback:\n  x\n","errors":[]}"#;
         assert_eq!(reported(report), "\n  a\n  b\\x1b[2J\n  Traceback:\n    x");
         assert_eq!(reported(b"no report"), "");
     }
 
     #[test]
-    fn news_hold_no_control_characters() {
+    fn escapes_control_characters_in_progress() {
         let error = Error::new(Code::WorkerDied, "gone\x1b[2J\u{202e}");
-        assert_eq!(line(&News::Waits { component: "c".to_owned(), error }), "c waits: gone\\x1b[2J\\u{202e}");
+        assert_eq!(
+            line(&News::Waits { component: "c".to_owned(), error }),
+            "c is waiting: gone\\x1b[2J\\u{202e}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! A graph as SVG: compute components are boxes, memory components have round ends.
+//! Draws a graph as SVG: compute components are boxes, memory components have round ends.
 
 use std::fmt::Write;
 
@@ -24,7 +24,7 @@ path { fill: none; stroke: #1f2328; stroke-width: 1.3 }
 .case { fill: #fff; stroke: #1f2328 }
 ";
 
-/// Draws it.
+/// Draws the graph.
 pub(super) fn draw(graph: &Graph) -> String {
     let sizes: Vec<(f64, f64)> = graph.components.iter().map(size).collect();
     let measures = Measures { sizes: &sizes, between_boxes: 30.0, between_lines: 14.0, between_layers: 56.0 };
@@ -81,7 +81,7 @@ fn drawn_box(component: &Component, (width, height): (f64, f64), centre: Point) 
     )
 }
 
-/// Through the points, with rounded bends: from the middle of each stretch to that of the next.
+/// Path through the points with rounded bends, each from the middle of one segment to the middle of the next.
 fn path(points: &[Point]) -> String {
     let [first, between @ .., last] = points else { return String::new() };
     let mut path = format!("M{:.1} {:.1}", first.x, first.y);

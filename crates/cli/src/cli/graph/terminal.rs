@@ -1,17 +1,17 @@
-//! A graph in characters: layers of boxes, and between them lines that run straight down, or change their column once, in a
-//! row that they share with no line that they would touch.
+//! Draws a graph in characters: layers of boxes, and lines between them. A line runs straight down or changes its column
+//! once, in a row where it touches no other line.
 
 use sublet_proto::graph::{Component, Edge, Graph, Relation};
 
 use super::layout::{Layout, Measures, Point, flow, lay_out};
 use super::{condition, label};
 
-/// Two lines of text and a frame.
+/// Height of a box: two lines of text and a frame.
 const BOX_ROWS: usize = 4;
 const LEGEND: &str =
     "* entry   ── trigger   ╌╌ memory: ▼ into it is written, ▼ from it is read   ━━ messages";
 
-/// Draws it.
+/// Draws the graph.
 pub(super) fn draw(graph: &Graph) -> String {
     let widths = widths(graph);
     let sizes: Vec<(f64, f64)> = widths.iter().map(|width| (*width as f64, 1.0)).collect();
@@ -33,7 +33,7 @@ pub(super) fn draw(graph: &Graph) -> String {
     format!("{}\n{LEGEND}\n{}", canvas.text(), conditions.collect::<String>())
 }
 
-/// Of each component: wide enough for what stands in it, and for every line that ends at it to have a column of its own.
+/// Widths of the boxes: each fits its text and has a column for every line that ends at it.
 fn widths(graph: &Graph) -> Vec<usize> {
     let mut lines = vec![0; graph.components.len()];
     for edge in &graph.edges {
@@ -44,12 +44,12 @@ fn widths(graph: &Graph) -> Vec<usize> {
     graph.components.iter().zip(lines).map(|(component, lines)| text(component).max(lines) + 4).collect()
 }
 
-/// Which rows and columns everything has.
+/// Rows and columns of boxes and lines.
 struct Plan {
     columns: usize,
     boxes: Vec<Frame>,
     wires: Vec<Wire>,
-    /// The first row of each layer, and at the end the row after the last.
+    /// First row of each layer, then the row after the last layer.
     layers: Vec<usize>,
 }
 
@@ -60,13 +60,13 @@ struct Frame {
     width: usize,
 }
 
-/// How an edge runs.
+/// Course of an edge.
 struct Wire {
-    /// Whether its arrow is at its upper end.
+    /// Whether the arrow is at the upper end.
     is_upward: bool,
-    /// The first of the layers from which it leads to the next.
+    /// Layer of the upper end.
     first_layer: usize,
-    /// Its column in each layer, and between two of them the row below the upper one's boxes in which it changes.
+    /// Column in each layer, and between two layers the row, below the upper boxes, of the change of column.
     columns: Vec<usize>,
     turns: Vec<Option<usize>>,
 }
@@ -130,7 +130,7 @@ impl Plan {
         let last = wire.columns.len() - 1;
         for (step, turn) in wire.turns.iter().enumerate() {
             let layer = wire.first_layer + step;
-            // Behind the boxes of a layer that it passes it goes straight on.
+            // A line passes straight behind the boxes of a layer between its ends.
             let from = self.layers[layer] + if step == 0 { BOX_ROWS } else { 0 };
             let to = self.layers[layer + 1] - usize::from(step + 1 == last);
             let (column, next) = (wire.columns[step], wire.columns[step + 1]);
@@ -171,14 +171,14 @@ impl Wire {
         Wire { is_upward, first_layer, columns, turns }
     }
 
-    /// Its columns above and below, where it leads from this layer to the next.
+    /// Columns above and below, if the line leads from this layer to the next.
     fn step(&self, layer: usize) -> Option<(usize, usize, usize)> {
         let step = layer.checked_sub(self.first_layer)?;
         Some((step, *self.columns.get(step)?, *self.columns.get(step + 1)?))
     }
 }
 
-/// Where a line is at this height.
+/// Column of a line at this height.
 fn at(line: &[Point], y: f64) -> f64 {
     let (Some(first), Some(last)) = (line.first(), line.last()) else { return 0.0 };
     for pair in line.windows(2) {
@@ -191,7 +191,7 @@ fn at(line: &[Point], y: f64) -> f64 {
     if (first.y - y).abs() < (last.y - y).abs() { first.x } else { last.x }
 }
 
-/// Gives each line that ends at a box a column of its own there, in the order in which they come.
+/// Assigns a column to each line that ends at a box, in the order of the other ends.
 fn settle_ends(graph: &Graph, boxes: &[Frame], wires: &mut [Wire]) {
     for (index, frame) in boxes.iter().enumerate() {
         for is_below in [true, false] {
@@ -219,8 +219,8 @@ fn settle_ends(graph: &Graph, boxes: &[Frame], wires: &mut [Wire]) {
     }
 }
 
-/// Gives each line that changes its column below this layer a row for that. One that comes down where another goes down
-/// further turns before that other does. Says how many rows there are.
+/// Assigns a row to each line that changes its column below this layer, and returns the number of rows. A line that comes
+/// down in a column where another continues gets the earlier row.
 fn settle_turns(layer: usize, wires: &mut [Wire]) -> usize {
     let turning: Vec<(usize, usize, usize, usize)> = wires
         .iter()
@@ -236,7 +236,7 @@ fn settle_turns(layer: usize, wires: &mut [Wire]) -> usize {
     for _ in 0..turning.len() {
         let left = || (0..turning.len()).filter(|&wire| rows[wire].is_none());
         let is_next = |&wire: &usize| !left().any(|other| is_before(other, wire));
-        // Where each of some has to be before the other, one comes first.
+        // A cycle of lines that must each precede the other is broken at any line.
         let Some(wire) = left().find(is_next).or_else(|| left().next()) else { break };
         let (above, below) = (turning[wire].2, turning[wire].3);
         let (start, end) = (above.min(below), above.max(below));
@@ -266,7 +266,7 @@ enum Pen {
 #[derive(Clone, Copy)]
 enum Cell {
     Text(char),
-    /// To which of its sides lines go.
+    /// Sides of the cell that lines touch.
     Lines {
         sides: u8,
         pen: Pen,
@@ -278,7 +278,7 @@ const RIGHT: u8 = 2;
 const DOWN: u8 = 4;
 const LEFT: u8 = 8;
 
-/// By the sides to which lines go.
+/// Characters, indexed by the sides that lines touch.
 const LIGHT: [char; 16] = [' ', '╵', '╶', '└', '╷', '│', '┌', '├', '╴', '┘', '─', '┴', '┐', '┤', '┬', '┼'];
 const HEAVY: [char; 16] = [' ', '╹', '╺', '┗', '╻', '┃', '┏', '┣', '╸', '┛', '━', '┻', '┓', '┫', '┳', '╋'];
 
@@ -313,7 +313,7 @@ impl Canvas {
         let Some(cell) = self.0.get_mut(row).and_then(|row| row.get_mut(column)) else { return };
         *cell = match *cell {
             Cell::Lines { sides, pen: before } if before == pen => Cell::Lines { sides: sides | side, pen },
-            // Lines of two kinds that cross.
+            // Lines of two kinds cross here.
             Cell::Lines { sides, .. } => Cell::Lines { sides: sides | side, pen: Pen::Solid },
             Cell::Text(_) => Cell::Lines { sides: side, pen },
         };

@@ -1,4 +1,4 @@
-//! `sublet graph top`: the runs that go on, with what each component has now.
+//! `sublet graph top`: shows the current runs and the resources of their components.
 
 use std::io::IsTerminal;
 use std::thread::sleep;
@@ -15,24 +15,24 @@ use crate::cli::output::{Output, print, table};
 use crate::cli::parse::{duration, show_bytes, show_ns};
 use crate::cli::time::now_ms;
 
-/// Drivers report each second. After this, one is missed.
+/// Age at which a report is overdue: drivers report each second.
 const SILENCE_MS: u64 = 5000;
-/// How many runs are looked at.
+/// Maximum number of runs that are listed.
 const RUNS: u32 = 100;
-/// To the terminal's upper left corner, and nothing behind it.
+/// Escape sequence that clears the terminal and its scrollback.
 const CLEAR: &str = "\x1b[H\x1b[2J\x1b[3J";
 
-/// Show the runs that go on, and what their components have now
+/// Show the current runs and the resources of their components
 #[derive(Debug, Args)]
 pub(super) struct Top {
     /// The name of a graph, or the identifier of a run [default: runs of all graphs]
     name: Option<String>,
 
-    /// Show it once, and not again and again; without a terminal, and with --json, it is so anyway
+    /// Show the runs once and exit; the default without a terminal and with --json
     #[arg(long)]
     once: bool,
 
-    /// Look again after so long
+    /// Refresh interval
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "1s")]
     every: Duration,
 
@@ -40,7 +40,7 @@ pub(super) struct Top {
     connection: Connection,
 }
 
-/// Shows.
+/// Shows the runs, once or repeatedly.
 pub(super) fn run(arguments: &Top, output: &Output) -> Result<(), Error> {
     let manager = arguments.connection.open()?;
     let name = arguments.name.as_deref().unwrap_or_default();
@@ -65,7 +65,7 @@ fn look(manager: &ManagerClient, name: &str) -> Result<Vec<Run>, Error> {
 
 fn screen(runs: &[Run]) -> String {
     if runs.is_empty() {
-        return "no run goes on".to_owned();
+        return "no run in progress".to_owned();
     }
     let now_ms = now_ms();
     runs.iter().map(|run| one(run, now_ms)).collect::<Vec<_>>().join("\n")
@@ -83,12 +83,12 @@ fn one(run: &Run, now_ms: u64) -> String {
         sum(|of| of.used_now_bytes)
     );
     match run.reported_unix_ms {
-        // A run says nothing before it is so old.
+        // The first report comes after this age.
         None if now_ms.saturating_sub(run.began_unix_ms) < SILENCE_MS => {}
-        None => text += "  nothing was heard of it: its client is gone, or cannot reach a manager\n",
+        None => text += "  no reports: its client is gone, or cannot reach a manager\n",
         Some(at_ms) if now_ms.saturating_sub(at_ms) >= SILENCE_MS => {
             text +=
-                &format!("  silent for {}: its client is gone, or cannot reach a manager\n", since(at_ms));
+                &format!("  no report for {}: its client is gone, or cannot reach a manager\n", since(at_ms));
         }
         Some(_) => {}
     }

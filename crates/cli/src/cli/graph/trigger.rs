@@ -1,4 +1,4 @@
-//! `sublet graph trigger`: a run for each event (Scad 4.1).
+//! `sublet graph trigger`: runs a graph for each event (Scad 4.1).
 
 mod events;
 mod files;
@@ -23,38 +23,38 @@ use events::{Event, Kind};
 
 const EXAMPLES: &str = "\
 Examples:
-  sublet graph trigger app.json --files inbox      a run for each file in the folder, and for each that is put there: when its
-                                                   run has ended well it is moved to inbox/done, and else to inbox/failed
+  sublet graph trigger app.json --files inbox      run for each file that is or appears in the folder; after its
+                                                     run the file moves to inbox/done or inbox/failed
   tail -F events.log | sublet graph trigger app --lines --output results
-                                                   for each line, which is the input; outputs are results/1, results/2, ...
-  sublet graph trigger app --every 5m              first at once, then every five minutes
+                                                   run for each line, with the line as input; outputs are results/1, results/2, ...
+  sublet graph trigger app --every 5m              run at once, then every 5 minutes
   sublet graph trigger app --nats jobs.resize --nats-url nats://n1:4222
-                                                   for each message, which is the input; who asked gets the output as the reply
+                                                   run for each message, with the message as input; the output is the reply
 
-It goes on until there are no more events, or until Ctrl-C or SIGTERM: then it takes no further events, and ends when the runs
-have. A second Ctrl-C does not wait; `sublet graph resume` goes on with what was interrupted. A run that fails is told, and others
-go on; the exit status is then that of the last failure.";
+The command runs until there are no more events, or until Ctrl-C or SIGTERM: then it takes no further events, and waits for the
+current runs. A second Ctrl-C stops it at once; `sublet graph resume` continues interrupted runs. A failed run is reported and stops
+no other run; the exit status is then that of the last failure.";
 
 /// Run a graph for each event
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Trigger {
-    /// The document, which is deployed on the way, or the name or digest of a deployed graph. A document's path has a slash or
-    /// ends with .json
+    /// A document, which is deployed first, or the name or digest of a deployed graph. The path of a document contains a
+    /// slash or ends with .json
     graph: String,
 
     #[command(flatten)]
     kind: Kind,
 
-    /// Runs at a time; further events wait
+    /// Maximum number of concurrent runs; further events wait
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     at_once: u32,
 
-    /// Folder for outputs: each in a file with the event's name, which is a file's name or a number from 1 on
+    /// Folder for outputs: one file per event, with the name of the event's file or a number from 1 on
     #[arg(long, short, value_name = "DIR")]
     output: Option<PathBuf>,
 
-    /// Keep workers so long for the next event
+    /// Keep idle workers this long for the next event
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10s")]
     keep_alive: Duration,
 
@@ -65,25 +65,25 @@ pub(super) struct Trigger {
     for_whom: ForWhom,
 }
 
-/// What is told of an event whose run has ended well.
+/// Report for an event whose run succeeded.
 #[derive(Serialize)]
-struct Ran<'run> {
+struct SuccessReport<'run> {
     event: &'run str,
     run: &'run str,
     total_ns: u64,
     output_bytes: u64,
 }
 
-/// And of another.
+/// Report for an event whose run failed.
 #[derive(Serialize)]
-struct Failed<'run> {
+struct FailureReport<'run> {
     event: &'run str,
     error: &'run str,
     message: &'run str,
     number: u32,
 }
 
-/// Who runs the graph.
+/// Runs the graph for events.
 struct Runner {
     application: Application,
     folder: Option<PathBuf>,
@@ -98,7 +98,7 @@ struct Tally {
     last: Option<Error>,
 }
 
-/// Runs until there are no more events, or a signal says so.
+/// Runs until there are no more events, or until a signal.
 pub(super) fn run(arguments: &Trigger, output: &Output) -> Result<(), Error> {
     let Trigger { graph, output: folder, keep_alive, conditions, .. } = arguments;
     if let Some(folder) = folder {
@@ -129,7 +129,7 @@ async fn serve(arguments: &Trigger, runner: &Arc<Runner>) -> Result<(), Error> {
     let slots = Arc::new(Semaphore::new(*at_once as usize));
     let mut runs = JoinSet::new();
     let ended = loop {
-        // First room, then the event: what nobody has time for waits where it comes from.
+        // A slot first, then the event: events that cannot run yet wait at their source.
         let slot = tokio::select! {
             slot = slots.clone().acquire_owned() => slot,
             () = signals.next() => break Ok(()),
@@ -153,7 +153,7 @@ async fn serve(arguments: &Trigger, runner: &Arc<Runner>) -> Result<(), Error> {
             runner.note_end(done);
         }
     };
-    // What comes from now on is for others.
+    // Later events are for other consumers.
     drop(events);
     let rest = async {
         while let Some(done) = runs.join_next().await {
@@ -166,7 +166,7 @@ async fn serve(arguments: &Trigger, runner: &Arc<Runner>) -> Result<(), Error> {
 }
 
 impl Runner {
-    /// Runs the graph for an event, and says whether it went well.
+    /// Runs the graph for an event, again if the event has changed meanwhile.
     async fn see_to(self: &Arc<Runner>, event: Event) -> Result<(), Error> {
         let event = Arc::new(event);
         loop {
@@ -176,12 +176,12 @@ impl Runner {
             if event.finish(ran).await? {
                 return done;
             }
-            // It was another event, which is over.
+            // The event has changed: this run counts on its own, and another one follows.
             self.note(done);
         }
     }
 
-    /// The output.
+    /// Runs the graph once and returns its output.
     fn run(&self, event: &Event) -> Result<Vec<u8>, Error> {
         let begun = Instant::now();
         let outcome = event.input().and_then(|input| self.application.run(&input)).and_then(|outcome| {
@@ -204,18 +204,18 @@ impl Runner {
     ) -> Result<(), Error> {
         match outcome {
             Ok((run, bytes)) => {
-                let ran = Ran { event, run, total_ns, output_bytes: bytes.len() as u64 };
-                self.output.show(&ran, |ran| {
-                    let Ran { event, run, total_ns, output_bytes } = ran;
+                let report = SuccessReport { event, run, total_ns, output_bytes: bytes.len() as u64 };
+                self.output.show(&report, |report| {
+                    let SuccessReport { event, run, total_ns, output_bytes } = report;
                     format!(
-                        "{event}: run {run} has ended well in {}, with {}",
+                        "{event}: run {run} succeeded in {}, output {}",
                         show_ns(*total_ns),
                         show_bytes(*output_bytes)
                     )
                 })
             }
             Err(Error { code, message }) => {
-                let failed = Failed { event, error: code.name(), message, number: code.number() };
+                let failed = FailureReport { event, error: code.name(), message, number: code.number() };
                 self.output.show(&failed, |_| format!("{event}: error[{code}]: {message}"))
             }
         }
@@ -236,7 +236,7 @@ impl Runner {
         }
     }
 
-    /// Whether all went well.
+    /// Returns the last error, if a run failed.
     fn verdict(&self) -> Result<(), Error> {
         let mut tally = self.tally.lock().unwrap_or_else(PoisonError::into_inner);
         let (failed, ended) = (tally.failed, tally.ended);

@@ -15,7 +15,7 @@ use tokio_stream::StreamExt;
 use super::files;
 use crate::cli::parse::duration;
 
-/// Of which kind the events are.
+/// Source of the events.
 #[derive(Debug, Args)]
 pub(super) struct Kind {
     #[command(flatten)]
@@ -25,7 +25,7 @@ pub(super) struct Kind {
     #[arg(long, value_name = "ADDRESSES", env = "SUBLET_NATS", default_value = "nats://127.0.0.1:4222")]
     nats_url: String,
 
-    /// Certificate of the authority that the servers' certificates are from, as PEM, if it is none of the system's
+    /// PEM file of the certificate authority that issued the servers' certificates [default: the system's authorities]
     #[arg(long, value_name = "FILE")]
     nats_ca: Option<PathBuf>,
 }
@@ -33,47 +33,47 @@ pub(super) struct Kind {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 struct Of {
-    /// A line of standard input, which is the run's input, without its end
+    /// Run for each line of standard input, with the line, without its newline, as input
     #[arg(long)]
     lines: bool,
 
-    /// A file in this folder: that is there, is written and closed, or is moved there. Names that begin with a dot are none
+    /// Run for each file that is in this folder, is written and closed there, or is moved there. Hidden files are ignored
     #[arg(long, value_name = "DIR")]
     files: Option<PathBuf>,
 
-    /// That so much time has passed; the input is empty. What falls into a run is left out
+    /// Run at this interval, with empty input. Ticks during a run are skipped
     #[arg(long, value_name = "TIME", value_parser = duration)]
     every: Option<Duration>,
 
-    /// A message on this subject of NATS. Several that listen for the same graph share the messages
+    /// Run for each message on this NATS subject. Several triggers of the same graph share the messages
     #[arg(long, value_name = "SUBJECT")]
     nats: Option<String>,
 }
 
-/// One.
+/// An event.
 pub(super) struct Event {
-    /// Tells it from others.
+    /// Name that is unique among the events.
     pub(super) name: String,
     pub(super) what: What,
 }
 
-/// What its run is given, and where the output goes.
+/// Input of an event's run, and the destination of the output.
 pub(super) enum What {
     Bytes(Vec<u8>),
     File(files::Taken),
     Asked(Vec<u8>, async_nats::Client, async_nats::Subject),
 }
 
-/// Where they come from.
+/// Stream of events.
 pub(super) enum Events {
-    /// From a thread that waits for them.
+    /// Events from a thread that waits for them.
     Thread(Receiver<Result<Event, Error>>),
     Clock(Interval, u64),
     Messages(async_nats::Client, async_nats::Subscriber, u64),
 }
 
 impl Kind {
-    /// For a graph of this name.
+    /// Opens the source of events for the graph of this name.
     pub(super) async fn open(&self, graph: &str) -> Result<Events, Error> {
         let Of { files, every, nats, .. } = &self.of;
         if let Some(folder) = files {
@@ -81,7 +81,10 @@ impl Kind {
         }
         if let Some(every) = every {
             if every.is_zero() {
-                return Err(Error::new(Code::InvalidArgument, "--every 0s would never stop: say how long"));
+                return Err(Error::new(
+                    Code::InvalidArgument,
+                    "--every 0s is not valid: it must be more than 0",
+                ));
             }
             let mut clock = interval(*every);
             clock.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -94,10 +97,10 @@ impl Kind {
                 let group = format!("sublet-{graph}");
                 let messages = client.queue_subscribe(subject.clone(), group).await;
                 let messages = messages.map_err(|error| {
-                    let message = format!("cannot listen to subject {subject:?}: {error}");
+                    let message = format!("cannot subscribe to {subject:?}: {error}");
                     Error::new(Code::InvalidArgument, message)
                 })?;
-                // So that what is sent from now on comes.
+                // After the flush, the server delivers every later message.
                 client.flush().await.map_err(|error| unreachable(&error))?;
                 Ok(Events::Messages(client, messages, 0))
             }
@@ -106,7 +109,7 @@ impl Kind {
 }
 
 impl Events {
-    /// The next; none if no more come.
+    /// Waits for the next event; `None` after the last one.
     pub(super) async fn next(&mut self) -> Result<Option<Event>, Error> {
         match self {
             Events::Thread(events) => events.recv().await.transpose(),
@@ -117,7 +120,7 @@ impl Events {
             }
             Events::Messages(client, messages, count) => {
                 let Some(message) = messages.next().await else {
-                    return Err(Error::new(Code::System, "the servers of NATS ended the subscription"));
+                    return Err(Error::new(Code::System, "the NATS servers ended the subscription"));
                 };
                 *count += 1;
                 let bytes = message.payload.to_vec();
@@ -138,7 +141,7 @@ impl Event {
         Event { name: number.to_string(), what }
     }
 
-    /// What its run is given: a byte more than a run takes, if there are more.
+    /// Reads the run's input: one byte more than the limit, if it is larger than that.
     pub(super) fn input(&self) -> Result<Vec<u8>, Error> {
         match &self.what {
             What::Bytes(bytes) | What::Asked(bytes, ..) => Ok(bytes.clone()),
@@ -146,7 +149,7 @@ impl Event {
         }
     }
 
-    /// The run has ended. False: the event has become another one meanwhile, for which there must be another run.
+    /// Finishes the event after its run. Returns false if the event has changed meanwhile and needs another run.
     pub(super) async fn finish(&self, ran: Result<Vec<u8>, Error>) -> Result<bool, Error> {
         match &self.what {
             What::Bytes(_) => Ok(true),
@@ -159,7 +162,7 @@ impl Event {
     }
 }
 
-/// Tells who has asked, an error as services of NATS tell it.
+/// Replies to the requester; errors have the form that NATS services use.
 async fn reply(
     client: &async_nats::Client,
     to: async_nats::Subject,
@@ -178,10 +181,10 @@ async fn reply(
 }
 
 fn unreachable(error: &dyn std::fmt::Display) -> Error {
-    Error::new(Code::System, format!("the servers of NATS do not answer: {error}"))
+    Error::new(Code::System, format!("the NATS servers do not answer: {error}"))
 }
 
-/// Those of standard input, read when they are wanted.
+/// Reads lines of standard input on demand.
 fn lines() -> Result<Receiver<Result<Event, Error>>, Error> {
     let (tell, events) = channel(1);
     let read = move || {
@@ -202,7 +205,7 @@ fn lines() -> Result<Receiver<Result<Event, Error>>, Error> {
     Ok(events)
 }
 
-/// The next line, without its end; of one that is too long a byte more than a run takes.
+/// Reads the next line without its newline; at most one byte more than a run's input may have.
 fn line(input: &mut impl BufRead) -> std::io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     loop {
@@ -226,7 +229,7 @@ fn line(input: &mut impl BufRead) -> std::io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// One that waits for events, until nobody wants them.
+/// Starts a thread that waits for events until their receiver is dropped.
 pub(super) fn thread(name: &str, act: impl FnOnce() + Send + 'static) -> Result<(), Error> {
     let started = std::thread::Builder::new().name(name.into()).spawn(act);
     started.map(drop).map_err(|error| Error::new(Code::System, format!("starting a thread: {error}")))
@@ -237,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_what_is_between_their_ends() {
+    fn reads_lines_without_newlines() {
         let mut input = &b"one\n\nthree\xff\r\nlast"[..];
         let mut next = || line(&mut input).unwrap();
         assert_eq!(next().unwrap(), b"one");
@@ -248,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_line_that_is_too_long_enough_is_kept_to_say_so() {
+    fn reads_one_byte_beyond_the_limit_of_a_long_line() {
         let long = [vec![b'x'; MAX_OUTPUT_BYTES * 2], b"\nnext".to_vec()].concat();
         let mut input = std::io::BufReader::with_capacity(1000, &long[..]);
         assert_eq!(line(&mut input).unwrap().unwrap().len(), MAX_OUTPUT_BYTES + 1);

@@ -1,7 +1,7 @@
-//! Files of a folder as events: what is there, and what comes.
+//! Files of a folder as events: those that exist, and those that appear later.
 //!
-//! A file stays where it is until its run has ended, so that whoever is killed meanwhile, and is started again, sees to it again. One
-//! that is written anew during its run is run again.
+//! A file stays in the folder until its run has ended, so that a trigger that is killed and restarted runs it again. A
+//! file that is rewritten during its run is run again.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -20,25 +20,25 @@ use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 use super::events::{Event, What, thread};
 
-/// Where files go.
+/// Folders for files whose run has succeeded or failed.
 const DONE: &str = "done";
 const FAILED: &str = "failed";
-/// Room for what the kernel tells at a time.
+/// Size of the buffer for inotify events.
 const BUFFER_BYTES: usize = 16 << 10;
 
-/// The names of files that are being seen to.
+/// Names of files whose runs have not ended.
 type UnderWay = Arc<Mutex<HashSet<OsString>>>;
 
-/// A file that is being seen to.
+/// A file whose run has not ended.
 pub(super) struct Taken {
     folder: PathBuf,
     name: OsString,
     under_way: UnderWay,
-    /// As it was when it was read.
+    /// Stamp of the file when it was read.
     read: Mutex<Option<Stamp>>,
 }
 
-/// Tells what a file holds from what it held before.
+/// Identity of a file's contents, which changes when the file is rewritten.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Stamp {
     inode: u64,
@@ -58,12 +58,12 @@ impl Stamp {
     }
 }
 
-/// Files of a folder, from now on.
+/// Watches a folder and returns a stream of its files.
 pub(super) fn watch(folder: &Path) -> Result<Receiver<Result<Event, Error>>, Error> {
     let failed = |what: &str, error: &dyn std::fmt::Display| {
         Error::new(Code::InvalidArgument, format!("cannot {what} {}: {error}", folder.display()))
     };
-    // Before it is looked what is there, so that nothing is missed.
+    // Watch before listing the folder, so that no file is missed.
     let told = init(CreateFlags::CLOEXEC).map_err(|error| failed("watch", &error))?;
     let flags = WatchFlags::CLOSE_WRITE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
     add_watch(&told, folder, flags).map_err(|error| failed("watch", &error))?;
@@ -74,7 +74,7 @@ pub(super) fn watch(folder: &Path) -> Result<Receiver<Result<Event, Error>>, Err
     let watcher = Watcher { folder: folder.to_owned(), under_way: UnderWay::default(), tell };
     thread("sublet files", move || {
         if let Err(error) = watcher.run(&told) {
-            // Nobody wants events any more.
+            // A send fails only after the receiver was dropped.
             let _ = watcher.tell.blocking_send(Err(error));
         }
     })?;
@@ -88,7 +88,7 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Until nobody wants events.
+    /// Sends events until the receiver is dropped.
     fn run(&self, told: &OwnedFd) -> Result<(), Error> {
         let lost = |error: std::io::Error| {
             Error::new(
@@ -114,7 +114,7 @@ impl Watcher {
             if event.events().contains(ReadFlags::IGNORED) {
                 return Err(lost(std::io::ErrorKind::NotFound.into()));
             }
-            // What the kernel could not note is looked for.
+            // After a queue overflow, the folder is listed again.
             is_complete = !event.events().contains(ReadFlags::QUEUE_OVERFLOW);
             let name = event.file_name().map(|name| OsStr::from_bytes(name.to_bytes()));
             if let Some(name) = name
@@ -125,7 +125,7 @@ impl Watcher {
         }
     }
 
-    /// All that are there. False: nobody wants events any more.
+    /// Sends an event for every file in the folder. Returns false if the receiver was dropped.
     fn take_all(&self) -> std::io::Result<bool> {
         let mut names = Vec::new();
         for entry in std::fs::read_dir(&self.folder)? {
@@ -139,7 +139,7 @@ impl Watcher {
         let is_hidden = name.as_bytes().starts_with(b".");
         {
             let mut under_way = lock(&self.under_way);
-            // A folder is none, and what has been put away is not there.
+            // Folders are no events, and a file that was put away no longer exists here.
             if is_hidden || !self.folder.join(name).is_file() || !under_way.insert(name.to_owned()) {
                 return true;
             }
@@ -152,7 +152,7 @@ impl Watcher {
 }
 
 impl Taken {
-    /// What is there, up to so many bytes.
+    /// Reads up to `limit` bytes of the file.
     pub(super) fn read(&self, limit: u64) -> Result<Vec<u8>, Error> {
         let path = self.folder.join(&self.name);
         let read = || {
@@ -167,11 +167,11 @@ impl Taken {
         })
     }
 
-    /// Its run has ended. False: it holds something else by now, and is where it was.
+    /// Moves the file away after its run. Returns false, and leaves it, if its contents have changed.
     pub(super) fn put_away(&self, is_well: bool) -> Result<bool, Error> {
         let from = self.folder.join(&self.name);
         let to = self.folder.join(if is_well { DONE } else { FAILED }).join(&self.name);
-        // Until it is known: what comes under this name from then on is another.
+        // Held until the file is moved: a later file of this name is another event.
         let mut under_way = lock(&self.under_way);
         let put = || -> std::io::Result<bool> {
             std::fs::rename(&from, &to)?;
@@ -182,7 +182,7 @@ impl Taken {
             Ok(is_same)
         };
         let put = match put() {
-            // Somebody else has put it away.
+            // Another process has moved the file.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(true),
             put => put,
         };
@@ -195,7 +195,7 @@ impl Taken {
     }
 }
 
-/// What a lock here guards is whole between any two statements.
+/// Locks a mutex, even a poisoned one: the data are consistent between any two statements.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
