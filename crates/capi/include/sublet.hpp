@@ -12,11 +12,11 @@
 //
 // This is the program of rFaaS IV-B, Listing 2. A complete one is examples/cpp/hello.cpp.
 //
-// - What fails throws sublet::error, which has a status and a message. Destructors never throw.
-// - Owners (invoker, buffer, future) can be moved and not copied; one that was moved from may be destroyed or assigned
-//   to, no more.
-// - Counts are of elements, as in the standard library; what counts bytes says so.
-// - Threads: as sublet.h says. Any number may allocate, submit and wait at once; leasing must not overlap with that.
+// - Failures throw sublet::error, which has a status and a message. Destructors never throw.
+// - Owners (invoker, buffer, future) can be moved but not copied; after a move, the source may only be destroyed or
+//   assigned to.
+// - Counts are numbers of elements, as in the standard library; names of byte counts end with _bytes.
+// - Threads: any number may allocate buffers, submit and wait at once; leasing must not overlap with that (see sublet.h).
 #ifndef SUBLET_HPP
 #define SUBLET_HPP
 
@@ -39,13 +39,13 @@
 
 namespace sublet {
 
-// What failed: a status, and by what() a message that is complete on its own.
+// Failure of an operation or a call: a status, and a message from what().
 class error : public std::runtime_error {
 public:
     error(sublet_status status, const std::string &message) : std::runtime_error(message), status_(status) {}
 
     sublet_status status() const noexcept { return status_; }
-    // The status in words, as "worker_died".
+    // Name of the status, as "worker_died".
     const char *name() const noexcept { return sublet_status_name(status_); }
 
 private:
@@ -60,7 +60,7 @@ inline void check(sublet_status status) {
     }
 }
 
-// Nanoseconds, from 0 to UINT64_MAX, which stands for ever.
+// Converts a duration to nanoseconds, clamped to 0 and UINT64_MAX; UINT64_MAX means forever.
 template <typename Rep, typename Period>
 std::uint64_t nanoseconds_of(std::chrono::duration<Rep, Period> time) {
     using seconds = std::chrono::duration<double>;
@@ -73,14 +73,14 @@ std::uint64_t nanoseconds_of(std::chrono::duration<Rep, Period> time) {
     return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
 }
 
-// What is empty is not said.
+// Returns a null pointer for an empty string, which means an absent option.
 inline const char *text_or_null(const std::string &text) noexcept { return text.empty() ? nullptr : text.c_str(); }
 
-// The elements of a contiguous container or array.
+// Element type of a contiguous container or array.
 template <typename Container>
 using element = std::remove_pointer_t<decltype(std::data(std::declval<Container &>()))>;
 
-// The largest number where the product has no place in a number, which the library then refuses.
+// Returns the product, or the maximum on overflow, which the library then rejects.
 template <typename T>
 std::size_t bytes_of(std::size_t count) noexcept {
     constexpr std::size_t most = std::numeric_limits<std::size_t>::max();
@@ -94,13 +94,13 @@ constexpr void require_plain_data() {
 
 } // namespace detail
 
-// What a lease has used, and what that costs; see sublet.h.
+// Usage and costs of a lease; see sublet.h.
 using bill = sublet_bill;
 
-// What a call came to: output_bytes and executing_ns.
+// Result of a call: output_bytes and executing_ns.
 using completion = sublet_completion;
 
-// How workers wait for calls: for how long they poll after one before they sleep.
+// Time that workers poll after a call before they sleep.
 class policy {
 public:
     template <typename Rep, typename Period>
@@ -117,45 +117,45 @@ private:
     std::uint64_t hot_ns_;
 };
 
-// What to lease, with the defaults of sublet_allocation_default.
+// Request for leases, with the defaults of sublet_allocation_default.
 struct allocation {
-    std::uint32_t cores = defaults().cores;                // each with a worker
-    std::uint64_t memory_bytes = defaults().memory_bytes;  // for all cores; 0: the manager's default
-    std::chrono::nanoseconds timeout{0};                   // the lease's time; 0: the manager's default
-    std::uint32_t slots = defaults().slots;                // calls of a worker that wait or travel while one executes
-    std::uint64_t slot_bytes = defaults().slot_bytes;      // the largest input that lies outside of buffers
+    std::uint32_t cores = defaults().cores;                // number of cores, each with a worker
+    std::uint64_t memory_bytes = defaults().memory_bytes;  // memory for all cores; 0: the manager's default
+    std::chrono::nanoseconds timeout{0};                   // duration of the lease; 0: the manager's default
+    std::uint32_t slots = defaults().slots;                // queued calls per worker besides the executing one
+    std::uint64_t slot_bytes = defaults().slot_bytes;      // maximum size of inputs outside of buffers
     policy wait = std::chrono::nanoseconds(defaults().hot_ns);
-    std::chrono::nanoseconds spin{defaults().spin_ns};     // how long a waiting client polls before it sleeps
-    std::uint32_t max_nodes = defaults().max_nodes;        // 0: as many as it takes; 1 keeps all workers together
-    bool shared = false;                                   // workers share their cores with those of other leases
-    std::chrono::nanoseconds capacity_wait{0};             // how long to wait for capacity
-    std::chrono::nanoseconds idle_timeout{0};              // a lease ends after so long without a call; 0: as its node says
-    std::string pu;                                        // the kind of processing unit; empty: the cheapest that is free
-    double time_weight = 0;                                // 0: by price alone, to 1: by time alone
-    std::string fabric;     // what carries the calls, as "shm" or "tcp"; empty: as the environment says, or the best
-    std::string interface;  // that connections to other machines go out by; empty: as the environment says, or any
-    std::string pool;       // "compute", "memory" or "balanced": on nodes of this one alone; empty: any
+    std::chrono::nanoseconds spin{defaults().spin_ns};     // time that a waiting client polls before it sleeps
+    std::uint32_t max_nodes = defaults().max_nodes;        // maximum number of nodes; 0: no limit; 1 keeps all workers together
+    bool shared = false;                                   // workers share their cores with other leases
+    std::chrono::nanoseconds capacity_wait{0};             // maximum time to wait for capacity
+    std::chrono::nanoseconds idle_timeout{0};              // time without a call after which a lease ends; 0: the node's default
+    std::string pu;                                        // kind of processing unit; empty: the cheapest free one
+    double time_weight = 0;                                // weight of time against price, from 0 (only price) to 1 (only time)
+    std::string fabric;     // fabric for calls, as "shm" or "tcp"; empty: from the environment, or the best
+    std::string interface;  // network interface for other machines; empty: from the environment, or any
+    std::string pool;       // use only nodes of this pool: "compute", "memory" or "balanced"; empty: any
 
     static sublet_allocation defaults() noexcept { return sublet_allocation_default(nullptr); }
 };
 
-// How to reach the managers. What is empty is as the environment says; see sublet_access.
+// Access to the managers. Empty fields come from the environment; see sublet_access.
 struct access {
     std::string managers;    // addresses, separated by commas
-    std::string ca_file;     // the authority that signed the managers' certificates, PEM
-    std::string token;       // who one is,
-    std::string token_file;  // or that in a file
+    std::string ca_file;     // PEM file of the only certificate authority that is trusted for managers
+    std::string token;       // access token
+    std::string token_file;  // file with the access token; must not be combined with token
 };
 
-// The announced end of a lease. Calls go on until then; new ones go to other leases if there are any.
+// Announcement that a lease will end. Calls continue until then; new calls go to other leases, if there are any.
 struct notice {
     std::string lease;              // 32 hexadecimal digits
-    sublet_status status;           // why, as calls will say it
+    sublet_status status;           // reason, which calls will return
     std::string message;
-    std::chrono::nanoseconds left;  // until it ends
+    std::chrono::nanoseconds left;  // time until the end
 };
 
-// What was leased: the first lease, which has most of the workers.
+// The first lease, which has most of the workers.
 struct lease {
     std::string id;       // 32 hexadecimal digits
     std::string node;
@@ -163,20 +163,20 @@ struct lease {
     std::uint64_t memory_bytes;
     std::chrono::system_clock::time_point granted;
     std::chrono::system_clock::time_point expires;
-    std::chrono::nanoseconds start;  // how long the latest start of the workers took
-    std::uint32_t workers;           // of all leases, numbered from 0
-    std::uint32_t functions;         // of the package
+    std::chrono::nanoseconds start;  // duration of the latest start of the workers
+    std::uint32_t workers;           // workers of all leases, numbered from 0
+    std::uint32_t functions;         // number of functions of the package
 };
 
-// Choices for one call.
+// Options of a call.
 struct call_options {
-    std::optional<std::uint32_t> worker;  // who executes it; without this, one that looks idle
-    std::chrono::nanoseconds timeout{0};  // from the submission on, as by future::get_for; 0: none
-    bool timed = false;                   // whether future::collect tells the time spent executing
-    std::uint32_t retries = 0;            // how often it may be repeated if its worker, lease or node ends
+    std::optional<std::uint32_t> worker;  // number of the worker; without it, an idle one is preferred
+    std::chrono::nanoseconds timeout{0};  // time limit from submission, as by future::get_for; 0: none
+    bool timed = false;                   // whether future::collect reports the execution time
+    std::uint32_t retries = 0;            // maximum number of repetitions if the worker, lease or node ends
 };
 
-// A function of the leased package, found by invoker::find. Good until the lease is given back.
+// A function of the leased package, found by invoker::find, valid until the lease is released.
 class function {
 public:
     explicit function(sublet_function found) noexcept : found_(found) {}
@@ -186,8 +186,8 @@ private:
     sublet_function found_;
 };
 
-// A submitted call: the future of its result. Dropped before its end, it waits for that, since the worker still writes
-// to the output.
+// The future result of a submitted call. Its destructor waits for the end of the call, since the worker still writes to
+// the output.
 class future {
 public:
     future() noexcept = default;
@@ -201,10 +201,10 @@ public:
     }
     ~future() { close(); }
 
-    // Whether there is a result to come or to be collected.
+    // Returns whether the future holds a call whose result was not collected.
     bool valid() const noexcept { return valid_; }
 
-    // Whether the call has ended, one way or another. Never blocks.
+    // Returns whether the call has ended, in success or failure. Never blocks.
     bool ready() const {
         bool ready = false;
         detail::check(sublet_invocation_is_ready(checked(), &ready));
@@ -214,7 +214,7 @@ public:
     // Sleeps until the call has ended. For the shortest latency use get, which polls first.
     void wait() { wait_ns(UINT64_MAX); }
 
-    // Waits for the end, but at most this long or until then. The call goes on otherwise.
+    // Waits for the end of the call, for a limited time. A call that has not ended continues.
     template <typename Rep, typename Period>
     std::future_status wait_for(std::chrono::duration<Rep, Period> time) {
         return wait_ns(detail::nanoseconds_of(time)) ? std::future_status::ready : std::future_status::timeout;
@@ -224,19 +224,19 @@ public:
         return wait_for(time - Clock::now());
     }
 
-    // Waits for the end and returns how many BYTES the function has written to its output: what it returned. Throws
-    // what the call failed with. The future is not valid afterwards.
+    // Waits for the end of the call and returns the number of BYTES that the function wrote to its output. Throws the
+    // call's failure. The future is not valid afterwards.
     std::size_t get() { return static_cast<std::size_t>(collect().output_bytes); }
 
-    // As get, with the time that the worker spent in the function if the call was timed.
+    // As get, but returns also the execution time, if the call was timed.
     completion collect() {
         completion done{};
         detail::check(sublet_invocation_wait(last(), &done));
         return done;
     }
 
-    // As get, but if the call has not ended within this time or by then, it is ended: its worker process is stopped,
-    // and error has the status SUBLET_DEADLINE_EXCEEDED.
+    // As get, but ends a call that has not ended in time: its worker process is stopped, and the error has the status
+    // SUBLET_DEADLINE_EXCEEDED.
     template <typename Rep, typename Period>
     std::size_t get_for(std::chrono::duration<Rep, Period> time) {
         completion done{};
@@ -248,8 +248,8 @@ public:
         return get_for(time - Clock::now());
     }
 
-    // The same result as a std::future, made ready by a thread of the lease that sleeps until then. This is the slow
-    // way: it allocates, and the result passes through one more thread.
+    // Converts this future to a std::future, which a thread of the lease makes ready. This is slower: it allocates, and
+    // the result passes through one more thread.
     std::future<std::size_t> to_std() &&;
     operator std::future<std::size_t>() && { return std::move(*this).to_std(); }
 
@@ -265,7 +265,7 @@ private:
 
     sublet_invocation *checked() { return const_cast<sublet_invocation *>(std::as_const(*this).checked()); }
 
-    // For what collects the result, or fails for good.
+    // Marks the future as collected and returns its invocation.
     sublet_invocation *last() {
         sublet_invocation *invocation = checked();
         valid_ = false;
@@ -295,7 +295,7 @@ private:
     sublet_invocation invocation_; // holds a call if valid_ says so
 };
 
-// `count` elements in memory that workers reach without copying. The contents of a new one are unspecified.
+// `count` elements in memory that workers access without copying. The contents of a new buffer are unspecified.
 template <typename T>
 class buffer {
 public:
@@ -340,8 +340,8 @@ private:
     std::size_t size_ = 0;
 };
 
-// Allocates memory that workers reach without copying: buffers, or as a standard allocator the elements of
-// `std::vector<T, sublet::allocator<T>>`. Allocators of one invoker are equal. What they have allocated may outlive the
+// Allocates memory that workers access without copying: buffers, or as a standard allocator the elements of
+// `std::vector<T, sublet::allocator<T>>`. Allocators of one invoker are equal. Their allocations may outlive the
 // invoker.
 template <typename T>
 class allocator {
@@ -355,8 +355,8 @@ public:
     template <typename U>
     allocator(const allocator<U> &other) noexcept : invoker_(other.invoker_) {}
 
-    // Room for so many elements of a call's input or output. The two do not differ: a function may read its output's
-    // old contents, and a buffer may be one call's output and the next one's input.
+    // Allocates a buffer of `count` elements. Inputs and outputs do not differ: a function may read the old contents of
+    // its output, and a buffer may be one call's output and the next one's input.
     buffer<T> input(std::size_t count) { return make_buffer(count); }
     buffer<T> output(std::size_t count) { return make_buffer(count); }
 
@@ -395,20 +395,20 @@ private:
     std::shared_ptr<sublet_invoker> invoker_;
 };
 
-// A client of the managers of one store: hands out allocators, holds what one allocation was granted and what it has
-// grown by, and submits calls to the workers of that. Destroying it gives everything back.
+// A client of the managers of one store. It provides allocators, holds the leases of one allocation and of its growth,
+// and submits calls to their workers. Its destructor releases all leases.
 class invoker {
 public:
-    // Workers that sleep after every call: nothing between calls, and a wake-up at each.
+    // Workers that sleep after every call: no cost between calls, and a wake-up at each call.
     static constexpr policy ALWAYS_WARM_INVOCATIONS = policy::always_warm();
-    // Workers that poll for ever: the shortest latency, and cores that are paid for all the time.
+    // Workers that always poll: the shortest latency, and a cost all the time.
     static constexpr policy ALWAYS_HOT_INVOCATIONS = policy::always_hot();
 
     // Connects to the manager at $SUBLET_MANAGER, or to this machine's own `sublet up`.
     invoker() : handle_(connect(nullptr)) {}
     // Connects to a manager at an address such as "unix:/run/sublet/manager.sock".
     explicit invoker(const std::string &manager) : handle_(connect(manager.c_str())) {}
-    // Connects as the program itself says.
+    // Connects with the given access.
     explicit invoker(const access &how) : handle_(connect(how)) {}
 
     invoker(invoker &&) noexcept = default;
@@ -421,8 +421,8 @@ public:
     }
     ~invoker() { end_lease(); }
 
-    // Leases one core for the functions of `package`: a deployed one by name or digest, or the path of a package folder
-    // or shared object, which is deployed on the way. Inputs of up to `slot_bytes` bytes may lie outside of buffers.
+    // Leases one core for the functions of `package`: the name or digest of a deployed package, or the path of a folder
+    // or shared object, which is deployed first. Inputs of up to `slot_bytes` bytes may lie outside of buffers.
     void allocate(const std::string &package, std::size_t slot_bytes, policy wait) {
         allocation wanted;
         wanted.slot_bytes = slot_bytes;
@@ -430,7 +430,7 @@ public:
         allocate(package, wanted);
     }
 
-    // Leases what the allocation says, and starts the workers. Blocks for the milliseconds that this takes.
+    // Leases the requested cores and starts their workers. Blocks for some milliseconds.
     void allocate(const std::string &package, const allocation &wanted) {
         sublet_allocation request = sublet_allocation_default(package.c_str());
         request.cores = wanted.cores;
@@ -445,7 +445,7 @@ public:
         request.wait_ns = detail::nanoseconds_of(wanted.capacity_wait);
         request.idle_timeout_ns = detail::nanoseconds_of(wanted.idle_timeout);
         request.pu = detail::text_or_null(wanted.pu);
-        // What is no weight is refused by the manager.
+        // The manager rejects invalid weights.
         const bool is_weight = wanted.time_weight >= 0 && wanted.time_weight <= 1;
         request.time_weight_permille = is_weight ? static_cast<std::uint32_t>(wanted.time_weight * 1000 + 0.5) : UINT32_MAX;
         request.fabric = detail::text_or_null(wanted.fabric);
@@ -454,16 +454,16 @@ public:
         detail::check(sublet_invoker_allocate(handle_.get(), &request));
     }
 
-    // Leases so many cores more on the terms of what is held.
+    // Leases more cores on the terms of the present leases.
     void grow(std::uint32_t cores) { detail::check(sublet_invoker_grow(handle_.get(), cores)); }
 
-    // Lets all leases end this long from now. Other threads may submit and wait meanwhile.
+    // Renews all leases to end this long from now. Other threads may submit and wait meanwhile.
     template <typename Rep, typename Period>
     void renew(std::chrono::duration<Rep, Period> time) const {
         detail::check(sublet_invoker_renew(handle_.get(), detail::nanoseconds_of(time)));
     }
 
-    // The ends of leases that have been announced.
+    // Returns the announced ends of leases.
     std::vector<notice> notices() const {
         std::size_t count = 0;
         detail::check(sublet_invoker_notices(handle_.get(), nullptr, 0, &count));
@@ -477,14 +477,14 @@ public:
         return notices;
     }
 
-    // Gives everything back and returns what it used and costs in all. Calls that have not ended fail with SUBLET_LEASE_ENDED.
+    // Releases all leases and returns their total bill. Calls that have not ended fail with SUBLET_LEASE_ENDED.
     bill deallocate() {
         bill used{};
         detail::check(sublet_invoker_deallocate(handle_.get(), &used));
         return used;
     }
 
-    // What is leased.
+    // Describes the first lease.
     sublet::lease lease() const {
         using std::chrono::milliseconds;
         using time = std::chrono::system_clock::time_point;
@@ -501,16 +501,16 @@ public:
                 found.functions};
     }
 
-    // What this is in C, as long as it lives.
+    // Returns the C handle, which is valid as long as the invoker.
     const sublet_invoker *get() const noexcept { return handle_.get(); }
 
-    // An allocator of memory that this invoker's workers reach without copying, now or in a later lease.
+    // Returns an allocator of memory that this invoker's workers access without copying, now or in a later lease.
     template <typename T>
     sublet::allocator<T> allocator() const {
         return sublet::allocator<T>(handle_);
     }
 
-    // Finds a function of the leased package, so that calls need not.
+    // Finds a function of the leased package once, so that calls need not look it up.
     sublet::function find(const char *name) const {
         sublet_function found{};
         detail::check(sublet_invoker_function(handle_.get(), name, &found));
@@ -518,10 +518,10 @@ public:
     }
     sublet::function find(const std::string &name) const { return find(name.c_str()); }
 
-    // Submits a call of `what`, which is a name or a found function. It reads the first `count` elements of `in` and
-    // may write all of `out`: buffers, vectors, or whatever has data() and size(). Buffers, and vectors of this
-    // invoker's allocator, are used in place; other memory is copied once. Both must stay until the call has ended, the
-    // input unchanged.
+    // Submits a call of `what`, which is a name or a found function. The call reads the first `count` elements of `in`
+    // and may write all of `out`: buffers, vectors, or other types with data() and size(). Buffers, and vectors of this
+    // invoker's allocator, are used in place; other memory is copied once. Both must outlive the call, the input
+    // unchanged.
     template <typename Function, typename In, typename Out>
     future submit(const Function &what, const In &in, std::size_t count, Out &out, const call_options &options = {}) const {
         if (count > std::size(in)) {
@@ -531,13 +531,13 @@ public:
         return submit(what, std::data(in), count, std::data(out), std::size(out), options);
     }
 
-    // The same for all of `in`.
+    // Submits a call with all of `in`.
     template <typename Function, typename In, typename Out>
     future submit(const Function &what, const In &in, Out &out, const call_options &options = {}) const {
         return submit(what, std::data(in), std::size(in), std::data(out), std::size(out), options);
     }
 
-    // The same for plain memory.
+    // Submits a call with plain memory.
     template <typename Function, typename In, typename Out>
     future submit(const Function &what, const In *in, std::size_t in_count, Out *out, std::size_t out_count,
                   const call_options &options = {}) const {
@@ -573,7 +573,7 @@ private:
         return {handle, sublet_invoker_free};
     }
 
-    // Allocators may still hold the handle.
+    // Shared with the allocators of this invoker.
     void end_lease() noexcept {
         if (handle_) {
             sublet_invoker_deallocate(handle_.get(), nullptr);
@@ -589,13 +589,13 @@ private:
 
 namespace detail {
 
-// A call that will be told to a std::future.
+// A call whose result a std::future will get.
 struct promised {
     sublet_invocation invocation;
     std::promise<std::size_t> promise;
 };
 
-// Called by the lease's thread, or at once.
+// Callback of a promise, called by the lease's thread or at once.
 extern "C" inline void sublet_detail_keep_promise(sublet_invocation *invocation, void *user) noexcept {
     std::unique_ptr<promised> call(static_cast<promised *>(user));
     sublet_completion done{};

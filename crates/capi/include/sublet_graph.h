@@ -1,4 +1,4 @@
-/* sublet_graph.h: graphs of components from C: deployed, and run on leased cores and memory.
+/* sublet_graph.h: deploy graphs of components and run them on leased cores and memory, from C.
  *
  *     sublet_application *application;
  *     sublet_outcome *outcome;
@@ -11,15 +11,14 @@
  *     sublet_outcome_free(outcome);
  *     sublet_application_free(application);
  *
- * A graph is a document of compute components, which are functions of deployed packages, of memory components, and of edges that
- * say who triggers whom, accesses what, and exchanges messages (docs/graphs.md). Functions of components are written with
- * sublet_function.h.
+ * A graph is a document of compute components, which are functions of deployed packages, of memory components, and of edges,
+ * which are triggers, accesses and messages (docs/graphs.md). Functions of components are written with sublet_function.h.
  *
  * The rules of sublet.h hold, and these:
  *
  * - Any number of threads may run an application at once.
- * - A run is driven by the thread that called for it, until it returns; nothing of the run is held then. If the program ends before,
- *   sublet_application_resume goes on, on whichever machine.
+ * - The thread that starts a run drives it until the function returns; the run then holds no leases. If the program ends
+ *   before, sublet_application_resume continues the run, on any machine.
  */
 #ifndef SUBLET_GRAPH_H
 #define SUBLET_GRAPH_H
@@ -33,28 +32,27 @@ extern "C" {
 /* A deployed graph. It may outlive the invoker that deployed or opened it. */
 typedef struct sublet_application sublet_application;
 
-/* What a run has come to. */
+/* Outcome of a run. */
 typedef struct sublet_outcome sublet_outcome;
 
-/* How an application is run; begin with sublet_run_options_default. */
+/* Options for runs; initialize them with sublet_run_options_default. */
 typedef struct sublet_run_options {
-    uint32_t size_bytes;       /* of this structure */
-    uint32_t retries;          /* how often a component may be lost and begin again; 3 */
-    uint64_t patience_ns;      /* how long a component waits for cores or memory; 30 s */
-    uint64_t prewarm_ns;       /* the environments of the next components are made ready so long after those before them have
-                                  begun; SUBLET_NO_PREWARM: when they begin; 0: at once */
-    uint64_t keep_alive_ns;    /* how long workers are kept for the application's next run; 0 */
-    uint64_t hot_timeout_ns;   /* how long workers poll after a call; 0 */
-    uint64_t lease_timeout_ns; /* leases end by themselves after so long, in steps of a millisecond; an hour */
-    const char *fabric;        /* what carries calls, and the bytes of memory to and from other machines, as in sublet_allocation;
-                                  NULL: the best */
+    uint32_t size_bytes;       /* size of this structure */
+    uint32_t retries;          /* maximum number of restarts of a lost component; 3 */
+    uint64_t patience_ns;      /* maximum time that a component waits for cores or memory; 30 s */
+    uint64_t prewarm_ns;       /* time after the start of a component until the environments of its successors are prepared;
+                                  SUBLET_NO_PREWARM: prepare them when they start; 0: at once */
+    uint64_t keep_alive_ns;    /* time that idle workers are kept for the application's next run; 0 */
+    uint64_t hot_timeout_ns;   /* time that workers poll after a call; 0 */
+    uint64_t lease_timeout_ns; /* duration of leases, in steps of a millisecond; an hour */
+    const char *fabric;        /* fabric for calls, and for memory of other machines, as in sublet_allocation; NULL: the best */
 } sublet_run_options;
 
 #define SUBLET_NO_PREWARM UINT64_MAX
 
 SUBLET_STATIC_ASSERT(sizeof(sublet_run_options) == 56, "the library is built for 64-bit machines");
 
-/* The values above. */
+/* Returns the defaults given above. */
 static inline sublet_run_options sublet_run_options_default(void) {
     sublet_run_options options;
     options.size_bytes = (uint32_t)sizeof options;
@@ -68,31 +66,31 @@ static inline sublet_run_options sublet_run_options_default(void) {
     return options;
 }
 
-/* What happens to a component. New events may be added. */
+/* Event of a component. Later versions may add events. */
 typedef enum sublet_event {
-    SUBLET_BEGAN = 1, /* for the first or a further time */
+    SUBLET_BEGAN = 1, /* started, for the first or a further time */
     SUBLET_ENDED = 2,
-    SUBLET_WAITS = 3, /* it is to begin, and waits for what it needs */
-    SUBLET_LOST = 4   /* what executed it, or held its bytes, is gone */
+    SUBLET_WAITS = 3, /* waiting for the resources to start */
+    SUBLET_LOST = 4   /* its worker or its memory is lost */
 } sublet_event;
 
-/* That it does. The strings are valid during the callback. */
+/* Report of an event. The strings are valid during the callback. */
 typedef struct sublet_news {
     uint32_t event;        /* a sublet_event */
-    uint32_t attempt;      /* of SUBLET_BEGAN: from 1 */
-    const char *component; /* its name */
-    uint64_t took_ns;      /* of SUBLET_ENDED: since its instances were called */
-    sublet_status status;  /* of SUBLET_WAITS and SUBLET_LOST: why, */
-    const char *message;   /* and in words; otherwise NULL */
+    uint32_t attempt;      /* SUBLET_BEGAN: number of the attempt, from 1 */
+    const char *component; /* name of the component */
+    uint64_t took_ns;      /* SUBLET_ENDED: time since the call of its instances */
+    sublet_status status;  /* SUBLET_WAITS and SUBLET_LOST: reason */
+    const char *message;   /* SUBLET_WAITS and SUBLET_LOST: reason for people; otherwise NULL */
 } sublet_news;
 
 SUBLET_STATIC_ASSERT(sizeof(sublet_news) == 40, "the library is built for 64-bit machines");
 
-/* Is told, on the thread that runs the application. It returns 0; anything else gives the run up, which then ends with
- * SUBLET_LEASE_ENDED and cannot be resumed. It must not throw. */
+/* Callback for events, on the thread that runs the application. It returns 0; any other value abandons the run, which then
+ * ends with SUBLET_LEASE_ENDED and cannot be resumed. It must not throw. */
 typedef int (*sublet_news_callback)(const sublet_news *news, void *user);
 
-/* What an instance of a component has returned. */
+/* Output of an instance of a component. */
 typedef struct sublet_output {
     const char *component; /* its name */
     const void *data;
@@ -102,59 +100,59 @@ typedef struct sublet_output {
 
 SUBLET_STATIC_ASSERT(sizeof(sublet_output) == 32, "the library is built for 64-bit machines");
 
-/* What a component had. Times count from the beginning of the run. */
+/* Resources of a component. Times count from the start of the run. */
 typedef struct sublet_component_use {
     const char *component;      /* its name */
-    uint32_t attempts;          /* how often it began */
-    uint32_t instances;         /* of a compute component */
+    uint32_t attempts;          /* number of starts */
+    uint32_t instances;         /* number of instances of a compute component */
     uint64_t begin_us;
     uint64_t end_us;
-    uint64_t allocated_bytes;   /* of memory, at most */
+    uint64_t allocated_bytes;   /* maximum of leased memory */
     uint64_t used_bytes;
-    uint64_t allocated_byte_us; /* the same over time: bytes times microseconds */
+    uint64_t allocated_byte_us; /* integral over time: bytes times microseconds */
     uint64_t used_byte_us;
 } sublet_component_use;
 
 SUBLET_STATIC_ASSERT(sizeof(sublet_component_use) == 64, "the library is built for 64-bit machines");
 
-/* Deploys a graph: a document of so many bytes of JSON. `options` may be NULL. Errors: SUBLET_INVALID_GRAPH (the message says all
- * that is wrong with it), SUBLET_UNKNOWN_PACKAGE, SUBLET_UNKNOWN_FUNCTION, SUBLET_INVALID_ARGUMENT (fabric),
+/* Deploys a graph: a JSON document of `len_bytes` bytes. `options` may be NULL. Errors: SUBLET_INVALID_GRAPH (the message
+ * lists all errors), SUBLET_UNKNOWN_PACKAGE, SUBLET_UNKNOWN_FUNCTION, SUBLET_INVALID_ARGUMENT (fabric),
  * SUBLET_PERMISSION_DENIED, SUBLET_MANAGER_UNREACHABLE. */
 SUBLET_API sublet_status sublet_application_deploy(const sublet_invoker *invoker, const char *document, size_t len_bytes,
                                                    const sublet_run_options *options, sublet_application **application);
 
-/* Opens a graph that was deployed, by its name or digest. Errors: SUBLET_UNKNOWN_GRAPH, and as above. */
+/* Opens a graph that was deployed, by its name or digest. Errors: SUBLET_UNKNOWN_GRAPH, and those of sublet_application_deploy. */
 SUBLET_API sublet_status sublet_application_open(const sublet_invoker *invoker, const char *name,
                                                  const sublet_run_options *options, sublet_application **application);
 
-/* The digest of its document, by which it can be opened: valid until the application is freed. */
+/* Returns the digest of the document, by which the graph can be opened; valid until the application is freed. */
 SUBLET_API sublet_status sublet_application_digest(const sublet_application *application, const char **digest);
 
-/* Runs it, with this input of its entry. `news`, which may be NULL, is told what happens, with `user`.
+/* Runs the application with this input for its entry. `news`, which may be NULL, is called for events, with `user`.
  *
- * Errors: that of the first component that fails, with its name, as SUBLET_FUNCTION_FAILED; of one that is lost too often, as
- * SUBLET_WORKER_DIED; SUBLET_STORE_FULL and others of the managers if something cannot be recorded. */
+ * Errors: the first component that fails, with its name, as SUBLET_FUNCTION_FAILED; a component that is lost too often, as
+ * SUBLET_WORKER_DIED; SUBLET_STORE_FULL and other errors of the managers if the run cannot be recorded. */
 SUBLET_API sublet_status sublet_application_run(const sublet_application *application, const void *input, size_t input_bytes,
                                                 sublet_news_callback news, void *user, sublet_outcome **outcome);
 
-/* Goes on with a run whose program is gone, from what it has recorded. Nobody else may do so at the same time. Errors:
- * SUBLET_UNKNOWN_RUN if there is none that has not ended, SUBLET_WORKER_DIED if a component with external effects had begun whose
- * memory is lost, and as for sublet_application_run. */
+/* Continues a run whose program is gone, from its records. Only one program may do so at a time. Errors:
+ * SUBLET_UNKNOWN_RUN if there is no unfinished run of this identifier, SUBLET_WORKER_DIED if a started component with
+ * external effects has lost its memory, and those of sublet_application_run. */
 SUBLET_API sublet_status sublet_application_resume(const sublet_application *application, const char *run,
                                                    sublet_news_callback news, void *user, sublet_outcome **outcome);
 
-/* Frees an application, and gives workers back that it has kept. It stays deployed. NULL is ignored. */
+/* Frees an application, and releases its idle workers. The graph stays deployed. NULL is ignored. */
 SUBLET_API void sublet_application_free(sublet_application *application);
 
-/* The run's identifier, 32 hexadecimal digits: valid until the outcome is freed. */
+/* Returns the run's identifier, 32 hexadecimal digits, valid until the outcome is freed. */
 SUBLET_API sublet_status sublet_outcome_run(const sublet_outcome *outcome, const char **run);
 
-/* What the components have returned that trigger no other, instance by instance: at most `capacity` of them, and how many there
- * are. What they point to is valid until the outcome is freed. `outputs` may be NULL if `capacity` is 0. */
+/* Writes the outputs of the components that trigger no other, instance by instance, at most `capacity`, and their total number
+ * to `count`. Their pointers are valid until the outcome is freed. `outputs` may be NULL if `capacity` is 0. */
 SUBLET_API sublet_status sublet_outcome_outputs(const sublet_outcome *outcome, sublet_output *outputs, size_t capacity,
                                                 size_t *count);
 
-/* What each component had, in the same way. */
+/* Writes the resources of each component, in the same way. */
 SUBLET_API sublet_status sublet_outcome_components(const sublet_outcome *outcome, sublet_component_use *components,
                                                    size_t capacity, size_t *count);
 

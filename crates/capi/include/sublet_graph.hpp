@@ -16,36 +16,36 @@
 
 namespace sublet {
 
-// How an application is run, with the defaults of sublet_run_options_default.
+// Options for runs, with the defaults of sublet_run_options_default.
 struct run_options {
-    std::uint32_t retries = defaults().retries;                   // how often a component may be lost and begin again
-    std::chrono::nanoseconds patience{defaults().patience_ns};    // how long a component waits for cores or memory
-    std::optional<std::chrono::nanoseconds> prewarm{std::chrono::nanoseconds(0)};  // nothing: when components begin
-    std::chrono::nanoseconds keep_alive{0};                       // how long workers are kept for the next run
-    std::chrono::nanoseconds hot_timeout{0};                      // how long workers poll after a call
+    std::uint32_t retries = defaults().retries;                   // maximum number of restarts of a lost component
+    std::chrono::nanoseconds patience{defaults().patience_ns};    // maximum time that a component waits for cores or memory
+    std::optional<std::chrono::nanoseconds> prewarm{std::chrono::nanoseconds(0)};  // nullopt: when components start
+    std::chrono::nanoseconds keep_alive{0};                       // time that idle workers are kept for the next run
+    std::chrono::nanoseconds hot_timeout{0};                      // time that workers poll after a call
     std::chrono::nanoseconds lease_timeout{defaults().lease_timeout_ns};
-    std::string fabric;                                           // as "tcp"; empty: the best
+    std::string fabric;                                           // fabric, as "tcp"; empty: the best
 
     static sublet_run_options defaults() noexcept { return sublet_run_options_default(); }
 };
 
-// What happens to a component.
+// Event of a component.
 struct news {
     sublet_event event;
     std::string component;
-    std::uint32_t attempt;          // of SUBLET_BEGAN
-    std::chrono::nanoseconds took;  // of SUBLET_ENDED
-    sublet_status status;           // of SUBLET_WAITS and SUBLET_LOST: why,
-    std::string message;            // and in words
+    std::uint32_t attempt;          // SUBLET_BEGAN: number of the attempt
+    std::chrono::nanoseconds took;  // SUBLET_ENDED: duration
+    sublet_status status;           // SUBLET_WAITS and SUBLET_LOST: reason
+    std::string message;            // SUBLET_WAITS and SUBLET_LOST: reason for people
 };
 
-// What an instance of a component has returned.
+// Output of an instance of a component.
 struct output {
     std::string component;
     std::uint32_t instance;
     std::vector<unsigned char> data;
 
-    // As the bytes of one value.
+    // Interprets the bytes as one value.
     template <typename T>
     T as() const {
         detail::require_plain_data<T>();
@@ -59,12 +59,12 @@ struct output {
     }
 };
 
-// What a component had; see sublet_component_use.
+// Resources of a component; see sublet_component_use.
 struct component_use {
     std::string component;
     std::uint32_t attempts;
     std::uint32_t instances;
-    std::chrono::microseconds begin;  // since the run began
+    std::chrono::microseconds begin;  // time since the start of the run
     std::chrono::microseconds end;
     std::uint64_t allocated_bytes;
     std::uint64_t used_bytes;
@@ -72,17 +72,17 @@ struct component_use {
     std::uint64_t used_byte_us;
 };
 
-// What a run has come to.
+// Outcome of a run.
 struct outcome {
     std::string run;
-    std::vector<output> outputs;  // of the components that trigger no other
+    std::vector<output> outputs;  // outputs of the components that trigger no other
     std::vector<component_use> components;
 };
 
-// A deployed graph. It can be moved and not copied.
+// A deployed graph, which can be moved but not copied.
 class application {
 public:
-    // Is told what happens to a run, on the thread that runs it. What it throws gives the run up, and is thrown by run().
+    // Callback for events of a run, on the thread that runs it. An exception abandons the run, and run() throws it again.
     using listener = std::function<void(const news &)>;
 
     // Deploys a document in JSON.
@@ -94,7 +94,7 @@ public:
         return application(handle);
     }
 
-    // Opens a graph that was deployed, by its name or digest.
+    // Opens a deployed graph by its name or digest.
     static application open(const invoker &client, const std::string &name, const run_options &options = {}) {
         const sublet_run_options said = said_of(options);
         sublet_application *handle = nullptr;
@@ -102,14 +102,14 @@ public:
         return application(handle);
     }
 
-    // The digest of its document.
+    // Returns the digest of the document.
     std::string digest() const {
         const char *digest = nullptr;
         detail::check(sublet_application_digest(handle_.get(), &digest));
         return digest;
     }
 
-    // Runs it, with this input of its entry: a vector, an array, a string, or whatever has data() and size().
+    // Runs the graph with this input for its entry: a vector, an array, a string, or another type with data() and size().
     template <typename Container>
     outcome run(const Container &input, const listener &hear = {}) const {
         detail::require_plain_data<std::remove_cv_t<detail::element<const Container>>>();
@@ -120,7 +120,7 @@ public:
     }
     outcome run() const { return run(std::string_view()); }
 
-    // Goes on with a run whose program is gone.
+    // Continues a run whose program is gone.
     outcome resume(const std::string &run, const listener &hear = {}) const {
         return driven(hear, [&](sublet_news_callback news, void *user, sublet_outcome **handle) {
             return sublet_application_resume(handle_.get(), run.c_str(), news, user, handle);
@@ -133,7 +133,7 @@ private:
         void operator()(sublet_outcome *outcome) const noexcept { sublet_outcome_free(outcome); }
     };
 
-    // Who hears of a run, and what it has thrown.
+    // Listener of a run, and the exception that it has thrown.
     struct hearing {
         const listener &hear;
         std::exception_ptr thrown;

@@ -1,5 +1,5 @@
-/* sublet_memory.h: memory components from C: memory that is leased by the segment, grows while it is written, may lie on
- * any machine, and is given back.
+/* sublet_memory.h: memory components from C: memory that is leased by the segment, on any machine, and grows as it is
+written.
  *
  *     sublet_memory *memory;
  *     sublet_memory_plan plan = sublet_memory_plan_default();
@@ -9,18 +9,18 @@
  *     ...
  *     sublet_memory_release(memory, &bill);
  *
- * A component is a list of segments. Each is a lease of its own, of memory alone. The first comes with the first access,
- * a further one when something is written beyond the last. To its user it is one stretch of bytes from 0 on. On the
- * user's own machine segments are mapped, and an access copies memory. Those of other machines are read and written
- * over a connection, past a cache.
+ * A component is a list of segments. Each is a lease of only memory. The first access leases the first segment, and a
+ * write beyond the last segment leases another one. To its user the component is one array of bytes. Segments on the
+ * user's own machine are mapped, and an access copies memory. Segments on other machines are read and written over a
+ * connection, through a cache.
  *
  * The rules of sublet.h hold, and these:
  *
  * - Any number of threads may use a component at once. Resizing and releasing must not overlap with anything else on it.
- * - Who reads what another writes at the same time gets some of both.
- * - Who writes reads what it wrote. Others do from its sublet_memory_sync on, once they have synced themselves.
- * - When one segment has ended, all of the component has: every access says why, by SUBLET_LEASE_EXPIRED,
- *   SUBLET_LEASE_ENDED, SUBLET_NODE_RECLAIMED or SUBLET_AGENT_UNREACHABLE. Its bytes are gone then.
+ * - A read that overlaps a concurrent write returns a mixture of old and new bytes.
+ * - A writer reads its own writes. Others read them after its sublet_memory_sync, followed by one of their own.
+ * - When one segment has ended, the whole component has ended, and its bytes are lost: every access returns the reason,
+ *   SUBLET_LEASE_EXPIRED, SUBLET_LEASE_ENDED, SUBLET_NODE_RECLAIMED or SUBLET_AGENT_UNREACHABLE.
  */
 #ifndef SUBLET_MEMORY_H
 #define SUBLET_MEMORY_H
@@ -34,27 +34,27 @@ extern "C" {
 /* A memory component. It may outlive the invoker that made it. */
 typedef struct sublet_memory sublet_memory;
 
-/* What a component is to be; begin with sublet_memory_plan_default. */
+/* Properties of a new component; initialize them with sublet_memory_plan_default. */
 typedef struct sublet_memory_plan {
-    uint32_t size_bytes;      /* of this structure */
-    uint64_t initial_bytes;   /* of the first segment, in whole pages; 16 MiB */
-    uint64_t increment_bytes; /* of each further one; 16 MiB */
-    uint64_t limit_bytes;     /* it grows no further; 1 TiB. It is address space, and no memory before it is needed */
-    uint64_t timeout_ns;      /* each segment's time, in steps of a millisecond; 0: the manager's default */
-    uint64_t wait_ns;         /* how long to wait for each segment, in the manager's queue; 0 */
-    uint64_t cache_bytes;     /* how much of what is on other machines is kept here; 0: nothing, and what was written is
-                                 there when the write returns; 64 MiB. It takes memory as it fills */
-    uint64_t line_bytes;      /* the lines of that: a power of two from 64 to 1 MiB, of which 128 fit; 4 KiB */
-    const char *near;         /* rather on these nodes, the first with room: names, separated by commas; NULL: any */
-    const char *fabric;       /* how segments are reached: "auto", "shm", "tcp" or "tcp+tls"; NULL: shared memory on this
+    uint32_t size_bytes;      /* size of this structure */
+    uint64_t initial_bytes;   /* size of the first segment, in whole pages; 16 MiB */
+    uint64_t increment_bytes; /* size of each further segment; 16 MiB */
+    uint64_t limit_bytes;     /* maximum size; 1 TiB. It reserves address space, but no memory */
+    uint64_t timeout_ns;      /* duration of each segment's lease, in steps of a millisecond; 0: the manager's default */
+    uint64_t wait_ns;         /* maximum time in the manager's queue for each segment; 0 */
+    uint64_t cache_bytes;     /* size of the cache for other machines, which takes memory as it fills; 0: no cache, and a
+                                 write returns when the other machine has the bytes; 64 MiB */
+    uint64_t line_bytes;      /* size of a cache line: a power of two from 64 to 1 MiB, at most 1/128 of the cache; 4 KiB */
+    const char *near;         /* preferred nodes, in this order: names, separated by commas; NULL: any */
+    const char *fabric;       /* fabric for segments: "auto", "shm", "tcp" or "tcp+tls"; NULL: shared memory on this
                                  machine, TCP elsewhere */
-    const char *pool;         /* "compute", "memory" or "balanced": on nodes of this pool and on no others; NULL: rather on
-                                 those of the memory pool */
+    const char *pool;         /* use only nodes of this pool: "compute", "memory" or "balanced"; NULL: prefer the memory
+                                 pool */
 } sublet_memory_plan;
 
 SUBLET_STATIC_ASSERT(sizeof(sublet_memory_plan) == 88, "the library is built for 64-bit machines");
 
-/* The values above. */
+/* Returns the defaults given above. */
 static inline sublet_memory_plan sublet_memory_plan_default(void) {
     sublet_memory_plan plan;
     plan.size_bytes = (uint32_t)sizeof plan;
@@ -71,59 +71,60 @@ static inline sublet_memory_plan sublet_memory_plan_default(void) {
     return plan;
 }
 
-/* Makes a component. Nothing is leased before the first access. Errors: SUBLET_INVALID_ARGUMENT (sizes, fabric). */
+/* Creates a component. The first access leases its first segment. Errors: SUBLET_INVALID_ARGUMENT (sizes, fabric). */
 SUBLET_API sublet_status sublet_memory_create(const sublet_invoker *invoker, const sublet_memory_plan *plan,
                                               sublet_memory **memory);
 
-/* Copies bytes out. Errors: SUBLET_INVALID_ARGUMENT (beyond the end), and why it has ended. */
+/* Copies bytes out. Errors: SUBLET_INVALID_ARGUMENT (beyond the end), and the reason of the component's end. */
 SUBLET_API sublet_status sublet_memory_read(const sublet_memory *memory, uint64_t offset, void *into, size_t len_bytes);
 
-/* Copies bytes in. What is beyond the end makes it grow; what lies between is 0.
+/* Copies bytes in. The component grows for bytes beyond its end; a gap is filled with zeros.
  *
  * Errors: SUBLET_MEMORY_EXCEEDED (beyond the limit); SUBLET_INSUFFICIENT_RESOURCES, SUBLET_NO_CAPACITY,
- * SUBLET_QUOTA_EXCEEDED, SUBLET_MANAGER_UNREACHABLE where it cannot grow; why it has ended. */
+ * SUBLET_QUOTA_EXCEEDED, SUBLET_MANAGER_UNREACHABLE (it cannot grow); the reason of the component's end. */
 SUBLET_API sublet_status sublet_memory_write(const sublet_memory *memory, uint64_t offset, const void *from,
                                              size_t len_bytes);
 
-/* Begins to copy bytes out: they are there after sublet_memory_wait or sublet_memory_sync, and until then `into` must be
- * left alone. Errors: as for sublet_memory_read. */
+/* Starts to copy bytes out. The copy is complete after sublet_memory_wait or sublet_memory_sync; until then `into` must not
+ * be used. Errors: those of sublet_memory_read. */
 SUBLET_API sublet_status sublet_memory_read_async(const sublet_memory *memory, uint64_t offset, void *into,
                                                   size_t len_bytes);
 
-/* Copies bytes in, and does not wait until others can read them: `from` may be changed at once. Errors: as for
- * sublet_memory_write. */
+/* Copies bytes in without waiting until others can read them. `from` may be changed when the function returns. Errors:
+ * those of sublet_memory_write. */
 SUBLET_API sublet_status sublet_memory_write_async(const sublet_memory *memory, uint64_t offset, const void *from,
                                                    size_t len_bytes);
 
-/* Waits for what sublet_memory_read_async has begun, on any thread. Errors: what failed first; the rest is there. */
+/* Waits for reads that sublet_memory_read_async has started, on any thread. Errors: that of the first failed read; the
+ * others are complete. */
 SUBLET_API sublet_status sublet_memory_wait(const sublet_memory *memory);
 
-/* As sublet_memory_wait; and what was written is then where others read it, and what others have synced before is read
- * from now on. On one machine that is so without it. Errors: why it has ended. */
+/* Waits as sublet_memory_wait, makes this program's writes visible to others, and makes writes that they have synced
+ * visible here. Segments on one machine do not need it. Errors: the reason of the component's end. */
 SUBLET_API sublet_status sublet_memory_sync(const sublet_memory *memory);
 
-/* Asks for bytes that will be read soon, and does not wait for them. Of what is on this machine, or beyond the end, nothing
- * is asked. */
+/* Starts to fetch bytes that will be read soon, without waiting for them. Ignores bytes on this machine and beyond the
+ * end. */
 SUBLET_API sublet_status sublet_memory_prefetch(const sublet_memory *memory, uint64_t offset, uint64_t len_bytes);
 
-/* Where bytes lie in this process, to be read and written in place. They stay there until the component is resized or
- * released. Errors: SUBLET_FABRIC_UNAVAILABLE (on another machine), and as for sublet_memory_read. */
+/* Returns the address of bytes in this process, for access in place. It is valid until the component is resized or
+ * released. Errors: SUBLET_FABRIC_UNAVAILABLE (on another machine), and those of sublet_memory_read. */
 SUBLET_API sublet_status sublet_memory_mapped(const sublet_memory *memory, uint64_t offset, uint64_t len_bytes,
                                               void **data);
 
-/* How many bytes there are to be read, and how many are leased. Either may be NULL. */
+/* Returns the size of the component and of its leased memory. Either may be NULL. */
 SUBLET_API sublet_status sublet_memory_size(const sublet_memory *memory, uint64_t *len_bytes, uint64_t *capacity_bytes);
 
-/* Makes it so many bytes long. New bytes are 0; segments of which no byte is left are given back. It waits for what was
- * begun, as sublet_memory_wait does. Errors: as for sublet_memory_write. */
+/* Resizes the component. New bytes are 0; segments beyond the new end are released. Waits for started reads, as
+ * sublet_memory_wait. Errors: those of sublet_memory_write. */
 SUBLET_API sublet_status sublet_memory_resize(sublet_memory *memory, uint64_t len_bytes);
 
-/* Lets all segments end this long from now, in steps of a millisecond; 0: the manager's default. Errors: as for
+/* Renews all segments to end this long from now, in steps of a millisecond; 0: the manager's default. Errors: those of
  * sublet_invoker_renew. */
 SUBLET_API sublet_status sublet_memory_renew(const sublet_memory *memory, uint64_t timeout_ns);
 
-/* Gives all of it back, and frees the component, whatever it returns. `bill`, of all segments that there were at the end,
- * may be NULL. A null `memory` is ignored. Errors: why it had ended before. */
+/* Releases all segments and frees the component, whatever the function returns. `bill`, the sum over the last segments, may
+ * be NULL. A null `memory` is ignored. Errors: the reason if the component had ended before. */
 SUBLET_API sublet_status sublet_memory_release(sublet_memory *memory, sublet_bill *bill);
 
 #ifdef __cplusplus

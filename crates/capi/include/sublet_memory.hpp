@@ -3,11 +3,11 @@
 //     sublet::memory_plan plan;
 //     plan.limit_bytes = std::uint64_t(1) << 30;
 //     sublet::memory memory(invoker, plan);
-//     memory.write(0, values);                                   // it grows as it must
-//     std::vector<double> some = memory.read<double>(4096, 100); // 100 of them, from byte 4096 on
+//     memory.write(0, values);                                   // grows as needed
+//     std::vector<double> some = memory.read<double>(4096, 100); // 100 elements from byte 4096 on
 //     sublet::bill bill = memory.release();
 //
-// Offsets count bytes, and so do sizes that say so; counts are of elements.
+// Offsets, and sizes whose names end with _bytes, are in bytes; counts are numbers of elements.
 #ifndef SUBLET_MEMORY_HPP
 #define SUBLET_MEMORY_HPP
 
@@ -16,22 +16,22 @@
 
 namespace sublet {
 
-// What a component is to be, with the defaults of sublet_memory_plan_default.
+// Properties of a new component, with the defaults of sublet_memory_plan_default.
 struct memory_plan {
     std::uint64_t initial_bytes = defaults().initial_bytes;
     std::uint64_t increment_bytes = defaults().increment_bytes;
     std::uint64_t limit_bytes = defaults().limit_bytes;
-    std::chrono::nanoseconds timeout{0};  // each segment's; 0: the manager's default
-    std::chrono::nanoseconds wait{0};     // for each segment, in the manager's queue
+    std::chrono::nanoseconds timeout{0};  // duration of each segment's lease; 0: the manager's default
+    std::chrono::nanoseconds wait{0};     // maximum time in the manager's queue for each segment
     std::uint64_t cache_bytes = defaults().cache_bytes;
     std::uint64_t line_bytes = defaults().line_bytes;
-    std::string near;                     // names of nodes, separated by commas; empty: any
-    std::string fabric;                   // as "tcp"; empty: shared memory on this machine, TCP elsewhere
-    std::string pool;                     // as "memory": on nodes of this pool alone; empty: any
+    std::string near;                     // preferred nodes: names, separated by commas; empty: any
+    std::string fabric;                   // fabric, as "tcp"; empty: shared memory on this machine, TCP elsewhere
+    std::string pool;                     // use only nodes of this pool, as "memory"; empty: any
 
     static sublet_memory_plan defaults() noexcept { return sublet_memory_plan_default(); }
 
-    // As C has it, good as long as this is there and not changed.
+    // Returns the C structure, which is valid until this object changes or ends.
     sublet_memory_plan said() const {
         sublet_memory_plan said = defaults();
         said.initial_bytes = initial_bytes;
@@ -48,12 +48,12 @@ struct memory_plan {
     }
 };
 
-// A memory component. Destroyed, it gives everything back. It can be moved and not copied.
+// A memory component, which can be moved but not copied. Its destructor releases all segments.
 class memory {
 public:
     explicit memory(const invoker &client, const memory_plan &plan = {}) : handle_(create(client, plan)) {}
 
-    // How many bytes there are to be read, and how many are leased.
+    // Return the size of the component, and of its leased memory.
     std::uint64_t size_bytes() const { return sizes().first; }
     std::uint64_t capacity_bytes() const { return sizes().second; }
 
@@ -70,42 +70,42 @@ public:
         return elements;
     }
 
-    // Copies elements in. What is beyond the end makes it grow.
+    // Copies elements in. The component grows for elements beyond its end.
     template <typename T>
     void write(std::uint64_t offset, const T *from, std::size_t count) {
         detail::require_plain_data<T>();
         detail::check(sublet_memory_write(handle_.get(), offset, from, detail::bytes_of<T>(count)));
     }
-    // All of a vector, an array, or whatever has data() and size().
+    // Copies in all elements of a vector, an array, or another type with data() and size().
     template <typename Container>
     void write(std::uint64_t offset, const Container &from) {
         write(offset, std::data(from), std::size(from));
     }
 
-    // Begins to copy elements out. They are there after wait() or sync(); until then `into` must be left alone.
+    // Starts to copy elements out. The copy is complete after wait() or sync(); until then `into` must not be used.
     template <typename T>
     void read_async(std::uint64_t offset, T *into, std::size_t count) const {
         detail::require_plain_data<T>();
         detail::check(sublet_memory_read_async(handle_.get(), offset, into, detail::bytes_of<T>(count)));
     }
-    // Copies elements in, and does not wait until others can read them.
+    // Copies elements in without waiting until others can read them.
     template <typename T>
     void write_async(std::uint64_t offset, const T *from, std::size_t count) {
         detail::require_plain_data<T>();
         detail::check(sublet_memory_write_async(handle_.get(), offset, from, detail::bytes_of<T>(count)));
     }
 
-    // Waits for what read_async has begun.
+    // Waits for reads that read_async has started.
     void wait() const { detail::check(sublet_memory_wait(handle_.get())); }
-    // The same; and what was written is then where others read it, and what others have synced is read from now on.
+    // Waits as wait(), makes writes visible to others, and makes writes that others have synced visible here.
     void sync() const { detail::check(sublet_memory_sync(handle_.get())); }
-    // Asks for bytes that will be read soon.
+    // Starts to fetch bytes that will be read soon.
     void prefetch(std::uint64_t offset, std::uint64_t len_bytes) const {
         detail::check(sublet_memory_prefetch(handle_.get(), offset, len_bytes));
     }
 
-    // Where elements lie in this process. They stay there until the component is resized or released. The address is a
-    // multiple of what `offset` is a multiple of, up to a page.
+    // Returns the address of elements in this process, which is valid until the component is resized or released. The
+    // address has the alignment of `offset`, up to a page.
     template <typename T>
     T *mapped(std::uint64_t offset, std::size_t count) {
         void *data = nullptr;
@@ -113,17 +113,16 @@ public:
         return static_cast<T *>(data);
     }
 
-    // Makes it so many bytes long. New bytes are 0; segments of which no byte is left are given back.
+    // Resizes the component. New bytes are 0; segments beyond the new end are released.
     void resize(std::uint64_t len_bytes) { detail::check(sublet_memory_resize(handle_.get(), len_bytes)); }
 
-    // Lets all segments end this long from now.
+    // Renews all segments to end this long from now.
     template <typename Rep, typename Period>
     void renew(std::chrono::duration<Rep, Period> time) const {
         detail::check(sublet_memory_renew(handle_.get(), detail::nanoseconds_of(time)));
     }
 
-    // Gives all of it back and returns what it used and costs in all. The component may be destroyed or assigned to then,
-    // no more.
+    // Releases all segments and returns their total bill. Afterwards the component may only be destroyed or assigned to.
     bill release() {
         bill used{};
         detail::check(sublet_memory_release(handle_.release(), &used));

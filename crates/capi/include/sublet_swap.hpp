@@ -1,6 +1,6 @@
 // sublet_swap.hpp: swapped arrays from C++17, over the C interface of sublet_swap.h, whose rules hold.
 //
-//     sublet::swapped<double> values(invoker, 1'000'000'000, std::uint64_t(1) << 30); // 8 GB, of which one is here
+//     sublet::swapped<double> values(invoker, 1'000'000'000, std::uint64_t(1) << 30); // 8 GB, of which 1 GiB is local
 //     values[7] = 1.5;
 //     std::iota(values.begin(), values.end(), 0.0);
 #ifndef SUBLET_SWAP_HPP
@@ -11,16 +11,16 @@
 
 namespace sublet {
 
-// What went to and fro; see sublet_swap.h.
+// Counters of an array; see sublet_swap.h.
 using swap_statistics = sublet_swap_statistics;
 
-// Who touches an array.
+// Threads that may touch an array.
 enum class touching {
     any_threads,
-    one_at_a_time,  // never two threads at the same time, nor a thread and the kernel on another's behalf
+    one_at_a_time,  // only one thread at a time, directly or by system calls
 };
 
-// An array of so many elements, all bytes of them 0, of which at most so many bytes are here. It can be moved and not copied.
+// An array of `count` zeroed elements, of which at most `local_bytes` bytes are on this machine. It can be moved but not copied.
 template <typename T>
 class swapped {
 public:
@@ -43,7 +43,7 @@ public:
     T &operator[](std::size_t at) noexcept { return data_[at]; }
     const T &operator[](std::size_t at) const noexcept { return data_[at]; }
 
-    // Throws why something of it is lost, if something is.
+    // Throws the reason if pages are lost.
     void check() const { detail::check(sublet_swapped_check(handle_.get())); }
 
     swap_statistics statistics() const {

@@ -4,23 +4,23 @@ use std::fmt;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $variant:ident = $number:literal, $name:literal;)*) => {
-        /// A stable error code: its number is the C status and the exit status of `sublet`, its name the `"code"`
-        /// of JSON output. A number, once given, keeps its meaning.
+        /// A stable error code. Its number is the C status and the exit status of `sublet`, its name the `"code"`
+        /// of JSON output. An assigned number keeps its meaning.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u32)]
         #[non_exhaustive]
         pub enum Code { $($(#[$doc])* $variant = $number,)* }
 
         impl Code {
-            /// Every code, by number.
+            /// All codes, in the order of their numbers.
             pub const ALL: &'static [Code] = &[$(Code::$variant,)*];
 
-            /// The name, in lower case with underscores.
+            /// Returns the name, in lower case with underscores.
             pub fn name(self) -> &'static str {
                 match self { $(Code::$variant => $name,)* }
             }
 
-            /// The code of a number that a peer sent; an unknown one is [`Code::Internal`].
+            /// Returns the code of a number that a peer sent; [`Code::Internal`] for an unknown number.
             pub fn from_number(number: u32) -> Code {
                 match number { $($number => Code::$variant,)* _ => Code::Internal }
             }
@@ -29,13 +29,13 @@ macro_rules! codes {
 }
 
 codes! {
-    /// A value is outside of what the operation takes.
+    /// An argument has a value that the operation does not accept.
     InvalidArgument = 10, "invalid_argument";
     /// The package has no such function.
     UnknownFunction = 11, "unknown_function";
     /// No package of that name or digest is deployed.
     UnknownPackage = 12, "unknown_package";
-    /// No such lease.
+    /// No lease has this identifier.
     UnknownLease = 13, "unknown_lease";
     /// The package is malformed: its manifest, a path in it, or its library.
     InvalidPackage = 14, "invalid_package";
@@ -47,7 +47,7 @@ codes! {
     InputTooLarge = 17, "input_too_large";
     /// The function returned more bytes than the output has.
     OutputTooLarge = 18, "output_too_large";
-    /// Every invocation record of the worker is taken by a result that nobody has collected.
+    /// Every invocation record of the worker holds a call or a result that was not collected.
     TooManyInFlight = 19, "too_many_in_flight";
     /// There is no lease: allocate first.
     NotAllocated = 20, "not_allocated";
@@ -55,40 +55,40 @@ codes! {
     AlreadyAllocated = 21, "already_allocated";
     /// There is no image of that name or digest.
     UnknownImage = 22, "unknown_image";
-    /// The image is malformed or hostile: a document of it, a layer, or a file in a layer.
+    /// A document, a layer or a file of the image is malformed or malicious.
     InvalidImage = 23, "invalid_image";
-    /// The document is no graph of components; the message says all that is wrong with it.
+    /// The document is not a valid graph; the message lists all errors.
     InvalidGraph = 24, "invalid_graph";
     /// No graph of this name or digest is deployed.
     UnknownGraph = 25, "unknown_graph";
-    /// There is no such run.
+    /// No run has this identifier.
     UnknownRun = 26, "unknown_run";
-    /// No node has so much, even if it were idle.
+    /// No node has the requested resources, even when idle.
     InsufficientResources = 30, "insufficient_resources";
-    /// Nodes have so much, but it is leased now.
+    /// The requested resources exist, but are leased at the moment.
     NoCapacity = 31, "no_capacity";
-    /// The lease's time is over.
+    /// The lease has expired.
     LeaseExpired = 32, "lease_expired";
     /// The lease was ended before its time.
     LeaseEnded = 33, "lease_ended";
-    /// The ticket is not the manager's, is too old, or is for somebody else.
+    /// The caller lacks the right, or its ticket is forged, too old or for another user.
     PermissionDenied = 34, "permission_denied";
     /// The access token is missing, unknown, expired or revoked.
     Unauthenticated = 35, "unauthenticated";
-    /// The tenant's quota does not allow it.
+    /// The request exceeds the tenant's quota.
     QuotaExceeded = 36, "quota_exceeded";
     /// The manager has too many requests waiting: try later.
     TryLater = 37, "try_later";
-    /// The lease was granted before its node registered anew: ask for another.
+    /// The lease was granted before its node registered again: request another one.
     TicketSuperseded = 38, "ticket_superseded";
-    /// The lease's node was handed back to its owner.
+    /// The operator has withdrawn the lease's node.
     NodeReclaimed = 39, "node_reclaimed";
-    /// The function reported an error or threw, and the message is its own; in WebAssembly also: it trapped.
+    /// The function reported an error, which is the message, threw an exception, or trapped in WebAssembly.
     FunctionFailed = 40, "function_failed";
     /// The worker process ended before the call did.
     WorkerDied = 41, "worker_died";
-    /// The call's deadline passed, and its worker process was stopped; or a WebAssembly function's own limit, and only the
-    /// call was.
+    /// The call's deadline passed, and its worker process was stopped. For a WebAssembly function's own limit, only the call
+    /// was stopped.
     DeadlineExceeded = 42, "deadline_exceeded";
     /// The function ran out of the lease's memory.
     MemoryExceeded = 43, "memory_exceeded";
@@ -98,7 +98,7 @@ codes! {
     ManagerUnreachable = 50, "manager_unreachable";
     /// The lease's agent does not answer or is gone.
     AgentUnreachable = 51, "agent_unreachable";
-    /// A peer's message makes no sense.
+    /// A peer sent an invalid message.
     Protocol = 52, "protocol";
     /// The store's disk, or its storage limit, is full.
     StoreFull = 53, "store_full";
@@ -108,24 +108,24 @@ codes! {
     AlreadyRunning = 55, "already_running";
     /// The store behind the manager does not answer.
     StoreUnreachable = 56, "store_unreachable";
-    /// No network carries calls between this client and the node, or the one that was asked for cannot.
+    /// No network, or not the requested one, can carry calls between this client and the node.
     FabricUnavailable = 57, "fabric_unavailable";
-    /// The peer is of another version, with which this one does not speak.
+    /// The peer has an incompatible version.
     VersionMismatch = 58, "version_mismatch";
-    /// An access to memory of another node with a key that is not, or no longer, good for it.
+    /// The key for memory of another node is invalid or has been revoked.
     KeyRefused = 59, "key_refused";
-    /// A fault of Sublet's own.
+    /// Sublet itself has a bug.
     Internal = 60, "internal";
     /// A limit of this machine is too low; the message says which, and how to raise it.
     LimitTooLow = 61, "limit_too_low";
-    /// The registry of images does not answer.
+    /// The image registry does not answer.
     RegistryUnreachable = 62, "registry_unreachable";
     /// Records of the store are damaged or missing; the message says which.
     StoreDamaged = 63, "store_damaged";
 }
 
 impl Code {
-    /// The number: the C status, and the exit status of `sublet`.
+    /// Returns the number: the C status and the exit status of `sublet`.
     pub fn number(self) -> u32 {
         self as u32
     }
@@ -141,19 +141,19 @@ impl fmt::Display for Code {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
-    /// What kind of error.
+    /// Kind of the error.
     pub code: Code,
-    /// Lower case, complete on its own.
+    /// Message in lower case, complete on its own.
     pub message: String,
 }
 
 impl Error {
-    /// An error of this code.
+    /// Creates an error with this code and message.
     pub fn new(code: Code, message: impl Into<String>) -> Error {
         Error { code, message: message.into() }
     }
 
-    /// As a gRPC status; the code's number travels in the details.
+    /// Converts to a gRPC status, with the code's number in the details.
     pub fn into_status(self) -> tonic::Status {
         let grpc = match self.code {
             Code::InvalidArgument
@@ -181,7 +181,7 @@ impl Error {
         tonic::Status::with_details(grpc, self.message, details.into())
     }
 
-    /// From a gRPC status; one that did not come from [`Error::into_status`] means that the peer could not answer.
+    /// Converts from a gRPC status. A status without a code means that the peer could not answer.
     pub fn from_status(status: &tonic::Status) -> Error {
         match <[u8; 4]>::try_from(status.details()) {
             Ok(number) => Error::new(Code::from_number(u32::from_le_bytes(number)), status.message()),
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_code_survives_the_journey_as_a_number_and_fits_an_exit_status() {
+    fn codes_round_trip_as_numbers_and_fit_an_exit_status() {
         for &code in Code::ALL {
             assert_eq!(Code::from_number(code.number()), code);
             assert!(code.number() > 2 && code.number() < 126, "{code} cannot be an exit status");
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_survives_grpc() {
+    fn errors_round_trip_through_grpc() {
         let error = Error::new(Code::NoCapacity, "2 cores asked, 1 free");
         assert_eq!(Error::from_status(&error.clone().into_status()), error);
     }
